@@ -25,7 +25,7 @@ from ringmaster.flows.batch.batch_input import (
 from ringmaster.flows.batch.context import RunOptions
 from ringmaster.flows.batch.dry_run import DryRun, dry_run
 from ringmaster.flows.batch.flow_runs import cancel_batches, ended, for_prefect, typed_or
-from ringmaster.flows.promotion.approval import Answer, ask_to_start
+from ringmaster.flows.promotion.approval import ApprovalAnswer, ask_to_start
 from ringmaster.flows.train_batch import train
 from ringmaster.tasks.batch import Batch
 from ringmaster.text import markdown
@@ -109,7 +109,7 @@ def _question(batch: Batch, *, profiles: Profiles, seed: int) -> str:
     return f"# Train {markdown(batch.name)}?\n{lines}\n\nThe plan is among this run's artifacts."
 
 
-def _turned_down(batch: Batch, answer: Answer) -> dict[str, Any]:
+def _turned_down(batch: Batch, answer: ApprovalAnswer) -> dict[str, Any]:
     """Cancels the run of a batch that was not approved. The run is no failure."""
     why = f"{batch.name} was not trained: {answer.sentence()}"
     return cast(dict[str, Any], Cancelled(message=why))

@@ -126,7 +126,7 @@ class Culprit:
 
 
 @dataclass(frozen=True, kw_only=True)
-class Blame:
+class BisectionResult:
     """The result of a bisection.
 
     culprits: one if the fault was introduced once; several if it was fixed and introduced again, or occurs in several
@@ -142,7 +142,7 @@ class Blame:
     untested: tuple[str, ...] = ()
 
 
-def blame(graph: Graph, model: str, test: Test, *, every: bool = False) -> Blame:
+def blame(graph: Graph, model: str, test: Test, *, every: bool = False) -> BisectionResult:
     """Returns the adaptations that broke `model`, a bad one. every: test all of its ancestors instead of bisecting.
 
     Raises ValueError if the model passes the test or cannot be tested.
@@ -162,7 +162,7 @@ def blame(graph: Graph, model: str, test: Test, *, every: bool = False) -> Blame
             Culprit(child=each.child, parents=each.parents, perhaps=_between(graph, each.child, untested))
             for each in found
         )
-        return Blame(culprits=culprits, is_monotone=is_monotone, verdicts=answers.known, untested=untested)
+        return BisectionResult(culprits=culprits, is_monotone=is_monotone, verdicts=answers.known, untested=untested)
 
 
 def first_bad(points: Sequence[str], test: Test) -> tuple[int, int]:

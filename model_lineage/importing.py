@@ -175,7 +175,7 @@ def _by_name(snapshot: Snapshot, base: str) -> str | None:
     return node.id if node.is_ready else None
 
 
-class Attempt:
+class ImportAttempt:
     """The records of one import. owner: the import's name in the tensor store until the models own their tensors."""
 
     def __init__(self, ledger: Ledger) -> None:
@@ -229,9 +229,9 @@ class Attempt:
 
 
 @contextmanager
-def whole_or_nothing(ledger: Ledger, store: TensorStore | None) -> Iterator[Attempt]:
+def whole_or_nothing(ledger: Ledger, store: TensorStore | None) -> Iterator[ImportAttempt]:
     """Context manager that removes an import's records if it fails, as far as ledger and store are reachable."""
-    attempt = Attempt(ledger)
+    attempt = ImportAttempt(ledger)
     try:
         yield attempt
     except BaseException:

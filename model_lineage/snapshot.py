@@ -13,7 +13,7 @@ from ringmaster.errors import LedgerError, UnknownModel
 from ringmaster.model_lineage.graph import Adaptation, Graph
 from ringmaster.model_lineage.ledger.ledger import Ledger
 from ringmaster.model_lineage.ledger.registry import CULPRIT, record_of, versions_of
-from ringmaster.model_lineage.ledger.rows import Aliases, Row, read_rows
+from ringmaster.model_lineage.ledger.rows import Aliases, ModelRow, read_rows
 from ringmaster.model_lineage.records import CHAMPION, COMPONENT, DatasetInput, ModelRecord
 from ringmaster.model_lineage.tensors import TensorStore
 
@@ -184,7 +184,7 @@ def close_names(name: str, names: Sequence[str]) -> str:
     return f"There are {len(names)}: {some}{', ...' if len(names) > 5 else ''}" if names else "There are none yet"
 
 
-def node_of(row: Row, aliases: Aliases) -> Node:
+def node_of(row: ModelRow, aliases: Aliases) -> Node:
     """Returns the node for a row of the ledger."""
     *others, last = [record_of(row, name=name, version=number) for name, number in versions_of(row.tags)] or [
         record_of(row)

@@ -39,9 +39,9 @@ def promote(
     as_json: AsJson = False,
 ) -> None:
     """Let a model serve: its alias becomes champion. Exit 1: the policy refuses it."""
-    from ringmaster.flows.promotion.promote import Asked, promote_by_hand
+    from ringmaster.flows.promotion.promote import PromotionRequest, promote_by_hand
 
-    asked = Asked(
+    asked = PromotionRequest(
         model=model,
         policy=policy,
         data=data,

@@ -19,7 +19,7 @@ from typing import Any
 from ringmaster.errors import InputError
 from ringmaster.flows.lineage.home import LineageHome
 from ringmaster.model_lineage.exporting import node_json
-from ringmaster.model_lineage.graph import Blame, Culprit, blame, every_bad, first_bad
+from ringmaster.model_lineage.graph import BisectionResult, Culprit, blame, every_bad, first_bad
 from ringmaster.model_lineage.snapshot import Node
 from ringmaster.model_lineage.tensors.objects import write_once
 
@@ -141,7 +141,7 @@ class Bisection:
     every: bool
     told: Told
 
-    def run(self, node: Node) -> Blame:
+    def run(self, node: Node) -> BisectionResult:
         """Finds the adaptation that broke a model. Raises InputError if the model passes, or cannot be tested."""
         graph = self.home.snapshot.graph
         if node.id not in graph:

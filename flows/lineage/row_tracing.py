@@ -12,8 +12,8 @@ from typing import Any, Self
 from ringmaster.errors import InputError, LedgerError, input_errors
 from ringmaster.flows.lineage.home import LineageHome
 from ringmaster.tasks.datasets.recording import ROWS
-from ringmaster.techniques.data.manifest import Manifest
-from ringmaster.techniques.data.rows import content_hash, read_rows
+from ringmaster.techniques.data.manifest import RowManifest
+from ringmaster.techniques.data.row_files import content_hash, read_rows
 
 USES = {"training": "trained", "held_out": "evaluated"}
 
@@ -54,7 +54,7 @@ class TracedRow:
 class _Rows:
     """The rows that a job has read. columns: those that were read of each row; () where it was the text alone."""
 
-    manifest: Manifest
+    manifest: RowManifest
     columns: tuple[str, ...]
 
 
@@ -87,4 +87,4 @@ def _rows(home: LineageHome, run_id: str) -> _Rows | None:
         said = json.loads(home.ledger.read_text(run_id, ROWS))
     except LedgerError:  # a run whose artifacts were deleted
         return None
-    return _Rows(manifest=Manifest.from_json(said), columns=tuple(said.get("columns", ())))
+    return _Rows(manifest=RowManifest.from_json(said), columns=tuple(said.get("columns", ())))

@@ -57,7 +57,7 @@ class Start(RunInput):
 
 
 @dataclass(frozen=True, kw_only=True)
-class Answer:
+class ApprovalAnswer:
     """A person's answer.
 
     approved: None if nobody has answered, or nobody can be asked.
@@ -77,7 +77,7 @@ class Answer:
         return f"{self.who} {'agreed' if self.approved else 'did not agree'}{why}"
 
 
-def ask(question: str, *, timeout_s: float) -> Answer:
+def ask(question: str, *, timeout_s: float) -> ApprovalAnswer:
     """Pauses the flow run until a person has answered in Prefect's UI, or `timeout_s` seconds have passed.
 
     question: markdown.
@@ -86,16 +86,16 @@ def ask(question: str, *, timeout_s: float) -> Answer:
     """
     run_id = _run_that_can_ask()
     if run_id is None:
-        return Answer(approved=None, why=NO_SERVER)
+        return ApprovalAnswer(approved=None, why=NO_SERVER)
     create_markdown_artifact(key="approval", markdown=question, description="Asked of a person")
     silence = {"approve": False, "name": NOBODY, "comment": ""}
     answer = _paused(run_id, Approval.with_initial_data(description=question), timeout_s=timeout_s, silence=silence)
     if answer.name == NOBODY:
-        return Answer(approved=None, why=_unanswered(timeout_s))
-    return Answer(approved=answer.approve, who=answer.name or SOMEBODY, why=answer.comment)
+        return ApprovalAnswer(approved=None, why=_unanswered(timeout_s))
+    return ApprovalAnswer(approved=answer.approve, who=answer.name or SOMEBODY, why=answer.comment)
 
 
-def ask_to_start(question: Callable[[], str], *, timeout_s: float, without_answer: bool) -> Answer:
+def ask_to_start(question: Callable[[], str], *, timeout_s: float, without_answer: bool) -> ApprovalAnswer:
     """Asks a person whether to continue this flow run, which has done nothing yet except to prepare the question.
 
     On a pool the run is suspended, and starts again once it is answered; `question`, which may be slow, is called only
@@ -104,7 +104,7 @@ def ask_to_start(question: Callable[[], str], *, timeout_s: float, without_answe
     """
     run_id = _run_that_can_ask()
     if run_id is None:
-        return Answer(approved=False, why=NO_SERVER)
+        return ApprovalAnswer(approved=False, why=NO_SERVER)
     if not _is_of_pool():
         text = question()
         create_markdown_artifact(key="approval", markdown=text, description="Asked of a person")
@@ -119,7 +119,7 @@ def ask_to_start(question: Callable[[], str], *, timeout_s: float, without_answe
         # The pool's controller answers in time. If none leads for a day, Prefect fails the run.
         answer = suspend_flow_run(wait_for_input=form, timeout=int(timeout_s) + LONG_SLACK_S, key=TO_START)
         assert answer is not None, "a suspension for input ends with one"
-    return Answer(approved=answer.start, who=answer.name or SOMEBODY, why=answer.comment)
+    return ApprovalAnswer(approved=answer.start, who=answer.name or SOMEBODY, why=answer.comment)
 
 
 def silence_to_start(timeout_s: float, without_answer: bool) -> dict[str, Any]:

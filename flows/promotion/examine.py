@@ -46,7 +46,7 @@ SEQ_LEN = 128  # default number of tokens of a row of text
 
 
 @dataclass(frozen=True, kw_only=True)
-class Found:
+class EvaluatedModel:
     """A model that was requested.
 
     label: its name.
@@ -59,17 +59,17 @@ class Found:
     record: ModelRecord | None = None
 
 
-def find(name: str, home: LineageHome) -> Found:
+def find(name: str, home: LineageHome) -> EvaluatedModel:
     """Returns a folder, or a model of the ledger by NAME, NAME/VERSION, NAME@ALIAS or id; else raises InputError."""
     folder = Path(name)
     if folder.is_dir():
         with input_errors():
             model_spec(folder)
-        return Found(label=name, folder=folder)
+        return EvaluatedModel(label=name, folder=folder)
     if name.startswith((".", "/", "~")):
         raise InputError([f"there is no folder {name}. To fix: name a folder with a model, or a registered model"])
     node = home.find(name.removeprefix("models:/"))
-    return Found(label=node.label, folder=home.model_dir(node), record=node.record)
+    return EvaluatedModel(label=node.label, folder=home.model_dir(node), record=node.record)
 
 
 def data_spec(text: str, *, all_rows: bool = False) -> DataSpec:
@@ -110,11 +110,11 @@ def data_spec(text: str, *, all_rows: bool = False) -> DataSpec:
 
 
 def examine_models(
-    models: Sequence[Found],
+    models: Sequence[EvaluatedModel],
     *,
     data: DataSpec | None,
     tests: Path | None,
-    against: Found | None,
+    against: EvaluatedModel | None,
     metrics: Sequence[str] | None = None,
     max_rows: int,
     all_rows: bool = False,
@@ -159,7 +159,13 @@ def examine_models(
 
 
 def examine_by(
-    policy: Policy, model: Found, *, data: DataSpec, all_rows: bool = False, against: Found | None, notice: Notice
+    policy: Policy,
+    model: EvaluatedModel,
+    *,
+    data: DataSpec,
+    all_rows: bool = False,
+    against: EvaluatedModel | None,
+    notice: Notice,
 ) -> list[Examined]:
     """Evaluates a model for a policy, once for each of its suites, and compares it with another model.
 

@@ -16,7 +16,7 @@ from ringmaster.errors import InputError
 from ringmaster.flows import settings
 from ringmaster.flows.lineage.home import LineageHome
 from ringmaster.flows.promotion import examine
-from ringmaster.flows.promotion.examine import Found
+from ringmaster.flows.promotion.examine import EvaluatedModel
 from ringmaster.model_lineage.records import CHAMPION
 from ringmaster.model_lineage.snapshot import Node
 from ringmaster.tasks.alarms import Alarm
@@ -30,7 +30,7 @@ from ringmaster.techniques import EvaluationSpec
 
 
 @dataclass(frozen=True, kw_only=True)
-class Asked:
+class PromotionRequest:
     """A person's request.
 
     model: the model to promote.
@@ -92,7 +92,7 @@ class Promotion:
 
 def promote_by_hand(
     home: LineageHome,
-    asked: Asked,
+    asked: PromotionRequest,
     *,
     log: MoveLog,
     notice: Notice,
@@ -136,12 +136,12 @@ def _begun_before(home: LineageHome, node: Node) -> Promotion:
 
 
 def _judged(
-    home: LineageHome, node: Node, policy: Policy, asked: Asked, *, against: str | None, notice: Notice
+    home: LineageHome, node: Node, policy: Policy, asked: PromotionRequest, *, against: str | None, notice: Notice
 ) -> tuple[Decision, str]:
     """Returns the decision, by the policy or by the person against it, and who made it."""
     assert asked.data is not None, "a policy has data to look at"
     other = None if against is None else examine.find(against, home)
-    model = Found(label=node.label, folder=home.model_dir(node), record=node.record)
+    model = EvaluatedModel(label=node.label, folder=home.model_dir(node), record=node.record)
     data = examine.data_spec(asked.data, all_rows=asked.all_rows)
     found = examine.examine_by(policy, model, data=data, all_rows=asked.all_rows, against=other, notice=notice)
     for examined in found:
@@ -157,7 +157,7 @@ def _judged(
     return decision, f"policy {policy.name}"
 
 
-def _check(asked: Asked) -> None:
+def _check(asked: PromotionRequest) -> None:
     """Raises InputError if the options of the request contradict each other."""
     faults = []
     if asked.policy is None and not asked.why:

@@ -25,7 +25,7 @@ from ringmaster.tasks.timeline.drawing import (
     FAULT_MARK,
     FIGURES,
     KEY,
-    Row,
+    DeviceRow,
     axis,
     job_table,
     letters,
@@ -34,7 +34,7 @@ from ringmaster.tasks.timeline.drawing import (
     rows,
 )
 from ringmaster.tasks.timeline.reader import TimelineReader
-from ringmaster.tasks.timeline.run_timeline import NOW_RUNNING, TO_COME, RunTimeline, Span, headline
+from ringmaster.tasks.timeline.run_timeline import NOW_RUNNING, TO_COME, RunTimeline, TimelineSpan, headline
 
 NUMBERS = ("step", *FIGURES, "ends after")  # columns of numbers
 LEAST = {"job": 8, "message": 12}  # columns of text that may be cut, and the cells that they get
@@ -98,7 +98,7 @@ def _gantt(run_timeline: RunTimeline, width: int, most: int, *, has_shades: bool
         yield styled(f"{'':>{margin}} and {left_out} more devices", FAINT)
 
 
-def _row(row: Row, margin: int, colour: dict[str, str]) -> Text:
+def _row(row: DeviceRow, margin: int, colour: dict[str, str]) -> Text:
     line = Text(no_wrap=True).append(styled(f"{row.name[-margin:]:>{margin}} ", FAINT))
     for piece in row.pieces:
         ink, ground = _style(piece, colour, is_first_plan=row.is_first_plan)
@@ -113,7 +113,7 @@ def _row(row: Row, margin: int, colour: dict[str, str]) -> Text:
 
 def _style(piece: Piece, colour: dict[str, str], *, is_first_plan: bool) -> tuple[str, str]:
     """Returns the foreground and background of a piece's cells."""
-    if not isinstance(piece.of, Span):
+    if not isinstance(piece.of, TimelineSpan):
         return FAINT, ""
     if is_first_plan:
         return FAINT, ""

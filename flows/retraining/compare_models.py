@@ -15,9 +15,9 @@ from ringmaster.errors import PromotionRefused
 from ringmaster.flows.batch.result import BatchResult
 from ringmaster.flows.promotion.approval import ask
 from ringmaster.flows.reports.progress import current_view
-from ringmaster.flows.retraining.inspect_models import Checked, trained_of
+from ringmaster.flows.retraining.inspect_models import InspectedModel, trained_of
 from ringmaster.flows.retraining.retraining_run import RetrainingRun
-from ringmaster.flows.retraining.select_models import Chosen
+from ringmaster.flows.retraining.select_models import SelectedModels
 from ringmaster.flows.retraining.train_models import keep_trained, row_of
 from ringmaster.model_lineage import Ledger, ModelRecord
 from ringmaster.tasks.cluster import Device
@@ -26,8 +26,7 @@ from ringmaster.tasks.evaluation.examination import Examined
 from ringmaster.tasks.evaluation.scores import score_models
 from ringmaster.tasks.evaluation.suite import Suite
 from ringmaster.tasks.evaluation.task import examine_task
-from ringmaster.tasks.profiling.preflight import preflight_jobs
-from ringmaster.tasks.profiling.trials import TrialEnvironment
+from ringmaster.tasks.profiling.preflight import TrialEnvironment, preflight_jobs
 from ringmaster.tasks.retraining import alias_moves
 from ringmaster.tasks.retraining.drift import references_of, scored_features
 from ringmaster.tasks.retraining.policy import PLAIN_RULE, Decision, Policy, decide_by
@@ -37,14 +36,14 @@ from ringmaster.tasks.retraining.report import FAILED, KEPT, LEFT, PROMOTED, Mod
 from ringmaster.tasks.retraining.task import promote_task
 from ringmaster.tasks.storage.journal import JobStatus
 from ringmaster.techniques import Job
-from ringmaster.techniques.scoring.order import TrainingData
+from ringmaster.techniques.scoring.scoring_order import TrainingData
 from ringmaster.text import markdown
 
 MOST_SCORED = 2000  # held-out rows, for the reference of predictions
 
 
 def compare_models(
-    run: RetrainingRun, checks: Mapping[str, Checked], chosen: Chosen, result: BatchResult | None
+    run: RetrainingRun, checks: Mapping[str, InspectedModel], chosen: SelectedModels, result: BatchResult | None
 ) -> list[ModelResult]:
     """Compares every version that was not compared yet with its champion, and promotes the better ones.
 
@@ -59,7 +58,7 @@ def compare_models(
         if _is_to_be_compared(check, chosen, result)
         and (candidate := now[check.model.registered_name].candidate) is not None
     }
-    judged: dict[str, Judged] = {}
+    judged: dict[str, CandidateVerdict] = {}
     if candidates:
         rivals = _rivals(run, checks, candidates)
         with run.device() as device:
@@ -83,7 +82,7 @@ def compare_models(
     return list(known.values())
 
 
-def interrupted(run: RetrainingRun, checks: Mapping[str, Checked], result: BatchResult) -> list[ModelResult]:
+def interrupted(run: RetrainingRun, checks: Mapping[str, InspectedModel], result: BatchResult) -> list[ModelResult]:
     """Returns the results of a run whose batch was interrupted: nothing was compared, and nothing is decided."""
     why = "the retraining run was interrupted; the same command resumes it"
     return [
@@ -94,7 +93,7 @@ def interrupted(run: RetrainingRun, checks: Mapping[str, Checked], result: Batch
     ]
 
 
-def _is_to_be_compared(check: Checked, chosen: Chosen, result: BatchResult | None) -> bool:
+def _is_to_be_compared(check: InspectedModel, chosen: SelectedModels, result: BatchResult | None) -> bool:
     """Returns whether a model's newest version was trained by this run, or was left uncompared by an earlier one."""
     if check.due is None:
         return False
@@ -105,11 +104,11 @@ def _is_to_be_compared(check: Checked, chosen: Chosen, result: BatchResult | Non
     return any((row := row_of(job.name, result)) and row["status"] == JobStatus.DONE for job in _jobs(check))
 
 
-def _jobs(check: Checked) -> list[Job]:
+def _jobs(check: InspectedModel) -> list[Job]:
     return [check.model.job, *check.model.variants]
 
 
-def _model_result(run: RetrainingRun, check: Checked) -> ModelResult:
+def _model_result(run: RetrainingRun, check: InspectedModel) -> ModelResult:
     policy, champion = run.production.policy, check.standing.champion
     return ModelResult(
         model=check.model.name,
@@ -122,7 +121,7 @@ def _model_result(run: RetrainingRun, check: Checked) -> ModelResult:
 
 
 def _not_compared(
-    run: RetrainingRun, check: Checked, now: ServingVersions, chosen: Chosen, result: BatchResult | None
+    run: RetrainingRun, check: InspectedModel, now: ServingVersions, chosen: SelectedModels, result: BatchResult | None
 ) -> ModelResult:
     """Returns the result of a model without a candidate: not due, waiting, failed, or decided before."""
     model_result, name = _model_result(run, check), check.model.name
@@ -143,7 +142,9 @@ def _not_compared(
     return _decided_before(run, check, now, model_result)
 
 
-def _decided_before(run: RetrainingRun, check: Checked, now: ServingVersions, model_result: ModelResult) -> ModelResult:
+def _decided_before(
+    run: RetrainingRun, check: InspectedModel, now: ServingVersions, model_result: ModelResult
+) -> ModelResult:
     """Returns the result that an earlier process of this run decided, and did not save before it died."""
     newest = now.latest
     if newest is not None and check.has_made(newest):
@@ -158,7 +159,9 @@ def _decided_before(run: RetrainingRun, check: Checked, now: ServingVersions, mo
     return replace(model_result, outcome=FAILED, why="it was trained, but could not be recorded")
 
 
-def _rivals(run: RetrainingRun, checks: Mapping[str, Checked], candidates: Mapping[str, ModelRecord]) -> list[Rival]:
+def _rivals(
+    run: RetrainingRun, checks: Mapping[str, InspectedModel], candidates: Mapping[str, ModelRecord]
+) -> list[ComparedCandidate]:
     """Returns each candidate with its champion, and the data on which both are compared."""
     folders = {name: run.download(candidate) for name, candidate in candidates.items()}
     # The tokenizer with which a first candidate reads the comparison data exists only now.
@@ -184,7 +187,7 @@ def _rivals(run: RetrainingRun, checks: Mapping[str, Checked], candidates: Mappi
             trained_on = TrainingData(spec=job.data, prepared=data or {})
             job, data = other, preflights[other.name].data if other.name in preflights else None
         rivals.append(
-            Rival(
+            ComparedCandidate(
                 name=name,
                 metric=model.metric,
                 min_gain=model.min_gain,
@@ -201,7 +204,7 @@ def _rivals(run: RetrainingRun, checks: Mapping[str, Checked], candidates: Mappi
     return rivals
 
 
-def _keep_predictions(run: RetrainingRun, check: Checked, candidate: ModelRecord, *, device: Device) -> None:
+def _keep_predictions(run: RetrainingRun, check: InspectedModel, candidate: ModelRecord, *, device: Device) -> None:
     """Stores a candidate's predictions on held-out rows, if later runs are to measure the drift of predictions."""
     kept = trained_of(run, candidate)
     if check.model.watched.predictions is None or kept is None or kept.predictions:
@@ -215,7 +218,9 @@ def _keep_predictions(run: RetrainingRun, check: Checked, candidate: ModelRecord
         keep_trained(run, candidate, replace(kept, predictions=references_of(scored_features(scores))))
 
 
-def _decide_and_promote(run: RetrainingRun, check: Checked, candidate: ModelRecord, judged: Judged) -> ModelResult:
+def _decide_and_promote(
+    run: RetrainingRun, check: InspectedModel, candidate: ModelRecord, judged: CandidateVerdict
+) -> ModelResult:
     """Returns the result of a candidate; moves its aliases."""
     model_result = replace(_model_result(run, check), candidate_version=candidate.version)
     model_result = replace(model_result, notes=(*model_result.notes, *judged.notes))
@@ -274,7 +279,7 @@ CHAMPION = "champion"
 
 
 @dataclass(frozen=True, kw_only=True)
-class Rival:
+class ComparedCandidate:
     """A candidate that is to be compared with its champion, on `data`.
 
     name: name of the model in the production file.
@@ -303,7 +308,7 @@ class Rival:
 
 
 @dataclass(frozen=True, kw_only=True)
-class Judged:
+class CandidateVerdict:
     """The decision on a candidate.
 
     decision: the decision; None if the candidate could not be evaluated.
@@ -317,11 +322,16 @@ class Judged:
 
 
 def judge(
-    rivals: Sequence[Rival], policy: Policy | None, *, ledger: Ledger, environment: TrialEnvironment, device: Device
-) -> dict[str, Judged]:
+    rivals: Sequence[ComparedCandidate],
+    policy: Policy | None,
+    *,
+    ledger: Ledger,
+    environment: TrialEnvironment,
+    device: Device,
+) -> dict[str, CandidateVerdict]:
     """Returns the decision on each rival, by its name."""
     return {
-        rival.name: Judged(fault=f"the candidate cannot be evaluated: {rival.fault}")
+        rival.name: CandidateVerdict(fault=f"the candidate cannot be evaluated: {rival.fault}")
         if rival.data is None
         else _judged(rival, policy, rival.data, ledger=ledger, environment=environment, device=device)
         for rival in rivals
@@ -329,14 +339,14 @@ def judge(
 
 
 def _judged(
-    rival: Rival,
+    rival: ComparedCandidate,
     policy: Policy | None,
     data: Mapping[str, Any],
     *,
     ledger: Ledger,
     environment: TrialEnvironment,
     device: Device,
-) -> Judged:
+) -> CandidateVerdict:
     """Decides by the policy or the plain rule, and records what was found on the run that made the candidate."""
     rule = policy or PLAIN_RULE
     metric = rule.metric or rival.metric
@@ -361,14 +371,18 @@ def _judged(
         for suite in rule.suites or (Suite(name="metrics"),)
     ]
     if policy is None and (faults := [fault for examined in found for fault in examined.faults]):
-        return Judged(fault=f"it cannot be compared: {'; '.join(faults)}")
+        return CandidateVerdict(fault=f"it cannot be compared: {'; '.join(faults)}")
     for examined in found:
         recording.record(ledger, rival.candidate, examined, other=None if rival.champion_dir is None else CHAMPION)
     decision = decide_by(rule, found, metric=metric, is_first=rival.champion_dir is None, min_gain=rival.min_gain)
-    return Judged(decision=decision, notes=tuple(_left_out(rival, data, found[0].num_rows, max_rows=max_rows)))
+    return CandidateVerdict(
+        decision=decision, notes=tuple(_left_out(rival, data, found[0].num_rows, max_rows=max_rows))
+    )
 
 
-def _left_out(rival: Rival, data: Mapping[str, Any], num_rows: int, *, max_rows: int | None) -> Sequence[str]:
+def _left_out(
+    rival: ComparedCandidate, data: Mapping[str, Any], num_rows: int, *, max_rows: int | None
+) -> Sequence[str]:
     """Returns a note on the rows that are not compared on, as the candidate is trained on them."""
     every = data["num_held_out"] + (data["num_samples"] if rival.is_whole else 0)
     if max_rows is None and not rival.is_whole:

@@ -17,10 +17,10 @@ from ringmaster.tasks.evaluation.model_assertions import Log, check, importable
 from ringmaster.tasks.evaluation.suite import load_suite
 from ringmaster.tasks.profiling.preflight import preflight_jobs
 from ringmaster.tasks.retraining import drift
-from ringmaster.tasks.retraining.drift import Drift, Trained, drifts_of
-from ringmaster.tasks.retraining.due import Due, Seen, due
+from ringmaster.tasks.retraining.drift import Drift, TrainingRecord, drifts_of
+from ringmaster.tasks.retraining.due import DueDecision, ModelObservations, due
 from ringmaster.tasks.retraining.frozen import freeze
-from ringmaster.tasks.retraining.production import ProductionModel, Watched, with_tokenizer_of
+from ringmaster.tasks.retraining.production import ObservedData, ProductionModel, with_tokenizer_of
 from ringmaster.tasks.retraining.promotion import ServingVersions, training_digest, version_of
 from ringmaster.techniques import Job
 
@@ -29,7 +29,7 @@ TRAINED = "retraining/trained.json"
 
 
 @dataclass(frozen=True, kw_only=True)
-class Checked:
+class InspectedModel:
     """The result of inspecting a model before training.
 
     model: the model, with the tokenizer of its champion and the copied files of this run.
@@ -48,7 +48,7 @@ class Checked:
     champion_dir: Path | None = None
     data: Mapping[str, Any] | None = None
     files: tuple[tuple[str, str], ...] = ()
-    due: Due | None = None
+    due: DueDecision | None = None
     fault: str = ""
     newest_before: int | None = None
 
@@ -62,7 +62,7 @@ class Checked:
         return self.newest_before is None or version_of(newest) > self.newest_before
 
 
-def inspect_models(run: RetrainingRun) -> dict[str, Checked]:
+def inspect_models(run: RetrainingRun) -> dict[str, InspectedModel]:
     """Returns the inspection of each model; the result of an earlier process of this run takes precedence."""
     where = run.standings()
     seen: Mapping[str, Any] = run.step("looked", lambda: {name: _plain(c) for name, c in _fresh(run, where).items()})
@@ -70,10 +70,10 @@ def inspect_models(run: RetrainingRun) -> dict[str, Checked]:
     return {name: _read(run, models[name], where, said) for name, said in seen.items() if name in models}
 
 
-def _fresh(run: RetrainingRun, where: Mapping[str, ServingVersions]) -> dict[str, Checked]:
+def _fresh(run: RetrainingRun, where: Mapping[str, ServingVersions]) -> dict[str, InspectedModel]:
     found = {}
     for model in run.production.models:
-        check = Checked(model=model, standing=where[model.registered_name])
+        check = InspectedModel(model=model, standing=where[model.registered_name])
         try:
             found[model.name] = _frozen(run, check)
         except (ValueError, OSError, LedgerError) as error:
@@ -86,7 +86,7 @@ def _fresh(run: RetrainingRun, where: Mapping[str, ServingVersions]) -> dict[str
     return {name: check if check.fault else _decided(run, check, data, faults) for name, check in found.items()}
 
 
-def _frozen(run: RetrainingRun, check: Checked) -> Checked:
+def _frozen(run: RetrainingRun, check: InspectedModel) -> InspectedModel:
     """Returns the check with copies of the model's files, and the tokenizer of its champion."""
     champion = check.standing.champion
     folder = None if champion is None else run.download(champion)
@@ -121,14 +121,16 @@ def _preflighted(run: RetrainingRun, models: Sequence[ProductionModel]) -> tuple
     )
 
 
-def _decided(run: RetrainingRun, check: Checked, data: Mapping[str, Any], faults: Mapping[str, str]) -> Checked:
+def _decided(
+    run: RetrainingRun, check: InspectedModel, data: Mapping[str, Any], faults: Mapping[str, str]
+) -> InspectedModel:
     """Returns the check with the decision whether the model is due."""
     model, standing = check.model, check.standing
     if model.name in faults:
         return replace(check, fault=faults[model.name])
     own, missing = data[model.name], list[str]()
     newest, champion = standing.latest, standing.champion
-    seen = Seen(
+    seen = ModelObservations(
         run_date=run.date,
         digest=own["digest"],
         num_samples=own["num_samples"],
@@ -143,19 +145,19 @@ def _decided(run: RetrainingRun, check: Checked, data: Mapping[str, Any], faults
     return replace(check, data=own, due=due(standing, seen, model.rules))
 
 
-def trained_of(run: RetrainingRun, model: ModelRecord) -> Trained | None:
+def trained_of(run: RetrainingRun, model: ModelRecord) -> TrainingRecord | None:
     """Returns what a retraining run stored about a model's training; None if the model was trained otherwise."""
     if model.run_id is None:
         return None
     try:
-        return Trained.from_json(json.loads(run.ledger.read_text(model.run_id, TRAINED)))
+        return TrainingRecord.from_json(json.loads(run.ledger.read_text(model.run_id, TRAINED)))
     except LedgerError as error:
         if error.may_pass:
             raise
         return None
 
 
-def _only_lost_files(run: RetrainingRun, check: Checked) -> bool:
+def _only_lost_files(run: RetrainingRun, check: InspectedModel) -> bool:
     """Returns whether the champion or the newest version was trained on every file of this run already."""
     known = [model for model in (check.standing.champion, check.standing.latest) if model is not None]
     kept = [trained for model in known if (trained := trained_of(run, model)) is not None]
@@ -207,7 +209,7 @@ def _drifts(
     yield from drifts_of(kept.predictions, logged, model.rules.drift)
 
 
-def _failed(watched: Watched, missing: list[str]) -> Iterator[str]:
+def _failed(watched: ObservedData, missing: list[str]) -> Iterator[str]:
     """Yields the assertions that fail on what was logged."""
     if watched.suite is None or watched.asserted is None:
         return
@@ -224,7 +226,7 @@ def _failed(watched: Watched, missing: list[str]) -> Iterator[str]:
             yield f"assertion {result.assertion}: {said}"
 
 
-def _plain(check: Checked) -> dict[str, Any]:
+def _plain(check: InspectedModel) -> dict[str, Any]:
     """Returns what is saved of a check."""
     model = check.model
     return {
@@ -243,10 +245,10 @@ def _plain(check: Checked) -> dict[str, Any]:
 
 def _read(
     run: RetrainingRun, model: ProductionModel, where: Mapping[str, ServingVersions], said: Mapping[str, Any]
-) -> Checked:
+) -> InspectedModel:
     """Restores a saved check; the champion to compare with is the current one."""
     standing = where[model.registered_name]
-    return Checked(
+    return InspectedModel(
         model=replace(
             model,
             job=from_json(Job, said["job"]),
@@ -257,7 +259,7 @@ def _read(
         champion_dir=None if standing.champion is None or said["fault"] else run.download(standing.champion),
         data=said["data"],
         files=tuple((name, stamp) for name, stamp in said["files"]),
-        due=None if said["due"] is None else from_json(Due, said["due"]),
+        due=None if said["due"] is None else from_json(DueDecision, said["due"]),
         fault=said["fault"],
         newest_before=said.get("newest"),
     )

@@ -12,7 +12,7 @@ from ringmaster.flows.batch.flow_runs import for_prefect
 from ringmaster.flows.batch.result import BatchResult
 from ringmaster.flows.reports.progress import current_view
 from ringmaster.flows.retraining.retraining_run import RetrainingRun
-from ringmaster.flows.retraining.select_models import Chosen
+from ringmaster.flows.retraining.select_models import SelectedModels
 from ringmaster.model_lineage import MetricPoint
 from ringmaster.tasks.planning.problems.terms import HOUR_S
 from ringmaster.tasks.retraining import webhook
@@ -30,7 +30,7 @@ def report(
     run: RetrainingRun,
     model_results: Sequence[ModelResult],
     *,
-    chosen: Chosen,
+    chosen: SelectedModels,
     result: BatchResult | None,
 ) -> dict[str, Any]:
     """Writes the report, and stores the run's answer. What could not be recorded or delivered is among its faults."""
@@ -81,7 +81,7 @@ def report(
 
 
 def _report(
-    run: RetrainingRun, model_results: Sequence[ModelResult], chosen: Chosen, result: BatchResult | None
+    run: RetrainingRun, model_results: Sequence[ModelResult], chosen: SelectedModels, result: BatchResult | None
 ) -> RetrainingReport:
     production = run.production
     price = production.price_per_device_hour

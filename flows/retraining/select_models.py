@@ -11,7 +11,7 @@ from typing import Any
 from ringmaster.flows.batch.local_run import PLANNING_WORK_S
 from ringmaster.flows.batch.result import failure_reporter
 from ringmaster.flows.reports.progress import current_view
-from ringmaster.flows.retraining.inspect_models import Checked
+from ringmaster.flows.retraining.inspect_models import InspectedModel
 from ringmaster.flows.retraining.retraining_run import RetrainingRun, current_clock
 from ringmaster.tasks.batch import Batch
 from ringmaster.tasks.planning import Plan, Problem
@@ -25,12 +25,12 @@ from ringmaster.tasks.profiling.option_profiles import planning_problem
 from ringmaster.tasks.profiling.stage import Profiled, groups_of_some
 from ringmaster.tasks.profiling.task import profile_task
 from ringmaster.tasks.retraining.promotion import version_of
-from ringmaster.tasks.retraining.selection import Choice, Limits, Wanted, choose
+from ringmaster.tasks.retraining.selection import DueModel, RunLimits, RunSelection, choose
 from ringmaster.techniques import Job
 
 
 @dataclass(frozen=True, kw_only=True)
-class Chosen:
+class SelectedModels:
     """The selection of a retraining run.
 
     batch: the batch to train; None for nothing.
@@ -56,16 +56,16 @@ class Chosen:
         return self.batch is not None and any(job.name == name for job in self.batch.jobs)
 
 
-def select_models(run: RetrainingRun, checks: Mapping[str, Checked]) -> Chosen:
+def select_models(run: RetrainingRun, checks: Mapping[str, InspectedModel]) -> SelectedModels:
     """Plans the due models against the run's deadline and budget, and selects those that fit."""
     said = run.step("chosen", lambda: _plain(_choose(run, checks)))
-    return Chosen(**{**said, "batch": None if said["batch"] is None else Batch.from_json(said["batch"])})
+    return SelectedModels(**{**said, "batch": None if said["batch"] is None else Batch.from_json(said["batch"])})
 
 
-def _choose(run: RetrainingRun, checks: Mapping[str, Checked]) -> Chosen:
+def _choose(run: RetrainingRun, checks: Mapping[str, InspectedModel]) -> SelectedModels:
     due = {name: check for name, check in checks.items() if check.due is not None and check.due.is_due}
     if not due:
-        return Chosen()
+        return SelectedModels()
     jobs = {job.name: job for check in due.values() for job in _jobs(check)}
     began_s = time.monotonic()
     # If the run's deadline has passed, nothing is profiled either.
@@ -76,7 +76,7 @@ def _choose(run: RetrainingRun, checks: Mapping[str, Checked]) -> Chosen:
     problem_of = _problems(run, profiled, limits)
     wanted = list(_wanted(run, {name: due[name] for name in due if name not in unfit}, profiled.faults))
     choice = choose(wanted, limits, problem_of=problem_of, make_plan=partial(_plan, limits))
-    return Chosen(
+    return SelectedModels(
         batch=_batch(run, [jobs[name] for name in choice.jobs], limits) if choice.jobs else None,
         left=choice.left,
         unfit=unfit,
@@ -88,7 +88,7 @@ def _choose(run: RetrainingRun, checks: Mapping[str, Checked]) -> Chosen:
     )
 
 
-def _problems(run: RetrainingRun, profiled: Profiled, limits: Limits) -> Callable[[Sequence[str]], Problem]:
+def _problems(run: RetrainingRun, profiled: Profiled, limits: RunLimits) -> Callable[[Sequence[str]], Problem]:
     """Returns a function from job names to their planning problem, with the groups that they may be trained in."""
     node_context = run.node_context
     resolved = {job.name: job for job in profiled.jobs}
@@ -105,13 +105,13 @@ def _problems(run: RetrainingRun, profiled: Profiled, limits: Limits) -> Callabl
     return problem_of
 
 
-def _plan(limits: Limits, problem: Problem) -> Plan:
+def _plan(limits: RunLimits, problem: Problem) -> Plan:
     """Plans as the batch will be planned: jobs are trained together if that is better."""
     objective = _terms(limits, ()).objective
     return checked_fusion(problem, work_s=PLANNING_WORK_S, seed=0, objective=objective).together
 
 
-def _jobs(check: Checked) -> Iterator[Job]:
+def _jobs(check: InspectedModel) -> Iterator[Job]:
     """Yields the model's job and those of its sweep, each based on a version of the champion, as an alias may move."""
     champion = check.standing.champion
     for job in (check.model.job, *check.model.variants):
@@ -138,9 +138,9 @@ def _is_late(run: RetrainingRun) -> bool:
     return run.deadline_s is not None and current_clock.get()() >= run.deadline_s
 
 
-def _limits(run: RetrainingRun) -> Limits:
+def _limits(run: RetrainingRun) -> RunLimits:
     production = run.production
-    return Limits(
+    return RunLimits(
         left_s=None if run.deadline_s is None else run.deadline_s - current_clock.get()(),
         deadline_s=run.deadline_s,
         budget=production.budget,
@@ -148,7 +148,7 @@ def _limits(run: RetrainingRun) -> Limits:
     )
 
 
-def _terms(limits: Limits, names: Sequence[str]) -> Terms:
+def _terms(limits: RunLimits, names: Sequence[str]) -> Terms:
     """Returns the terms: the run is to be cheap within its deadline if it has a budget, else it is to end soon."""
     return Terms(
         objective=Makespan.name if limits.budget is None else Cost.name,
@@ -157,10 +157,10 @@ def _terms(limits: Limits, names: Sequence[str]) -> Terms:
     )
 
 
-def _wanted(run: RetrainingRun, due: Mapping[str, Checked], faults: Mapping[str, str]) -> Iterator[Wanted]:
+def _wanted(run: RetrainingRun, due: Mapping[str, InspectedModel], faults: Mapping[str, str]) -> Iterator[DueModel]:
     waited = run.left_by_earlier("waited")
     for name, check in due.items():
-        yield Wanted(
+        yield DueModel(
             model=name,
             job=name,
             variants=tuple(job.name for job in check.model.variants if job.name not in faults),
@@ -169,7 +169,7 @@ def _wanted(run: RetrainingRun, due: Mapping[str, Checked], faults: Mapping[str,
         )
 
 
-def _batch(run: RetrainingRun, jobs: Sequence[Job], limits: Limits) -> Batch:
+def _batch(run: RetrainingRun, jobs: Sequence[Job], limits: RunLimits) -> Batch:
     """Returns the run's batch. Its name, that of the production file, keeps the registered names stable."""
     terms = _terms(limits, [job.name for job in jobs])
     return Batch.of(
@@ -183,7 +183,7 @@ def _batch(run: RetrainingRun, jobs: Sequence[Job], limits: Limits) -> Batch:
     )
 
 
-def _figures(choice: Choice, limits: Limits, problem_of: Callable[[Sequence[str]], Problem]) -> dict[str, Any]:
+def _figures(choice: RunSelection, limits: RunLimits, problem_of: Callable[[Sequence[str]], Problem]) -> dict[str, Any]:
     if choice.plan is None:
         return {}
     plan = choice.plan
@@ -200,9 +200,9 @@ def _figures(choice: Choice, limits: Limits, problem_of: Callable[[Sequence[str]
     }
 
 
-def _plain(chosen: Chosen) -> dict[str, Any]:
+def _plain(chosen: SelectedModels) -> dict[str, Any]:
     return {**vars(chosen), "batch": None if chosen.batch is None else chosen.batch.to_json()}
 
 
-def _gains(choice: Choice, problem_of: Callable[[Sequence[str]], Problem], *, device: str) -> list[str]:
+def _gains(choice: RunSelection, problem_of: Callable[[Sequence[str]], Problem], *, device: str) -> list[str]:
     return [] if choice.plan is None else section(choice.plan, problem_of(choice.jobs), device=device)

@@ -18,20 +18,22 @@ from ringmaster.flows.batch.result import BatchResult
 from ringmaster.flows.batch.run_folder import folder_to_resume
 from ringmaster.flows.pool.pool_run import newest_run
 from ringmaster.flows.reports.progress import current_view
-from ringmaster.flows.retraining.inspect_models import TRAINED, Checked, trained_of
+from ringmaster.flows.retraining.inspect_models import TRAINED, InspectedModel, trained_of
 from ringmaster.flows.retraining.retraining_run import RetrainingRun
-from ringmaster.flows.retraining.select_models import Chosen
+from ringmaster.flows.retraining.select_models import SelectedModels
 from ringmaster.flows.train_batch import train_batch
 from ringmaster.model_lineage import ModelRecord
 from ringmaster.tasks.batch import Batch
 from ringmaster.tasks.evaluation.compare import ranked
-from ringmaster.tasks.retraining.drift import Trained, input_features, references_of
+from ringmaster.tasks.retraining.drift import TrainingRecord, input_features, references_of
 from ringmaster.tasks.storage.database import Database
 from ringmaster.tasks.storage.journal import JobStatus
 from ringmaster.techniques import Job
 
 
-def train_models(run: RetrainingRun, checks: Mapping[str, Checked], chosen: Chosen, *, seed: int) -> BatchResult | None:
+def train_models(
+    run: RetrainingRun, checks: Mapping[str, InspectedModel], chosen: SelectedModels, *, seed: int
+) -> BatchResult | None:
     """Trains the selected batch; returns None if there is nothing to train, or an earlier process has trained it.
 
     Each model's MLflow run stores the data that it was trained on, for later retraining runs.
@@ -61,7 +63,7 @@ def row_of(name: str, result: BatchResult) -> Mapping[str, Any] | None:
     return next((job for job in result.jobs if job["name"] == name), None)
 
 
-def _left_to_train(run: RetrainingRun, checks: Mapping[str, Checked], batch: Batch) -> tuple[Batch | None, bool]:
+def _left_to_train(run: RetrainingRun, checks: Mapping[str, InspectedModel], batch: Batch) -> tuple[Batch | None, bool]:
     """Returns the batch without the models that were trained before an interruption, and whether it is resumed.
 
     Models whose champion was deleted since the run began are left out too, as they cannot be trained any more.
@@ -113,11 +115,11 @@ def _without(batch: Batch, names: set[str]) -> Batch:
     return replace(batch, jobs=jobs, deadlines_s=deadlines_s)
 
 
-def _all_jobs(check: Checked) -> list[Job]:
+def _all_jobs(check: InspectedModel) -> list[Job]:
     return [check.model.job, *check.model.variants]
 
 
-def _finish_training(run: RetrainingRun, check: Checked, made: Mapping[str, ModelRecord]) -> None:
+def _finish_training(run: RetrainingRun, check: InspectedModel, made: Mapping[str, ModelRecord]) -> None:
     """Completes the training of a model's jobs; it is idempotent. made: the models by job name."""
     for record in made.values():
         _keep_what_was_read(run, check, record)
@@ -125,11 +127,11 @@ def _finish_training(run: RetrainingRun, check: Checked, made: Mapping[str, Mode
         _choose_of_sweep(run, check, made)
 
 
-def _keep_what_was_read(run: RetrainingRun, check: Checked, record: ModelRecord) -> None:
+def _keep_what_was_read(run: RetrainingRun, check: InspectedModel, record: ModelRecord) -> None:
     """Stores with a model the data that it was trained on, as it was at the start of the run."""
     if check.data is None or trained_of(run, record) is not None:
         return
-    kept = Trained(
+    kept = TrainingRecord(
         run_date=run.date,
         at_s=run.record.began_s,
         digest=check.data["digest"],
@@ -140,13 +142,13 @@ def _keep_what_was_read(run: RetrainingRun, check: Checked, record: ModelRecord)
     keep_trained(run, record, kept)
 
 
-def keep_trained(run: RetrainingRun, record: ModelRecord, kept: Trained) -> None:
+def keep_trained(run: RetrainingRun, record: ModelRecord, kept: TrainingRecord) -> None:
     """Stores the facts about a model's training with its MLflow run."""
     if record.run_id is not None:
         run.ledger.write_json(record.run_id, TRAINED, json.loads(json.dumps(kept.to_json())))
 
 
-def _recorded(run: RetrainingRun, check: Checked, result: BatchResult) -> dict[str, ModelRecord]:
+def _recorded(run: RetrainingRun, check: InspectedModel, result: BatchResult) -> dict[str, ModelRecord]:
     """Returns the models that a model's jobs made, by job name."""
     rows = {job.name: row_of(job.name, result) for job in _all_jobs(check)}
     return {
@@ -156,14 +158,14 @@ def _recorded(run: RetrainingRun, check: Checked, result: BatchResult) -> dict[s
     }
 
 
-def _made_with(run: RetrainingRun, check: Checked, newest: ModelRecord) -> dict[str, ModelRecord]:
+def _made_with(run: RetrainingRun, check: InspectedModel, newest: ModelRecord) -> dict[str, ModelRecord]:
     """Returns the same for an earlier process of this run: the models of the newest version's batch, by job name."""
     batch_run_id = newest.origin.batch_run_id
     of_batch = {m.origin.job: m for m in run.ledger.models() if m.origin.batch_run_id == batch_run_id}
     return {job.name: of_batch[job.name] for job in _all_jobs(check) if job.name in of_batch}
 
 
-def _choose_of_sweep(run: RetrainingRun, check: Checked, made: Mapping[str, ModelRecord]) -> None:
+def _choose_of_sweep(run: RetrainingRun, check: InspectedModel, made: Mapping[str, ModelRecord]) -> None:
     """Makes the best job of a sweep, by its final metric, the newest version of its model."""
     metric = check.model.metric
     values = {name: run.ledger.metrics_of(record).get(metric, math.nan) for name, record in made.items()}

@@ -33,13 +33,13 @@ Line = Annotated[str, BeforeValidator(_or_empty)]
 OtherName = Annotated[str, BeforeValidator(_or_empty), Field(pattern=rf"^$|{NAME_PATTERN}")]
 
 
-class Part(BaseModel):
+class FormSection(BaseModel):
     """Base class of all parts of the form."""
 
     model_config = ConfigDict(extra="forbid")
 
 
-class JobFromFile(Part):
+class JobFromFile(FormSection):
     """A job of a batch file."""
 
     model_config = ConfigDict(title="A job of a batch file")
@@ -55,7 +55,7 @@ class JobFromFile(Part):
     )
 
 
-class InlineJob(Part):
+class InlineJob(FormSection):
     """A job that is written out in the form."""
 
     model_config = ConfigDict(title="A job written out")
@@ -79,7 +79,7 @@ def _listed(value: Any) -> Any:
     return read.data["values"] or None
 
 
-class Parameter(Part):
+class Parameter(FormSection):
     """The search space of one key of the job: some values, or a range."""
 
     model_config = ConfigDict(title="Parameter")
@@ -140,7 +140,7 @@ def _as_list(value: Any) -> Any:
 Space = Annotated[list[Parameter], BeforeValidator(_as_list), Field(min_length=1)]
 
 
-class EarlyStopping(Part):
+class EarlyStopping(FormSection):
     """The policy that stops trials early."""
 
     model_config = ConfigDict(title="Early stopping")
@@ -179,7 +179,7 @@ class EarlyStopping(Part):
         return Stopping(policy=self.policy, min_steps=self.min_steps, reduction_factor=self.reduction_factor)
 
 
-class DeviceChoice(Part):
+class DeviceChoice(FormSection):
     """The devices of this machine that a sweep may use."""
 
     model_config = ConfigDict(title="Devices")
@@ -218,7 +218,7 @@ class DeviceChoice(Part):
         return "auto" if self.kind == "auto" else {self.kind: self.count or "all"}
 
 
-class Sweep(Part):
+class Sweep(FormSection):
     """A whole sweep; the docstring of `ringmaster.flows.sweep.sweep` describes each field."""
 
     name: SweepName = "sweep"

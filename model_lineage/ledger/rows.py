@@ -39,7 +39,7 @@ _NEWEST_FIRST = "last_updated_timestamp DESC"
 
 
 @dataclass(frozen=True, kw_only=True)
-class Row:
+class ModelRow:
     """A LoggedModel; the attributes have MLflow's names.
 
     metrics: the last value of each metric. creation_timestamp: milliseconds since the epoch.
@@ -61,7 +61,7 @@ Aliases = Mapping[str, Mapping[str, int]]
 """For each registered model: alias -> version."""
 
 
-def read_rows(ledger: Ledger, *, cache: Path, is_fresh: bool = False) -> tuple[list[Row], Aliases]:
+def read_rows(ledger: Ledger, *, cache: Path, is_fresh: bool = False) -> tuple[list[ModelRow], Aliases]:
     """Returns every model and component of a ledger, and the aliases.
 
     cache: the folder of the cache. is_fresh: whether to read everything anew, ignoring the cache. A sqlite file that
@@ -79,7 +79,7 @@ def read_rows(ledger: Ledger, *, cache: Path, is_fresh: bool = False) -> tuple[l
     return _read_client(ledger, cache / "rows.json", is_fresh=is_fresh)
 
 
-def _read_file(file: Path, experiment: str) -> tuple[list[Row], Aliases]:
+def _read_file(file: Path, experiment: str) -> tuple[list[ModelRow], Aliases]:
     with closing(sqlite3.connect(f"file:{quote(str(file))}?mode=ro", uri=True, timeout=30.0)) as connection:
         connection.execute("BEGIN")  # a consistent state, despite concurrent writers
         of_ledger = (
@@ -107,7 +107,7 @@ def _read_file(file: Path, experiment: str) -> tuple[list[Row], Aliases]:
             )
         )
         rows = [
-            Row(
+            ModelRow(
                 model_id=id,
                 experiment_id=str(experiment_id),
                 name=name,
@@ -138,11 +138,11 @@ def _by_model(cursor: sqlite3.Cursor) -> dict[str, dict[str, Any]]:
     return found
 
 
-def _read_client(ledger: Ledger, file: Path, *, is_fresh: bool) -> tuple[list[Row], Aliases]:
+def _read_client(ledger: Ledger, file: Path, *, is_fresh: bool) -> tuple[list[ModelRow], Aliases]:
     kept = {} if is_fresh else _kept(file, ledger)
     now_ms = time.time_ns() // 1_000_000
     whole_ms = kept.get("whole_ms", 0)
-    rows = {entry["model_id"]: Row(**entry) for entry in kept.get("rows", ())}
+    rows = {entry["model_id"]: ModelRow(**entry) for entry in kept.get("rows", ())}
     if now_ms - whole_ms > WHOLE_FOR_MS:
         rows, whole_ms = {}, now_ms
     since = _Since(
@@ -204,7 +204,7 @@ _Changed = tuple[str, int]
 class _News:
     """The new and changed rows, all aliases, and the timestamp of the newest change of a version."""
 
-    rows: list[Row]
+    rows: list[ModelRow]
     aliases: Aliases
     changed_ms: int
 
@@ -212,14 +212,14 @@ class _News:
 def _news(ledger: Ledger, since: _Since) -> _News:
     """Fetches new and changed rows through the server's REST API, or else through MLflow's client."""
     try:
-        return _ask_server(Server(ledger.tracking_uri), ledger.experiment, since)
+        return _ask_server(MlflowServer(ledger.tracking_uri), ledger.experiment, since)
     except (OSError, ValueError, KeyError):  # MLflow's client tries again, and reports the fault properly
         changed, changed_ms = since.changed(_versions(ledger))
         rows = [row for condition in (since.new, *changed) for row in _rows_where(ledger, condition)]
         return _News(rows=rows, aliases=_aliases(ledger), changed_ms=changed_ms)
 
 
-def _ask_server(server: Server, experiment: str, since: _Since) -> _News:
+def _ask_server(server: MlflowServer, experiment: str, since: _Since) -> _News:
     named = {"filter": f"name LIKE '{experiment}%'", "max_results": _PAGE}
     experiments = server.pages("experiments/search", named, key="experiments")
     experiment_ids = [found["experiment_id"] for found in experiments if is_of_ledger(found["name"], experiment)]
@@ -240,7 +240,7 @@ def _ask_server(server: Server, experiment: str, since: _Since) -> _News:
     return _News(rows=ours, aliases=_aliases_of_server(server), changed_ms=changed_ms)
 
 
-def _versions_of_server(server: Server) -> Iterator[_Changed]:
+def _versions_of_server(server: MlflowServer) -> Iterator[_Changed]:
     newest_first = server.listed(
         "model-versions/search", key="model_versions", max_results=_SOME, order_by=_NEWEST_FIRST
     )
@@ -249,7 +249,7 @@ def _versions_of_server(server: Server) -> Iterator[_Changed]:
         yield tags.get(MODEL_ID, ""), int(version["last_updated_timestamp"])
 
 
-def _aliases_of_server(server: Server) -> Aliases:
+def _aliases_of_server(server: MlflowServer) -> Aliases:
     every = server.listed("registered-models/search", key="registered_models", max_results=_PAGE)
     return {
         model["name"]: {entry["alias"]: int(entry["version"]) for entry in model["aliases"]}
@@ -258,10 +258,10 @@ def _aliases_of_server(server: Server) -> Aliases:
     }
 
 
-def _row_of_json(entry: Mapping[str, Any]) -> Row:
+def _row_of_json(entry: Mapping[str, Any]) -> ModelRow:
     info, data = entry["info"], entry.get("data", {})
     metrics = sorted(data.get("metrics", ()), key=lambda metric: (metric.get("step", 0), metric["timestamp"]))
-    return Row(
+    return ModelRow(
         model_id=info["model_id"],
         experiment_id=str(info["experiment_id"]),
         name=info["name"],
@@ -290,7 +290,7 @@ def _kept(file: Path, ledger: Ledger) -> dict[str, Any]:
     return said if is_ours else {}
 
 
-def _rows_where(ledger: Ledger, condition: str) -> Iterator[Row]:
+def _rows_where(ledger: Ledger, condition: str) -> Iterator[ModelRow]:
     experiment_ids = ledger.experiment_ids()
     if not experiment_ids:
         return
@@ -303,9 +303,9 @@ def _versions(ledger: Ledger) -> Iterator[_Changed]:
         yield version.tags.get(MODEL_ID, ""), version.last_updated_timestamp
 
 
-def _row(model: Any) -> Row:
+def _row(model: Any) -> ModelRow:
     metrics = sorted(model.metrics or [], key=lambda metric: (metric.step, metric.timestamp))
-    return Row(
+    return ModelRow(
         model_id=model.model_id,
         experiment_id=str(model.experiment_id),
         name=model.name,
@@ -327,7 +327,7 @@ def _aliases(ledger: Ledger) -> Aliases:
 REQUEST_TIMEOUT_S = 30.0
 
 
-class Server:
+class MlflowServer:
     """An MLflow server, with the user and password or the token that the environment has for it.
 
     All methods raise OSError or ValueError if the server does not answer as expected.

@@ -128,7 +128,7 @@ class Objects:
             raise TensorObjectError(f"object {digest} is damaged: it does not begin as objects do")
         return head, mapped[_HEAD_BYTES:]
 
-    def _write(self, digest: str, packed: Packed, *, parent: str | None, depth: int) -> None:
+    def _write(self, digest: str, packed: PackedBytes, *, parent: str | None, depth: int) -> None:
         head = _MAGIC + bytes([depth if packed.needs_parent else 0])
         head += bytes.fromhex(parent) if packed.needs_parent and parent is not None else _NOBODY
         write_once(self._path(digest), head, packed.data)
@@ -165,21 +165,21 @@ _local = threading.local()  # zstd's contexts must not be shared between threads
 
 
 @dataclass(frozen=True, kw_only=True)
-class Packed:
+class PackedBytes:
     """Packed bytes. needs_parent: whether unpacking them needs the parent's bytes."""
 
     data: bytes
     needs_parent: bool
 
 
-def pack(content: memoryview, *, item_bytes: int, parent: memoryview | None = None) -> Packed:
+def pack(content: memoryview, *, item_bytes: int, parent: memoryview | None = None) -> PackedBytes:
     """Packs `content` (items of `item_bytes` each) in its smallest form, alone or as a difference to `parent`."""
     best = _packed(content, PLAIN, item_bytes)
     if parent is not None and len(parent) == len(content) and _is_promising(content, parent, item_bytes):
         best = min(best, _packed(_differing(content, parent), XOR, item_bytes), key=len)
     if len(best) >= len(content) + _HEADER.size:
-        return Packed(data=_HEADER.pack(RAW, item_bytes, 0, len(content)) + content, needs_parent=False)
-    return Packed(data=best, needs_parent=best[0] == XOR)
+        return PackedBytes(data=_HEADER.pack(RAW, item_bytes, 0, len(content)) + content, needs_parent=False)
+    return PackedBytes(data=best, needs_parent=best[0] == XOR)
 
 
 def needs_parent(data: memoryview) -> bool:

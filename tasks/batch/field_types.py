@@ -9,7 +9,7 @@ from pydantic.functional_validators import AfterValidator
 from ringmaster.tasks.batch import references
 from ringmaster.techniques import job
 from ringmaster.techniques.data import SOURCES
-from ringmaster.techniques.data.rows import FORMATS
+from ringmaster.techniques.data.row_files import FORMATS
 from ringmaster.techniques.data_source import data_source_names
 from ringmaster.techniques.loss import loss_names
 from ringmaster.techniques.metric import metric_names

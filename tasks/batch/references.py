@@ -25,9 +25,9 @@ from ringmaster.tasks.files import beside, is_file
 from ringmaster.tasks.planning.objectives import objective_names
 from ringmaster.techniques import registry
 from ringmaster.techniques.checkpoints.storage import is_url
-from ringmaster.techniques.data.files import matching
+from ringmaster.techniques.data.file_patterns import matching
 from ringmaster.techniques.data.images import is_image
-from ringmaster.techniques.data.rows import format_of
+from ringmaster.techniques.data.row_files import format_of
 from ringmaster.techniques.data_source import ALIASES, data_source_names
 from ringmaster.techniques.job import Adapter
 from ringmaster.techniques.loss import DOTTED_NAME, loss_names

@@ -50,7 +50,7 @@ from ringmaster.tasks.batch.field_types import (
 )
 from ringmaster.tasks.planning.objectives import objective_names
 from ringmaster.techniques import job
-from ringmaster.techniques.data.rows import FORMATS
+from ringmaster.techniques.data.row_files import FORMATS
 from ringmaster.techniques.loss import loss_names
 from ringmaster.techniques.metric import metric_names
 

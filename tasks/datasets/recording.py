@@ -9,7 +9,7 @@ from typing import Any
 
 from ringmaster.model_lineage.records import DatasetInput
 from ringmaster.techniques.data.arrays import fingerprint
-from ringmaster.techniques.data.manifest import FILE, Manifest
+from ringmaster.techniques.data.manifest import FILE, RowManifest
 from ringmaster.techniques.job import DataSpec
 
 ROWS = f"data/{FILE}"
@@ -56,9 +56,9 @@ def _held_out_digest(prepared: Mapping[str, Any]) -> str:
     return fingerprint(folder, splits=("held_out",)) if is_here else str(prepared["digest"])
 
 
-def manifest_of(prepared: Mapping[str, Any]) -> Manifest | None:
+def manifest_of(prepared: Mapping[str, Any]) -> RowManifest | None:
     """Returns the manifest of the prepared rows; None for unnamed data, or if another machine holds the data."""
-    return Manifest.read(Path(prepared["folder"])) if prepared.get("folder") else None
+    return RowManifest.read(Path(prepared["folder"])) if prepared.get("folder") else None
 
 
 def rows_text(prepared: Mapping[str, Any]) -> str | None:

@@ -17,7 +17,7 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from ringmaster.tasks.evaluation.scores import CAUSAL, CLASSIFIER, Cases, Scored, Scores
+from ringmaster.tasks.evaluation.scores import CAUSAL, CLASSIFIER, Cases, Scores, ScoringResult
 from ringmaster.tasks.evaluation.suite import (
     DOWN,
     INVARIANCE,
@@ -29,13 +29,13 @@ from ringmaster.tasks.evaluation.suite import (
     ChangeEntry,
     slots_of,
 )
-from ringmaster.techniques.data.rows import Expansion
+from ringmaster.techniques.data.row_files import Expansion
 
 MAX_EXAMPLES = 5
 MAX_CHARACTERS = 200
 CASE, OTHER = "case", "other"
 
-Score = Callable[[Cases], Scored]
+Score = Callable[[Cases], ScoringResult]
 """Scores cases with the models under test, by the models' names."""
 
 
@@ -128,17 +128,17 @@ def run_images(
 
     images: the columns of the held-out images, such as `pixel_values` [rows, channels, height, width].
     """
-    plain: dict[Any, Scored] = {}
+    plain: dict[Any, ScoringResult] = {}
     found: dict[str, list[TestResult]] = {model: [] for model in models}
     for test in tests:
-        one, two, labels = Scored(), None, None
+        one, two, labels = ScoringResult(), None, None
         try:
             columns = _columns_of(test, images)
             labels = columns.get("labels")
             change = test.change
             changed = None if change is None else changed_images(columns["pixel_values"], change, seed=test.seed)
         except ValueError as error:
-            one = Scored(faults=dict.fromkeys(models, str(error)))
+            one = ScoringResult(faults=dict.fromkeys(models, str(error)))
         else:
             if changed is not None:
                 two = score(Cases(columns={**columns, "pixel_values": changed}))
@@ -271,7 +271,9 @@ def _label_of(test: BehaviourEntry) -> bool:
     return test.direction is not None and test.direction.label is not None
 
 
-def _of_images(test: BehaviourEntry, model: str, one: Scored, two: Scored | None, *, labels: Any) -> TestResult:
+def _of_images(
+    test: BehaviourEntry, model: str, one: ScoringResult, two: ScoringResult | None, *, labels: Any
+) -> TestResult:
     faults = [s.faults.get(model) for s in (one, two) if s is not None]
     broken = TestResult(test=test.name, kind=test.kind, max_failures=test.max_failures)
     if fault := next((fault for fault in faults if fault), None):
@@ -284,7 +286,7 @@ def _of_images(test: BehaviourEntry, model: str, one: Scored, two: Scored | None
     return judge(test, scores, None if two is None else two.scores[model], labels=known, said=said)
 
 
-def _faults(tests: Sequence[BehaviourEntry], scored: Scored) -> dict[str, list[TestResult]]:
+def _faults(tests: Sequence[BehaviourEntry], scored: ScoringResult) -> dict[str, list[TestResult]]:
     return {
         model: [TestResult(test=t.name, kind=t.kind, max_failures=t.max_failures, fault=fault) for t in tests]
         for model, fault in scored.faults.items()

@@ -18,14 +18,14 @@ from ringmaster.codec import to_json
 from ringmaster.tasks.cluster import Device
 from ringmaster.tasks.evaluation.behaviour import TestResult, run_images, run_texts
 from ringmaster.tasks.evaluation.model_assertions import AssertionResult, check, importable, rows_of
-from ringmaster.tasks.evaluation.resampling import Rows, compare, estimate
-from ringmaster.tasks.evaluation.scores import Cases, Scored, Scores, score_models
+from ringmaster.tasks.evaluation.resampling import MetricRows, compare, estimate
+from ringmaster.tasks.evaluation.scores import Cases, Scores, ScoringResult, score_models
 from ringmaster.tasks.evaluation.suite import SliceEntry, Suite
 from ringmaster.tasks.profiling.preflight import TrialEnvironment
 from ringmaster.techniques import Job
 from ringmaster.techniques.metric import default_metrics
 from ringmaster.techniques.scoring import Progress
-from ringmaster.techniques.scoring.order import TrainingData
+from ringmaster.techniques.scoring.scoring_order import TrainingData
 
 MODEL, OTHER = "model", ""  # OTHER is empty because no model has an empty name
 
@@ -35,7 +35,7 @@ class Examined:
     """The result of an examination. num_rows: of held-out data. faults: why something could not be measured."""
 
     num_rows: int = 0
-    measured: tuple[Measured, ...] = ()
+    measured: tuple[SliceMetric, ...] = ()
     tests: tuple[TestResult, ...] = ()
     assertions: tuple[AssertionResult, ...] = ()
     faults: tuple[str, ...] = ()
@@ -92,7 +92,7 @@ def examine_each(
     if metrics is not None:
         job = replace(job, evaluation=replace(job.evaluation, metrics=tuple(metrics)))
     score = partial(score_models, job=job, progress=progress, environment=environment, device=device)
-    scored = Scored()
+    scored = ScoringResult()
     if held_out:
         slicers = {entry.name: entry.by for entry in suite.slices if entry.by is not None}
         with_images = any(test.held_out is not None for test in suite.tests)
@@ -113,7 +113,7 @@ def examine_each(
 def _examined(
     name: str,
     suite: Suite,
-    scored: Scored,
+    scored: ScoringResult,
     tests: Sequence[TestResult],
     *,
     metrics: Sequence[str] | None,
@@ -126,7 +126,7 @@ def _examined(
         if of in scored.faults
     ]
     own = scored.scores.get(name)
-    measured: list[Measured] = []
+    measured: list[SliceMetric] = []
     if own is not None:
         try:
             names = metrics or default_metrics(own.kind)
@@ -143,11 +143,11 @@ def _examined(
 
 
 def _tests(
-    suite: Suite, models: Mapping[str, Path], scored: Scored, score: partial[Scored]
+    suite: Suite, models: Mapping[str, Path], scored: ScoringResult, score: partial[ScoringResult]
 ) -> dict[str, list[TestResult]]:
     """Returns the test results of each model, in the order of the file; all models are scored on the same cases."""
 
-    def asked(cases: Cases) -> Scored:
+    def asked(cases: Cases) -> ScoringResult:
         return score(models, cases=cases)
 
     texts = [test for test in suite.tests if not test.of_images]
@@ -177,7 +177,7 @@ Mask = npt.NDArray[np.bool_]
 
 
 @dataclass(frozen=True, kw_only=True)
-class Measured:
+class SliceMetric:
     """One metric of one slice of the rows, or of all rows (slice "all").
 
     low, high: the interval that contains the metric with probability `level`.
@@ -205,7 +205,7 @@ class Measured:
 
 def measure(
     scores: Scores, other: Scores | None = None, *, metrics: Sequence[str], slices: Sequence[SliceEntry] = ()
-) -> list[Measured]:
+) -> list[SliceMetric]:
     """Returns every metric over all rows and over every slice.
 
     Raises ValueError if a slice does not apply to these rows, or if the two models have different numbers of rows.
@@ -215,7 +215,7 @@ def measure(
     }
     if other is not None and other.num_rows != scores.num_rows:
         raise ValueError(f"{scores.num_rows} rows cannot be compared with {other.num_rows}: give both the same data")
-    found: list[Measured] = []
+    found: list[SliceMetric] = []
     for metric in metrics:
         own, others = scores.rows(metric), None if other is None else other.rows(metric)
         found += [_measured(own, others, metric, name, mask) for name, mask in masks.items()]
@@ -245,14 +245,14 @@ def masks_of(entry: SliceEntry, scores: Scores) -> Iterator[tuple[str, Mask]]:
         yield str(value), named[key] == value
 
 
-def _measured(own: Rows, other: Rows | None, metric: str, name: str, mask: Mask) -> Measured:
+def _measured(own: MetricRows, other: MetricRows | None, metric: str, name: str, mask: Mask) -> SliceMetric:
     rows = own.where(mask)
     told = estimate(rows)
     if other is None:
-        return Measured(metric=metric, slice=name, **vars(told))
+        return SliceMetric(metric=metric, slice=name, **vars(told))
     others = other.where(mask)
     found = compare(rows, others)
-    return Measured(
+    return SliceMetric(
         metric=metric,
         slice=name,
         **vars(told),

@@ -50,7 +50,7 @@ class AssertionResult:
     examples: tuple[str, ...] = ()
 
 
-class Look(Protocol):
+class AssertionCheck(Protocol):
     """The check of one assertion, fed row by row."""
 
     def see(self, number: int, row: Row) -> str | None:
@@ -157,7 +157,7 @@ class _ByRow:
         return iter(())
 
 
-def _finite(assertion: AssertionEntry) -> Look:
+def _finite(assertion: AssertionEntry) -> AssertionCheck:
     fields = assertion.finite or ()
 
     def wrong(row: Row) -> str | None:
@@ -172,7 +172,7 @@ def _finite(assertion: AssertionEntry) -> Look:
     return _ByRow(wrong)
 
 
-def _range(assertion: AssertionEntry) -> Look:
+def _range(assertion: AssertionEntry) -> AssertionCheck:
     bounds = assertion.range
     assert bounds is not None
     low = -math.inf if bounds.min is None else bounds.min
@@ -188,7 +188,7 @@ def _range(assertion: AssertionEntry) -> Look:
     return _ByRow(wrong)
 
 
-def _predicate(assertion: AssertionEntry) -> Look:
+def _predicate(assertion: AssertionEntry) -> AssertionCheck:
     name = assertion.predicate
     assert name is not None
 
@@ -283,7 +283,7 @@ def _is_finite(value: Any) -> bool:
     return is_number(value) and math.isfinite(value)
 
 
-_KINDS: Mapping[str, Callable[[AssertionEntry], Look]] = {
+_KINDS: Mapping[str, Callable[[AssertionEntry], AssertionCheck]] = {
     "finite": _finite,
     "range": _range,
     "share": _Share,

@@ -11,7 +11,7 @@ from typing import Any
 
 from ringmaster.codec import to_json
 from ringmaster.model_lineage import Ledger, MetricPoint, ModelRecord
-from ringmaster.tasks.evaluation.examination import ALL, Examined, Measured
+from ringmaster.tasks.evaluation.examination import ALL, Examined, SliceMetric
 from ringmaster.techniques.metric import metric_named
 from ringmaster.text import xml
 
@@ -82,7 +82,7 @@ STYLE = (
 )
 
 
-def figure(title: str, measured: Sequence[Measured], *, other: str | None = None) -> str:
+def figure(title: str, measured: Sequence[SliceMetric], *, other: str | None = None) -> str:
     """Returns the figure of the measured metrics. other: the name of the model compared with, or None."""
     metrics = list(dict.fromkeys(line.metric for line in measured))
     fields: list[str] = []
@@ -106,7 +106,7 @@ def figure(title: str, measured: Sequence[Measured], *, other: str | None = None
     )
 
 
-def _field(metric: str, lines: Sequence[Measured], *, top: float) -> Iterator[str]:
+def _field(metric: str, lines: Sequence[SliceMetric], *, top: float) -> Iterator[str]:
     values = [v for line in lines for v in (line.value, line.low, line.high, line.other) if v is not None]
     finite = [value for value in values if math.isfinite(value)] or [0.0]
     low, high = min(finite), max(finite)
@@ -141,7 +141,7 @@ def _field(metric: str, lines: Sequence[Measured], *, top: float) -> Iterator[st
         yield f'<text x="{WIDTH - RIGHT + 10}" y="{y + 4:.1f}" class="value">{xml(_said(line))}</text>'
 
 
-def _said(line: Measured) -> str:
+def _said(line: SliceMetric) -> str:
     if line.gain is None or line.p_better is None or line.p_worse is None:
         return f"{line.value:.4g}"
     p = min(line.p_better, line.p_worse)

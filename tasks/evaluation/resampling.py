@@ -28,7 +28,7 @@ Values = npt.NDArray[np.float64]
 
 
 @dataclass(frozen=True, eq=False)
-class Rows:
+class MetricRows:
     """The contribution of each row to the sums of a metric: [rows] or [rows, k] each, by the sum's name.
 
     Of a `GatheredMetric`, the values that its `relate` returns.
@@ -71,9 +71,9 @@ class Rows:
         with np.errstate(invalid="ignore", divide="ignore"):
             return self.metric.value_of_rows(self.sums, counts)
 
-    def where(self, mask: npt.NDArray[np.bool_]) -> Rows:
+    def where(self, mask: npt.NDArray[np.bool_]) -> MetricRows:
         """Returns the rows of a slice. mask: [rows]."""
-        return Rows(self.metric, {name: values[mask] for name, values in self.sums.items()})
+        return MetricRows(self.metric, {name: values[mask] for name, values in self.sums.items()})
 
     def _value(self, sums: Mapping[str, Values]) -> Values:
         with np.errstate(invalid="ignore", divide="ignore"):  # of nothing that is counted, the metric is NaN
@@ -110,7 +110,7 @@ class Comparison:
     num_rows: int
 
 
-def estimate(rows: Rows, *, level: float = 0.95, num_draws: int = NUM_DRAWS, seed: int = 0) -> Estimate:
+def estimate(rows: MetricRows, *, level: float = 0.95, num_draws: int = NUM_DRAWS, seed: int = 0) -> Estimate:
     """Returns a metric with its percentile interval, or Wilson's for a share of 0 or 1; NaN without counted rows."""
     if rows.num_counted and rows.value in (0.0, 1.0):
         most = unseen(rows.num_counted, level=level)
@@ -122,8 +122,8 @@ def estimate(rows: Rows, *, level: float = 0.95, num_draws: int = NUM_DRAWS, see
 
 
 def compare(
-    model: Rows,
-    other: Rows,
+    model: MetricRows,
+    other: MetricRows,
     *,
     level: float = 0.95,
     num_draws: int = NUM_DRAWS,

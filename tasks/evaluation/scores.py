@@ -14,14 +14,14 @@ import numpy.typing as npt
 
 from ringmaster.codec import to_json
 from ringmaster.tasks.cluster import Device
-from ringmaster.tasks.evaluation.resampling import Rows
+from ringmaster.tasks.evaluation.resampling import MetricRows
 from ringmaster.tasks.profiling.preflight import TrialEnvironment, slots_of
 from ringmaster.techniques import Job
 from ringmaster.techniques.metric import GatheredMetric, metric_named
 from ringmaster.techniques.processes.events import ModelFailed, RankExited, RowsScored, ScoringProgress, event_from_json
 from ringmaster.techniques.processes.scratch import ScratchFolder
 from ringmaster.techniques.scoring import Progress, ScoringOrder
-from ringmaster.techniques.scoring.order import SCORES, TrainingData
+from ringmaster.techniques.scoring.scoring_order import SCORES, TrainingData
 
 SCORER = "ringmaster.techniques.scoring:main"
 CAUSAL, CLASSIFIER, OTHER = "causal", "classifier", "other"
@@ -55,7 +55,7 @@ class Scores:
     slices: Mapping[str, Array] = field(default_factory=dict)
     inputs: Mapping[str, Array] = field(default_factory=dict)
 
-    def rows(self, metric: str) -> Rows:
+    def rows(self, metric: str) -> MetricRows:
         """Returns the contribution of each row to a metric.
 
         Raises ValueError if there is no such metric, or if the rows lack the labels for it.
@@ -67,7 +67,7 @@ class Scores:
                 f"these rows have no {metric}{needed}. To fix: name a metric that suits the model and its rows"
             )
         sums: Mapping[str, Array] = {name: self.sums[name] for name in measure.sums}
-        return Rows(measure, measure.relate(sums) if isinstance(measure, GatheredMetric) else sums)
+        return MetricRows(measure, measure.relate(sums) if isinstance(measure, GatheredMetric) else sums)
 
     def metrics(self, names: Sequence[str]) -> dict[str, float]:
         """Returns metrics over all rows."""
@@ -88,7 +88,7 @@ class Cases:
 
 
 @dataclass(frozen=True, kw_only=True)
-class Scored:
+class ScoringResult:
     """Scores, and the faults of models without scores, by the model's name."""
 
     scores: Mapping[str, Scores] = field(default_factory=dict)
@@ -109,7 +109,7 @@ def score_models(
     progress: Progress | None = None,
     environment: TrialEnvironment,
     device: Device,
-) -> Scored:
+) -> ScoringResult:
     """Scores models (folders by name) on the same rows, in one worker process on one device.
 
     Adapters of one base are scored in one batch over it (`techniques.scoring.score_together`), others
@@ -160,7 +160,7 @@ def score_models(
     for name in models:
         if name not in scores and name not in faults:
             faults[name] = f"its process ended with status {status}; see {log}"
-    return Scored(scores=scores, faults=faults)
+    return ScoringResult(scores=scores, faults=faults)
 
 
 @contextmanager

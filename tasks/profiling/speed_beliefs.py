@@ -52,7 +52,7 @@ from ringmaster.techniques.processes.events import Measured, RankExited, Referen
 from ringmaster.techniques.processes.forkserver_client import ForkServerClient
 from ringmaster.techniques.profiles import PREDICTED
 
-TARGET = "ringmaster.techniques.estimates.reference_kernel:main"
+TARGET = "ringmaster.techniques.estimates.device_rates:main"
 VERSION = 1  # incremented when the kernel changes
 BUSY_LOAD = 1.15
 """The load above which a machine counts as busy with other work, and its user is told."""

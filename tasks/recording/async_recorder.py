@@ -29,7 +29,7 @@ from ringmaster.tasks.recording.mlflow_writer import JobsToRecord, MlflowWriter
 from ringmaster.tasks.storage.journal import Journal
 from ringmaster.text import printable_lines
 
-__all__ = ["AsyncRecorder", "Insistence", "JobsToRecord", "PoolRecorder"]
+__all__ = ["AsyncRecorder", "JobsToRecord", "PoolRecorder", "RetriedWrites"]
 
 logger = logging.getLogger(__name__)
 
@@ -49,7 +49,7 @@ UNRECORDED = "unrecorded"
 `MlflowWriter.waiting_points`), "num_plans" (how many plans are written), "figures" (the metrics of the batch)}."""
 
 
-class Insistence:
+class RetriedWrites:
     """Performs actions one after another, retrying each while MLflow is unavailable, until the patience ends.
 
     faults: descriptions of what can never be recorded.
@@ -119,7 +119,7 @@ class AsyncRecorder:
         if num_plans < 0:  # a resumed batch continues the count of plans
             num_plans = self._unrecorded.get("num_plans", len(journal.plans()))
         self._writer = MlflowWriter(ledger, journal, batch=batch, num_plans=num_plans, tensors=tensors, notice=notice)
-        self._insist = Insistence(notice)
+        self._insist = RetriedWrites(notice)
         self._num_dropped = 0
         self._has_heard = self._has_stopped = False
         self._figures: Mapping[str, float] = {}

@@ -26,7 +26,7 @@ from ringmaster.tasks.planning.gantt import beside_plan
 from ringmaster.tasks.profiling.profile_store import MeasuredOptions, ProfileStore
 from ringmaster.tasks.recording.ancestry import Ancestry, beside_parents, kind_of
 from ringmaster.tasks.recording.rows import (
-    Energy,
+    EnergyMeter,
     code_version,
     end_details,
     job_params,
@@ -99,7 +99,7 @@ class MlflowWriter:
         self._points: dict[str, list[MetricPoint]] = {}
         self._waiting: set[str] = set()  # jobs whose pages say that they wait
         self._refused: dict[str, list[MetricPoint]] = {}
-        self._energy = Energy(journal)
+        self._energy = EnergyMeter(journal)
         self._code_version = code_version(batch.folder)
         self._measured = MeasuredOptions(profile_store(ledger))
         self.num_plans = num_plans

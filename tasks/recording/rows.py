@@ -145,7 +145,7 @@ def telemetry_points(event: DeviceTelemetry) -> list[MetricPoint]:
     ]
 
 
-class Energy:
+class EnergyMeter:
     """The energy in joules that each job has used over all its segments.
 
     The journal stores the energy of each segment, so segments that an earlier process ran are counted too. Pass the

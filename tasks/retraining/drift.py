@@ -225,7 +225,7 @@ Features = Mapping[str, Sequence[Any] | Array]
 
 
 @dataclass(frozen=True, kw_only=True)
-class Trained:
+class TrainingRecord:
     """A record of a training, stored with the model, with which later retraining runs compare.
 
     run_date: the date of the run that trained the model.
@@ -249,7 +249,7 @@ class Trained:
         return data
 
     @classmethod
-    def from_json(cls, data: Mapping[str, Any]) -> Trained:
+    def from_json(cls, data: Mapping[str, Any]) -> TrainingRecord:
         """Returns the value whose `to_json` is `data`."""
         return from_json(cls, dict(data))
 

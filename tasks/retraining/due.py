@@ -31,7 +31,7 @@ class DueRules:
 
 
 @dataclass(frozen=True, kw_only=True)
-class Seen:
+class ModelObservations:
     """The observations about a model on which a retraining run bases its decision.
 
     run_date: the date of the run.
@@ -59,7 +59,7 @@ class Seen:
 
 
 @dataclass(frozen=True, kw_only=True)
-class Due:
+class DueDecision:
     """Whether a model is to be retrained, and the reason. notes: what people should inspect."""
 
     is_due: bool
@@ -67,7 +67,7 @@ class Due:
     notes: tuple[str, ...] = field(default=())
 
 
-def due(standing: ServingVersions, seen: Seen, rules: DueRules = DueRules()) -> Due:
+def due(standing: ServingVersions, seen: ModelObservations, rules: DueRules = DueRules()) -> DueDecision:
     """Decides whether a model is due: by force, without a champion, or by new data, age, drift or a failed assertion.
 
     Drift and failed assertions make a model due only if there is new data, as the same data would yield the same model
@@ -75,12 +75,12 @@ def due(standing: ServingVersions, seen: Seen, rules: DueRules = DueRules()) -> 
     """
     champion, latest = standing.champion, standing.latest
     if seen.is_forced:
-        return Due(is_due=True, why="it was requested (forced)")
+        return DueDecision(is_due=True, why="it was requested (forced)")
     is_known = latest is not None and training_digest(latest) == seen.digest
     if is_known and standing.candidate is not None:
         assert latest is not None
         why = f"version {version_of(latest)} was trained on this data, and is to be compared yet"
-        return Due(is_due=False, why=why)
+        return DueDecision(is_due=False, why=why)
     if champion is None:
         return _without_champion(standing, seen, is_known=is_known)
     is_new = not (is_known or seen.only_older or training_digest(champion) == seen.digest)
@@ -93,24 +93,24 @@ def due(standing: ServingVersions, seen: Seen, rules: DueRules = DueRules()) -> 
     else:
         notes += [f"{alarm}, but there is no new data to learn from" for alarm in alarms]
     if reasons:
-        return Due(is_due=True, why="; ".join(reasons), notes=tuple(notes))
-    return Due(is_due=False, why="; ".join(_why_not(standing, seen, rules, is_new=is_new)), notes=tuple(notes))
+        return DueDecision(is_due=True, why="; ".join(reasons), notes=tuple(notes))
+    return DueDecision(is_due=False, why="; ".join(_why_not(standing, seen, rules, is_new=is_new)), notes=tuple(notes))
 
 
-def _without_champion(standing: ServingVersions, seen: Seen, *, is_known: bool) -> Due:
+def _without_champion(standing: ServingVersions, seen: ModelObservations, *, is_known: bool) -> DueDecision:
     latest = standing.latest
     if latest is None and seen.had_champion:
         why = "it was deleted from the registry; `--force` its name to have it trained anew, or take it out of the file"
-        return Due(is_due=False, why=why)
+        return DueDecision(is_due=False, why=why)
     if seen.had_champion:
-        return Due(is_due=True, why="its champion was deleted from the registry")
+        return DueDecision(is_due=True, why="its champion was deleted from the registry")
     if is_known:
         assert latest is not None
-        return Due(is_due=False, why=_lost(latest_version=version_of(latest)))
-    return Due(is_due=True, why="it has no champion yet")
+        return DueDecision(is_due=False, why=_lost(latest_version=version_of(latest)))
+    return DueDecision(is_due=True, why="it has no champion yet")
 
 
-def _by_data(standing: ServingVersions, seen: Seen, rules: DueRules, *, is_new: bool) -> Iterator[str]:
+def _by_data(standing: ServingVersions, seen: ModelObservations, rules: DueRules, *, is_new: bool) -> Iterator[str]:
     if not (is_new and rules.new_data) or _too_little(standing, seen, rules):
         return
     known = training_digest(standing.champion)
@@ -120,7 +120,7 @@ def _by_data(standing: ServingVersions, seen: Seen, rules: DueRules, *, is_new: 
         yield f"new data: {seen.digest[:SHORT]}, the champion was trained on {known[:SHORT]}"
 
 
-def _by_age(standing: ServingVersions, seen: Seen, rules: DueRules) -> Iterator[str]:
+def _by_age(standing: ServingVersions, seen: ModelObservations, rules: DueRules) -> Iterator[str]:
     if rules.max_age_days is None or seen.trained is None:
         return
     days = num_days(seen.trained, seen.run_date)
@@ -128,7 +128,7 @@ def _by_age(standing: ServingVersions, seen: Seen, rules: DueRules) -> Iterator[
         yield f"its last training is {days} days ago, and {rules.max_age_days:g} are allowed"
 
 
-def _why_not(standing: ServingVersions, seen: Seen, rules: DueRules, *, is_new: bool) -> Iterator[str]:
+def _why_not(standing: ServingVersions, seen: ModelObservations, rules: DueRules, *, is_new: bool) -> Iterator[str]:
     champion, latest = standing.champion, standing.latest
     assert champion is not None, "a model without one has other reasons"
     assert latest is not None, "a champion is a version"
@@ -152,7 +152,7 @@ def _why_not(standing: ServingVersions, seen: Seen, rules: DueRules, *, is_new: 
         yield "every assertion holds"
 
 
-def _too_little(standing: ServingVersions, seen: Seen, rules: DueRules) -> str:
+def _too_little(standing: ServingVersions, seen: ModelObservations, rules: DueRules) -> str:
     """Returns why new data is too little, or "" if it is enough or was not counted."""
     then = _num_trained_on(standing)
     if not rules.min_new_samples or then is None or seen.num_samples is None:

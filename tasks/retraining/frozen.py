@@ -13,20 +13,20 @@ from ringmaster.codec import digest
 from ringmaster.techniques import DataSpec
 from ringmaster.techniques.checkpoints.checkpoint import publish
 from ringmaster.techniques.checkpoints.storage import is_url
-from ringmaster.techniques.data.files import matching, opened
+from ringmaster.techniques.data.file_patterns import matching, opened
 
 DATED = re.compile(r"(?<!\d)(\d{4})-?(\d{2})-?(\d{2})(?!\d)")
 
 
 @dataclass(frozen=True, kw_only=True)
-class Frozen:
+class FrozenData:
     """Data that no longer changes. files: (name, a text that changes with the content) of each training file."""
 
     data: DataSpec
     files: tuple[tuple[str, str], ...] = ()
 
 
-def freeze(spec: DataSpec, *, run_date: str, window_days: int | None, folder: Path) -> Frozen:
+def freeze(spec: DataSpec, *, run_date: str, window_days: int | None, folder: Path) -> FrozenData:
     """Copies the current files of `spec` below `folder` and returns data that refers to the copies.
 
     Data without files is returned unchanged. window_days: of the files with a date in their name, such as 2026-11-20,
@@ -35,10 +35,10 @@ def freeze(spec: DataSpec, *, run_date: str, window_days: int | None, folder: Pa
     equal copies. Raises ValueError if no file is left.
     """
     if spec.path is None:
-        return Frozen(data=spec)
+        return FrozenData(data=spec)
     path, files = _copied(spec.path, folder=folder, run_date=run_date, window_days=window_days)
     held_out = None if spec.held_out_path is None else _copied(spec.held_out_path, folder=folder, run_date=run_date)[0]
-    return Frozen(data=replace(spec, path=path, held_out_path=held_out), files=files)
+    return FrozenData(data=replace(spec, path=path, held_out_path=held_out), files=files)
 
 
 def _copied(

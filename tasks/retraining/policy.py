@@ -15,7 +15,7 @@ from ringmaster.tasks.batch import yaml_sections
 from ringmaster.tasks.batch.faults import Finding
 from ringmaster.tasks.batch.field_types import Metric, Name, Positive, Whole
 from ringmaster.tasks.batch.schema import Section
-from ringmaster.tasks.evaluation.examination import ALL, Examined, Measured
+from ringmaster.tasks.evaluation.examination import ALL, Examined, SliceMetric
 from ringmaster.tasks.evaluation.suite import Suite, load_suite
 from ringmaster.tasks.files import is_file
 
@@ -142,7 +142,7 @@ class Decision:
     promote: bool
     why: str
     reasons: tuple[str, ...] = ()
-    compared: Measured | None = None
+    compared: SliceMetric | None = None
 
 
 def decide_by(
@@ -181,7 +181,7 @@ def decide_by(
     return Decision(promote=is_promoted, why="; ".join(reasons), reasons=tuple(reasons), compared=whole)
 
 
-def comparison(line: Measured) -> str:
+def comparison(line: SliceMetric) -> str:
     """Returns a metric of a challenger, compared with the champion's where there is one, as a sentence.
 
     It has the number of rows, and the interval that contains the true difference with the probability `line.level`.
@@ -202,7 +202,7 @@ def comparison(line: Measured) -> str:
     return f"the new model is {how}{_interval(line, bounds, (low, high))} {figures}"
 
 
-def _rows(line: Measured) -> str:
+def _rows(line: SliceMetric) -> str:
     return "1 row" if line.num_rows == 1 else f"{line.num_rows} rows"
 
 
@@ -210,11 +210,11 @@ def _direction(gain: float) -> str:
     return "better" if gain > 0 else "worse"
 
 
-def _interval(line: Measured, bounds: str, ends: tuple[float, float]) -> str:
+def _interval(line: SliceMetric, bounds: str, ends: tuple[float, float]) -> str:
     return f" ({100 * line.level:g} % interval {bounds})" if all(map(math.isfinite, ends)) else ""
 
 
-def _against_champion(policy: Policy, whole: Measured, *, min_gain: float) -> Iterator[str]:
+def _against_champion(policy: Policy, whole: SliceMetric, *, min_gain: float) -> Iterator[str]:
     if whole.gain is None or whole.p_better is None or not math.isfinite(whole.gain):
         yield f"the champion's {whole.metric} is {whole.other} on this data: inspect the data"
         return
@@ -230,14 +230,14 @@ def _against_champion(policy: Policy, whole: Measured, *, min_gain: float) -> It
         )
 
 
-def _loses(policy: Policy, line: Measured) -> bool:
+def _loses(policy: Policy, line: SliceMetric) -> bool:
     """Whether a slice that is large enough loses more than allowed."""
     if policy.max_loss is None or line.slice == ALL or line.num_rows < policy.min_slice_rows:
         return False
     return line.gain is None or not line.gain >= -policy.max_loss  # a gain that is NaN counts as a loss
 
 
-def _on_slice(line: Measured) -> str:
+def _on_slice(line: SliceMetric) -> str:
     gain = "an unknown amount" if line.gain is None or not math.isfinite(line.gain) else f"{-line.gain:.4g}"
     return f"loses {gain} of {line.metric} on {line.slice} ({line.num_rows} rows)"
 

@@ -31,7 +31,7 @@ from ringmaster.techniques import Job
 
 
 @dataclass(frozen=True, kw_only=True)
-class Watched:
+class ObservedData:
     """The data observed in production.
 
     inputs: a job on recent data, for drift.
@@ -67,7 +67,7 @@ class ProductionModel:
     min_gain: float = 0.0
     variants: tuple[Job, ...] = ()
     rules: DueRules = field(default_factory=DueRules)
-    watched: Watched = field(default_factory=Watched)
+    watched: ObservedData = field(default_factory=ObservedData)
     window_days: int | None = None
     priority: int = 0
 
@@ -246,7 +246,7 @@ def _model(
             drift=None if drift is None else DriftRule(psi=drift.psi, ks=drift.ks, min_rows=drift.min_rows),
             asserts=asserted is not None,
         ),
-        watched=Watched(
+        watched=ObservedData(
             inputs=jobs.get(f"{entry.name}.inputs"),
             predictions=None if drift is None or drift.predictions is None else folder / drift.predictions,
             suite=None if asserted is None else folder / asserted.suite,

@@ -79,7 +79,7 @@ MakePlan = Callable[[Problem], Plan]
 
 
 @dataclass(frozen=True, kw_only=True)
-class Limits:
+class RunLimits:
     """The limits of a retraining run; None for no limit.
 
     left_s: the seconds until the deadline.
@@ -100,7 +100,7 @@ class Limits:
 
 
 @dataclass(frozen=True, kw_only=True)
-class Wanted:
+class DueModel:
     """A model that is due.
 
     job: the name of its own job.
@@ -117,7 +117,7 @@ class Wanted:
 
 
 @dataclass(frozen=True, kw_only=True)
-class Choice:
+class RunSelection:
     """The jobs to train in a retraining run.
 
     jobs: their names.
@@ -135,8 +135,12 @@ class Choice:
 
 
 def choose(
-    wanted: Sequence[Wanted], limits: Limits, *, problem_of: Callable[[Sequence[str]], Problem], make_plan: MakePlan
-) -> Choice:
+    wanted: Sequence[DueModel],
+    limits: RunLimits,
+    *,
+    problem_of: Callable[[Sequence[str]], Problem],
+    make_plan: MakePlan,
+) -> RunSelection:
     """Selects models one after another: higher priority first, then longer waiting, then in the given order.
 
     A model is selected if one plan of it and all models selected before keeps the deadline and the budget: with its
@@ -149,16 +153,16 @@ def choose(
     if limits.left_s is not None and limits.left_s <= 0:
         assert limits.deadline_s is not None
         why = f"the run was over at {day_text(limits.deadline_s)} UTC, before it could be trained"
-        return Choice(left={w.model: why for w in order})
+        return RunSelection(left={w.model: why for w in order})
     every = [job for w in order for job in (w.job, *w.variants)]
-    if every and isinstance(whole := _tried(every, limits, problem_of, make_plan), Choice):
-        return Choice(jobs=whole.jobs, models=tuple(w.model for w in order), plan=whole.plan, cost=whole.cost)
-    chosen, models, left = Choice(), list[str](), dict[str, str]()
+    if every and isinstance(whole := _tried(every, limits, problem_of, make_plan), RunSelection):
+        return RunSelection(jobs=whole.jobs, models=tuple(w.model for w in order), plan=whole.plan, cost=whole.cost)
+    chosen, models, left = RunSelection(), list[str](), dict[str, str]()
     for w in order:
         tries = [(w.job, *w.variants), (w.job,)] if w.variants else [(w.job,)]
         for jobs in tries:
             found = _tried([*chosen.jobs, *jobs], limits, problem_of, make_plan)
-            if isinstance(found, Choice):
+            if isinstance(found, RunSelection):
                 chosen = found
                 models.append(w.model)
                 if len(jobs) < len(tries[0]):
@@ -167,7 +171,7 @@ def choose(
                     left.pop(w.model, None)
                 break
             left[w.model] = found
-    return Choice(jobs=chosen.jobs, models=tuple(models), left=left, plan=chosen.plan, cost=chosen.cost)
+    return RunSelection(jobs=chosen.jobs, models=tuple(models), left=left, plan=chosen.plan, cost=chosen.cost)
 
 
 def unit_of(price_per_device_hour: float) -> str:
@@ -185,8 +189,8 @@ def cost_of(plan: Plan, *, price_per_device_hour: float = 1.0) -> float:
 
 
 def _tried(
-    jobs: Sequence[str], limits: Limits, problem_of: Callable[[Sequence[str]], Problem], make_plan: MakePlan
-) -> Choice | str:
+    jobs: Sequence[str], limits: RunLimits, problem_of: Callable[[Sequence[str]], Problem], make_plan: MakePlan
+) -> RunSelection | str:
     """Returns a plan of these jobs that keeps all limits, or why there is none."""
     try:
         plan = make_plan(problem_of(jobs))
@@ -196,4 +200,4 @@ def _tried(
     cost = cost_of(plan, price_per_device_hour=limits.price_per_device_hour)
     if limits.budget is not None and cost > limits.budget:
         return f"with it the run would cost {cost:.3g} of {limits.budget:g} {limits.unit}"
-    return Choice(jobs=tuple(jobs), plan=plan, cost=cost)
+    return RunSelection(jobs=tuple(jobs), plan=plan, cost=cost)

@@ -19,7 +19,7 @@ from ringmaster.tasks.execution.events import ExecutionEvent, GangSaid, JobEnded
 from ringmaster.tasks.execution.job_table import GOAL, LIKE, SETTLED, SteeringRequest
 from ringmaster.tasks.storage.journal import ENDED, JobStatus, Journal
 from ringmaster.tasks.sweeping.space import Values
-from ringmaster.tasks.sweeping.spec import SweepSpec, Tried
+from ringmaster.tasks.sweeping.spec import ProposedTrial, SweepSpec
 from ringmaster.tasks.sweeping.stopping import Trial
 from ringmaster.techniques import Job
 from ringmaster.techniques.metric import metric_named
@@ -186,7 +186,9 @@ class SweepScheduler:
             if None in worth:
                 break
             scores = [*worth, *[None] * (number - num_known)]
-            earlier = [Tried(values=self.values[name], score=s) for name, s in zip(names[:number], scores, strict=True)]
+            earlier = [
+                ProposedTrial(values=self.values[name], score=s) for name, s in zip(names[:number], scores, strict=True)
+            ]
             self.values[names[number]] = self.spec.propose(number, earlier)
 
     def _worth(self, name: str) -> float | None:

@@ -71,7 +71,7 @@ class SweepSpec:
         """Returns the values of those trials."""
         found: list[Values] = []
         for number in range(self.num_known):
-            found.append(self.propose(number, [Tried(values=values) for values in found]))
+            found.append(self.propose(number, [ProposedTrial(values=values) for values in found]))
         return found
 
     def provisional(self) -> list[Values]:
@@ -87,7 +87,7 @@ class SweepSpec:
         """Returns the values of a trial that may affect its speed or size."""
         return {p.key: values[p.key] for p in self.space if spaces.changes_shape(p)}
 
-    def propose(self, number: int, earlier: Sequence[Tried]) -> Values:
+    def propose(self, number: int, earlier: Sequence[ProposedTrial]) -> Values:
         """Returns the values of a trial; see `ringmaster.tasks.sweeping.spec.propose`."""
         return propose(
             self.space,
@@ -182,7 +182,7 @@ NUM_STARTUP = 8  # random trials before TPE has enough data; a third of all tria
 
 
 @dataclass(frozen=True, kw_only=True)
-class Tried:
+class ProposedTrial:
     """A trial that was proposed. score: higher is better; None while there is no result."""
 
     values: Values
@@ -195,7 +195,13 @@ def num_startup(num_trials: int) -> int:
 
 
 def propose(
-    space: Sequence[Parameter], *, sampler: str, number: int, earlier: Sequence[Tried], seed: int, num_trials: int
+    space: Sequence[Parameter],
+    *,
+    sampler: str,
+    number: int,
+    earlier: Sequence[ProposedTrial],
+    seed: int,
+    num_trials: int,
 ) -> Values:
     """Returns the values of trial `number`, which counts from 0; `earlier` are those before it, in order.
 
@@ -215,7 +221,7 @@ def propose(
     return values
 
 
-def _draw(space: Sequence[Parameter], earlier: Sequence[Tried], *, is_random: bool, seed: int) -> Values:
+def _draw(space: Sequence[Parameter], earlier: Sequence[ProposedTrial], *, is_random: bool, seed: int) -> Values:
     """Draws once with Optuna, from a study that exists only during this call."""
     import optuna
 
@@ -254,7 +260,7 @@ def _value(parameter: Parameter, drawn: Any) -> Any:
     return parameter.value(min(max(value, parameter.low), parameter.high))
 
 
-def _as_trial(space: Sequence[Parameter], tried: Tried, distributions: Any) -> Any:
+def _as_trial(space: Sequence[Parameter], tried: ProposedTrial, distributions: Any) -> Any:
     from optuna.trial import TrialState, create_trial
 
     params = {p.key: _told_to_optuna(p, tried.values[p.key], distributions[p.key]) for p in space}

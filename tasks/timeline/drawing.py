@@ -21,7 +21,15 @@ from ringmaster.tasks.planning.gantt import (
     seconds_text,
     stripes,
 )
-from ringmaster.tasks.timeline.run_timeline import AT_FIRST, NOW_RUNNING, TO_COME, RunTimeline, Span, end_text, headline
+from ringmaster.tasks.timeline.run_timeline import (
+    AT_FIRST,
+    NOW_RUNNING,
+    TO_COME,
+    RunTimeline,
+    TimelineSpan,
+    end_text,
+    headline,
+)
 from ringmaster.text import printable, xml
 
 RUNNING_FILL, TO_COME_FILL, FAULT_MARK, NOW_MARK = "▒", "░", "✗", "▲"
@@ -32,7 +40,7 @@ KEY = f"letters: done  {RUNNING_FILL} running  {TO_COME_FILL} to come  {FAULT_MA
 
 
 @dataclass(frozen=True, kw_only=True)
-class Row:
+class DeviceRow:
     """A device, or the first plan of a device."""
 
     name: str
@@ -60,7 +68,7 @@ def _is_twice(run_timeline: RunTimeline) -> bool:
     return bool(run_timeline.first) and sum(number for _, number in run_timeline.rows) <= MOST_DEVICES_TWICE
 
 
-def rows(run_timeline: RunTimeline, columns: int, *, most: int = 64) -> tuple[list[Row], int]:
+def rows(run_timeline: RunTimeline, columns: int, *, most: int = 64) -> tuple[list[DeviceRow], int]:
     """Returns at most `most` rows whose pieces fill `columns` cells each, and the number of omitted devices."""
     letter = letters(run_timeline)
     is_twice = _is_twice(run_timeline)
@@ -71,11 +79,11 @@ def rows(run_timeline: RunTimeline, columns: int, *, most: int = 64) -> tuple[li
     for node, device in shown:
         bars = [_bar(span, letter, is_named=span.devices[0] == (node, device)) for span in real.get((node, device), ())]
         cells = tuple(pieces(bars, columns, end_s=run_timeline.width_s))
-        found.append(Row(name=f"{node}:{device}", pieces=tuple(_marked(cell) for cell in cells)))
+        found.append(DeviceRow(name=f"{node}:{device}", pieces=tuple(_marked(cell) for cell in cells)))
         if is_twice:
             planned = [_bar(s, letter, is_named=False) for s in first.get((node, device), ())]
             cells = tuple(pieces(planned, columns, end_s=run_timeline.width_s))
-            found.append(Row(name="planned", pieces=cells, is_first_plan=True))
+            found.append(DeviceRow(name="planned", pieces=cells, is_first_plan=True))
     return found, len(devices) - len(shown)
 
 
@@ -93,15 +101,15 @@ def axis(run_timeline: RunTimeline, columns: int) -> str:
     return "".join(line)
 
 
-def _by_device(spans: Sequence[Span]) -> dict[tuple[str, int], list[Span]]:
-    found: dict[tuple[str, int], list[Span]] = {}
+def _by_device(spans: Sequence[TimelineSpan]) -> dict[tuple[str, int], list[TimelineSpan]]:
+    found: dict[tuple[str, int], list[TimelineSpan]] = {}
     for span in sorted(spans, key=lambda span: (span.start_s, span.end_s)):
         for device in span.devices:
             found.setdefault(device, []).append(span)
     return found
 
 
-def _bar(span: Span, letter: dict[str, str], *, is_named: bool) -> Bar:
+def _bar(span: TimelineSpan, letter: dict[str, str], *, is_named: bool) -> Bar:
     own = letter.get(span.job, "?")
     fill = {NOW_RUNNING: RUNNING_FILL, TO_COME: TO_COME_FILL}.get(span.status, own)
     return Bar(span.start_s, span.end_s, fill, own, span.label if is_named else "", span)
@@ -109,7 +117,7 @@ def _bar(span: Span, letter: dict[str, str], *, is_named: bool) -> Bar:
 
 def _marked(piece: Piece) -> Piece:
     """Returns the piece with its end marked if its segment failed."""
-    if not isinstance(piece.of, Span) or not piece.of.is_fault:
+    if not isinstance(piece.of, TimelineSpan) or not piece.of.is_fault:
         return piece
     return Piece(piece.text[:-1] + FAULT_MARK, piece.of, min(piece.num_named, len(piece.text) - 1))
 
@@ -213,7 +221,7 @@ class _Sheet:
         if part:
             self._of_span.append(part)
 
-    def end(self, span: Span) -> None:
+    def end(self, span: TimelineSpan) -> None:
         """Completes the current span."""
         if self._is_titled:
             said = (
@@ -229,7 +237,7 @@ class _Sheet:
         return [f'<path d="{"".join(path)}" {look}/>' for look, path in self._paths.items()] + self._drawn
 
 
-def _the_longest(run_timeline: RunTimeline) -> tuple[list[Span], list[Span], int]:
+def _the_longest(run_timeline: RunTimeline) -> tuple[list[TimelineSpan], list[TimelineSpan], int]:
     """Returns the longest spans of the first plan and of the actual run, and the number of omitted spans.
 
     Each of the two has at most half of `MOST_SPANS`.
@@ -241,7 +249,7 @@ def _the_longest(run_timeline: RunTimeline) -> tuple[list[Span], list[Span], int
     return kept[0], kept[1], len(run_timeline.first) + len(run_timeline.real) - len(kept[0]) - len(kept[1])
 
 
-def _draw(span: Span, sheet: _Sheet, colour: str, *, now_s: float, bottom: float) -> None:
+def _draw(span: TimelineSpan, sheet: _Sheet, colour: str, *, now_s: float, bottom: float) -> None:
     """Draws a segment's boxes, with its label in the first of them."""
     for i, box in enumerate(sheet.frame.cells(span.devices, span.start_s, span.end_s, bottom=bottom)):
         if span.status == TO_COME:

@@ -21,7 +21,7 @@ from ringmaster.tasks.pool.submissions import BatchStatus
 from ringmaster.tasks.storage.database import Database
 from ringmaster.tasks.storage.journal import ENDED, JobRecord, SegmentRecord, segment_record
 from ringmaster.tasks.storage.schema import BATCHES, FACTS, JOBS, NODES, PLANS, SAID, SEGMENTS
-from ringmaster.tasks.timeline.run_timeline import NOW_RUNNING, TO_COME, Span
+from ringmaster.tasks.timeline.run_timeline import NOW_RUNNING, TO_COME, TimelineSpan
 from ringmaster.techniques.processes.events import Event, OutcomeStatus, event_or_refusal
 
 
@@ -158,13 +158,13 @@ class FollowedPlan:
     made_s: float
 
 
-def as_span(segment: Segment, problem: Problem, *, from_s: float, status: str) -> Span:
+def as_span(segment: Segment, problem: Problem, *, from_s: float, status: str) -> TimelineSpan:
     """Returns a planned segment as a span.
 
     from_s: when its plan was made.
     """
     row = problem.job(segment.job)
-    return Span(
+    return TimelineSpan(
         job=segment.job,
         technique=row.options[segment.option].technique,
         members=(*row.members, *row.options[segment.option].jobs),
@@ -180,7 +180,7 @@ def devices_of(segment: Segment) -> tuple[DeviceId, ...]:
     return tuple((node, device) for node, ids in segment.devices for device in ids)
 
 
-def planned_end_s(standing: FollowedPlan, running: Span) -> float | None:
+def planned_end_s(standing: FollowedPlan, running: TimelineSpan) -> float | None:
     """Returns when a running segment ends by the plan, None if the plan does not contain it."""
     mine = standing.plan.segments_of(running.job)
     same = next((segment for segment in mine if _is_gang(segment, running, standing.problem)), None)
@@ -192,18 +192,18 @@ def planned_end_s(standing: FollowedPlan, running: Span) -> float | None:
 
 
 def to_come(
-    standing: Mapping[str, FollowedPlan], *, past: Sequence[Span], running: Sequence[Span], now_s: float
-) -> list[Span]:
+    standing: Mapping[str, FollowedPlan], *, past: Sequence[TimelineSpan], running: Sequence[TimelineSpan], now_s: float
+) -> list[TimelineSpan]:
     """Returns the segments that are still to be started, at their forecast times, from `now_s` on.
 
     standing: the plan that each unfinished job follows.
     past: the spans that have ended.
     running: the spans that run, with their forecast ends.
     """
-    mine: dict[str, list[Span]] = {}
+    mine: dict[str, list[TimelineSpan]] = {}
     for span in sorted((*past, *running), key=lambda span: span.start_s):
         mine.setdefault(span.job, []).append(span)
-    rest: list[Span] = []
+    rest: list[TimelineSpan] = []
     after: dict[str, Sequence[str]] = {}
     for job, plan in standing.items():
         segments = plan.plan.segments_of(job)
@@ -213,7 +213,7 @@ def to_come(
     return _in_order(rest, after, running=running, now_s=now_s)
 
 
-def _num_begun(segments: Sequence[Segment], spans: Sequence[Span], standing: FollowedPlan) -> int:
+def _num_begun(segments: Sequence[Segment], spans: Sequence[TimelineSpan], standing: FollowedPlan) -> int:
     """Returns how many of a job's planned segments have begun.
 
     spans: the job's past and running spans, in order.
@@ -240,14 +240,18 @@ def _num_begun(segments: Sequence[Segment], spans: Sequence[Span], standing: Fol
     return begun
 
 
-def _is_gang(segment: Segment, span: Span, problem: Problem) -> bool:
+def _is_gang(segment: Segment, span: TimelineSpan, problem: Problem) -> bool:
     technique = problem.job(segment.job).options[segment.option].technique
     return technique == span.technique and set(devices_of(segment)) == set(span.devices)
 
 
 def _in_order(
-    planned: Sequence[Span], after: Mapping[str, Sequence[str]], *, running: Sequence[Span], now_s: float
-) -> list[Span]:
+    planned: Sequence[TimelineSpan],
+    after: Mapping[str, Sequence[str]],
+    *,
+    running: Sequence[TimelineSpan],
+    now_s: float,
+) -> list[TimelineSpan]:
     free_s: dict[DeviceId, float] = {device: span.end_s for span in running for device in span.devices}
     ended_s: dict[str, float] = {span.job: span.end_s for span in running}
     found = []

@@ -16,7 +16,15 @@ from ringmaster.tasks.pool.nodes import Nodes
 from ringmaster.tasks.storage.database import Database
 from ringmaster.tasks.storage.journal import ENDED, JobRecord, JobStatus, SegmentRecord
 from ringmaster.tasks.timeline.queries import Archive, FollowedPlan, Head, as_span, planned_end_s, to_come
-from ringmaster.tasks.timeline.run_timeline import AT_FIRST, NOW_RUNNING, JobLine, NodeLine, Note, RunTimeline, Span
+from ringmaster.tasks.timeline.run_timeline import (
+    AT_FIRST,
+    NOW_RUNNING,
+    JobLine,
+    NodeLine,
+    RunTimeline,
+    TimelineNote,
+    TimelineSpan,
+)
 from ringmaster.techniques.processes.events import Event, JobEvent, Metrics, PhaseStarted, Ready, Steps
 from ringmaster.techniques.turns import AT_ONCE, num_steps_of_gang
 
@@ -41,7 +49,9 @@ class TimelineReader:
         self._archive = Archive(database, is_pool=is_pool, clock=clock)
         self._name = name
         self._plans: dict[int, tuple[Plan, Problem]] = {}  # the plans that jobs follow
-        self._first: dict[str, tuple[float, list[Span]]] = {}  # by job: when it was planned, and its spans from then on
+        self._first: dict[
+            str, tuple[float, list[TimelineSpan]]
+        ] = {}  # by job: when it was planned, and its spans from then on
         self._looked: set[int] = set()  # the plans read for `_first`
         self._began = 0
         self._makespans_s: dict[int, float] = {}
@@ -122,7 +132,7 @@ class TimelineReader:
 
     # -- plans --------------------------------------------------------------------------------------------------------
 
-    def _planned_first(self, heads: Sequence[Head], jobs: set[str], zero_s: float) -> list[Span]:
+    def _planned_first(self, heads: Sequence[Head], jobs: set[str], zero_s: float) -> list[TimelineSpan]:
         """Returns the first planned segments of each of the jobs. Stores these segments, not the plans."""
         if heads and not self._archive.is_pool and heads[0].id != self._began:
             self._first, self._looked, self._began = {}, set(), heads[0].id
@@ -132,7 +142,7 @@ class TimelineReader:
                 break
             plan, problem = self._load(head.id)
             self._looked.add(head.id)
-            new: dict[str, list[Span]] = {}
+            new: dict[str, list[TimelineSpan]] = {}
             for segment in plan.segments:
                 if segment.job in missing:
                     new.setdefault(segment.job, []).append(as_span(segment, problem, from_s=0.0, status=AT_FIRST))
@@ -195,7 +205,7 @@ class TimelineReader:
         standing: Mapping[str, FollowedPlan],
         records: Mapping[str, JobRecord],
         totals: Mapping[str, int | None],
-    ) -> Span:
+    ) -> TimelineSpan:
         span = _span(record, zero_s)
         begin_s, end_s = record.what.get("planned_s", (0.0, 0.0))
         ends_s = span.start_s + end_s - begin_s
@@ -234,7 +244,7 @@ class TimelineReader:
     def _lines(
         self,
         records: Mapping[str, JobRecord],
-        spans: tuple[Sequence[Span], Sequence[Span], Sequence[Span]],
+        spans: tuple[Sequence[TimelineSpan], Sequence[TimelineSpan], Sequence[TimelineSpan]],
         segments: Sequence[SegmentRecord],
         totals: Mapping[str, int | None],
         ends: Mapping[tuple[str, str | None], PredictedEnd],
@@ -257,11 +267,13 @@ class TimelineReader:
         for segment in segments:
             if segment.ended_s is None:
                 figures |= self._figures(segment)
-        mine: dict[str, list[Span]] = {}
+        mine: dict[str, list[TimelineSpan]] = {}
         for span in (*past, *running, *coming):
             for job in span.jobs:
                 mine.setdefault(job, []).append(span)
-        newest: dict[str, Span] = {job: span for span in reversed(coming) for job in span.jobs}  # the next span, ...
+        newest: dict[str, TimelineSpan] = {
+            job: span for span in reversed(coming) for job in span.jobs
+        }  # the next span, ...
         newest |= {job: span for span in (*past, *running) for job in span.jobs}  # ... or the last to begin
         lines = []
         for name, record in records.items():
@@ -308,22 +320,22 @@ class TimelineReader:
                 found[batch, name] = end.later(prediction.since_s - zero_s).not_before(now_s)
         return found
 
-    def _notes(self, heads: Sequence[Head], past: Sequence[Span], zero_s: float) -> list[Note]:
+    def _notes(self, heads: Sequence[Head], past: Sequence[TimelineSpan], zero_s: float) -> list[TimelineNote]:
         notes = []
         for head in heads[-MOST_NOTES:]:
             makespan_s = self._makespans_s.get(head.id)
             end = "" if makespan_s is None else f": {seconds_text(makespan_s)} from then on"
-            notes.append(Note(at_s=head.made_s - zero_s, text=f"planned ({head.why}){end}"))
+            notes.append(TimelineNote(at_s=head.made_s - zero_s, text=f"planned ({head.why}){end}"))
         for span in past:
             if span.status != JobStatus.DONE:
                 said = f": {span.message}" if span.message else ""
-                notes.append(Note(at_s=span.end_s, text=f"{span.job} {span.status.replace('_', ' ')}{said}"))
+                notes.append(TimelineNote(at_s=span.end_s, text=f"{span.job} {span.status.replace('_', ' ')}{said}"))
         return sorted(notes, key=lambda note: note.at_s)[-MOST_NOTES:]
 
 
-def _span(record: SegmentRecord, zero_s: float) -> Span:
+def _span(record: SegmentRecord, zero_s: float) -> TimelineSpan:
     outcome = record.outcome or {}
-    return Span(
+    return TimelineSpan(
         job=record.job,
         technique=record.what["technique"],
         devices=tuple(_device(name) for name in record.what["devices"]),

@@ -27,7 +27,7 @@ NOW_RUNNING, TO_COME, AT_FIRST = "running", "to come", "planned first"
 
 
 @dataclass(frozen=True, kw_only=True)
-class Span:
+class TimelineSpan:
     """A job on a gang for some time, in seconds from the timeline's beginning.
 
     status: a segment's outcome ("done", "preempted", "crashed", ...), "running" (`end_s` is a forecast), "to come", or
@@ -87,7 +87,7 @@ class JobLine:
 
 
 @dataclass(frozen=True, kw_only=True)
-class Note:
+class TimelineNote:
     """A decision, or the event that caused one."""
 
     at_s: float
@@ -122,18 +122,18 @@ class RunTimeline:
     zero_s: float
     now_s: float
     rows: tuple[tuple[str, int], ...] = ()
-    first: tuple[Span, ...] = ()
-    past: tuple[Span, ...] = ()
-    running: tuple[Span, ...] = ()
-    coming: tuple[Span, ...] = ()
+    first: tuple[TimelineSpan, ...] = ()
+    past: tuple[TimelineSpan, ...] = ()
+    running: tuple[TimelineSpan, ...] = ()
+    coming: tuple[TimelineSpan, ...] = ()
     jobs: tuple[JobLine, ...] = ()
-    notes: tuple[Note, ...] = ()
+    notes: tuple[TimelineNote, ...] = ()
     nodes: tuple[NodeLine, ...] = ()
     is_over: bool = False
     predicted: Mapping[str, PredictedEnd] = field(default_factory=dict)
 
     @property
-    def real(self) -> tuple[Span, ...]:
+    def real(self) -> tuple[TimelineSpan, ...]:
         """The past, running and future spans, in order of their start."""
         return tuple(sorted((*self.past, *self.running, *self.coming), key=lambda span: (span.start_s, span.end_s)))
 
@@ -156,7 +156,7 @@ class RunTimeline:
         """Returns the timeline of one batch of a pool, from its own beginning, with job names as within the batch."""
         mark = f"{batch}/"
 
-        def of(spans: Sequence[Span]) -> tuple[Span, ...]:
+        def of(spans: Sequence[TimelineSpan]) -> tuple[TimelineSpan, ...]:
             mine = [span for span in spans if span.job.startswith(mark)]
             return tuple(_renamed(span, mark) for span in mine)
 
@@ -179,7 +179,7 @@ class RunTimeline:
     def later(self, seconds: float) -> RunTimeline:
         """Returns the timeline with its beginning moved `seconds` later."""
 
-        def of(spans: Sequence[Span]) -> tuple[Span, ...]:
+        def of(spans: Sequence[TimelineSpan]) -> tuple[TimelineSpan, ...]:
             return tuple(replace(s, start_s=s.start_s - seconds, end_s=s.end_s - seconds) for s in spans)
 
         lines = [
@@ -236,7 +236,7 @@ def end_text(predicted: PredictedEnd) -> str:
     return f"{end} ({low.rpartition(' ')[0]} to {high})"
 
 
-def _renamed(span: Span, mark: str) -> Span:
+def _renamed(span: TimelineSpan, mark: str) -> TimelineSpan:
     """Returns a span with job names as within their batch."""
     members = tuple(member.removeprefix(mark) for member in span.members)
     return replace(span, job=span.job.removeprefix(mark), members=members)

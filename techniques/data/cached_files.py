@@ -25,6 +25,7 @@ from numpy.typing import NDArray
 from ringmaster.codec import digest
 from ringmaster.techniques.checkpoints.checkpoint import publish
 from ringmaster.techniques.data.arrays import open_columns
+from ringmaster.techniques.data.file_patterns import FilePart
 from ringmaster.techniques.data.file_rows import (
     DAY_S,
     DataFile,
@@ -34,9 +35,8 @@ from ringmaster.techniques.data.file_rows import (
     split_key,
     time_limits,
 )
-from ringmaster.techniques.data.files import FilePart
-from ringmaster.techniques.data.manifest import Manifest, ManifestBuilder
-from ringmaster.techniques.data.rows import RowError, RowErrors, format_of
+from ringmaster.techniques.data.manifest import ManifestBuilder, RowManifest
+from ringmaster.techniques.data.row_files import RowError, RowErrors, format_of
 from ringmaster.techniques.data.stored_source import locked
 from ringmaster.techniques.data_source import Row
 from ringmaster.techniques.job import DataSpec
@@ -233,7 +233,7 @@ def selected_files(spec: DataSpec, read: Callable[[KnownFile, bool], K]) -> list
     ]
 
 
-def manifest_of(files: Sequence[SelectedFile[K]]) -> Manifest:
+def manifest_of(files: Sequence[SelectedFile[K]]) -> RowManifest:
     """Returns the manifest of the rows that are read."""
     manifest = ManifestBuilder()
     for each in files:

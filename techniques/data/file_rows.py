@@ -18,9 +18,9 @@ from pathlib import Path
 from typing import Any, TypeVar
 
 from ringmaster.techniques.checkpoints.storage import is_url
-from ringmaster.techniques.data.files import FilePart, MatchedFiles, local_copies, matching
-from ringmaster.techniques.data.manifest import FILE, Manifest
-from ringmaster.techniques.data.rows import (
+from ringmaster.techniques.data.file_patterns import FilePart, MatchedFiles, local_copies, matching
+from ringmaster.techniques.data.manifest import FILE, RowManifest
+from ringmaster.techniques.data.row_files import (
     FileText,
     RowError,
     RowErrors,
@@ -153,7 +153,7 @@ def preparation_of_files(
         _check_not_empty(files, where=where)
         prepared = write(folder, local, where)
         if spec.name is not None and not (folder / FILE).exists():
-            Manifest.of((row.content, row.held_out) for row in rows(local)).write(folder)
+            RowManifest.of((row.content, row.held_out) for row in rows(local)).write(folder)
         # Data with a name is checked where a batch file names it. Rows held out by their content are on one side.
         if spec.name is None and (local.held_out_path is not None or len({file.held_out for file in files}) > 1):
             return with_leaks(prepared, local, partial(rows, local), identity=identity_of(local))

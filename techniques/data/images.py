@@ -13,7 +13,7 @@ import numpy as np
 
 from ringmaster.extras import require_extra
 from ringmaster.techniques.data.arrays import Array
-from ringmaster.techniques.data.files import opened
+from ringmaster.techniques.data.file_patterns import opened
 
 if TYPE_CHECKING:
     from PIL.Image import Image

@@ -13,7 +13,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from ringmaster.techniques.data.arrays import SPLITS
-from ringmaster.techniques.data.rows import hash_bytes
+from ringmaster.techniques.data.row_files import hash_bytes
 
 FILE = "rows.json"
 HASHES_PER_BLOCK = 65536
@@ -86,13 +86,13 @@ class Hashes(Sequence[str]):
 
 
 @dataclass(frozen=True, kw_only=True)
-class Manifest:
+class RowManifest:
     """The content hashes of the rows of each split, "training" and "held_out", sorted; equal rows are all listed."""
 
     rows: Mapping[str, Hashes]
 
     @classmethod
-    def of(cls, contents: Iterable[tuple[Any, bool]]) -> Manifest:
+    def of(cls, contents: Iterable[tuple[Any, bool]]) -> RowManifest:
         """Returns the manifest of contents, each with whether it is held out."""
         builder = ManifestBuilder()
         for content, held_out in contents:
@@ -158,6 +158,6 @@ class ManifestBuilder:
         """Returns the hashes of a split in the order in which rows were added."""
         return np.frombuffer(bytes(self._hashes[split]), dtype=">u8").astype(np.uint64)
 
-    def built(self) -> Manifest:
+    def built(self) -> RowManifest:
         """Returns the manifest of all rows so far."""
-        return Manifest(rows={split: Hashes(self.hashes(split)) for split in SPLITS})
+        return RowManifest(rows={split: Hashes(self.hashes(split)) for split in SPLITS})

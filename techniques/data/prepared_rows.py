@@ -60,9 +60,9 @@ from ringmaster.techniques.data.class_labels import (
 )
 from ringmaster.techniques.data.file_rows import DataFile, RowReading, rows_of_file
 from ringmaster.techniques.data.manifest import ManifestBuilder
+from ringmaster.techniques.data.row_files import MAX_FAULTS, RowError, RowErrors
 from ringmaster.techniques.data.row_kind import Columns, RowKind, SampleContext
 from ringmaster.techniques.data.row_tokenizer import RowTokenizer, give_chat_template, give_padding_token
-from ringmaster.techniques.data.rows import MAX_FAULTS, RowError, RowErrors
 from ringmaster.techniques.data.sample_blocks import (
     BlockMaker,
     SampleBlock,
@@ -73,7 +73,7 @@ from ringmaster.techniques.data.sample_blocks import (
 )
 from ringmaster.techniques.data.samples import PaddedSamples
 from ringmaster.techniques.data.stored_source import Progress
-from ringmaster.techniques.data.tokens import Document, encoder_of
+from ringmaster.techniques.data.tokens import TextDocument, encoder_of
 from ringmaster.techniques.data.unfit_data import constant_fault, distinct_labels
 from ringmaster.techniques.data_source import PreparedData, Row, SampleTensor
 from ringmaster.techniques.job import DataSpec
@@ -201,10 +201,10 @@ class PreparedRows:
                 notes += notes_on(labels, trained=classes, are_found=not self.spec.labels)
         return replace(prepared, training_faults=tuple(faults), notes=tuple(notes))
 
-    def _documents(self, rows: Iterable[Row]) -> Iterator[Document]:
+    def _documents(self, rows: Iterable[Row]) -> Iterator[TextDocument]:
         for row in rows:
             for text in self.kind.texts_to_encode(self.columns.by_role(row.content), spec=self.spec):
-                yield Document(content=text, held_out=row.held_out)
+                yield TextDocument(content=text, held_out=row.held_out)
 
 
 def write_rows(prepared: PreparedRows, rows: Callable[[], Iterator[Row]], *, is_named: bool) -> PreparedData:

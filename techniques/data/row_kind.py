@@ -11,9 +11,9 @@ from typing import Any, ClassVar, Self
 
 from ringmaster.techniques.data.arrays import POSITIONS
 from ringmaster.techniques.data.class_labels import ClassLabels, DiscoveredClasses, as_list
-from ringmaster.techniques.data.files import matching
+from ringmaster.techniques.data.file_patterns import matching
+from ringmaster.techniques.data.row_files import read_rows
 from ringmaster.techniques.data.row_tokenizer import RowTokenizer
-from ringmaster.techniques.data.rows import read_rows
 from ringmaster.techniques.data.samples import PaddedSamples
 from ringmaster.techniques.data.stored_source import StoredSource
 from ringmaster.techniques.data_source import PreparedData, Row

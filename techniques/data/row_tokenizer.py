@@ -184,7 +184,7 @@ class RowTokenizer:
                     "or remove them"
                 )
 
-    def _span(self, messages: Sequence[Message], turn: int, text: str, tools: Any) -> Span:
+    def _span(self, messages: Sequence[Message], turn: int, text: str, tools: Any) -> TextSpan:
         """The assistant's part of a message, by rendering the conversation up to it."""
         first: int | None
         if turn == 0:
@@ -200,7 +200,7 @@ class RowTokenizer:
                 "or without what begins an answer, so that the assistant's tokens cannot be told apart. To fix: give "
                 "a chat template that marks answers with {% generation %}, or one conversation a row for each answer"
             )
-        return Span(first=first, end=len(upto))
+        return TextSpan(first=first, end=len(upto))
 
     def _end_of_header(self, messages: Sequence[Message], text: str, tools: Any) -> int | None:
         """Where the first message begins behind what the template begins an answer with; None where that is unknown."""
@@ -215,7 +215,7 @@ class RowTokenizer:
         tools: Any = None,
         add_generation_prompt: bool = False,
         finds_answers: bool = False,
-    ) -> tuple[str, list[Span] | None]:
+    ) -> tuple[str, list[TextSpan] | None]:
         """A conversation as text; with `finds_answers` also the parts that the template marks as the assistant's.
 
         These are None where the template marks nothing at all.
@@ -245,7 +245,7 @@ class RowTokenizer:
             ) from error
         if not finds_answers:
             return rendered[0], None
-        spans = [Span(first=first, end=end) for first, end in found[0] if first < end]
+        spans = [TextSpan(first=first, end=end) for first, end in found[0] if first < end]
         if not spans:
             raise ValueError(
                 "the chat template marks nothing of the messages as the assistant's, so there is nothing to learn. "
@@ -337,7 +337,7 @@ RENDERED_SAMPLE = "user\nA sample,  isn't it? naïve 日本\n\n{0}\nassistant\n 
 
 
 @dataclass(frozen=True, kw_only=True)
-class Span:
+class TextSpan:
     """A part of a text: the characters from `first` up to `end`, without it."""
 
     first: int
@@ -365,7 +365,7 @@ class RenderedEncoder:
         if not np.array_equal(self(sample, [])[0], self._by_tokenizer(sample, [])[0]):
             self._pieces = None
 
-    def __call__(self, text: str, spans: Sequence[Span]) -> tuple[TokenIds, Marks]:
+    def __call__(self, text: str, spans: Sequence[TextSpan]) -> tuple[TokenIds, Marks]:
         """Returns the token ids of a text, and which tokens have a part in one of the spans: [tokens] each.
 
         spans: in order, apart from one another.
@@ -373,7 +373,7 @@ class RenderedEncoder:
         found = self._by_pieces(text, spans) if self._pieces is not None else None
         return self._by_tokenizer(text, spans) if found is None else found
 
-    def _by_tokenizer(self, text: str, spans: Sequence[Span]) -> tuple[TokenIds, Marks]:
+    def _by_tokenizer(self, text: str, spans: Sequence[TextSpan]) -> tuple[TokenIds, Marks]:
         if not spans:
             ids = self._tokenizer(text, add_special_tokens=False, verbose=False)["input_ids"]
             return np.asarray(ids, dtype=np.int64), np.zeros(len(ids), dtype=bool)
@@ -385,7 +385,7 @@ class RenderedEncoder:
             marks |= (span.first < ends) & (starts < span.end)
         return np.asarray(encoded["input_ids"], dtype=np.int64), marks
 
-    def _by_pieces(self, text: str, spans: Sequence[Span]) -> tuple[TokenIds, Marks] | None:
+    def _by_pieces(self, text: str, spans: Sequence[TextSpan]) -> tuple[TokenIds, Marks] | None:
         """As `__call__`; None where a span begins or ends where its piece may not be divided."""
         assert self._pieces is not None
         assert self._encoder.words is not None

@@ -30,8 +30,8 @@ from ringmaster.techniques.data.arrays import (
     SampleForm,
     with_mask,
 )
+from ringmaster.techniques.data.row_files import MAX_FAULTS, RowError, RowErrors
 from ringmaster.techniques.data.row_kind import Columns, RowKind, SampleContext
-from ringmaster.techniques.data.rows import MAX_FAULTS, RowError, RowErrors
 from ringmaster.techniques.data.stored_source import Progress
 from ringmaster.techniques.data_source import Row
 from ringmaster.techniques.metric import IGNORED

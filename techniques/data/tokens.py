@@ -14,7 +14,7 @@ from numpy.typing import NDArray
 
 from ringmaster.techniques.data.arrays import SPLITS, ColumnWriter, fingerprint
 from ringmaster.techniques.data.manifest import ManifestBuilder
-from ringmaster.techniques.data.rows import FileText, check_tokenizer
+from ringmaster.techniques.data.row_files import FileText, check_tokenizer
 from ringmaster.techniques.data.stored_source import Progress
 from ringmaster.techniques.data.text_encoder import GPT2, CutRule, Ids, TextEncoder, WordEncoder
 from ringmaster.techniques.data_source import PreparedData, Row
@@ -28,7 +28,7 @@ MOST_CHARACTERS_AT_ONCE = 32_000_000
 
 
 @dataclass(frozen=True, kw_only=True)
-class Document:
+class TextDocument:
     """A text, or the token ids of a text that is already tokenised.
 
     held_out: whether it is excluded from training.
@@ -40,7 +40,7 @@ class Document:
     ends: bool = True
 
 
-def documents_of(rows: Iterable[Row]) -> Iterator[Document]:
+def documents_of(rows: Iterable[Row]) -> Iterator[TextDocument]:
     """Yields the documents of rows; those of text files in pieces. Raises ValueError where text and ids are mixed."""
     kind: str | None = None
     for row in rows:
@@ -54,12 +54,12 @@ def documents_of(rows: Iterable[Row]) -> Iterator[Document]:
             )
         if isinstance(content, FileText):
             for piece in content.pieces():
-                yield Document(content=piece, held_out=row.held_out, ends=False)
+                yield TextDocument(content=piece, held_out=row.held_out, ends=False)
             content = ""
-        yield Document(content=content, held_out=row.held_out)
+        yield TextDocument(content=content, held_out=row.held_out)
 
 
-def in_pieces(documents: Iterable[Document], *, rule: CutRule | None) -> Iterator[Document]:
+def in_pieces(documents: Iterable[TextDocument], *, rule: CutRule | None) -> Iterator[TextDocument]:
     """Yields the same texts in pieces of about `PIECE_CHARACTERS`, cut by a rule; without one, every text whole.
 
     A piece is longer where the rule finds no cut. Raises ValueError where a text is too long to be encoded whole.
@@ -73,7 +73,7 @@ def in_pieces(documents: Iterable[Document], *, rule: CutRule | None) -> Iterato
         for part, ends in _parts(document.content, ends=document.ends):
             place = len(part) if ends else 0 if rule is None else rule.last_cut(part)
             if place or ends:
-                yield Document(content="".join((*kept, part[:place])), held_out=document.held_out, ends=ends)
+                yield TextDocument(content="".join((*kept, part[:place])), held_out=document.held_out, ends=ends)
                 kept = [] if ends else [part[place:]]
             else:
                 kept.append(part)
@@ -128,12 +128,12 @@ class Encoder:
     rule: CutRule | None = None
 
 
-def encoder_of(spec: DataSpec, documents: Iterable[Document]) -> Encoder:
+def encoder_of(spec: DataSpec, documents: Iterable[TextDocument]) -> Encoder:
     """Returns the tokenizer that the spec names, or else one that is trained on the training documents."""
     return _given(spec.tokenizer) if spec.tokenizer else _trained(documents, spec.vocab_size)
 
 
-def _trained(documents: Iterable[Document], vocab_size: int) -> Encoder:
+def _trained(documents: Iterable[TextDocument], vocab_size: int) -> Encoder:
     """A byte-level BPE of `vocab_size`, trained on the training documents, which can encode any text."""
     from tokenizers import Tokenizer, decoders, models, pre_tokenizers, trainers
 
@@ -170,7 +170,7 @@ def _trained(documents: Iterable[Document], vocab_size: int) -> Encoder:
     )
 
 
-def _training_texts(documents: Iterable[Document], progress: Progress) -> Iterator[str]:
+def _training_texts(documents: Iterable[TextDocument], progress: Progress) -> Iterator[str]:
     """The training documents in pieces that have the words of the whole, up to the limits."""
     left, num_of_this = MAX_TRAINING_CHARACTERS, 0
     for document in in_pieces((each for each in documents if not each.held_out), rule=GPT2):
@@ -221,7 +221,7 @@ def write_tokens(
     folder: Path,
     *,
     spec: DataSpec,
-    documents: Callable[[], Iterator[Document]],
+    documents: Callable[[], Iterator[TextDocument]],
     where: str,
     with_manifest: bool = False,
 ) -> PreparedData:
@@ -239,7 +239,7 @@ def write_tokens(
         raise no_text(spec, where=where)
     manifest = ManifestBuilder() if with_manifest else None
 
-    def alike() -> Iterator[Document]:
+    def alike() -> Iterator[TextDocument]:
         return _alike(documents(), first, seq_len=spec.seq_len, where=where)
 
     with ColumnWriter(folder) as columns:
@@ -263,7 +263,9 @@ def write_tokens(
     return writer.described(folder, spec=spec, where=where)
 
 
-def encoded(documents: Iterable[Document], encoder: Encoder, progress: Progress) -> Iterator[tuple[Document, Ids]]:
+def encoded(
+    documents: Iterable[TextDocument], encoder: Encoder, progress: Progress
+) -> Iterator[tuple[TextDocument, Ids]]:
     """Yields texts, piece by piece, with the ids of each piece; the end-of-text token follows each text."""
     tail = np.asarray([] if encoder.end_of_text_id is None else [encoder.end_of_text_id], dtype=np.uint32)
     for batch in _batches(in_pieces(documents, rule=encoder.rule)):
@@ -272,8 +274,8 @@ def encoded(documents: Iterable[Document], encoder: Encoder, progress: Progress)
             yield document, np.concatenate((ids, tail)) if document.ends else ids
 
 
-def _batches(pieces: Iterator[Document]) -> Iterator[list[Document]]:
-    batch: list[Document] = []
+def _batches(pieces: Iterator[TextDocument]) -> Iterator[list[TextDocument]]:
+    batch: list[TextDocument] = []
     num_characters = 0
     for piece in pieces:
         if batch and (len(batch) == DOCUMENTS_PER_CALL or num_characters + len(piece.content) > CHARACTERS_PER_CALL):
@@ -285,7 +287,7 @@ def _batches(pieces: Iterator[Document]) -> Iterator[list[Document]]:
         yield batch
 
 
-def _as_given(documents: Iterator[Document], *, where: str) -> Iterator[tuple[Document, Ids]]:
+def _as_given(documents: Iterator[TextDocument], *, where: str) -> Iterator[tuple[TextDocument, Ids]]:
     for document in documents:
         ids = np.asarray(document.content, dtype=np.int64)
         if ids.min(initial=0) < 0:
@@ -295,14 +297,16 @@ def _as_given(documents: Iterator[Document], *, where: str) -> Iterator[tuple[Do
         yield document, ids.astype(np.uint32)
 
 
-def _recorded(documents: Iterator[Document], manifest: ManifestBuilder | None) -> Iterator[Document]:
+def _recorded(documents: Iterator[TextDocument], manifest: ManifestBuilder | None) -> Iterator[TextDocument]:
     for document in documents:
         if manifest is not None:
             manifest.add(document.content, held_out=document.held_out, ends=document.ends)
         yield document
 
 
-def _alike(documents: Iterator[Document], first: Document, *, seq_len: int | None, where: str) -> Iterator[Document]:
+def _alike(
+    documents: Iterator[TextDocument], first: TextDocument, *, seq_len: int | None, where: str
+) -> Iterator[TextDocument]:
     """The documents, which must all be text or all be ids; without a length of samples, all of one length."""
     is_text = isinstance(first.content, str)
     for document in documents:

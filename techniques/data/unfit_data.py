@@ -12,8 +12,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from ringmaster.techniques.data.arrays import Array, ColumnReader, open_columns
-from ringmaster.techniques.data.files import MatchedFiles, matching
-from ringmaster.techniques.data.rows import hash_bytes
+from ringmaster.techniques.data.file_patterns import MatchedFiles, matching
+from ringmaster.techniques.data.row_files import hash_bytes
 from ringmaster.techniques.data_source import PreparedData, Row
 from ringmaster.techniques.job import DataSpec
 from ringmaster.techniques.metric import IGNORED

@@ -8,7 +8,7 @@ from collections.abc import Mapping
 from pathlib import Path
 
 from ringmaster.techniques.checkpoints.checkpoint import CheckpointStore
-from ringmaster.techniques.external import checkpoints
+from ringmaster.techniques.external import protocol
 from ringmaster.techniques.external.events import (
     KINDS,
     Alive,
@@ -174,7 +174,7 @@ class Account:
         self._check_step(event)
         started_s = time.monotonic()
         folder, keep = Path(event.folder), self._order.keep_checkpoints
-        checkpoints.adopt(self._root, folder, step=self._step, meta=self._meta, keep=keep)
+        protocol.adopt(self._root, folder, step=self._step, meta=self._meta, keep=keep)
         self.saved_step = self._step
         said_s = since_s if event.seconds is None else event.seconds
         self.seconds["checkpoint"] = said_s + time.monotonic() - started_s

@@ -16,7 +16,7 @@ from types import TracebackType
 from typing import Any, NoReturn, Self
 
 from ringmaster.errors import ChannelClosed
-from ringmaster.techniques.external import checkpoints
+from ringmaster.techniques.external import protocol
 from ringmaster.techniques.external.account import Account
 from ringmaster.techniques.external.events import Done, Failed
 from ringmaster.techniques.external.protocol import (
@@ -208,7 +208,7 @@ class Child:
             port=port,
             first_step=self.account.first_step,
             restore_from=self.account.restored_from,
-            folders={"save_to": checkpoints.incoming(self._root), "export_to": self.export_to},
+            folders={"save_to": protocol.incoming(self._root), "export_to": self.export_to},
         )
         if cores := {core for slot in self._order.slots for core in slot.cores}:
             os.sched_setaffinity(0, cores)

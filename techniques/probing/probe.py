@@ -6,6 +6,7 @@ import inspect
 import json
 import os
 from collections.abc import Callable, Mapping, Sequence
+from contextlib import nullcontext
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, TypeVar
@@ -19,12 +20,13 @@ from ringmaster.errors import ModelTooLarge, StepError
 from ringmaster.registry import resolve
 from ringmaster.techniques.data import Dataset, PreparedData, fetch, open_data
 from ringmaster.techniques.data_source import installed_source
-from ringmaster.techniques.job import BESIDE_MODEL_AND_LOSS, Job, ModelSpec
-from ringmaster.techniques.loss import class_of, reward_names, source_of
+from ringmaster.techniques.job import BESIDE_MODEL_AND_LOSS, DISTILLED, Job, ModelSpec
+from ringmaster.techniques.loss import ADVANTAGES, REWARDS, LossFunction, class_of, reward_names, source_of
 from ringmaster.techniques.metric import installed_metric
 from ringmaster.techniques.models.architectures import instantiate, misspelt, undeclared_fields
 from ringmaster.techniques.models.build import build_model, model_config, seeded
-from ringmaster.techniques.probing.batches import cropped, made_up, ragged, rows_of
+from ringmaster.techniques.models.peft_format import resolved
+from ringmaster.techniques.probing.batches import LONGEST, cropped, made_up, ragged, rows_of
 from ringmaster.techniques.probing.faults import (
     explained,
     faults_of_labels,
@@ -32,12 +34,119 @@ from ringmaster.techniques.probing.faults import (
     shapes_of,
     why_tokens_are_foreign,
 )
-from ringmaster.techniques.probing.packing import why_never_packed, why_not_apart
-from ringmaster.techniques.probing.prompts import completions_of
 from ringmaster.techniques.probing.tiny import tiny_config
 from ringmaster.techniques.training.dropout import Draws, DrawSites, drawing, find_sites, name_modules, use
-from ringmaster.techniques.training.losses import Loss, disable_dropout, loss_of, with_made_up_reference
+from ringmaster.techniques.training.generation import prompt_seed, prompts_of, rollout_of
+from ringmaster.techniques.training.losses import Loss, disable_dropout, logits_of, loss_of, with_made_up_reference
 from ringmaster.techniques.training.metrics import MetricTotals
+
+MOST_NEW_TOKENS = 8
+
+
+def completions_of(
+    prompts: Mapping[str, Tensor], *, model: nn.Module, function: LossFunction, job: Job, data: PreparedData
+) -> dict[str, Tensor]:
+    """Returns the batch of a few short completions, with random advantages, which alone have gradients in any case.
+
+    Raises StepError where the model has too few positions, or where a reward function fails or returns no numbers.
+    """
+    generation = function.generation
+    assert generation is not None
+    _check_positions(model, job, longest=(data.seq_len or 0) + generation.max_new_tokens)
+    with explained("loss: its rewards cannot be computed", "correct the reward function, or the columns of the data"):
+        rollout = rollout_of(
+            function,
+            model=model,
+            tokenizer_dir=data.tokenizer_dir,
+            device=torch.device("cpu"),
+            autocast=nullcontext,
+        )
+        assert rollout is not None
+        prompts_of(prompts)  # raises where the data is of another kind
+        short = replace(generation, max_new_tokens=min(generation.max_new_tokens, MOST_NEW_TOKENS))
+        seeds = [prompt_seed(job.seed, 0, place) for place in range(len(prompts["input_ids"]))]
+        batch = replace(rollout, generation=short).completed(model, _last_tokens(prompts), seeds=seeds)
+    draw = torch.Generator().manual_seed(0)
+    rewards = torch.rand(batch[REWARDS].shape, generator=draw)
+    return {**batch, ADVANTAGES: function.advantages(rewards, of_batch=rewards)}
+
+
+def _check_positions(model: nn.Module, job: Job, *, longest: int) -> None:
+    config = getattr(model, "config", None)
+    has = next((n for key in ("max_position_embeddings", "n_positions") if (n := getattr(config, key, None))), None)
+    if isinstance(has, int) and has < longest:
+        raise StepError(
+            [
+                f"loss: prompts and completions have up to {longest} tokens, and the model {has} positions. To fix: "
+                "lower loss.max_new_tokens or data.seq_len, or set model.config.max_position_embeddings"
+            ]
+        )
+
+
+def _last_tokens(prompts: Mapping[str, Tensor]) -> dict[str, Tensor]:
+    """The prompts with the last few of their tokens, which are padded on the right."""
+    mask = prompts["attention_mask"]
+    is_last = mask.flip(-1).cumsum(-1).flip(-1) <= LONGEST
+    return {**prompts, "attention_mask": mask * is_last}
+
+
+PACKING_REMEDY = "To fix: set data.packing to false"
+MOST_TOKENS = 12  # of each of two samples
+
+
+def why_never_packed(job: Job) -> str:
+    """Returns why no model of this job keeps packed samples apart, with a remedy; empty if one may."""
+    if not job.data.packing:
+        return ""
+    attention = str(job.model.config.get("attn_implementation", job.model.attention))
+    if "flash" in attention:  # transformers looks for packed samples in batches of one row only
+        return (
+            f"data: packing: attention {attention} does not keep samples apart. "
+            f"{PACKING_REMEDY}, or take attention: sdpa"
+        )
+    if job.adapter is not None and resolved(job.adapter).kind == "prefix":
+        return f"data: packing: a prefix lies before a row, and not before each of its samples. {PACKING_REMEDY}"
+    loss = class_of(job.loss)
+    if job.loss is not None and (loss is None or not loss.per_token):
+        said = "a loss of one's own" if loss is None else f"the loss {loss.name}"
+        return f"data: packing: {said} reads whole sequences, and several lie in one row. {PACKING_REMEDY}"
+    if job.adaptation is not None and job.adaptation.kind == DISTILLED:
+        return f"data: packing: whether the teacher keeps samples apart is not measured. {PACKING_REMEDY}"
+    return ""
+
+
+@torch.no_grad()
+def why_not_apart(model: nn.Module, batch: Mapping[str, Tensor]) -> str:
+    """Returns why a model mixes samples of one row, with a remedy; empty if it does not.
+
+    The logits of two samples in one row are compared with those of each alone, without dropout.
+
+    model: it is left in training mode. batch: two samples or more, whose tokens are used.
+    """
+    model.eval()
+    try:
+        tokens = batch["input_ids"][:2, :MOST_TOKENS]
+        alone = [_logits(model, each.unsqueeze(0), 1) for each in tokens]
+        together = _logits(model, tokens.reshape(1, -1), 2).chunk(2, dim=1)
+    finally:
+        model.train()
+    difference = max(float((x - y).abs().max()) for x, y in zip(together, alone, strict=True))
+    largest = max(float(x.abs().max()) for x in alone)
+    if difference <= torch.finfo(torch.float32).eps ** 0.5 * largest:
+        return ""
+    return (
+        f"data: packing: {type(model).__name__} does not keep samples in one row apart (its outputs differ by "
+        f"{difference / largest:.1e} of the largest from those of a sample alone). {PACKING_REMEDY}"
+    )
+
+
+def _logits(model: nn.Module, tokens: Tensor, num_samples: int) -> Tensor:
+    positions = torch.arange(tokens.shape[1] // num_samples).repeat(num_samples).unsqueeze(0)
+    logits = logits_of(model(input_ids=tokens, position_ids=positions))
+    if logits is None:
+        raise ValueError(f"data: packing: {type(model).__name__} returns no logits. {PACKING_REMEDY}")
+    return logits
+
 
 NUM_SAMPLES = 4
 WHOLE = ((0, 1, 2, 3),)

@@ -5,7 +5,7 @@ over all held-out rows equal the results of `evaluate_model`. `score_together` s
 worker process. Importing this package does not import torch.
 """
 
-from ringmaster.techniques.scoring.order import ScoringOrder, model_spec
-from ringmaster.techniques.scoring.worker import Progress, ScoringResults, main, score_together
+from ringmaster.techniques.scoring.scoring_order import ScoringOrder, model_spec
+from ringmaster.techniques.scoring.scoring_worker import Progress, ScoringResults, main, score_together
 
 __all__ = ["Progress", "ScoringOrder", "ScoringResults", "main", "model_spec", "score_together"]

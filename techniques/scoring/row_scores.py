@@ -28,8 +28,8 @@ from ringmaster.techniques.models.adapters import attach, first_state, own_leave
 from ringmaster.techniques.models.build import build_model
 from ringmaster.techniques.models.facts import has_experts
 from ringmaster.techniques.models.peft_format import base_of, is_adapter, read_adapter
-from ringmaster.techniques.scoring.order import SCORES, model_spec
 from ringmaster.techniques.scoring.scored_rows import MAX_LOGITS, MAX_ROWS, ScoredRows, max_tokens
+from ringmaster.techniques.scoring.scoring_order import SCORES, model_spec
 from ringmaster.techniques.training.fused.adapter_batches import AdapterBatch
 from ringmaster.techniques.training.fused.adapter_runs import AdapterModules, adapter_modules_of
 from ringmaster.techniques.training.fused.multi_adapter_base import MultiAdapterBase

@@ -15,7 +15,7 @@ import numpy as np
 from ringmaster.codec import from_json
 from ringmaster.registry import resolve
 from ringmaster.techniques.job import DataSpec, Job
-from ringmaster.techniques.scoring.order import TrainingData, tokenizer_of
+from ringmaster.techniques.scoring.scoring_order import TrainingData, tokenizer_of
 
 if TYPE_CHECKING:
     import torch
@@ -34,7 +34,7 @@ Chunk = tuple[list[int], "dict[str, Tensor]"]
 
 
 @dataclass(frozen=True, kw_only=True)
-class TextCases:
+class LiteralTexts:
     """Literal cases as texts.
 
     labels: the label of each text, or None.
@@ -58,7 +58,7 @@ class ScoredRows:
     cache_dir: Path
     reader: Path
     data: Mapping[str, Any] | None = None
-    cases: TextCases | Mapping[str, Any] | None = None
+    cases: LiteralTexts | Mapping[str, Any] | None = None
     slicers: Mapping[str, str] = field(default_factory=dict)
     keep_inputs: bool = False
     max_rows: int | None = None
@@ -79,7 +79,7 @@ class ScoredRows:
     @cached_property
     def num_rows(self) -> int:
         """The number of rows. Raises ValueError if there are no held-out rows."""
-        if isinstance(self.cases, TextCases):
+        if isinstance(self.cases, LiteralTexts):
             return len(self.cases.texts)
         if self.cases is not None:
             return len(next(iter(self.cases.values())))
@@ -105,7 +105,7 @@ class ScoredRows:
             yield numbers, {key: tensor.to(device) for key, tensor in batch.items()}
 
     def _chunks(self, model_dir: Path, config: Any, shifted: bool, device: torch.device) -> Iterator[Chunk]:
-        if isinstance(self.cases, TextCases):
+        if isinstance(self.cases, LiteralTexts):
             yield from self._texts(self.cases, model_dir, config, shifted, device)
             return
         if self.cases is not None:
@@ -149,7 +149,7 @@ class ScoredRows:
     @property
     def by_tokenizer(self) -> bool:
         """Whether each model reads the rows with its own tokenizer."""
-        return isinstance(self.cases, TextCases) and self.cases.encode is None
+        return isinstance(self.cases, LiteralTexts) and self.cases.encode is None
 
     @cached_property
     def _parts(self) -> list[tuple[Any, list[int]]]:
@@ -182,7 +182,7 @@ class ScoredRows:
         return replace(spec, tokenizer=str(folder)) if (folder / "tokenizer.json").is_file() else spec
 
     def _texts(
-        self, cases: TextCases, model_dir: Path, config: Any, shifted: bool, device: torch.device
+        self, cases: LiteralTexts, model_dir: Path, config: Any, shifted: bool, device: torch.device
     ) -> Iterator[Chunk]:
         """Yields chunks of texts of equal length, so that no padding is needed."""
         import torch
@@ -222,13 +222,13 @@ def _digest(sample: Mapping[str, Tensor]) -> bytes:
     return found.digest()
 
 
-def cases_in(file: Path, *, encode: str | None) -> TextCases | Mapping[str, Any]:
+def cases_in(file: Path, *, encode: str | None) -> LiteralTexts | Mapping[str, Any]:
     """The literal cases in a file of the format that `ScoringOrder` describes."""
     if file.suffix == ".npz":
         with np.load(file, allow_pickle=False) as columns:
             return {name: columns[name] for name in columns.files}
     content = json.loads(file.read_text(encoding="utf-8"))
-    return TextCases(texts=content["texts"], labels=content.get("labels"), encode=encode)
+    return LiteralTexts(texts=content["texts"], labels=content.get("labels"), encode=encode)
 
 
 def _columns(columns: Mapping[str, Any], config: Any, device: torch.device) -> Iterator[Chunk]:

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 
 from ringmaster.techniques.checkpoints.state import HostCopies
-from ringmaster.techniques.estimates.reference_kernel import standard_error, time_on_ranks
+from ringmaster.techniques.estimates.device_rates import standard_error, time_on_ranks
 from ringmaster.techniques.processes.events import Measured, Ready
 from ringmaster.techniques.processes.order import GangOrder
 from ringmaster.techniques.processes.reporter import MEASURE, STOP, Reporter

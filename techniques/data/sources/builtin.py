@@ -14,10 +14,10 @@ import numpy as np
 from ringmaster.codec import digest
 from ringmaster.registry import resolve
 from ringmaster.techniques.data.arrays import Array, ColumnWriter, fingerprint
+from ringmaster.techniques.data.file_patterns import stamp
 from ringmaster.techniques.data.file_rows import held_out_keys, is_held_out
-from ringmaster.techniques.data.files import stamp
 from ringmaster.techniques.data.stored_source import Preparation, StoredSource
-from ringmaster.techniques.data.tokens import Document, write_tokens
+from ringmaster.techniques.data.tokens import TextDocument, write_tokens
 from ringmaster.techniques.data_source import Dataset, DataSource, PreparedData, SampleTensor, check_same
 from ringmaster.techniques.job import DataSpec
 
@@ -56,11 +56,11 @@ class PythonStdlib(StoredSource):
         root = Path(sysconfig.get_path("stdlib"))
         files = list(_library_files(root))
 
-        def documents() -> Iterator[Document]:
+        def documents() -> Iterator[TextDocument]:
             held_out = held_out_keys(files, share=spec.held_out)
             for name in files:
                 text = (root / name).read_bytes().decode("utf-8", errors="replace")
-                yield Document(content=text, held_out=name in held_out)
+                yield TextDocument(content=text, held_out=name in held_out)
 
         return Preparation(
             name=self.name,

@@ -10,12 +10,12 @@ from typing import Any
 import numpy as np
 
 from ringmaster.techniques.data.arrays import Array, ColumnWriter, open_columns
+from ringmaster.techniques.data.file_patterns import stamp
 from ringmaster.techniques.data.file_rows import is_held_out
-from ringmaster.techniques.data.files import stamp
 from ringmaster.techniques.data.images import pixels_of, read_image
 from ringmaster.techniques.data.row_kind import check_keys
 from ringmaster.techniques.data.stored_source import Preparation, StoredSource, described
-from ringmaster.techniques.data.tokens import Document, write_tokens
+from ringmaster.techniques.data.tokens import TextDocument, write_tokens
 from ringmaster.techniques.data.unfit_data import SplitRows
 from ringmaster.techniques.data_source import PreparedData, Row
 from ringmaster.techniques.job import DataSpec
@@ -138,7 +138,7 @@ def load_splits(spec: DataSpec) -> list[Any]:
     return [loaded[name] for name in wanted]
 
 
-def _documents(splits: list[Any], column: str, spec: DataSpec) -> Iterator[Document]:
+def _documents(splits: list[Any], column: str, spec: DataSpec) -> Iterator[TextDocument]:
     for number, split in enumerate(splits):
         for index, row in enumerate(split.select_columns([column]), start=1):
             if (content := row[column]) is None:
@@ -147,7 +147,7 @@ def _documents(splits: list[Any], column: str, spec: DataSpec) -> Iterator[Docum
                     "remove the row"
                 )
             held_out = number == 1 if len(splits) == 2 else is_held_out(str(content), share=spec.held_out)
-            yield Document(content=content, held_out=held_out)
+            yield TextDocument(content=content, held_out=held_out)
 
 
 def _write_columns(folder: Path, splits: list[Any], spec: DataSpec) -> PreparedData:

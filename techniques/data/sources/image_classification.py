@@ -14,12 +14,12 @@ from typing import Any, ClassVar
 import numpy as np
 
 from ringmaster.techniques.checkpoints.storage import is_url
+from ringmaster.techniques.data.file_patterns import MatchedFiles, is_litter, matching, opened
 from ringmaster.techniques.data.file_rows import is_held_out
-from ringmaster.techniques.data.files import MatchedFiles, is_litter, matching, opened
 from ringmaster.techniques.data.images import is_image, pixels_of, read_image
+from ringmaster.techniques.data.row_files import MAX_FAULTS
 from ringmaster.techniques.data.row_kind import Columns
 from ringmaster.techniques.data.row_source import RowSource, SampleContext
-from ringmaster.techniques.data.rows import MAX_FAULTS
 from ringmaster.techniques.data.stored_source import Preparation
 from ringmaster.techniques.data.unfit_data import with_leaks
 from ringmaster.techniques.data_source import MAX_SHOWN, PreparedData, Row

@@ -31,12 +31,12 @@ from ringmaster.techniques.data.cached_files import (
     selected_files,
 )
 from ringmaster.techniques.data.file_rows import DataFile, RowReading, preparation_of_files, rows_of_file, rows_of_files
+from ringmaster.techniques.data.row_files import format_of
 from ringmaster.techniques.data.row_kind import check_keys
-from ringmaster.techniques.data.rows import format_of
 from ringmaster.techniques.data.stored_source import Preparation, Progress, StoredSource
 from ringmaster.techniques.data.tokens import (
-    Document,
     Encoder,
+    TextDocument,
     TokenWriter,
     documents_of,
     encoded,
@@ -96,7 +96,7 @@ def reading_of(spec: DataSpec) -> RowReading:
 def _write(cache_dir: Path, folder: Path, spec: DataSpec, where: str) -> PreparedData:
     reading = reading_of(spec)
 
-    def documents() -> Iterator[Document]:
+    def documents() -> Iterator[TextDocument]:
         return documents_of(rows_of_files(spec, reading))
 
     if spec.tokenizer is not None and spec.seq_len is not None and _has_text(spec, reading):
@@ -218,7 +218,7 @@ class _TokenReader:
             columns.append(SPLIT, {**facts.columns(), "num_tokens": np.array(num_tokens, dtype=np.int64)})
 
 
-def _recorded(rows: Iterator[Row], facts: RowFactsBuilder) -> Iterator[Document]:
+def _recorded(rows: Iterator[Row], facts: RowFactsBuilder) -> Iterator[TextDocument]:
     """Yields the documents of rows, one row after another."""
 
     def seen() -> Iterator[Row]:

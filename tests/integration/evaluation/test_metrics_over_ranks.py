@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 from sklearn.metrics import f1_score, matthews_corrcoef, roc_auc_score
 
-from ringmaster.tasks.evaluation.resampling import Rows, estimate
+from ringmaster.tasks.evaluation.resampling import MetricRows, estimate
 from ringmaster.techniques import EvaluationSpec, OptimizerSpec
 from ringmaster.techniques.context import Context
 from ringmaster.techniques.metric import metric_named
@@ -58,7 +58,7 @@ def test_metrics_of_classes(bench, tmp_path, layout):
     assert metrics_of(one) == pytest.approx(wanted, rel=1e-5)
     for name in CLASSES:
         metric = metric_named(name)
-        told = estimate(Rows(metric, {key: scores[key] for key in metric.sums}))
+        told = estimate(MetricRows(metric, {key: scores[key] for key in metric.sums}))
         assert told.value == pytest.approx(wanted[name], rel=1e-5)
         assert told.low < told.value < told.high
 

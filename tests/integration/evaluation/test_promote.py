@@ -12,7 +12,7 @@ from ringmaster.flows.promotion import examine
 from ringmaster.model_lineage import QUIET_ENVIRONMENT, Ledger
 from ringmaster.model_lineage.model_pages import family_path
 from ringmaster.tasks.evaluation.behaviour import TestResult
-from ringmaster.tasks.evaluation.examination import Examined, Measured
+from ringmaster.tasks.evaluation.examination import Examined, SliceMetric
 from ringmaster.tasks.retraining import alias_moves
 from tests.integration.evaluation.test_scores import IMAGES, exported
 
@@ -122,7 +122,7 @@ FIRST = "the first one, with accuracy 0.5 (95 % interval 0.4 to 0.6) on 20 rows"
 def found(*, passes):
     """Results of an examination: an accuracy of 0.5, and one test that passes or fails."""
     test = TestResult(test="right", kind="minimum", num_cases=20, num_failures=0 if passes else 18)
-    whole = Measured(metric="accuracy", slice="all", num_rows=20, value=0.5, low=0.4, high=0.6, level=0.95)
+    whole = SliceMetric(metric="accuracy", slice="all", num_rows=20, value=0.5, low=0.4, high=0.6, level=0.95)
     return [Examined(num_rows=20, measured=(whole,), tests=(test,))]
 
 

@@ -21,7 +21,7 @@ from ringmaster.techniques.models.adapters import first_state, sites
 from ringmaster.techniques.models.build import build_model
 from ringmaster.techniques.models.export import export_adapter, export_model
 from ringmaster.techniques.scoring import score_together
-from ringmaster.techniques.scoring import worker as together_module
+from ringmaster.techniques.scoring import scoring_worker as together_module
 from tests.integration.workbench import DIGITS, GPT2, LLAMA, VIT, write_prose
 
 DEVICE = Device(kind="cpu", index=0, name="cpu", memory_bytes=2**32, cores=())

@@ -16,7 +16,7 @@ from ringmaster.techniques.data import prepare
 from ringmaster.techniques.models.build import build_model
 from ringmaster.techniques.models.export import export_model
 from ringmaster.techniques.scoring.evaluation import EvaluationOrder, evaluate_model
-from ringmaster.techniques.scoring.order import TrainingData
+from ringmaster.techniques.scoring.scoring_order import TrainingData
 from tests.integration.workbench import DIGITS, LLAMA, VIT, write_prose
 
 DEVICE = Device(kind="cpu", index=0, name="cpu", memory_bytes=2**32, cores=())

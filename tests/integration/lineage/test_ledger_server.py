@@ -14,7 +14,7 @@ from safetensors.numpy import save_file
 from ringmaster.errors import LedgerError
 from ringmaster.model_lineage import QUIET_ENVIRONMENT, DatasetInput, Ledger, MetricPoint
 from ringmaster.model_lineage.ledger import rows
-from ringmaster.model_lineage.ledger.rows import Server
+from ringmaster.model_lineage.ledger.rows import MlflowServer
 from ringmaster.model_lineage.snapshot import Snapshot, node_of
 from ringmaster.model_lineage.tensors import TensorStore
 from tests.ports import free_port
@@ -107,7 +107,7 @@ def test_a_model_that_has_changed_is_asked_for_again_however_old_it_is(server, q
     monkeypatch.setattr(rows, "NEW_FOR_MS", -1)  # no row counts as new
     failures = []  # stays empty for REST
     if asks_by != "REST":
-        monkeypatch.setattr(rows, "Server", lambda uri: failures.append(uri) or Server(f"file://{uri}"))
+        monkeypatch.setattr(rows, "Server", lambda uri: failures.append(uri) or MlflowServer(f"file://{uri}"))
     ledger, store = Ledger(server), TensorStore(tmp_path / "tensors")
     (tmp_path / "model").mkdir()
     save_file({"tower.w": np.full((8, 8), len(asks_by), np.float32)}, tmp_path / "model" / "model.safetensors")

@@ -20,7 +20,7 @@ from ringmaster.techniques.checkpoints.shared_models import fetch_model, store_m
 from ringmaster.techniques.checkpoints.state import Reader, piece_writer
 from ringmaster.techniques.checkpoints.storage import check_root, place_of
 from ringmaster.techniques.data import prepare
-from ringmaster.techniques.data.files import matching
+from ringmaster.techniques.data.file_patterns import matching
 from ringmaster.techniques.processes.forkserver_client import ForkServer
 from tests.integration.workbench import ADAMW, SINGLE, Layout, Workbench, is_bit_equal
 from tests.s3_server import S3Server

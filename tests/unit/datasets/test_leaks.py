@@ -5,7 +5,7 @@ import hashlib
 from ringmaster.tasks.batch.schema import Dataset
 from ringmaster.tasks.datasets.catalogue import Entry
 from ringmaster.tasks.datasets.checking import contents
-from ringmaster.techniques.data.rows import CHARACTERS_PER_READ, FileText, content_hash
+from ringmaster.techniques.data.row_files import CHARACTERS_PER_READ, FileText, content_hash
 from ringmaster.techniques.data.unfit_data import LeakedRows, SplitRows
 from ringmaster.techniques.data_source import Row
 

@@ -8,8 +8,8 @@ from ringmaster.codec import digest, to_json
 from ringmaster.model_lineage.records import DatasetInput
 from ringmaster.tasks.datasets.recording import dataset_inputs, rows_text
 from ringmaster.techniques.data import open_data, prepare
-from ringmaster.techniques.data.manifest import Manifest
-from ringmaster.techniques.data.rows import content_hash
+from ringmaster.techniques.data.manifest import RowManifest
+from ringmaster.techniques.data.row_files import content_hash
 from ringmaster.techniques.job import DataSpec
 
 TEXT = "a row that says something about the number {}, again and again and again"
@@ -41,7 +41,7 @@ def test_lineage_reaches_the_rows(spec, tmp_path):
     assert (training.split, training.window) == ("train", "last_days: 4")
     assert (evaluation.split, evaluation.window) == ("test", None), "what models are compared on stays as it is"
     assert (training.source, evaluation.source) == (spec.path, spec.held_out_path)
-    rows = Manifest.from_json(json.loads(rows_text(prepared)))
+    rows = RowManifest.from_json(json.loads(rows_text(prepared)))
     assert rows.rows["training"] == tuple(sorted(content_hash(TEXT.format(n)) for n in range(25, 30)))
     assert rows.rows["held_out"] == tuple(sorted(content_hash(TEXT.format(n)) for n in range(30, 36)))
     assert training.rows_digest == rows.digest("training") != evaluation.rows_digest

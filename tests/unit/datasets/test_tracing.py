@@ -8,14 +8,14 @@ import pytest
 from ringmaster.errors import InputError
 from ringmaster.flows.lineage.row_tracing import TracedRow, readers_of
 from ringmaster.tasks.datasets.recording import rows_text
-from ringmaster.techniques.data.manifest import Manifest
+from ringmaster.techniques.data.manifest import RowManifest
 
 ROW = {"text": "a good film", "label": "pos", "id": 7}
 
 
 def home_of(tmp_path, *, content, columns=()):
     """A lineage home with one model that was trained on one row of that content."""
-    Manifest.of([(content, False)]).write(tmp_path)
+    RowManifest.of([(content, False)]).write(tmp_path)
     text = rows_text({"folder": str(tmp_path), "columns": [[name, name] for name in columns]})
     data = SimpleNamespace(rows_digest="d", context="training", label="reviews/1", split=None, window=None)
     node = SimpleNamespace(label="m/1", record=SimpleNamespace(datasets=[data], run_id="run"))

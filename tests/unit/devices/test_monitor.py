@@ -15,7 +15,7 @@ from ringmaster.tasks.device_monitor import EVENT_EVERY_S, STRANGER_SAMPLES, Tel
 from ringmaster.tasks.execution.dispatch import PlannedSegment
 from ringmaster.tasks.execution.engine import SegmentCall, SegmentTelemetry
 from ringmaster.tasks.execution.events import GangSaid, SegmentEnded
-from ringmaster.tasks.recording.rows import Energy, telemetry_points
+from ringmaster.tasks.recording.rows import EnergyMeter, telemetry_points
 from ringmaster.techniques.processes.events import Beat, DeviceTelemetry
 from ringmaster.techniques.processes.gang import Outcome
 from tests.unit.execution.fakes import open_journal
@@ -258,12 +258,12 @@ def ended(number):
 def test_the_energy_of_a_job_is_the_sum_over_segments_nodes_and_recorders(tmp_path):
     journal = open_journal(tmp_path)
     journal.write_job("a")
-    first = Energy(journal)
+    first = EnergyMeter(journal)
     for event in (said(1, "n0", 5.0, 6.0), said(1, "n0", 10.0, 20.0), said(1, "n1", 4.0)):
         first.hear(event)
     assert [point.value for point in first.end(ended(1), at_ms=5)["a"]] == [34.0]
     assert first.end(ended(2), at_ms=6) == {}  # a segment on CPU slots
-    second = Energy(journal)
+    second = EnergyMeter(journal)
     second.hear(said(3, "", 6.0))
     points = second.end(ended(3), at_ms=7)
     assert points == {"a": [MetricPoint("system/energy_joules", 40.0, 2, 7)]}
@@ -275,7 +275,7 @@ def test_jobs_that_are_trained_together_share_what_their_devices_have_taken(tmp_
     journal = open_journal(tmp_path)
     for name in "ab":
         journal.write_job(name)
-    energy = Energy(journal)
+    energy = EnergyMeter(journal)
     energy.hear(said(1, "", 8.0))
     points = energy.end(replace(ended(1), members=("b",)), at_ms=5)
     assert {job: [point.value for point in found] for job, found in points.items()} == {"a": [4.0], "b": [4.0]}

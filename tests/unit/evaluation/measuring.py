@@ -5,7 +5,7 @@ from types import SimpleNamespace
 import numpy as np
 import torch
 
-from ringmaster.tasks.evaluation.resampling import Rows
+from ringmaster.tasks.evaluation.resampling import MetricRows
 from ringmaster.tasks.evaluation.scores import Scores
 from ringmaster.techniques.metric import metric_named
 from ringmaster.techniques.training.losses import Loss
@@ -43,5 +43,5 @@ def scores_of(name, batch, *, loss=LOSS, **output) -> Scores:
     return Scores(kind="other", num_rows=len(next(iter(batch.values()))), sums=sums)
 
 
-def rows_of(name, batch, **output) -> Rows:
+def rows_of(name, batch, **output) -> MetricRows:
     return scores_of(name, batch, **output).rows(name)

@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 
 from ringmaster.tasks.evaluation.behaviour import run_images, run_texts, text_cases
-from ringmaster.tasks.evaluation.scores import CAUSAL, CLASSIFIER, Scored, Scores
+from ringmaster.tasks.evaluation.scores import CAUSAL, CLASSIFIER, Scores, ScoringResult
 from ringmaster.tasks.evaluation.suite import BehaviourEntry
 
 
@@ -17,7 +17,7 @@ def classified(probability):
 
 def sentiment(cases):
     """A classifier that knows 'good' and, in lower case, 'not'."""
-    return Scored(
+    return ScoringResult(
         scores={"it": classified([(("good" in t.lower()) != ("not" in t) and 0.9) or 0.2 for t in cases.texts])}
     )
 
@@ -25,7 +25,7 @@ def sentiment(cases):
 def writer(cases):
     """A language model that gives longer texts a lower probability."""
     lengths = np.array([len(text) for text in cases.texts], float)
-    return Scored(
+    return ScoringResult(
         scores={"it": Scores(kind=CAUSAL, num_rows=len(lengths), log_probabilities=-lengths, num_tokens=lengths + 1)}
     )
 
@@ -98,7 +98,11 @@ def test_what_a_model_cannot_be_asked_is_a_fault_and_no_pass():
             {"kind": "direction", "texts": ["a"], "change": {"append": "b"}, "direction": {"moves": "up"}},
             "0 to 1",
         ),
-        (lambda cases: Scored(faults={"it": "it broke"}), {"kind": "minimum", "texts": ["a"], "label": 1}, "it broke"),
+        (
+            lambda cases: ScoringResult(faults={"it": "it broke"}),
+            {"kind": "minimum", "texts": ["a"], "label": 1},
+            "it broke",
+        ),
     ):
         found = run(model, **test)
         assert not found.passed
@@ -106,7 +110,7 @@ def test_what_a_model_cannot_be_asked_is_a_fault_and_no_pass():
 
 
 def test_a_score_that_is_not_a_number_fails():
-    broken = Scored(scores={"it": classified([np.nan, 0.9])})
+    broken = ScoringResult(scores={"it": classified([np.nan, 0.9])})
     found = run(lambda _: broken, kind="minimum", texts=["a", "b"], label=1)
     assert found.num_failures == 1
 
@@ -127,7 +131,7 @@ def bright(cases):
     """A classifier that predicts label 1 where the left half of the image is brighter."""
     pixels = cases.columns["pixel_values"]
     half = pixels.shape[-1] // 2
-    return Scored(
+    return ScoringResult(
         scores={"it": classified((pixels[..., :half].sum((1, 2, 3)) > pixels[..., half:].sum((1, 2, 3))) * 1.0)}
     )
 

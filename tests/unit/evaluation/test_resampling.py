@@ -5,14 +5,14 @@ import math
 import numpy as np
 import pytest
 
-from ringmaster.tasks.evaluation.resampling import Rows, compare, estimate
+from ringmaster.tasks.evaluation.resampling import MetricRows, compare, estimate
 from ringmaster.techniques.metric import metric_named
 
 
 def rows(values, counts=None, *, metric="loss"):
     measure, values = metric_named(metric), np.asarray(values, float)
     counts = np.ones(len(values)) if counts is None else np.asarray(counts, float)
-    return Rows(measure, dict(zip(measure.sums, (values, counts), strict=True)))
+    return MetricRows(measure, dict(zip(measure.sums, (values, counts), strict=True)))
 
 
 def test_an_interval_covers_the_truth_about_as_often_as_it_says():
@@ -83,7 +83,7 @@ def test_different_rows_are_refused():
     with pytest.raises(ValueError, match="3 rows cannot be compared with 2"):
         compare(rows([1, 2, 3]), rows([1, 2]))
     with pytest.raises(ValueError, match="not of the same rows"):
-        Rows(metric_named("loss"), {"loss_sums": np.zeros(3), "loss_counts": np.zeros(2)})
+        MetricRows(metric_named("loss"), {"loss_sums": np.zeros(3), "loss_counts": np.zeros(2)})
 
 
 def test_a_share_without_an_error_has_wilsons_interval():

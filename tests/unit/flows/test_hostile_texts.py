@@ -49,7 +49,7 @@ from ringmaster.tasks.retraining.report import FAILED, ModelResult, RetrainingRe
 from ringmaster.tasks.storage.database import Database
 from ringmaster.tasks.storage.journal import Journal
 from ringmaster.tasks.timeline.drawing import render_svg
-from ringmaster.tasks.timeline.run_timeline import JobLine, NodeLine, Note, RunTimeline, Span
+from ringmaster.tasks.timeline.run_timeline import JobLine, NodeLine, RunTimeline, TimelineNote, TimelineSpan
 from ringmaster.tasks.timeline.task import markdown as timeline_markdown
 from ringmaster.techniques.processes.events import CheckpointFailed, Steps
 from ringmaster.techniques.processes.gang import Outcome, OutcomeStatus
@@ -190,11 +190,13 @@ def test_status(text: str):
 
 
 def timeline(text: str) -> RunTimeline:
-    span = Span(job=text, technique=text, devices=((text, 0),), start_s=0.0, end_s=9.0, status="crashed", message=text)
+    span = TimelineSpan(
+        job=text, technique=text, devices=((text, 0),), start_s=0.0, end_s=9.0, status="crashed", message=text
+    )
     return RunTimeline(
         name=text, zero_s=0.0, now_s=5.0, rows=((text, 1),), first=(span,), past=(span,),
         jobs=(JobLine(name=text, status="failed", step=1, technique=text, num_devices=1, message=text),),
-        notes=(Note(at_s=1.0, text=text),),
+        notes=(TimelineNote(at_s=1.0, text=text),),
         nodes=(NodeLine(name=text, num_devices=1, status=text, health=(("0", text),)),),
     )  # fmt: skip
 

@@ -17,7 +17,7 @@ from ringmaster.tasks.execution.progress import JobFigures
 from ringmaster.tasks.pool.nodes import NodeRecord, Nodes
 from ringmaster.tasks.pool.submissions import Submission, Submissions
 from ringmaster.tasks.storage.journal import Journal
-from ringmaster.tasks.timeline.run_timeline import JobLine, RunTimeline, Span
+from ringmaster.tasks.timeline.run_timeline import JobLine, RunTimeline, TimelineSpan
 from tests.unit.execution.fakes import job, profile
 from tests.unit.timeline.stories import Story, planned
 
@@ -117,7 +117,7 @@ def test_a_pool_is_shown_with_the_health_of_its_nodes(home, monkeypatch):
 def test_a_screen_holds_what_fits_and_says_what_does_not():
     lines = tuple(JobLine(name=f"job-{i}", status="waiting", step=0) for i in range(1000))
     rows = tuple((f"n{i}", 8) for i in range(16))
-    span = Span(job="job-0", technique="single", devices=(("n0", 0),), start_s=0.0, end_s=9.0, status="to come")
+    span = TimelineSpan(job="job-0", technique="single", devices=(("n0", 0),), start_s=0.0, end_s=9.0, status="to come")
     run_timeline = RunTimeline(name="big", zero_s=0.0, now_s=1.0, rows=rows, jobs=lines, coming=(span,))
     console = Console(width=100)
     with console.capture() as captured:
@@ -145,7 +145,9 @@ def test_a_running_job_has_one_line_with_its_name_and_its_whole_end(width, heigh
         )
         for k in range(30)
     )
-    running = (Span(job="job-0", technique="fsdp", devices=(("vm", 0),), start_s=0.0, end_s=4000.0, status="running"),)
+    running = (
+        TimelineSpan(job="job-0", technique="fsdp", devices=(("vm", 0),), start_s=0.0, end_s=4000.0, status="running"),
+    )
     shown = RunTimeline(name="night", zero_s=0.0, now_s=100.0, rows=(("vm", 1),), running=running, jobs=jobs)
     console = Console(width=width, height=height)
     with console.capture() as capture:

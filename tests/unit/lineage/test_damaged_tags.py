@@ -15,7 +15,7 @@ from ringmaster.model_lineage.ledger.registry import (
     children_of,
     origin_text,
 )
-from ringmaster.model_lineage.ledger.rows import Row
+from ringmaster.model_lineage.ledger.rows import ModelRow
 from ringmaster.model_lineage.records import DatasetInput, Origin
 from ringmaster.model_lineage.snapshot import Snapshot, node_of
 
@@ -31,8 +31,8 @@ WHOLE = {
 DAMAGED = ("", "{", "null", "3", '"x"', "[3, null]", '[{"name": 3}]', '{"a": 1}', "[" * 100_000, "[{}]", "NaN")
 
 
-def row(id: str, tags) -> Row:
-    return Row(
+def row(id: str, tags) -> ModelRow:
+    return ModelRow(
         model_id=id, experiment_id="1", name=id, artifact_location="", creation_timestamp=1, source_run_id="r",
         is_ready=True, tags=tags,
     )  # fmt: skip

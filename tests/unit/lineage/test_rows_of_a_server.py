@@ -9,7 +9,7 @@ import pytest
 
 from ringmaster.model_lineage import Ledger
 from ringmaster.model_lineage.ledger import rows
-from ringmaster.model_lineage.ledger.rows import Server
+from ringmaster.model_lineage.ledger.rows import MlflowServer
 
 
 def model(number, **tags):
@@ -127,19 +127,19 @@ def test_user_and_password_are_those_of_the_environment(server, monkeypatch):
     uri, _ = server
     monkeypatch.setenv("MLFLOW_TRACKING_USERNAME", "me")
     monkeypatch.setenv("MLFLOW_TRACKING_PASSWORD", "pw")
-    assert [*Server(uri).listed("registered-models/search", key="registered_models")]
+    assert [*MlflowServer(uri).listed("registered-models/search", key="registered_models")]
     monkeypatch.setenv("MLFLOW_TRACKING_PASSWORD", "wrong")
     with pytest.raises(OSError, match="401"):
-        [*Server(uri).listed("registered-models/search", key="registered_models")]
+        [*MlflowServer(uri).listed("registered-models/search", key="registered_models")]
 
 
 def test_other_stores_are_left_to_mlflows_client():
     with pytest.raises(ValueError, match="asked by MLflow's client"):
-        next(Server("postgresql://me:pw@host/db").listed("x", key="x"))
+        next(MlflowServer("postgresql://me:pw@host/db").listed("x", key="x"))
 
 
 def test_where_the_server_answers_otherwise_mlflows_client_is_asked(server, tmp_path, monkeypatch):
-    monkeypatch.setattr(Server, "_ask", lambda *_, **__: {"something": "else"})
+    monkeypatch.setattr(MlflowServer, "_ask", lambda *_, **__: {"something": "else"})
     monkeypatch.setattr(rows, "_versions", lambda ledger: iter(()))
     monkeypatch.setattr(rows, "_rows_where", lambda ledger, condition: iter(()))
     monkeypatch.setattr(rows, "_aliases", lambda ledger: {"asked": {"client": 1}})

@@ -12,7 +12,7 @@ from ringmaster.errors import ChannelClosed
 from ringmaster.tasks.cluster import Device
 from ringmaster.tasks.profiling.speed_beliefs import MachineLoad, QuietTimes, at_load, present_load, without_load
 from ringmaster.techniques import Profile
-from ringmaster.techniques.estimates.reference_kernel import standard_error, time_reference
+from ringmaster.techniques.estimates.device_rates import standard_error, time_reference
 from ringmaster.techniques.processes.events import Measured, ReferenceTimed, event_to_json
 from ringmaster.techniques.profiles import GroupMember
 

@@ -5,7 +5,7 @@ import math
 import numpy as np
 import pytest
 
-from ringmaster.tasks.evaluation.examination import Examined, Measured, measure
+from ringmaster.tasks.evaluation.examination import Examined, SliceMetric, measure
 from ringmaster.tasks.evaluation.scores import CLASSIFIER, Scores
 from ringmaster.tasks.retraining.policy import PLAIN_RULE, comparison, decide_by
 
@@ -21,7 +21,7 @@ def measured(value, other=None, *, gain=None, metric="accuracy", num_rows=200, w
     compared = {} if other is None else {"gain": gain, "gain_low": gain - width, "gain_high": gain + width}
     compared |= {} if other is None else {"p_better": 0.01, "p_worse": 0.99}
     interval = {"low": value - 0.05, "high": value + 0.03}
-    return Measured(
+    return SliceMetric(
         metric=metric, slice="all", num_rows=num_rows, value=value, level=0.95, other=other, **interval, **compared
     )
 

@@ -8,12 +8,12 @@ import pytest
 
 from ringmaster.errors import BatchFileError
 from ringmaster.tasks.evaluation.behaviour import TestResult
-from ringmaster.tasks.evaluation.examination import Examined, Measured
+from ringmaster.tasks.evaluation.examination import Examined, SliceMetric
 from ringmaster.tasks.evaluation.model_assertions import AssertionResult
 from ringmaster.tasks.retraining.policy import Policy, decide_by, load_policy
 
 POLICY = Policy(name="careful", min_gain=0.01, max_loss=0.02, min_slice_rows=20)
-GOOD = Measured(
+GOOD = SliceMetric(
     metric="accuracy", slice="all", num_rows=500, value=0.9, low=0.88, high=0.92, level=0.95,
     other=0.85, gain=0.05, gain_low=0.02, gain_high=0.08, p_better=0.001, p_worse=0.999,
 )  # fmt: skip

@@ -19,7 +19,7 @@ from ringmaster.tasks.pool.event_log import BatchEvents, EventLog
 from ringmaster.tasks.pool.submissions import Submissions
 from ringmaster.tasks.profiling.option_profiles import planning_problem
 from ringmaster.tasks.recording import ancestry, async_recorder
-from ringmaster.tasks.recording.async_recorder import AWAY, AsyncRecorder, Insistence, JobsToRecord, PoolRecorder
+from ringmaster.tasks.recording.async_recorder import AWAY, AsyncRecorder, JobsToRecord, PoolRecorder, RetriedWrites
 from ringmaster.tasks.recording.mlflow_writer import FLOW_RUN_PAGE, MlflowWriter
 from ringmaster.tasks.storage.database import Database, file_url
 from ringmaster.tasks.storage.journal import JobStatus, Journal, begin
@@ -201,7 +201,7 @@ def test_predictions_do_not_wait_for_mlflow(database):
 
 
 def test_a_fault_that_stays_is_told_and_does_not_hold_up_the_rest():
-    insist, done = Insistence(lambda _: None), []
+    insist, done = RetriedWrites(lambda _: None), []
 
     def refused():
         raise LedgerError("no such run")

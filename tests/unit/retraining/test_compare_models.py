@@ -8,16 +8,16 @@ import numpy as np
 import pytest
 
 from ringmaster.flows.retraining import compare_models
-from ringmaster.flows.retraining.compare_models import Judged
-from ringmaster.flows.retraining.inspect_models import Checked
-from ringmaster.flows.retraining.select_models import Chosen
+from ringmaster.flows.retraining.compare_models import CandidateVerdict
+from ringmaster.flows.retraining.inspect_models import InspectedModel
+from ringmaster.flows.retraining.select_models import SelectedModels
 from ringmaster.tasks.evaluation.scores import CLASSIFIER, Scores
-from ringmaster.tasks.retraining.drift import Trained
-from ringmaster.tasks.retraining.due import Due
-from ringmaster.tasks.retraining.production import ProductionModel, Watched
+from ringmaster.tasks.retraining.drift import TrainingRecord
+from ringmaster.tasks.retraining.due import DueDecision
+from ringmaster.tasks.retraining.production import ObservedData, ProductionModel
 from ringmaster.tasks.retraining.promotion import ServingVersions
 from ringmaster.techniques import DataSpec, Job, ModelSpec
-from ringmaster.techniques.scoring.order import TrainingData
+from ringmaster.techniques.scoring.scoring_order import TrainingData
 from tests.unit.promotion.fakes import version
 from tests.unit.promotion.test_policy import decide, measured
 
@@ -27,10 +27,10 @@ ACCURACIES = {"broken": np.nan, "good": 0.9}
 def check(name):
     model = ModelSpec(architecture="ViTForImageClassification")
     own = Job(name=name, model=model, data=DataSpec(source="digits"), num_steps=4)
-    watched = Watched(predictions=Path("log.jsonl"))
+    watched = ObservedData(predictions=Path("log.jsonl"))
     standing = ServingVersions(name=f"shop.{name}", champion=version(1, name=f"shop.{name}"))
     production = ProductionModel(registered_name=standing.name, job=own, watched=watched)
-    return Checked(model=production, standing=standing, data={}, due=Due(is_due=False, why="it waits"))
+    return InspectedModel(model=production, standing=standing, data={}, due=DueDecision(is_due=False, why="it waits"))
 
 
 @pytest.fixture
@@ -45,7 +45,7 @@ def run(monkeypatch):
         }
 
     def judge(*_, **__):
-        return {name: Judged(decision=decide(measured(value, 0.8))) for name, value in ACCURACIES.items()}
+        return {name: CandidateVerdict(decision=decide(measured(value, 0.8))) for name, value in ACCURACIES.items()}
 
     def score(folders, *, job, **_):
         probabilities = np.full((5, 2), 0.5 if job.name == "good" else np.nan)
@@ -56,7 +56,7 @@ def run(monkeypatch):
     monkeypatch.setattr(compare_models, "judge", judge)
     monkeypatch.setattr(compare_models, "score_models", score)
     monkeypatch.setattr(compare_models, "promote_task", lambda *_, **__: None)
-    trained = Trained(run_date="2026-11-20", at_s=0.0, digest="d", num_samples=5)
+    trained = TrainingRecord(run_date="2026-11-20", at_s=0.0, digest="d", num_samples=5)
     monkeypatch.setattr(compare_models, "trained_of", lambda *_: trained)
     monkeypatch.setattr(compare_models, "keep_trained", lambda _, record, kept_of: kept.update({record.uri: kept_of}))
     return SimpleNamespace(
@@ -75,7 +75,7 @@ def run(monkeypatch):
 
 
 def test_a_candidate_that_says_nothing_but_nan_is_kept_off_and_the_others_are_decided(run):
-    verdicts = compare_models.compare_models(run, run.checks, Chosen(), None)
+    verdicts = compare_models.compare_models(run, run.checks, SelectedModels(), None)
     assert [(v.model, v.outcome) for v in verdicts] == [("broken", "kept"), ("good", "promoted")]
     assert verdicts[0].why == "its accuracy is nan on 200 rows"
     assert {uri: list(kept.predictions) for uri, kept in run.kept.items()} == {

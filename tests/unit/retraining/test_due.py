@@ -6,7 +6,7 @@ import pytest
 
 from ringmaster.model_lineage import DatasetInput
 from ringmaster.tasks.retraining.drift import Drift, DriftRule
-from ringmaster.tasks.retraining.due import DueRules, Seen, due
+from ringmaster.tasks.retraining.due import DueRules, ModelObservations, due
 from ringmaster.tasks.retraining.promotion import ServingVersions
 from tests.unit.promotion.fakes import version
 
@@ -24,7 +24,7 @@ def standing(champion=None, challenger=None, latest=None) -> ServingVersions:
 
 
 def told(where, rules=DueRules(), **seen):
-    return due(where, Seen(**{"digest": "new", "run_date": "2026-11-20", **seen}), rules)
+    return due(where, ModelObservations(**{"digest": "new", "run_date": "2026-11-20", **seen}), rules)
 
 
 @pytest.mark.parametrize(
@@ -116,7 +116,9 @@ def test_what_is_not_asked_for_is_not_looked_at():
 
 @pytest.mark.parametrize("where", [standing(), standing(NEW, NEW, NEW), standing(OLD, OLD, NEW)])
 def test_who_is_asked_for_is_due(where):
-    assert told(where, is_forced=True) == due(where, Seen(digest="x", run_date="2026-11-20", is_forced=True))
+    assert told(where, is_forced=True) == due(
+        where, ModelObservations(digest="x", run_date="2026-11-20", is_forced=True)
+    )
     assert told(where, is_forced=True).is_due
 
 

@@ -5,7 +5,7 @@ import numpy as np
 from ringmaster.tasks.evaluation.scores import CLASSIFIER, Scores
 from ringmaster.tasks.retraining.drift import (
     MOST_ROWS,
-    Trained,
+    TrainingRecord,
     input_features,
     logged_features,
     references_of,
@@ -88,7 +88,7 @@ def test_a_feature_without_a_finite_number_has_no_reference():
 
 
 def test_what_is_kept_travels_as_json():
-    kept = Trained(
+    kept = TrainingRecord(
         run_date="2026-11-20",
         at_s=5.0,
         digest="d",
@@ -97,4 +97,4 @@ def test_what_is_kept_travels_as_json():
         inputs=references_of({"label": np.array([1, 2])}),
         predictions=references_of({"confidence": np.array([0.5, 1.0])}),
     )
-    assert Trained.from_json(kept.to_json()) == kept
+    assert TrainingRecord.from_json(kept.to_json()) == kept

@@ -7,14 +7,14 @@ from types import SimpleNamespace
 import pytest
 
 from ringmaster.flows.retraining import select_models
-from ringmaster.flows.retraining.inspect_models import Checked
+from ringmaster.flows.retraining.inspect_models import InspectedModel
 from ringmaster.flows.retraining.retraining_run import current_clock
 from ringmaster.tasks.cluster import Cluster, Device, Node
 from ringmaster.tasks.profiling.group_layouts import ONE_DEVICE, classes
 from ringmaster.tasks.profiling.group_search import group_profiles, group_searches
 from ringmaster.tasks.profiling.stage import Profiled
 from ringmaster.tasks.profiling.trials import ProfileStore
-from ringmaster.tasks.retraining.due import Due
+from ringmaster.tasks.retraining.due import DueDecision
 from ringmaster.tasks.retraining.production import Production, ProductionModel
 from ringmaster.tasks.retraining.promotion import ServingVersions
 from ringmaster.tasks.retraining.selection import Hours
@@ -79,8 +79,10 @@ def chosen(monkeypatch):
             left_by_earlier=lambda _: {},
         )
         checks = {
-            model.name: Checked(
-                model=model, standing=ServingVersions(name=model.registered_name), due=Due(is_due=True, why="new data")
+            model.name: InspectedModel(
+                model=model,
+                standing=ServingVersions(name=model.registered_name),
+                due=DueDecision(is_due=True, why="new data"),
             )
             for model in models
         }

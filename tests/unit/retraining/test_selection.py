@@ -5,12 +5,12 @@ import pytest
 from ringmaster.tasks.planning import Node, Option, PlanningJob, Problem
 from ringmaster.tasks.planning.plans.checked_plans import checked_plan
 from ringmaster.tasks.planning.problems.terms import HOUR_S, Terms
-from ringmaster.tasks.retraining.selection import Limits, Wanted, choose, cost_of
+from ringmaster.tasks.retraining.selection import DueModel, RunLimits, choose, cost_of
 
 SECONDS = {"a": 60.0, "b": 30.0, "c": 20.0, "a-2": 60.0, "a-3": 60.0}
 
 
-def chosen(wanted, limits=Limits()):
+def chosen(wanted, limits=RunLimits()):
     """Selects models on one device, where a job takes the time that SECONDS gives."""
 
     def problem_of(names):
@@ -23,10 +23,10 @@ def chosen(wanted, limits=Limits()):
 
 
 def until(seconds):
-    return Limits(left_s=seconds, deadline_s=1_795_000_000.0)
+    return RunLimits(left_s=seconds, deadline_s=1_795_000_000.0)
 
 
-A, B, C = (Wanted(model=name, job=name) for name in "abc")
+A, B, C = (DueModel(model=name, job=name) for name in "abc")
 
 
 def test_without_limits_all_is_trained():
@@ -44,24 +44,24 @@ def test_what_does_not_fit_is_left_and_the_smaller_behind_it_may_fit():
 
 
 def test_the_higher_priority_comes_first_then_who_waited_longest():
-    first = Wanted(model="c", job="c", priority=1)
+    first = DueModel(model="c", job="c", priority=1)
     assert chosen([A, B, first], until(55.0)).models == ("c", "b")
-    waited = Wanted(model="a", job="a", waited=2)
+    waited = DueModel(model="a", job="a", waited=2)
     found = chosen([B, C, waited], until(85.0))
     assert found.models == ("a", "c")
     assert list(found.left) == ["b"]
 
 
 def test_a_budget_is_kept():
-    found = chosen([A, B, C], Limits(budget=0.02))
+    found = chosen([A, B, C], RunLimits(budget=0.02))
     assert found.models == ("a",)
     assert found.left["b"] == "with it the run would cost 0.025 of 0.02 device-hours"
-    paid = chosen([A, B], Limits(budget=0.18, price_per_device_hour=7.2))
+    paid = chosen([A, B], RunLimits(budget=0.18, price_per_device_hour=7.2))
     assert (paid.models, paid.cost) == (("a", "b"), pytest.approx(0.18))
 
 
 def test_a_sweep_is_left_out_before_its_model_is():
-    swept = Wanted(model="a", job="a", variants=("a-2", "a-3"))
+    swept = DueModel(model="a", job="a", variants=("a-2", "a-3"))
     found = chosen([swept, B], until(100.0))
     assert found.jobs == ("a", "b")
     assert found.models == ("a", "b")
@@ -69,7 +69,7 @@ def test_a_sweep_is_left_out_before_its_model_is():
 
 
 def test_a_model_that_does_not_fit_with_or_without_its_sweep_is_left():
-    found = chosen([Wanted(model="a", job="a", variants=("a-2",)), B], until(40.0))
+    found = chosen([DueModel(model="a", job="a", variants=("a-2",)), B], until(40.0))
     assert found.jobs == ("b",)
     assert found.left["a"].startswith("with it the run")
 

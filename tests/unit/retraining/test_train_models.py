@@ -7,13 +7,13 @@ from types import SimpleNamespace
 import pytest
 
 from ringmaster.flows.retraining import compare_models, train_models
-from ringmaster.flows.retraining.inspect_models import Checked, _plain, _read
-from ringmaster.flows.retraining.select_models import Chosen
+from ringmaster.flows.retraining.inspect_models import InspectedModel, _plain, _read
+from ringmaster.flows.retraining.select_models import SelectedModels
 from ringmaster.model_lineage import Origin
 from ringmaster.tasks.batch import Batch
 from ringmaster.tasks.retraining import alias_moves
 from ringmaster.tasks.retraining.alias_moves import DecisionRecord
-from ringmaster.tasks.retraining.due import Due
+from ringmaster.tasks.retraining.due import DueDecision
 from ringmaster.tasks.retraining.production import ProductionModel
 from ringmaster.tasks.retraining.promotion import ServingVersions
 from ringmaster.techniques import DataSpec, Job, ModelSpec
@@ -64,8 +64,12 @@ def run(monkeypatch):
         raise Begun([job.name for job in Batch.from_json(said).jobs])
 
     model = ProductionModel(registered_name=NAME, job=jobs[0], variants=jobs[1:])
-    check = Checked(
-        model=model, standing=standings()[NAME], data={"digest": "d1"}, due=Due(is_due=True, why=""), newest_before=1
+    check = InspectedModel(
+        model=model,
+        standing=standings()[NAME],
+        data={"digest": "d1"},
+        due=DueDecision(is_due=True, why=""),
+        newest_before=1,
     )
     monkeypatch.setattr(train_models, "_can_go_on", lambda batch: False)
     monkeypatch.setattr(train_models, "_keep_what_was_read", lambda *_: None)
@@ -78,7 +82,7 @@ def run(monkeypatch):
 
 
 def train(run):
-    return train_models.train_models(run, {"a": run.check}, Chosen(batch=run.batch), seed=0)
+    return train_models.train_models(run, {"a": run.check}, SelectedModels(batch=run.batch), seed=0)
 
 
 def test_a_batch_that_was_never_begun_is_trained_though_an_old_version_is_of_the_same_data(run):
@@ -109,7 +113,7 @@ def test_only_what_was_decided_of_this_nights_version_is_its_verdict(run, newest
         run.ledger.records[-1],
         DecisionRecord(version=newest, outcome="promoted", reasons=("better",)),
     )
-    verdict = compare_models._not_compared(run, run.check, run.standings()[NAME], Chosen(batch=run.batch), None)
+    verdict = compare_models._not_compared(run, run.check, run.standings()[NAME], SelectedModels(batch=run.batch), None)
     assert verdict.outcome == outcome
 
 

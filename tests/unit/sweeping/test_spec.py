@@ -8,7 +8,7 @@ from ringmaster.errors import BatchFileError
 from ringmaster.tasks.profiling.option_profiles import num_evaluations
 from ringmaster.tasks.sweeping.scheduler import SweepScheduler
 from ringmaster.tasks.sweeping.space import Choice, Range, changes_shape, combinations, num_combinations
-from ringmaster.tasks.sweeping.spec import Tried, propose
+from ringmaster.tasks.sweeping.spec import ProposedTrial, propose
 from ringmaster.tasks.sweeping.stopping import Stopping
 from ringmaster.techniques.metric import metric_named, metric_names
 from tests.unit.sweeping.sweeps import RATES, SEEDS, spec
@@ -48,7 +48,7 @@ def test_a_grid_is_every_combination():
 
 
 def test_proposals_follow_from_what_they_know():
-    earlier = [Tried(values={"optimizer.lr": 10.0 ** -(1 + i / 4)}, score=-abs(i - 8.0)) for i in range(16)]
+    earlier = [ProposedTrial(values={"optimizer.lr": 10.0 ** -(1 + i / 4)}, score=-abs(i - 8.0)) for i in range(16)]
     draw = {"sampler": "tpe", "number": 16, "seed": 1, "num_trials": 20}
     rates = [propose([RATES], earlier=earlier, **{**draw, "seed": s})["optimizer.lr"] for s in range(10)]
     assert propose([RATES], earlier=earlier, **draw) == propose([RATES], earlier=earlier, **draw)
@@ -61,7 +61,7 @@ def test_tpe_goes_on_from_what_it_drew_in_steps_of_any_number_of_digits(step):
     earlier = []
     for number in range(3):
         values = propose([parameter], sampler="tpe", number=number, earlier=earlier, seed=0, num_trials=6)
-        earlier.append(Tried(values=values, score=float(number)))
+        earlier.append(ProposedTrial(values=values, score=float(number)))
     drawn = [each.values["clip_grad_norm"] for each in earlier]
     assert set(drawn) <= set(parameter.listed()), "what a grid would list"
 

@@ -9,7 +9,7 @@ import pyarrow
 import pyarrow.parquet
 
 from ringmaster.techniques.data import prepare
-from ringmaster.techniques.data.manifest import Manifest
+from ringmaster.techniques.data.manifest import RowManifest
 from ringmaster.techniques.job import DataSpec
 
 PROSE = (
@@ -111,5 +111,5 @@ def prepared_case(name, folder) -> tuple[str, ...]:
     spec = CASES[name](folder)
     spec = DataSpec(**{**vars(spec), "vocab_size": 400, "seq_len": None if name == "ids" else 16})
     prepared = prepare(spec, cache_dir=folder / "cache")
-    rows = Manifest.read(Path(prepared.folder))
+    rows = RowManifest.read(Path(prepared.folder))
     return (prepared.digest, *(rows.digest(split) for split in ("training", "held_out") if rows is not None))

@@ -7,7 +7,7 @@ import pyarrow.parquet
 import pytest
 
 from ringmaster.techniques.data import prepare
-from ringmaster.techniques.data.rows import read_rows
+from ringmaster.techniques.data.row_files import read_rows
 from ringmaster.techniques.job import DataSpec
 
 GOOD = json.dumps({"text": "many words, one after another " * 20})

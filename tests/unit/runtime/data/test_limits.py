@@ -8,9 +8,9 @@ import pyarrow
 import pyarrow.parquet
 import pytest
 
-from ringmaster.techniques.data import rows
-from ringmaster.techniques.data import rows as limits
-from ringmaster.techniques.data.rows import read_rows
+from ringmaster.techniques.data import row_files
+from ringmaster.techniques.data import row_files as limits
+from ringmaster.techniques.data.row_files import read_rows
 from ringmaster.techniques.data.tokens import _given
 
 LONG = "x" * 870_000
@@ -29,8 +29,8 @@ def test_a_parquet_file_that_becomes_a_thousand_times_as_large_is_refused(tmp_pa
 
 @pytest.mark.parametrize("nested", [False, True])
 def test_long_texts_that_a_parquet_file_stores_once_are_read_few_at_a_time(tmp_path, monkeypatch, nested):
-    monkeypatch.setattr(rows, "BYTES_PER_BATCH", 1 << 20)
-    monkeypatch.setattr(rows, "REPEATED_ROWS_PER_BATCH", 4)
+    monkeypatch.setattr(row_files, "BYTES_PER_BATCH", 1 << 20)
+    monkeypatch.setattr(row_files, "REPEATED_ROWS_PER_BATCH", 4)
     file, text = tmp_path / "long.parquet", "x" * 200_000
     values = [[{"content": text}]] * 400 if nested else [text] * 400
     pyarrow.parquet.write_table(pyarrow.table({"text": values}), file, compression="zstd")
@@ -55,7 +55,7 @@ def test_rows_of_a_parquet_file_are_those_of_its_table(tmp_path):
 
 @pytest.mark.parametrize("suffix", [".jsonl", ".csv", ".parquet"])
 def test_a_row_that_is_too_long_is_refused_with_its_place(tmp_path, monkeypatch, suffix):
-    for module in (limits, rows):
+    for module in (limits, row_files):
         monkeypatch.setattr(module, "MAX_ROW_BYTES", 1000)
     file, texts = tmp_path / f"rows{suffix}", ["short", "x" * 2000]
     if suffix == ".parquet":

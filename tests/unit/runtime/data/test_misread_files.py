@@ -11,8 +11,8 @@ import pytest
 
 from ringmaster.errors import BatchFileError
 from ringmaster.tasks.batch import load_batch
-from ringmaster.techniques.data.files import matching
-from ringmaster.techniques.data.rows import read_rows
+from ringmaster.techniques.data.file_patterns import matching
+from ringmaster.techniques.data.row_files import read_rows
 
 NUM_ROWS = 60
 

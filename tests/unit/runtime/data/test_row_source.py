@@ -12,7 +12,7 @@ import torch
 from ringmaster.registry import installed
 from ringmaster.techniques import data_source
 from ringmaster.techniques.data import PreparedData, fetch, open_data, prepare, prepared_rows
-from ringmaster.techniques.data.manifest import Manifest
+from ringmaster.techniques.data.manifest import RowManifest
 from ringmaster.techniques.data.row_source import RowSource
 from ringmaster.techniques.data_source import DataSource, data_source_named, data_source_names, data_source_of
 from ringmaster.techniques.job import DataSpec
@@ -149,7 +149,7 @@ def test_a_name_costs_no_further_pass_over_the_rows(kinds, tmp_path, monkeypatch
     for named in (spec, replace(spec, name="numbers", version="1")):
         prepared = prepare(named, cache_dir=tmp_path / "cache")
     assert len(passes) == 1
-    manifest = Manifest.read(Path(prepared.folder))
+    manifest = RowManifest.read(Path(prepared.folder))
     assert [len(rows) for rows in manifest.rows.values()] == [prepared.num_samples, prepared.num_held_out]
 
 
@@ -157,9 +157,9 @@ def test_a_named_data_set_has_a_manifest_of_what_is_read(answers, tmp_path):
     path = write(tmp_path / "a.jsonl", ROWS)
     spec = DataSpec(kind="answers", path=path, name="qa", version="1", seq_len=40, vocab_size=280)
     prepared = prepare(spec, cache_dir=tmp_path)
-    manifest = Manifest.read(Path(prepared.folder))
+    manifest = RowManifest.read(Path(prepared.folder))
     contents = [({name: row[name] for name in ("prompt", "answer")}, False) for row in ROWS]
-    of_all = Manifest.of(contents).rows["training"]
+    of_all = RowManifest.of(contents).rows["training"]
     assert sorted([*manifest.rows["training"], *manifest.rows["held_out"]]) == list(of_all)
     assert [row.number for row in data_source_of(spec).rows(spec)] == list(range(1, 61))
 

@@ -14,9 +14,8 @@ from ringmaster.tasks.profiling.profile_store import speed_key
 from ringmaster.techniques import DataSpec, Job, ModelSpec
 from ringmaster.techniques.checkpoints.checkpoint import CheckpointStore
 from ringmaster.techniques.data import prepare
-from ringmaster.techniques.external.checkpoints import adopt, incoming
 from ringmaster.techniques.external.events import Alive, Done, parse_event
-from ringmaster.techniques.external.protocol import Report, environment, words_of
+from ringmaster.techniques.external.protocol import Report, adopt, environment, incoming, words_of
 from ringmaster.techniques.processes.order import TRAIN, GangOrder, Slot
 
 GPUS = tuple(Slot(kind="gpu", index=i, uuid=f"GPU-{i}") for i in (2, 5))

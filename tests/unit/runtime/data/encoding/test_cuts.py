@@ -11,7 +11,7 @@ from tokenizers import Regex, Tokenizer, decoders, models, normalizers, pre_toke
 from ringmaster.techniques.data import text_encoder as words_module
 from ringmaster.techniques.data import tokens as documents_module
 from ringmaster.techniques.data.text_encoder import GPT2, KNOWN_EXPRESSIONS, SPACES, WordEncoder, rule_of
-from ringmaster.techniques.data.tokens import Document, in_pieces
+from ringmaster.techniques.data.tokens import TextDocument, in_pieces
 from tests.drawing import draws
 
 ByteLevel = pre_tokenizers.ByteLevel
@@ -121,14 +121,14 @@ def test_pieces_are_the_documents_and_are_cut_by_the_rule(texts, size, step):
     def parts():
         for number, text in enumerate(texts):
             for start in range(0, len(text), step):
-                yield Document(content=text[start : start + step], held_out=number == 1, ends=False)
-            yield Document(content="", held_out=number == 1)
+                yield TextDocument(content=text[start : start + step], held_out=number == 1, ends=False)
+            yield TextDocument(content="", held_out=number == 1)
 
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(documents_module, "PIECE_CHARACTERS", size)
         pieces = list(in_pieces(parts(), rule=GPT2))
         whole = list(in_pieces(parts(), rule=None))
-    assert whole == [Document(content=text, held_out=number == 1) for number, text in enumerate(texts)]
+    assert whole == [TextDocument(content=text, held_out=number == 1) for number, text in enumerate(texts)]
     ends = [0, *(number for number, piece in enumerate(pieces, start=1) if piece.ends)]
     assert len(ends) == len(texts) + 1
     for number, text in enumerate(texts):
@@ -149,7 +149,7 @@ def test_long_text_is_cut_and_its_ids_are_those_of_the_whole(monkeypatch):
     monkeypatch.setattr(documents_module, "PIECE_CHARACTERS", 1000)
     monkeypatch.setattr(words_module, "MOST_WORDS", 300)  # so that words are also forgotten
     encoder = WordEncoder(rule=GPT2, encode=lambda words: [each.ids for each in tokenizer.encode_batch(words)])
-    pieces = list(in_pieces([Document(content=text, held_out=False)], rule=GPT2))
+    pieces = list(in_pieces([TextDocument(content=text, held_out=False)], rule=GPT2))
     assert len(pieces) > 100
     assert max(len(piece.content) for piece in pieces) < 2100
     assert [token for piece in pieces for token in encoder([piece.content])[0].tolist()] == tokenizer.encode(text).ids
@@ -157,7 +157,7 @@ def test_long_text_is_cut_and_its_ids_are_those_of_the_whole(monkeypatch):
 
 def test_text_that_is_too_long_to_be_encoded_whole_is_refused_with_a_remedy(monkeypatch):
     monkeypatch.setattr(documents_module, "MOST_CHARACTERS_AT_ONCE", 200_000)
-    parts = [Document(content="many words " * 9000, held_out=False, ends=number == 5) for number in range(6)]
+    parts = [TextDocument(content="many words " * 9000, held_out=False, ends=number == 5) for number in range(6)]
     with pytest.raises(ValueError, match=r"more than 200,000 characters.*To fix: .*JSONL row"):
         list(in_pieces(parts, rule=None))
     assert len(list(in_pieces(parts, rule=SPACES))) > 6

@@ -6,8 +6,8 @@ from pathlib import Path
 
 import pytest
 
-from ringmaster.techniques.data import files, prepare
-from ringmaster.techniques.data.manifest import Manifest
+from ringmaster.techniques.data import file_patterns, prepare
+from ringmaster.techniques.data.manifest import RowManifest
 from ringmaster.techniques.data.sources import text_files
 from ringmaster.techniques.job import DataSpec
 
@@ -47,7 +47,7 @@ def rows(first, last, text):
 def same_as_anew(spec, tmp_path):
     """Whether the samples and rows are those that are prepared without anything kept."""
     found, anew = (prepare(spec, cache_dir=tmp_path / name) for name in ("cache", f"cache-{os.urandom(4).hex()}"))
-    manifests = [Manifest.read(Path(each.folder)) for each in (found, anew)]
+    manifests = [RowManifest.read(Path(each.folder)) for each in (found, anew)]
     return found.digest == anew.digest and manifests[0] == manifests[1]
 
 
@@ -101,7 +101,7 @@ def test_splits_and_windows_are_chosen_from_what_is_kept(given, jsonl, text, rea
     found, by_row = prepare(spec, cache_dir=tmp_path / "cache"), without_files_kept(spec, tmp_path, monkeypatch)
     assert read == []
     assert found.digest == by_row.digest
-    assert Manifest.read(Path(found.folder)) == Manifest.read(Path(by_row.folder))
+    assert RowManifest.read(Path(found.folder)) == RowManifest.read(Path(by_row.folder))
 
 
 def test_held_out_files_need_no_time(given, jsonl, text, tmp_path, monkeypatch):
@@ -159,8 +159,8 @@ def test_of_files_at_a_url_only_new_ones_are_copied_and_read(given, jsonl, text,
 
     store = fsspec.filesystem("memory")
     copied = []
-    original = files.opened
-    monkeypatch.setattr(files, "opened", lambda path: copied.append(path) or original(path))
+    original = file_patterns.opened
+    monkeypatch.setattr(file_patterns, "opened", lambda path: copied.append(path) or original(path))
     for name, first in (("a.jsonl", 0), ("b.jsonl", 9)):
         store.pipe_file(f"/nightly/{name}", jsonl(name, rows(first, first + 9, text)).read_bytes())
     spec = replace(given, path="memory://nightly/*.jsonl")

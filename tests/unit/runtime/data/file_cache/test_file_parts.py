@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 from ringmaster.techniques.data import cached_files, prepare
 from ringmaster.techniques.data.cached_files import known_files
 from ringmaster.techniques.data.file_rows import DataFile
-from ringmaster.techniques.data.rows import content_hash, rows_and_errors, to_json_text
+from ringmaster.techniques.data.row_files import content_hash, rows_and_errors, to_json_text
 from ringmaster.techniques.data.sources import text_files
 from ringmaster.techniques.job import DataSpec
 

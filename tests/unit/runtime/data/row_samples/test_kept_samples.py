@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 from ringmaster.techniques.checkpoints import checkpoint
 from ringmaster.techniques.data import cached_files, open_data, prepare, prepared_rows
 from ringmaster.techniques.data import stored_source as progress_module
-from ringmaster.techniques.data.manifest import Manifest
+from ringmaster.techniques.data.manifest import RowManifest
 from ringmaster.techniques.data.row_source import RowSource
 from ringmaster.techniques.data.stored_source import progress_to
 from ringmaster.techniques.data_source import data_source_of
@@ -85,7 +85,7 @@ def outcome(source, spec, cache):
         prepared = source.prepare(spec, cache_dir=cache)
     except ValueError as error:
         return str(error)
-    manifest = Manifest.read(Path(prepared.folder))
+    manifest = RowManifest.read(Path(prepared.folder))
     return replace(prepared, folder=""), manifest and manifest.to_json()
 
 

@@ -21,8 +21,8 @@ from ringmaster.errors import NoCommonBase
 from ringmaster.techniques.job import DataSpec, Job, ModelSpec
 from ringmaster.techniques.processes.channel import Channel
 from ringmaster.techniques.processes.events import ModelFailed, RowsScored, ScoringProgress, event_to_json
-from ringmaster.techniques.scoring.order import ScoringOrder, base_key, tokenizer_digest, tokenizer_of
-from ringmaster.techniques.scoring.scored_rows import ScoredRows, TextCases, cases_in
+from ringmaster.techniques.scoring.scored_rows import LiteralTexts, ScoredRows, cases_in
+from ringmaster.techniques.scoring.scoring_order import ScoringOrder, base_key, tokenizer_digest, tokenizer_of
 
 if TYPE_CHECKING:
     import torch
@@ -81,7 +81,7 @@ def score_together(
         job=scored_job,
         cache_dir=cache_dir,
         reader=next(iter(models.values())),
-        cases=None if texts is None else TextCases(texts=texts),
+        cases=None if texts is None else LiteralTexts(texts=texts),
         max_rows=max_rows,
     )
     scores: dict[str, RowScores] = {}

@@ -18,7 +18,7 @@ from itertools import islice
 from pathlib import Path, PurePosixPath
 from typing import Any, BinaryIO
 
-from ringmaster.techniques.data.files import FilePart, opened
+from ringmaster.techniques.data.file_patterns import FilePart, opened
 
 MAX_ROW_BYTES = 64 * 2**20
 """The largest row: a line of JSONL, a row of Parquet, or an image."""
