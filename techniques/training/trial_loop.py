@@ -6,7 +6,7 @@ import shutil
 import statistics
 import time
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Protocol
 
 import torch
 
@@ -15,10 +15,12 @@ from ringmaster.techniques.estimates.device_rates import standard_error, time_on
 from ringmaster.techniques.processes.events import Measured, Ready
 from ringmaster.techniques.processes.order import GangOrder
 from ringmaster.techniques.processes.reporter import MEASURE, STOP, Reporter
-from ringmaster.techniques.training.trainer import WARM_UP_STEPS, Trainer
+from ringmaster.techniques.training.trainer import WARM_UP_STEPS
 
 if TYPE_CHECKING:
-    from ringmaster.techniques.training.fused.group import GroupTrial
+    from ringmaster.techniques.checkpoints.checkpoint import WritePieces
+    from ringmaster.techniques.processes.ranks import Ranks
+    from ringmaster.techniques.training.trainer import Root, StepReport
 
 LEAST_STEPS, USUAL_STEPS = 3, 12
 LEAST_S, ENOUGH_S = 0.4, 1.5  # total of measured steps: steps of milliseconds are measured more often than usual
@@ -26,7 +28,31 @@ PATIENCE_S = 300.0
 EVALUATED_BATCHES = 2
 
 
-def trial(trainer: Trainer | GroupTrial, order: GangOrder, reporter: Reporter) -> dict[str, Any]:
+class TrialSubject(Protocol):
+    """What a trial measures: a trainer, or a group of jobs that are trained together."""
+
+    ranks: Ranks
+
+    def step(self, asks: tuple[float, ...] = ()) -> StepReport:
+        """Trains the next global step."""
+
+    def pieces(self, *, copies: HostCopies | None = None) -> WritePieces:
+        """Returns the pieces that this rank writes into a checkpoint of the present state."""
+
+    def save(self, root: Root) -> float:
+        """Checkpoints the state; returns the seconds."""
+
+    def export(self, folder: Path, root: Root) -> None:
+        """Writes the finished model of the newest checkpoint under `root`."""
+
+    def evaluate(self, *, max_batches: int | None = None) -> Any:
+        """Measures the metrics over held-out data, on at most `max_batches` global batches."""
+
+    def num_evaluated_batches(self) -> float:
+        """Returns the number of global batches of one evaluation."""
+
+
+def trial(trainer: TrialSubject, order: GangOrder, reporter: Reporter) -> dict[str, Any]:
     """Warms up, sends "ready", measures on command, sends "measured", and keeps its devices busy until stopped.
 
     By the order of these events, the supervisor can start all measurements of a node together, and end no trial before
@@ -61,7 +87,7 @@ def trial(trainer: Trainer | GroupTrial, order: GangOrder, reporter: Reporter) -
     return {"status": "done"}
 
 
-def _timed_step(trainer: Trainer | GroupTrial, reporter: Reporter) -> tuple[float, tuple[bool, bool]]:
+def _timed_step(trainer: TrialSubject, reporter: Reporter) -> tuple[float, tuple[bool, bool]]:
     asks = (float(reporter.told(STOP)), float(reporter.told(MEASURE)))
     started_s = time.perf_counter()
     report = trainer.step(asks)
@@ -71,7 +97,7 @@ def _timed_step(trainer: Trainer | GroupTrial, reporter: Reporter) -> tuple[floa
     return time.perf_counter() - started_s, (stop, measure)
 
 
-def _measure(trainer: Trainer | GroupTrial, reporter: Reporter) -> list[float]:
+def _measure(trainer: TrialSubject, reporter: Reporter) -> list[float]:
     """Returns the seconds of several steps, as many on every rank: enough steps, or enough seconds."""
     seconds: list[float] = []
     while len(seconds) < LEAST_STEPS or not _enough(trainer, seconds):
@@ -79,13 +105,13 @@ def _measure(trainer: Trainer | GroupTrial, reporter: Reporter) -> list[float]:
     return seconds
 
 
-def _enough(trainer: Trainer | GroupTrial, seconds: list[float]) -> bool:
+def _enough(trainer: TrialSubject, seconds: list[float]) -> bool:
     total_s = sum(seconds)
     is_enough = total_s >= ENOUGH_S or (len(seconds) >= USUAL_STEPS and total_s >= LEAST_S)
     return trainer.ranks.sum([float(is_enough)])[0] > 0
 
 
-def _measure_saving(trainer: Trainer | GroupTrial, order: GangOrder) -> dict[str, float]:
+def _measure_saving(trainer: TrialSubject, order: GangOrder) -> dict[str, float]:
     """Measures the seconds of a checkpoint, of the stall by a background save, of an evaluation and of an export."""
     scratch = Path(order.folder) / "scratch"
     working_s = time.thread_time()
@@ -105,7 +131,7 @@ def _measure_saving(trainer: Trainer | GroupTrial, order: GangOrder) -> dict[str
     return {"save_s": save_s, "stall_s": stall_s, "export_s": export_s, "evaluate_s": evaluate_s}
 
 
-def _copy_s(trainer: Trainer | GroupTrial) -> float:
+def _copy_s(trainer: TrialSubject) -> float:
     """Returns the seconds for which a background save stalls training: a copy of the state to existing buffers.
 
     Writing the copy takes no GPU time, but on a CPU it takes time of the cores that train.
