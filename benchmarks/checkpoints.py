@@ -58,7 +58,7 @@ def measure(name, hidden_size, num_layers, seq_len, batch_size, *, folder, round
     """Measures one model; returns the medians over the rounds."""
     from benchmarks.trainers import Ours, llama
     from ringmaster.tasks.execution.starter import checkpoint_interval_s
-    from ringmaster.techniques.checkpoints.saving import Asks, Saver
+    from ringmaster.techniques.checkpoints.saving import Saver, SaveVotes
     from ringmaster.techniques.training.trial_loop import _copy_s
 
     cores = sorted(os.sched_getaffinity(0))
@@ -76,7 +76,7 @@ def measure(name, hidden_size, num_layers, seq_len, batch_size, *, folder, round
         started, num_steps = clock(), 0
         saver.begin()
         while not saver.is_idle:
-            saver.follow(Asks(*trainer.step(tuple(saver.asks())).asked))
+            saver.follow(SaveVotes(*trainer.step(tuple(saver.asks())).asked))
             num_steps += 1
         return elapsed(started), num_steps
 

@@ -26,7 +26,7 @@ from typing import Any
 from ringmaster.codec import digest, from_json, to_json
 from ringmaster.tasks.cluster import detect
 from ringmaster.tasks.profiling.preflight import TrialEnvironment, preflight_jobs
-from ringmaster.tasks.profiling.search import ConfigSearch, Failure, Result, quickest_looking_first, worthwhile
+from ringmaster.tasks.profiling.search import ConfigSearch, FailedTrial, Result, quickest_looking_first, worthwhile
 from ringmaster.tasks.profiling.trials import Trial, run_wave
 from ringmaster.techniques import DataSpec, Job, ModelSpec, Profile
 from ringmaster.techniques.preflight import Candidate
@@ -139,7 +139,7 @@ def replay(rows: Sequence[Row]) -> tuple[float, float, int]:
 
 def _result(candidate: Candidate, seconds: float | None) -> Result:
     if seconds is None:
-        return Failure(kind="failed", message="it failed when the table was made")
+        return FailedTrial(kind="failed", message="it failed when the table was made")
     return Profile(
         technique=candidate.technique,
         config=candidate.config,

@@ -9,7 +9,7 @@ from xml.etree import ElementTree
 from ringmaster.model_lineage.hub_cards import hub_card
 from ringmaster.model_lineage.pictures import Relative, family_svg
 from ringmaster.model_lineage.records import CHAMPION, COMPONENT
-from ringmaster.model_lineage.snapshot import Node, Snapshot
+from ringmaster.model_lineage.snapshot import LineageNode, Snapshot
 from ringmaster.text import MOST_IN_LINES, printable
 
 PART_OF = "part-of"  # the kind of an edge from a component to a model that contains it
@@ -18,7 +18,7 @@ _GRAPHML = "http://graphml.graphdrawing.org/xmlns"
 _NODE_KEYS = ("name", "version", "kind", "aliases", "run", "job", "seed", "code_version", "datasets")
 
 
-def node_json(node: Node) -> dict[str, Any]:
+def node_json(node: LineageNode) -> dict[str, Any]:
     """Returns all fields of a node as JSON values."""
     record = node.record
     return {
@@ -111,7 +111,7 @@ def drawing(snapshot: Snapshot, ids: frozenset[str] | None = None, *, focus: str
     return family_svg(relatives, edges, focus=focus or "")
 
 
-def card_of(snapshot: Snapshot, node: Node) -> str:
+def card_of(snapshot: Snapshot, node: LineageNode) -> str:
     """Returns a model's card, as a README.md for the hub, with its parents as base models."""
     bases = [base_name(snapshot, parent) for parent in node.record.parents]
     return hub_card(node.record, base_models=bases, metrics=node.metrics, params=node.params)
@@ -125,7 +125,7 @@ def base_name(snapshot: Snapshot, id: str) -> str:
     return node.record.origin.source or node.record.registered_name
 
 
-def _edges(nodes: list[Node]) -> Iterator[dict[str, str]]:
+def _edges(nodes: list[LineageNode]) -> Iterator[dict[str, str]]:
     for node in nodes:
         if node.record.kind != COMPONENT:
             for parent in node.record.parents:

@@ -113,7 +113,7 @@ Test = Callable[[str], bool | None]
 
 
 @dataclass(frozen=True, kw_only=True)
-class Culprit:
+class BreakingAdaptation:
     """An adaptation that broke a model: its child is bad, and all of its parents are good (a root has none).
 
     child, parents: model ids.
@@ -136,7 +136,7 @@ class BisectionResult:
     untested: the models that could not be tested.
     """
 
-    culprits: tuple[Culprit, ...]
+    culprits: tuple[BreakingAdaptation, ...]
     is_monotone: bool
     verdicts: Mapping[str, bool] = field(default_factory=dict)
     untested: tuple[str, ...] = ()
@@ -156,10 +156,10 @@ def blame(graph: Graph, model: str, test: Test, *, every: bool = False) -> Bisec
         untested = tuple(answers.untested)
         try:
             found, is_monotone = _search(_without(graph, model, untested), model, answers, every=every)
-        except _Untestable:
+        except _ModelNotTestable:
             continue  # the next search skips one more model and reuses the known answers
         culprits = tuple(
-            Culprit(child=each.child, parents=each.parents, perhaps=_between(graph, each.child, untested))
+            BreakingAdaptation(child=each.child, parents=each.parents, perhaps=_between(graph, each.child, untested))
             for each in found
         )
         return BisectionResult(culprits=culprits, is_monotone=is_monotone, verdicts=answers.known, untested=untested)
@@ -197,7 +197,7 @@ def every_bad(points: Sequence[str], test: Test) -> list[tuple[int, int]]:
     return found
 
 
-class _Untestable(Exception):
+class _ModelNotTestable(Exception):
     """Raised when a model that is to be tested cannot be tested."""
 
 
@@ -219,12 +219,15 @@ class _Answers:
     def is_good(self, model: str) -> bool:
         answer = self.of(model)
         if answer is None:
-            raise _Untestable
+            raise _ModelNotTestable
         return answer
 
 
-def _search(graph: Graph, model: str, answers: _Answers, *, every: bool) -> tuple[tuple[Culprit, ...], bool]:
-    """Returns (the culprits, whether the known answers are monotone). Raises _Untestable if a test gives no answer."""
+def _search(graph: Graph, model: str, answers: _Answers, *, every: bool) -> tuple[tuple[BreakingAdaptation, ...], bool]:
+    """Returns (the culprits, whether the known answers are monotone).
+
+    Raises _ModelNotTestable if a test gives no answer.
+    """
     if not every:
         culprit = _halve(graph, model, answers)
         if _is_monotone(graph, answers.known):
@@ -232,14 +235,14 @@ def _search(graph: Graph, model: str, answers: _Answers, *, every: bool) -> tupl
     for each in graph.models:  # oldest first
         answers.is_good(each)
     culprits = tuple(
-        Culprit(child=each, parents=graph.parents(each))
+        BreakingAdaptation(child=each, parents=graph.parents(each))
         for each in graph.models
         if not answers.is_good(each) and all(answers.is_good(parent) for parent in graph.parents(each))
     )
     return culprits, _is_monotone(graph, answers.known)
 
 
-def _halve(graph: Graph, model: str, answers: _Answers) -> Culprit:
+def _halve(graph: Graph, model: str, answers: _Answers) -> BreakingAdaptation:
     """Returns the culprit, assuming that the fault persists once introduced.
 
     Each step tests the suspect whose answer leaves the fewest suspects in the worse case.
@@ -248,7 +251,7 @@ def _halve(graph: Graph, model: str, answers: _Answers) -> Culprit:
     while True:
         suspects = [each for each in graph.ancestors(bad) if each not in good]
         if not suspects:
-            return Culprit(child=bad, parents=graph.parents(bad))
+            return BreakingAdaptation(child=bad, parents=graph.parents(bad))
         middle = min(suspects, key=lambda each: _worse_case(graph, each, suspects))
         if answers.is_good(middle):
             good |= {middle, *graph.ancestors(middle)}

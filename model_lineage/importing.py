@@ -29,7 +29,7 @@ from ringmaster.model_lineage.model_folder import (
     model_files,
 )
 from ringmaster.model_lineage.records import ModelRecord, Origin
-from ringmaster.model_lineage.snapshot import Node, Snapshot
+from ringmaster.model_lineage.snapshot import LineageNode, Snapshot
 from ringmaster.model_lineage.tensors import StoredModel, TensorStore
 
 MOST_GENERATIONS = 8  # the most levels of base models whose cards are followed
@@ -306,7 +306,7 @@ def record_base(
 
 def _known(
     ledger: Ledger, snapshot: Snapshot, source: str, *, stored: StoredModel | None, store: TensorStore | None
-) -> Node | None:
+) -> LineageNode | None:
     """Returns the newest node with these files, or else of this source if either side's tensors are unknown."""
     newest = list(reversed(snapshot.models))
     of_place = [node for node in newest if node.record.origin.source == source]
@@ -319,7 +319,7 @@ def _known(
     return next((node for node, run in said if run is not None and ledger.is_finished(run)), None)
 
 
-def _has_files(node: Node, stored: StoredModel, store: TensorStore) -> bool:
+def _has_files(node: LineageNode, stored: StoredModel, store: TensorStore) -> bool:
     """Whether a node has the files of a stored model; a model that a job has written may have others beside them."""
     id = node.record.tensors_id
     if id is None or id == stored.id:

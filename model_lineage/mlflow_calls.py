@@ -1,7 +1,7 @@
 """The retries and error translation around every MLflow call.
 
-Every call to MLflow goes through `Guarded`. It retries a transient fault (a locked database, a server that answers 5xx)
-a few times. It turns any other fault into a `LedgerError` with a remedy.
+Every call to MLflow goes through `RetryingClient`. It retries a transient fault (a locked database, a server that
+answers 5xx) a few times. It turns any other fault into a `LedgerError` with a remedy.
 """
 
 import time
@@ -13,7 +13,7 @@ from urllib.parse import urlsplit, urlunsplit
 from tenacity import Retrying, retry_if_exception, stop_after_attempt, wait_chain, wait_fixed
 
 from ringmaster.errors import LedgerError
-from ringmaster.model_lineage.waiting import Waiting
+from ringmaster.model_lineage.waiting import OutageRetry
 from ringmaster.text import storable_values
 
 RETRY_DELAYS_S = (0.2, 1.0, 4.0)
@@ -30,7 +30,7 @@ def redacted(uri: str) -> str:
     return urlunsplit(parts._replace(netloc=f"{user}:***@{host}"))
 
 
-class Guarded:
+class RetryingClient:
     """An MlflowClient (or a similar object) whose methods retry transient faults and raise LedgerError for all others.
 
     delays_s: the delay before each retry. The list is short because MLflow itself already waits on a locked sqlite file
@@ -45,7 +45,7 @@ class Guarded:
         tracking_uri: str,
         delays_s: tuple[float, ...] = RETRY_DELAYS_S,
         sleep: Callable[[float], None] = time.sleep,
-        waiting: Waiting | None = None,
+        waiting: OutageRetry | None = None,
     ) -> None:
         self._target = target
         self._uri = redacted(tracking_uri)

@@ -22,7 +22,7 @@ _SHORTEST_ID = 6  # the shortest prefix of a model's id or a data set's digest t
 
 
 @dataclass(frozen=True, kw_only=True)
-class Node:
+class LineageNode:
     """A model or a component, with all of its recorded metadata.
 
     aliases: the aliases of this version.
@@ -34,7 +34,7 @@ class Node:
 
     record: ModelRecord
     aliases: tuple[str, ...] = ()
-    others: tuple[Node, ...] = ()
+    others: tuple[LineageNode, ...] = ()
     metrics: Mapping[str, float] = field(default_factory=dict)
     params: Mapping[str, str] = field(default_factory=dict)
     created_ms: int = 0
@@ -54,11 +54,11 @@ class Node:
         return self.record.registered_name + ("" if version is None else f"/{version}")
 
     @property
-    def versions(self) -> tuple[Node, ...]:
+    def versions(self) -> tuple[LineageNode, ...]:
         """The model under each of its names, the most recent name first."""
         return (self, *self.others)
 
-    def carrying(self, alias: str) -> Node | None:
+    def carrying(self, alias: str) -> LineageNode | None:
         """Returns the version of the model that has an alias, under any of its names, or None."""
         return next((version for version in self.versions if alias in version.aliases), None)
 
@@ -66,7 +66,7 @@ class Node:
 class Snapshot:
     """The nodes of a lineage. A deleted model that is a parent of another is in the graph only."""
 
-    def __init__(self, nodes: Iterable[Node]) -> None:
+    def __init__(self, nodes: Iterable[LineageNode]) -> None:
         self.nodes = {node.id: node for node in nodes}
 
     @classmethod
@@ -76,7 +76,7 @@ class Snapshot:
         return cls(node_of(row, aliases) for row in rows)
 
     @cached_property
-    def models(self) -> tuple[Node, ...]:
+    def models(self) -> tuple[LineageNode, ...]:
         """The models, oldest first."""
         return tuple(node for node in self.nodes.values() if node.record.kind != COMPONENT)
 
@@ -98,7 +98,7 @@ class Snapshot:
         """Returns the display name of the node with that id."""
         return self.nodes[id].label if id in self.nodes else f"{id} (deleted)"
 
-    def find(self, name: str) -> Node:
+    def find(self, name: str) -> LineageNode:
         """Returns the node for NAME@ALIAS, NAME/VERSION, NAME, a model id or a prefix of one, with or without models:/.
 
         A name alone stands for its champion, or for its newest version if it has no champion. Raises UnknownModel.
@@ -123,11 +123,11 @@ class Snapshot:
         champions = [node for node in versions if CHAMPION in node.aliases]
         return max(champions or versions, key=lambda node: (node.record.version or 0, node.created_ms))
 
-    def versions(self, name: str) -> tuple[Node, ...]:
+    def versions(self, name: str) -> tuple[LineageNode, ...]:
         """Returns the versions of a registered model; none if there is no model of that name."""
         return tuple(node for node in self._by_name.get(name, ()) if node.record.version is not None)
 
-    def trained_on(self, data: str) -> tuple[Node, ...]:
+    def trained_on(self, data: str) -> tuple[LineageNode, ...]:
         """Returns the models trained (not only evaluated) on a data set, given by name, digest or digest prefix."""
         return tuple(
             node
@@ -135,7 +135,7 @@ class Snapshot:
             if any(_is_data(data, dataset) for dataset in node.record.datasets if dataset.context == "training")
         )
 
-    def users(self, component: str) -> tuple[Node, ...]:
+    def users(self, component: str) -> tuple[LineageNode, ...]:
         """Returns the models that contain a component."""
         return tuple(node for node in self.models if component in node.record.components)
 
@@ -154,8 +154,8 @@ class Snapshot:
         return sorted({dataset.name for node in self.models for dataset in node.record.datasets})
 
     @cached_property
-    def _by_name(self) -> Mapping[str, list[Node]]:
-        found: dict[str, list[Node]] = {}
+    def _by_name(self) -> Mapping[str, list[LineageNode]]:
+        found: dict[str, list[LineageNode]] = {}
         for node in self.nodes.values():
             for version in node.versions:
                 found.setdefault(version.record.registered_name, []).append(version)
@@ -169,7 +169,7 @@ class Snapshot:
         return f"the lineage has no model {name!r}. {close_names(base, list(self._by_name))}"
 
 
-def _ambiguous(text: str, begun: Sequence[Node]) -> str:
+def _ambiguous(text: str, begun: Sequence[LineageNode]) -> str:
     some = ", ".join(f"{node.id} ({node.label})" for node in begun[:4])
     more = f", and {len(begun) - 4} more" if len(begun) > 4 else ""
     return f"{len(begun)} models' ids begin with {text}: {some}{more}. To fix: give more of the id, or a name"
@@ -184,12 +184,12 @@ def close_names(name: str, names: Sequence[str]) -> str:
     return f"There are {len(names)}: {some}{', ...' if len(names) > 5 else ''}" if names else "There are none yet"
 
 
-def node_of(row: ModelRow, aliases: Aliases) -> Node:
+def node_of(row: ModelRow, aliases: Aliases) -> LineageNode:
     """Returns the node for a row of the ledger."""
     *others, last = [record_of(row, name=name, version=number) for name, number in versions_of(row.tags)] or [
         record_of(row)
     ]
-    node = Node(
+    node = LineageNode(
         record=last,
         aliases=_aliases_of(last, aliases),
         metrics=row.metrics,
@@ -224,7 +224,7 @@ def _is_data(said: str, dataset: DatasetInput) -> bool:
     )
 
 
-def record_differences(first: Node, second: Node) -> dict[str, dict[str, tuple[object, object]]]:
+def record_differences(first: LineageNode, second: LineageNode) -> dict[str, dict[str, tuple[object, object]]]:
     """Returns the recorded differences as section -> key -> (first value, second value); None stands for no value."""
     metrics = [{k: v for k, v in n.metrics.items() if not k.startswith(BEHAVIOUR)} for n in (first, second)]
     behaviour = [{k: v for k, v in n.metrics.items() if k.startswith(BEHAVIOUR)} for n in (first, second)]
@@ -252,7 +252,7 @@ def _differing(
 DAY_MS = 86_400_000
 
 
-def unreached(snapshot: Snapshot, *, now_ms: int, least_age_days: float) -> tuple[Node, ...]:
+def unreached(snapshot: Snapshot, *, now_ms: int, least_age_days: float) -> tuple[LineageNode, ...]:
     """Returns the nodes that may be deleted, children before their parents.
 
     A model may be deleted if it was recorded at least `least_age_days` ago and neither it nor a descendant has an alias
@@ -273,7 +273,7 @@ def unreached(snapshot: Snapshot, *, now_ms: int, least_age_days: float) -> tupl
     return (*(snapshot.nodes[id] for id in dropped), *components)
 
 
-def collect(ledger: Ledger, store: TensorStore, snapshot: Snapshot, nodes: Sequence[Node]) -> int:
+def collect(ledger: Ledger, store: TensorStore, snapshot: Snapshot, nodes: Sequence[LineageNode]) -> int:
     """Deletes some nodes: their versions, their LoggedModels, then the objects that only they needed in the store.
 
     A node leaves the registry before its files are deleted, so an interruption at any moment leaves no version without

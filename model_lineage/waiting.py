@@ -20,7 +20,7 @@ def _may_pass(error: BaseException) -> bool:
     return bool(getattr(error, "may_pass", False))
 
 
-class Waiting:
+class OutageRetry:
     """Retries calls for as long as their server is unreachable, with growing delays, until a timeout.
 
     notice: called once when the server becomes unreachable, and once when it is back.

@@ -48,7 +48,7 @@ def running(work: Callable[[threading.Event], object], *, name: str, patience_s:
         thread.join(patience_s)
 
 
-class Behind:
+class CoalescingWorker:
     """Calls `act` on a thread of its own after each request. Requests that arrive during a call share the next one.
 
     The thread runs in the context (`contextvars`) in which this object was made, such as that of a Prefect flow run. At

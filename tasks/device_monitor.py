@@ -81,7 +81,7 @@ class Sample:
     fault: str = ""
 
 
-class Probe(Protocol):
+class DeviceSampler(Protocol):
     """A sampler of some devices of a node."""
 
     def samples(self) -> Mapping[int, Sample]:
@@ -89,7 +89,7 @@ class Probe(Protocol):
         ...
 
 
-def probes(devices: Sequence[Device], *, nvml: Any = None, own_pid: int | None = None) -> list[Probe]:
+def probes(devices: Sequence[Device], *, nvml: Any = None, own_pid: int | None = None) -> list[DeviceSampler]:
     """Returns probes for all devices, numbered in their order. nvml: the NVML binding, `pynvml` by default."""
     numbered = list(enumerate(devices))
     gpus = [(number, device) for number, device in numbered if device.kind == "gpu"]
@@ -97,7 +97,7 @@ def probes(devices: Sequence[Device], *, nvml: Any = None, own_pid: int | None =
     if gpus:
         nvml = nvml or import_module("pynvml")
         nvml.nvmlInit()  # for the lifetime of this process: a new initialisation would lose registered events
-    found: list[Probe] = [GpuProbe(number, device, nvml=nvml) for number, device in gpus]
+    found: list[DeviceSampler] = [GpuProbe(number, device, nvml=nvml) for number, device in gpus]
     if slots:
         memory_bytes = min(device.memory_bytes for device in devices if device.kind != "gpu")
         found.append(CpuProbe(slots, memory_bytes=memory_bytes, own_pid=own_pid or os.getpid()))
@@ -312,7 +312,7 @@ class Telemetry:
         self._name, self._devices, self._clock, self._wall = name, tuple(devices), clock, wall
         self._own_pid = own_pid or os.getpid()
         self._knows_pids = pids_are_known() if knows_pids is None else knows_pids
-        self._probes: Sequence[Probe] = probes(devices, nvml=nvml, own_pid=self._own_pid)
+        self._probes: Sequence[DeviceSampler] = probes(devices, nvml=nvml, own_pid=self._own_pid)
         self._lock = threading.Lock()
         self._meters: dict[int, _Meter] = {}
         self._last: dict[int, tuple[float, Sample]] = {}

@@ -107,9 +107,9 @@ class Offload(Technique):
 
     def parallelize(self, model: nn.Module, mesh: DeviceMesh | None, config: Config) -> nn.Module:
         """Cuts the model into slices; its parameters stay in host memory."""
-        from ringmaster.techniques.parallel.spilling import Spilled
+        from ringmaster.techniques.parallel.spilling import HostOffload
 
-        self._spilled = Spilled(
+        self._spilled = HostOffload(
             model,
             num_slices=config.get("num_slices", FEW_SLICES),
             recompute=config["recompute"] == "full",

@@ -15,7 +15,7 @@ MEASURED, PREDICTED = "measured", "predicted"
 
 
 @dataclass(frozen=True, kw_only=True)
-class GroupMember:
+class GroupMemberProfile:
     """A job that a gang trains beside another job, on one base.
 
     num_steps: steps of the whole job.
@@ -61,7 +61,7 @@ class Profile:
     num_measured_steps: over how many steps `step_s` was measured; 0 where it was not, or by an earlier release.
     key: under which it is stored; None if it is not.
     members: the jobs that are trained beside this one; empty except under `shared_base`. All other seconds are then
-        those of this job in the group: a step takes `step_s`, plus `GroupMember.step_s` for each member that is
+        those of this job in the group: a step takes `step_s`, plus `GroupMemberProfile.step_s` for each member that is
         present.
     own_step_s: the part of `step_s` by which a step of the gang takes longer while this job is present.
     device_type: the kind of devices that the profile holds for, where a pool has several; empty where it holds for all.
@@ -81,7 +81,7 @@ class Profile:
     source: str = MEASURED
     device_type: str = ""
     num_nodes: int = 1
-    members: tuple[GroupMember, ...] = stored_as("fellows", default=())
+    members: tuple[GroupMemberProfile, ...] = stored_as("fellows", default=())
     own_step_s: float = 0.0
     spread: float = field(default=0.0, metadata=SINCE_LATER)
     load: float = field(default=1.0, metadata=SINCE_LATER)

@@ -8,7 +8,7 @@ from typing import Any
 
 from ringmaster.tasks.cluster import Device
 from ringmaster.tasks.execution.engine import EngineNode
-from ringmaster.techniques.processes.events import OutcomeStatus, Ready, Steps
+from ringmaster.techniques.processes.events import JobReady, OutcomeStatus, Steps
 from ringmaster.techniques.processes.gang import Outcome
 from ringmaster.techniques.processes.reporter import STOP, UNTIL
 
@@ -139,7 +139,7 @@ class FakeEngine:
         gang = FakeGang(call, future, step_s, first, first, order.last_step, self.now_s + self.startup_s)
         self.gangs[call.number] = gang
         self._begin_chunk(gang)
-        call.on_event(Ready(step=first, startup_s=self.startup_s))
+        call.on_event(JobReady(step=first, startup_s=self.startup_s))
         return future
 
     def adopt(self, number, *, on_event):

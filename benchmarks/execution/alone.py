@@ -14,8 +14,8 @@ from pathlib import Path
 import psutil
 
 from ringmaster.model_lineage import QUIET_ENVIRONMENT
-from ringmaster.tasks.execution.replan_policy import Policy
-from ringmaster.tasks.planning import Node, Option, PlanningJob, Problem, solve
+from ringmaster.tasks.execution.replan_policy import ReplanPolicy
+from ringmaster.tasks.planning import Option, PlanningJob, PlanningNode, Problem, solve
 from ringmaster.techniques import registry
 from tests.cluster.jobs import Trace
 from tests.cluster.stubs import NODE
@@ -163,7 +163,7 @@ def _one_draw(folder: Path, seed: int, *, num_steps: int = 1000) -> float:
     }
     gangs = FakeEngine(true_s)
     jobs = [job(name, num_steps=num_steps) for name in profiles]
-    policy = Policy(every=0.1, worth_s=0.0)
+    policy = ReplanPolicy(every=0.1, worth_s=0.0)
     bench = clocked_bench(folder, jobs, gangs, make_plan=solve, policy=policy, profiles=profiles, num_devices=8)
     assert bench.run()
     rows = tuple(
@@ -172,7 +172,7 @@ def _one_draw(folder: Path, seed: int, *, num_steps: int = 1000) -> float:
         )
         for name, options in profiles.items()
     )
-    ideal_s = solve(Problem("right", (Node("here", 8),), rows, switch_cost_s=0.1)).makespan_s
+    ideal_s = solve(Problem("right", (PlanningNode("here", 8),), rows, switch_cost_s=0.1)).makespan_s
     return gangs.now_s / ideal_s
 
 

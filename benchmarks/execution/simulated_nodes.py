@@ -14,15 +14,15 @@ from dataclasses import dataclass, field
 from sqlalchemy import insert, select, update
 
 from ringmaster.tasks.cluster import Device
-from ringmaster.tasks.pool.nodes import NodeRecord, Nodes, NodeStatus, Timeouts
+from ringmaster.tasks.pool.nodes import NodeRecord, NodeRegistry, NodeStatus, Timeouts
 from ringmaster.tasks.storage.database import Database
-from ringmaster.tasks.storage.message_store import KILL, MessageStore, OrderStatus, Share
+from ringmaster.tasks.storage.message_store import KILL, GangShare, MessageStore, OrderStatus
 from ringmaster.tasks.storage.schema import NODES, ORDERS, SAID
 from ringmaster.techniques.processes.events import (
     CheckpointSaved,
     Event,
+    JobReady,
     OutcomeStatus,
-    Ready,
     ShareEnded,
     Steps,
     event_to_json,
@@ -44,7 +44,7 @@ class StubGang:
 
     segment: int
     node: str
-    share: Share
+    share: GangShare
     began_s: float
     next_s: float
     step_s: float
@@ -58,7 +58,7 @@ class StubGang:
     num_events: int = 0
 
     @classmethod
-    def of(cls, segment: int, node: str, share: Share, *, now_s: float) -> "StubGang":
+    def of(cls, segment: int, node: str, share: GangShare, *, now_s: float) -> "StubGang":
         """Starts a gang."""
         order, began_s = share.order, now_s + STARTUP_S
         step_s = order.job.model.kwargs[STEP_S][str(len(order.slots))]
@@ -90,7 +90,7 @@ class StubGang:
         if not self.is_ready:
             self.is_ready = True
             self._schedule(now_s)
-            return [Ready(step=self.step, startup_s=STARTUP_S)]
+            return [JobReady(step=self.step, startup_s=STARTUP_S)]
         done = min(self.last_step, self.first_step + int((now_s - self.began_s) / self.step_s + 1e-6))
         events: list[Event] = []
         if done > self.step:
@@ -136,7 +136,7 @@ class SimulatedNodes:
 
     def register(self) -> None:
         """Registers all nodes."""
-        self.messages, self.nodes = MessageStore(self.database), Nodes(self.database)
+        self.messages, self.nodes = MessageStore(self.database), NodeRegistry(self.database)
         self.last_command = max((id for id, _, _ in self.messages.commands(after=0)), default=0)
         slots = tuple(
             Device(kind="cpu", index=i, name="stub", memory_bytes=1 << 34, cores=(i,))

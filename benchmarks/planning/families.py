@@ -23,7 +23,7 @@ from dataclasses import dataclass, replace
 from random import Random
 
 from ringmaster.tasks.planning.problems.problem import Problem
-from ringmaster.tasks.planning.problems.problem_parts import Node, Option, PlanningJob
+from ringmaster.tasks.planning.problems.problem_parts import Option, PlanningJob, PlanningNode
 
 
 @dataclass(frozen=True)
@@ -96,7 +96,7 @@ def draw(family: str, *, seed: int = 0, switch_cost_s: float | None = 60.0) -> P
     random = Random(f"{family}/{seed}")
     sizes = _HET_NODES if devices == "het" else _node_sizes(int(devices))
     kinds = ("fast", "slow") if name == "types" else ("",)
-    nodes = tuple(Node(f"n{i}", size, kinds[i % len(kinds)]) for i, size in enumerate(sizes))
+    nodes = tuple(PlanningNode(f"n{i}", size, kinds[i % len(kinds)]) for i, size in enumerate(sizes))
     span = 4 if name == "multi" else 1
     if name == "lora":
         jobs = _adapters(max(1, int(num_jobs)), max(sizes), random)
@@ -125,7 +125,7 @@ def _node_sizes(num_devices: int) -> list[int]:
     return [8] * full + ([rest] if rest else [])
 
 
-def _draw_job(family: str, index: int, nodes: tuple[Node, ...], span: int, random: Random) -> PlanningJob:
+def _draw_job(family: str, index: int, nodes: tuple[PlanningNode, ...], span: int, random: Random) -> PlanningJob:
     models, is_gavel = _FAMILIES[family]
     model = random.choice(models)
     largest = max(node.num_devices for node in nodes)
@@ -185,7 +185,7 @@ def _adapters(num_jobs: int, largest: int, random: Random) -> tuple[PlanningJob,
     return tuple(jobs)
 
 
-def _sweeps_of_adapters(num_jobs: int, nodes: tuple[Node, ...], random: Random) -> tuple[PlanningJob, ...]:
+def _sweeps_of_adapters(num_jobs: int, nodes: tuple[PlanningNode, ...], random: Random) -> tuple[PlanningJob, ...]:
     """Returns one sweep of adapters, or more where there are many jobs.
 
     More than `_FEW` jobs make three sweeps on different bases, and two ordinary jobs for every three adapters. A step

@@ -5,7 +5,7 @@ from dataclasses import replace
 from random import Random
 
 from benchmarks.planning.families import draw
-from ringmaster.tasks.planning import Node, Option, Plan, PlanningJob, Problem, Segment, solve
+from ringmaster.tasks.planning import Option, Plan, PlanningJob, PlanningNode, Problem, Segment, solve
 from ringmaster.tasks.planning.problems.problem_parts import CurrentRun
 
 Maker = Callable[[int, float | None], Problem]
@@ -83,7 +83,7 @@ def ruled(family: str) -> Maker:
         )
         nodes = [replace(node, host_memory_bytes=2 * 400_000_000_000) for node in problem.nodes]
         if len(nodes) > 1:
-            nodes[-1] = Node(nodes[-1].id, nodes[-1].num_devices, available_until_s=round(length_s / 2, 1))
+            nodes[-1] = PlanningNode(nodes[-1].id, nodes[-1].num_devices, available_until_s=round(length_s / 2, 1))
         return replace(problem, name=f"ruled-{problem.name}", nodes=tuple(nodes), jobs=jobs)
 
     return make

@@ -19,8 +19,8 @@ from ringmaster.tasks.execution.forecast import predict, seconds_left
 from ringmaster.tasks.execution.plan_simulator import OngoingSegment, PlanSimulator
 from ringmaster.tasks.execution.replan_policy import (
     ExploredJob,
-    Policy,
-    When,
+    ReplanPolicy,
+    ReplanTrigger,
     could_gain,
     explored,
     is_worth_it,
@@ -76,7 +76,7 @@ def simulate(
     repair_s: float = REPAIR_S,
     seed: int = 0,
     replan: Replan = "never",
-    policy: Policy | None = None,
+    policy: ReplanPolicy | None = None,
     num_steps: Mapping[str, int] | None = None,
     make_plan: MakePlan | None = None,
     factors: Mapping[tuple[str, int], float] | None = None,
@@ -107,7 +107,7 @@ def simulate(
     errors = errors or SpeedErrors(machine=0.0, technique=0.0, job=noise, option=option_noise)
     steps = num_steps or {job.id: SHARES for job in problem.jobs}
     solver = make_plan or (lambda rest: solve(rest, seed=seed, objective=plan.objective))
-    policy = policy or Policy(objective=plan.objective)
+    policy = policy or ReplanPolicy(objective=plan.objective)
     return _Run(problem, plan, world, errors, steps, replan, policy, solver, predict_at_s).run()
 
 
@@ -195,14 +195,14 @@ class _Run:
         errors: SpeedErrors,
         num_steps: Mapping[str, int],
         replan: Replan,
-        policy: Policy,
+        policy: ReplanPolicy,
         make_plan: MakePlan,
         predict_at_s: Sequence[float],
     ) -> None:
         self.problem, self.world, self.num_steps, self.policy = problem, world, num_steps, policy
         self.replan, self.make_plan, self.objective = replan, make_plan, plan.objective
         self.jobs = {job.id: job for job in problem.jobs}
-        self.beliefs, self.errors, self.when = SpeedBeliefs(), errors, When(policy)
+        self.beliefs, self.errors, self.when = SpeedBeliefs(), errors, ReplanTrigger(policy)
         self.num_plans = self.num_adopted = 1
         self.num_failures = 0
         self.predict_at_s, self.predictions = sorted(predict_at_s), list[Prediction]()

@@ -26,7 +26,7 @@ from ringmaster.flows.reports.plan_report import interval_text
 from ringmaster.flows.reports.progress import describe
 from ringmaster.flows.services.embedded_server import has_lasting_server
 from ringmaster.model_lineage import model_pages
-from ringmaster.tasks.background_worker import Behind
+from ringmaster.tasks.background_worker import CoalescingWorker
 from ringmaster.tasks.batch import Batch
 from ringmaster.tasks.execution.events import ExecutionEvent, GangSaid, JobEnded, Planned, Prediction
 from ringmaster.tasks.planning import Plan, Problem, gantt
@@ -36,7 +36,7 @@ from ringmaster.tasks.planning.problems.terms import HOUR_S
 from ringmaster.tasks.planning.whatif.answers import TITLE, section
 from ringmaster.tasks.recording.async_recorder import AsyncRecorder
 from ringmaster.tasks.timeline.task import DRAW_EVERY_S, tolerant
-from ringmaster.techniques.processes.events import Metrics
+from ringmaster.techniques.processes.events import EvaluationReported
 from ringmaster.text import markdown
 
 VERSION = re.compile(r"models:/([^/@]+)/(\d+)")
@@ -107,7 +107,9 @@ class DecisionArtifact:
         *,
         clock: Callable[[], float] = time.monotonic,
         write: Callable[[UUID | None, list[Row]], UUID] | None = None,
-        in_background: Callable[[Callable[[], None]], Behind] = partial(Behind, name="decisions artifact"),
+        in_background: Callable[[Callable[[], None]], CoalescingWorker] = partial(
+            CoalescingWorker, name="decisions artifact"
+        ),
     ) -> None:
         self._rows: deque[Row] = deque(maxlen=MOST_DECISIONS)
         self._clock, self._write = clock, write or _write
@@ -117,7 +119,7 @@ class DecisionArtifact:
 
     def listen(self, event: ExecutionEvent) -> None:
         """Notes an executor's decision; updates the table every DRAW_EVERY_S, and whenever a job ends."""
-        line = None if isinstance(event, GangSaid) and isinstance(event.event, Metrics) else describe(event)
+        line = None if isinstance(event, GangSaid) and isinstance(event.event, EvaluationReported) else describe(event)
         if line is None:  # evaluations are in the log, and no decisions
             return
         now_s = self._clock()

@@ -105,13 +105,13 @@ CheckpointEvery = Annotated[float | None, Field(ge=0.1), HIDDEN]
 Seed = Annotated[int, Field(ge=0), HIDDEN]
 
 
-class Part(BaseModel):
-    """Base class of all parts of the form."""
+class FormSection(BaseModel):
+    """Base class of all parts of a form."""
 
     model_config = ConfigDict(extra="forbid")
 
 
-class ExampleBatch(Part):
+class ExampleBatch(FormSection):
     """A batch file that comes with Ringmaster."""
 
     model_config = ConfigDict(title="An example")
@@ -125,7 +125,7 @@ class ExampleBatch(Part):
         return load_batch(EXAMPLES / self.example)
 
 
-class BatchOfFile(Part):
+class BatchOfFile(FormSection):
     """A batch file that the workers can read."""
 
     model_config = ConfigDict(title="A batch file")
@@ -142,7 +142,7 @@ class BatchOfFile(Part):
         return as_batch(self.path)
 
 
-class PastedBatch(Part):
+class PastedBatch(FormSection):
     """The text of a batch file."""
 
     model_config = ConfigDict(title="Pasted text")

@@ -33,12 +33,12 @@ from ringmaster.tasks.batch import Batch
 from ringmaster.tasks.batch.adaptation_rules import with_teachers
 from ringmaster.tasks.cluster import Cluster, Device, detect
 from ringmaster.tasks.execution.forecast import ForecastConditions, errors_in
-from ringmaster.tasks.execution.local_engine import Leases, leases_of
+from ringmaster.tasks.execution.local_engine import FileLeases, leases_of
 from ringmaster.tasks.execution.run_paths import RunPaths
 from ringmaster.tasks.profiling.preflight import PreflightAhead, TrialEnvironment, preflight_order
 from ringmaster.tasks.profiling.profile_store import ProfileStore
 from ringmaster.tasks.profiling.speed_beliefs import MachineLoad, at_load, present_load
-from ringmaster.tasks.profiling.stage import Profiled
+from ringmaster.tasks.profiling.stage import ProfilingResult
 from ringmaster.tasks.profiling.trials import DevicesWanted, Lend
 from ringmaster.tasks.recording.async_recorder import AsyncRecorder
 from ringmaster.tasks.recording.mlflow_writer import profile_store
@@ -84,7 +84,7 @@ class NodeContext:
     server: ForkServerClient
     environment: TrialEnvironment
     known: ProfileStore
-    leases: Leases
+    leases: FileLeases
     lend: Lend
     is_pool_node: bool
 
@@ -265,7 +265,7 @@ def with_weights(node_context: NodeContext, weights: Mapping[str, Path]) -> Node
 
 
 @contextmanager
-def _lent(leases: Leases, cluster: Cluster, holder: str, wanted: DevicesWanted) -> Iterator[tuple[Device, ...]]:
+def _lent(leases: FileLeases, cluster: Cluster, holder: str, wanted: DevicesWanted) -> Iterator[tuple[Device, ...]]:
     """Leases idle devices of this machine; waits until its other processes have returned enough of them."""
     names = {name: cluster.device(*place) for place, name in cluster.lease_names().items()}
     told = False
@@ -319,6 +319,6 @@ def _together(*actions: Callable[[], Any]) -> None:
 NUM_EARLIER = 20  # runs of the batch whose errors correct a prediction
 
 
-def profiled_at(profiled: Profiled, load: MachineLoad) -> Profiled:
+def profiled_at(profiled: ProfilingResult, load: MachineLoad) -> ProfilingResult:
     """Returns the profiles, of jobs and of groups, at a load."""
     return replace(profiled, profiles=at_load(profiled.profiles, load), groups=at_load(profiled.groups, load))

@@ -40,7 +40,7 @@ from ringmaster.tasks.planning.whatif.answers import section
 from ringmaster.tasks.pool.requests import Requests
 from ringmaster.tasks.pool.submissions import Submissions
 from ringmaster.tasks.profiling.option_profiles import planning_problem
-from ringmaster.tasks.profiling.stage import Profiled, TrialPolicy, profile_jobs
+from ringmaster.tasks.profiling.stage import ProfilingResult, TrialPolicy, profile_jobs
 from ringmaster.tasks.storage.database import Database
 from ringmaster.tasks.storage.journal import Journal
 from ringmaster.techniques.profiles import PREDICTED
@@ -173,7 +173,7 @@ def _here(node_context: NodeContext, *, policy: TrialPolicy, seed: int) -> DryRu
     return _with_prediction(found, profiled, node_context.surroundings(load))
 
 
-def _with_prediction(found: DryRun, profiled: Profiled, surroundings: ForecastConditions) -> DryRun:
+def _with_prediction(found: DryRun, profiled: ProfilingResult, surroundings: ForecastConditions) -> DryRun:
     if found.plan is None or found.problem is None:
         return found
     # In the plan, the options of a group follow those of the job that leads it.
@@ -181,7 +181,7 @@ def _with_prediction(found: DryRun, profiled: Profiled, surroundings: ForecastCo
     return replace(found, prediction=predict(plan_left(found.problem, found.plan, options), surroundings=surroundings))
 
 
-def _profile_here(node_context: NodeContext, *, policy: TrialPolicy) -> Profiled:
+def _profile_here(node_context: NodeContext, *, policy: TrialPolicy) -> ProfilingResult:
     notice = current_view.get().notice
     return profile_jobs(
         node_context.batch.jobs,
@@ -195,7 +195,7 @@ def _profile_here(node_context: NodeContext, *, policy: TrialPolicy) -> Profiled
     )
 
 
-def _profile_on(database: Database, batch: Batch, *, policy: TrialPolicy) -> tuple[Profiled, Cluster]:
+def _profile_on(database: Database, batch: Batch, *, policy: TrialPolicy) -> tuple[ProfilingResult, Cluster]:
     """Returns the profiles for the pool's nodes, and those nodes."""
     key = f"dry-run-{uuid.uuid4().hex}"
     journal = Journal(database, batch=key)
@@ -208,7 +208,7 @@ def _profile_on(database: Database, batch: Batch, *, policy: TrialPolicy) -> tup
             journal.drop_facts()
 
 
-def _planned(batch: Batch, profiled: Profiled, cluster: Cluster, *, seed: int, standing: int) -> DryRun:
+def _planned(batch: Batch, profiled: ProfilingResult, cluster: Cluster, *, seed: int, standing: int) -> DryRun:
     faults = with_orphans(profiled.jobs, profiled.faults)
     jobs = [job for job in profiled.jobs if job.name not in faults]
     found = DryRun(
@@ -288,7 +288,7 @@ class ProfiledBatch:
     problem: the planning problem; None where no job can be trained.
     """
 
-    profiled: Profiled
+    profiled: ProfilingResult
     problem: Problem | None
 
     def to_json(self) -> dict[str, Any]:

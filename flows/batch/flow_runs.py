@@ -22,7 +22,7 @@ from prefect.states import Cancelled, Failed, Pending, to_state_create
 from ringmaster.errors import RunFailed, RunInterrupted
 from ringmaster.flows import settings
 from ringmaster.flows.reports.progress import current_view
-from ringmaster.model_lineage.waiting import Waiting
+from ringmaster.model_lineage.waiting import OutageRetry
 from ringmaster.tasks.pool import requests as wishes
 from ringmaster.tasks.pool.requests import Requests
 from ringmaster.tasks.storage.database import Database
@@ -173,16 +173,16 @@ def notices() -> Callable[[str], None]:
     return show
 
 
-def for_mlflow() -> Waiting | None:
+def for_mlflow() -> OutageRetry | None:
     """Returns what retries calls to a pool's MLflow server; None without a pool, where errors are reported at once."""
-    return None if settings.pool() is None else Waiting(notices())
+    return None if settings.pool() is None else OutageRetry(notices())
 
 
 def for_prefect(act: Callable[[], T]) -> T:
     """Returns the result of `act`; on a pool, retries it while the pool's Prefect server is away."""
     if settings.pool() is None:
         return act()
-    return Waiting(notices(), server="Prefect", may_pass=prefect_is_away).call(act)
+    return OutageRetry(notices(), server="Prefect", may_pass=prefect_is_away).call(act)
 
 
 def prefect_is_away(error: BaseException) -> bool:

@@ -15,7 +15,7 @@ from ringmaster.tasks.planning import Plan, Problem
 from ringmaster.tasks.planning.groups.fusion import Fusion, as_executed, choose_groups, without_groups
 from ringmaster.tasks.planning.plans.baselines import current_practice
 from ringmaster.tasks.profiling.option_profiles import planning_problem
-from ringmaster.tasks.profiling.stage import Profiled
+from ringmaster.tasks.profiling.stage import ProfilingResult
 from ringmaster.tasks.recording.mlflow_writer import FUSION
 from ringmaster.tasks.storage.journal import ENDED, JobRecord, Journal
 from ringmaster.techniques import Job, Profile
@@ -36,7 +36,7 @@ class ChosenGroups:
 
 
 def choose_together(
-    profiled: Profiled,
+    profiled: ProfilingResult,
     *,
     jobs: Sequence[Job],
     name: str,

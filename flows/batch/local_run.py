@@ -46,7 +46,7 @@ from ringmaster.tasks.planning.gantt import counted
 from ringmaster.tasks.planning.plans.checked_plans import checked_plan
 from ringmaster.tasks.planning.problems.terms import plan_giving_up_deadlines
 from ringmaster.tasks.profiling.preflight import AlikeJobs, distinct
-from ringmaster.tasks.profiling.stage import Profiled, profile_jobs
+from ringmaster.tasks.profiling.stage import ProfilingResult, profile_jobs
 from ringmaster.tasks.recording.async_recorder import JobsToRecord
 from ringmaster.tasks.recording.mlflow_writer import FLOW_RUN_PAGE
 from ringmaster.tasks.storage.journal import JobStatus, begin
@@ -84,7 +84,7 @@ class LocalPlan:
     failures: the jobs that have failed before there was a plan.
     """
 
-    profiled: Profiled
+    profiled: ProfilingResult
     engine: Engine
     cluster: Cluster
     jobs: Sequence[JobState]
@@ -115,7 +115,7 @@ class LocalRun:
 
     # -- the steps -----------------------------------------------------------------------------------------------------
 
-    def profile(self) -> Profiled:
+    def profile(self) -> ProfilingResult:
         """Returns the options of the jobs that are left. Raises InputError if jobs cannot take a step."""
         node_context, began_s = self._context.node_context, time.monotonic()
         begun = self.journal.jobs()
@@ -149,7 +149,7 @@ class LocalRun:
             report_failure(name, why)
         return profiled
 
-    def make_plan(self, profiled: Profiled) -> LocalPlan:
+    def make_plan(self, profiled: ProfilingResult) -> LocalPlan:
         """Chooses the groups of jobs to train together, and plans what is left.
 
         Raises ProblemError if no plan meets the deadlines of a new batch.
@@ -266,7 +266,7 @@ class LocalRun:
         with input_errors():
             return self._stack.enter_context(closing(build_engine(settings.engine(default=LOCAL), context)))
 
-    def _begin(self, profiled: Profiled, cluster: Cluster) -> Sequence[JobEnded]:
+    def _begin(self, profiled: ProfilingResult, cluster: Cluster) -> Sequence[JobEnded]:
         """Records the jobs that are about to run; returns those that have failed already.
 
         From here on, what has happened is recorded however the run is left.
@@ -293,7 +293,7 @@ class LocalRun:
                 self.journal.write_job(name, details=details)
         return failures
 
-    def _record_interrupted(self, profiled: Profiled) -> None:
+    def _record_interrupted(self, profiled: ProfilingResult) -> None:
         """Records what has happened in a run that did not reach its last step."""
         if not self._is_recorded:
             result = close_records(
@@ -306,7 +306,7 @@ class LocalRun:
             for fault in result.faults:
                 current_view.get().notice(f"not recorded: {fault}")
 
-    def _result(self, profiled: Profiled) -> BatchResult:
+    def _result(self, profiled: ProfilingResult) -> BatchResult:
         return collect(
             self.batch,
             self.journal,
@@ -316,7 +316,7 @@ class LocalRun:
             refused=profiled.refused,
         )
 
-    def _job_states(self, profiled: Profiled, groups: ChosenGroups) -> list[JobState]:
+    def _job_states(self, profiled: ProfilingResult, groups: ChosenGroups) -> list[JobState]:
         """Returns the batch's jobs as the executor takes them."""
         data = {name: preflight.data for name, preflight in profiled.preflights.items()}
         jobs = {job.name: job for job in profiled.jobs}

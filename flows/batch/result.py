@@ -22,13 +22,13 @@ from ringmaster.tasks.execution.events import (
     Prediction,
     predictions_in,
 )
-from ringmaster.tasks.planning import Node, Option, Plan, PlanningJob, Problem
+from ringmaster.tasks.planning import Option, Plan, PlanningJob, PlanningNode, Problem
 from ringmaster.tasks.planning.objectives import objective_by_name
 from ringmaster.tasks.planning.plans import baselines
 from ringmaster.tasks.planning.problems.problem_validation import MAX_DEVICES
 from ringmaster.tasks.profiling.preflight import ReportFailure
 from ringmaster.tasks.profiling.search import refusal_line
-from ringmaster.tasks.profiling.stage import Profiled
+from ringmaster.tasks.profiling.stage import ProfilingResult
 from ringmaster.tasks.recording.async_recorder import AsyncRecorder, PoolRecorder
 from ringmaster.tasks.recording.mlflow_writer import FUSION
 from ringmaster.tasks.storage.journal import ENDED, JobStatus, Journal, SegmentRecord
@@ -232,7 +232,7 @@ def _value(batch: Batch, segments: Sequence[SegmentRecord], planned: Problem | N
         for job in batch.jobs
     )
     num_devices = min(planned.num_devices, MAX_DEVICES) if planned else 1
-    problem = batch.terms.on(Problem(batch.name, (Node("any", num_devices),), asked))
+    problem = batch.terms.on(Problem(batch.name, (PlanningNode("any", num_devices),), asked))
     # A pool plans a batch without users as one group.
     groups = {name: job.group for job in planned.jobs for name in (job.id, *job.members)} if planned else {}
     grouped = tuple(replace(job, group=groups.get(job.id) or job.group) for job in problem.jobs)
@@ -384,7 +384,7 @@ def failure_reporter(*, but: Iterable[str] = ()) -> ReportFailure:
     return report
 
 
-def report_refusals(profiled: Profiled) -> None:
+def report_refusals(profiled: ProfilingResult) -> None:
     """Logs which techniques were refused, and why, in the flow run's log; shows it on the terminal with --verbose."""
     if line := refusal_line({name: preflight.refusals for name, preflight in profiled.preflights.items()}):
         current_view.get().detail(line)

@@ -21,7 +21,7 @@ from ringmaster.techniques.models.peft_format import is_adapter
 from ringmaster.text import is_printable_name
 
 if TYPE_CHECKING:
-    from ringmaster.model_lineage.snapshot import Node
+    from ringmaster.model_lineage.snapshot import LineageNode
     from ringmaster.model_lineage.tensors.comparison import WeightTensor
 
 
@@ -135,14 +135,14 @@ def fsck(as_json: AsJson = False) -> None:
             raise typer.Exit(1)
 
 
-def _base_of_adapter(home: LineageHome, node: Node, folder: Path) -> Node | None:
+def _base_of_adapter(home: LineageHome, node: LineageNode, folder: Path) -> LineageNode | None:
     """The model that a restored adapter is on, which its own files do not hold."""
     if not is_adapter(folder) or not node.record.parents:
         return None
     return home.snapshot.nodes.get(node.record.parents[0])
 
 
-def _tell(home: LineageHome, nodes: tuple[Node, ...], *, freed_bytes: int | None) -> None:
+def _tell(home: LineageHome, nodes: tuple[LineageNode, ...], *, freed_bytes: int | None) -> None:
     console = output_console()
     for node in nodes:
         console.print(f"{node.label}  {node.record.kind}")
@@ -337,7 +337,7 @@ def export(
         _write(text, output)
 
 
-def _tensors(home: LineageHome, node: Node) -> dict[str, WeightTensor]:
+def _tensors(home: LineageHome, node: LineageNode) -> dict[str, WeightTensor]:
     """A model's tensors: from the store, which knows which are equal without reading, else from its files."""
     from ringmaster.model_lineage.tensors.comparison import tensors_of_folder, tensors_of_store
 
@@ -350,7 +350,7 @@ def _tensors(home: LineageHome, node: Node) -> dict[str, WeightTensor]:
         raise InputError([f"{node.label} cannot be compared: {error}"]) from error
 
 
-def _reached(home: LineageHome, what: str, *, is_data: bool) -> tuple[str, list[Node]]:
+def _reached(home: LineageHome, what: str, *, is_data: bool) -> tuple[str, list[LineageNode]]:
     """(what is meant, the models that it reached)."""
     from ringmaster.errors import UnknownModel
     from ringmaster.model_lineage.snapshot import close_names

@@ -17,7 +17,7 @@ from ringmaster.flows.output import AllRows, AsJson, error_console, output_conso
 if TYPE_CHECKING:
     from ringmaster.flows.lineage.home import LineageHome
     from ringmaster.tasks.alarms import Alarm
-    from ringmaster.tasks.evaluation.examination import Examined
+    from ringmaster.tasks.evaluation.examination import ExaminationResult
     from ringmaster.tasks.retraining.alias_moves import MoveLog
 
 
@@ -181,14 +181,14 @@ def monitor(
     if as_json:
         print_json({"passed": passed, "num_rows": log.num_read, "assertions": to_json(results)})
     else:
-        from ringmaster.tasks.evaluation.examination import Examined
+        from ringmaster.tasks.evaluation.examination import ExaminationResult
         from ringmaster.tasks.evaluation.recording import tables
 
-        _table("assertions", tables(Examined(assertions=tuple(results)))["assertions"])
+        _table("assertions", tables(ExaminationResult(assertions=tuple(results)))["assertions"])
     raise typer.Exit(0 if passed else 1)
 
 
-def _show(examined: Mapping[str, Examined]) -> None:
+def _show(examined: Mapping[str, ExaminationResult]) -> None:
     """What was found of each model, for a person: one table of all."""
     from ringmaster.tasks.evaluation.examination import ALL
     from ringmaster.tasks.evaluation.recording import tables
@@ -210,7 +210,7 @@ def _show(examined: Mapping[str, Examined]) -> None:
             error_console().print(cause, style="yellow")
 
 
-def _measured(examined: Examined) -> list[dict[str, Any]]:
+def _measured(examined: ExaminationResult) -> list[dict[str, Any]]:
     rows = []
     for line in examined.measured:
         row: dict[str, Any] = {"metric": line.metric, "slice": line.slice, "rows": line.num_rows}

@@ -14,7 +14,7 @@ from ringmaster.errors import InputError
 from ringmaster.flows import settings
 from ringmaster.flows.commands.running import CheckpointEvery, PlannerSeed, show_result, training
 from ringmaster.flows.output import AsJson, error_console, print_json
-from ringmaster.flows.process.process_log import Role, log_to_stderr, notice
+from ringmaster.flows.process.process_log import ProcessRole, log_to_stderr, notice
 
 pool_app = typer.Typer(no_args_is_help=True, help="The processes of a pool: its controller, and a worker on each node.")
 jobs_app = typer.Typer(
@@ -44,7 +44,7 @@ def controller(
     """
     from ringmaster.flows.pool.batch_requests import pool_address
 
-    log_to_stderr(Role.CONTROLLER)
+    log_to_stderr(ProcessRole.CONTROLLER)
     settings.choose_engine(engine)
     pool = pool_address()
     settings.embed(settings.home())
@@ -71,7 +71,7 @@ def worker(
     """Serve this machine's devices as a node of the pool, until SIGTERM or Ctrl-C: jobs then write a checkpoint."""
     from ringmaster.flows.pool.own_node import NodeOptions, cluster_of, node_name
 
-    log_to_stderr(Role.NODE)
+    log_to_stderr(ProcessRole.NODE)
     if devices == NO_DEVICES and not flows:
         raise InputError(["--devices none serves nothing. To fix: add --flows, or leave out --devices"])
     name = node_name(name)

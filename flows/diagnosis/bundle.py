@@ -161,7 +161,7 @@ CONTENTS = "contents.json"
 
 
 @dataclass(frozen=True, kw_only=True)
-class Part:
+class BundleFile:
     """A file of the bundle.
 
     name: its path within the bundle.
@@ -171,13 +171,13 @@ class Part:
     text: str
 
     @classmethod
-    def of_json(cls, name: str, value: Any) -> Part:
+    def of_json(cls, name: str, value: Any) -> BundleFile:
         """Returns a part with a JSON value; what JSON has no form for is written as text."""
         return cls(name=name, text=json.dumps(value, indent=1, default=str, ensure_ascii=False) + "\n")
 
 
 @dataclass(frozen=True, kw_only=True)
-class Failure:
+class CollectionError:
     """A part that could not be collected. error: the kind and the text of the error."""
 
     part: str
@@ -188,8 +188,8 @@ class Failure:
 class Bundle:
     """What was collected, without secrets."""
 
-    parts: tuple[Part, ...]
-    failures: tuple[Failure, ...]
+    parts: tuple[BundleFile, ...]
+    failures: tuple[CollectionError, ...]
 
     def write(self, file: Path) -> None:
         """Writes a tar.gz that only its owner can read. Its files lie in a folder with the name of the file."""
@@ -201,14 +201,14 @@ class Bundle:
         descriptor = os.open(file, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, 0o600)
         with os.fdopen(descriptor, "wb") as opened, tarfile.open(fileobj=opened, mode="w:gz") as archive:
             os.fchmod(descriptor, 0o600)  # also where the file was there before
-            for part in (Part.of_json(CONTENTS, contents), *self.parts):
+            for part in (BundleFile.of_json(CONTENTS, contents), *self.parts):
                 content = part.text.encode()
                 entry = tarfile.TarInfo(f"{folder}/{part.name}")
                 entry.size, entry.mtime, entry.mode = len(content), int(time.time()), 0o600
                 archive.addfile(entry, io.BytesIO(content))
 
 
-Collect = Callable[[], Iterable[Part]]
+Collect = Callable[[], Iterable[BundleFile]]
 
 
 def collect(sources: Mapping[str, Collect], *, redact: Redactor) -> Bundle:
@@ -216,11 +216,13 @@ def collect(sources: Mapping[str, Collect], *, redact: Redactor) -> Bundle:
 
     sources: by name, a function that returns parts. It may raise anything: the error is noted under that name.
     """
-    parts, failures = list[Part](), list[Failure]()
+    parts, failures = list[BundleFile](), list[CollectionError]()
     for name, source in sources.items():
         try:
             for part in source():
-                parts.append(Part(name=redact(part.name), text=printable_lines(redact(part.text), limit=sys.maxsize)))
+                parts.append(
+                    BundleFile(name=redact(part.name), text=printable_lines(redact(part.text), limit=sys.maxsize))
+                )
         except Exception as error:  # noqa: BLE001 - noted in the bundle: what fails is what the report is about
-            failures.append(Failure(part=name, error=redact(f"{type(error).__name__}: {error}")))
+            failures.append(CollectionError(part=name, error=redact(f"{type(error).__name__}: {error}")))
     return Bundle(parts=tuple(parts), failures=tuple(failures))

@@ -28,8 +28,8 @@ from ringmaster.codec import to_json
 from ringmaster.flows import settings
 from ringmaster.flows.diagnosis.bundle import (
     Bundle,
+    BundleFile,
     Collect,
-    Part,
     Redactor,
     collect,
     passwords_of,
@@ -78,19 +78,19 @@ def default_file() -> Path:
     return Path(f"ringmaster-diagnose-{datetime.now(UTC):%Y%m%d-%H%M%S}.tar.gz").absolute()
 
 
-def _about_secrets(faults: list[str]) -> Iterator[Part]:
+def _about_secrets(faults: list[str]) -> Iterator[BundleFile]:
     """Raises RuntimeError if a file with secrets could not be read, so that they may be in the logs."""
     if faults:
         raise RuntimeError(f"secrets of these files may be in the logs, as they could not be read: {', '.join(faults)}")
     yield from ()
 
 
-def logs(home: Path) -> Iterator[Part]:
+def logs(home: Path) -> Iterator[BundleFile]:
     """Yields the ends of the log files of services, nodes and ranks; of the newest ones, where there are many."""
     files = [file for pattern in PATTERNS for file in home.glob(pattern) if not file.is_symlink()]
     found = [file for file in files if file.is_file() and file.stat().st_size]
     for file in sorted(found, key=lambda file: file.stat().st_mtime)[-MOST_FILES:]:
-        yield Part(name=f"logs/{file.relative_to(home)}", text=_tail(file))
+        yield BundleFile(name=f"logs/{file.relative_to(home)}", text=_tail(file))
 
 
 def _tail(file: Path) -> str:
@@ -122,11 +122,11 @@ def known_secrets(home: Path) -> tuple[list[str], list[str]]:
     return found, faults
 
 
-def pool_settings(home: Path) -> Iterator[Part]:
+def pool_settings(home: Path) -> Iterator[BundleFile]:
     """Yields the settings that commands use here: the environment, and the address of the pool."""
-    yield Part.of_json("environment.json", shown_environment(os.environ))
+    yield BundleFile.of_json("environment.json", shown_environment(os.environ))
     address = settings.pool()
-    yield Part.of_json(
+    yield BundleFile.of_json(
         "settings.json",
         {
             "home": str(home),
@@ -137,7 +137,7 @@ def pool_settings(home: Path) -> Iterator[Part]:
     )
 
 
-def processes(home: Path) -> Iterator[Part]:
+def processes(home: Path) -> Iterator[BundleFile]:
     """Yields the services of the pool, and the processes that provide them."""
     files = ServiceFiles(home / "pool")
     supervisor = files.supervisor()
@@ -155,10 +155,10 @@ def processes(home: Path) -> Iterator[Part]:
         ],
         "commands": {service.name: " ".join(service.command) for service in files.services()} if files.states() else {},
     }
-    yield Part.of_json("processes.json", found)
+    yield BundleFile.of_json("processes.json", found)
 
 
-def servers() -> Iterator[Part]:
+def servers() -> Iterator[BundleFile]:
     """Yields what the servers of the pool answer when they are asked whether they are up."""
     address = settings.pool()
     urls = {}
@@ -171,7 +171,7 @@ def servers() -> Iterator[Part]:
         if address.metrics_url:
             urls["metrics"] = address.metrics_url.replace("/metrics", "/health")
     user = (address.username, address.password) if address is not None and address.password else None
-    yield Part.of_json("servers.json", {name: _answer(url, user) for name, url in urls.items()})
+    yield BundleFile.of_json("servers.json", {name: _answer(url, user) for name, url in urls.items()})
 
 
 def _answer(url: str, user: tuple[str, str] | None) -> dict[str, Any]:
@@ -258,22 +258,22 @@ NAMED = ("ringmaster", "torch", "prefect", "mlflow", "transformers", "sqlalchemy
 GPU_PATIENCE_S = 30.0  # a driver with a fault may not answer
 
 
-def versions() -> Iterator[Part]:
+def versions() -> Iterator[BundleFile]:
     """Yields the versions of Ringmaster, Python and what it is built on."""
     found = {"python": sys.version, "executable": sys.executable, **{name: _version(name) for name in NAMED}}
-    yield Part.of_json("versions.json", found)
+    yield BundleFile.of_json("versions.json", found)
 
 
-def packages() -> Iterator[Part]:
+def packages() -> Iterator[BundleFile]:
     """Yields the installed packages in the form of `pip freeze`, with where those come from that have no index."""
     lines = set()
     for each in distributions():
         origin = each.read_text("direct_url.json")
         lines.add(f"{each.name}=={each.version}" + (f"  # {origin.strip()}" if origin else ""))
-    yield Part(name="packages.txt", text="\n".join(sorted(lines, key=str.lower)) + "\n")
+    yield BundleFile(name="packages.txt", text="\n".join(sorted(lines, key=str.lower)) + "\n")
 
 
-def hardware(home: Path) -> Iterator[Part]:
+def hardware(home: Path) -> Iterator[BundleFile]:
     """Yields the operating system, cores, memory and disks of this machine. home: RINGMASTER_HOME."""
     memory, swap = psutil.virtual_memory(), psutil.swap_memory()
     found: dict[str, Any] = {
@@ -287,17 +287,17 @@ def hardware(home: Path) -> Iterator[Part]:
         "disk_bytes": {str(place): _disk(place) for place in (home, Path("/tmp"), Path("/dev/shm"))},
         "uptime_s": round(_uptime_s()),
     }
-    yield Part.of_json("machine.json", found)
+    yield BundleFile.of_json("machine.json", found)
 
 
-def nvidia() -> Iterator[Part]:
+def nvidia() -> Iterator[BundleFile]:
     """Yields what `nvidia-smi` says. Raises FileNotFoundError on a machine without it, and if it fails."""
     program = shutil.which("nvidia-smi")
     if program is None:
-        yield Part(name="nvidia-smi.txt", text="nvidia-smi is not installed on this machine\n")
+        yield BundleFile(name="nvidia-smi.txt", text="nvidia-smi is not installed on this machine\n")
         return
     done = subprocess.run([program], capture_output=True, text=True, timeout=GPU_PATIENCE_S, check=False)
-    yield Part(name="nvidia-smi.txt", text=f"exit status {done.returncode}\n{done.stdout}{done.stderr}")
+    yield BundleFile(name="nvidia-smi.txt", text=f"exit status {done.returncode}\n{done.stdout}{done.stderr}")
 
 
 def _version(name: str) -> str:
@@ -325,7 +325,7 @@ MOST_PLANS = 5
 MOST_RUNS = 5
 
 
-def pool_rows() -> Iterator[Part]:
+def pool_rows() -> Iterator[BundleFile]:
     """Yields the state of the pool that this machine belongs to. Raises SQLAlchemyError if its database is away."""
     address = settings.pool()
     if address is None:
@@ -334,13 +334,15 @@ def pool_rows() -> Iterator[Part]:
     if file and not Path(file).exists():  # to open it would create it
         raise FileNotFoundError(f"the pool's database {file} is not there")
     with closing(Database(address.database, patience_s=DATABASE_PATIENCE_S)) as database:
-        yield Part.of_json("pool.json", database.read(_pool))
+        yield BundleFile.of_json("pool.json", database.read(_pool))
 
 
-def local_runs(home: Path) -> Iterator[Part]:
+def local_runs(home: Path) -> Iterator[BundleFile]:
     """Yields the state of the newest runs of batches that ran on this machine alone."""
     files = sorted((home / "batches").glob("*/*/journal.db"), key=lambda file: file.stat().st_mtime)
-    yield Part.of_json("runs.json", {str(file.parent.relative_to(home)): _run(file) for file in files[-MOST_RUNS:]})
+    yield BundleFile.of_json(
+        "runs.json", {str(file.parent.relative_to(home)): _run(file) for file in files[-MOST_RUNS:]}
+    )
 
 
 def _run(file: Path) -> dict[str, Any]:

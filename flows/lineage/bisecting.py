@@ -19,8 +19,8 @@ from typing import Any
 from ringmaster.errors import InputError
 from ringmaster.flows.lineage.home import LineageHome
 from ringmaster.model_lineage.exporting import node_json
-from ringmaster.model_lineage.graph import BisectionResult, Culprit, blame, every_bad, first_bad
-from ringmaster.model_lineage.snapshot import Node
+from ringmaster.model_lineage.graph import BisectionResult, BreakingAdaptation, blame, every_bad, first_bad
+from ringmaster.model_lineage.snapshot import LineageNode
 from ringmaster.model_lineage.tensors.objects import write_once
 
 COMPARISONS: dict[str, Callable[[float, float], bool]] = {
@@ -46,11 +46,11 @@ class MetricTest:
     comparison: str
     value: float
 
-    def applies_to(self, node: Node) -> bool:
+    def applies_to(self, node: LineageNode) -> bool:
         """Returns whether the model has that metric."""
         return self.metric in node.metrics
 
-    def is_good(self, node: Node) -> bool:
+    def is_good(self, node: LineageNode) -> bool:
         """Returns whether the model passes."""
         return COMPARISONS[self.comparison](node.metrics[self.metric], self.value)
 
@@ -141,7 +141,7 @@ class Bisection:
     every: bool
     told: Told
 
-    def run(self, node: Node) -> BisectionResult:
+    def run(self, node: LineageNode) -> BisectionResult:
         """Finds the adaptation that broke a model. Raises InputError if the model passes, or cannot be tested."""
         graph = self.home.snapshot.graph
         if node.id not in graph:
@@ -160,7 +160,7 @@ class Bisection:
             return None
         return self._judged(node.id, node.label, lambda: self._tested(node))
 
-    def describe(self, culprit: Culprit, *, checkpoints: bool) -> dict[str, Any]:
+    def describe(self, culprit: BreakingAdaptation, *, checkpoints: bool) -> dict[str, Any]:
         """Returns the facts about an adaptation that broke a model, as JSON values."""
         label = self.home.snapshot.label
         node = self.home.snapshot.nodes[culprit.child]
@@ -175,7 +175,7 @@ class Bisection:
             said["steps"] = self._steps(node, self.test)
         return said
 
-    def _steps(self, node: Node, test: CommandTest) -> dict[str, Any] | None:
+    def _steps(self, node: LineageNode, test: CommandTest) -> dict[str, Any] | None:
         """Returns between which training steps a model became bad; None if it has no checkpoints left."""
         from ringmaster.techniques.models.export import checkpoint_steps
 
@@ -199,7 +199,7 @@ class Bisection:
         ranges = [{"last_good": points[good] if good >= 0 else 0, "first_bad": points[bad]} for good, bad in changes]
         return {**ranges[-1], "checkpoints": steps, "is_monotone": len(ranges) == 1, "every": ranges}
 
-    def _at_step(self, node: Node, test: CommandTest, root: str, name: str, step: str) -> bool | None:
+    def _at_step(self, node: LineageNode, test: CommandTest, root: str, name: str, step: str) -> bool | None:
         from ringmaster.techniques.models.export import export_checkpoint
         from ringmaster.techniques.processes.scratch import ScratchFolder
 
@@ -220,7 +220,7 @@ class Bisection:
         self.told(f"{label}: {'cannot be tested' if is_good is None else 'good' if is_good else 'bad'}")
         return is_good
 
-    def _tested(self, node: Node) -> bool | None:
+    def _tested(self, node: LineageNode) -> bool | None:
         if isinstance(self.test, MetricTest):
             return self.test.is_good(node) if self.test.applies_to(node) else None
         try:
@@ -229,7 +229,7 @@ class Bisection:
             return None
         return self.test.is_good(folder) if any(folder.rglob("*.safetensors")) else None
 
-    def _untestable(self, node: Node) -> str:
+    def _untestable(self, node: LineageNode) -> str:
         if isinstance(self.test, MetricTest):
             there = ", ".join(sorted(node.metrics)) or "none"
             return f"{node.label} has no metric {self.test.metric!r}. It has {there}"

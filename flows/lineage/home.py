@@ -21,7 +21,7 @@ from ringmaster.model_lineage import IMPORTED, QUIET_ENVIRONMENT, Ledger
 from ringmaster.techniques.models.peft_format import has_lost_base, on_base
 
 if TYPE_CHECKING:
-    from ringmaster.model_lineage.snapshot import Node, Snapshot
+    from ringmaster.model_lineage.snapshot import LineageNode, Snapshot
     from ringmaster.model_lineage.tensors import TensorStore
 
 Model = Annotated[
@@ -63,7 +63,7 @@ class LineageHome:
 
         return Snapshot.of(self.ledger, cache=self.folder / "cache" / "lineage", is_fresh=self.is_fresh)
 
-    def find(self, name: str) -> Node:
+    def find(self, name: str) -> LineageNode:
         """Returns the node of that name. Raises InputError with similar names if there is none."""
         from ringmaster.errors import UnknownModel
 
@@ -75,7 +75,7 @@ class LineageHome:
         reached = [self.snapshot.nodes[each].record for each in self.snapshot.reached_from([id])]
         self.ledger.mark_culprit(self.snapshot.nodes[id].record, test=test, reached=reached)
 
-    def model_dir(self, node: Node) -> Path:
+    def model_dir(self, node: LineageNode) -> Path:
         """Returns a folder with a model's files: MLflow's own if it is on a local disk, else a copy in the cache.
 
         If MLflow's files are gone, the copy comes from the tensor store. An adapter whose base has moved gets a copy
@@ -88,7 +88,7 @@ class LineageHome:
         copy = self.folder / "cache" / "models" / f"{node.id}-on-{parents[0].id}"
         return on_base(folder, self.model_dir(parents[0]), copy=copy)
 
-    def _files(self, node: Node) -> Path:
+    def _files(self, node: LineageNode) -> Path:
         parts = urlsplit(node.location)
         of_ledger, cache = Path(unquote(parts.path)), self.folder / "cache" / "models"
         is_here = parts.scheme in ("", "file") and of_ledger.is_dir()
@@ -114,7 +114,7 @@ class LineageHome:
                     (Path(aside) / "model").rename(folder)
         return folder
 
-    def _whole(self, node: Node, restored: Path) -> Path | None:
+    def _whole(self, node: LineageNode, restored: Path) -> Path | None:
         """Returns an imported model with its weights, which MLflow may lack, from the tensor store or its source."""
         source, id = node.record.origin.source, node.record.tensors_id
         if id is not None and id in self.store.ids():

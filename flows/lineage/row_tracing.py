@@ -51,7 +51,7 @@ class TracedRow:
 
 
 @dataclass(frozen=True, kw_only=True)
-class _Rows:
+class _ReadRows:
     """The rows that a job has read. columns: those that were read of each row; () where it was the text alone."""
 
     manifest: RowManifest
@@ -63,7 +63,7 @@ def readers_of(row: TracedRow, home: LineageHome, *, text_column: str = "text") 
 
     Raises InputError if the row has no text, and nothing has read other columns of it.
     """
-    known: dict[str, _Rows | None] = {}  # by the digests of the rows: jobs that read the same rows share an entry
+    known: dict[str, _ReadRows | None] = {}  # by the digests of the rows: jobs that read the same rows share an entry
     found = []
     for node in home.snapshot.models:
         for dataset in node.record.datasets:
@@ -82,9 +82,9 @@ def readers_of(row: TracedRow, home: LineageHome, *, text_column: str = "text") 
     return found
 
 
-def _rows(home: LineageHome, run_id: str) -> _Rows | None:
+def _rows(home: LineageHome, run_id: str) -> _ReadRows | None:
     try:
         said = json.loads(home.ledger.read_text(run_id, ROWS))
     except LedgerError:  # a run whose artifacts were deleted
         return None
-    return _Rows(manifest=RowManifest.from_json(said), columns=tuple(said.get("columns", ())))
+    return _ReadRows(manifest=RowManifest.from_json(said), columns=tuple(said.get("columns", ())))

@@ -13,14 +13,14 @@ from rich.tree import Tree
 
 from ringmaster.flows.output import styled
 from ringmaster.model_lineage.records import COMPONENT
-from ringmaster.model_lineage.snapshot import Node, Snapshot
+from ringmaster.model_lineage.snapshot import LineageNode, Snapshot
 from ringmaster.model_lineage.tensors.comparison import CHANGED, SAME, TensorChange
 from ringmaster.text import printable
 
 MOST_LINES = 60  # lines of a tree that are shown
 
 
-def show_view(snapshot: Snapshot, node: Node, *, most: int = MOST_LINES) -> RenderableType:
+def show_view(snapshot: Snapshot, node: LineageNode, *, most: int = MOST_LINES) -> RenderableType:
     """Returns the facts about a model, above the trees of its ancestors and descendants."""
     parts: list[RenderableType] = [_heading(node), _facts(snapshot, node)]
     if node.record.kind == COMPONENT:
@@ -41,7 +41,7 @@ def show_view(snapshot: Snapshot, node: Node, *, most: int = MOST_LINES) -> Rend
     return Group(*parts)
 
 
-def impact_view(snapshot: Snapshot, what: str, nodes: Sequence[Node], *, alias: str) -> RenderableType:
+def impact_view(snapshot: Snapshot, what: str, nodes: Sequence[LineageNode], *, alias: str) -> RenderableType:
     """Returns a table of the models that a data set, row or model has reached, those in production first."""
     table = Table("model", "kind", "aliases", "made", "parents", box=None, header_style="bold", padding=(0, 2, 0, 0))
     for node in sorted((node.carrying(alias) or node for node in nodes), key=lambda node: alias not in node.aliases):
@@ -57,8 +57,8 @@ def impact_view(snapshot: Snapshot, what: str, nodes: Sequence[Node], *, alias: 
 
 
 def diff_view(
-    first: Node,
-    second: Node,
+    first: LineageNode,
+    second: LineageNode,
     changes: Sequence[TensorChange] | None,
     records: Mapping[str, Mapping[str, tuple[object, object]]],
     *,
@@ -81,12 +81,12 @@ def print_view(view: RenderableType, console: Console) -> None:
     console.print(view, soft_wrap=not console.is_terminal)
 
 
-def _heading(node: Node) -> Text:
+def _heading(node: LineageNode) -> Text:
     aliases = [styled(f"  @{alias}", "green") for alias in node.aliases]
     return Text.assemble(styled(node.label, "bold"), styled(f"  {node.record.kind}"), *aliases)
 
 
-def _facts(snapshot: Snapshot, node: Node) -> Table:
+def _facts(snapshot: Snapshot, node: LineageNode) -> Table:
     record, origin = node.record, node.record.origin
     plan = None if origin.plan is None else f"{origin.plan} of run {origin.batch_run_id}"
     components = ", ".join(snapshot.label(component) for component in record.components)

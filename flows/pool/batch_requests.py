@@ -27,7 +27,7 @@ NO_POOL = (
 
 
 @dataclass(frozen=True, kw_only=True)
-class Answer:
+class ControllerAnswer:
     """The answer of a pool's controller about one batch.
 
     batch: id of the batch.
@@ -67,7 +67,7 @@ def ask_about(
     jobs: Sequence[str] = (),
     patience_s: float = ANSWER_PATIENCE_S,
     **more: Any,
-) -> list[Answer]:
+) -> list[ControllerAnswer]:
     """Sends the pool's controller a request about a batch, or some of its jobs, and waits for its answers.
 
     kind: a kind of request of `tasks.pool.requests`.
@@ -91,7 +91,7 @@ def ask_about(
         raise InputError(faults)
     late = "no controller has answered yet: it is done once one leads (`ringmaster pool controller`)"
     return [
-        Answer(
+        ControllerAnswer(
             batch=key, is_done=request.status == RequestStatus.DONE, message=str(request.answer.get("message", late))
         )
         for key, request in found.items()

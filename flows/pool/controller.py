@@ -18,7 +18,7 @@ from ringmaster.flows import settings
 from ringmaster.flows.pool.batch_runs import BatchRuns, CrashedRuns, LateAnswers
 from ringmaster.flows.pool.segment_runs import PrefectNodeRuns, SegmentRuns
 from ringmaster.flows.process.interrupts import stop_signals
-from ringmaster.flows.process.process_log import Role, log_to_stderr
+from ringmaster.flows.process.process_log import ProcessRole, log_to_stderr
 from ringmaster.flows.reports.progress import describe
 from ringmaster.flows.services.service_files import say_ready
 from ringmaster.flows.settings import PoolAddress
@@ -32,7 +32,7 @@ from ringmaster.tasks.execution.executor import Executor
 from ringmaster.tasks.execution.replanner import Replanner
 from ringmaster.tasks.pool.controller.controller import HOLDER_OF_SEGMENTS, PoolController
 from ringmaster.tasks.pool.controller.failover import BEAT_EVERY_S, Leadership
-from ringmaster.tasks.pool.nodes import Nodes, PoolLeases, Timeouts
+from ringmaster.tasks.pool.nodes import NodeRegistry, PoolLeases, Timeouts
 from ringmaster.tasks.pool.submissions import Submission, Submissions
 from ringmaster.tasks.storage.database import BatchingDatabase, Database, DatabaseClosed
 from ringmaster.tasks.storage.journal import Journal
@@ -72,7 +72,7 @@ class PoolAlarms:
 
     def look(self) -> list[Alarm]:
         """Sends and returns the alarms that are new since the last check."""
-        nodes = Nodes(self._database)
+        nodes = NodeRegistry(self._database)
         records = nodes.all()  # before those that have left: whoever leaves in between is in both
         found = [*self._nodes.look(records, left=nodes.left()), *self._late()]
         for alarm in found:
@@ -107,7 +107,7 @@ def serve_pool(address: PoolAddress, *, notice: Notice, seed: int = 0) -> None:
 
     The process ends at once, with an error in its log only, if another controller has taken the lead.
     """
-    log_to_stderr(Role.CONTROLLER)
+    log_to_stderr(ProcessRole.CONTROLLER)
     with stop_signals() as on_stop:
         notice("waiting for the pool's database, where it does not answer yet")
         database = Database(address.database)
@@ -121,7 +121,7 @@ def serve_pool(address: PoolAddress, *, notice: Notice, seed: int = 0) -> None:
             with suppress(DatabaseClosed):  # the database was away when we were asked to end
                 led.write(note_release)
                 elasticity = settings.elasticity()
-                Nodes(led).note_most_lent(elasticity.max_nodes if elasticity is not None else 0)
+                NodeRegistry(led).note_most_lent(elasticity.max_nodes if elasticity is not None else 0)
                 executor = stack.enter_context(_taken_over(led, stopping, seed=seed))
                 timeouts_fault = threading.Timer(FAREWELL_S, database.close)
                 timeouts_fault.daemon = True

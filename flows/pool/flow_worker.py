@@ -25,7 +25,7 @@ from prefect.workers.process import ProcessWorker
 
 from ringmaster.flows.process import environment
 from ringmaster.flows.process.interrupts import end_with_parent
-from ringmaster.flows.process.process_log import Role, log_to_stderr
+from ringmaster.flows.process.process_log import ProcessRole, log_to_stderr
 from ringmaster.techniques.processes.stopped import StoppedProcesses
 
 logger = logging.getLogger(__name__)
@@ -237,7 +237,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
     parser.add_argument("--most-runs", type=int, required=True)
     asked = parser.parse_args(arguments)
     environment.set_umask()
-    log_to_stderr(Role.FLOW_WORKER)
+    log_to_stderr(ProcessRole.FLOW_WORKER)
     end_with_parent()
     asyncio.run(_main(asked))
 

@@ -34,8 +34,8 @@ from ringmaster.tasks.execution.events import (
 )
 from ringmaster.tasks.execution.job_table import SteeringRequest
 from ringmaster.tasks.execution.plan_manager import EVERY_S
-from ringmaster.tasks.pool.event_log import BatchEvents, Position
-from ringmaster.tasks.pool.nodes import Nodes
+from ringmaster.tasks.pool.event_log import BatchEvents, LogPosition
+from ringmaster.tasks.pool.nodes import NodeRegistry
 from ringmaster.tasks.pool.requests import RequestKind, Requests
 from ringmaster.tasks.pool.submissions import Submission
 from ringmaster.tasks.recording.async_recorder import JobsToRecord, PoolRecorder
@@ -55,7 +55,7 @@ def shown_in_prefect(run: PoolRun, submission: Submission) -> Sequence[Listener]
     """Returns listeners that show a batch's plan, progress, Gantt chart and decisions in Prefect's pages."""
     total_steps = sum(job.total_steps for job in submission.jobs)
     timeline_reader = TimelineReader(run.database, name="the pool", is_pool=True)
-    kinds = {device.device_kind() for node in Nodes(run.database).all() for device in node.devices}
+    kinds = {device.device_kind() for node in NodeRegistry(run.database).all() for device in node.devices}
     return [
         PlanArtifact(run.batch.name, device=" + ".join(sorted(kinds))).listen,
         ProgressArtifact(run.journal, total_steps=total_steps).listen,
@@ -70,7 +70,7 @@ def followed_batch(
     run: PoolRun,
     submission: Submission,
     *,
-    after: Position,
+    after: LogPosition,
     listeners: Sequence[Listener],
     num_trials: int,
     sweep_scheduler: SweepScheduler | None,
@@ -98,7 +98,7 @@ def followed_batch(
             preflights=preflights,
             profiles=submission.profiles,
         ),
-        devices=[f"{node.name}:{n}" for node in Nodes(run.database).all() for n in range(len(node.devices))],
+        devices=[f"{node.name}:{n}" for node in NodeRegistry(run.database).all() for n in range(len(node.devices))],
         num_trials=num_trials,
     )
     run.journal.put(FLOW_RUN_PAGE, flow_run_page())
@@ -206,7 +206,7 @@ def _attach(scheduler: SweepScheduler, run: PoolRun, submission: Submission) -> 
 
 def num_devices(run: PoolRun) -> int:
     """Returns the number of devices of the pool's nodes."""
-    return sum(len(node.devices) for node in Nodes(run.database).all())
+    return sum(len(node.devices) for node in NodeRegistry(run.database).all())
 
 
 def preflights_of(submission: Submission, known: Mapping[str, Any]) -> dict[str, Preflight]:

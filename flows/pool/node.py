@@ -16,7 +16,7 @@ from ringmaster.flows import settings
 from ringmaster.flows.pool.flow_worker import DEFAULT_QUEUE, REQUESTS_QUEUE, FlowWorker, queue_of
 from ringmaster.flows.pool.own_node import NodeOptions, fork_server_of
 from ringmaster.flows.process.interrupts import stop_signals
-from ringmaster.flows.process.process_log import Role, log_to_stderr
+from ringmaster.flows.process.process_log import ProcessRole, log_to_stderr
 from ringmaster.flows.services.service_files import say_ready
 from ringmaster.flows.settings import PoolAddress
 from ringmaster.tasks.background_worker import running
@@ -36,7 +36,7 @@ Notice = Callable[[str], None]
 
 def serve_flows(pool: PoolAddress, *, name: str, notice: Notice) -> None:
     """Runs the pool's flows on this machine, which has no devices for the pool, until SIGTERM or SIGINT."""
-    log_to_stderr(Role.FLOW_WORKER)
+    log_to_stderr(ProcessRole.FLOW_WORKER)
     _wait_for(f"{pool.prefect_api}/health", notice)
     queues, most_runs = (DEFAULT_QUEUE, REQUESTS_QUEUE), settings.most_flow_runs()
     worker = FlowWorker(name=name, work_pool=pool.work_pool, queues=queues, most_runs=most_runs)
@@ -55,7 +55,7 @@ def serve_node(options: NodeOptions, *, notice: Notice) -> bool:
     Raises InputError if another worker holds the devices, ReleaseMismatch if the pool is of another release, at the
     start or later.
     """
-    log_to_stderr(Role.NODE)
+    log_to_stderr(ProcessRole.NODE)
     _hold(options, notice)
     database = Database(options.pool.database)
     _wait_for(f"{options.pool.prefect_api}/health", notice)

@@ -18,7 +18,7 @@ from ringmaster.tasks.batch.field_types import NAME_REMEDY, is_name
 from ringmaster.tasks.cluster import Cluster, Device, Node, detect
 from ringmaster.tasks.pool import requests as wishes
 from ringmaster.tasks.pool.node_agent import DRAIN_S
-from ringmaster.tasks.pool.nodes import NodeRecord, Nodes, NodeStatus, Timeouts
+from ringmaster.tasks.pool.nodes import NodeRecord, NodeRegistry, NodeStatus, Timeouts
 from ringmaster.tasks.pool.requests import Requests
 from ringmaster.tasks.profiling.trials import DevicesWanted
 from ringmaster.tasks.storage.database import Database
@@ -107,7 +107,7 @@ def own_node() -> Iterator[PoolNode | None]:
         yield None
         return
     with closing(Database(address.database)) as database:
-        mine = next((node for node in Nodes(database).all() if is_here(node)), None)
+        mine = next((node for node in NodeRegistry(database).all() if is_here(node)), None)
         yield None if mine is None else PoolNode(record=mine, requests=Requests(database))
 
 

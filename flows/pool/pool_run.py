@@ -16,7 +16,7 @@ from ringmaster.model_lineage.ledger.ledger import Ledger
 from ringmaster.tasks.batch import Batch
 from ringmaster.tasks.execution.events import FIRST_PREDICTION, NEWEST_PREDICTION
 from ringmaster.tasks.pool import requests as wishes
-from ringmaster.tasks.pool.event_log import BatchEvents, Position
+from ringmaster.tasks.pool.event_log import BatchEvents, LogPosition
 from ringmaster.tasks.pool.requests import Requests
 from ringmaster.tasks.pool.submissions import BatchStatus, Submission, Submissions
 from ringmaster.tasks.storage.database import Database
@@ -64,7 +64,7 @@ class PoolRun:
         return self.submissions.status(self.id) == BatchStatus.ENDED
 
 
-def reopen(run: PoolRun, submission: Submission) -> Position:
+def reopen(run: PoolRun, submission: Submission) -> LogPosition:
     """Resumes the jobs of a batch that were cancelled or paused, or have failed, after somebody has fixed the cause.
 
     Returns the position after the last event before that.
@@ -73,7 +73,7 @@ def reopen(run: PoolRun, submission: Submission) -> Position:
     if not run.has_ended():
         if any(record.status == JobStatus.PAUSED for record in records.values()):
             run.ask(wishes.RequestKind.RESUME)
-        return Position()
+        return LogPosition()
     # The controller has dropped a batch that has ended, and reads it again from here.
     # Some jobs may wait already: an earlier process that reopened the batch may have died on the way.
     again = [job.name for job in submission.jobs if records[job.name].status not in (JobStatus.DONE, JobStatus.STOPPED)]

@@ -41,18 +41,18 @@ from ringmaster.flows.process import interrupts
 from ringmaster.flows.reports.progress import current_view
 from ringmaster.flows.settings import PoolAddress
 from ringmaster.model_lineage.ledger.ledger import Ledger
-from ringmaster.model_lineage.waiting import Waiting
+from ringmaster.model_lineage.waiting import OutageRetry
 from ringmaster.tasks.background_worker import running
 from ringmaster.tasks.batch import Batch
 from ringmaster.tasks.batch.adaptation_rules import with_orphans, with_teachers
 from ringmaster.tasks.cluster import Cluster
 from ringmaster.tasks.execution.events import Listener
 from ringmaster.tasks.execution.job_table import GOAL
-from ringmaster.tasks.pool.event_log import Position
-from ringmaster.tasks.pool.nodes import Nodes
+from ringmaster.tasks.pool.event_log import LogPosition
+from ringmaster.tasks.pool.nodes import NodeRegistry
 from ringmaster.tasks.pool.requests import RequestKind, Requests
 from ringmaster.tasks.pool.submissions import BatchMeasurement, Submission, followed, is_cancelled, measured
-from ringmaster.tasks.profiling.stage import Profiled
+from ringmaster.tasks.profiling.stage import ProfilingResult
 from ringmaster.tasks.storage.database import Database, DatabaseClosed
 from ringmaster.tasks.storage.releases import check_release
 from ringmaster.tasks.sweeping.scheduler import SweepScheduler
@@ -67,14 +67,14 @@ FUSING_WORK_S = 10.0  # to choose which jobs are trained together
 class OpenLedger(Protocol):
     """A function that opens the pool's records, such as `Ledger`."""
 
-    def __call__(self, uri: str, /, *, waiting: Waiting | None = None) -> Ledger:
+    def __call__(self, uri: str, /, *, waiting: OutageRetry | None = None) -> Ledger:
         """Opens the records at a URI; with `waiting`, calls wait for a server that is away."""
 
 
 class ProfileJobs(Protocol):
     """A function that profiles the jobs of a batch, such as `profile_on_pool`."""
 
-    def __call__(self, batch: Batch, *, key: str, database: Database) -> Profiled:
+    def __call__(self, batch: Batch, *, key: str, database: Database) -> ProfilingResult:
         """Returns the profiles of the batch, which has the id `key` in the pool."""
 
 
@@ -121,7 +121,7 @@ def open_pooled_run(
             pool_run,
             options,
             profile=profile,
-            patient_ledger=lambda: open_ledger(address.mlflow_uri, waiting=Waiting(notices())),
+            patient_ledger=lambda: open_ledger(address.mlflow_uri, waiting=OutageRetry(notices())),
             shown=shown,
             sweep_scheduler=sweep_scheduler,
             stack=stack,
@@ -189,7 +189,7 @@ class PoolProfiles:
     checkpoint_root: where checkpoints go; None for the folder of the run.
     """
 
-    profiled: Profiled
+    profiled: ProfilingResult
     weights: Mapping[str, Path]
     checkpoint_root: str | None
 
@@ -218,7 +218,7 @@ class PooledRun:
         self.batch, self.journal = run.batch, run.journal
         self._kept_node = stack.enter_context(ExitStack())  # from the profiling until the jobs are submitted
         self._submission = run.submissions.find(run.id)
-        self._shown_until = Position()
+        self._shown_until = LogPosition()
         if self._submission is not None:
             if options.resume or run.journal.get(IS_OVER):
                 self._shown_until = reopen(run, self._submission)
@@ -331,7 +331,9 @@ class PooledRun:
             profiled,
             jobs=jobs,
             name=batch.name,
-            cluster=Cluster(nodes=tuple(healthy(node) for node in Nodes(run.database).all() if healthy(node).devices)),
+            cluster=Cluster(
+                nodes=tuple(healthy(node) for node in NodeRegistry(run.database).all() if healthy(node).devices)
+            ),
             journal=journal,
             goals={name: each[GOAL] for name, each in details.items() if GOAL in each},
             add_terms=batch.terms.on,

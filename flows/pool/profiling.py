@@ -27,10 +27,10 @@ from ringmaster.flows.pool.own_node import healthy, is_here
 from ringmaster.flows.reports.progress import current_view
 from ringmaster.tasks.batch import Batch
 from ringmaster.tasks.cluster import Cluster, Node
-from ringmaster.tasks.pool.nodes import NodeRecord, Nodes, NodeStatus, Timeouts
+from ringmaster.tasks.pool.nodes import NodeRecord, NodeRegistry, NodeStatus, Timeouts
 from ringmaster.tasks.pool.requests import RequestKind, Requests, RequestStatus
 from ringmaster.tasks.pool.submissions import PROGRESS
-from ringmaster.tasks.profiling.stage import Profiled, TrialPolicy
+from ringmaster.tasks.profiling.stage import ProfilingResult, TrialPolicy
 from ringmaster.tasks.profiling.task import profile_task
 from ringmaster.tasks.storage.database import Database
 from ringmaster.tasks.storage.journal import Journal
@@ -64,7 +64,7 @@ def profile_node(node: str, key: str) -> None:
                 return cast(None, Cancelled(message=GONE))
 
 
-def profile_on_pool(batch: Batch, *, key: str, database: Database) -> Profiled:
+def profile_on_pool(batch: Batch, *, key: str, database: Database) -> ProfilingResult:
     """Profiles the jobs of a batch under every kind of device of the pool that it may use.
 
     key: id of the batch in the pool; its journal holds the batch itself, and the profiles that were measured before,
@@ -84,7 +84,7 @@ def profile_on_pool(batch: Batch, *, key: str, database: Database) -> Profiled:
             waited = {missing[kind].name: _wait(run, missing[kind], database) for kind, run in elsewhere.items()}
         faults = gone | {name: fault for name, fault in waited.items() if fault}
         if not faults:
-            found = {kind: from_json(Profiled, journal.get(f"profiled:{kind}")) for kind in nodes}
+            found = {kind: from_json(ProfilingResult, journal.get(f"profiled:{kind}")) for kind in nodes}
             return merged(found)
         # A lost node says nothing about the batch, however often it happens, so it does not count as an attempt.
         left = {name for name, fault in faults.items() if name in gone or GONE in fault}
@@ -116,7 +116,7 @@ def one_of_each_kind(nodes: Sequence[NodeRecord], *, avoid: set[str]) -> dict[st
     return chosen
 
 
-def merged(found: Mapping[str, Profiled]) -> Profiled:
+def merged(found: Mapping[str, ProfilingResult]) -> ProfilingResult:
     """Merges the profiles of the same jobs under each kind of device.
 
     A job that at least one kind can train has no fault. If there are several kinds, each profile names its kind.
@@ -144,7 +144,7 @@ def merged(found: Mapping[str, Profiled]) -> Profiled:
         if not profiles.get(name):
             told = {kind: profiled.faults[name] for kind, profiled in found.items() if name in profiled.faults}
             faults[name] = "; ".join(f"on {kind}: {fault}" for kind, fault in told.items())
-    return Profiled(
+    return ProfilingResult(
         jobs=tuple(jobs[name] for name in names),
         preflights=preflights,
         profiles=profiles,
@@ -154,7 +154,7 @@ def merged(found: Mapping[str, Profiled]) -> Profiled:
     )
 
 
-def _measure(node_context: NodeContext, journal: Journal) -> Profiled:
+def _measure(node_context: NodeContext, journal: Journal) -> ProfilingResult:
     show, node = current_view.get().notice, node_context.cluster.nodes[0]
     kind = node_context.cluster.device_kind()
 
@@ -169,13 +169,13 @@ def _measure(node_context: NodeContext, journal: Journal) -> Profiled:
         known=node_context.known,
         notice=notice,
         lend=node_context.lend,
-        num_nodes=_num_alike(node, kind, Nodes(journal.database)),
+        num_nodes=_num_alike(node, kind, NodeRegistry(journal.database)),
         policy=TrialPolicy(journal.get(TRIALS, TrialPolicy.NEEDED)),
         share=node_context.batch.profiling_share,
     )
 
 
-def _num_alike(node: Node, kind: str, nodes: Nodes) -> int:
+def _num_alike(node: Node, kind: str, nodes: NodeRegistry) -> int:
     """Returns over how many nodes like this one a gang may span: those that are there, or that the engine may lend."""
     serving = [each for each in nodes.all() if each.status == NodeStatus.SERVING]
     alike = [each for each in serving if _is_like(healthy(each), node, kind)]
@@ -189,7 +189,7 @@ def _is_like(node: Node, other: Node, kind: str) -> bool:
     return len(node.devices) == len(other.devices) and Cluster(nodes=(node,)).device_kind() == kind
 
 
-def _slim(profiled: Profiled) -> Profiled:
+def _slim(profiled: ProfilingResult) -> ProfilingResult:
     """Returns the profiles without the preflights' candidates, which are many and no longer needed."""
     preflights = {name: replace(preflight, candidates=()) for name, preflight in profiled.preflights.items()}
     return replace(profiled, preflights=preflights)
@@ -207,7 +207,9 @@ def serving(batch: Batch, database: Database) -> list[NodeRecord]:
     kind = next(iter(batch.devices)) if isinstance(batch.devices, Mapping) else None
     told = False
     while True:
-        nodes = [node for node in Nodes(database).all() if node.status == NodeStatus.SERVING and healthy(node).devices]
+        nodes = [
+            node for node in NodeRegistry(database).all() if node.status == NodeStatus.SERVING and healthy(node).devices
+        ]
         wanted = [node for node in nodes if kind in (None, node.devices[0].kind)]
         if wanted:
             return wanted
@@ -278,7 +280,7 @@ def _wait(run: FlowRun, node: NodeRecord, database: Database) -> str:
                     said = f"{state.name}: {state.message}"
                     return "" if state.is_completed() else said if _serves(node, database) else f"{GONE} ({said})"
                 is_begun = state is not None and state.is_running()
-                if not is_begun and node.name not in {each.name for each in Nodes(database).all()}:
+                if not is_begun and node.name not in {each.name for each in NodeRegistry(database).all()}:
                     client.set_flow_run_state(run.id, Cancelled(message=GONE))
                     return GONE
             clock.wait(LOOK_EVERY_S)
@@ -288,5 +290,5 @@ def _serves(node: NodeRecord, database: Database) -> bool:
     """Returns whether the same worker serves a node still."""
     return any(
         each.status == NodeStatus.SERVING and (each.name, each.incarnation) == (node.name, node.incarnation)
-        for each in Nodes(database).all()
+        for each in NodeRegistry(database).all()
     )

@@ -35,7 +35,7 @@ class LogFormat(StrEnum):
     JSON = "json"
 
 
-class Role(StrEnum):
+class ProcessRole(StrEnum):
     """The processes of a pool, as the key `role` of JSON logs names them."""
 
     CONTROLLER = "controller"
@@ -50,7 +50,7 @@ class Role(StrEnum):
 class JsonHandler(logging.StreamHandler[Any]):
     """Writes records to stderr as JSON."""
 
-    def __init__(self, role: Role) -> None:
+    def __init__(self, role: ProcessRole) -> None:
         from pythonjsonlogger.json import JsonFormatter
 
         super().__init__(sys.stderr)
@@ -82,7 +82,7 @@ def log_format() -> LogFormat:
     return selected
 
 
-def log_to_stderr(role: Role) -> None:
+def log_to_stderr(role: ProcessRole) -> None:
     """Makes this process log to stderr in the format that the environment selects.
 
     Call it again once libraries that configure logging were imported, as Prefect and uvicorn do.
@@ -140,7 +140,7 @@ def report_faults(faults: Sequence[object]) -> None:
         error_console().print(*map(message, first_of(faults)), sep="\n", soft_wrap=True)
 
 
-def logging_config(role: Role) -> dict[str, Any]:
+def logging_config(role: ProcessRole) -> dict[str, Any]:
     """Returns the same JSON log as a configuration for `logging.config.dictConfig`, for processes that are not ours."""
     formatter = {"()": "pythonjsonlogger.json.JsonFormatter", **_fields(role)}
     return {
@@ -153,7 +153,7 @@ def logging_config(role: Role) -> dict[str, Any]:
     }
 
 
-def _fields(role: Role) -> Mapping[str, Any]:
+def _fields(role: ProcessRole) -> Mapping[str, Any]:
     """Returns the arguments of the formatter. `timestamp` is RFC 3339 in UTC."""
     from pythonjsonlogger.core import RESERVED_ATTRS
 
@@ -166,7 +166,7 @@ def _fields(role: Role) -> Mapping[str, Any]:
     }
 
 
-def _log_as_json(role: Role) -> None:
+def _log_as_json(role: ProcessRole) -> None:
     root = logging.getLogger()
     for logger in _loggers():
         for handler in [each for each in logger.handlers if _is_of_terminal(each)]:

@@ -38,8 +38,8 @@ from ringmaster.techniques.scoring import Progress, model_spec
 if TYPE_CHECKING:
     from ringmaster.flows.lineage.home import LineageHome
     from ringmaster.model_lineage import ModelRecord
-    from ringmaster.tasks.evaluation.examination import Examined
-    from ringmaster.tasks.retraining.policy import Policy
+    from ringmaster.tasks.evaluation.examination import ExaminationResult
+    from ringmaster.tasks.retraining.policy import PromotionPolicy
 
 LEASE_RETRY_S = 1.0
 SEQ_LEN = 128  # default number of tokens of a row of text
@@ -120,7 +120,7 @@ def examine_models(
     all_rows: bool = False,
     notice: Notice,
     progress: Progress | None = None,
-) -> list[Examined]:
+) -> list[ExaminationResult]:
     """Evaluates models: metrics on held-out data, tests and assertions.
 
     metrics: names; None or none stands for the defaults of each model's kind.
@@ -159,14 +159,14 @@ def examine_models(
 
 
 def examine_by(
-    policy: Policy,
+    policy: PromotionPolicy,
     model: EvaluatedModel,
     *,
     data: DataSpec,
     all_rows: bool = False,
     against: EvaluatedModel | None,
     notice: Notice,
-) -> list[Examined]:
+) -> list[ExaminationResult]:
     """Evaluates a model for a policy, once for each of its suites, and compares it with another model.
 
     all_rows: as in `examine_models`.

@@ -18,13 +18,13 @@ from ringmaster.flows.lineage.home import LineageHome
 from ringmaster.flows.promotion import examine
 from ringmaster.flows.promotion.examine import EvaluatedModel
 from ringmaster.model_lineage.records import CHAMPION
-from ringmaster.model_lineage.snapshot import Node
+from ringmaster.model_lineage.snapshot import LineageNode
 from ringmaster.tasks.alarms import Alarm
 from ringmaster.tasks.evaluation import recording
 from ringmaster.tasks.profiling.preflight import Notice
 from ringmaster.tasks.retraining import alias_moves, promotion
 from ringmaster.tasks.retraining.alias_moves import MoveLog
-from ringmaster.tasks.retraining.policy import Decision, Policy, decide_by, load_policy
+from ringmaster.tasks.retraining.policy import PromotionDecision, PromotionPolicy, decide_by, load_policy
 from ringmaster.tasks.storage.database import Database, file_url
 from ringmaster.techniques import EvaluationSpec
 
@@ -66,7 +66,7 @@ class Promotion:
     name: str
     version: int
     before: int | None
-    decision: Decision
+    decision: PromotionDecision
 
     def to_json(self) -> dict[str, Any]:
         """Returns plain values."""
@@ -117,7 +117,7 @@ def promote_by_hand(
     if champion == version:
         raise InputError([f"{node.label} serves already. To fix: name another version"])
     if policy is None:
-        decision, who = Decision(promote=True, why=asked.why, reasons=(asked.why,)), asked.who
+        decision, who = PromotionDecision(promote=True, why=asked.why, reasons=(asked.why,)), asked.who
     else:
         against = asked.against or (None if champion is None else f"{name}/{champion}")
         decision, who = _judged(home, node, policy, asked, against=against, notice=notice)
@@ -125,19 +125,25 @@ def promote_by_hand(
     return Promotion(name=name, version=version, before=champion, decision=decision)
 
 
-def _begun_before(home: LineageHome, node: Node) -> Promotion:
+def _begun_before(home: LineageHome, node: LineageNode) -> Promotion:
     """Returns a promotion that was just finished, with the decision that was made when it was begun."""
     version, kept = node.record.version, alias_moves.read_decisions(home.ledger, node.record)
     assert version is not None and kept, "what was finished was decided, and kept"
-    decision = Decision(promote=True, why="; ".join(kept[-1].reasons), reasons=kept[-1].reasons)
+    decision = PromotionDecision(promote=True, why="; ".join(kept[-1].reasons), reasons=kept[-1].reasons)
     return Promotion(
         name=node.record.registered_name, version=version, before=kept[-1].champion_before, decision=decision
     )
 
 
 def _judged(
-    home: LineageHome, node: Node, policy: Policy, asked: PromotionRequest, *, against: str | None, notice: Notice
-) -> tuple[Decision, str]:
+    home: LineageHome,
+    node: LineageNode,
+    policy: PromotionPolicy,
+    asked: PromotionRequest,
+    *,
+    against: str | None,
+    notice: Notice,
+) -> tuple[PromotionDecision, str]:
     """Returns the decision, by the policy or by the person against it, and who made it."""
     assert asked.data is not None, "a policy has data to look at"
     other = None if against is None else examine.find(against, home)
@@ -172,7 +178,7 @@ def _check(asked: PromotionRequest) -> None:
         raise InputError(faults)
 
 
-def _candidate(home: LineageHome, name: str) -> Node:
+def _candidate(home: LineageHome, name: str) -> LineageNode:
     """Returns the requested version, the newest one for a name alone. Raises InputError if it is no version."""
     snapshot, text = home.snapshot, name.removeprefix("models:/")
     newest_first = sorted(snapshot.versions(text), key=lambda node: node.record.version or 0, reverse=True)

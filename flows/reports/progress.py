@@ -37,7 +37,7 @@ from ringmaster.tasks.execution.starter import called
 from ringmaster.tasks.planning.gantt import counted
 from ringmaster.tasks.storage.journal import JobStatus
 from ringmaster.techniques.metric import why_undefined
-from ringmaster.techniques.processes.events import CheckpointFailed, Metrics, PhaseStarted
+from ringmaster.techniques.processes.events import CheckpointFailed, EvaluationReported, PhaseStarted
 from ringmaster.text import printable
 
 LINES_EVERY_S = 30.0  # between the lines about each running job in a log
@@ -396,7 +396,7 @@ def _described(event: ExecutionEvent) -> tuple[str, str]:
             again = f" (attempt {attempt})" if attempt > 1 else ""
             who = f"{called(segment.job, members)} start" if members else f"{segment.job} starts"
             return f"{who} at step {first} on {_devices(segment.devices)}{again}", ""
-        case GangSaid(job=job, event=Metrics(step=step, metrics=metrics)):
+        case GangSaid(job=job, event=EvaluationReported(step=step, metrics=metrics)):
             return f"{job} at step {step}: {_metrics(metrics)}", ""
         case GangSaid(event=CheckpointFailed(message=message)):
             return f"warning: {message}", "yellow"

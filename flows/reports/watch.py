@@ -18,7 +18,7 @@ from rich.text import Text
 from ringmaster.errors import InputError
 from ringmaster.flows import settings
 from ringmaster.flows.output import fitting_columns, output_console, print_json, styled
-from ringmaster.tasks.planning.gantt import COLOURS, Piece, seconds_text
+from ringmaster.tasks.planning.gantt import COLOURS, GanttCells, seconds_text
 from ringmaster.tasks.pool.submissions import Submissions
 from ringmaster.tasks.storage.database import Database, file_url
 from ringmaster.tasks.timeline.drawing import (
@@ -45,7 +45,7 @@ STATUS_STYLES = {"running": "bold", "failed": RED, "done": "green", "paused": "y
 
 
 @dataclass(frozen=True, kw_only=True)
-class Room:
+class LineBudget:
     """The maximal number of lines of each part."""
 
     devices: int = 64
@@ -54,7 +54,7 @@ class Room:
     notes: int = 12
 
     @classmethod
-    def of_screen(cls, run_timeline: RunTimeline, height: int) -> Room:
+    def of_screen(cls, run_timeline: RunTimeline, height: int) -> LineBudget:
         """Returns the sizes that fit a screen: the jobs get at least a third, the devices what the jobs leave."""
         left = height - HEADINGS - (3 if run_timeline.nodes else 0)
         notes = min(len(run_timeline.notes), max(2, left // 6))
@@ -65,7 +65,7 @@ class Room:
         return cls(devices=devices, nodes=nodes, notes=notes, jobs=max(1, left - devices))
 
 
-def picture(run_timeline: RunTimeline, *, width: int, room: Room, has_shades: bool = True) -> RenderableType:
+def picture(run_timeline: RunTimeline, *, width: int, room: LineBudget, has_shades: bool = True) -> RenderableType:
     """Returns the whole view, `width` columns wide. has_shades: whether the terminal has more than sixteen colours."""
     parts: list[RenderableType] = [
         Text.assemble(styled(run_timeline.name, "bold"), styled(f"  {' · '.join(headline(run_timeline))}")),
@@ -111,7 +111,7 @@ def _row(row: DeviceRow, margin: int, colour: dict[str, str]) -> Text:
     return line
 
 
-def _style(piece: Piece, colour: dict[str, str], *, is_first_plan: bool) -> tuple[str, str]:
+def _style(piece: GanttCells, colour: dict[str, str], *, is_first_plan: bool) -> tuple[str, str]:
     """Returns the foreground and background of a piece's cells."""
     if not isinstance(piece.of, TimelineSpan):
         return FAINT, ""
@@ -170,7 +170,7 @@ PRINT_EVERY_S = 30.0  # likewise, into a file
 
 
 @dataclass
-class Watched:
+class WatchTarget:
     """A local batch, a pool, or one batch of a pool that is watched.
 
     timeline_reader: reads its timeline.
@@ -192,7 +192,7 @@ class Watched:
 
 
 @contextmanager
-def opened(batch: str | None) -> Iterator[Watched]:
+def opened(batch: str | None) -> Iterator[WatchTarget]:
     """Yields the batch that `batch` names: one of the pool by id or name, or a local one by name, the newest if several
     match.
 
@@ -207,11 +207,11 @@ def opened(batch: str | None) -> Iterator[Watched]:
             )
             if batch is None or known:
                 timeline_reader = TimelineReader(database, name="the pool", is_pool=True)
-                yield Watched(timeline_reader, is_pool=True, batch=known[-1] if known else None)
+                yield WatchTarget(timeline_reader, is_pool=True, batch=known[-1] if known else None)
                 return
     folder = newest_run(settings.home() / "batches", batch)
     with closing(Database(file_url(folder / "journal.db"))) as database:
-        yield Watched(TimelineReader(database, name=folder.parent.name), is_pool=False)
+        yield WatchTarget(TimelineReader(database, name=folder.parent.name), is_pool=False)
 
 
 def newest_run(root: Path, batch: str | None) -> Path:
@@ -224,7 +224,7 @@ def newest_run(root: Path, batch: str | None) -> Path:
     return max(runs, key=lambda run: run.name)  # runs are named by their start time
 
 
-def watch_once(watched: Watched, *, as_json: bool) -> None:
+def watch_once(watched: WatchTarget, *, as_json: bool) -> None:
     """Prints the current timeline."""
     run_timeline = watched.read()
     if as_json:
@@ -233,7 +233,7 @@ def watch_once(watched: Watched, *, as_json: bool) -> None:
         _print(output_console(), run_timeline)
 
 
-def watch_on(watched: Watched, *, as_json: bool) -> None:
+def watch_on(watched: WatchTarget, *, as_json: bool) -> None:
     """Shows the timeline until the batch has ended: full screen on a terminal, else one picture after another."""
     console = output_console()
     if as_json:
@@ -246,13 +246,13 @@ def watch_on(watched: Watched, *, as_json: bool) -> None:
         last = None
         with Live(console=console, screen=True, auto_refresh=False) as live:
             for last in changes(watched, every_s=DRAW_EVERY_S):
-                live.update(_picture(console, last, Room.of_screen(last, console.height)), refresh=True)
+                live.update(_picture(console, last, LineBudget.of_screen(last, console.height)), refresh=True)
         if last is not None:
             _print(console, last)
 
 
 def changes(
-    watched: Watched, *, every_s: float, wait: Callable[[float], object] | None = None
+    watched: WatchTarget, *, every_s: float, wait: Callable[[float], object] | None = None
 ) -> Iterator[RunTimeline]:
     """Yields the run timeline after each event, and at least every `every_s` seconds, until it is over.
 
@@ -273,9 +273,9 @@ def changes(
 
 
 def _print(console: Console, run_timeline: RunTimeline) -> None:
-    console.print(_picture(console, run_timeline, Room()))
+    console.print(_picture(console, run_timeline, LineBudget()))
 
 
-def _picture(console: Console, run_timeline: RunTimeline, room: Room) -> RenderableType:
+def _picture(console: Console, run_timeline: RunTimeline, room: LineBudget) -> RenderableType:
     has_shades = console.color_system in ("256", "truecolor")
     return picture(run_timeline, width=console.width, room=room, has_shades=has_shades)

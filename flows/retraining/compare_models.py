@@ -22,14 +22,14 @@ from ringmaster.flows.retraining.train_models import keep_trained, row_of
 from ringmaster.model_lineage import Ledger, ModelRecord
 from ringmaster.tasks.cluster import Device
 from ringmaster.tasks.evaluation import recording
-from ringmaster.tasks.evaluation.examination import Examined
+from ringmaster.tasks.evaluation.examination import ExaminationResult
 from ringmaster.tasks.evaluation.scores import score_models
 from ringmaster.tasks.evaluation.suite import Suite
 from ringmaster.tasks.evaluation.task import examine_task
 from ringmaster.tasks.profiling.preflight import TrialEnvironment, preflight_jobs
 from ringmaster.tasks.retraining import alias_moves
 from ringmaster.tasks.retraining.drift import references_of, scored_features
-from ringmaster.tasks.retraining.policy import PLAIN_RULE, Decision, Policy, decide_by
+from ringmaster.tasks.retraining.policy import PLAIN_RULE, PromotionDecision, PromotionPolicy, decide_by
 from ringmaster.tasks.retraining.production import with_tokenizer_of
 from ringmaster.tasks.retraining.promotion import ServingVersions, leave_waiting
 from ringmaster.tasks.retraining.report import FAILED, KEPT, LEFT, PROMOTED, ModelResult
@@ -240,7 +240,7 @@ def _decide_and_promote(
 
 
 def _carry_out(
-    run: RetrainingRun, model_result: ModelResult, candidate: ModelRecord, decision: Decision
+    run: RetrainingRun, model_result: ModelResult, candidate: ModelRecord, decision: PromotionDecision
 ) -> ModelResult:
     """Moves the aliases by a decision, once a person has approved it if the policy requires that."""
     policy = run.production.policy
@@ -254,7 +254,7 @@ def _carry_out(
         said = f"{answer.who} {'agrees' if answer.approved else 'does not agree'}"
         said += f": {answer.why}" if answer.why else ""
         reasons = (*(decision.reasons if answer.approved else ()), said)
-        decision = Decision(promote=answer.approved, why=f"{decision.why}; {said}", reasons=reasons)
+        decision = PromotionDecision(promote=answer.approved, why=f"{decision.why}; {said}", reasons=reasons)
         who = answer.who
     try:
         promote_task(
@@ -265,7 +265,7 @@ def _carry_out(
     return replace(model_result, outcome=PROMOTED if decision.promote else KEPT, why=decision.why)
 
 
-def _question(model_result: ModelResult, candidate: ModelRecord, decision: Decision) -> str:
+def _question(model_result: ModelResult, candidate: ModelRecord, decision: PromotionDecision) -> str:
     """Returns the question for a person, as markdown."""
     serving = "none yet" if model_result.champion_version is None else f"version {model_result.champion_version}"
     reasons = "".join(f"\n- {markdown(reason)}" for reason in decision.reasons or (decision.why,))
@@ -316,14 +316,14 @@ class CandidateVerdict:
     notes: what people should inspect.
     """
 
-    decision: Decision | None = None
+    decision: PromotionDecision | None = None
     fault: str = ""
     notes: tuple[str, ...] = ()
 
 
 def judge(
     rivals: Sequence[ComparedCandidate],
-    policy: Policy | None,
+    policy: PromotionPolicy | None,
     *,
     ledger: Ledger,
     environment: TrialEnvironment,
@@ -340,7 +340,7 @@ def judge(
 
 def _judged(
     rival: ComparedCandidate,
-    policy: Policy | None,
+    policy: PromotionPolicy | None,
     data: Mapping[str, Any],
     *,
     ledger: Ledger,
@@ -352,7 +352,7 @@ def _judged(
     metric = rule.metric or rival.metric
     max_rows = rule.max_rows if policy is None or rival.is_whole else policy.num_rows
     environment = replace(environment, import_paths=tuple(dict.fromkeys([*environment.import_paths, str(rule.folder)])))
-    found: list[Examined] = [
+    found: list[ExaminationResult] = [
         examine_task(
             rival.name,
             model=rival.candidate_dir,

@@ -19,10 +19,10 @@ from ringmaster.tasks.planning.gantt import render_svg
 from ringmaster.tasks.planning.groups.fusion import groups_of
 from ringmaster.tasks.planning.objectives import Cost, Makespan
 from ringmaster.tasks.planning.plans.checked_plans import checked_fusion
-from ringmaster.tasks.planning.problems.terms import Terms
+from ringmaster.tasks.planning.problems.terms import PlanningTerms
 from ringmaster.tasks.planning.whatif.answers import section
 from ringmaster.tasks.profiling.option_profiles import planning_problem
-from ringmaster.tasks.profiling.stage import Profiled, groups_of_some
+from ringmaster.tasks.profiling.stage import ProfilingResult, groups_of_some
 from ringmaster.tasks.profiling.task import profile_task
 from ringmaster.tasks.retraining.promotion import version_of
 from ringmaster.tasks.retraining.selection import DueModel, RunLimits, RunSelection, choose
@@ -69,7 +69,9 @@ def _choose(run: RetrainingRun, checks: Mapping[str, InspectedModel]) -> Selecte
     jobs = {job.name: job for check in due.values() for job in _jobs(check)}
     began_s = time.monotonic()
     # If the run's deadline has passed, nothing is profiled either.
-    profiled = Profiled(jobs=(), preflights={}, profiles={}) if _is_late(run) else _profiled(run, list(jobs.values()))
+    profiled = (
+        ProfilingResult(jobs=(), preflights={}, profiles={}) if _is_late(run) else _profiled(run, list(jobs.values()))
+    )
     profiling_s = time.monotonic() - began_s
     limits = _limits(run)
     unfit = {name: profiled.faults[name] for name in due if name in profiled.faults}
@@ -88,7 +90,7 @@ def _choose(run: RetrainingRun, checks: Mapping[str, InspectedModel]) -> Selecte
     )
 
 
-def _problems(run: RetrainingRun, profiled: Profiled, limits: RunLimits) -> Callable[[Sequence[str]], Problem]:
+def _problems(run: RetrainingRun, profiled: ProfilingResult, limits: RunLimits) -> Callable[[Sequence[str]], Problem]:
     """Returns a function from job names to their planning problem, with the groups that they may be trained in."""
     node_context = run.node_context
     resolved = {job.name: job for job in profiled.jobs}
@@ -120,7 +122,7 @@ def _jobs(check: InspectedModel) -> Iterator[Job]:
         yield job
 
 
-def _profiled(run: RetrainingRun, jobs: Sequence[Job]) -> Profiled:
+def _profiled(run: RetrainingRun, jobs: Sequence[Job]) -> ProfilingResult:
     node_context, notice = run.node_context, current_view.get().notice
     return profile_task(
         jobs,
@@ -148,9 +150,9 @@ def _limits(run: RetrainingRun) -> RunLimits:
     )
 
 
-def _terms(limits: RunLimits, names: Sequence[str]) -> Terms:
+def _terms(limits: RunLimits, names: Sequence[str]) -> PlanningTerms:
     """Returns the terms: the run is to be cheap within its deadline if it has a budget, else it is to end soon."""
-    return Terms(
+    return PlanningTerms(
         objective=Makespan.name if limits.budget is None else Cost.name,
         deadlines_s={} if limits.left_s is None else dict.fromkeys(names, limits.left_s),
         price_per_device_hour=limits.price_per_device_hour,

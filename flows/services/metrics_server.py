@@ -30,7 +30,7 @@ from ringmaster.errors import InputError
 from ringmaster.flows import settings
 from ringmaster.flows.pool.batch_requests import pool_address
 from ringmaster.flows.process import environment
-from ringmaster.flows.process.process_log import Role, report_faults
+from ringmaster.flows.process.process_log import ProcessRole, report_faults
 from ringmaster.flows.services.serving import ALLOWED_HOSTS, LOOPBACK, checked, hosts_of, serve, server_of
 from ringmaster.tasks.pool.nodes import NodeStatus
 from ringmaster.tasks.pool.pool_monitor import Measurement, PlanReason, PoolMonitor, PoolState
@@ -216,7 +216,9 @@ def main(arguments: Sequence[str] | None = None) -> int:
     monitor = PoolMonitor(lambda: Database(pool.database, patience_s=0.0))
     app = metrics_app(monitor.measurement, username=pool.username, password=pool.password)
     hosts = hosts_of(os.environ.get(ALLOWED_HOSTS, "")) or LOOPBACK
-    server = server_of(checked(app, hosts), role=Role.METRICS, host=asked.host, port=asked.port, log_level="warning")
+    server = server_of(
+        checked(app, hosts), role=ProcessRole.METRICS, host=asked.host, port=asked.port, log_level="warning"
+    )
     over, failed = threading.Event(), threading.Event()
     threading.Thread(target=_sample, args=(monitor, server, over, failed), name="samples", daemon=True).start()
     try:

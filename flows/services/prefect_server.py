@@ -19,7 +19,7 @@ from prefect.settings import get_current_settings
 
 from ringmaster.flows.process import environment
 from ringmaster.flows.process.interrupts import end_with_parent
-from ringmaster.flows.process.process_log import Role
+from ringmaster.flows.process.process_log import ProcessRole
 from ringmaster.flows.services.databases import prefect_database
 from ringmaster.flows.services.serving import ALLOWED_HOSTS, LOOPBACK, checked, hosts_of, serve, server_of
 from ringmaster.model_lineage.sqlite_files import alone_in
@@ -40,7 +40,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
     hosts = hosts_of(os.environ.get(ALLOWED_HOSTS, "")) or LOOPBACK
     app = checked(create_app(final=True, ephemeral=asked.until_stdin_ends), hosts)
     log_level = get_current_settings().server.logging_level.lower()
-    serve(server_of(app, role=Role.PREFECT, host=asked.host, port=asked.port, log_level=log_level))
+    serve(server_of(app, role=ProcessRole.PREFECT, host=asked.host, port=asked.port, log_level=log_level))
 
 
 async def create_database(file: Path) -> None:

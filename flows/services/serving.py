@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING
 
 import psutil
 
-from ringmaster.flows.process.process_log import Role, is_json, log_to_stderr
+from ringmaster.flows.process.process_log import ProcessRole, is_json, log_to_stderr
 
 if TYPE_CHECKING:
     import uvicorn
@@ -71,7 +71,7 @@ def checked(app: ASGIApp, hosts: Sequence[str]) -> ASGIApp:
     return TrustedHostMiddleware(app, allowed_hosts=[in_url(host) for host in hosts], www_redirect=False)
 
 
-def server_of(app: ASGIApp, *, role: Role, host: str, port: int, log_level: str) -> uvicorn.Server:
+def server_of(app: ASGIApp, *, role: ProcessRole, host: str, port: int, log_level: str) -> uvicorn.Server:
     """Returns a server for the application, which logs like our other processes."""
     import uvicorn
     from uvicorn.config import LOGGING_CONFIG

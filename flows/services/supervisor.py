@@ -22,7 +22,7 @@ from pathlib import Path
 
 from ringmaster.flows.process.environment import open_directly
 from ringmaster.flows.process.interrupts import stop_signals
-from ringmaster.flows.process.process_log import Role, log_to_stderr
+from ringmaster.flows.process.process_log import ProcessRole, log_to_stderr
 from ringmaster.flows.services.service_files import (
     READY_FILE,
     ProcessId,
@@ -45,7 +45,7 @@ LEAST_CHECKS = 4  # without an answer in that time
 
 
 @dataclass
-class Child:
+class ServiceProcess:
     """A service, and the process that provides it now.
 
     service: the service.
@@ -136,7 +136,7 @@ class Supervisor:
     ) -> None:
         self._files, self._is_up, self._responds, self._clock = files, is_up, responds, clock
         self._stopped = stopped or StoppedProcesses(clock=clock)
-        self._children = {service.name: Child(service) for service in services}
+        self._children = {service.name: ServiceProcess(service) for service in services}
         self._selector = selectors.DefaultSelector()
         self._told: list[ServiceState] = []
         self._ending = False
@@ -174,7 +174,7 @@ class Supervisor:
             self._end_stopped()
         self._tell()
 
-    def _check(self, child: Child, url: str) -> None:
+    def _check(self, child: ServiceProcess, url: str) -> None:
         """Kills a server that has not answered for HUNG_S; its end has it started again."""
         now_s = self._clock()
         if now_s - child.checked_s < CHECK_EVERY_S:
@@ -198,12 +198,12 @@ class Supervisor:
             child.message = f"hung: it was stopped (SIGSTOP) for {self._stopped.after_s:.0f} s"
             child.process.signal(signal.SIGKILL, group=child.service.group)
 
-    def _may_start(self, child: Child) -> bool:
+    def _may_start(self, child: ServiceProcess) -> bool:
         return all(
             self._children[name].status in (ServiceStatus.UP, ServiceStatus.DONE) for name in child.service.after
         )
 
-    def _start(self, child: Child) -> None:
+    def _start(self, child: ServiceProcess) -> None:
         service = child.service
         ready = str(self._files.ready(service.name)) if service.says_ready else None
         named = {**os.environ, READY_FILE: ready, **service.environment}
@@ -225,7 +225,7 @@ class Supervisor:
         process.returncode = 0  # we reap our children ourselves; Popen must not do so when it is collected
         self._watch(child, ProcessId.of(process.pid) or ProcessId(process.pid, ""), os.pidfd_open(process.pid))
 
-    def _watch(self, child: Child, process: ProcessId, descriptor: int) -> None:
+    def _watch(self, child: ServiceProcess, process: ProcessId, descriptor: int) -> None:
         child.process, child.descriptor = process, descriptor
         child.status, child.since_s, child.message = ServiceStatus.STARTING, self._clock(), ""
         self._selector.register(descriptor, selectors.EVENT_READ, child)
@@ -242,7 +242,7 @@ class Supervisor:
         elif state.status == ServiceStatus.DONE:
             child.status = ServiceStatus.DONE
 
-    def _look_at(self, child: Child) -> None:
+    def _look_at(self, child: ServiceProcess) -> None:
         if self._is_ready(child):
             child.status, child.since_s, child.message = ServiceStatus.UP, self._clock(), ""
             child.answered_s, child.checked_s, child.num_silent = child.since_s, child.since_s, 0
@@ -253,12 +253,12 @@ class Supervisor:
             child.message = f"no answer from {child.service.ready_url} after {child.service.patience_s:.0f} s"
             child.process.signal(signal.SIGKILL, group=child.service.group)
 
-    def _is_ready(self, child: Child) -> bool:
+    def _is_ready(self, child: ServiceProcess) -> bool:
         if child.service.says_ready:
             return child.process is not None and self._files.is_ready(child.service.name, child.process)
         return child.service.ready_url is None or self._is_up(child.service.ready_url)
 
-    def _ended(self, child: Child) -> None:
+    def _ended(self, child: ServiceProcess) -> None:
         """Schedules the restart of a service whose process has ended, with growing delays."""
         code = self._let_go(child)
         now_s = self._clock()
@@ -269,7 +269,7 @@ class Supervisor:
             child.num_failures = 0
         self._try_later(child, child.message or f"ended with {code}")
 
-    def _try_later(self, child: Child, message: str) -> None:
+    def _try_later(self, child: ServiceProcess, message: str) -> None:
         now_s = self._clock()
         child.message = message
         child.status, child.since_s, child.due_s = ServiceStatus.WAITING, now_s, now_s + delay_s(child.num_failures)
@@ -277,7 +277,7 @@ class Supervisor:
         child.num_failures += 1
         child.num_restarts += 1
 
-    def _let_go(self, child: Child) -> int | None:
+    def _let_go(self, child: ServiceProcess) -> int | None:
         assert child.process is not None and child.descriptor is not None
         self._selector.unregister(child.descriptor)
         os.close(child.descriptor)
@@ -319,7 +319,7 @@ class Supervisor:
 
 def main(folder: Path) -> int:
     """Supervises the pool of `folder` until SIGTERM; returns 1 where another process does so already."""
-    log_to_stderr(Role.SUPERVISOR)
+    log_to_stderr(ProcessRole.SUPERVISOR)
     files = ServiceFiles(folder)
     with files.alone() as alone:
         if not alone:

@@ -24,7 +24,7 @@ from ringmaster.errors import InputError
 from ringmaster.flows import settings
 from ringmaster.flows.output import announce, error_console, styled
 from ringmaster.flows.process.environment import open_directly
-from ringmaster.flows.process.process_log import LOG_FORMAT, LogFormat, Role, logging_config
+from ringmaster.flows.process.process_log import LOG_FORMAT, LogFormat, ProcessRole, logging_config
 from ringmaster.flows.services.databases import make_databases
 from ringmaster.flows.services.engine_options import engine_faults
 from ringmaster.flows.services.first_processes import check_prefect_database
@@ -52,7 +52,7 @@ from ringmaster.model_lineage.ledger.connection import database_fault
 from ringmaster.tasks.cluster import Cluster
 from ringmaster.tasks.execution.local_engine import leases_of
 from ringmaster.tasks.pool.node_gangs import WORKER as NODE_HOLDER
-from ringmaster.tasks.pool.nodes import Nodes
+from ringmaster.tasks.pool.nodes import NodeRegistry
 from ringmaster.tasks.storage.database import Database
 from ringmaster.tasks.storage.schema import EXECUTOR
 from ringmaster.techniques.processes.stopped import is_stopped
@@ -190,7 +190,7 @@ def _prepare(options: PoolOptions, files: ServiceFiles, database_server: str | N
     address = options.address()
     keep_password(files.folder, username=address.username, password=address.password)
     if options.log_format is LogFormat.JSON:
-        for role, file in ((Role.MLFLOW, mlflow_logging_file), (Role.PREFECT, prefect_logging_file)):
+        for role, file in ((ProcessRole.MLFLOW, mlflow_logging_file), (ProcessRole.PREFECT, prefect_logging_file)):
             file(files.folder).write_text(json.dumps(logging_config(role), indent=1))
     files.write_services(compose(options), address=address)
 
@@ -341,7 +341,7 @@ class Members:
 
     def __init__(self, database: Database) -> None:
         self._database = database
-        self._nodes = Nodes(database)
+        self._nodes = NodeRegistry(database)
         self._executor_before = self._executor()
         self._nodes_before = {(node.incarnation, node.beats) for node in self._nodes.all()}
 

@@ -106,7 +106,7 @@ def _from_folder(raw: Mapping[str, Any], *, folder: Path) -> dict[str, Any]:
     return {**raw, "template": {**template, key: str(folder / path) if isinstance(path, str) else path}}
 
 
-def _faults(error: ValidationError, *, read: document.Document, file: str) -> list[Fault]:
+def _faults(error: ValidationError, *, read: document.YamlDocument, file: str) -> list[Fault]:
     """Returns one fault for each place; for the template, which has one of two kinds, faults of the intended kind."""
     raw = read.data or {}
     template = raw.get("template")
@@ -147,7 +147,7 @@ def _by_key(place: tuple[str | int, ...], raw: Mapping[str, Any]) -> tuple[str |
     return (name, key) if isinstance(space[key], list) or len(place) == 2 else (name, key, *place[2:])
 
 
-def _placed(fault: Fault, *, read: document.Document, file: str) -> Fault:
+def _placed(fault: Fault, *, read: document.YamlDocument, file: str) -> Fault:
     """Returns a fault of the form with its line in the file, if it has one."""
     if fault.file:  # a fault in the batch file of the template
         return fault

@@ -4,14 +4,14 @@ from __future__ import annotations
 
 from typing import Annotated, Any, Literal
 
-from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, WithJsonSchema, model_validator
+from pydantic import BeforeValidator, ConfigDict, Field, WithJsonSchema, model_validator
 
-from ringmaster.flows.batch.batch_input import titled
+from ringmaster.flows.batch.batch_input import FormSection, titled
 from ringmaster.tasks.batch import document
 from ringmaster.tasks.batch.field_types import NAME_PATTERN, Metric
-from ringmaster.tasks.sweeping.space import Choice, Range
+from ringmaster.tasks.sweeping.space import CategoricalRange, Range
 from ringmaster.tasks.sweeping.space import Parameter as SpaceParameter
-from ringmaster.tasks.sweeping.stopping import Stopping
+from ringmaster.tasks.sweeping.stopping import StoppingPolicy
 
 SweepName = Annotated[str, titled("Name", pattern=NAME_PATTERN)]
 Seed = Annotated[int, Field(ge=0)]
@@ -31,12 +31,6 @@ def _or_empty(value: Any) -> Any:
 
 Line = Annotated[str, BeforeValidator(_or_empty)]
 OtherName = Annotated[str, BeforeValidator(_or_empty), Field(pattern=rf"^$|{NAME_PATTERN}")]
-
-
-class FormSection(BaseModel):
-    """Base class of all parts of the form."""
-
-    model_config = ConfigDict(extra="forbid")
 
 
 class JobFromFile(FormSection):
@@ -116,7 +110,7 @@ class Parameter(FormSection):
     def parameter(self) -> SpaceParameter:
         """Returns the parameter in the form that samplers use."""
         if self.values is not None:
-            return Choice(key=self.key, values=tuple(self.values))
+            return CategoricalRange(key=self.key, values=tuple(self.values))
         assert self.low is not None and self.high is not None, "its fault is told first"
         return Range(
             key=self.key, low=self.low, high=self.high, is_log=self.log, step=self.step, is_integer=self.integer
@@ -174,9 +168,9 @@ class EarlyStopping(FormSection):
         """Also accepts the name of a policy alone."""
         return {"policy": value} if isinstance(value, str) else value
 
-    def stopping(self) -> Stopping:
+    def stopping(self) -> StoppingPolicy:
         """Returns the policy in the form that the sweep scheduler uses."""
-        return Stopping(policy=self.policy, min_steps=self.min_steps, reduction_factor=self.reduction_factor)
+        return StoppingPolicy(policy=self.policy, min_steps=self.min_steps, reduction_factor=self.reduction_factor)
 
 
 class DeviceChoice(FormSection):

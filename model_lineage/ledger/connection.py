@@ -24,8 +24,8 @@ from urllib.parse import unquote, urlsplit
 
 from ringmaster.errors import LedgerError
 from ringmaster.model_lineage import sqlite_files
-from ringmaster.model_lineage.mlflow_calls import Guarded, redacted
-from ringmaster.model_lineage.waiting import Waiting
+from ringmaster.model_lineage.mlflow_calls import RetryingClient, redacted
+from ringmaster.model_lineage.waiting import OutageRetry
 
 QUIET_ENVIRONMENT = {
     "DO_NOT_TRACK": "true",
@@ -79,7 +79,7 @@ class Connection:
         *,
         experiment: str = "ringmaster",
         artifact_root: Path | None = None,
-        waiting: Waiting | None = None,
+        waiting: OutageRetry | None = None,
     ) -> None:
         self.tracking_uri = tracking_uri
         self.experiment = experiment
@@ -90,7 +90,7 @@ class Connection:
         self._artifact_root = None if is_server or artifact_root is None else artifact_root.absolute()
         self._waiting = waiting
         self._lock = threading.RLock()
-        self._opened: Guarded | None = None
+        self._opened: RetryingClient | None = None
         self._experiment_ids: dict[str, str] = {}
 
     @property
@@ -150,16 +150,16 @@ class Connection:
                 raise
             return str(self.client.get_experiment_by_name(name).experiment_id)  # another process has created it
 
-    def _open(self) -> Guarded:
+    def _open(self) -> RetryingClient:
         if self._sqlite_file is not None:
             create_database(self._sqlite_file)
         from mlflow import MlflowClient
 
-        guard = Guarded(None, tracking_uri=self.tracking_uri, waiting=self._waiting)
+        guard = RetryingClient(None, tracking_uri=self.tracking_uri, waiting=self._waiting)
         client = guard.call(MlflowClient, self.tracking_uri, registry_uri=self.tracking_uri)
         if self._artifact_root is not None:
             _read_served_files(self.tracking_uri, self._artifact_root)
-        return Guarded(client, tracking_uri=self.tracking_uri, waiting=self._waiting)
+        return RetryingClient(client, tracking_uri=self.tracking_uri, waiting=self._waiting)
 
 
 def _read_served_files(tracking_uri: str, folder: Path) -> None:

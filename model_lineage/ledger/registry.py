@@ -13,7 +13,7 @@ from typing import Any, TypeVar, cast
 
 from ringmaster.errors import LedgerError
 from ringmaster.model_lineage.ledger.connection import paged
-from ringmaster.model_lineage.ledger.runs import Runs
+from ringmaster.model_lineage.ledger.runs import LedgerRuns
 from ringmaster.model_lineage.model_pages import family_path, with_culprit
 from ringmaster.model_lineage.pictures import Relative, family_svg
 from ringmaster.model_lineage.records import CHAMPION, DatasetInput, ModelRecord, Origin
@@ -31,7 +31,7 @@ NOTE = "mlflow.note.content"  # the text on the page of a run or a model
 T = TypeVar("T")
 
 
-class Registry(Runs):
+class ModelRegistry(LedgerRuns):
     """The part of the ledger that finds registered models."""
 
     def resolve_model(self, uri: str) -> ModelRecord:
@@ -263,7 +263,7 @@ class FamilyMarks:
     culprits: frozenset[str]
 
 
-class Families(Registry):
+class Families(ModelRegistry):
     """A ledger mixin that draws model families."""
 
     def draw_families(self, records: Sequence[ModelRecord]) -> None:

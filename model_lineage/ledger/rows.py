@@ -145,7 +145,7 @@ def _read_client(ledger: Ledger, file: Path, *, is_fresh: bool) -> tuple[list[Mo
     rows = {entry["model_id"]: ModelRow(**entry) for entry in kept.get("rows", ())}
     if now_ms - whole_ms > WHOLE_FOR_MS:
         rows, whole_ms = {}, now_ms
-    since = _Since(
+    since = _CacheState(
         created_ms=max((row.creation_timestamp for row in rows.values()), default=0) - NEW_FOR_MS,
         changed_ms=kept.get("changed_ms", 0) - NEW_FOR_MS,
         known=frozenset(rows),
@@ -165,7 +165,7 @@ def _read_client(ledger: Ledger, file: Path, *, is_fresh: bool) -> tuple[list[Mo
 
 
 @dataclass(frozen=True, kw_only=True)
-class _Since:
+class _CacheState:
     """The state of the cache, from which the search conditions for new and changed rows follow.
 
     Rows made at `created_ms` or later are requested, and those `known` rows that have changed since `changed_ms`.
@@ -201,7 +201,7 @@ _Changed = tuple[str, int]
 
 
 @dataclass(frozen=True, kw_only=True)
-class _News:
+class _RowChanges:
     """The new and changed rows, all aliases, and the timestamp of the newest change of a version."""
 
     rows: list[ModelRow]
@@ -209,17 +209,17 @@ class _News:
     changed_ms: int
 
 
-def _news(ledger: Ledger, since: _Since) -> _News:
+def _news(ledger: Ledger, since: _CacheState) -> _RowChanges:
     """Fetches new and changed rows through the server's REST API, or else through MLflow's client."""
     try:
         return _ask_server(MlflowServer(ledger.tracking_uri), ledger.experiment, since)
     except (OSError, ValueError, KeyError):  # MLflow's client tries again, and reports the fault properly
         changed, changed_ms = since.changed(_versions(ledger))
         rows = [row for condition in (since.new, *changed) for row in _rows_where(ledger, condition)]
-        return _News(rows=rows, aliases=_aliases(ledger), changed_ms=changed_ms)
+        return _RowChanges(rows=rows, aliases=_aliases(ledger), changed_ms=changed_ms)
 
 
-def _ask_server(server: MlflowServer, experiment: str, since: _Since) -> _News:
+def _ask_server(server: MlflowServer, experiment: str, since: _CacheState) -> _RowChanges:
     named = {"filter": f"name LIKE '{experiment}%'", "max_results": _PAGE}
     experiments = server.pages("experiments/search", named, key="experiments")
     experiment_ids = [found["experiment_id"] for found in experiments if is_of_ledger(found["name"], experiment)]
@@ -237,7 +237,7 @@ def _ask_server(server: MlflowServer, experiment: str, since: _Since) -> _News:
         for entry in server.pages("logged-models/search", {**body, "filter": condition}, key="models")
     ]
     ours = [row for row in rows if KIND in row.tags]
-    return _News(rows=ours, aliases=_aliases_of_server(server), changed_ms=changed_ms)
+    return _RowChanges(rows=ours, aliases=_aliases_of_server(server), changed_ms=changed_ms)
 
 
 def _versions_of_server(server: MlflowServer) -> Iterator[_Changed]:

@@ -31,7 +31,7 @@ MOST_PROFILES_SEARCHED, NUM_NEWEST_PROFILES = 5000, 100
 _NEWEST_FIRST = ["attributes.start_time DESC"]
 
 
-class Runs(Connection):
+class LedgerRuns(Connection):
     """The part of the ledger that records runs."""
 
     def start_batch(

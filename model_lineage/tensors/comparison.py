@@ -16,7 +16,7 @@ import numpy as np
 import numpy.typing as npt
 
 from ringmaster.model_lineage.tensors import StoredModel, TensorStore
-from ringmaster.model_lineage.tensors.model_files import ITEM_BYTES, StoredTensor, by_name, read_layout
+from ringmaster.model_lineage.tensors.model_files import ITEM_BYTES, ModelTensor, by_name, read_layout
 from ringmaster.model_lineage.tensors.store import NUM_THREADS, WEIGHTS
 
 BLOCK_ITEMS = 1 << 20  # compared at a time, so that large tensors need little memory
@@ -176,7 +176,7 @@ class _Module:
     """A module of two models: its submodules, and whether all of its tensors are equal in both."""
 
     below: dict[str, _Module] = field(default_factory=dict)
-    tensor: StoredTensor | None = None  # the tensor of a leaf, if it is equal in both
+    tensor: ModelTensor | None = None  # the tensor of a leaf, if it is equal in both
     is_alike: bool = True
 
 
@@ -248,7 +248,7 @@ def _part(name: str, modules: Sequence[tuple[str, _Module]]) -> SharedPart:
     return _of(name, [entry for word, module in modules for entry in _leaves(module, word)])
 
 
-def _of(name: str, tensors: Sequence[tuple[str, StoredTensor]]) -> SharedPart:
+def _of(name: str, tensors: Sequence[tuple[str, ModelTensor]]) -> SharedPart:
     """Returns the part of these tensors, which are given with their names within it."""
     said = [[below, tensor.dtype, list(tensor.shape), tensor.digest] for below, tensor in tensors]
     return SharedPart(
@@ -259,12 +259,12 @@ def _of(name: str, tensors: Sequence[tuple[str, StoredTensor]]) -> SharedPart:
     )
 
 
-def _leaves(module: _Module, path: str) -> Iterator[tuple[str, StoredTensor]]:
+def _leaves(module: _Module, path: str) -> Iterator[tuple[str, ModelTensor]]:
     if module.tensor is not None:
         yield path, module.tensor
     for word, below in sorted(module.below.items()):
         yield from _leaves(below, f"{path}.{word}")
 
 
-def _num_bytes(tensor: StoredTensor) -> int:
+def _num_bytes(tensor: ModelTensor) -> int:
     return math.prod(tensor.shape) * ITEM_BYTES.get(tensor.dtype, 1)

@@ -120,7 +120,7 @@ class TensorPart:
 
 
 @dataclass(frozen=True, kw_only=True)
-class Layout:
+class MappedTensorFile:
     """A memory-mapped file: the bytes of its header, and the tensors in byte order, which fill the rest of the file."""
 
     content: memoryview
@@ -132,7 +132,7 @@ class Layout:
         return self.content[tensor.start : tensor.end]
 
 
-def read_layout(path: Path, *, named: str | None = None) -> Layout:
+def read_layout(path: Path, *, named: str | None = None) -> MappedTensorFile:
     """Returns the layout of a safetensors file. Raises ValueError if the file is truncated or not safetensors.
 
     named: the file's name in messages, if its bytes are stored under another name.
@@ -160,13 +160,13 @@ def read_layout(path: Path, *, named: str | None = None) -> Layout:
         raise ValueError(
             f"{named} is damaged: its tensors do not fill it ({ends[-1]} bytes of {len(content)}). {remedy}"
         )
-    return Layout(content=content, header=content[:body], tensors=tensors)
+    return MappedTensorFile(content=content, header=content[:body], tensors=tensors)
 
 
-def plain_layout(path: Path) -> Layout:
+def plain_layout(path: Path) -> MappedTensorFile:
     """Returns the layout of a file that is not safetensors: all of it is the header."""
     content = map_file(path)
-    return Layout(content=content, header=content, tensors=())
+    return MappedTensorFile(content=content, header=content, tensors=())
 
 
 def full_name(path: str, name: str) -> str:
@@ -235,7 +235,7 @@ def _are_counts(values: Any) -> TypeGuard[list[int]]:
 
 
 @dataclass(frozen=True, kw_only=True)
-class StoredTensor:
+class ModelTensor:
     """A tensor of a model. digest: of its bytes; the name of its object in the store."""
 
     name: str
@@ -245,12 +245,12 @@ class StoredTensor:
 
 
 @dataclass(frozen=True, kw_only=True)
-class StoredFile:
+class ModelFile:
     """A file of a model. head: the digest of a safetensors header, or of the whole content of any other file."""
 
     path: str
     head: str
-    tensors: tuple[StoredTensor, ...] = ()
+    tensors: tuple[ModelTensor, ...] = ()
 
     @property
     def digests(self) -> tuple[str, ...]:
@@ -263,10 +263,10 @@ class StoredModel:
     """A model in the store."""
 
     id: str
-    files: tuple[StoredFile, ...]
+    files: tuple[ModelFile, ...]
 
     @property
-    def tensors(self) -> dict[str, StoredTensor]:
+    def tensors(self) -> dict[str, ModelTensor]:
         """The model's tensors by name; repeated names are prefixed with their file's path."""
         return by_name([(file.path, tensor.name, tensor) for file in self.files for tensor in file.tensors])
 
@@ -281,7 +281,7 @@ class StoredModel:
         return {digest for file in self.files for digest in file.digests}
 
 
-def files_in(entries: Any) -> tuple[StoredFile, ...]:
+def files_in(entries: Any) -> tuple[ModelFile, ...]:
     """Parses a list of files. Raises ValueError if it is invalid, or if a path would lead out of the model's folder."""
     if not isinstance(entries, list):
         raise ValueError("it is no list")
@@ -293,7 +293,7 @@ def files_in(entries: Any) -> tuple[StoredFile, ...]:
     return files
 
 
-def _file(entry: Any) -> StoredFile:
+def _file(entry: Any) -> ModelFile:
     said = _object(entry)
     tensors = said.get("tensors")
     if not isinstance(tensors, list):
@@ -301,17 +301,17 @@ def _file(entry: Any) -> StoredFile:
     path = _text(said, "path")
     if fault := name_fault(path):
         raise ValueError(f"it has a file {path!r}, whose name {fault}")
-    return StoredFile(
+    return ModelFile(
         path=path, head=_digest(said, "head"), tensors=tuple(_stored_tensor(_object(each)) for each in tensors)
     )
 
 
-def _stored_tensor(said: Mapping[str, Any]) -> StoredTensor:
+def _stored_tensor(said: Mapping[str, Any]) -> ModelTensor:
     shape = said.get("shape")
     if not isinstance(shape, list) or not all(type(size) is int for size in shape):
         raise ValueError("a shape is no list of whole numbers")
     name, dtype = _text(said, "name"), _text(said, "dtype")
-    return StoredTensor(name=name, dtype=dtype, shape=tuple(shape), digest=_digest(said, "digest"))
+    return ModelTensor(name=name, dtype=dtype, shape=tuple(shape), digest=_digest(said, "digest"))
 
 
 def _object(value: Any) -> Mapping[str, Any]:

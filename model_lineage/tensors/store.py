@@ -20,10 +20,10 @@ from tempfile import TemporaryDirectory
 
 from ringmaster.errors import TensorObjectError, TensorStoreError
 from ringmaster.model_lineage.tensors.model_files import (
-    Layout,
-    StoredFile,
+    MappedTensorFile,
+    ModelFile,
+    ModelTensor,
     StoredModel,
-    StoredTensor,
     TensorPart,
     files_in,
     files_of,
@@ -73,7 +73,7 @@ class TensorStore:
             raise
 
     def _added(
-        self, layouts: Mapping[str, Layout], related: Mapping[str, StoredTensor], *, owner: str | None
+        self, layouts: Mapping[str, MappedTensorFile], related: Mapping[str, ModelTensor], *, owner: str | None
     ) -> StoredModel:
         with self._locked(fcntl.LOCK_SH), ThreadPoolExecutor(NUM_THREADS) as pool:
             files = tuple(self._add_file(name, layout, related, pool) for name, layout in layouts.items())
@@ -139,7 +139,7 @@ class TensorStore:
         """Returns the owners of all models."""
         return {mark.name for mark in (self.folder / "owners").glob("*/*")}
 
-    def tensor(self, stored: StoredTensor) -> memoryview:
+    def tensor(self, stored: ModelTensor) -> memoryview:
         """Returns the bytes of a tensor. Raises TensorStoreError if they are missing or damaged."""
         return self._content(stored.digest)
 
@@ -201,17 +201,17 @@ class TensorStore:
         return faults
 
     def _add_file(
-        self, name: str, layout: Layout, related: Mapping[str, StoredTensor], pool: ThreadPoolExecutor
-    ) -> StoredFile:
-        def add(tensor: TensorPart) -> StoredTensor:
+        self, name: str, layout: MappedTensorFile, related: Mapping[str, ModelTensor], pool: ThreadPoolExecutor
+    ) -> ModelFile:
+        def add(tensor: TensorPart) -> ModelTensor:
             like = related.get(full_name(name, tensor.name)) or related.get(tensor.name)
             return self._add_tensor(layout, tensor, like=like)
 
         tensors = tuple(pool.map(add, layout.tensors))
         head = self.objects.put(layout.header, item_bytes=1)
-        return StoredFile(path=name, head=head, tensors=tensors)
+        return ModelFile(path=name, head=head, tensors=tensors)
 
-    def _add_tensor(self, layout: Layout, tensor: TensorPart, *, like: StoredTensor | None) -> StoredTensor:
+    def _add_tensor(self, layout: MappedTensorFile, tensor: TensorPart, *, like: ModelTensor | None) -> ModelTensor:
         is_like = like is not None and (like.dtype, like.shape) == (tensor.dtype, tensor.shape)
         try:
             digest = self.objects.put(
@@ -223,7 +223,7 @@ class TensorStore:
             raise TensorStoreError(
                 f"{tensor.name} cannot be stored as a difference to its parent's: {error}"
             ) from error
-        return StoredTensor(name=tensor.name, dtype=tensor.dtype, shape=tensor.shape, digest=digest)
+        return ModelTensor(name=tensor.name, dtype=tensor.dtype, shape=tensor.shape, digest=digest)
 
     def _content(self, digest: str) -> memoryview:
         try:
@@ -281,7 +281,7 @@ class TensorStore:
             yield
 
 
-def _layouts(model_dir: Path, only: Callable[[str], bool]) -> dict[str, Layout]:
+def _layouts(model_dir: Path, only: Callable[[str], bool]) -> dict[str, MappedTensorFile]:
     """Returns the validated layouts of a model's files by name; a file without tensors is its own header."""
     try:
         found = {

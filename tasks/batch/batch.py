@@ -21,7 +21,7 @@ from ringmaster.tasks.batch.references import loss_parts
 from ringmaster.tasks.batch.schema import PLANNER_KEYS, PROFILING_SHARE, BatchEntry, GridEntry, JobEntry
 from ringmaster.tasks.cluster import Devices
 from ringmaster.tasks.files import text_of
-from ringmaster.tasks.planning.problems.terms import Terms
+from ringmaster.tasks.planning.problems.terms import PlanningTerms
 from ringmaster.techniques.data.inference import (
     encodes_text,
     has_negatives,
@@ -67,9 +67,9 @@ class Batch:
     profiling_share: float = PROFILING_SHARE
 
     @property
-    def terms(self) -> Terms:
+    def terms(self) -> PlanningTerms:
         """The objective, deadlines, weights and price that the batch's plans must follow."""
-        return Terms(
+        return PlanningTerms(
             objective=self.objective,
             deadlines_s=self.deadlines_s,
             weights=self.weights,
@@ -115,12 +115,14 @@ class Batch:
                 raw["jobs"].append({"name": job.name})
                 found.append(Finding(("jobs", i), str(error), "use numbers, text, lists and mappings only"))
         if found:
-            raise BatchFileError(_faults([*unknown, *found], lines=document.Document(), file=""))
-        lines = document.Document(findings=unknown)
+            raise BatchFileError(_faults([*unknown, *found], lines=document.YamlDocument(), file=""))
+        lines = document.YamlDocument(findings=unknown)
         return cls._checked(raw, folder=folder, text=json.dumps(raw, indent=2), lines=lines, file="")
 
     @classmethod
-    def _checked(cls, raw: Mapping[str, Any], *, folder: Path, text: str, lines: document.Document, file: str) -> Self:
+    def _checked(
+        cls, raw: Mapping[str, Any], *, folder: Path, text: str, lines: document.YamlDocument, file: str
+    ) -> Self:
         entry, planned, found = _check(raw, folder=folder)
         found = [*lines.findings, *found]
         if found:
@@ -280,7 +282,7 @@ def _loss_entry(fields: Mapping[str, Any]) -> dict[str, Any]:
     return entry
 
 
-def _faults(found: Iterable[Finding], *, lines: document.Document, file: str) -> list[Fault]:
+def _faults(found: Iterable[Finding], *, lines: document.YamlDocument, file: str) -> list[Fault]:
     """Returns one fault per place (the first found there), in the order of the file or, without a file, of the jobs."""
     first: dict[Place, Finding] = {}
     for finding in found:

@@ -25,7 +25,7 @@ _FLATTER = "write flat lists of jobs, without anchors inside anchors"
 
 
 @dataclass
-class Document:
+class YamlDocument:
     """The `data` of a text, the line (from 1) of each place, and the faults of the parts that could not be read."""
 
     data: Any = None
@@ -41,9 +41,9 @@ class Document:
         return self.lines[place]
 
 
-def read(text: str) -> Document:
+def read(text: str) -> YamlDocument:
     """Reads one YAML document. Faults are collected in its `findings`; nothing is raised."""
-    document = Document(lines={(): 1})
+    document = YamlDocument(lines={(): 1})
     try:
         node = yaml.compose(text, Loader=_CoreLoader)
     except yaml.MarkedYAMLError as error:
@@ -78,7 +78,7 @@ class _UnreadableError(Exception):
 class _Reader:
     """Converts nodes to values. Aliases are expanded, so that each use of an anchor has its own place."""
 
-    def __init__(self, document: Document) -> None:
+    def __init__(self, document: YamlDocument) -> None:
         self.document = document
         self.num_values = 0
         self.open: list[yaml.Node] = []

@@ -73,7 +73,7 @@ def _described(section: type[Section]) -> str:
 
 
 def _title(section: type[Section]) -> str:
-    return TITLES.get(section.__name__, section.__name__)
+    return TITLES.get(section.__name__, section.__name__.removesuffix("Section"))
 
 
 def _default(field: FieldInfo) -> str:

@@ -20,7 +20,7 @@ from ringmaster.tasks.batch.adaptation_rules import (
 )
 from ringmaster.tasks.batch.faults import Finding, Place, got
 from ringmaster.tasks.batch.references import closest, loss_parts
-from ringmaster.tasks.batch.schema import Data, JobEntry, Model, Section, misspelt
+from ringmaster.tasks.batch.schema import Data, JobEntry, ModelSection, Section, misspelt
 from ringmaster.techniques.data.file_rows import moment
 from ringmaster.techniques.job import (
     ADAPTERS,
@@ -47,7 +47,7 @@ def job_findings(raw: Any) -> Iterator[Finding]:
     """Yields the faults between the values of one job; places are relative to the job."""
     job = _mapping(raw)
     yield from not_finite(job, place=())
-    yield from _one_of(job, "model", _models(job), section=Model)
+    yield from _one_of(job, "model", _models(job), section=ModelSection)
     yield from _one_of(job, "data", ("source", "path", "dataset", "factory", *_name(job)), section=Data, unless="kind")
     yield from _files(job)
     yield from _arguments(job)

@@ -184,7 +184,7 @@ class DatasetVersion(Section):
     )
 
 
-class Dataset(DatasetVersion):
+class NamedDatasetSection(DatasetVersion):
     """A data set with a name. If it has one version only, its files may be given here."""
 
     versions: dict[str, DatasetVersion] = Field(
@@ -206,7 +206,7 @@ PROFILING_SHARE = 0.05
 """The default of `profiling_share`."""
 
 
-class Model(Section):
+class ModelSection(Section):
     """The source of a model: architecture, from_pretrained or both, a factory, or a command."""
 
     architecture: Annotated[str, AfterValidator(references.architecture)] | None = Field(
@@ -231,7 +231,7 @@ class Model(Section):
     configs: list[Kwargs] = Field(default=[], description="configs for the command, such as [{micro_batch: 8}]")
 
 
-class Group(Section):
+class ParameterGroupSection(Section):
     """Settings of the parameters whose names match a pattern; a later group overrides an earlier one."""
 
     match: Pattern = Field(description='a glob pattern of parameter names, such as "*.bias" or "classifier.*"')
@@ -250,7 +250,7 @@ class Optimizer(Section):
     layer_decay: Annotated[float, Field(gt=0, le=1)] | None = Field(
         default=None, description="the factor of the learning rate from each layer to the one below it, such as 0.9"
     )
-    groups: list[Group] = Field(
+    groups: list[ParameterGroupSection] = Field(
         default=[], description='a list of settings by parameter name, such as [{match: "*.bias", weight_decay: 0.0}]'
     )
     decay_norms_and_biases: bool = Field(
@@ -292,7 +292,7 @@ class Evaluation(Section):
     )
 
 
-class Adaptation(Section):
+class AdaptationSection(Section):
     """How a model is derived from others, if not by plain training alone."""
 
     kind: AdaptationKind = Field(description=f"one of {', '.join(job.ADAPTATIONS)}")
@@ -301,7 +301,7 @@ class Adaptation(Section):
         description="; ".join(f"{', '.join(names)} where {kind}" for kind, names in job.ADAPTATIONS.items() if names),
     )
     teacher: Parent | None = Field(default=None, description="another job's name, models:/NAME@ALIAS or a folder")
-    teacher_model: Model | None = Field(
+    teacher_model: ModelSection | None = Field(
         default=None, description="the teacher's model, such as {factory: ...}, where the teacher does not define it"
     )
     temperature: Positive = Field(
@@ -317,7 +317,7 @@ class Adaptation(Section):
     weights: list[float] = Field(default=[], description="a number for each of the parents, such as [0.7, 0.3]")
 
 
-class Adapter(Section):
+class AdapterSection(Section):
     """The adapter that is trained in place of the model's own weights."""
 
     kind: AdapterKind = Field(default=job.Adapter.kind, description=f"one of {', '.join(job.ADAPTERS)}")
@@ -355,16 +355,16 @@ class JobEntry(Section):
     """One model to train."""
 
     name: Name = Field(description="a name of up to 100 letters, digits, '-', '_' and '.', such as llama-small")
-    model: Model = Field(description="the model, such as {architecture: LlamaForCausalLM, config: {...}}")
+    model: ModelSection = Field(description="the model, such as {architecture: LlamaForCausalLM, config: {...}}")
     base: Parent | None = Field(default=None, description="another job's name, models:/NAME@ALIAS or a folder")
-    adaptation: Adaptation | None = Field(
+    adaptation: AdaptationSection | None = Field(
         default=None, description="how it comes from other models, such as {kind: quantized, method: dynamic-int8}"
     )
     components: dict[Name, ModuleName] | None = Field(
         default=None,
         description="names of parts, each with the prefix of its parameters' names, such as {tower: vision_model}",
     )
-    adapter: Adapter | None = Field(
+    adapter: AdapterSection | None = Field(
         default=None,
         description="an adapter, such as {kind: lora, rank: 8}, or leave the key out: every weight is trained",
     )
@@ -452,7 +452,7 @@ class BatchEntry(Section):
         description="the most of the batch's predicted time that trials may take, such as 0.05; 0 makes none",
     )
     devices: Devices = Field(default="auto", description="auto, {cpu: 2}, {gpu: 2} or {gpu: all}")
-    datasets: dict[str, Dataset] | str | None = Field(
+    datasets: dict[str, NamedDatasetSection] | str | None = Field(
         default=None, description="data sets by name, or a file with them, such as datasets.yaml"
     )
     jobs: list[JobEntry] = Field(default=[], description="a list of jobs")

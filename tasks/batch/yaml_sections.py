@@ -89,7 +89,7 @@ def _description(place: Place, root: type[Section]) -> str:
     return "a value of that kind"
 
 
-def read_document(path: Path, *, what: str) -> document.Document:
+def read_document(path: Path, *, what: str) -> document.YamlDocument:
     """Returns the YAML document in a file. Raises BatchFileError if the file cannot be read.
 
     Args:
@@ -102,7 +102,7 @@ def read_document(path: Path, *, what: str) -> document.Document:
         raise BatchFileError([Fault("", None, f"cannot be read: {error}", f"name {what}", str(path))]) from error
 
 
-def file_error(found: Iterable[Finding], read: document.Document, *, file: str) -> BatchFileError:
+def file_error(found: Iterable[Finding], read: document.YamlDocument, *, file: str) -> BatchFileError:
     """Returns the error with these faults, one for each place and message, in the order of the lines of the file."""
     faults = {Fault(place_text(f.place), f.line or read.line(f.place), f.message, f.remedy, file): None for f in found}
     return BatchFileError(sorted(faults, key=lambda fault: fault.line or 0))

@@ -31,7 +31,7 @@ MODEL, OTHER = "model", ""  # OTHER is empty because no model has an empty name
 
 
 @dataclass(frozen=True, kw_only=True)
-class Examined:
+class ExaminationResult:
     """The result of an examination. num_rows: of held-out data. faults: why something could not be measured."""
 
     num_rows: int = 0
@@ -57,7 +57,7 @@ class Examined:
         }
 
 
-def examine(model: Path, **asked: Any) -> Examined:
+def examine(model: Path, **asked: Any) -> ExaminationResult:
     """Examines the model in a folder; the arguments `asked` are those of `examine_each`."""
     return examine_each({MODEL: model}, **asked)[MODEL]
 
@@ -78,7 +78,7 @@ def examine_each(
     environment: TrialEnvironment,
     device: Device,
     folder: Path | None = None,
-) -> dict[str, Examined]:
+) -> dict[str, ExaminationResult]:
     """Examines models on the same rows and cases, on one device; adapters of one base share a copy of the base.
 
     models: the models' folders by name.
@@ -118,7 +118,7 @@ def _examined(
     *,
     metrics: Sequence[str] | None,
     folder: Path | None,
-) -> Examined:
+) -> ExaminationResult:
     """Returns the result of one model."""
     faults = [
         f"the {who} cannot be scored: {scored.faults[of]}"
@@ -133,7 +133,7 @@ def _examined(
             measured = measure(own, scored.scores.get(OTHER), metrics=names, slices=suite.slices)
         except ValueError as error:
             faults.append(str(error))
-    return Examined(
+    return ExaminationResult(
         num_rows=0 if own is None else own.num_rows,
         measured=tuple(measured),
         tests=tuple(tests),

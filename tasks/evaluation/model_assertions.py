@@ -115,7 +115,7 @@ class _Watch:
                 self._examples.append((number, said))
 
     def result(self) -> AssertionResult:
-        late = _Counted(self._look.late())
+        late = _CountingIterator(self._look.late())
         examples = heapq.nsmallest(MAX_EXAMPLES, itertools.chain(self._examples, late))
         num_failures = self._num_failures + late.num_seen
         is_whole = self._kind == "share"
@@ -132,7 +132,7 @@ class _Watch:
         )
 
 
-class _Counted:
+class _CountingIterator:
     """An iterator that counts the items it has yielded."""
 
     def __init__(self, of: Iterator[tuple[int, str]]) -> None:
@@ -227,7 +227,7 @@ class _Share:
             yield 0, f"{share.field} {share.value} has {found:.1%} of the rows, not {share.min:.1%} to {share.max:.1%}"
 
 
-class _Consistent:
+class _ConsistencyCheck:
     """Finds rows whose value differs from the most frequent value of their group."""
 
     def __init__(self, assertion: AssertionEntry) -> None:
@@ -246,7 +246,7 @@ class _Consistent:
             )
 
 
-class _Steady:
+class _StabilityCheck:
     """Finds numbers that jump, and other values that flicker: different from equal neighbours before and after."""
 
     def __init__(self, assertion: AssertionEntry) -> None:
@@ -287,8 +287,8 @@ _KINDS: Mapping[str, Callable[[AssertionEntry], AssertionCheck]] = {
     "finite": _finite,
     "range": _range,
     "share": _Share,
-    "consistent": _Consistent,
-    "steady": _Steady,
+    "consistent": _ConsistencyCheck,
+    "steady": _StabilityCheck,
     "predicate": _predicate,
 }
 

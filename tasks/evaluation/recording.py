@@ -11,7 +11,7 @@ from typing import Any
 
 from ringmaster.codec import to_json
 from ringmaster.model_lineage import Ledger, MetricPoint, ModelRecord
-from ringmaster.tasks.evaluation.examination import ALL, Examined, SliceMetric
+from ringmaster.tasks.evaluation.examination import ALL, ExaminationResult, SliceMetric
 from ringmaster.techniques.metric import metric_named
 from ringmaster.text import xml
 
@@ -19,7 +19,7 @@ FOLDER = "evaluation"  # of the artifacts
 METRICS = "test"  # prefix of the metrics, as `eval` is that of the metrics during training
 
 
-def record(ledger: Ledger, model: ModelRecord, examined: Examined, *, other: str | None = None) -> None:
+def record(ledger: Ledger, model: ModelRecord, examined: ExaminationResult, *, other: str | None = None) -> None:
     """Writes the results to the run that made the model, replacing earlier ones.
 
     other: the name of the model compared with, or None. Nothing is recorded for a model without a run.
@@ -42,7 +42,7 @@ def record(ledger: Ledger, model: ModelRecord, examined: Examined, *, other: str
             ledger.write_table(run, f"{FOLDER}/{name}.json", rows)
 
 
-def tables(examined: Examined) -> dict[str, list[dict[str, Any]]]:
+def tables(examined: ExaminationResult) -> dict[str, list[dict[str, Any]]]:
     """Returns the tables of tests and of assertions, with a row for each."""
     return {
         "tests": [

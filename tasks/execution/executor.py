@@ -32,12 +32,12 @@ from ringmaster.tasks.storage.journal import ENDED, JobStatus, Journal, SegmentR
 from ringmaster.techniques.processes.events import (
     CheckpointFailed,
     CheckpointSaved,
+    EvaluationReported,
     Event,
     JobEvent,
     JobOfGroupEnded,
-    Metrics,
+    JobReady,
     OutcomeStatus,
-    Ready,
     RefusedEvent,
     Steps,
 )
@@ -441,7 +441,11 @@ class Executor:
         if job != running.segment.job and job not in running.beside:
             return f"its event {event.NAME!r} is about {job!r:.100}, which its gang does not train"
         last_step = self.job_table.entries[job].job.num_steps
-        if isinstance(event, (Ready, Steps, Metrics, CheckpointSaved)) and last_step and event.step > last_step:
+        if (
+            isinstance(event, (JobReady, Steps, EvaluationReported, CheckpointSaved))
+            and last_step
+            and event.step > last_step
+        ):
             return f"its event {event.NAME!r} is about step {event.step}, and its last step is {last_step}"
         return None
 
@@ -465,13 +469,13 @@ class Executor:
             running.hear_of(job, event)
         # If a gang died before it could report a checkpoint, the next gang reports it, as it begins there.
         record = self.job_table.records[job]
-        if isinstance(event, (CheckpointSaved, Ready)) and event.step > record.step:
+        if isinstance(event, (CheckpointSaved, JobReady)) and event.step > record.step:
             self.job_table.write(job, step=event.step)
         if record.status == JobStatus.RUNNING:  # the message of a job that runs is what it waits for
             waits_for = event.message if isinstance(event, CheckpointFailed) and event.waits else ""
-            if waits_for or (record.message and isinstance(event, (CheckpointSaved, Ready))):
+            if waits_for or (record.message and isinstance(event, (CheckpointSaved, JobReady))):
                 self.job_table.write(job, message=waits_for)
-        if isinstance(event, Metrics):
+        if isinstance(event, EvaluationReported):
             self.job_table.evaluated(job, event.step, event.metrics)
         self._tell(GangSaid(number=running.number, job=job, event=event))
 

@@ -1,8 +1,8 @@
 """The engine of this machine: runs gangs as its own processes.
 
-`Leases` is a ledger of the machine's devices on disk, so that processes that share the machine never share a device. A
-lease identifies its holder's process by pid and start time. The leases of a process that has ended are void. The
-processes that a holder started cannot outlive it (the fork server ensures that), so the devices of a void lease are
+`FileLeases` is a ledger of the machine's devices on disk, so that processes that share the machine never share a
+device. A lease identifies its holder's process by pid and start time. The leases of a process that has ended are void.
+The processes that a holder started cannot outlive it (the fork server ensures that), so the devices of a void lease are
 free.
 """
 
@@ -28,7 +28,14 @@ from ringmaster.tasks.execution.events import ExecutionEvent, GangSaid, SegmentE
 from ringmaster.tasks.process_identity import identity
 from ringmaster.tasks.storage.database import Database
 from ringmaster.tasks.storage.message_store import MessageStore
-from ringmaster.techniques.processes.events import Event, Metrics, OutcomeStatus, PhaseStarted, Ready, Steps
+from ringmaster.techniques.processes.events import (
+    EvaluationReported,
+    Event,
+    JobReady,
+    OutcomeStatus,
+    PhaseStarted,
+    Steps,
+)
 from ringmaster.techniques.processes.gang import Gang, Outcome
 from ringmaster.techniques.processes.launcher import Launcher
 
@@ -44,16 +51,16 @@ MOST_PHASES = 10  # that are written at once; a gang may have one more every `EV
 MOST_STEPS = 20  # the newest steps of an event, whose losses and seconds are stored
 
 
-def leases_of(home: Path, cluster: Cluster) -> Leases:
+def leases_of(home: Path, cluster: Cluster) -> FileLeases:
     """Returns the ledger of this machine, for the devices of `cluster`.
 
     Each machine has its own file, as `home` may be on storage that machines share, whose processes are unknown here.
     """
     units = {name: cluster.device(*place).units() for place, name in cluster.lease_names().items()}
-    return Leases(home / "machines" / (platform.node() or "localhost") / "leases.db", units=units)
+    return FileLeases(home / "machines" / (platform.node() or "localhost") / "leases.db", units=units)
 
 
-class Leases:
+class FileLeases:
     """The leases of one machine's devices, named "node:kind:number". Safe between threads and between processes.
 
     units: what each device consists of, which decides whether devices of two processes are the same: processes see
@@ -259,7 +266,9 @@ class StepEvents:
             self._phases.pop(event.number, None)
             self._may_write.pop(event.number, None)
             return
-        if not isinstance(event, GangSaid) or not isinstance(event.event, (Steps, Metrics, PhaseStarted, Ready)):
+        if not isinstance(event, GangSaid) or not isinstance(
+            event.event, (Steps, EvaluationReported, PhaseStarted, JobReady)
+        ):
             return
         number, told = event.number, event.event
         if isinstance(told, PhaseStarted):

@@ -12,7 +12,15 @@ from typing import Any
 from ringmaster.tasks.execution.dispatch import Command, DeviceId, PlannedSegment, end_of, hand_over, startable
 from ringmaster.tasks.planning.gantt import seconds_text
 from ringmaster.techniques import Profile
-from ringmaster.techniques.processes.events import CheckpointSaved, Event, JobEvent, Metrics, PhaseStarted, Ready, Steps
+from ringmaster.techniques.processes.events import (
+    CheckpointSaved,
+    EvaluationReported,
+    Event,
+    JobEvent,
+    JobReady,
+    PhaseStarted,
+    Steps,
+)
 from ringmaster.techniques.processes.reporter import STOP, until
 from ringmaster.techniques.profiles import MEASURED
 
@@ -36,7 +44,7 @@ def is_about(event: Event, job: str) -> bool:
 
 def step_told(event: Event) -> int | None:
     """Returns the step that a job has reached according to an event, None if the event does not say."""
-    return event.step if isinstance(event, (Ready, Steps)) else None
+    return event.step if isinstance(event, (JobReady, Steps)) else None
 
 
 @dataclass
@@ -101,7 +109,7 @@ class RunningSegment:
         if (step := step_told(event)) is None:
             return
         self.is_ready, self.step = True, max(self.step, step)
-        if isinstance(event, Ready):
+        if isinstance(event, JobReady):
             self._learnt["startup_s"] = event.startup_s
         elif isinstance(event, Steps):
             self._learnt["peak_bytes"] = max(self._learnt.get("peak_bytes", 0), event.peak_bytes)
@@ -244,13 +252,13 @@ class JobProgress:
         match event:
             case PhaseStarted() if event.phase != self.phase:
                 self.phase, self.phase_s = event.phase, now_s
-            case Ready() if self.phase != TRAINING:
+            case JobReady() if self.phase != TRAINING:
                 self.phase, self.phase_s = TRAINING, now_s
             case Steps() if event.seconds:
                 if self.phase == STARTING:  # the reports before this one were not heard
                     self.phase, self.phase_s = TRAINING, now_s
                 self._take_steps(event)
-            case Metrics():
+            case EvaluationReported():
                 self.metrics = event.metrics
 
     def _take_steps(self, report: Steps) -> None:

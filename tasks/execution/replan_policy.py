@@ -31,7 +31,7 @@ from statistics import NormalDist
 
 from ringmaster.tasks.execution.dispatch import DeviceId, PlannedSegment
 from ringmaster.tasks.execution.plan_simulator import PlanSimulator
-from ringmaster.tasks.planning import Node, Option, Plan, Problem
+from ringmaster.tasks.planning import Option, Plan, PlanningNode, Problem
 from ringmaster.tasks.planning.bounds.bounds import preemptive_bound
 from ringmaster.tasks.planning.objectives import objective_by_name
 from ringmaster.tasks.planning.problems.problem_parts import CurrentRun
@@ -101,7 +101,9 @@ def _trying_segments(
     price, saved = _price(job.options, segment.option), 0.0
     options = {option for option in range(len(job.options)) if _may_try(option, segment, job)}
     while options and len(found) < most:
-        trials = [_Trial.of(k, segment, job, price=price, saved=saved, switch_cost_s=switch_cost_s) for k in options]
+        trials = [
+            _OptionTrial.of(k, segment, job, price=price, saved=saved, switch_cost_s=switch_cost_s) for k in options
+        ]
         best = max(trials, key=lambda trial: (trial.worth_s, -trial.option))
         if best.worth_s <= 0:
             break
@@ -130,7 +132,7 @@ def _may_try(option: int, segment: PlannedSegment, job: ExploredJob) -> bool:
 
 
 @dataclass(frozen=True)
-class _Trial:
+class _OptionTrial:
     """A short segment that tries an option.
 
     saves: the part of the planned option's cost that it is expected to save beyond what earlier trials save.
@@ -145,7 +147,7 @@ class _Trial:
     @classmethod
     def of(
         cls, option: int, segment: PlannedSegment, job: ExploredJob, *, price: float, saved: float, switch_cost_s: float
-    ) -> _Trial:
+    ) -> _OptionTrial:
         """Returns the trial of an option.
 
         saved: the part of the planned option's cost that the trials before it are expected to save.
@@ -183,8 +185,9 @@ def _price(options: Sequence[Option], planned: int) -> float:
 
 
 @dataclass(frozen=True, kw_only=True)
-class Policy:
-    """The parameters that decide when to re-plan and when to follow the new plan; see `When` and `is_worth_it`.
+class ReplanPolicy:
+    """The parameters that decide when to re-plan and when to follow the new plan; see `ReplanTrigger` and
+    `is_worth_it`.
 
     every: the interval between plans, as a share of the rest of the makespan.
     least: the shortest interval between two plans by the clock, as a share of the first makespan.
@@ -211,10 +214,10 @@ class Policy:
 
 
 @dataclass
-class When:
+class ReplanTrigger:
     """Decides when to re-plan: by the clock, and when observations differ too much from the forecast."""
 
-    policy: Policy = field(default_factory=Policy)
+    policy: ReplanPolicy = field(default_factory=ReplanPolicy)
     first_s: float = 0.0
     next_s: float = math.inf
     expected_s: Mapping[str, float] = field(default_factory=dict)
@@ -258,7 +261,7 @@ class When:
 
 
 @dataclass(frozen=True, kw_only=True)
-class Rest:
+class RemainingProblem:
     """The rest of a batch as a problem that has only the usable devices and the options that can run on them.
 
     problem: numbers devices and options without gaps.
@@ -289,7 +292,7 @@ def remaining(
     running: Mapping[str, PlannedSegment],
     started: Collection[str],
     out: Collection[DeviceId] = (),
-) -> Rest | None:
+) -> RemainingProblem | None:
     """Returns the rest to plan, on the devices that are there; None if some job has no option for them.
 
     left: what is left of each job, on all devices.
@@ -313,7 +316,7 @@ def remaining(
         is_started = now is not None or job.id in started
         options_kept = tuple(job.options[k] for k in kept)
         jobs.append(replace(job, options=options_kept, running=gang, started=is_started))
-    return Rest(problem=replace(left, nodes=nodes, jobs=tuple(jobs)), devices=devices, options=options)
+    return RemainingProblem(problem=replace(left, nodes=nodes, jobs=tuple(jobs)), devices=devices, options=options)
 
 
 def plannable(left: Problem, *, out: Collection[DeviceId] = ()) -> frozenset[str]:
@@ -328,7 +331,7 @@ def plannable(left: Problem, *, out: Collection[DeviceId] = ()) -> frozenset[str
     return frozenset(found)
 
 
-def could_gain(rest: Rest, left_s: float, *, policy: Policy) -> bool:
+def could_gain(rest: RemainingProblem, left_s: float, *, policy: ReplanPolicy) -> bool:
     """Whether any plan of the rest could be worth following, given that the current one takes `left_s` more seconds.
 
     The bound of the pattern LP decides this in milliseconds. It often makes a solver run unnecessary, and always if
@@ -341,13 +344,13 @@ def could_gain(rest: Rest, left_s: float, *, policy: Policy) -> bool:
     return could_gain_s > max(policy.worth * left_s, policy.worth_s)
 
 
-def plan_rest(rest: Rest, make_plan: Callable[[Problem], Plan]) -> Plan:
+def plan_rest(rest: RemainingProblem, make_plan: Callable[[Problem], Plan]) -> Plan:
     """Plans the rest. Gives up as few deadlines as necessary, as jobs that miss theirs must be planned too."""
     plan, _ = plan_giving_up_deadlines(rest.problem, make_plan)
     return rest.real(plan)
 
 
-def is_worth_it(now: PlanSimulator, fresh: Sequence[PlannedSegment], *, policy: Policy) -> bool:
+def is_worth_it(now: PlanSimulator, fresh: Sequence[PlannedSegment], *, policy: ReplanPolicy) -> bool:
     """Whether following `fresh` from now on gains more than it costs.
 
     Both plans are simulated to their ends by the dispatch rules, so that each pays for the switches that it makes.
@@ -365,7 +368,7 @@ def is_worth_it(now: PlanSimulator, fresh: Sequence[PlannedSegment], *, policy: 
     return kept_s == math.inf or (late_s > price_s or (late_s >= 0 and kept_s - new_s > price_s))
 
 
-def _left_s(ahead: PlanSimulator, now: PlanSimulator, policy: Policy) -> float:
+def _left_s(ahead: PlanSimulator, now: PlanSimulator, policy: ReplanPolicy) -> float:
     """Returns the objective in seconds from `now`, over the jobs that end in `ahead`, which is simulated to its end."""
     if ahead.finish() == math.inf:
         return math.inf
@@ -381,7 +384,7 @@ def _size(option: Option) -> Size:
     return option.device_type, option.num_devices, option.num_nodes, option.host_memory_bytes
 
 
-def _has_room(left: Problem, nodes: Sequence[Node]) -> Mapping[Size, bool]:
+def _has_room(left: Problem, nodes: Sequence[PlanningNode]) -> Mapping[Size, bool]:
     """Returns whether the nodes can run options of a size, for each size: thousands of options have few sizes."""
     sizes = {_size(option): option for job in left.jobs for option in job.options}
     return {size: sum(option.runs_on(n) for n in nodes) >= option.num_nodes for size, option in sizes.items()}

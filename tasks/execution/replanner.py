@@ -22,9 +22,9 @@ from ringmaster.tasks.execution.progress import RunningSegment
 from ringmaster.tasks.execution.replan_policy import (
     EPS_S,
     ExploredJob,
-    Policy,
-    Rest,
-    When,
+    RemainingProblem,
+    ReplanPolicy,
+    ReplanTrigger,
     could_gain,
     explored,
     is_worth_it,
@@ -40,7 +40,7 @@ from ringmaster.techniques import Job, Profile
 logger = logging.getLogger(__name__)
 
 # A plan must also gain the cost of making it, as the machine may be training on the same cores.
-POLICY = Policy(worth_s=5.0)
+POLICY = ReplanPolicy(worth_s=5.0)
 RETRY_S = 5.0  # before planning again after a needed plan could not be made
 BLIND_S = 1.0  # before the next look if no end can be forecast: segments are about to stop, or their node is gone
 MOST_LISTED = 10  # jobs to name in a log line
@@ -99,7 +99,7 @@ class PendingPlan:
     is_needed: jobs, devices or options have changed, so that the plan is followed whatever it gains.
     """
 
-    rest: Rest
+    rest: RemainingProblem
     why: str
     steps: Mapping[str, int]
     plan: Future[Plan]
@@ -126,7 +126,7 @@ class Replanner:
         name: str,
         make_plan: Callable[[Problem], Plan],
         add_terms: Callable[[Problem], Problem] = lambda problem: problem,
-        policy: Policy = POLICY,
+        policy: ReplanPolicy = POLICY,
         surroundings: ForecastConditions | None = None,
         clock: Callable[[], float] = time.monotonic,
         background: Background | None = None,
@@ -135,7 +135,7 @@ class Replanner:
         self._make_plan, self._on_terms = make_plan, add_terms
         self._background = background or partial(in_a_thread, "replanning")
         self._began_s, self.surroundings = clock(), surroundings or ForecastConditions()
-        self._beliefs, self._when = SpeedBeliefs(), When(policy)
+        self._beliefs, self._when = SpeedBeliefs(), ReplanTrigger(policy)
         self._pending_plan: PendingPlan | None = None
         # `_blind_s`: until when no improvement is looked for.
         self._look_s, self._blind_s, self._retry_s, self._generation = 0.0, 0.0, 0.0, 0
@@ -341,7 +341,7 @@ class Replanner:
         )
         return self._pending_plan
 
-    def _rest(self, state: State) -> Rest | None:
+    def _rest(self, state: State) -> RemainingProblem | None:
         """Returns the problem to plan; None if some job has no option for the devices that are there."""
         left = self._left(state, optimism=self._policy.optimism)
         there = set(state.cluster.lease_names()) - set(state.out)
@@ -387,7 +387,7 @@ class Replanner:
     def _left(self, state: State, *, optimism: float = 0.0) -> Problem:
         """Returns the rest of each job at the speeds that are believed. Running segments have no start-up left.
 
-        optimism: see `Policy`.
+        optimism: see `ReplanPolicy`.
         """
         options = {running.segment.job: running.segment.option for running in state.running}
         profiles = {

@@ -10,18 +10,18 @@ from ringmaster.tasks.planning.objectives import Coefficients, Objective
 from ringmaster.tasks.planning.plans.plan import Certificate, Plan, Segment
 from ringmaster.tasks.planning.plans.verify import verify
 from ringmaster.tasks.planning.problems.problem import Problem
-from ringmaster.tasks.planning.problems.problem_parts import CurrentRun, Node, Option, PlanningJob
+from ringmaster.tasks.planning.problems.problem_parts import CurrentRun, Option, PlanningJob, PlanningNode
 from ringmaster.tasks.planning.solve import solve
 
 __all__ = [
     "Certificate",
     "Coefficients",
     "CurrentRun",
-    "Node",
     "Objective",
     "Option",
     "Plan",
     "PlanningJob",
+    "PlanningNode",
     "Problem",
     "ProblemError",
     "Segment",

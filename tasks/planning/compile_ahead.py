@@ -10,7 +10,7 @@ from __future__ import annotations
 
 from ringmaster.tasks.planning.plan_search import Preemption
 from ringmaster.tasks.planning.problems.problem import Problem
-from ringmaster.tasks.planning.problems.problem_parts import Node, Option, PlanningJob
+from ringmaster.tasks.planning.problems.problem_parts import Option, PlanningJob, PlanningNode
 from ringmaster.tasks.planning.solve import solve
 
 PLANS: tuple[tuple[tuple[str, ...], Preemption, str], ...] = (
@@ -44,7 +44,7 @@ def _problem(device_types: tuple[str, ...]) -> Problem:
         )
         for i in range(8)
     )
-    return Problem("ahead", tuple(Node(f"n{v}", 8, kind) for v, kind in enumerate(device_types)), jobs)
+    return Problem("ahead", tuple(PlanningNode(f"n{v}", 8, kind) for v, kind in enumerate(device_types)), jobs)
 
 
 if __name__ == "__main__":

@@ -15,7 +15,7 @@ from ringmaster.tasks.planning.bounds.job_costs import useful_options, whole_of
 from ringmaster.tasks.planning.bounds.linear_program import LinearProgram
 from ringmaster.tasks.planning.objectives import Coefficients
 from ringmaster.tasks.planning.problems.problem import Problem
-from ringmaster.tasks.planning.problems.problem_parts import Node, PlanningJob
+from ringmaster.tasks.planning.problems.problem_parts import PlanningJob, PlanningNode
 
 
 class EventKind(StrEnum):
@@ -28,7 +28,7 @@ class EventKind(StrEnum):
 
 
 @dataclass(frozen=True)
-class Event:
+class ScheduleEvent:
     """Something that happens to `names`: jobs that are released, due or end, or nodes that leave.
 
     at_s: when, exactly; for ends of jobs None.
@@ -69,7 +69,7 @@ class EventLp:
     x[j,o,p] exists for periods after the release of j and the ends of all jobs that it waits for, and until its own.
     """
 
-    def __init__(self, problem: Problem, order: Sequence[Event], of: Coefficients, *, unit_s: float) -> None:
+    def __init__(self, problem: Problem, order: Sequence[ScheduleEvent], of: Coefficients, *, unit_s: float) -> None:
         self.problem, self.order, self.unit_s = problem, order, unit_s
         self.num = len(order) + 1
         self.lp = LinearProgram()
@@ -100,7 +100,7 @@ class EventLp:
         value = float(highs.getInfo().objective_function_value) * self.unit_s * self.scale
         return Periods(lengths, tuple(shares), value)
 
-    def nodes_in(self, p: int) -> list[Node]:
+    def nodes_in(self, p: int) -> list[PlanningNode]:
         """Returns the nodes that are there in a period."""
         return [node for node in self.problem.nodes if p <= self.at.get((EventKind.LEAVE, node.id), self.num)]
 

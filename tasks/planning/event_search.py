@@ -15,13 +15,13 @@ from dataclasses import dataclass, replace
 from ringmaster.tasks.planning.bounds.bounds import pattern_bound
 from ringmaster.tasks.planning.bounds.completions import likely_ends_s
 from ringmaster.tasks.planning.bounds.job_costs import earliest_ends_s, in_order, shortest_of
-from ringmaster.tasks.planning.event_lp import Event, EventKind, EventLp, Periods, has_due_dates
+from ringmaster.tasks.planning.event_lp import EventKind, EventLp, Periods, ScheduleEvent, has_due_dates
 from ringmaster.tasks.planning.objectives import Coefficients, Objective, ends_of, lateness_s
 from ringmaster.tasks.planning.plans.plan import Plan, Segment
 from ringmaster.tasks.planning.plans.retiming import exactly
 from ringmaster.tasks.planning.preemptive.preemptive import plan_preemptive
 from ringmaster.tasks.planning.problems.problem import Problem
-from ringmaster.tasks.planning.problems.problem_parts import CurrentRun, Node, Option, PlanningJob
+from ringmaster.tasks.planning.problems.problem_parts import CurrentRun, Option, PlanningJob, PlanningNode
 from ringmaster.tasks.planning.problems.reductions import folded
 from ringmaster.tasks.planning.work import WorkBudget
 
@@ -33,17 +33,17 @@ PER_SIZE_S = 2e-4  # work of a linear program, per job and period
 class OrderFound:
     """An order of events, and the periods between them in its linear program."""
 
-    order: list[Event]
+    order: list[ScheduleEvent]
     periods: Periods
     lp: EventLp
 
 
 def best_order(
-    orders: Sequence[list[Event]], problem: Problem, of: Coefficients, bound_s: float, work: WorkBudget
+    orders: Sequence[list[ScheduleEvent]], problem: Problem, of: Coefficients, bound_s: float, work: WorkBudget
 ) -> OrderFound | None:
     """Returns the best order of events that swaps of neighbours find from the best of the given ones."""
 
-    def solved(order: list[Event]) -> OrderFound | None:
+    def solved(order: list[ScheduleEvent]) -> OrderFound | None:
         work.charge(PER_SIZE_S * (len(order) + 1) * len(problem.jobs))
         lp = EventLp(problem, order, of, unit_s=bound_s)
         periods = lp.solved()
@@ -70,7 +70,7 @@ def best_order(
     return best
 
 
-def _may_swap(a: Event, b: Event, after: Mapping[str, set[str]]) -> bool:
+def _may_swap(a: ScheduleEvent, b: ScheduleEvent, after: Mapping[str, set[str]]) -> bool:
     """Whether two neighbours may change places: not two that happen at fixed times, nor a job and one it waits for."""
     if a.at_s is not None and b.at_s is not None:
         return False
@@ -79,7 +79,7 @@ def _may_swap(a: Event, b: Event, after: Mapping[str, set[str]]) -> bool:
 
 def first_orders(
     problem: Problem, ends_s: Mapping[str, float], of: Coefficients, bound_s: float
-) -> Iterator[list[Event]]:
+) -> Iterator[list[ScheduleEvent]]:
     """Yields orders of events: ends of jobs in the middle of where they can be, and as given."""
     fixed: dict[tuple[EventKind, float], set[str]] = {}
     for job in problem.jobs:
@@ -90,7 +90,7 @@ def first_orders(
     for node in problem.nodes:
         if node.available_until_s is not None:
             fixed.setdefault((EventKind.LEAVE, node.available_until_s), set()).add(node.id)
-    rows = [(at_s, Event(kind, frozenset(names), at_s)) for (kind, at_s), names in fixed.items()]
+    rows = [(at_s, ScheduleEvent(kind, frozenset(names), at_s)) for (kind, at_s), names in fixed.items()]
     waited_for = {other for job in problem.jobs for other in job.after}
     ends = [job.id for job in problem.jobs if job.id in waited_for or of.ends.get(job.id, 0.0) > 0]
     middles = _middles(problem, bound_s)
@@ -99,8 +99,8 @@ def first_orders(
     smallest = min(of.latest.values(), default=0.0)
     due_s = {job: bound_s * smallest / of.latest[job] for jobs in together for job in jobs}
     for guess in (middles | due_s | likely_s, ends_s):
-        own = [(guess[job], Event(EventKind.END, frozenset({job}))) for job in ends]
-        own += [(max(guess[job] for job in jobs), Event(EventKind.END, jobs)) for jobs in together]
+        own = [(guess[job], ScheduleEvent(EventKind.END, frozenset({job}))) for job in ends]
+        own += [(max(guess[job] for job in jobs), ScheduleEvent(EventKind.END, jobs)) for jobs in together]
         ordered = sorted([*rows, *own], key=lambda row: (row[0], row[1].kind, sorted(row[1].names)))
         order = _in_precedence([event for _, event in ordered], problem)
         yield order
@@ -125,7 +125,7 @@ def _middles(problem: Problem, bound_s: float) -> dict[str, float]:
     return {job: (earliest[job] + latest[job]) / 2 for job in earliest}
 
 
-def _in_precedence(order: list[Event], problem: Problem) -> list[Event]:
+def _in_precedence(order: list[ScheduleEvent], problem: Problem) -> list[ScheduleEvent]:
     """Returns the order with ends of jobs moved behind the ends of those that they wait for."""
     after = {job.id: set(job.after) for job in problem.jobs}
     left, done, found = list(order), set[str](), []
@@ -138,7 +138,7 @@ def _in_precedence(order: list[Event], problem: Problem) -> list[Event]:
     return found
 
 
-def earlier(order: Sequence[Event], share: float) -> list[Event]:
+def earlier(order: Sequence[ScheduleEvent], share: float) -> list[ScheduleEvent]:
     """Returns the order with nodes that leave, and deadlines, at a share of their time."""
     return [
         replace(event, at_s=event.at_s * share)
@@ -325,7 +325,7 @@ def _gathered(periods: Periods, problem: Problem) -> list[dict[str, float]]:
 def _part(
     job: PlanningJob,
     share: float,
-    nodes: Sequence[Node],
+    nodes: Sequence[PlanningNode],
     running: CurrentRun | None,
     *,
     is_started: bool,

@@ -24,7 +24,7 @@ from ringmaster.tasks.planning.bounds.job_costs import pack_of, useful_options
 from ringmaster.tasks.planning.plans.list_scheduling import Order
 from ringmaster.tasks.planning.plans.plan import Certificate
 from ringmaster.tasks.planning.problems.problem import Problem
-from ringmaster.tasks.planning.problems.problem_parts import Node
+from ringmaster.tasks.planning.problems.problem_parts import PlanningNode
 from ringmaster.tasks.planning.work import WorkBudget
 
 MAX_STATES = 2_000_000  # per node, at 50 bytes each
@@ -60,7 +60,7 @@ class Contents:
     def of(
         cls,
         problem: Problem,
-        node: Node,
+        node: PlanningNode,
         kept: Mapping[str, Sequence[int]],
         costs: Sequence[Mapping[str, Mapping[int, float]]],
         limit_s: float,
@@ -202,7 +202,7 @@ def search(
         if limit_s <= proved_s or budget.is_over():
             break
         try:
-            orders, end_s = _Trial(problem, limit_s, work, budget).run()
+            orders, end_s = _PlanSearch(problem, limit_s, work, budget).run()
         except SpentError:
             unproved_s = limit_s
         else:
@@ -213,7 +213,7 @@ def search(
     return Proof(proved_s) if proved_s > lower_s else None
 
 
-class _Trial:
+class _PlanSearch:
     """Searches for plans that end by `limit_s`.
 
     `costs`, `worth`, `slack` and `steps` have a row for each certificate whose prices are used.

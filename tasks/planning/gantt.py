@@ -29,7 +29,7 @@ STYLE = (
 
 
 @dataclass(frozen=True)
-class Box:
+class GanttBox:
     """A rectangle in pixels: adjacent devices during some time."""
 
     x: float
@@ -110,17 +110,17 @@ class Frame:
             f'<text x="{x - 5:.1f}" y="{TOP - 6}" class="{style[1]}">{xml(said)}</text>'
         )
 
-    def boxes(self, gang: Iterable[tuple[str, Sequence[int]]], start_s: float, end_s: float) -> Iterator[Box]:
+    def boxes(self, gang: Iterable[tuple[str, Sequence[int]]], start_s: float, end_s: float) -> Iterator[GanttBox]:
         """Yields one box for each run of adjacent devices of a gang."""
         x, wide = self.x(start_s), max(0.8, (end_s - start_s) * self.scale)
         for node, ids in gang:
             for run in _neighbours(ids):
                 tall = len(run) * self.row - min(1.5, self.row / 4)
-                yield Box(x, self.top_of[node] + run[0] * self.row, wide, tall)
+                yield GanttBox(x, self.top_of[node] + run[0] * self.row, wide, tall)
 
     def cells(
         self, gang: Iterable[tuple[str, int]], start_s: float, end_s: float, *, top: float = 0.0, bottom: float = 1.0
-    ) -> Iterator[Box]:
+    ) -> Iterator[GanttBox]:
         """Yields one box for each device of a gang.
 
         top, bottom: the vertical extent of the box, as shares of the row.
@@ -129,9 +129,9 @@ class Frame:
         gap = min(1.5, self.row / 4)
         for node, device in gang:
             y = self.top_of[node] + (device + top) * self.row
-            yield Box(x, y, wide, max(1.0, (bottom - top) * self.row - gap))
+            yield GanttBox(x, y, wide, max(1.0, (bottom - top) * self.row - gap))
 
-    def rect(self, box: Box, *, fill: str, stroke: str = "#5b6873", more: str = "") -> str:
+    def rect(self, box: GanttBox, *, fill: str, stroke: str = "#5b6873", more: str = "") -> str:
         """A box with its border.
 
         more: further attributes.
@@ -143,7 +143,7 @@ class Frame:
         )
 
 
-def label(box: Box, text: str, *, indent: float = 0.0, least: int = 3) -> str:
+def label(box: GanttBox, text: str, *, indent: float = 0.0, least: int = 3) -> str:
     """A label with as much of a text as fits into a box.
 
     Returns nothing where fewer than `least` letters fit.
@@ -335,7 +335,7 @@ class Bar:
 
 
 @dataclass(frozen=True)
-class Piece:
+class GanttCells:
     """Adjacent cells of a row, of one bar or idle (`of` is None); the first `num_named` cells show a name."""
 
     text: str
@@ -348,7 +348,7 @@ def letters(problem: Problem) -> dict[str, str]:
     return {job.id: LETTERS[i % len(LETTERS)] for i, job in enumerate(problem.jobs)}
 
 
-def rows(plan: Plan, problem: Problem, columns: int) -> list[tuple[str, list[Piece]]]:
+def rows(plan: Plan, problem: Problem, columns: int) -> list[tuple[str, list[GanttCells]]]:
     """Returns for each device its name, and pieces that fill `columns` cells together.
 
     The first row of a gang shows the job's name. A bar shorter than a cell may be covered by its neighbour.
@@ -373,25 +373,25 @@ def rows(plan: Plan, problem: Problem, columns: int) -> list[tuple[str, list[Pie
     return found
 
 
-def pieces(bars: Sequence[Bar], columns: int, *, end_s: float) -> list[Piece]:
+def pieces(bars: Sequence[Bar], columns: int, *, end_s: float) -> list[GanttCells]:
     """Returns pieces that fill `columns` cells together.
 
     A bar shorter than a cell may be covered by its neighbour.
 
     bars: in the order of their starts, from 0 to `end_s`.
     """
-    found: list[Piece] = []
+    found: list[GanttCells] = []
     at = 0
     for bar in bars:
         first = max(at, min(columns - 1, round(bar.start_s / end_s * columns)))
         last = min(columns, max(first + 1, round(bar.end_s / end_s * columns)))
         if first > at:
-            found.append(Piece(IDLE * (first - at), None))
+            found.append(GanttCells(IDLE * (first - at), None))
         if last > first:
             said = _bar_text(bar, last - first)
-            found.append(Piece(said + bar.fill * (last - first - len(said)), bar.of, len(said)))
+            found.append(GanttCells(said + bar.fill * (last - first - len(said)), bar.of, len(said)))
         at = max(at, last)
-    return [*found, Piece(IDLE * (columns - at), None)]
+    return [*found, GanttCells(IDLE * (columns - at), None)]
 
 
 def render_text(plan: Plan, problem: Problem, width: int = 100) -> str:

@@ -13,7 +13,7 @@ from typing import Any
 from ringmaster.tasks.planning.bounds.job_costs import useful_options
 from ringmaster.tasks.planning.plans.list_scheduling import Choice
 from ringmaster.tasks.planning.problems.problem import Problem
-from ringmaster.tasks.planning.problems.problem_parts import Node, PlanningJob
+from ringmaster.tasks.planning.problems.problem_parts import PlanningJob, PlanningNode
 
 MAX_STARTS = 2_500  # limit of binaries, above which HiGHS finds nothing useful in a second
 MAX_NODES = 20  # of the branch-and-bound tree; a limit in nodes is reproducible, one in seconds is not
@@ -90,7 +90,7 @@ def _values(model: Any, starts: list[_StartVariable], time_limit_s: float, seed:
 
 
 def _starts(
-    model: Any, job: PlanningJob, node: Node, step_s: float, num_steps: int, *, first: int
+    model: Any, job: PlanningJob, node: PlanningNode, step_s: float, num_steps: int, *, first: int
 ) -> list[_StartVariable]:
     found: list[_StartVariable] = []
     for k in useful_options(job):

@@ -33,10 +33,10 @@ from ringmaster.tasks.storage.database import Database
 from ringmaster.tasks.storage.schema import SAID, SEGMENTS, TOLD, json_field
 from ringmaster.techniques.processes.events import (
     DeviceTelemetry,
+    EvaluationReported,
     Event,
     JobEvent,
     JobOfGroupEnded,
-    Metrics,
     RefusedEvent,
     ShareEnded,
     Steps,
@@ -138,7 +138,7 @@ def event_of(kind: str, content: Mapping[str, Any]) -> ExecutionEvent:
 
 
 @dataclass(frozen=True, kw_only=True)
-class Position:
+class LogPosition:
     """How far a reader has read: the last row of the event log, and the last event of a gang."""
 
     told: int = 0
@@ -149,7 +149,7 @@ class Position:
 class BatchEvent:
     """An event, the position after it, and its time in seconds since the epoch."""
 
-    at: Position
+    at: LogPosition
     event: ExecutionEvent
     time_s: float
 
@@ -183,14 +183,14 @@ class BatchEvents:
         self._said: _RecentRows[_GangRow] = _RecentRows(self._read_said)
         self._copied: dict[int, int] | None = None
 
-    def newest(self) -> Position:
+    def newest(self) -> LogPosition:
         """Returns the position after all events so far."""
         told = select(func.max(TOLD.c.id)).where(TOLD.c.batch == self.batch)
         said = select(func.max(SAID.c.id))
         found = self.database.read(lambda c: (c.execute(told).scalar(), c.execute(said).scalar()))
-        return Position(told=found[0] or 0, said=found[1] or 0)
+        return LogPosition(told=found[0] or 0, said=found[1] or 0)
 
-    def follow(self, after: Position, *, until: Callable[[], bool]) -> Iterator[ExecutionEvent]:
+    def follow(self, after: LogPosition, *, until: Callable[[], bool]) -> Iterator[ExecutionEvent]:
         """Yields the events after that position, and new ones until `until` returns True.
 
         After `until` returns True, the events that are left are yielded before the iterator ends.
@@ -206,7 +206,7 @@ class BatchEvents:
             if not entries:
                 clock.wait(LOOK_EVERY_S)
 
-    def rows(self, after: Position, *, most: int) -> tuple[Sequence[_Decision], Sequence[_GangRow]]:
+    def rows(self, after: LogPosition, *, most: int) -> tuple[Sequence[_Decision], Sequence[_GangRow]]:
         """Returns the rows of both tables after that position, at most `most` of each."""
 
         def read(connection: Connection) -> tuple[Sequence[_Decision], Sequence[_GangRow]]:
@@ -256,7 +256,7 @@ class BatchEvents:
 class EventReader:
     """Reads the events of a batch in order, from a position on."""
 
-    def __init__(self, events: BatchEvents, after: Position) -> None:
+    def __init__(self, events: BatchEvents, after: LogPosition) -> None:
         self._events, self._at = events, after
         self._has_begun = False
         self.num_unreadable = 0  # rows of the event log that were passed over
@@ -283,7 +283,7 @@ class EventReader:
             is_last = number == len(said) == most
             if is_last and isinstance(decision.event, (SegmentEnded, JobEnded)):
                 return found  # further events of gangs may come before it
-            self._at = Position(told=decision.id, said=self._at.said)
+            self._at = LogPosition(told=decision.id, said=self._at.said)
             if decision.event is None:
                 self.num_unreadable += 1
                 continue
@@ -299,7 +299,7 @@ class EventReader:
         for number, each in enumerate(said):
             if each.segment not in started and each.segment > newest:
                 return number
-            self._at = Position(told=self._at.told, said=each.id)
+            self._at = LogPosition(told=self._at.told, said=each.id)
             # Maintenance has deleted the start of a segment that is older than those that have started since.
             is_late = each.segment in self._ended or each.segment not in started
             if not is_late and not isinstance(each.event, FOR_THE_EXECUTOR) and not self._events.is_copied(each):
@@ -350,5 +350,5 @@ def _said(row: Any) -> _GangRow:
     event = event_or_refusal(row.content)
     named = event.job if isinstance(event, JobEvent) else None
     # Events that have no time of their own are given one that stays the same however often they are read.
-    time_s = event.wall_s if isinstance(event, (Steps, Metrics, DeviceTelemetry)) else None
+    time_s = event.wall_s if isinstance(event, (Steps, EvaluationReported, DeviceTelemetry)) else None
     return _GangRow(id=row.id, segment=row.segment, job=named or row.job, event=event, time_s=time_s or row.started_s)

@@ -24,9 +24,9 @@ from sqlalchemy.exc import DBAPIError, SQLAlchemyError
 
 from ringmaster.tasks.cluster import Device
 from ringmaster.tasks.pool.node_gangs import Gangs, StartGang, start_gang
-from ringmaster.tasks.pool.nodes import NodeRecord, Nodes, NodeStatus, Timeouts
+from ringmaster.tasks.pool.nodes import NodeRecord, NodeRegistry, NodeStatus, Timeouts
 from ringmaster.tasks.storage.database import Database, DatabaseClosed
-from ringmaster.tasks.storage.message_store import MessageStore, OrderStatus, Share
+from ringmaster.tasks.storage.message_store import GangShare, MessageStore, OrderStatus
 from ringmaster.techniques.processes.events import Beat, DeviceTelemetry, Event, OutcomeStatus, ShareEnded
 from ringmaster.techniques.processes.fence import seconds_since_boot
 from ringmaster.techniques.processes.forkserver_client import ForkServer
@@ -238,7 +238,7 @@ class NodeAgent:
         self._address, self._devices, self._server = address, tuple(devices), server
         self._device_monitor: DeviceMonitor = device_monitor or NoDeviceMonitor()
         self._gangs = Gangs(server, start_gang=start_gang)
-        self._message_store, self._nodes = MessageStore(database), Nodes(database)
+        self._message_store, self._nodes = MessageStore(database), NodeRegistry(database)
         self._hasty = Database(database.url, patience_s=0.0)  # for calls that must not wait until the database is back
         self._outbox = Outbox(self._message_store, name)
         timeouts = timeouts or Timeouts()
@@ -272,7 +272,7 @@ class NodeAgent:
         return self._is_leaving
 
     @property
-    def running(self) -> Mapping[int, Share]:
+    def running(self) -> Mapping[int, GangShare]:
         """The shares that have been taken and have not ended, by segment."""
         return self._gangs.shares
 
@@ -293,7 +293,7 @@ class NodeAgent:
         self._outbox.flush(within_s=FAREWELL_S)
         self._pulse.stop(within_s=FAREWELL_S)
         with suppress(SQLAlchemyError):  # unreachable: the executor will find the node silent
-            Nodes(self._hasty).leave(self.name, incarnation=self._incarnation)
+            NodeRegistry(self._hasty).leave(self.name, incarnation=self._incarnation)
         self.close()
 
     def close(self) -> None:
@@ -326,7 +326,7 @@ class NodeAgent:
             self.ended.set()  # so that the worker ends, and another one can be started
         assert is_whole, "a node without its outbox or its order thread must send no heartbeats"
         status = NodeStatus.LEAVING if self._is_leaving else NodeStatus.SERVING
-        return Nodes(self._hasty).beat(
+        return NodeRegistry(self._hasty).beat(
             self.name, incarnation=self._incarnation, health=self._device_monitor.health(), status=status
         )
 
@@ -380,14 +380,14 @@ class NodeAgent:
         logger.info("segment %d begins", segment)
         threading.Thread(target=self._run, args=(segment, share), name=f"segment-{segment}", daemon=True).start()
 
-    def _taken_before(self, segment: int, incarnation: str) -> Share | None:
+    def _taken_before(self, segment: int, incarnation: str) -> GangShare | None:
         """Returns the share of an order that this process took in a transaction whose result was lost."""
         orders = self._message_store.orders(incarnation=incarnation)
         return next(
             (o.share for o in orders if (o.segment, o.node, o.status) == (segment, self.name, OrderStatus.TAKEN)), None
         )
 
-    def _run(self, segment: int, share: Share) -> None:
+    def _run(self, segment: int, share: GangShare) -> None:
         slots = {(slot.kind, slot.index) for slot in share.order.slots}
         numbers = [number for number, device in enumerate(self._devices) if (device.kind, device.index) in slots]
         outcome = Outcome(status=OutcomeStatus.CRASHED, message="its supervisor failed; the worker's log says why")

@@ -8,8 +8,8 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 
 from ringmaster.errors import NodeAlreadyServed
-from ringmaster.tasks.execution.local_engine import Leases
-from ringmaster.tasks.storage.message_store import KILL, Share
+from ringmaster.tasks.execution.local_engine import FileLeases
+from ringmaster.tasks.storage.message_store import KILL, GangShare
 from ringmaster.techniques.processes.events import Event, OutcomeStatus
 from ringmaster.techniques.processes.gang import Gang, Outcome
 from ringmaster.techniques.processes.launcher import Launcher
@@ -24,7 +24,7 @@ StartGang = Callable[[Launcher, GangOrder, int], Gang]
 
 
 def hold_devices(
-    leases: Leases,
+    leases: FileLeases,
     devices: Sequence[str],
     *,
     worker: str,
@@ -62,14 +62,14 @@ def start_gang(launcher: Launcher, order: GangOrder, num_ranks: int) -> Gang:
 
 
 @dataclass(kw_only=True)
-class _Run:
+class _ShareRun:
     """A share that was taken and has not ended.
 
     gang: None before it has started.
     overruled: the outcome that replaces the gang's own if the gang is killed by a decision of the pool.
     """
 
-    share: Share
+    share: GangShare
     gang: Gang | None = None
     overruled: Outcome | None = None
 
@@ -89,20 +89,20 @@ class Gangs:
     def __init__(self, launcher: Launcher, *, start_gang: StartGang = start_gang) -> None:
         self._launcher, self._start_gang = launcher, start_gang
         self._changed = threading.Condition()
-        self._runs: dict[int, _Run] = {}
+        self._runs: dict[int, _ShareRun] = {}
         self._told: dict[int, list[str]] = {}  # by segment, the commands so far
         self._is_stopping = False
 
     @property
-    def shares(self) -> Mapping[int, Share]:
+    def shares(self) -> Mapping[int, GangShare]:
         """The shares that were admitted and not dismissed."""
         with self._changed:
             return {segment: run.share for segment, run in self._runs.items()}
 
-    def admit(self, segment: int, share: Share) -> None:
+    def admit(self, segment: int, share: GangShare) -> None:
         """Adds a share; a call of `run` follows."""
         with self._changed:
-            self._runs[segment] = _Run(share=share)
+            self._runs[segment] = _ShareRun(share=share)
 
     def dismiss(self, segment: int) -> None:
         """Removes a share that has ended and whose outcome has been handled."""

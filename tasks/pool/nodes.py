@@ -165,7 +165,7 @@ class NodeRecord:
     allocation: str = ""
 
 
-class Nodes:
+class NodeRegistry:
     """The registry: each worker writes its own row, and the executor reads all rows."""
 
     def __init__(self, database: Database) -> None:

@@ -23,7 +23,7 @@ from sqlalchemy.exc import SQLAlchemyError
 from ringmaster.codec import from_json, to_json
 from ringmaster.tasks.execution.events import JobEnded
 from ringmaster.tasks.execution.run_paths import RunPaths
-from ringmaster.tasks.planning.problems.terms import Terms
+from ringmaster.tasks.planning.problems.terms import PlanningTerms
 from ringmaster.tasks.pool.event_log import keep
 from ringmaster.tasks.pool.nodes import Timeouts
 from ringmaster.tasks.pool.requests import Request, RequestKind, Requests, RequestStatus
@@ -75,9 +75,9 @@ class Submission:
     together: Mapping[str, tuple[Profile, ...]] = field(default_factory=dict)
 
     @property
-    def asked(self) -> Terms:
+    def asked(self) -> PlanningTerms:
         """The objective, deadlines, weights and device price for its plans."""
-        return Terms(**self.terms)
+        return PlanningTerms(**self.terms)
 
     def qualified(self, job: str) -> str:
         """Returns a job's name in the pool."""

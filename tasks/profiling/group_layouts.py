@@ -32,7 +32,7 @@ MOST_TOGETHER = 32
 
 
 @dataclass(frozen=True, kw_only=True)
-class Layout:
+class GroupLayout:
     """A number of devices, and how the base is stored on them: `whole` on each, or `sharded` by layers.
 
     recompute: "none" if the layers' activations are stored, or "full" if they are recomputed.
@@ -138,17 +138,17 @@ class Layout:
         return devices + divided + (", activations computed again" if self.recompute == AGAIN else "")
 
 
-ONE_DEVICE = Layout()
+ONE_DEVICE = GroupLayout()
 
 
-def layouts(num_devices: int) -> list[Layout]:
+def layouts(num_devices: int) -> list[GroupLayout]:
     """Returns the layouts to try on a node of so many devices: 1, 2, 4, ... devices, and all.
 
     Layouts with the least communication come first. Layouts that recompute activations come last, as they are used only
     if memory requires it.
     """
     sizes = sorted({2**power for power in range(num_devices.bit_length())} | {num_devices})
-    several = [Layout(num_devices=size, base=base) for size in sizes if size > 1 for base in (WHOLE, SHARDED)]
+    several = [GroupLayout(num_devices=size, base=base) for size in sizes if size > 1 for base in (WHOLE, SHARDED)]
     kept = [ONE_DEVICE, *several]
     return [*kept, *(replace(layout, recompute=AGAIN) for layout in kept)]
 
@@ -202,7 +202,7 @@ def classes(
     profiles: Mapping[str, Sequence[Profile]],
     *,
     keys: Mapping[str, str],
-    layout: Layout = ONE_DEVICE,
+    layout: GroupLayout = ONE_DEVICE,
 ) -> list[Group]:
     """Returns the classes of at least two jobs that can be trained together, sorted by steps and similarity.
 
@@ -287,7 +287,7 @@ def _may_join(job: Job, names: Collection[str], *, num_devices: int) -> bool:
 
 
 def _solo(
-    job: Job, preflight: Preflight, profiles: Sequence[Profile], *, key: str, layout: Layout
+    job: Job, preflight: Preflight, profiles: Sequence[Profile], *, key: str, layout: GroupLayout
 ) -> SoloProfile | None:
     """Returns None if such devices cannot train the job, or not its whole batch at once."""
     profile, own_bytes = layout.profile(job, preflight, profiles), layout.own_bytes(job, preflight)

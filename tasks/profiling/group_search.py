@@ -40,7 +40,7 @@ from ringmaster.tasks.profiling.group_layouts import (
     ONE_DEVICE,
     SHARDED,
     Group,
-    Layout,
+    GroupLayout,
     SoloProfile,
     candidate_groups,
     even_parts,
@@ -48,11 +48,11 @@ from ringmaster.tasks.profiling.group_layouts import (
 )
 from ringmaster.tasks.profiling.option_profiles import num_evaluations
 from ringmaster.tasks.profiling.profile_store import fingerprint
-from ringmaster.tasks.profiling.search import FAILED, Failure, Result
+from ringmaster.tasks.profiling.search import FAILED, FailedTrial, Result
 from ringmaster.tasks.profiling.trials import Trial
 from ringmaster.techniques import Profile
 from ringmaster.techniques.preflight import Candidate
-from ringmaster.techniques.profiles import PREDICTED, GroupMember, ProfileKey
+from ringmaster.techniques.profiles import PREDICTED, GroupMemberProfile, ProfileKey
 from ringmaster.techniques.training.fused.group_requirements import NAME
 from ringmaster.techniques.turns import AT_ONCE
 
@@ -114,7 +114,7 @@ class GroupScaling:
     step: LinearFit
     startup: LinearFit
     peak: LinearFit
-    layout: Layout = ONE_DEVICE
+    layout: GroupLayout = ONE_DEVICE
 
     def profile(self, group: Group, *, is_measured: bool, at_once: int | None = None) -> Profile:
         """Returns the profile of a group; the seconds that do not depend on its members are those of the lead job.
@@ -141,7 +141,7 @@ class GroupScaling:
             source="measured" if is_measured and not in_turns else PREDICTED,
             own_step_s=self.step.slope * lead.profile.step_s,
             members=tuple(
-                GroupMember(
+                GroupMemberProfile(
                     job=solo.job.name,
                     num_steps=solo.job.total_steps,
                     step_s=self.step.slope * solo.profile.step_s,
@@ -156,7 +156,7 @@ def scaling_of(
     members: Group,
     measured: Sequence[tuple[Group, Profile]],
     *,
-    layout: Layout = ONE_DEVICE,
+    layout: GroupLayout = ONE_DEVICE,
     kappa: float = 1.0,
 ) -> GroupScaling:
     """Fits the lines of a class of jobs on gangs of a layout.
@@ -189,7 +189,7 @@ def own_bytes(group: Sequence[SoloProfile]) -> int:
     return sum(solo.own_bytes for solo in group)
 
 
-def _peak_bytes(solo: SoloProfile, layout: Layout) -> int:
+def _peak_bytes(solo: SoloProfile, layout: GroupLayout) -> int:
     """Returns the peak bytes of a group of one job.
 
     A profile whose step divides the batch further, or stores the base otherwise, does not show this peak.
@@ -217,7 +217,7 @@ class GroupSearch:
     device_kind: str
     memory_bytes: int
     is_gpu: bool
-    layout: Layout = ONE_DEVICE
+    layout: GroupLayout = ONE_DEVICE
     plainer: Sequence[GroupSearch] = ()
     kappa: float = 1.0
     results: dict[str, Result] = field(default_factory=dict)
@@ -272,7 +272,7 @@ class GroupSearch:
     @property
     def fault(self) -> str | None:
         """The reason why no group of this class is offered: a trial has failed, and so might a gang."""
-        failed = (r.message for r in self.results.values() if isinstance(r, Failure) and r.kind == FAILED)
+        failed = (r.message for r in self.results.values() if isinstance(r, FailedTrial) and r.kind == FAILED)
         return next(failed, None)
 
     @cached_property
@@ -359,7 +359,7 @@ class GroupSearch:
 
     def _fits(self, group: Group) -> bool:
         """Returns whether a group fits, as far as known. On a CPU slot only the memory that the jobs need counts."""
-        unfit = [own_bytes(self.known[name]) for name, r in self.results.items() if isinstance(r, Failure)]
+        unfit = [own_bytes(self.known[name]) for name, r in self.results.items() if isinstance(r, FailedTrial)]
         if unfit and own_bytes(group) >= min(unfit):
             return False
         return self._may_fit(group) and (not self.is_gpu or self.laws.peak.at(own_bytes(group)) <= self.memory_bytes)
@@ -397,7 +397,7 @@ class GroupSearch:
 
 
 def group_searches(
-    classes: Mapping[Layout, Sequence[Group]], *, cluster: Cluster, num_nodes: int, newest: Sequence[Profile] = ()
+    classes: Mapping[GroupLayout, Sequence[Group]], *, cluster: Cluster, num_nodes: int, newest: Sequence[Profile] = ()
 ) -> list[GroupSearch]:
     """Returns a search for each class of jobs in each layout, the plainest layouts first.
 

@@ -19,7 +19,7 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import replace
 
 from ringmaster.tasks.cluster import Cluster
-from ringmaster.tasks.planning import Node, Option, PlanningJob, Problem
+from ringmaster.tasks.planning import Option, PlanningJob, PlanningNode, Problem
 from ringmaster.tasks.profiling.search import ConfigSearch
 from ringmaster.tasks.profiling.speed_beliefs import OF_PREDICTIONS, SpeedBelief, SpeedBeliefs
 from ringmaster.techniques import Job, Profile
@@ -76,7 +76,7 @@ def planning_problem(
     every = [profile for job in jobs for profile in profiles[job.name]]
     is_typed = any(profile.device_type for profile in every)
     nodes = tuple(
-        Node(
+        PlanningNode(
             id=node.name,
             num_devices=len(node.devices),
             device_type=Cluster(nodes=(node,)).device_kind() if is_typed else "",
@@ -108,7 +108,7 @@ def num_evaluations(job: Job, *, steps_done: int = 0) -> int:
     return (job.total_steps - 1) // every - steps_done // every + sum(step % every != 0 for step in others) + 1
 
 
-def _missing(nodes: Sequence[Node], options: Sequence[Option]) -> Iterator[Node]:
+def _missing(nodes: Sequence[PlanningNode], options: Sequence[Option]) -> Iterator[PlanningNode]:
     """Yields nodes of each type for options that the present nodes cannot run, as many and as large as needed."""
     for kind in sorted({option.device_type for option in options}):
         lacking = [
@@ -118,7 +118,7 @@ def _missing(nodes: Sequence[Node], options: Sequence[Option]) -> Iterator[Node]
         ]
         size = max((option.num_devices // option.num_nodes for option in lacking), default=0)
         for number in range(max((option.num_nodes for option in lacking), default=0)):
-            yield Node(id=f"missing {kind} {number}", num_devices=size, device_type=kind)
+            yield PlanningNode(id=f"missing {kind} {number}", num_devices=size, device_type=kind)
 
 
 def _members(profiles: Sequence[Profile]) -> tuple[str, ...]:

@@ -23,7 +23,7 @@ MORE = "--verbose shows all that was left out"
 
 
 @dataclass(frozen=True, kw_only=True)
-class Failure:
+class FailedTrial:
     """A trial that gave no profile.
 
     kind: "out_of_memory", which another attempt would repeat; "killed" from outside; "timed_out", as it took longer
@@ -39,7 +39,7 @@ class Failure:
         return self.kind in (KILLED, TIMED_OUT)
 
 
-Result = Profile | Failure
+Result = Profile | FailedTrial
 
 
 @dataclass(kw_only=True)
@@ -102,7 +102,7 @@ class ConfigSearch:
     def predicted_s(self) -> float | None:
         """The predicted seconds of a step under the first config that has not failed; None without a prediction."""
         for fingerprint, candidate in zip(self.fingerprints, self.candidates, strict=True):
-            if not isinstance(self.results.get(fingerprint), Failure):
+            if not isinstance(self.results.get(fingerprint), FailedTrial):
                 return candidate.step_s
         return None
 
@@ -129,9 +129,9 @@ class ConfigSearch:
         return tuple(result for result in self.results.values() if isinstance(result, Profile))
 
     @property
-    def failures(self) -> tuple[Failure, ...]:
+    def failures(self) -> tuple[FailedTrial, ...]:
         """The failures of the search's trials."""
-        return tuple(result for result in self.results.values() if isinstance(result, Failure))
+        return tuple(result for result in self.results.values() if isinstance(result, FailedTrial))
 
 
 def quickest_looking_first(candidates: Sequence[Candidate]) -> list[Candidate]:
@@ -184,7 +184,7 @@ def _looks_far_behind(search: ConfigSearch, group: Sequence[ConfigSearch]) -> bo
     return search.predicted_s > FAR_BEHIND_PREDICTED * best.best_predicted_s
 
 
-def why_nothing_fits(refusals: Sequence[Refusal], failures: Sequence[Failure]) -> str:
+def why_nothing_fits(refusals: Sequence[Refusal], failures: Sequence[FailedTrial]) -> str:
     """Returns why no technique can train a job: the failures of its trials, or without trials what was lacking."""
     if failures:
         return _why_trials_failed(failures)
@@ -197,7 +197,7 @@ def why_nothing_fits(refusals: Sequence[Refusal], failures: Sequence[Failure]) -
     return f"no technique can train it here: {said}. To fix: {remedy}; {MORE}"
 
 
-def _why_trials_failed(failures: Sequence[Failure]) -> str:
+def _why_trials_failed(failures: Sequence[FailedTrial]) -> str:
     """Returns the distinct errors of a job's trials; out of memory comes last, as it may be the smaller problem."""
     in_order = sorted(failures, key=lambda failure: failure.kind == "out_of_memory")
     causes = dict.fromkeys(failure.message for failure in in_order)

@@ -48,7 +48,7 @@ from ringmaster.errors import ChannelClosed
 from ringmaster.tasks.cluster import Device
 from ringmaster.techniques import Profile
 from ringmaster.techniques.processes.channel import Channel
-from ringmaster.techniques.processes.events import Measured, RankExited, ReferenceTimed, event_from_json
+from ringmaster.techniques.processes.events import RankExited, ReferenceTimed, TrialMeasured, event_from_json
 from ringmaster.techniques.processes.forkserver_client import ForkServerClient
 from ringmaster.techniques.profiles import PREDICTED
 
@@ -110,7 +110,7 @@ class QuietTimes:
         return min(kept)
 
 
-def without_load(measured: Measured, load: MachineLoad) -> dict[str, Any]:
+def without_load(measured: TrialMeasured, load: MachineLoad) -> dict[str, Any]:
     """Returns the measured fields of a `Profile` as they would be on a quiet machine.
 
     The mean of the steps contains the time slices of other work, as the load does, and is divided by it. Of steps that

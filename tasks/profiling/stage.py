@@ -16,7 +16,7 @@ from typing import Any
 from ringmaster.codec import to_json
 from ringmaster.errors import UntrainableJobs
 from ringmaster.tasks.cluster import Cluster
-from ringmaster.tasks.profiling.group_layouts import Group, Layout, classes, layouts
+from ringmaster.tasks.profiling.group_layouts import Group, GroupLayout, classes, layouts
 from ringmaster.tasks.profiling.group_search import GroupSearch, group_profiles, group_searches, groups_among
 from ringmaster.tasks.profiling.option_profiles import (
     known_speeds,
@@ -53,7 +53,7 @@ from ringmaster.techniques.profiles import PREDICTED
 
 
 @dataclass(frozen=True, kw_only=True)
-class Profiled:
+class ProfilingResult:
     """The result of the profiling stage.
 
     jobs: the jobs, with epochs resolved into steps.
@@ -77,7 +77,7 @@ class Profiled:
         """The jobs that cannot take a step, whatever the devices: their data, model or settings are at fault."""
         return tuple(job for job in self.faults if job not in self.preflights)
 
-    def beside(self, ended: Mapping[str, Preflight], *, jobs: Sequence[Job]) -> Profiled:
+    def beside(self, ended: Mapping[str, Preflight], *, jobs: Sequence[Job]) -> ProfilingResult:
         """Returns this result with jobs that have ended, and have no options, in the order of the batch's `jobs`."""
         resolved = {job.name: job for job in self.jobs}
         resolved |= {job.name: resolve_steps(job, ended[job.name]) for job in jobs if job.name in ended}
@@ -115,7 +115,7 @@ def profile_jobs(
     failed: ReportFailure = untold,
     all_or_none: bool = False,
     share: float = 0.05,
-) -> Profiled:
+) -> ProfilingResult:
     """Profiles every job under every technique and gang size that can train it: as measured before, or predicted.
 
     lend: lends devices for each wave of trials; None if all devices are free. If they stay busy, jobs are planned by
@@ -172,7 +172,7 @@ def profile_jobs(
         if not profiles[name]:
             faults[name] = why_nothing_fits(preflights[name].refusals, [f for s in mine for f in s.failures])
             failed(name, faults[name])
-    return Profiled(
+    return ProfilingResult(
         jobs=tuple(jobs),
         preflights=preflights,
         profiles=profiles,
@@ -260,7 +260,7 @@ class JobOptions:
 
 
 def groups_of_some(
-    profiled: Profiled, *, environment: TrialEnvironment, cluster: Cluster, known: ProfileStore
+    profiled: ProfilingResult, *, environment: TrialEnvironment, cluster: Cluster, known: ProfileStore
 ) -> Callable[[Collection[str]], dict[str, tuple[Profile, ...]]]:
     """Returns a function that gives, by lead job, the groups of some of the profiled jobs as a batch of their own.
 
@@ -289,7 +289,7 @@ def _classes(
     profiles: Mapping[str, Sequence[Profile]],
     keys: Mapping[str, str],
     cluster: Cluster,
-) -> dict[Layout, list[Group]]:
+) -> dict[GroupLayout, list[Group]]:
     """Returns the classes of jobs that can be trained together, by the layout of their gang."""
     found = layouts(len(cluster.nodes[0].devices))
     return {layout: classes(jobs, preflights, profiles, keys=keys, layout=layout) for layout in found}

@@ -24,14 +24,14 @@ from ringmaster.tasks.profiling.search import (
     OUT_OF_MEMORY,
     TIMED_OUT,
     ConfigSearch,
-    Failure,
+    FailedTrial,
     Result,
     worthwhile,
 )
 from ringmaster.tasks.profiling.speed_beliefs import QuietTimes, without_load
 from ringmaster.techniques import Job, Profile, registry
 from ringmaster.techniques.preflight import Candidate, Preflight
-from ringmaster.techniques.processes.events import Event, Measured, OutcomeStatus, Ready, ReferenceTimed
+from ringmaster.techniques.processes.events import Event, JobReady, OutcomeStatus, ReferenceTimed, TrialMeasured
 from ringmaster.techniques.processes.gang import Gang, Outcome
 from ringmaster.techniques.processes.order import TRIAL, GangOrder
 from ringmaster.techniques.processes.reporter import MEASURE, STOP
@@ -124,14 +124,14 @@ def run_wave(environment: TrialEnvironment, wave: Sequence[Trial], *, limit_s: f
     # The folder is on the disk where checkpoints will be written, so that the measured cost of a save holds there.
     with TemporaryDirectory(prefix="trials-", dir=environment.cache_dir) as folder:
         runs = [
-            _Run(environment, trial, position, Path(folder) / str(i))
+            _RunningTrial(environment, trial, position, Path(folder) / str(i))
             for i, (trial, position) in enumerate(zip(crowd, positions, strict=True))
         ]
-        outcomes = _Wave(runs, QuietTimes(environment.cache_dir), limit_s=limit_s).conduct()
+        outcomes = _TrialWave(runs, QuietTimes(environment.cache_dir), limit_s=limit_s).conduct()
     return {trial.fingerprint: outcomes[i] for i, trial in enumerate(wave)}
 
 
-class _Run:
+class _RunningTrial:
     """One running trial."""
 
     def __init__(self, environment: TrialEnvironment, trial: Trial, devices: Sequence[Device], folder: Path) -> None:
@@ -153,18 +153,18 @@ class _Run:
         self.gang = Gang(environment.server, order, num_ranks=trial.candidate.num_ranks)
 
 
-class _Wave:
+class _TrialWave:
     """Starts the measurements of a wave together, and keeps all of its gangs busy until the last one is done.
 
     A gang that is not ready after `READY_SHARE` of the limit is killed, so that the others are measured.
     """
 
-    def __init__(self, runs: Sequence[_Run], quiet_times: QuietTimes, *, limit_s: float) -> None:
+    def __init__(self, runs: Sequence[_RunningTrial], quiet_times: QuietTimes, *, limit_s: float) -> None:
         self._runs, self._quiet_times, self._limit_s = runs, quiet_times, limit_s
         self._began_s = time.monotonic()
         self._heard: queue.Queue[tuple[int, Event | Outcome]] = queue.Queue()
         self._ready: set[int] = set()
-        self._measured: dict[int, Measured] = {}
+        self._measured: dict[int, TrialMeasured] = {}
         self._timed: dict[int, list[ReferenceTimed]] = {}
         self._ended: dict[int, Outcome] = {}
         self._killed: set[int] = set()  # as they took too long
@@ -206,9 +206,9 @@ class _Wave:
                 continue
             if isinstance(heard, Outcome):
                 self._ended[index] = heard
-            elif isinstance(heard, Ready):
+            elif isinstance(heard, JobReady):
                 self._ready.add(index)
-            elif isinstance(heard, Measured):
+            elif isinstance(heard, TrialMeasured):
                 self._measured[index] = heard
             elif isinstance(heard, ReferenceTimed):
                 self._timed.setdefault(index, []).append(heard)
@@ -228,9 +228,9 @@ class _Wave:
             )
             return quiet.under_load(load.ratio)
         if index in self._killed:
-            return Failure(kind=TIMED_OUT, message=f"it took more than {self._limit_s:.0f} s")
+            return FailedTrial(kind=TIMED_OUT, message=f"it took more than {self._limit_s:.0f} s")
         outcome = self._ended[index]
-        return Failure(kind=_kind(outcome), message=outcome.message)
+        return FailedTrial(kind=_kind(outcome), message=outcome.message)
 
 
 def _kind(outcome: Outcome) -> str:
@@ -420,4 +420,4 @@ def trial_of_config(search: ConfigSearch, fingerprint: str, jobs: Mapping[str, t
 
 
 def _was_killed(result: Result) -> bool:
-    return isinstance(result, Failure) and result.kind == KILLED
+    return isinstance(result, FailedTrial) and result.kind == KILLED

@@ -21,10 +21,10 @@ from ringmaster.codec import to_json
 from ringmaster.errors import LedgerError
 from ringmaster.model_lineage.ledger.ledger import Ledger
 from ringmaster.model_lineage.tensors import TensorStore
-from ringmaster.model_lineage.waiting import Waiting
+from ringmaster.model_lineage.waiting import OutageRetry
 from ringmaster.tasks.batch import Batch
 from ringmaster.tasks.execution.events import ExecutionEvent, GangSaid, JobEnded, PredictionUpdate
-from ringmaster.tasks.pool.event_log import BatchEvents, EventReader, Position, content_of, event_of
+from ringmaster.tasks.pool.event_log import BatchEvents, EventReader, LogPosition, content_of, event_of
 from ringmaster.tasks.recording.mlflow_writer import JobsToRecord, MlflowWriter
 from ringmaster.tasks.storage.journal import Journal
 from ringmaster.text import printable_lines
@@ -58,7 +58,7 @@ class RetriedWrites:
 
     def __init__(self, notice: Notice) -> None:
         self.faults: list[str] = []
-        self._waiting = Waiting(notice, away=AWAY)
+        self._waiting = OutageRetry(notice, away=AWAY)
 
     @property
     def is_away(self) -> bool:
@@ -277,7 +277,7 @@ class PoolRecorder(AsyncRecorder):
         tensors: TensorStore | None = None,
     ) -> None:
         at = journal.get(self.CURSOR, {})
-        after = Position(told=at.get("told", 0), said=at.get("said", 0))
+        after = LogPosition(told=at.get("told", 0), said=at.get("said", 0))
         self._reader = EventReader(events, after)
         self._is_over = threading.Event()
         super().__init__(ledger, journal, batch=batch, notice=notice, num_plans=at.get("plans", 0), tensors=tensors)

@@ -41,7 +41,7 @@ from ringmaster.techniques import Job, Profile
 from ringmaster.techniques.checkpoints.shared_models import fetch_model
 from ringmaster.techniques.metric import why_undefined
 from ringmaster.techniques.preflight import Preflight
-from ringmaster.techniques.processes.events import CheckpointFailed, CheckpointSaved, Event, OutcomeStatus, Ready
+from ringmaster.techniques.processes.events import CheckpointFailed, CheckpointSaved, Event, JobReady, OutcomeStatus
 from ringmaster.text import markdown
 
 PROFILES = "profiles.json"  # among the artifacts of a job's run
@@ -177,7 +177,7 @@ class MlflowWriter:
         if isinstance(event, CheckpointFailed) and event.waits:
             self._waiting.add(job)
             self.ledger.set_note(self._job_run(job), f"**Waits**: {markdown(event.message)}")
-        elif job in self._waiting and isinstance(event, (CheckpointSaved, Ready)):
+        elif job in self._waiting and isinstance(event, (CheckpointSaved, JobReady)):
             self.ledger.set_note(self._job_run(job), "")
             self._waiting.discard(job)
 

@@ -20,7 +20,7 @@ from ringmaster.techniques import Job, Profile
 from ringmaster.techniques.data.row_source import RowSource
 from ringmaster.techniques.data_source import data_source_of
 from ringmaster.techniques.loss import loss_function_of, options_of
-from ringmaster.techniques.processes.events import DeviceTelemetry, Event, Metrics, Steps
+from ringmaster.techniques.processes.events import DeviceTelemetry, EvaluationReported, Event, Steps
 
 
 def end_details(record: JobRecord) -> dict[str, Any]:
@@ -69,7 +69,7 @@ def metric_points(event: Event, *, at_ms: int) -> list[MetricPoint]:
             losses += [MetricPoint("train/reward", reward, step, now_ms) for step, reward in rewards]
             losses += [MetricPoint("train/step_s", seconds, step, now_ms) for step, (_, seconds) in rows]
             return losses + [MetricPoint(key, value, event.step, now_ms) for key, value in _speed(event).items()]
-        case Metrics():
+        case EvaluationReported():
             return [MetricPoint(f"eval/{key}", value, event.step, at_ms) for key, value in event.metrics.items()]
         case DeviceTelemetry():
             return telemetry_points(event)

@@ -156,7 +156,7 @@ STRANGER_S = 600.0  # the age at which a row of another machine counts as abando
 
 
 @dataclass(frozen=True, kw_only=True)
-class Move:
+class AliasMove:
     """An alias and the version to point it to; version None deletes the alias."""
 
     alias: str
@@ -170,7 +170,7 @@ class MoveLog:
         self._database = database
         database.write(lambda connection: METADATA.create_all(connection))
 
-    def move(self, ledger: Ledger, model: str, moves: Sequence[Move], decision: DecisionRecord) -> None:
+    def move(self, ledger: Ledger, model: str, moves: Sequence[AliasMove], decision: DecisionRecord) -> None:
         """Completes interrupted moves of other processes, then makes `moves` in this order and records the decision.
 
         Raises PromotionRefused if the model's champion is no longer the one that the decision assumes, if one of the
@@ -197,7 +197,7 @@ class MoveLog:
             if token is None:  # another process is doing so
                 continue
             try:
-                moves = [Move(**move) for move in row["moves"]]
+                moves = [AliasMove(**move) for move in row["moves"]]
                 decision = from_json(DecisionRecord, row["decision"])
                 # A promotion or deletion by a program without this log may have made the decision obsolete.
                 applies = _fault(ledger, row["model"], moves, decision) is None
@@ -211,7 +211,7 @@ class MoveLog:
                 finished.append(str(row["model"]))
         return finished
 
-    def _begin(self, model: str, moves: Sequence[Move], decision: DecisionRecord) -> str:
+    def _begin(self, model: str, moves: Sequence[AliasMove], decision: DecisionRecord) -> str:
         row = {"model": model, "moves": [vars(m) for m in moves], "decision": to_json(decision), **_holder()}
 
         def act(connection: Connection) -> str:
@@ -255,7 +255,7 @@ def _of(model: str, token: str) -> Any:
     return (MOVES.c.model == model) & (MOVES.c.token == token)
 
 
-def _fault(ledger: Ledger, model: str, moves: Sequence[Move], decision: DecisionRecord) -> str | None:
+def _fault(ledger: Ledger, model: str, moves: Sequence[AliasMove], decision: DecisionRecord) -> str | None:
     """Returns why some moves cannot be made (any more), or None if they can.
 
     All versions must exist, as a deleted one would leave the aliases half-moved for good. The champion must be the one
@@ -275,7 +275,7 @@ def _fault(ledger: Ledger, model: str, moves: Sequence[Move], decision: Decision
     )
 
 
-def _carry_out(ledger: Ledger, model: str, moves: Sequence[Move], decision: DecisionRecord) -> None:
+def _carry_out(ledger: Ledger, model: str, moves: Sequence[AliasMove], decision: DecisionRecord) -> None:
     for move in moves:
         if move.version is not None:
             ledger.set_alias(model, move.alias, move.version)

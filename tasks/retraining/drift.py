@@ -51,7 +51,7 @@ class DriftRule:
 
 
 @dataclass(frozen=True, kw_only=True)
-class Reference:
+class FeatureReference:
     """The distribution of a feature at training time, as counts of bins rather than rows.
 
     num_rows: the number of values.
@@ -90,7 +90,7 @@ class Drift:
     p: float | None = None
 
 
-def reference_of(values: Sequence[Any] | Array) -> Reference | None:
+def reference_of(values: Sequence[Any] | Array) -> FeatureReference | None:
     """Returns the reference of a feature's values, or None if there is no value, or no finite number.
 
     Floats are numbers; all other values are categories.
@@ -101,7 +101,7 @@ def reference_of(values: Sequence[Any] | Array) -> Reference | None:
             return None
         edges = _edges(numbers)
         kept = np.quantile(numbers, np.linspace(0, 1, min(len(numbers), MOST_KEPT)))
-        return Reference(
+        return FeatureReference(
             num_rows=len(numbers),
             counts=tuple(_binned(numbers, edges)),
             edges=tuple(float(edge) for edge in edges),
@@ -111,14 +111,14 @@ def reference_of(values: Sequence[Any] | Array) -> Reference | None:
     if not texts:
         return None
     common = [text for text, _ in sorted(texts.items(), key=lambda item: (-item[1], item[0]))[:MOST_CATEGORIES]]
-    return Reference(
+    return FeatureReference(
         num_rows=texts.total(),
         counts=(*(texts[text] for text in common), texts.total() - sum(texts[text] for text in common)),
         categories=tuple(common),
     )
 
 
-def drift_of(feature: str, reference: Reference, values: Sequence[Any] | Array, rule: DriftRule) -> Drift:
+def drift_of(feature: str, reference: FeatureReference, values: Sequence[Any] | Array, rule: DriftRule) -> Drift:
     """Returns the distance of `values` from the reference, and whether it is drift under a rule."""
     numbers = _finite(values) if reference.is_number else None
     num_rows = len(_texts(values)) if numbers is None else len(numbers)
@@ -147,7 +147,7 @@ def drift_of(feature: str, reference: Reference, values: Sequence[Any] | Array, 
     )
 
 
-def psi(reference: Reference, values: Sequence[Any] | Array) -> tuple[float, float]:
+def psi(reference: FeatureReference, values: Sequence[Any] | Array) -> tuple[float, float]:
     """Returns the population stability index of `values`, and the level that it reaches by chance without drift.
 
     Half a row is added to each bin, so that an empty one does not make the index infinite.
@@ -168,7 +168,7 @@ def psi(reference: Reference, values: Sequence[Any] | Array) -> tuple[float, flo
     return index, float(by_chance)
 
 
-def ks(reference: Reference, values: Sequence[Any] | Array) -> float:
+def ks(reference: FeatureReference, values: Sequence[Any] | Array) -> float:
     """Returns the p-value of the two-sample Kolmogorov-Smirnov test, small if the distributions differ."""
     from scipy.stats import ks_2samp
 
@@ -176,7 +176,7 @@ def ks(reference: Reference, values: Sequence[Any] | Array) -> float:
 
 
 def drifts_of(
-    references: Mapping[str, Reference], now: Mapping[str, Sequence[Any] | Array], rule: DriftRule
+    references: Mapping[str, FeatureReference], now: Mapping[str, Sequence[Any] | Array], rule: DriftRule
 ) -> list[Drift]:
     """Returns the drift of every feature that both mappings have, drifted features first."""
     found = [drift_of(name, references[name], now[name], rule) for name in references if name in now]
@@ -240,8 +240,8 @@ class TrainingRecord:
     digest: str
     num_samples: int
     files: tuple[tuple[str, str], ...] = ()
-    inputs: Mapping[str, Reference] = field(default_factory=dict)
-    predictions: Mapping[str, Reference] = field(default_factory=dict)
+    inputs: Mapping[str, FeatureReference] = field(default_factory=dict)
+    predictions: Mapping[str, FeatureReference] = field(default_factory=dict)
 
     def to_json(self) -> dict[str, Any]:
         """Returns plain values, which `from_json` reads."""
@@ -296,7 +296,7 @@ def scored_features(scores: Scores) -> dict[str, Array]:
     return found
 
 
-def references_of(features: Features) -> dict[str, Reference]:
+def references_of(features: Features) -> dict[str, FeatureReference]:
     """Returns a reference for each feature that has values. A feature of NaNs only, as of a broken model, has none."""
     return {name: found for name, values in features.items() if (found := reference_of(values)) is not None}
 

@@ -15,7 +15,7 @@ from ringmaster.tasks.batch import yaml_sections
 from ringmaster.tasks.batch.faults import Finding
 from ringmaster.tasks.batch.field_types import Metric, Name, Positive, Whole
 from ringmaster.tasks.batch.schema import Section
-from ringmaster.tasks.evaluation.examination import ALL, Examined, SliceMetric
+from ringmaster.tasks.evaluation.examination import ALL, ExaminationResult, SliceMetric
 from ringmaster.tasks.evaluation.suite import Suite, load_suite
 from ringmaster.tasks.files import is_file
 
@@ -53,7 +53,7 @@ MORE_SLICES = "name a suite with slices, or leave max_loss out"
 
 
 @dataclass(frozen=True, kw_only=True)
-class Policy:
+class PromotionPolicy:
     """The rules for the promotion of a challenger; all of them must hold.
 
     metric: the metric that decides; None stands for the model's own.
@@ -83,7 +83,7 @@ class Policy:
         return self.max_rows or MAX_HELD_OUT
 
 
-def load_policy(path: Path) -> Policy:
+def load_policy(path: Path) -> PromotionPolicy:
     """Loads the policy of a YAML file. Raises BatchFileError with all faults in it and in the suites that it names."""
     suites: list[Suite] = []
 
@@ -99,7 +99,7 @@ def load_policy(path: Path) -> Policy:
             yield Finding(("max_loss",), "asks for the slices of a suite that cannot be read", MORE_SLICES)
 
     entry = yaml_sections.load_section(path, PolicyEntry, rules=rules, what="a policy, such as policy.yaml")
-    return Policy(
+    return PromotionPolicy(
         name=entry.name,
         metric=entry.metric,
         min_gain=entry.min_gain,
@@ -127,12 +127,12 @@ def _read_suite(folder: Path, name: str, suites: list[Suite]) -> Iterator[Findin
             yield Finding((), f"{place} {fault.message}", fault.remedy)
 
 
-PLAIN_RULE = Policy(name="rule", significance=None)
+PLAIN_RULE = PromotionPolicy(name="rule", significance=None)
 """What decides without a policy file: a challenger that is better by the model's `min_gain` is promoted."""
 
 
 @dataclass(frozen=True, kw_only=True)
-class Decision:
+class PromotionDecision:
     """Whether the challenger is promoted, with the reason for people.
 
     reasons: all reasons, and the comparison with the champion.
@@ -146,8 +146,13 @@ class Decision:
 
 
 def decide_by(
-    policy: Policy, examined: Sequence[Examined], *, metric: str, is_first: bool, min_gain: float = 0.0
-) -> Decision:
+    policy: PromotionPolicy,
+    examined: Sequence[ExaminationResult],
+    *,
+    metric: str,
+    is_first: bool,
+    min_gain: float = 0.0,
+) -> PromotionDecision:
     """Promotes a challenger that meets every rule of the policy; each broken rule is a reason.
 
     Nothing is promoted if a value is not finite, as the better one is unknown then.
@@ -178,7 +183,7 @@ def decide_by(
         if not any(reason.startswith(figures) for reason in reasons):
             reasons.append(figures)
     reasons = list(dict.fromkeys(reasons))
-    return Decision(promote=is_promoted, why="; ".join(reasons), reasons=tuple(reasons), compared=whole)
+    return PromotionDecision(promote=is_promoted, why="; ".join(reasons), reasons=tuple(reasons), compared=whole)
 
 
 def comparison(line: SliceMetric) -> str:
@@ -214,7 +219,7 @@ def _interval(line: SliceMetric, bounds: str, ends: tuple[float, float]) -> str:
     return f" ({100 * line.level:g} % interval {bounds})" if all(map(math.isfinite, ends)) else ""
 
 
-def _against_champion(policy: Policy, whole: SliceMetric, *, min_gain: float) -> Iterator[str]:
+def _against_champion(policy: PromotionPolicy, whole: SliceMetric, *, min_gain: float) -> Iterator[str]:
     if whole.gain is None or whole.p_better is None or not math.isfinite(whole.gain):
         yield f"the champion's {whole.metric} is {whole.other} on this data: inspect the data"
         return
@@ -230,7 +235,7 @@ def _against_champion(policy: Policy, whole: SliceMetric, *, min_gain: float) ->
         )
 
 
-def _loses(policy: Policy, line: SliceMetric) -> bool:
+def _loses(policy: PromotionPolicy, line: SliceMetric) -> bool:
     """Whether a slice that is large enough loses more than allowed."""
     if policy.max_loss is None or line.slice == ALL or line.num_rows < policy.min_slice_rows:
         return False

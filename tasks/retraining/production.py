@@ -24,7 +24,7 @@ from ringmaster.tasks.cluster import Devices
 from ringmaster.tasks.files import is_file
 from ringmaster.tasks.retraining.drift import DriftRule
 from ringmaster.tasks.retraining.due import DueRules
-from ringmaster.tasks.retraining.policy import Policy, load_policy
+from ringmaster.tasks.retraining.policy import PromotionPolicy, load_policy
 from ringmaster.tasks.retraining.production_file import ModelEntry, ProductionEntry, findings
 from ringmaster.tasks.retraining.selection import Hours
 from ringmaster.techniques import Job
@@ -112,7 +112,7 @@ class Production:
     models: tuple[ProductionModel, ...]
     devices: Devices
     folder: Path
-    policy: Policy | None = None
+    policy: PromotionPolicy | None = None
     hours: Hours = field(default_factory=Hours)
     budget: float | None = None
     price_per_device_hour: float = 1.0
@@ -267,7 +267,7 @@ def _other_data(compare_on: Job | None, own: Job) -> Job | None:
     return compare_on
 
 
-def _policy(name: Any, *, folder: Path) -> tuple[Policy | None, list[Finding]]:
+def _policy(name: Any, *, folder: Path) -> tuple[PromotionPolicy | None, list[Finding]]:
     """Returns the policy that a file names, and its faults."""
     if not isinstance(name, str):
         return None, []

@@ -14,15 +14,15 @@ from ringmaster.tasks.retraining.alias_moves import (
     PROMOTED,
     ROLLED_BACK,
     WAITING,
+    AliasMove,
     DecisionRecord,
-    Move,
     MoveLog,
     champion_before,
     current_time,
     read_decisions,
     write_decision,
 )
-from ringmaster.tasks.retraining.policy import Decision
+from ringmaster.tasks.retraining.policy import PromotionDecision
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -83,7 +83,7 @@ def _newest(ledger: Ledger, name: str, versions: Iterable[int]) -> ModelRecord |
 def apply(
     ledger: Ledger,
     candidate: ModelRecord,
-    decision: Decision,
+    decision: PromotionDecision,
     *,
     log: MoveLog,
     champion: int | None,
@@ -102,11 +102,11 @@ def apply(
     Raises PromotionRefused if another promotion was faster.
     """
     name, version = candidate.registered_name, version_of(candidate)
-    moves = [Move(alias=CHALLENGER, version=version)]
+    moves = [AliasMove(alias=CHALLENGER, version=version)]
     if decision.promote and champion != version:
-        moves.insert(0, Move(alias=CHAMPION, version=version))
+        moves.insert(0, AliasMove(alias=CHAMPION, version=version))
         if champion is not None:
-            moves.insert(0, Move(alias=PREVIOUS, version=champion))
+            moves.insert(0, AliasMove(alias=PREVIOUS, version=champion))
     entry = DecisionRecord(
         version=version,
         outcome=PROMOTED if decision.promote else KEPT,
@@ -140,7 +140,7 @@ def roll_back(ledger: Ledger, name: str, *, log: MoveLog, who: str, why: str = "
     before = champion_before(read_decisions(ledger, previous))
     if before is not None and ledger.get_version(name, before) is None:
         before = None  # deleted in the meantime
-    moves = [Move(alias=CHAMPION, version=restored), Move(alias=PREVIOUS, version=before)]
+    moves = [AliasMove(alias=CHAMPION, version=restored), AliasMove(alias=PREVIOUS, version=before)]
     entry = DecisionRecord(
         version=taken_back,
         outcome=ROLLED_BACK,

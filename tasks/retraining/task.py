@@ -11,7 +11,7 @@ from ringmaster.errors import PromotionRefused
 from ringmaster.model_lineage import Ledger, ModelRecord
 from ringmaster.tasks.alarms.task import sound
 from ringmaster.tasks.retraining.alias_moves import MoveLog
-from ringmaster.tasks.retraining.policy import Decision
+from ringmaster.tasks.retraining.policy import PromotionDecision
 from ringmaster.tasks.retraining.promotion import apply
 
 
@@ -31,7 +31,7 @@ def _may_be_tried_again(task: Any, run: Any, state: Any) -> bool:
     persist_result=False,
 )
 def promote_task(
-    candidate: ModelRecord, decision: Decision, *, ledger: Ledger, log: MoveLog, champion: int | None, who: str
+    candidate: ModelRecord, decision: PromotionDecision, *, ledger: Ledger, log: MoveLog, champion: int | None, who: str
 ) -> None:
     """Moves the aliases of a registered model by a decision, and records the decision.
 

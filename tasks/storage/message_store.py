@@ -34,7 +34,7 @@ class OrderStatus(StrEnum):
 
 
 @dataclass(frozen=True, kw_only=True)
-class Share:
+class GangShare:
     """A node's part of a gang: ranks `first_rank` to `first_rank + num_ranks - 1` of the gang's `num_ranks_in_all`.
 
     order: the order of the whole gang, but with the slots of this node alone.
@@ -66,9 +66,9 @@ class OrderRecord:
         return first if isinstance(first, int) else 0
 
     @property
-    def share(self) -> Share:
+    def share(self) -> GangShare:
         """The node's part of the gang. Raises ValueError where it cannot be read."""
-        return from_json(Share, self.content)
+        return from_json(GangShare, self.content)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -94,7 +94,7 @@ class MessageStore:
 
     # -- the executor's side -----------------------------------------------------------------------------------------
 
-    def give(self, segment: int, *, batch: str, shares: Mapping[str, tuple[str, Share]]) -> None:
+    def give(self, segment: int, *, batch: str, shares: Mapping[str, tuple[str, GangShare]]) -> None:
         """Orders a segment.
 
         shares: by node, the incarnation that is to take the order, and its share of the gang.
@@ -176,7 +176,7 @@ class MessageStore:
 
     # -- a node's side -----------------------------------------------------------------------------------------------
 
-    def take(self, segment: int, node: str, *, incarnation: str) -> Share | None:
+    def take(self, segment: int, node: str, *, incarnation: str) -> GangShare | None:
         """Takes an order; returns None if the order is for another incarnation, or was taken or withdrawn already.
 
         Raises ValueError where the order cannot be read.
@@ -192,7 +192,7 @@ class MessageStore:
             return connection.execute(select(ORDERS.c.content).where(mine)).scalar_one()
 
         content = self._database.write(act)
-        return None if content is None else from_json(Share, content)
+        return None if content is None else from_json(GangShare, content)
 
     def store(self, segment: int, node: str, *, events: Sequence[tuple[int, Event]]) -> None:
         """Stores events of a share's gang, each with its number; events that are stored already are skipped.

@@ -14,7 +14,7 @@ from ringmaster.model_lineage.ledger.ledger import Ledger
 from ringmaster.model_lineage.records import CHALLENGER, ModelRecord
 from ringmaster.tasks.storage.journal import JobStatus
 from ringmaster.tasks.sweeping.scheduler import SweepScheduler
-from ringmaster.tasks.sweeping.space import Choice, Parameter, Values
+from ringmaster.tasks.sweeping.space import CategoricalRange, Parameter, Values
 from ringmaster.techniques.metric import metric_named
 from ringmaster.text import markdown, xml
 
@@ -239,7 +239,7 @@ def _axis(axis: Parameter | str, x: float, *, ends: tuple[float, float]) -> Iter
     name = axis if isinstance(axis, str) else axis.key
     yield f'<line x1="{x:.1f}" y1="{TOP}" x2="{x:.1f}" y2="{HEIGHT - BOTTOM}" class="axis"/>'
     yield f'<text x="{x:.1f}" y="{TOP - 12}" class="name">{xml(name)}</text>'
-    if isinstance(axis, Choice):
+    if isinstance(axis, CategoricalRange):
         ticks = [(_share(axis, value), str(value)[:18]) for value in axis.values]
     elif isinstance(axis, str):
         ticks = [(i / 2, f"{ends[0] + (ends[1] - ends[0]) * i / 2:.4g}") for i in range(3)]
@@ -253,7 +253,7 @@ def _axis(axis: Parameter | str, x: float, *, ends: tuple[float, float]) -> Iter
 
 def _share(parameter: Parameter, value: Any) -> float:
     """Returns the position of a value on its axis, from 0 at the bottom to 1 at the top."""
-    if isinstance(parameter, Choice):
+    if isinstance(parameter, CategoricalRange):
         return parameter.values.index(value) / (len(parameter.values) - 1) if len(parameter.values) > 1 else 0.5
     low, high, at = parameter.low, parameter.high, float(value)
     if parameter.is_log:

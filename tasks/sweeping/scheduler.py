@@ -20,10 +20,10 @@ from ringmaster.tasks.execution.job_table import GOAL, LIKE, SETTLED, SteeringRe
 from ringmaster.tasks.storage.journal import ENDED, JobStatus, Journal
 from ringmaster.tasks.sweeping.space import Values
 from ringmaster.tasks.sweeping.spec import ProposedTrial, SweepSpec
-from ringmaster.tasks.sweeping.stopping import Trial
+from ringmaster.tasks.sweeping.stopping import TrialState
 from ringmaster.techniques import Job
 from ringmaster.techniques.metric import metric_named
-from ringmaster.techniques.processes.events import Metrics
+from ringmaster.techniques.processes.events import EvaluationReported
 
 FACT = "sweep"  # a fact of the batch: {"values": by trial, "goals": by trial, "reports": by trial and step}
 TOO_LATE = "stopped early: the sweep's deadline has passed"
@@ -112,7 +112,7 @@ class SweepScheduler:
 
     def listen(self, event: ExecutionEvent) -> None:
         """Handles an event of the executor."""
-        if isinstance(event, GangSaid) and isinstance(event.event, Metrics):
+        if isinstance(event, GangSaid) and isinstance(event.event, EvaluationReported):
             self._hear(event.job, event.event.step, event.event.metrics)
         elif isinstance(event, JobEnded):
             if event.status == JobStatus.DONE:
@@ -143,7 +143,7 @@ class SweepScheduler:
                 self._keep()
                 self._act(steering)
 
-    def trials(self) -> list[Trial]:
+    def trials(self) -> list[TrialState]:
         """Returns the state of each trainable trial."""
         return [self._trial(name) for name in self.spec.trials if name in self._jobs]
 
@@ -202,11 +202,11 @@ class SweepScheduler:
             return trial.scores[first]
         return trial.best(trial.total) if trial.has_ended else None
 
-    def _trial(self, name: str) -> Trial:
+    def _trial(self, name: str) -> TrialState:
         status = self._statuses.get(name)
         total = self._jobs[name].total_steps if name in self._jobs else 0
         scores = {step: self.score(metrics) for step, metrics in self.reports.get(name, {}).items()}
-        return Trial(
+        return TrialState(
             name=name,
             total=total,
             goal=self._goals.get(name, 0),

@@ -38,7 +38,7 @@ Values = Mapping[str, Any]
 
 
 @dataclass(frozen=True, kw_only=True)
-class Choice:
+class CategoricalRange:
     """One of these values."""
 
     key: str
@@ -104,7 +104,7 @@ class Range:
         return self.step or (1.0 if self.is_integer else None)
 
 
-Parameter = Choice | Range
+Parameter = CategoricalRange | Range
 
 
 def num_combinations(space: Sequence[Parameter]) -> int | None:
@@ -129,9 +129,9 @@ def changes_shape(parameter: Parameter) -> bool:
 def shapes(space: Sequence[Parameter]) -> list[Values]:
     """Returns provisional trials, one for each shape in the space; all other parameters have their first value."""
     fixed = [
-        Choice(key=p.key, values=p.values if changes_shape(p) else p.values[:1])
-        if isinstance(p, Choice)
-        else Choice(key=p.key, values=(p.value(p.low),))
+        CategoricalRange(key=p.key, values=p.values if changes_shape(p) else p.values[:1])
+        if isinstance(p, CategoricalRange)
+        else CategoricalRange(key=p.key, values=(p.value(p.low),))
         for p in space
     ]
     return list(combinations(fixed))
@@ -174,11 +174,11 @@ def _of_one(parameter: Parameter) -> Iterator[Finding]:
     place = ("space", parameter.key)
     if parameter.key == "name":
         yield Finding(place, "cannot be varied", "remove it: each trial gets a name of its own")
-    if isinstance(parameter, Choice) and len(parameter.values) > MOST_TRIALS:
+    if isinstance(parameter, CategoricalRange) and len(parameter.values) > MOST_TRIALS:
         problem = f"has {len(parameter.values):,} values, more than the {MOST_TRIALS:,} trials of any sweep"
         yield Finding((*place, "values"), problem, "list fewer, or give a range")
         return
-    if isinstance(parameter, Choice):
+    if isinstance(parameter, CategoricalRange):
         for i, value in enumerate(parameter.values):
             if value in parameter.values[:i]:
                 yield Finding((*place, "values", i), f"{value!r} occurs twice", "keep one of the two")
@@ -232,7 +232,7 @@ def _of_sampler(space: Sequence[Parameter], *, sampler: str, num_trials: int | N
         if isinstance(parameter, Range):
             problem = "changes a trial's speed or size, and tpe proposes trials while others run, without profiling"
             yield Finding(("space", parameter.key), problem, "give values, which are profiled first, or use random")
-    num_shapes = math.prod(len(p.values) for p in shaping if isinstance(p, Choice))
+    num_shapes = math.prod(len(p.values) for p in shaping if isinstance(p, CategoricalRange))
     if num_shapes > MOST_SHAPES:
         problem = f"has {num_shapes} different shapes, each to be profiled before the first trial"
         yield Finding(("space",), problem, f"list fewer values, keep to {MOST_SHAPES} shapes, or use random")

@@ -20,8 +20,8 @@ from ringmaster.errors import BatchFileError
 from ringmaster.tasks.batch import Batch, Fault, parse_batch
 from ringmaster.tasks.batch.faults import Finding, place_text
 from ringmaster.tasks.sweeping import space as spaces
-from ringmaster.tasks.sweeping.space import MOST_TRIALS, Choice, Parameter, Values, combinations, with_values
-from ringmaster.tasks.sweeping.stopping import Stopping
+from ringmaster.tasks.sweeping.space import MOST_TRIALS, CategoricalRange, Parameter, Values, combinations, with_values
+from ringmaster.tasks.sweeping.stopping import StoppingPolicy
 from ringmaster.techniques import Job
 
 
@@ -45,7 +45,7 @@ class SweepSpec:
     folder: Path
     space: tuple[Parameter, ...]
     sampler: str
-    stopping: Stopping
+    stopping: StoppingPolicy
     objective: str
     num_trials: int | None = None
     num_parallel: int = 4
@@ -242,7 +242,7 @@ def _draw(space: Sequence[Parameter], earlier: Sequence[ProposedTrial], *, is_ra
 def _distribution(parameter: Parameter) -> Any:
     from optuna.distributions import CategoricalDistribution, FloatDistribution, IntDistribution
 
-    if isinstance(parameter, Choice):  # by index: Optuna supports neither lists nor mappings
+    if isinstance(parameter, CategoricalRange):  # by index: Optuna supports neither lists nor mappings
         return CategoricalDistribution(range(len(parameter.values)))
     if parameter.is_integer:
         return IntDistribution(
@@ -252,7 +252,7 @@ def _distribution(parameter: Parameter) -> Any:
 
 
 def _value(parameter: Parameter, drawn: Any) -> Any:
-    if isinstance(parameter, Choice):
+    if isinstance(parameter, CategoricalRange):
         return parameter.values[drawn]
     # Six digits are readable, and more than matters; with a step, the value must match the grid to more digits.
     digits = 6 if parameter.step is None else 12
@@ -277,7 +277,7 @@ def _as_trial(space: Sequence[Parameter], tried: ProposedTrial, distributions: A
 
 def _told_to_optuna(parameter: Parameter, value: Any, distribution: Any) -> Any:
     """Returns a value exactly as Optuna draws it: Optuna refuses values that rounding moved off the steps."""
-    if isinstance(parameter, Choice):
+    if isinstance(parameter, CategoricalRange):
         return parameter.values.index(value)
     if parameter.step is None or parameter.is_integer:
         return value

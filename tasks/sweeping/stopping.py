@@ -22,7 +22,7 @@ FEWEST_OTHERS = 3  # the fewest other trials for a meaningful median
 
 
 @dataclass(frozen=True, kw_only=True)
-class Trial:
+class TrialState:
     """The state of a trial.
 
     total: the number of its steps.
@@ -60,7 +60,7 @@ EARLIEST = 10
 
 
 @dataclass(frozen=True, kw_only=True)
-class Stopping:
+class StoppingPolicy:
     """A stopping policy and its parameters.
 
     policy: "none", "asha", "halving" or "median".
@@ -111,7 +111,7 @@ class Stopping:
             step *= self.reduction_factor
         return [*rungs, total]
 
-    def judge(self, trials: Sequence[Trial], *, num_slots: int) -> StoppingDecisions:
+    def judge(self, trials: Sequence[TrialState], *, num_slots: int) -> StoppingDecisions:
         """Returns the decisions that follow from the trials' states. num_slots: how many trials can run in parallel."""
         if self.has_rungs:
             return _by_rungs(self, trials, num_slots=num_slots)
@@ -135,7 +135,7 @@ class Stopping:
                 yield Finding(("space", key), problem, "leave it out, or choose the policy none")
 
 
-def _by_rungs(stopping: Stopping, trials: Sequence[Trial], *, num_slots: int) -> StoppingDecisions:
+def _by_rungs(stopping: StoppingPolicy, trials: Sequence[TrialState], *, num_slots: int) -> StoppingDecisions:
     """Asynchronous successive halving (Li et al., 2020, arXiv:1810.05934, algorithm 2), or the synchronous version.
 
     Of the n trials that have reached a rung, the best n // eta may go on. Both versions wait where waiting costs
@@ -166,13 +166,13 @@ def _by_rungs(stopping: Stopping, trials: Sequence[Trial], *, num_slots: int) ->
     return StoppingDecisions(goals=goals, stops=stops)
 
 
-def _why(trial: Trial, step: int, *, place: int, num: int) -> str:
+def _why(trial: TrialState, step: int, *, place: int, num: int) -> str:
     if math.isinf(trial.scores[step]):
         return f"stopped early at step {step}: its score is no number"
     return f"stopped early at step {step}: number {place + 1} of the {num} trials that have come there"
 
 
-def _by_median(stopping: Stopping, trials: Sequence[Trial]) -> StoppingDecisions:
+def _by_median(stopping: StoppingPolicy, trials: Sequence[TrialState]) -> StoppingDecisions:
     """The median stopping rule (Golovin et al., 2017, Google Vizier, section 3.2.2), applied to the best score so far.
 
     A trial stops at step s if its best score up to s is below the median of the best scores up to s of all other trials

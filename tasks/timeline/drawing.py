@@ -11,9 +11,9 @@ from dataclasses import dataclass
 from ringmaster.tasks.planning.gantt import (
     LETTERS,
     Bar,
-    Box,
     Frame,
-    Piece,
+    GanttBox,
+    GanttCells,
     colours,
     label,
     legend,
@@ -44,7 +44,7 @@ class DeviceRow:
     """A device, or the first plan of a device."""
 
     name: str
-    pieces: tuple[Piece, ...]
+    pieces: tuple[GanttCells, ...]
     is_first_plan: bool = False
 
 
@@ -115,11 +115,11 @@ def _bar(span: TimelineSpan, letter: dict[str, str], *, is_named: bool) -> Bar:
     return Bar(span.start_s, span.end_s, fill, own, span.label if is_named else "", span)
 
 
-def _marked(piece: Piece) -> Piece:
+def _marked(piece: GanttCells) -> GanttCells:
     """Returns the piece with its end marked if its segment failed."""
     if not isinstance(piece.of, TimelineSpan) or not piece.of.is_fault:
         return piece
-    return Piece(piece.text[:-1] + FAULT_MARK, piece.of, min(piece.num_named, len(piece.text) - 1))
+    return GanttCells(piece.text[:-1] + FAULT_MARK, piece.of, min(piece.num_named, len(piece.text) - 1))
 
 
 def job_table(run_timeline: RunTimeline, most: int) -> tuple[list[str], list[list[str]]]:
@@ -182,7 +182,7 @@ def render_svg(run_timeline: RunTimeline, *, titles: bool = True) -> str:
         *frame.ground(),
     ]
     bottom = 1.0 - STRIP if has_strip else 1.0
-    sheet = _Sheet(frame, is_titled=is_titled)
+    sheet = _SpanDrawing(frame, is_titled=is_titled)
     for span in first if has_strip else ():
         for box in frame.cells(span.devices, span.start_s, span.end_s, top=bottom):
             sheet.box(box, fill=PLANNED, stroke="#ffffff")
@@ -197,7 +197,7 @@ def render_svg(run_timeline: RunTimeline, *, titles: bool = True) -> str:
     return "\n".join([*parts, "</svg>"])
 
 
-class _Sheet:
+class _SpanDrawing:
     """Collects the drawn spans: each alone with its title, or all boxes that look alike as one path."""
 
     def __init__(self, frame: Frame, *, is_titled: bool) -> None:
@@ -206,7 +206,7 @@ class _Sheet:
         self._drawn: list[str] = []
         self._of_span: list[str] = []
 
-    def box(self, box: Box, *, fill: str, stroke: str = "#5b6873", more: str = "") -> None:
+    def box(self, box: GanttBox, *, fill: str, stroke: str = "#5b6873", more: str = "") -> None:
         """Adds a box of the current span."""
         if self._is_titled:
             self._of_span.append(self.frame.rect(box, fill=fill, stroke=stroke, more=more))
@@ -249,14 +249,14 @@ def _the_longest(run_timeline: RunTimeline) -> tuple[list[TimelineSpan], list[Ti
     return kept[0], kept[1], len(run_timeline.first) + len(run_timeline.real) - len(kept[0]) - len(kept[1])
 
 
-def _draw(span: TimelineSpan, sheet: _Sheet, colour: str, *, now_s: float, bottom: float) -> None:
+def _draw(span: TimelineSpan, sheet: _SpanDrawing, colour: str, *, now_s: float, bottom: float) -> None:
     """Draws a segment's boxes, with its label in the first of them."""
     for i, box in enumerate(sheet.frame.cells(span.devices, span.start_s, span.end_s, bottom=bottom)):
         if span.status == TO_COME:
             sheet.box(box, fill=colour, more='fill-opacity=".3" stroke-dasharray="4 3"')
         elif span.status == NOW_RUNNING:
             sheet.box(box, fill=colour, more='fill-opacity=".45" stroke-dasharray="4 3"')
-            ran = Box(box.x, box.y, max(0.8, min(box.wide, (now_s - span.start_s) * sheet.frame.scale)), box.tall)
+            ran = GanttBox(box.x, box.y, max(0.8, min(box.wide, (now_s - span.start_s) * sheet.frame.scale)), box.tall)
             sheet.box(ran, fill=colour)
             sheet.box(ran, fill="url(#running)")
         else:
@@ -267,7 +267,7 @@ def _draw(span: TimelineSpan, sheet: _Sheet, colour: str, *, now_s: float, botto
             sheet.add(label(box, span.label, least=5))
 
 
-def _cross(box: Box) -> str:
+def _cross(box: GanttBox) -> str:
     """Returns a small red cross at the end of a failed segment."""
     half = min(5.0, box.tall / 2)
     x, y = box.x + box.wide, box.y + box.tall / 2

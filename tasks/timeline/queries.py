@@ -26,7 +26,7 @@ from ringmaster.techniques.processes.events import Event, OutcomeStatus, event_o
 
 
 @dataclass(frozen=True)
-class Head:
+class PlanHeader:
     """A plan in the database: when and why it was made."""
 
     id: int
@@ -85,12 +85,12 @@ class Archive:
         since_s = min((row.submitted_s for row in shown), default=self.clock())
         return since_s, {row.id for row in rows if row.submitted_s >= since_s}
 
-    def heads(self, *, since_s: float) -> list[Head]:
+    def heads(self, *, since_s: float) -> list[PlanHeader]:
         """Returns the plans that were made since `since_s`, or else the newest one."""
         query = select(PLANS.c.id, PLANS.c.made_s, PLANS.c.why).where(PLANS.c.batch == "").order_by(PLANS.c.id)
         rows = self._rows(query.where(PLANS.c.made_s >= since_s))
         newest = query.order_by(None).order_by(PLANS.c.id.desc()).limit(1)
-        return [Head(row.id, row.made_s, row.why) for row in rows or self._rows(newest)]
+        return [PlanHeader(row.id, row.made_s, row.why) for row in rows or self._rows(newest)]
 
     def plan(self, number: int) -> tuple[Plan, Problem]:
         """Returns a plan with its problem."""

@@ -12,10 +12,10 @@ from ringmaster.tasks.execution.events import PredictedEnd
 from ringmaster.tasks.execution.progress import JobFigures, JobProgress, is_about
 from ringmaster.tasks.planning import Plan, Problem
 from ringmaster.tasks.planning.gantt import seconds_text
-from ringmaster.tasks.pool.nodes import Nodes
+from ringmaster.tasks.pool.nodes import NodeRegistry
 from ringmaster.tasks.storage.database import Database
 from ringmaster.tasks.storage.journal import ENDED, JobRecord, JobStatus, SegmentRecord
-from ringmaster.tasks.timeline.queries import Archive, FollowedPlan, Head, as_span, planned_end_s, to_come
+from ringmaster.tasks.timeline.queries import Archive, FollowedPlan, PlanHeader, as_span, planned_end_s, to_come
 from ringmaster.tasks.timeline.run_timeline import (
     AT_FIRST,
     NOW_RUNNING,
@@ -25,7 +25,7 @@ from ringmaster.tasks.timeline.run_timeline import (
     TimelineNote,
     TimelineSpan,
 )
-from ringmaster.techniques.processes.events import Event, JobEvent, Metrics, PhaseStarted, Ready, Steps
+from ringmaster.techniques.processes.events import EvaluationReported, Event, JobEvent, JobReady, PhaseStarted, Steps
 from ringmaster.techniques.turns import AT_ONCE, num_steps_of_gang
 
 MOST_PLANS = 20  # to read at a time for the first plans of jobs that were added later
@@ -33,7 +33,7 @@ MOST_STANDING = 5  # newest plans to read for the segments to come
 MOST_NOTES = 200
 MOST_EVENTS = 2000  # newest events to read at the first look
 INTERRUPTED = "interrupted"
-PACE_EVENTS = (Ready, Steps, Metrics, PhaseStarted)  # the events that report progress
+PACE_EVENTS = (JobReady, Steps, EvaluationReported, PhaseStarted)  # the events that report progress
 
 
 class TimelineReader:
@@ -108,7 +108,7 @@ class TimelineReader:
         is_over = _all_ended(records) or (status in (INTERRUPTED, JobStatus.DONE, JobStatus.FAILED) and not running)
         coming = [] if is_over else to_come(standing, past=past, running=running, now_s=now_s)
         ends = {} if is_over else self._predicted(records, batches, zero_s, now_s)
-        nodes = Nodes(archive.database).all() if archive.is_pool else ()
+        nodes = NodeRegistry(archive.database).all() if archive.is_pool else ()
         run_timeline = RunTimeline(
             name=self._name,
             zero_s=zero_s,
@@ -132,7 +132,7 @@ class TimelineReader:
 
     # -- plans --------------------------------------------------------------------------------------------------------
 
-    def _planned_first(self, heads: Sequence[Head], jobs: set[str], zero_s: float) -> list[TimelineSpan]:
+    def _planned_first(self, heads: Sequence[PlanHeader], jobs: set[str], zero_s: float) -> list[TimelineSpan]:
         """Returns the first planned segments of each of the jobs. Stores these segments, not the plans."""
         if heads and not self._archive.is_pool and heads[0].id != self._began:
             self._first, self._looked, self._began = {}, set(), heads[0].id
@@ -155,7 +155,7 @@ class TimelineReader:
         ]
 
     def _standing(
-        self, heads: Sequence[Head], records: Mapping[str, JobRecord], zero_s: float
+        self, heads: Sequence[PlanHeader], records: Mapping[str, JobRecord], zero_s: float
     ) -> dict[str, FollowedPlan]:
         """Returns the plan that each job follows: the newest that contains it, as a new plan may omit running jobs."""
         missing = {name for name, record in records.items() if record.status not in (*ENDED, JobStatus.PAUSED)}
@@ -320,7 +320,7 @@ class TimelineReader:
                 found[batch, name] = end.later(prediction.since_s - zero_s).not_before(now_s)
         return found
 
-    def _notes(self, heads: Sequence[Head], past: Sequence[TimelineSpan], zero_s: float) -> list[TimelineNote]:
+    def _notes(self, heads: Sequence[PlanHeader], past: Sequence[TimelineSpan], zero_s: float) -> list[TimelineNote]:
         notes = []
         for head in heads[-MOST_NOTES:]:
             makespan_s = self._makespans_s.get(head.id)

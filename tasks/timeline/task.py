@@ -17,7 +17,7 @@ from prefect.client.orchestration import get_client
 from prefect.client.schemas.actions import ArtifactUpdate
 from prefect.exceptions import PrefectException
 
-from ringmaster.tasks.background_worker import Behind
+from ringmaster.tasks.background_worker import CoalescingWorker
 from ringmaster.tasks.execution.events import ExecutionEvent, GangSaid, JobEnded, SegmentEnded, SegmentStarted
 from ringmaster.tasks.storage.database import DatabaseClosed
 from ringmaster.tasks.storage.journal import JobStatus, Journal
@@ -59,7 +59,7 @@ class ProgressArtifact:
             UUID,
             create_progress_artifact(progress=self._percent(), key="progress", description="Steps trained of all"),
         )
-        self._behind = Behind(self._update, name="progress artifact")
+        self._behind = CoalescingWorker(self._update, name="progress artifact")
 
     def listen(self, event: ExecutionEvent) -> None:
         """Updates the bar every `DRAW_EVERY_S`, and when a segment starts or ends. An executor's listener."""
@@ -110,7 +110,9 @@ class GanttArtifact:
         batch: str | None = None,
         create: Callable[[str], UUID] | None = None,
         update: Callable[[UUID, str], None] | None = None,
-        in_background: Callable[[Callable[[], None]], Behind] = partial(Behind, name="gantt artifact"),
+        in_background: Callable[[Callable[[], None]], CoalescingWorker] = partial(
+            CoalescingWorker, name="gantt artifact"
+        ),
         clock: Callable[[], float] = time.monotonic,
         look: Callable[[RunTimeline], object] = lambda _: None,
     ) -> None:

@@ -29,7 +29,7 @@ from typing import Any
 
 from ringmaster.codec import digest, from_json, to_json
 from ringmaster.errors import CheckpointError, CheckpointNotFound, ObjectStoreUnavailable
-from ringmaster.techniques.checkpoints.storage import MANIFEST, Block, Place, place_of
+from ringmaster.techniques.checkpoints.storage import MANIFEST, Block, CheckpointRoot, place_of
 
 
 @contextmanager
@@ -72,12 +72,12 @@ FORMAT = 1
 Agree = Callable[[bool], bool]
 """Returns whether all ranks pass True; also a barrier."""
 
-WritePieces = Callable[[str], "Pieces"]
+WritePieces = Callable[[str], "RankPieces"]
 """Returns a rank's pieces, to be written into the file of the given name."""
 
 
 @dataclass(frozen=True, kw_only=True)
-class Piece:
+class TensorPiece:
     """A part of a tensor: its offset in the whole, its shape, and the file that stores it under `key`."""
 
     file: str
@@ -87,24 +87,24 @@ class Piece:
 
 
 @dataclass(frozen=True, kw_only=True)
-class StoredTensor:
+class CheckpointTensor:
     """A whole tensor's shape and safetensors dtype, and its pieces."""
 
     dtype: str
     shape: tuple[int, ...]
-    pieces: tuple[Piece, ...]
+    pieces: tuple[TensorPiece, ...]
 
 
 @dataclass(frozen=True, kw_only=True)
-class Pieces:
+class RankPieces:
     """The pieces of tensors that a rank writes, and the content of their file; without tensors there is no file."""
 
-    tensors: Mapping[str, StoredTensor]
+    tensors: Mapping[str, CheckpointTensor]
     blocks: Iterable[Block] = ()
 
 
 @dataclass(frozen=True, kw_only=True)
-class StoredFile:
+class CheckpointFile:
     """A file's size and SHA-256."""
 
     num_bytes: int
@@ -112,12 +112,12 @@ class StoredFile:
 
 
 @dataclass(frozen=True, kw_only=True)
-class Manifest:
+class CheckpointManifest:
     """The content of a checkpoint."""
 
     step: int
-    tensors: Mapping[str, StoredTensor] = field(default_factory=dict)
-    files: Mapping[str, StoredFile] = field(default_factory=dict)
+    tensors: Mapping[str, CheckpointTensor] = field(default_factory=dict)
+    files: Mapping[str, CheckpointFile] = field(default_factory=dict)
     meta: Mapping[str, Any] = field(default_factory=dict)
     format: int = FORMAT
 
@@ -129,9 +129,9 @@ class Checkpoint:
     name: the name of its folder in `place`.
     """
 
-    place: Place
+    place: CheckpointRoot
     name: str
-    manifest: Manifest
+    manifest: CheckpointManifest
 
     @property
     def location(self) -> str:
@@ -220,14 +220,14 @@ class CheckpointStore:
         pieces, files = write_pieces(name), {}
         if pieces.tensors:
             files[name] = write_described(self._place, path, pieces.blocks)
-        part = Manifest(step=step, tensors=pieces.tensors, files=files)
+        part = CheckpointManifest(step=step, tensors=pieces.tensors, files=files)
         self._place.write(self._part(step, self._rank), [json.dumps(to_json(part)).encode()])
 
     def publish(self, step: int, meta: Mapping[str, Any]) -> None:
         """Makes a checkpoint of the parts of all ranks, and removes old ones. Called on one rank. Raises OSError."""
         parts = []
         for rank in range(self._num_ranks):
-            parts.append(from_json(Manifest, json.loads(self._place.read(self._part(step, rank)))))
+            parts.append(from_json(CheckpointManifest, json.loads(self._place.read(self._part(step, rank)))))
         manifest = stored_manifest(_merge(parts, step, meta))
         name = _folder(step)
         if self.whole(name) is not None:  # the step was trained again after a fault, with the same result
@@ -267,11 +267,11 @@ class CheckpointStore:
     def _part(self, step: int, rank: int) -> str:
         return f"{self._aside(step)}part-{rank:05d}.json"
 
-    def _is_whole(self, name: str, file: str, manifest: Manifest) -> bool:
+    def _is_whole(self, name: str, file: str, manifest: CheckpointManifest) -> bool:
         return _is_whole(self._place, f"{name}/{file}", manifest.files[file])
 
 
-def read_manifest(place: Place, name: str) -> Manifest | None:
+def read_manifest(place: CheckpointRoot, name: str) -> CheckpointManifest | None:
     """Returns the manifest of a checkpoint's folder, or None where it is missing, unreadable, or not as written.
 
     A manifest that names files outside of its folder is rejected, as Ringmaster writes none. Raises
@@ -280,7 +280,7 @@ def read_manifest(place: Place, name: str) -> Manifest | None:
     try:
         said = json.loads(place.read(f"{name}/{MANIFEST}"))
         checksum = said.pop("sha256")
-        manifest = from_json(Manifest, said)
+        manifest = from_json(CheckpointManifest, said)
         is_of_its_folder = all(_is_within(file) for file in _files_of(manifest))
     except ObjectStoreUnavailable:
         raise
@@ -291,13 +291,13 @@ def read_manifest(place: Place, name: str) -> Manifest | None:
     return manifest if checksum == digest(said, length=64) and manifest.format == FORMAT else None
 
 
-def stored_manifest(manifest: Manifest) -> bytes:
+def stored_manifest(manifest: CheckpointManifest) -> bytes:
     """Returns the content of a manifest's file, with its own SHA-256."""
     said = to_json(manifest)
     return json.dumps({"sha256": digest(said, length=64), **said}, indent=1).encode()
 
 
-def _files_of(manifest: Manifest) -> Iterator[str]:
+def _files_of(manifest: CheckpointManifest) -> Iterator[str]:
     yield from manifest.files
     yield from (piece.file for stored in manifest.tensors.values() for piece in stored.pieces)
 
@@ -308,7 +308,7 @@ def _is_within(name: str) -> bool:
     return bool(path.parts) and not path.is_absolute() and ".." not in path.parts and "\0" not in name
 
 
-def _is_whole(place: Place, path: str, stored: StoredFile) -> bool:
+def _is_whole(place: CheckpointRoot, path: str, stored: CheckpointFile) -> bool:
     """Returns whether a file exists with the size and the checksum in the manifest. Raises ObjectStoreUnavailable."""
     value, num_bytes = sha256(), 0
     try:
@@ -326,18 +326,18 @@ def _folder(step: int) -> str:
     return f"step-{step:08d}"
 
 
-def _merge(parts: list[Manifest], step: int, meta: Mapping[str, Any]) -> Manifest:
-    tensors: dict[str, StoredTensor] = {}
+def _merge(parts: list[CheckpointManifest], step: int, meta: Mapping[str, Any]) -> CheckpointManifest:
+    tensors: dict[str, CheckpointTensor] = {}
     for part in parts:
         for name, stored in part.tensors.items():
             known = tensors.get(name)
             pieces = (*known.pieces, *stored.pieces) if known else stored.pieces
-            tensors[name] = StoredTensor(dtype=stored.dtype, shape=stored.shape, pieces=pieces)
+            tensors[name] = CheckpointTensor(dtype=stored.dtype, shape=stored.shape, pieces=pieces)
     files = {name: stored for part in parts for name, stored in part.files.items()}
-    return Manifest(step=step, tensors=tensors, files=files, meta=meta)
+    return CheckpointManifest(step=step, tensors=tensors, files=files, meta=meta)
 
 
-def write_described(place: Place, path: str, blocks: Iterable[Block]) -> StoredFile:
+def write_described(place: CheckpointRoot, path: str, blocks: Iterable[Block]) -> CheckpointFile:
     """Writes a file; returns its size, and the checksum of the data before writing, to detect write errors too."""
     value, num_bytes = sha256(), 0
 
@@ -349,4 +349,4 @@ def write_described(place: Place, path: str, blocks: Iterable[Block]) -> StoredF
             yield block
 
     place.write(path, passing())
-    return StoredFile(num_bytes=num_bytes, sha256=value.hexdigest())
+    return CheckpointFile(num_bytes=num_bytes, sha256=value.hexdigest())

@@ -26,7 +26,7 @@ from dataclasses import replace
 from typing import Any, NamedTuple, Protocol
 
 from ringmaster.errors import CheckpointError, ObjectStoreUnavailable
-from ringmaster.techniques.checkpoints.checkpoint import CheckpointStore, Pieces, WritePieces
+from ringmaster.techniques.checkpoints.checkpoint import CheckpointStore, RankPieces, WritePieces
 from ringmaster.techniques.checkpoints.state import HostCopies
 from ringmaster.techniques.checkpoints.storage import Block
 from ringmaster.techniques.processes.events import CheckpointFailed, CheckpointSaved
@@ -41,7 +41,7 @@ FULL = (errno.ENOSPC, errno.EDQUOT, errno.EROFS, errno.EIO)
 FIRST_RETRY_S, LONGEST_RETRY_S = 0.5, 10.0
 
 
-class Asks(NamedTuple):
+class SaveVotes(NamedTuple):
     """The state of a rank's current save, to be summed over the ranks."""
 
     ended: float = 0.0
@@ -50,7 +50,7 @@ class Asks(NamedTuple):
     num_bytes: float = 0.0  # bytes that the rank has written so far
 
 
-class Saved(Protocol):
+class CheckpointedState(Protocol):
     """A job's training state on this rank: the common interface of `Trainer` and a member of a group."""
 
     next_step: int
@@ -111,7 +111,9 @@ class Saver:
     has_failed: whether the last save failed, so that the state since then is in memory alone.
     """
 
-    def __init__(self, saved: Saved, store: CheckpointStore, reporter: EventSender, *, ranks: Ranks) -> None:
+    def __init__(
+        self, saved: CheckpointedState, store: CheckpointStore, reporter: EventSender, *, ranks: Ranks
+    ) -> None:
         self._saved, self._store, self._reporter, self._ranks = saved, store, reporter, ranks
         self._copies = HostCopies(is_pinned=ranks.device.type == "cuda")
         self._save: _Save | None = None
@@ -122,9 +124,9 @@ class Saver:
         """Whether no save is in progress."""
         return self._save is None
 
-    def asks(self) -> Asks:
+    def asks(self) -> SaveVotes:
         """Returns the values that this rank contributes to the sums of this step."""
-        return self._save.asks() if self._save is not None else Asks()
+        return self._save.asks() if self._save is not None else SaveVotes()
 
     def begin(self) -> None:
         """Copies the present state and starts to write it while training continues."""
@@ -181,7 +183,7 @@ class Saver:
         save.stall_s = time.perf_counter() - started_s
         self._save = save
 
-    def follow(self, sums: Asks) -> None:
+    def follow(self, sums: SaveVotes) -> None:
         """Processes the sums over all ranks at a step: advances the save in progress, or completes it."""
         save = self._save
         if save is None:
@@ -201,7 +203,7 @@ class Saver:
         said = None
         while self._save is not None:
             self._save.wait(BEAT_EVERY_S)
-            sums = Asks(*self._ranks.sum(list(self.asks())))
+            sums = SaveVotes(*self._ranks.sum(list(self.asks())))
             if sums != said:
                 self._reporter.beat()
             said = sums
@@ -248,7 +250,7 @@ class _Save:
                 yield block
                 self._num_bytes += len(block)
 
-        def pieces(file: str) -> Pieces:
+        def pieces(file: str) -> RankPieces:
             written = write(file)
             return replace(written, blocks=passing(written.blocks))
 
@@ -258,15 +260,15 @@ class _Save:
         if self._thread is not None:
             self._thread.join(timeout_s)
 
-    def asks(self) -> Asks:
+    def asks(self) -> SaveVotes:
         thread = self._thread
         is_done = thread is not None and not thread.is_alive()
         if thread is not None and is_done:
             self.fault = self.fault or thread.fault()
         failed = float(is_done and (self.fault is not None or self._has_failed))
         if not self._closing:
-            return Asks(ended=float(is_done), failed=failed, num_bytes=self._num_bytes)
-        return Asks(failed=failed, closed=float(is_done))
+            return SaveVotes(ended=float(is_done), failed=failed, num_bytes=self._num_bytes)
+        return SaveVotes(failed=failed, closed=float(is_done))
 
     def close(self, *, has_failed: bool) -> None:
         """Ends the save once all ranks have written or failed: rank 0 publishes or drops it, the others wait."""

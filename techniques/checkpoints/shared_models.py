@@ -15,14 +15,14 @@ from pathlib import Path
 
 from ringmaster.errors import ModelNotFound
 from ringmaster.techniques.checkpoints.checkpoint import (
-    Manifest,
-    StoredFile,
+    CheckpointFile,
+    CheckpointManifest,
     publish,
     read_manifest,
     stored_manifest,
     write_described,
 )
-from ringmaster.techniques.checkpoints.storage import MANIFEST, LocalPlace, Place, place_of
+from ringmaster.techniques.checkpoints.storage import MANIFEST, CheckpointRoot, LocalPlace, place_of
 from ringmaster.techniques.data.stored_source import locked
 
 
@@ -30,11 +30,11 @@ def store_model(folder: Path, url: str) -> None:
     """Stores the files of a folder below a URL; what was there before is removed. Raises OSError."""
     place, name = _place_and_name(url)
     place.remove(name)
-    local, files = LocalPlace(folder), dict[str, StoredFile]()
+    local, files = LocalPlace(folder), dict[str, CheckpointFile]()
     for file in sorted(path for path in folder.rglob("*") if path.is_file()):
         path = file.relative_to(folder).as_posix()
         files[path] = write_described(place, f"{name}/{path}", local.blocks(path))
-    place.write(f"{name}/{MANIFEST}", [stored_manifest(Manifest(step=0, files=files))])
+    place.write(f"{name}/{MANIFEST}", [stored_manifest(CheckpointManifest(step=0, files=files))])
 
 
 def fetch_model(url: str, folder: Path) -> None:
@@ -59,7 +59,7 @@ def fetch_model(url: str, folder: Path) -> None:
                 LocalPlace(aside).write(path, _checked(place, f"{name}/{path}", stored))
 
 
-def _checked(place: Place, path: str, stored: StoredFile) -> Iterator[bytes]:
+def _checked(place: CheckpointRoot, path: str, stored: CheckpointFile) -> Iterator[bytes]:
     value = sha256()
     for block in place.blocks(path):
         value.update(block)
@@ -68,6 +68,6 @@ def _checked(place: Place, path: str, stored: StoredFile) -> Iterator[bytes]:
         raise ModelNotFound(f"{place.location(path)} is damaged. To fix: train the job in a new run")
 
 
-def _place_and_name(url: str) -> tuple[Place, str]:
+def _place_and_name(url: str) -> tuple[CheckpointRoot, str]:
     root, _, name = url.rpartition("/")
     return place_of(root), name

@@ -13,7 +13,13 @@ from torch.distributed.tensor import DTensor
 from torch.distributed.tensor._utils import compute_local_shape_and_global_offset
 
 from ringmaster.errors import CheckpointError
-from ringmaster.techniques.checkpoints.checkpoint import Checkpoint, Piece, Pieces, StoredTensor, WritePieces
+from ringmaster.techniques.checkpoints.checkpoint import (
+    Checkpoint,
+    CheckpointTensor,
+    RankPieces,
+    TensorPiece,
+    WritePieces,
+)
 from ringmaster.techniques.checkpoints.storage import UrlPlace
 from ringmaster.techniques.checkpoints.tensor_files import DTYPE_NAMES, DTYPES, DistantFile, blocks_of
 from ringmaster.techniques.training.gradients import local
@@ -67,12 +73,12 @@ def piece_writer(mine: Mapping[str, Tensor], *, copies: HostCopies | None = None
     if copies is not None:
         parts = copies.take(parts)
 
-    def pieces(file: str) -> Pieces:
+    def pieces(file: str) -> RankPieces:
         tensors = {}
         for name, (offset, shape, whole_shape, dtype) in regions.items():
-            piece = Piece(file=file, key=name, offset=offset, shape=shape)
-            tensors[name] = StoredTensor(dtype=DTYPE_NAMES[dtype], shape=whole_shape, pieces=(piece,))
-        return Pieces(tensors=tensors, blocks=blocks_of(parts))
+            piece = TensorPiece(file=file, key=name, offset=offset, shape=shape)
+            tensors[name] = CheckpointTensor(dtype=DTYPE_NAMES[dtype], shape=whole_shape, pieces=(piece,))
+        return RankPieces(tensors=tensors, blocks=blocks_of(parts))
 
     return pieces
 
@@ -176,14 +182,14 @@ class Reader:
         # Step counters are on the device only for fused kernels, which read them there.
         return value if value.dim() == 0 and not optimizer.defaults.get("fused") else value.to(parameter.device)
 
-    def _stored(self, name: str) -> StoredTensor:
+    def _stored(self, name: str) -> CheckpointTensor:
         try:
             return self._checkpoint.manifest.tensors[name]
         except KeyError:
             raise CheckpointError(f"{self._checkpoint.location} holds no {name}: it is of another model") from None
 
     @torch.no_grad()
-    def _read(self, stored: StoredTensor, wanted: Region, destination: Tensor) -> None:
+    def _read(self, stored: CheckpointTensor, wanted: Region, destination: Tensor) -> None:
         for piece in stored.pieces:
             overlap = _overlap(wanted, (piece.offset, piece.shape))
             if overlap is None:

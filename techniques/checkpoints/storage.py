@@ -98,7 +98,7 @@ READ_BYTES = 1 << 20
 Block = bytes | memoryview
 
 
-class Place(Protocol):
+class CheckpointRoot(Protocol):
     """The folders of one job's checkpoints. Paths are relative to it.
 
     Failures raise OSError: FileNotFoundError where a file does not exist, ObjectStoreUnavailable where a store does not
@@ -142,7 +142,7 @@ class Place(Protocol):
         """Removes a checkpoint."""
 
 
-def place_of(root: str | Path) -> Place:
+def place_of(root: str | Path) -> CheckpointRoot:
     """Returns the place at a path or URL. Raises ValueError where the library for its protocol is missing."""
     if isinstance(root, str) and is_url(root):
         protocol, _, path = root.partition("://")
@@ -244,8 +244,8 @@ def _sync_folder(folder: Path) -> None:
 class UrlPlace:
     """A prefix of an object store, where a file appears as a whole when it is closed, or not at all.
 
-    Implements `Place`. Errors of the store's library are raised as ObjectStoreUnavailable, and files that do not
-    exist as FileNotFoundError. Raises ValueError where the library for the URL's protocol is missing.
+    Implements `CheckpointRoot`. Errors of the store's library are raised as ObjectStoreUnavailable, and files that do
+    not exist as FileNotFoundError. Raises ValueError where the library for the URL's protocol is missing.
     """
 
     def __init__(self, url: str) -> None:

@@ -1,8 +1,8 @@
 """Columns of samples on disk: raw arrays, written in a stream and memory-mapped when read.
 
-The rows of a column have one shape (`ColumnWriter`), or differ in length (`Ragged`): then the column is stored as one
-stream of values and the end of each row. `SampleArrays` holds the columns of many samples in memory, and `SampleForm`
-says how the arrays of samples become columns.
+The rows of a column have one shape (`ColumnWriter`), or differ in length (`RaggedArray`): then the column is stored as
+one stream of values and the end of each row. `SampleArrays` holds the columns of many samples in memory, and
+`SampleForm` says how the arrays of samples become columns.
 """
 
 from __future__ import annotations
@@ -196,7 +196,7 @@ VALUES, ENDS = ".values", ".ends"
 
 
 @dataclass(frozen=True)
-class Ragged:
+class RaggedArray:
     """Rows [..., length] that differ in length. values: [all lengths, ...]; lengths: [rows]."""
 
     values: Array
@@ -212,9 +212,9 @@ class Ragged:
     def __len__(self) -> int:
         return len(self.lengths)
 
-    def chosen(self, rows: NDArray[np.bool_]) -> Ragged:
+    def chosen(self, rows: NDArray[np.bool_]) -> RaggedArray:
         """Returns some of the rows."""
-        return self if rows.all() else Ragged(self.values[np.repeat(rows, self.lengths)], self.lengths[rows])
+        return self if rows.all() else RaggedArray(self.values[np.repeat(rows, self.lengths)], self.lengths[rows])
 
     def rows(self) -> list[Array]:
         """Returns each row."""
@@ -228,7 +228,7 @@ class RaggedWriter:
         self._writer = writer
         self._ends: dict[tuple[str, str], int] = {}
 
-    def append(self, split: str, name: str, rows: Ragged) -> None:
+    def append(self, split: str, name: str, rows: RaggedArray) -> None:
         """Appends rows to the column `name` of a split; their leading dimensions must be those of the rows before."""
         first = self._ends.get((split, name), 0)
         ends = first + np.cumsum(rows.lengths)
@@ -284,7 +284,7 @@ Sample = Mapping[str, Array]
 class SampleArrays:
     """Arrays of samples by name: those that differ in length, and those of one shape, [samples, ...]."""
 
-    ragged: Mapping[str, Ragged]
+    ragged: Mapping[str, RaggedArray]
     plain: Mapping[str, Array]
 
     def chosen(self, samples: NDArray[np.bool_]) -> SampleArrays:
@@ -308,7 +308,7 @@ def with_mask(arrays: SampleArrays) -> SampleArrays:
         return arrays
     if TOKENS in ragged:
         tokens = ragged[TOKENS]
-        ragged[MASK] = Ragged(np.ones(tokens.values.shape, np.uint8), tokens.lengths)
+        ragged[MASK] = RaggedArray(np.ones(tokens.values.shape, np.uint8), tokens.lengths)
     elif TOKENS in plain:
         plain[MASK] = np.ones(plain[TOKENS].shape, np.uint8)
     return SampleArrays(ragged=ragged, plain=plain)
@@ -332,7 +332,7 @@ class SampleForm:
 
     def arrays(self, samples: Sequence[Sample]) -> tuple[SampleArrays, NDArray[np.bool_]]:
         """Returns the arrays of samples, and which samples were cut. Raises ValueError where names or shapes differ."""
-        ragged, plain = dict[str, Ragged](), dict[str, Array]()
+        ragged, plain = dict[str, RaggedArray](), dict[str, Array]()
         is_cut = np.zeros(len(samples), bool)
         try:
             for name, first in samples[0].items() if samples else ():
@@ -342,7 +342,7 @@ class SampleForm:
                     if any(too_long):
                         is_cut |= too_long
                         rows = [row[..., : self.max_length] for row in rows]
-                    ragged[name] = Ragged.of(rows, dtype=_stored_dtype(first))
+                    ragged[name] = RaggedArray.of(rows, dtype=_stored_dtype(first))
                 else:
                     plain[name] = np.stack(rows)
             if len(samples) and (others := set().union(*samples) - samples[0].keys()):

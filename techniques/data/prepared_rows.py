@@ -28,7 +28,7 @@ from ringmaster.techniques.data.arrays import (
     ArrayWriter,
     ColumnReader,
     ColumnWriter,
-    Ragged,
+    RaggedArray,
     RaggedWriter,
     SampleArrays,
     SampleForm,
@@ -72,7 +72,7 @@ from ringmaster.techniques.data.sample_blocks import (
     sample_error,
 )
 from ringmaster.techniques.data.samples import PaddedSamples
-from ringmaster.techniques.data.stored_source import Progress
+from ringmaster.techniques.data.stored_source import TextProgress
 from ringmaster.techniques.data.tokens import TextDocument, encoder_of
 from ringmaster.techniques.data.unfit_data import constant_fault, distinct_labels
 from ringmaster.techniques.data_source import PreparedData, Row, SampleTensor
@@ -220,7 +220,7 @@ def write_rows(prepared: PreparedRows, rows: Callable[[], Iterator[Row]], *, is_
         columns=prepared.columns,
         context=context,
         form=prepared.form,
-        progress=Progress("preparing", what="rows"),
+        progress=TextProgress("preparing", what="rows"),
     )
     with prepared.writer() as writer:
         for chunk, block in maker.blocks(rows()):
@@ -289,7 +289,7 @@ class FileSamples(CachedFile):
     has_sample: NDArray[np.bool_]
     faults: tuple[SampleError, ...]
     class_names: tuple[str, ...]
-    classes: Ragged
+    classes: RaggedArray
 
     def blocks(self, wanted: NDArray[np.bool_]) -> Iterator[tuple[slice, SampleBlock]]:
         """Yields the samples of blocks of rows, with the rows' places; only of blocks with rows that are wanted."""
@@ -350,7 +350,7 @@ class _SampleReader:
 
     def __init__(self, store: FileStore, prepared: PreparedRows, context: SampleContext) -> None:
         self._store, self._prepared, self._context = store, prepared, context
-        self._progress = Progress("preparing", what="rows")
+        self._progress = TextProgress("preparing", what="rows")
 
     def read(self, known: KnownFile, is_windowed: bool) -> FileSamples:
         """Returns the samples of a file. is_windowed: whether a window chooses among its rows."""
@@ -371,7 +371,7 @@ class _SampleReader:
             has_sample=reader.rows("has_sample", 0, len(facts)),
             faults=tuple(SampleError(**fault) for fault in about["faults"]),
             class_names=tuple(about["classes"]),
-            classes=_ragged(reader, CLASSES, 0, len(facts)) if has_classes else Ragged.of([np.empty(0, np.int32)]),
+            classes=_ragged(reader, CLASSES, 0, len(facts)) if has_classes else RaggedArray.of([np.empty(0, np.int32)]),
         )
 
     def _write(self, folder: Path, file: DataFile, *, with_moments: bool, keeps_faults: bool) -> None:
@@ -476,11 +476,11 @@ def _renumbered(arrays: SampleArrays, numbers: NDArray[np.int64], num_classes: i
     if LABELS in ragged and ragged[LABELS].values.dtype.kind == "f":
         plain[LABELS] = _indicators(ragged.pop(LABELS), numbers, num_classes)
     elif LABELS in ragged:
-        ragged[LABELS] = Ragged(final(ragged[LABELS].values), ragged[LABELS].lengths)
+        ragged[LABELS] = RaggedArray(final(ragged[LABELS].values), ragged[LABELS].lengths)
     return SampleArrays(ragged=ragged, plain=plain)
 
 
-def _indicators(found: Ragged, numbers: NDArray[np.int64], num_classes: int) -> Array:
+def _indicators(found: RaggedArray, numbers: NDArray[np.int64], num_classes: int) -> Array:
     """Indicators of the final classes from those of the classes that were known when a row was read."""
     rows, firsts = np.repeat(np.arange(len(found)), found.lengths), np.cumsum(found.lengths) - found.lengths
     places = np.arange(len(rows)) - np.repeat(firsts, found.lengths)
@@ -490,9 +490,9 @@ def _indicators(found: Ragged, numbers: NDArray[np.int64], num_classes: int) -> 
     return indicators
 
 
-def _ragged(reader: ColumnReader, name: str, start: int, stop: int) -> Ragged:
+def _ragged(reader: ColumnReader, name: str, start: int, stop: int) -> RaggedArray:
     """Reads rows of a ragged column."""
     before = int(reader.rows(name + ENDS, start - 1, start)[0]) if start else 0
     ends = reader.rows(name + ENDS, start, stop)
     lengths = np.diff(ends, prepend=before)
-    return Ragged(reader.rows(name + VALUES, before, int(ends[-1]) if len(ends) else before), lengths)
+    return RaggedArray(reader.rows(name + VALUES, before, int(ends[-1]) if len(ends) else before), lengths)

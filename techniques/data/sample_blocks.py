@@ -24,7 +24,7 @@ from ringmaster.techniques.data.arrays import (
     Array,
     ArrayWriter,
     ColumnWriter,
-    Ragged,
+    RaggedArray,
     Sample,
     SampleArrays,
     SampleForm,
@@ -32,7 +32,7 @@ from ringmaster.techniques.data.arrays import (
 )
 from ringmaster.techniques.data.row_files import MAX_FAULTS, RowError, RowErrors
 from ringmaster.techniques.data.row_kind import Columns, RowKind, SampleContext
-from ringmaster.techniques.data.stored_source import Progress
+from ringmaster.techniques.data.stored_source import TextProgress
 from ringmaster.techniques.data_source import Row
 from ringmaster.techniques.metric import IGNORED
 
@@ -53,7 +53,7 @@ class SampleBlock:
     arrays: SampleArrays
     num_cut: NDArray[np.uint8]
     has_sample: NDArray[np.bool_]
-    classes: Ragged | None = None
+    classes: RaggedArray | None = None
 
 
 @dataclass(frozen=True)
@@ -88,7 +88,7 @@ class BlockMaker:
         columns: Columns,
         context: SampleContext,
         form: SampleForm,
-        progress: Progress,
+        progress: TextProgress,
         faults: list[SampleError] | None = None,
     ) -> None:
         self._kind, self._columns, self._context = kind, columns, context
@@ -152,7 +152,7 @@ class BlockMaker:
             arrays=arrays if self._kind.is_causal else with_mask(arrays),
             num_cut=num_cut,
             has_sample=has_sample,
-            classes=None if found is None else Ragged.of([np.asarray(each, np.int32) for each in classes]),
+            classes=None if found is None else RaggedArray.of([np.asarray(each, np.int32) for each in classes]),
         )
 
     def _prefetch(self, by_role: Sequence[Mapping[str, Any]]) -> None:

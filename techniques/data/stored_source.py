@@ -1,6 +1,6 @@
 """Data sources whose samples are stored as columns: each state of the data is prepared once for a machine.
 
-`prepare_once` is the cache that all processes of a machine share, and `Progress` reports a long preparation.
+`prepare_once` is the cache that all processes of a machine share, and `TextProgress` reports a long preparation.
 """
 
 from __future__ import annotations
@@ -182,7 +182,7 @@ def progress_to(listener: Listener) -> Iterator[None]:
         _listener.reset(token)
 
 
-class Progress:
+class TextProgress:
     """Counts texts and their characters. doing, what: what is done, and with what, for people."""
 
     def __init__(self, doing: str, *, what: str = "texts", clock: Callable[[], float] = time.monotonic) -> None:

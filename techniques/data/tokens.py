@@ -15,7 +15,7 @@ from numpy.typing import NDArray
 from ringmaster.techniques.data.arrays import SPLITS, ColumnWriter, fingerprint
 from ringmaster.techniques.data.manifest import ManifestBuilder
 from ringmaster.techniques.data.row_files import FileText, check_tokenizer
-from ringmaster.techniques.data.stored_source import Progress
+from ringmaster.techniques.data.stored_source import TextProgress
 from ringmaster.techniques.data.text_encoder import GPT2, CutRule, Ids, TextEncoder, WordEncoder
 from ringmaster.techniques.data_source import PreparedData, Row
 from ringmaster.techniques.job import DataSpec
@@ -148,7 +148,7 @@ def _trained(documents: Iterable[TextDocument], vocab_size: int) -> Encoder:
     trainer = trainers.BpeTrainer(
         vocab_size=vocab_size, special_tokens=[END_OF_TEXT], initial_alphabet=alphabet, show_progress=False
     )
-    tokenizer.train_from_iterator(_training_texts(documents, Progress("training a tokenizer")), trainer)
+    tokenizer.train_from_iterator(_training_texts(documents, TextProgress("training a tokenizer")), trainer)
 
     def save(folder: Path) -> None:
         folder.mkdir(parents=True)
@@ -170,7 +170,7 @@ def _trained(documents: Iterable[TextDocument], vocab_size: int) -> Encoder:
     )
 
 
-def _training_texts(documents: Iterable[TextDocument], progress: Progress) -> Iterator[str]:
+def _training_texts(documents: Iterable[TextDocument], progress: TextProgress) -> Iterator[str]:
     """The training documents in pieces that have the words of the whole, up to the limits."""
     left, num_of_this = MAX_TRAINING_CHARACTERS, 0
     for document in in_pieces((each for each in documents if not each.held_out), rule=GPT2):
@@ -251,7 +251,7 @@ def write_tokens(
             writer = TokenWriter(
                 columns, seq_len=spec.seq_len, vocab_size=encoder.vocab_size, end_of_text_id=encoder.end_of_text_id
             )
-            stream = encoded(_recorded(alike(), manifest), encoder, Progress("encoding"))
+            stream = encoded(_recorded(alike(), manifest), encoder, TextProgress("encoding"))
         else:
             writer = TokenWriter(columns, seq_len=spec.seq_len or len(first.content))
             stream = _as_given(_recorded(alike(), manifest), where=where)
@@ -264,7 +264,7 @@ def write_tokens(
 
 
 def encoded(
-    documents: Iterable[TextDocument], encoder: Encoder, progress: Progress
+    documents: Iterable[TextDocument], encoder: Encoder, progress: TextProgress
 ) -> Iterator[tuple[TextDocument, Ids]]:
     """Yields texts, piece by piece, with the ids of each piece; the end-of-text token follows each text."""
     tail = np.asarray([] if encoder.end_of_text_id is None else [encoder.end_of_text_id], dtype=np.uint32)

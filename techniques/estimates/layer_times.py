@@ -29,7 +29,7 @@ from ringmaster.techniques.job import BESIDE_MODEL_AND_LOSS, Job
 from ringmaster.techniques.model_facts import ModelFacts
 from ringmaster.techniques.models.build import skeleton
 from ringmaster.techniques.models.layers import layer_names
-from ringmaster.techniques.parallel.pipe import Part, Stage, owners, partition
+from ringmaster.techniques.parallel.pipe import Stage, StagePart, owners, partition
 from ringmaster.techniques.processes.order import Slot
 from ringmaster.techniques.processes.ranks import take_device
 from ringmaster.techniques.technique import Config
@@ -135,13 +135,15 @@ def _measured(job: Job, *, data: PreparedData, num_rows: int, slots: Sequence[Sl
     kinds = [kind_of(layer) for layer in layers]
     loss = loss_of(job.loss, model, job.model, options=job.loss_options)
     parts = {
-        "nothing": Part(first=0, last=0, has_entry=False, has_exit=False),
-        "entry": Part(first=0, last=0, has_entry=True, has_exit=False),
-        "exit": Part(first=0, last=0, has_entry=False, has_exit=True),
-        **{kind: Part(first=at, last=at + 1, has_entry=False, has_exit=False) for at, kind in _firsts(kinds)},
+        "nothing": StagePart(first=0, last=0, has_entry=False, has_exit=False),
+        "entry": StagePart(first=0, last=0, has_entry=True, has_exit=False),
+        "exit": StagePart(first=0, last=0, has_entry=False, has_exit=True),
+        **{kind: StagePart(first=at, last=at + 1, has_entry=False, has_exit=False) for at, kind in _firsts(kinds)},
     }
     pieces = {
-        name: _Piece(model, part, loss=loss, job=job, num_rows=num_rows, seq_len=data.seq_len or 1, device=device)
+        name: _MeasuredModule(
+            model, part, loss=loss, job=job, num_rows=num_rows, seq_len=data.seq_len or 1, device=device
+        )
         for name, part in parts.items()
     }
     seconds = _median_s(pieces, first=which)
@@ -183,7 +185,7 @@ def _firsts(kinds: Sequence[str]) -> list[tuple[int, str]]:
     return [(at, kind) for at, kind in enumerate(kinds) if kind not in kinds[:at]]
 
 
-def _median_s(pieces: Mapping[str, _Piece], *, first: int) -> dict[str, tuple[float, float]]:
+def _median_s(pieces: Mapping[str, _MeasuredModule], *, first: int) -> dict[str, tuple[float, float]]:
     """Returns the median seconds of each piece: of its forward, and of its forward and backward.
 
     The pieces run in turn, so that other load on the machine affects them equally. first: the piece to begin with, so
@@ -202,11 +204,19 @@ def _median_s(pieces: Mapping[str, _Piece], *, first: int) -> dict[str, tuple[fl
     return {name: (median(f for f, _ in taken), median(s for _, s in taken)) for name, taken in seconds.items()}
 
 
-class _Piece:
+class _MeasuredModule:
     """A part of the model with random weights and inputs."""
 
     def __init__(
-        self, model: nn.Module, part: Part, *, loss: Loss, job: Job, num_rows: int, seq_len: int, device: torch.device
+        self,
+        model: nn.Module,
+        part: StagePart,
+        *,
+        loss: Loss,
+        job: Job,
+        num_rows: int,
+        seq_len: int,
+        device: torch.device,
     ) -> None:
         config: Any = model.config
         in_half = job.precision == "bf16-params"

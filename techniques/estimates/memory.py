@@ -8,8 +8,8 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 from ringmaster.techniques import registry
-from ringmaster.techniques.estimates.memory_cache import Fault, estimate_ranks
-from ringmaster.techniques.estimates.rank_memory import RankEstimate, Scene
+from ringmaster.techniques.estimates.memory_cache import EstimateError, estimate_ranks
+from ringmaster.techniques.estimates.rank_memory import RankEstimate, RankScenario
 from ringmaster.techniques.job import Job
 from ringmaster.techniques.model_facts import ModelFacts
 from ringmaster.techniques.preflight import ARITHMETIC, FROM_META_STEP, Forecast
@@ -52,7 +52,7 @@ def forecast_memory(workload: Workload, choices: Sequence[Choice]) -> list[Forec
     scenes = [list(_scenes(workload, choice)) for choice in choices]
     whole = [s for mine, choice in zip(scenes, choices, strict=True) for s in mine if not _few_do(workload, choice)]
     few = [s for mine, choice in zip(scenes, choices, strict=True) for s in mine if _few_do(workload, choice)]
-    results: dict[int, RankEstimate | Fault] = {}
+    results: dict[int, RankEstimate | EstimateError] = {}
     for group, num_layers in ((whole, 0), (few, workload.facts.num_layers)):
         found = estimate_ranks(group, num_layers=num_layers, at_once=workload.at_once, until_s=workload.until_s)
         results |= {id(scene): result for scene, result in zip(group, found, strict=True)}
@@ -62,13 +62,15 @@ def forecast_memory(workload: Workload, choices: Sequence[Choice]) -> list[Forec
     ]
 
 
-def single_scene(workload: Workload, *, num_rows: int) -> Scene:
+def single_scene(workload: Workload, *, num_rows: int) -> RankScenario:
     """Returns the scene of the job on one device with `num_rows` rows: what its model computes and stores."""
     shape = GangShape(kind="cpu", num_devices=1, memory_bytes=0)
     config = {"micro_batch": num_rows, "recompute": "none"}
     job = replace(workload.job, global_batch_size=num_rows)
     path = registry.BUILTIN["single"]
-    return Scene(job=job, data=workload.data, technique=path, config=config, shape=shape, cache_dir=workload.cache_dir)
+    return RankScenario(
+        job=job, data=workload.data, technique=path, config=config, shape=shape, cache_dir=workload.cache_dir
+    )
 
 
 def data_parallel(axes: Mapping[str, int]) -> int:
@@ -81,7 +83,7 @@ def sharding(axes: Mapping[str, int]) -> int:
     return axes.get("dp_shard", 1) * axes.get("tp", 1) * axes.get("pp", 1)
 
 
-def _forecast(workload: Workload, choice: Choice, results: Sequence[RankEstimate | Fault]) -> Forecast:
+def _forecast(workload: Workload, choice: Choice, results: Sequence[RankEstimate | EstimateError]) -> Forecast:
     technique, config, shape = choice
     host_bytes = technique.host_memory(workload.job, shape, config, workload.facts)
     estimated = [result for result in results if isinstance(result, RankEstimate)]
@@ -93,7 +95,7 @@ def _forecast(workload: Workload, choice: Choice, results: Sequence[RankEstimate
         return Forecast(
             device_bytes=max(device_bytes, least), host_bytes=host_bytes + max(saved), source=FROM_META_STEP
         )
-    message = next(result.message for result in results if isinstance(result, Fault))
+    message = next(result.message for result in results if isinstance(result, EstimateError))
     device_bytes, host_bytes = _by_arithmetic(workload, choice), host_bytes + _copied_bytes(workload, choice)
     return Forecast(device_bytes=device_bytes, host_bytes=host_bytes, source=ARITHMETIC, message=message)
 
@@ -120,12 +122,12 @@ def _by_arithmetic(workload: Workload, choice: Choice) -> int:
 def kept_bytes_a_row(workload: Workload) -> float | None:
     """Returns the bytes of activations that one device alone stores for a row, or None where the estimate failed."""
     alone = estimate_alone(workload)
-    if isinstance(alone, Fault):
+    if isinstance(alone, EstimateError):
         return None
     return (max(alone.peaks.values()) - alone.peaks.get("step", 0)) / num_outlined_rows(workload)
 
 
-def estimate_alone(workload: Workload) -> RankEstimate | Fault:
+def estimate_alone(workload: Workload) -> RankEstimate | EstimateError:
     """Estimates a few rows on one device: what the model itself computes and stores."""
     facts, num_rows = workload.facts, num_outlined_rows(workload)
     scene = single_scene(workload, num_rows=num_rows)
@@ -138,7 +140,7 @@ def num_outlined_rows(workload: Workload) -> int:
     return min(2, workload.job.global_batch_size)
 
 
-def _scenes(workload: Workload, choice: Choice) -> Iterable[Scene]:
+def _scenes(workload: Workload, choice: Choice) -> Iterable[RankScenario]:
     """Yields the scenes of the ranks that may need the most memory.
 
     They have as many micro-batches as are necessary to show what more would need.
@@ -153,7 +155,7 @@ def _scenes(workload: Workload, choice: Choice) -> Iterable[Scene]:
         job = replace(job, global_batch_size=rows * num_slices)
     ranks = {0, num_ranks - 1} if set(axes) & set(UNEQUAL_AXES) else {0}
     for rank in sorted(ranks):
-        yield Scene(
+        yield RankScenario(
             job=job,
             data=workload.data,
             technique=workload.techniques[technique.name],

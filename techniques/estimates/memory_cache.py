@@ -24,7 +24,7 @@ import transformers
 
 from ringmaster.codec import digest, from_json, to_json
 from ringmaster.techniques import registry
-from ringmaster.techniques.estimates.rank_memory import RankEstimate, Scene, estimate_rank
+from ringmaster.techniques.estimates.rank_memory import RankEstimate, RankScenario, estimate_rank
 from ringmaster.techniques.job import EvaluationSpec, ScheduleSpec
 from ringmaster.techniques.probing.probe import source_state, source_states
 
@@ -47,15 +47,15 @@ IRRELEVANT_DATA = (
 
 
 @dataclass(frozen=True, kw_only=True)
-class Fault:
+class EstimateError:
     """The reason why an estimate failed."""
 
     message: str
 
 
 def estimate_ranks(
-    scenes: Sequence[Scene], *, num_layers: int = 0, at_once: int = 1, until_s: float = math.inf
-) -> list[RankEstimate | Fault]:
+    scenes: Sequence[RankScenario], *, num_layers: int = 0, at_once: int = 1, until_s: float = math.inf
+) -> list[RankEstimate | EstimateError]:
     """Estimates each scene: from the cache, or else in a child process, `at_once` of them in parallel.
 
     num_layers: layers of models that may be estimated with a few layers; 0 where none may.
@@ -71,10 +71,12 @@ def estimate_ranks(
     return [_with_layers(found[i], found[i + 1], num_layers) for i in range(0, len(found), 2)]
 
 
-def _with_layers(fewer: RankEstimate | Fault, more: RankEstimate | Fault, num_layers: int) -> RankEstimate | Fault:
+def _with_layers(
+    fewer: RankEstimate | EstimateError, more: RankEstimate | EstimateError, num_layers: int
+) -> RankEstimate | EstimateError:
     """Returns p(L) = p(4) + (L - 4) (p(5) - p(4)), for each phase near either end, and for the work."""
-    if isinstance(fewer, Fault) or isinstance(more, Fault):
-        return fewer if isinstance(fewer, Fault) else more
+    if isinstance(fewer, EstimateError) or isinstance(more, EstimateError):
+        return fewer if isinstance(fewer, EstimateError) else more
     times = num_layers - FEW_LAYERS[0]
     peaks = [dict(_at_the_ends(r.peaks, num)) for r, num in zip((fewer, more), FEW_LAYERS, strict=True)]
     return RankEstimate(
@@ -100,7 +102,7 @@ def _at_the_ends(peaks: Mapping[str, int], num_layers: int) -> Iterator[tuple[st
             yield f"{kind} {int(number) - num_layers}", peak
 
 
-def _plain(scene: Scene) -> Scene:
+def _plain(scene: RankScenario) -> RankScenario:
     """The scene without settings that do not affect it, so that jobs which differ only in these share an estimate."""
     job = replace(
         scene.job,
@@ -119,7 +121,7 @@ def _plain(scene: Scene) -> Scene:
     return replace(scene, job=job, shape=replace(scene.shape, memory_bytes=0))
 
 
-def _file(scene: Scene) -> Path:
+def _file(scene: RankScenario) -> Path:
     said = to_json(scene)
     folder = Path(said.pop("cache_dir")) / "rehearsals"
     if said["data"]["kind"] != "other":
@@ -130,11 +132,11 @@ def _file(scene: Scene) -> Path:
     return folder / f"{digest([said, torch.__version__, transformers.__version__, VERSION], length=32)}.json"
 
 
-def _read(file: Path) -> RankEstimate | Fault:
+def _read(file: Path) -> RankEstimate | EstimateError:
     if not file.exists():
-        return Fault(message="there was no time for the memory estimate; the next call continues")
+        return EstimateError(message="there was no time for the memory estimate; the next call continues")
     data = json.loads(file.read_text())
-    return from_json(Fault, data) if "message" in data else from_json(RankEstimate, data)
+    return from_json(EstimateError, data) if "message" in data else from_json(RankEstimate, data)
 
 
 def _keep(file: Path, text: str) -> None:
@@ -144,7 +146,7 @@ def _keep(file: Path, text: str) -> None:
     aside.rename(file)
 
 
-def _run(missing: Sequence[tuple[Path, Scene]], *, at_once: int, until_s: float) -> None:
+def _run(missing: Sequence[tuple[Path, RankScenario]], *, at_once: int, until_s: float) -> None:
     left, running = list(missing), dict[int, tuple[Path, int]]()
     while running or (left and time.monotonic() < until_s):
         while left and len(running) < max(at_once, 1) and time.monotonic() < until_s:
@@ -157,7 +159,7 @@ def _run(missing: Sequence[tuple[Path, Scene]], *, at_once: int, until_s: float)
             _keep(file, json.dumps(_answer(pipe, pid, is_late=not ready)))
 
 
-def _start(scene: Scene) -> tuple[int, int]:
+def _start(scene: RankScenario) -> tuple[int, int]:
     """Starts a child that estimates and writes its result into a pipe; returns its pid and the end to read from."""
     reader, writer = os.pipe()
     pid = os.fork()
@@ -175,12 +177,12 @@ def _start(scene: Scene) -> tuple[int, int]:
         os._exit(status)
 
 
-def _told(scene: Scene) -> Any:
+def _told(scene: RankScenario) -> Any:
     torch.set_num_threads(1)
     try:
         return to_json(estimate_rank(scene))
     except Exception as error:  # noqa: BLE001 - a model that reads values may raise anything: reported
-        return to_json(Fault(message=f"{type(error).__name__}: {error}"))
+        return to_json(EstimateError(message=f"{type(error).__name__}: {error}"))
 
 
 def _answer(pipe: int, pid: int, *, is_late: bool) -> Any:
@@ -190,8 +192,8 @@ def _answer(pipe: int, pid: int, *, is_late: bool) -> Any:
         text = file.read()
     _, status = os.waitpid(pid, 0)
     if is_late:
-        return to_json(Fault(message=f"took longer than {PATIENCE_S:.0f} s"))
+        return to_json(EstimateError(message=f"took longer than {PATIENCE_S:.0f} s"))
     if not text:
         print(f"a memory estimate ended with status {status}", file=sys.stderr)
-        return to_json(Fault(message=f"the process ended with status {os.waitstatus_to_exitcode(status)}"))
+        return to_json(EstimateError(message=f"the process ended with status {os.waitstatus_to_exitcode(status)}"))
     return json.loads(text)

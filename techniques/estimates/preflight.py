@@ -25,7 +25,7 @@ from ringmaster.techniques.models.adapters import attach
 from ringmaster.techniques.models.build import check_weights, skeleton
 from ringmaster.techniques.models.facts import model_facts
 from ringmaster.techniques.preflight import Candidate, Preflight, PreflightOrder, Refusal
-from ringmaster.techniques.probing import Probe, explained, probe
+from ringmaster.techniques.probing import TinyStepResult, explained, probe
 from ringmaster.techniques.processes.channel import Channel
 from ringmaster.techniques.processes.events import (
     DataProgress,
@@ -74,7 +74,7 @@ def preflight_job(job: Job, order: PreflightOrder) -> Preflight:
         data = described or prepare(job.data, cache_dir=Path(order.cache_dir))
     if job.trains and job.name not in order.evaluated and data.training_faults:
         raise StepError([*data.training_faults])
-    tried: Probe | None = None
+    tried: TinyStepResult | None = None
     if job.trains and job.model.command is None:
         tried = probe(job, data=data, cache_dir=Path(order.cache_dir), is_there=described is None)
         _check_training(job, data)
@@ -128,7 +128,7 @@ def preflight_job(job: Job, order: PreflightOrder) -> Preflight:
     )
 
 
-def with_probe(facts: ModelFacts, found: Probe) -> ModelFacts:
+def with_probe(facts: ModelFacts, found: TinyStepResult) -> ModelFacts:
     """Returns the facts of a model with the results of a tiny step."""
     return replace(facts, whole_batch=found.undivided, has_dropout=found.sites.draws)
 

@@ -44,7 +44,7 @@ NUM_STEPS = 2  # the optimizer's state, and all else that stays, exists from the
 
 
 @dataclass(frozen=True, kw_only=True)
-class Scene:
+class RankScenario:
     """One rank of a gang that trains `job`.
 
     data: the JSON form of the prepared data; only its shapes are used, unless a factory makes the samples.
@@ -78,7 +78,7 @@ class RankEstimate:
     num_operators: int
 
 
-def estimate_rank(scene: Scene) -> RankEstimate:
+def estimate_rank(scene: RankScenario) -> RankEstimate:
     """Runs two steps and reports the second one.
 
     Its process must end afterwards, because parts of torch are replaced in it. Raises whatever a model or technique
@@ -164,7 +164,7 @@ def _ranks(rank: int, num_ranks: int, axes: Mapping[str, int]) -> Ranks:
     return _Ranks(rank=rank, num_ranks=num_ranks, device=device, mesh=mesh)
 
 
-def _stand_in(scene: Scene) -> None:
+def _stand_in(scene: RankScenario) -> None:
     """Replaces functions of this process that cannot work without values."""
     import torch.distributed._functional_collectives as collectives
     import torch.nn.parallel
@@ -201,7 +201,7 @@ def _mask(keys: Any, shape: Sequence[int], p: float, device: torch.device) -> Te
     return torch.empty(len(keys), *shape, dtype=torch.bool, device=device)
 
 
-def _model(scene: Scene, data: PreparedData, seed: int) -> nn.Module:
+def _model(scene: RankScenario, data: PreparedData, seed: int) -> nn.Module:
     """The model with fresh weights that have no values; pretrained weights are not read."""
     spec = scene.job.model
     if spec.factory is not None:

@@ -19,7 +19,7 @@ from ringmaster.techniques.estimates.memory import (
     num_outlined_rows,
     sharding,
 )
-from ringmaster.techniques.estimates.memory_cache import Fault
+from ringmaster.techniques.estimates.memory_cache import EstimateError
 from ringmaster.techniques.model_facts import ModelFacts
 from ringmaster.techniques.technique import WEIGHT_BYTES, Config, GangShape, Technique
 
@@ -78,7 +78,7 @@ class StepTimes:
 def outline(workload: Workload) -> Outline | None:
     """Returns the outline of a job's model from one estimate on one device, or None where the estimate fails."""
     found = estimate_alone(workload)
-    if isinstance(found, Fault):
+    if isinstance(found, EstimateError):
         return None
     rows = num_outlined_rows(workload)
     weights = workload.facts.num_updated * WEIGHT_BYTES
@@ -149,7 +149,7 @@ def predicted_step_s(
 
 
 @dataclass(kw_only=True)
-class _Sent:
+class _RankTraffic:
     """What one rank sends in a step.
 
     num_wrapped: messages between distributed tensors.
@@ -160,9 +160,11 @@ class _Sent:
     num_wrapped: float = 0.0
 
 
-def _sent(axes: dict[str, int], config: Config, workload: Workload, *, rows: float, num_micro_batches: float) -> _Sent:
+def _sent(
+    axes: dict[str, int], config: Config, workload: Workload, *, rows: float, num_micro_batches: float
+) -> _RankTraffic:
     """What one rank sends in a step. Rings of n ranks move (n - 1) / n of a tensor, all-reduces twice as much."""
-    facts, sent, k = workload.facts, _Sent(), num_micro_batches
+    facts, sent, k = workload.facts, _RankTraffic(), num_micro_batches
     layers = max(facts.num_layers, 1) / axes.get("pp", 1)
     mine = facts.parameter_bytes / axes.get("tp", 1) / axes.get("pp", 1)
     updated = facts.num_updated / max(facts.num_parameters, 1)  # of mine: beside an adapter no weight has a gradient

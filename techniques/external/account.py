@@ -11,22 +11,28 @@ from ringmaster.techniques.checkpoints.checkpoint import CheckpointStore
 from ringmaster.techniques.external import protocol
 from ringmaster.techniques.external.events import (
     KINDS,
-    Alive,
     CheckpointWritten,
+    CommandEvaluation,
     CommandEvent,
-    Done,
-    Evaluated,
-    Failed,
+    CommandFailure,
+    CommandFinished,
+    CommandHeartbeat,
+    CommandStopped,
     ModelWritten,
     PeakMemory,
     PhaseBegun,
-    Preempted,
     StepDone,
     StepEvent,
     TrainingStarted,
 )
 from ringmaster.techniques.external.protocol import RUN
-from ringmaster.techniques.processes.events import CheckpointFailed, CheckpointSaved, Metrics, Ready, Steps
+from ringmaster.techniques.processes.events import (
+    CheckpointFailed,
+    CheckpointSaved,
+    EvaluationReported,
+    JobReady,
+    Steps,
+)
 from ringmaster.techniques.processes.order import GangOrder
 from ringmaster.techniques.processes.reporter import Reporter
 from ringmaster.techniques.training.trainer import weights_digest
@@ -35,7 +41,7 @@ START_PATIENCE_S = 600.0  # for a new interpreter, its imports, its data, its mo
 PATIENCE_STEPS, LEAST_PATIENCE_S = 20.0, 300.0  # a command need not report that it saves or evaluates
 
 
-class Account:
+class CommandProgress:
     """The state of one command, which continues from the newest whole checkpoint under `root`.
 
     restored_from: the folder of that checkpoint, None where there is none.
@@ -61,7 +67,7 @@ class Account:
         self.step_seconds: list[float] = []
         self.seconds: dict[str, float] = {}
         self.reported_peak_bytes: int | None = None
-        self.end: Done | Preempted | Failed | None = None
+        self.end: CommandFinished | CommandStopped | CommandFailure | None = None
         self._losses: list[float] = []
         self._metrics: tuple[int, Mapping[str, float]] | None = None
         self._heard_s = time.monotonic()
@@ -103,7 +109,7 @@ class Account:
                 self._one_step(event)
             case CheckpointWritten():
                 self._checkpoint(event, since_s)
-            case Evaluated():
+            case CommandEvaluation():
                 self._evaluated(event, since_s)
             case ModelWritten():
                 self.seconds["model"] = since_s if event.seconds is None else event.seconds
@@ -111,12 +117,12 @@ class Account:
                 self.reported_peak_bytes = max(event.peak_bytes, self.reported_peak_bytes or 0)
             case PhaseBegun():
                 self._reporter.phase(event.phase, patience_s=float(event.patience_s))
-            case Alive():
+            case CommandHeartbeat():
                 self._reporter.beat()
-            case Done() | Preempted():
+            case CommandFinished() | CommandStopped():
                 self._check_end(event)
                 self.end = event
-            case Failed():
+            case CommandFailure():
                 if event.kind not in KINDS:
                     kinds = ", ".join(KINDS)
                     raise ValueError(f"the command failed with kind {event.kind!r}. To fix: give one of {kinds}")
@@ -151,7 +157,7 @@ class Account:
             )
         self.startup_s = time.monotonic() - self._order.ordered_at_s
         if self._is_run:
-            self._reporter.send(Ready(step=self.first_step, startup_s=self.startup_s))
+            self._reporter.send(JobReady(step=self.first_step, startup_s=self.startup_s))
             self._be_patient(0.0)
 
     def _one_step(self, event: StepDone) -> None:
@@ -181,14 +187,14 @@ class Account:
         if self._is_run:
             self._reporter.send(CheckpointSaved(step=self._step, seconds=self.seconds["checkpoint"]))
 
-    def _evaluated(self, event: Evaluated, since_s: float) -> None:
+    def _evaluated(self, event: CommandEvaluation, since_s: float) -> None:
         self._check_step(event)
         self._metrics = self._step, event.metrics
         self.seconds["metrics"] = since_s if event.seconds is None else event.seconds
         if self._is_run and self._step < self._order.job.total_steps:  # the last metrics belong to the result
-            self._reporter.send(Metrics(step=self._step, metrics=self._metrics[1], wall_s=time.time()))
+            self._reporter.send(EvaluationReported(step=self._step, metrics=self._metrics[1], wall_s=time.time()))
 
-    def _check_end(self, event: Done | Preempted) -> None:
+    def _check_end(self, event: CommandFinished | CommandStopped) -> None:
         self._check_step(event)
         if not self.is_saved:
             raise ValueError(

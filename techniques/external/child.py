@@ -17,8 +17,8 @@ from typing import Any, NoReturn, Self
 
 from ringmaster.errors import ChannelClosed
 from ringmaster.techniques.external import protocol
-from ringmaster.techniques.external.account import Account
-from ringmaster.techniques.external.events import Done, Failed
+from ringmaster.techniques.external.account import CommandProgress
+from ringmaster.techniques.external.events import CommandFailure, CommandFinished
 from ringmaster.techniques.external.protocol import (
     PREEMPTED_STATUS,
     Report,
@@ -37,7 +37,7 @@ PR_SET_PDEATHSIG, PR_SET_CHILD_SUBREAPER = 1, 36  # of prctl(2)
 _LIBC = ctypes.CDLL(None)
 
 
-class Kept:
+class CommandKeeper:
     """A running command, as seen from the worker.
 
     status: its exit status once it has ended, negative for a signal; None before.
@@ -180,7 +180,7 @@ ERRORS = {
 }
 
 
-class Child:
+class CommandProcess:
     """The command of an order, on the devices of its gang.
 
     Entering the context starts the command; leaving it ends the command in any case.
@@ -189,7 +189,7 @@ class Child:
     """
 
     def __init__(self, order: GangOrder, reporter: Reporter, *, mode: str, root: Path) -> None:
-        self.account = Account(order, reporter, mode=mode, root=root)
+        self.account = CommandProgress(order, reporter, mode=mode, root=root)
         self._order, self._reporter, self._mode, self._root = order, reporter, mode, root
         self._folder = Path(order.folder).resolve()
         self.export_to = self._folder / "export"
@@ -213,7 +213,7 @@ class Child:
         if cores := {core for slot in self._order.slots for core in slot.cores}:
             os.sched_setaffinity(0, cores)
         self._report = Report(report_file)
-        self._kept = Kept(
+        self._kept = CommandKeeper(
             words_of(self._order, port=port),
             environment=environment(self._order, port=port, order_file=order_file, report_file=report_file),
             folder=self._folder,
@@ -274,10 +274,10 @@ class Child:
         RuntimeError for the failure that it reported, or for the likely cause of its end.
         """
         end = self.account.end
-        if isinstance(end, Failed):
+        if isinstance(end, CommandFailure):
             raise ERRORS[OutcomeStatus(end.kind)](end.message)
         if end is not None:
-            return OutcomeStatus.DONE if isinstance(end, Done) else OutcomeStatus.PREEMPTED
+            return OutcomeStatus.DONE if isinstance(end, CommandFinished) else OutcomeStatus.PREEMPTED
         # SIGTERM itself may have killed a command that had not begun, or was between a checkpoint and its next step.
         if self._kept.status == PREEMPTED_STATUS or (self._is_terminated and self.account.is_saved):
             return OutcomeStatus.PREEMPTED

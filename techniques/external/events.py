@@ -57,7 +57,7 @@ class CheckpointWritten(StepEvent):
 
 
 @dataclass(frozen=True, kw_only=True)
-class Evaluated(StepEvent):
+class CommandEvaluation(StepEvent):
     """The model was evaluated."""
 
     NAME = "metrics"
@@ -91,28 +91,28 @@ class PhaseBegun(CommandEvent):
 
 
 @dataclass(frozen=True, kw_only=True)
-class Alive(CommandEvent):
+class CommandHeartbeat(CommandEvent):
     """The command is alive."""
 
     NAME = "beat"
 
 
 @dataclass(frozen=True, kw_only=True)
-class Done(StepEvent):
+class CommandFinished(StepEvent):
     """The command has done all steps that it was ordered."""
 
     NAME = "done"
 
 
 @dataclass(frozen=True, kw_only=True)
-class Preempted(StepEvent):
+class CommandStopped(StepEvent):
     """The command has stopped as it was asked to."""
 
     NAME = "preempted"
 
 
 @dataclass(frozen=True, kw_only=True)
-class Failed(CommandEvent):
+class CommandFailure(CommandEvent):
     """The command has failed. kind: one of `KINDS`, by default "crashed"."""
 
     NAME = "failed"
@@ -123,8 +123,17 @@ class Failed(CommandEvent):
 _CLASSES: Mapping[str, type[CommandEvent]] = {
     cls.NAME: cls
     for cls in (
-        *(TrainingStarted, StepDone, CheckpointWritten, Evaluated, ModelWritten, PeakMemory, PhaseBegun, Alive),
-        *(Done, Preempted, Failed),
+        *(
+            TrainingStarted,
+            StepDone,
+            CheckpointWritten,
+            CommandEvaluation,
+            ModelWritten,
+            PeakMemory,
+            PhaseBegun,
+            CommandHeartbeat,
+        ),
+        *(CommandFinished, CommandStopped, CommandFailure),
     )
 }
 _TYPES: Mapping[str, tuple[type, ...]] = {
@@ -169,7 +178,7 @@ def _checked(name: str, value: Any, types: tuple[type, ...], cls: type[CommandEv
     if isinstance(value, dict):
         return checked_values(value, may_be_undefined=False)
     if isinstance(value, str):
-        return printable_lines(value) if cls is Failed else _plain_text(name, value)
+        return printable_lines(value) if cls is CommandFailure else _plain_text(name, value)
     number: Any = value
     if name == "loss":  # one that is not finite has a remedy of its own
         return math.inf if isinstance(number, int) and abs(number) > MOST_STEPS else float(number)

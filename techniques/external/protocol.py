@@ -18,7 +18,7 @@ from typing import Any
 
 from ringmaster.codec import digest, to_json
 from ringmaster.errors import CheckpointError
-from ringmaster.techniques.checkpoints.checkpoint import Manifest, StoredFile
+from ringmaster.techniques.checkpoints.checkpoint import CheckpointFile, CheckpointManifest
 from ringmaster.techniques.checkpoints.storage import MANIFEST
 from ringmaster.techniques.external.events import MOST_IN_LINE, CommandEvent, parse_event
 from ringmaster.techniques.processes.order import GangOrder, Slot
@@ -69,10 +69,10 @@ def _describe(folder: Path, *, step: int, meta: Mapping[str, Any]) -> None:
         if path.is_file() and path.name != MANIFEST:
             with path.open("rb") as stream:
                 checksum = file_digest(stream, "sha256").hexdigest()
-            files[str(path.relative_to(folder))] = StoredFile(num_bytes=path.stat().st_size, sha256=checksum)
+            files[str(path.relative_to(folder))] = CheckpointFile(num_bytes=path.stat().st_size, sha256=checksum)
     if not files:
         raise ValueError(f"the command's checkpoint of step {step} is empty. To fix: say it when the files are there")
-    said = to_json(Manifest(step=step, files=files, meta=meta))
+    said = to_json(CheckpointManifest(step=step, files=files, meta=meta))
     (folder / MANIFEST).write_text(json.dumps({"sha256": digest(said, length=64), **said}, indent=1))
     _sync(folder / MANIFEST)
     _sync(folder)

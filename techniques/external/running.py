@@ -10,9 +10,9 @@ from typing import Any
 
 from ringmaster.techniques.checkpoints.checkpoint import publish
 from ringmaster.techniques.external.account import START_PATIENCE_S
-from ringmaster.techniques.external.child import Child, drain, woken_by_signals
+from ringmaster.techniques.external.child import CommandProcess, drain, woken_by_signals
 from ringmaster.techniques.external.protocol import PROFILE, RUN
-from ringmaster.techniques.processes.events import Measured, OutcomeStatus, Ready
+from ringmaster.techniques.processes.events import JobReady, OutcomeStatus, TrialMeasured
 from ringmaster.techniques.processes.order import GangOrder
 from ringmaster.techniques.processes.reporter import MEASURE, STOP, Reporter
 from ringmaster.techniques.training.trainer import WARM_UP_STEPS
@@ -28,7 +28,7 @@ def run(order: GangOrder, reporter: Reporter) -> dict[str, Any]:
     """
     assert order.checkpoint_dir is not None and order.model_dir is not None
     reporter.phase("starting the command", patience_s=START_PATIENCE_S)
-    with Child(order, reporter, mode=RUN, root=Path(order.checkpoint_dir)) as child:
+    with CommandProcess(order, reporter, mode=RUN, root=Path(order.checkpoint_dir)) as child:
         for _ in child.rounds():
             if reporter.told(STOP):
                 child.terminate()
@@ -56,14 +56,14 @@ def profile(order: GangOrder, reporter: Reporter) -> dict[str, Any]:
     reporter.phase("trying", patience_s=START_PATIENCE_S)
     scratch = Path(order.folder) / "scratch"
     seconds: list[float] = []
-    with Child(order, reporter, mode=PROFILE, root=scratch) as child:
+    with CommandProcess(order, reporter, mode=PROFILE, root=scratch) as child:
         said, is_ready = child.account, False
         for heard in child.rounds():
             if is_ready and reporter.told(MEASURE):
                 seconds += heard
             if not is_ready and len(said.step_seconds) >= WARM_UP_STEPS:
                 is_ready = True
-                reporter.send(Ready())
+                reporter.send(JobReady())
             is_enough = len(seconds) >= LEAST_STEPS and sum(seconds) >= ENOUGH_S
             if reporter.told(STOP) or is_enough or len(seconds) >= USUAL_STEPS:
                 child.terminate()
@@ -87,7 +87,7 @@ def profile(order: GangOrder, reporter: Reporter) -> dict[str, Any]:
     }
     shutil.rmtree(scratch)
     reporter.phase("waiting for its neighbours", patience_s=WAITING_PATIENCE_S)
-    reporter.send(Measured(profile=measured))
+    reporter.send(TrialMeasured(profile=measured))
     wait_for_stop(reporter)
     return {"status": OutcomeStatus.DONE}
 

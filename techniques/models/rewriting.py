@@ -23,7 +23,7 @@ from ringmaster.techniques.models.build import build_model
 from ringmaster.techniques.models.export import export_model
 from ringmaster.techniques.models.model_folders import model_of_folder, quantization_of, weight_bytes
 from ringmaster.techniques.models.quantization import export_quantized, quantize
-from ringmaster.techniques.processes.events import Measured, Ready
+from ringmaster.techniques.processes.events import JobReady, TrialMeasured
 from ringmaster.techniques.processes.order import GangOrder
 from ringmaster.techniques.processes.ranks import Ranks, join
 from ringmaster.techniques.processes.reporter import Reporter
@@ -47,7 +47,7 @@ def run(order: GangOrder, reporter: Reporter) -> dict[str, Any]:
     reporter.phase("reading the parents", patience_s=READING_PATIENCE_S)
     ranks = join(order, 0, num_ranks=1, axes={})
     startup_s = time.monotonic() - order.ordered_at_s
-    reporter.send(Ready(step=0, startup_s=startup_s))
+    reporter.send(JobReady(step=0, startup_s=startup_s))
     _rewrite(order, folder, beat=reporter.beat, is_trial=False)
     started_s = time.perf_counter()
     compared = compare(order, ranks, reporter, folder=folder)
@@ -67,7 +67,7 @@ def profile(order: GangOrder, reporter: Reporter) -> dict[str, Any]:
     reporter.phase("trying", patience_s=READING_PATIENCE_S)
     ranks = join(order, 0, num_ranks=1, axes={})
     scratch = Path(order.folder) / "scratch"
-    reporter.send(Ready())
+    reporter.send(JobReady())
     began_s = time.monotonic()
     _rewrite(order, scratch / "model", beat=reporter.beat, is_trial=True)
     rewritten_s = time.monotonic()
@@ -82,7 +82,7 @@ def profile(order: GangOrder, reporter: Reporter) -> dict[str, Any]:
     }
     shutil.rmtree(scratch)
     reporter.phase("waiting for its neighbours", patience_s=WAITING_PATIENCE_S)
-    reporter.send(Measured(profile=measured))
+    reporter.send(TrialMeasured(profile=measured))
     wait_for_stop(reporter)
     return {"status": "done"}
 

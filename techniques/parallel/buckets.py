@@ -124,7 +124,7 @@ class BucketRange:
 
 
 @dataclass(frozen=True, eq=False)
-class Share:
+class ParameterShard:
     """The part of a parameter in this rank's shard: `length` elements of the flattened parameter, from `first` on.
 
     start: the offset of these elements in the shard.
@@ -169,13 +169,15 @@ class Bucket:
         """Returns the rank's shard of a tensor laid out as the bucket, shape [shard_size]."""
         return flat[self._first : self._first + self.shard_size]
 
-    def _shares(self) -> Iterator[Share]:
+    def _shares(self) -> Iterator[ParameterShard]:
         for slot in self.slots:
             start = max(slot.start, self._first)
             length = min(slot.start + slot.parameter.numel(), self._first + self.shard_size) - start
             if length > 0:
                 weight = nn.Parameter(self.weights[start : start + length])
-                yield Share(slot, first=start - slot.start, length=length, start=start - self._first, weight=weight)
+                yield ParameterShard(
+                    slot, first=start - slot.start, length=length, start=start - self._first, weight=weight
+                )
 
 
 def divide(model: nn.Module, *, bucket_bytes: int, rank: int, num_ranks: int) -> list[Bucket]:

@@ -27,7 +27,7 @@ from ringmaster.techniques.training.gradients import local, settle_
 
 
 @dataclass(frozen=True, kw_only=True)
-class Part:
+class StagePart:
     """The part of a model that a stage has: layers [first, last).
 
     has_entry: it has the modules before the first layer.
@@ -73,7 +73,7 @@ def _filled(costs: Sequence[int], num_stages: int, limit: int) -> list[tuple[int
     return stages if last == 0 else None
 
 
-def parts_of(model: nn.Module, num_stages: int, *, stage_layers: Sequence[int] | None = None) -> list[Part]:
+def parts_of(model: nn.Module, num_stages: int, *, stage_layers: Sequence[int] | None = None) -> list[StagePart]:
     """Returns the stages of a decoder, with `stage_layers` layers each, or balanced by parameters where that is None.
 
     Only parameters of products count (a look-up costs nothing). Raises ValueError where `stage_layers` does not divide
@@ -91,7 +91,7 @@ def parts_of(model: nn.Module, num_stages: int, *, stage_layers: Sequence[int] |
         )
     firsts = [0, *accumulate(stage_layers)]
     return [
-        Part(first=first, last=last, has_entry=first == 0, has_exit=last == len(names))
+        StagePart(first=first, last=last, has_entry=first == 0, has_exit=last == len(names))
         for first, last in pairwise(firsts)
     ]
 
@@ -105,7 +105,7 @@ class Stage(nn.Module):
     The caller sets both.
     """
 
-    def __init__(self, model: nn.Module, part: Part) -> None:
+    def __init__(self, model: nn.Module, part: StagePart) -> None:
         super().__init__()
         # Modules of its own around the same parameters.
         self.model = copy.deepcopy(model, {id(p): p for p in model.parameters()})
@@ -125,7 +125,7 @@ class Stage(nn.Module):
             return hidden.clone() if hidden._is_view() else hidden  # schedules detach in place what they have sent
 
 
-def keep(model: nn.Module, parts: Sequence[Part], *, embedding: bool) -> None:
+def keep(model: nn.Module, parts: Sequence[StagePart], *, embedding: bool) -> None:
     """Removes all but `parts` from a decoder, in place.
 
     embedding: whether the token embedding stays.
@@ -139,14 +139,14 @@ def keep(model: nn.Module, parts: Sequence[Part], *, embedding: bool) -> None:
     for name in before:
         module = getattr(body, name)
         if not has_entry and not (module is token_embedding and embedding):
-            setattr(body, name, _Nothing() if isinstance(module, nn.Embedding) else nn.Identity())
+            setattr(body, name, _ZeroEmbedding() if isinstance(module, nn.Embedding) else nn.Identity())
     if not has_exit:
         for name in after:
             setattr(body, name, nn.Identity())
         model.set_output_embeddings(nn.Identity())  # type: ignore[operator]
     for i, name in enumerate(names):
         if i not in kept:
-            model.set_submodule(name, _Passing(model.get_submodule(name)))
+            model.set_submodule(name, _PassThrough(model.get_submodule(name)))
 
 
 def adopt(model: nn.Module, stage: Stage) -> None:
@@ -174,7 +174,7 @@ def _around_layers(body: nn.Module) -> tuple[list[str], list[str]]:
     return before, after
 
 
-class _Passing(nn.Module):
+class _PassThrough(nn.Module):
     """Stand-in for another stage's layer; returns its input."""
 
     def __init__(self, layer: nn.Module) -> None:
@@ -186,7 +186,7 @@ class _Passing(nn.Module):
         return hidden
 
 
-class _Nothing(nn.Module):
+class _ZeroEmbedding(nn.Module):
     """Stand-in for an embedding that the first stage has added; returns zero."""
 
     def forward(self, ids: Tensor) -> Tensor:

@@ -22,7 +22,7 @@ from torch import Tensor, nn
 from torch.distributed import ProcessGroup
 
 from ringmaster.techniques.checkpoints.state import Reader
-from ringmaster.techniques.parallel.buckets import Bucket, BucketRange, Share, divide
+from ringmaster.techniques.parallel.buckets import Bucket, BucketRange, ParameterShard, divide
 
 # torch 2.13 has new names for them; 2.11 has only the old ones.
 _all_gather: Any = getattr(dist, "all_gather_single", None) or dist.all_gather_into_tensor
@@ -72,7 +72,7 @@ class ShardedModel(nn.Module):
         """The model whose weights are trained."""
         return self._inner[0]
 
-    def all_shares(self) -> Iterator[Share]:
+    def all_shares(self) -> Iterator[ParameterShard]:
         """Yields the shares that this rank updates."""
         for bucket in self.buckets:
             yield from bucket.shares

@@ -30,7 +30,7 @@ MOST_RESIDENT = 2  # the slice that computes, and the next one
 
 
 @dataclass(frozen=True, eq=False)
-class Unit:
+class OffloadUnit:
     """A module that gets its weights as a whole: a repeated layer, or a module outside of the layers.
 
     whole: with all submodules; otherwise with its own parameters alone (a module that contains layers).
@@ -54,7 +54,7 @@ class Slice:
     """
 
     index: int
-    units: list[Unit]
+    units: list[OffloadUnit]
     parameters: list[nn.Parameter] = field(default_factory=list)
     copies: list[Tensor] = field(default_factory=list)
     arrival: torch.cuda.Event | None = None
@@ -65,7 +65,7 @@ class Slice:
 
 def slices_of(model: nn.Module, num_slices: int) -> list[Slice]:
     """Divides the layers into `num_slices` runs of about equal number; every other module is a slice of its own."""
-    slices: list[list[Unit]] = []
+    slices: list[list[OffloadUnit]] = []
     names = layer_names(model)
     layers = {model.get_submodule(name): i * num_slices // len(names) for i, name in enumerate(names)}
     ancestors = {model.get_submodule(_parent(name, depth)) for name in names for depth in range(name.count(".") + 1)}
@@ -75,9 +75,9 @@ def slices_of(model: nn.Module, num_slices: int) -> list[Slice]:
         nonlocal current
         is_layer = module in layers
         if is_layer and layers[module] == current:
-            slices[-1].append(Unit(module, whole=True, is_layer=True))
+            slices[-1].append(OffloadUnit(module, whole=True, is_layer=True))
             return
-        unit = Unit(module, whole=module not in ancestors, is_layer=is_layer)
+        unit = OffloadUnit(module, whole=module not in ancestors, is_layer=is_layer)
         if unit.places():
             slices.append([unit])
             current = layers.get(module)
@@ -93,7 +93,7 @@ def _parent(name: str, depth: int) -> str:
     return ".".join(name.split(".")[:depth])
 
 
-class Spilled:
+class HostOffload:
     """Copies the slices of a model between host and device.
 
     Call `bind` with a device before the model is called, and `settle` after each backward.
@@ -202,13 +202,13 @@ class Spilled:
 
     # -- computing ---------------------------------------------------------------------------------------------------
 
-    def _spilled(self, part: Slice, unit: Unit) -> Callable[..., Any]:
+    def _spilled(self, part: Slice, unit: OffloadUnit) -> Callable[..., Any]:
         """Wraps the unit's forward, so that its weights are on the device while it runs."""
         inner, places = unit.module.forward, unit.places()
         parameters = list(dict.fromkeys(p for _, _, p in places))
 
         def forward(*args: Any, **kwargs: Any) -> Any:
-            copies: tuple[Tensor, ...] = _Visit.apply(self, part, *parameters)  # type: ignore[no-untyped-call]
+            copies: tuple[Tensor, ...] = _OffloadFunction.apply(self, part, *parameters)  # type: ignore[no-untyped-call]
             visiting = dict(zip(parameters, copies, strict=True))
             with _standing_in([(module, name, visiting[p]) for module, name, p in places]):
                 return inner(*args, **kwargs)
@@ -248,11 +248,11 @@ class Spilled:
         return copy.as_strided(size, stride, offset)
 
 
-class _Visit(torch.autograd.Function):
+class _OffloadFunction(torch.autograd.Function):
     """Maps a unit's parameters on the host to their copies on the device; backward sends gradients to the host."""
 
     @staticmethod
-    def forward(ctx: Any, spilled: Spilled, part: Slice, *parameters: nn.Parameter) -> tuple[Tensor, ...]:
+    def forward(ctx: Any, spilled: HostOffload, part: Slice, *parameters: nn.Parameter) -> tuple[Tensor, ...]:
         copies = dict(zip(part.parameters, spilled.need(part), strict=True))
         visiting = tuple(copies[p].detach() for p in parameters)
         ctx.spilled, ctx.parameters = spilled, parameters

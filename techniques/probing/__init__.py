@@ -2,6 +2,6 @@
 
 from ringmaster.errors import StepError
 from ringmaster.techniques.probing.faults import explained
-from ringmaster.techniques.probing.probe import Probe, draws_of, known_draws, probe
+from ringmaster.techniques.probing.probe import TinyStepResult, draws_of, known_draws, probe
 
-__all__ = ["Probe", "StepError", "draws_of", "explained", "known_draws", "probe"]
+__all__ = ["StepError", "TinyStepResult", "draws_of", "explained", "known_draws", "probe"]

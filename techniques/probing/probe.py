@@ -258,13 +258,13 @@ def _record(config: Any, read: set[str]) -> None:
     """Adds the name of every attribute that is read from a config to `read`."""
     of_class = type(config)
 
-    class Recorded(of_class):  # type: ignore[misc, valid-type]
+    class RecordedModel(of_class):  # type: ignore[misc, valid-type]
         def __getattribute__(self, name: str) -> Any:
             read.add(name)
             return super().__getattribute__(name)
 
-    Recorded.__name__ = of_class.__name__
-    object.__setattr__(config, "__class__", Recorded)
+    RecordedModel.__name__ = of_class.__name__
+    object.__setattr__(config, "__class__", RecordedModel)
 
 
 def _check_size(config: Any) -> None:
@@ -286,7 +286,7 @@ T = TypeVar("T")
 
 
 @dataclass(frozen=True, kw_only=True)
-class Probe:
+class TinyStepResult:
     """The result of a tiny step of a job.
 
     sites: the model's random draws.
@@ -297,7 +297,7 @@ class Probe:
     undivided: str = ""
 
 
-def probe(job: Job, *, data: PreparedData, cache_dir: Path, is_there: bool = True) -> Probe:
+def probe(job: Job, *, data: PreparedData, cache_dir: Path, is_there: bool = True) -> TinyStepResult:
     """Takes a tiny step of `job`; the result is cached for all processes of a machine and all equivalent jobs.
 
     data: the job's prepared data.
@@ -310,14 +310,14 @@ def probe(job: Job, *, data: PreparedData, cache_dir: Path, is_there: bool = Tru
     if reason := why_never_packed(job) or why_tokens_are_foreign(job, data):
         raise StepError([reason])
 
-    def found() -> Probe:
+    def found() -> TinyStepResult:
         step = _TinyStep(job, data, cache_dir, is_there=is_there)
         sites = step.check()
-        return Probe(sites=sites, undivided=step.why_undivided(sites))
+        return TinyStepResult(sites=sites, undivided=step.why_undivided(sites))
 
     if not is_there:
-        return _once(Probe, _file("described", job, data, cache_dir), found)
-    shown = _once(Probe, _file("step", job, data, cache_dir), found)
+        return _once(TinyStepResult, _file("described", job, data, cache_dir), found)
+    shown = _once(TinyStepResult, _file("step", job, data, cache_dir), found)
     _once(DrawSites, _file("draws", job, data, cache_dir), lambda: shown.sites)  # for the ranks' `draws_of`
     return shown
 
@@ -347,7 +347,9 @@ class _TinyStep:
         with explained("data: samples cannot be read", "give samples that are dicts of tensors, all of equal shapes"):
             invented = None if is_there else made_up(data, MORE_LABELS)
             self._training: Dataset = (
-                open_data(job.data, cache_dir=cache_dir, prepared=data)[0] if invented is None else _Rows(invented)
+                open_data(job.data, cache_dir=cache_dir, prepared=data)[0]
+                if invented is None
+                else _MadeUpSamples(invented)
             )
             samples = self._samples(range(NUM_SAMPLES))
         with explained("loss: it does not suit the model", "correct loss"):
@@ -414,7 +416,7 @@ class _TinyStep:
         return uneven
 
 
-class _Rows:
+class _MadeUpSamples:
     """Made-up samples."""
 
     def __init__(self, batch: dict[str, Tensor]) -> None:

@@ -177,7 +177,7 @@ class PreflightFailed(JobEvent):
 
 
 @dataclass(frozen=True, kw_only=True)
-class Measured(Event):
+class TrialMeasured(Event):
     """A trial has been measured.
 
     profile: the measured fields of `Profile`.
@@ -209,7 +209,7 @@ class ReferenceTimed(Event):
 
 
 @dataclass(frozen=True, kw_only=True)
-class Ready(JobEvent):
+class JobReady(JobEvent):
     """The job is about to take its first step, from `step` on. startup_s: the seconds since it was ordered."""
 
     NAME = "ready"
@@ -274,7 +274,7 @@ class Steps(JobEvent):
 
 
 @dataclass(frozen=True, kw_only=True)
-class Metrics(JobEvent):
+class EvaluationReported(JobEvent):
     """The job was evaluated after a step. wall_s: the time of the report in seconds since the epoch."""
 
     NAME = "metrics"
@@ -418,8 +418,8 @@ _CLASSES: Mapping[str, type[Event]] = {
     cls.NAME: cls
     for cls in (
         *(RankStarted, Beat, PhaseStarted, RankFailed, RankResult, RankExited),
-        *(PreflightStarted, DataProgress, PreflightDone, PreflightFailed, Measured, ReferenceTimed),
-        *(Ready, Steps, Metrics, CheckpointSaved, CheckpointFailed, JobOfGroupEnded),
+        *(PreflightStarted, DataProgress, PreflightDone, PreflightFailed, TrialMeasured, ReferenceTimed),
+        *(JobReady, Steps, EvaluationReported, CheckpointSaved, CheckpointFailed, JobOfGroupEnded),
         *(DeviceTelemetry, ShareEnded),
         *(RowsScored, ScoringProgress, ModelFailed),
     )

@@ -15,13 +15,13 @@ from ringmaster.techniques.processes.events import (
     Beat,
     CheckpointFailed,
     CheckpointSaved,
+    EvaluationReported,
     Event,
     JobEvent,
     JobOfGroupEnded,
-    Metrics,
+    JobReady,
     PhaseStarted,
     RankResult,
-    Ready,
     Steps,
     event_to_json,
 )
@@ -102,9 +102,9 @@ class RankLog:
 
 def _log_line(event: Event) -> str | None:
     match event:
-        case Ready(step=step):
+        case JobReady(step=step):
             return f"{_of(event.job)}goes on from step {step}" if step else f"{_of(event.job)}begins"
-        case Metrics(step=step, metrics=metrics):
+        case EvaluationReported(step=step, metrics=metrics):
             return f"{_of(event.job)}evaluated at step {step}: {_metrics_text(metrics)}"
         case CheckpointSaved(step=step):
             return f"{_of(event.job)}saved a checkpoint of step {step}"

@@ -40,7 +40,7 @@ from ringmaster.techniques.training.losses import (
 Forward = Callable[[dict[str, Tensor]], Any]
 
 
-class Reference:
+class ReferenceModel:
     """Adds to batches their log-probabilities under the initial weights.
 
     model: a frozen copy of the model with them; None where the trained model computes them without its adapter.
@@ -201,7 +201,7 @@ def _reference(
     prepared: PreparedData,
     device: torch.device,
     autocast: Callable[[], AbstractContextManager[Any]],
-) -> Reference | None:
+) -> ReferenceModel | None:
     """Returns the job's initial weights, where its loss compares with them.
 
     `model` has them in training, before a checkpoint is restored. In an evaluation of trained weights they are built
@@ -217,7 +217,7 @@ def _reference(
         if job.base is not None:
             return None
         copied = frozen_copy(build_model(job.model, data=prepared, seed=job.seed), device=device, in_half=in_half)
-    return Reference(model=copied, loss=loss, autocast=autocast)
+    return ReferenceModel(model=copied, loss=loss, autocast=autocast)
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -9,9 +9,9 @@ from pathlib import Path
 from typing import Any
 
 from ringmaster.codec import to_json
-from ringmaster.techniques.checkpoints.saving import Asks, Saver, WriteRetries, takes_nothing
+from ringmaster.techniques.checkpoints.saving import Saver, SaveVotes, WriteRetries, takes_nothing
 from ringmaster.techniques.models.rewriting import COMPARING_PATIENCE_S, compare
-from ringmaster.techniques.processes.events import CheckpointFailed, Metrics, OutcomeStatus, Ready, Steps
+from ringmaster.techniques.processes.events import CheckpointFailed, EvaluationReported, JobReady, OutcomeStatus, Steps
 from ringmaster.techniques.processes.order import GangOrder
 from ringmaster.techniques.processes.ranks import Ranks
 from ringmaster.techniques.processes.reporter import STOP, EventSender, Reporter
@@ -31,14 +31,14 @@ def train(trainer: Trainer, order: GangOrder, reporter: Reporter) -> dict[str, A
     reporter.phase("restoring", patience_s=SAVE_PATIENCE_S)
     first_step = trainer.restore(root, known_step=order.known_step)
     startup_s = time.monotonic() - order.ordered_at_s
-    reporter.send(Ready(step=first_step, startup_s=startup_s))
+    reporter.send(JobReady(step=first_step, startup_s=startup_s))
     tell_passed_over(trainer.passed_over, reporter, step=first_step)
     saver = Saver(trainer, trainer.store(root), reporter, ranks=trainer.ranks)
     stopped = _steps(trainer, order, reporter, saver)
     if not stopped and 0 < trainer.next_step == first_step and evaluation_due(order, first_step):
         # The gang that trained up to this step may have died before it reported the metrics.
         reporter.phase("evaluating", patience_s=SAVE_PATIENCE_S)
-        reporter.send(Metrics(step=first_step, metrics=trainer.evaluate(), wall_s=time.time()))
+        reporter.send(EvaluationReported(step=first_step, metrics=trainer.evaluate(), wall_s=time.time()))
     result: dict[str, Any] = {"first_step": first_step, "step": trainer.next_step, "startup_s": startup_s}
     if trainer.next_step > first_step:
         reporter.phase("saving", patience_s=SAVE_PATIENCE_S)
@@ -118,7 +118,7 @@ def _steps(trainer: Trainer, order: GangOrder, reporter: Reporter, saver: Saver)
         patience.learn(report.seconds)
         stop, save = (asked > 0 for asked in report.asked[:2])
         last_step = max(last_step, int(report.asked[2]))
-        saver.follow(Asks(*report.asked[3:]))
+        saver.follow(SaveVotes(*report.asked[3:]))
         if saver.has_failed:  # further steps would be lost at the next fault
             progress.flush()
             reporter.phase("saving", patience_s=SAVE_PATIENCE_S)
@@ -137,7 +137,7 @@ def _steps(trainer: Trainer, order: GangOrder, reporter: Reporter, saver: Saver)
         if evaluation_due(order, trainer.next_step):
             progress.flush()
             reporter.phase("evaluating", patience_s=SAVE_PATIENCE_S)
-            reporter.send(Metrics(step=trainer.next_step, metrics=trainer.evaluate(), wall_s=time.time()))
+            reporter.send(EvaluationReported(step=trainer.next_step, metrics=trainer.evaluate(), wall_s=time.time()))
             patience.announce()
     progress.flush()
     return False

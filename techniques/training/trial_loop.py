@@ -12,7 +12,7 @@ import torch
 
 from ringmaster.techniques.checkpoints.state import HostCopies
 from ringmaster.techniques.estimates.device_rates import standard_error, time_on_ranks
-from ringmaster.techniques.processes.events import Measured, Ready
+from ringmaster.techniques.processes.events import JobReady, TrialMeasured
 from ringmaster.techniques.processes.order import GangOrder
 from ringmaster.techniques.processes.reporter import MEASURE, STOP, Reporter
 from ringmaster.techniques.training.trainer import WARM_UP_STEPS
@@ -64,7 +64,7 @@ def trial(trainer: TrialSubject, order: GangOrder, reporter: Reporter) -> dict[s
     reference_s = time.monotonic() - reference_s
     warm_up = [_timed_step(trainer, reporter)[0] for _ in range(WARM_UP_STEPS)]
     ready_s = time.monotonic() - order.ordered_at_s - reference_s
-    reporter.send(Ready())
+    reporter.send(JobReady())
     seconds: list[float] = []
     stop = measure = False
     while not stop:
@@ -82,7 +82,7 @@ def trial(trainer: TrialSubject, order: GangOrder, reporter: Reporter) -> dict[s
                 "peak_bytes": int(trainer.ranks.max(trainer.ranks.peak_bytes())),  # of the rank that held most
             }
             profile = {**measured, **_measure_saving(trainer, order)}
-            reporter.send(Measured(profile=profile, mean_step_s=statistics.fmean(seconds)))
+            reporter.send(TrialMeasured(profile=profile, mean_step_s=statistics.fmean(seconds)))
     reporter.send(time_on_ranks(trainer.ranks))
     return {"status": "done"}
 

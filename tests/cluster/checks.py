@@ -2,7 +2,7 @@
 
 from itertools import pairwise
 
-from ringmaster.techniques.processes.events import CheckpointSaved, Ready, ShareEnded
+from ringmaster.techniques.processes.events import CheckpointSaved, JobReady, ShareEnded
 from tests.cluster.jobs import assert_same_weights
 
 
@@ -25,7 +25,7 @@ def assert_nothing_twice(pool, batch):
             if segment.job != name:
                 continue
             mine = [word.content for word in words if word.segment == segment.id]
-            for ready in [content for content in mine if isinstance(content, Ready)]:
+            for ready in [content for content in mine if isinstance(content, JobReady)]:
                 assert ready.step >= kept, f"{name}: {ready.step} is before the checkpoint of {kept}"
             saved = [content.step for content in mine if isinstance(content, CheckpointSaved)]
             ended = [content.result.get("step", 0) for content in mine if isinstance(content, ShareEnded)]

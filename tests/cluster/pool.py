@@ -10,7 +10,7 @@ import psutil
 from sqlalchemy import select
 
 from ringmaster.model_lineage import QUIET_ENVIRONMENT
-from ringmaster.tasks.pool.nodes import VARIABLE, Nodes, NodeStatus
+from ringmaster.tasks.pool.nodes import VARIABLE, NodeRegistry, NodeStatus
 from ringmaster.tasks.pool.requests import RequestKind, Requests
 from ringmaster.tasks.pool.submissions import Submission, Submissions
 from ringmaster.tasks.storage.database import Database
@@ -123,7 +123,11 @@ class Pool:
 
     def serving(self):
         """Returns the incarnations of registered nodes that are not leaving, by name."""
-        return {node.name: node.incarnation for node in Nodes(self.database).all() if node.status == NodeStatus.SERVING}
+        return {
+            node.name: node.incarnation
+            for node in NodeRegistry(self.database).all()
+            if node.status == NodeStatus.SERVING
+        }
 
     def heal(self):
         """Repairs the pool after a test: reconnects nodes, and restarts the controller and workers that have ended."""

@@ -19,7 +19,7 @@ from torch import nn
 from ringmaster.flows.services.service_files import ProcessId
 from ringmaster.techniques.black_box import BlackBox
 from ringmaster.techniques.checkpoints.checkpoint import publish
-from ringmaster.techniques.processes.events import Ready, Steps
+from ringmaster.techniques.processes.events import JobReady, Steps
 from ringmaster.techniques.processes.reporter import STOP
 
 NODE = "RINGMASTER_TEST_NODE"  # set by the tests for every process on a node
@@ -116,7 +116,7 @@ class Waits(BlackBox):
         first = step = int(kept.read_text()) if kept.exists() else 0
         startup_s = time.monotonic() - order.ordered_at_s
         reporter.phase("waiting", patience_s=60.0 + 20 * step_s)
-        reporter.send(Ready(step=step, startup_s=startup_s))
+        reporter.send(JobReady(step=step, startup_s=startup_s))
         told, said_s = step, time.monotonic()
         while step < max(order.last_step, reporter.told_until()) and not reporter.told(STOP):
             if trace:

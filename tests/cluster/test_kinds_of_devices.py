@@ -6,7 +6,7 @@ from dataclasses import replace
 import pytest
 
 from ringmaster.tasks.cluster import Cluster, Node
-from ringmaster.tasks.pool.nodes import Nodes
+from ringmaster.tasks.pool.nodes import NodeRegistry
 from ringmaster.tasks.pool.submissions import Submissions
 from tests.cluster.checks import assert_well
 from tests.cluster.faults.test_faults_of_parents import assert_done, batch_of, layouts_of
@@ -16,7 +16,7 @@ from tests.cluster.waiting import until
 
 def kinds_of(pool):
     """Returns the kind of each node's devices, by node name."""
-    nodes = Nodes(pool.database).all()
+    nodes = NodeRegistry(pool.database).all()
     return {n.name: Cluster(nodes=(Node(name=n.name, devices=n.devices),)).device_kind() for n in nodes}
 
 

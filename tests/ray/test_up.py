@@ -6,7 +6,7 @@ import pytest
 
 from ringmaster.flows.services.service_files import ServiceStatus
 from ringmaster.flows.settings import EXAMPLES
-from ringmaster.tasks.pool.nodes import Nodes
+from ringmaster.tasks.pool.nodes import NodeRegistry
 from ringmaster.tasks.storage.database import Database
 from tests.cluster.waiting import until
 from tests.pool_home import Home
@@ -33,11 +33,11 @@ def test_a_node_comes_for_a_batch_and_is_given_back(home):
     assert home.states()["ray"].status == ServiceStatus.UP
     database = Database(home.address().database)
     try:
-        assert Nodes(database).all() == []
+        assert NodeRegistry(database).all() == []
         done = home.ringmaster("run", str(EXAMPLES / "tiny_batch.yaml"), "--json")
         assert done.returncode == 0, done.stderr
         result = json.loads(done.stdout)
         assert {job["status"] for job in result["jobs"]} == {"done"}
-        until("the node is given back", lambda: Nodes(database).all() == [])
+        until("the node is given back", lambda: NodeRegistry(database).all() == [])
     finally:
         database.close()

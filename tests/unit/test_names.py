@@ -12,7 +12,7 @@ from ringmaster.flows.pool.own_node import node_name
 from ringmaster.tasks.batch import Batch
 from ringmaster.tasks.batch.field_types import is_name
 from ringmaster.tasks.datasets.catalogue import catalogue_of
-from ringmaster.tasks.planning import Node, Option, PlanningJob, Problem
+from ringmaster.tasks.planning import Option, PlanningJob, PlanningNode, Problem
 from ringmaster.techniques import DataSpec, Job, ModelSpec
 from ringmaster.text import MOST_IN_NAME, is_printable_name
 
@@ -83,12 +83,12 @@ def test_ids_of_a_problem_can_be_shown(name):
     option = Option("ddp", 1, 1.0)
     for kinds in ((name, "n", "a"), ("p", name, "a"), ("p", "n", name)):
         with pytest.raises(ProblemError) as error:
-            Problem(kinds[0], (Node(kinds[1], 1),), (PlanningJob(kinds[2], (option,)),))
+            Problem(kinds[0], (PlanningNode(kinds[1], 1),), (PlanningJob(kinds[2], (option,)),))
         assert "must be text of at most 250 visible characters" in str(error.value)
 
 
 def test_ids_of_a_problem_may_have_any_visible_characters():
-    Problem("a b, [c]", (Node("ñ/0", 1),), (PlanningJob("[bold] x", (Option("ddp", 1, 1.0),)),))
+    Problem("a b, [c]", (PlanningNode("ñ/0", 1),), (PlanningJob("[bold] x", (Option("ddp", 1, 1.0),)),))
 
 
 @pytest.mark.parametrize("name", [name for name in NOT_PRINTABLE if isinstance(name, str)])

@@ -7,8 +7,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from ringmaster.flows.diagnosis.bundle import Part, collect
-from ringmaster.model_lineage.mlflow_calls import Guarded
+from ringmaster.flows.diagnosis.bundle import BundleFile, collect
+from ringmaster.model_lineage.mlflow_calls import RetryingClient
 from ringmaster.text import MOST_CHARACTERS, code_span, markdown, printable, printable_lines, storable, xml
 
 ANY_TEXT = st.text(st.characters() | st.characters(categories=["Cc", "Cf", "Cs", "Zl", "Zp"]))
@@ -122,9 +122,11 @@ def test_whatever_goes_to_mlflow_and_into_a_bundle_can_be_written(tmp_path):
         def set_tag(self, *said, **more):
             return said, more
 
-    said, more = Guarded(Client(), tracking_uri="sqlite:///x").set_tag("a\0", {"\ud800": ["\0"]}, value=("b\0", 3))
+    said, more = RetryingClient(Client(), tracking_uri="sqlite:///x").set_tag(
+        "a\0", {"\ud800": ["\0"]}, value=("b\0", 3)
+    )
     assert (said, more) == (("a\\x00", {"\\ud800": ["\\x00"]}), {"value": ("b\\x00", 3)})
-    log = Part(name="worker.log", text="\ud800\x1b[2J\n\tb")
+    log = BundleFile(name="worker.log", text="\ud800\x1b[2J\n\tb")
     bundle = collect({"logs": lambda: [log]}, redact=str)
     bundle.write(tmp_path / "bundle.tar.gz")
     assert bundle.parts[0].text == "\\ud800\\x1b[2J\n\tb"

@@ -7,7 +7,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from ringmaster.techniques import Profile
-from ringmaster.techniques.profiles import GroupMember
+from ringmaster.techniques.profiles import GroupMemberProfile
 from ringmaster.techniques.turns import first_steps, num_steps_of_gang, steps_taken
 
 JOBS = st.lists(st.integers(0, 30), min_size=1, max_size=12)
@@ -60,7 +60,7 @@ def queue(at_once, *num_steps):
         own_step_s=0.25,
         peak_bytes=1,
         startup_s=3.0,
-        members=tuple(GroupMember(job=str(i), num_steps=steps, step_s=0.5) for i, steps in enumerate(num_steps)),
+        members=tuple(GroupMemberProfile(job=str(i), num_steps=steps, step_s=0.5) for i, steps in enumerate(num_steps)),
     )
 
 

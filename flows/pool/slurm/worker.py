@@ -48,7 +48,7 @@ UNENDED = (StateType.PENDING, StateType.RUNNING, StateType.CANCELLING)
 _AWAY = (EngineUnavailable, httpx.HTTPError, PrefectException, RuntimeError)
 
 
-class Verdict(StrEnum):
+class SubmissionVerdict(StrEnum):
     """What has to be done about a flow run."""
 
     NOTHING = "nothing"
@@ -76,10 +76,10 @@ class JobRun:
 
 
 @dataclass(frozen=True, kw_only=True)
-class Decision:
+class SubmissionDecision:
     """A verdict. job: the job that it is about, if there is one. message: the cause, for people."""
 
-    verdict: Verdict
+    verdict: SubmissionVerdict
     job: SlurmJob | None = None
     message: str = ""
 
@@ -89,7 +89,7 @@ def jobs_by_run(jobs: Iterable[SlurmJob]) -> Mapping[str, SlurmJob]:
     return {job.flow_run: job for job in sorted(jobs, key=lambda job: job.id) if job.flow_run}
 
 
-def decide(run: JobRun, jobs: Mapping[str, SlurmJob]) -> Decision:
+def decide(run: JobRun, jobs: Mapping[str, SlurmJob]) -> SubmissionDecision:
     """Decides on a run that was read before the jobs were.
 
     jobs: see `jobs_by_run`.
@@ -97,18 +97,23 @@ def decide(run: JobRun, jobs: Mapping[str, SlurmJob]) -> Decision:
     job, number = jobs.get(run.id), job_number(run.infrastructure)
     if job is None and number is None:
         if run.is_cancelling or run.age_s < UNSUBMITTED_S:
-            return Decision(verdict=Verdict.NOTHING)
-        return Decision(
-            verdict=Verdict.CRASHED, message="no Slurm job was submitted for it: its worker ended before it had"
+            return SubmissionDecision(verdict=SubmissionVerdict.NOTHING)
+        return SubmissionDecision(
+            verdict=SubmissionVerdict.CRASHED,
+            message="no Slurm job was submitted for it: its worker ended before it had",
         )
     ended = _ended(job, number)
     if ended:
-        verdict = Verdict.CANCELLED if run.is_cancelling else Verdict.CRASHED
-        return Decision(verdict=verdict, job=job, message=ended)
+        verdict = SubmissionVerdict.CANCELLED if run.is_cancelling else SubmissionVerdict.CRASHED
+        return SubmissionDecision(verdict=verdict, job=job, message=ended)
     assert job is not None
     if run.is_cancelling and not job.is_completing:
-        return Decision(verdict=Verdict.CANCEL_JOB if job.is_waiting else Verdict.END, job=job)
-    return Decision(verdict=Verdict.NOTHING if number == job.id else Verdict.ADOPT, job=job)
+        return SubmissionDecision(
+            verdict=SubmissionVerdict.CANCEL_JOB if job.is_waiting else SubmissionVerdict.END, job=job
+        )
+    return SubmissionDecision(
+        verdict=SubmissionVerdict.NOTHING if number == job.id else SubmissionVerdict.ADOPT, job=job
+    )
 
 
 def _ended(job: SlurmJob | None, number: int | None) -> str:
@@ -278,21 +283,21 @@ class SlurmWorker(BaseWorker[SlurmJobConfiguration, SlurmVariables, SlurmWorkerR
             if len(page) < RUNS_AT_ONCE:
                 return found
 
-    async def _act(self, run: FlowRun, decision: Decision) -> None:
+    async def _act(self, run: FlowRun, decision: SubmissionDecision) -> None:
         job = decision.job
         match decision.verdict:
-            case Verdict.ADOPT:
+            case SubmissionVerdict.ADOPT:
                 assert job is not None
                 await self.client.update_flow_run(run.id, infrastructure_pid=infrastructure_of(job.id))
-            case Verdict.CANCEL_JOB:
+            case SubmissionVerdict.CANCEL_JOB:
                 assert job is not None
                 await asyncio.to_thread(self._slurm.cancel, job.id)
-            case Verdict.END:
+            case SubmissionVerdict.END:
                 assert job is not None
                 await self._end(run, job.id)
-            case Verdict.CANCELLED:
+            case SubmissionVerdict.CANCELLED:
                 await self.client.set_flow_run_state(run.id, Cancelled(message=decision.message), force=True)
-            case Verdict.CRASHED:
+            case SubmissionVerdict.CRASHED:
                 await self._report(run.id, decision.message)
 
     async def _end(self, run: FlowRun, job: int) -> None:

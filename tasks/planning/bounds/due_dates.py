@@ -44,7 +44,7 @@ from ringmaster.tasks.planning.bounds.windows import evenly, faults_of_points, h
 from ringmaster.tasks.planning.plans.plan import Certificate
 from ringmaster.tasks.planning.plans.window_prices import WindowPrices
 from ringmaster.tasks.planning.problems.problem import Problem
-from ringmaster.tasks.planning.problems.problem_parts import Node, PlanningJob
+from ringmaster.tasks.planning.problems.problem_parts import PlanningJob, PlanningNode
 from ringmaster.tasks.planning.problems.reductions import only
 
 SAME = 1e-9  # relative difference of sums that is rounding
@@ -123,7 +123,7 @@ class _WindowAccounts:
         return costs
 
 
-def _until_s(node: Node) -> float:
+def _until_s(node: PlanningNode) -> float:
     return math.inf if node.available_until_s is None else node.available_until_s
 
 

@@ -42,7 +42,7 @@ from ringmaster.tasks.planning.bounds.job_costs import (
 from ringmaster.tasks.planning.bounds.linear_program import LinearProgram
 from ringmaster.tasks.planning.plans.window_prices import WindowPrices
 from ringmaster.tasks.planning.problems.problem import Problem
-from ringmaster.tasks.planning.problems.problem_parts import Node, Option, PlanningJob
+from ringmaster.tasks.planning.problems.problem_parts import Option, PlanningJob, PlanningNode
 
 
 class Rate(NamedTuple):
@@ -111,7 +111,7 @@ def rates(prices: WindowPrices, problem: Problem) -> Iterator[Rate]:
         yield rate
 
 
-def rates_of_nodes(prices: WindowPrices, problem: Problem) -> Iterator[tuple[Node, Rate]]:
+def rates_of_nodes(prices: WindowPrices, problem: Problem) -> Iterator[tuple[PlanningNode, Rate]]:
     """Yields what each node may earn in each window for as long as it is there."""
     ends_s = (*prices.points_s[1:], math.inf)
     for start_s, end_s, typed in zip(prices.points_s, ends_s, prices.slot_prices, strict=True):

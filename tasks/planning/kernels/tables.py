@@ -11,7 +11,7 @@ from ringmaster.tasks.planning.bounds.job_costs import useful_options
 from ringmaster.tasks.planning.kernels.packing import OptionTable
 from ringmaster.tasks.planning.plans.plan import Certificate
 from ringmaster.tasks.planning.problems.problem import Problem
-from ringmaster.tasks.planning.problems.problem_parts import Node, Option
+from ringmaster.tasks.planning.problems.problem_parts import Option, PlanningNode
 
 NEVER = 1e18  # a time that is no limit
 LEAST_RUN_SWITCHES = 5.0
@@ -110,7 +110,7 @@ class Tables:
         return next((o for o in own if self.index[o] == index), -1)
 
 
-def _has_room(option: Option, nodes: Sequence[Node]) -> bool:
+def _has_room(option: Option, nodes: Sequence[PlanningNode]) -> bool:
     """Whether an option can run on nodes of one kind at all, which kernels assume."""
     return sum(option.runs_on(node) for node in nodes) >= option.num_nodes
 

@@ -8,14 +8,14 @@ from itertools import pairwise
 import numpy as np
 
 from ringmaster.tasks.planning.kernels.tables import NEVER, Ints, NodeGroups, Tables
-from ringmaster.tasks.planning.preemptive.sequences import Parts
+from ringmaster.tasks.planning.preemptive.sequences import JobShares
 from ringmaster.tasks.planning.preemptive.splitting import TypeDivision
 from ringmaster.tasks.planning.problems.problem import Problem
 
 MARGIN = 4e-3  # by how much plans are longer than the LP that divides jobs, about, as a share
 
 
-def whole_jobs(tables: Tables, groups: NodeGroups) -> Parts:
+def whole_jobs(tables: Tables, groups: NodeGroups) -> JobShares:
     """Returns every job in one part, with the option and nodes on which it runs at time 0."""
     jobs = tables.problem.jobs
     num, width = len(jobs), groups.layouts.shape[1]
@@ -32,7 +32,7 @@ def whole_jobs(tables: Tables, groups: NodeGroups) -> Parts:
         held[j] = tables.option(int(groups.kinds[home[j]]), j, job.running.option)
         at[j, [v for _, v in on]] = True
         pinned[j] = job.running.pinned_until_s / tables.unit_s
-    return Parts(
+    return JobShares(
         job=np.arange(num, dtype=np.int32),
         share=np.ones(num),
         release=np.zeros(num),
@@ -46,14 +46,14 @@ def whole_jobs(tables: Tables, groups: NodeGroups) -> Parts:
     )
 
 
-def split_jobs(tables: Tables, parts: Parts, division: TypeDivision) -> tuple[Parts, Ints]:
+def split_jobs(tables: Tables, parts: JobShares, division: TypeDivision) -> tuple[JobShares, Ints]:
     """Returns the parts with those of jobs that are done on two types of devices, and the kind of nodes of each part.
 
     The first part of such a job is in the place of the whole job, the second after all others.
     """
     num, splits = parts.job.size, division.splits
     source = np.array([*range(num), *(split.job for split in splits)])
-    found = Parts(*(np.asarray(field)[source] for field in parts))
+    found = JobShares(*(np.asarray(field)[source] for field in parts))
     kinds = np.array([*division.kinds, *(split.second for split in splits)], np.int32)
     found.held[num:], found.home[num:], found.at[num:], found.pinned[num:] = -1, -1, False, 0.0
     found.moved[num:] = True
@@ -114,7 +114,7 @@ def _tied(problem: Problem) -> list[set[int]]:
     return [{place[node] for node, _ in devices} for devices in gangs if len(devices) > 1]
 
 
-def longest_first(tables: Tables, groups: NodeGroups, parts: Parts, kinds: Ints | None) -> list[list[int]] | None:
+def longest_first(tables: Tables, groups: NodeGroups, parts: JobShares, kinds: Ints | None) -> list[list[int]] | None:
     """Assigns parts to groups, the most costly first, each where it ends first at the certificate's prices.
 
     Running parts come before all others, and stay in their group. A group gets at most one part with a window. Returns

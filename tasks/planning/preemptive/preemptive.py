@@ -21,7 +21,7 @@ from ringmaster.tasks.planning.plans.retiming import retimed
 from ringmaster.tasks.planning.preemptive.assignment import Assignment, GroupArrays, assign, plan_group
 from ringmaster.tasks.planning.preemptive.config_lp import INFEASIBLE, config_lp
 from ringmaster.tasks.planning.preemptive.grouping import groupings_of, longest_first, split_jobs, whole_jobs
-from ringmaster.tasks.planning.preemptive.sequences import Parts, Rules, of_group, runs
+from ringmaster.tasks.planning.preemptive.sequences import JobShares, SwitchCosts, of_group, runs
 from ringmaster.tasks.planning.preemptive.splitting import TypeDivision, divided
 from ringmaster.tasks.planning.problems.problem import Problem
 from ringmaster.tasks.planning.work import CORES, WorkBudget
@@ -99,7 +99,9 @@ def _divided_plan(
     return retimed(tables.problem, found, least_s=tables.least_run_s) or retimed(tables.problem, found)
 
 
-def _division(tables: Tables, groups: NodeGroups, parts: Parts, bound: Bound, work: WorkBudget) -> TypeDivision | None:
+def _division(
+    tables: Tables, groups: NodeGroups, parts: JobShares, bound: Bound, work: WorkBudget
+) -> TypeDivision | None:
     problem = tables.problem
     if len(problem.device_types) == 1:
         return None
@@ -117,7 +119,7 @@ def _division(tables: Tables, groups: NodeGroups, parts: Parts, bound: Bound, wo
 def _plan_of(
     tables: Tables,
     groups: NodeGroups,
-    parts: Parts,
+    parts: JobShares,
     kinds: Ints | None,
     seed: int,
     work: WorkBudget,
@@ -157,7 +159,7 @@ def work_prices(problem: Problem, bound: Bound) -> Certificate | None:
 
 
 def _planned(
-    tables: Tables, groups: NodeGroups, parts: Parts, members: Sequence[Ints], work: WorkBudget, effort: float
+    tables: Tables, groups: NodeGroups, parts: JobShares, members: Sequence[Ints], work: WorkBudget, effort: float
 ) -> tuple[Segment, ...] | None:
     """Returns the plans of all groups together; groups are planned in parallel on two cores."""
     segments: list[Segment] = []
@@ -171,7 +173,7 @@ def _planned(
     return tuple(sorted(segments, key=lambda s: (s.start_s, s.job)))
 
 
-def _with_liking(tables: Tables, parts: Parts) -> OptionTable:
+def _with_liking(tables: Tables, parts: JobShares) -> OptionTable:
     """Returns the options, with a higher rate for those that are running, by the switch that continuing saves."""
     rules, options = _rules(tables), tables.options
     liked, held = options.rate.copy(), parts.held[parts.held >= 0]
@@ -182,7 +184,7 @@ def _with_liking(tables: Tables, parts: Parts) -> OptionTable:
 def _annealed(
     tables: Tables,
     groups: NodeGroups,
-    parts: Parts,
+    parts: JobShares,
     members: Sequence[Sequence[int]],
     seed: int,
     work: WorkBudget,
@@ -233,7 +235,7 @@ def _stages(tables: Tables, groups: NodeGroups, per_group: float) -> tuple[tuple
     return STAGES_OF_MANY if groups.layouts.shape[1] == 1 else STAGES_OF_WIDE
 
 
-def _again(parts: Parts) -> float:
+def _again(parts: JobShares) -> float:
     """Returns the share of the usual trials that a plan takes: fewer where running jobs are already well placed."""
     return AGAIN if (parts.home >= 0).any() else 1.0
 
@@ -243,14 +245,14 @@ def _sites(tables: Tables, groups: NodeGroups) -> GroupArrays:
     return GroupArrays(groups.kinds, groups.layouts, groups.worth, tables.cost, tables.own)
 
 
-def _rules(tables: Tables) -> Rules:
+def _rules(tables: Tables) -> SwitchCosts:
     """Returns the cost of switches, in units of the bound."""
     switch = tables.problem.switch_cost_s / tables.unit_s
-    return Rules(switch, tables.least_run_s / tables.unit_s, PER_SWITCH)
+    return SwitchCosts(switch, tables.least_run_s / tables.unit_s, PER_SWITCH)
 
 
 def _group_segments(
-    tables: Tables, groups: NodeGroups, parts: Parts, group: int, members: Ints, work: WorkBudget, effort: float
+    tables: Tables, groups: NodeGroups, parts: JobShares, group: int, members: Ints, work: WorkBudget, effort: float
 ) -> list[Segment] | None:
     """Returns the segments of one group; None where a job fits none of its nodes."""
     if members.size == 0:
@@ -289,7 +291,7 @@ Gang = tuple[tuple[int, tuple[int, ...]], ...]
 def realise(
     tables: Tables,
     nodes: Sequence[int],
-    parts: Parts,
+    parts: JobShares,
     members: Ints,
     sequence: Ints,
     times: Floats,

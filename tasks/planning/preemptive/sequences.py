@@ -17,7 +17,7 @@ from ringmaster.tasks.planning.kernels.packing import place
 from ringmaster.tasks.planning.preemptive.config_lp import INFEASIBLE
 
 
-class Parts(NamedTuple):
+class JobShares(NamedTuple):
     """Shares of jobs, each done by one group: share[p] of job[p], between release[p] and due[p].
 
     within: the most time that the part may run, where its window is not the whole plan; NEVER otherwise.
@@ -39,7 +39,7 @@ class Parts(NamedTuple):
     pinned: Any
 
 
-class Rules(NamedTuple):
+class SwitchCosts(NamedTuple):
     """The cost of switches.
 
     switch: time at the start of a run.
@@ -60,7 +60,7 @@ def of_group(parts, chosen, group, width):
         if parts.home[chosen[i]] != group:
             held[i] = -1
     at = np.ascontiguousarray(parts.at[chosen][:, :width])  # another memory layout would compile all kernels again
-    return Parts(
+    return JobShares(
         parts.job[chosen], parts.share[chosen], parts.release[chosen], parts.due[chosen], parts.within[chosen],
         parts.moved[chosen], held, parts.home[chosen], at, parts.pinned[chosen],
     )  # fmt: skip

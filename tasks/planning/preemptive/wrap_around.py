@@ -24,7 +24,7 @@ SLACK = 0.004  # half of the layouts may take longer than the LP, by at most hal
 RANDOM = 0.3  # share of the orders that are random
 
 
-class Pieces(NamedTuple):
+class MemberRuntimes(NamedTuple):
     """How long each member of a group runs under each of its options: length[p] of member[p] under option[p]."""
 
     member: Any
@@ -50,7 +50,7 @@ def pieces_of(configs, times):
                 member[p], option[p] = i, o
                 count += 1
             length[p] += times[c]
-    return Pieces(member[:count].copy(), option[:count].copy(), length[:count].copy())
+    return MemberRuntimes(member[:count].copy(), option[:count].copy(), length[:count].copy())
 
 
 @kernel

@@ -12,7 +12,7 @@ from typing import Any
 
 from ringmaster.errors import ProblemError
 from ringmaster.tasks.planning.problems.fair_share import fair_seconds
-from ringmaster.tasks.planning.problems.problem_parts import CurrentRun, Node, Option, PlanningJob
+from ringmaster.tasks.planning.problems.problem_parts import CurrentRun, Option, PlanningJob, PlanningNode
 from ringmaster.tasks.planning.problems.problem_validation import faults_of, shown
 
 # JSON key -> (attribute, whether it is required)
@@ -68,7 +68,7 @@ def read_fields(data: Any) -> tuple[dict[str, Any], list[str]]:
     faults: list[str] = []
     fields = _read(data, "problem", faults, _PROBLEM_KEYS, strict=False)
     nodes = tuple(
-        Node(**_read(item, f"node {i}", faults, _NODE_KEYS))
+        PlanningNode(**_read(item, f"node {i}", faults, _NODE_KEYS))
         for i, item in enumerate(_items(fields.get("nodes"), "nodes", faults))
     )
     jobs = tuple(_read_job(item, i, faults) for i, item in enumerate(_items(fields.get("jobs"), "jobs", faults)))
@@ -76,7 +76,7 @@ def read_fields(data: Any) -> tuple[dict[str, Any], list[str]]:
 
 
 def write_fields(
-    *, name: str, nodes: Sequence[Node], jobs: Sequence[PlanningJob], switch_cost_s: float
+    *, name: str, nodes: Sequence[PlanningNode], jobs: Sequence[PlanningJob], switch_cost_s: float
 ) -> dict[str, Any]:
     """The JSON object that `read_fields` reads, without values that are at their default."""
     return {
@@ -163,7 +163,7 @@ class Problem:
     """
 
     name: str
-    nodes: tuple[Node, ...]
+    nodes: tuple[PlanningNode, ...]
     jobs: tuple[PlanningJob, ...]
     switch_cost_s: float = 60.0
 

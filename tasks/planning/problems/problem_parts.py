@@ -6,7 +6,7 @@ from typing import Any
 
 
 @dataclass(frozen=True)
-class Node:
+class PlanningNode:
     """A machine with `num_devices` devices of one type, numbered from 0.
 
     device_type: such as "a100"; options may require one.
@@ -54,7 +54,7 @@ class Option:
         """Seconds of the whole job in one segment, including start-up, save and evaluation."""
         return self.startup_s + self.runtime_s + self.save_s + self.evaluate_s
 
-    def runs_on(self, node: Node) -> bool:
+    def runs_on(self, node: PlanningNode) -> bool:
         """Whether the node has devices of the option's type, and enough devices and host memory for its slot."""
         return (
             self.device_type in ("", node.device_type)

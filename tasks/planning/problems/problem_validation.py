@@ -7,7 +7,7 @@ from collections import Counter
 from collections.abc import Collection, Hashable, Iterator, Mapping, Sequence
 from typing import Any
 
-from ringmaster.tasks.planning.problems.problem_parts import CurrentRun, Node, Option, PlanningJob
+from ringmaster.tasks.planning.problems.problem_parts import CurrentRun, Option, PlanningJob, PlanningNode
 from ringmaster.text import MOST_IN_NAME, is_printable_name
 
 MAX_DEVICES = 4096  # per node: tables of the bounds grow with it
@@ -29,7 +29,9 @@ _FACTORS = ("price", "weight")
 _SECONDS = "a number of seconds >= 0"
 
 
-def faults_of(*, name: str, nodes: Sequence[Node], jobs: Sequence[PlanningJob], switch_cost_s: float) -> Iterator[str]:
+def faults_of(
+    *, name: str, nodes: Sequence[PlanningNode], jobs: Sequence[PlanningJob], switch_cost_s: float
+) -> Iterator[str]:
     """Yields a message for everything that is wrong with a problem."""
     if not is_printable_name(name):
         yield f"problem: name must be {_NAME}, not {shown(name)}"
@@ -90,7 +92,7 @@ def _id_faults(kind: str, ids: list[Any]) -> Iterator[str]:
             seen.add(name)
 
 
-def _node_faults(place: str, node: Node) -> Iterator[str]:
+def _node_faults(place: str, node: PlanningNode) -> Iterator[str]:
     if not _is_count(node.num_devices):
         yield f"{place}: gpus must be a whole number > 0, not {shown(node.num_devices)}"
     elif node.num_devices > MAX_DEVICES:
@@ -134,7 +136,7 @@ def _gang_faults(place: str, option: Option, room: _NodeCapacity) -> Iterator[st
 class _NodeCapacity:
     """Counts the nodes that can hold an option's slot, once for each kind of option."""
 
-    def __init__(self, nodes: Sequence[Node]) -> None:
+    def __init__(self, nodes: Sequence[PlanningNode]) -> None:
         self.nodes = nodes
         self._known: dict[Hashable, int] = {}
 
@@ -189,7 +191,9 @@ def _carried_faults(
                 yield f"{place}: its group carries {name}, which is declared to run on its own"
 
 
-def _gang_place_faults(place: str, running: CurrentRun, option: Option, nodes: Mapping[str, Node]) -> Iterator[str]:
+def _gang_place_faults(
+    place: str, running: CurrentRun, option: Option, nodes: Mapping[str, PlanningNode]
+) -> Iterator[str]:
     """Yields faults of the devices that a gang is declared to run on."""
     names = [name for name, _ in running.devices if _is_text(name)]
     if len(running.devices) != option.num_nodes or len(set(names)) != len(names):
@@ -290,5 +294,5 @@ def _is_count(value: Any) -> bool:
     return isinstance(value, int) and not isinstance(value, bool) and value > 0
 
 
-def _is_device(value: Any, node: Node) -> bool:
+def _is_device(value: Any, node: PlanningNode) -> bool:
     return isinstance(value, int) and not isinstance(value, bool) and 0 <= value < node.num_devices

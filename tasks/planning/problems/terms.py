@@ -14,7 +14,7 @@ HOUR_S = 3600.0
 
 
 @dataclass(frozen=True, kw_only=True)
-class Terms:
+class PlanningTerms:
     """The objective of plans and the constraints that they must meet.
 
     objective: the name of the objective, as in `solve`.

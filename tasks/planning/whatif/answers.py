@@ -12,7 +12,7 @@ from ringmaster.tasks.planning.objectives import MAKESPAN
 from ringmaster.tasks.planning.plans.plan import Plan
 from ringmaster.tasks.planning.problems.problem import Problem
 from ringmaster.tasks.planning.whatif.changes import Change, Deadline, FewerJobs, MoreDevices, MoreNodes
-from ringmaster.tasks.planning.whatif.deadlines import DeadlineAnswer, Verdict, times, unit_of
+from ringmaster.tasks.planning.whatif.deadlines import DeadlineAnswer, DeadlineVerdict, times, unit_of
 from ringmaster.tasks.planning.whatif.explanation import Explanation, JobCost, costliest
 from ringmaster.tasks.planning.whatif.gains import Gain, WhatIf
 
@@ -84,7 +84,7 @@ def gain_lines(gain: Gain, what_if: WhatIf) -> Iterator[str]:
 def deadline_lines(answer: DeadlineAnswer) -> Iterator[str]:
     """Yields whether all jobs can end in time, and what would suffice."""
     due = seconds_text(answer.question.due_s)
-    if answer.verdict is Verdict.YES:
+    if answer.verdict is DeadlineVerdict.YES:
         yield f"All jobs can end within {due}: the plan ends after {seconds_text(answer.makespan_s)}."
         return
     if answer.longest_job:
@@ -93,7 +93,7 @@ def deadline_lines(answer: DeadlineAnswer) -> Iterator[str]:
             f"{answer.longest_job} cannot end before {seconds_text(answer.longest_job_s)}."
         )
         return
-    if answer.verdict is Verdict.NO:
+    if answer.verdict is DeadlineVerdict.NO:
         yield f"No plan lets all jobs end within {due}: none ends before {seconds_text(answer.bound_s)}."
     else:
         yield (

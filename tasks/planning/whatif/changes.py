@@ -8,7 +8,7 @@ from dataclasses import dataclass, replace
 from ringmaster.errors import ProblemError
 from ringmaster.tasks.planning.bounds.job_costs import in_order
 from ringmaster.tasks.planning.problems.problem import Problem
-from ringmaster.tasks.planning.problems.problem_parts import Node
+from ringmaster.tasks.planning.problems.problem_parts import PlanningNode
 from ringmaster.tasks.planning.problems.reductions import only
 
 
@@ -89,13 +89,13 @@ def dependents(problem: Problem, names: Collection[str]) -> tuple[str, ...]:
     return tuple(job.id for job in problem.jobs if job.id in found and job.id not in names)
 
 
-def _new_nodes(problem: Problem, change: MoreNodes) -> list[Node]:
+def _new_nodes(problem: Problem, change: MoreNodes) -> list[PlanningNode]:
     """Returns the nodes: like those of their type and size, if there are any, and without an end."""
     kind = type_of(problem, change.device_type)
     alike = [node for node in problem.nodes if (node.device_type, node.num_devices) == (kind, change.num_devices)]
-    model = replace(alike[0], available_until_s=None) if alike else Node("", change.num_devices, kind)
+    model = replace(alike[0], available_until_s=None) if alike else PlanningNode("", change.num_devices, kind)
     taken, number = {node.id for node in problem.nodes}, 1
-    found: list[Node] = []
+    found: list[PlanningNode] = []
     while len(found) < change.num_nodes:
         if (name := f"new{number}") not in taken:
             found.append(replace(model, id=name))

@@ -21,7 +21,7 @@ STEPS = (1, 2, 4, 8)  # beyond what is excluded, for which a plan that ends in t
 SAME = 1e-9  # share of a time within which it counts as equal
 
 
-class Verdict(StrEnum):
+class DeadlineVerdict(StrEnum):
     """Whether all jobs can end in time: the plan shows it, the bound excludes it, or neither."""
 
     YES = "yes"
@@ -43,7 +43,7 @@ class DeadlineAnswer:
     """
 
     question: Deadline
-    verdict: Verdict
+    verdict: DeadlineVerdict
     makespan_s: float
     bound_s: float
     longest_job: str = ""
@@ -71,19 +71,19 @@ def answer_deadline(
     """
     due_s = question.due_s
     known = DeadlineAnswer(
-        question=question, verdict=Verdict.UNKNOWN, makespan_s=what_if.makespan_s, bound_s=what_if.bound_s
+        question=question, verdict=DeadlineVerdict.UNKNOWN, makespan_s=what_if.makespan_s, bound_s=what_if.bound_s
     )
     if what_if.makespan_s <= due_s * (1 + SAME):
-        return replace(known, verdict=Verdict.YES)
+        return replace(known, verdict=DeadlineVerdict.YES)
     if what_if.bound_s > due_s * (1 + SAME):
-        known = replace(known, verdict=Verdict.NO)
+        known = replace(known, verdict=DeadlineVerdict.NO)
     ends_s = earliest_ends_s(what_if.problem)
     last = max(ends_s, key=lambda job: ends_s[job])
     if ends_s[last] > due_s * (1 + SAME):
-        return replace(known, verdict=Verdict.NO, longest_job=last, longest_job_s=ends_s[last])
+        return replace(known, verdict=DeadlineVerdict.NO, longest_job=last, longest_job_s=ends_s[last])
     unit = unit_of(what_if.problem)
     most = _most_of(unit, what_if.problem)
-    too_few = _too_few(what_if, unit, due_s, most=most) if known.verdict is Verdict.NO else 0
+    too_few = _too_few(what_if, unit, due_s, most=most) if known.verdict is DeadlineVerdict.NO else 0
     enough = None
     if too_few < most:
         search = partial(what_if.planned, work_s=work_s, time_limit_s=time_limit_s, seed=seed) if searches else None

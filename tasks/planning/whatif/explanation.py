@@ -12,7 +12,7 @@ from ringmaster.tasks.planning.bounds.windows import Rate, costs_of_jobs, rates_
 from ringmaster.tasks.planning.plans.plan import Certificate
 from ringmaster.tasks.planning.plans.window_prices import WindowPrices
 from ringmaster.tasks.planning.problems.problem import Problem
-from ringmaster.tasks.planning.problems.problem_parts import Node
+from ringmaster.tasks.planning.problems.problem_parts import PlanningNode
 from ringmaster.tasks.planning.whatif.changes import FewerJobs, MoreDevices, changed, dependents
 from ringmaster.tasks.planning.whatif.gains import Gain, WhatIf
 
@@ -29,7 +29,7 @@ class NodePrice:
     one_more_s: what one more device of a node gains at most, by the prices alone.
     """
 
-    node: Node
+    node: PlanningNode
     num_nodes: int
     share: float
     one_more_s: float
@@ -67,7 +67,7 @@ def explain(what_if: WhatIf, *, most_jobs: int = MOST_JOBS) -> Explanation:
     """Returns the contributions of all nodes, and the costs of the jobs that cost most."""
     problem = what_if.problem
     prices = _as_windows(what_if.certificate, problem)
-    worth: dict[Node, float] = defaultdict(float)
+    worth: dict[PlanningNode, float] = defaultdict(float)
     own: dict[str, float] = defaultdict(float)
     for node, rate in rates_of_nodes(prices, problem):
         worth[_kind(node)] += _earned(rate, until_s=what_if.bound_s)
@@ -119,7 +119,7 @@ def _as_windows(certificate: Certificate, problem: Problem) -> WindowPrices:
     return WindowPrices((0.0,), (slots,), {job: (price,) for job, price in certificate.job_prices.items()})
 
 
-def _kind(node: Node) -> Node:
+def _kind(node: PlanningNode) -> PlanningNode:
     return replace(node, id="")
 
 
@@ -127,7 +127,7 @@ def _earned(rate: Rate, *, until_s: float) -> float:
     return rate.worth * max(0.0, min(rate.end_s, until_s) - rate.start_s)
 
 
-def _one_more_s(what_if: WhatIf, node: Node) -> float:
+def _one_more_s(what_if: WhatIf, node: PlanningNode) -> float:
     change = MoreDevices(num_devices=1, device_type=node.device_type)
     problem = changed(what_if.problem, change, on=node.id)
     return max(0.0, what_if.makespan_s - what_if.bound_by_prices_s(problem))

@@ -24,7 +24,7 @@ from ringmaster.tasks.execution.events import (
 from ringmaster.tasks.execution.job_table import JobState
 from ringmaster.tasks.planning import Plan
 from ringmaster.tasks.planning.objectives import Makespan, WeightedCompletion, objective_names
-from ringmaster.tasks.planning.problems.terms import Terms
+from ringmaster.tasks.planning.problems.terms import PlanningTerms
 from ringmaster.tasks.pool.submissions import Submission
 from ringmaster.tasks.profiling.option_profiles import planning_problem
 from ringmaster.tasks.storage.database import Database
@@ -61,7 +61,7 @@ class ActiveBatch:
         return self.priorities.get("", USUAL) * self.priorities.get(job, USUAL)
 
 
-def combined_terms(standing: Iterable[ActiveBatch]) -> Terms:
+def combined_terms(standing: Iterable[ActiveBatch]) -> PlanningTerms:
     """Returns the terms of the plan of all batches, with times from the epoch: `on(problem, elapsed_s=now)`.
 
     Each batch's deadlines count from its own start. The objective is the one that every batch requests, if they agree
@@ -88,7 +88,7 @@ def combined_terms(standing: Iterable[ActiveBatch]) -> Terms:
             weights[batch.qualified(job.name)] = min(weight, HEAVIEST)
             users[batch.qualified(job.name)] = asked.users.get(job.name, batch.id)
     prices = [each.submission.asked.price_per_device_hour for each in every]
-    return Terms(
+    return PlanningTerms(
         objective=objective,
         deadlines_s=deadlines_s,
         weights=weights,

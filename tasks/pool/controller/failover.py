@@ -46,7 +46,7 @@ NOBODY = ""
 ROW = EXECUTOR.c.id == 1
 
 
-class Deposed(SQLAlchemyError):
+class LeadershipLost(SQLAlchemyError):
     """Raised when another controller leads: the write was not carried out, and this process must end."""
 
 
@@ -141,7 +141,7 @@ class Leadership:
     def _check(self, connection: Connection) -> None:
         row = connection.execute(select(EXECUTOR.c.owner, EXECUTOR.c.epoch).where(ROW)).one_or_none()
         if row is None or (row.owner, row.epoch) != (self._me, self._epoch):
-            raise Deposed("another controller leads this pool now")
+            raise LeadershipLost("another controller leads this pool now")
 
 
 class _GuardedDatabase(Database):
@@ -160,7 +160,7 @@ class _GuardedDatabase(Database):
 
         try:
             return self._database.write(checked)
-        except Deposed:
+        except LeadershipLost:
             self._on_deposed()
             raise
 

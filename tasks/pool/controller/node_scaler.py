@@ -25,8 +25,7 @@ from ringmaster.tasks.execution.job_table import JobTable
 from ringmaster.tasks.execution.known_nodes import EMPTY_BEFORE_S, KnownNodes
 from ringmaster.tasks.planning import Plan, Problem, solve
 from ringmaster.tasks.planning.plans.checked_plans import bounded
-from ringmaster.tasks.planning.problems.problem_parts import Node as PlanningNode
-from ringmaster.tasks.planning.problems.problem_parts import Option, PlanningJob
+from ringmaster.tasks.planning.problems.problem_parts import Option, PlanningJob, PlanningNode
 from ringmaster.tasks.planning.whatif.nodes import NodePrices, NodesWorth, nodes_worth
 from ringmaster.tasks.pool.controller.elasticity import (
     ComingTimes,

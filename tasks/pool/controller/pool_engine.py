@@ -23,10 +23,10 @@ from concurrent.futures import Future
 from dataclasses import dataclass, field, replace
 
 from ringmaster.tasks.execution.engine import EngineContext, EngineNode, SegmentCall, completed
-from ringmaster.tasks.pool.nodes import BLIND_S, NodeRecord, Nodes, NodeStatus, Timeouts
+from ringmaster.tasks.pool.nodes import BLIND_S, NodeRecord, NodeRegistry, NodeStatus, Timeouts
 from ringmaster.tasks.pool.providers.provider import GONE, Allocation, AllocationStatus, NodeProvider, NoProvider
 from ringmaster.tasks.storage.database import Database, DatabaseClosed
-from ringmaster.tasks.storage.message_store import KILL, GangEvent, MessageStore, OrderRecord, OrderStatus, Share
+from ringmaster.tasks.storage.message_store import KILL, GangEvent, GangShare, MessageStore, OrderRecord, OrderStatus
 from ringmaster.techniques.processes.events import Event, OutcomeStatus, RefusedEvent, ShareEnded
 from ringmaster.techniques.processes.gang import Outcome, outcome_of
 
@@ -77,7 +77,7 @@ class NodeWatch:
     """
 
     def __init__(
-        self, nodes: Nodes, *, clock: Callable[[], float], lost_after_s: float, blind_after_s: float = BLIND_S
+        self, nodes: NodeRegistry, *, clock: Callable[[], float], lost_after_s: float, blind_after_s: float = BLIND_S
     ) -> None:
         self._nodes, self._clock = nodes, clock
         self._lost_after_s, self._blind_after_s = lost_after_s, blind_after_s
@@ -130,7 +130,7 @@ class NodeWatch:
         return NodeLoss(node=record.name, incarnation=record.incarnation, why=why)
 
 
-def shares_of(call: SegmentCall, *, addresses: Mapping[str, str]) -> dict[str, Share]:
+def shares_of(call: SegmentCall, *, addresses: Mapping[str, str]) -> dict[str, GangShare]:
     """Returns each node's share of a segment, by node; the share with rank 0 comes first.
 
     On several nodes, each node has the ranks of its devices. The ranks meet at the first node, at a random port. If
@@ -141,12 +141,12 @@ def shares_of(call: SegmentCall, *, addresses: Mapping[str, str]) -> dict[str, S
     slots = list(zip(call.devices, call.order.slots, strict=True))
     nodes = list(dict.fromkeys(node for (node, _), _ in slots))
     meeting = "" if len(nodes) == 1 else f"{addresses[nodes[0]]}:{random.choice(PORTS)}"
-    shares: dict[str, Share] = {}
+    shares: dict[str, GangShare] = {}
     first_rank = 0
     for node in nodes:
         mine = tuple(slot for (name, _), slot in slots if name == node)
         num_ranks = call.num_ranks * len(mine) // len(slots)
-        shares[node] = Share(
+        shares[node] = GangShare(
             order=replace(call.order, slots=mine),
             num_ranks=num_ranks,
             first_rank=first_rank,
@@ -207,7 +207,10 @@ class PoolEngine:
         self._changed = threading.RLock()
         self._flights: dict[int, _SegmentInFlight] = {}
         self._watch = NodeWatch(
-            Nodes(database), clock=clock, lost_after_s=timeouts.lost_after_s, blind_after_s=timeouts.blind_after_s
+            NodeRegistry(database),
+            clock=clock,
+            lost_after_s=timeouts.lost_after_s,
+            blind_after_s=timeouts.blind_after_s,
         )
         self._nodes: Mapping[str, NodeRecord] = {}
         self._gone_allocations: dict[str, Allocation] = {}

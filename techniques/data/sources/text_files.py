@@ -33,7 +33,7 @@ from ringmaster.techniques.data.cached_files import (
 from ringmaster.techniques.data.file_rows import DataFile, RowReading, preparation_of_files, rows_of_file, rows_of_files
 from ringmaster.techniques.data.row_files import format_of
 from ringmaster.techniques.data.row_kind import check_keys
-from ringmaster.techniques.data.stored_source import Preparation, Progress, StoredSource
+from ringmaster.techniques.data.stored_source import Preparation, StoredSource, TextProgress
 from ringmaster.techniques.data.tokens import (
     Encoder,
     TextDocument,
@@ -182,7 +182,7 @@ class _TokenReader:
 
     def __init__(self, store: FileStore, *, spec: DataSpec, reading: RowReading, encoder: Encoder) -> None:
         self._store, self._spec, self._reading, self._encoder = store, spec, reading, encoder
-        self._progress = Progress("encoding")
+        self._progress = TextProgress("encoding")
 
     def read(self, known: KnownFile, is_windowed: bool) -> FileTokens:
         """Returns the tokens of a file. is_windowed: whether a window chooses among its rows."""

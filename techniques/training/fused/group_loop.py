@@ -22,8 +22,8 @@ from itertools import chain, islice
 from typing import Any, TypeVar
 
 from ringmaster.techniques.checkpoints.checkpoint import CheckpointStore
-from ringmaster.techniques.checkpoints.saving import Asks, Saver
-from ringmaster.techniques.processes.events import JobOfGroupEnded, Metrics, OutcomeStatus, Ready
+from ringmaster.techniques.checkpoints.saving import Saver, SaveVotes
+from ringmaster.techniques.processes.events import EvaluationReported, JobOfGroupEnded, JobReady, OutcomeStatus
 from ringmaster.techniques.processes.failures import failure_kind
 from ringmaster.techniques.processes.order import GangOrder
 from ringmaster.techniques.processes.ranks import Ranks
@@ -364,7 +364,7 @@ class MemberSession:
     def ready(self, *, startup_s: float) -> None:
         """Reports that the member is about to take its first step, and which damaged checkpoints were skipped."""
         self._seconds["startup_s"] = startup_s
-        self._sender.send(Ready(step=self.first_step, startup_s=startup_s))
+        self._sender.send(JobReady(step=self.first_step, startup_s=startup_s))
         tell_passed_over(self.member.passed_over, self._sender, step=self.first_step)
 
     def stepped(self, report: MemberReport, *, seconds: float) -> None:
@@ -386,7 +386,7 @@ class MemberSession:
             self._metrics, self._seconds["evaluate_s"] = metrics, seconds
         else:
             self._progress.flush()
-            self._sender.send(Metrics(step=self.member.next_step, metrics=metrics, wall_s=time.time()))
+            self._sender.send(EvaluationReported(step=self.member.next_step, metrics=metrics, wall_s=time.time()))
 
     # -- checkpoints ---------------------------------------------------------------------------------------------------
 
@@ -400,7 +400,7 @@ class MemberSession:
         """Advances a save under way by the ranks' summed requests; returns whether another save is to begin."""
         is_due, *asks = sums
         if asks:
-            self._saver.follow(Asks(*asks))
+            self._saver.follow(SaveVotes(*asks))
         return is_due > 0 and self._saver.is_idle
 
     @property

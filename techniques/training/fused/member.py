@@ -44,7 +44,7 @@ ALIGNMENT = 16  # elements: one cache line of fp32, and the widest kernels' vect
 
 
 @dataclass(frozen=True, kw_only=True)
-class _Place:
+class _ParameterPlace:
     name: str
     start: int
     shape: tuple[int, ...]
@@ -142,21 +142,23 @@ def sum_gradients(rows: Sequence[ParameterRow]) -> None:
     torch._foreach_copy_(gradients, torch.split(together, [len(each) for each in gradients]))
 
 
-def _places(parameters: Mapping[str, Tensor]) -> tuple[list[_Place], int]:
+def _places(parameters: Mapping[str, Tensor]) -> tuple[list[_ParameterPlace], int]:
     """The place of each tensor, with an aligned start, and the length of the row."""
     places, end = [], 0
     for name, parameter in parameters.items():
-        places.append(_Place(name=name, start=end, shape=tuple(parameter.shape)))
+        places.append(_ParameterPlace(name=name, start=end, shape=tuple(parameter.shape)))
         end = -(-places[-1].stop // ALIGNMENT) * ALIGNMENT
     return places, end
 
 
-def _cuts(places: Sequence[_Place], settings: Mapping[str, ParameterSettings]) -> Iterator[list[_Place]]:
+def _cuts(
+    places: Sequence[_ParameterPlace], settings: Mapping[str, ParameterSettings]
+) -> Iterator[list[_ParameterPlace]]:
     """Groups neighbouring places whose sizes are multiples of `ALIGNMENT`; each other place is its own group.
 
     Places of unequal settings are in different groups.
     """
-    joined: list[_Place] = []
+    joined: list[_ParameterPlace] = []
     for place in places:
         is_even = (place.stop - place.start) % ALIGNMENT == 0
         if joined and (not is_even or settings.get(place.name) != settings.get(joined[0].name)):

@@ -8,7 +8,7 @@ import pytest
 
 from ringmaster.flows.services.service_files import ServiceStatus
 from ringmaster.flows.settings import EXAMPLES
-from ringmaster.tasks.pool.nodes import Nodes
+from ringmaster.tasks.pool.nodes import NodeRegistry
 from ringmaster.tasks.storage.database import Database
 from tests.cluster.machines import end
 from tests.cluster.waiting import until
@@ -63,12 +63,12 @@ def test_a_node_comes_for_a_batch_and_is_given_back(home, worker):
     }
     database = Database(home.address().database)
     try:
-        assert Nodes(database).all() == [] and runs_of_nodes(home) == []
+        assert NodeRegistry(database).all() == [] and runs_of_nodes(home) == []
         done = home.ringmaster("run", str(EXAMPLES / "tiny_batch.yaml"), "--json")
         assert done.returncode == 0, done.stderr
         result = json.loads(done.stdout)
         assert {job["status"] for job in result["jobs"]} == {"done"}
-        until("the node is given back", lambda: Nodes(database).all() == [], seconds=60)
+        until("the node is given back", lambda: NodeRegistry(database).all() == [], seconds=60)
     finally:
         database.close()
     until("its flow run has ended", lambda: not {"Running", "Cancelling"} & {*runs_of_nodes(home)}, seconds=60)

@@ -16,7 +16,7 @@ import pytest
 
 from ringmaster.tasks.pool import requests as wishes
 from ringmaster.tasks.storage.journal import ENDED, JobStatus
-from ringmaster.techniques.processes.events import Ready
+from ringmaster.techniques.processes.events import JobReady
 from tests.cluster.checks import assert_devices_held_once, assert_nothing_twice
 from tests.cluster.faults.chaos import NODES, Kills, WholePool, all_up
 from tests.cluster.faults.test_faults_of_parents import layouts_of
@@ -223,7 +223,7 @@ def repeated_steps(pool):
     found = []
     for batch, _, _ in pool.batches():
         words, segments = pool.words(batch), pool.segments(batch)
-        first_step = {w.segment: w.content.step for w in words if isinstance(w.content, Ready)}
+        first_step = {w.segment: w.content.step for w in words if isinstance(w.content, JobReady)}
         for name in pool.jobs(batch):
             steps = [first_step[s.id] for s in segments if s.job == name and s.id in first_step]
             processes = {}

@@ -4,7 +4,7 @@ import pytest
 
 from ringmaster.tasks.pool.controller.failover import SILENT_S, Leadership
 from ringmaster.tasks.pool.controller.pool_engine import NodeWatch
-from ringmaster.tasks.pool.nodes import NodeRecord, Nodes, Timeouts
+from ringmaster.tasks.pool.nodes import NodeRecord, NodeRegistry, Timeouts
 from ringmaster.tasks.storage.database import Database, file_url
 from ringmaster.techniques.processes.fence import TICK, Fence
 from tests.fake_engine import cpu_devices
@@ -33,7 +33,7 @@ def database(tmp_path):
 
 def watched(database, clock):
     """Returns a registered node's table, and the watch that observes it."""
-    nodes = Nodes(database)
+    nodes = NodeRegistry(database)
     nodes.register(NodeRecord(name="n", incarnation="one", address="here", devices=cpu_devices(1)))
     watch = NodeWatch(nodes, clock=clock, lost_after_s=PATIENCE.lost_after_s)
     assert watch.look() == []

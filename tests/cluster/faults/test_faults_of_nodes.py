@@ -6,7 +6,7 @@ import time
 
 import pytest
 
-from ringmaster.tasks.pool.nodes import Nodes
+from ringmaster.tasks.pool.nodes import NodeRegistry
 from tests.cluster.checks import assert_well
 from tests.cluster.conftest import LOST_S
 from tests.cluster.jobs import torch_job
@@ -92,7 +92,7 @@ def test_a_node_that_gets_notice(pool, bench, tmp_path, recovered):
     again = pool.trains("spot", after_s=before_s, not_by=pid, node=OTHER[name])
     recovered("SIGTERM to a worker: its job trains elsewhere", again["s"] - before_s)
     pool.finish(batch)
-    assert name not in {node.name for node in Nodes(pool.database).all()}
+    assert name not in {node.name for node in NodeRegistry(pool.database).all()}
     first, second = pool.segments(batch)
     assert first.outcome["status"] == "preempted"
     assert second.what["first_step"] == first.outcome["step"]

@@ -20,7 +20,7 @@ from ringmaster.tasks.evaluation.compare import gain, ranked
 from ringmaster.tasks.evaluation.examination import examine
 from ringmaster.tasks.evaluation.recording import figure
 from ringmaster.tasks.profiling.preflight import TrialEnvironment
-from ringmaster.tasks.retraining.policy import Policy, decide_by, load_policy
+from ringmaster.tasks.retraining.policy import PromotionPolicy, decide_by, load_policy
 from ringmaster.tasks.sweeping.results import best, leaderboard
 from ringmaster.techniques import EvaluationSpec
 from ringmaster.techniques.data import prepare
@@ -116,7 +116,7 @@ def test_it_is_measured_by_the_trainer_scored_by_row_and_decides_on_promotions(s
     assert line.gain == pytest.approx(other - value, rel=1e-3)
     assert line.low <= line.value <= line.high
     assert GAP in figure("it", found.measured)
-    policy = Policy(name="calibrated", metric=GAP, significance=None)
+    policy = PromotionPolicy(name="calibrated", metric=GAP, significance=None)
     assert decide_by(policy, [found], metric="loss", is_first=False).promote is (value < other)
 
 

@@ -12,7 +12,7 @@ from ringmaster.flows.promotion import examine
 from ringmaster.model_lineage import QUIET_ENVIRONMENT, Ledger
 from ringmaster.model_lineage.model_pages import family_path
 from ringmaster.tasks.evaluation.behaviour import TestResult
-from ringmaster.tasks.evaluation.examination import Examined, SliceMetric
+from ringmaster.tasks.evaluation.examination import ExaminationResult, SliceMetric
 from ringmaster.tasks.retraining import alias_moves
 from tests.integration.evaluation.test_scores import IMAGES, exported
 
@@ -123,7 +123,7 @@ def found(*, passes):
     """Results of an examination: an accuracy of 0.5, and one test that passes or fails."""
     test = TestResult(test="right", kind="minimum", num_cases=20, num_failures=0 if passes else 18)
     whole = SliceMetric(metric="accuracy", slice="all", num_rows=20, value=0.5, low=0.4, high=0.6, level=0.95)
-    return [Examined(num_rows=20, measured=(whole,), tests=(test,))]
+    return [ExaminationResult(num_rows=20, measured=(whole,), tests=(test,))]
 
 
 def test_what_a_policy_refuses_a_person_may_force(ledger, tmp_path, monkeypatch):

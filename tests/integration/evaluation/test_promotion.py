@@ -11,11 +11,11 @@ from ringmaster.model_lineage.snapshot import DAY_MS, Snapshot, collect, unreach
 from ringmaster.model_lineage.tensors import TensorStore
 from ringmaster.tasks.retraining import alias_moves, promotion
 from ringmaster.tasks.retraining.alias_moves import MoveLog
-from ringmaster.tasks.retraining.policy import Decision
+from ringmaster.tasks.retraining.policy import PromotionDecision
 from ringmaster.tasks.storage.database import Database, file_url
 
 NAME = "shop.prices"
-YES = Decision(promote=True, why="better", reasons=("better: loss 1 against 2", "p 0.01"))
+YES = PromotionDecision(promote=True, why="better", reasons=("better: loss 1 against 2", "p 0.01"))
 
 
 @pytest.fixture

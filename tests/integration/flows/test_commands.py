@@ -10,7 +10,7 @@ import psutil
 import pytest
 
 from ringmaster.techniques import DataSpec, ModelSpec, registry
-from ringmaster.techniques.processes.events import Measured, Ready, Steps
+from ringmaster.techniques.processes.events import JobReady, Steps, TrialMeasured
 from ringmaster.techniques.processes.forkserver_client import ForkServer
 from ringmaster.techniques.processes.order import TRIAL
 from ringmaster.techniques.processes.reporter import MEASURE, STOP
@@ -176,9 +176,9 @@ def test_a_trial_measures_steps_a_save_an_evaluation_and_an_export(bench, tmp_pa
 
     def conduct(gang, event):
         said.append(event.NAME)
-        if isinstance(event, Ready):
+        if isinstance(event, JobReady):
             gang.send(MEASURE)
-        if isinstance(event, Measured):
+        if isinstance(event, TrialMeasured):
             gang.send(STOP)
 
     trained = bench.train(job(bench, num_steps=6), COMMAND, tmp_path, on_event=conduct, purpose=TRIAL)

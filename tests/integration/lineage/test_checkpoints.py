@@ -9,7 +9,7 @@ from typer.testing import CliRunner
 
 from ringmaster.flows import cli
 from ringmaster.model_lineage import QUIET_ENVIRONMENT, Ledger, Origin
-from ringmaster.techniques.checkpoints.checkpoint import CheckpointStore, Piece, Pieces, StoredTensor
+from ringmaster.techniques.checkpoints.checkpoint import CheckpointStore, CheckpointTensor, RankPieces, TensorPiece
 from ringmaster.techniques.checkpoints.tensor_files import blocks_of
 from ringmaster.techniques.models.export import checkpoint_steps, export_checkpoint
 
@@ -20,12 +20,12 @@ def save(root, step):
 
     def write(file):
         stored = {
-            name: StoredTensor(
-                dtype="F32", shape=(2, 3), pieces=(Piece(file=file, key=name, offset=(0, 0), shape=(2, 3)),)
+            name: CheckpointTensor(
+                dtype="F32", shape=(2, 3), pieces=(TensorPiece(file=file, key=name, offset=(0, 0), shape=(2, 3)),)
             )
             for name in tensors
         }
-        return Pieces(tensors=stored, blocks=blocks_of(tensors))
+        return RankPieces(tensors=stored, blocks=blocks_of(tensors))
 
     CheckpointStore(root, keep=10).save(step, write, {})
 

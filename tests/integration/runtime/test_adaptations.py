@@ -7,7 +7,7 @@ import torch
 
 from ringmaster.techniques import AdaptationSpec, Job, registry
 from ringmaster.techniques.models.adaptation_support import why_no_adaptation
-from ringmaster.techniques.processes.events import Measured
+from ringmaster.techniques.processes.events import TrialMeasured
 from ringmaster.techniques.training.adaptation import is_two_of_four
 from tests.integration.workbench import (
     ADAMW,
@@ -204,7 +204,7 @@ def test_a_job_without_steps_is_tried_before_its_parents_are_there(bench, tmp_pa
     said = AdaptationSpec(kind="merged", method="average", parents=("a", "b"))
 
     def steer(gang, event):
-        if isinstance(event, Measured):
+        if isinstance(event, TrialMeasured):
             gang.send("stop")
 
     tried = bench.train(

@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from ringmaster.techniques import DataSpec, ModelSpec
-from ringmaster.techniques.processes.events import Ready
+from ringmaster.techniques.processes.events import JobReady
 from ringmaster.techniques.processes.reporter import STOP
 from tests.integration.workbench import ADAMW, Layout, is_bit_equal, largest_difference
 
@@ -69,7 +69,7 @@ def test_two_processes_stop_together_and_one_goes_on(bench, tmp_path, undisturbe
         held,
         TOGETHER,
         tmp_path,
-        on_event=lambda gang, event: gang.send(STOP) if isinstance(event, Ready) else None,
+        on_event=lambda gang, event: gang.send(STOP) if isinstance(event, JobReady) else None,
     )
     assert stopped.outcome.status == "preempted", stopped.outcome
     step = stopped.outcome.result["step"]

@@ -11,19 +11,19 @@ import yaml
 
 from ringmaster.errors import BatchFileError
 from ringmaster.tasks.batch import Batch, json_schema, load_batch, parse_batch, schema
-from ringmaster.tasks.planning.problems.terms import Terms
+from ringmaster.tasks.planning.problems.terms import PlanningTerms
 from ringmaster.techniques import Adapter, DataSpec, EvaluationSpec, Job, ModelSpec, OptimizerSpec, ScheduleSpec
 from ringmaster.techniques.job import OPTIMIZERS
 
 EXAMPLES = Path(__file__).parents[3] / "examples"
 PAIRS = {
     schema.JobEntry: Job,
-    schema.Model: ModelSpec,
+    schema.ModelSection: ModelSpec,
     schema.Data: DataSpec,
     schema.Optimizer: OptimizerSpec,
     schema.Schedule: ScheduleSpec,
     schema.Evaluation: EvaluationSpec,
-    schema.Adapter: Adapter,
+    schema.AdapterSection: Adapter,
 }
 
 
@@ -291,7 +291,7 @@ def test_what_only_the_planner_reads_stands_beside_the_jobs(tmp_path: Path):
             over: {deadline_s: [60, 120]}
         """)
     assert [job.name for job in batch.jobs] == ["a", "g-deadline_s60", "g-deadline_s120"]
-    assert batch.terms == Terms(
+    assert batch.terms == PlanningTerms(
         objective="cost",
         deadlines_s={"a": 3600, "g-deadline_s60": 60, "g-deadline_s120": 120},
         weights={"g-deadline_s60": 2, "g-deadline_s120": 2},

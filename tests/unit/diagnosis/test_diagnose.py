@@ -12,7 +12,7 @@ from typer.testing import CliRunner
 from ringmaster.codec import to_json
 from ringmaster.flows import cli, entry
 from ringmaster.flows.diagnosis import diagnose
-from ringmaster.flows.diagnosis.bundle import Part, Redactor, collect
+from ringmaster.flows.diagnosis.bundle import BundleFile, Redactor, collect
 from ringmaster.flows.diagnosis.diagnose import MOST_BYTES, logs
 from ringmaster.flows.services.databases import databases
 from ringmaster.flows.services.service_definitions import PoolOptions, compose
@@ -208,7 +208,7 @@ def test_an_error_is_noted_without_its_secrets():
     def fails():
         raise OSError("cannot reach postgresql://u:verysecret@host/x")
 
-    bundle = collect({"a": fails, "b": lambda: [Part(name="b.txt", text="b")]}, redact=Redactor([]))
+    bundle = collect({"a": fails, "b": lambda: [BundleFile(name="b.txt", text="b")]}, redact=Redactor([]))
     assert [part.name for part in bundle.parts] == ["b.txt"]
     assert bundle.failures[0].error == "OSError: cannot reach postgresql://[redacted]@host/x"
 

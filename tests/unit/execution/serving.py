@@ -4,7 +4,7 @@ from dataclasses import replace
 
 from ringmaster.tasks.cluster import Cluster
 from ringmaster.tasks.execution.events import JobEnded, SegmentStarted
-from ringmaster.tasks.execution.replan_policy import Policy
+from ringmaster.tasks.execution.replan_policy import ReplanPolicy
 from ringmaster.tasks.planning import Plan
 from ringmaster.tasks.storage.journal import begin
 from ringmaster.techniques import registry
@@ -13,7 +13,7 @@ from tests.fake_engine import FakeEngine
 from tests.unit.execution.clocked import clocked_bench
 from tests.unit.execution.fakes import cluster, in_a_row, job
 
-CALM = Policy(every=10.0, surprise=10.0)  # re-plans only where it must
+CALM = ReplanPolicy(every=10.0, surprise=10.0)  # re-plans only where it must
 
 
 def two_nodes():

@@ -9,14 +9,14 @@ import pytest
 from ringmaster.codec import from_json, to_json
 from ringmaster.tasks.execution.events import GangSaid, JobEnded, Planned, SegmentEnded, SegmentStarted, Waiting
 from ringmaster.tasks.execution.executor import AT_ONCE_S
-from ringmaster.tasks.execution.local_engine import Leases
+from ringmaster.tasks.execution.local_engine import FileLeases
 from ringmaster.tasks.execution.starter import LEASE_RETRY_S
 from ringmaster.tasks.storage.journal import JobStatus, begin
 from ringmaster.techniques.processes.events import (
     CheckpointFailed,
     CheckpointSaved,
-    Metrics,
-    Ready,
+    EvaluationReported,
+    JobReady,
     RefusedEvent,
     Steps,
 )
@@ -240,7 +240,7 @@ def test_devices_are_given_back_however_a_gang_ends(tmp_path):
 
 def test_two_batches_share_the_devices_and_none_serves_two(tmp_path):
     """Both batches run in one thread: whenever one has no message to handle, the other takes a turn."""
-    leases = Leases(tmp_path / "leases.db")
+    leases = FileLeases(tmp_path / "leases.db")
     benches = [Bench(tmp_path / name, [job(f"{name}{i}") for i in range(4)], leases=leases) for name in "ab"]
     held = {}
 
@@ -276,7 +276,7 @@ def test_two_batches_share_the_devices_and_none_serves_two(tmp_path):
 
 
 def test_what_is_planned_on_a_held_device_starts_on_an_idle_one(tmp_path):
-    leases = Leases(tmp_path / "leases.db")
+    leases = FileLeases(tmp_path / "leases.db")
     bench = Bench(tmp_path, [job("a")], leases=leases)
     (planned,) = planned_devices(bench)
     assert leases.take([bench.cluster.lease_names()[planned]], holder="batch other")
@@ -348,10 +348,10 @@ def reports(event, outcome=done):
 @pytest.mark.parametrize(
     ("event", "complaint"),
     [
-        (Metrics(step=11, metrics={}), "is about step 11, and its last step is 10"),
+        (EvaluationReported(step=11, metrics={}), "is about step 11, and its last step is 10"),
         (CheckpointSaved(step=10**9), "is about step 1000000000"),
         (Steps(first_step=9, seconds=(1.0, 1.0)), "is about step 11"),
-        (Ready(job="x/y", step=1), "is about 'x/y', which its gang does not train"),
+        (JobReady(job="x/y", step=1), "is about 'x/y', which its gang does not train"),
         (RefusedEvent(message="metric '/a' cannot have this name", name="metrics"), "metric '/a' cannot have this"),
     ],
     ids=lambda value: getattr(value, "NAME", None),
@@ -368,7 +368,9 @@ def test_an_event_that_cannot_be_of_a_job_fails_that_job_alone(tmp_path, event, 
 
 def test_an_event_that_the_executor_fails_on_costs_its_job_alone(tmp_path, monkeypatch, caplog):
     bench = Bench(
-        tmp_path, [job("a"), job("b")], runner=FakeRunner(script={"a": [reports(Metrics(step=1, metrics={}))]})
+        tmp_path,
+        [job("a"), job("b")],
+        runner=FakeRunner(script={"a": [reports(EvaluationReported(step=1, metrics={}))]}),
     )
 
     def fail(name, step, metrics):

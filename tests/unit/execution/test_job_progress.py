@@ -10,7 +10,7 @@ from ringmaster.tasks.recording.rows import metric_points
 from ringmaster.tasks.storage.database import Database, file_url
 from ringmaster.tasks.storage.message_store import MessageStore
 from ringmaster.techniques.data import num_tokens_of
-from ringmaster.techniques.processes.events import Metrics, PhaseStarted, Ready, Steps
+from ringmaster.techniques.processes.events import EvaluationReported, JobReady, PhaseStarted, Steps
 
 REPORT = Steps(
     first_step=4,
@@ -38,7 +38,7 @@ def test_tokens_are_counted_without_padding(batch, num_tokens):
 
 def test_rates_leave_out_the_first_report_which_has_the_slow_first_step():
     progress = JobProgress()
-    progress.hear(Ready())
+    progress.hear(JobReady())
     progress.hear(Steps(first_step=0, seconds=(20.0,), losses=(9.0,), num_samples=8))
     assert progress.figures().samples_per_s == 0.4
     progress.hear(REPORT)
@@ -104,13 +104,13 @@ def test_a_new_phase_is_stored_at_once_with_all_before_it(tmp_path):
 
     tell(Steps(first_step=0, seconds=(0.1,) * (MOST_STEPS + 5), losses=(1.0,) * (MOST_STEPS + 5)))
     tell(REPORT)
-    tell(Metrics(step=6, metrics={"loss": 1.0}))
+    tell(EvaluationReported(step=6, metrics={"loss": 1.0}))
     stored = [event.content for event in MessageStore(database).events(after=0)]
     assert [(event.first_step, len(event.losses)) for event in stored] == [(5, MOST_STEPS)]
     tell(PhaseStarted(phase="saving"))
     tell(PhaseStarted(phase="saving", patience_s=9.0))
     stored = [event.content for event in MessageStore(database).events(after=0)]
-    assert [type(event) for event in stored] == [Steps, Steps, Metrics, PhaseStarted]
+    assert [type(event) for event in stored] == [Steps, Steps, EvaluationReported, PhaseStarted]
     database.close()
 
 

@@ -10,23 +10,23 @@ from pathlib import Path
 import psutil
 
 from ringmaster.tasks.cluster import Cluster, Device, Node
-from ringmaster.tasks.execution.local_engine import Leases, leases_of
+from ringmaster.tasks.execution.local_engine import FileLeases, leases_of
 from ringmaster.tasks.process_identity import identity
 from tests.children import exit_status, in_a_child, started
 
 
 def take(path, holder):
     """Takes a lease in a child process. Exits with 1 if it was granted."""
-    sys.exit(int(Leases(path).take(["n:cpu:0"], holder=holder)))
+    sys.exit(int(FileLeases(path).take(["n:cpu:0"], holder=holder)))
 
 
 def give_back(path):
-    Leases(path).give_back(["n:cpu:0"])
+    FileLeases(path).give_back(["n:cpu:0"])
 
 
 def hold_often(folder):
     """Takes the lease ten times. Each time it creates a file exclusively, which fails if another holder's exists."""
-    leases = Leases(folder / "leases.db")
+    leases = FileLeases(folder / "leases.db")
     num_held = 0
     while num_held < 10:
         if leases.take(["n:cpu:0"], holder=str(os.getpid())):
@@ -37,7 +37,7 @@ def hold_often(folder):
 
 
 def test_all_or_none(tmp_path):
-    leases = Leases(tmp_path / "leases.db")
+    leases = FileLeases(tmp_path / "leases.db")
     assert leases.take(["n:cpu:0"], holder="a")
     assert not leases.take(["n:cpu:1", "n:cpu:0"], holder="b")
     assert leases.held() == {"n:cpu:0": "a"}
@@ -47,7 +47,7 @@ def test_all_or_none(tmp_path):
 
 
 def test_a_lease_holds_against_another_process_while_its_holder_lives(tmp_path):
-    leases = Leases(tmp_path / "leases.db")
+    leases = FileLeases(tmp_path / "leases.db")
     assert leases.take(["n:cpu:0"], holder="us")
     assert in_a_child(take, tmp_path / "leases.db", "them") == 0
     leases.give_back(["n:cpu:0"])
@@ -57,14 +57,14 @@ def test_a_lease_holds_against_another_process_while_its_holder_lives(tmp_path):
 
 
 def test_nobody_gives_back_what_another_holds(tmp_path):
-    leases = Leases(tmp_path / "leases.db")
+    leases = FileLeases(tmp_path / "leases.db")
     assert leases.take(["n:cpu:0"], holder="us")
     assert in_a_child(give_back, tmp_path / "leases.db") == 0
     assert leases.held() == {"n:cpu:0": "us"}
 
 
 def test_a_process_that_got_the_number_of_a_dead_one_is_not_its_heir(tmp_path):
-    leases = Leases(tmp_path / "leases.db")
+    leases = FileLeases(tmp_path / "leases.db")
     boot, _, born = identity(os.getpid()).rpartition(":")
     dead = f"{boot}:{int(born) - 1}"
     with sqlite3.connect(tmp_path / "leases.db") as db:
@@ -74,7 +74,7 @@ def test_a_process_that_got_the_number_of_a_dead_one_is_not_its_heir(tmp_path):
 
 
 def test_a_clock_that_is_set_frees_nobodys_devices(tmp_path, monkeypatch):
-    leases = Leases(tmp_path / "leases.db")
+    leases = FileLeases(tmp_path / "leases.db")
     assert leases.take(["n:cpu:0"], holder="us")
     began_s = psutil.Process().create_time()
     # The kernel counts a process's start from the boot, and the computed time of the boot moves with the clock.
@@ -85,7 +85,7 @@ def test_a_clock_that_is_set_frees_nobodys_devices(tmp_path, monkeypatch):
 
 
 def test_a_holder_that_is_dead_but_not_yet_buried_holds_nothing(tmp_path):
-    leases = Leases(tmp_path / "leases.db")
+    leases = FileLeases(tmp_path / "leases.db")
     call = f"from {__name__} import take; take({str(tmp_path / 'leases.db')!r}, 'them')"
     child = subprocess.Popen([sys.executable, "-c", call], cwd=Path(__file__).parents[3])
     os.waitid(os.P_PID, child.pid, os.WEXITED | os.WNOWAIT)  # the child stays a zombie

@@ -9,9 +9,9 @@ from ringmaster.tasks.execution.dispatch import PlannedSegment
 from ringmaster.tasks.execution.events import SegmentEnded
 from ringmaster.tasks.execution.progress import RunningSegment
 from ringmaster.tasks.profiling.profile_store import MeasuredOptions, ProfileStore
-from ringmaster.tasks.profiling.search import Failure
-from ringmaster.techniques.processes.events import CheckpointSaved, Ready, Steps
-from ringmaster.techniques.profiles import GroupMember, ProfileKey
+from ringmaster.tasks.profiling.search import FailedTrial
+from ringmaster.techniques.processes.events import CheckpointSaved, JobReady, Steps
+from ringmaster.techniques.profiles import GroupMemberProfile, ProfileKey
 from tests.fake_engine import FakeEngine
 from tests.unit.execution.fakes import Bench, FakeRunner, ends, job, profile
 
@@ -73,14 +73,14 @@ def test_an_option_that_runs_out_of_memory_is_remembered_and_costs_no_step(tmp_p
     assert (first.profile, second.profile) == (options[0], None)
     store, _ = opened_store()
     MeasuredOptions(store).add_unfit(first.profile, message=first.outcome.message)
-    assert store.results(["f1"]) == {"f1": Failure(kind="out_of_memory", message="no room")}
+    assert store.results(["f1"]) == {"f1": FailedTrial(kind="out_of_memory", message="no room")}
 
 
 def test_all_that_a_gang_reports_becomes_part_of_the_profile():
     gang = running(predicted(), number=1)
     assert gang.measured({}) is None
     for event in (
-        Ready(step=0, startup_s=2.0),
+        JobReady(step=0, startup_s=2.0),
         steps(0, 9.0, 1.0, 1.0, peak_bytes=7),
         CheckpointSaved(step=3, seconds=0.4, stall_s=0.1),
         steps(3, 1.0, 1.0, peak_bytes=5),
@@ -104,7 +104,7 @@ def test_what_is_stored_is_on_a_quiet_machine(tmp_path):
 
 
 def test_a_group_is_measured_while_all_of_its_jobs_are_there():
-    group = replace(predicted(), members=(GroupMember(job="b", num_steps=5, step_s=1.0),), own_step_s=1.0)
+    group = replace(predicted(), members=(GroupMemberProfile(job="b", num_steps=5, step_s=1.0),), own_step_s=1.0)
     gang = running(group, beside={"b": 0})
     gang.hear(steps(0, *[2.0] * 8))
     gang.lose("b")
@@ -117,7 +117,7 @@ def test_a_group_is_measured_while_all_of_its_jobs_are_there():
 
 
 def test_what_is_left_of_a_group_is_not_stored_as_the_whole_group():
-    members = tuple(GroupMember(job=name, num_steps=5, step_s=1.0) for name in "bc")
+    members = tuple(GroupMemberProfile(job=name, num_steps=5, step_s=1.0) for name in "bc")
     whole = replace(predicted(), members=members, own_step_s=1.0)
     left = whole.beside(["b"])
     for option in (whole, left):  # c rests for now, or has ended

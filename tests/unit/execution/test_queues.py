@@ -5,11 +5,11 @@ from dataclasses import dataclass, replace
 import pytest
 
 from ringmaster.tasks.execution.events import Planned, SegmentEnded, SegmentStarted
-from ringmaster.tasks.execution.replan_policy import Policy
+from ringmaster.tasks.execution.replan_policy import ReplanPolicy
 from ringmaster.tasks.storage.journal import JobStatus
 from ringmaster.techniques import Profile, registry
-from ringmaster.techniques.processes.events import Ready, Steps
-from ringmaster.techniques.profiles import GroupMember
+from ringmaster.techniques.processes.events import JobReady, Steps
+from ringmaster.techniques.profiles import GroupMemberProfile
 from ringmaster.techniques.turns import AT_ONCE, first_steps, num_steps_of_gang, steps_taken
 from tests.fake_engine import FakeEngine, FakeGang
 from tests.unit.execution.clocked import clocked_bench
@@ -17,7 +17,7 @@ from tests.unit.execution.fakes import job, profile
 from tests.unit.execution.groups.grouped import GroupBench
 from tests.unit.execution.replanning.test_replan_policy import by_rules
 
-OFTEN = Policy(every=0.1, worth_s=0.0)
+OFTEN = ReplanPolicy(every=0.1, worth_s=0.0)
 STEPS = {"a": 100, "b": 90, "c": 80, "d": 70, "e": 60}  # two at a time, the gang takes 230 steps
 QUEUE = Profile(
     technique="shared_base",
@@ -27,7 +27,9 @@ QUEUE = Profile(
     step_s=1.0,
     own_step_s=0.5,
     peak_bytes=1,
-    members=tuple(GroupMember(job=name, num_steps=num, step_s=0.5) for name, num in STEPS.items() if name != "a"),
+    members=tuple(
+        GroupMemberProfile(job=name, num_steps=num, step_s=0.5) for name, num in STEPS.items() if name != "a"
+    ),
 )
 
 
@@ -73,7 +75,7 @@ class Queues(FakeEngine):
             name = order.job.name
             self.steps[name] = gang.first[name] + new
             if gang.step <= at < gang.step + gang.chunk and name != gang.call.order.job.name:
-                gang.call.on_event(Ready(job=name, step=gang.first[name]))
+                gang.call.on_event(JobReady(job=name, step=gang.first[name]))
             if new > old:
                 seconds = [gang.step_s] * (new - old)
                 event = Steps(job=name, first_step=gang.first[name] + old, seconds=tuple(seconds))

@@ -5,7 +5,7 @@ import pytest
 from ringmaster.flows.batch.artifacts import cost_markdown
 from ringmaster.flows.batch.result import collect
 from ringmaster.tasks.batch import Batch
-from ringmaster.tasks.planning import Node, Option, PlanningJob, Problem, solve
+from ringmaster.tasks.planning import Option, PlanningJob, PlanningNode, Problem, solve
 from ringmaster.tasks.planning.objectives import objective_by_name
 from ringmaster.tasks.retraining.report import cost_of_batch
 from ringmaster.tasks.storage.journal import LEADER, JobStatus, Journal
@@ -53,7 +53,7 @@ def test_the_value_is_that_of_the_objective(journal, monkeypatch, objective, val
 
 def test_fairness_is_relative_to_the_runtimes_of_the_first_plan(journal, monkeypatch):
     jobs = tuple(PlanningJob(name, (Option("ddp", 1, runtime_s),)) for name, runtime_s in (("a", 20.0), ("b", 30.0)))
-    problem = Problem("b", (Node("n", 2),), jobs)
+    problem = Problem("b", (PlanningNode("n", 2),), jobs)
     journal.write_plan({"plan": solve(problem).to_json(), "problem": problem.to_json()}, why="first")
     assert result_of(journal, monkeypatch, objective="fairness").value == pytest.approx(40.0 / 30.0)
 
@@ -64,7 +64,7 @@ def test_fairness_is_of_the_groups_of_the_first_plan(journal, monkeypatch):
         PlanningJob(name, (Option("ddp", 1, runtime_s),), group="b", after=after)
         for name, runtime_s, after in (("a", 20.0, ()), ("b", 30.0, ("a",)))
     )
-    problem = Problem("b", (Node("n", 2),), jobs)
+    problem = Problem("b", (PlanningNode("n", 2),), jobs)
     journal.write_plan({"plan": solve(problem).to_json(), "problem": problem.to_json()}, why="first")
     monkeypatch.setattr(Job, "parents", property(lambda job: ("a",) if job.name == "b" else ()))
     planned = objective_by_name("fairness").coefficients(problem).value({"a": 10.0, "b": 40.0})

@@ -7,7 +7,7 @@ import pytest
 
 from benchmarks.simulation.simulated_runs import SimulationResult, clairvoyant
 from benchmarks.simulation.simulated_runs import simulate as simulated
-from ringmaster.tasks.planning import Node, Option, Plan, PlanningJob, Problem, Segment, solve
+from ringmaster.tasks.planning import Option, Plan, PlanningJob, PlanningNode, Problem, Segment, solve
 from ringmaster.tasks.planning.groups.fusion import as_executed
 from ringmaster.tasks.planning.plans.baselines import BASELINES
 from tests.unit.planning.draw import tiny
@@ -59,7 +59,7 @@ def test_nobody_beats_the_bound_of_who_knows_the_runtimes(replan):
 
 def one_job(runtime_s=1000.0, *, num_devices=1, **changes):
     job = PlanningJob("j", (Option("single", 1, runtime_s, **changes),))
-    return Problem("one", (Node("n", num_devices),), (job,), switch_cost_s=10.0)
+    return Problem("one", (PlanningNode("n", num_devices),), (job,), switch_cost_s=10.0)
 
 
 def test_each_segment_pays_what_its_option_costs():
@@ -95,7 +95,7 @@ def test_a_failed_gang_loses_what_it_did_since_its_checkpoint_and_waits_for_its_
 
 def test_a_failed_device_is_planned_around():
     jobs = tuple(PlanningJob(f"j{i}", (Option("single", 1, 40_000.0),)) for i in range(4))
-    problem = Problem("four", (Node("n", 2),), jobs, switch_cost_s=10.0)
+    problem = Problem("four", (PlanningNode("n", 2),), jobs, switch_cost_s=10.0)
     faulty = {"noise": 0.0, "failures_per_day": 2.0, "repair_s": 60_000.0, "seed": 5}
     kept = simulate(problem, solve(problem), **faulty)
     assert kept.num_failures > 0
@@ -108,7 +108,7 @@ def test_plans_for_another_objective_are_judged_by_it():
     jobs = tuple(
         PlanningJob(f"j{i}", (Option("single", 1, 1000.0), Option("ddp", 2, 600.0)), weight=1.0 + i) for i in range(5)
     )
-    problem = Problem("five", (Node("n", 2, price=1.0),), jobs, switch_cost_s=1.0)
+    problem = Problem("five", (PlanningNode("n", 2, price=1.0),), jobs, switch_cost_s=1.0)
     for objective in ("weighted", "cost"):
         plan = solve(problem, objective=objective, work_s=1.0)
         exact = simulated(problem, plan, noise=0.0)
@@ -123,7 +123,7 @@ def test_plans_for_another_objective_are_judged_by_it():
 def test_the_last_step_of_a_short_job_is_planned_for():
     """Work is counted in billionths: what is left of a second may be less than the least runtime of an option."""
     jobs = tuple(PlanningJob(f"j{i}", (Option("single", 1, 0.3 + 0.1 * i),)) for i in range(6))
-    problem = Problem("short", (Node("n", 2),), jobs, switch_cost_s=0.001)
+    problem = Problem("short", (PlanningNode("n", 2),), jobs, switch_cost_s=0.001)
     plan = solve(problem, work_s=1.0)
     for seed in range(6):
         done = simulated(problem, plan, noise=0.3, seed=seed, replan="completions", make_plan=at_once)

@@ -2,7 +2,7 @@
 
 from ringmaster.tasks.execution.events import SegmentStarted
 from ringmaster.tasks.storage.journal import JobStatus
-from ringmaster.techniques.processes.events import Ready
+from ringmaster.techniques.processes.events import JobReady
 from ringmaster.techniques.processes.gang import Outcome
 from tests.unit.execution.fakes import Bench, FakeRunner, done, job
 
@@ -10,13 +10,13 @@ from tests.unit.execution.fakes import Bench, FakeRunner, done, job
 def dies_before_telling(call, runner):
     """Starts at the last checkpoint, writes another one, and dies before it reports that."""
     first = runner.steps.get(call.order.job.name, 0)
-    call.on_event(Ready(step=first))
+    call.on_event(JobReady(step=first))
     runner.steps[call.order.job.name] = first + 1
     return Outcome(status="crashed", message="as it should")
 
 
 def begins_and_ends(call, runner):
-    call.on_event(Ready(step=runner.steps[call.order.job.name]))
+    call.on_event(JobReady(step=runner.steps[call.order.job.name]))
     return done(call, runner)
 
 

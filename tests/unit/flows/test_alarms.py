@@ -84,17 +84,17 @@ def test_every_alarm_names_what_it_is_about():
 
 def test_the_watcher_of_a_pool_ends_when_it_is_told(tmp_path):
     from ringmaster.flows.pool.controller import PoolAlarms
-    from ringmaster.tasks.pool.nodes import Nodes
+    from ringmaster.tasks.pool.nodes import NodeRegistry
     from ringmaster.tasks.storage.database import Database, file_url
 
     database, heard = Database(file_url(tmp_path / "pool.db"), synced=False), []
     try:
         watch = PoolAlarms(database, sound=heard.append)
-        Nodes(database).register(ALPHA)
-        Nodes(database).register(replace(ALPHA, name="beta", incarnation="2"))
+        NodeRegistry(database).register(ALPHA)
+        NodeRegistry(database).register(replace(ALPHA, name="beta", incarnation="2"))
         assert watch.look() == []
-        Nodes(database).leave("beta", incarnation="2")
-        Nodes(database).remove("alpha", incarnation="1")
+        NodeRegistry(database).leave("beta", incarnation="2")
+        NodeRegistry(database).remove("alpha", incarnation="1")
         assert watch.look() == heard
         assert [alarm.name for alarm in heard] == ["alpha"]
         over = threading.Event()

@@ -15,7 +15,7 @@ from ringmaster.flows.batch.artifacts import (
 from ringmaster.flows.batch.result import BatchResult
 from ringmaster.tasks.batch import Batch
 from ringmaster.tasks.execution.events import JobEnded, Planned, Prediction, Waiting
-from ringmaster.tasks.planning import Node, Option, PlanningJob, Problem, solve
+from ringmaster.tasks.planning import Option, PlanningJob, PlanningNode, Problem, solve
 from ringmaster.tasks.pool.controller.active_batches import as_logged
 
 
@@ -98,7 +98,7 @@ def test_what_it_cost():
 
 
 def test_the_plan_says_when_the_batch_will_end_and_how_sure_that_is():
-    problem = Problem("two", (Node("n", 1),), (PlanningJob("a", (Option("single", 1, 20.0),)),))
+    problem = Problem("two", (PlanningNode("n", 1),), (PlanningJob("a", (Option("single", 1, 20.0),)),))
     plan = solve(problem)
     found = Prediction(makespan_s=21.0, low_s=18.0, high_s=24.5, load=1.0, spread=0.1, num_earlier=3)
     assert "Likely 18.0 to 24.5 s in 90 % of runs." in plan_markdown(plan, problem, found)
@@ -141,5 +141,5 @@ def two_jobs_each(*batches):
     """Returns a problem of a pool on two devices, in which each batch has the jobs a, b and c, and a plan of it."""
     options = (Option("single", 1, 1000.0), Option("ddp", 2, 600.0))
     jobs = tuple(PlanningJob(f"{batch}/{job}", options) for batch in batches for job in "abc")
-    problem = Problem("pool", (Node("n", 2),), jobs)
+    problem = Problem("pool", (PlanningNode("n", 2),), jobs)
     return problem, solve(problem)

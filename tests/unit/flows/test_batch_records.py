@@ -22,7 +22,7 @@ from ringmaster.flows.batch.result import (
 from ringmaster.flows.reports.progress import LinesView, LiveView, current_view
 from ringmaster.tasks.batch import Batch
 from ringmaster.tasks.execution.events import JobEnded, Waiting
-from ringmaster.tasks.profiling.stage import Profiled
+from ringmaster.tasks.profiling.stage import ProfilingResult
 from ringmaster.tasks.recording.async_recorder import AsyncRecorder
 from ringmaster.tasks.storage.journal import JobStatus, Journal
 from ringmaster.techniques.preflight import Preflight, Refusal
@@ -89,7 +89,7 @@ def test_the_table_of_jobs_has_the_reason():
 
 
 def test_techniques_that_do_not_apply_are_in_the_log_and_shown_to_who_asks_for_all(log, terminal):
-    profiled = Profiled(jobs=(job("a"),), preflights={"a": surveyed("a")}, profiles={"a": (profile(),)})
+    profiled = ProfilingResult(jobs=(job("a"),), preflights={"a": surveyed("a")}, profiles={"a": (profile(),)})
     report_refusals(profiled)
     line = "left out: ddp on 1: needs two devices or more"
     assert log == [(logging.INFO, line)] and terminal() == ""
@@ -112,7 +112,7 @@ def test_what_failed_before_it_was_planned_is_recorded_but_not_what_had_ended_in
         journal=journal,
         recorder=SimpleNamespace(begin=lambda known, **_: began.append(known), listen=heard.append),
     )
-    profiled = Profiled(
+    profiled = ProfilingResult(
         jobs=(job("c"),), preflights={}, profiles={"c": (profile(),)}, faults={"a": WHY, "b": "its data has gone"}
     )
     LocalRun(context, RunOptions(), sweep_scheduler=None, stack=ExitStack())._begin(profiled, cluster(1))

@@ -12,9 +12,9 @@ from ringmaster.tasks.batch import Batch
 from ringmaster.tasks.cluster import Cluster, Device, Node
 from ringmaster.tasks.execution.forecast import ForecastConditions, errors_in
 from ringmaster.tasks.profiling.speed_beliefs import MachineLoad
-from ringmaster.tasks.profiling.stage import Profiled
+from ringmaster.tasks.profiling.stage import ProfilingResult
 from ringmaster.techniques import DataSpec, Job, ModelSpec, Profile
-from ringmaster.techniques.profiles import PREDICTED, GroupMember
+from ringmaster.techniques.profiles import PREDICTED, GroupMemberProfile
 
 DEVICES = tuple(Device(kind="cpu", index=n, name="a", memory_bytes=2**30, cores=(n,)) for n in range(2))
 CLUSTER = Cluster(nodes=(Node(name="here", devices=DEVICES),))
@@ -32,7 +32,7 @@ def planned(tmp_path, monkeypatch, *, jobs, profiles, groups=None, faults=None, 
     """The dry run of a batch. unfit: the jobs that cannot take a step; the others have a preflight."""
     monkeypatch.setattr(rooms.settings, "home", lambda: tmp_path)
     asked = Batch(name="nightly", jobs=tuple(jobs), folder=Path(), text="", **batch)
-    profiled = Profiled(
+    profiled = ProfilingResult(
         jobs=tuple(jobs),
         preflights={each.name: None for each in jobs if each.name not in unfit},
         profiles=profiles,
@@ -91,7 +91,7 @@ def test_this_machine_is_planned_for_as_busy_as_it_is(tmp_path, monkeypatch):
         surroundings=lambda load: ForecastConditions(load=load, earlier=errors_in([ran])),
     )
     jobs = [job("a"), job("b")]
-    profiled = Profiled(
+    profiled = ProfilingResult(
         jobs=tuple(jobs),
         preflights={},
         profiles={each.name: (profile(1.0),) for each in jobs},
@@ -165,7 +165,7 @@ def test_a_fault_of_a_job_is_one_of_the_input_and_a_lack_of_devices_or_time_is_n
 
 def test_which_jobs_would_be_trained_together_is_told_with_what_that_saves(tmp_path, monkeypatch):
     names = ["a", "b", "c", "d"]
-    members = tuple(GroupMember(job=name, num_steps=100, step_s=0.1) for name in names[1:])
+    members = tuple(GroupMemberProfile(job=name, num_steps=100, step_s=0.1) for name in names[1:])
     together = replace(profile(1.0), technique="shared_base", members=members)
     found = planned(
         tmp_path,

@@ -8,18 +8,18 @@ from ringmaster.flows.batch.group_choice import choose_together, goals_in
 from ringmaster.tasks.execution.job_table import GOAL, LEFT, PARTED
 from ringmaster.tasks.planning.plans import checked_plans
 from ringmaster.tasks.profiling.option_profiles import planning_problem
-from ringmaster.tasks.profiling.stage import Profiled
+from ringmaster.tasks.profiling.stage import ProfilingResult
 from ringmaster.tasks.recording.mlflow_writer import FUSION
 from ringmaster.tasks.storage.journal import JobStatus, begin
 from ringmaster.techniques import Profile
-from ringmaster.techniques.profiles import GroupMember
+from ringmaster.techniques.profiles import GroupMemberProfile
 from tests.unit.execution.fakes import cluster, job, open_journal, profile
 
 JOBS = [job(name, num_steps=100) for name in "abcd"]
 
 
 def group(*members, step_s=1.0):
-    together = tuple(GroupMember(job=name, num_steps=100, step_s=0.1) for name in members)
+    together = tuple(GroupMemberProfile(job=name, num_steps=100, step_s=0.1) for name in members)
     return Profile(technique="shared_base", num_devices=1, num_ranks=1, step_s=step_s, peak_bytes=1, members=together)
 
 
@@ -37,7 +37,7 @@ def without_prefect(monkeypatch):
 
 
 def choose(journal, *groups, goals=None, add_terms=lambda problem: problem):
-    profiled = Profiled(jobs=tuple(JOBS), preflights={}, profiles={each.name: (profile(),) for each in JOBS})
+    profiled = ProfilingResult(jobs=tuple(JOBS), preflights={}, profiles={each.name: (profile(),) for each in JOBS})
     profiled = type(profiled)(**{**vars(profiled), "groups": {"a": tuple(groups)}})
     return choose_together(
         profiled,

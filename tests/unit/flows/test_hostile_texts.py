@@ -36,7 +36,7 @@ from ringmaster.flows.reports.batch_report import print_report
 from ringmaster.flows.reports.plan_report import print_plan
 from ringmaster.flows.reports.progress import LinesView, LiveView
 from ringmaster.flows.reports.status_report import status_table
-from ringmaster.flows.reports.watch import Room, picture
+from ringmaster.flows.reports.watch import LineBudget, picture
 from ringmaster.model_lineage import model_pages
 from ringmaster.model_lineage.exporting import card_of, drawing, graphml
 from ringmaster.model_lineage.ledger.ledger import beside_base
@@ -44,7 +44,7 @@ from ringmaster.model_lineage.records import Origin
 from ringmaster.tasks.batch import Batch
 from ringmaster.tasks.execution.dispatch import PlannedSegment
 from ringmaster.tasks.execution.events import GangSaid, JobEnded, Planned, SegmentEnded, SegmentStarted, Waiting
-from ringmaster.tasks.planning import Node, Option, Plan, PlanningJob, Problem, gantt, solve
+from ringmaster.tasks.planning import Option, Plan, PlanningJob, PlanningNode, Problem, gantt, solve
 from ringmaster.tasks.retraining.report import FAILED, ModelResult, RetrainingReport
 from ringmaster.tasks.storage.database import Database
 from ringmaster.tasks.storage.journal import Journal
@@ -84,7 +84,9 @@ TEXTS = st.one_of(
     st.lists(st.sampled_from([*MARKUP, *CODES, "word"]), min_size=1, max_size=8).map("".join),
 )
 PROBLEM = Problem(
-    "p", (Node("n0", 2),), (PlanningJob("a", (Option("ddp", 2, 9.0),)), PlanningJob("b", (Option("ddp", 2, 5.0),)))
+    "p",
+    (PlanningNode("n0", 2),),
+    (PlanningJob("a", (Option("ddp", 2, 9.0),)), PlanningJob("b", (Option("ddp", 2, 5.0),))),
 )
 PLAN = solve(PROBLEM, work_s=0.1)
 CURSOR = re.compile(r"\x1b\[(\?25[lh]|\d*[A-GK]|[\d;]*m)|\r")  # what rich writes to move its live bars, and its colours
@@ -204,11 +206,11 @@ def timeline(text: str) -> RunTimeline:
 @any_text
 def test_watch(text: str):
     made = console()
-    made.print(picture(timeline(text), width=300, room=Room()))
+    made.print(picture(timeline(text), width=300, room=LineBudget()))
     check(printed(made), text)
     screen = TextConsole(file=io.StringIO(), width=200, height=50, force_terminal=True, color_system="truecolor")
     with Live(console=screen, auto_refresh=False) as live:
-        live.update(picture(timeline(text), width=200, room=Room()), refresh=True)
+        live.update(picture(timeline(text), width=200, room=LineBudget()), refresh=True)
     check(CURSOR.sub("", printed(screen)), text, is_whole=False)
 
 

@@ -8,7 +8,7 @@ from typer.testing import CliRunner
 from ringmaster.errors import DatabaseFileError, InputError
 from ringmaster.flows import cli
 from ringmaster.flows.commands import watching
-from ringmaster.tasks.planning import Node, Option, PlanningJob, Problem, solve
+from ringmaster.tasks.planning import Option, PlanningJob, PlanningNode, Problem, solve
 from ringmaster.tasks.storage.journal import JobStatus, Journal
 from ringmaster.tasks.storage.message_store import MessageStore
 from ringmaster.techniques.processes.events import PhaseStarted, Steps
@@ -22,7 +22,7 @@ def run(tmp_path, monkeypatch):
     monkeypatch.setenv("RINGMASTER_HOME", str(tmp_path))
     folder = tmp_path / "batches" / "nightly" / "20261101-120000"
     journal = Journal.of_file(folder / "journal.db")
-    problem = Problem("nightly", (Node("n", 2),), (PlanningJob("a", (Option("ddp", 2, 9.0),)),))
+    problem = Problem("nightly", (PlanningNode("n", 2),), (PlanningJob("a", (Option("ddp", 2, 9.0),)),))
     journal.write_plan({"problem": problem.to_json(), "plan": solve(problem).to_json()}, why="start")
     what = {"technique": "ddp", "config": {}, "num_devices": 2, "devices": ["n:cpu:0", "n:cpu:1"]}
     what |= {"first_step": 0, "last_step": 40, "planned_s": [0.0, 9.0], "predicted_bytes": 2**30}

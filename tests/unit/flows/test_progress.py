@@ -18,7 +18,7 @@ from ringmaster.tasks.execution.events import (
     SegmentStarted,
     Waiting,
 )
-from ringmaster.techniques.processes.events import Metrics, OutcomeStatus, PhaseStarted, Ready, Steps
+from ringmaster.techniques.processes.events import EvaluationReported, JobReady, OutcomeStatus, PhaseStarted, Steps
 from ringmaster.techniques.processes.gang import Outcome
 
 GIB = 2**30
@@ -86,7 +86,7 @@ def lines(clock):
 
 def test_a_pipe_has_a_line_a_running_job_every_thirty_seconds(clock):
     view, new = lines(clock)
-    for event in (started(), said(Ready()), said(steps(0, seconds=9.0, num=1)), said(steps(1)), said(steps(5))):
+    for event in (started(), said(JobReady()), said(steps(0, seconds=9.0, num=1)), said(steps(1)), said(steps(5))):
         view.listen(event)
     assert new() == ["a starts at step 0 on device 0,1"]
     clock.now_s = LINES_EVERY_S - 1
@@ -108,7 +108,7 @@ def test_a_pipe_has_a_line_a_running_job_every_thirty_seconds(clock):
 def test_evaluations_and_ends_have_lines_at_once(clock):
     view, new = lines(clock)
     view.listen(started())
-    view.listen(said(Metrics(step=20, metrics={"loss": 1.25, "accuracy": 0.5})))
+    view.listen(said(EvaluationReported(step=20, metrics={"loss": 1.25, "accuracy": 0.5})))
     view.listen(JobEnded(job="a", status="done", message="", details={"metrics": {"loss": 1.0}}))
     assert new()[1:] == ["a at step 20: loss 1.25, accuracy 0.5", "a is done: loss 1"]
 
@@ -142,7 +142,7 @@ def test_all_jobs_of_a_gang_have_lines_and_share_its_phases(clock):
 def test_the_predicted_end_is_shown_instead_of_the_present_speed(clock):
     progress = BatchProgress(clock=clock, wall_clock=lambda: 1000.0 + clock())
     progress.hear(started())
-    for event in (Ready(), steps(0), steps(4)):
+    for event in (JobReady(), steps(0), steps(4)):
         progress.hear(said(event))
     ends = {"a": PredictedEnd(end_s=300.0, low_s=200.0, high_s=400.0)}
     found = Prediction(
@@ -182,7 +182,7 @@ def test_the_live_table_fits_its_terminal_and_changes_every_second(clock, width)
         clock.now_s = 2.0
         assert "planning 2 jobs, 2 s" in screen(view)
         view.listen(started("a-job-with-a-long-name-lr1e-3"))
-        for event in (Ready(), steps(0), steps(4)):
+        for event in (JobReady(), steps(0), steps(4)):
             view.listen(said(event, job="a-job-with-a-long-name-lr1e-3"))
         shown = screen(view)
         assert max(map(len, shown.splitlines())) <= width
@@ -205,7 +205,7 @@ def test_the_live_table_fits_its_terminal_and_changes_every_second(clock, width)
 def test_a_narrow_terminal_has_fewer_columns_with_whole_cells(clock, width, shown_there, left_out):
     view = LiveView(TextConsole(file=io.StringIO(), width=width, force_terminal=True), clock=clock)
     view.listen(started("job-a"))
-    for event in (Ready(), steps(0), steps(4)):
+    for event in (JobReady(), steps(0), steps(4)):
         view.listen(said(event, job="job-a"))
     picture = screen(view)
     for text in shown_there:

@@ -10,7 +10,7 @@ from ringmaster.flows.batch import local_run
 from ringmaster.flows.batch.context import RunOptions
 from ringmaster.flows.batch.local_run import LocalRun
 from ringmaster.tasks.batch import Batch
-from ringmaster.tasks.profiling.stage import Profiled
+from ringmaster.tasks.profiling.stage import ProfilingResult
 from ringmaster.tasks.storage.journal import JobStatus
 from ringmaster.techniques.preflight import Preflight, Refusal
 from tests.unit.execution.fakes import cluster, job, open_journal, profile
@@ -36,7 +36,9 @@ class Runs:
             for each in jobs
         }
         resolved = tuple(stage_job(each) for each in jobs)
-        return Profiled(jobs=resolved, preflights=preflights, profiles={each.name: (profile(),) for each in jobs})
+        return ProfilingResult(
+            jobs=resolved, preflights=preflights, profiles={each.name: (profile(),) for each in jobs}
+        )
 
     def profiled(self, *, sweep_scheduler=None):
         node_context = SimpleNamespace(batch=self.batch, cluster=cluster(1), environment=None, known=None, lend=None)

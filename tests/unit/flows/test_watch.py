@@ -10,11 +10,11 @@ from typer.testing import CliRunner
 from ringmaster.errors import InputError
 from ringmaster.flows.commands import watching
 from ringmaster.flows.reports import watch
-from ringmaster.flows.reports.watch import Room, picture
+from ringmaster.flows.reports.watch import LineBudget, picture
 from ringmaster.tasks.cluster import Device
 from ringmaster.tasks.execution.events import PredictedEnd
 from ringmaster.tasks.execution.progress import JobFigures
-from ringmaster.tasks.pool.nodes import NodeRecord, Nodes
+from ringmaster.tasks.pool.nodes import NodeRecord, NodeRegistry
 from ringmaster.tasks.pool.submissions import Submission, Submissions
 from ringmaster.tasks.storage.journal import Journal
 from ringmaster.tasks.timeline.run_timeline import JobLine, RunTimeline, TimelineSpan
@@ -96,7 +96,7 @@ def test_a_pool_is_shown_with_the_health_of_its_nodes(home, monkeypatch):
         made = Submission(id=name, name="nightly", jobs=jobs, profiles=profiles, folder="f", cache_dir="c")
         Submissions(database).submit(made)
     devices = tuple(Device(kind="cpu", index=i, name="cpu", memory_bytes=1, cores=(i,)) for i in range(2))
-    Nodes(database).register(
+    NodeRegistry(database).register(
         NodeRecord(name="n7", incarnation="i", address="h", devices=devices, health={"1": "has fallen off the bus"})
     )
     monkeypatch.setenv("RINGMASTER_DATABASE", database.url)
@@ -121,7 +121,7 @@ def test_a_screen_holds_what_fits_and_says_what_does_not():
     run_timeline = RunTimeline(name="big", zero_s=0.0, now_s=1.0, rows=rows, jobs=lines, coming=(span,))
     console = Console(width=100)
     with console.capture() as captured:
-        console.print(picture(run_timeline, width=100, room=Room.of_screen(run_timeline, 40)))
+        console.print(picture(run_timeline, width=100, room=LineBudget.of_screen(run_timeline, 40)))
     text = captured.get()
     assert len(text.splitlines()) <= 40
     assert "and 108 more devices" in text and "and 991 more" in text
@@ -151,7 +151,7 @@ def test_a_running_job_has_one_line_with_its_name_and_its_whole_end(width, heigh
     shown = RunTimeline(name="night", zero_s=0.0, now_s=100.0, rows=(("vm", 1),), running=running, jobs=jobs)
     console = Console(width=width, height=height)
     with console.capture() as capture:
-        console.print(picture(shown, width=width, room=Room.of_screen(shown, height)))
+        console.print(picture(shown, width=width, room=LineBudget.of_screen(shown, height)))
     lines = capture.get().splitlines()
     assert len(lines) <= height
     (line,) = (line for line in lines if "job-1 " in line)

@@ -1,7 +1,7 @@
 """Small lineages for tests, each written in a few lines."""
 
 from ringmaster.model_lineage import DatasetInput, ModelRecord, Origin
-from ringmaster.model_lineage.snapshot import Node, Snapshot
+from ringmaster.model_lineage.snapshot import LineageNode, Snapshot
 
 
 def data(name, digest=None, context="training"):
@@ -12,7 +12,7 @@ def node(name, *parents, kind=None, aliases=(), datasets=(), version=1, metrics=
     """A node with id m-NAME, or m-NAME-VERSION for later versions. Parents are given by name."""
     suffix = "" if version in (1, None) else f"-{version}"
     kind = kind or ("fine-tuned" if parents else "pretrained")
-    return Node(
+    return LineageNode(
         record=ModelRecord(
             model_id=f"m-{name}{suffix}",
             registered_name=name,

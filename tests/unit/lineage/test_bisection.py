@@ -5,7 +5,7 @@ from random import Random
 
 import pytest
 
-from ringmaster.model_lineage.graph import Adaptation, Culprit, Graph, blame, every_bad, first_bad
+from ringmaster.model_lineage.graph import Adaptation, BreakingAdaptation, Graph, blame, every_bad, first_bad
 
 
 def graph(edges):
@@ -35,7 +35,7 @@ def test_in_a_line_it_takes_about_the_logarithm(first):
     test = Bad(f"m{i}" for i in range(first, 100))
     found = blame(line(100), "m99", test)
     parents = (f"m{first - 1}",) if first else ()
-    assert found.culprits == (Culprit(child=f"m{first}", parents=parents),)
+    assert found.culprits == (BreakingAdaptation(child=f"m{first}", parents=parents),)
     assert found.is_monotone
     assert len(test.asked) <= math.ceil(math.log2(100)) + 2
 
@@ -49,7 +49,7 @@ def test_in_any_family_the_culprit_is_bad_and_its_parents_are_good(seed):
     source = draw.choice([*family.ancestors("m39"), "m39"])
     bad = {source, *family.descendants(source)}
     found = blame(family, "m39", Bad(bad))
-    assert found.culprits == (Culprit(child=source, parents=family.parents(source)),)
+    assert found.culprits == (BreakingAdaptation(child=source, parents=family.parents(source)),)
 
 
 def test_a_fault_that_came_and_went_is_searched_exhaustively():
@@ -79,7 +79,7 @@ def test_two_lines_that_are_both_bad_are_both_named_where_all_are_tested():
 
 def test_a_root_may_be_the_culprit():
     found = blame(line(3), "m2", Bad(["m0", "m1", "m2"]))
-    assert found.culprits == (Culprit(child="m0", parents=()),)
+    assert found.culprits == (BreakingAdaptation(child="m0", parents=()),)
 
 
 def test_a_model_that_passes_has_nobody_to_blame():
@@ -109,16 +109,16 @@ def test_what_cannot_be_tested_is_passed_over_and_named_where_it_may_be_the_culp
     good = max((i for i in range(first) if f"m{i}" not in skipped), default=None)
     between = [f"m{i}" for i in range(bad - 1, -1 if good is None else good, -1)]
     parents = () if good is None else (f"m{good}",)
-    assert found.culprits == (Culprit(child=f"m{bad}", parents=parents, perhaps=tuple(between)),)
+    assert found.culprits == (BreakingAdaptation(child=f"m{bad}", parents=parents, perhaps=tuple(between)),)
     assert set(between) <= set(found.untested) <= skipped
 
 
 def test_of_several_parents_those_of_one_that_cannot_be_tested_count():
     family = graph({"a": [], "b": ["a"], "c": ["b"], "d": ["a"], "merged": ["c", "d"]})
     (culprit,) = blame(family, "merged", Skips(["merged", "c", "b"], ["c"])).culprits
-    assert culprit == Culprit(child="b", parents=("a",))
+    assert culprit == BreakingAdaptation(child="b", parents=("a",))
     (culprit,) = blame(family, "merged", Skips(["merged", "c"], ["c"])).culprits
-    assert culprit == Culprit(child="merged", parents=("b", "d"), perhaps=("c",))
+    assert culprit == BreakingAdaptation(child="merged", parents=("b", "d"), perhaps=("c",))
 
 
 def test_where_the_model_itself_cannot_be_tested_nothing_is_known():

@@ -3,16 +3,16 @@
 import pytest
 
 from ringmaster.model_lineage.tensors.comparison import named_part, shared_parts
-from ringmaster.model_lineage.tensors.model_files import StoredFile, StoredModel, StoredTensor
+from ringmaster.model_lineage.tensors.model_files import ModelFile, ModelTensor, StoredModel
 
 
 def model(**digests):
     """A model whose tensors, of 100 numbers each, have the given digests; __ in a name stands for a dot."""
     tensors = tuple(
-        StoredTensor(name=name.replace("__", "."), dtype="F32", shape=(10, 10), digest=digest)
+        ModelTensor(name=name.replace("__", "."), dtype="F32", shape=(10, 10), digest=digest)
         for name, digest in digests.items()
     )
-    return StoredModel(id="x", files=(StoredFile(path="model.safetensors", head="h", tensors=tensors),))
+    return StoredModel(id="x", files=(ModelFile(path="model.safetensors", head="h", tensors=tensors),))
 
 
 def test_a_frozen_stem_is_one_part_and_an_embedding_another():

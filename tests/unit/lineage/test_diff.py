@@ -7,7 +7,7 @@ import pytest
 from safetensors.numpy import save_file
 
 from ringmaster.model_lineage import DatasetInput, ModelRecord
-from ringmaster.model_lineage.snapshot import Node, record_differences
+from ringmaster.model_lineage.snapshot import LineageNode, record_differences
 from ringmaster.model_lineage.tensors import TensorStore
 from ringmaster.model_lineage.tensors.comparison import (
     WeightTensor,
@@ -106,7 +106,9 @@ def test_records_differ_by_section():
     def node(digest, lr, loss):
         data = DatasetInput(name="web", digest=digest, source="/web")
         record = ModelRecord(model_id="m", registered_name="n", version=1, uri="u", datasets=(data,))
-        return Node(record=record, params={"lr": lr, "steps": "5"}, metrics={"loss": loss, "behaviour/negation": loss})
+        return LineageNode(
+            record=record, params={"lr": lr, "steps": "5"}, metrics={"loss": loss, "behaviour/negation": loss}
+        )
 
     assert record_differences(node("d1", "0.1", 1.0), node("d2", "0.2", 1.5)) == {
         "data": {"training: web": ("d1", "d2")},

@@ -7,7 +7,7 @@ import pytest
 from ringmaster.errors import LedgerError
 from ringmaster.model_lineage import Ledger, waiting
 from ringmaster.model_lineage.ledger.runs import flat_params
-from ringmaster.model_lineage.mlflow_calls import RETRY_DELAYS_S, Guarded, redacted
+from ringmaster.model_lineage.mlflow_calls import RETRY_DELAYS_S, RetryingClient, redacted
 
 
 class Flaky:
@@ -34,7 +34,7 @@ def mlflow_error(message, code):
 def guarded(*faults):
     delays = []
     target = Flaky(*faults)
-    return Guarded(target, tracking_uri="postgresql://me:secret@db/mlflow", sleep=delays.append), target, delays
+    return RetryingClient(target, tracking_uri="postgresql://me:secret@db/mlflow", sleep=delays.append), target, delays
 
 
 def test_a_transient_fault_is_tried_again_after_growing_delays():
@@ -49,7 +49,7 @@ def test_a_ledger_that_waits_outlasts_any_outage_and_no_other_fault(monkeypatch)
     monkeypatch.setattr(waiting, "FIRST_WAIT_S", 0.0)
     notices = []
     target = Flaky(*(mlflow_error("API request to http://x failed", "INTERNAL_ERROR") for _ in range(20)))
-    client = Guarded(target, tracking_uri="http://x", waiting=waiting.Waiting(notices.append))
+    client = RetryingClient(target, tracking_uri="http://x", waiting=waiting.OutageRetry(notices.append))
     assert client.get("x") == "got x"
     assert notices == ["MLflow is away: what needs it waits", "MLflow is back"]
     target.faults = [mlflow_error("no such run", "RESOURCE_DOES_NOT_EXIST")]

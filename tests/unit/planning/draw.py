@@ -2,7 +2,7 @@
 
 from hypothesis import strategies as st
 
-from ringmaster.tasks.planning import Node, Option, PlanningJob, Problem
+from ringmaster.tasks.planning import Option, PlanningJob, PlanningNode, Problem
 
 
 def tiny(num_jobs: int = 4, num_devices: int = 2) -> Problem:
@@ -11,13 +11,13 @@ def tiny(num_jobs: int = 4, num_devices: int = 2) -> Problem:
         PlanningJob(f"j{i}", (Option("single", 1, 40.0 + 7 * i), Option("ddp", 2, 24.0 + 4 * i)))
         for i in range(num_jobs)
     )
-    return Problem("tiny", (Node("n0", num_devices),), jobs, switch_cost_s=1.0)
+    return Problem("tiny", (PlanningNode("n0", num_devices),), jobs, switch_cost_s=1.0)
 
 
 @st.composite
 def problems(draw, *, max_jobs: int = 7, with_after: bool = True) -> Problem:
     sizes = draw(st.lists(st.sampled_from([1, 2, 3, 4, 8]), min_size=1, max_size=3))
-    nodes = tuple(Node(f"n{i}", size) for i, size in enumerate(sizes))
+    nodes = tuple(PlanningNode(f"n{i}", size) for i, size in enumerate(sizes))
     runtimes = st.floats(0.01, 1e5, allow_nan=False) | st.sampled_from([1.0, 60.0, 1e9])
     jobs = []
     for i in range(draw(st.integers(1, max_jobs))):

@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 
 from benchmarks.planning.families import draw
 from ringmaster.errors import NoRoomError
-from ringmaster.tasks.planning import Node, Option, Plan, PlanningJob, Problem, Segment, solve, verify
+from ringmaster.tasks.planning import Option, Plan, PlanningJob, PlanningNode, Problem, Segment, solve, verify
 from ringmaster.tasks.planning.bounds.certificates import certified_bound
 from ringmaster.tasks.planning.bounds.job_costs import least_of
 from ringmaster.tasks.planning.objectives import objective_by_name
@@ -135,7 +135,7 @@ def test_preemption_gains_under_release_times():
         PlanningJob("long", (Option("t", 1, 1000.0),), weight=1.0),
         PlanningJob("urgent", (Option("t", 1, 100.0),), release_s=300.0, weight=50.0),
     )
-    problem = Problem("p", (Node("n", 1),), jobs, switch_cost_s=10.0)
+    problem = Problem("p", (PlanningNode("n", 1),), jobs, switch_cost_s=10.0)
     rigid = solve(problem, objective="weighted", preemption="never")
     free = solve(problem, objective="weighted")
     assert verify(free, problem) == []
@@ -150,7 +150,7 @@ def test_retiming_finds_the_best_shares():
         PlanningJob("a", (Option("one", 1, 100.0, startup_s=4.0, save_s=2.0, evaluate_s=3.0),)),
         PlanningJob("b", (Option("one", 1, 300.0, startup_s=4.0, save_s=2.0), Option("two", 2, 160.0, startup_s=6.0))),
     )
-    problem = Problem("p", (Node("n", 2),), jobs, switch_cost_s=10.0)
+    problem = Problem("p", (PlanningNode("n", 2),), jobs, switch_cost_s=10.0)
     rough = (
         Segment("a", 0, 0.0, 50.0, 0.5, 0.0, (("n", (0,)),)),
         Segment("b", 0, 0.0, 40.0, 0.1, 0.0, (("n", (1,)),)),
@@ -172,7 +172,7 @@ def test_pieces_are_placed_one_after_another():
 def test_what_runs_goes_on_and_pinned_jobs_first():
     job = PlanningJob("a", (Option("one", 1, 100.0, startup_s=5.0, save_s=1.0), Option("two", 2, 60.0, startup_s=5.0)))
     running = CurrentRun(0, (("n", (1,)),), pinned_until_s=21.0)
-    problem = Problem("p", (Node("n", 2),), (replace(job, running=running),), switch_cost_s=1.0)
+    problem = Problem("p", (PlanningNode("n", 2),), (replace(job, running=running),), switch_cost_s=1.0)
     stays = schedule(problem, [("a", 0)])
     assert [(s.end_s, s.devices) for s in stays] == [(101.0, (("n", (1,)),))]
     moves = schedule(problem, [("a", 1)])
@@ -187,7 +187,7 @@ def test_fixed_seconds_are_part_of_what_prices_prove():
     quick_end = Option("b", 1, 900.0, startup_s=1.0, save_s=1.0, evaluate_s=2.0)
     job = PlanningJob("j", (slow_end, quick_end))
     assert least_of(job, [1.0, 1.0], 10.0) == pytest.approx(102.0 + 14.0)
-    problem = Problem("p", (Node("n", 1),), (job,), switch_cost_s=10.0)
+    problem = Problem("p", (PlanningNode("n", 1),), (job,), switch_cost_s=10.0)
     assert certified_bound(Certificate(job_prices={"j": 1.0}), problem) == pytest.approx(116.0)
     plan = solve(problem, least_segment_switches=0.0)
     assert verify(plan, problem) == []

@@ -2,14 +2,14 @@
 
 import pytest
 
-from ringmaster.tasks.planning import Node, Option, PlanningJob, Problem, solve
+from ringmaster.tasks.planning import Option, PlanningJob, PlanningNode, Problem, solve
 from ringmaster.tasks.planning.plans.baselines import current_practice
 from ringmaster.tasks.planning.plans.verify import verify
 
 
 def problem(*nodes, sizes=(1,)):
     options = tuple(Option("command", size, 10.0 / size) for size in sizes)
-    nodes = tuple(Node(f"n{i}", num) for i, num in enumerate(nodes))
+    nodes = tuple(PlanningNode(f"n{i}", num) for i, num in enumerate(nodes))
     return Problem("p", nodes, tuple(PlanningJob(name, options) for name in "abcd"))
 
 

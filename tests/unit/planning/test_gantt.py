@@ -2,7 +2,7 @@ from xml.etree import ElementTree
 
 from hypothesis import given
 
-from ringmaster.tasks.planning import Node, Option, Plan, PlanningJob, Problem, Segment, solve
+from ringmaster.tasks.planning import Option, Plan, PlanningJob, PlanningNode, Problem, Segment, solve
 from ringmaster.tasks.planning.gantt import render_svg, render_text, rows
 from ringmaster.tasks.planning.plans.baselines import BASELINES
 from tests.drawing import draws
@@ -27,7 +27,7 @@ def test_text_names_jobs_devices_and_techniques():
 
 
 def test_names_are_escaped():
-    problem = Problem("a<b & c", (Node("n", 1),), (PlanningJob("<job>", (Option("t&", 1, 5.0),)),))
+    problem = Problem("a<b & c", (PlanningNode("n", 1),), (PlanningJob("<job>", (Option("t&", 1, 5.0),)),))
     ElementTree.fromstring(render_svg(solve(problem), problem))
 
 
@@ -48,7 +48,7 @@ def test_a_fused_group_is_labelled_with_its_leader_and_names_all():
     both = Option("fused", 1, 8.0, jobs=("b",))
     problem = Problem(
         "p",
-        (Node("n", 1),),
+        (PlanningNode("n", 1),),
         (PlanningJob("a", (both, Option("one", 1, 6.0))), PlanningJob("b", (Option("one", 1, 9.0),))),
     )
     plan = Plan("p", (Segment("a", 0, 0.0, 8.0, 1.0, 0.0, (("n", (0,)),)),))

@@ -5,7 +5,7 @@ import numpy as np
 import pytest
 from hypothesis import given, settings
 
-from ringmaster.tasks.planning import Node, Option, Plan, PlanningJob, Problem, verify
+from ringmaster.tasks.planning import Option, Plan, PlanningJob, PlanningNode, Problem, verify
 from ringmaster.tasks.planning.bounds.bounds import preemptive_bound, rigid_bound
 from ringmaster.tasks.planning.exhaustive_search import CLOSE, search
 from ringmaster.tasks.planning.kernels.annealing import shorten
@@ -24,7 +24,7 @@ def drawn(seed: int, sizes: tuple[int, ...], num_jobs: int) -> Problem:
         hours, scales = random.uniform(0.2, 4.0), random.uniform(0.3, 1.0)
         options = [Option("t", s, 3600 * hours / s**scales * random.uniform(0.9, 1.1)) for s in (1, 2, 3, 4)]
         jobs.append(PlanningJob(f"j{j}", tuple(o for o in options if o.num_devices <= max(sizes))))
-    return Problem("drawn", tuple(Node(f"n{v}", size) for v, size in enumerate(sizes)), tuple(jobs))
+    return Problem("drawn", tuple(PlanningNode(f"n{v}", size) for v, size in enumerate(sizes)), tuple(jobs))
 
 
 def shortest_s(problem: Problem) -> float:
@@ -49,7 +49,7 @@ def shortest_s(problem: Problem) -> float:
     return best
 
 
-def _ends_s(node: Node, order: tuple[Option, ...]) -> float:
+def _ends_s(node: PlanningNode, order: tuple[Option, ...]) -> float:
     free = [0.0] * node.num_devices
     for option in order:
         free.sort()
@@ -89,14 +89,14 @@ def test_a_spent_budget_claims_nothing_that_is_false():
 def test_what_is_too_large_is_not_searched():
     assert search(drawn(0, (2,), 15), lower_s=1.0, upper_s=2.0) is None
     wide = PlanningJob("wide", (Option("t", 4, 10.0, num_nodes=2),))
-    problem = Problem("wide", (Node("a", 2), Node("b", 2)), (wide,))
+    problem = Problem("wide", (PlanningNode("a", 2), PlanningNode("b", 2)), (wide,))
     assert search(problem, lower_s=1.0, upper_s=2.0) is None
 
 
 def test_overheads_count_as_runtime():
     options = (Option("t", 1, 100.0, startup_s=5.0, save_s=2.0, evaluate_s=3.0),)
     jobs = (PlanningJob("fresh", options), PlanningJob("stopped", options, started=True))
-    problem = Problem("p", (Node("n", 1),), jobs, switch_cost_s=60.0)
+    problem = Problem("p", (PlanningNode("n", 1),), jobs, switch_cost_s=60.0)
     bare = without_overheads(problem)
     assert [job.options[0].runtime_s for job in bare.jobs] == [110.0, 170.0]
     plan = Plan(problem.name, segments_of(problem, [(("fresh", 0), ("stopped", 0))]))
@@ -111,7 +111,7 @@ def test_order_and_times_are_not_left_out():
         PlanningJob("b", option, release_s=5.0),
         PlanningJob("b", option, deadline_s=50.0),
     ):
-        assert without_overheads(Problem("p", (Node("n", 1),), (PlanningJob("a", option), job))) is None
+        assert without_overheads(Problem("p", (PlanningNode("n", 1),), (PlanningJob("a", option), job))) is None
 
 
 def annealed(problem: Problem) -> Plan:
@@ -141,7 +141,7 @@ def test_annealing_leaves_an_option_that_no_better_plan_contains():
     """The long job takes two devices, or ends later than all others."""
     long = PlanningJob("long", (Option("t", 1, 102.0), Option("t", 2, 60.0)))
     jobs = (long, *(PlanningJob(f"j{i}", (Option("t", 1, 40.0),)) for i in range(4)))
-    assert annealed(Problem("late", (Node("n", 3),), jobs)).makespan_s == pytest.approx(100.0)
+    assert annealed(Problem("late", (PlanningNode("n", 3),), jobs)).makespan_s == pytest.approx(100.0)
 
 
 @settings(deadline=None, max_examples=30)
@@ -158,7 +158,7 @@ def test_annealed_plans_of_drawn_problems_are_valid_and_not_below_the_bound(prob
 def test_annealing_takes_each_type_of_devices_at_its_own_speed():
     fast = Option("t", 1, 10.0, device_type="fast")
     jobs = tuple(PlanningJob(f"j{i}", (fast, Option("t", 1, 20.0, device_type="slow"))) for i in range(6))
-    problem = Problem("types", (Node("a", 2, "fast"), Node("b", 1, "slow")), jobs)
+    problem = Problem("types", (PlanningNode("a", 2, "fast"), PlanningNode("b", 1, "slow")), jobs)
     assert annealed(problem).makespan_s == pytest.approx(30.0)
 
 
@@ -166,7 +166,7 @@ def test_annealing_leaves_jobs_that_run_where_they_are():
     options = (Option("t", 1, 40.0, startup_s=3.0, save_s=1.0),)
     running = PlanningJob("running", options, running=CurrentRun(0, (("n", (1,)),)))
     jobs = (running, PlanningJob("stopped", options, started=True), PlanningJob("fresh", options))
-    plan = annealed(Problem("p", (Node("n", 2),), jobs, switch_cost_s=10.0))
+    plan = annealed(Problem("p", (PlanningNode("n", 2),), jobs, switch_cost_s=10.0))
     going_on = plan.segments_of("running")[0]
     assert (going_on.start_s, going_on.end_s, going_on.devices) == (0.0, 41.0, (("n", (1,)),))
     assert plan.makespan_s == pytest.approx(85.0)
@@ -174,10 +174,10 @@ def test_annealing_leaves_jobs_that_run_where_they_are():
 
 def test_many_jobs_that_only_a_few_of_many_nodes_can_run_are_placed_on_those():
     jobs = tuple(PlanningJob(f"j{i}", (Option("t", 2, 10.0),)) for i in range(100))
-    nodes = (*(Node(f"small{v}", 1) for v in range(98)), Node("a", 2), Node("b", 2))
+    nodes = (*(PlanningNode(f"small{v}", 1) for v in range(98)), PlanningNode("a", 2), PlanningNode("b", 2))
     assert annealed(Problem("few", nodes, jobs)).makespan_s == pytest.approx(500.0)
 
 
 def test_gangs_of_several_nodes_are_left_to_others():
     wide = PlanningJob("wide", (Option("t", 4, 10.0, num_nodes=2),))
-    assert plan_without_preemption(Problem("wide", (Node("a", 2), Node("b", 2)), (wide,)), 1.0) is None
+    assert plan_without_preemption(Problem("wide", (PlanningNode("a", 2), PlanningNode("b", 2)), (wide,)), 1.0) is None

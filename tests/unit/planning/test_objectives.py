@@ -12,13 +12,23 @@ from benchmarks.planning.families import draw
 from ringmaster.errors import BatchFileError, NoRoomError, ProblemError
 from ringmaster.flows.cli import app
 from ringmaster.tasks.batch import Batch, json_schema, parse_batch
-from ringmaster.tasks.planning import Coefficients, Node, Objective, Option, Plan, PlanningJob, Problem, solve, verify
+from ringmaster.tasks.planning import (
+    Coefficients,
+    Objective,
+    Option,
+    Plan,
+    PlanningJob,
+    PlanningNode,
+    Problem,
+    solve,
+    verify,
+)
 from ringmaster.tasks.planning.bounds.bounds import preemptive_bound
 from ringmaster.tasks.planning.groups.fusion import choose_groups
 from ringmaster.tasks.planning.objectives import BUILTIN, _installed, objective_by_name
 from ringmaster.tasks.planning.plans.checked_plans import checked_plan
 from ringmaster.tasks.planning.plans.list_scheduling import schedule
-from ringmaster.tasks.planning.problems.terms import Terms
+from ringmaster.tasks.planning.problems.terms import PlanningTerms
 from tests.drawing import draws
 from tests.unit.planning.groups.test_fused import adapters
 from tests.unit.planning.test_whole_problem import whole_problems
@@ -84,7 +94,7 @@ def installed(tmp_path, monkeypatch, fresh):
 def two() -> Problem:
     """A job of 300 s and one of 100 s on one device."""
     jobs = (PlanningJob("long", (Option("single", 1, 300.0),)), PlanningJob("short", (Option("single", 1, 100.0),)))
-    return Problem("two", (Node("n", 1),), jobs, switch_cost_s=1.0)
+    return Problem("two", (PlanningNode("n", 1),), jobs, switch_cost_s=1.0)
 
 
 def ends(plan: Plan) -> dict[str, float]:
@@ -228,7 +238,7 @@ def test_all_parts_are_planned_for_together(mixed):
 
 def test_prices_are_those_of_the_batch_where_they_count():
     for objective, price in (("makespan", 0.0), ("cost", 0.01)):
-        (node,) = Terms(objective=objective, price_per_device_hour=36.0).on(two()).nodes
+        (node,) = PlanningTerms(objective=objective, price_per_device_hour=36.0).on(two()).nodes
         assert node.price == price
 
 
@@ -252,7 +262,7 @@ def test_fairness_trains_no_jobs_together():
         PlanningJob("b", alone, group="ben"),
         PlanningJob("c", alone, group="cy"),
     )
-    problem = Problem("three", (Node("n", 1),), jobs)
+    problem = Problem("three", (PlanningNode("n", 1),), jobs)
     assert choose_groups(problem, work_s=1.0).groups
     fair = choose_groups(problem, objective="fairness", work_s=1.0)
     assert not fair.groups
@@ -281,7 +291,7 @@ def test_jobs_of_seconds_beside_one_of_years_are_planned_for_fairness():
         PlanningJob(f"j{i}", (Option("t", 1, runtime_s),), weight=0.0, group=("", "a", "b")[i % 3])
         for i, runtime_s in enumerate(runtimes_s)
     )
-    problem = Problem("short", (Node("n", 2, price=0.0),), jobs)
+    problem = Problem("short", (PlanningNode("n", 2, price=0.0),), jobs)
     assert verify(solve(problem, objective="fairness", work_s=2.0), problem) == []
 
 

@@ -8,7 +8,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from ringmaster.errors import ProblemError
-from ringmaster.tasks.planning import Node, Plan, Problem, solve, verify
+from ringmaster.tasks.planning import Plan, PlanningNode, Problem, solve, verify
 from ringmaster.tasks.planning.bounds.bounds import preemptive_bound, rigid_bound
 from ringmaster.tasks.planning.objectives import lateness_s, objective_by_name
 from ringmaster.tasks.planning.plans.baselines import BASELINES
@@ -117,7 +117,7 @@ def test_jobs_in_a_class_are_those_that_nothing_tells_apart():
 
 
 def test_classes_change_no_bound():
-    problem = Problem("p", (Node("n0", 4), Node("n1", 2, available_until_s=50.0)), tiny(5).jobs, 1.0)
+    problem = Problem("p", (PlanningNode("n0", 4), PlanningNode("n1", 2, available_until_s=50.0)), tiny(5).jobs, 1.0)
     copies = tuple(replace(job, id=f"{job.id}-{i}", release_s=3.0) for job in problem.jobs for i in range(3))
     alike = replace(problem, jobs=copies)
     apart = replace(problem, jobs=tuple(replace(job, weight=1.0 + i) for i, job in enumerate(copies)))
@@ -135,7 +135,7 @@ def test_classes_change_no_bound():
 )
 def test_other_objectives_of_small_problems_come_to_their_optimum(objective, due_s, tolerance):
     """Hill climbing between deadlines may end slightly above the optimum."""
-    nodes = (Node("dear", 2, price=3.0), Node("cheap", 1, price=1.0))
+    nodes = (PlanningNode("dear", 2, price=3.0), PlanningNode("cheap", 1, price=1.0))
     jobs = (replace(job, weight=1.0 + 4 * i, deadline_s=due_s) for i, job in enumerate(tiny(num_jobs=4).jobs))
     problem = Problem("p", nodes, tuple(jobs), switch_cost_s=1.0)
     plan = solve(problem, objective=objective, preemption="never")

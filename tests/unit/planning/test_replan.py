@@ -5,7 +5,7 @@ from dataclasses import replace
 import pytest
 
 from benchmarks.planning.families import draw
-from ringmaster.tasks.planning import Node, Option, Plan, PlanningJob, Problem, verify
+from ringmaster.tasks.planning import Option, Plan, PlanningJob, PlanningNode, Problem, verify
 from ringmaster.tasks.planning.bounds.bounds import preemptive_bound
 from ringmaster.tasks.planning.preemptive.preemptive import plan_preemptive
 from ringmaster.tasks.planning.problems.problem_parts import CurrentRun
@@ -58,7 +58,7 @@ def two_devices(*, switch_cost_s: float = 5.0, **of_first: object) -> Problem:
     options = (Option("single", 1, 100.0), Option("ddp", 2, 60.0))
     return Problem(
         "two",
-        (Node("n0", 2),),
+        (PlanningNode("n0", 2),),
         (PlanningJob("first", options, **of_first), PlanningJob("second", options)),
         switch_cost_s,
     )
@@ -89,5 +89,5 @@ def test_a_gang_over_nodes_stays_on_its_nodes():
     wide, narrow = Option("fsdp", 4, 100.0, num_nodes=2), Option("single", 1, 40.0)
     running = CurrentRun(0, (("n1", (0, 1)), ("n2", (0, 1))))
     jobs = (PlanningJob("wide", (wide,), running=running), *(PlanningJob(f"j{i}", (narrow,)) for i in range(4)))
-    problem = Problem("nodes", tuple(Node(f"n{i}", 2) for i in range(4)), jobs, 5.0)
+    problem = Problem("nodes", tuple(PlanningNode(f"n{i}", 2) for i in range(4)), jobs, 5.0)
     assert stays(planned(problem), problem.jobs[0])

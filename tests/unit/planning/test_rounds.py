@@ -8,14 +8,14 @@ from hypothesis import strategies as st
 
 from benchmarks.planning.families import draw
 from benchmarks.planning.rounds import ROUND_S, RULES, State, best_choice, played
-from ringmaster.tasks.planning import Node, Option, PlanningJob, Problem, solve, verify
+from ringmaster.tasks.planning import Option, PlanningJob, PlanningNode, Problem, solve, verify
 from tests.drawing import draws
 
 
 def problem_of(num_jobs: int, num_devices: int) -> Problem:
     options = tuple(Option("ddp", size, 1000.0 / size**0.5) for size in (1, 2, 4) if size <= num_devices)
     jobs = tuple(PlanningJob(f"j{i}", options) for i in range(num_jobs))
-    return Problem("p", (Node("n", num_devices),), jobs, switch_cost_s=10.0)
+    return Problem("p", (PlanningNode("n", num_devices),), jobs, switch_cost_s=10.0)
 
 
 @draws(50)

@@ -7,7 +7,7 @@ import pytest
 from hypothesis import given
 
 from benchmarks.planning.families import draw
-from ringmaster.tasks.planning import Node, Option, Plan, PlanningJob, Problem, solve, verify
+from ringmaster.tasks.planning import Option, Plan, PlanningJob, PlanningNode, Problem, solve, verify
 from ringmaster.tasks.planning.plans.baselines import BASELINES
 from ringmaster.tasks.planning.plans.list_scheduling import makespan_s, schedule
 from tests.drawing import draws
@@ -45,14 +45,14 @@ def test_tiny_problems_are_solved_to_their_optimum(num_devices):
 def test_one_long_job_is_proved_optimal():
     long = PlanningJob("long", (Option("ddp", 2, 100.0),))
     short = PlanningJob("short", (Option("single", 1, 1.0),))
-    plan = solve(Problem("p", (Node("n0", 3),), (long, short)))
+    plan = solve(Problem("p", (PlanningNode("n0", 3),), (long, short)))
     assert plan.makespan_s == 100.0
     assert plan.gap == 0.0
 
 
 def test_jobs_wait_for_those_that_they_name():
     jobs = [PlanningJob(f"j{i}", (Option("single", 1, 10.0),), (f"j{i - 1}",) if i else ()) for i in range(4)]
-    plan = solve(Problem("chain", (Node("n0", 4),), tuple(reversed(jobs))))
+    plan = solve(Problem("chain", (PlanningNode("n0", 4),), tuple(reversed(jobs))))
     assert plan.makespan_s == pytest.approx(40.0)
     assert plan.lower_bound_s == pytest.approx(40.0)
 

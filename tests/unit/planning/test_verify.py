@@ -7,10 +7,10 @@ from hypothesis import strategies as st
 
 from ringmaster.tasks.planning import (
     Certificate,
-    Node,
     Option,
     Plan,
     PlanningJob,
+    PlanningNode,
     Problem,
     Segment,
     certified_bound,
@@ -22,7 +22,7 @@ from tests.unit.planning.draw import problems
 
 PROBLEM = Problem(
     "p",
-    (Node("n0", 2), Node("n1", 2)),
+    (PlanningNode("n0", 2), PlanningNode("n1", 2)),
     (
         PlanningJob("a", (Option("single", 1, 100.0), Option("ddp", 2, 60.0))),
         PlanningJob("b", (Option("wide", 4, 50.0, 2),), after=("a",)),
@@ -111,8 +111,8 @@ def test_many_segments_gain_no_more_than_one():
     """The tolerance is one of a whole plan: it is no time for each of thousands of segments."""
     num, least_s, memory = 2_000, 1e-6, 10
     jobs = tuple(PlanningJob(name, (Option("single", 1, least_s, host_memory_bytes=memory),)) for name in "ab")
-    two = Problem("p", (Node("n", 2, host_memory_bytes=memory),), jobs, switch_cost_s=0.0)
-    one = Problem("p", (Node("n", 2),), jobs[:1], switch_cost_s=0.0)
+    two = Problem("p", (PlanningNode("n", 2, host_memory_bytes=memory),), jobs, switch_cost_s=0.0)
+    one = Problem("p", (PlanningNode("n", 2),), jobs[:1], switch_cost_s=0.0)
 
     def cut(job: str, device: int, *, step_s: float, length_s: float) -> tuple[Segment, ...]:
         return tuple(
@@ -134,7 +134,7 @@ def test_many_segments_gain_no_more_than_one():
 
 def test_a_short_job_takes_its_time_beside_a_long_one():
     short, long = (PlanningJob(name, (Option("single", 1, s),)) for name, s in (("short", 0.01), ("long", 1e4)))
-    problem = Problem("p", (Node("n", 1),), (short, long), switch_cost_s=0.0)
+    problem = Problem("p", (PlanningNode("n", 1),), (short, long), switch_cost_s=0.0)
     plan = Plan("p", tuple(Segment(j, 0, 0.0, s, 1.0, 0.0, (("n", (0,)),)) for j, s in (("short", 0.0), ("long", 1e4))))
     assert verify(plan, problem) == ["job short: its segments have time for 0.000000000 of its work"]
 

@@ -8,7 +8,7 @@ from hypothesis import strategies as st
 
 from benchmarks.planning.families import draw
 from ringmaster.errors import ProblemError
-from ringmaster.tasks.planning import Node, Option, Plan, PlanningJob, Problem, Segment, solve, verify
+from ringmaster.tasks.planning import Option, Plan, PlanningJob, PlanningNode, Problem, Segment, solve, verify
 from tests.drawing import draws
 from tests.unit.planning.draw import problems, tiny
 
@@ -70,7 +70,7 @@ def test_types_of_devices_are_kept_apart(problem, seed):
 
 
 def one(option: Option, **fields) -> Problem:
-    return Problem("one", (Node("n0", 2, "a", 100.0, 1.0, 8),), (PlanningJob("j", (option,), **fields),), 5.0)
+    return Problem("one", (PlanningNode("n0", 2, "a", 100.0, 1.0, 8),), (PlanningJob("j", (option,), **fields),), 5.0)
 
 
 WHOLE = Option("t", 1, 50.0, device_type="a", startup_s=4.0, save_s=2.0, evaluate_s=1.0, host_memory_bytes=8)
@@ -101,9 +101,9 @@ def test_the_verifier_knows_every_rule(segment, job, says):
 
 
 def test_the_verifier_knows_types_and_memory():
-    node = Node("n0", 2, "a", host_memory_bytes=8)
+    node = PlanningNode("n0", 2, "a", host_memory_bytes=8)
     jobs = tuple(PlanningJob(f"j{i}", (replace(WHOLE, host_memory_bytes=5),)) for i in range(2))
-    problem = Problem("two", (node, Node("n1", 1, "b")), jobs, 5.0)
+    problem = Problem("two", (node, PlanningNode("n1", 1, "b")), jobs, 5.0)
     both = tuple(Segment(f"j{i}", 0, 0.0, 57.0, 1.0, 7.0, (("n0", (i,)),)) for i in range(2))
     assert "take 10 bytes of 8" in "\n".join(verify(Plan("two", both), problem))
     moved = (both[0], replace(both[1], devices=(("n1", (0,)),)))
@@ -141,10 +141,10 @@ def test_deadlines_are_met_where_they_can_be():
 def test_heavy_jobs_end_early_and_cheap_nodes_are_taken():
     option = (Option("t", 1, 10.0),)
     jobs = (PlanningJob("light", option, weight=1.0), PlanningJob("heavy", option, weight=9.0))
-    weighted = solve(Problem("p", (Node("n", 1),), jobs), objective="weighted")
+    weighted = solve(Problem("p", (PlanningNode("n", 1),), jobs), objective="weighted")
     assert weighted.value == pytest.approx(9 * 10 + 20)
     assert weighted.gap == pytest.approx(0.0)
-    nodes = (Node("dear", 2, price=5.0), Node("cheap", 1, price=1.0))
+    nodes = (PlanningNode("dear", 2, price=5.0), PlanningNode("cheap", 1, price=1.0))
     assert solve(Problem("p", nodes, jobs), objective="cost").value == pytest.approx(20.0)
     hurried = tuple(replace(job, deadline_s=10.0) for job in jobs)
     assert solve(Problem("p", nodes, hurried), objective="cost").value == pytest.approx(60.0)
@@ -152,7 +152,7 @@ def test_heavy_jobs_end_early_and_cheap_nodes_are_taken():
 
 def test_nodes_that_go_away_are_left_in_time():
     jobs = tuple(PlanningJob(f"j{i}", (Option("t", 1, 10.0),)) for i in range(4))
-    problem = Problem("p", (Node("spot", 2, available_until_s=15.0), Node("own", 1)), jobs)
+    problem = Problem("p", (PlanningNode("spot", 2, available_until_s=15.0), PlanningNode("own", 1)), jobs)
     plan = solve(problem)
     assert verify(plan, problem) == []
     assert plan.makespan_s == pytest.approx(20.0)

@@ -5,12 +5,12 @@ from collections import deque
 from ringmaster.codec import to_json
 from ringmaster.tasks.cluster import Cluster
 from ringmaster.tasks.execution.executor import Executor
-from ringmaster.tasks.execution.replan_policy import Policy
+from ringmaster.tasks.execution.replan_policy import ReplanPolicy
 from ringmaster.tasks.execution.replanner import Replanner
 from ringmaster.tasks.planning import Plan, Segment
 from ringmaster.tasks.pool.controller.controller import HOLDER_OF_SEGMENTS, PoolController
 from ringmaster.tasks.pool.controller.pool_engine import PoolEngine
-from ringmaster.tasks.pool.event_log import BatchEvents, Position
+from ringmaster.tasks.pool.event_log import BatchEvents, LogPosition
 from ringmaster.tasks.pool.nodes import PoolLeases, Timeouts
 from ringmaster.tasks.pool.requests import Requests
 from ringmaster.tasks.pool.submissions import Submission, Submissions
@@ -22,7 +22,7 @@ from tests.unit.execution.clocked import at_once
 from tests.unit.execution.fakes import job, profile
 from tests.unit.pool.workers import Worker
 
-CALM = Policy(every=10.0, surprise=10.0)  # re-plans only where it must
+CALM = ReplanPolicy(every=10.0, surprise=10.0)  # re-plans only where it must
 EPOCH_S = 1_000_000.0
 
 
@@ -98,7 +98,7 @@ class Clock:
 
 def told(database, batch):
     """Returns all events of a batch, as a follower reads them."""
-    return list(BatchEvents(database, batch).follow(Position(), until=lambda: True))
+    return list(BatchEvents(database, batch).follow(LogPosition(), until=lambda: True))
 
 
 class PoolBench:

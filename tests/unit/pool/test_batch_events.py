@@ -9,12 +9,19 @@ from sqlalchemy import insert
 
 from ringmaster.tasks.execution.dispatch import PlannedSegment
 from ringmaster.tasks.execution.events import GangSaid, JobEnded, SegmentEnded, SegmentStarted
-from ringmaster.tasks.pool.event_log import BatchEvents, EventLog, EventReader, Position
+from ringmaster.tasks.pool.event_log import BatchEvents, EventLog, EventReader, LogPosition
 from ringmaster.tasks.storage.database import Database, file_url
 from ringmaster.tasks.storage.journal import JobStatus, Journal
 from ringmaster.tasks.storage.message_store import MessageStore
 from ringmaster.tasks.storage.schema import TOLD
-from ringmaster.techniques.processes.events import JobOfGroupEnded, Metrics, OutcomeStatus, Ready, ShareEnded, Steps
+from ringmaster.techniques.processes.events import (
+    EvaluationReported,
+    JobOfGroupEnded,
+    JobReady,
+    OutcomeStatus,
+    ShareEnded,
+    Steps,
+)
 from ringmaster.techniques.processes.gang import Outcome
 from tests.unit.pool.bench import Clock, PoolBench, submission
 from tests.unit.pool.workers import Worker
@@ -72,14 +79,14 @@ def shown(event):
     return f"{number} {'starts' if isinstance(event, SegmentStarted) else 'ends'}"
 
 
-def reader(database, after=Position()):
+def reader(database, after=LogPosition()):
     return EventReader(BatchEvents(database, "b"), after)
 
 
 def test_what_a_gang_said_before_its_start_was_told_waits_for_it(database):
     story = Story(database)
     number = story.begin()
-    story.say(number, Ready(step=0))
+    story.say(number, JobReady(step=0))
     reads = reader(database)
     assert reads.read() == []
     story.start(number)
@@ -92,9 +99,9 @@ def test_what_comes_after_the_end_of_a_segment_is_dropped(database):
     story.end(number)
     reads = reader(database)
     assert seen(reads.read()) == ["1 starts", "a has ended", "1 ends"]
-    story.say(number, Ready(step=0))
+    story.say(number, JobReady(step=0))
     assert reads.read() == []
-    assert reader(database, Position(told=3)).read() == []
+    assert reader(database, LogPosition(told=3)).read() == []
 
 
 def test_a_member_of_a_group_is_named_and_ends_by_the_executors_decision(database):
@@ -102,7 +109,7 @@ def test_a_member_of_a_group_is_named_and_ends_by_the_executors_decision(databas
     story.start(number := story.begin())
     story.say(number, Steps(job="b", first_step=0, seconds=(1.0,), losses=(2.0,), wall_s=5.0))
     story.say(number, JobOfGroupEnded(job="b", outcome={"status": "done", "step": 1}))
-    story.say(number, Metrics(step=1, metrics={"loss": 2.0}, wall_s=7.0))
+    story.say(number, EvaluationReported(step=1, metrics={"loss": 2.0}, wall_s=7.0))
     story.say(number, ShareEnded(status=OutcomeStatus.DONE))
     found = reader(database).read()
     assert seen(found) == ["1 starts", "1 b 1", "1 a 1"]
@@ -112,11 +119,11 @@ def test_a_member_of_a_group_is_named_and_ends_by_the_executors_decision(databas
 def test_batches_and_old_segments_do_not_hold_up_each_other(database):
     story = Story(database)
     other = Journal(database, batch="other").start_segments([("a", {})])[0]
-    story.say(other, Ready(step=0))
+    story.say(other, JobReady(step=0))
     old = story.begin()
-    story.say(old, Ready(step=0))  # maintenance has deleted its start with the other old rows
+    story.say(old, JobReady(step=0))  # maintenance has deleted its start with the other old rows
     story.start(number := story.begin())
-    story.say(number, Ready(step=3))
+    story.say(number, JobReady(step=3))
     assert seen(reader(database).read()) == ["3 starts", "3 a 3"]
 
 
@@ -125,19 +132,19 @@ def several(database):
     story = Story(database)
     first, second = story.begin("a"), story.begin("b")
     story.start(first, "a")
-    story.say(first, Ready(step=0))
+    story.say(first, JobReady(step=0))
     story.start(second, "b")
     for step in range(5):
-        story.say(first, Ready(step=step))
-        story.say(second, Ready(step=step))
+        story.say(first, JobReady(step=step))
+        story.say(second, JobReady(step=step))
     story.say(first, ShareEnded(status=OutcomeStatus.DONE))
     story.end(first, "a")
     third = story.begin("c")
-    story.say(third, Ready(step=0))
+    story.say(third, JobReady(step=0))
     story.start(third, "c")
     for step in range(3):
-        story.say(second, Ready(step=step))
-        story.say(third, Ready(step=step))
+        story.say(second, JobReady(step=step))
+        story.say(third, JobReady(step=step))
     story.end(second, "b")
     story.end(third, "c")
 
@@ -166,7 +173,7 @@ def test_readers_of_one_process_share_what_they_read_and_one_that_is_behind_miss
     monkeypatch.setattr("ringmaster.tasks.pool.event_log.MOST_RECENT", 4)
     several(database)
     events = BatchEvents(database, "b")
-    fast, slow = EventReader(events, Position()), EventReader(events, Position())
+    fast, slow = EventReader(events, LogPosition()), EventReader(events, LogPosition())
     every = fast.read()
     found = []
     while page := slow.read(most=2):
@@ -174,7 +181,7 @@ def test_readers_of_one_process_share_what_they_read_and_one_that_is_behind_miss
     assert found == every
     story = Story(database)
     story.start(number := story.begin())
-    story.say(number, Ready(step=9))
+    story.say(number, JobReady(step=9))
     assert seen(slow.read()) == seen(fast.read()) == [f"{number} starts", f"{number} a 9"]
 
 
@@ -182,11 +189,11 @@ def test_what_an_earlier_release_has_copied_into_the_log_comes_once(database):
     story = Story(database)
     story.start(number := story.begin())
     for step in range(2):
-        story.say(number, Ready(step=step))
+        story.say(number, JobReady(step=step))
         content = {"number": number, "job": "a", "event": {"event": "ready", "step": step, "startup_s": 1.0}}
         row = insert(TOLD).values(batch="b", kind="GangSaid", content=content, told_s=time.time())
         database.write(lambda connection, row=row: connection.execute(row))
-    story.say(number, Ready(step=2))
+    story.say(number, JobReady(step=2))
     story.end(number)
     found = reader(database).read()
     assert sorted(seen(found)) == sorted(["1 starts", "1 a 0", "1 a 1", "1 a 2", "a has ended", "1 ends"])
@@ -213,7 +220,7 @@ def test_a_loss_value_is_written_once_and_read_twice_on_its_way_to_a_recorder(da
     ((segment, _),) = worker.take_all().items()
     worker.say(segment, "ready", step=0)
     events = BatchEvents(database, "b")
-    shows, records = EventReader(events, Position()), EventReader(events, Position())
+    shows, records = EventReader(events, LogPosition()), EventReader(events, LogPosition())
     shows.read(), records.read()
     read.clear()
     worker.say(segment, "steps", first_step=0, losses=[LOSS], seconds=[1.0], wall_s=5.0)

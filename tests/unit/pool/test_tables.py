@@ -7,17 +7,17 @@ import pytest
 from ringmaster.codec import to_json
 from ringmaster.tasks.cluster import Device
 from ringmaster.tasks.execution.events import JobEnded
-from ringmaster.tasks.planning.problems.terms import Terms
+from ringmaster.tasks.planning.problems.terms import PlanningTerms
 from ringmaster.tasks.pool import requests as wishes
-from ringmaster.tasks.pool.event_log import BatchEvents, EventLog, Position
-from ringmaster.tasks.pool.nodes import NodeRecord, Nodes, NodeStatus
+from ringmaster.tasks.pool.event_log import BatchEvents, EventLog, LogPosition
+from ringmaster.tasks.pool.nodes import NodeRecord, NodeRegistry, NodeStatus
 from ringmaster.tasks.pool.requests import Requests
 from ringmaster.tasks.pool.submissions import BatchStatus, Submission, Submissions
 from ringmaster.tasks.storage import message_store as pool_mail
 from ringmaster.tasks.storage.database import Database, file_url
 from ringmaster.tasks.storage.journal import JobStatus, Journal
-from ringmaster.tasks.storage.message_store import MessageStore, Share
-from ringmaster.techniques.processes.events import Ready, ShareEnded, Steps
+from ringmaster.tasks.storage.message_store import GangShare, MessageStore
+from ringmaster.techniques.processes.events import JobReady, ShareEnded, Steps
 from ringmaster.techniques.processes.order import GangOrder
 from tests.fake_engine import cpu_devices
 from tests.unit.execution.fakes import job, profile
@@ -32,7 +32,7 @@ def database(tmp_path):
 
 def submission(name="nightly-1", jobs=("a", "b")):
     made = tuple(job(each) for each in jobs)
-    terms = to_json(Terms(deadlines_s={"a": 60.0}))
+    terms = to_json(PlanningTerms(deadlines_s={"a": 60.0}))
     return Submission(
         id=name,
         name="nightly",
@@ -55,11 +55,11 @@ def share(last_step=10):
         cache_dir="c",
         last_step=last_step,
     )
-    return Share(order=order, num_ranks=1)
+    return GangShare(order=order, num_ranks=1)
 
 
 def test_a_worker_registers_its_node_and_another_one_replaces_it(database):
-    nodes = Nodes(database)
+    nodes = NodeRegistry(database)
     devices = (Device(kind="cpu", index=0, name="cpu", memory_bytes=1, cores=(0,)),)
     nodes.register(NodeRecord(name="n", incarnation="one", address="10.0.0.1", devices=devices))
     assert nodes.beat("n", incarnation="one", health={"0": "ECC errors"}, status=NodeStatus.LEAVING)
@@ -76,7 +76,7 @@ def test_a_worker_registers_its_node_and_another_one_replaces_it(database):
 
 
 def test_a_worker_that_leaves_in_order_is_registered_no_more_and_remembered(database):
-    nodes = Nodes(database)
+    nodes = NodeRegistry(database)
     for name in ("n", "m"):
         nodes.register(NodeRecord(name=name, incarnation=f"{name}-one", address="10.0.0.1", devices=cpu_devices(1)))
     nodes.leave("n", incarnation="n-another")
@@ -103,8 +103,8 @@ def test_an_order_is_taken_once_and_only_by_whom_it_was_given_to(database):
 def test_words_are_kept_once_and_in_order_and_an_outcome_ends_the_order(database):
     message_store = MessageStore(database)
     message_store.give(7, batch="b", shares={"n": ("one", share())})
-    message_store.store(7, "n", events=[(0, Ready(step=0))])
-    message_store.store(7, "n", events=[(0, Ready(step=0)), (1, ShareEnded(status="done"))])
+    message_store.store(7, "n", events=[(0, JobReady(step=0))])
+    message_store.store(7, "n", events=[(0, JobReady(step=0)), (1, ShareEnded(status="done"))])
     words = message_store.events(after=0)
     assert [word.content.NAME for word in words] == ["ready", "outcome"]
     assert message_store.events(after=words[0].id) == words[1:]
@@ -146,14 +146,14 @@ def test_what_is_left_of_a_batch_is_dropped_and_nobody_who_reads_on_misses_anyth
     for segment, batch in ((7, "b"), (8, "other"), (9, "b")):
         message_store.give(segment, batch=batch, shares={"n": ("one", share())})
         message_store.command(segment, "stop")
-        message_store.store(segment, "n", events=[(0, Ready(step=0)), (1, ShareEnded(status="done"))])
+        message_store.store(segment, "n", events=[(0, JobReady(step=0)), (1, ShareEnded(status="done"))])
     read, (told, *_) = message_store.newest_event(), message_store.commands(after=0)[-1]
     message_store.clear("b")
     assert [word.segment for word in message_store.events(after=0)] == [8, 8, 9], "the newest one stays, for its number"
     assert [segment for _, segment, _ in message_store.commands(after=0)] == [8, 9]
     assert (message_store.shares(7), len(message_store.shares(8))) == ([], 1)
     message_store.command(10, "stop")
-    message_store.store(10, "n", events=[(0, Ready(step=0))])
+    message_store.store(10, "n", events=[(0, JobReady(step=0))])
     assert [word.segment for word in message_store.events(after=read)] == [10]
     assert [segment for _, segment, _ in message_store.commands(after=told)] == [10]
 
@@ -200,9 +200,9 @@ def test_what_was_told_of_a_batch_is_read_on_from_any_event(database):
     for event in events:
         told.append("b", event)
         told.append("other", event)
-    entries, _ = BatchEvents(database, "b").rows(Position(), most=9)
+    entries, _ = BatchEvents(database, "b").rows(LogPosition(), most=9)
     assert [entry.event for entry in entries] == events
-    later, _ = BatchEvents(database, "b").rows(Position(told=entries[0].id), most=9)
+    later, _ = BatchEvents(database, "b").rows(LogPosition(told=entries[0].id), most=9)
     assert [entry.event for entry in later] == events[1:]
     assert told.newest() == 4
 

@@ -1,7 +1,7 @@
 """Fake nodes of a pool without processes: a test takes their orders and sends the events of their gangs."""
 
 from ringmaster.tasks.execution.engine import SegmentCall
-from ringmaster.tasks.pool.nodes import NodeRecord, Nodes
+from ringmaster.tasks.pool.nodes import NodeRecord, NodeRegistry
 from ringmaster.tasks.storage.message_store import KILL, MessageStore, OrderStatus
 from ringmaster.techniques.processes.events import event_from_json
 from ringmaster.techniques.processes.order import GangOrder, Slot
@@ -14,7 +14,7 @@ class Worker:
 
     def __init__(self, database, name="n", *, incarnation=None, num_devices=2, allocation=""):
         incarnation = incarnation or f"{name}-one"
-        self.message_store, self.nodes, self.numbers = MessageStore(database), Nodes(database), {}
+        self.message_store, self.nodes, self.numbers = MessageStore(database), NodeRegistry(database), {}
         self.record = NodeRecord(
             name=name,
             incarnation=incarnation,

@@ -12,7 +12,7 @@ from ringmaster.tasks.profiling.group_layouts import MOST_TOGETHER, ONE_DEVICE
 from ringmaster.tasks.profiling.group_search import group_profiles, group_searches
 from ringmaster.tasks.profiling.option_profiles import planning_problem
 from ringmaster.tasks.profiling.preflight import TrialEnvironment
-from ringmaster.tasks.profiling.search import Failure
+from ringmaster.tasks.profiling.search import FailedTrial
 from ringmaster.techniques import Profile
 from tests.unit.profiling.solos import alone, classes_of, cluster, job, members, preflight
 
@@ -33,9 +33,9 @@ class Trials:
 
     def _result(self, trial, size):
         if self.broken:
-            return Failure(kind="failed", message="no such luck")
+            return FailedTrial(kind="failed", message="no such luck")
         if size >= self.limit:
-            return Failure(kind="out_of_memory", message="no room")
+            return FailedTrial(kind="out_of_memory", message="no room")
         assert trial.candidate.technique == "shared_base"
         return Profile(
             technique="shared_base",

@@ -7,17 +7,17 @@ import pytest
 from ringmaster.tasks.planning.groups.fusion import choose_groups
 from ringmaster.tasks.profiling import stage as stages
 from ringmaster.tasks.profiling import trials as trial_runner
-from ringmaster.tasks.profiling.group_layouts import AGAIN, ONE_DEVICE, SHARDED, WHOLE, Layout, classes, layouts
+from ringmaster.tasks.profiling.group_layouts import AGAIN, ONE_DEVICE, SHARDED, WHOLE, GroupLayout, classes, layouts
 from ringmaster.tasks.profiling.group_search import group_profiles, group_searches, groups_among
 from ringmaster.tasks.profiling.option_profiles import planning_problem
 from ringmaster.tasks.profiling.preflight import TrialEnvironment
-from ringmaster.tasks.profiling.search import Failure
+from ringmaster.tasks.profiling.search import FailedTrial
 from ringmaster.techniques import OptimizerSpec
 from ringmaster.techniques.preflight import Candidate, Forecast
 from tests.unit.profiling.solos import FACTS, alone, cluster, job, preflight
 
-TWO_WHOLE, TWO_SHARDED = Layout(num_devices=2, base=WHOLE), Layout(num_devices=2, base=SHARDED)
-ONE_AGAIN = Layout(recompute=AGAIN)
+TWO_WHOLE, TWO_SHARDED = GroupLayout(num_devices=2, base=WHOLE), GroupLayout(num_devices=2, base=SHARDED)
+ONE_AGAIN = GroupLayout(recompute=AGAIN)
 BASE_BYTES, LAYER_BYTES, OWN_BYTES = 1000, 100, 100
 SHARE_BYTES = BASE_BYTES // 2 + 2 * LAYER_BYTES
 DDP = {"micro_batch": 2, "recompute": "none"}
@@ -94,7 +94,7 @@ class Batch:
                 num_devices, size = trial.candidate.num_devices, 1 + len(trial.members)
                 self.tried.append((trial.candidate.config.get("base"), num_devices, size))
                 self.kept[trial.fingerprint] = (
-                    Failure(kind="failed", message=failed)
+                    FailedTrial(kind="failed", message=failed)
                     if isinstance(failed := step_s(num_devices, size), str)
                     else replace(alone(failed, num_devices=num_devices), technique="shared_base")
                 )

@@ -14,7 +14,7 @@ from ringmaster.tasks.profiling.option_profiles import (
     predicted_profiles,
     shapes_over_nodes,
 )
-from ringmaster.tasks.profiling.search import ConfigSearch, Failure
+from ringmaster.tasks.profiling.search import ConfigSearch, FailedTrial
 from ringmaster.tasks.profiling.speed_beliefs import SpeedBeliefs
 from ringmaster.tasks.profiling.stage import _too_large
 from ringmaster.techniques.preflight import Candidate, Forecast, Preflight
@@ -37,7 +37,7 @@ def candidate(technique="fsdp", num_devices=8, step_s=None, **changes):
 
 
 def search(*kinds):
-    return SimpleNamespace(failures=[Failure(kind=kind, message="why") for kind in kinds])
+    return SimpleNamespace(failures=[FailedTrial(kind=kind, message="why") for kind in kinds])
 
 
 @pytest.mark.parametrize(

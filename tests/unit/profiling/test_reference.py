@@ -13,8 +13,8 @@ from ringmaster.tasks.cluster import Device
 from ringmaster.tasks.profiling.speed_beliefs import MachineLoad, QuietTimes, at_load, present_load, without_load
 from ringmaster.techniques import Profile
 from ringmaster.techniques.estimates.device_rates import standard_error, time_reference
-from ringmaster.techniques.processes.events import Measured, ReferenceTimed, event_to_json
-from ringmaster.techniques.profiles import GroupMember
+from ringmaster.techniques.processes.events import ReferenceTimed, TrialMeasured, event_to_json
+from ringmaster.techniques.profiles import GroupMemberProfile
 
 SECONDS = {"step_s": 0.1, "startup_s": 2.0, "save_s": 1.0, "evaluate_s": 3.0, "export_s": 4.0, "stall_s": None}
 PROFILE = Profile(technique="single", num_devices=1, num_ranks=1, peak_bytes=7, **SECONDS)
@@ -59,7 +59,7 @@ def test_the_quiet_time_of_a_machine_that_changed_is_forgotten(tmp_path):
 
 @given(LOADS)
 def test_measurements_are_corrected(ratio):
-    measured = Measured(profile={**SECONDS, "peak_bytes": 7, "spread": 0.1}, mean_step_s=0.1)
+    measured = TrialMeasured(profile={**SECONDS, "peak_bytes": 7, "spread": 0.1}, mean_step_s=0.1)
     found = without_load(measured, MachineLoad(ratio=ratio))
     assert math.isclose(found["step_s"], 0.1 / ratio)
     assert math.isclose(found["save_s"], 1.0 / ratio)
@@ -67,15 +67,15 @@ def test_measurements_are_corrected(ratio):
 
 
 def test_steps_that_are_shorter_than_a_time_slice_are_mostly_undisturbed():
-    found = without_load(Measured(profile={**SECONDS, "step_s": 0.001}, mean_step_s=0.01), MachineLoad(ratio=2.0))
+    found = without_load(TrialMeasured(profile={**SECONDS, "step_s": 0.001}, mean_step_s=0.01), MachineLoad(ratio=2.0))
     assert found["step_s"] == 0.001
-    command = without_load(Measured(profile=SECONDS), MachineLoad(ratio=1.0))
+    command = without_load(TrialMeasured(profile=SECONDS), MachineLoad(ratio=1.0))
     assert command["step_s"] == 0.1
 
 
 @given(LOADS, LOADS)
 def test_a_profile_at_a_load_takes_so_many_times_as_long(first, second):
-    member = GroupMember(job="b", num_steps=10, step_s=0.2, end_s=1.0)
+    member = GroupMemberProfile(job="b", num_steps=10, step_s=0.2, end_s=1.0)
     group = replace(PROFILE, members=(member,), own_step_s=0.05)
     loaded = group.under_load(first)
     assert math.isclose(loaded.runtime_s(num_steps=5), first * group.runtime_s(num_steps=5))

@@ -4,7 +4,7 @@ import random
 
 import pytest
 
-from ringmaster.tasks.profiling.search import FAR_BEHIND, MOST_MISSES, ConfigSearch, Failure, worthwhile
+from ringmaster.tasks.profiling.search import FAR_BEHIND, MOST_MISSES, ConfigSearch, FailedTrial, worthwhile
 from ringmaster.techniques import Profile
 from ringmaster.techniques.preflight import Candidate
 
@@ -26,8 +26,8 @@ def profile(step_s, technique="single", num_devices=1):
     return Profile(technique=technique, num_devices=num_devices, num_ranks=num_devices, step_s=step_s, peak_bytes=1)
 
 
-NO_ROOM = Failure(kind="out_of_memory", message="no room")
-BROKEN = Failure(kind="failed", message="broken")
+NO_ROOM = FailedTrial(kind="out_of_memory", message="no room")
+BROKEN = FailedTrial(kind="failed", message="broken")
 
 
 def tried(*outcomes, **options):

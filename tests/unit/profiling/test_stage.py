@@ -12,7 +12,7 @@ from ringmaster.tasks.profiling import trials as trial_runner
 from ringmaster.tasks.profiling.option_profiles import GUESSED_STEP_S
 from ringmaster.tasks.profiling.preflight import TrialEnvironment
 from ringmaster.tasks.profiling.profile_store import MOST_STEPS, ProfileStore, combined
-from ringmaster.tasks.profiling.search import Failure
+from ringmaster.tasks.profiling.search import FailedTrial
 from ringmaster.techniques import Profile
 from ringmaster.techniques.preflight import Candidate, Preflight
 from tests.unit.profiling.solos import FACTS, cluster, job
@@ -62,9 +62,9 @@ class Stage:
         option = trial.candidate.technique, trial.candidate.num_devices
         self.tried.append((*option, size))
         if self.trial_s > limit_s:
-            return Failure(kind="timed_out", message=f"it took more than {limit_s:.0f} s")
+            return FailedTrial(kind="timed_out", message=f"it took more than {limit_s:.0f} s")
         true_s = self.true_s.get(option, 3.0)
-        if isinstance(true_s, Failure):
+        if isinstance(true_s, FailedTrial):
             return true_s
         return Profile(
             technique=option[0],
@@ -163,7 +163,9 @@ def test_an_option_of_another_job_counts_once_however_often_it_was_stored(stage)
 
 def test_an_option_that_ran_out_of_memory_is_not_offered_again(stage):
     (_, ddp, _) = stage.profile(plain()).profiles["a"]
-    ProfileStore(keep=stage.kept.__setitem__).add(ddp.key.fingerprint, Failure(kind="out_of_memory", message="no room"))
+    ProfileStore(keep=stage.kept.__setitem__).add(
+        ddp.key.fingerprint, FailedTrial(kind="out_of_memory", message="no room")
+    )
     assert ("ddp", 2) not in step_times(stage.profile(plain()))
 
 
@@ -172,7 +174,7 @@ def test_a_config_that_is_surely_slower_than_a_measured_one_of_its_kind_is_left_
     (first,) = stage.profile(plain()).profiles["a"]
     stage.kept[first.key.fingerprint] = to_json(replace(first, source="measured", step_s=1.0))
     assert [p.source for p in stage.profile(plain()).profiles["a"]] == ["measured"]
-    stage.kept[first.key.fingerprint] = to_json(Failure(kind="out_of_memory", message="no room"))
+    stage.kept[first.key.fingerprint] = to_json(FailedTrial(kind="out_of_memory", message="no room"))
     assert [p.predicted_step_s for p in stage.profile(plain()).profiles["a"]] == [1.5]
 
 
@@ -219,9 +221,9 @@ def test_a_trial_that_hangs_ends_at_its_limit_and_the_guess_stands(stage):
 
 def test_a_trial_that_fails_fails_the_job_and_one_without_memory_does_not(stage):
     stage.candidates |= {"a": UNPREDICTED[:1], "b": UNPREDICTED}
-    stage.true_s["single", 1] = Failure(kind="failed", message="no such luck")
+    stage.true_s["single", 1] = FailedTrial(kind="failed", message="no such luck")
     assert stage.profile(plain()).faults == {"a": "no such luck (in its trial)"}
-    stage.true_s["single", 1] = Failure(kind="out_of_memory", message="no room")
+    stage.true_s["single", 1] = FailedTrial(kind="out_of_memory", message="no room")
     found = stage.profile(plain("b"))
     assert ("single", 1) not in step_times(found, "b")
     assert not found.faults
@@ -320,7 +322,7 @@ def test_profiles_are_stored_with_their_load_and_read_as_on_a_quiet_machine():
     assert (found.step_s, found.startup_s, found.load) == (1.5, 1.0, 1.0)
     store.add("a", measured(1.5, 10))
     assert store.results(["a"])["a"].step_s == pytest.approx(1.5)
-    store.add("a", Failure(kind="failed", message="no such luck"))
+    store.add("a", FailedTrial(kind="failed", message="no such luck"))
     assert "step_s" in kept["a"]
 
 

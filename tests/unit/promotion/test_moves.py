@@ -8,12 +8,12 @@ from dataclasses import replace
 import pytest
 
 from ringmaster.errors import PromotionRefused
-from ringmaster.tasks.retraining.alias_moves import DecisionRecord, Move, MoveLog
+from ringmaster.tasks.retraining.alias_moves import AliasMove, DecisionRecord, MoveLog
 from ringmaster.tasks.storage.database import Database, file_url
 from tests.unit.promotion.fakes import Died, FakeLedger, version
 
 NAME = "shop.prices"
-MOVES = [Move(alias="champion", version=2), Move(alias="challenger", version=2)]
+MOVES = [AliasMove(alias="champion", version=2), AliasMove(alias="challenger", version=2)]
 DECISION = DecisionRecord(version=2, outcome="promoted", reasons=("better",), champion_before=1)
 
 
@@ -49,7 +49,7 @@ def test_a_promotion_that_was_killed_is_finished_by_another_process_and_never_be
     ledger = FakeLedger([version(1), version(2), version(3)], champion=1)
     assert log.finish_left_behind(ledger) == []  # its process is alive
     with pytest.raises(PromotionRefused, match=f"of process {process.pid} on"):
-        log.move(ledger, NAME, [Move(alias="champion", version=3)], DECISION)
+        log.move(ledger, NAME, [AliasMove(alias="champion", version=3)], DECISION)
     assert ledger.aliases == {"champion": 1}
     os.kill(process.pid, signal.SIGKILL)
     process.join()
@@ -64,7 +64,7 @@ def test_a_promotion_of_another_model_is_not_in_the_way(log):
         def set_alias(self, name, alias, number):
             super().set_alias(name, alias, number)
             decision = DecisionRecord(version=2, outcome="kept", reasons=())
-            log.move(ledger, "shop.other", [Move(alias="challenger", version=2)], decision)
+            log.move(ledger, "shop.other", [AliasMove(alias="challenger", version=2)], decision)
 
     log.move(Inner([version(2)]), NAME, MOVES[:1], replace(DECISION, champion_before=None))
     assert ledger.aliases == {"challenger": 2}
@@ -84,5 +84,5 @@ def test_what_was_kept_against_another_champion_is_refused(log):
     ledger = FakeLedger([version(i) for i in (1, 2, 3)], champion=3)
     kept = DecisionRecord(version=2, outcome="kept", reasons=("worse",), champion_before=1)
     with pytest.raises(PromotionRefused, match="version 3 by now, not 1"):
-        log.move(ledger, NAME, [Move(alias="challenger", version=2)], kept)
+        log.move(ledger, NAME, [AliasMove(alias="challenger", version=2)], kept)
     assert ledger.aliases == {"champion": 3}

@@ -5,7 +5,7 @@ import math
 import numpy as np
 import pytest
 
-from ringmaster.tasks.evaluation.examination import Examined, SliceMetric, measure
+from ringmaster.tasks.evaluation.examination import ExaminationResult, SliceMetric, measure
 from ringmaster.tasks.evaluation.scores import CLASSIFIER, Scores
 from ringmaster.tasks.retraining.policy import PLAIN_RULE, comparison, decide_by
 
@@ -27,7 +27,7 @@ def measured(value, other=None, *, gain=None, metric="accuracy", num_rows=200, w
 
 
 def decide(line, *, min_gain=0.0, metric="accuracy"):
-    examined = [Examined(measured=(line,), num_rows=line.num_rows)]
+    examined = [ExaminationResult(measured=(line,), num_rows=line.num_rows)]
     return decide_by(PLAIN_RULE, examined, metric=metric, is_first=line.other is None, min_gain=min_gain)
 
 

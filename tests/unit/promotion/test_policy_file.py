@@ -8,11 +8,11 @@ import pytest
 
 from ringmaster.errors import BatchFileError
 from ringmaster.tasks.evaluation.behaviour import TestResult
-from ringmaster.tasks.evaluation.examination import Examined, SliceMetric
+from ringmaster.tasks.evaluation.examination import ExaminationResult, SliceMetric
 from ringmaster.tasks.evaluation.model_assertions import AssertionResult
-from ringmaster.tasks.retraining.policy import Policy, decide_by, load_policy
+from ringmaster.tasks.retraining.policy import PromotionPolicy, decide_by, load_policy
 
-POLICY = Policy(name="careful", min_gain=0.01, max_loss=0.02, min_slice_rows=20)
+POLICY = PromotionPolicy(name="careful", min_gain=0.01, max_loss=0.02, min_slice_rows=20)
 GOOD = SliceMetric(
     metric="accuracy", slice="all", num_rows=500, value=0.9, low=0.88, high=0.92, level=0.95,
     other=0.85, gain=0.05, gain_low=0.02, gain_high=0.08, p_better=0.001, p_worse=0.999,
@@ -21,7 +21,7 @@ FIGURES = "(95 % interval 0.02 to 0.08) on 500 rows: accuracy 0.9 against 0.85"
 
 
 def decide(*lines, policy=POLICY, is_first=False, **more):
-    return decide_by(policy, [Examined(measured=lines, **more)], metric="accuracy", is_first=is_first)
+    return decide_by(policy, [ExaminationResult(measured=lines, **more)], metric="accuracy", is_first=is_first)
 
 
 def sliced(gain, rows=50, name="class=3"):
@@ -60,7 +60,10 @@ def test_slices_that_are_too_small_are_not_judged():
 
 
 def test_slices_of_the_same_name_in_two_suites_are_both_judged():
-    examined = [Examined(measured=[GOOD, sliced(-0.3)]), Examined(measured=[GOOD, sliced(0.1, rows=60)])]
+    examined = [
+        ExaminationResult(measured=[GOOD, sliced(-0.3)]),
+        ExaminationResult(measured=[GOOD, sliced(0.1, rows=60)]),
+    ]
     for found in (examined, examined[::-1]):
         decision = decide_by(POLICY, found, metric="accuracy", is_first=False)
         figures = f"the new model is better by 0.05 {FIGURES}"

@@ -8,12 +8,12 @@ from ringmaster.errors import PromotionRefused
 from ringmaster.tasks.alarms import PROMOTION_REFUSED
 from ringmaster.tasks.retraining import alias_moves, promotion
 from ringmaster.tasks.retraining.alias_moves import MoveLog
-from ringmaster.tasks.retraining.policy import Decision
+from ringmaster.tasks.retraining.policy import PromotionDecision
 from ringmaster.tasks.retraining.promotion import ServingVersions, roll_back, standings, training_digest
 from ringmaster.tasks.storage.database import Database, file_url
 from tests.unit.promotion.fakes import Died, FakeLedger, version
 
-YES, NO = Decision(promote=True, why="better"), Decision(promote=False, why="worse")
+YES, NO = PromotionDecision(promote=True, why="better"), PromotionDecision(promote=False, why="worse")
 NAME = "shop.prices"
 
 
@@ -132,7 +132,7 @@ def test_a_decision_that_another_promotion_has_overtaken_moves_nothing(log):
 
 def test_decisions_are_kept_with_the_version_once_each(log):
     ledger = FakeLedger([version(i) for i in (1, 2)], champion=1, challenger=1)
-    many = Decision(promote=False, why="a; b", reasons=("a", "b"))
+    many = PromotionDecision(promote=False, why="a; b", reasons=("a", "b"))
     for decision in (many, many, YES):
         apply(ledger, version(2), decision, log)
     found = alias_moves.read_decisions(ledger, version(2))
@@ -146,7 +146,7 @@ def test_the_table_of_a_run_keeps_all_decisions_in_full(log):
     record = replace(version(2), run_id="r")
     ledger = FakeLedger([version(1), record], champion=1)
     for i in range(12):
-        apply(ledger, record, Decision(promote=False, why="x", reasons=(f"{i} " + "y" * 900,)), log)
+        apply(ledger, record, PromotionDecision(promote=False, why="x", reasons=(f"{i} " + "y" * 900,)), log)
     (rows,) = ledger.tables.values()
     assert [row["reasons"] for row in rows] == [f"{i} " + "y" * 900 for i in range(12)]
     last = alias_moves.read_decisions(ledger, record)[-1]
@@ -163,11 +163,11 @@ def test_the_table_of_a_run_keeps_all_decisions_in_full(log):
 def test_a_tag_keeps_the_newest_decisions_within_its_limit(log):
     ledger = FakeLedger([version(i) for i in (1, 2)], champion=1)
     for i in range(12):
-        apply(ledger, version(2), Decision(promote=False, why="x", reasons=(f"{i} " + "y" * 900,)), log)
+        apply(ledger, version(2), PromotionDecision(promote=False, why="x", reasons=(f"{i} " + "y" * 900,)), log)
     tag = ledger.tags[2][alias_moves.TAG]
     assert len(tag) <= alias_moves.TAG_CHARACTERS
     assert alias_moves.read_decisions(ledger, version(2))[-1].reasons[0].startswith("11 ")
-    apply(ledger, version(2), Decision(promote=False, why="x", reasons=("z" * 900,) * 20), log)
+    apply(ledger, version(2), PromotionDecision(promote=False, why="x", reasons=("z" * 900,) * 20), log)
     assert len(ledger.tags[2][alias_moves.TAG]) <= alias_moves.TAG_CHARACTERS
 
 

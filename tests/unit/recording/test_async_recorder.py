@@ -27,7 +27,7 @@ from ringmaster.tasks.storage.message_store import MessageStore
 from ringmaster.tasks.storage.schema import ORDERS
 from ringmaster.techniques.job import ModelSpec
 from ringmaster.techniques.preflight import Preflight
-from ringmaster.techniques.processes.events import CheckpointFailed, CheckpointSaved, Metrics, Steps
+from ringmaster.techniques.processes.events import CheckpointFailed, CheckpointSaved, EvaluationReported, Steps
 from tests.unit.execution.fakes import cluster, in_a_row, job, profile
 from tests.unit.pool.bench import submission
 from tests.unit.recording.ledgers import FakeLedger
@@ -73,7 +73,7 @@ def story(name="a", *, status=JobStatus.DONE):
     segment = PlannedSegment(job=name, option=0, devices=(("here", 0),), start_s=0.0, end_s=10.0, last_step=10)
     started = SegmentStarted(number=1, segment=segment, technique="single", num_devices=1, first_step=0, attempt=1)
     steps = Steps(first_step=0, losses=(2.0, 1.0), seconds=(1.0, 1.0), wall_s=5.0)
-    metrics = Metrics(step=2, metrics={"loss": 0.5})
+    metrics = EvaluationReported(step=2, metrics={"loss": 0.5})
     details = {"step": 2, "metrics": {"loss": 0.5}, "model_dir": "/models/a"} if status == JobStatus.DONE else {}
     ended = JobEnded(job=name, status=status, message="", details=details)
     return [started, *(GangSaid(number=1, job=name, event=said) for said in (steps, metrics)), ended]

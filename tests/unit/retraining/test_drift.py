@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 
 from ringmaster.codec import from_json, to_json
-from ringmaster.tasks.retraining.drift import DriftRule, Reference, drift_of, drifts_of, ks, psi, reference_of
+from ringmaster.tasks.retraining.drift import DriftRule, FeatureReference, drift_of, drifts_of, ks, psi, reference_of
 
 DRAW = np.random.default_rng(0)
 NORMAL = DRAW.normal(size=2000)
@@ -15,7 +15,7 @@ NORMAL = DRAW.normal(size=2000)
 def test_the_index_is_the_sum_over_bins():
     from scipy.stats import chi2
 
-    then = Reference(num_rows=100, counts=(50, 50, 0), categories=("a", "b"))
+    then = FeatureReference(num_rows=100, counts=(50, 50, 0), categories=("a", "b"))
     index, by_chance = psi(then, ["a"] * 80 + ["b"] * 20)
     p, q = np.array([50.5, 50.5, 0.5]) / 101.5, np.array([80.5, 20.5, 0.5]) / 101.5
     assert index == pytest.approx(sum((q - p) * np.log(q / p)))
@@ -62,7 +62,7 @@ def test_a_value_that_many_rows_have_is_missed_where_they_have_another_one(then,
 
 def test_a_reference_of_a_former_release_is_compared_as_it_was():
     """A constant has one edge there, and all values that are not below the edge count as equal."""
-    then = Reference(num_rows=500, counts=(0, 500), edges=(1.0,), kept=(1.0,))
+    then = FeatureReference(num_rows=500, counts=(0, 500), edges=(1.0,), kept=(1.0,))
     assert not drift_of("x", then, np.full(500, 5.0), DriftRule()).has_drifted
     assert drift_of("x", then, np.zeros(500), DriftRule()).has_drifted
 
@@ -122,7 +122,7 @@ def test_features_that_both_know_are_compared_the_drifted_first():
 def test_a_reference_travels_as_json():
     for values in (NORMAL, ["a", "b"]):
         then = reference_of(values)
-        assert from_json(Reference, to_json(then)) == then
+        assert from_json(FeatureReference, to_json(then)) == then
 
 
 @pytest.mark.parametrize("nothing", [[], [None], [math.nan], np.array([math.nan, math.inf]), np.zeros(0)])

@@ -11,7 +11,7 @@ from ringmaster.tasks.retraining.drift import (
     references_of,
     scored_features,
 )
-from ringmaster.techniques.data.arrays import ColumnWriter, Ragged, RaggedWriter
+from ringmaster.techniques.data.arrays import ColumnWriter, RaggedArray, RaggedWriter
 
 
 def prepared(folder, **columns):
@@ -37,7 +37,9 @@ def test_text_has_tokens_and_how_many_differ(tmp_path):
 def test_texts_of_different_lengths_have_the_same_features(tmp_path):
     with ColumnWriter(tmp_path) as writer:
         ragged = RaggedWriter(writer)
-        ragged.append("training", "input_ids", Ragged.of([np.array([1, 1, 1, 1]), np.array([5]), np.array([2, 3])]))
+        ragged.append(
+            "training", "input_ids", RaggedArray.of([np.array([1, 1, 1, 1]), np.array([5]), np.array([2, 3])])
+        )
     found = input_features(tmp_path)
     assert found["token"].tolist() == [1, 1, 1, 1, 5, 2, 3]
     assert found["distinct_tokens"].tolist() == [0.25, 1.0, 1.0]

@@ -12,7 +12,7 @@ from ringmaster.flows.retraining.retraining_run import current_clock
 from ringmaster.tasks.cluster import Cluster, Device, Node
 from ringmaster.tasks.profiling.group_layouts import ONE_DEVICE, classes
 from ringmaster.tasks.profiling.group_search import group_profiles, group_searches
-from ringmaster.tasks.profiling.stage import Profiled
+from ringmaster.tasks.profiling.stage import ProfilingResult
 from ringmaster.tasks.profiling.trials import ProfileStore
 from ringmaster.tasks.retraining.due import DueDecision
 from ringmaster.tasks.retraining.production import Production, ProductionModel
@@ -53,7 +53,7 @@ def profiled_jobs(*, with_groups=True):
         if with_groups
         else {}
     )
-    return Profiled(jobs=tuple(jobs), preflights=preflights, profiles=profiles, groups=groups)
+    return ProfilingResult(jobs=tuple(jobs), preflights=preflights, profiles=profiles, groups=groups)
 
 
 @pytest.fixture

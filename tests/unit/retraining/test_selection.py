@@ -2,9 +2,9 @@
 
 import pytest
 
-from ringmaster.tasks.planning import Node, Option, PlanningJob, Problem
+from ringmaster.tasks.planning import Option, PlanningJob, PlanningNode, Problem
 from ringmaster.tasks.planning.plans.checked_plans import checked_plan
-from ringmaster.tasks.planning.problems.terms import HOUR_S, Terms
+from ringmaster.tasks.planning.problems.terms import HOUR_S, PlanningTerms
 from ringmaster.tasks.retraining.selection import DueModel, RunLimits, choose, cost_of
 
 SECONDS = {"a": 60.0, "b": 30.0, "c": 20.0, "a-2": 60.0, "a-3": 60.0}
@@ -15,9 +15,9 @@ def chosen(wanted, limits=RunLimits()):
 
     def problem_of(names):
         jobs = tuple(PlanningJob(id=name, options=(Option("single", 1, SECONDS[name]),)) for name in names)
-        problem = Problem(name="night", nodes=(Node("n", 1),), jobs=jobs, switch_cost_s=1.0)
+        problem = Problem(name="night", nodes=(PlanningNode("n", 1),), jobs=jobs, switch_cost_s=1.0)
         deadlines_s = {} if limits.left_s is None else dict.fromkeys(names, limits.left_s)
-        return Terms(deadlines_s=deadlines_s).on(problem)
+        return PlanningTerms(deadlines_s=deadlines_s).on(problem)
 
     return choose(wanted, limits, problem_of=problem_of, make_plan=lambda p: checked_plan(p, work_s=5.0, seed=0))
 
@@ -87,6 +87,6 @@ def test_nothing_due_needs_no_plan():
 
 def test_the_cost_counts_every_device_of_a_gang():
     job = PlanningJob(id="a", options=(Option("ddp", 2, 90.0),))
-    problem = Problem(name="p", nodes=(Node("n", 2),), jobs=(job,), switch_cost_s=1.0)
+    problem = Problem(name="p", nodes=(PlanningNode("n", 2),), jobs=(job,), switch_cost_s=1.0)
     plan = checked_plan(problem, work_s=5.0, seed=0)
     assert cost_of(plan, price_per_device_hour=2.0) == pytest.approx(2 * 90 * 2 / 3600)

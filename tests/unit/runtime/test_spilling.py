@@ -12,7 +12,7 @@ from transformers import GPT2Config, GPT2LMHeadModel, ViTConfig, ViTForImageClas
 from ringmaster.techniques import DataSpec, GangShape, Job, ModelSpec
 from ringmaster.techniques.model_facts import ModelFacts
 from ringmaster.techniques.offload import Offload
-from ringmaster.techniques.parallel.spilling import MOST_RESIDENT, Spilled, slices_of
+from ringmaster.techniques.parallel.spilling import MOST_RESIDENT, HostOffload, slices_of
 from ringmaster.techniques.single import Single
 
 NUM_LAYERS = 6
@@ -60,7 +60,7 @@ OPTIONS = pytest.mark.parametrize(
 )
 
 
-class Watched(Spilled):
+class Watched(HostOffload):
     """Records the number of slices with live memory on the device whenever one is fetched."""
 
     def __init__(self, *arguments, **options):
@@ -117,8 +117,8 @@ def test_two_slices_at_most_and_the_very_gradients(build, recompute, host_activa
 
 def test_without_tickets_autograd_would_keep_every_slice(monkeypatch):
     """Shows that the count of the test above can fail."""
-    monkeypatch.setattr(Spilled, "_ticket", lambda self, saved: saved)
-    monkeypatch.setattr(Spilled, "_redeem", lambda self, saved: saved)
+    monkeypatch.setattr(HostOffload, "_ticket", lambda self, saved: saved)
+    monkeypatch.setattr(HostOffload, "_redeem", lambda self, saved: saved)
     model, inputs = gpt2()
     spilled = Watched(model, num_slices=NUM_LAYERS, recompute=False, host_activations=False)
     spilled.bind(CPU)
@@ -137,7 +137,7 @@ def test_a_slice_comes_once_each_way():
 
 def test_updated_weights_are_fetched_anew():
     model, inputs = stack()
-    spilled = Spilled(model, num_slices=2, recompute=False, host_activations=False)
+    spilled = HostOffload(model, num_slices=2, recompute=False, host_activations=False)
     spilled.bind(CPU)
     with torch.no_grad():
         before = model(*inputs)
@@ -154,7 +154,7 @@ def test_updated_weights_are_fetched_anew():
 def test_frozen_weights_get_no_gradient():
     model, inputs = stack()
     model.layers[1].weight.requires_grad_(False)
-    spilled = Spilled(model, num_slices=2, recompute=False, host_activations=False)
+    spilled = HostOffload(model, num_slices=2, recompute=False, host_activations=False)
     spilled.bind(CPU)
     backward(model, inputs)
     spilled.settle()

@@ -9,7 +9,7 @@ from datetime import datetime, timedelta
 import pytest
 
 from ringmaster.errors import InputError
-from ringmaster.flows.process.process_log import LOG_FORMAT, LogFormat, Role, log_format, logging_config
+from ringmaster.flows.process.process_log import LOG_FORMAT, LogFormat, ProcessRole, log_format, logging_config
 
 # A process of a pool, with loggers of ours and of others.
 PROCESS = """
@@ -104,7 +104,7 @@ for name in ("prefect.server", "prefect._internal", "uvicorn.error", "mlflow.sto
 def test_the_configuration_for_other_processes_makes_the_same_lines():
     program = f"""
 import json, logging.config
-logging.config.dictConfig(json.loads({json.dumps(json.dumps(logging_config(Role.MLFLOW)))}))
+logging.config.dictConfig(json.loads({json.dumps(json.dumps(logging_config(ProcessRole.MLFLOW)))}))
 logging.getLogger("uvicorn.error").info("started", extra={{"color_message": "started"}})
 logging.getLogger("mlflow.store").warning("slow")
 """

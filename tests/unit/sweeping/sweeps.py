@@ -6,10 +6,10 @@ from pathlib import Path
 
 from ringmaster.tasks.storage.journal import begin
 from ringmaster.tasks.sweeping.scheduler import SweepScheduler
-from ringmaster.tasks.sweeping.space import Choice, Range
+from ringmaster.tasks.sweeping.space import CategoricalRange, Range
 from ringmaster.tasks.sweeping.spec import SweepSpec
-from ringmaster.tasks.sweeping.stopping import Stopping
-from ringmaster.techniques.processes.events import Metrics
+from ringmaster.tasks.sweeping.stopping import StoppingPolicy
+from ringmaster.techniques.processes.events import EvaluationReported
 from ringmaster.techniques.processes.gang import Outcome
 from tests.unit.execution.fakes import Bench, FakeRunner
 
@@ -19,11 +19,11 @@ TEMPLATE = {
     "num_steps": 64,
 }
 RATES = Range(key="optimizer.lr", low=1e-5, high=1e-1, is_log=True)
-SEEDS = Choice(key="seed", values=(0, 1, 2))
+SEEDS = CategoricalRange(key="seed", values=(0, 1, 2))
 
 
 def spec(*, policy="asha", sampler="random", space=(RATES,), num_trials=16, **changes):
-    stopping = changes.pop("stopping", Stopping(policy=policy, min_steps=4, reduction_factor=4))
+    stopping = changes.pop("stopping", StoppingPolicy(policy=policy, min_steps=4, reduction_factor=4))
     found = SweepSpec(
         name="rates",
         template=TEMPLATE,
@@ -70,7 +70,7 @@ class Gangs(FakeRunner):
         first = self.steps.get(job.name, 0)
         due = [step for step in range(first + 1, last + 1) if job.evaluation.is_due(step) and step < job.num_steps]
         for step in due or ([first] if first == last and first and first < job.num_steps else []):
-            call.on_event(Metrics(step=step, metrics={"loss": loss(job, step)}))
+            call.on_event(EvaluationReported(step=step, metrics={"loss": loss(job, step)}))
         self.steps[job.name] = last
         self.num_steps = getattr(self, "num_steps", 0) + last - first
         whole = {"metrics": {"loss": loss(job, last)}} if last == job.num_steps else {}

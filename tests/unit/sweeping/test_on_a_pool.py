@@ -6,7 +6,7 @@ import pytest
 
 from ringmaster.tasks.execution.job_table import GOAL
 from ringmaster.tasks.pool import requests as wishes
-from ringmaster.tasks.pool.event_log import BatchEvents, EventReader, Position
+from ringmaster.tasks.pool.event_log import BatchEvents, EventReader, LogPosition
 from ringmaster.tasks.pool.requests import Requests, RequestStatus
 from ringmaster.tasks.pool.submissions import Submissions
 from ringmaster.tasks.storage.database import Database, file_url
@@ -38,7 +38,7 @@ class Flow:
 
     def __init__(self, database, asked, *, jobs, clock):
         self.sweep_scheduler = SweepScheduler(asked, clock=clock)
-        self.reader = EventReader(BatchEvents(database, "b1"), Position())
+        self.reader = EventReader(BatchEvents(database, "b1"), LogPosition())
         self.sweep_scheduler.begin(Journal(database, batch="b1"), jobs, num_slots=2)
         self.details = self.sweep_scheduler.details()
         self.database = database

@@ -5,11 +5,11 @@ from contextlib import suppress
 import pytest
 
 from ringmaster.tasks.storage.journal import JobStatus
-from ringmaster.tasks.sweeping.space import Choice
+from ringmaster.tasks.sweeping.space import CategoricalRange
 from tests.matrix import matrix
 from tests.unit.sweeping.sweeps import RATES, Gangs, Killed, Swept, loss, spec
 
-SHAPES = Choice(key="global_batch_size", values=(8, 16))
+SHAPES = CategoricalRange(key="global_batch_size", values=(8, 16))
 
 
 @pytest.mark.parametrize("policy", ["none", "asha", "halving"])

@@ -7,9 +7,9 @@ import pytest
 from ringmaster.errors import BatchFileError
 from ringmaster.tasks.profiling.option_profiles import num_evaluations
 from ringmaster.tasks.sweeping.scheduler import SweepScheduler
-from ringmaster.tasks.sweeping.space import Choice, Range, changes_shape, combinations, num_combinations
+from ringmaster.tasks.sweeping.space import CategoricalRange, Range, changes_shape, combinations, num_combinations
 from ringmaster.tasks.sweeping.spec import ProposedTrial, propose
-from ringmaster.tasks.sweeping.stopping import Stopping
+from ringmaster.tasks.sweeping.stopping import StoppingPolicy
 from ringmaster.techniques.metric import metric_named, metric_names
 from tests.unit.sweeping.sweeps import RATES, SEEDS, spec
 
@@ -42,7 +42,9 @@ def test_whole_numbers_and_steps():
 
 
 def test_a_grid_is_every_combination():
-    grid = spec(sampler="grid", space=(Choice(key="optimizer.lr", values=(1e-3, 1e-2)), SEEDS), num_trials=None)
+    grid = spec(
+        sampler="grid", space=(CategoricalRange(key="optimizer.lr", values=(1e-3, 1e-2)), SEEDS), num_trials=None
+    )
     assert [(j.optimizer.lr, j.seed) for j in grid.batch().jobs] == [(r, s) for r in (1e-3, 1e-2) for s in (0, 1, 2)]
     assert num_combinations(grid.space) == len(list(combinations(grid.space))) == 6
 
@@ -80,11 +82,11 @@ def test_tpe_has_no_more_trials_than_were_asked_for(num_trials):
 
 def test_what_changes_the_shape():
     keys = ("optimizer.lr", "seed", "schedule.name", "clip_grad_norm", "global_batch_size", "optimizer.name", "model.x")
-    assert [changes_shape(Choice(key=key, values=(1,))) for key in keys] == [False] * 4 + [True] * 3
+    assert [changes_shape(CategoricalRange(key=key, values=(1,))) for key in keys] == [False] * 4 + [True] * 3
 
 
 def test_options_of_losses_change_no_shape_unless_a_reference_is_saved():
-    beta = [Choice(key="loss.beta", values=values) for values in ((0.1, 0.5), (0.0, 0.5))]
+    beta = [CategoricalRange(key="loss.beta", values=values) for values in ((0.1, 0.5), (0.0, 0.5))]
     assert [changes_shape(each) for each in beta] == [False, True]
     keys = ("loss.temperature", "loss.label_smoothing", "loss.name", "loss.num_generations")
     assert [changes_shape(Range(key=key, low=1, high=2)) for key in keys] == [False, False, True, True]
@@ -93,7 +95,11 @@ def test_options_of_losses_change_no_shape_unless_a_reference_is_saved():
 def test_options_of_a_loss_may_be_varied_where_it_is_given_by_name():
     template = {"model": {"architecture": "LlamaForCausalLM"}, "data": {"path": "*.txt", "seq_len": 8}}
     template |= {"num_steps": 64, "loss": "dpo"}
-    (job, *_) = spec(template=template, space=(Choice(key="loss.beta", values=(0.1, 0.5)),), num_trials=2).batch().jobs
+    (job, *_) = (
+        spec(template=template, space=(CategoricalRange(key="loss.beta", values=(0.1, 0.5)),), num_trials=2)
+        .batch()
+        .jobs
+    )
     assert job.loss == "dpo" and job.loss_options["beta"] in (0.1, 0.5)
 
 
@@ -115,7 +121,7 @@ def test_trials_are_evaluated_at_their_rungs():
     assert (job.evaluation.every_steps, job.evaluation.at_steps) == (3, (4, 16))
     assert job.evaluation.metrics == ("loss", "accuracy")
     assert num_evaluations(job, steps_done=3) == 63 // 3 - 1 + 2 + 1
-    (job, *_) = spec(stopping=Stopping(policy="median")).batch().jobs
+    (job, *_) = spec(stopping=StoppingPolicy(policy="median")).batch().jobs
     assert (job.evaluation.every_steps, job.evaluation.at_steps) == (7, ())
 
 
@@ -124,9 +130,9 @@ def test_every_fault_is_told_at_once():
         space=(
             Range(key="optimizer.lr", low=-1e-3, high=1e-1, is_log=True),
             Range(key="seed", low=3, high=1, is_integer=True),
-            Choice(key="modle.config", values=(1,)),
+            CategoricalRange(key="modle.config", values=(1,)),
         ),
-        stopping=Stopping(policy="asha", min_steps=64),
+        stopping=StoppingPolicy(policy="asha", min_steps=64),
     )
     assert told(found) == [
         "space.optimizer.lr.low: must be greater than 0, got -0.001",
@@ -144,9 +150,9 @@ def test_every_fault_is_told_at_once():
         ({"sampler": "grid", "space": (SEEDS,), "num_trials": 2}, "has 3 combinations, more than the 2 trials"),
         ({"space": (SEEDS,)}, "num_trials: is 16, and the space has only 3 combinations"),
         ({"space": (RATES, RATES)}, "space.optimizer.lr: stands there twice"),
-        ({"space": (Choice(key="seed", values=(1, 1)),)}, "seed.values[1]: 1 occurs twice"),
-        ({"space": (Choice(key="num_steps", values=(32, 64)), RATES)}, "num_steps: cannot be varied"),
-        ({"space": (RATES, Choice(key="name", values=("a", "b")))}, "space.name: cannot be varied"),
+        ({"space": (CategoricalRange(key="seed", values=(1, 1)),)}, "seed.values[1]: 1 occurs twice"),
+        ({"space": (CategoricalRange(key="num_steps", values=(32, 64)), RATES)}, "num_steps: cannot be varied"),
+        ({"space": (RATES, CategoricalRange(key="name", values=("a", "b")))}, "space.name: cannot be varied"),
         (
             {"sampler": "tpe", "space": (Range(key="global_batch_size", low=8, high=64, is_integer=True),)},
             "global_batch_size: changes a trial's speed or size",

@@ -4,16 +4,16 @@ import math
 
 import pytest
 
-from ringmaster.tasks.sweeping.stopping import Stopping, Trial
+from ringmaster.tasks.sweeping.stopping import StoppingPolicy, TrialState
 
-ASHA = Stopping(policy="asha", min_steps=4, reduction_factor=4)
-HALVING = Stopping(policy="halving", min_steps=4, reduction_factor=4)
-MEDIAN = Stopping(policy="median", min_steps=4)
+ASHA = StoppingPolicy(policy="asha", min_steps=4, reduction_factor=4)
+HALVING = StoppingPolicy(policy="halving", min_steps=4, reduction_factor=4)
+MEDIAN = StoppingPolicy(policy="median", min_steps=4)
 
 
 def at_rung(scores, *, rung=4, total=64, goal=None):
     return [
-        Trial(name=f"t{i}", total=total, goal=goal or rung, scores={} if score is None else {rung: score})
+        TrialState(name=f"t{i}", total=total, goal=goal or rung, scores={} if score is None else {rung: score})
         for i, score in enumerate(scores)
     ]
 
@@ -24,11 +24,11 @@ def at_rung(scores, *, rung=4, total=64, goal=None):
         (ASHA, 64, [4, 16, 64]),
         (ASHA, 60, [4, 16, 60]),
         (ASHA, 20, [4, 20]),
-        (Stopping(policy="asha", reduction_factor=3), 90, [10, 30, 90]),
-        (Stopping(policy="asha"), 3, [1, 3]),
-        (Stopping(policy="asha"), 160, [16, 64, 160]),
+        (StoppingPolicy(policy="asha", reduction_factor=3), 90, [10, 30, 90]),
+        (StoppingPolicy(policy="asha"), 3, [1, 3]),
+        (StoppingPolicy(policy="asha"), 160, [16, 64, 160]),
         (MEDIAN, 64, [64]),
-        (Stopping(policy="none"), 64, [64]),
+        (StoppingPolicy(policy="none"), 64, [64]),
     ],
 )
 def test_rungs(stopping, total, rungs):
@@ -66,7 +66,7 @@ def test_one_goes_on_where_there_are_fewer_than_the_factor():
 
 
 def test_places_that_are_kept_count_as_trials_to_come():
-    trials = [*at_rung([5.0, 4.0]), Trial(name="late", total=64)]
+    trials = [*at_rung([5.0, 4.0]), TrialState(name="late", total=64)]
     assert not HALVING.judge(trials, num_slots=2).goals
 
 
@@ -77,13 +77,15 @@ def test_what_is_no_number_never_goes_on():
 
 
 def test_trials_that_failed_leave_room_for_others():
-    trials = [*at_rung([5.0, 4.0, 3.0]), Trial(name="failed", total=64, goal=4, has_ended=True)]
+    trials = [*at_rung([5.0, 4.0, 3.0]), TrialState(name="failed", total=64, goal=4, has_ended=True)]
     assert HALVING.judge(trials, num_slots=2).goals == {"t0": 16}
 
 
 def test_the_median_rule():
     def trial(name, *scores, **changes):
-        return Trial(name=name, total=64, goal=64, scores={4 * (i + 1): s for i, s in enumerate(scores)}, **changes)
+        return TrialState(
+            name=name, total=64, goal=64, scores={4 * (i + 1): s for i, s in enumerate(scores)}, **changes
+        )
 
     others = [
         trial(name, *s, has_ended=True) for name, s in {"a": (1.0, 5.0), "b": (2.0, 6.0), "c": (3.0, 7.0)}.items()
@@ -94,5 +96,5 @@ def test_the_median_rule():
 
 
 def test_without_a_policy_nothing_follows():
-    verdicts = Stopping(policy="none").judge(at_rung([1.0, 2.0, 3.0]), num_slots=2)
+    verdicts = StoppingPolicy(policy="none").judge(at_rung([1.0, 2.0, 3.0]), num_slots=2)
     assert (verdicts.goals, verdicts.stops) == ({}, {})

@@ -5,7 +5,7 @@ import pytest
 from ringmaster.errors import BatchFileError
 from ringmaster.flows.sweeps.file import load_sweep
 from ringmaster.flows.sweeps.form import Parameter
-from ringmaster.tasks.sweeping.space import Choice, Range, findings, num_combinations
+from ringmaster.tasks.sweeping.space import CategoricalRange, Range, findings, num_combinations
 
 JOB = "{model: {from_pretrained: gpt2}, data: {source: digits}, num_steps: 16%s}"
 
@@ -39,12 +39,14 @@ def test_a_range_of_very_many_values_is_counted_and_not_listed(tmp_path):
 
 
 def test_too_many_values_and_too_many_keys_are_refused_at_once():
-    (fault,) = findings([Choice(key="seed", values=tuple(range(90_000)))], sampler="random", num_trials=8)
+    (fault,) = findings([CategoricalRange(key="seed", values=tuple(range(90_000)))], sampler="random", num_trials=8)
     assert (fault.place, fault.message) == (
         ("space", "seed", "values"),
         "has 90,000 values, more than the 1,000 trials of any sweep",
     )
-    (fault,) = findings([Choice(key=f"k{i}", values=(1,)) for i in range(9000)], sampler="random", num_trials=8)
+    (fault,) = findings(
+        [CategoricalRange(key=f"k{i}", values=(1,)) for i in range(9000)], sampler="random", num_trials=8
+    )
     assert fault.message == "varies 9,000 keys"
 
 

@@ -2,7 +2,7 @@
 
 from sqlalchemy import insert
 
-from ringmaster.tasks.planning import Node, Option, Plan, PlanningJob, Problem, Segment
+from ringmaster.tasks.planning import Option, Plan, PlanningJob, PlanningNode, Problem, Segment
 from ringmaster.tasks.storage.database import Database, file_url
 from ringmaster.tasks.storage.journal import Journal
 from ringmaster.tasks.storage.schema import PLANS, SEGMENTS
@@ -33,7 +33,7 @@ class Story:
             runtime_s = sum(segment.duration_s for segment in mine)
             option = Option("single" if size == 1 else "ddp", size, runtime_s)
             jobs.append(PlanningJob(job, (option,), after=(after or {}).get(job, ())))
-        problem = Problem("p", tuple(Node(*node) for node in self.nodes), tuple(jobs))
+        problem = Problem("p", tuple(PlanningNode(*node) for node in self.nodes), tuple(jobs))
         content = {"problem": problem.to_json(), "plan": Plan("p", segments).to_json()}
         self._insert(PLANS, batch="", made_s=ZERO_S + at_s, why=why, content=content)
 

@@ -10,7 +10,7 @@ import pytest
 from prefect.logging import disable_run_logger
 from sqlalchemy import insert
 
-from ringmaster.tasks.background_worker import Behind
+from ringmaster.tasks.background_worker import CoalescingWorker
 from ringmaster.tasks.execution.events import GangSaid, JobEnded
 from ringmaster.tasks.storage.schema import JOBS
 from ringmaster.tasks.timeline.drawing import (
@@ -152,7 +152,7 @@ def test_what_is_done_behind_is_done_once_more_after_it_was_asked_for():
 
     where = contextvars.ContextVar("where")
     where.set("the flow's context")
-    behind = Behind(act, name="test")
+    behind = CoalescingWorker(act, name="test")
     behind.ask()
     assert is_at_it.wait(120)
     for _ in range(3):

@@ -9,7 +9,7 @@ from ringmaster.tasks.pool.submissions import Submission, Submissions
 from ringmaster.tasks.storage.journal import Journal
 from ringmaster.tasks.storage.message_store import MessageStore
 from ringmaster.tasks.storage.schema import BATCHES
-from ringmaster.techniques.processes.events import CheckpointSaved, Ready, Steps
+from ringmaster.techniques.processes.events import CheckpointSaved, JobReady, Steps
 from tests.unit.execution.fakes import job, profile
 from tests.unit.timeline.stories import ZERO_S, Story, halfway, planned
 
@@ -155,7 +155,7 @@ def test_what_gangs_say_makes_forecasts_better(story):
     halfway(story)
     message_store, timeline_reader = MessageStore(story.database), story.timeline_reader()
     number = timeline_reader.read().running[0].number
-    message_store.store(number, "n0", events=[(0, Ready(step=0))])
+    message_store.store(number, "n0", events=[(0, JobReady(step=0))])
     message_store.store(number, "n0", events=[(1, Steps(first_step=0, seconds=(3.0, 2.0, 2.0)))])
     run_timeline = timeline_reader.read()
     assert spans(run_timeline.running) == [("b", 1, 32, "running")]  # 7 more steps of 2 s

@@ -40,7 +40,7 @@ UNAVAILABLE = "Requested node configuration is not available"
 
 
 @dataclass(frozen=True, kw_only=True)
-class _Seen:
+class _KnownJob:
     """What is remembered of a job.
 
     node: the last node that it ran on.
@@ -70,7 +70,7 @@ class SlurmMachines:
     ) -> None:
         self._slurm, self._clock = slurm, clock
         self._user_id = os.getuid() if user_id is None else user_id
-        self._seen: dict[int, _Seen] = {}
+        self._seen: dict[int, _KnownJob] = {}
 
     def look(self, runs: Sequence[NodeRun]) -> Mapping[str, Allocation]:
         """Returns what Slurm says of the jobs of `runs`, and of those that ended lately; see `Machines`.
@@ -99,7 +99,7 @@ class SlurmMachines:
         number = job_number(allocation)
         if number is None:
             return
-        seen = self._seen.get(number, _Seen())
+        seen = self._seen.get(number, _KnownJob())
         if seen.ended_at_s is not None:
             return
         try:
@@ -115,7 +115,7 @@ class SlurmMachines:
         return job.user_id in (None, self._user_id)
 
     def _remember(self, job: SlurmJob) -> None:
-        seen = self._seen.pop(job.id, _Seen())  # the job that was seen last is the last to be forgotten
+        seen = self._seen.pop(job.id, _KnownJob())  # the job that was seen last is the last to be forgotten
         self._seen[job.id] = replace(seen, node=job.node or seen.node, has_ended=job.has_ended)
         while len(self._seen) > MOST_REMEMBERED:
             del self._seen[next(iter(self._seen))]
@@ -176,7 +176,7 @@ class SlurmMachines:
         Slurm forgets a job some minutes after its end, or at once if its controller loses its state. Then the job's
         processes live until their node asks the controller about them.
         """
-        seen, why = self._seen.get(number, _Seen()), f"Slurm does not know its job {number} any more"
+        seen, why = self._seen.get(number, _KnownJob()), f"Slurm does not know its job {number} any more"
         is_away = seen.node in nodes and nodes[seen.node].is_away
         is_ended = seen.has_ended and not seen.is_lost and not is_away
         status = AllocationStatus.ENDED if is_ended else AllocationStatus.LOST

@@ -5,7 +5,7 @@ from dataclasses import replace
 import pytest
 
 from ringmaster.techniques import EvaluationSpec
-from ringmaster.techniques.processes.events import Measured, Ready
+from ringmaster.techniques.processes.events import JobReady, TrialMeasured
 from ringmaster.techniques.processes.order import TRIAL
 from ringmaster.techniques.processes.reporter import MEASURE, STOP, leave, until
 from tests.integration.groups.shared_base.groups import (
@@ -118,7 +118,7 @@ def test_a_trial_measures_all_of_a_group_at_once(groups, jobs):
 
     trained = groups.train(jobs, purpose=TRIAL, on_event=on_event)
     assert trained.outcome.status == "done"
-    assert [e.NAME for e in trained.events if isinstance(e, (Ready, Measured))] == ["ready", "measured"]
+    assert [e.NAME for e in trained.events if isinstance(e, (JobReady, TrialMeasured))] == ["ready", "measured"]
     (profile,) = (event.profile for event in trained.said("measured"))
     assert min(profile[key] for key in ("step_s", "save_s", "stall_s", "export_s", "evaluate_s")) > 0
     assert profile["startup_s"] >= 0 and 20e6 < profile["peak_bytes"] < 4e9

@@ -7,7 +7,7 @@ from dataclasses import replace
 import pytest
 
 from ringmaster.techniques import EvaluationSpec
-from ringmaster.techniques.processes.events import CheckpointSaved, JobOfGroupEnded, Ready, Steps
+from ringmaster.techniques.processes.events import CheckpointSaved, JobOfGroupEnded, JobReady, Steps
 from ringmaster.techniques.processes.reporter import STOP, leave, until
 from tests.integration.groups.shared_base.groups import (
     BRIEF,
@@ -45,7 +45,7 @@ def most_at_once(trained):
     lead = trained.order.job
     now, most = set(), 0
     for event in trained.events:
-        if isinstance(event, Ready):
+        if isinstance(event, JobReady):
             now.add(event.job)
         elif isinstance(event, JobOfGroupEnded):
             now.discard(event.job)
@@ -130,7 +130,7 @@ def test_who_leaves_makes_room_and_who_leaves_while_it_waits_never_begins(groups
     groups.train_alone(even, last_step=4)
 
     def on_event(gang, event):
-        if isinstance(event, Ready) and event.job == BRIEF:
+        if isinstance(event, JobReady) and event.job == BRIEF:
             gang.send(leave(BRIEF))
             gang.send(leave(LATE))
 

@@ -3,7 +3,7 @@
 from ringmaster.tasks.execution.job_table import JobState
 from ringmaster.techniques import Profile
 from ringmaster.techniques.processes.gang import Outcome
-from ringmaster.techniques.profiles import GroupMember
+from ringmaster.techniques.profiles import GroupMemberProfile
 from tests.unit.execution.fakes import Bench, FakeRunner, job
 
 
@@ -16,7 +16,7 @@ def group(*members, num_steps=10, num_devices=1, **config):
         num_ranks=num_devices,
         step_s=1.0,
         peak_bytes=1,
-        members=tuple(GroupMember(job=name, num_steps=num_steps, step_s=0.5) for name in members),
+        members=tuple(GroupMemberProfile(job=name, num_steps=num_steps, step_s=0.5) for name in members),
     )
 
 

@@ -10,7 +10,7 @@ from ringmaster.techniques import registry
 from ringmaster.techniques.processes.events import CheckpointSaved, JobOfGroupEnded
 from ringmaster.techniques.processes.gang import Outcome
 from ringmaster.techniques.processes.reporter import STOP, leave
-from ringmaster.techniques.profiles import GroupMember
+from ringmaster.techniques.profiles import GroupMemberProfile
 from tests.unit.execution.fakes import Bench, FakeRunner, ends, job, profile
 from tests.unit.execution.groups.grouped import GroupBench, all_done, bench_of, group, outcome_of
 
@@ -162,7 +162,7 @@ def test_a_leader_that_is_cancelled_stops_its_gang_and_the_others_go_on(tmp_path
 
 def test_fellows_with_fewer_steps_are_trained_to_their_own_end(tmp_path):
     jobs = [job("a", num_steps=10), job("b", num_steps=4)]
-    together = (replace(group("b"), members=(GroupMember(job="b", num_steps=4, step_s=0.5),)),)
+    together = (replace(group("b"), members=(GroupMemberProfile(job="b", num_steps=4, step_s=0.5),)),)
     bench = GroupBench(tmp_path, jobs, runner=FakeRunner(script={"a": [all_done]}), together=together)
     assert bench.run()
     assert bench.runner.calls[0].order.members[0].last_step == 4

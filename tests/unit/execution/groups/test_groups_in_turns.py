@@ -8,7 +8,7 @@ import pytest
 from ringmaster.tasks.execution.dispatch import PlannedSegment
 from ringmaster.tasks.execution.progress import PlanProgress, RunningSegment
 from ringmaster.tasks.storage.journal import JobStatus
-from ringmaster.techniques.processes.events import CheckpointSaved, Ready, Steps
+from ringmaster.techniques.processes.events import CheckpointSaved, JobReady, Steps
 from ringmaster.techniques.processes.gang import Outcome
 from tests.unit.execution.fakes import FakeRunner, in_a_row, job
 from tests.unit.execution.groups.grouped import GroupBench, all_done, bench_of, group, outcome_of
@@ -54,7 +54,7 @@ def running_in_turns(at_once):
 def test_those_that_take_turns_do_not_keep_step():
     together, in_turns = running_in_turns(None), running_in_turns(2)
     assert [together.step_of(name) for name in "bc"] == [4, 3]
-    in_turns.hear_of("b", Ready(step=1))
+    in_turns.hear_of("b", JobReady(step=1))
     in_turns.hear_of("b", Steps(first_step=1, seconds=tuple([0.1] * 3)))
     in_turns.hear_of("b", CheckpointSaved(step=9))
     assert [in_turns.step_of(name) for name in "bc"] == [4, 0]

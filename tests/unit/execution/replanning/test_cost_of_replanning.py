@@ -3,12 +3,12 @@
 from concurrent.futures import Future
 from itertools import pairwise
 
-from ringmaster.tasks.execution.replan_policy import Policy
+from ringmaster.tasks.execution.replan_policy import ReplanPolicy
 from ringmaster.tasks.execution.replanner import LOOK_SHARE, PLANNING_SHARE, Replanner
 from tests.unit.execution.clocked import at_once
 from tests.unit.execution.serving import Pool
 
-EAGER = Policy(every=0.01, least=0.01, surprise=10.0)
+EAGER = ReplanPolicy(every=0.01, least=0.01, surprise=10.0)
 PLAN_S, LOOK_S = 5.0, 3.0
 
 

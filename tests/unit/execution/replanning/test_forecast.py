@@ -32,7 +32,7 @@ from ringmaster.tasks.execution.forecast import (
 )
 from ringmaster.tasks.execution.plan_manager import EVERY_S, MOST_SHARE
 from ringmaster.tasks.execution.replanner import Replanner
-from ringmaster.tasks.planning import Node, Option, Plan, PlanningJob, Problem, Segment
+from ringmaster.tasks.planning import Option, Plan, PlanningJob, PlanningNode, Problem, Segment
 from ringmaster.tasks.profiling.speed_beliefs import OF_PREDICTIONS, MachineLoad, SpeedBeliefs, errors_of
 from ringmaster.tasks.timeline.reader import TimelineReader
 from ringmaster.tasks.timeline.run_timeline import headline
@@ -54,7 +54,7 @@ def plan_of(*rows, num_devices=2, after=None):
     """A problem and a plan with a job of 100 s a row: a device and a start."""
     problem = Problem(
         "p",
-        nodes=(Node("n", num_devices),),
+        nodes=(PlanningNode("n", num_devices),),
         jobs=tuple(
             PlanningJob(f"j{i}", (Option("single", 1, 100.0),), after=(after or {}).get(i, ()))
             for i, _ in enumerate(rows)

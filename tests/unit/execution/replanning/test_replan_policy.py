@@ -8,8 +8,8 @@ import pytest
 from ringmaster.tasks.execution.dispatch import PlannedSegment, end_of, hand_over
 from ringmaster.tasks.execution.events import Planned, SegmentEnded, SegmentStarted
 from ringmaster.tasks.execution.plan_simulator import PlanSimulator
-from ringmaster.tasks.execution.replan_policy import Policy, When, is_worth_it, remaining
-from ringmaster.tasks.planning import Node, Option, Plan, PlanningJob, Problem, Segment, solve
+from ringmaster.tasks.execution.replan_policy import ReplanPolicy, ReplanTrigger, is_worth_it, remaining
+from ringmaster.tasks.planning import Option, Plan, PlanningJob, PlanningNode, Problem, Segment, solve
 from ringmaster.tasks.planning.plans.baselines import BASELINES
 from ringmaster.tasks.storage.journal import JobStatus
 from ringmaster.techniques import registry
@@ -18,7 +18,7 @@ from tests.fake_engine import FakeEngine
 from tests.unit.execution.clocked import clocked_bench
 from tests.unit.execution.fakes import in_a_row, job, profile
 
-OFTEN = Policy(every=0.1, worth_s=0.0)
+OFTEN = ReplanPolicy(every=0.1, worth_s=0.0)
 
 
 def by_rules(problem):
@@ -97,7 +97,7 @@ def test_every_step_is_trained_once_whatever_is_planned_on_the_way(tmp_path, see
     names = [f"j{i}" for i in range(6)]
     profiles = {name: two_options(draw.uniform(0.5, 3.0)) for name in names}
     factors = {name: max(0.3, draw.gauss(1.0, 0.5)) for name in names}
-    policy = Policy(every=0.05, surprise=0.01, worth=0.0, per_switch=0.0, worth_s=0.0)
+    policy = ReplanPolicy(every=0.05, surprise=0.01, worth=0.0, per_switch=0.0, worth_s=0.0)
     bench = bench_of(tmp_path, profiles, factors, num_devices=3, policy=policy)
     assert bench.run()
     assert set(bench.statuses.values()) == {JobStatus.DONE}
@@ -119,7 +119,7 @@ def test_a_segment_goes_on_while_nobody_waits_for_its_devices(tmp_path):
         return Plan(problem.name, tuple(segments))
 
     profiles = {"a": (profile(step_s=1.0),), "b": (profile(step_s=0.5),)}
-    never = Policy(every=10.0, surprise=math.inf)
+    never = ReplanPolicy(every=10.0, surprise=math.inf)
     bench = bench_of(tmp_path, profiles, {"b": 1.5}, make_plan=plan, policy=never)
     bench.runner.report_s = 0.5
     assert bench.run()
@@ -148,7 +148,7 @@ def test_wrong_profiles_cost_three_per_cent_at_most(tmp_path, seed):
         PlanningJob(name, tuple(Option(p.technique, p.num_devices, 1000 * p.step_s * f) for p, f in rows))
         for name, rows in right.items()
     )
-    ideal_s = at_length(Problem("right", (Node("here", 8),), jobs, switch_cost_s=0.1)).makespan_s
+    ideal_s = at_length(Problem("right", (PlanningNode("here", 8),), jobs, switch_cost_s=0.1)).makespan_s
     assert bench.runner.now_s <= 1.03 * ideal_s
 
 
@@ -163,7 +163,7 @@ def ladder(draw):
 
 
 def test_the_rest_is_planned_on_a_clock_and_at_surprises():
-    when = When(Policy(every=0.1, least=0.02, surprise=0.05))
+    when = ReplanTrigger(ReplanPolicy(every=0.1, least=0.02, surprise=0.05))
     when.planned(0.0, {"a": 1000.0, "b": 600.0})
     assert when.why_now(99.0, {"a": 1000.0, "b": 600.0}) is None
     assert when.why_now(100.0, {"a": 1000.0, "b": 600.0}) == "the clock"
@@ -175,7 +175,7 @@ def test_the_rest_is_planned_on_a_clock_and_at_surprises():
 
 def test_devices_that_are_out_are_planned_around():
     options = (Option("single", 1, 10.0), Option("ddp", 2, 6.0), Option("fsdp", 4, 4.0))
-    problem = Problem("p", (Node("n", 4),), (PlanningJob("a", options), PlanningJob("b", options[:1])))
+    problem = Problem("p", (PlanningNode("n", 4),), (PlanningJob("a", options), PlanningJob("b", options[:1])))
     on = planned("b", 3)
     rest = remaining(problem, running={"b": on}, started=["a"], out=[("n", 0), ("n", 2)])
     assert [len(job.options) for job in rest.problem.jobs] == [2, 1]
@@ -220,7 +220,7 @@ def test_two_that_go_on_beyond_their_end_both_make_way_for_what_needs_the_device
 
 
 def test_a_deadline_that_is_in_danger_is_a_reason_once():
-    when = When(Policy(surprise=10.0))
+    when = ReplanTrigger(ReplanPolicy(surprise=10.0))
     when.planned(0.0, {"a": 100.0})
     danger = "in danger of missing their deadlines: a by 10 s"
     assert when.why_now(5.0, {"a": 100.0}, deadlines_s={"a": 110.0}) is None
@@ -239,7 +239,7 @@ def in_order(*rows, **options):
         for name, device, start_s, end_s in rows
     ]
     steps = dict.fromkeys(("long", "short"), 10)
-    problem = Problem("two", (Node("n", 3),), jobs, switch_cost_s=1.0)
+    problem = Problem("two", (PlanningNode("n", 3),), jobs, switch_cost_s=1.0)
     return PlanSimulator(problem, planned, num_steps=steps, step_s=lambda name, _: runtimes_s[name] / 10, **options)
 
 
@@ -250,14 +250,14 @@ SHORT_FIRST = (("short", 0, 0.0, 1.0), ("long", 0, 1.0, 11.0))
 @pytest.mark.parametrize(("objective", "is_better"), [("makespan", False), ("weighted", True), ("cost", False)])
 def test_plans_are_compared_by_the_objective(objective, is_better):
     fresh = in_order(*SHORT_FIRST).planned
-    assert is_worth_it(in_order(*LONG_FIRST), fresh, policy=Policy(objective=objective)) is is_better
+    assert is_worth_it(in_order(*LONG_FIRST), fresh, policy=ReplanPolicy(objective=objective)) is is_better
 
 
 @pytest.mark.parametrize(("objective", "is_better"), [("makespan", False), ("cost", True)])
 def test_a_plan_that_costs_less_is_better_although_it_ends_later(objective, is_better):
     """Under "wide" the job holds three devices for 6 s, alone one device for 10 s."""
     options = (Option("single", 1, 10.0), Option("wide", 3, 6.0))
-    problem = Problem("one", (Node("n", 3, price=1.0),), (PlanningJob("j", options),))
+    problem = Problem("one", (PlanningNode("n", 3, price=1.0),), (PlanningJob("j", options),))
 
     def simulated(option, *devices):
         gang = tuple(("n", device) for device in devices)
@@ -267,11 +267,11 @@ def test_a_plan_that_costs_less_is_better_although_it_ends_later(objective, is_b
         return PlanSimulator(problem, planned, num_steps={"j": 10}, step_s=lambda _, option: step_s[option])
 
     narrow, wide = simulated(0, 0), simulated(1, 0, 1, 2)
-    policy = Policy(objective=objective)
+    policy = ReplanPolicy(objective=objective)
     assert is_worth_it(wide, narrow.planned, policy=policy) is is_better
     assert is_worth_it(narrow, wide.planned, policy=policy) is not is_better
 
 
 def test_a_device_that_comes_back_after_the_last_end_hides_no_gain():
     fresh = in_order(("long", 0, 0.0, 10.0), ("short", 1, 0.0, 1.0)).planned
-    assert is_worth_it(in_order(*LONG_FIRST, out={("n", 2): 1000.0}), fresh, policy=Policy())
+    assert is_worth_it(in_order(*LONG_FIRST, out={("n", 2): 1000.0}), fresh, policy=ReplanPolicy())

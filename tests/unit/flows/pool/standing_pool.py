@@ -12,7 +12,7 @@ from ringmaster.tasks.pool.submissions import Submissions
 from ringmaster.tasks.profiling.option_profiles import planning_problem
 from ringmaster.tasks.storage.journal import ENDED, JobStatus, Journal
 from ringmaster.tasks.storage.message_store import MessageStore
-from ringmaster.techniques.processes.events import Metrics
+from ringmaster.techniques.processes.events import EvaluationReported
 from ringmaster.techniques.processes.gang import Outcome
 from tests.unit.execution.fakes import cluster, in_a_row
 
@@ -94,7 +94,7 @@ class PlayedExecutor:
         events = [
             SegmentStarted(number=number, segment=segment, technique="single", num_devices=1, first_step=0, attempt=1),
         ]
-        said = [(0, Metrics(step=1, metrics={"loss": 0.5}, wall_s=1.0))]
+        said = [(0, EvaluationReported(step=1, metrics={"loss": 0.5}, wall_s=1.0))]
         MessageStore(self._database).store(number, "here", events=said)
         why = self.failing.get(job.name, "")
         status = "invalid" if why else "done"

@@ -37,7 +37,7 @@ from ringmaster.tasks.pool.submissions import (
     pending,
     unsubmitted,
 )
-from ringmaster.tasks.profiling.stage import Profiled
+from ringmaster.tasks.profiling.stage import ProfilingResult
 from ringmaster.tasks.recording import async_recorder
 from ringmaster.tasks.storage.database import Database, file_url
 from ringmaster.tasks.storage.journal import JobStatus, Journal
@@ -96,7 +96,9 @@ class Bench:
             for each in batch.jobs
         }
         profiles = {each.name: (profile(),) for each in batch.jobs}
-        return Profiled(jobs=batch.jobs, preflights=preflights, profiles=profiles, faults=self.faults, num_trials=3)
+        return ProfilingResult(
+            jobs=batch.jobs, preflights=preflights, profiles=profiles, faults=self.faults, num_trials=3
+        )
 
     def open_ledger(self, uri, *, waiting=None):
         """Opens the ledger as `Ledger` does: with `waiting`, calls are retried while MLflow is unavailable."""

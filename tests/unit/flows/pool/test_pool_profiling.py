@@ -19,9 +19,9 @@ from ringmaster.flows.pool.profiling import merged, one_of_each_kind, profile_on
 from ringmaster.tasks.batch import Batch
 from ringmaster.tasks.cluster import Cluster, Device
 from ringmaster.tasks.pool import requests as wishes
-from ringmaster.tasks.pool.nodes import NodeRecord, Nodes, NodeStatus, Timeouts
+from ringmaster.tasks.pool.nodes import NodeRecord, NodeRegistry, NodeStatus, Timeouts
 from ringmaster.tasks.pool.requests import Requests
-from ringmaster.tasks.profiling.stage import Profiled
+from ringmaster.tasks.profiling.stage import ProfilingResult
 from ringmaster.tasks.profiling.trials import DevicesWanted
 from ringmaster.tasks.storage.database import Database, file_url
 from ringmaster.tasks.storage.journal import Journal
@@ -30,7 +30,7 @@ from tests.unit.execution.fakes import job, profile
 from tests.unit.flows.pool.standing_pool import played
 
 BATCH = Batch(name="nightly", jobs=(job("a"), job("b")), folder=Path("/somewhere"), text="name: nightly\n")
-MEASURED = Profiled(
+MEASURED = ProfilingResult(
     jobs=BATCH.jobs, preflights={}, profiles={each.name: (profile(),) for each in BATCH.jobs}, faults={}, num_trials=2
 )
 
@@ -105,7 +105,7 @@ def test_profiles_of_several_kinds_say_which_they_are_of():
 
     def profiled(*, trained, faults):
         profiles = {each.name: (profile(),) * (each.name in trained) for each in jobs}
-        return Profiled(jobs=jobs, preflights={}, profiles=profiles, faults=faults, num_trials=2)
+        return ProfilingResult(jobs=jobs, preflights={}, profiles=profiles, faults=faults, num_trials=2)
 
     small = profiled(trained="a", faults={"b": "too large", "c": "too large"})
     assert merged({"A100": small}) is small
@@ -118,7 +118,7 @@ def test_profiles_of_several_kinds_say_which_they_are_of():
 
 def test_what_cannot_be_measured_on_one_node_is_measured_on_another(database, monkeypatch):
     for name in ("n1", "n2"):
-        Nodes(database).register(node(name))
+        NodeRegistry(database).register(node(name))
     journal = Journal(database, batch="nightly-1")
     started = []
 
@@ -140,7 +140,7 @@ def test_what_cannot_be_measured_on_one_node_is_measured_on_another(database, mo
 def test_a_node_that_leaves_while_a_batch_is_measured_on_it_fails_no_batch(database, monkeypatch):
     """Its worker is killed and restarted more often than profiling of a batch may fail."""
     monkeypatch.setenv("RINGMASTER_NODE", "n1")
-    Nodes(database).register(node("n1"))
+    NodeRegistry(database).register(node("n1"))
     refused = [NodeUnavailable(["the devices of n1 cannot be had"])] * 5
     notices = []
 
@@ -197,7 +197,7 @@ def test_a_run_that_no_worker_will_take_any_more_is_not_waited_for(database, mon
 
 
 def test_a_run_is_waited_for_as_long_as_its_node_is_there(database, monkeypatch):
-    Nodes(database).register(node("n1"))
+    NodeRegistry(database).register(node("n1"))
     monkeypatch.setattr(profiling, "get_client", lambda **_: Prefect(Scheduled(), Scheduled(), Running(), Completed()))
     monkeypatch.setattr(profiling, "LOOK_EVERY_S", 0.01)
     assert profiling._wait(SimpleNamespace(id="run-1"), node("n1"), database) == ""
@@ -213,7 +213,7 @@ def test_a_run_is_waited_for_as_long_as_its_node_is_there(database, monkeypatch)
     ids=["serves", "another-worker", "leaves"],
 )
 def test_a_run_that_ends_with_its_node_says_so(database, monkeypatch, now, is_gone):
-    Nodes(database).register(now)
+    NodeRegistry(database).register(now)
     monkeypatch.setattr(profiling, "get_client", lambda **_: Prefect(Crashed(message="exit status 143")))
     said = profiling._wait(SimpleNamespace(id="run-1"), node("n1"), database)
     assert (profiling.GONE in said) == is_gone
@@ -222,7 +222,7 @@ def test_a_run_that_ends_with_its_node_says_so(database, monkeypatch, now, is_go
 
 def test_a_node_that_leaves_is_avoided_and_counts_as_no_failure(database, monkeypatch):
     for name in ("n1", "n2"):
-        Nodes(database).register(node(name))
+        NodeRegistry(database).register(node(name))
     journal = Journal(database, batch="nightly-1")
     started = []
 
@@ -247,7 +247,7 @@ def test_a_node_that_leaves_is_avoided_and_counts_as_no_failure(database, monkey
     [(1, 0, 0, 1), (2, 0, 4, 2), (0, 1, 4, 4), (2, 1, 4, 6), (0, 3, 2, 3), (0, 1, 0, 1)],
 )
 def test_a_gang_may_span_the_nodes_that_the_engine_may_lend(database, monkeypatch, own, lent, most_lent, num_nodes):
-    nodes, found = Nodes(database), []
+    nodes, found = NodeRegistry(database), []
     for number in range(own + lent):
         allocation = "" if number < own else f"slurm:{number}"
         nodes.register(replace(node(f"n{number}"), allocation=allocation))
@@ -262,7 +262,7 @@ def test_a_gang_may_span_the_nodes_that_the_engine_may_lend(database, monkeypatc
 
 
 def test_a_batch_for_devices_that_the_pool_lacks_is_refused(database):
-    Nodes(database).register(node("n1"))
+    NodeRegistry(database).register(node("n1"))
     batch = replace(BATCH, devices={"cpu": 2})
     with pytest.raises(InputError, match=r"devices of kind cpu; the pool has n1 \(2 gpu\)"):
         profile_on_pool(batch, key="nightly-1", database=database)

@@ -5,7 +5,7 @@ from dataclasses import replace
 from hypothesis import strategies as st
 
 from ringmaster.errors import NoRoomError
-from ringmaster.tasks.planning import Node, Option, Plan, PlanningJob, Problem
+from ringmaster.tasks.planning import Option, Plan, PlanningJob, PlanningNode, Problem
 from ringmaster.tasks.planning.plans.list_scheduling import Piece, schedule_pieces
 
 SECONDS = st.integers(1, 40).map(float)
@@ -13,7 +13,7 @@ SECONDS = st.integers(1, 40).map(float)
 
 @st.composite
 def ruled_problems(draw, *, max_jobs: int = 5, with_seconds: bool = True, with_leaving: bool = True) -> Problem:
-    nodes = [Node(f"n{i}", draw(st.integers(1, 3)), draw(st.sampled_from(["", "a"]))) for i in range(2)]
+    nodes = [PlanningNode(f"n{i}", draw(st.integers(1, 3)), draw(st.sampled_from(["", "a"]))) for i in range(2)]
     if with_leaving:
         nodes[1] = replace(nodes[1], available_until_s=draw(st.sampled_from([None, 30.0])))
     amounts = st.sampled_from([0.0, 0.0, 3.0]) if with_seconds else st.just(0.0)

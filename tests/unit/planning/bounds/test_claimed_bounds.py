@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 from typer.testing import CliRunner
 
 from ringmaster.flows.cli import app
-from ringmaster.tasks.planning import Certificate, Node, Option, Plan, PlanningJob, Problem, Segment, verify
+from ringmaster.tasks.planning import Certificate, Option, Plan, PlanningJob, PlanningNode, Problem, Segment, verify
 from ringmaster.tasks.planning.objectives import BUILTIN, objective_by_name
 from ringmaster.tasks.planning.plans.window_prices import CompletionPrices, WindowPrices
 from ringmaster.tasks.planning.solve import solve
@@ -24,7 +24,10 @@ NO_PRICE = st.sampled_from([-1.0, -TINY, math.nan, math.inf])
 LATE_S = 1e4
 PROOFS = ("", "dual prices", "exhausted search", "pattern MILP", "window prices", "critical path")
 TWO = Problem(
-    "two", (Node("n", 2),), tuple(PlanningJob(name, (Option("single", 1, 100.0),)) for name in "ab"), switch_cost_s=0.0
+    "two",
+    (PlanningNode("n", 2),),
+    tuple(PlanningJob(name, (Option("single", 1, 100.0),)) for name in "ab"),
+    switch_cost_s=0.0,
 )
 ONE_AFTER_THE_OTHER = Plan(
     "two",
@@ -114,7 +117,9 @@ def test_a_bound_without_prices_is_no_bound(objective, proof):
 
 
 def test_a_tiny_price_proves_no_more_than_a_usual_one():
-    problem = Problem("one", (Node("n", 1),), (PlanningJob("a", (Option("single", 1, 1.5),)),), switch_cost_s=0.0)
+    problem = Problem(
+        "one", (PlanningNode("n", 1),), (PlanningJob("a", (Option("single", 1, 1.5),)),), switch_cost_s=0.0
+    )
     plan = Plan("one", (Segment("a", 0, 0.5, 2.0, 1.0, 0.0, (("n", (0,)),)),), lower_bound_s=2.0)
     for price in (TINY, 1e-310, 1.0, 2.0**1023):
         assert verify(replace(plan, certificate=Certificate({1: price})), problem) == [
@@ -125,7 +130,7 @@ def test_a_tiny_price_proves_no_more_than_a_usual_one():
 def test_check_tells_what_it_does_not_prove(tmp_path):
     """A plan that splits no job has the bound of a search, which only another search could check."""
     jobs = tuple(PlanningJob(f"j{i}", (Option("single", 1, float(s)),)) for i, s in enumerate((100, 90, 80, 70, 60)))
-    problem = Problem("five", (Node("n", 2),), jobs, switch_cost_s=1.0)
+    problem = Problem("five", (PlanningNode("n", 2),), jobs, switch_cost_s=1.0)
     plan = solve(problem, preemption="never")
     assert plan.solver == "exhausted search"
     assert plan.lower_bound_s < plan.solver_bound_s == pytest.approx(plan.makespan_s, rel=1e-4)

@@ -7,7 +7,16 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from ringmaster.tasks.planning import Certificate, Node, Option, Plan, PlanningJob, Problem, certified_bound, verify
+from ringmaster.tasks.planning import (
+    Certificate,
+    Option,
+    Plan,
+    PlanningJob,
+    PlanningNode,
+    Problem,
+    certified_bound,
+    verify,
+)
 from ringmaster.tasks.planning.bounds.bounds import pattern_bound, preemptive_bound
 from ringmaster.tasks.planning.bounds.certificates import certified_ends_bound
 from ringmaster.tasks.planning.bounds.completions import CompletionModel, completion_certificate, completion_points
@@ -22,7 +31,7 @@ from tests.unit.planning.test_odd_problems import exhaustive
 WEIGHTED = objective_by_name("weighted")
 PAIR = Problem(
     "two jobs and one that waits",
-    (Node("n0", 1),),
+    (PlanningNode("n0", 1),),
     (
         PlanningJob("a", (Option("single", 1, 100.0),), weight=1.0),
         PlanningJob("b", (Option("single", 1, 100.0),), weight=1.0),
@@ -172,7 +181,7 @@ def test_no_exact_optimum_is_below_the_bound(problem, name):
 def test_jobs_of_a_class_share_rows_and_change_no_bound():
     first = PlanningJob("first", (Option("single", 1, 20.0),))
     waiting = tuple(replace(j, id=f"{j.id}-{i}", after=("first",)) for j in tiny(3).jobs for i in range(3))
-    alike = Problem("p", (Node("n0", 3), Node("n1", 2, available_until_s=60.0)), (*waiting, first), 1.0)
+    alike = Problem("p", (PlanningNode("n0", 3), PlanningNode("n1", 2, available_until_s=60.0)), (*waiting, first), 1.0)
     apart = replace(alike, jobs=tuple(replace(j, deadline_s=1e6 + i) for i, j in enumerate(alike.jobs)))
     weights, bound_s = {job.id: 1.0 for job in alike.jobs}, preemptive_bound(alike).seconds
     assert (len(alike.classes), len(apart.classes)) == (4, 10)

@@ -7,7 +7,7 @@ import pytest
 from typer.testing import CliRunner
 
 from ringmaster.flows.cli import app
-from ringmaster.tasks.planning import Node, Option, PlanningJob, Problem, solve, verify
+from ringmaster.tasks.planning import Option, PlanningJob, PlanningNode, Problem, solve, verify
 from ringmaster.tasks.planning.bounds.bounds import COUNTING, counted_bound_s
 
 
@@ -15,7 +15,7 @@ def problem(*runtimes_s, num_jobs=3, num_devices=2, switch_cost_s=5.0, **changes
     """Equal jobs on one node. runtimes_s: on 1, 2, ... devices."""
     options = tuple(Option("single", n, s, **changes) for n, s in enumerate(runtimes_s, 1))
     jobs = tuple(PlanningJob(id=f"job{i}", options=options) for i in range(num_jobs))
-    return Problem("equal", (Node("node", num_devices),), jobs, switch_cost_s=switch_cost_s)
+    return Problem("equal", (PlanningNode("node", num_devices),), jobs, switch_cost_s=switch_cost_s)
 
 
 @pytest.mark.parametrize(
@@ -55,7 +55,7 @@ def test_a_bound_that_counting_does_not_give_is_a_fault():
     given = problem(30.0)
     plan = solve(given)
     assert plan.proof == COUNTING
-    (fault,) = verify(replace(plan, lower_bound_s=60.0), replace(given, nodes=(Node("node", 3),)))
+    (fault,) = verify(replace(plan, lower_bound_s=60.0), replace(given, nodes=(PlanningNode("node", 3),)))
     assert fault == "lower bound 60.0 claimed, counting equal jobs proves 30.0"
 
 

@@ -8,7 +8,7 @@ from hypothesis import strategies as st
 
 from benchmarks.planning.families import draw
 from ringmaster.errors import ProblemError
-from ringmaster.tasks.planning import Node, Option, PlanningJob, Problem, solve, verify
+from ringmaster.tasks.planning import Option, PlanningJob, PlanningNode, Problem, solve, verify
 from ringmaster.tasks.planning.bounds.deadlines import conflicts, unmet
 from ringmaster.tasks.planning.plans.baselines import BASELINES
 from ringmaster.tasks.planning.plans.plan import Plan, Segment
@@ -29,7 +29,7 @@ def told(problem: Problem) -> tuple[str, ...]:
 
 def test_jobs_that_cannot_meet_their_own_deadlines_are_all_named():
     jobs = (single("a", deadline_s=9.0), single("b", after=("a",), deadline_s=19.5), single("c", deadline_s=10.0))
-    assert told(Problem("p", (Node("n", 3),), jobs)) == (
+    assert told(Problem("p", (PlanningNode("n", 3),), jobs)) == (
         "job a: cannot end before 10.0 s, its deadline is 9.0 s: 1.0 s too late",
         "job b: cannot end before 20.0 s, its deadline is 19.5 s: 0.5 s too late",
     )
@@ -39,14 +39,14 @@ def test_only_jobs_that_conflict_are_named():
     jobs = [single(f"late{i}", deadline_s=100.0) for i in range(3)]
     jobs += [single(f"free{i}") for i in range(3)]
     jobs += [single(f"due{i}", deadline_s=15.0) for i in range(3)]
-    (fault,) = told(Problem("p", (Node("n", 1),), tuple(jobs)))
+    (fault,) = told(Problem("p", (PlanningNode("n", 1),), tuple(jobs)))
     assert fault.startswith("jobs due1, due2: cannot all end by 15.0 s: together they need at least 20.0 s, 5.0 s more")
     assert fault.endswith("all 3 jobs due by then miss 15.0 s")
 
 
 def test_the_first_conflict_and_the_worst_are_told():
     jobs = [single(f"a{i}", deadline_s=15.0) for i in range(2)] + [single(f"b{i}", deadline_s=30.0) for i in range(4)]
-    first, worst = told(Problem("p", (Node("n", 1),), tuple(jobs)))
+    first, worst = told(Problem("p", (PlanningNode("n", 1),), tuple(jobs)))
     assert "jobs a0, a1: cannot all end by 15.0 s" in first
     assert "by 30.0 s" in worst
     assert "all 6 jobs due by then miss 30.0 s" in worst
@@ -54,19 +54,19 @@ def test_the_first_conflict_and_the_worst_are_told():
 
 def test_a_job_is_due_for_those_that_wait_for_it():
     jobs = (single("base"), single("other"), single("tuned", after=("base", "other"), deadline_s=25.0))
-    (fault,) = told(Problem("p", (Node("n", 1),), jobs))
+    (fault,) = told(Problem("p", (PlanningNode("n", 1),), jobs))
     assert fault.startswith("jobs base, other: cannot all end by 15.0 s")
 
 
 def test_deadlines_beside_nodes_that_go_away():
     jobs = tuple(single(f"j{i}", deadline_s=30.0) for i in range(5))
-    nodes = (Node("own", 1), Node("spot", 2, available_until_s=5.0))
+    nodes = (PlanningNode("own", 1), PlanningNode("spot", 2, available_until_s=5.0))
     (fault,) = told(Problem("p", nodes, jobs))
     assert "cannot all end by 30.0 s: together they need at least" in fault
 
 
 def test_nodes_that_go_away_too_early():
-    nodes = (Node("a", 1, available_until_s=15.0), Node("b", 1, available_until_s=12.0))
+    nodes = (PlanningNode("a", 1, available_until_s=15.0), PlanningNode("b", 1, available_until_s=12.0))
     (fault,) = told(Problem("p", nodes, tuple(single(f"j{i}") for i in range(5))))
     assert "cannot all be done before the nodes go away, the last one at 15.0 s" in fault
     assert "they take at least 30.0 device-seconds, 3.0 more than the nodes give" in fault

@@ -9,10 +9,10 @@ from hypothesis import strategies as st
 
 from ringmaster.tasks.planning import (
     Certificate,
-    Node,
     Option,
     Plan,
     PlanningJob,
+    PlanningNode,
     Problem,
     certified_bound,
     verify,
@@ -29,7 +29,7 @@ from tests.unit.planning.test_odd_problems import exhaustive
 FAIRNESS = objective_by_name("fairness")
 USERS = Problem(
     "two users",
-    (Node("n0", 2),),
+    (PlanningNode("n0", 2),),
     tuple(PlanningJob(f"{user}{i}", (Option("single", 1, 100.0),), group=user) for i, user in enumerate("aabbbb")),
     switch_cost_s=0.0,
 )

@@ -7,7 +7,16 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from ringmaster.tasks.planning import Certificate, Node, Option, Plan, PlanningJob, Problem, certified_bound, verify
+from ringmaster.tasks.planning import (
+    Certificate,
+    Option,
+    Plan,
+    PlanningJob,
+    PlanningNode,
+    Problem,
+    certified_bound,
+    verify,
+)
 from ringmaster.tasks.planning.bounds.bounds import critical_path, pattern_bound, preemptive_bound
 from ringmaster.tasks.planning.bounds.job_costs import earliest_ends_s
 from ringmaster.tasks.planning.bounds.windows import WindowModel, points_of
@@ -25,7 +34,7 @@ def job(name: str, seconds: float, *, after: tuple[str, ...] = (), release_s: fl
 
 FIRST = Problem(
     "three jobs wait for one",
-    (Node("n0", 2),),
+    (PlanningNode("n0", 2),),
     (job("first", 100.0), *(job(name, 300.0, after=("first",)) for name in "bcd")),
     switch_cost_s=0.0,
 )
@@ -43,7 +52,7 @@ def test_the_example_of_the_documentation():
 
 def test_a_chain_earns_one_price_for_all_its_jobs():
     jobs = (job("a", 100.0), job("b", 200.0, after=("a",)), job("c", 300.0, after=("b",), release_s=350.0))
-    problem = Problem("chain", (Node("n0", 4),), (*jobs, job("d", 10.0, after=("a",))), 0.0)
+    problem = Problem("chain", (PlanningNode("n0", 4),), (*jobs, job("d", 10.0, after=("a",))), 0.0)
     certificate = critical_path(replace(problem, jobs=(*jobs[:2], replace(jobs[2], release_s=0.0), problem.jobs[3])))
     assert certified_bound(certificate, problem) == pytest.approx(600.0)
     alone = Certificate(windows=replace(certificate.windows, order_prices={}))
@@ -55,7 +64,7 @@ def test_a_chain_earns_one_price_for_all_its_jobs():
 
 
 def test_work_that_leaving_nodes_cannot_do_is_never_done():
-    problem = Problem("gone", (Node("n0", 1, available_until_s=250.0),), (job("a", 300.0),), 0.0)
+    problem = Problem("gone", (PlanningNode("n0", 1, available_until_s=250.0),), (job("a", 300.0),), 0.0)
     assert certified_bound(Certificate(windows=WindowPrices((0.0,), ({"": {1: 1.0}},))), problem) == math.inf
 
 
@@ -162,7 +171,9 @@ def test_no_exact_optimum_is_below_the_bound(problem):
 
 def test_jobs_of_a_class_share_rows_and_change_no_bound():
     waiting = tuple(replace(j, id=f"{j.id}-{i}", after=("first",)) for j in tiny(3).jobs for i in range(3))
-    alike = Problem("p", (Node("n0", 3), Node("n1", 2, available_until_s=60.0)), (*waiting, job("first", 20.0)), 1.0)
+    alike = Problem(
+        "p", (PlanningNode("n0", 3), PlanningNode("n1", 2, available_until_s=60.0)), (*waiting, job("first", 20.0)), 1.0
+    )
     apart = replace(alike, jobs=tuple(replace(j, weight=1.0 + i) for i, j in enumerate(alike.jobs)))
     assert (len(alike.classes), len(apart.classes)) == (4, 10)
     assert preemptive_bound(alike).proof == "window prices"

@@ -9,10 +9,10 @@ from benchmarks.planning.families import draw
 from ringmaster.errors import ProblemError
 from ringmaster.tasks.planning import (
     Certificate,
-    Node,
     Option,
     Plan,
     PlanningJob,
+    PlanningNode,
     Problem,
     Segment,
     certified_bound,
@@ -33,7 +33,7 @@ def adapters(together_s: float, **fields) -> Problem:
     jobs = [PlanningJob(name, (alone,), **fields) for name in "abcd"]
     jobs[0] = replace(jobs[0], options=(alone, Option("fused", 1, together_s, jobs=("b",))))
     jobs[2] = replace(jobs[2], options=(alone, Option("fused", 1, together_s, jobs=("d",))))
-    return Problem("adapters", (Node("n0", 2),), tuple(jobs), switch_cost_s=1.0)
+    return Problem("adapters", (PlanningNode("n0", 2),), tuple(jobs), switch_cost_s=1.0)
 
 
 def num_fused(plan: Plan, problem: Problem) -> int:
@@ -189,10 +189,10 @@ def test_what_a_running_group_carries_has_started():
     a, *others = adapters(11.0).jobs
     running = replace(a, running=CurrentRun(1, (("n0", (0,)),)))
     with pytest.raises(ProblemError, match="job a, running: its group carries b, which is not `started`"):
-        Problem("p", (Node("n0", 2),), (running, *others))
+        Problem("p", (PlanningNode("n0", 2),), (running, *others))
     elsewhere = replace(others[0], running=CurrentRun(0, (("n0", (1,)),)))
     with pytest.raises(ProblemError, match="its group carries b, which is declared to run on its own"):
-        Problem("p", (Node("n0", 2),), (running, elsewhere, *others[1:]))
+        Problem("p", (PlanningNode("n0", 2),), (running, elsewhere, *others[1:]))
 
 
 @pytest.mark.parametrize(

@@ -8,7 +8,17 @@ from hypothesis import strategies as st
 
 from benchmarks.planning.families import draw
 from ringmaster.errors import ProblemError
-from ringmaster.tasks.planning import Node, Option, Plan, PlanningJob, Problem, Segment, certified_bound, solve, verify
+from ringmaster.tasks.planning import (
+    Option,
+    Plan,
+    PlanningJob,
+    PlanningNode,
+    Problem,
+    Segment,
+    certified_bound,
+    solve,
+    verify,
+)
 from ringmaster.tasks.planning.groups.divisions import Contraction, Divisions
 from ringmaster.tasks.planning.groups.fusion import (
     Fusion,
@@ -53,7 +63,7 @@ def test_without_options_for_groups_there_are_none():
 def test_the_leader_owns_the_options():
     alone = Option("t", 1, 10.0)
     jobs = (PlanningJob("a", (alone,)), PlanningJob("b", (alone, Option("fused", 1, 12.0, jobs=("a",)))))
-    problem = Problem("p", (Node("n0", 1),), jobs)
+    problem = Problem("p", (PlanningNode("n0", 1),), jobs)
     assert choose_groups(problem).groups == {"b": ("a",)}
     found = contracted(problem, {"b": ("a",)}).problem
     assert [job.id for job in found.jobs] == ["b"]
@@ -121,7 +131,7 @@ def over_devices(*, num_jobs: int, num_devices: int, gangs: tuple[int, ...], los
                 yield Option("t", gang, seconds, jobs=tuple(names[k + 1 : k + size]))
 
     jobs = tuple(PlanningJob(name, tuple(options(k))) for k, name in enumerate(names))
-    return Problem("over devices", (Node("n0", num_devices),), jobs, switch_cost_s=10.0)
+    return Problem("over devices", (PlanningNode("n0", num_devices),), jobs, switch_cost_s=10.0)
 
 
 def gangs_of(fusion: Fusion, problem: Problem) -> list[tuple[int, int]]:
@@ -181,7 +191,7 @@ def sweeps(draw) -> Problem:
         jobs.append(
             PlanningJob("last", (Option("single", 1, 5.0),), after=(jobs[draw(st.integers(0, num_jobs - 1))].id,))
         )
-    return Problem("drawn", (Node("n0", num_devices),), tuple(jobs), draw(st.sampled_from([0.0, 1.0, 60.0])))
+    return Problem("drawn", (PlanningNode("n0", num_devices),), tuple(jobs), draw(st.sampled_from([0.0, 1.0, 60.0])))
 
 
 @pytest.mark.full
@@ -229,7 +239,7 @@ def test_a_plan_of_another_problem_is_not_followed():
         late,
         replace(left, jobs=tuple(slower)),
         replace(left, jobs=left.jobs[:1]),
-        replace(left, nodes=(Node("elsewhere", 2),)),
+        replace(left, nodes=(PlanningNode("elsewhere", 2),)),
         without_groups(problem),
     ]
     assert [taken_over(start, other, objective="makespan") for other in others] == [None] * 5
@@ -245,7 +255,7 @@ def test_what_is_good_enough_is_searched_for_no_further():
 
 @pytest.mark.parametrize(("num_devices", "num_each"), [(2, 8), (4, 4), (8, 2)])
 def test_a_sweep_is_divided_among_the_devices(num_devices, num_each):
-    problem = replace(draw("adapters-16x2", seed=0), nodes=(Node("n0", num_devices),))
+    problem = replace(draw("adapters-16x2", seed=0), nodes=(PlanningNode("n0", num_devices),))
     fusion = choose_groups(problem)
     assert [1 + len(members) for members in fusion.groups.values()] == [num_each] * num_devices
     assert fusion.together.gap == pytest.approx(0.0, abs=1e-6)

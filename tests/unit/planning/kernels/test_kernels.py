@@ -8,7 +8,15 @@ import pytest
 from numba import njit
 from numba.core.event import Listener, install_listener, trigger_event
 
-from ringmaster.tasks.planning import Node, Option, PlanningJob, Problem, exhaustive_search, rigid_annealing, solve
+from ringmaster.tasks.planning import (
+    Option,
+    PlanningJob,
+    PlanningNode,
+    Problem,
+    exhaustive_search,
+    rigid_annealing,
+    solve,
+)
 from ringmaster.tasks.planning.groups.fused import FusedSearch
 from ringmaster.tasks.planning.kernels import compiled
 from ringmaster.tasks.planning.objectives import MAKESPAN
@@ -80,7 +88,7 @@ def test_stops_within_stops_are_left_out_once():
 
 def test_compiling_takes_nothing_of_the_time_to_plan(seconds, monkeypatch):
     jobs = tuple(PlanningJob(f"j{i}", (Option("single", 1, 400.0 + 70 * i),)) for i in range(20))
-    problem, was_over = Problem("large", (Node("n", 8),), jobs), []
+    problem, was_over = Problem("large", (PlanningNode("n", 8),), jobs), []
 
     def compiles(budget):
         seconds.compile()

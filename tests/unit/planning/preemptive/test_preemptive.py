@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 
 from benchmarks.planning.families import draw
-from ringmaster.tasks.planning import Node, Option, Plan, PlanningJob, Problem, verify
+from ringmaster.tasks.planning import Option, Plan, PlanningJob, PlanningNode, Problem, verify
 from ringmaster.tasks.planning.bounds.bounds import preemptive_bound
 from ringmaster.tasks.planning.kernels.tables import NodeGroups, Tables
 from ringmaster.tasks.planning.preemptive import preemptive
@@ -76,7 +76,7 @@ def test_a_spent_budget_still_gives_a_plan(work):
 def test_a_configuration_that_cannot_be_placed_is_not_planned(monkeypatch):
     """4 + 2 + 2 and 3 + 3 + 2 fill two nodes of 8, but placing the largest gangs first puts 4 and 3 on one node."""
     jobs = tuple(PlanningJob(f"j{i}", (Option("t", size, 1000.0),)) for i, size in enumerate((4, 3, 3, 2, 2, 2)))
-    problem = Problem("tight", (Node("n0", 8), Node("n1", 8)), jobs, switch_cost_s=1.0)
+    problem = Problem("tight", (PlanningNode("n0", 8), PlanningNode("n1", 8)), jobs, switch_cost_s=1.0)
     monkeypatch.setattr(preemptive, "groupings_of", lambda _: [[[0, 1]]])
     segments = plan_preemptive(problem, preemptive_bound(problem))
     assert segments is None or verify(Plan("tight", segments), problem) == []
@@ -93,6 +93,6 @@ def test_a_plan_without_effort_still_pays_for_its_switches(seed):
 def test_a_group_whose_plan_takes_more_than_the_work_that_is_left_is_not_planned(monkeypatch):
     """Five hundred jobs on one node took minutes in compiled code that no limit ends."""
     jobs = tuple(PlanningJob(f"j{i}", (Option("single", 1, 100.0 + i),)) for i in range(500))
-    problem = Problem("many", (Node("n0", 2),), jobs)
+    problem = Problem("many", (PlanningNode("n0", 2),), jobs)
     monkeypatch.setattr(preemptive, "plan_group", None)
     assert plan_preemptive(problem, preemptive_bound(problem), work=WorkBudget(10.0)) is None

@@ -8,7 +8,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from benchmarks.planning.families import draw
-from ringmaster.tasks.planning import Node, Option, Plan, PlanningJob, Problem, verify
+from ringmaster.tasks.planning import Option, Plan, PlanningJob, PlanningNode, Problem, verify
 from ringmaster.tasks.planning.bounds.bounds import preemptive_bound
 from ringmaster.tasks.planning.kernels.tables import NEVER, NodeGroups, Tables
 from ringmaster.tasks.planning.preemptive.config_lp import INFEASIBLE, config_lp
@@ -18,7 +18,7 @@ from ringmaster.tasks.planning.preemptive.splitting import TypeDivision, divided
 from ringmaster.tasks.planning.problems.problem_parts import CurrentRun
 from ringmaster.tasks.planning.work import WorkBudget
 
-NODES = (Node("n0", 1, "fast"), Node("n1", 1, "slow"))
+NODES = (PlanningNode("n0", 1, "fast"), PlanningNode("n1", 1, "slow"))
 
 
 def division_of(problem: Problem, *, most: list[int], homes: dict[int, tuple[int, int]] | None = None) -> TypeDivision:

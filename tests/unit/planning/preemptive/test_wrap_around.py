@@ -14,7 +14,7 @@ from ringmaster.tasks.planning.preemptive.grouping import whole_jobs
 from ringmaster.tasks.planning.preemptive.polish import in_order
 from ringmaster.tasks.planning.preemptive.preemptive import _rules
 from ringmaster.tasks.planning.preemptive.sequences import of_group, score_of
-from ringmaster.tasks.planning.preemptive.wrap_around import Pieces, layout_of, sequence_of, wrap_around
+from ringmaster.tasks.planning.preemptive.wrap_around import MemberRuntimes, layout_of, sequence_of, wrap_around
 
 
 def _options(widths):
@@ -25,7 +25,7 @@ def _options(widths):
 
 def _pieces(lengths):
     numbers = np.arange(len(lengths))
-    return Pieces(numbers, numbers.astype(np.int32), np.array(lengths, float))
+    return MemberRuntimes(numbers, numbers.astype(np.int32), np.array(lengths, float))
 
 
 rectangles = st.lists(st.tuples(st.integers(1, 4), st.floats(0.05, 1.0)), min_size=1, max_size=12)

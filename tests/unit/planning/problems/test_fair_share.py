@@ -5,7 +5,7 @@ from dataclasses import replace
 import pytest
 from hypothesis import given
 
-from ringmaster.tasks.planning import Node, Option, PlanningJob, Problem, solve
+from ringmaster.tasks.planning import Option, PlanningJob, PlanningNode, Problem, solve
 from ringmaster.tasks.planning.bounds.bounds import preemptive_bound
 from tests.drawing import draws
 from tests.unit.planning.draw import problems
@@ -14,7 +14,7 @@ ONE, TWO = Option("single", 1, 100.0), Option("ddp", 2, 60.0)
 
 
 def fair_s(*jobs: PlanningJob, num_devices: int = 4) -> dict[str, float]:
-    return dict(Problem("p", (Node("n", num_devices),), jobs).fair_s)
+    return dict(Problem("p", (PlanningNode("n", num_devices),), jobs).fair_s)
 
 
 def test_a_job_without_a_group_is_one_of_its_own():

@@ -5,7 +5,7 @@ import pytest
 from hypothesis import given
 
 from ringmaster.errors import ProblemError
-from ringmaster.tasks.planning import Node, Option, PlanningJob, Problem
+from ringmaster.tasks.planning import Option, PlanningJob, PlanningNode, Problem
 from tests.unit.planning.draw import problems, tiny
 
 
@@ -87,7 +87,7 @@ def test_only_the_jobs_of_a_cycle_are_named():
     with pytest.raises(ProblemError) as caught:
         Problem(
             "p",
-            (Node("n", 1),),
+            (PlanningNode("n", 1),),
             (
                 PlanningJob("before", option),
                 PlanningJob("x", option, ("y", "before")),

@@ -8,7 +8,7 @@ from hypothesis import strategies as st
 
 from benchmarks.planning.families import draw
 from ringmaster.errors import ProblemError
-from ringmaster.tasks.planning import Certificate, Node, Option, PlanningJob, Problem, certified_bound, solve
+from ringmaster.tasks.planning import Certificate, Option, PlanningJob, PlanningNode, Problem, certified_bound, solve
 from ringmaster.tasks.planning.bounds.bounds import preemptive_bound
 from ringmaster.tasks.planning.whatif import gains
 from ringmaster.tasks.planning.whatif.changes import (
@@ -30,7 +30,9 @@ def job(name, runtime_s, **more):
     return PlanningJob(name, (Option("single", 1, runtime_s),), **more)
 
 
-PAIR = Problem("pair", (Node("n0", 2),), (job("a", 3600.0), job("b", 3000.0), job("c", 3000.0)), switch_cost_s=0.0)
+PAIR = Problem(
+    "pair", (PlanningNode("n0", 2),), (job("a", 3600.0), job("b", 3000.0), job("c", 3000.0)), switch_cost_s=0.0
+)
 
 
 def of(problem):
@@ -120,7 +122,7 @@ def test_a_quick_plan_is_a_search_worth_of_seconds_only_where_it_can_gain_some()
 
 
 def test_devices_go_where_they_gain_most():
-    small, large = Node("small", 1, available_until_s=200.0), Node("large", 2)
+    small, large = PlanningNode("small", 1, available_until_s=200.0), PlanningNode("large", 2)
     jobs = tuple(job(f"j{i}", 1000.0) for i in range(6))
     what_if = of(Problem("two nodes", (small, large), jobs, switch_cost_s=0.0))
     assert what_if.gain(MoreDevices(num_devices=1)).on == "large"
@@ -153,7 +155,7 @@ def test_impossible_changes_are_refused(change, says):
 
 
 def test_several_types_must_be_named():
-    typed = replace(PAIR, nodes=(Node("n0", 2, "fast"), Node("n1", 2, "slow")))
+    typed = replace(PAIR, nodes=(PlanningNode("n0", 2, "fast"), PlanningNode("n1", 2, "slow")))
     with pytest.raises(ProblemError, match=r"several types of devices\. To fix: name one of 'fast', 'slow'"):
         changed(typed, MoreNodes(num_devices=1))
     added = changed(typed, MoreNodes(num_devices=2, device_type="slow", num_nodes=2)).nodes[2:]

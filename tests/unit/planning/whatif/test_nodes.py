@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from ringmaster.tasks.planning import Node, Option, PlanningJob, Problem, solve
+from ringmaster.tasks.planning import Option, PlanningJob, PlanningNode, Problem, solve
 from ringmaster.tasks.planning.plans.plan import Plan, Segment
 from ringmaster.tasks.planning.whatif.nodes import HOUR_S, NodePrices, nodes_worth
 
@@ -16,7 +16,7 @@ COME_S = 60.0
 def problem_on(num_nodes):
     """Eight jobs of an hour each, on nodes of one device."""
     jobs = tuple(PlanningJob(f"j{i}", (Option("single", 1, HOUR_S),)) for i in range(8))
-    return Problem("hours", nodes=tuple(Node(f"n{i}", 1) for i in range(num_nodes)), jobs=jobs)
+    return Problem("hours", nodes=tuple(PlanningNode(f"n{i}", 1) for i in range(num_nodes)), jobs=jobs)
 
 
 def even_plan(problem):

@@ -5,7 +5,7 @@ from dataclasses import replace
 import pytest
 
 from benchmarks.planning.families import draw
-from ringmaster.tasks.planning import Node, Option, PlanningJob, Problem, solve
+from ringmaster.tasks.planning import Option, PlanningJob, PlanningNode, Problem, solve
 from ringmaster.tasks.planning.whatif.answers import explanation_json, explanation_lines, gain_lines, section
 from ringmaster.tasks.planning.whatif.changes import MoreDevices
 from ringmaster.tasks.planning.whatif.explanation import costliest, explain
@@ -28,7 +28,7 @@ def test_shares_add_up_to_the_bound():
 
 def test_a_job_that_decides_alone_is_named_and_devices_gain_nothing():
     jobs = (PlanningJob("long", (Option("single", 1, 5000.0),)), PlanningJob("short", (Option("single", 1, 900.0),)))
-    what_if = of(Problem("one long", (Node("n0", 2),), jobs))
+    what_if = of(Problem("one long", (PlanningNode("n0", 2),), jobs))
     explanation = explain(what_if)
     assert explanation.own_time == (("long", pytest.approx(1.0)),)
     assert explanation.nodes[0].one_more_s == pytest.approx(0.0)
@@ -47,7 +47,7 @@ def test_a_job_costs_with_those_that_wait_for_it():
         PlanningJob("tuned", (Option("single", 1, 800.0),), after=("base",)),
         PlanningJob("other", (Option("single", 1, 300.0),)),
     )
-    what_if = of(Problem("chain", (Node("n0", 1),), jobs))
+    what_if = of(Problem("chain", (PlanningNode("n0", 1),), jobs))
     (base, tuned) = costliest(what_if, 2)
     assert base.gain.change.jobs == ("base", "tuned")
     assert base.gain.most_s == pytest.approx(1800.0)
@@ -74,7 +74,7 @@ def test_a_job_that_stands_for_a_group_is_named_with_its_members():
         PlanningJob("a", (Option("shared_base", 1, 3000.0),), members=("b", "c")),
         PlanningJob("d", (Option("single", 1, 1000.0),)),
     )
-    problem = Problem("contracted", (Node("n", 1),), jobs)
+    problem = Problem("contracted", (PlanningNode("n", 1),), jobs)
     lines = section(solve(problem, work_s=LITTLE), problem)
     assert any(
         line.startswith("Without a, with b, c trained together with it the last job would end") for line in lines

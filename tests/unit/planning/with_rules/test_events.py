@@ -8,9 +8,9 @@ from hypothesis import strategies as st
 
 from benchmarks.planning.families import draw
 from ringmaster.errors import NoRoomError
-from ringmaster.tasks.planning import Coefficients, Node, Option, PlanningJob, Problem, Segment, solve, verify
+from ringmaster.tasks.planning import Coefficients, Option, PlanningJob, PlanningNode, Problem, Segment, solve, verify
 from ringmaster.tasks.planning.bounds.bounds import preemptive_bound
-from ringmaster.tasks.planning.event_lp import Event, EventKind, EventLp
+from ringmaster.tasks.planning.event_lp import EventKind, EventLp, ScheduleEvent
 from ringmaster.tasks.planning.event_search import merged, plan_by_events, within_fair_memory
 from ringmaster.tasks.planning.objectives import objective_by_name
 from ringmaster.tasks.planning.plans.baselines import current_practice
@@ -20,7 +20,7 @@ from tests.unit.planning.bounds.drawing import ruled_problems
 from tests.unit.planning.test_constrained import constrained
 
 LAST = Coefficients(latest={"a": 1.0, "b": 1.0, "c": 1.0})
-END_OF_A = Event(EventKind.END, frozenset({"a"}))
+END_OF_A = ScheduleEvent(EventKind.END, frozenset({"a"}))
 
 
 def three(**fields) -> Problem:
@@ -28,7 +28,7 @@ def three(**fields) -> Problem:
     jobs = tuple(PlanningJob(name, (Option("single", 1, seconds),)) for name, seconds in (("a", 100), ("b", 60)))
     waiting = replace(jobs[1], after=("a",))
     free = PlanningJob("c", (Option("single", 1, 120.0),), **fields)
-    return Problem("three", (Node("n0", 1), Node("n1", 1)), (jobs[0], waiting, free), switch_cost_s=1.0)
+    return Problem("three", (PlanningNode("n0", 1), PlanningNode("n1", 1)), (jobs[0], waiting, free), switch_cost_s=1.0)
 
 
 def test_periods_are_as_long_as_their_jobs_need():
@@ -42,24 +42,24 @@ def test_periods_are_as_long_as_their_jobs_need():
 
 def test_ends_of_jobs_are_weighted():
     weights = Coefficients(ends={"a": 1.0, "b": 2.0})
-    ends = [END_OF_A, Event(EventKind.END, frozenset({"b"}))]
+    ends = [END_OF_A, ScheduleEvent(EventKind.END, frozenset({"b"}))]
     assert EventLp(three(), ends, weights, unit_s=160.0).solved().value == pytest.approx(100.0 + 2 * 160.0)
 
 
 def test_releases_and_last_seconds_are_kept():
-    release = Event(EventKind.RELEASE, frozenset({"c"}), 90.0)
+    release = ScheduleEvent(EventKind.RELEASE, frozenset({"c"}), 90.0)
     found = EventLp(three(release_s=90.0), [release, END_OF_A], LAST, unit_s=160.0).solved()
     assert found.lengths_s[0] >= 90.0 - 1e-6
     assert "c" not in found.shares[0]
     assert found.value == pytest.approx(210.0)
-    leave = Event(EventKind.LEAVE, frozenset({"n1"}), 50.0)
+    leave = ScheduleEvent(EventKind.LEAVE, frozenset({"n1"}), 50.0)
     lp = EventLp(three(), [leave, END_OF_A], LAST, unit_s=160.0)
     assert [[node.id for node in lp.nodes_in(p)] for p in range(3)] == [["n0", "n1"], ["n0"], ["n0"]]
     assert lp.solved().value == pytest.approx(280.0 - 50.0)
 
 
 def test_an_order_that_cannot_be_has_no_periods():
-    due = Event(EventKind.DUE, frozenset({"c"}), 110.0)
+    due = ScheduleEvent(EventKind.DUE, frozenset({"c"}), 110.0)
     assert EventLp(three(deadline_s=110.0), [due, END_OF_A], LAST, unit_s=160.0).solved() is None
 
 
@@ -76,7 +76,7 @@ def test_what_continues_on_idle_devices_becomes_one_segment():
 
 def test_options_within_their_share_of_memory_keep_their_meaning():
     options = (Option("spilling", 1, 50.0, host_memory_bytes=60), Option("single", 1, 70.0, host_memory_bytes=50))
-    problem = Problem("memory", (Node("n0", 2, host_memory_bytes=100),), (PlanningJob("a", options),))
+    problem = Problem("memory", (PlanningNode("n0", 2, host_memory_bytes=100),), (PlanningJob("a", options),))
     safe = within_fair_memory(problem)
     assert [o.runtime_s for o in safe.problem.jobs[0].options] == [70.0]
     assert safe.original(Segment("a", 0, 0.0, 70.0, 1.0, 0.0, (("n0", (0,)),))).option == 1

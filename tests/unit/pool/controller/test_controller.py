@@ -9,7 +9,7 @@ from sqlalchemy import update
 from ringmaster.tasks.execution.events import GangSaid, JobEnded, Planned, SegmentEnded, SegmentStarted
 from ringmaster.tasks.pool import requests as wishes
 from ringmaster.tasks.pool.controller import controller
-from ringmaster.tasks.pool.nodes import Nodes, NodeStatus
+from ringmaster.tasks.pool.nodes import NodeRegistry, NodeStatus
 from ringmaster.tasks.pool.submissions import Submissions
 from ringmaster.tasks.storage.journal import JobStatus, Journal
 from ringmaster.tasks.storage.message_store import MessageStore
@@ -146,7 +146,7 @@ def test_a_silent_node_is_lost_and_its_job_goes_on_elsewhere(database, pool):
     pool.pass_seconds(3, other)
     (ended,) = pool.told(SegmentEnded)
     assert (ended.outcome.status, ended.segment.devices) == ("lost", (("n1", 0),))
-    assert [node.name for node in Nodes(database).all()] == ["n2"]
+    assert [node.name for node in NodeRegistry(database).all()] == ["n2"]
     assert list(pool.held()) == ["n2:cpu:0"]
     assert not lost.beat(), "should it live, it hears that it was given up"
     gangs.workers = [other]
@@ -161,9 +161,9 @@ def test_silence_while_nobody_could_look_is_none(database, pool):
     pool.submit(submission(jobs=("a",)))
     pool.step(seconds=600.0)  # the database was unavailable
     pool.pass_seconds(59)
-    assert [node.name for node in Nodes(database).all()] == ["n"]
+    assert [node.name for node in NodeRegistry(database).all()] == ["n"]
     pool.pass_seconds(3)
-    assert Nodes(database).all() == []
+    assert NodeRegistry(database).all() == []
 
 
 def test_another_incarnation_of_a_node_loses_what_the_former_one_ran(database, pool):
@@ -181,7 +181,7 @@ def test_another_incarnation_of_a_node_loses_what_the_former_one_ran(database, p
 def test_a_worker_that_ended_in_order_takes_its_node_along(database, pool):
     worker = Worker(database)
     pool.pass_seconds(1, worker)
-    Nodes(database).remove("n", incarnation=worker.incarnation)
+    NodeRegistry(database).remove("n", incarnation=worker.incarnation)
     pool.pass_seconds(1)
     pool.submit(submission(jobs=("a",)))
     assert pool.statuses() == {"a": JobStatus.WAITING}

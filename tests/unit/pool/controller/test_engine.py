@@ -10,7 +10,7 @@ from ringmaster.tasks.pool.controller.pool_engine import PRECEDENCE, PoolEngine,
 from ringmaster.tasks.pool.nodes import Timeouts
 from ringmaster.tasks.storage.database import Database, file_url
 from ringmaster.tasks.storage.message_store import MessageStore
-from ringmaster.techniques.processes.events import Ready
+from ringmaster.techniques.processes.events import JobReady
 from ringmaster.techniques.processes.gang import Outcome
 from tests.unit.pool.workers import Worker, call
 
@@ -66,7 +66,7 @@ def test_it_listens_by_itself_once_started(database, made):
     worker.take_all()
     worker.say(1, "ready", step=0)
     worker.end(1, step=10)
-    assert heard.get(timeout=WAIT_S) == Ready(step=0)
+    assert heard.get(timeout=WAIT_S) == JobReady(step=0)
     assert future.result(timeout=WAIT_S).status == "done"
 
 

@@ -8,7 +8,7 @@ import pytest
 from ringmaster.tasks.cluster import Cluster, Node
 from ringmaster.tasks.execution.events import GangSaid, JobEnded, SegmentEnded, SegmentStarted
 from ringmaster.tasks.pool import requests as wishes
-from ringmaster.tasks.pool.nodes import Nodes
+from ringmaster.tasks.pool.nodes import NodeRegistry
 from ringmaster.tasks.pool.requests import Requests
 from ringmaster.tasks.pool.submissions import Submissions
 from ringmaster.tasks.storage.database import Database, file_url
@@ -131,7 +131,7 @@ def test_a_node_that_went_while_no_executor_was_there_is_lost(database):
     pool = PoolBench(database, clock)
     pool.submit(submission(jobs=("a", "b")))
     gangs.move(), gangs.move()
-    Nodes(database).remove("n1", incarnation="n1-one")
+    NodeRegistry(database).remove("n1", incarnation="n1-one")
     pool = PoolBench(database, clock)
     pool.step()
     (ended,) = pool.told(SegmentEnded)
@@ -173,7 +173,7 @@ def test_speeds_of_segments_that_have_ended_are_known_to_the_next_executor(datab
     worker.take_all()
     worker.say(1, "steps", first_step=0, seconds=[2.0] * 10)
     worker.end(1, "preempted", step=10)
-    Nodes(database).remove("n", incarnation=worker.incarnation)
+    NodeRegistry(database).remove("n", incarnation=worker.incarnation)
     pool.step()
     Worker(database, incarnation="two", num_devices=1)
     after = PoolBench(database, clock)

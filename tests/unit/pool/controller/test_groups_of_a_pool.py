@@ -11,7 +11,7 @@ from ringmaster.tasks.storage.database import Database, file_url
 from ringmaster.tasks.storage.journal import JobStatus, Journal
 from ringmaster.techniques import Profile
 from ringmaster.techniques.processes.reporter import STOP, leave
-from ringmaster.techniques.profiles import GroupMember
+from ringmaster.techniques.profiles import GroupMemberProfile
 from tests.unit.pool.bench import Clock, Gangs, PoolBench, submission
 from tests.unit.pool.controller.test_failover import (
     Killed,
@@ -27,7 +27,7 @@ TOGETHER = Profile(
     num_ranks=1,
     step_s=1.0,
     peak_bytes=1,
-    members=tuple(GroupMember(job=name, num_steps=10, step_s=0.5) for name in "bc"),
+    members=tuple(GroupMemberProfile(job=name, num_steps=10, step_s=0.5) for name in "bc"),
 )
 
 

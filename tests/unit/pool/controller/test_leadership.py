@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from ringmaster.tasks.pool.controller.failover import SILENT_S, Deposed, Leadership
+from ringmaster.tasks.pool.controller.failover import SILENT_S, Leadership, LeadershipLost
 from ringmaster.tasks.pool.nodes import PoolLeases
 from ringmaster.tasks.process_identity import has_ended, own_process
 from ringmaster.tasks.storage.database import Database, file_url
@@ -128,9 +128,9 @@ def test_a_deposed_leader_writes_nothing(database):
     journal, leases = Journal(mine, batch=None), PoolLeases(mine)
     journal.write_job("b/j", step=1)
     watch(second, clock, seconds=60)  # the first candidate is frozen meanwhile
-    with pytest.raises(Deposed):
+    with pytest.raises(LeadershipLost):
         journal.start_segments([("b/j", {})])[0]
-    with pytest.raises(Deposed):
+    with pytest.raises(LeadershipLost):
         leases.take(["n:cpu:0"], holder="pool")
     assert told == ["deposed"] * 2
     assert (journal.segments(), leases.held()) == ([], {})

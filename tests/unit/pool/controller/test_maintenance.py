@@ -6,7 +6,7 @@ from sqlalchemy import update
 from ringmaster.tasks.execution.events import JobEnded
 from ringmaster.tasks.pool import requests as wishes
 from ringmaster.tasks.pool.controller import controller
-from ringmaster.tasks.pool.event_log import BatchEvents, EventLog, Position
+from ringmaster.tasks.pool.event_log import BatchEvents, EventLog, LogPosition
 from ringmaster.tasks.pool.requests import Requests
 from ringmaster.tasks.pool.submissions import Submissions
 from ringmaster.tasks.storage.database import Database, delete_in_chunks, file_url
@@ -38,7 +38,7 @@ def end(database, batch, *, is_recorded):
 
 
 def decisions(database, batch):
-    return BatchEvents(database, batch).rows(Position(), most=9)[0]
+    return BatchEvents(database, batch).rows(LogPosition(), most=9)[0]
 
 
 def test_what_was_told_is_dropped_where_the_batch_has_ended_and_is_recorded(database):

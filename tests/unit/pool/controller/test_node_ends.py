@@ -4,7 +4,7 @@ from functools import partial
 
 import pytest
 
-from ringmaster.tasks.planning import Node, Option, PlanningJob, Problem
+from ringmaster.tasks.planning import Option, PlanningJob, PlanningNode, Problem
 from ringmaster.tasks.planning.plans.checked_plans import checked_plan
 from ringmaster.tasks.planning.plans.verify import verify
 from ringmaster.tasks.pool.controller.node_scaler import plan_before_ends
@@ -14,7 +14,7 @@ MAKE = partial(checked_plan, work_s=1.0, seed=0, objective="makespan")
 
 def problem(*runtimes_s, nodes=("n1", "n2")):
     rows = tuple(PlanningJob(f"j{i}", (Option("single", 1, s),)) for i, s in enumerate(runtimes_s))
-    return Problem(name="p", nodes=tuple(Node(name, 1) for name in nodes), jobs=rows, switch_cost_s=1.0)
+    return Problem(name="p", nodes=tuple(PlanningNode(name, 1) for name in nodes), jobs=rows, switch_cost_s=1.0)
 
 
 def plan(given, ends_s):

@@ -7,8 +7,8 @@ from sqlalchemy import text
 
 from ringmaster.tasks.pool.controller import controller as controller_module
 from ringmaster.tasks.pool.controller.active_batches import MOST_DEATHS, Quarantine
-from ringmaster.tasks.pool.event_log import BatchEvents, EventReader, Position
-from ringmaster.tasks.pool.nodes import Nodes
+from ringmaster.tasks.pool.event_log import BatchEvents, EventReader, LogPosition
+from ringmaster.tasks.pool.nodes import NodeRegistry
 from ringmaster.tasks.pool.requests import RequestKind, Requests, RequestStatus
 from ringmaster.tasks.pool.submissions import Submissions
 from ringmaster.tasks.storage.database import DatabaseClosed
@@ -104,9 +104,9 @@ def test_what_is_damaged_harms_its_own_batch_at_most(database, damage, changes_c
     number = requests.ask(RequestKind.CANCEL, {"batch": "b1", "jobs": []})
     pool.step()
     assert "has ended" in requests.read(number).answer["message"]
-    events = EventReader(BatchEvents(database, "b1"), Position())
+    events = EventReader(BatchEvents(database, "b1"), LogPosition())
     assert all(entry.event is not None for entry in events.read())
-    assert [node.name for node in Nodes(database).all()] == ["n"]
+    assert [node.name for node in NodeRegistry(database).all()] == ["n"]
     assert not pool.held()
 
 

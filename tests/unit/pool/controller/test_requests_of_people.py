@@ -4,7 +4,7 @@ import pytest
 
 from ringmaster.tasks.execution.events import SegmentEnded
 from ringmaster.tasks.pool import requests as wishes
-from ringmaster.tasks.pool.nodes import Nodes
+from ringmaster.tasks.pool.nodes import NodeRegistry
 from ringmaster.tasks.pool.requests import Requests
 from ringmaster.tasks.storage.journal import JobStatus
 from tests.unit.pool.bench import Gangs, run, submission
@@ -117,7 +117,7 @@ def test_what_cannot_be_done_is_refused_with_what_there_is(database, pool, kind,
     Worker(database)
     pool.clock.now_s += 2.0
     if kind != wishes.RequestKind.LEND:
-        Nodes(database).remove("n", incarnation="n-one")
+        NodeRegistry(database).remove("n", incarnation="n-one")
     answer = pool.ask(kind, **content)
     assert (answer.status, answer.answer) == (wishes.RequestStatus.REFUSED, {"message": message})
 

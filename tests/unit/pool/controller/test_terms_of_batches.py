@@ -2,7 +2,7 @@
 
 import pytest
 
-from ringmaster.tasks.planning.problems.terms import Terms
+from ringmaster.tasks.planning.problems.terms import PlanningTerms
 from ringmaster.tasks.pool import requests as wishes
 from ringmaster.tasks.pool.controller.active_batches import HEAVIEST, ActiveBatch, combined_terms
 from tests.unit.pool.bench import EPOCH_S, PoolBench, submission
@@ -10,7 +10,7 @@ from tests.unit.pool.workers import Worker
 
 
 def standing(id, *, priorities=None, **terms):
-    return ActiveBatch(submission=submission(id, terms=Terms(**terms)), priorities=priorities or {})
+    return ActiveBatch(submission=submission(id, terms=PlanningTerms(**terms)), priorities=priorities or {})
 
 
 @pytest.mark.parametrize(
@@ -43,7 +43,7 @@ def test_jobs_without_a_user_belong_to_their_batch():
 
 def test_a_deadline_is_closer_when_the_batch_waited_before(database, pool):
     pool.pass_seconds(10, Worker(database))
-    pool.submit(submission(terms=Terms(deadlines_s={"a": 300.0})))
+    pool.submit(submission(terms=PlanningTerms(deadlines_s={"a": 300.0})))
     (problem,) = pool.plans[-1:]
     assert problem.job("b1/a").deadline_s == pytest.approx(290.0)
     assert problem.job("b1/b").deadline_s is None
@@ -65,7 +65,7 @@ def test_a_priority_changes_what_is_minimised_and_outlives_the_executor(database
 
 def test_priorities_that_no_planner_can_weigh_with_disturb_nobody(database, pool):
     pool.pass_seconds(1, Worker(database, num_devices=1))
-    pool.submit(submission("b1", terms=Terms(weights={"a": 1e14})), submission("b2"))
+    pool.submit(submission("b1", terms=PlanningTerms(weights={"a": 1e14})), submission("b2"))
     refused = pool.ask(wishes.RequestKind.SET_PRIORITY, batch="b2", jobs=[], priority=1e16)
     assert (refused.status, "at most 1000" in refused.answer["message"]) == (wishes.RequestStatus.REFUSED, True)
     for jobs in ([], ["a"]):

@@ -11,15 +11,15 @@ from sqlalchemy import text
 
 from ringmaster.tasks.cluster import Device
 from ringmaster.tasks.pool.node_agent import NodeAgent
-from ringmaster.tasks.pool.nodes import NodeRecord, Nodes, NodeStatus, Timeouts
+from ringmaster.tasks.pool.nodes import NodeRecord, NodeRegistry, NodeStatus, Timeouts
 from ringmaster.tasks.storage.database import Database, file_url
-from ringmaster.tasks.storage.message_store import MessageStore, OrderStatus, Share
+from ringmaster.tasks.storage.message_store import GangShare, MessageStore, OrderStatus
 from ringmaster.techniques.processes.events import (
     Beat,
     DeviceTelemetry,
-    Metrics,
+    EvaluationReported,
+    JobReady,
     OutcomeStatus,
-    Ready,
     ShareEnded,
     Steps,
 )
@@ -96,7 +96,7 @@ class Site:
     """A node agent and its surroundings."""
 
     def __init__(self, database, **changes):
-        self.database, self.message_store, self.nodes = database, MessageStore(database), Nodes(database)
+        self.database, self.message_store, self.nodes = database, MessageStore(database), NodeRegistry(database)
         self.gangs, self.started, self.server = {}, [], FakeServer()
         self.is_deaf, self.is_over = False, False
         settings = {"timeouts": QUICK, "start_gang": self.start_gang, **changes}
@@ -124,7 +124,7 @@ class Site:
             purpose="train", job=job("a"), technique="t:T", config={}, slots=SLOTS, folder=str(segment), cache_dir="c"
         )
         incarnation = incarnation or self.host.incarnation
-        self.message_store.give(segment, batch="b", shares={"n": (incarnation, Share(order=order, num_ranks=1))})
+        self.message_store.give(segment, batch="b", shares={"n": (incarnation, GangShare(order=order, num_ranks=1))})
 
     def begin(self, segment):
         """Gives an order, and waits until its gang runs."""
@@ -168,15 +168,15 @@ def site(database):
 def test_a_share_is_run_once_and_its_words_are_mailed_in_order(site):
     gang = site.begin(7)
     assert site.host.running.keys() == {7}
-    gang.script.put(Ready(step=0))
+    gang.script.put(JobReady(step=0))
     gang.script.put(Beat())  # only informs the supervisor that the rank is alive
-    gang.script.put(Metrics(step=1, metrics={"loss": 1.0, "perplexity": float("inf")}))
+    gang.script.put(EvaluationReported(step=1, metrics={"loss": 1.0, "perplexity": float("inf")}))
     gang.script.put(Outcome(status=OutcomeStatus.DONE, result={"step": 10}))
     until(lambda: site.outcomes() == {7: OutcomeStatus.DONE} and not site.host.running)
     assert site.started == [gang]
     assert site.words() == [
-        (7, 0, Ready(step=0)),
-        (7, 1, Metrics(step=1, metrics={"loss": 1.0})),
+        (7, 0, JobReady(step=0)),
+        (7, 1, EvaluationReported(step=1, metrics={"loss": 1.0})),
         (
             7,
             2,

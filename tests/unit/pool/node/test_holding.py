@@ -3,7 +3,7 @@
 import pytest
 
 from ringmaster.errors import NodeAlreadyServed
-from ringmaster.tasks.execution.local_engine import Leases
+from ringmaster.tasks.execution.local_engine import FileLeases
 from ringmaster.tasks.pool.node_gangs import hold_devices
 
 DEVICES = ("here:cpu:0", "here:cpu:1")
@@ -27,7 +27,7 @@ def hold(leases, timeouts, *, worker="a", may_share=False):
 
 @pytest.fixture
 def leases(tmp_path):
-    return Leases(tmp_path / "leases.db")
+    return FileLeases(tmp_path / "leases.db")
 
 
 def test_a_worker_waits_for_a_run_that_has_a_device(leases):

@@ -13,7 +13,7 @@ import pytest
 
 from ringmaster.codec import digest
 from ringmaster.errors import CheckpointError, CheckpointNotFound
-from ringmaster.techniques.checkpoints.checkpoint import CheckpointStore, Piece, Pieces, StoredTensor
+from ringmaster.techniques.checkpoints.checkpoint import CheckpointStore, CheckpointTensor, RankPieces, TensorPiece
 from ringmaster.techniques.checkpoints.storage import MANIFEST
 from tests.children import in_a_child
 from tests.matrix import matrix
@@ -33,8 +33,10 @@ def writer(step, rank=0, *, room=None):
                 room()
             yield text[10:]
 
-        piece = Piece(file=file, key="w", offset=(rank,), shape=(1,))
-        return Pieces(tensors={"model/w": StoredTensor(dtype="U8", shape=(2,), pieces=(piece,))}, blocks=blocks())
+        piece = TensorPiece(file=file, key="w", offset=(rank,), shape=(1,))
+        return RankPieces(
+            tensors={"model/w": CheckpointTensor(dtype="U8", shape=(2,), pieces=(piece,))}, blocks=blocks()
+        )
 
     return write
 

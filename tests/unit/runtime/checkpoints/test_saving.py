@@ -11,8 +11,14 @@ from safetensors import SafetensorError
 
 from ringmaster.errors import CheckpointError
 from ringmaster.techniques.checkpoints import saving
-from ringmaster.techniques.checkpoints.checkpoint import CheckpointStore, Piece, Pieces, StoredTensor, publish
-from ringmaster.techniques.checkpoints.saving import THREAD_NAME, Asks, Saver
+from ringmaster.techniques.checkpoints.checkpoint import (
+    CheckpointStore,
+    CheckpointTensor,
+    RankPieces,
+    TensorPiece,
+    publish,
+)
+from ringmaster.techniques.checkpoints.saving import THREAD_NAME, Saver, SaveVotes
 from ringmaster.techniques.checkpoints.tensor_files import blocks_of
 from ringmaster.techniques.processes.events import CheckpointFailed, CheckpointSaved
 
@@ -56,9 +62,9 @@ class Trained:
             self.gate.wait()
             if self.fault is not None:
                 raise self.fault
-            piece = Piece(file=file, key="w", offset=(self.ranks.rank,), shape=(1,))
-            stored = StoredTensor(dtype="F32", shape=(self.ranks.num_ranks,), pieces=(piece,))
-            return Pieces(tensors={"w": stored}, blocks=blocks_of(value))
+            piece = TensorPiece(file=file, key="w", offset=(self.ranks.rank,), shape=(1,))
+            stored = CheckpointTensor(dtype="F32", shape=(self.ranks.num_ranks,), pieces=(piece,))
+            return RankPieces(tensors={"w": stored}, blocks=blocks_of(value))
 
         return pieces
 
@@ -81,7 +87,7 @@ class Gang:
         ]
 
     def step(self):
-        sums = Asks(*map(sum, zip(*[saver.asks() for saver in self.savers], strict=True)))
+        sums = SaveVotes(*map(sum, zip(*[saver.asks() for saver in self.savers], strict=True)))
         for saver, trainer in zip(self.savers, self.trainers, strict=True):
             trainer.next_step += 1
             saver.follow(sums)

@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 from safetensors.torch import load_file
 
 from ringmaster.errors import CheckpointError, ObjectStoreUnavailable
-from ringmaster.techniques.checkpoints.checkpoint import CheckpointStore, Piece, Pieces, StoredTensor
+from ringmaster.techniques.checkpoints.checkpoint import CheckpointStore, CheckpointTensor, RankPieces, TensorPiece
 from ringmaster.techniques.checkpoints.state import HostCopies, Reader, piece_writer
 from ringmaster.techniques.checkpoints.storage import MANIFEST, UrlPlace, join_root, place_of
 from ringmaster.techniques.checkpoints.tensor_files import REMOTE_BLOCK_BYTES, DistantFile, LazyTensor, blocks_of
@@ -59,9 +59,9 @@ def part(step, num_ranks, rank):
     share = rows(step, num_ranks, rank)
 
     def pieces(file):
-        piece = Piece(file=file, key="model/w", offset=(rank * len(share), 0), shape=tuple(share.shape))
-        stored = StoredTensor(dtype="F32", shape=(8, WIDTH), pieces=(piece,))
-        return Pieces(tensors={"model/w": stored}, blocks=blocks_of({"model/w": share}))
+        piece = TensorPiece(file=file, key="model/w", offset=(rank * len(share), 0), shape=tuple(share.shape))
+        stored = CheckpointTensor(dtype="F32", shape=(8, WIDTH), pieces=(piece,))
+        return RankPieces(tensors={"model/w": stored}, blocks=blocks_of({"model/w": share}))
 
     return pieces
 

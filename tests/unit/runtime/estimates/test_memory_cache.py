@@ -9,7 +9,7 @@ from ringmaster.techniques import DataSpec, Job, ModelSpec, OptimizerSpec, regis
 from ringmaster.techniques.data import PreparedData
 from ringmaster.techniques.estimates.memory import Workload, forecast_memory
 from ringmaster.techniques.estimates.memory_cache import FEW_LAYERS, _file, _plain, _with_layers
-from ringmaster.techniques.estimates.rank_memory import RankEstimate, Scene
+from ringmaster.techniques.estimates.rank_memory import RankEstimate, RankScenario
 from ringmaster.techniques.models.facts import model_facts
 from ringmaster.techniques.technique import GangShape
 
@@ -87,7 +87,7 @@ def test_an_estimate_stands_for_another_job_only_if_nothing_that_takes_memory_di
     monkeypatch.syspath_prepend(tmp_path)
     job = replace(JOB, model=ModelSpec(factory="a_model_of_mine:build"))
     shape = GangShape(kind="gpu", num_devices=2, memory_bytes=80 << 30)
-    scene = Scene(
+    scene = RankScenario(
         job=job,
         data=to_json(TOKENS),
         technique=registry.BUILTIN["ddp"],

@@ -14,7 +14,7 @@ from ringmaster.tasks.profiling.profile_store import speed_key
 from ringmaster.techniques import DataSpec, Job, ModelSpec
 from ringmaster.techniques.checkpoints.checkpoint import CheckpointStore
 from ringmaster.techniques.data import prepare
-from ringmaster.techniques.external.events import Alive, Done, parse_event
+from ringmaster.techniques.external.events import CommandFinished, CommandHeartbeat, parse_event
 from ringmaster.techniques.external.protocol import Report, adopt, environment, incoming, words_of
 from ringmaster.techniques.processes.order import TRAIN, GangOrder, Slot
 
@@ -127,7 +127,7 @@ def test_lines_come_whole_however_they_are_written(tmp_path):
         writer.write(b'{"event": "be')
         assert list(report.events()) == []
         writer.write(b'at"}\n\n{"event": "done", "step": 4}\n')
-        assert list(report.events()) == [Alive(), Done(step=4)]
+        assert list(report.events()) == [CommandHeartbeat(), CommandFinished(step=4)]
     assert list(report.events()) == []  # a writer that closes the report does not end it
     report.close()
 

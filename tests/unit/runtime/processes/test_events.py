@@ -12,9 +12,9 @@ from ringmaster.techniques.processes.events import (
     CheckpointSaved,
     DataProgress,
     DeviceTelemetry,
+    EvaluationReported,
     JobOfGroupEnded,
-    Measured,
-    Metrics,
+    JobReady,
     ModelFailed,
     OtherEvent,
     OutcomeStatus,
@@ -26,13 +26,13 @@ from ringmaster.techniques.processes.events import (
     RankFailed,
     RankResult,
     RankStarted,
-    Ready,
     ReferenceTimed,
     RefusedEvent,
     RowsScored,
     ScoringProgress,
     ShareEnded,
     Steps,
+    TrialMeasured,
     event_from_json,
     event_or_refusal,
     event_to_json,
@@ -53,16 +53,16 @@ FORMS = [
     (DataProgress(job="a", progress="3 MB"), {"event": "preparing", "job": "a", "progress": "3 MB"}),
     (PreflightDone(survey=PREFLIGHT), {"event": "survey", "survey": to_json(PREFLIGHT)}),
     (PreflightFailed(job="a", message="m"), {"event": "fault", "job": "a", "message": "m"}),
-    (Measured(profile={"step_s": 0.1}), {"event": "measured", "profile": {"step_s": 0.1}}),
+    (TrialMeasured(profile={"step_s": 0.1}), {"event": "measured", "profile": {"step_s": 0.1}}),
     (ReferenceTimed(kind="cpu x1", mean_s=2.0, fastest_s=1.0, spread=0.1), {"event": "reference", **REFERENCE}),
-    (Ready(step=0, startup_s=1.5), {"event": "ready", "step": 0, "startup_s": 1.5}),
-    (Ready(job="a", step=3), {"event": "ready", "job": "a", "step": 3}),
+    (JobReady(step=0, startup_s=1.5), {"event": "ready", "step": 0, "startup_s": 1.5}),
+    (JobReady(job="a", step=3), {"event": "ready", "job": "a", "step": 3}),
     (Steps(first_step=4, losses=(2.0, 1.5), seconds=(0.1, 0.2), wall_s=5.0), {"event": "steps", **STEPS}),
     (Steps(first_step=4, seconds=(0.1,)), {"event": "steps", "first_step": 4, "seconds": [0.1]}),
     (RowsScored(model="a", kind="causal", file="f"), {"event": "scores", "model": "a", "kind": "causal", "file": "f"}),
     (ScoringProgress(num_done=1, num_rows=2), {"event": "scoring_progress", "num_done": 1, "num_rows": 2}),
     (ModelFailed(model="a", message="m"), {"event": "model_failed", "model": "a", "message": "m"}),
-    (Metrics(step=2, metrics={"loss": 1.0}), {"event": "metrics", "step": 2, "metrics": {"loss": 1.0}}),
+    (EvaluationReported(step=2, metrics={"loss": 1.0}), {"event": "metrics", "step": 2, "metrics": {"loss": 1.0}}),
     (CheckpointSaved(step=2, seconds=0.1), {"event": "checkpoint", "step": 2, "seconds": 0.1}),
     (
         CheckpointSaved(job="b", step=2, seconds=0.1, stall_s=0.0),
@@ -101,7 +101,7 @@ def test_what_another_release_has_added_to_an_event_is_ignored(event, content):
 
 
 def test_an_event_that_lacks_a_field_is_refused():
-    with pytest.raises(ValueError, match="Metrics"):
+    with pytest.raises(ValueError, match="EvaluationReported"):
         event_from_json({"event": "metrics", "metrics": {}})
 
 

@@ -4,7 +4,7 @@ from dataclasses import replace
 
 import pytest
 
-from ringmaster.flows.pool.slurm.worker import UNSUBMITTED_S, JobRun, Verdict, decide, jobs_by_run
+from ringmaster.flows.pool.slurm.worker import UNSUBMITTED_S, JobRun, SubmissionVerdict, decide, jobs_by_run
 from ringmaster.tasks.pool.providers.slurm.commands import SlurmJob, comment_of
 
 RUN = JobRun(id="abc", infrastructure="slurm:7")
@@ -25,22 +25,22 @@ def _name(each):
 @pytest.mark.parametrize(
     ("run", "job", "verdict"),
     [
-        (RUN, JOB, Verdict.NOTHING),
-        (RUN, in_state("PENDING"), Verdict.NOTHING),
-        (RUN, in_state("COMPLETING"), Verdict.NOTHING),
-        (RUN, in_state("COMPLETED"), Verdict.CRASHED),
-        (RUN, in_state("NODE_FAIL"), Verdict.CRASHED),
-        (RUN, in_state("PENDING", num_restarts=1), Verdict.CRASHED),
-        (RUN, None, Verdict.CRASHED),
-        (UNKNOWN, JOB, Verdict.ADOPT),
-        (UNKNOWN, in_state("FAILED"), Verdict.CRASHED),
-        (UNKNOWN, None, Verdict.NOTHING),
-        (replace(UNKNOWN, age_s=UNSUBMITTED_S), None, Verdict.CRASHED),
-        (CANCELLED, JOB, Verdict.END),
-        (CANCELLED, in_state("PENDING"), Verdict.CANCEL_JOB),
-        (CANCELLED, in_state("COMPLETING"), Verdict.NOTHING),
-        (CANCELLED, in_state("CANCELLED"), Verdict.CANCELLED),
-        (CANCELLED, None, Verdict.CANCELLED),
+        (RUN, JOB, SubmissionVerdict.NOTHING),
+        (RUN, in_state("PENDING"), SubmissionVerdict.NOTHING),
+        (RUN, in_state("COMPLETING"), SubmissionVerdict.NOTHING),
+        (RUN, in_state("COMPLETED"), SubmissionVerdict.CRASHED),
+        (RUN, in_state("NODE_FAIL"), SubmissionVerdict.CRASHED),
+        (RUN, in_state("PENDING", num_restarts=1), SubmissionVerdict.CRASHED),
+        (RUN, None, SubmissionVerdict.CRASHED),
+        (UNKNOWN, JOB, SubmissionVerdict.ADOPT),
+        (UNKNOWN, in_state("FAILED"), SubmissionVerdict.CRASHED),
+        (UNKNOWN, None, SubmissionVerdict.NOTHING),
+        (replace(UNKNOWN, age_s=UNSUBMITTED_S), None, SubmissionVerdict.CRASHED),
+        (CANCELLED, JOB, SubmissionVerdict.END),
+        (CANCELLED, in_state("PENDING"), SubmissionVerdict.CANCEL_JOB),
+        (CANCELLED, in_state("COMPLETING"), SubmissionVerdict.NOTHING),
+        (CANCELLED, in_state("CANCELLED"), SubmissionVerdict.CANCELLED),
+        (CANCELLED, None, SubmissionVerdict.CANCELLED),
     ],
     ids=_name,
 )
@@ -57,4 +57,4 @@ def test_a_crash_names_job_node_state_and_cause():
 def test_of_several_jobs_of_a_run_the_newest_counts():
     newer = replace(JOB, id=8)
     assert jobs_by_run([newer, JOB, replace(JOB, id=9, comment="")]) == {"abc": newer}
-    assert decide(RUN, jobs_by_run([newer, JOB])).verdict == Verdict.ADOPT
+    assert decide(RUN, jobs_by_run([newer, JOB])).verdict == SubmissionVerdict.ADOPT

@@ -2,14 +2,14 @@
 
 from ringmaster.techniques.data import prepare
 from ringmaster.techniques.data import stored_source as progress_module
-from ringmaster.techniques.data.stored_source import INTERVAL_S, Progress, progress_to
+from ringmaster.techniques.data.stored_source import INTERVAL_S, TextProgress, progress_to
 from ringmaster.techniques.job import DataSpec
 
 
 def test_a_line_says_texts_megabytes_and_speed_and_comes_once_an_interval():
     now_s, said = [0.0], []
     with progress_to(said.append):
-        progress = Progress("encoding", clock=lambda: now_s[0])
+        progress = TextProgress("encoding", clock=lambda: now_s[0])
     for _ in range(6):
         progress.add(1_000_000, ends=False)
         progress.add(2_000_000, ends=True)
