@@ -145,7 +145,7 @@ def _read_client(ledger: Ledger, file: Path, *, is_fresh: bool) -> tuple[list[Mo
     rows = {entry["model_id"]: ModelRow(**entry) for entry in kept.get("rows", ())}
     if now_ms - whole_ms > WHOLE_FOR_MS:
         rows, whole_ms = {}, now_ms
-    since = _CacheState(
+    since = _RowCursor(
         created_ms=max((row.creation_timestamp for row in rows.values()), default=0) - NEW_FOR_MS,
         changed_ms=kept.get("changed_ms", 0) - NEW_FOR_MS,
         known=frozenset(rows),
@@ -165,7 +165,7 @@ def _read_client(ledger: Ledger, file: Path, *, is_fresh: bool) -> tuple[list[Mo
 
 
 @dataclass(frozen=True, kw_only=True)
-class _CacheState:
+class _RowCursor:
     """The state of the cache, from which the search conditions for new and changed rows follow.
 
     Rows made at `created_ms` or later are requested, and those `known` rows that have changed since `changed_ms`.
@@ -209,7 +209,7 @@ class _RowChanges:
     changed_ms: int
 
 
-def _news(ledger: Ledger, since: _CacheState) -> _RowChanges:
+def _news(ledger: Ledger, since: _RowCursor) -> _RowChanges:
     """Fetches new and changed rows through the server's REST API, or else through MLflow's client."""
     try:
         return _ask_server(MlflowServer(ledger.tracking_uri), ledger.experiment, since)
@@ -219,7 +219,7 @@ def _news(ledger: Ledger, since: _CacheState) -> _RowChanges:
         return _RowChanges(rows=rows, aliases=_aliases(ledger), changed_ms=changed_ms)
 
 
-def _ask_server(server: MlflowServer, experiment: str, since: _CacheState) -> _RowChanges:
+def _ask_server(server: MlflowServer, experiment: str, since: _RowCursor) -> _RowChanges:
     named = {"filter": f"name LIKE '{experiment}%'", "max_results": _PAGE}
     experiments = server.pages("experiments/search", named, key="experiments")
     experiment_ids = [found["experiment_id"] for found in experiments if is_of_ledger(found["name"], experiment)]

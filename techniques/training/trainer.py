@@ -107,7 +107,7 @@ def prepared_data(order: GangOrder) -> PreparedData:
     return prepare(order.job.data, cache_dir=Path(order.cache_dir), pinned=pinned)
 
 
-class JobState:
+class JobTrainingState:
     """What a job owns on a rank, alone or in a group: its data, its step and its checkpoints.
 
     next_step: the number of completed steps.
@@ -172,7 +172,7 @@ class JobState:
         return {key: tensor.to(self.ranks.device, non_blocking=True) for key, tensor in batch.items()}
 
 
-class Trainer(JobState):
+class Trainer(JobTrainingState):
     """The training state of a job on one rank."""
 
     def __init__(self, order: GangOrder, technique: Technique, ranks: Ranks, *, beat: Beat) -> None:

@@ -38,7 +38,7 @@ from ringmaster.techniques.training.gradients import global_norm, whole
 from ringmaster.techniques.training.losses import Loss, loss_of
 from ringmaster.techniques.training.optimizers import build_optimizer, update_
 from ringmaster.techniques.training.parameters import ParameterSettings, parameter_settings
-from ringmaster.techniques.training.trainer import JobState, batch_width
+from ringmaster.techniques.training.trainer import JobTrainingState, batch_width
 
 ALIGNMENT = 16  # elements: one cache line of fp32, and the widest kernels' vector
 
@@ -172,7 +172,7 @@ def _cuts(
         yield joined
 
 
-class GroupMember(JobState):
+class GroupMember(JobTrainingState):
     """The state that one job owns while other jobs are trained on the same base.
 
     order: the job's order, with the paths of its data, checkpoints and model, as for a gang of its own.
