@@ -151,6 +151,6 @@ def _umask() -> int:
         return OWNER_ALONE
     if not re.fullmatch("0?0[0-7]{2}", said):
         raise InputError(
-            [f"{UMASK} {said!r} is not a valid umask; use 077 for the owner alone, 007 to let the group write"]
+            [f"{UMASK} {said!r} is not a valid umask. To fix: 077 for the owner alone, 007 to let the group write"]
         )
     return int(said, 8)

@@ -25,11 +25,11 @@ def one_message():
     """The dotted path of the example's technique, registered as in examples/custom/run.py."""
     with pytest.MonkeyPatch.context() as patch:
         patch.syspath_prepend(CUSTOM)
-        patch.setattr(registry, "_registered", {})
         from my_technique import OneMessage
 
         registry.register(OneMessage)
         yield registry.dotted_path("one-message")
+        del registry.TECHNIQUES.registered["one-message"]
         del sys.modules["my_technique"]
 
 

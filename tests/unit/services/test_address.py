@@ -62,7 +62,7 @@ def test_the_environment_names_all_of_a_pool(monkeypatch):
 def test_what_the_environment_leaves_out_is_told(monkeypatch):
     monkeypatch.setenv("RINGMASTER_DATABASE", "postgresql://db/ringmaster")
     monkeypatch.setenv("PREFECT_API_URL", "http://server:4200/api")
-    with pytest.raises(InputError, match="whose MLFLOW_TRACKING_URI the environment must name"):
+    with pytest.raises(InputError, match="MLFLOW_TRACKING_URI must also be set"):
         settings.pool()
 
 
