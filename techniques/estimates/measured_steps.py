@@ -136,7 +136,6 @@ def _measured(
     kinds = Counter(kind_of(layer) for layer in _layers(skeleton(job.model, data)))
     few = _few_layers(job, data, kinds)
     kinds_of_few = [kind_of(layer) for layer in _layers(few)]  # before they are adapted
-    vars(trainers)["build_model"] = lambda *_, **__: few
     path = registry.BUILTIN["single"]
     order = GangOrder(
         purpose=TRIAL,
@@ -148,7 +147,7 @@ def _measured(
         cache_dir=str(cache_dir),
         data=to_json(data),
     )
-    trainer = _TimedTrainer(order, width=width, device=device)
+    trainer = _TimedTrainer(order, model=few, width=width, device=device)
     more = {kind: number - kinds_of_few.count(kind) for kind, number in kinds.items()}
     small, large = trainer.times(kinds_of_few, more=more)
     row_s = max((large.total_s - small.total_s) / (large.num_rows - small.num_rows), 0.0)
@@ -204,9 +203,9 @@ class _MicroBatch:
 class _TimedTrainer(trainers.Trainer):
     """A trainer on one device that notes when its parts begin and end, and chooses the rows of a step itself."""
 
-    def __init__(self, order: GangOrder, *, width: float | None, device: torch.device) -> None:
+    def __init__(self, order: GangOrder, *, model: nn.Module, width: float | None, device: torch.device) -> None:
         technique = registry.load(order.technique)
-        super().__init__(order, technique, alone(device), beat=lambda: None)
+        super().__init__(order, technique, alone(device), beat=lambda: None, model=model)
         self._clock = _CudaClock() if device.type == "cuda" else _CpuClock()
         multiple = trainers.WIDTH_MULTIPLE
         own = self._training.width if isinstance(self._training, PaddedDataset) else None

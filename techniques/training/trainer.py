@@ -173,14 +173,20 @@ class JobTrainingState:
 
 
 class Trainer(JobTrainingState):
-    """The training state of a job on one rank."""
+    """The training state of a job on one rank.
 
-    def __init__(self, order: GangOrder, technique: Technique, ranks: Ranks, *, beat: Beat) -> None:
+    model: the model to train, as it was built; by default it is built as the job says.
+    """
+
+    def __init__(
+        self, order: GangOrder, technique: Technique, ranks: Ranks, *, beat: Beat, model: nn.Module | None = None
+    ) -> None:
         super().__init__(order, ranks)
         self._technique, self._beat = technique, beat
         beat()
         weights = Path(order.weights_from) if order.weights_from else None
-        model = build_model(self.job.model, data=self.prepared, seed=self.job.seed, weights_from=weights)
+        if model is None:
+            model = build_model(self.job.model, data=self.prepared, seed=self.job.seed, weights_from=weights)
         if order.purpose == TRAIN:  # a trial may stand for other jobs, with other components
             check_components(self.job, model)
         # Checkpoints and exports of a model with an adapter contain only the trained parameters.
