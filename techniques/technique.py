@@ -1,7 +1,7 @@
 """The `Technique` interface: what a parallelism technique defines.
 
 A data-parallel technique is about fifteen lines: a name, its requirements, its configs, and `parallelize`. The harness
-(`ringmaster.techniques.runtime`) owns the training loop, data, timing, checkpoints, signals and metrics.
+(`ringmaster.techniques.training`) owns the training loop, data, timing, checkpoints, signals and metrics.
 """
 
 from __future__ import annotations
