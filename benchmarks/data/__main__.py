@@ -49,10 +49,10 @@ said = json.loads(sys.argv[1])
 start_s, start_cpu_s = time.perf_counter(), time.process_time()
 spec, tokenizer = DataSpec(seq_len=512, vocab_size=8192, **said["spec"]), None
 if said["is_checked"]:
-    from ringmaster.tasks.batch.schema import Dataset
+    from ringmaster.tasks.batch.schema import DatasetSection
     from ringmaster.tasks.datasets.catalogue import Entry
     from ringmaster.tasks.datasets.checking import data_findings
-    entry = Entry(name="rows", dataset=Dataset(path=spec.path, columns={"text": "text"}), folder=Path("/"))
+    entry = Entry(name="rows", dataset=DatasetSection(path=spec.path, columns={"text": "text"}), folder=Path("/"))
     assert data_findings(spec, entry) == []
 else:
     from ringmaster.techniques.data import prepare

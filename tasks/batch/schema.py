@@ -184,7 +184,7 @@ class DatasetVersion(Section):
     )
 
 
-class NamedDatasetSection(DatasetVersion):
+class DatasetSection(DatasetVersion):
     """A data set with a name. If it has one version only, its files may be given here."""
 
     versions: dict[str, DatasetVersion] = Field(
@@ -452,7 +452,7 @@ class BatchEntry(Section):
         description="the most of the batch's predicted time that trials may take, such as 0.05; 0 makes none",
     )
     devices: Devices = Field(default="auto", description="auto, {cpu: 2}, {gpu: 2} or {gpu: all}")
-    datasets: dict[str, NamedDatasetSection] | str | None = Field(
+    datasets: dict[str, DatasetSection] | str | None = Field(
         default=None, description="data sets by name, or a file with them, such as datasets.yaml"
     )
     jobs: list[JobEntry] = Field(default=[], description="a list of jobs")

@@ -11,7 +11,7 @@ from pydantic import ValidationError
 
 from ringmaster.tasks.batch import document, yaml_sections
 from ringmaster.tasks.batch.faults import Finding, Place, got, place_text
-from ringmaster.tasks.batch.schema import DatasetVersion, NamedDatasetSection
+from ringmaster.tasks.batch.schema import DatasetVersion, DatasetSection
 from ringmaster.tasks.files import beside, is_file, text_of
 from ringmaster.techniques.checkpoints.storage import is_url
 from ringmaster.text import is_printable_name, shortened
@@ -32,7 +32,7 @@ class Entry:
     """
 
     name: str
-    dataset: NamedDatasetSection
+    dataset: DatasetSection
     folder: Path
     at: Place = ()
     file: str = ""
@@ -114,11 +114,9 @@ def _entries(raw: Mapping[str, Any], *, folder: Path, at: Place) -> tuple[dict[s
     for name, value in raw.items():
         place = (*at, name)
         try:
-            dataset = NamedDatasetSection.model_validate(value)
+            dataset = DatasetSection.model_validate(value)
         except ValidationError as error:
-            found += [
-                replace(f, place=(*place, *f.place)) for f in yaml_sections.findings(error, root=NamedDatasetSection)
-            ]
+            found += [replace(f, place=(*place, *f.place)) for f in yaml_sections.findings(error, root=DatasetSection)]
             continue
         if wrong := [each for each in (name, *dataset.versions) if not is_printable_name(each)]:
             message = f"has the name {shortened(repr(wrong[0]), 200)}"
@@ -146,7 +144,7 @@ def _without_files(entry: Entry) -> list[Finding]:
 REMEDY = "give either path or splits"
 
 
-def _own(dataset: NamedDatasetSection) -> dict[str, Any]:
+def _own(dataset: DatasetSection) -> dict[str, Any]:
     """Returns the file settings that a data set gives itself, not under a version."""
     said = {"path": dataset.path, "splits": dataset.splits, "digest": dataset.digest}
     return {key: value for key, value in said.items() if value}

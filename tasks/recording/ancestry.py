@@ -106,7 +106,7 @@ def beside_parents(compared: Sequence[Mapping[str, Any]]) -> str:
     All are measured alike on one device.
 
     compared: the model first, then its parents, as JSON forms of
-        `ringmaster.techniques.models.rewriting.Measured`.
+        `ringmaster.techniques.models.rewriting.ModelMeasurements`.
     """
     if len(compared) < 2:
         return ""

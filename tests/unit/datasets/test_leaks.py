@@ -2,7 +2,7 @@
 
 import hashlib
 
-from ringmaster.tasks.batch.schema import NamedDatasetSection
+from ringmaster.tasks.batch.schema import DatasetSection
 from ringmaster.tasks.datasets.catalogue import Entry
 from ringmaster.tasks.datasets.checking import contents
 from ringmaster.techniques.data.row_files import CHARACTERS_PER_READ, FileText, content_hash
@@ -47,7 +47,7 @@ def test_the_digest_of_text_files_does_not_depend_on_how_they_are_read(tmp_path)
     texts = ["one text\n" * 40_000, "another"]
     for number, text in enumerate(texts):
         (tmp_path / f"{number}.txt").write_text(text)
-    entry = Entry(name="t", dataset=NamedDatasetSection(path="*.txt"), folder=tmp_path)
+    entry = Entry(name="t", dataset=DatasetSection(path="*.txt"), folder=tmp_path)
     found = contents(entry, "1")[""]
     whole = "".join(sorted(map(content_hash, texts)))
     assert (found.num_files, found.num_rows) == (2, 2)

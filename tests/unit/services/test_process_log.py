@@ -14,12 +14,12 @@ from ringmaster.flows.process.process_log import LOG_FORMAT, LogFormat, ProcessR
 # A process of a pool, with loggers of ours and of others.
 PROCESS = """
 import logging, sys, threading, warnings
-from ringmaster.flows.process.process_log import Role, log_to_stderr, notice, report_faults
+from ringmaster.flows.process.process_log import ProcessRole, log_to_stderr, notice, report_faults
 other = logging.getLogger("sqlalchemy.engine")
 other.addHandler(logging.StreamHandler(sys.stderr))
 other.propagate = False
-log_to_stderr(Role.CONTROLLER)
-log_to_stderr(Role.CONTROLLER)
+log_to_stderr(ProcessRole.CONTROLLER)
+log_to_stderr(ProcessRole.CONTROLLER)
 logging.getLogger("ringmaster.flows").info("plan %d\\nfollowed", 7)
 other.warning("slow")
 notice("it leads")
@@ -75,8 +75,8 @@ def test_text_is_the_default_and_has_what_it_had():
     ids=["process", "thread"],
 )
 def test_an_error_that_nobody_catches_is_a_record_too(program):
-    start = "import threading\nfrom ringmaster.flows.process.process_log import Role, log_to_stderr\n"
-    said = stderr_of(f"{start}log_to_stderr(Role.NODE)\n{program}", **{LOG_FORMAT: "json"})
+    start = "import threading\nfrom ringmaster.flows.process.process_log import ProcessRole, log_to_stderr\n"
+    said = stderr_of(f"{start}log_to_stderr(ProcessRole.NODE)\n{program}", **{LOG_FORMAT: "json"})
     (line,) = [json.loads(each) for each in said.splitlines()]
     assert "no such thing" in line["exception"]
     assert line["role"] == "node"
@@ -86,12 +86,12 @@ def test_prefect_and_mlflow_log_through_the_same_handler():
     """Both configure logging when they are imported, Prefect also when its server is made."""
     program = """
 import logging
-from ringmaster.flows.process.process_log import Role, log_to_stderr
-log_to_stderr(Role.PREFECT)
+from ringmaster.flows.process.process_log import ProcessRole, log_to_stderr
+log_to_stderr(ProcessRole.PREFECT)
 from prefect import flow
 from prefect.logging.configuration import setup_logging
 setup_logging()
-log_to_stderr(Role.PREFECT)
+log_to_stderr(ProcessRole.PREFECT)
 import mlflow
 for name in ("prefect.server", "prefect._internal", "uvicorn.error", "mlflow.store", "alembic", "ringmaster"):
     logging.getLogger(name).error("of %s", name)
