@@ -11,7 +11,7 @@ from pydantic import ValidationError
 
 from ringmaster.tasks.batch import document, yaml_sections
 from ringmaster.tasks.batch.faults import Finding, Place, got, place_text
-from ringmaster.tasks.batch.schema import DatasetVersion, DatasetSection
+from ringmaster.tasks.batch.schema import DatasetSection, DatasetVersion
 from ringmaster.tasks.files import beside, is_file, text_of
 from ringmaster.techniques.checkpoints.storage import is_url
 from ringmaster.text import is_printable_name, shortened
