@@ -214,9 +214,9 @@ class _TimedTrainer(trainers.Trainer):
         self._begun: dict[str, Any] = {}
         self._spans: dict[str, list[tuple[Any, Any]]] = {}
         reference = self.adaptation.reference
-        for model in (self._plain, None if reference is None else reference.model):
-            if model is not None:
-                self._watch(model, _layers(model))
+        for watched in (self._plain, None if reference is None else reference.model):
+            if watched is not None:
+                self._watch(watched, _layers(watched))
 
     def _watch(self, model: nn.Module, layers: Sequence[nn.Module]) -> None:
         model.register_forward_pre_hook(lambda *_: self._begin("forward"))
