@@ -290,10 +290,15 @@ class Executor:
         for name, goal in steering.goals.items():
             self.job_table.allow(name, goal)
         stops = {n: why for n, why in steering.stops.items() if self.job_table.records[n].status not in ENDED}
+        leads = {self.job_table.groups.lead_of(name) or name for name in (*steering.goals, *stops)}
         for name, why in stops.items():
             self._outcome_policy.stop_early(name, why)
+        self._detach(stops)
+        # A group whose jobs all rest has no gang whose end could part it: its lead may end, or be left behind, now.
+        for lead in leads:
+            self._outcome_policy.part_if_need_be(lead)
         if steering.goals or not planned.isdisjoint(stops):
-            self._dismiss(list(stops), why=steering.in_words())
+            self._plan_manager.want(steering.in_words())
 
     def replan_soon(self, *, why: str) -> None:
         """Requests a new plan in the background, as the terms have changed."""
@@ -360,11 +365,15 @@ class Executor:
         future.add_done_callback(lambda ended: self._post(number, ended))
 
     def _dismiss(self, jobs: Sequence[str], *, why: str) -> None:
+        self._detach(jobs)
+        self._plan_manager.want(why)
+
+    def _detach(self, jobs: Collection[str]) -> None:
+        """Stops the gangs of jobs that train no further, and removes the jobs from their groups."""
         self._stop_gangs(r for r in self._plan_progress.running.values() if r.segment.job in jobs)
         for job in jobs:
             self._take_out(job)
             self._outcome_policy.part_if_need_be(job)
-        self._plan_manager.want(why)
 
     def _take_out(self, job: str) -> None:
         """Removes a job from the gang of another job that trains it; the gang's other jobs continue."""

@@ -5,13 +5,14 @@ from dataclasses import replace
 import pytest
 
 from ringmaster.tasks.execution.events import JobEnded, SegmentEnded, SegmentStarted
+from ringmaster.tasks.execution.job_table import GOAL, SteeringRequest
 from ringmaster.tasks.storage.journal import JobStatus
 from ringmaster.techniques import registry
 from ringmaster.techniques.processes.events import CheckpointSaved, JobOfGroupEnded
 from ringmaster.techniques.processes.gang import Outcome
 from ringmaster.techniques.processes.reporter import STOP, leave
 from ringmaster.techniques.profiles import GroupMemberProfile
-from tests.unit.execution.fakes import Bench, FakeRunner, ends, job, profile
+from tests.unit.execution.fakes import Bench, FakeRunner, begin, ends, job, profile
 from tests.unit.execution.groups.grouped import GroupBench, all_done, bench_of, group, outcome_of
 
 SHARED = registry.dotted_path("shared_base")
@@ -201,3 +202,39 @@ def test_a_single_profile_is_what_a_job_has_that_leads_nobody(tmp_path):
     bench = Bench(tmp_path, [job("a")], profiles={"a": (profile(),)})
     assert bench.run()
     assert bench.plans[0].jobs[0].members == ()
+
+
+class TwoRequests:
+    """A scheduler that stops the lead once all rest at a rung, and lets the others train on in a later request."""
+
+    PURPOSE = "the scheduler of a test"
+
+    def __init__(self):
+        self._open, self._is_steered = {"a", "b", "c"}, False
+
+    def attach(self, act, *, later, started_s):
+        self._act, self._later = act, later
+
+    def listen(self, event):
+        if isinstance(event, JobEnded):
+            self._open.discard(event.job)
+        if isinstance(event, SegmentEnded) and not self._is_steered:
+            self._is_steered = True
+            for request in (SteeringRequest(stops={"a": "it is weak"}), SteeringRequest(goals={"b": 10, "c": 10})):
+                self._later(lambda request=request: self._act(request))
+
+    def is_open(self):
+        return bool(self._open)
+
+
+def test_the_others_continue_alone_where_the_lead_was_stopped_while_all_of_them_rested(tmp_path):
+    def to_the_rung(call, runner):
+        own, *others = [outcome_of(call, runner, order, step=4) for order in (call.order, *call.order.members)]
+        return Outcome(status="done", result={**own, "first_step": 0, "fellows": dict(zip("bc", others, strict=True))})
+
+    bench = bench_of(tmp_path, to_the_rung, steering=TwoRequests())
+    begin(bench.journal, bench.jobs, faults={})
+    for name in "abc":
+        bench.journal.write_job(name, details={GOAL: 4})
+    assert bench.run()
+    assert bench.statuses == {"a": JobStatus.STOPPED, "b": JobStatus.DONE, "c": JobStatus.DONE}
