@@ -60,7 +60,7 @@ OPTIONS = pytest.mark.parametrize(
 )
 
 
-class Watched(HostOffload):
+class RecordedOffload(HostOffload):
     """Records the number of slices with live memory on the device whenever one is fetched."""
 
     def __init__(self, *arguments, **options):
@@ -94,7 +94,7 @@ def test_two_slices_at_most_and_the_very_gradients(build, recompute, host_activa
     torch.manual_seed(0)
     model, inputs = build()
     plain = copy.deepcopy(model)
-    spilled = Watched(model, num_slices=num_slices, recompute=recompute, host_activations=host_activations)
+    spilled = RecordedOffload(model, num_slices=num_slices, recompute=recompute, host_activations=host_activations)
     spilled.bind(CPU)
     for seed in range(2):  # two micro-batches, to accumulate gradients
         torch.manual_seed(seed)
@@ -120,7 +120,7 @@ def test_without_tickets_autograd_would_keep_every_slice(monkeypatch):
     monkeypatch.setattr(HostOffload, "_ticket", lambda self, saved: saved)
     monkeypatch.setattr(HostOffload, "_redeem", lambda self, saved: saved)
     model, inputs = gpt2()
-    spilled = Watched(model, num_slices=NUM_LAYERS, recompute=False, host_activations=False)
+    spilled = RecordedOffload(model, num_slices=NUM_LAYERS, recompute=False, host_activations=False)
     spilled.bind(CPU)
     backward(model, inputs)
     assert spilled.most > NUM_LAYERS
@@ -128,7 +128,7 @@ def test_without_tickets_autograd_would_keep_every_slice(monkeypatch):
 
 def test_a_slice_comes_once_each_way():
     model, inputs = stack()
-    spilled = Watched(model, num_slices=3, recompute=False, host_activations=False)
+    spilled = RecordedOffload(model, num_slices=3, recompute=False, host_activations=False)
     spilled.bind(CPU)
     backward(model, inputs)
     num_slices = len(spilled.alive)
