@@ -6,7 +6,9 @@ from importlib.util import find_spec
 PACKAGES = {
     "images": ("PIL",),
     "kubernetes": ("prefect_kubernetes",),
+    "lm-eval": ("lm_eval",),
     "pool": ("flask_wtf", "prometheus_client", "psycopg", "pythonjsonlogger"),
+    "quantization": ("bitsandbytes",),
     "ray": ("ray",),
     "s3": ("s3fs",),
     "sweep": ("optuna",),
