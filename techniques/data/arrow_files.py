@@ -122,15 +122,19 @@ def _difference(before: Any, now: Any) -> Exception:
     )
 
 
-def read_tables(path: Path, *, names: Sequence[str] | None = None) -> Iterator[Table]:
-    """Yields the rows of a file, some at a time. They are read, not mapped: mapped pages count as memory."""
+def read_tables(path: Path, *, name: str | None = None) -> Iterator[Table]:
+    """Yields the rows of a file, some at a time, or those of one column; none where there is no file, or no column.
+
+    They are read, not mapped: mapped pages count as memory of the process.
+    """
     import pyarrow as pa
 
     if not path.exists():
         return
     with pa.OSFile(str(path)) as file, pa.ipc.open_stream(file) as stream:
-        for batch in stream:
-            yield pa.Table.from_batches([batch]).select(names or batch.schema.names)
+        if name is None or name in stream.schema.names:
+            for batch in stream:
+                yield pa.Table.from_batches([batch if name is None else batch.select([name])])
 
 
 def read_table(path: Path) -> Table:
@@ -173,47 +177,42 @@ def fingerprint(folder: Path, *, splits: Iterable[str] = SPLITS) -> str:
 
     It does not depend on how rows were written: of a ragged column, the ends of rows and all values are hashed.
     """
+    import pyarrow as pa
+
     sha = hashlib.sha256()
-    for split in splits:
-        path = split_file(folder, split)
-        for field in sorted(open_split(folder, split).schema, key=lambda field: str(field.name)):
-            for part in ("ends", "values") if is_ragged(field) else ("rows",):
-                _hash_column(sha, path, split, field.name, part)
+    for path, split in ((split_file(folder, split), split) for split in splits):
+        if not path.exists():
+            continue
+        num_rows = sum(table.num_rows for table in read_tables(path))
+        for field in sorted(pa.ipc.read_schema(str(path)), key=lambda field: str(field.name)):
+            num_values, is_list = num_rows, is_ragged(field)
+            name = field.name
+            if is_list:
+                sha.update(f"{split} {name}.ends <i8 ({num_rows},)".encode())
+                num_values, name = 0, f"{name}.values"
+                for values, lengths in columns_in(path, field.name):
+                    assert lengths is not None
+                    sha.update((num_values + np.cumsum(lengths)).data)
+                    num_values += len(values)
+            empty, _ = values_of(pa.array([], field.type))
+            sha.update(f"{split} {name} {empty.dtype.str} {(num_values, *empty.shape[1:])}".encode())
+            for values, _ in columns_in(path, field.name):
+                sha.update(np.ascontiguousarray(values).data)
     return sha.hexdigest()[:16]
 
 
-def _hash_column(sha: Any, path: Path, split: str, name: str, part: str) -> None:
-    """Adds a column of rows of one shape, or the ends or the values of a ragged one, to a hash."""
-    table = open_split(path.parent, split)
-    empty, _ = values_of(table[name].slice(0, 0))
-    num_values, before = table.num_rows, 0
-    if part == "values":
-        num_values = sum(len(column.flatten()) for column in table[name].chunks)
-    header = f"{name}.{part} <i8 ({num_values},)" if part == "ends" else (
-        f"{name}{'.values' if part == 'values' else ''} {empty.dtype.str} {(num_values, *empty.shape[1:])}"
-    )  # fmt: skip
-    sha.update(f"{split} {header}".encode())
-    for rows in read_tables(path, names=[name]):
-        values, lengths = values_of(rows[name])
-        if part == "ends":
-            assert lengths is not None
-            values = before + np.cumsum(lengths)
-            before = int(values[-1]) if len(values) else before
-        sha.update(np.ascontiguousarray(values).data)
+def columns_in(path: Path, name: str) -> Iterator[tuple[Array, NDArray[np.int64] | None]]:
+    """Yields the values of a column of a file, some rows at a time, and the lengths of the rows where they differ."""
+    for table in read_tables(path, name=name):
+        if table.num_rows:
+            yield values_of(table[name])
 
 
 def num_values(folder: Path, name: str) -> int | None:
     """Returns one more than the largest value of a column of whole numbers in all splits; None where there is none."""
-    largest = -1
-    for split in SPLITS:
-        if name not in open_split(folder, split).column_names:
-            continue
-        for rows in read_tables(split_file(folder, split), names=[name]):
-            values = values_of(rows[name])[0]
-            if values.dtype.kind not in "iu":
-                return None
-            largest = max(largest, 0, int(values.max(initial=0)))
-    return None if largest < 0 else largest + 1
+    columns = (values for split in SPLITS for values, _ in columns_in(split_file(folder, split), name))
+    largest = [int(values.max(initial=0)) if values.dtype.kind in "iu" else None for values in columns]
+    return None if not largest or None in largest else 1 + max(each for each in largest if each is not None)
 
 
 def some_rows(folder: Path, split: str, *, most: int) -> dict[str, list[Array] | Array]:

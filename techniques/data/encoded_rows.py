@@ -26,7 +26,7 @@ from numpy.typing import NDArray
 
 from ringmaster.codec import digest
 from ringmaster.techniques.checkpoints.checkpoint import publish
-from ringmaster.techniques.data.arrow_files import SPLITS, ArrowWriter, Table, read_table, table_of, texts_column
+from ringmaster.techniques.data.arrow_files import SPLITS, Table, read_table, texts_column
 from ringmaster.techniques.data.file_patterns import FilePart
 from ringmaster.techniques.data.file_rows import (
     DAY_S,
@@ -131,14 +131,14 @@ class RowFacts:
             is_text = not isinstance(row.content, (dict, list))
             self._positions += found if is_text else hashlib.sha256(split_key(row.content).encode()).digest()[:8]
 
-    def columns(self) -> dict[str, Any]:
-        """Returns the columns of all rows."""
+    def take(self) -> dict[str, Any]:
+        """Returns the columns of the rows that were added since the last call."""
 
         def numbers(hashes: bytearray) -> NDArray[np.uint64]:
             values = np.frombuffer(bytes(hashes), dtype=">u8").astype(np.uint64)
             return values if self._has_hashes else np.zeros(len(self._numbers), np.uint64)
 
-        return {
+        columns = {
             "number": np.array(self._numbers, dtype=np.int64),
             "file": texts_column(self._files),
             "hash": numbers(self._hashes),
@@ -146,12 +146,9 @@ class RowFacts:
             "held_out": np.array(self._held_out, dtype=np.uint8),
             "moment": np.array(self._moments, dtype=np.float64),
         }
-
-
-def write_facts(folder: Path, columns: dict[str, Any]) -> None:
-    """Writes what is known of the rows of a part."""
-    with ArrowWriter(folder / ROWS) as writer:
-        writer.write(table_of(columns))
+        for each in (self._numbers, self._files, self._hashes, self._positions, self._held_out, self._moments):
+            del each[:]
+        return columns
 
 
 @dataclass(frozen=True)

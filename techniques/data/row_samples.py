@@ -11,7 +11,7 @@ from __future__ import annotations
 import json
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, fields, replace
-from itertools import islice
+from itertools import chain, islice
 from pathlib import Path
 from typing import Any
 
@@ -32,7 +32,6 @@ from ringmaster.techniques.data.arrow_files import (
     fingerprint,
     is_ragged,
     num_values,
-    open_split,
     read_tables,
     split_file,
     table_of,
@@ -49,6 +48,7 @@ from ringmaster.techniques.data.class_labels import (
     without_variants,
 )
 from ringmaster.techniques.data.encoded_rows import (
+    ROWS,
     SAMPLES,
     EncodedPart,
     EncodedRows,
@@ -58,13 +58,12 @@ from ringmaster.techniques.data.encoded_rows import (
     content_of,
     manifest_of,
     parts_of_files,
-    write_facts,
 )
 from ringmaster.techniques.data.file_rows import RowReading
 from ringmaster.techniques.data.row_files import MAX_FAULTS, RowError, RowErrors
 from ringmaster.techniques.data.row_kind import Columns, RowKind, SampleContext
 from ringmaster.techniques.data.row_tokenizer import RowTokenizer, give_chat_template, give_padding_token
-from ringmaster.techniques.data.samples import PaddedSamples
+from ringmaster.techniques.data.samples import PaddedSamples, lengths_of
 from ringmaster.techniques.data.stored_source import TextProgress
 from ringmaster.techniques.data.tokens import TextDocument, encoder_of
 from ringmaster.techniques.data.unfit_data import constant_fault, distinct_labels
@@ -91,12 +90,13 @@ Sample = Mapping[str, Array]
 class SampleCounts:
     """What was written. num_samples: by split.
 
-    longest: the length of the longest sample, after it was cut.
+    longest: the length of the longest sample, after it was cut. lengths: of those to train on.
     num_truncated: the samples that were cut. num_left_out: those of which no label was left.
     """
 
     num_samples: dict[str, int] = field(default_factory=lambda: dict.fromkeys(SPLITS, 0))
     longest: int = 0
+    lengths: NDArray[np.int64] = field(default_factory=lambda: np.empty(0, np.int64))
     num_truncated: int = 0
     num_left_out: int = 0
 
@@ -186,11 +186,10 @@ class RowSamples:
         if self._label_column is not None:
             classes = DiscoveredClasses(column=self._label_column, classes=self._kind.classes)
             context = replace(context, _labels=classes if self._finds_classes else ClassLabels(self._spec.labels))
-        chunks: list[dict[str, Any]] = []
         faults: list[RowError] = []
         first_fault, num_rows = 0, 0
         rows, unreadable = self._kind.with_columns(part.rows()), None
-        with ArrowWriter(folder / SAMPLES, refused=self._refused) as samples:
+        with ArrowWriter(folder / SAMPLES, refused=self._refused) as samples, ArrowWriter(folder / ROWS) as known:
             while unreadable is None:
                 chunk: list[Row] = []
                 try:
@@ -202,7 +201,8 @@ class RowSamples:
                 table, about = self._samples(chunk, context, classes if self._finds_classes else None)
                 if table.num_rows:
                     samples.write(table)
-                chunks.append(about)
+                # At once: a million lists of classes would slow down Python's collector.
+                known.write(table_of({**facts.take(), **_facts_of_samples(**about)}))
                 if not part.is_windowed:
                     wrong = [(row, what) for row, what in zip(chunk, about["fault"], strict=True) if what is not None]
                     faults += [sample_error(row.file, row.number, what) for row, what in wrong]
@@ -213,7 +213,6 @@ class RowSamples:
                     break
         if faults or unreadable:
             raise RowErrors([*faults, *(unreadable.faults if unreadable else ())][:MAX_FAULTS]) from unreadable
-        write_facts(folder, {**facts.columns(), **_joined(chunks)})
         (folder / ABOUT).write_text(json.dumps({"classes": classes.names if self._finds_classes and classes else []}))
 
     def _samples(
@@ -341,7 +340,7 @@ class RowSamples:
 
     def _write_selected(self, parts: Sequence[SelectedPart], labels: ClassLabels | None) -> SampleCounts:
         """Writes the samples of both splits. Raises ValueError where one has none."""
-        counts = SampleCounts()
+        counts, lengths = SampleCounts(), list[NDArray[np.int64]]()
         packer = Packer(width=self._max_length) if self._spec.packing else None
 
         def write(writer: ArrowWriter, rows: Iterable[Sample]) -> None:
@@ -360,12 +359,15 @@ class RowSamples:
                 counts.num_truncated += int(each.encoded.column("num_cut")[each.wanted].sum())
                 for split, table in self._selected(each, np.flatnonzero(has_sample), labels):
                     counts.longest = max(counts.longest, self._longest(table))
+                    if split == "training":
+                        lengths.append(lengths_of(table))
                     if packer is not None and split == "training":
                         write(training, packer.add(_rows_of(table)))
                     else:
                         writers[split].write(table)
             if packer is not None:
                 write(training, packer.rest())
+        counts.lengths = np.concatenate(lengths) if lengths else np.empty(0, np.int64)
         counts.num_samples = {split: writer.num_rows for split, writer in writers.items()}
         for split, use, remedy in (
             ("training", "train", "check the path, or lower held_out"),
@@ -409,7 +411,7 @@ class RowSamples:
         folder, columns, tokenizer = self._folder, self._columns, self._context._tokenizer
         width = self._max_length if self._spec.packing else self._spec.seq_len or counts.longest
         padding = {**self._kind.padding, TOKENS: tokenizer.pad_id if tokenizer is not None else 0}
-        stored = open_split(folder, "training")
+        stored = next(read_tables(split_file(folder, "training")))
         samples = PaddedSamples(stored, collate=self._kind.collate, width=width, padding=padding)
         batch = samples.rows([0])
         shapes = {name: tuple(tensor.shape[1:]) for name, tensor in batch.items()}
@@ -445,7 +447,7 @@ class RowSamples:
             num_truncated=counts.num_truncated,
             num_left_out=counts.num_left_out,
             columns=tuple(sorted(columns.columns.items())),
-            lengths=(width, width) if self._spec.packing else _typical_lengths(samples),
+            lengths=(width, width) if self._spec.packing else _typical_lengths(counts.lengths),
         )
         return self._kind.described(self._with_label_faults(prepared, labels))
 
@@ -469,15 +471,16 @@ def sample_error(file: str, number: int, what: str) -> RowError:
     return RowError(f"{file}, row {number}:", problem, remedy or "check the row")
 
 
-def _joined(chunks: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
-    """The columns of what is known of the samples of all rows."""
-    classes = [np.asarray(each, np.int32) for chunk in chunks for each in chunk["classes"]]
-    lengths = np.fromiter(map(len, classes), np.int64, count=len(classes))
+def _facts_of_samples(
+    *, num_cut: Array, has_sample: Array, fault: Sequence[str | None], classes: Sequence[Sequence[int]]
+) -> dict[str, Any]:
+    """What is known of the samples of rows, as columns."""
+    numbers = np.fromiter(chain.from_iterable(classes), np.int32)
     return {
-        "num_cut": np.concatenate([chunk["num_cut"] for chunk in chunks]),
-        "has_sample": np.concatenate([chunk["has_sample"] for chunk in chunks]).astype(np.uint8),
-        "fault": texts_column([fault for chunk in chunks for fault in chunk["fault"]]),
-        "classes": column_of(np.concatenate([np.empty(0, np.int32), *classes]), lengths),
+        "num_cut": num_cut,
+        "has_sample": has_sample.astype(np.uint8),
+        "fault": texts_column(fault),
+        "classes": column_of(numbers, np.fromiter(map(len, classes), np.int64, count=len(classes))),
     }
 
 
@@ -533,10 +536,10 @@ def _rows_of(table: Table) -> list[Sample]:
     return [dict(zip(columns, row, strict=True)) for row in zip(*columns.values(), strict=True)]
 
 
-def _typical_lengths(samples: PaddedSamples) -> tuple[int, ...]:
+def _typical_lengths(lengths: NDArray[np.int64]) -> tuple[int, ...]:
     """The `PreparedData.lengths` of samples, of at most 65,536 of them."""
-    chosen = np.unique(np.linspace(0, len(samples) - 1, min(len(samples), 1 << 16)).astype(np.int64))
-    return tuple(int(length) for length in np.quantile(samples.lengths()[chosen], (0.5, 0.95), method="higher"))
+    chosen = np.unique(np.linspace(0, len(lengths) - 1, min(len(lengths), 1 << 16)).astype(np.int64))
+    return tuple(int(length) for length in np.quantile(lengths[chosen], (0.5, 0.95), method="higher"))
 
 
 ROWS_AT_ONCE = 64

@@ -7,7 +7,7 @@ batch of a step is a function of (seed, step) and of the samples' lengths alone 
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from functools import cached_property, lru_cache
+from functools import lru_cache
 from typing import TYPE_CHECKING, Protocol, cast, runtime_checkable
 
 import numpy as np
@@ -64,19 +64,11 @@ class PaddedSamples(ArraySamples):
 
     def lengths(self) -> NDArray[np.int64]:
         """Returns the length of each sample, the longest of its columns: [samples]."""
-        return self._lengths
+        return lengths_of(self._table)
 
     def longest(self, indices: Indices) -> int:
         """Returns the length of the longest of some samples."""
-        return int(self._lengths[np.asarray(indices, dtype=np.int64)].max(initial=0))
-
-    @cached_property
-    def _lengths(self) -> NDArray[np.int64]:
-        found = np.zeros(len(self), dtype=np.int64)
-        for name in (field.name for field in self._table.schema if is_ragged(field)):
-            lengths = [np.diff(rows.offsets.to_numpy()) for rows in self._table[name].chunks]
-            found = np.maximum(found, np.concatenate(lengths))
-        return found
+        return int(lengths_of(self._rows(indices)).max(initial=0))
 
     def rows(self, indices: Indices, /, *, width: int | None = None) -> dict[str, torch.Tensor]:
         """Returns the samples of `indices`, stacked, with ragged columns padded to `width`."""
@@ -88,6 +80,15 @@ class PaddedSamples(ArraySamples):
             else:
                 ragged[name] = padded(values, lengths, width=width or self.width, fill=self._padding.get(name, 0))
         return self._collate({**plain, **ragged})
+
+
+def lengths_of(table: Table) -> NDArray[np.int64]:
+    """Returns the length of each row, the longest of its ragged columns: [rows]."""
+    found = np.zeros(table.num_rows, dtype=np.int64)
+    for name in (field.name for field in table.schema if is_ragged(field)):
+        lengths = [np.diff(rows.offsets.to_numpy()) for rows in table[name].chunks]
+        found = np.maximum(found, np.concatenate([found[:0], *lengths]))
+    return found
 
 
 def as_tensors(columns: Mapping[str, Array]) -> dict[str, torch.Tensor]:

@@ -24,6 +24,7 @@ from ringmaster.techniques.data.arrow_files import (
     values_of,
 )
 from ringmaster.techniques.data.encoded_rows import (
+    ROWS,
     SAMPLES,
     EncodedRows,
     RowFacts,
@@ -31,7 +32,6 @@ from ringmaster.techniques.data.encoded_rows import (
     SelectedPart,
     content_of,
     manifest_of,
-    write_facts,
 )
 from ringmaster.techniques.data.row_files import FileText, check_tokenizer
 from ringmaster.techniques.data.stored_source import TextProgress
@@ -295,7 +295,7 @@ class _TokenWriter:
         """Writes the tokens of rows in pieces, each with the place of its row, and what is known of the rows."""
         facts = RowFacts(part, self._spec)
         num_rows = 0
-        with ArrowWriter(folder / SAMPLES) as pieces:
+        with ArrowWriter(folder / SAMPLES) as pieces, ArrowWriter(folder / ROWS) as known:
             for documents, ids in self._encoded(
                 documents_of(_recorded(part.rows(), facts), has_ids=self._encoder is None)
             ):
@@ -306,7 +306,7 @@ class _TokenWriter:
                 dtype = np.uint32 if self._encoder is None else self._dtype
                 values = np.concatenate(ids).astype(dtype, copy=False)
                 pieces.write(table_of({COLUMN: column_of(values, lengths), "row": row}))
-        write_facts(folder, facts.columns())
+            known.write(table_of(facts.take()))
 
     def write(self, folder: Path, parts: Sequence[SelectedPart]) -> PreparedData:
         """Writes the samples of both splits; returns the description. Raises ValueError where a split is too short."""

@@ -10,7 +10,7 @@ from typing import Any
 
 import numpy as np
 
-from ringmaster.techniques.data.arrow_files import Array, open_split, read_tables, split_file, values_of
+from ringmaster.techniques.data.arrow_files import Array, columns_in, split_file
 from ringmaster.techniques.data.file_patterns import MatchedFiles, matching
 from ringmaster.techniques.data.row_files import hash_bytes
 from ringmaster.techniques.data_source import PreparedData, Row
@@ -110,7 +110,7 @@ def distinct_labels(folder: Path, split: str) -> set[tuple[float, ...]]:
     Of numbers to predict, these are the smallest and the largest.
     """
     found: set[tuple[float, ...]] = set()
-    for rows, _ in _columns(folder, split, "labels"):
+    for rows, _ in columns_in(split_file(folder, split), "labels"):
         if rows.ndim > 2:
             return set()
         if rows.ndim == 2:
@@ -134,23 +134,16 @@ def constant_fault(labels: Iterable[str], *, num_rows: int, column: str) -> str:
 
 def are_pairs_equal(folder: Path) -> bool:
     """Returns whether both rows of tokens are equal in all samples to train on."""
-    return all((values == values[:, :1]).all() for values, _ in _columns(folder, "training", "input_ids"))
+    return all((values == values[:, :1]).all() for values, _ in columns_in(split_file(folder, "training"), "input_ids"))
 
 
 def are_samples_equal(folder: Path) -> bool:
     """Returns whether all samples of tokens to train on are the same."""
     first: Array | None = None
-    for values, lengths in _columns(folder, "training", "input_ids"):
+    for values, lengths in columns_in(split_file(folder, "training"), "input_ids"):
+        assert lengths is not None
         if first is None:
             first = values[: lengths[0]]
         if (lengths != len(first)).any() or (values.reshape(-1, *first.shape) != first).any():
             return False
     return True
-
-
-def _columns(folder: Path, split: str, name: str) -> Iterator[tuple[Array, Any]]:
-    """Yields the values of a column, some rows at a time, and the lengths of the rows where they differ."""
-    if name in open_split(folder, split).column_names:
-        for rows in read_tables(split_file(folder, split), names=[name]):
-            if rows.num_rows:
-                yield values_of(rows[name])
