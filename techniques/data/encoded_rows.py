@@ -194,7 +194,8 @@ class SelectedPart:
 
     def split(self, split: str) -> NDArray[np.bool_]:
         """Returns which rows are read for a split."""
-        return self.wanted & (self.held_out == (split == "held_out"))
+        chosen: NDArray[np.bool_] = self.wanted & (self.held_out == (split == "held_out"))
+        return chosen
 
 
 class EncodedRows:
