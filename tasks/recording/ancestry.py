@@ -49,6 +49,11 @@ class Ancestry:
         found = [*(self._named(job, name) for name in job.parents), *map(self._imported, _sources(job))]
         return list(dict.fromkeys(uri for uri in found if uri is not None))
 
+    def forget(self, job: Job) -> None:
+        """Forgets the nodes of the models from elsewhere that a job came from."""
+        for source in {*job.parents, *_sources(job)}:
+            self.journal.remove(f"imported:{source}")
+
     def first_weights(self, job: Job) -> str | None:
         """Returns the URI or id of the model that a student starts from, where it is not its teacher; else None."""
         if job.adaptation is None or job.adaptation.teacher is None:
