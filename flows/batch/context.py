@@ -133,9 +133,8 @@ lent_server: ContextVar[ForkServerClient | None] = ContextVar("lent_server", def
 
 def ledger_of(home: Path) -> Ledger:
     """Returns the records of a home, or of the pool to which it belongs; no connection is open yet."""
-    uri = settings.tracking_uri(home)
     with input_errors(LedgerError):
-        return Ledger(uri, artifact_root=home / "mlartifacts", waiting=flow_runs.for_mlflow())
+        return settings.ledger(home, waiting=flow_runs.for_mlflow())
 
 
 def warm_up_ledger(ledger: Ledger, batch: Batch) -> None:
