@@ -14,10 +14,9 @@ from peft import PeftModel
 from transformers import LlamaForCausalLM
 
 from ringmaster.codec import to_json
-from ringmaster.techniques import Adapter, DataSpec
+from ringmaster.techniques import DataSpec
 from ringmaster.techniques.data import prepare
 from ringmaster.techniques.job import CONTINUE, MERGE
-from ringmaster.techniques.models.build import build_model
 from ringmaster.techniques.models.peft_format import base_of
 from ringmaster.techniques.scoring.evaluation import EvaluationOrder, evaluate_model
 from tests.integration.losses.test_losses import CALM_ADAMW, LORA, TINY, preference_job
@@ -52,7 +51,10 @@ def test_dpo_goes_on_from_the_adapter_and_compares_with_it(bench, sft, tmp_path)
     assert base_of(Path(trained.order.model_dir)) == base_of(Path(sft.order.model_dir))
 
 
-@pytest.mark.parametrize("layout", [Layout("ddp", 2, {"micro_batch": 2}), Layout("fsdp", 2, {"reshard": True})], ids=str)
+LAYOUTS = [Layout("ddp", 2, {"micro_batch": 2}), Layout("fsdp", 2, {"reshard": True})]
+
+
+@pytest.mark.parametrize("layout", LAYOUTS, ids=str)
 def test_every_technique_goes_on_alike(bench, sft, tmp_path, layout):
     expected = dpo(bench, sft, tmp_path / "single", CONTINUE)
     trained = dpo(bench, sft, tmp_path / "other", CONTINUE, layout=layout)
