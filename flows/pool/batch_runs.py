@@ -46,7 +46,7 @@ from sqlalchemy.exc import SQLAlchemyError
 from ringmaster.flows.batch.batch_input import ANSWER_WITHIN_S
 from ringmaster.flows.batch.flow_runs import OF_COMMAND, runs_fact
 from ringmaster.flows.pool.segment_runs import OpenClient
-from ringmaster.flows.promotion.approval import silence_to_start
+from ringmaster.flows.retraining.approval import silence_to_start
 from ringmaster.tasks.pool.requests import Request, RequestKind, Requests, RequestStatus, SilenceMonitor
 from ringmaster.tasks.pool.submissions import CANCELLED, MEASURING, BatchMeasurement, Submissions, measurements, name_of
 from ringmaster.tasks.storage.database import Database

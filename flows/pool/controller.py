@@ -15,10 +15,10 @@ from sqlalchemy.exc import SQLAlchemyError
 
 from ringmaster.errors import input_errors
 from ringmaster.flows import settings
+from ringmaster.flows.interrupts import stop_signals
 from ringmaster.flows.pool.batch_runs import BatchRuns, CrashedRuns, LateAnswers
 from ringmaster.flows.pool.segment_runs import PrefectNodeRuns, SegmentRuns
-from ringmaster.flows.process.interrupts import stop_signals
-from ringmaster.flows.process.process_log import ProcessRole, log_to_stderr
+from ringmaster.flows.process_log import ProcessRole, log_to_stderr
 from ringmaster.flows.reports.progress import describe
 from ringmaster.flows.services.service_files import say_ready
 from ringmaster.flows.settings import PoolAddress
@@ -30,8 +30,8 @@ from ringmaster.tasks.execution.engine import WORKERS, Engine, EngineContext, bu
 from ringmaster.tasks.execution.events import ExecutionEvent
 from ringmaster.tasks.execution.executor import Executor
 from ringmaster.tasks.execution.replanner import Replanner
-from ringmaster.tasks.pool.controller.controller import HOLDER_OF_SEGMENTS, PoolController
-from ringmaster.tasks.pool.controller.failover import BEAT_EVERY_S, Leadership
+from ringmaster.tasks.pool.controller import HOLDER_OF_SEGMENTS, PoolController
+from ringmaster.tasks.pool.failover import BEAT_EVERY_S, Leadership
 from ringmaster.tasks.pool.nodes import NodeRegistry, PoolLeases, Timeouts
 from ringmaster.tasks.pool.submissions import Submission, Submissions
 from ringmaster.tasks.storage.database import BatchingDatabase, Database, DatabaseClosed

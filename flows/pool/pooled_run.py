@@ -19,7 +19,7 @@ from typing import Any, Protocol
 
 from ringmaster.codec import to_json
 from ringmaster.errors import BatchCancelled
-from ringmaster.flows import settings
+from ringmaster.flows import interrupts, settings
 from ringmaster.flows.batch.artifacts import show_records
 from ringmaster.flows.batch.context import RunOptions
 from ringmaster.flows.batch.flow_runs import (
@@ -33,11 +33,18 @@ from ringmaster.flows.batch.flow_runs import (
 from ringmaster.flows.batch.group_choice import choose_together
 from ringmaster.flows.batch.result import MEASURED, BatchResult, are_measured, close_records, collect, report_refusals
 from ringmaster.flows.batch.run_folder import alone_in, base_weights, begun, checkpoint_root_of, note_start
-from ringmaster.flows.pool.follower import BatchFollower, followed_batch, num_devices, shown_in_prefect
+from ringmaster.flows.pool.follower import (
+    IS_OVER,
+    BatchFollower,
+    PoolRun,
+    followed_batch,
+    num_devices,
+    place_of_run,
+    reopen,
+    shown_in_prefect,
+)
 from ringmaster.flows.pool.own_node import healthy
-from ringmaster.flows.pool.pool_run import IS_OVER, PoolRun, place_of_run, reopen
 from ringmaster.flows.pool.profiling import keeping_a_node, profile_on_pool
-from ringmaster.flows.process import interrupts
 from ringmaster.flows.reports.progress import current_view
 from ringmaster.flows.settings import PoolAddress
 from ringmaster.model_lineage.ledger.ledger import Ledger

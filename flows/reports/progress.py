@@ -17,8 +17,8 @@ from rich.progress_bar import ProgressBar
 from rich.spinner import Spinner
 from rich.table import Table
 
+from ringmaster.flows.interrupts import said_by
 from ringmaster.flows.output import announced_by, fitting_columns, styled
-from ringmaster.flows.process.interrupts import said_by
 from ringmaster.tasks.background_worker import running
 from ringmaster.tasks.execution.events import (
     ExecutionEvent,

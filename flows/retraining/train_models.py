@@ -16,7 +16,7 @@ from ringmaster.flows import settings
 from ringmaster.flows.batch.flow_runs import kept_result
 from ringmaster.flows.batch.result import BatchResult
 from ringmaster.flows.batch.run_folder import folder_to_resume
-from ringmaster.flows.pool.pool_run import newest_run
+from ringmaster.flows.pool.follower import newest_run
 from ringmaster.flows.reports.progress import current_view
 from ringmaster.flows.retraining.inspect_models import TRAINED, InspectedModel, trained_of
 from ringmaster.flows.retraining.retraining_run import RetrainingRun

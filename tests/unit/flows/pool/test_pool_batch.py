@@ -12,6 +12,7 @@ from fsspec.implementations.memory import MemoryFileSystem
 from prefect.exceptions import TerminationSignal
 
 from ringmaster.errors import BatchCancelled, InputError
+from ringmaster.flows import interrupts
 from ringmaster.flows import train_batch as steps
 from ringmaster.flows.batch import result as records
 from ringmaster.flows.batch.context import RunOptions
@@ -19,7 +20,6 @@ from ringmaster.flows.batch.flow_runs import STARTED_RUN, cancel_batches, runs_f
 from ringmaster.flows.batch.run_folder import alone_in
 from ringmaster.flows.pool import follower, pooled_run
 from ringmaster.flows.pool.pooled_run import open_pooled_run, store_weights
-from ringmaster.flows.process import interrupts
 from ringmaster.flows.reports.progress import View, current_view
 from ringmaster.flows.settings import PoolAddress
 from ringmaster.model_lineage import waiting

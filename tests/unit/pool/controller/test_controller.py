@@ -7,8 +7,8 @@ import pytest
 from sqlalchemy import update
 
 from ringmaster.tasks.execution.events import GangSaid, JobEnded, Planned, SegmentEnded, SegmentStarted
+from ringmaster.tasks.pool import controller
 from ringmaster.tasks.pool import requests as wishes
-from ringmaster.tasks.pool.controller import controller
 from ringmaster.tasks.pool.nodes import NodeRegistry, NodeStatus
 from ringmaster.tasks.pool.submissions import Submissions
 from ringmaster.tasks.storage.journal import JobStatus, Journal

@@ -10,9 +10,9 @@ from hypothesis import strategies as st
 
 from ringmaster.tasks.planning.plans.checked_plans import checked_plan
 from ringmaster.tasks.planning.whatif.nodes import NodePrices
+from ringmaster.tasks.pool import node_scaler
 from ringmaster.tasks.pool import requests as wishes
-from ringmaster.tasks.pool.controller import node_scaler
-from ringmaster.tasks.pool.controller.elasticity import (
+from ringmaster.tasks.pool.node_scaler import (
     DEFAULT_COME_S,
     ComingTimes,
     ElasticityOptions,

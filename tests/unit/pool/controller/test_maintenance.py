@@ -4,8 +4,8 @@ import pytest
 from sqlalchemy import update
 
 from ringmaster.tasks.execution.events import JobEnded
+from ringmaster.tasks.pool import controller
 from ringmaster.tasks.pool import requests as wishes
-from ringmaster.tasks.pool.controller import controller
 from ringmaster.tasks.pool.event_log import BatchEvents, EventLog, LogPosition
 from ringmaster.tasks.pool.requests import Requests
 from ringmaster.tasks.pool.submissions import Submissions

@@ -6,7 +6,7 @@ import pytest
 
 from ringmaster.tasks.execution.events import JobEnded, SegmentEnded, SegmentStarted
 from ringmaster.tasks.pool import requests as wishes
-from ringmaster.tasks.pool.controller.node_scaler import empty_before_s
+from ringmaster.tasks.pool.node_scaler import empty_before_s
 from ringmaster.tasks.pool.requests import Requests
 from ringmaster.tasks.storage.journal import JobStatus
 from ringmaster.techniques.processes.reporter import STOP

@@ -26,7 +26,7 @@ from sqlalchemy.exc import ArgumentError
 
 from ringmaster.codec import to_json
 from ringmaster.flows import settings
-from ringmaster.flows.diagnosis.bundle import (
+from ringmaster.flows.reports.bundle import (
     Bundle,
     BundleFile,
     Collect,

@@ -1,4 +1,4 @@
-"""The process of a controller that talks to Ray: `python -m ringmaster.tasks.pool.providers.ray.broker`.
+"""The process of a controller that talks to Ray: `python -m ringmaster.tasks.pool.ray.broker`.
 
 It is a process of its own, as Ray aborts its drivers where the head of the cluster does not answer for a minute. It
 answers requests, which come over the socket that is its stdin, one after another until that is closed.
@@ -22,9 +22,9 @@ from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
 
 from ringmaster.codec import to_json
 from ringmaster.errors import ChannelClosed
-from ringmaster.tasks.pool.providers.provider import Allocation, AllocationStatus
-from ringmaster.tasks.pool.providers.ray import actor
-from ringmaster.tasks.pool.providers.ray.options import (
+from ringmaster.tasks.pool.provider import Allocation, AllocationStatus
+from ringmaster.tasks.pool.ray import actor
+from ringmaster.tasks.pool.ray.options import (
     PREFIX,
     NodeOrder,
     RayOptions,

@@ -26,7 +26,7 @@ from ringmaster.tasks.cluster import Device, Node
 from ringmaster.tasks.execution.dispatch import PlannedSegment, device_of
 from ringmaster.tasks.execution.events import ExecutionEvent, JobEnded, SegmentEnded, SegmentStarted
 from ringmaster.tasks.execution.progress import RunningSegment, is_about
-from ringmaster.tasks.pool.controller.active_batches import OptionKey, option_key
+from ringmaster.tasks.pool.active_batches import OptionKey, option_key
 from ringmaster.tasks.pool.submissions import Submission
 from ringmaster.tasks.process_identity import has_ended, own_process
 from ringmaster.tasks.storage.database import Database

@@ -13,9 +13,9 @@ from dataclasses import dataclass, replace
 from ringmaster.errors import EngineUnavailable, SlurmError
 from ringmaster.tasks.execution.engine import EngineContext, NodeRun
 from ringmaster.tasks.execution.known_nodes import EMPTY_BEFORE_S
-from ringmaster.tasks.pool.controller.pool_engine import PoolEngine
-from ringmaster.tasks.pool.providers.provider import Allocation, AllocationStatus
-from ringmaster.tasks.pool.providers.slurm.commands import (
+from ringmaster.tasks.pool.pool_engine import PoolEngine
+from ringmaster.tasks.pool.provider import Allocation, AllocationStatus
+from ringmaster.tasks.pool.slurm.commands import (
     Slurm,
     SlurmJob,
     SlurmNode,
@@ -25,7 +25,7 @@ from ringmaster.tasks.pool.providers.slurm.commands import (
     lacking_commands,
     seconds_of,
 )
-from ringmaster.tasks.pool.providers.work_pool import build_engine
+from ringmaster.tasks.pool.work_pool import build_engine
 
 logger = logging.getLogger(__name__)
 

@@ -15,16 +15,16 @@ from ringmaster.codec import to_json
 from ringmaster.errors import InputError
 from ringmaster.flows import settings
 from ringmaster.flows.lineage.home import LineageHome
-from ringmaster.flows.promotion import examine
-from ringmaster.flows.promotion.examine import EvaluatedModel
+from ringmaster.flows.retraining import examine
+from ringmaster.flows.retraining.examine import EvaluatedModel
 from ringmaster.model_lineage.records import CHAMPION
 from ringmaster.model_lineage.snapshot import LineageNode
 from ringmaster.tasks.alarms import Alarm
 from ringmaster.tasks.evaluation import recording
 from ringmaster.tasks.profiling.preflight import Notice
-from ringmaster.tasks.retraining import alias_moves, promotion
-from ringmaster.tasks.retraining.alias_moves import MoveLog
+from ringmaster.tasks.retraining import promotion
 from ringmaster.tasks.retraining.policy import PromotionDecision, PromotionPolicy, decide_by, load_policy
+from ringmaster.tasks.retraining.promotion import MoveLog
 from ringmaster.tasks.storage.database import Database, file_url
 from ringmaster.techniques import EvaluationSpec
 
@@ -127,7 +127,7 @@ def promote_by_hand(
 
 def _begun_before(home: LineageHome, node: LineageNode) -> Promotion:
     """Returns a promotion that was just finished, with the decision that was made when it was begun."""
-    version, kept = node.record.version, alias_moves.read_decisions(home.ledger, node.record)
+    version, kept = node.record.version, promotion.read_decisions(home.ledger, node.record)
     assert version is not None and kept, "what was finished was decided, and kept"
     decision = PromotionDecision(promote=True, why="; ".join(kept[-1].reasons), reasons=kept[-1].reasons)
     return Promotion(

@@ -12,7 +12,7 @@ from ringmaster.tasks.execution.dispatch import DeviceId
 from ringmaster.tasks.execution.engine import EngineNode
 from ringmaster.tasks.execution.executor import Executor
 from ringmaster.tasks.execution.job_table import SteeringRequest
-from ringmaster.tasks.pool.controller.active_batches import PRIORITIES, ActiveBatch, Quarantine
+from ringmaster.tasks.pool.active_batches import PRIORITIES, ActiveBatch, Quarantine
 from ringmaster.tasks.pool.nodes import BLIND_S, LOAN, PoolLeases, is_loan
 from ringmaster.tasks.pool.requests import MOST_PRIORITY, Request, RequestKind, Requests, RequestStatus, SilenceMonitor
 from ringmaster.tasks.pool.submissions import Submission, Submissions, cancel_unsubmitted, unsubmitted

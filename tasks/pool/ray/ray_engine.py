@@ -17,15 +17,15 @@ from ringmaster.codec import from_json
 from ringmaster.errors import EngineUnavailable
 from ringmaster.extras import require_extra
 from ringmaster.tasks.execution.engine import EngineContext, NodeRun
-from ringmaster.tasks.pool.controller.pool_engine import PoolEngine, pool_engine
-from ringmaster.tasks.pool.providers.provider import Allocation, AllocationStatus
-from ringmaster.tasks.pool.providers.ray.options import ADDRESS, LOOPBACK_ALONE, RayOptions
-from ringmaster.tasks.pool.providers.work_pool import WorkPoolProvider
+from ringmaster.tasks.pool.pool_engine import PoolEngine, pool_engine
+from ringmaster.tasks.pool.provider import Allocation, AllocationStatus
+from ringmaster.tasks.pool.ray.options import ADDRESS, LOOPBACK_ALONE, RayOptions
+from ringmaster.tasks.pool.work_pool import WorkPoolProvider
 from ringmaster.techniques.processes.channel import Channel
 
 logger = logging.getLogger(__name__)
 
-COMMAND = (sys.executable, "-P", "-m", "ringmaster.tasks.pool.providers.ray.broker")
+COMMAND = (sys.executable, "-P", "-m", "ringmaster.tasks.pool.ray.broker")
 ANSWER_S = 90.0  # Ray tries for a minute to reach its head
 
 LOG = "ray.log"

@@ -42,7 +42,7 @@ def open_directly(request: urllib.request.Request | str, *, timeout_s: float) ->
 def report_bypass() -> None:
     """Exempts loopback from the proxies, and tells people which of them were removed."""
     if removed := bypass_proxies():
-        from ringmaster.flows.process.process_log import report_faults
+        from ringmaster.flows.process_log import report_faults
 
         report_faults(removed)
 

@@ -15,8 +15,8 @@ import psutil
 import ray
 
 from ringmaster.codec import from_json
-from ringmaster.tasks.pool.providers.ray import agent_parent
-from ringmaster.tasks.pool.providers.ray.options import NodeOrder
+from ringmaster.tasks.pool.ray import agent_parent
+from ringmaster.tasks.pool.ray.options import NodeOrder
 
 ALLOCATION, READY_FILE = "RINGMASTER_ALLOCATION", "RINGMASTER_READY_FILE"
 LOOK_EVERY_S = 0.2
