@@ -74,14 +74,18 @@ def make_alarms(client: SyncPrefectClient, notify: str | None = None) -> None:
     said = notify or os.environ.get(NOTIFY)
     block = _block(client, said) if said else None
     for name, (subject, events) in SUBJECTS.items():
-        standing = client.read_automations_by_name(name)
-        if standing and block is None:
+        if block is None and client.read_automations_by_name(name):
             continue
-        wanted = _automation(name, subject, events, block)
-        for found in standing:
-            client.update_automation(found.id, wanted)
-        if not standing:
-            client.create_automation(wanted)
+        _make(client, _automation(name, subject, events, block))
+
+
+def _make(client: SyncPrefectClient, automation: AutomationCore) -> None:
+    """Creates an automation, or updates those of its name."""
+    known = client.read_automations_by_name(automation.name)
+    for each in known:
+        client.update_automation(each.id, automation)
+    if not known:
+        client.create_automation(automation)
 
 
 def _automation(name: str, subject: str, events: set[str], block: UUID | None) -> AutomationCore:
@@ -163,12 +167,7 @@ def make_automation(client: SyncPrefectClient) -> None:
         message=f"no sign of life for {SILENT_AFTER.total_seconds():.0f} s",
         force=False,
     )
-    wanted = AutomationCore(name=AUTOMATION, trigger=trigger, actions=[action])
-    standing = client.read_automations_by_name(AUTOMATION)
-    for found in standing:
-        client.update_automation(found.id, wanted)
-    if not standing:
-        client.create_automation(wanted)
+    _make(client, AutomationCore(name=AUTOMATION, trigger=trigger, actions=[action]))
 
 
 def keep_own_retraining(client: SyncPrefectClient, deploy: Callable[[], None]) -> None:

@@ -396,8 +396,7 @@ def _print_address(home: Path, as_json: bool) -> None:
         raise InputError([f"the pool of {home} is still starting, or ending. To fix: wait for that `ringmaster up`"])
     address = settings.PoolAddress(**json.loads(file.read_text()))
     urls = {"prefect": address.prefect_api.removesuffix("/api"), "mlflow": address.mlflow_uri}
-    if address.metrics_url:  # a pool that an earlier release started has none
-        urls["metrics"] = address.metrics_url
+    urls |= {"metrics": address.metrics_url} if address.metrics_url else {}  # release 0.2 has none
     kept = password_file(home / "pool")
     if as_json:
         print_json({**urls, "work_pool": address.work_pool, "home": str(home), "password_file": str(kept)})

@@ -40,7 +40,6 @@ from ringmaster.tasks.execution.events import (
 )
 from ringmaster.tasks.execution.job_table import SteeringRequest
 from ringmaster.tasks.execution.plan_manager import EVERY_S
-from ringmaster.tasks.pool import requests as wishes
 from ringmaster.tasks.pool.event_log import BatchEvents, LogPosition
 from ringmaster.tasks.pool.nodes import NodeRegistry
 from ringmaster.tasks.pool.requests import RequestKind, Requests
@@ -87,7 +86,7 @@ class PoolRun:
         """All batches of the pool."""
         return Submissions(self.database)
 
-    def ask(self, kind: wishes.RequestKind, **more: str) -> None:
+    def ask(self, kind: RequestKind, **more: str) -> None:
         """Sends the controller a request about the whole batch."""
         Requests(self.database).ask(kind, {"batch": self.id, "jobs": [], **more})
 
@@ -104,7 +103,7 @@ def reopen(run: PoolRun, submission: Submission) -> LogPosition:
     records = run.journal.jobs()
     if not run.has_ended():
         if any(record.status == JobStatus.PAUSED for record in records.values()):
-            run.ask(wishes.RequestKind.RESUME)
+            run.ask(RequestKind.RESUME)
         return LogPosition()
     # The controller has dropped a batch that has ended, and reads it again from here.
     # Some jobs may wait already: an earlier process that reopened the batch may have died on the way.

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import threading
 from collections import Counter
 from collections.abc import Iterator, Sequence
 from contextlib import ExitStack, contextmanager
@@ -15,7 +14,7 @@ from pydantic import ValidationError
 from ringmaster.codec import from_json
 from ringmaster.errors import InputError, input_errors
 from ringmaster.flows import settings
-from ringmaster.flows.pool.own_node import own_node
+from ringmaster.flows.pool.own_node import lent_here, own_node
 from ringmaster.tasks.batch import document
 from ringmaster.tasks.batch.faults import got, place_text
 from ringmaster.tasks.batch.schema import Data
@@ -41,7 +40,6 @@ if TYPE_CHECKING:
     from ringmaster.tasks.evaluation.examination import ExaminationResult
     from ringmaster.tasks.retraining.policy import PromotionPolicy
 
-LEASE_RETRY_S = 1.0
 SEQ_LEN = 128  # default number of tokens of a row of text
 
 
@@ -214,33 +212,20 @@ def one_device(folder: Path, *, notice: Notice) -> Iterator[tuple[TrialEnvironme
 
     folder: where a user's functions are imported from, after all other paths.
     """
-    home = settings.home()
+    home, wanted = settings.home(), DevicesWanted(least=1, most=1, presses=True)
+    home.mkdir(parents=True, exist_ok=True)
     with ExitStack() as stack:
         node = stack.enter_context(own_node())
         cluster = detect() if node is None else node.cluster
-        devices = cluster.nodes[0].devices
-        server = stack.enter_context(ForkServer())
         environment = TrialEnvironment(
-            server=server,
-            devices=devices,
+            server=stack.enter_context(ForkServer()),
+            devices=cluster.nodes[0].devices,
             cache_dir=home / "cache",
             import_paths=(str(folder.resolve()), str(Path.cwd())),
         )
-        if node is not None:
-            (device,) = stack.enter_context(node.lent("evaluation", DevicesWanted(least=1, most=1, presses=True)))
-            yield environment, device
-            return
-        home.mkdir(parents=True, exist_ok=True)
-        leases = leases_of(home, cluster)
-        names = dict(zip(cluster.lease_names().values(), cluster.devices, strict=True))
-        mine, told = None, False
-        while (mine := next((name for name in names if leases.take([name], holder="evaluation")), None)) is None:
-            if not told:
-                notice("waiting for a device")
-                told = True
-            threading.Event().wait(LEASE_RETRY_S)
-        stack.callback(leases.give_back, [mine])
-        yield environment, names[mine]
+        here = lent_here(leases_of(home, cluster), cluster, "evaluation", notice, wanted)
+        (device,) = stack.enter_context(here if node is None else node.lent("evaluation", wanted))
+        yield environment, device
 
 
 def _check_needs(suite: Suite | None, data: DataSpec | None) -> None:

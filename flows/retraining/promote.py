@@ -107,8 +107,7 @@ def promote_by_hand(
     _check(asked)
     policy = None if asked.policy is None else load_policy(asked.policy)
     node = _candidate(home, asked.model)
-    name, version = node.record.registered_name, node.record.version
-    assert version is not None, "a candidate is a version"
+    name, version = node.record.registered_name, promotion.version_of(node.record)
     finished = log.finish_left_behind(home.ledger, name)
     serving = home.ledger.get_alias(name, CHAMPION)
     champion = None if serving is None else serving.version
@@ -127,11 +126,13 @@ def promote_by_hand(
 
 def _begun_before(home: LineageHome, node: LineageNode) -> Promotion:
     """Returns a promotion that was just finished, with the decision that was made when it was begun."""
-    version, kept = node.record.version, promotion.read_decisions(home.ledger, node.record)
-    assert version is not None and kept, "what was finished was decided, and kept"
+    kept = promotion.read_decisions(home.ledger, node.record)
     decision = PromotionDecision(promote=True, why="; ".join(kept[-1].reasons), reasons=kept[-1].reasons)
     return Promotion(
-        name=node.record.registered_name, version=version, before=kept[-1].champion_before, decision=decision
+        name=node.record.registered_name,
+        version=promotion.version_of(node.record),
+        before=kept[-1].champion_before,
+        decision=decision,
     )
 
 

@@ -26,7 +26,6 @@ from ringmaster.tasks.retraining.runs import RetrainingRuns, RetrainingStatus, R
 from ringmaster.tasks.retraining.selection import Clock
 from ringmaster.tasks.storage.database import Database, file_url
 
-LEASE_RETRY_S = 1.0
 TAG = "ringmaster.retraining"
 """The tag of a registered model that specifies how it is retrained."""
 

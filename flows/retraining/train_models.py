@@ -49,7 +49,7 @@ def train_models(
     run.save(training=batch.to_json())
     # A failed job is the failure of its model alone: the outcome of the others does not depend on it.
     with kept_result() as end:
-        end.result = train_batch(batch.to_json(), name=batch.name, resume=is_resumed, seed=seed)
+        end.result = train_batch(batch, name=batch.name, resume=is_resumed, seed=seed)
     result: BatchResult = end.result
     if result.status != "interrupted":
         for check in checks.values():

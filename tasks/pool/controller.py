@@ -69,14 +69,14 @@ NODES_EVERY_S = 1.0
 PLANNING_WORK_S = 10.0  # seconds of a quiet machine; a busy one takes longer and plans the same
 
 
-def tidy(database: Database, *, now_s: float, kept_s: float = KEPT_S) -> int:
+def tidy(database: Database, *, now_s: float) -> int:
     """Deletes rows that are older than `kept_s`; returns how many.
 
     Deleted are: answered requests; the event logs of batches that have ended and whose records MLflow has completely;
     the pool's plans except the newest one. Batches, jobs, segments and each batch's first plan are retained for good.
     now_s: seconds since the epoch.
     """
-    until_s = now_s - kept_s
+    until_s = now_s - KEPT_S
     # Facts are stored as lists of one value.
     is_done = (BATCHES.c.id == TOLD.c.batch) & (BATCHES.c.status == BatchStatus.ENDED)
     is_recorded = (FACTS.c.batch == TOLD.c.batch) & (FACTS.c.key == IS_RECORDED) & FACTS.c.value[0].as_boolean()

@@ -145,7 +145,6 @@ logger = logging.getLogger(__name__)
 WORK_S = 1.0  # of the planner, for each number of nodes
 AGAIN_S = 300.0  # after which the answer is computed again, as jobs have ended meanwhile
 
-Background = Callable[[Callable[[], NodesWorth]], "Future[NodesWorth]"]
 
 HEED_S = 10.0
 """Time for the controller to notice that a node is about to end, and for its gangs to hear of it."""
@@ -154,11 +153,6 @@ STAYING = 0.5
 """The share of the time of the node that stays longest, from which on nodes are planned as if they stayed, where the
 work outlasts all nodes. Nodes that were lent at the same time end almost together, and share the work.
 """
-
-
-def quick_plan(problem: Problem) -> Plan:
-    """Returns a plan for the makespan, made with little work."""
-    return solve(problem, work_s=WORK_S)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -267,11 +261,8 @@ class NodeWorth:
         prices: NodePrices,
         *,
         clock: Callable[[], float],
-        make_plan: Callable[[Problem], Plan] = quick_plan,
-        background: Background | None = None,
     ) -> None:
-        self._prices, self._clock, self._make_plan = prices, clock, make_plan
-        self._background = background or partial(in_a_thread, "prices-of-nodes")
+        self._prices, self._clock = prices, clock
         self._jobs: frozenset[str] = frozenset()
         self._asked_s = -AGAIN_S
         self._pending: Future[NodesWorth] | None = None
@@ -307,9 +298,9 @@ class NodeWorth:
             most=question.most,
             prices=self._prices,
             come_s=question.come_s,
-            make_plan=self._make_plan,
+            make_plan=partial(solve, work_s=WORK_S),
         )
-        self._pending = self._background(work)
+        self._pending = in_a_thread("prices-of-nodes", work)
 
     def _take(self, pending: Future[NodesWorth]) -> None:
         if (error := pending.exception()) is not None:

@@ -24,7 +24,7 @@ from dataclasses import dataclass, field, replace
 
 from ringmaster.tasks.execution.engine import EngineContext, EngineNode, SegmentCall, completed
 from ringmaster.tasks.pool.nodes import BLIND_S, NodeRecord, NodeRegistry, NodeStatus, Timeouts
-from ringmaster.tasks.pool.provider import GONE, Allocation, AllocationStatus, NodeProvider, NoProvider
+from ringmaster.tasks.pool.provider import GONE, Allocation, AllocationStatus, NodeProvider
 from ringmaster.tasks.storage.database import Database, DatabaseClosed
 from ringmaster.tasks.storage.message_store import KILL, GangEvent, GangShare, MessageStore, OrderRecord, OrderStatus
 from ringmaster.techniques.processes.events import Event, OutcomeStatus, RefusedEvent, ShareEnded
@@ -202,7 +202,7 @@ class PoolEngine:
         on_deaf: Callable[[], None] = lambda: None,
     ) -> None:
         self._on_deaf = on_deaf
-        self._provider = provider or NoProvider()
+        self._provider = provider or NodeProvider()
         self._message_store = MessageStore(database)
         self._changed = threading.RLock()
         self._flights: dict[int, _SegmentInFlight] = {}

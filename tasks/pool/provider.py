@@ -10,7 +10,6 @@ from __future__ import annotations
 from collections.abc import Collection, Mapping
 from dataclasses import dataclass
 from enum import StrEnum
-from typing import Protocol
 
 
 class AllocationStatus(StrEnum):
@@ -42,8 +41,10 @@ class Allocation:
     why: str = ""
 
 
-class NodeProvider(Protocol):
-    """Lends machines to a pool. All methods are thread-safe, and none waits for the engine.
+class NodeProvider:
+    """Lends machines to a pool; this one lends none: people start workers on machines of their own.
+
+    All methods are thread-safe, and none waits for the engine.
 
     An engine that does not answer changes nothing: `allocations` returns what it said last.
     """
@@ -59,29 +60,10 @@ class NodeProvider(Protocol):
 
     def allocations(self) -> Mapping[str, Allocation]:
         """Returns the allocations that the engine last reported, by id: all that live, and those that ended lately."""
+        return {}
 
     def served(self, allocations: Collection[str]) -> None:
         """Notes under which allocations nodes have registered: those have come, and others may yet fail to."""
 
     def close(self) -> None:
         """Stops asking the engine. Allocations stay: the next controller's provider finds them again."""
-
-
-class NoProvider:
-    """The provider of a pool whose nodes are started by people: machines of one's own."""
-
-    def request(self, num_nodes: int) -> None:
-        """Does nothing: people add nodes, by starting workers."""
-
-    def release(self, allocation: str) -> None:
-        """Does nothing: a node serves until its worker ends."""
-
-    def allocations(self) -> Mapping[str, Allocation]:
-        """Returns none."""
-        return {}
-
-    def served(self, allocations: Collection[str]) -> None:
-        """Does nothing."""
-
-    def close(self) -> None:
-        """Does nothing."""

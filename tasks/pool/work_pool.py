@@ -18,7 +18,7 @@ from typing import Protocol
 from ringmaster.tasks.background_worker import in_a_thread
 from ringmaster.tasks.execution.engine import EngineContext, NodeRun, NodeRuns
 from ringmaster.tasks.pool.pool_engine import PoolEngine, pool_engine
-from ringmaster.tasks.pool.provider import GONE, Allocation, AllocationStatus
+from ringmaster.tasks.pool.provider import GONE, Allocation, AllocationStatus, NodeProvider
 
 logger = logging.getLogger(__name__)
 
@@ -74,7 +74,7 @@ class MachinesOfRuns:
         self._node_runs.cancel(allocation)
 
 
-class WorkPoolProvider:
+class WorkPoolProvider(NodeProvider):
     """Keeps as many flow runs alive as nodes are requested.
 
     From `begin` to `close`, a thread asks the engine and Prefect.

@@ -3,16 +3,13 @@
 from __future__ import annotations
 
 import json
-import os
 import platform
 import time
-import uuid
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from datetime import UTC, datetime
 from typing import Any
 
-import psutil
 from sqlalchemy import (
     JSON,
     BigInteger,
@@ -33,6 +30,7 @@ from ringmaster.errors import LedgerError, PromotionRefused
 from ringmaster.model_lineage import Ledger, ModelRecord
 from ringmaster.model_lineage.records import CHALLENGER, CHAMPION, PREVIOUS
 from ringmaster.tasks.alarms import Alarm, promotion_refused
+from ringmaster.tasks.process_identity import own_row, runs_here
 from ringmaster.tasks.retraining.policy import PromotionDecision
 from ringmaster.tasks.storage.database import Database
 
@@ -70,7 +68,6 @@ def write_decision(ledger: Ledger, model: ModelRecord, decision: DecisionRecord)
 
     The table holds all decisions, the tag as many of the newest as fit. Repeating the last decision changes nothing.
     """
-    assert model.version is not None, "a decision is about a version"
     known = read_decisions(ledger, model)
     if known and _same(known[-1], decision):
         return
@@ -78,7 +75,7 @@ def write_decision(ledger: Ledger, model: ModelRecord, decision: DecisionRecord)
         rows = _table(ledger, model.run_id, known)
         if not rows or _row(decision) | {"at": ""} != rows[-1] | {"at": ""}:  # else the last attempt ended after this
             ledger.write_table(model.run_id, TABLE, [*rows, _row(decision)])
-    ledger.client.set_model_version_tag(model.registered_name, str(model.version), TAG, _text([*known, decision]))
+    ledger.client.set_model_version_tag(model.registered_name, str(version_of(model)), TAG, _text([*known, decision]))
 
 
 def _table(ledger: Ledger, run_id: str, known: Sequence[DecisionRecord]) -> list[dict[str, Any]]:
@@ -97,9 +94,8 @@ def _row(decision: DecisionRecord) -> dict[str, Any]:
 
 def read_decisions(ledger: Ledger, model: ModelRecord) -> list[DecisionRecord]:
     """Returns the decisions in a version's tag, the oldest first; the tag holds as many of the newest as fit."""
-    assert model.version is not None, "a decision is about a version"
     try:
-        tags = ledger.client.get_model_version(model.registered_name, str(model.version)).tags
+        tags = ledger.client.get_model_version(model.registered_name, str(version_of(model))).tags
     except LedgerError as error:
         if error.code != "RESOURCE_DOES_NOT_EXIST":
             raise
@@ -202,7 +198,13 @@ class MoveLog:
         return finished
 
     def _begin(self, model: str, moves: Sequence[AliasMove], decision: DecisionRecord) -> str:
-        row = {"model": model, "moves": [vars(m) for m in moves], "decision": to_json(decision), **_holder()}
+        row = {
+            "model": model,
+            "moves": [vars(m) for m in moves],
+            "decision": to_json(decision),
+            **own_row(),
+            "since_s": time.time(),
+        }
 
         def act(connection: Connection) -> str:
             found = connection.execute(select(MOVES).where(MOVES.c.model == model)).mappings().first()
@@ -223,7 +225,7 @@ class MoveLog:
         return [dict(row) for row in rows if not _lives(dict(row))]
 
     def _adopt(self, row: dict[str, Any]) -> str | None:
-        holder = _holder()
+        holder = {**own_row(), "since_s": time.time()}
 
         def act(connection: Connection) -> str | None:
             mine = (MOVES.c.model == row["model"]) & (MOVES.c.token.in_([row["token"], holder["token"]]))
@@ -277,29 +279,13 @@ def _carry_out(ledger: Ledger, model: str, moves: Sequence[AliasMove], decision:
     ledger.redraw(record, *(other for other in moved if other is not None))
 
 
-def _holder() -> dict[str, Any]:
-    pid = os.getpid()
-    return {
-        "token": uuid.uuid4().hex,
-        "host": platform.node(),
-        "pid": pid,
-        "born_s": psutil.Process(pid).create_time(),
-        "since_s": time.time(),
-    }
-
-
 def _lives(row: dict[str, Any]) -> bool:
     """Whether the process that began the moves still runs, as far as this machine can determine."""
     if row["pid"] == 0:
         return False
     if row["host"] != platform.node():
         return time.time() - float(row["since_s"]) < STRANGER_S
-    try:
-        process = psutil.Process(row["pid"])
-        is_the_same = abs(float(process.create_time()) - float(row["born_s"])) < 1.0
-        return is_the_same and bool(process.status() != psutil.STATUS_ZOMBIE)
-    except psutil.NoSuchProcess:
-        return False
+    return runs_here(row["pid"], born_s=row["born_s"])
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -451,7 +437,7 @@ def training_digest(model: ModelRecord | None) -> str | None:
     return next((dataset.digest for dataset in model.datasets if dataset.context == "training"), None)
 
 
-def version_of(model: ModelRecord) -> int:
+def version_of(model: ModelRecord | None) -> int:
     """Returns the version number of a registered model."""
-    assert model.version is not None, f"{model.model_id} has no version"
+    assert model is not None and model.version is not None, f"{model} is no version of a registered model"
     return model.version

@@ -8,12 +8,10 @@ begins the same run continues from there; a run that is over stays unchanged.
 from __future__ import annotations
 
 import json
-import os
 import platform
 import re
 import shutil
 import threading
-import uuid
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
@@ -23,13 +21,13 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
-import psutil
 from sqlalchemy import JSON, BigInteger, Column, Float, MetaData, Table, Text, delete, insert, select, update
 from sqlalchemy.exc import IntegrityError
 
 from ringmaster.codec import digest
 from ringmaster.errors import RetrainingInProgress
 from ringmaster.tasks.background_worker import running
+from ringmaster.tasks.process_identity import own_row, runs_here
 from ringmaster.tasks.retraining.selection import Clock
 from ringmaster.tasks.storage.database import Database
 from ringmaster.techniques import DataSpec
@@ -157,7 +155,7 @@ class RetrainingRuns:
             self._drop(HOLDERS.c.token == token)
 
     def _take(self, name: str, run_date: str, *, silence_s: float) -> str:
-        mine = _holder() | {"name": name, "night": run_date}
+        mine = own_row() | {"beats": 0, "name": name, "night": run_date}
         while (found := self._holder_of(name)) is not None:
             if self._lives(found, silence_s=silence_s):
                 raise RetrainingInProgress(
@@ -174,7 +172,7 @@ class RetrainingRuns:
 
     def _lives(self, row: Mapping[str, Any], *, silence_s: float) -> bool:
         if row["host"] == platform.node():
-            return _runs(row["pid"], born_s=row["born_s"])
+            return runs_here(row["pid"], born_s=row["born_s"])
         threading.Event().wait(silence_s)
         now = self._holder_of(row["name"])
         return now is not None and (now["token"], now["beats"]) != (row["token"], row["beats"])
@@ -205,27 +203,6 @@ def _row(record: RunRecord) -> dict[str, Any]:
 
 def _record(row: dict[str, Any]) -> RunRecord:
     return RunRecord(run_date=row.pop("night"), **row)
-
-
-def _holder() -> dict[str, Any]:
-    pid = os.getpid()
-    return {
-        "token": uuid.uuid4().hex,
-        "host": platform.node(),
-        "pid": pid,
-        "born_s": psutil.Process(pid).create_time(),
-        "beats": 0,
-    }
-
-
-def _runs(pid: int, *, born_s: float) -> bool:
-    """Whether the same process still runs on this machine, rather than a later one with its pid."""
-    try:
-        process = psutil.Process(pid)
-        is_the_same = abs(float(process.create_time()) - born_s) < 1.0
-        return is_the_same and bool(process.status() != psutil.STATUS_ZOMBIE)
-    except psutil.NoSuchProcess:
-        return False
 
 
 DATED = re.compile(r"(?<!\d)(\d{4})-?(\d{2})-?(\d{2})(?!\d)")

@@ -96,6 +96,11 @@ class RunLimits:
     price_per_device_hour: float = 1.0
 
     @property
+    def deadline_text(self) -> str:
+        """The deadline for a person; empty if there is none."""
+        return "" if self.deadline_s is None else day_text(self.deadline_s)
+
+    @property
     def unit(self) -> str:
         """The unit of costs, for display."""
         return unit_of(self.price_per_device_hour)
@@ -153,8 +158,7 @@ def choose(
     """
     order = sorted(wanted, key=lambda w: (-w.priority, -w.waited))
     if limits.left_s is not None and limits.left_s <= 0:
-        assert limits.deadline_s is not None
-        why = f"the run was over at {day_text(limits.deadline_s)} UTC, before it could be trained"
+        why = f"the run was over at {limits.deadline_text} UTC, before it could be trained"
         return RunSelection(left={w.model: why for w in order})
     every = [job for w in order for job in (w.job, *w.variants)]
     if every and isinstance(whole := _tried(every, limits, problem_of, make_plan), RunSelection):
@@ -197,8 +201,7 @@ def _tried(
     try:
         plan = make_plan(problem_of(jobs))
     except ProblemError:
-        assert limits.deadline_s is not None, "without deadlines every problem can be planned"
-        return f"with it the run would not be over at {day_text(limits.deadline_s)} UTC"
+        return f"with it the run would not be over at {limits.deadline_text} UTC"
     cost = cost_of(plan, price_per_device_hour=limits.price_per_device_hour)
     if limits.budget is not None and cost > limits.budget:
         return f"with it the run would cost {cost:.3g} of {limits.budget:g} {limits.unit}"
@@ -274,7 +277,6 @@ def due(standing: ServingVersions, seen: ModelObservations, rules: DueRules = Du
         return DueDecision(is_due=True, why="it was requested (forced)")
     is_known = latest is not None and training_digest(latest) == seen.digest
     if is_known and standing.candidate is not None:
-        assert latest is not None
         why = f"version {version_of(latest)} was trained on this data, and is to be compared yet"
         return DueDecision(is_due=False, why=why)
     if champion is None:
@@ -301,7 +303,6 @@ def _without_champion(standing: ServingVersions, seen: ModelObservations, *, is_
     if seen.had_champion:
         return DueDecision(is_due=True, why="its champion was deleted from the registry")
     if is_known:
-        assert latest is not None
         return DueDecision(is_due=False, why=_lost(latest_version=version_of(latest)))
     return DueDecision(is_due=True, why="it has no champion yet")
 
@@ -326,8 +327,6 @@ def _by_age(standing: ServingVersions, seen: ModelObservations, rules: DueRules)
 
 def _why_not(standing: ServingVersions, seen: ModelObservations, rules: DueRules, *, is_new: bool) -> Iterator[str]:
     champion, latest = standing.champion, standing.latest
-    assert champion is not None, "a model without one has other reasons"
-    assert latest is not None, "a champion is a version"
     if is_new and not rules.new_data:
         yield "there is new data, which alone does not count (new_data: false)"
     elif is_new and (grown := _too_little(standing, seen, rules)):
@@ -336,7 +335,7 @@ def _why_not(standing: ServingVersions, seen: ModelObservations, rules: DueRules
         yield "no new data: days have only left its window"
     elif training_digest(latest) != seen.digest:
         yield "its data is what the champion was trained on"
-    elif champion.version == version_of(latest):
+    elif version_of(champion) == version_of(latest):
         yield "no new data since the champion was trained"
     else:
         yield _lost(latest_version=version_of(latest))

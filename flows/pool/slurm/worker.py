@@ -35,7 +35,7 @@ from prefect.client.schemas.objects import FlowRun, StateType
 from prefect.exceptions import InfrastructureNotAvailable, InfrastructureNotFound, ObjectNotFound, PrefectException
 from prefect.states import Cancelled, Crashed
 from prefect.workers.base import BaseJobConfiguration, BaseVariables, BaseWorker, BaseWorkerResult
-from pydantic import Field
+from pydantic import BaseModel, Field
 
 from ringmaster.errors import EngineUnavailable, SlurmError
 from ringmaster.flows import settings
@@ -58,7 +58,7 @@ COMMAND, IS_SHARED = "FLOW_RUN_COMMAND", "JOB_IS_SHARED"
 DEFAULT_COMMAND = f"{sys.executable} -P -m prefect.engine"
 
 
-class SlurmVariables(BaseVariables):
+class SlurmOptions(BaseModel):
     """What a work pool, a deployment or a flow run chooses of its job. Each job has one node."""
 
     partition: str | None = Field(default=None, description="The partition; the cluster's default partition if empty.")
@@ -110,23 +110,12 @@ class SlurmVariables(BaseVariables):
     batch_script: str = Field(default=BATCH_SCRIPT, description="The batch script.", json_schema_extra={"format": "sh"})
 
 
-class SlurmJobConfiguration(BaseJobConfiguration):
-    """The job of one flow run."""
+class SlurmVariables(SlurmOptions, BaseVariables):
+    """The variables of the base job template."""
 
-    partition: str | None = None
-    account: str | None = None
-    qos: str | None = None
-    time: str | None = None
-    gres: str | None = None
-    exclusive: bool = True
-    cpus: int | None = None
-    memory: str | None = "0"
-    notice_s: int = NOTICE_S
-    grace_s: int = GRACE_S
-    sbatch_options: list[str] = Field(default_factory=list)
-    working_dir: str | None = None
-    log_dir: str | None = None
-    batch_script: str = BATCH_SCRIPT
+
+class SlurmJobConfiguration(SlurmOptions, BaseJobConfiguration):
+    """The job of one flow run."""
 
     def prepare_for_flow_run(self, *arguments: Any, **options: Any) -> None:
         """Sets what depends on the flow run."""
@@ -209,10 +198,10 @@ class JobRun:
 
 @dataclass(frozen=True, kw_only=True)
 class SubmissionDecision:
-    """A verdict. job: the job that it is about, if there is one. message: the cause, for people."""
+    """A verdict. job: number of the job to act on, if there is one. message: the cause, for people."""
 
     verdict: SubmissionVerdict
-    job: SlurmJob | None = None
+    job: int = 0
     message: str = ""
 
 
@@ -234,24 +223,21 @@ def decide(run: JobRun, jobs: Mapping[str, SlurmJob]) -> SubmissionDecision:
             verdict=SubmissionVerdict.CRASHED,
             message="no Slurm job was submitted for it: its worker ended before it had",
         )
-    ended = _ended(job, number)
-    if ended:
-        verdict = SubmissionVerdict.CANCELLED if run.is_cancelling else SubmissionVerdict.CRASHED
-        return SubmissionDecision(verdict=verdict, job=job, message=ended)
-    assert job is not None
+    over = SubmissionVerdict.CANCELLED if run.is_cancelling else SubmissionVerdict.CRASHED
+    if job is None:
+        return SubmissionDecision(verdict=over, message=f"Slurm job {number} has ended, and Slurm has forgotten how")
+    if ended := _ended(job):
+        return SubmissionDecision(verdict=over, message=ended)
     if run.is_cancelling and not job.is_completing:
-        return SubmissionDecision(
-            verdict=SubmissionVerdict.CANCEL_JOB if job.is_waiting else SubmissionVerdict.END, job=job
-        )
+        verdict = SubmissionVerdict.CANCEL_JOB if job.is_waiting else SubmissionVerdict.END
+        return SubmissionDecision(verdict=verdict, job=job.id)
     return SubmissionDecision(
-        verdict=SubmissionVerdict.NOTHING if number == job.id else SubmissionVerdict.ADOPT, job=job
+        verdict=SubmissionVerdict.NOTHING if number == job.id else SubmissionVerdict.ADOPT, job=job.id
     )
 
 
-def _ended(job: SlurmJob | None, number: int | None) -> str:
+def _ended(job: SlurmJob) -> str:
     """Returns how a job has ended, in words; empty for a job that has not."""
-    if job is None:
-        return f"Slurm job {number} has ended, and Slurm has forgotten how"
     where = f" on {job.node}" if job.node else ""
     reason = f" ({job.reason})" if job.reason else ""
     if job.num_restarts and not job.is_completing:
@@ -419,14 +405,11 @@ class SlurmWorker(BaseWorker[SlurmJobConfiguration, SlurmVariables, SlurmWorkerR
         job = decision.job
         match decision.verdict:
             case SubmissionVerdict.ADOPT:
-                assert job is not None
-                await self.client.update_flow_run(run.id, infrastructure_pid=infrastructure_of(job.id))
+                await self.client.update_flow_run(run.id, infrastructure_pid=infrastructure_of(job))
             case SubmissionVerdict.CANCEL_JOB:
-                assert job is not None
-                await asyncio.to_thread(self._slurm.cancel, job.id)
+                await asyncio.to_thread(self._slurm.cancel, job)
             case SubmissionVerdict.END:
-                assert job is not None
-                await self._end(run, job.id)
+                await self._end(run, job)
             case SubmissionVerdict.CANCELLED:
                 await self.client.set_flow_run_state(run.id, Cancelled(message=decision.message), force=True)
             case SubmissionVerdict.CRASHED:

@@ -11,7 +11,7 @@ import threading
 from collections.abc import Mapping, Sequence
 from contextlib import closing
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Any
 
 from ringmaster.codec import from_json
 from ringmaster.errors import EngineUnavailable
@@ -119,23 +119,13 @@ def broker_environment(environment: Mapping[str, str]) -> dict[str, str]:
     return {**environment, **({LOOPBACK_ALONE: "0"} if is_loopback else {})}
 
 
-class Broker(Protocol):
-    """Answers requests about actors; `BrokerConnection` implements it."""
-
-    def ask(self, call: str, *arguments: str) -> Any:
-        """Returns the result of a request. Raises EngineUnavailable."""
-
-    def close(self) -> None:
-        """Ends a request that waits."""
-
-
 class RayActors:
     """The actors of a pool on a Ray cluster, each of which serves a node; implements `NodeRuns` and `Machines`.
 
     An actor is its own allocation. All methods but `live`, `allocation_of` and `why_ended` raise EngineUnavailable.
     """
 
-    def __init__(self, broker: Broker) -> None:
+    def __init__(self, broker: BrokerConnection) -> None:
         self._broker = broker
         self._seen: Mapping[str, Allocation] = {}
 
@@ -177,7 +167,7 @@ class RayActors:
 class RayProvider(WorkPoolProvider):
     """Keeps as many actors alive as nodes are requested."""
 
-    def __init__(self, broker: Broker, **options: Any) -> None:
+    def __init__(self, broker: BrokerConnection, **options: Any) -> None:
         actors = RayActors(broker)
         super().__init__(node_runs=actors, machines=actors, **options)
         self._broker = broker

@@ -60,7 +60,7 @@ def run(monkeypatch):
         return {NAME: ServingVersions(name=NAME, champion=old, challenger=old, latest=latest)}
 
     def train_batch(said, **_):
-        raise Begun([job.name for job in Batch.from_json(said).jobs])
+        raise Begun([job.name for job in said.jobs])
 
     model = ProductionModel(registered_name=NAME, job=jobs[0], variants=jobs[1:])
     check = InspectedModel(
