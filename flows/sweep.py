@@ -8,16 +8,7 @@ from typing import Annotated, Any
 
 from prefect import flow
 from prefect.artifacts import create_markdown_artifact, create_table_artifact
-
-from ringmaster.errors import LedgerError, SweepFailed
-from ringmaster.flows import settings
-from ringmaster.flows.batch import flow_runs
-from ringmaster.flows.batch.batch_input import HIDDEN, Resume, titled
-from ringmaster.flows.batch.context import RunOptions
-from ringmaster.flows.batch.flow_runs import cancel_batches, ended, named
-from ringmaster.flows.services.embedded_server import LocalFlow
-from ringmaster.flows.sweeps.file import spec_of
-from ringmaster.flows.sweeps.form import (
+from ringmaster.flows.sweep_form import (
     DeviceChoice,
     EarlyStopping,
     InlineJob,
@@ -33,7 +24,16 @@ from ringmaster.flows.sweeps.form import (
     Space,
     Sweep,
     SweepName,
+    spec_of,
 )
+
+from ringmaster.errors import LedgerError, SweepFailed
+from ringmaster.flows import settings
+from ringmaster.flows.batch import flow_runs
+from ringmaster.flows.batch.batch_input import HIDDEN, Resume, titled
+from ringmaster.flows.batch.context import RunOptions
+from ringmaster.flows.batch.flow_runs import cancel_batches, ended, named
+from ringmaster.flows.services.embedded_server import LocalFlow
 from ringmaster.flows.train_batch import train
 from ringmaster.tasks.batch.field_types import Metric
 from ringmaster.tasks.sweeping.results import best, challenge, figures, leaderboard, record

@@ -60,6 +60,9 @@ Padding = Annotated[str, AfterValidator(references.one_of(job.PADDINGS)), WithJs
 Sampling = Annotated[
     str, AfterValidator(references.one_of(job.SAMPLINGS)), WithJsonSchema({"enum": list(job.SAMPLINGS)})
 ]
+BaseAdapter = Annotated[
+    str, AfterValidator(references.one_of(job.BASE_ADAPTERS)), WithJsonSchema({"enum": list(job.BASE_ADAPTERS)})
+]
 AdapterKind = Annotated[
     str, AfterValidator(references.one_of(job.ADAPTERS)), WithJsonSchema({"enum": list(job.ADAPTERS)})
 ]

@@ -21,6 +21,7 @@ from ringmaster.tasks.batch.field_types import (
     AdaptationKind,
     AdapterKind,
     Attention,
+    BaseAdapter,
     ColumnType,
     Command,
     Communication,
@@ -342,6 +343,9 @@ class AdapterSection(Section):
     )
     from_pretrained: Annotated[str, AfterValidator(references.adapter)] | None = Field(
         default=None, description="a folder with an adapter that peft or a job has saved"
+    )
+    base_adapter: BaseAdapter | None = Field(
+        default=None, description="continue, to train the adapter of the base further, or merge, to build on it"
     )
 
     @model_validator(mode="after")
