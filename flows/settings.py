@@ -16,11 +16,10 @@ from ringmaster.model_lineage.sqlite_files import sqlite_url, unfit_characters
 from ringmaster.techniques.processes.caches import own_caches
 
 if TYPE_CHECKING:
-    from ringmaster.tasks.pool.node_scaler import ElasticityOptions
-
     from ringmaster.model_lineage.ledger.ledger import Ledger
     from ringmaster.model_lineage.waiting import OutageRetry
     from ringmaster.tasks.planning.whatif.nodes import NodePrices
+    from ringmaster.tasks.pool.node_scaler import ElasticityOptions
 
 
 JSON_RESULTS = {

@@ -14,11 +14,10 @@ from dataclasses import dataclass, field
 from itertools import combinations
 from pathlib import Path
 
-from ringmaster.flows.process_log import LOG_FORMAT, LogFormat
-
 from ringmaster.codec import to_json
 from ringmaster.errors import InputError
 from ringmaster.extras import missing_extra
+from ringmaster.flows.process_log import LOG_FORMAT, LogFormat
 from ringmaster.flows.services import ray_head
 from ringmaster.flows.services.databases import PoolDatabases
 from ringmaster.flows.services.engine_options import SLURM_POOL, EngineOptions
