@@ -180,6 +180,7 @@ class DeviceMonitor(Protocol):
 
     def begin(self, segment: int, numbers: Sequence[int], *, is_part: bool = False) -> None:
         """Starts to measure a segment on those devices."""
+        return None
 
     def due_events(self) -> Mapping[int, DeviceTelemetry]:
         """Returns the telemetry events that are due now, by segment."""
