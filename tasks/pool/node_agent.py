@@ -180,7 +180,6 @@ class DeviceMonitor(Protocol):
 
     def begin(self, segment: int, numbers: Sequence[int], *, is_part: bool = False) -> None:
         """Starts to measure a segment on those devices."""
-        return None
 
     def due_events(self) -> Mapping[int, DeviceTelemetry]:
         """Returns the telemetry events that are due now, by segment."""
@@ -197,6 +196,9 @@ class DeviceMonitor(Protocol):
 
 class NoDeviceMonitor(DeviceMonitor):
     """The monitor of devices that are not measured."""
+
+    def begin(self, segment: int, numbers: Sequence[int], *, is_part: bool = False) -> None:
+        """Measures nothing."""
 
 
 class NodeAgent:
