@@ -369,10 +369,9 @@ def _judged(
     notice: Notice,
 ) -> tuple[PromotionDecision, str]:
     """Returns the decision, by the policy or by the person against it, and who made it."""
-    assert asked.data is not None, "a policy has data to look at"
     other = None if against is None else find(against, home)
     model = EvaluatedModel(label=node.label, folder=home.model_dir(node), record=node.record)
-    data = data_spec(asked.data, all_rows=asked.all_rows)
+    data = data_spec(asked.data or "", all_rows=asked.all_rows)
     found = examine_by(policy, model, data=data, all_rows=asked.all_rows, against=other, notice=notice)
     for examined in found:
         recording.record(home.ledger, node.record, examined, other=None if other is None else other.label)
