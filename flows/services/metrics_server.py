@@ -96,19 +96,19 @@ STATE_GAUGES: Sequence[tuple[str, str, Sequence[str], Callable[[PoolState], Rows
         "ringmaster_plan_timestamp_seconds",
         "Time at which the last plan was made, since the epoch.",
         [],
-        lambda state: _one(state.plan and state.plan.made_s),
+        lambda state: _one(state.plan.made_s if state.plan else None),
     ),
     (
         "ringmaster_plan_makespan_seconds",
         "Planned time from the last plan to the end of its last job.",
         [],
-        lambda state: _one(state.plan and state.plan.makespan_s),
+        lambda state: _one(state.plan.makespan_s if state.plan else None),
     ),
     (
         "ringmaster_plan_gap_ratio",
         "How far the last plan may be above the best possible one, as a share of its lower bound; absent without one.",
         [],
-        lambda state: _one(state.plan and state.plan.gap),
+        lambda state: _one(state.plan.gap if state.plan else None),
     ),
     (
         "ringmaster_leader_elected",
@@ -148,7 +148,7 @@ COUNTERS: Sequence[tuple[str, str, Sequence[str], Callable[[Measurement], Rows]]
         "ringmaster_leader_changes",
         "Number of times that a controller has taken the lead, since the database is there.",
         [],
-        lambda found: _one(found.state and found.state.leader and found.state.leader.epoch),
+        lambda found: _one(found.state.leader.epoch if found.state and found.state.leader else None),
     ),
     (
         "ringmaster_device_seconds",
