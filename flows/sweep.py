@@ -36,7 +36,7 @@ from ringmaster.flows.sweeps.form import (
 )
 from ringmaster.flows.train_batch import train
 from ringmaster.model_lineage.ledger.ledger import Ledger
-from ringmaster.tasks.batch.field_types import Metric
+from ringmaster.tasks.batch.references import Metric
 from ringmaster.tasks.sweeping.results import best, challenge, figures, leaderboard, record
 from ringmaster.tasks.sweeping.scheduler import SweepScheduler
 

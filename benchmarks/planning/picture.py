@@ -13,7 +13,7 @@ from pathlib import Path
 
 from benchmarks.planning.families import draw
 from ringmaster.tasks.planning.gantt import render_svg
-from ringmaster.tasks.planning.plans.baselines import current_practice
+from ringmaster.tasks.planning.plans.list_scheduling import current_practice
 from ringmaster.tasks.planning.solve import solve
 
 PROBLEM = "paper-txt-12x8"

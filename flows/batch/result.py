@@ -24,8 +24,8 @@ from ringmaster.tasks.execution.events import (
 )
 from ringmaster.tasks.planning import Option, Plan, PlanningJob, PlanningNode, Problem
 from ringmaster.tasks.planning.objectives import objective_by_name
-from ringmaster.tasks.planning.plans import baselines
-from ringmaster.tasks.planning.problems.problem_validation import MAX_DEVICES
+from ringmaster.tasks.planning.plans import list_scheduling
+from ringmaster.tasks.planning.problems.problem_parts import MAX_DEVICES
 from ringmaster.tasks.profiling.preflight import ReportFailure
 from ringmaster.tasks.profiling.search import refusal_line
 from ringmaster.tasks.profiling.stage import ProfilingResult
@@ -140,7 +140,7 @@ def collect(
         figures = {"makespan_s": plan.makespan_s, "lower_bound_s": plan.best_bound_s, "gap": plan.gap}
         value = plan.makespan_s if plan.value is None else plan.value
         figures |= {"objective": plan.objective, "value": value}
-        practice_s = fusion["practice_s"] if fusion else baselines.current_practice(problem).makespan_s
+        practice_s = fusion["practice_s"] if fusion else list_scheduling.current_practice(problem).makespan_s
         prediction, _ = predictions_in({FIRST_PREDICTION: journal.get(FIRST_PREDICTION)})
     if fusion and plan is not None:
         figures |= _bound_over_groups(plan, fusion)

@@ -90,7 +90,7 @@ def plan(
     """Plan a problem: a Gantt chart, its makespan, what no plan can beat, what simple rules would give, and what it
     saves to train jobs together where they may be.
     """
-    from ringmaster.tasks.planning.groups.fusion import choose_groups
+    from ringmaster.tasks.planning.fusion import choose_groups
 
     problem = read_problem(problem_file)
     limits = {"work_s": work, "time_limit_s": time_limit}
@@ -122,7 +122,7 @@ def check(
     """
     from ringmaster.tasks.planning import certified_bound, verify
     from ringmaster.tasks.planning.bounds.bounds import COUNTING, counted_bound_s
-    from ringmaster.tasks.planning.problems.problem_validation import shown
+    from ringmaster.tasks.planning.problems.problem_parts import shown
 
     problem, planned = read_problem(problem_file), read_plan(plan_file)
     if faults := verify(planned, problem):
@@ -164,7 +164,7 @@ def _registered(objective: str) -> str:
 def _simple(problem: Problem) -> dict[str, float]:
     """Makespans of what people do without a planner, by name."""
     from ringmaster.errors import NoRoomError
-    from ringmaster.tasks.planning.plans.baselines import current_practice, even_split, optimus_greedy
+    from ringmaster.tasks.planning.plans.list_scheduling import current_practice, even_split, optimus_greedy
 
     makespans = {}
     for rule in (current_practice, even_split, optimus_greedy):

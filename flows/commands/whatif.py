@@ -19,9 +19,8 @@ from ringmaster.flows.settings import located
 
 if TYPE_CHECKING:
     from ringmaster.tasks.planning import Plan, Problem
-    from ringmaster.tasks.planning.whatif.changes import Change, Deadline
     from ringmaster.tasks.planning.whatif.deadlines import DeadlineAnswer
-    from ringmaster.tasks.planning.whatif.gains import Gain, WhatIf
+    from ringmaster.tasks.planning.whatif.gains import Change, Deadline, Gain, WhatIf
 
 UNITS_S = {"d": 86_400.0, "h": 3600.0, "m": 60.0, "s": 1.0, "": 1.0}
 CLOCK = re.compile(r"([01]?\d|2[0-3]):([0-5]\d)")
@@ -82,8 +81,7 @@ def whatif(
     else:
         problem = read_problem(file)
         planned = _made(problem, limits) if plan is None else read_plan(plan)
-    from ringmaster.tasks.planning.whatif.changes import Deadline, MoreDevices, MoreNodes
-    from ringmaster.tasks.planning.whatif.gains import WhatIf
+    from ringmaster.tasks.planning.whatif.gains import Deadline, MoreDevices, MoreNodes, WhatIf
 
     more = len(add_devices or ())
     changes: list[Change] = [MoreDevices(num_devices=num, device_type=kind) for num, kind in counts[:more]]
@@ -135,7 +133,7 @@ class _Report:
     def explanation(self) -> dict[str, Any]:
         """Says which nodes and jobs decide when the last job ends."""
         from ringmaster.tasks.planning.whatif.answers import explanation_json, explanation_lines
-        from ringmaster.tasks.planning.whatif.explanation import explain
+        from ringmaster.tasks.planning.whatif.deadlines import explain
 
         explanation = explain(self.what_if)
         self._say(explanation_lines(explanation))
@@ -180,7 +178,7 @@ def _devices(text: str) -> tuple[int, str]:
 def _check(problem: Problem, changes: Iterable[Change]) -> None:
     """Raises InputError with the faults of all changes, before the first one is answered."""
     from ringmaster.errors import ProblemError
-    from ringmaster.tasks.planning.whatif.changes import changed
+    from ringmaster.tasks.planning.whatif.gains import changed
 
     faults: list[str] = []
     for change in changes:
@@ -193,14 +191,14 @@ def _check(problem: Problem, changes: Iterable[Change]) -> None:
 
 
 def _left_out(problem: Problem, text: str) -> Change:
-    from ringmaster.tasks.planning.whatif.changes import FewerJobs
+    from ringmaster.tasks.planning.whatif.gains import FewerJobs
 
     is_job = any(job.id == text for job in problem.jobs)  # a job may have commas in its name
     return FewerJobs(jobs=(text,) if is_job else tuple(dict.fromkeys(filter(None, text.split(",")))))
 
 
 def _made(problem: Problem, limits: dict[str, Any]) -> Plan:
-    from ringmaster.tasks.planning.groups.fusion import choose_groups
+    from ringmaster.tasks.planning.fusion import choose_groups
 
     announce("planning; --plan takes a plan that is there already")
     return choose_groups(problem, **limits).together

@@ -13,7 +13,7 @@ from ringmaster.errors import BatchFileError
 from ringmaster.flows.settings import located
 from ringmaster.flows.sweeps.form import DeviceChoice, EarlyStopping, InlineJob, JobFromFile, Parameter, Sweep
 from ringmaster.tasks.batch import Fault, document, load_batch
-from ringmaster.tasks.batch.faults import got, place_text
+from ringmaster.tasks.batch.document import got, place_text
 from ringmaster.tasks.batch.references import closest, is_folder
 from ringmaster.tasks.batch.yaml_sections import read_document
 from ringmaster.tasks.datasets.naming import NamedData

@@ -8,7 +8,7 @@ from pydantic import BeforeValidator, ConfigDict, Field, WithJsonSchema, model_v
 
 from ringmaster.flows.batch.batch_input import FormSection, titled
 from ringmaster.tasks.batch import document
-from ringmaster.tasks.batch.field_types import NAME_PATTERN, Metric
+from ringmaster.tasks.batch.references import NAME_PATTERN, Metric
 from ringmaster.tasks.sweeping.space import CategoricalRange, Range
 from ringmaster.tasks.sweeping.space import Parameter as SpaceParameter
 from ringmaster.tasks.sweeping.stopping import StoppingPolicy

@@ -9,7 +9,7 @@ from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
-from ringmaster.tasks.batch.faults import Finding, Place, got
+from ringmaster.tasks.batch.document import Finding, Place, got
 from ringmaster.tasks.batch.references import closest, is_folder
 from ringmaster.techniques.job import ADAPTATIONS, DISTILLED, MERGED, PRUNED, QUANTIZED, AdaptationSpec, Job
 from ringmaster.techniques.models.model_folders import model_of_folder, quantization_of, tensor_shapes

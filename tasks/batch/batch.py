@@ -15,9 +15,8 @@ from ringmaster.codec import digest, from_json, to_json
 from ringmaster.errors import BatchFileError
 from ringmaster.tasks.batch import document, grid, rules, yaml_sections
 from ringmaster.tasks.batch.adaptation_rules import with_parents_said
-from ringmaster.tasks.batch.faults import Fault, Finding, Place, got, place_text
-from ringmaster.tasks.batch.field_types import NAME_REMEDY, is_name
-from ringmaster.tasks.batch.references import loss_parts
+from ringmaster.tasks.batch.document import Fault, Finding, Place, got, place_text
+from ringmaster.tasks.batch.references import NAME_REMEDY, is_name, loss_parts
 from ringmaster.tasks.batch.schema import PLANNER_KEYS, PROFILING_SHARE, BatchEntry, GridEntry, JobEntry
 from ringmaster.tasks.cluster import Devices
 from ringmaster.tasks.files import text_of

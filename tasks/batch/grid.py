@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from decimal import Decimal
 from typing import Any
 
-from ringmaster.tasks.batch.faults import Finding, Place
+from ringmaster.tasks.batch.document import Finding, Place
 from ringmaster.tasks.batch.schema import section_at
 
 MAX_JOBS = 10_000

@@ -18,7 +18,7 @@ from ringmaster.tasks.batch.adaptation_rules import (
     parent_findings,
     parents_of,
 )
-from ringmaster.tasks.batch.faults import Finding, Place, got
+from ringmaster.tasks.batch.document import Finding, Place, got
 from ringmaster.tasks.batch.references import closest, loss_parts
 from ringmaster.tasks.batch.schema import Data, JobEntry, ModelSection, Section, misspelt
 from ringmaster.techniques.data.file_rows import moment

@@ -10,7 +10,7 @@ from pydantic import ValidationError
 
 from ringmaster.errors import BatchFileError
 from ringmaster.tasks.batch import document
-from ringmaster.tasks.batch.faults import Fault, Finding, Place, got, place_text
+from ringmaster.tasks.batch.document import Fault, Finding, Place, got, place_text
 from ringmaster.tasks.batch.references import closest
 from ringmaster.tasks.batch.schema import BatchEntry, Section, misspelt, section_at
 from ringmaster.tasks.files import text_of

@@ -13,7 +13,7 @@ from functools import lru_cache
 from typing import Any
 
 from ringmaster.codec import digest, to_json
-from ringmaster.tasks.batch.faults import Finding, got
+from ringmaster.tasks.batch.document import Finding, got
 from ringmaster.tasks.batch.schema import DatasetVersion
 from ringmaster.tasks.datasets.catalogue import Entry
 from ringmaster.techniques.data.file_patterns import matching

@@ -21,14 +21,63 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from pathlib import Path
 from typing import Any, Protocol
 
-from ringmaster.codec import from_json, to_json
+from ringmaster.codec import digest, from_json, to_json
 from ringmaster.tasks.execution.events import ExecutionEvent
-from ringmaster.tasks.execution.run_paths import RunPaths
 from ringmaster.tasks.storage.journal import ENDED, JobRecord, JobStatus, Journal, changed
 from ringmaster.techniques import Job, Profile
+from ringmaster.techniques.checkpoints.storage import is_url, join_root
 from ringmaster.techniques.loss import loss_function_of
+
+
+@dataclass(frozen=True, kw_only=True)
+class RunPaths:
+    """The folders of one run of a batch, and the paths that its workers need.
+
+    folder: of this run; holds checkpoints, models and gang logs.
+    cache_dir: prepared data.
+    import_paths: folders appended to the workers' import path.
+    weights: folders of models that are not in the batch: of base models by the job that adapts them, of other parents
+        by the name that the job gives them.
+    data: the prepared data of each job, as the preflight recorded it.
+    checkpoint_every_s: seconds between checkpoints; None to derive it from the cost of a save and the failure rate.
+    checkpoint_root: a folder or an fsspec URL for checkpoints instead of `folder`.
+    """
+
+    folder: Path
+    cache_dir: Path
+    import_paths: tuple[str, ...] = ()
+    weights: Mapping[str, Path] = field(default_factory=dict)
+    data: Mapping[str, Mapping[str, Any]] = field(default_factory=dict)
+    checkpoint_every_s: float | None = None
+    checkpoint_root: str | None = None
+
+    def model_dir(self, job: str) -> Path:
+        """Returns the folder of a job's finished model."""
+        return self.folder / "models" / job
+
+    def model_url(self, job: str) -> str | None:
+        """Returns where a job's finished model is stored beside its checkpoints; None where these are in a folder."""
+        root = self.checkpoint_root
+        if root is None or not is_url(root):
+            return None
+        return join_root(root, self.folder.parent.name, self.folder.name, job, "model")
+
+    def weights_url(self, folder: Path) -> str | None:
+        """Returns where the model of one of the folders in `weights` is stored; None as for `model_url`."""
+        root = self.checkpoint_root
+        if root is None or not is_url(root):
+            return None
+        return join_root(root, self.folder.parent.name, self.folder.name, ".weights", digest(str(folder)))
+
+    def checkpoint_dir(self, job: Job) -> str:
+        """Returns the folder or URL of a job's checkpoints. A job that runs a command always uses a folder."""
+        if self.checkpoint_root is None or job.model.command is not None:
+            return str(self.folder / "checkpoints" / job.name)
+        return join_root(self.checkpoint_root, self.folder.parent.name, self.folder.name, job.name)
+
 
 GOAL, RESTED, EVALUATED = "goal", "rested", "evaluated"
 SETTLED, LIKE = "job", "like"

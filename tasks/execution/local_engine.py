@@ -37,7 +37,7 @@ from ringmaster.techniques.processes.events import (
     Steps,
 )
 from ringmaster.techniques.processes.gang import Gang, Outcome
-from ringmaster.techniques.processes.launcher import Launcher
+from ringmaster.techniques.processes.order import Launcher
 
 SCHEMA = """
 CREATE TABLE IF NOT EXISTS device_leases (

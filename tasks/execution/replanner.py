@@ -33,7 +33,7 @@ from ringmaster.tasks.execution.replan_policy import (
     remaining,
 )
 from ringmaster.tasks.planning import Plan, Problem
-from ringmaster.tasks.profiling.option_profiles import planning_problem, switch_cost_s
+from ringmaster.tasks.profiling.search import planning_problem, switch_cost_s
 from ringmaster.tasks.profiling.speed_beliefs import SpeedBelief, SpeedBeliefs, errors_of
 from ringmaster.techniques import Job, Profile
 

@@ -15,9 +15,8 @@ from ringmaster.tasks.cluster import Cluster, Device
 from ringmaster.tasks.execution.dispatch import DeviceId, PlannedSegment, device_of
 from ringmaster.tasks.execution.engine import Engine, SegmentCall
 from ringmaster.tasks.execution.events import ExecutionEvent, SegmentStarted, Waiting
-from ringmaster.tasks.execution.job_table import JobTable
+from ringmaster.tasks.execution.job_table import JobTable, RunPaths
 from ringmaster.tasks.execution.progress import PlanProgress, RunningSegment
-from ringmaster.tasks.execution.run_paths import RunPaths
 from ringmaster.tasks.profiling.preflight import slots_of
 from ringmaster.tasks.storage.journal import LEADER, JobStatus, SegmentRecord
 from ringmaster.techniques import Job, Profile, registry

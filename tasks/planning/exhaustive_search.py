@@ -99,7 +99,7 @@ class Contents:
         budget: WorkBudget,
     ) -> int:
         """Finds the wanted sets that the node can finish, and returns the number of steps taken. Raises SpentError."""
-        from ringmaster.tasks.planning.kernels.exhaustive import DONE, ROOM, extend, first_ends, look_ahead
+        from ringmaster.tasks.planning.kernels.annealing import DONE, ROOM, extend, first_ends, look_ahead
 
         within = wanted.copy()
         must = np.where(wanted, np.arange(wanted.size), wanted.size - 1)
@@ -297,7 +297,7 @@ class _PlanSearch:
 
         The last node is only searched for complements of the sets that the others can finish.
         """
-        from ringmaster.tasks.planning.kernels.exhaustive import unions
+        from ringmaster.tasks.planning.kernels.annealing import unions
 
         kinds = [(node.num_devices, node.device_type) for node in self.problem.nodes]
         nodes = sorted(range(len(kinds)), key=lambda v: kinds[v])

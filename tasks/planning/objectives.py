@@ -17,8 +17,14 @@ from dataclasses import dataclass, field, replace
 from functools import cache
 from importlib.metadata import EntryPoint, entry_points
 
-from ringmaster.tasks.planning.bounds.bounds import Bound, ValueBound, by_area, ends_certificate
-from ringmaster.tasks.planning.bounds.certificates import certified_ends_bound, cost_bound
+from ringmaster.tasks.planning.bounds.bounds import (
+    Bound,
+    ValueBound,
+    by_area,
+    certified_ends_bound,
+    cost_bound,
+    ends_certificate,
+)
 from ringmaster.tasks.planning.bounds.due_dates import best_latest_bound, latest_bound
 from ringmaster.tasks.planning.plans.plan import Certificate, Plan
 from ringmaster.tasks.planning.problems.problem import Problem

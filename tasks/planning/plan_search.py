@@ -12,8 +12,14 @@ from functools import partial
 from typing import Literal
 
 from ringmaster.errors import ProblemError
-from ringmaster.tasks.planning.bounds.bounds import COUNTING, Bound, counted_bound_s, preemptive_bound, rigid_bound
-from ringmaster.tasks.planning.bounds.certificates import certified_bound
+from ringmaster.tasks.planning.bounds.bounds import (
+    COUNTING,
+    Bound,
+    certified_bound,
+    counted_bound_s,
+    preemptive_bound,
+    rigid_bound,
+)
 from ringmaster.tasks.planning.bounds.deadlines import conflicts, unmet
 from ringmaster.tasks.planning.objectives import Objective, lateness_s
 from ringmaster.tasks.planning.plans.plan import Plan
@@ -217,8 +223,7 @@ class PlanSearch:
 
     def _simple(self) -> Plan:
         from ringmaster.errors import NoRoomError
-        from ringmaster.tasks.planning.plans.baselines import BASELINES
-        from ringmaster.tasks.planning.plans.list_scheduling import schedule
+        from ringmaster.tasks.planning.plans.list_scheduling import BASELINES, schedule
 
         makers: list[Callable[[], Plan]] = [partial(baseline, self.problem) for baseline in BASELINES]
         if relaxed := self.relaxed:
@@ -275,7 +280,7 @@ class PlanSearch:
 
     def _preemptive(self) -> None:
         from ringmaster.tasks.planning.plans.retiming import exactly
-        from ringmaster.tasks.planning.preemptive.preemptive import plan_preemptive
+        from ringmaster.tasks.planning.preemptive import plan_preemptive
 
         pattern_bound = self.bound
         with self._stage("work prices"):
@@ -296,7 +301,7 @@ class PlanSearch:
 
     def _sharpen_bound(self) -> None:
         """Replaces the bound with that of the work prices where it is higher than the pattern LP's."""
-        from ringmaster.tasks.planning.preemptive.preemptive import work_prices
+        from ringmaster.tasks.planning.preemptive import work_prices
 
         certificate = work_prices(folded(self.problem), self.bound)
         if certificate and (proved_s := certified_bound(certificate, self.problem)) > self.bound.seconds * (1 + 1e-6):

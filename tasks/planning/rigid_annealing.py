@@ -9,7 +9,7 @@ from functools import partial
 import numpy as np
 
 from ringmaster.tasks.planning.bounds.job_costs import useful_options, whole_of
-from ringmaster.tasks.planning.kernels.tables import Floats, Ints
+from ringmaster.tasks.planning.node_groups import Floats, Ints
 from ringmaster.tasks.planning.plans.list_scheduling import Order, segments_of
 from ringmaster.tasks.planning.plans.plan import Segment
 from ringmaster.tasks.planning.problems.problem import Problem

@@ -15,7 +15,7 @@ from types import SimpleNamespace
 from typing import Any
 
 from ringmaster.codec import digest
-from ringmaster.tasks.profiling.option_profiles import num_evaluations
+from ringmaster.tasks.profiling.search import num_evaluations
 from ringmaster.techniques import Job, Profile
 from ringmaster.techniques.preflight import Candidate, Preflight
 from ringmaster.techniques.technique import GRADIENT_BYTES, OPTIMIZER_STATE_BYTES, WEIGHT_BYTES

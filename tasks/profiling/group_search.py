@@ -46,9 +46,8 @@ from ringmaster.tasks.profiling.group_layouts import (
     even_parts,
     sample,
 )
-from ringmaster.tasks.profiling.option_profiles import num_evaluations
 from ringmaster.tasks.profiling.profile_store import fingerprint
-from ringmaster.tasks.profiling.search import FAILED, FailedTrial, Result
+from ringmaster.tasks.profiling.search import FAILED, FailedTrial, Result, num_evaluations
 from ringmaster.tasks.profiling.trials import Trial
 from ringmaster.techniques import Profile
 from ringmaster.techniques.preflight import Candidate

@@ -18,12 +18,6 @@ from ringmaster.errors import UntrainableJobs
 from ringmaster.tasks.cluster import Cluster
 from ringmaster.tasks.profiling.group_layouts import Group, GroupLayout, classes, layouts
 from ringmaster.tasks.profiling.group_search import GroupSearch, group_profiles, group_searches, groups_among
-from ringmaster.tasks.profiling.option_profiles import (
-    known_speeds,
-    option_profiles,
-    predicted_profiles,
-    shapes_over_nodes,
-)
 from ringmaster.tasks.profiling.preflight import (
     Notice,
     ReportFailure,
@@ -35,7 +29,17 @@ from ringmaster.tasks.profiling.preflight import (
     untold,
 )
 from ringmaster.tasks.profiling.profile_store import ProfileStore, fingerprint, speed_key, technique_code
-from ringmaster.tasks.profiling.search import FAILED, ConfigSearch, Result, quickest_looking_first, why_nothing_fits
+from ringmaster.tasks.profiling.search import (
+    FAILED,
+    ConfigSearch,
+    Result,
+    known_speeds,
+    option_profiles,
+    predicted_profiles,
+    quickest_looking_first,
+    shapes_over_nodes,
+    why_nothing_fits,
+)
 from ringmaster.tasks.profiling.trials import (
     Lend,
     Trial,

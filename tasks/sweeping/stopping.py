@@ -14,7 +14,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
 
-from ringmaster.tasks.batch.faults import Finding
+from ringmaster.tasks.batch.document import Finding
 from ringmaster.techniques import Job
 
 NONE, ASHA, HALVING, MEDIAN = "none", "asha", "halving", "median"

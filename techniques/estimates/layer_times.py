@@ -24,7 +24,7 @@ from torch import Tensor, nn
 
 from ringmaster.codec import digest, from_json, set_fields, to_json
 from ringmaster.techniques.data import PreparedData
-from ringmaster.techniques.estimates.isolated_calls import in_children, keep, kept
+from ringmaster.techniques.estimates.device_rates import in_children, keep, kept
 from ringmaster.techniques.job import BESIDE_MODEL_AND_LOSS, Job
 from ringmaster.techniques.model_facts import ModelFacts
 from ringmaster.techniques.models.build import skeleton

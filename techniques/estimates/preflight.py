@@ -35,8 +35,7 @@ from ringmaster.techniques.processes.events import (
     event_to_json,
 )
 from ringmaster.techniques.technique import GangShape, Technique, why_no_optimizer
-from ringmaster.techniques.training.optimizers import check_options
-from ringmaster.techniques.training.parameters import freeze, parameter_settings
+from ringmaster.techniques.training.optimizers import check_options, freeze, parameter_settings
 
 ROOM_TO_SPARE = 4  # factor over weights, gradients and optimizer state, which leaves memory for activations
 

@@ -9,8 +9,9 @@ from pathlib import Path
 
 from ringmaster.techniques.checkpoints.checkpoint import CheckpointStore
 from ringmaster.techniques.external import protocol
-from ringmaster.techniques.external.events import (
+from ringmaster.techniques.external.protocol import (
     KINDS,
+    RUN,
     CheckpointWritten,
     CommandEvaluation,
     CommandEvent,
@@ -25,7 +26,6 @@ from ringmaster.techniques.external.events import (
     StepEvent,
     TrainingStarted,
 )
-from ringmaster.techniques.external.protocol import RUN
 from ringmaster.techniques.processes.events import (
     CheckpointFailed,
     CheckpointSaved,

@@ -22,8 +22,7 @@ from typing import Any, NoReturn
 from ringmaster.codec import from_json
 from ringmaster.errors import ChannelClosed
 from ringmaster.techniques.processes.channel import Channel
-from ringmaster.techniques.processes.launcher import rank_environment
-from ringmaster.techniques.processes.order import GangOrder
+from ringmaster.techniques.processes.order import GangOrder, rank_environment
 
 
 class PrintedChannel(Channel):

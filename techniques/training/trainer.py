@@ -49,11 +49,16 @@ from ringmaster.techniques.technique import Technique, data_parallel_rank, data_
 from ringmaster.techniques.training.adaptation import JobAdaptation
 from ringmaster.techniques.training.dropout import Draws, drawing, name_modules, seed_generators, use
 from ringmaster.techniques.training.generation import HELD_OUT, prompt_seed, rollout_of
-from ringmaster.techniques.training.half_precision import compute_in_half
+from ringmaster.techniques.training.gradients import compute_in_half
 from ringmaster.techniques.training.losses import disable_dropout, loss_of
 from ringmaster.techniques.training.metrics import MetricTotals
-from ringmaster.techniques.training.optimizers import build_optimizer, update_
-from ringmaster.techniques.training.parameters import ParameterSettings, freeze, parameter_settings
+from ringmaster.techniques.training.optimizers import (
+    ParameterSettings,
+    build_optimizer,
+    freeze,
+    parameter_settings,
+    update_,
+)
 from ringmaster.techniques.training.recomputation import compile_layers
 
 Root = str | Path
@@ -68,6 +73,7 @@ WIDTH_MULTIPLE = 8
 LONGEST = "longest"
 WARM_UP_STEPS = 2
 """The first steps of a trial, which are not measured."""
+LEAST_STEPS, USUAL_STEPS, ENOUGH_S = 3, 12, 1.5  # of a trial: measured steps, and their total seconds
 
 Beat = Callable[[], None]
 """Reports that this rank is alive; called between long operations."""

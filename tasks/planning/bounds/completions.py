@@ -46,8 +46,7 @@ from ringmaster.tasks.planning.bounds.job_costs import (
 )
 from ringmaster.tasks.planning.bounds.windows import Classes, WindowRows, prices_of_seconds, rates
 from ringmaster.tasks.planning.bounds.windows import faults_of as faults_of_windows
-from ringmaster.tasks.planning.plans.plan import Certificate
-from ringmaster.tasks.planning.plans.window_prices import CompletionPrices
+from ringmaster.tasks.planning.plans.plan import Certificate, CompletionPrices
 from ringmaster.tasks.planning.problems.problem import Problem
 from ringmaster.tasks.planning.problems.problem_parts import PlanningJob
 

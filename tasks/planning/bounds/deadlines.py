@@ -4,8 +4,7 @@ import math
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from dataclasses import replace
 
-from ringmaster.tasks.planning.bounds.bounds import by_area, pattern_bound
-from ringmaster.tasks.planning.bounds.certificates import costs_of
+from ringmaster.tasks.planning.bounds.bounds import by_area, costs_of, pattern_bound
 from ringmaster.tasks.planning.bounds.job_costs import earliest_ends_s, in_order, shortest_of
 from ringmaster.tasks.planning.plans.plan import Plan
 from ringmaster.tasks.planning.problems.problem import Problem

@@ -26,8 +26,7 @@ from collections import Counter, defaultdict
 from collections.abc import Iterable, Iterator, Mapping
 from itertools import pairwise
 
-from ringmaster.tasks.planning.bounds.bounds import Bound, ValueBound, by_area, preemptive_bound
-from ringmaster.tasks.planning.bounds.certificates import certified_bound
+from ringmaster.tasks.planning.bounds.bounds import Bound, ValueBound, by_area, certified_bound, preemptive_bound
 from ringmaster.tasks.planning.bounds.job_costs import (
     ROUNDING,
     earliest_ends_s,
@@ -41,8 +40,7 @@ from ringmaster.tasks.planning.bounds.job_costs import (
 )
 from ringmaster.tasks.planning.bounds.linear_program import LinearProgram
 from ringmaster.tasks.planning.bounds.windows import evenly, faults_of_points, has_windows, prices_of_seconds
-from ringmaster.tasks.planning.plans.plan import Certificate
-from ringmaster.tasks.planning.plans.window_prices import WindowPrices
+from ringmaster.tasks.planning.plans.plan import Certificate, WindowPrices
 from ringmaster.tasks.planning.problems.problem import Problem
 from ringmaster.tasks.planning.problems.problem_parts import PlanningJob, PlanningNode
 from ringmaster.tasks.planning.problems.reductions import only

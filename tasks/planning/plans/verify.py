@@ -1,6 +1,6 @@
 """Independent verifier of plans and certificates, which uses no solver and only the standard library.
 
-Apart from the arithmetic of `bounds.certificates`, `bounds.bounds` and the objectives' values and bounds, it shares
+Apart from the arithmetic of `bounds.bounds` and the objectives' values and bounds, it shares
 no code with the planner, so that it finds the planner's mistakes.
 """
 
@@ -8,8 +8,7 @@ import math
 from collections.abc import Iterator, Mapping, Sequence
 from itertools import pairwise
 
-from ringmaster.tasks.planning.bounds.bounds import COUNTING, Bound, counted_bound_s, plain_bound_s
-from ringmaster.tasks.planning.bounds.certificates import certified_bound
+from ringmaster.tasks.planning.bounds.bounds import COUNTING, Bound, certified_bound, counted_bound_s, plain_bound_s
 from ringmaster.tasks.planning.objectives import objective_by_name, objective_names
 from ringmaster.tasks.planning.plans.plan import Plan, Segment
 from ringmaster.tasks.planning.problems.problem import Problem

@@ -11,10 +11,16 @@ from ringmaster.tasks.planning.gantt import counted, seconds_text
 from ringmaster.tasks.planning.objectives import MAKESPAN
 from ringmaster.tasks.planning.plans.plan import Plan
 from ringmaster.tasks.planning.problems.problem import Problem
-from ringmaster.tasks.planning.whatif.changes import Change, Deadline, FewerJobs, MoreDevices, MoreNodes
-from ringmaster.tasks.planning.whatif.deadlines import DeadlineAnswer, DeadlineVerdict, times, unit_of
-from ringmaster.tasks.planning.whatif.explanation import Explanation, JobCost, costliest
-from ringmaster.tasks.planning.whatif.gains import Gain, WhatIf
+from ringmaster.tasks.planning.whatif.deadlines import (
+    DeadlineAnswer,
+    DeadlineVerdict,
+    Explanation,
+    JobCost,
+    costliest,
+    times,
+    unit_of,
+)
+from ringmaster.tasks.planning.whatif.gains import Change, Deadline, FewerJobs, Gain, MoreDevices, MoreNodes, WhatIf
 
 TITLE = "What more devices would gain"
 LEAST_MAKESPAN_S = 300.0  # shorter batches are over before more devices could come, and their gains are noise

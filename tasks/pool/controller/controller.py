@@ -23,7 +23,7 @@ from ringmaster.tasks.execution.executor import Executor
 from ringmaster.tasks.execution.known_nodes import KnownNodes
 from ringmaster.tasks.execution.progress import RunningSegment
 from ringmaster.tasks.planning import Plan, Problem
-from ringmaster.tasks.planning.plans.checked_plans import checked_plan
+from ringmaster.tasks.planning.fusion import checked_plan
 from ringmaster.tasks.pool.controller.active_batches import (
     PRIORITIES,
     ActiveBatch,

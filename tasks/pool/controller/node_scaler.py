@@ -24,7 +24,7 @@ from ringmaster.tasks.execution.executor import Executor
 from ringmaster.tasks.execution.job_table import JobTable
 from ringmaster.tasks.execution.known_nodes import EMPTY_BEFORE_S, KnownNodes
 from ringmaster.tasks.planning import Plan, Problem, solve
-from ringmaster.tasks.planning.plans.checked_plans import bounded
+from ringmaster.tasks.planning.fusion import bounded
 from ringmaster.tasks.planning.problems.problem_parts import Option, PlanningJob, PlanningNode
 from ringmaster.tasks.planning.whatif.nodes import NodePrices, NodesWorth, nodes_worth
 from ringmaster.tasks.pool.controller.elasticity import (
@@ -35,7 +35,7 @@ from ringmaster.tasks.pool.controller.elasticity import (
     node_range,
     num_nodes_wanted,
 )
-from ringmaster.tasks.profiling.option_profiles import planning_problem
+from ringmaster.tasks.profiling.search import planning_problem
 
 logger = logging.getLogger(__name__)
 

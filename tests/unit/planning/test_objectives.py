@@ -24,9 +24,8 @@ from ringmaster.tasks.planning import (
     verify,
 )
 from ringmaster.tasks.planning.bounds.bounds import preemptive_bound
-from ringmaster.tasks.planning.groups.fusion import choose_groups
+from ringmaster.tasks.planning.fusion import checked_plan, choose_groups
 from ringmaster.tasks.planning.objectives import BUILTIN, _installed, objective_by_name
-from ringmaster.tasks.planning.plans.checked_plans import checked_plan
 from ringmaster.tasks.planning.plans.list_scheduling import schedule
 from ringmaster.tasks.planning.problems.terms import PlanningTerms
 from tests.drawing import draws

@@ -3,7 +3,7 @@
 import pytest
 
 from ringmaster.tasks.planning import Option, PlanningJob, PlanningNode, Problem
-from ringmaster.tasks.planning.plans.checked_plans import checked_plan
+from ringmaster.tasks.planning.fusion import checked_plan
 from ringmaster.tasks.planning.problems.terms import HOUR_S, PlanningTerms
 from ringmaster.tasks.retraining.selection import DueModel, RunLimits, choose, cost_of
 

@@ -12,7 +12,7 @@ from typer.testing import CliRunner
 from ringmaster.flows.cli import app
 from ringmaster.tasks.planning import Certificate, Option, Plan, PlanningJob, PlanningNode, Problem, Segment, verify
 from ringmaster.tasks.planning.objectives import BUILTIN, objective_by_name
-from ringmaster.tasks.planning.plans.window_prices import CompletionPrices, WindowPrices
+from ringmaster.tasks.planning.plans.plan import CompletionPrices, WindowPrices
 from ringmaster.tasks.planning.solve import solve
 from tests.drawing import draws
 from tests.unit.planning.bounds.drawing import plans_of, ruled_problems

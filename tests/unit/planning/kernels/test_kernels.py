@@ -17,7 +17,7 @@ from ringmaster.tasks.planning import (
     rigid_annealing,
     solve,
 )
-from ringmaster.tasks.planning.groups.fused import FusedSearch
+from ringmaster.tasks.planning.divisions import FusedSearch
 from ringmaster.tasks.planning.kernels import compiled
 from ringmaster.tasks.planning.objectives import MAKESPAN
 from ringmaster.tasks.planning.work import Clock, WorkBudget, clock

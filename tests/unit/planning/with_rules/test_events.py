@@ -10,10 +10,16 @@ from benchmarks.planning.families import draw
 from ringmaster.errors import NoRoomError
 from ringmaster.tasks.planning import Coefficients, Option, PlanningJob, PlanningNode, Problem, Segment, solve, verify
 from ringmaster.tasks.planning.bounds.bounds import preemptive_bound
-from ringmaster.tasks.planning.event_lp import EventKind, EventLp, ScheduleEvent
-from ringmaster.tasks.planning.event_search import merged, plan_by_events, within_fair_memory
+from ringmaster.tasks.planning.event_search import (
+    EventKind,
+    EventLp,
+    ScheduleEvent,
+    merged,
+    plan_by_events,
+    within_fair_memory,
+)
 from ringmaster.tasks.planning.objectives import objective_by_name
-from ringmaster.tasks.planning.plans.baselines import current_practice
+from ringmaster.tasks.planning.plans.list_scheduling import current_practice
 from ringmaster.tasks.planning.work import WorkBudget
 from tests.drawing import draws
 from tests.unit.planning.bounds.drawing import ruled_problems

@@ -14,8 +14,16 @@ from ringmaster.tasks.profiling.profile_store import speed_key
 from ringmaster.techniques import DataSpec, Job, ModelSpec
 from ringmaster.techniques.checkpoints.checkpoint import CheckpointStore
 from ringmaster.techniques.data import prepare
-from ringmaster.techniques.external.events import CommandFinished, CommandHeartbeat, parse_event
-from ringmaster.techniques.external.protocol import Report, adopt, environment, incoming, words_of
+from ringmaster.techniques.external.protocol import (
+    CommandFinished,
+    CommandHeartbeat,
+    Report,
+    adopt,
+    environment,
+    incoming,
+    parse_event,
+    words_of,
+)
 from ringmaster.techniques.processes.order import TRAIN, GangOrder, Slot
 
 GPUS = tuple(Slot(kind="gpu", index=i, uuid=f"GPU-{i}") for i in (2, 5))

@@ -12,18 +12,25 @@ from typing import Any
 
 import numpy as np
 
-from ringmaster.tasks.planning.bounds.bounds import Bound
-from ringmaster.tasks.planning.bounds.certificates import MAX_STATES, num_states
-from ringmaster.tasks.planning.kernels.packing import OptionTable
-from ringmaster.tasks.planning.kernels.tables import NEVER, Floats, Ints, NodeGroups, Tables
+from ringmaster.tasks.planning.bounds.bounds import MAX_STATES, Bound, num_states
+from ringmaster.tasks.planning.kernels.assignment import Assignment, GroupArrays, assign, plan_group
+from ringmaster.tasks.planning.kernels.configurations import INFEASIBLE, OptionTable, config_lp
+from ringmaster.tasks.planning.kernels.sequences import JobShares, SwitchCosts, of_group, runs
+from ringmaster.tasks.planning.node_groups import (
+    NEVER,
+    Floats,
+    Ints,
+    NodeGroups,
+    Tables,
+    groupings_of,
+    longest_first,
+    split_jobs,
+    whole_jobs,
+)
 from ringmaster.tasks.planning.plans.plan import Certificate, Segment
 from ringmaster.tasks.planning.plans.retiming import retimed
-from ringmaster.tasks.planning.preemptive.assignment import Assignment, GroupArrays, assign, plan_group
-from ringmaster.tasks.planning.preemptive.config_lp import INFEASIBLE, config_lp
-from ringmaster.tasks.planning.preemptive.grouping import groupings_of, longest_first, split_jobs, whole_jobs
-from ringmaster.tasks.planning.preemptive.sequences import JobShares, SwitchCosts, of_group, runs
-from ringmaster.tasks.planning.preemptive.splitting import TypeDivision, divided
 from ringmaster.tasks.planning.problems.problem import Problem
+from ringmaster.tasks.planning.type_division import TypeDivision, divided
 from ringmaster.tasks.planning.work import CORES, WorkBudget
 
 PER_SWITCH = 5e-4  # minimum gain of a switch, beside its own seconds, as a share of the makespan
