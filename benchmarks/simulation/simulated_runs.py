@@ -13,10 +13,9 @@ from functools import partial
 from random import Random
 from typing import Literal
 
-from ringmaster.tasks.execution.dispatch import DeviceId, PlannedSegment, in_steps
+from ringmaster.tasks.execution.dispatch import DeviceId, OngoingSegment, PlannedSegment, PlanSimulator, in_steps
 from ringmaster.tasks.execution.events import Prediction
 from ringmaster.tasks.execution.forecast import predict, seconds_left
-from ringmaster.tasks.execution.plan_simulator import OngoingSegment, PlanSimulator
 from ringmaster.tasks.execution.replan_policy import (
     ExploredJob,
     ReplanPolicy,

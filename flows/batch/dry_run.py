@@ -34,7 +34,7 @@ from ringmaster.tasks.execution.forecast import ForecastConditions, plan_left, p
 from ringmaster.tasks.planning import Plan, Problem, gantt
 from ringmaster.tasks.planning.fusion import Fusion, checked_fusion
 from ringmaster.tasks.planning.gantt import seconds_text
-from ringmaster.tasks.planning.problems.terms import HOUR_S, plan_giving_up_deadlines, without_deadlines
+from ringmaster.tasks.planning.objectives import HOUR_S, plan_giving_up_deadlines, without_deadlines
 from ringmaster.tasks.planning.whatif.answers import section
 from ringmaster.tasks.pool.requests import Requests
 from ringmaster.tasks.pool.submissions import Submissions

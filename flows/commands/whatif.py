@@ -220,7 +220,7 @@ def _of_batch(file: Path, plan: Path | None, *, profiles: Profiles, seed: int) -
     announce("loading what looks at jobs and plans; no server is started")
     from ringmaster.flows.batch.dry_run import dry_run
     from ringmaster.flows.reports.progress import shown
-    from ringmaster.tasks.planning.problems.terms import without_deadlines
+    from ringmaster.tasks.planning.objectives import without_deadlines
 
     console = error_console()
     with shown(console):

@@ -17,8 +17,7 @@ from ringmaster.tasks.batch import Batch
 from ringmaster.tasks.planning import Plan, Problem
 from ringmaster.tasks.planning.fusion import checked_fusion, groups_of
 from ringmaster.tasks.planning.gantt import render_svg
-from ringmaster.tasks.planning.objectives import Cost, Makespan
-from ringmaster.tasks.planning.problems.terms import PlanningTerms
+from ringmaster.tasks.planning.objectives import Cost, Makespan, PlanningTerms
 from ringmaster.tasks.planning.whatif.answers import section
 from ringmaster.tasks.profiling.search import planning_problem
 from ringmaster.tasks.profiling.stage import ProfilingResult, groups_of_some

@@ -20,7 +20,7 @@ from ringmaster.tasks.batch.references import NAME_REMEDY, is_name, loss_parts
 from ringmaster.tasks.batch.schema import PLANNER_KEYS, PROFILING_SHARE, BatchEntry, GridEntry, JobEntry
 from ringmaster.tasks.cluster import Devices
 from ringmaster.tasks.files import text_of
-from ringmaster.tasks.planning.problems.terms import PlanningTerms
+from ringmaster.tasks.planning.objectives import PlanningTerms
 from ringmaster.techniques.data.inference import (
     encodes_text,
     has_negatives,

@@ -37,9 +37,8 @@ from statistics import NormalDist
 import numpy as np
 from numpy.typing import NDArray
 
-from ringmaster.tasks.execution.dispatch import DeviceId, in_steps
+from ringmaster.tasks.execution.dispatch import DeviceId, PlanSimulator, in_steps
 from ringmaster.tasks.execution.events import COVERAGE, PredictedEnd, Prediction
-from ringmaster.tasks.execution.plan_simulator import PlanSimulator
 from ringmaster.tasks.planning import Plan, Problem
 from ringmaster.tasks.profiling.speed_beliefs import MachineLoad, SpeedBeliefs, SpeedErrors, errors_of
 from ringmaster.techniques import Profile

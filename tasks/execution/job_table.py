@@ -167,32 +167,10 @@ def _names(names: Mapping[str, Any]) -> str:
     return ", ".join(listed) if len(listed) <= 3 else f"{', '.join(listed[:2])} and {len(listed) - 2} others"
 
 
-class GroupedJob(Protocol):
-    """A job, with the options under which it can run alone, and with its group if it is a lead job."""
-
-    @property
-    def profiles(self) -> tuple[Profile, ...]: ...  # noqa: D102
-    @property
-    def together(self) -> tuple[Profile, ...]: ...  # noqa: D102
-
-
-class GroupedJobs(Protocol):
-    """The job table, as far as groups use it."""
-
-    records: dict[str, JobRecord]
-    profiles: dict[str, list[Profile]]
-    totals: dict[str, int]
-
-    @property
-    def entries(self) -> Mapping[str, GroupedJob]: ...  # noqa: D102
-    def write(self, job: str, **changes: Any) -> JobRecord: ...  # noqa: D102
-    def rests(self, job: str) -> bool: ...  # noqa: D102
-
-
 class GroupTable:
     """The groups of the jobs of a job table, and the lead job of each member."""
 
-    def __init__(self, job_table: GroupedJobs) -> None:
+    def __init__(self, job_table: JobTable) -> None:
         self._job_table = job_table
         self._members: dict[str, tuple[str, ...]] = {}  # by lead job; without those that have ended or left
         self._leads: dict[str, str] = {}  # by member
@@ -455,10 +433,6 @@ class JobTable:
     def is_whole(self, name: str, step: int) -> bool:
         """Whether `step` is the last step of a job, and not only its goal."""
         return step == (self.entries[name].job.num_steps or 0)
-
-    def place_of(self, job: str) -> RunPaths:
-        """Returns the folders of a job's batch."""
-        return self.entries[job].place
 
     def listed(self, name: str, *, beside: str) -> str:
         """Returns the table's name of a job that its gang calls `name` and that is in the batch of `beside`."""

@@ -166,8 +166,8 @@ class OutcomePolicy:
 
     def _finish(self, job: str, result: Mapping[str, Any]) -> None:
         """Ends a job that has reached its last step and has written its model."""
-        place, local = self._job_table.place_of(job), self._job_table.entries[job].local_job
-        details = {"metrics": result["metrics"], "model_dir": str(place.model_dir(local.name))}
+        entry = self._job_table.entries[job]
+        details = {"metrics": result["metrics"], "model_dir": str(entry.place.model_dir(entry.local_job.name))}
         if compared := result.get("compared"):
             details["compared"] = compared
         record = self._job_table.write(job, status=JobStatus.DONE, step=result["step"], message="", details=details)

@@ -29,13 +29,11 @@ from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from statistics import NormalDist
 
-from ringmaster.tasks.execution.dispatch import DeviceId, PlannedSegment
-from ringmaster.tasks.execution.plan_simulator import PlanSimulator
+from ringmaster.tasks.execution.dispatch import DeviceId, PlannedSegment, PlanSimulator
 from ringmaster.tasks.planning import Option, Plan, PlanningNode, Problem
 from ringmaster.tasks.planning.bounds.bounds import preemptive_bound
-from ringmaster.tasks.planning.objectives import objective_by_name
+from ringmaster.tasks.planning.objectives import objective_by_name, plan_giving_up_deadlines
 from ringmaster.tasks.planning.problems.problem_parts import CurrentRun
-from ringmaster.tasks.planning.problems.terms import plan_giving_up_deadlines
 from ringmaster.tasks.profiling.speed_beliefs import SpeedBelief
 
 LEAST_STEPS = 6  # of a segment that tries an option; the first of them warms up and is not measured

@@ -67,7 +67,7 @@ class Contraction:
 
     def of(self, groups: Iterable[Group]) -> Contracted | None:
         """Returns the contracted problem, or None, as `contract` does."""
-        ones = {group: self.as_one(group) for group in sorted(groups, key=self._first_place)}
+        ones = {group: self.as_one(group) for group in sorted(groups, key=lambda group: self._places[group][0])}
         name_of = {name: one.id for group, one in ones.items() for name in group}
         jobs = tuple(
             replace(one, after=tuple(dict.fromkeys(name_of[other] for other in one.after))) if one.after else one
@@ -100,9 +100,6 @@ class Contraction:
         if group not in self._ones:
             self._ones[group] = self._made_one(group)
         return self._ones[group]
-
-    def _first_place(self, group: Group) -> Place:
-        return self._places[group][0]
 
     def _made_one(self, group: Group) -> PlanningJob:
         jobs, places = self.problem.jobs, self._places[group]
@@ -436,7 +433,7 @@ class FusedSearch:
     def proved(self) -> Plan:
         """Returns the best plan with the bound of the fused problem. Raises ProblemError if no plan was found."""
         if self.best is None:
-            from ringmaster.tasks.planning.bounds.deadlines import conflicts
+            from ringmaster.tasks.planning.bounds.bounds import conflicts
 
             raise ProblemError([*conflicts(self.problem)] or self.faults)
         plan = replace(

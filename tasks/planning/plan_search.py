@@ -16,11 +16,12 @@ from ringmaster.tasks.planning.bounds.bounds import (
     COUNTING,
     Bound,
     certified_bound,
+    conflicts,
     counted_bound_s,
     preemptive_bound,
     rigid_bound,
+    unmet,
 )
-from ringmaster.tasks.planning.bounds.deadlines import conflicts, unmet
 from ringmaster.tasks.planning.objectives import Objective, lateness_s
 from ringmaster.tasks.planning.plans.plan import Plan
 from ringmaster.tasks.planning.problems.problem import Problem
@@ -309,7 +310,7 @@ class PlanSearch:
             self.rigid_s = max(self.rigid_s, proved_s)
 
     def _annealing(self) -> None:
-        from ringmaster.tasks.planning.rigid_annealing import plan_without_preemption
+        from ringmaster.tasks.planning.rigid_search import plan_without_preemption
 
         num_jobs = len(self.problem.jobs)
         if self.preemption == "never":
@@ -343,9 +344,9 @@ class PlanSearch:
 
     def _exhausted(self) -> None:
         """For few jobs: finds the best plan without preemption and proves that it is optimal."""
-        from ringmaster.tasks.planning.exhaustive_search import search
         from ringmaster.tasks.planning.plans.list_scheduling import segments_of
         from ringmaster.tasks.planning.problems.reductions import without_overheads
+        from ringmaster.tasks.planning.rigid_search import search
 
         bare = without_overheads(self.problem)
         if bare is None or any(job.running is not None for job in self.problem.jobs):

@@ -84,7 +84,11 @@ def plan_preemptive(
         with work.part(1 / (len(groupings) - i)) as own:
             found.append(_divided_plan(tables, groups, bound, seed, own, effort))
     # Exact pricing finds configurations that placing the largest gangs first cannot place.
-    plans = [plan for plan in found if plan is not None and all(_is_placed(s, problem) for s in plan)]
+    plans = [
+        plan
+        for plan in found
+        if plan and all(len(s.devices) == problem.job(s.job).options[s.option].num_nodes for s in plan)
+    ]
     return min(plans, key=lambda segments: max(s.end_s for s in segments), default=None)
 
 
@@ -138,11 +142,6 @@ def _plan_of(
         return None
     members = _annealed(tables, groups, parts, guess, seed, work)
     return _planned(tables, groups, parts, members, work, effort)
-
-
-def _is_placed(segment: Segment, problem: Problem) -> bool:
-    """Whether a segment has all nodes that its option needs."""
-    return len(segment.devices) == problem.job(segment.job).options[segment.option].num_nodes
 
 
 def work_prices(problem: Problem, bound: Bound) -> Certificate | None:

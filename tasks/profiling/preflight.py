@@ -288,12 +288,10 @@ def data_lines(jobs: Sequence[Job], preflights: Mapping[str, Preflight]) -> list
         is_shown = job.data.kind is not None or job.data.path is not None or job.data.dataset is not None
         if job.name in preflights and is_shown:
             data = from_json(PreparedData, preflights[job.name].data)
-            readers.setdefault(data.summary(job.data.kind or _kind_of(data)), []).append(job.name)
+            readers.setdefault(
+                data.summary(job.data.kind or (LANGUAGE_MODELING if data.kind == "tokens" else "columns")), []
+            ).append(job.name)
     return [f"{_few(names)}: {line}" for line, names in readers.items()]
-
-
-def _kind_of(data: PreparedData) -> str:
-    return LANGUAGE_MODELING if data.kind == "tokens" else "columns"
 
 
 def _few(names: Sequence[str]) -> str:

@@ -9,7 +9,7 @@ from dataclasses import dataclass, field, replace
 
 from ringmaster.tasks.cluster import Cluster
 from ringmaster.tasks.planning import Option, PlanningJob, PlanningNode, Problem
-from ringmaster.tasks.profiling.speed_beliefs import OF_PREDICTIONS, SpeedBelief, SpeedBeliefs
+from ringmaster.tasks.profiling.speed_beliefs import OF_PREDICTIONS, SpeedBeliefs
 from ringmaster.techniques import Job
 from ringmaster.techniques.preflight import Candidate, Preflight, Refusal
 from ringmaster.techniques.profiles import PREDICTED, Profile, ProfileKey
@@ -282,7 +282,10 @@ def planning_problem(
             id=job.name,
             options=(
                 *(_option(job, profile, done) for profile in profiles[job.name]),
-                *(_fused(job, profile, done) for profile in (groups or {}).get(job.name, ())),
+                *(
+                    replace(_option(job, profile, done), jobs=_members([profile]))
+                    for profile in (groups or {}).get(job.name, ())
+                ),
             ),
             after=tuple(parent for parent in job.parents if parent in names),
             members=_members(profiles[job.name]),
@@ -342,10 +345,6 @@ def _members(profiles: Sequence[Profile]) -> tuple[str, ...]:
     return tuple(member.job for member in profiles[0].members) if profiles else ()
 
 
-def _fused(job: Job, profile: Profile, done: Mapping[str, int]) -> Option:
-    return replace(_option(job, profile, done), jobs=_members([profile]))
-
-
 def _option(job: Job, profile: Profile, done: Mapping[str, int]) -> Option:
     steps_done = done.get(job.name, 0)
     runtime_s = profile.runtime_s(
@@ -403,15 +402,10 @@ def option_profiles(searches: Sequence[ConfigSearch], beliefs: SpeedBeliefs) -> 
         if candidate.step_s is not None:
             belief = beliefs.of(search.key, fingerprint, technique=candidate.technique, errors=OF_PREDICTIONS)
             profile = replace(profile, step_s=candidate.step_s * belief.ratio(), spread=belief.spread)
-            if _is_slower(profile, search.best_s, belief):
+            if profile.step_s > search.best_s * math.exp(belief.spread):  # surely slower than a measured one
                 continue
         predicted.append(profile)
     return (*measured, *predicted)
-
-
-def _is_slower(profile: Profile, best_s: float, belief: SpeedBelief) -> bool:
-    """Returns whether a predicted config is surely slower than a measured one of the same technique and gang size."""
-    return profile.step_s > best_s * math.exp(belief.spread)
 
 
 def known_speeds(searches: Iterable[ConfigSearch], newest: Iterable[Profile], *, device_kind: str) -> SpeedBeliefs:

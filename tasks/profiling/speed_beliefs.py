@@ -116,7 +116,9 @@ def without_load(measured: TrialMeasured, load: MachineLoad) -> dict[str, Any]:
     The mean of the steps contains the time slices of other work, as the load does, and is divided by it. Of steps that
     are shorter than a time slice most are undisturbed: then the median is less, and nearer to the truth.
     """
-    seconds: Mapping[str, Any] = {k: v / load.ratio for k, v in measured.profile.items() if _is_divided(k, v)}
+    seconds: Mapping[str, Any] = {
+        k: v / load.ratio for k, v in measured.profile.items() if k.endswith("_s") and k != "step_s" and v is not None
+    }
     step_s = measured.profile["step_s"]
     if measured.mean_step_s is not None:
         step_s = min(step_s, measured.mean_step_s / load.ratio)
@@ -153,10 +155,6 @@ def _timed(channel: Channel) -> ReferenceTimed | None:
                 return event
             if isinstance(event, RankExited):
                 return None
-
-
-def _is_divided(name: str, value: Any) -> bool:
-    return name.endswith("_s") and name != "step_s" and value is not None
 
 
 @dataclass(frozen=True, kw_only=True)

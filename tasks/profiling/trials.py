@@ -341,7 +341,7 @@ class TrialRunner:
         for attempt in range(1, MAX_ATTEMPTS + 1):
             found |= run_wave(environment, wave, limit_s=limit_s)
             self.num_trials += len(wave)
-            wave = [trial for trial in wave if _was_killed(found[trial.fingerprint])]
+            wave = [trial for trial in wave if getattr(found[trial.fingerprint], "kind", None) == KILLED]
             if not wave or self._limits is not None:
                 break
             if attempt < MAX_ATTEMPTS:
@@ -417,7 +417,3 @@ def trial_of_config(search: ConfigSearch, fingerprint: str, jobs: Mapping[str, t
     job, preflight = jobs[search.job]
     candidate = search.candidates[list(search.fingerprints).index(fingerprint)]
     return Trial(key=search.key_of(fingerprint), job=job, data=preflight.data, candidate=candidate)
-
-
-def _was_killed(result: Result) -> bool:
-    return isinstance(result, FailedTrial) and result.kind == KILLED

@@ -9,7 +9,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from ringmaster.codec import to_json
-from ringmaster.tasks.planning.problems.terms import HOUR_S
+from ringmaster.tasks.planning.objectives import HOUR_S
 from ringmaster.tasks.planning.whatif.answers import TITLE as GAINS_TITLE
 from ringmaster.tasks.retraining.selection import day_text
 from ringmaster.text import markdown

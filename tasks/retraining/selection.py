@@ -12,7 +12,7 @@ from zoneinfo import ZoneInfo
 
 from ringmaster.errors import ProblemError
 from ringmaster.tasks.planning import Plan, Problem
-from ringmaster.tasks.planning.problems.terms import HOUR_S
+from ringmaster.tasks.planning.objectives import HOUR_S
 
 Clock = Callable[[], float]
 """Returns the time in seconds since the epoch, as `time.time` does; tests and demonstrations pass their own."""

@@ -15,12 +15,12 @@ import sys
 import tempfile
 import time
 import traceback
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from datetime import timedelta
 from functools import cache, partial
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import Any, NoReturn, TypeVar
 
 import torch
 import torch.distributed as dist
@@ -64,36 +64,51 @@ def keep(value: Any, file: Path) -> None:
 PATIENCE_S = 180.0
 
 
-def in_children(
-    works: Sequence[Callable[[], dict[str, Any]]], *, patience_s: float = PATIENCE_S
-) -> list[dict[str, Any]]:
-    """Runs each function in a child process, side by side, and returns their results.
+def run_in_children(
+    works: Sequence[Callable[[], Any]], *, at_once: int, patience_s: float = PATIENCE_S, until_s: float = math.inf
+) -> Iterator[tuple[int, Any, str]]:
+    """Runs functions in child processes, `at_once` side by side. Yields number, result and fault of each as it ends.
 
-    Raises RuntimeError where a child fails, which writes the reason to stderr, or exceeds the time limit, when it is
-    killed.
+    A child that exceeds its time is killed, and its result is None, as is that of one that fails. Children leave no CPU
+    pinning, threads or device contexts behind.
+
+    until_s: CLOCK_MONOTONIC time after which no child is started.
     """
-    pipes = []
-    for work in works:
-        reader, writer = os.pipe()
-        pid = os.fork()
-        if pid == 0:
-            _answer(work, writer)
-        os.close(writer)
-        pipes.append((pid, reader))
-    answers, until_s = [], time.monotonic() + patience_s
-    for pid, pipe in pipes:
-        if not select.select([pipe], [], [], max(until_s - time.monotonic(), 0.0))[0]:
-            print(f"a measurement took longer than {patience_s:g} s", file=sys.stderr)
-            os.kill(pid, signal.SIGKILL)
-        with os.fdopen(pipe) as file:
-            answers.append(file.read())
-        os.waitpid(pid, 0)
-    if not all(answers):
+    left, running = list(enumerate(works)), dict[int, tuple[int, int, float]]()  # by pipe: number, pid, end
+    while running or (left and time.monotonic() < until_s):
+        while left and len(running) < max(at_once, 1) and time.monotonic() < until_s:
+            number, work = left.pop(0)
+            pipe, writer = os.pipe()
+            if (pid := os.fork()) == 0:
+                _answer(work, writer)
+            os.close(writer)
+            running[pipe] = number, pid, time.monotonic() + patience_s
+        left_s = min(end_s for _, _, end_s in running.values()) - time.monotonic()
+        ready = select.select(list(running), [], [], max(left_s, 0.0))[0]
+        for pipe in ready or [pipe for pipe, (_, _, end_s) in running.items() if end_s <= time.monotonic()]:
+            number, pid, _ = running.pop(pipe)
+            if not ready:
+                os.kill(pid, signal.SIGKILL)
+            with os.fdopen(pipe) as file:
+                text = "" if not ready else file.read()
+            status = os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1])
+            fault = f"the process ended with status {status}" if ready else f"took longer than {patience_s:.0f} s"
+            yield number, json.loads(text) if text else None, "" if text else fault
+
+
+def in_children(works: Sequence[Callable[[], Any]], *, patience_s: float = PATIENCE_S) -> list[dict[str, Any]]:
+    """Runs all functions side by side in child processes and returns their results.
+
+    Raises RuntimeError where a child fails, which writes the reason to stderr, or exceeds the time limit.
+    """
+    ended = sorted(run_in_children(works, at_once=len(works), patience_s=patience_s), key=lambda each: each[0])
+    if faults := [fault for _, _, fault in ended if fault]:
+        print(f"a measurement: {faults[0]}", file=sys.stderr)
         raise RuntimeError("the devices could not be measured; the preflight's log, survey.log, says why")
-    return [json.loads(answer) for answer in answers]
+    return [found for _, found, _ in ended]
 
 
-def _answer(work: Callable[[], dict[str, Any]], writer: int) -> None:
+def _answer(work: Callable[[], Any], writer: int) -> NoReturn:
     status = 1
     try:
         with os.fdopen(writer, "w") as pipe:

@@ -138,7 +138,11 @@ def _measured(job: Job, *, data: PreparedData, num_rows: int, slots: Sequence[Sl
         "nothing": StagePart(first=0, last=0, has_entry=False, has_exit=False),
         "entry": StagePart(first=0, last=0, has_entry=True, has_exit=False),
         "exit": StagePart(first=0, last=0, has_entry=False, has_exit=True),
-        **{kind: StagePart(first=at, last=at + 1, has_entry=False, has_exit=False) for at, kind in _firsts(kinds)},
+        **{
+            kind: StagePart(first=at, last=at + 1, has_entry=False, has_exit=False)
+            for at, kind in enumerate(kinds)
+            if kind not in kinds[:at]
+        },
     }
     pieces = {
         name: _MeasuredModule(
@@ -179,10 +183,6 @@ def _settings(module: nn.Module) -> dict[str, Any]:
     }
     plain.pop("layer_idx", None)
     return plain
-
-
-def _firsts(kinds: Sequence[str]) -> list[tuple[int, str]]:
-    return [(at, kind) for at, kind in enumerate(kinds) if kind not in kinds[:at]]
 
 
 def _median_s(pieces: Mapping[str, _MeasuredModule], *, first: int) -> dict[str, tuple[float, float]]:

@@ -1,4 +1,9 @@
-"""Predicted memory of an option: the peak of an estimated step of its ranks, before anything runs."""
+"""Predicted memory of an option: the peak of an estimated step of its ranks, before anything runs.
+
+Estimates are made in child processes, in parallel, and cached: nothing is estimated twice on a machine. A model of many
+equal layers is estimated with four and with five layers: between the first two and the last two layers a step repeats
+the same operations, so the peak of a phase is linear in the number of layers.
+"""
 
 from __future__ import annotations
 
@@ -6,12 +11,10 @@ import contextlib
 import json
 import math
 import os
-import select
-import signal
 import sys
-import time
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -20,6 +23,7 @@ import transformers
 
 from ringmaster.codec import digest, from_json, to_json
 from ringmaster.techniques import registry
+from ringmaster.techniques.estimates.device_rates import keep, run_in_children
 from ringmaster.techniques.estimates.rank_memory import RankEstimate, RankScenario, estimate_rank
 from ringmaster.techniques.job import EvaluationSpec, Job, ScheduleSpec
 from ringmaster.techniques.model_facts import ModelFacts
@@ -30,7 +34,10 @@ from ringmaster.techniques.technique import OPTIMIZER_STATE_BYTES, WEIGHT_BYTES,
 VERSION = 4  # incremented when estimates would have other results
 FEW_LAYERS = (4, 5)
 AT_EITHER_END = 2
-PATIENCE_S = 180.0
+# Rough share of the activations that is stored under each kind of recomputation.
+KEPT = {"none": 1.0, "selective": 0.6, "full": 0.15}
+# Along these axes ranks hold different state; along others they are alike.
+UNEQUAL_AXES = ("pp", "cp")
 IRRELEVANT_DATA = (
     "name",
     "digest",
@@ -138,70 +145,21 @@ def _read(file: Path) -> RankEstimate | EstimateError:
     return from_json(EstimateError, data) if "message" in data else from_json(RankEstimate, data)
 
 
-def _keep(file: Path, text: str) -> None:
-    file.parent.mkdir(parents=True, exist_ok=True)
-    aside = file.with_suffix(f".{os.getpid()}")
-    aside.write_text(text)
-    aside.rename(file)
-
-
 def _run(missing: Sequence[tuple[Path, RankScenario]], *, at_once: int, until_s: float) -> None:
-    left, running = list(missing), dict[int, tuple[Path, int]]()
-    while running or (left and time.monotonic() < until_s):
-        while left and len(running) < max(at_once, 1) and time.monotonic() < until_s:
-            file, scene = left.pop(0)
-            pid, pipe = _start(scene)
-            running[pipe] = (file, pid)
-        ready, _, _ = select.select(list(running), [], [], PATIENCE_S)
-        for pipe in ready or list(running):
-            file, pid = running.pop(pipe)
-            _keep(file, json.dumps(_answer(pipe, pid, is_late=not ready)))
-
-
-def _start(scene: RankScenario) -> tuple[int, int]:
-    """Starts a child that estimates and writes its result into a pipe; returns its pid and the end to read from."""
-    reader, writer = os.pipe()
-    pid = os.fork()
-    if pid:
-        os.close(writer)
-        return pid, reader
-    status = 1
-    try:
-        with Path(os.devnull).open("w") as nowhere, contextlib.redirect_stderr(nowhere):
-            answer = _told(scene)
-        with os.fdopen(writer, "w") as pipe:
-            pipe.write(json.dumps(answer))
-        status = 0
-    finally:
-        os._exit(status)
+    works = [partial(_told, scene) for _, scene in missing]
+    for number, estimate, fault in run_in_children(works, at_once=at_once, until_s=until_s):
+        if fault:
+            print(f"a memory estimate: {fault}", file=sys.stderr)
+        keep(estimate or EstimateError(message=fault), missing[number][0])
 
 
 def _told(scene: RankScenario) -> Any:
     torch.set_num_threads(1)
     try:
-        return to_json(estimate_rank(scene))
+        with Path(os.devnull).open("w") as nowhere, contextlib.redirect_stderr(nowhere):
+            return to_json(estimate_rank(scene))
     except Exception as error:  # noqa: BLE001 - a model that reads values may raise anything: reported
         return to_json(EstimateError(message=f"{type(error).__name__}: {error}"))
-
-
-def _answer(pipe: int, pid: int, *, is_late: bool) -> Any:
-    if is_late:
-        os.kill(pid, signal.SIGKILL)
-    with os.fdopen(pipe) as file:
-        text = file.read()
-    _, status = os.waitpid(pid, 0)
-    if is_late:
-        return to_json(EstimateError(message=f"took longer than {PATIENCE_S:.0f} s"))
-    if not text:
-        print(f"a memory estimate ended with status {status}", file=sys.stderr)
-        return to_json(EstimateError(message=f"the process ended with status {os.waitstatus_to_exitcode(status)}"))
-    return json.loads(text)
-
-
-# Rough share of the activations that is stored under each kind of recomputation.
-KEPT = {"none": 1.0, "selective": 0.6, "full": 0.15}
-# Along these axes ranks hold different state; along others they are alike.
-UNEQUAL_AXES = ("pp", "cp")
 
 
 @dataclass(frozen=True, kw_only=True)

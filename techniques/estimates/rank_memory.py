@@ -116,7 +116,9 @@ class LiveBytes(TorchDispatchMode):  # type: ignore[no-untyped-call]
         if any(hasattr(kind, "__tensor_flatten__") and kind is not FakeTensor for kind in types):
             return NotImplemented
         out = self.run(func, args, dict(kwargs or {}))
-        tensors = [leaf for leaf in tree_leaves(out) if isinstance(leaf, Tensor) and not _is_wrapper(leaf)]
+        tensors = [
+            leaf for leaf in tree_leaves(out) if isinstance(leaf, Tensor) and not is_traceable_wrapper_subclass(leaf)
+        ]
         is_new = [self._count(tensor) for tensor in tensors]
         self._note_work(func, args, kwargs or {}, out, does_more=any(is_new) or func._schema.is_mutable)
         self._note_peak()
@@ -173,10 +175,6 @@ def _on_gradient(out: Any, live: LiveBytes, phase: str) -> None:
         if isinstance(leaf, Tensor) and leaf.requires_grad:
             leaf.register_hook(lambda _: live.enter(phase))  # type: ignore[no-untyped-call]
             return
-
-
-def _is_wrapper(tensor: Tensor) -> bool:
-    return is_traceable_wrapper_subclass(tensor)
 
 
 def _attention_flops(given: list[Tensor], *, is_backward: bool) -> int:
@@ -328,12 +326,20 @@ def _stand_in(scene: RankScenario) -> None:
     replaced: list[tuple[Any, str, Any]] = [
         (nn.Module, "_apply", _apply),
         (parallel, "DistributedDataParallel", _Replicas),
-        (sequences, "causal_lower_right", _lower_right_mask),
+        (
+            sequences,
+            "causal_lower_right",
+            lambda queries, keys: torch.ones(queries, keys, dtype=torch.bool).tril(keys - queries),
+        ),
         # Both take a fake tensor for a tracer's own, and their callers behave differently under tracing.
         (masking_utils, "is_tracing", lambda *_: False),
         (collectives, "_are_we_tracing", lambda: False),
         (trainers, "draws_of", lambda job, *, data, cache_dir: known),
-        (dropout, "kept", _mask),
+        (
+            dropout,
+            "kept",
+            lambda keys, shape, p, device: torch.empty(len(keys), *shape, dtype=torch.bool, device=device),
+        ),
         (trainers, "prepare", lambda *_, pinned, **__: pinned),
         (trainers, "rollout_of", lambda function, *, model, **_: _rollout(function, model)),
         (trainers, "build_model", lambda spec, *, data, seed, **_: _model(scene, data, seed)),
@@ -344,10 +350,6 @@ def _stand_in(scene: RankScenario) -> None:
     for place, name, value in replaced:
         if hasattr(place, name):
             setattr(place, name, value)
-
-
-def _mask(keys: Any, shape: Sequence[int], p: float, device: torch.device) -> Tensor:
-    return torch.empty(len(keys), *shape, dtype=torch.bool, device=device)
 
 
 def _model(scene: RankScenario, data: PreparedData, seed: int) -> nn.Module:
@@ -469,10 +471,6 @@ class _Replicas(nn.Module):
         self._exchanges = False
         yield
         self._exchanges = True
-
-
-def _lower_right_mask(num_queries: int, num_keys: int) -> Tensor:
-    return torch.ones(num_queries, num_keys, dtype=torch.bool).tril(diagonal=num_keys - num_queries)
 
 
 def _apply(self: nn.Module, fn: Callable[[Tensor], Tensor], recurse: bool = True) -> nn.Module:

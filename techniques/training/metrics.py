@@ -78,7 +78,8 @@ class MetricTotals:
             raise ValueError(
                 f"{', '.join(metric.name for metric in unsuited)} cannot be computed: the model returns "
                 f"{_said('logits', outputs.logits)}, and the samples have {_said('labels', outputs.labels)}."
-                f"{''.join(_needed(metric) for metric in unsuited)} To fix: name other metrics"
+                f"{''.join(f' {each.name} needs {each.needs}.' for each in unsuited if each.needs)} "
+                "To fix: name other metrics"
             )
         for name, each in found.items():
             values = each.detach().double()
@@ -134,10 +135,6 @@ def _rows(parts: Sequence[Tensor], rows_of_ranks: Sequence[Tensor], first: np.nd
     shaped = [part.reshape(len(rows), -1) for part, rows in zip(parts, rows_of_ranks, strict=True) if len(rows)]
     values: Values = torch.cat(shaped).numpy()[first] if shaped else np.zeros((0, 1))
     return values[:, 0] if values.shape[1] == 1 else values
-
-
-def _needed(metric: Metric) -> str:
-    return f" {metric.name} needs {metric.needs}." if metric.needs else ""
 
 
 def _said(name: str, tensor: Tensor | None) -> str:

@@ -42,7 +42,7 @@ from ringmaster.tasks.planning.bounds.linear_program import LinearProgram
 from ringmaster.tasks.planning.bounds.windows import evenly, faults_of_points, has_windows, prices_of_seconds
 from ringmaster.tasks.planning.plans.plan import Certificate, WindowPrices
 from ringmaster.tasks.planning.problems.problem import Problem
-from ringmaster.tasks.planning.problems.problem_parts import PlanningJob, PlanningNode
+from ringmaster.tasks.planning.problems.problem_parts import PlanningJob
 from ringmaster.tasks.planning.problems.reductions import only
 
 SAME = 1e-9  # relative difference of sums that is rounding
@@ -79,7 +79,10 @@ class _WindowAccounts:
         end = max(dues.values(), default=0.0)
         self.begins = [point for point in prices.points_s if point < end]
         self.ends = [*self.begins[1:], end]
-        self.groups = Counter((n.device_type, n.num_devices, _until_s(n)) for n in problem.nodes)
+        ends_s = [math.inf if node.available_until_s is None else node.available_until_s for node in problem.nodes]
+        self.groups = Counter(
+            (n.device_type, n.num_devices, end_s) for n, end_s in zip(problem.nodes, ends_s, strict=True)
+        )
         slots = prices.slot_prices[: len(self.begins)]
         self.packs = [{kind: pack_of(typed.get(kind, {}), problem) for kind in problem.device_types} for typed in slots]
         self.costs = {job.id: self._costs_of(job, problem) for job in problem.jobs if job.id in dues}
@@ -119,10 +122,6 @@ class _WindowAccounts:
             ]
             costs[i] = least_of(job, rows[0], problem.switch_cost_s)
         return costs
-
-
-def _until_s(node: PlanningNode) -> float:
-    return math.inf if node.available_until_s is None else node.available_until_s
 
 
 def dues_of(problem: Problem, latest: Mapping[str, float]) -> dict[str, float]:

@@ -3,7 +3,7 @@
 # mypy: allow-untyped-defs, allow-untyped-calls
 """Assigns jobs to groups of nodes: annealing on the exact values of the groups' plans.
 
-The arrays are those of `packing` and `sequences`.
+The arrays are those of `configurations` and `sequences`.
 """
 
 from typing import Any, NamedTuple

@@ -3,7 +3,7 @@
 # mypy: allow-untyped-defs, allow-untyped-calls
 """Kernels that fit gangs on the nodes of a group: the innermost loops of preemptive planning.
 
-The modules `packing`, `config_lp`, `sequences`, `polish` and `assignment`, each of which uses the previous ones, work
+The modules `configurations`, `sequences` and `assignment`, each of which uses the previous ones, work
 on one *group* of nodes (usually one node) and its *members*, the jobs that it serves. `layout` holds the number of
 devices of each node of the group. A *configuration* gives each member an option, or -1 if it does not run: an array of
 option indices, one per member. Times are in units of the problem's lower bound, so that 1e-9 means the same everywhere.

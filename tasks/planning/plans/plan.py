@@ -111,7 +111,8 @@ class WindowPrices:
         return replace(
             self,
             slot_prices=tuple(
-                {k: _mapped(prices, change) for k, prices in typed.items()} for typed in self.slot_prices
+                {k: {slot: change(price) for slot, price in prices.items()} for k, prices in typed.items()}
+                for typed in self.slot_prices
             ),
             job_prices={job: tuple(map(change, row)) for job, row in self.job_prices.items()},
             order_prices={pair: tuple(map(change, row)) for pair, row in self.order_prices.items()},
@@ -220,10 +221,6 @@ class CompletionPrices:
             "wait_prices": [{"before": a, "after": b, "price": price} for (a, b), price in self.wait_prices.items()],
             "work_prices": {job: list(row) for job, row in self.work_prices.items()},
         }
-
-
-def _mapped(prices: Mapping[int, float], change: Callable[[float], float]) -> dict[int, float]:
-    return {slot: change(price) for slot, price in prices.items()}
 
 
 def _pair(data: Any, place: str) -> Pair:

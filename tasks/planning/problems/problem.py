@@ -184,7 +184,14 @@ def write_fields(
         "jobs": [
             _write(job, _JOB_KEYS)
             | {"options": [_write(option, _OPTION_KEYS) for option in job.options]}
-            | ({"running": _write_running(job.running)} if job.running else {})
+            | (
+                {
+                    "running": _write(job.running, _RUNNING_KEYS)
+                    | {"gpus": [[n, list(ids)] for n, ids in job.running.devices]}
+                }
+                if job.running
+                else {}
+            )
             for job in jobs
         ],
     }
@@ -213,10 +220,6 @@ def _read_job(data: Any, index: int, faults: list[str]) -> PlanningJob:
             gpus = []
         row["running"] = CurrentRun(**running | {"devices": tuple((node, tuple(ids)) for node, ids in gpus)})
     return PlanningJob(**row)
-
-
-def _write_running(running: CurrentRun) -> dict[str, Any]:
-    return _write(running, _RUNNING_KEYS) | {"gpus": [[node, list(ids)] for node, ids in running.devices]}
 
 
 def _read(

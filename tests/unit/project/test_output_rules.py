@@ -19,7 +19,6 @@ WRITERS = {
     "techniques/estimates/measured_steps.py": "runs in a worker process, whose stderr is a log file",
     "techniques/estimates/memory.py": "runs in a worker process, whose stderr is a log file",
     "techniques/processes/forkserver.py": "runs in a worker process, whose stderr is a log file",
-    "techniques/processes/rank.py": "sends events to its supervisor through a pipe",
     "techniques/processes/forkserver_client.py": "sends heartbeats to the fork server through a pipe",
     "flows/services/supervisor.py": "wakes its own loop through a pipe",
 }

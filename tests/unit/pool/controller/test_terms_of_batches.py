@@ -2,7 +2,7 @@
 
 import pytest
 
-from ringmaster.tasks.planning.problems.terms import PlanningTerms
+from ringmaster.tasks.planning.objectives import PlanningTerms
 from ringmaster.tasks.pool import requests as wishes
 from ringmaster.tasks.pool.controller.active_batches import HEAVIEST, ActiveBatch, combined_terms
 from tests.unit.pool.bench import EPOCH_S, PoolBench, submission
