@@ -166,7 +166,7 @@ class WrongColumn:
 
 @dataclass
 class ColumnCheck:
-    """Checks the rows of some files. columns: types by name, see `tasks.batch.field_types.COLUMN_TYPES`."""
+    """Checks the rows of some files. columns: types by name, see `tasks.batch.references.COLUMN_TYPES`."""
 
     columns: Mapping[str, str]
     is_text: bool = False  # CSV: every value is text and is parsed as its declared type
