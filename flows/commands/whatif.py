@@ -19,7 +19,7 @@ from ringmaster.flows.settings import located
 
 if TYPE_CHECKING:
     from ringmaster.tasks.planning import Plan, Problem
-    from ringmaster.tasks.planning.whatif.deadlines import DeadlineAnswer
+    from ringmaster.tasks.planning.whatif.answers import DeadlineAnswer
     from ringmaster.tasks.planning.whatif.gains import Change, Deadline, Gain, WhatIf
 
 UNITS_S = {"d": 86_400.0, "h": 3600.0, "m": 60.0, "s": 1.0, "": 1.0}
@@ -121,8 +121,7 @@ class _Report:
 
     def deadlines(self, questions: Sequence[Deadline], **search: Any) -> list[dict[str, Any]]:
         """Answers whether all jobs can end in time. search: as for `answer_deadline`."""
-        from ringmaster.tasks.planning.whatif.answers import deadline_json, deadline_lines
-        from ringmaster.tasks.planning.whatif.deadlines import answer_deadline
+        from ringmaster.tasks.planning.whatif.answers import answer_deadline, deadline_json, deadline_lines
 
         found: list[DeadlineAnswer] = []
         for question in questions:
@@ -132,8 +131,7 @@ class _Report:
 
     def explanation(self) -> dict[str, Any]:
         """Says which nodes and jobs decide when the last job ends."""
-        from ringmaster.tasks.planning.whatif.answers import explanation_json, explanation_lines
-        from ringmaster.tasks.planning.whatif.deadlines import explain
+        from ringmaster.tasks.planning.whatif.answers import explain, explanation_json, explanation_lines
 
         explanation = explain(self.what_if)
         self._say(explanation_lines(explanation))

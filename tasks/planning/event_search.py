@@ -16,15 +16,21 @@ from enum import StrEnum
 
 from ringmaster.tasks.planning.bounds.bounds import pattern_bound
 from ringmaster.tasks.planning.bounds.completions import likely_ends_s
-from ringmaster.tasks.planning.bounds.job_costs import earliest_ends_s, in_order, shortest_of, useful_options, whole_of
-from ringmaster.tasks.planning.bounds.linear_program import LinearProgram
+from ringmaster.tasks.planning.bounds.job_costs import (
+    earliest_ends_s,
+    folded,
+    in_order,
+    shortest_of,
+    useful_options,
+    whole_of,
+)
+from ringmaster.tasks.planning.bounds.pattern_model import LinearProgram
 from ringmaster.tasks.planning.objectives import Coefficients, Objective, ends_of, lateness_s
 from ringmaster.tasks.planning.plans.plan import Plan, Segment
 from ringmaster.tasks.planning.plans.retiming import exactly
 from ringmaster.tasks.planning.preemptive import plan_preemptive
 from ringmaster.tasks.planning.problems.problem import Problem
 from ringmaster.tasks.planning.problems.problem_parts import CurrentRun, Option, PlanningJob, PlanningNode
-from ringmaster.tasks.planning.problems.reductions import folded
 from ringmaster.tasks.planning.work import WorkBudget
 
 
@@ -53,12 +59,10 @@ class ScheduleEvent:
 class Periods:
     """A solution of the program.
 
-    lengths_s: the length of each period.
     shares: for each period, the share of each job that runs in it, by job id.
     value: of the objective.
     """
 
-    lengths_s: tuple[float, ...]
     shares: tuple[dict[str, float], ...]
     value: float
 
@@ -106,9 +110,8 @@ class EventLp:
         for column, job, p, whole in self.seconds:
             if values[column] > 1e-9:
                 shares[p][job] = shares[p].get(job, 0.0) + values[column] / whole
-        lengths = tuple(max(0.0, float(values[column])) * self.unit_s for column in self.lengths)
         value = float(highs.getInfo().objective_function_value) * self.unit_s * self.scale
-        return Periods(lengths, tuple(shares), value)
+        return Periods(tuple(shares), value)
 
     def nodes_in(self, p: int) -> list[PlanningNode]:
         """Returns the nodes that are there in a period."""

@@ -22,10 +22,10 @@ from ringmaster.tasks.planning.bounds.bounds import (
     rigid_bound,
     unmet,
 )
+from ringmaster.tasks.planning.bounds.job_costs import folded, is_foldable
 from ringmaster.tasks.planning.objectives import Objective, lateness_s
 from ringmaster.tasks.planning.plans.plan import Plan
 from ringmaster.tasks.planning.problems.problem import Problem
-from ringmaster.tasks.planning.problems.reductions import folded, is_foldable
 from ringmaster.tasks.planning.work import CORES, WorkBudget
 
 Preemption = Literal["auto", "never", "always"]
@@ -344,8 +344,8 @@ class PlanSearch:
 
     def _exhausted(self) -> None:
         """For few jobs: finds the best plan without preemption and proves that it is optimal."""
+        from ringmaster.tasks.planning.bounds.job_costs import without_overheads
         from ringmaster.tasks.planning.plans.list_scheduling import segments_of
-        from ringmaster.tasks.planning.problems.reductions import without_overheads
         from ringmaster.tasks.planning.rigid_search import search
 
         bare = without_overheads(self.problem)

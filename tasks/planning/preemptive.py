@@ -22,6 +22,8 @@ from ringmaster.tasks.planning.node_groups import (
     Ints,
     NodeGroups,
     Tables,
+    TypeDivision,
+    divided,
     groupings_of,
     longest_first,
     split_jobs,
@@ -30,7 +32,6 @@ from ringmaster.tasks.planning.node_groups import (
 from ringmaster.tasks.planning.plans.plan import Certificate, Segment
 from ringmaster.tasks.planning.plans.retiming import retimed
 from ringmaster.tasks.planning.problems.problem import Problem
-from ringmaster.tasks.planning.type_division import TypeDivision, divided
 from ringmaster.tasks.planning.work import CORES, WorkBudget
 
 PER_SWITCH = 5e-4  # minimum gain of a switch, beside its own seconds, as a share of the makespan

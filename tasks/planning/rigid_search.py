@@ -11,13 +11,12 @@ import numpy as np
 from numpy.typing import NDArray
 
 from ringmaster.tasks.planning.bounds.bounds import by_area, preemptive_bound
-from ringmaster.tasks.planning.bounds.job_costs import pack_of, useful_options, whole_of
+from ringmaster.tasks.planning.bounds.job_costs import pack_of, useful_options, whole_of, without_overheads
 from ringmaster.tasks.planning.node_groups import Floats, Ints
 from ringmaster.tasks.planning.plans.list_scheduling import Order, segments_of
 from ringmaster.tasks.planning.plans.plan import Certificate, Segment
 from ringmaster.tasks.planning.problems.problem import Problem
 from ringmaster.tasks.planning.problems.problem_parts import PlanningNode
-from ringmaster.tasks.planning.problems.reductions import without_overheads
 from ringmaster.tasks.planning.work import CORES, WorkBudget
 
 # Initial temperature, share of it that is left at the end, weight of the device time used, distance of the target below

@@ -20,6 +20,7 @@ from ringmaster.tasks.planning.bounds.job_costs import (
     earliest_starts_s,
     in_order,
     least_of,
+    only,
     pack_of,
     scaling_of,
     shortest_of,
@@ -28,7 +29,6 @@ from ringmaster.tasks.planning.bounds.windows import Rate, faults_of, time_to_ea
 from ringmaster.tasks.planning.plans.plan import Certificate, Plan, WindowPrices
 from ringmaster.tasks.planning.problems.problem import Problem, frontier, least_within
 from ringmaster.tasks.planning.problems.problem_parts import Option, PlanningJob
-from ringmaster.tasks.planning.problems.reductions import only
 
 MAX_STATES = 600  # limit of the dynamic program that checks work prices
 

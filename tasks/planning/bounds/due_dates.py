@@ -33,17 +33,17 @@ from ringmaster.tasks.planning.bounds.job_costs import (
     earliest_starts_s,
     in_order,
     least_of,
+    only,
     pack_of,
     scaling_of,
     useful_options,
     whole_of,
 )
-from ringmaster.tasks.planning.bounds.linear_program import LinearProgram
+from ringmaster.tasks.planning.bounds.pattern_model import LinearProgram
 from ringmaster.tasks.planning.bounds.windows import evenly, faults_of_points, has_windows, prices_of_seconds
 from ringmaster.tasks.planning.plans.plan import Certificate, WindowPrices
 from ringmaster.tasks.planning.problems.problem import Problem
 from ringmaster.tasks.planning.problems.problem_parts import PlanningJob
-from ringmaster.tasks.planning.problems.reductions import only
 
 SAME = 1e-9  # relative difference of sums that is rounding
 

@@ -39,7 +39,7 @@ from ringmaster.tasks.planning.bounds.job_costs import (
     useful_options,
     whole_of,
 )
-from ringmaster.tasks.planning.bounds.linear_program import LinearProgram
+from ringmaster.tasks.planning.bounds.pattern_model import LinearProgram
 from ringmaster.tasks.planning.plans.plan import WindowPrices
 from ringmaster.tasks.planning.problems.problem import Problem
 from ringmaster.tasks.planning.problems.problem_parts import Option, PlanningJob, PlanningNode

@@ -6,7 +6,7 @@
 The arrays are those of `configurations` and `sequences`.
 """
 
-from typing import Any, NamedTuple
+from collections import namedtuple
 
 import numpy as np
 
@@ -20,12 +20,8 @@ SLACK = 0.004  # half of the layouts may take longer than the LP, by at most hal
 RANDOM = 0.3  # share of the orders that are random
 
 
-class MemberRuntimes(NamedTuple):
-    """How long each member of a group runs under each of its options: length[p] of member[p] under option[p]."""
-
-    member: Any
-    option: Any
-    length: Any
+MemberRuntimes = namedtuple("MemberRuntimes", "member option length")
+"""How long each member of a group runs under each of its options: length[p] of member[p] under option[p]."""
 
 
 @kernel
@@ -215,29 +211,19 @@ MUCH_NEARER = 0.25  # of the distance to the LP: polishing brings no sequence so
 DRAWS = 200  # limit of random draws per trial: most are rejected by their prices
 
 
-class GroupArrays(NamedTuple):
-    """The groups of nodes as arrays.
+GroupArrays = namedtuple("GroupArrays", "kinds layouts worth cost own")
+"""The groups of nodes as arrays.
 
-    kinds: kinds[g] is the kind of the group's nodes.
-    layouts: layouts[g] are the numbers of devices of its nodes, 0 where there is none.
-    worth: worth[g] is its worth per unit of time at the certificate's prices.
-    cost: cost[v, j] is what job j costs on nodes of kind v.
-    own: own[j] is the price of job j's own time.
-    """
-
-    kinds: Any
-    layouts: Any
-    worth: Any
-    cost: Any
-    own: Any
+kinds: kinds[g] is the kind of the group's nodes.
+layouts: layouts[g] are the numbers of devices of its nodes, 0 where there is none.
+worth: worth[g] is its worth per unit of time at the certificate's prices.
+cost: cost[v, j] is what job j costs on nodes of kind v.
+own: own[j] is the price of job j's own time.
+"""
 
 
-class Assignment(NamedTuple):
-    """The parts that each group does, members[g, :counts[g]], and the time that it takes, score[g]."""
-
-    members: Any
-    counts: Any
-    score: Any
+Assignment = namedtuple("Assignment", "members counts score")
+"""The parts that each group does, members[g, :counts[g]], and the time that it takes, score[g]."""
 
 
 @kernel

@@ -9,29 +9,20 @@ devices of each node of the group. A *configuration* gives each member an option
 option indices, one per member. Times are in units of the problem's lower bound, so that 1e-9 means the same everywhere.
 """
 
-from typing import Any, NamedTuple
+from collections import namedtuple
 
 import numpy as np
 
 from ringmaster.tasks.planning.kernels.compiled import kernel
 
+OptionTable = namedtuple("OptionTable", "first last need rate liked slot spread")
+"""Options of all jobs in flat arrays.
 
-class OptionTable(NamedTuple):
-    """Options of all jobs in flat arrays.
-
-    first, last: the options of job j are first[j] .. last[j] - 1; for a kind of nodes v, first[v, j] and last[v, j].
-    slot, spread, need: option o takes slot[o] devices on each of spread[o] nodes, need[o] in all.
-    rate: the option does rate[o] of its job in one unit of time.
-    liked: the rate for the configuration LP, a little higher for what runs already, since continuing it saves a switch.
-    """
-
-    first: Any
-    last: Any
-    need: Any
-    rate: Any
-    liked: Any
-    slot: Any
-    spread: Any
+first, last: the options of job j are first[j] .. last[j] - 1; for a kind of nodes v, first[v, j] and last[v, j].
+slot, spread, need: option o takes slot[o] devices on each of spread[o] nodes, need[o] in all.
+rate: the option does rate[o] of its job in one unit of time.
+liked: the rate for the configuration LP, a little higher for what runs already, since continuing it saves a switch.
+"""
 
 
 @kernel

@@ -8,7 +8,7 @@ share[j, i]. `listed` places the pieces in order, each where it can start first,
 does. Times are in units of a lower bound.
 """
 
-from typing import Any, NamedTuple
+from collections import namedtuple
 
 import numpy as np
 
@@ -19,90 +19,48 @@ MAX_PIECES = 4
 LATE = 20.0  # weight of lateness
 
 
-class Options(NamedTuple):
-    """Options of all jobs in one row.
+Options = namedtuple("Options", "first last slot spread runtime startup save evaluate memory runs_on")
+"""Options of all jobs in one row.
 
-    first, last: the options of job j are first[j] .. last[j] - 1.
-    runs_on: runs_on[o, v] is whether option o runs on node v.
-    """
-
-    first: Any
-    last: Any
-    slot: Any
-    spread: Any
-    runtime: Any
-    startup: Any
-    save: Any
-    evaluate: Any
-    memory: Any
-    runs_on: Any
+first, last: the options of job j are first[j] .. last[j] - 1.
+runs_on: runs_on[o, v] is whether option o runs on node v.
+"""
 
 
-class Jobs(NamedTuple):
-    """Attributes of each job.
+Jobs = namedtuple("Jobs", "release due weight latest started running runs_at pinned waits_from waits")
+"""Attributes of each job.
 
-    weight: what each unit of time adds to the objective by which job j ends later; `Rules.scale` divides it.
-    latest: the factor of the end of job j in the last end.
-    running, runs_at: running[j] is the option under which job j runs at time 0, or -1, on the nodes v with runs_at[j,
-        v].
-    waits_from, waits: job j waits for the jobs waits[waits_from[j] : waits_from[j + 1]].
-    """
-
-    release: Any
-    due: Any
-    weight: Any
-    latest: Any
-    started: Any
-    running: Any
-    runs_at: Any
-    pinned: Any
-    waits_from: Any
-    waits: Any
+weight: what each unit of time adds to the objective by which job j ends later; `Rules.scale` divides it.
+latest: the factor of the end of job j in the last end.
+running, runs_at: running[j] is the option under which job j runs at time 0, or -1, on the nodes v with runs_at[j,
+    v].
+waits_from, waits: job j waits for the jobs waits[waits_from[j] : waits_from[j + 1]].
+"""
 
 
-class Nodes(NamedTuple):
-    """Attributes of each node: number of devices, end of availability, price of a device, and host memory.
+Nodes = namedtuple("Nodes", "size until price memory")
+"""Attributes of each node: number of devices, end of availability, price of a device, and host memory.
 
-    price: what a device adds to the objective in each unit of time, divided by `Rules.scale`.
-    """
-
-    size: Any
-    until: Any
-    price: Any
-    memory: Any
+price: what a device adds to the objective in each unit of time, divided by `Rules.scale`.
+"""
 
 
-class Rules(NamedTuple):
-    """Rules of a search.
+Rules = namedtuple("Rules", "scale per_last per_end switch least per_switch cheaply most_pieces")
+"""Rules of a search.
 
-    scale: the value of the objective that counts as one unit of time.
-    per_last: weight of the last end.
-    per_end: weight of early ends beside the last one; 0 if not only the last end counts.
-    switch: the cost of a switch.
-    least: minimum length of a piece of a job in several.
-    per_switch: minimum gain of a further piece.
-    cheaply: prefer cheap nodes.
-    most_pieces: maximum number of pieces per job.
-    """
-
-    scale: float
-    per_last: float
-    per_end: float
-    switch: float
-    least: float
-    per_switch: float
-    cheaply: bool
-    most_pieces: int
+scale: the value of the objective that counts as one unit of time.
+per_last: weight of the last end.
+per_end: weight of early ends beside the last one; 0 if not only the last end counts.
+switch: the cost of a switch.
+least: minimum length of a piece of a job in several.
+per_switch: minimum gain of a further piece.
+cheaply: prefer cheap nodes.
+most_pieces: maximum number of pieces per job.
+"""
 
 
-class List(NamedTuple):
-    """The order of jobs, order[:length[0]], and of each job j count[j] pieces, each with its option and share."""
-
-    order: Any
-    length: Any
-    count: Any
-    option: Any
-    share: Any
+List = namedtuple("List", "order length count option share")
+"""The order of jobs, order[:length[0]], and of each job j count[j] pieces, each with its option and share."""
 
 
 @kernel

@@ -8,47 +8,31 @@ A *sequence* is an array of configurations: sequence[k, i] is the option of memb
 the same devices. Every run but the job's first pays a switch, unless it continues what ran before the sequence began.
 """
 
-from typing import Any, NamedTuple
+from collections import namedtuple
 
 import numpy as np
 
 from ringmaster.tasks.planning.kernels.compiled import kernel
 from ringmaster.tasks.planning.kernels.configurations import INFEASIBLE, fits, place
 
+JobShares = namedtuple("JobShares", "job share release due within moved held home at pinned")
+"""Shares of jobs, each done by one group: share[p] of job[p], between release[p] and due[p].
 
-class JobShares(NamedTuple):
-    """Shares of jobs, each done by one group: share[p] of job[p], between release[p] and due[p].
-
-    within: the most time that the part may run, where its window is not the whole plan; NEVER otherwise.
-    moved: the part pays a switch at its start, unless it continues under option held[p].
-    held: the option under which the part runs at time 0; -1 if it does not run.
-    home, at: the group in which it runs, on the nodes v with at[p, v].
-    pinned: the time for which it must continue unchanged; 0 where it need not.
-    """
-
-    job: Any
-    share: Any
-    release: Any
-    due: Any
-    within: Any
-    moved: Any
-    held: Any
-    home: Any
-    at: Any
-    pinned: Any
+within: the most time that the part may run, where its window is not the whole plan; NEVER otherwise.
+moved: the part pays a switch at its start, unless it continues under option held[p].
+held: the option under which the part runs at time 0; -1 if it does not run.
+home, at: the group in which it runs, on the nodes v with at[p, v].
+pinned: the time for which it must continue unchanged; 0 where it need not.
+"""
 
 
-class SwitchCosts(NamedTuple):
-    """The cost of switches.
+SwitchCosts = namedtuple("SwitchCosts", "switch least_run per_switch")
+"""The cost of switches.
 
-    switch: time at the start of a run.
-    least_run: minimum run; shorter runs are penalized.
-    per_switch: penalty in the score.
-    """
-
-    switch: float
-    least_run: float
-    per_switch: float
+switch: time at the start of a run.
+least_run: minimum run; shorter runs are penalized.
+per_switch: penalty in the score.
+"""
 
 
 @kernel

@@ -181,7 +181,7 @@ def faults_of(
         yield from _amount_faults(place, job, _JOB_AMOUNTS)
         if job.group != "" and not is_printable_name(job.group):
             yield f"{place}: group must be {_NAME}, such as that of a user, not {shown(job.group)}"
-        if not isinstance(job.started, bool):
+        if not _is_flag(job.started):
             yield f"{place}: started must be true or false, not {shown(job.started)}"
         if job.running is not None:
             yield from _running_faults(f"{place}, running", job, job.running, room)
@@ -227,7 +227,7 @@ def _node_faults(place: str, node: PlanningNode) -> Iterator[str]:
 def _option_faults(place: str, option: Option, room: _NodeCapacity) -> Iterator[str]:
     if not _is_text(option.technique):
         yield f"{place}: technique must be text, not {shown(option.technique)}"
-    if not isinstance(option.config, Mapping):
+    if not _is_mapping(option.config):
         yield f"{place}: config must be an object, not {shown(option.config)}"
     if not is_amount(option.runtime_s) or option.runtime_s <= 0:
         yield f"{place}: runtime must be a number of seconds > 0, not {shown(option.runtime_s)}"
@@ -403,6 +403,14 @@ def is_amount(value: Any) -> bool:
 
 def _is_text(value: Any) -> bool:
     return isinstance(value, str) and value != ""
+
+
+def _is_flag(value: Any) -> bool:
+    return isinstance(value, bool)
+
+
+def _is_mapping(value: Any) -> bool:
+    return isinstance(value, Mapping)
 
 
 def _is_count(value: Any) -> bool:

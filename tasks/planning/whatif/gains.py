@@ -18,7 +18,7 @@ from dataclasses import dataclass, replace
 
 from ringmaster.errors import ProblemError
 from ringmaster.tasks.planning.bounds.bounds import Bound, certified_bound, pattern_bound, preemptive_bound
-from ringmaster.tasks.planning.bounds.job_costs import in_order
+from ringmaster.tasks.planning.bounds.job_costs import folded, in_order, is_foldable, only
 from ringmaster.tasks.planning.fusion import choose_groups, contracted, groups_of
 from ringmaster.tasks.planning.objectives import MAKESPAN, without_deadlines
 from ringmaster.tasks.planning.plan_search import WORTH_S
@@ -26,7 +26,6 @@ from ringmaster.tasks.planning.plans.plan import Certificate, Plan, Segment
 from ringmaster.tasks.planning.plans.verify import verify
 from ringmaster.tasks.planning.problems.problem import Problem
 from ringmaster.tasks.planning.problems.problem_parts import PlanningNode
-from ringmaster.tasks.planning.problems.reductions import folded, is_foldable, only
 from ringmaster.tasks.planning.work import WORK_S, WorkBudget
 
 

@@ -11,10 +11,17 @@ from benchmarks.planning.families import draw
 from ringmaster.tasks.planning import Option, Plan, PlanningJob, PlanningNode, Problem, verify
 from ringmaster.tasks.planning.bounds.bounds import preemptive_bound
 from ringmaster.tasks.planning.kernels.configurations import INFEASIBLE, config_lp
-from ringmaster.tasks.planning.node_groups import NEVER, NodeGroups, Tables, split_jobs, whole_jobs
+from ringmaster.tasks.planning.node_groups import (
+    NEVER,
+    NodeGroups,
+    Tables,
+    TypeDivision,
+    divided,
+    split_jobs,
+    whole_jobs,
+)
 from ringmaster.tasks.planning.preemptive import plan_preemptive
 from ringmaster.tasks.planning.problems.problem_parts import CurrentRun
-from ringmaster.tasks.planning.type_division import TypeDivision, divided
 from ringmaster.tasks.planning.work import WorkBudget
 
 NODES = (PlanningNode("n0", 1, "fast"), PlanningNode("n1", 1, "slow"))

@@ -6,8 +6,14 @@ import pytest
 
 from benchmarks.planning.families import draw
 from ringmaster.tasks.planning import Option, PlanningJob, PlanningNode, Problem, solve
-from ringmaster.tasks.planning.whatif.answers import explanation_json, explanation_lines, gain_lines, section
-from ringmaster.tasks.planning.whatif.deadlines import costliest, explain
+from ringmaster.tasks.planning.whatif.answers import (
+    costliest,
+    explain,
+    explanation_json,
+    explanation_lines,
+    gain_lines,
+    section,
+)
 from ringmaster.tasks.planning.whatif.gains import Gain, MoreDevices, WhatIf
 
 LITTLE = 0.2
