@@ -5,7 +5,7 @@ The value of a plan is linear in the ends of its jobs and in the device-seconds 
     value  =  max_j latest_j end_j  +  sum_j ends_j end_j  +  sum_n prices_n held_n
 
 An objective gives these coefficients for a problem. Everything that plans, compares or bounds plans follows from them:
-list schedules, annealing over pieces, retiming, replanning, and the lower bound. Installed packages add objectives by
+list schedules, annealing over lists, retiming, replanning, and the lower bound. Installed packages add objectives by
 entry points of the group `ringmaster.objectives`.
 """
 

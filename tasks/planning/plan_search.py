@@ -33,11 +33,11 @@ Preemption = Literal["auto", "never", "always"]
 MAX_JOBS_OF_MILP, MAX_DEVICES_OF_MILP = 12, 4
 MILP_S = 0.5  # work of the time-indexed MILP, about; its nodes limit it
 WORTH_S = 5.0  # seconds that a longer search must be able to save, since it takes some itself
-ENOUGH_BY_EVENTS = 0.02  # share above the bound up to which a plan by events is not followed by lists of pieces
+ENOUGH_BY_EVENTS = 0.02  # share above the bound up to which a plan by events is not followed by lists of jobs
 SHARE_OF_EVENTS = 0.7  # of the time that is left, for plans by events
 FEW = 14  # jobs up to which annealing is short, since the exhaustive search continues from its plan
 PER_PLACEMENT_S = 1.5e-5  # work of a placement of local search
-PER_PIECE_S = 8e-8  # work of a placement of the search over lists of pieces
+PER_LISTED_S = 8e-8  # work of a placement of the search over lists
 PER_OPTION_S = 1e-4  # work of the bounds, per option of a job
 SAME = 1e-3  # relative difference of makespans that count as equal; the plan with fewer switches is preferred
 
@@ -125,7 +125,7 @@ class PlanSearch:
             self._by_events()
         is_late = lateness_s(self.best, self.problem) > 1e-6 * self.best.makespan_s
         if (is_late or self._share_above_bound() > ENOUGH_BY_EVENTS) and self._is_worth_searching():
-            self._pieces(before)
+            self._by_lists(before)
         if lateness_s(self.best, self.problem) > 1e-6 * self.best.makespan_s:
             raise ProblemError([unmet(self.best, self.problem)])
 
@@ -146,24 +146,22 @@ class PlanSearch:
         if found is not None:
             self.best = min([self.best, found], key=lambda plan: self.objective.rank(plan, self.problem))
 
-    def _pieces(self, start: Plan) -> None:
-        """Searches from a plan by lists of pieces."""
-        from ringmaster.tasks.planning.piece_search import HEATS, PLACEMENTS, plan_constrained
+    def _by_lists(self, start: Plan) -> None:
+        """Searches from a plan by lists of jobs."""
+        from ringmaster.tasks.planning.list_annealing import HEATS, PLACEMENTS, plan_constrained
 
-        num_rounds = 1 if self.preemption == "never" else 2
-        placements = int(min(PLACEMENTS, self.work.left_s / num_rounds / PER_PIECE_S))
+        placements = int(min(PLACEMENTS, self.work.left_s / PER_LISTED_S))
         found = plan_constrained(
             self.problem,
             start,
             bound_s=self.bound.seconds,
             objective=self.objective,
-            preemptive=self.preemption != "never",
             least_s=self.least_segment_s,
             seed=self.seed,
             is_over=self.work.is_late,
             placements=placements,
         )
-        self.work.charge(num_rounds * placements * PER_PIECE_S * len(HEATS) / CORES)
+        self.work.charge(placements * PER_LISTED_S * len(HEATS) / CORES)
         self.best = min([self.best, found], key=lambda plan: self.objective.rank(plan, self.problem))
 
     def _share_above_bound(self) -> float:

@@ -118,6 +118,14 @@ class WindowPrices:
             order_prices={pair: tuple(map(change, row)) for pair, row in self.order_prices.items()},
         )
 
+    def renamed(self, names: Mapping[str, str]) -> "WindowPrices":
+        """Returns the prices with other names of jobs."""
+        return replace(
+            self,
+            job_prices={names.get(job, job): row for job, row in self.job_prices.items()},
+            order_prices=_renamed_pairs(self.order_prices, names),
+        )
+
     def only(self, names: Collection[str]) -> "WindowPrices":
         """Returns the prices without those of all other jobs."""
         return replace(
@@ -181,6 +189,15 @@ class CompletionPrices:
         for row in self.work_prices.values():
             yield from row
 
+    def renamed(self, names: Mapping[str, str]) -> "CompletionPrices":
+        """Returns the prices with other names of jobs."""
+        return CompletionPrices(
+            self.windows.renamed(names),
+            {names.get(job, job): price for job, price in self.end_prices.items()},
+            _renamed_pairs(self.wait_prices, names),
+            {names.get(job, job): row for job, row in self.work_prices.items()},
+        )
+
     @classmethod
     def from_json(cls, data: Any) -> "CompletionPrices":
         """Reads the prices from a JSON object. Raises ValueError where something is missing or of the wrong type."""
@@ -204,6 +221,10 @@ class CompletionPrices:
             "wait_prices": [{"before": a, "after": b, "price": price} for (a, b), price in self.wait_prices.items()],
             "work_prices": {job: list(row) for job, row in self.work_prices.items()},
         }
+
+
+def _renamed_pairs(prices: Mapping[Pair, Any], names: Mapping[str, str]) -> dict[Pair, Any]:
+    return {(names.get(a, a), names.get(b, b)): price for (a, b), price in prices.items()}
 
 
 def _pair(data: Any, place: str) -> Pair:
@@ -270,6 +291,22 @@ class Certificate:
     def has_slot_prices(self) -> bool:
         """Whether there are prices of slots that hold at any time."""
         return bool(self.slot_prices or self.typed_prices)
+
+    def renamed(self, names: Mapping[str, str]) -> "Certificate":
+        """Returns the certificate with other names of jobs; jobs that `names` leaves out keep theirs."""
+
+        def by_new_name(prices: Mapping[str, float]) -> dict[str, float]:
+            return {names.get(job, job): price for job, price in prices.items()}
+
+        return replace(
+            self,
+            job_prices=by_new_name(self.job_prices),
+            work_prices=by_new_name(self.work_prices),
+            cover_prices=by_new_name(self.cover_prices),
+            windows=self.windows and self.windows.renamed(names),
+            completions=self.completions and self.completions.renamed(names),
+            due=self.due and self.due.renamed(names),
+        )
 
     def only(self, names: Collection[str]) -> "Certificate":
         """Returns the certificate without the prices of all other jobs, for bounds on the last end of some."""

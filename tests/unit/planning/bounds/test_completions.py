@@ -97,6 +97,15 @@ def test_a_bound_above_what_the_prices_prove_is_refused():
         certified_bound(plan.value_certificate, PAIR)
 
 
+def test_renamed_jobs_keep_their_prices():
+    certificate = completion_certificate(PAIR, WEIGHTS, bound_s=250.0)
+    names = {job.id: f"new-{job.id}" for job in PAIR.jobs}
+    jobs = (replace(job, id=names[job.id], after=tuple(names[other] for other in job.after)) for job in PAIR.jobs)
+    renamed, weights = replace(PAIR, jobs=tuple(jobs)), {names[job]: weight for job, weight in WEIGHTS.items()}
+    expected = certified_ends_bound(certificate, PAIR, WEIGHTS)
+    assert certified_ends_bound(certificate.renamed(names), renamed, weights) == expected
+
+
 @st.composite
 def any_prices(draw, problem: Problem) -> CompletionPrices:
     points = (0.0, *sorted(draw(st.sets(st.sampled_from([5.0, 20.0, 30.0, 47.5]), min_size=1, max_size=3))))

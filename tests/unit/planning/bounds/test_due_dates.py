@@ -18,7 +18,7 @@ from ringmaster.tasks.planning import (
     verify,
 )
 from ringmaster.tasks.planning.bounds.bounds import preemptive_bound
-from ringmaster.tasks.planning.bounds.due_dates import dues_of, latest_bound
+from ringmaster.tasks.planning.bounds.due_dates import best_latest_bound, dues_of, latest_bound
 from ringmaster.tasks.planning.objectives import objective_by_name
 from ringmaster.tasks.planning.plans.list_scheduling import schedule
 from ringmaster.tasks.planning.plans.plan import WindowPrices
@@ -80,6 +80,16 @@ def test_tampered_prices_are_refused(says, prices):
     assert says in "\n".join(verify(plan, USERS))
     with pytest.raises(ValueError, match="prove no bound on the last end"):
         certified_bound(certificate, USERS)
+
+
+def test_renamed_jobs_keep_their_prices():
+    certificate = best_latest_bound(USERS, LATEST, preemptive_bound(USERS)).certificate
+    certificate = replace(certificate, due=replace(PRICES, job_prices={"a0": (1.0, 0.0)}))
+    names = {job.id: f"new-{job.id}" for job in USERS.jobs}
+    renamed = replace(USERS, jobs=tuple(replace(job, id=names[job.id]) for job in USERS.jobs))
+    latest = {names[job]: factor for job, factor in LATEST.items()}
+    found = latest_bound(renamed, latest, bound_s=0.0, certificate=certificate.renamed(names))
+    assert found == latest_bound(USERS, LATEST, bound_s=0.0, certificate=certificate)
 
 
 @draws(100)

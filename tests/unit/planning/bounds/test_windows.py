@@ -104,6 +104,14 @@ def test_a_bound_above_what_the_prices_prove_is_refused():
     assert "the certificate proves 540" in "\n".join(verify(replace(plan, certificate=later), FIRST))
 
 
+def test_renamed_jobs_keep_their_prices():
+    certificate = preemptive_bound(FIRST).certificate
+    names = {each.id: f"new-{each.id}" for each in FIRST.jobs}
+    after = {each.id: tuple(names[other] for other in each.after) for each in FIRST.jobs}
+    renamed = replace(FIRST, jobs=tuple(replace(j, id=names[j.id], after=after[j.id]) for j in FIRST.jobs))
+    assert certified_bound(certificate.renamed(names), renamed) == certified_bound(certificate, FIRST)
+
+
 @st.composite
 def any_prices(draw, problem: Problem) -> WindowPrices:
     points = (0.0, *sorted(draw(st.sets(st.sampled_from([5.0, 20.0, 30.0, 47.5]), max_size=3))))
