@@ -116,9 +116,7 @@ class LiveBytes(TorchDispatchMode):  # type: ignore[no-untyped-call]
         if any(hasattr(kind, "__tensor_flatten__") and kind is not FakeTensor for kind in types):
             return NotImplemented
         out = self.run(func, args, dict(kwargs or {}))
-        tensors = [
-            leaf for leaf in tree_leaves(out) if isinstance(leaf, Tensor) and not is_traceable_wrapper_subclass(leaf)
-        ]
+        tensors = [leaf for leaf in tree_leaves(out) if isinstance(leaf, Tensor) and not _is_wrapper(leaf)]
         is_new = [self._count(tensor) for tensor in tensors]
         self._note_work(func, args, kwargs or {}, out, does_more=any(is_new) or func._schema.is_mutable)
         self._note_peak()
@@ -175,6 +173,10 @@ def _on_gradient(out: Any, live: LiveBytes, phase: str) -> None:
         if isinstance(leaf, Tensor) and leaf.requires_grad:
             leaf.register_hook(lambda _: live.enter(phase))  # type: ignore[no-untyped-call]
             return
+
+
+def _is_wrapper(tensor: Tensor) -> bool:
+    return is_traceable_wrapper_subclass(tensor)
 
 
 def _attention_flops(given: list[Tensor], *, is_backward: bool) -> int:
