@@ -67,9 +67,9 @@ class Periods:
     value: float
 
 
-def has_due_dates(of: Coefficients) -> bool:
+def has_due_dates(of: Coefficients, problem: Problem) -> bool:
     """Whether the ends of jobs have different factors in the maximum: each value of it is a due date for each job."""
-    return len(set(of.latest.values())) > 1
+    return bool(of.latest) and len({of.latest.get(job.id, 0.0) for job in problem.jobs}) > 1
 
 
 class EventLp:
@@ -120,7 +120,7 @@ class EventLp:
     def _cost(self, p: int, of: Coefficients) -> float:
         """Returns what a second of period p adds to the value, apart from different factors of ends in the maximum."""
         ends = (weight for job, weight in of.ends.items() if p <= self.at.get((EventKind.END, job), self.num))
-        return ((0.0 if has_due_dates(of) else of.largest) + math.fsum(ends)) / self.scale
+        return ((0.0 if has_due_dates(of, self.problem) else of.largest) + math.fsum(ends)) / self.scale
 
     def _periods_of(self, job: PlanningJob) -> range:
         first = self.at.get((EventKind.RELEASE, job.id), -1) + 1
@@ -152,7 +152,7 @@ class EventLp:
 
     def _add_latest(self, of: Coefficients) -> None:
         """Adds the maximum of factor x end as a column, and a row for each period in which jobs of a factor end."""
-        if not has_due_dates(of):
+        if not has_due_dates(of, self.problem):
             return
         factors: dict[int, float] = {}
         for job, factor in of.latest.items():
@@ -246,7 +246,7 @@ def first_orders(
     ends = [job.id for job in problem.jobs if job.id in waited_for or of.ends.get(job.id, 0.0) > 0]
     middles = _middles(problem, bound_s)
     likely_s = likely_ends_s(problem, of.ends, bound_s=bound_s) if of.ends else {}
-    together = _of_one_factor(of, others=ends) if has_due_dates(of) else []
+    together = _of_one_factor(of, others=ends) if has_due_dates(of, problem) else []
     smallest = min(of.latest.values(), default=0.0)
     due_s = {job: bound_s * smallest / of.latest[job] for jobs in together for job in jobs}
     for guess in (middles | due_s | likely_s, ends_s):
@@ -329,7 +329,7 @@ def plan_by_events(
     """
     of = objective.coefficients(problem)
     safe = within_fair_memory(problem)
-    if safe is None or of.prices or (of.latest and len(of.latest) < len(problem.jobs)):
+    if safe is None or of.prices:
         return None
     orders = list(first_orders(safe.problem, ends_of(start, problem), of, bound_s))
     if (len(orders[0]) + 1) * len(problem.jobs) > MAX_SIZE:

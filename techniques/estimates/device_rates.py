@@ -92,7 +92,7 @@ def run_in_children(
             with os.fdopen(pipe) as file:
                 text = "" if not ready else file.read()
             status = os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1])
-            fault = f"the process ended with status {status}" if ready else f"took longer than {patience_s:.0f} s"
+            fault = f"the process ended with status {status}" if ready else f"took longer than {patience_s:g} s"
             yield number, json.loads(text) if text else None, "" if text else fault
 
 
