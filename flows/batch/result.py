@@ -22,6 +22,7 @@ from ringmaster.tasks.execution.events import (
     Prediction,
     predictions_in,
 )
+from ringmaster.tasks.execution.forecast import job_error
 from ringmaster.tasks.planning import Option, Plan, PlanningJob, PlanningNode, Problem
 from ringmaster.tasks.planning.objectives import objective_by_name
 from ringmaster.tasks.planning.plans import list_scheduling
@@ -352,6 +353,9 @@ def finish_records(recorder: AsyncRecorder, result: BatchResult) -> None:
         figures |= {"predicted_high_s": prediction.high_s, "machine_load": prediction.load}
         if not isinstance(recorder, PoolRecorder):  # the errors of a batch beside others say nothing of one alone
             figures |= {"prediction_spread": prediction.spread, "uncorrected_makespan_s": prediction.uncorrected_s}
+            ends_s = {job["name"]: job["end_s"] for job in result.jobs if job["end_s"] is not None}
+            own = job_error(prediction, makespan_s=result.makespan_s, ends_s=ends_s)
+            figures |= {"prediction_job_error": own}
     status = {"done": "FINISHED", "failed": "FAILED"}.get(result.status, "KILLED")
     metrics = {key: value for key, value in figures.items() if value is not None}
     recorder.finish(status=status, metrics=metrics, table=[to_json(row) for row in job_rows(result)])

@@ -11,8 +11,20 @@ from typing import Any
 
 from ringmaster.tasks.batch.document import Finding, Place, got
 from ringmaster.tasks.batch.references import closest, is_folder
-from ringmaster.techniques.job import ADAPTATIONS, DISTILLED, MERGED, PRUNED, QUANTIZED, AdaptationSpec, Job
+from ringmaster.techniques.job import (
+    ADAPTATIONS,
+    CONTINUE,
+    DISTILLED,
+    MERGE,
+    MERGED,
+    PRUNED,
+    QUANTIZED,
+    AdaptationSpec,
+    Adapter,
+    Job,
+)
 from ringmaster.techniques.models.model_folders import model_of_folder, quantization_of, tensor_shapes
+from ringmaster.techniques.models.peft_format import resolved
 
 Raw = Mapping[str, Any]
 Edge = tuple[str, str]
@@ -120,10 +132,12 @@ def parent_findings(
 
 
 def with_parents_said(jobs: Sequence[Job]) -> tuple[Job, ...]:
-    """Returns the jobs of a batch with the values implied by their adaptations: zero steps, and teachers' models."""
-    models = {job.name: job.model for job in jobs}
+    """Returns the jobs of a batch with the values that others imply: zero steps, teachers' models, bases' adapters."""
+    models, named = {job.name: job.model for job in jobs}, {job.name: job for job in jobs}
     said = []
     for job in jobs:
+        if job.adapter is not None:
+            job = replace(job, adapter=_with_base_adapter(job, named))
         how = job.adaptation
         if how is not None and how.kind in REWRITING:
             job = replace(job, num_steps=0, num_epochs=None)
@@ -131,6 +145,18 @@ def with_parents_said(jobs: Sequence[Job]) -> tuple[Job, ...]:
             job = replace(job, adaptation=replace(how, teacher_model=models[how.teacher]))
         said.append(job)
     return tuple(said)
+
+
+def _with_base_adapter(job: Job, jobs: Mapping[str, Job]) -> Adapter | None:
+    """Returns a job's adapter, with the settings of the adapter of its base where it continues that."""
+    base = None if job.base is None else jobs.get(job.base)
+    adapter = job.adapter
+    if base is None or base.adapter is None or adapter is None or adapter.from_pretrained is not None:
+        return adapter
+    theirs = _with_base_adapter(base, jobs)
+    if adapter.base_adapter == MERGE or theirs is None:
+        return adapter
+    return replace(resolved(theirs), from_pretrained=None, base_adapter=CONTINUE)
 
 
 def _distilled(job: Raw, said: Raw) -> Iterator[Finding]:

@@ -396,6 +396,9 @@ DataKind = Annotated[
 ]
 Padding = Annotated[str, AfterValidator(one_of(job.PADDINGS)), WithJsonSchema({"enum": list(job.PADDINGS)})]
 Sampling = Annotated[str, AfterValidator(one_of(job.SAMPLINGS)), WithJsonSchema({"enum": list(job.SAMPLINGS)})]
+BaseAdapter = Annotated[
+    str, AfterValidator(one_of(job.BASE_ADAPTERS)), WithJsonSchema({"enum": list(job.BASE_ADAPTERS)})
+]
 AdapterKind = Annotated[str, AfterValidator(one_of(job.ADAPTERS)), WithJsonSchema({"enum": list(job.ADAPTERS)})]
 ModuleName = Annotated[str, StringConstraints(pattern=r"^\w+(\.\w+)*$")]
 Precision = Annotated[str, AfterValidator(one_of(job.PRECISIONS)), WithJsonSchema({"enum": list(job.PRECISIONS)})]

@@ -25,7 +25,9 @@ from ringmaster.techniques.data.file_rows import moment
 from ringmaster.techniques.job import (
     ADAPTERS,
     ATTENTIONS,
+    CONTINUE,
     DECAY_RATIO,
+    MERGE,
     OPTIMIZER_OPTIONS,
     PRUNED,
     SCHEDULES,
@@ -262,15 +264,42 @@ def adapter_findings(job: Raw) -> Iterator[Finding]:
 
 
 def base_findings(job: Raw, jobs: Mapping[str, Raw]) -> Iterator[Finding]:
-    """Yields a fault if the base of a job is a job of the batch that trains an adapter."""
-    base = job.get("base")
-    if not isinstance(base, str) or not isinstance(jobs.get(base, {}).get("adapter"), Mapping):
+    """Yields why a job cannot go on from the adapter of its base, or from that base with its adapter merged into it."""
+    base, own = job.get("base"), _mapping(job.get("adapter"))
+    theirs, wanted = jobs.get(str(base), {}).get("adapter"), own.get("base_adapter")
+    place = ("adapter", "base_adapter")
+    if wanted == CONTINUE and own.get("from_pretrained") is not None:
+        yield Finding(place, "is continue beside another adapter in from_pretrained", "leave one of the two out")
         return
-    yield Finding(
-        ("base",),
-        f"{base} trains an adapter, which is no whole model",
-        f"take the base of {base}; to go on from its adapter, give it as adapter.from_pretrained",
-    )
+    if not isinstance(theirs, Mapping):
+        if wanted == CONTINUE and (base is None or base in jobs):
+            yield Finding(place, "is continue, and the base is no adapter", "leave it out, or name a base that is one")
+        elif wanted == CONTINUE:
+            remedy = "give the adapter's folder as from_pretrained, and what it is on as base; or merge it"
+            yield Finding(place, "is for the adapter of a job of the same batch", remedy)
+        return
+    if job.get("adapter") is None or wanted == MERGE or own.get("from_pretrained") is not None:
+        if theirs.get("kind") == "prefix":
+            yield Finding(("base",), f"{base} trains a prefix, which no weights can hold", f"take the base of {base}")
+        return
+    model, of_base = (_mapping(each.get("model")) for each in (job, jobs[str(base)]))
+    if model != of_base and model.get("architecture") == of_base.get("architecture"):  # others are faults of any base
+        yield Finding(("model",), f"is not that of {base}, whose adapter is continued", f"take the model of {base}")
+    first = jobs[str(base)]  # the job that begins the adapter
+    while isinstance((below := jobs.get(str(first.get("base")), {})).get("adapter"), Mapping) and (
+        _mapping(first["adapter"]).get("base_adapter") != MERGE
+    ):
+        first = below
+    theirs = _mapping(first["adapter"])
+    for key, default in DEFAULTS.items():
+        given, other = (_as_set(said.get(key, default)) for said in (own, theirs))
+        if key not in ("from_pretrained", "base_adapter") and given not in (_as_set(default), other):
+            problem = f"is {own[key]!r}, and the adapter of {base}, which is continued, has another"
+            yield Finding(("adapter", key), problem, f"leave {key} out; or set base_adapter: merge, for a new one")
+
+
+def _as_set(value: Any) -> Any:
+    return sorted(map(str, value)) if isinstance(value, (list, tuple)) else value
 
 
 def _of_other_kinds(said: Raw, kind: str) -> Iterator[Finding]:

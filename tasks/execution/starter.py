@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 import time
-from collections.abc import Callable, Collection, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from concurrent.futures import Future
 from dataclasses import replace
 from functools import partial
@@ -295,6 +295,13 @@ class Starter:
         taken = dict(zip(left, steps_taken(list(left.values()), at_once=at_once, after=num_steps), strict=True))
         return {name: job_table.records[name].step + taken[name] for name in members if taken[name] or not left[name]}
 
+    def _below(self, job: str) -> Iterator[str]:
+        """Yields the jobs whose models the adapter of a job is on, down to a whole model."""
+        if self._job_table.entries[job].local_job.adapter is not None:
+            for base in self._job_table.after.get(job, ()):
+                yield base
+                yield from self._below(base)
+
     def _order(
         self,
         segment: PlannedSegment,
@@ -316,6 +323,7 @@ class Starter:
                 devices=devices,
                 number=number,
                 listed={entries[parent].local_job.name for parent in parents},
+                below={entries[each].local_job.name for parent in parents for each in self._below(parent)},
             )
             return replace(order, known_step=self._job_table.records[job].step)
 
@@ -360,10 +368,12 @@ def gang_order(
     devices: Sequence[Device],
     number: int,
     listed: Collection[str] = (),
+    below: Collection[str] = (),
 ) -> GangOrder:
     """Returns the order to train a job on a segment's devices under a profile.
 
     job, listed: by their names within the batch. `listed` holds those of the job's parents that are jobs of the batch.
+    below: the jobs of the batch that make what those parents are adapters of.
     number: the segment's number in the journal.
     """
     parents = {name: place.model_dir(name) if name in listed else place.weights.get(name) for name in job.parents}
@@ -374,7 +384,7 @@ def gang_order(
         str(folder): place.model_url(name) if name in listed else place.weights_url(folder)
         for name, folder in parents.items()
         if folder
-    }
+    } | {str(place.model_dir(name)): place.model_url(name) for name in below}
     stall_s = profile.save_s if profile.stall_s is None else profile.stall_s
     every_s = place.checkpoint_every_s or checkpoint_interval_s(stall_s, num_devices=profile.num_devices)
     return GangOrder(

@@ -13,7 +13,7 @@ from pydantic.functional_validators import AfterValidator
 from ringmaster.tasks.batch.document import Finding
 from ringmaster.tasks.batch.references import Name, Positive, Whole, wrong
 from ringmaster.tasks.batch.schema import Section
-from ringmaster.tasks.retraining.webhook import address_of
+from ringmaster.tasks.retraining.report import address_of
 
 Probability = Annotated[float, Field(gt=0, lt=1)]
 MOST_DAYS = 36_500  # the largest window; dates have a limited range

@@ -377,6 +377,8 @@ def environment(order: GangOrder, *, port: int, order_file: Path, report_file: P
     }
     if not paths:
         del found["PYTHONPATH"]
+    # Set for the services of a pool. With it, `python train.py` would not find helper.py beside train.py.
+    found.pop("PYTHONSAFEPATH", None)
     return found
 
 

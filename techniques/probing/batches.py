@@ -11,29 +11,38 @@ from ringmaster.techniques.data_source import PreparedData, SampleTensor
 from ringmaster.techniques.metric import IGNORED
 
 LONGEST = 32  # tokens
+BEFORE = 4  # of them, before the first position that has a label, or at which the sequences of a pair differ
 
 
 def cropped(batch: Mapping[str, Tensor], *, seq_len: int | None) -> dict[str, Tensor]:
-    """Crops tensors of `seq_len` tokens a sample to the first `LONGEST` tokens; other tensors stay unchanged.
+    """Crops tensors of `seq_len` tokens a sample to `LONGEST` tokens; other tensors stay unchanged.
 
-    Tokens become labels in sequences whose labels were all cropped, as where a long prompt has none.
+    The tokens are those where a sample's labels begin, and where the sequences of a pair begin to differ: of a common
+    prompt alone the gradients of a preference cancel, and what is left is rounding.
     """
     if seq_len is None or seq_len <= LONGEST:
         return dict(batch)
-    short = {name: _cropped(value, seq_len) for name, value in batch.items()}
-    tokens, labels = short.get("input_ids"), short.get("labels")
-    if tokens is not None and labels is not None and labels.shape == tokens.shape:
-        lost = (labels == IGNORED).all(-1, keepdim=True) & (batch["labels"] != IGNORED).any(-1, keepdim=True)
-        short["labels"] = torch.where(lost, tokens, labels)
-    return short
+    first = torch.zeros(len(next(iter(batch.values()))), dtype=torch.long)
+    tokens, labels = batch.get("input_ids"), batch.get("labels")
+    if labels is not None and labels.dim() > 1 and labels.shape[-1] == seq_len and not labels.is_floating_point():
+        first = _first(labels != IGNORED)
+    if tokens is not None and tokens.dim() == 3:
+        first = first.maximum(_first(tokens[:, 1:] != tokens[:, :1]))
+    window = (first - BEFORE).clamp(0, seq_len - LONGEST).unsqueeze(1) + torch.arange(LONGEST)
+    return {name: _cropped(value, seq_len, window) for name, value in batch.items()}
 
 
-def _cropped(value: Tensor, seq_len: int) -> Tensor:
-    # Contiguous, as in a batch of the trainer: models of transformers flatten labels by `view`.
+def _first(is_there: Tensor) -> Tensor:
+    """The first position of each sample at which one of its sequences has something: [rows]; 0 where none has."""
+    return is_there.reshape(len(is_there), -1, is_there.shape[-1]).any(1).int().argmax(-1)
+
+
+def _cropped(value: Tensor, seq_len: int, window: Tensor) -> Tensor:
+    rows = torch.arange(len(value)).unsqueeze(1)
     if value.dim() > 1 and value.shape[1] == seq_len:
-        return value[:, :LONGEST].contiguous()
+        return value[rows, window]
     is_pair = value.dim() == 3 and value.shape[2] == seq_len  # of sequences
-    return value[:, :, :LONGEST].contiguous() if is_pair else value
+    return value.transpose(1, 2)[rows, window].transpose(1, 2).contiguous() if is_pair else value
 
 
 def made_up(data: PreparedData, number: int) -> dict[str, Tensor] | None:
@@ -63,18 +72,24 @@ def _made_up_tensor(tensor: SampleTensor, data: PreparedData, number: int, draw:
 
 
 def ragged(batch: Mapping[str, Tensor]) -> dict[str, Tensor]:
-    """The batch with fewer labels in each sample than in the one before.
+    """The batch with fewer labels in each sample than in the one before, and sequences of pairs that are not the same.
 
-    Equal numbers of labels would hide a loss that averages per sample.
+    Equal numbers of labels would hide a loss that averages per sample. The gradients of equal sequences cancel.
     """
-    labels = batch.get("labels")
+    batch = dict(batch)
+    tokens, labels = batch.get("input_ids"), batch.get("labels")
+    if tokens is not None and tokens.dim() == 3:
+        is_same = (tokens[:, 1] == tokens[:, 0]).all(-1)
+        batch["input_ids"] = tokens.clone()
+        batch["input_ids"][is_same, 1] = tokens[is_same, 1].roll(1, dims=-1)
     if labels is None or labels.dim() < 2 or labels.is_floating_point() or labels.shape[-1] < len(labels) + 1:
-        return dict(batch)
-    labels = labels.clone()
-    fewer = max(1, labels.shape[-1] // (len(labels) + 1))
-    for row in range(len(labels)):
-        labels[row, ..., labels.shape[-1] - row * fewer :] = IGNORED
-    return {**batch, "labels": labels}
+        return batch
+    counted = labels != IGNORED
+    num_labels = counted.sum(-1, keepdim=True)  # [rows, ..., 1]
+    place = torch.arange(len(labels)).reshape(-1, *[1] * (labels.dim() - 1))
+    kept = (num_labels - place * (num_labels // (len(labels) + 1)).clamp(min=1)).clamp(min=2)
+    batch["labels"] = labels.masked_fill(counted.cumsum(-1) > kept, IGNORED)
+    return batch
 
 
 def rows_of(batch: Mapping[str, Tensor], rows: Sequence[int]) -> dict[str, Tensor]:

@@ -35,9 +35,17 @@ from ringmaster.techniques.probing.faults import (
     why_tokens_are_foreign,
 )
 from ringmaster.techniques.probing.tiny import tiny_config
+from ringmaster.techniques.training.adaptation import ReferenceModel
 from ringmaster.techniques.training.dropout import Draws, DrawSites, drawing, find_sites, name_modules, use
 from ringmaster.techniques.training.generation import prompt_seed, prompts_of, rollout_of
-from ringmaster.techniques.training.losses import Loss, disable_dropout, logits_of, loss_of, with_made_up_reference
+from ringmaster.techniques.training.losses import (
+    REFERENCE,
+    Loss,
+    disable_dropout,
+    logits_of,
+    loss_of,
+    with_made_up_reference,
+)
 from ringmaster.techniques.training.metrics import MetricTotals
 
 MOST_NEW_TOKENS = 8
@@ -187,6 +195,18 @@ def why_undivided(model: nn.Module, loss: Loss, batch: Mapping[str, Tensor], sit
     return ""
 
 
+def with_reference_near(model: nn.Module, loss: Loss, batch: Mapping[str, Tensor]) -> dict[str, Tensor]:
+    """Returns a batch whose reference is like the model itself, as after the first steps of a training.
+
+    A made-up one may be so far away that a preference has no gradient but rounding.
+    """
+    if loss.function is None or not loss.function.compares:
+        return dict(batch)
+    completed = ReferenceModel(model=model, loss=loss, autocast=nullcontext).before_loss(dict(batch))
+    noise = torch.rand(completed[REFERENCE].shape, generator=torch.Generator().manual_seed(0))
+    return {**completed, REFERENCE: completed[REFERENCE] + 0.1 * noise.to(completed[REFERENCE].device)}
+
+
 def _gradients(
     model: nn.Module, loss: Loss, batch: Mapping[str, Tensor], parts: Sequence[Sequence[int]], sites: DrawSites
 ) -> list[Tensor]:
@@ -279,7 +299,7 @@ def _check_size(config: Any) -> None:
         )
 
 
-FORMAT = 3  # to be incremented whenever a probe of the same job would have another result
+FORMAT = 4  # to be incremented whenever a probe of the same job would have another result
 REMEDY = "make the samples' shapes and the model's config agree"
 MORE_LABELS = 64  # samples, evenly spaced, whose labels are checked
 T = TypeVar("T")
@@ -412,8 +432,8 @@ class _TinyStep:
         try:
             self._loss(self._forward(uneven), uneven)
         except (IndexError, RuntimeError, ValueError):
-            return dict(self._batch)
-        return uneven
+            uneven = dict(self._batch)
+        return with_reference_near(self._model, self._loss, uneven)
 
 
 class _MadeUpSamples:

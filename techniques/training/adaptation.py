@@ -212,6 +212,8 @@ def _reference(
     if order.purpose in (TRAIN, TRIAL):
         if job.adapter is None or not job.adapter.begins_as_base:
             copied = frozen_copy(model, device=device, in_half=in_half)
+    elif job.adapter is not None and job.adapter.continues_base:
+        return None
     elif job.adapter is None or job.adapter.modules_to_save:
         if job.base is not None:
             return None

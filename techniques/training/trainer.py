@@ -42,6 +42,7 @@ from ringmaster.techniques.models.adapters import attach, trained_names
 from ringmaster.techniques.models.build import build_model
 from ringmaster.techniques.models.export import export_adapter, export_model
 from ringmaster.techniques.models.layers import check_components
+from ringmaster.techniques.models.peft_format import initial_adapter
 from ringmaster.techniques.probing import draws_of
 from ringmaster.techniques.processes.order import TRAIN, TRIAL, GangOrder
 from ringmaster.techniques.processes.ranks import Ranks
@@ -190,15 +191,17 @@ class Trainer(JobTrainingState):
         super().__init__(order, ranks)
         self._technique, self._beat = technique, beat
         beat()
-        weights = Path(order.weights_from) if order.weights_from else None
+        folder = Path(order.weights_from) if order.weights_from else None
+        self._adapter, weights = initial_adapter(self.job.adapter, folder)
+        self._base = str(weights) if weights else self.job.model.from_pretrained
         if model is None:
             model = build_model(self.job.model, data=self.prepared, seed=self.job.seed, weights_from=weights)
         if order.purpose == TRAIN:  # a trial may stand for other jobs, with other components
             check_components(self.job, model)
         # Checkpoints and exports of a model with an adapter contain only the trained parameters.
         self._stored: frozenset[str] | None = None
-        if self.job.adapter is not None:
-            self._stored = trained_names(attach(model, self.job.adapter, seed=self.job.seed))
+        if self._adapter is not None:
+            self._stored = trained_names(attach(model, self._adapter, seed=self.job.seed))
         settings: Mapping[str, ParameterSettings] = {}
         if order.purpose in (TRAIN, TRIAL):  # an evaluation may be of another model
             if reason := why_no_optimizer(technique, self.job):
@@ -430,10 +433,9 @@ class Trainer(JobTrainingState):
         """
         if self.ranks.rank == 0:
             state = self.trained_weights(root)
-            base = self.order.weights_from or self.job.model.from_pretrained
-            spec, prepared = self.job.model, self.prepared
-            if self.job.adapter is not None:
-                export_adapter(folder, adapter=self.job.adapter, spec=spec, base=base, state=state, prepared=prepared)
+            spec, prepared, base = self.job.model, self.prepared, self._base
+            if self._adapter is not None:
+                export_adapter(folder, adapter=self._adapter, spec=spec, base=base, state=state, prepared=prepared)
             else:
                 export_model(folder, spec=spec, model=self._plain, state=state, prepared=prepared, base=base)
             if self.order.model_url is not None:

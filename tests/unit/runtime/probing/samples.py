@@ -119,3 +119,17 @@ def contrast(output, batch):
 
 def no_gradient(output, batch):
     return output.detach().sum(), len(output)
+
+
+def long_prompts(num_common=50, seq_len=96):
+    """Pairs that begin with the same prompt of many tokens; the first pair is of two equal sequences."""
+
+    def make(index):
+        draw = torch.Generator().manual_seed(index)
+        ids = torch.randint(3, 64, (2, seq_len), generator=draw)
+        ids[1, : seq_len if index == 0 else num_common] = ids[0, : seq_len if index == 0 else num_common]
+        labels = ids.clone()
+        labels[:, :num_common] = -100
+        return {"input_ids": ids, "labels": labels}
+
+    return _both(make)
