@@ -8,6 +8,14 @@ from typing import Annotated, Any
 
 from prefect import flow
 from prefect.artifacts import create_markdown_artifact, create_table_artifact
+
+from ringmaster.errors import LedgerError, SweepFailed
+from ringmaster.flows import settings
+from ringmaster.flows.batch import flow_runs
+from ringmaster.flows.batch.batch_input import HIDDEN, Resume, titled
+from ringmaster.flows.batch.context import RunOptions
+from ringmaster.flows.batch.flow_runs import cancel_batches, ended, named
+from ringmaster.flows.services.embedded_server import LocalFlow
 from ringmaster.flows.sweep_form import (
     DeviceChoice,
     EarlyStopping,
@@ -26,14 +34,6 @@ from ringmaster.flows.sweep_form import (
     SweepName,
     spec_of,
 )
-
-from ringmaster.errors import LedgerError, SweepFailed
-from ringmaster.flows import settings
-from ringmaster.flows.batch import flow_runs
-from ringmaster.flows.batch.batch_input import HIDDEN, Resume, titled
-from ringmaster.flows.batch.context import RunOptions
-from ringmaster.flows.batch.flow_runs import cancel_batches, ended, named
-from ringmaster.flows.services.embedded_server import LocalFlow
 from ringmaster.flows.train_batch import train
 from ringmaster.tasks.batch.references import Metric
 from ringmaster.tasks.sweeping.results import best, challenge, figures, leaderboard, record

@@ -11,13 +11,13 @@ from pathlib import Path
 from typing import Annotated, Any
 
 import typer
-from ringmaster.flows.process_log import LOG_FORMAT, LogFormat, ProcessRole, log_to_stderr, notice
-from ringmaster.flows.process_log import log_format as format_of_environment
 
 from ringmaster.errors import InputError
 from ringmaster.flows import settings
 from ringmaster.flows.commands.running import CheckpointEvery, PlannerSeed, show_result, training
 from ringmaster.flows.output import AsJson, announce, error_console, output_console, print_json, styled
+from ringmaster.flows.process_log import LOG_FORMAT, LogFormat, ProcessRole, log_to_stderr, notice
+from ringmaster.flows.process_log import log_format as format_of_environment
 
 pool_app = typer.Typer(no_args_is_help=True, help="The processes of a pool: its controller, and a worker on each node.")
 jobs_app = typer.Typer(

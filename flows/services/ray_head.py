@@ -19,11 +19,11 @@ from contextlib import suppress
 from pathlib import Path
 
 import psutil
-from ringmaster.tasks.pool.ray.agent_parent import end_with
-from ringmaster.tasks.pool.ray.options import ADDRESS, LOOPBACK_ALONE, PREFIX
 
 from ringmaster.flows.services.service_files import say_ready
 from ringmaster.flows.settings import ALLOCATION
+from ringmaster.tasks.pool.ray.agent_parent import end_with
+from ringmaster.tasks.pool.ray.options import ADDRESS, LOOPBACK_ALONE, PREFIX
 from ringmaster.techniques.processes.forkserver_client import ScratchFolder
 
 HOST = "127.0.0.1"

@@ -11,7 +11,6 @@ from typing import Annotated, Any, Self, Union, get_args, get_origin
 
 from pydantic import BaseModel, ConfigDict, Field, WithJsonSchema, model_validator
 from pydantic.functional_validators import AfterValidator
-from ringmaster.tasks.batch.field_types import BaseAdapter
 
 from ringmaster.tasks.batch import references
 from ringmaster.tasks.batch.document import Place
@@ -22,6 +21,7 @@ from ringmaster.tasks.batch.references import (
     AdaptationKind,
     AdapterKind,
     Attention,
+    BaseAdapter,
     ColumnType,
     Command,
     Communication,

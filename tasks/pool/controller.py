@@ -15,6 +15,15 @@ from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import replace
 from functools import partial
 
+from sqlalchemy import ColumnElement, exists, select
+
+from ringmaster.tasks.execution.engine import Engine, completed
+from ringmaster.tasks.execution.events import ExecutionEvent, GangSaid, JobEnded, PredictionUpdate, SegmentEnded
+from ringmaster.tasks.execution.executor import Executor
+from ringmaster.tasks.execution.known_nodes import KnownNodes
+from ringmaster.tasks.execution.progress import RunningSegment
+from ringmaster.tasks.planning import Plan, Problem
+from ringmaster.tasks.planning.fusion import checked_plan
 from ringmaster.tasks.pool.active_batches import (
     PRIORITIES,
     ActiveBatch,
@@ -25,20 +34,11 @@ from ringmaster.tasks.pool.active_batches import (
     entries_of,
     fault_of,
 )
+from ringmaster.tasks.pool.event_log import EventLog
 from ringmaster.tasks.pool.failover import RecoveredState, nodes_of, outcome_of, read_recovered_state, speeds_of
 from ringmaster.tasks.pool.node_scaler import ElasticityOptions, NodeScaler, empty_before_s, plan_before_ends
-from ringmaster.tasks.pool.request_handler import OTHER_VERSION, RequestHandler
-from sqlalchemy import ColumnElement, exists, select
-
-from ringmaster.tasks.execution.engine import Engine, completed
-from ringmaster.tasks.execution.events import ExecutionEvent, GangSaid, JobEnded, PredictionUpdate, SegmentEnded
-from ringmaster.tasks.execution.executor import Executor
-from ringmaster.tasks.execution.known_nodes import KnownNodes
-from ringmaster.tasks.execution.progress import RunningSegment
-from ringmaster.tasks.planning import Plan, Problem
-from ringmaster.tasks.planning.fusion import checked_plan
-from ringmaster.tasks.pool.event_log import EventLog
 from ringmaster.tasks.pool.nodes import PoolLeases, Timeouts, is_loan
+from ringmaster.tasks.pool.request_handler import OTHER_VERSION, RequestHandler
 from ringmaster.tasks.pool.requests import Request, RequestStatus
 from ringmaster.tasks.pool.submissions import BatchStatus, Submissions
 from ringmaster.tasks.storage.database import Database, delete_in_chunks

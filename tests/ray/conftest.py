@@ -6,8 +6,8 @@ from pathlib import Path
 
 import psutil
 import pytest
-from ringmaster.tasks.pool.ray import options
 
+from ringmaster.tasks.pool.ray import options
 from ringmaster.techniques.processes.forkserver_client import ForkServer, ScratchFolder
 from tests.cluster.machines import end
 from tests.cluster.pool import Pool

@@ -1,10 +1,10 @@
 """Clock jumps, injected into code instead of the machine's clock: unobserved processes are not declared dead."""
 
 import pytest
-from ringmaster.tasks.pool.failover import SILENT_S, Leadership
-from ringmaster.tasks.pool.pool_engine import NodeWatch
 
+from ringmaster.tasks.pool.failover import SILENT_S, Leadership
 from ringmaster.tasks.pool.nodes import NodeRecord, NodeRegistry, Timeouts
+from ringmaster.tasks.pool.pool_engine import NodeWatch
 from ringmaster.tasks.storage.database import Database, file_url
 from ringmaster.techniques.processes.forkserver import TICK, Fence
 from tests.fake_engine import cpu_devices

@@ -7,6 +7,10 @@ from functools import partial
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+
+from ringmaster.tasks.planning.fusion import checked_plan
+from ringmaster.tasks.planning.whatif.nodes import NodePrices
+from ringmaster.tasks.pool import node_scaler
 from ringmaster.tasks.pool.node_scaler import (
     DEFAULT_COME_S,
     ComingTimes,
@@ -15,10 +19,6 @@ from ringmaster.tasks.pool.node_scaler import (
     JobDemand,
     num_nodes_wanted,
 )
-
-from ringmaster.tasks.planning.fusion import checked_plan
-from ringmaster.tasks.planning.whatif.nodes import NodePrices
-from ringmaster.tasks.pool import node_scaler
 from ringmaster.tasks.pool.requests import RequestKind, Requests, RequestStatus
 from ringmaster.tasks.storage.journal import JobStatus
 from tests.fake_engine import FakeEngine

@@ -1,9 +1,9 @@
 """The joint planning terms of all batches of a pool."""
 
 import pytest
-from ringmaster.tasks.pool.active_batches import HEAVIEST, ActiveBatch, combined_terms
 
 from ringmaster.tasks.planning.objectives import PlanningTerms
+from ringmaster.tasks.pool.active_batches import HEAVIEST, ActiveBatch, combined_terms
 from ringmaster.tasks.pool.requests import RequestKind, RequestStatus
 from tests.unit.pool.bench import EPOCH_S, PoolBench, submission
 from tests.unit.pool.workers import Worker
