@@ -108,8 +108,8 @@ def read(text: str) -> YamlDocument:
         document.findings.append(_syntax_finding(error))
         return document
     except yaml.YAMLError as error:
-        said = " ".join(str(error).split())
-        document.findings.append(Finding((), f"is not YAML: {said}", "write it as plain UTF-8 text"))
+        message = " ".join(str(error).split())
+        document.findings.append(Finding((), f"is not YAML: {message}", "write it as plain UTF-8 text"))
         return document
     except RecursionError:
         document.findings.append(Finding((), f"is nested deeper than {MAX_DEPTH} levels", _FLATTER))
@@ -205,8 +205,8 @@ class _Reader:
         except _TooLongError:
             self.add(place, f"is a number of more than {MAX_DIGITS} digits", "write a smaller one", node=node)
         except ValueError:
-            said = f"{shortened(repr(node.value), 60)} is no {node.tag.rpartition(':')[2]}"
-            self.add(place, said, "remove the tag", node=node)
+            message = f"{shortened(repr(node.value), 60)} is no {node.tag.rpartition(':')[2]}"
+            self.add(place, message, "remove the tag", node=node)
         return None
 
     def whole(self, text: str, *, place: Place, node: yaml.Node) -> str:
@@ -267,14 +267,14 @@ _SCALARS: dict[str, Callable[[str], Any]] = {
 
 def _syntax_finding(error: yaml.MarkedYAMLError) -> Finding:
     mark = error.problem_mark or error.context_mark
-    said = ", ".join(part for part in (error.context, error.problem) if part)
+    message = ", ".join(part for part in (error.context, error.problem) if part)
     if error.context_mark and mark and error.context_mark.line < mark.line:
-        said += f" (it begins in line {error.context_mark.line + 1})"
+        message += f" (it begins in line {error.context_mark.line + 1})"
     remedy = "check the indentation, colons, quotes and brackets in and above this line"
-    if "\\t" in said:
+    if "\\t" in message:
         remedy = "indent with spaces, not with tabs"
-    elif "single document" in said:
+    elif "single document" in message:
         remedy = "keep one document a file (remove the second `---`)"
-    elif "undefined alias" in said:
+    elif "undefined alias" in message:
         remedy = "define the anchor (&name) before it is used (*name)"
-    return Finding((), f"is not YAML: {said}", remedy, line=mark.line + 1 if mark else 1)
+    return Finding((), f"is not YAML: {message}", remedy, line=mark.line + 1 if mark else 1)

@@ -201,7 +201,7 @@ def folder(name: str, info: ValidationInfo) -> str:
 
 def pretrained(name: str, info: ValidationInfo) -> str:
     """Returns a local folder with a model in safetensors as an absolute path, or a name on the hub unchanged."""
-    path = Path(found := folder(name, info))
+    path = Path(location := folder(name, info))
     if path.is_absolute():
         if not (path / "config.json").is_file():
             raise wrong(f"{path} holds no config.json", "name a folder written by `save_pretrained`")
@@ -210,7 +210,7 @@ def pretrained(name: str, info: ValidationInfo) -> str:
                 f"{path} holds no safetensors weights, and no other kind is read",
                 "save the model again with `save_pretrained`, whose default is safetensors",
             )
-    return found
+    return location
 
 
 def parent(name: str, info: ValidationInfo) -> str:
@@ -220,7 +220,7 @@ def parent(name: str, info: ValidationInfo) -> str:
     path = Path(_absolute(name, info))
     if not path.is_dir():
         raise wrong(f"folder {path} does not exist", "name a job, models:/NAME@ALIAS or an existing folder")
-    if not any((path / said).is_file() for said in ("config.json", "model.json")) or not any(
+    if not any((path / config_name).is_file() for config_name in ("config.json", "model.json")) or not any(
         path.glob("*.safetensors")
     ):
         raise wrong(f"{path} holds no model", "name a folder that `save_pretrained` or a job wrote, with safetensors")
@@ -257,15 +257,15 @@ def command(value: Any, info: ValidationInfo) -> list[str]:
         raise wrong(f"cannot be divided into words: {error}", "write a command line, or a list of words") from error
     if not words or not all(isinstance(word, str) for word in words):
         raise wrong(f"must be a command line or a list of words, {got(value)}", 'write "python train.py"')
-    found = [_absolute(word, info) if is_file(_folder(info), word) else word for word in words]
+    resolved_words = [_absolute(word, info) if is_file(_folder(info), word) else word for word in words]
     # As the command will find it: the folder of the running interpreter comes first.
     path = os.pathsep.join([str(Path(sys.executable).parent), os.environ.get("PATH", os.defpath)])
-    if not found[0].startswith("{") and shutil.which(found[0], path=path) is None:
+    if not resolved_words[0].startswith("{") and shutil.which(resolved_words[0], path=path) is None:
         raise wrong(f"there is no program {words[0]!r}", "name one that is on the PATH, or a file that can be executed")
-    missing = [word for word in found[1:] if word.endswith((".py", ".sh")) and not is_file(Path(), word)]
+    missing = [word for word in resolved_words[1:] if word.endswith((".py", ".sh")) and not is_file(Path(), word)]
     if missing:
         raise wrong(f"there is no file {missing[0]!r}", f"put it into {_folder(info)}, or give its whole path")
-    return found
+    return resolved_words
 
 
 def factory(path: str, info: ValidationInfo) -> str:

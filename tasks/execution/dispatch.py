@@ -425,10 +425,10 @@ class PlanSimulator:
         if not self._may_start:
             return
         self._may_start = False
-        found = startable(
+        starting = startable(
             self.planned, running=self._busy, done_jobs=self._done, after=self._after, num_devices=len(self._devices)
         )
-        for segment in found:
+        for segment in starting:
             self.planned.remove(segment)
             job = segment.job
             option = self._jobs[job].options[segment.option]

@@ -173,8 +173,8 @@ def options_of(profiles: Mapping[str, Sequence[Profile]]) -> dict[OptionKey, tup
     """Returns the technique and the prior errors of each option; option k of a job is its profile k."""
     return {
         (job, number): (profile.technique, errors_of(profile))
-        for job, mine in profiles.items()
-        for number, profile in enumerate(mine)
+        for job, job_profiles in profiles.items()
+        for number, profile in enumerate(job_profiles)
     }
 
 
@@ -272,7 +272,7 @@ def job_error(prediction: Prediction, *, makespan_s: float, ends_s: Mapping[str,
 
 def errors_in(runs: Iterable[Mapping[str, float]]) -> list[EarlierRun]:
     """Returns the errors of earlier runs by their metrics; leaves out runs that stated no spread, or took no time."""
-    found = (
+    measures = (
         (
             run.get("makespan_s", 0.0),
             run.get("uncorrected_makespan_s") or run.get("planned_makespan_s", 0.0),
@@ -283,7 +283,7 @@ def errors_in(runs: Iterable[Mapping[str, float]]) -> list[EarlierRun]:
     )
     return [
         EarlierRun(error=math.log(actual_s / predicted_s), spread=spread, job_error=own)
-        for actual_s, predicted_s, spread, own in found
+        for actual_s, predicted_s, spread, own in measures
         if min(actual_s, predicted_s, spread) > 0
     ]
 
@@ -305,5 +305,5 @@ def t_quantile(probability: float, *, freedom: int) -> float:
 
 def _last(left: Mapping[str, Draws]) -> Draws:
     """Returns draws of the seconds until the last of the jobs ends."""
-    found: Draws = np.maximum.reduce(list(left.values()))
-    return np.maximum(found, LEAST_S)
+    last_draws: Draws = np.maximum.reduce(list(left.values()))
+    return np.maximum(last_draws, LEAST_S)

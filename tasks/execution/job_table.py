@@ -132,12 +132,12 @@ class SteeringRequest:
 
     def in_words(self) -> str:
         """Returns the reason for a new plan."""
-        said = []
+        parts = []
         if self.goals:
-            said.append(f"{_names(self.goals)} may train on")
+            parts.append(f"{_names(self.goals)} may train on")
         if self.stops:
-            said.append(f"{_names(self.stops)} stopped early")
-        return "; ".join(said)
+            parts.append(f"{_names(self.stops)} stopped early")
+        return "; ".join(parts)
 
 
 class SteeringPolicy(Protocol):
@@ -353,15 +353,15 @@ class JobTable:
         if not keeps_layout(self.entries[name].job) or self.records[name].details.get(LAYOUT):
             return set()
         replaced = {k for k, each in enumerate(self.profiles[name]) if not each.is_like(profile)}
-        said = {"technique": profile.technique, "config": dict(profile.config), "num_devices": profile.num_devices}
-        self.write(name, details={LAYOUT: said})
+        layout = {"technique": profile.technique, "config": dict(profile.config), "num_devices": profile.num_devices}
+        self.write(name, details={LAYOUT: layout})
         self._pin(name)
         return replaced
 
     def _pin(self, name: str) -> None:
         """Replaces the options of a job that keeps its layout, if it has one already, by the option it ran under."""
-        said, profiles = self.records[name].details.get(LAYOUT), self.profiles[name]
-        kept = [each for each in profiles if said and _has_layout(each, said)]
+        layout, profiles = self.records[name].details.get(LAYOUT), self.profiles[name]
+        kept = [each for each in profiles if layout and _has_layout(each, layout)]
         if kept and len(kept) < len(profiles):
             self._before_pinned[name] = profiles
             self.profiles[name] = kept[:1] * len(profiles)
@@ -476,14 +476,14 @@ class JobTable:
             JobStatus.CANCELLED: "was cancelled",
             JobStatus.STOPPED: "was stopped early",
         }
-        found = []
+        orphans = []
         for job, bases in self.after.items():
             for base in bases:
                 status = self.records[base].status
                 if status in gone and self.records[job].status not in ENDED:
                     what = "base" if base == self.entries[job].job.base else "parent"
-                    found.append((job, f"its {what} {base} {gone[status]}"))
-        return found
+                    orphans.append((job, f"its {what} {base} {gone[status]}"))
+        return orphans
 
     def standing_still(self, jobs: Sequence[str], *, paused: bool) -> list[str]:
         """Returns those of `jobs` that have not ended and whose being paused equals `paused`."""
@@ -495,11 +495,11 @@ class JobTable:
 
     def with_dependents(self, jobs: Iterable[str]) -> list[str]:
         """Returns jobs, each before the jobs that depend on it, directly or not."""
-        found = dict.fromkeys(jobs)
-        for name in list(found):
+        listed_jobs = dict.fromkeys(jobs)
+        for name in list(listed_jobs):
             children = [child for child, parents in self.after.items() if name in parents]
-            found |= dict.fromkeys(self.with_dependents(children))
-        return list(found)
+            listed_jobs |= dict.fromkeys(self.with_dependents(children))
+        return list(listed_jobs)
 
     def begin_anew(self, job: str) -> None:
         """Sets a job that has ended to waiting, from its last checkpoint, under all options if none was left."""
@@ -535,8 +535,8 @@ def keeps_layout(job: Job) -> bool:
 
 
 def _has_layout(profile: Profile, said: Mapping[str, Any]) -> bool:
-    found = {"technique": profile.technique, "config": dict(profile.config), "num_devices": profile.num_devices}
-    return found == said
+    own_layout = {"technique": profile.technique, "config": dict(profile.config), "num_devices": profile.num_devices}
+    return own_layout == said
 
 
 def _renamed(job: Job, batch: str) -> Job:

@@ -195,10 +195,10 @@ class Divisions:
         bound: the lower bound of the fused problem.
         """
         starts = [*self._by_length(), *self._of_milp(bound), self.alone]
-        found = [(start, estimate) for start in starts if (estimate := self.estimate(start)) is not None]
-        if found:
-            best = found[0]
-            for trial in found[1:]:
+        estimated = [(start, estimate) for start in starts if (estimate := self.estimate(start)) is not None]
+        if estimated:
+            best = estimated[0]
+            for trial in estimated[1:]:
                 best = trial if trial[1].is_better(best[1]) else best
             self._climb(*best)
         known = [estimate for estimate in self._estimates.values() if estimate is not None]
@@ -241,9 +241,9 @@ class Divisions:
         promise = self.objective.lower_bound(problem, bound)
         listed, (late_s, list_value, _) = None, (float("inf"),) * 3
         for plan in simple_lists(problem, bound, self.objective):
-            found = self.objective.rank(plan, problem)
-            if listed is None or found[:2] < (late_s, list_value):
-                listed, (late_s, list_value, _) = plan, found
+            rank = self.objective.rank(plan, problem)
+            if listed is None or rank[:2] < (late_s, list_value):
+                listed, (late_s, list_value, _) = plan, rank
         num_fused = sum(len(group) for group in division if len(group) > 1)
         estimate = DivisionEstimate(division, contracted, listed, late_s, list_value, promise, list_value, num_fused)
         of = self.objective.coefficients(problem)
@@ -308,12 +308,12 @@ class Divisions:
             for group in self._groups:
                 for trial in self._moves(now, group):
                     num_known = len(self._estimates)
-                    found = self.estimate(trial)
+                    trial_estimate = self.estimate(trial)
                     left -= len(self._estimates) - num_known
                     if left <= 0 or self.work.is_over():
                         return
-                    if found is not None and found.is_better(estimate):
-                        now, estimate, is_better = trial, found, True
+                    if trial_estimate is not None and trial_estimate.is_better(estimate):
+                        now, estimate, is_better = trial, trial_estimate, True
                         break
 
     def _moves(self, now: Division, group: Group) -> Iterator[Division]:
@@ -482,26 +482,26 @@ class FusedSearch:
         problem = estimate.contracted.problem
         try:
             with self.work.part(share) as work:
-                found = self.solve(problem, work=work, enough=enough)
+                plan = self.solve(problem, work=work, enough=enough)
         except (ProblemError, NoRoomError) as error:
             self.faults = getattr(error, "faults", (str(error),))
             return
         finally:
             self.took_s = max(self.took_s, work.spent_s)
-        is_listed_better = self.objective.value(found, problem) > estimate.list_value
+        is_listed_better = self.objective.value(plan, problem) > estimate.list_value
         if is_listed_better and estimate.listed and estimate.late_s <= 0:
-            found = _proving(found, estimate.listed, value=estimate.list_value)
+            plan = _proving(plan, estimate.listed, value=estimate.list_value)
         if not estimate.num_fused:
-            self.alone = found
-        if self.objective.value(found, problem) < self.best_value:
-            self._take(estimate, found)
+            self.alone = plan
+        if self.objective.value(plan, problem) < self.best_value:
+            self._take(estimate, plan)
 
     def _take(self, estimate: DivisionEstimate, plan: Plan) -> None:
         """Stores a plan of a division as the best one."""
         num_groups = sum(bool(job.members) for job in estimate.contracted.problem.jobs)
-        said = f"{plan.method}, {num_groups} fused groups" if num_groups else plan.method
+        method = f"{plan.method}, {num_groups} fused groups" if num_groups else plan.method
         segments = estimate.contracted.expanded(plan, self.problem)
-        self.best = replace(plan, segments=segments, method=said)
+        self.best = replace(plan, segments=segments, method=method)
         self.best_value = self.objective.value(self.best, self.problem)
         self.best_division = estimate.division
 

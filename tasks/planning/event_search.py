@@ -279,14 +279,14 @@ def _middles(problem: Problem, bound_s: float) -> dict[str, float]:
 def _in_precedence(order: list[ScheduleEvent], problem: Problem) -> list[ScheduleEvent]:
     """Returns the order with ends of jobs moved behind the ends of those that they wait for."""
     after = {job.id: set(job.after) for job in problem.jobs}
-    left, done, found = list(order), set[str](), []
+    left, done, ordered = list(order), set[str](), []
     while left:
         ready = (e for e in left if e.kind is not EventKind.END or all(after[name] <= done for name in e.names))
         event = next(ready)
         left.remove(event)
-        found.append(event)
+        ordered.append(event)
         done |= event.names if event.kind is EventKind.END else frozenset()
-    return found
+    return ordered
 
 
 def earlier(order: Sequence[ScheduleEvent], share: float) -> list[ScheduleEvent]:
@@ -337,8 +337,8 @@ def plan_by_events(
     search = _Search(problem, safe, objective, least_value, least_s, seed, work)
     best, is_fixed = None, any(event.kind in (EventKind.LEAVE, EventKind.DUE) for event in orders[0])
     for share in EARLIER if is_fixed else EARLIER[:1]:
-        found = best_order([earlier(order, share) for order in orders], safe.problem, of, bound_s, work)
-        best = search.improved(best, found, start) if found else best
+        best_found = best_order([earlier(order, share) for order in orders], safe.problem, of, bound_s, work)
+        best = search.improved(best, best_found, start) if best_found else best
         if work.is_over() or (best and lateness_s(best, problem) <= SAME * best.makespan_s):
             break
     return best
@@ -499,15 +499,15 @@ def merged(segments: Sequence[Segment]) -> list[Segment]:
     rows = sorted(segments, key=lambda s: (s.start_s, s.end_s, s.job))
     newest_on: dict[tuple[str, int], int] = {}
     newest_of: dict[str, int] = {}
-    found: list[Segment] = []
+    joined: list[Segment] = []
     for row in rows:
         devices = [(node, device) for node, ids in row.devices for device in ids]
         i = newest_of.get(row.job)
-        is_same = i is not None and found[i].option == row.option and set(found[i].devices) == set(row.devices)
+        is_same = i is not None and joined[i].option == row.option and set(joined[i].devices) == set(row.devices)
         if i is not None and is_same and all(newest_on[device] == i for device in devices):
-            found[i] = replace(found[i], end_s=row.end_s, work=found[i].work + row.work)
+            joined[i] = replace(joined[i], end_s=row.end_s, work=joined[i].work + row.work)
             continue
-        newest_of[row.job] = len(found)
-        newest_on |= dict.fromkeys(devices, len(found))
-        found.append(row)
-    return found
+        newest_of[row.job] = len(joined)
+        newest_on |= dict.fromkeys(devices, len(joined))
+        joined.append(row)
+    return joined

@@ -114,9 +114,9 @@ def without_groups(problem: Problem) -> Problem:
 
     An option's index there counts only the options that train no other jobs.
     """
-    found = contract(problem, [frozenset((job.id,)) for job in problem.jobs])
-    assert found is not None, "single jobs wait for each other as in the problem"
-    return found.problem
+    alone = contract(problem, [frozenset((job.id,)) for job in problem.jobs])
+    assert alone is not None, "single jobs wait for each other as in the problem"
+    return alone.problem
 
 
 def groups_of(plan: Plan, problem: Problem) -> Groups:
@@ -148,10 +148,10 @@ def contracted(problem: Problem, groups: Groups) -> Contracted:
     if sum(map(len, rows)) != len(grouped):
         raise ValueError("a job is named in several groups")
     alone = [frozenset((job.id,)) for job in problem.jobs if job.id not in grouped]
-    found = contract(problem, [*rows, *alone])
-    if found is None:
+    whole = contract(problem, [*rows, *alone])
+    if whole is None:
         raise ValueError("the groups wait for each other in a cycle")
-    return found
+    return whole
 
 
 def as_executed(problem: Problem, plan: Plan) -> tuple[Problem, Plan]:
@@ -161,22 +161,22 @@ def as_executed(problem: Problem, plan: Plan) -> tuple[Problem, Plan]:
     """
     if not problem.is_fused:
         return problem, plan
-    found = contracted(problem, groups_of(plan, problem))
-    indices = {place: (name, i) for name, places in found.places.items() for i, place in enumerate(places)}
+    whole = contracted(problem, groups_of(plan, problem))
+    indices = {place: (name, i) for name, places in whole.places.items() for i, place in enumerate(places)}
     index_of = {job.id: j for j, job in enumerate(problem.jobs)}
     segments = []
     for segment in plan.segments:
         name, option = indices[index_of[segment.job], segment.option]
         segments.append(replace(segment, job=name, option=option))
     bare = Plan(plan.problem_name, tuple(segments), method=plan.method, objective=plan.objective, value=plan.value)
-    return found.problem, bare
+    return whole.problem, bare
 
 
 def _as_fused(alone: Plan, together: Plan, problem: Problem) -> Plan:
     """Returns the plan with every job alone as a plan of the fused problem, with that problem's bounds."""
-    found = contract(problem, [frozenset((job.id,)) for job in problem.jobs])
-    assert found is not None, "single jobs wait for each other as in the problem"
-    plan = replace(together, segments=found.expanded(alone, problem), method=alone.method, seconds=together.seconds)
+    single = contract(problem, [frozenset((job.id,)) for job in problem.jobs])
+    assert single is not None, "single jobs wait for each other as in the problem"
+    plan = replace(together, segments=single.expanded(alone, problem), method=alone.method, seconds=together.seconds)
     return plan if plan.value is None else replace(plan, value=objective_by_name(plan.objective).value(plan, problem))
 
 

@@ -384,19 +384,19 @@ def split_jobs(tables: Tables, parts: JobShares, division: TypeDivision) -> tupl
     """
     num, splits = parts.job.size, division.splits
     source = np.array([*range(num), *(split.job for split in splits)])
-    found = JobShares(*(np.asarray(field)[source] for field in parts))
+    shares = JobShares(*(np.asarray(field)[source] for field in parts))
     kinds = np.array([*division.kinds, *(split.second for split in splits)], np.int32)
-    found.held[num:], found.home[num:], found.at[num:], found.pinned[num:] = -1, -1, False, 0.0
-    found.moved[num:] = True
+    shares.held[num:], shares.home[num:], shares.at[num:], shares.pinned[num:] = -1, -1, False, 0.0
+    shares.moved[num:] = True
     switch = tables.problem.switch_cost_s / tables.unit_s
     for q, split in enumerate(splits, start=num):
         p = split.job
-        before = switch if found.moved[p] and found.held[p] < 0 else 0.0
+        before = switch if shares.moved[p] and shares.held[p] < 0 else 0.0
         running = division.length * (1 + MARGIN)
-        found.within[p], found.within[q] = split.until * running, (1 - split.until) * running
-        found.due[p] = found.release[q] = before + found.within[p]
-        found.share[p], found.share[q] = split.share, 1.0 - split.share
-    return found, kinds
+        shares.within[p], shares.within[q] = split.until * running, (1 - split.until) * running
+        shares.due[p] = shares.release[q] = before + shares.within[p]
+        shares.share[p], shares.share[q] = split.share, 1.0 - split.share
+    return shares, kinds
 
 
 OTHER_TYPE = 1e3  # penalty, in units of the bound, on devices of a type that was not chosen for the job

@@ -277,8 +277,8 @@ def objective_by_name(name: str) -> Objective:
 
     Raises ValueError on an unknown name, with the known ones, and where an entry point leads to no such objective.
     """
-    found: Objective = OBJECTIVES.load(name, Objective)()
-    return found
+    objective: Objective = OBJECTIVES.load(name, Objective)()
+    return objective
 
 
 HOUR_S = 3600.0

@@ -133,7 +133,7 @@ class PlanSearch:
         from ringmaster.tasks.planning.event_search import plan_by_events
 
         with self.work.part(SHARE_OF_EVENTS) as work:
-            found = plan_by_events(
+            new_plan = plan_by_events(
                 self.problem,
                 self.best,
                 bound_s=self.bound.seconds,
@@ -143,15 +143,15 @@ class PlanSearch:
                 seed=self.seed,
                 work=work,
             )
-        if found is not None:
-            self.best = min([self.best, found], key=lambda plan: self.objective.rank(plan, self.problem))
+        if new_plan is not None:
+            self.best = min([self.best, new_plan], key=lambda plan: self.objective.rank(plan, self.problem))
 
     def _by_lists(self, start: Plan) -> None:
         """Searches from a plan by lists of jobs."""
         from ringmaster.tasks.planning.list_annealing import HEATS, PLACEMENTS, plan_constrained
 
         placements = int(min(PLACEMENTS, self.work.left_s / PER_LISTED_S))
-        found = plan_constrained(
+        new_plan = plan_constrained(
             self.problem,
             start,
             bound_s=self.bound.seconds,
@@ -162,7 +162,7 @@ class PlanSearch:
             placements=placements,
         )
         self.work.charge(placements * PER_LISTED_S * len(HEATS) / CORES)
-        self.best = min([self.best, found], key=lambda plan: self.objective.rank(plan, self.problem))
+        self.best = min([self.best, new_plan], key=lambda plan: self.objective.rank(plan, self.problem))
 
     def _share_above_bound(self) -> float:
         """Returns by how much of the value the best plan is above the bound."""
@@ -250,7 +250,7 @@ class PlanSearch:
         from ringmaster.tasks.planning.plans.list_scheduling import PLACEMENTS, improve
 
         placements = int(min(effort * PLACEMENTS, self.work.left_s / PER_PLACEMENT_S))
-        found = improve(
+        new_plan = improve(
             self.problem,
             plan,
             bound_s=self.bound.seconds if bound_s is None else bound_s,
@@ -260,7 +260,7 @@ class PlanSearch:
             placements=placements,
         )
         self.work.charge(placements * PER_PLACEMENT_S)
-        return found
+        return new_plan
 
     def _milp(self) -> None:
         from ringmaster.tasks.planning.plans.list_scheduling import schedule
@@ -268,12 +268,12 @@ class PlanSearch:
 
         if self.best.makespan_s <= self.rigid_s * (1 + 1e-4):
             return
-        found = solve_time_indexed(
+        choices = solve_time_indexed(
             self.problem, horizon_s=self.best.makespan_s, time_limit_s=self.work.time_left_s, seed=self.seed
         )
         self.work.charge(MILP_S)
-        if found:
-            plan = Plan(self.problem.name, schedule(self.problem, found), method="time-indexed MILP")
+        if choices:
+            plan = Plan(self.problem.name, schedule(self.problem, choices), method="time-indexed MILP")
             self._take(plan)
             self._take(self._improved(plan))
 
@@ -349,11 +349,11 @@ class PlanSearch:
         bare = without_overheads(self.problem)
         if bare is None or any(job.running is not None for job in self.problem.jobs):
             return
-        found = search(bare, lower_s=self.rigid_s, upper_s=self.best.makespan_s, budget=self.work)
-        if found is not None:
-            self.rigid_s, self.solver = found.lower_s, "exhausted search"
-        if found is not None and found.orders is not None:
-            segments = segments_of(self.problem, found.orders)
+        proof = search(bare, lower_s=self.rigid_s, upper_s=self.best.makespan_s, budget=self.work)
+        if proof is not None:
+            self.rigid_s, self.solver = proof.lower_s, "exhausted search"
+        if proof is not None and proof.orders is not None:
+            segments = segments_of(self.problem, proof.orders)
             self._take(Plan(self.problem.name, segments, method="exhausted search"))
 
     def _proved(self) -> Plan:

@@ -76,18 +76,18 @@ def plan_preemptive(
     """
     work = work or WorkBudget()
     tables = Tables.of(problem, bound, least_run_s=least_run_s)
-    found: list[tuple[Segment, ...] | None] = []
+    attempts: list[tuple[Segment, ...] | None] = []
     groupings = groupings_of(problem)
     for i, nodes in enumerate(groupings):
-        if found and work.is_over():
+        if attempts and work.is_over():
             break
         groups = NodeGroups.of(tables, nodes)
         with work.part(1 / (len(groupings) - i)) as own:
-            found.append(_divided_plan(tables, groups, bound, seed, own, effort))
+            attempts.append(_divided_plan(tables, groups, bound, seed, own, effort))
     # Exact pricing finds configurations that placing the largest gangs first cannot place.
     plans = [
         plan
-        for plan in found
+        for plan in attempts
         if plan and all(len(s.devices) == problem.job(s.job).options[s.option].num_nodes for s in plan)
     ]
     return min(plans, key=lambda segments: max(s.end_s for s in segments), default=None)
@@ -102,13 +102,13 @@ def _divided_plan(
     if division is None:
         return _plan_of(tables, groups, parts, None, seed, work, effort)
     divided, kinds = split_jobs(tables, parts, division)
-    found = _plan_of(tables, groups, divided, kinds, seed, work, effort)
-    if found is None:
+    planned = _plan_of(tables, groups, divided, kinds, seed, work, effort)
+    if planned is None:
         return _plan_of(tables, groups, parts, kinds[: parts.job.size], seed, work, effort)
     if not division.splits:
-        return found
+        return planned
     # The windows of parts were given; together, parts and windows may fit better.
-    return retimed(tables.problem, found, least_s=tables.least_run_s) or retimed(tables.problem, found)
+    return retimed(tables.problem, planned, least_s=tables.least_run_s) or retimed(tables.problem, planned)
 
 
 def _division(
@@ -229,8 +229,8 @@ def _annealed(
         return now
 
     with ThreadPoolExecutor(CORES) as pool, work.parallel(2) as works:
-        found = min(pool.map(search, [2 * seed, 2 * seed + 1], works), key=lambda now: float(now.score.max()))
-    return [found.members[g, : found.counts[g]].copy() for g in range(num_groups)]
+        assigned = min(pool.map(search, [2 * seed, 2 * seed + 1], works), key=lambda now: float(now.score.max()))
+    return [assigned.members[g, : assigned.counts[g]].copy() for g in range(num_groups)]
 
 
 def _stages(tables: Tables, groups: NodeGroups, per_group: float) -> tuple[tuple[float, ...], ...]:

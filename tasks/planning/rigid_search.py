@@ -67,8 +67,8 @@ def plan_without_preemption(
         for at in range(0, num_searches, CORES):
             seeds = range(seed * num_searches + at, seed * num_searches + min(at + CORES, num_searches))
             search = partial(table.search, below=least, steps=steps, enough=enough)
-            found = pool.map(lambda s, own, run=search: run(s, work=own), seeds, works[at:])
-            least, orders = min([(least, orders), *found], key=lambda pair: pair[0])
+            ended = pool.map(lambda s, own, run=search: run(s, work=own), seeds, works[at:])
+            least, orders = min([(least, orders), *ended], key=lambda pair: pair[0])
     return segments_of(problem, orders)
 
 
@@ -300,18 +300,18 @@ class Contents:
 
     def order(self, mask: int) -> Order:
         """Returns the order in which the node finishes a set."""
-        at, found = int(self.state_of[mask]), []
+        at, choices = int(self.state_of[mask]), []
         while at:
             j, k = self.rows[self.how[at]]
-            found.append((self.jobs[j], k))
+            choices.append((self.jobs[j], k))
             at = int(self.parent[at])
-        return tuple(reversed(found))
+        return tuple(reversed(choices))
 
     def _cheapest(self) -> NDArray[Any]:
         """Returns the row of each job's cheapest option, for each certificate's prices."""
         spans = list(zip(self.first, self.last, strict=True))
-        found = [[a + int(np.argmin(row[a:b])) if b > a else 0 for a, b in spans] for row in self.excess]
-        return np.array(found, np.int32).reshape(len(self.excess), len(spans))
+        rows = [[a + int(np.argmin(row[a:b])) if b > a else 0 for a, b in spans] for row in self.excess]
+        return np.array(rows, np.int32).reshape(len(self.excess), len(spans))
 
     def _latest(self, shared: int) -> NDArray[Any]:
         """Returns the latest start of each option.

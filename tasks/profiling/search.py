@@ -160,7 +160,7 @@ def worthwhile(searches: Iterable[ConfigSearch]) -> list[ConfigSearch]:
     groups: dict[tuple[str, int], list[ConfigSearch]] = {}
     for search in every:
         groups.setdefault((search.key, search.num_devices), []).append(search)
-    ended = {group for group, mine in groups.items() if _has_had_its_share(mine)}
+    ended = {group for group, members in groups.items() if _has_had_its_share(members)}
     return [
         search
         for search in every
@@ -198,18 +198,18 @@ def why_nothing_fits(refusals: Sequence[Refusal], failures: Sequence[FailedTrial
     left_out = [refusal for refusal in refusals if refusal.config is None]
     too_large = [refusal for refusal in left_out if refusal.is_too_large]
     reasons = _by_reason(too_large or left_out)
-    said = "; ".join(f"{reason} ({where})" for reason, where in list(reasons.items())[:MOST_REASONS])
+    causes = "; ".join(f"{reason} ({where})" for reason, where in list(reasons.items())[:MOST_REASONS])
     remedy = "larger devices, or a smaller model" if too_large else "let it use other gang sizes or techniques"
-    said = said or "no number of devices in num_devices is there"
-    return f"no technique can train it here: {said}. To fix: {remedy}; {MORE}"
+    causes = causes or "no number of devices in num_devices is there"
+    return f"no technique can train it here: {causes}. To fix: {remedy}; {MORE}"
 
 
 def _why_trials_failed(failures: Sequence[FailedTrial]) -> str:
     """Returns the distinct errors of a job's trials; out of memory comes last, as it may be the smaller problem."""
     in_order = sorted(failures, key=lambda failure: failure.kind == "out_of_memory")
     causes = dict.fromkeys(failure.message for failure in in_order)
-    said = "; ".join(list(causes)[:MOST_REASONS])
-    return f"{said} (in its trial)" if len(failures) == 1 else f"{said} (in each of its {len(failures)} trials)"
+    listed = "; ".join(list(causes)[:MOST_REASONS])
+    return f"{listed} (in its trial)" if len(failures) == 1 else f"{listed} (in each of its {len(failures)} trials)"
 
 
 def refusal_line(refused: Mapping[str, Iterable[Refusal]]) -> str:
@@ -221,8 +221,8 @@ def refusal_line(refused: Mapping[str, Iterable[Refusal]]) -> str:
     for job, refusals in refused.items():
         for reason, where in _by_reason([refusal for refusal in refusals if refusal.config is None]).items():
             jobs.setdefault((reason, where), []).append(job)
-    said = [f"{where}: {reason}{_for(names, of=len(refused))}" for (reason, where), names in jobs.items()]
-    return f"left out: {'; '.join(said)}" if said else ""
+    parts = [f"{where}: {reason}{_for(names, of=len(refused))}" for (reason, where), names in jobs.items()]
+    return f"left out: {'; '.join(parts)}" if parts else ""
 
 
 def _for(names: Sequence[str], *, of: int) -> str:
@@ -392,11 +392,11 @@ def option_profiles(searches: Sequence[ConfigSearch], beliefs: SpeedBeliefs) -> 
     An option that nothing predicts is offered only if nothing is known of any other one.
     """
     measured = [profile for search in searches for profile in search.profiles]
-    found = [(search, *untried) for search in searches if (untried := search.untried) is not None]
-    if measured or any(candidate.step_s is not None for _, _, candidate in found):
-        found = [each for each in found if each[2].step_s is not None]
+    untried_configs = [(search, *untried) for search in searches if (untried := search.untried) is not None]
+    if measured or any(candidate.step_s is not None for _, _, candidate in untried_configs):
+        untried_configs = [each for each in untried_configs if each[2].step_s is not None]
     predicted = []
-    for search, fingerprint, candidate in found:
+    for search, fingerprint, candidate in untried_configs:
         profile = _profile(candidate, startup_s=candidate.startup_s or GUESSED_STARTUP_ON_A_NODE_S)
         profile = replace(profile, key=search.key_of(fingerprint))
         if candidate.step_s is not None:

@@ -127,7 +127,9 @@ def without_load(measured: TrialMeasured, load: MachineLoad) -> dict[str, Any]:
 
 def at_load(profiles: Mapping[str, Sequence[Profile]], load: MachineLoad) -> dict[str, tuple[Profile, ...]]:
     """Returns the profiles of each job on a machine with this load."""
-    return {job: tuple(profile.under_load(load.ratio) for profile in mine) for job, mine in profiles.items()}
+    return {
+        job: tuple(profile.under_load(load.ratio) for profile in job_profiles) for job, job_profiles in profiles.items()
+    }
 
 
 def present_load(devices: Sequence[Device], *, server: ForkServerClient, cache_dir: Path) -> MachineLoad:
@@ -291,7 +293,7 @@ class SpeedBeliefs:
         theta = np.vstack([theta, *(normals() for _ in new)])
         rows = {**posterior.techniques, **{name: len(posterior.mean) + k for k, name in enumerate(new)}}
         of_jobs: dict[str, NDArray[np.float64]] = {}
-        found = {}
+        drawn = {}
         for (job, option), (technique, errors) in options.items():
             known = self._measured.get(job, {})
             if job not in of_jobs:
@@ -300,12 +302,12 @@ class SpeedBeliefs:
                 of_jobs[job] = terms.gains @ off + normals() / math.sqrt(terms.total)
             common = errors.machine * theta[0] + errors.technique * theta[rows[technique]] + errors.job * of_jobs[job]
             if (measurement := known.get(option)) is None:
-                found[job, option] = common + errors.option * normals()
+                drawn[job, option] = common + errors.option * normals()
                 continue
             share = _own_share(measurement.errors)
             own = share * (measurement.log_ratio - common)
-            found[job, option] = common + own + math.sqrt(share) * measurement.errors.measurement * normals()
-        return found
+            drawn[job, option] = common + own + math.sqrt(share) * measurement.errors.measurement * normals()
+        return drawn
 
     def _posterior_now(self) -> _Posterior:
         if self._posterior is None:

@@ -105,7 +105,7 @@ def in_children(works: Sequence[Callable[[], Any]], *, patience_s: float = PATIE
     if faults := [fault for _, _, fault in ended if fault]:
         print(f"a measurement: {faults[0]}", file=sys.stderr)
         raise RuntimeError("the devices could not be measured; the preflight's log, survey.log, says why")
-    return [found for _, found, _ in ended]
+    return [answer for _, answer, _ in ended]
 
 
 def _answer(work: Callable[[], Any], writer: int) -> NoReturn:
@@ -152,12 +152,12 @@ def time_reference(device: torch.device, *, least_s: float | None = None) -> Ref
 
 def time_on_ranks(ranks: Ranks) -> ReferenceTimed:
     """Times the reference kernel on the devices of a gang at once. Its slowest rank counts: the others wait for it."""
-    mine = time_reference(ranks.device)
+    timed = time_reference(ranks.device)
     return ReferenceTimed(
-        kind=mine.kind,
-        mean_s=ranks.max(mine.mean_s),
-        fastest_s=-ranks.max(-mine.fastest_s),
-        spread=ranks.max(mine.spread),
+        kind=timed.kind,
+        mean_s=ranks.max(timed.mean_s),
+        fastest_s=-ranks.max(-timed.fastest_s),
+        spread=ranks.max(timed.spread),
     )
 
 
@@ -311,8 +311,8 @@ def _link(rank: int, meeting: str, slots: tuple[Slot, ...]) -> dict[str, float]:
     large = torch.ones(link_bytes // 4, device=device)
     message = large[:MESSAGE]
     message_s = _best_s(lambda: [dist.all_reduce(message * 0.5) for _ in range(NUM_MESSAGES)], device) / NUM_MESSAGES
-    mesh, mine = init_device_mesh(device.type, (2,)), torch.ones(MESSAGE, device=device, requires_grad=True)
-    wrapped_message_s = _best_s(lambda: _exchange(mine, mesh), device) / NUM_MESSAGES
+    mesh, tensor = init_device_mesh(device.type, (2,)), torch.ones(MESSAGE, device=device, requires_grad=True)
+    wrapped_message_s = _best_s(lambda: _exchange(tensor, mesh), device) / NUM_MESSAGES
     # An all-reduce over n = 2 ranks moves 2 (n - 1) / n of the tensor.
     link_bytes_per_s = link_bytes / _best_s(lambda: dist.all_reduce(large), device)
     return {"link_bytes_per_s": link_bytes_per_s, "message_s": message_s, "wrapped_message_s": wrapped_message_s}

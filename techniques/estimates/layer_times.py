@@ -108,13 +108,13 @@ def layer_times(
     if (known := kept(LayerTimes, file)) is not None:
         return known
     try:
-        found = in_children(
+        answers = in_children(
             [lambda i=i: _measured(job, data=data, num_rows=rows, slots=slots, which=i) for i in range(len(slots))]  # type: ignore[misc]
         )
     except RuntimeError as error:
         print(f"stages are balanced by parameters: {error}", file=sys.stderr)
         return None
-    measured = _mean([from_json(LayerTimes, one) for one in found])
+    measured = _mean([from_json(LayerTimes, one) for one in answers])
     keep(measured, file)
     return measured
 

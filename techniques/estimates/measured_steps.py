@@ -128,11 +128,11 @@ def measured_step_times(
     with TemporaryDirectory(dir=cache_dir) as folder:
         measure = partial(_measured, job, data=data, facts=facts, width=width, cache_dir=cache_dir, folder=folder)
         try:
-            found = in_children([partial(measure, slot=slot) for slot in slots], patience_s=PATIENCE_S)
+            answers = in_children([partial(measure, slot=slot) for slot in slots], patience_s=PATIENCE_S)
         except RuntimeError as error:
             print(f"steps are predicted by operations: {error}", file=sys.stderr)
             return None
-    times: StepTimes = from_json(StepTimes, {key: fmean(one[key] for one in found) for key in found[0]})
+    times: StepTimes = from_json(StepTimes, {key: fmean(one[key] for one in answers) for key in answers[0]})
     keep(times, file)
     return times
 

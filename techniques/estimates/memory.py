@@ -71,10 +71,10 @@ def estimate_ranks(
     wanted = [replace(_plain(s), num_layers=n) for s in scenes for n in (FEW_LAYERS if few else (None,))]
     missing = [(file, scene) for file, scene in {_file(scene): scene for scene in wanted}.items() if not file.exists()]
     _run(missing, at_once=at_once, until_s=until_s)
-    found = [_read(_file(scene)) for scene in wanted]
+    estimates = [_read(_file(scene)) for scene in wanted]
     if not few:
-        return found
-    return [_with_layers(found[i], found[i + 1], num_layers) for i in range(0, len(found), 2)]
+        return estimates
+    return [_with_layers(estimates[i], estimates[i + 1], num_layers) for i in range(0, len(estimates), 2)]
 
 
 def _with_layers(
@@ -128,14 +128,14 @@ def _plain(scene: RankScenario) -> RankScenario:
 
 
 def _file(scene: RankScenario) -> Path:
-    said = to_json(scene)
-    folder = Path(said.pop("cache_dir")) / "rehearsals"
-    if said["data"]["kind"] != "other":
+    fields = to_json(scene)
+    folder = Path(fields.pop("cache_dir")) / "rehearsals"
+    if fields["data"]["kind"] != "other":
         for key in IRRELEVANT_DATA:
-            said["data"].pop(key, None)
+            fields["data"].pop(key, None)
     is_own = scene.technique not in registry.BUILTIN.values()
-    said["code"] = [*source_states(scene.job), *([source_state(scene.technique)] if is_own else [])]
-    return folder / f"{digest([said, torch.__version__, transformers.__version__, VERSION], length=32)}.json"
+    fields["code"] = [*source_states(scene.job), *([source_state(scene.technique)] if is_own else [])]
+    return folder / f"{digest([fields, torch.__version__, transformers.__version__, VERSION], length=32)}.json"
 
 
 def _read(file: Path) -> RankEstimate | EstimateError:
@@ -191,15 +191,22 @@ def forecast_memory(workload: Workload, choices: Sequence[Choice]) -> list[Forec
     activations are then those of one device alone, times the share that this device computes.
     """
     scenes = [list(_scenes(workload, choice)) for choice in choices]
-    whole = [s for mine, choice in zip(scenes, choices, strict=True) for s in mine if not _few_do(workload, choice)]
-    few = [s for mine, choice in zip(scenes, choices, strict=True) for s in mine if _few_do(workload, choice)]
+    whole = [
+        s
+        for own_scenes, choice in zip(scenes, choices, strict=True)
+        for s in own_scenes
+        if not _few_do(workload, choice)
+    ]
+    few = [
+        s for own_scenes, choice in zip(scenes, choices, strict=True) for s in own_scenes if _few_do(workload, choice)
+    ]
     results: dict[int, RankEstimate | EstimateError] = {}
     for group, num_layers in ((whole, 0), (few, workload.facts.num_layers)):
-        found = estimate_ranks(group, num_layers=num_layers, at_once=workload.at_once, until_s=workload.until_s)
-        results |= {id(scene): result for scene, result in zip(group, found, strict=True)}
+        estimates = estimate_ranks(group, num_layers=num_layers, at_once=workload.at_once, until_s=workload.until_s)
+        results |= {id(scene): result for scene, result in zip(group, estimates, strict=True)}
     return [
-        _forecast(workload, choice, [results[id(scene)] for scene in mine])
-        for choice, mine in zip(choices, scenes, strict=True)
+        _forecast(workload, choice, [results[id(scene)] for scene in own_scenes])
+        for choice, own_scenes in zip(choices, scenes, strict=True)
     ]
 
 

@@ -69,15 +69,15 @@ class Outline:
 
 def outline(workload: Workload) -> Outline | None:
     """Returns the outline of a job's model from one estimate on one device, or None where the estimate fails."""
-    found = estimate_alone(workload)
-    if isinstance(found, EstimateError):
+    alone = estimate_alone(workload)
+    if isinstance(alone, EstimateError):
         return None
     rows = num_outlined_rows(workload)
     weights = workload.facts.num_updated * WEIGHT_BYTES
     return Outline(
-        num_flops=found.num_flops / rows,
-        num_bytes=max(found.num_bytes - OPTIMIZER_PASSES * weights, 0) / rows,
-        num_operators=found.num_operators,
+        num_flops=alone.num_flops / rows,
+        num_bytes=max(alone.num_bytes - OPTIMIZER_PASSES * weights, 0) / rows,
+        num_operators=alone.num_operators,
         kept_bytes=kept_bytes_a_row(workload) or 0.0,
     )
 
@@ -158,16 +158,16 @@ def _sent(
     """What one rank sends in a step. Rings of n ranks move (n - 1) / n of a tensor, all-reduces twice as much."""
     facts, sent, k = workload.facts, _RankTraffic(), num_micro_batches
     layers = max(facts.num_layers, 1) / axes.get("pp", 1)
-    mine = facts.parameter_bytes / axes.get("tp", 1) / axes.get("pp", 1)
+    own_bytes = facts.parameter_bytes / axes.get("tp", 1) / axes.get("pp", 1)
     updated = facts.num_updated / max(facts.num_parameters, 1)  # of mine: beside an adapter no weight has a gradient
     shards = axes.get("dp_shard", 1) if not config.get("sharded") else axes.get("cp", 1)
     for size in (axes.get("dp_replicate", 1), axes.get("cp", 1) if not config.get("sharded") else 1):
         if size > 1:
-            sent.num_bytes += 2 * (size - 1) / size * updated * mine / axes.get("dp_shard", 1)
+            sent.num_bytes += 2 * (size - 1) / size * updated * own_bytes / axes.get("dp_shard", 1)
             sent.num_messages += layers / 4
     if shards > 1:  # gathered for each forward, and again for each backward if resharded; reduced once
         gathers = (2 if config.get("reshard", True) else 1) * k
-        sent.num_bytes += (gathers + updated) * (shards - 1) / shards * mine
+        sent.num_bytes += (gathers + updated) * (shards - 1) / shards * own_bytes
         sent.num_wrapped += (gathers + 1) * layers
     if facts.decoder is None:
         return sent

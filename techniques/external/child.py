@@ -344,18 +344,23 @@ def run(order: GangOrder, reporter: Reporter) -> dict[str, Any]:
         for _ in child.rounds():
             if reporter.told(STOP):
                 child.terminate()
-        status, said = child.ended(), child.account
-    result = {"status": status, "first_step": said.first_step, "step": said.saved_step, "startup_s": said.startup_s}
-    if "checkpoint" in said.seconds:
-        result["save_s"] = said.seconds["checkpoint"]
-    if status == OutcomeStatus.DONE and said.saved_step != order.last_step:
+        status, progress = child.ended(), child.account
+    result = {
+        "status": status,
+        "first_step": progress.first_step,
+        "step": progress.saved_step,
+        "startup_s": progress.startup_s,
+    }
+    if "checkpoint" in progress.seconds:
+        result["save_s"] = progress.seconds["checkpoint"]
+    if status == OutcomeStatus.DONE and progress.saved_step != order.last_step:
         raise ValueError(
-            f"the command said done at step {said.saved_step}, and its order ends at {order.last_step}. "
+            f"the command said done at step {progress.saved_step}, and its order ends at {order.last_step}. "
             "To fix: say preempted where SIGTERM came, else go on"
         )
-    if status == OutcomeStatus.DONE and said.saved_step == order.job.total_steps:
-        result["metrics"] = said.metrics()
-        result |= {"evaluate_s": said.seconds["metrics"], "export_s": said.seconds.get("model", 0.0)}
+    if status == OutcomeStatus.DONE and progress.saved_step == order.job.total_steps:
+        result["metrics"] = progress.metrics()
+        result |= {"evaluate_s": progress.seconds["metrics"], "export_s": progress.seconds.get("model", 0.0)}
         _publish(child.export_to, Path(order.model_dir))
     return result
 
@@ -369,11 +374,11 @@ def profile(order: GangOrder, reporter: Reporter) -> dict[str, Any]:
     scratch = Path(order.folder) / "scratch"
     seconds: list[float] = []
     with CommandProcess(order, reporter, mode=PROFILE, root=scratch) as child:
-        said, is_ready = child.account, False
+        progress, is_ready = child.account, False
         for heard in child.rounds():
             if is_ready and reporter.told(MEASURE):
                 seconds += heard
-            if not is_ready and len(said.step_seconds) >= WARM_UP_STEPS:
+            if not is_ready and len(progress.step_seconds) >= WARM_UP_STEPS:
                 is_ready = True
                 reporter.send(JobReady())
             is_enough = len(seconds) >= LEAST_STEPS and sum(seconds) >= ENOUGH_S
@@ -382,20 +387,20 @@ def profile(order: GangOrder, reporter: Reporter) -> dict[str, Any]:
         child.ended()
     if len(seconds) < LEAST_STEPS:
         raise ValueError(
-            f"the command ended its trial after {len(said.step_seconds)} steps. "
+            f"the command ended its trial after {len(progress.step_seconds)} steps. "
             "To fix: in mode profile, go on until SIGTERM comes"
         )
     step_s = statistics.median(seconds)
     # The first steps are slower: their time beyond the median counts as start-up.
-    first_s = sum(max(taken_s - step_s, 0.0) for taken_s in said.step_seconds[:WARM_UP_STEPS])
+    first_s = sum(max(taken_s - step_s, 0.0) for taken_s in progress.step_seconds[:WARM_UP_STEPS])
     measured = {
         "step_s": step_s,
         "num_measured_steps": len(seconds),
-        "startup_s": (said.startup_s or 0.0) + first_s,
+        "startup_s": (progress.startup_s or 0.0) + first_s,
         "peak_bytes": child.peak_bytes,
-        "save_s": said.seconds.get("checkpoint", 0.0),
-        "evaluate_s": said.seconds.get("metrics", 0.0),
-        "export_s": said.seconds.get("model", 0.0),
+        "save_s": progress.seconds.get("checkpoint", 0.0),
+        "evaluate_s": progress.seconds.get("metrics", 0.0),
+        "export_s": progress.seconds.get("model", 0.0),
     }
     shutil.rmtree(scratch)
     reporter.phase("waiting for its neighbours", patience_s=WAITING_PATIENCE_S)

@@ -259,8 +259,8 @@ def _describe(folder: Path, *, step: int, meta: Mapping[str, Any]) -> None:
             files[str(path.relative_to(folder))] = CheckpointFile(num_bytes=path.stat().st_size, sha256=checksum)
     if not files:
         raise ValueError(f"the command's checkpoint of step {step} is empty. To fix: say it when the files are there")
-    said = to_json(CheckpointManifest(step=step, files=files, meta=meta))
-    (folder / MANIFEST).write_text(json.dumps({"sha256": digest(said, length=64), **said}, indent=1))
+    manifest = to_json(CheckpointManifest(step=step, files=files, meta=meta))
+    (folder / MANIFEST).write_text(json.dumps({"sha256": digest(manifest, length=64), **manifest}, indent=1))
     _sync(folder / MANIFEST)
     _sync(folder)
 
@@ -303,7 +303,7 @@ def write_order(
     port: a free port for the rendezvous of the command's processes.
     folders: `save_to` and `export_to`.
     """
-    said = {
+    content = {
         "protocol": VERSION,
         "mode": mode,
         "job": to_json(order.job),
@@ -319,7 +319,7 @@ def write_order(
         "data": to_json(order.data),
         **{name: str(folder.resolve()) for name, folder in folders.items()},
     }
-    file.write_text(json.dumps(said, indent=1))
+    file.write_text(json.dumps(content, indent=1))
 
 
 def _device(slot: Slot) -> dict[str, Any]:
@@ -361,7 +361,7 @@ def environment(order: GangOrder, *, port: int, order_file: Path, report_file: P
     paths = [path for path in os.environ.get("PYTHONPATH", "").split(os.pathsep) if path and path != ours]
     cores = {core for slot in order.slots for core in slot.cores}
     gpus = [slot.uuid or str(slot.index) for slot in order.slots if slot.kind == "gpu"]
-    found = {
+    variables = {
         **os.environ,
         ORDER: str(order_file),
         REPORT: str(report_file),
@@ -376,10 +376,10 @@ def environment(order: GangOrder, *, port: int, order_file: Path, report_file: P
         "TORCH_ELASTIC_SHUTDOWN_TIMEOUT": os.environ.get("TORCH_ELASTIC_SHUTDOWN_TIMEOUT", "600"),
     }
     if not paths:
-        del found["PYTHONPATH"]
+        del variables["PYTHONPATH"]
     # Set for the services of a pool. With it, `python train.py` would not find helper.py beside train.py.
-    found.pop("PYTHONSAFEPATH", None)
-    return found
+    variables.pop("PYTHONSAFEPATH", None)
+    return variables
 
 
 class Report:

@@ -62,8 +62,8 @@ def remove_stale() -> None:
     """Removes the folders that killed processes of this user have left."""
     for folder in Path(tempfile.gettempdir()).glob(f"{PREFIX}*"):
         with suppress(OSError):  # removed meanwhile, or in use, for which flock raises
-            found = folder.lstat()
-            if stat.S_ISDIR(found.st_mode) and found.st_uid == os.geteuid():
+            stat_of = folder.lstat()
+            if stat.S_ISDIR(stat_of.st_mode) and stat_of.st_uid == os.geteuid():
                 _remove_if_stale(folder)
 
 

@@ -258,7 +258,7 @@ def _steps(trainer: Trainer, order: GangOrder, reporter: Reporter, saver: Saver)
             raise ValueError(lost_loss(report.loss, step=report.step))
         progress.add(report)
         patience.learn(report.seconds)
-        stop, save = (asked > 0 for asked in report.asked[:2])
+        stop, save = (total > 0 for total in report.asked[:2])
         last_step = max(last_step, int(report.asked[2]))
         saver.follow(SaveVotes(*report.asked[3:]))
         if saver.has_failed:  # further steps would be lost at the next fault

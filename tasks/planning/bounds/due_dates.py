@@ -196,8 +196,10 @@ def best_latest_bound(problem: Problem, latest: Mapping[str, float], bound: Boun
         if 0 < least < math.inf and not problem.is_fused:
             by_due = due_prices(problem, latest, least=least)
             tried.append(Certificate(due=by_due) if by_due else None)
-    found = [ValueBound(latest_bound(problem, latest, bound_s=bound.seconds, certificate=each), each) for each in tried]
-    return max(found, key=lambda each: each.value)
+    bounds = [
+        ValueBound(latest_bound(problem, latest, bound_s=bound.seconds, certificate=each), each) for each in tried
+    ]
+    return max(bounds, key=lambda each: each.value)
 
 
 def parts_of(problem: Problem, latest: Mapping[str, float]) -> Iterator[tuple[float, Problem]]:

@@ -29,8 +29,8 @@ def scaling_of(prices: Iterable[float]) -> Callable[[float], float]:
     exponent = -math.frexp(max(known, default=0.0))[1]
 
     def scaled(price: float) -> float:
-        found = math.ldexp(price, exponent)
-        return found if found >= LEAST else 0.0
+        scaled_price = math.ldexp(price, exponent)
+        return scaled_price if scaled_price >= LEAST else 0.0
 
     return scaled
 

@@ -212,10 +212,10 @@ class PatternModel:
 
     def _find_options(self) -> list[_Column]:
         class_of = {self.problem.jobs[j].id: c for c, jobs in enumerate(self.classes) for j in jobs}
-        found = [(jobs[0], k) for jobs in self.classes for k in useful_options(self.problem.jobs[jobs[0]])]
-        found += useful_groups(self.problem)
+        places = [(jobs[0], k) for jobs in self.classes for k in useful_options(self.problem.jobs[jobs[0]])]
+        places += useful_groups(self.problem)
         columns = []
-        for j, k in found:
+        for j, k in places:
             job = self.problem.jobs[j]
             option = job.options[k]
             is_lp_of_groups = self.problem.is_fused and self.integral is Integral.NOTHING
@@ -350,13 +350,13 @@ class PatternModel:
     def work_by_kind(self) -> list[dict[str, tuple[float, float]]]:
         """Returns, for each class, the jobs' worth of work on each type of devices, and the time of it, in the LP."""
         values = self.highs.getSolution().col_value
-        found: list[dict[str, tuple[float, float]]] = [{} for _ in self.classes]
+        by_class: list[dict[str, tuple[float, float]]] = [{} for _ in self.classes]
         for i, column in enumerate(self.options):
             time = values[self._first_option + i]
             if time > 0.0:
-                work, before = found[column.rows[0]].get(column.kind, (0.0, 0.0))
-                found[column.rows[0]][column.kind] = (work + time / column.seconds, before + time)
-        return found
+                work, before = by_class[column.rows[0]].get(column.kind, (0.0, 0.0))
+                by_class[column.rows[0]][column.kind] = (work + time / column.seconds, before + time)
+        return by_class
 
     def limit_work(self, row: int, kind: str, most: float) -> None:
         """Lets nodes of a type do at most the work of `most` jobs of a class."""

@@ -246,12 +246,12 @@ def place(free, size, slot, length, placed):
 @kernel
 def sketch(state, size, shift):
     """Packs a state into eight bytes of seven bits each; a larger byte than another state's proves a later time."""
-    found = np.uint64(0)
+    bits = np.uint64(0)
     for lane in range(8):
         d = lane if size <= 8 else lane * size // 8
         if d < size:
-            found |= np.uint64(min(127, state[d] >> shift)) << np.uint64(8 * lane)
-    return found
+            bits |= np.uint64(min(127, state[d] >> shift)) << np.uint64(8 * lane)
+    return bits
 
 
 @kernel
@@ -334,7 +334,7 @@ def extend(
     a set are states[begin[mask]:][:count[mask]]; how[s] is the option that led to s from state parent[s].
     progress: the next mask, the number of states in use, the number of steps so far.
     """
-    found, sketches = np.empty((1024, size), np.int32), np.empty(1024, np.uint64)
+    buffers, sketches = np.empty((1024, size), np.int32), np.empty(1024, np.uint64)
     origin, option = np.empty(1024, np.int32), np.empty(1024, np.int32)
     stop = progress[2] + work
     for mask in range(max(1, progress[0]), count.size):
@@ -353,9 +353,9 @@ def extend(
                     if states[s, need[o] - 1] > latest[o]:
                         continue
                     if num_found == origin.size:
-                        found, sketches = np.concatenate((found, found)), np.concatenate((sketches, sketches))
+                        buffers, sketches = np.concatenate((buffers, buffers)), np.concatenate((sketches, sketches))
                         origin, option = np.concatenate((origin, origin)), np.concatenate((option, option))
-                    placed = found[num_found]
+                    placed = buffers[num_found]
                     place(states[s], size, need[o], length[o], placed)
                     progress[2] += 10
                     if is_worth(
@@ -364,14 +364,14 @@ def extend(
                         sketches[num_found] = sketch(placed, size, shift)
                         origin[num_found], option[num_found] = s, o
                         num_found += 1
-        kept, compared = undominated(found, num_found, size, sketches, max_work - progress[2])
+        kept, compared = undominated(buffers, num_found, size, sketches, max_work - progress[2])
         progress[2] += compared
         if progress[2] > max_work or progress[1] + kept.size > parent.size:
             return OVER
         begin[mask], count[mask] = progress[1], kept.size
         for i in kept:
             here = progress[1]
-            states[here] = found[i]
+            states[here] = buffers[i]
             parent[here], how[here] = origin[i], option[i]
             progress[1] += 1
     progress[0] = count.size

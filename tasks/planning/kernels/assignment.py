@@ -109,18 +109,18 @@ def layout_of(pieces, order, total, capacity, options):
                     for k in range(num):
                         if marks[k] >= parts[q, 2] - TINY and marks[k + 1] <= parts[q, 3] + TINY:
                             usable[k] = 0
-            found, is_whole, best_fits = -1, False, 0.0
+            place, is_whole, best_fits = -1, False, 0.0
             for k in range(num):
                 if usable[k] < width or (k > 0 and usable[k] <= usable[k - 1]):
                     continue
                 fits = run_from(k, width, left, marks, usable, num)
                 rest = left - fits
                 whole = rest <= TINY or has_room(width, rest, marks, usable, num, marks[k], marks[k] + fits)
-                if found < 0 or whole or (not is_whole and fits > best_fits):
-                    found, is_whole, best_fits = k, whole, fits
-            if found < 0:
+                if place < 0 or whole or (not is_whole and fits > best_fits):
+                    place, is_whole, best_fits = k, whole, fits
+            if place < 0:
                 break
-            begin, end = marks[found], marks[found] + best_fits
+            begin, end = marks[place], marks[place] + best_fits
             parts[num_parts, 0], parts[num_parts, 1] = i, pieces.option[p]
             parts[num_parts, 2], parts[num_parts, 3] = begin, end
             num_parts += 1

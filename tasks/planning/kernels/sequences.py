@@ -411,11 +411,11 @@ def polish(begin, members, options, layout, rules, budget, shakes, work):
     known[:] = worth
     if members.held.max() >= 0:
         stay(trial, rows, members, options, layout)
-        found, took, length = settle(
+        reached, took, length = settle(
             trial, rows, members, options, layout, rules, starts, others, worth, known, INFEASIBLE, work
         )
-        if found < score:
-            score, total, num = found, took, length
+        if reached < score:
+            score, total, num = reached, took, length
             now[:], times[:], known[:] = trial, others, worth
     best, best_score, best_total, best_num, best_times = now.copy(), score, total, num, times.copy()
     most = 1
@@ -441,13 +441,13 @@ def polish(begin, members, options, layout, rules, budget, shakes, work):
             continue
         enough = INFEASIBLE if shaken > 0 else score - 1e-9
         worth[:] = -1.0
-        found, took, length = settle(
+        reached, took, length = settle(
             trial, length, members, options, layout, rules, starts, times, worth, known, enough, work
         )
         spent += 8 if worth[0] >= 0.0 else 1
-        if found < score - 1e-9 or (shaken > 0 and found < INFEASIBLE):
+        if reached < score - 1e-9 or (shaken > 0 and reached < INFEASIBLE):
             shaken = max(0, shaken - 1)
-            score, num, stale = found, length, 0
+            score, num, stale = reached, length, 0
             known[:] = worth
             now[:num] = trial[:num]
             if score < best_score - 1e-9:

@@ -283,10 +283,10 @@ def improve(
             segments = schedule(problem, trial, prices=prices if prices and draw.random() < 0.7 else None)
         except NoRoomError:
             continue
-        found = replace(plan, segments=segments)
-        found_rank = objective.rank(found, problem)
+        new_plan = replace(plan, segments=segments)
+        found_rank = objective.rank(new_plan, problem)
         if found_rank <= best_rank:
-            now, best, best_rank = trial, found, found_rank
+            now, best, best_rank = trial, new_plan, found_rank
     return replace(best, method=plan.method + " + local search")
 
 

@@ -42,11 +42,11 @@ def fair_seconds(jobs: Sequence[PlanningJob], num_devices: int) -> dict[str, flo
     for job in jobs:
         groups[group_of(job)].append(job)
     heads_s = _heads_s({job.id: job for job in jobs})
-    found: dict[str, float] = {}
+    seconds: dict[str, float] = {}
     for members in groups.values():
         rows = [(heads_s[job.id], _frontier_on(job, num_devices / len(groups))) for job in members]
-        found |= dict.fromkeys((job.id for job in members), _least_s(rows, num_devices / len(groups)))
-    return found
+        seconds |= dict.fromkeys((job.id for job in members), _least_s(rows, num_devices / len(groups)))
+    return seconds
 
 
 def _frontier_on(job: PlanningJob, share: float) -> Frontier:
@@ -270,8 +270,8 @@ class Problem:
 
     def __post_init__(self) -> None:
         faults = faults_of(name=self.name, nodes=self.nodes, jobs=self.jobs, switch_cost_s=self.switch_cost_s)
-        if found := list(faults):
-            raise ProblemError(found)
+        if messages := list(faults):
+            raise ProblemError(messages)
 
     @cached_property
     def num_devices(self) -> int:
@@ -309,11 +309,11 @@ class Problem:
         """
         special = {other for job in self.jobs for other in job.after}
         special |= {other for job in self.jobs for option in job.options for other in option.jobs}
-        found: dict[Hashable, list[int]] = {}
+        alike: dict[Hashable, list[int]] = {}
         for j, job in enumerate(self.jobs):
             is_alone = job.id in special or job.running or any(option.jobs for option in job.options)
-            found.setdefault(job.id if is_alone else likeness(job), []).append(j)
-        return tuple(map(tuple, found.values()))
+            alike.setdefault(job.id if is_alone else likeness(job), []).append(j)
+        return tuple(map(tuple, alike.values()))
 
     @cached_property
     def fair_s(self) -> Mapping[str, float]:

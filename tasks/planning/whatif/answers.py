@@ -118,7 +118,7 @@ def costliest(what_if: WhatIf, most: int, *, anew: bool = True) -> tuple[JobCost
     together = {job.id: (job.id, *dependents(problem, (job.id,))) for job in problem.jobs}
     sums = {job: sum(worth[name] for name in names) for job, names in together.items() if len(names) < len(worth)}
     first = heapq.nlargest(most, sums, key=lambda job: sums[job])
-    found = [
+    costs = [
         JobCost(
             job=job,
             gain=what_if.gain(FewerJobs(jobs=together[job]), anew=anew),
@@ -126,7 +126,7 @@ def costliest(what_if: WhatIf, most: int, *, anew: bool = True) -> tuple[JobCost
         )
         for job in first
     ]
-    return tuple(sorted(found, key=lambda cost: -cost.gain.most_s))
+    return tuple(sorted(costs, key=lambda cost: -cost.gain.most_s))
 
 
 def _as_windows(certificate: Certificate, problem: Problem) -> WindowPrices:

@@ -99,11 +99,11 @@ def type_of(problem: Problem, device_type: str) -> str:
 
 def dependents(problem: Problem, names: Collection[str]) -> tuple[str, ...]:
     """Returns the jobs that wait for any of these, directly or through others, in the order of the problem."""
-    found = set(names)
+    dependent_names = set(names)
     for job in in_order(problem):
-        if found & set(job.after):
-            found.add(job.id)
-    return tuple(job.id for job in problem.jobs if job.id in found and job.id not in names)
+        if dependent_names & set(job.after):
+            dependent_names.add(job.id)
+    return tuple(job.id for job in problem.jobs if job.id in dependent_names and job.id not in names)
 
 
 def _new_nodes(problem: Problem, change: MoreNodes) -> list[PlanningNode]:
@@ -112,12 +112,12 @@ def _new_nodes(problem: Problem, change: MoreNodes) -> list[PlanningNode]:
     alike = [node for node in problem.nodes if (node.device_type, node.num_devices) == (kind, change.num_devices)]
     model = replace(alike[0], available_until_s=None) if alike else PlanningNode("", change.num_devices, kind)
     taken, number = {node.id for node in problem.nodes}, 1
-    found: list[PlanningNode] = []
-    while len(found) < change.num_nodes:
+    nodes: list[PlanningNode] = []
+    while len(nodes) < change.num_nodes:
         if (name := f"new{number}") not in taken:
-            found.append(replace(model, id=name))
+            nodes.append(replace(model, id=name))
         number += 1
-    return found
+    return nodes
 
 
 def _without(problem: Problem, names: Collection[str]) -> Problem:
@@ -178,10 +178,10 @@ def _planned(problem: Problem, bound: Bound, start: Plan, before: Problem, *, du
     if not is_foldable(undated) or not 0 < bound.seconds < float("inf"):
         return ()
     alike = folded(undated)
-    found = plan_preemptive(alike, bound, work=WorkBudget(QUICK_WORK_S), effort=EFFORT)
-    if found and alike is not undated:
-        found = retimed(undated, found, objective=MAKESPAN)
-    return found or ()
+    segments = plan_preemptive(alike, bound, work=WorkBudget(QUICK_WORK_S), effort=EFFORT)
+    if segments and alike is not undated:
+        segments = retimed(undated, segments, objective=MAKESPAN)
+    return segments or ()
 
 
 def _planned_groups(problem: Problem, start: Plan, before: Problem, *, due_s: float) -> Sequence[Segment]:
@@ -193,12 +193,12 @@ def _planned_groups(problem: Problem, start: Plan, before: Problem, *, due_s: fl
             names = [name for name in (lead, *members) if name in left]
             if len(names) > 1:
                 groups[names[0]] = tuple(names[1:])
-        found = contracted(problem, groups)
+        whole = contracted(problem, groups)
     except ValueError:  # the groups changed during the plan, or no option trains the rest of one
         return ()
-    own = preemptive_bound(found.problem)
-    segments = _planned(found.problem, own, start, before, due_s=due_s)
-    return found.expanded(Plan(problem.name, tuple(segments)), problem) if segments else ()
+    own = preemptive_bound(whole.problem)
+    segments = _planned(whole.problem, own, start, before, due_s=due_s)
+    return whole.expanded(Plan(problem.name, tuple(segments)), problem) if segments else ()
 
 
 def _valid(rows: Sequence[Sequence[Segment]], problem: Problem) -> Iterator[Plan]:
@@ -307,9 +307,9 @@ class WhatIf:
         Raises ProblemError where no plan of the changed problem meets its deadlines.
         """
         problem = changed(self.problem, gain.change, on=gain.on)
-        found = choose_groups(problem, work_s=work_s, time_limit_s=time_limit_s, seed=seed).together
-        makespan_s = found.makespan_s if gain.makespan_s is None else min(found.makespan_s, gain.makespan_s)
-        bound_s = max(gain.bound_s, _proof(found, problem)[1])
+        plan = choose_groups(problem, work_s=work_s, time_limit_s=time_limit_s, seed=seed).together
+        makespan_s = plan.makespan_s if gain.makespan_s is None else min(plan.makespan_s, gain.makespan_s)
+        bound_s = max(gain.bound_s, _proof(plan, problem)[1])
         by_prices_s = self.makespan_s - gain.most_by_prices_s
         answer = self._gain(gain.change, on=gain.on, by_prices_s=by_prices_s, bound_s=bound_s, makespan_s=makespan_s)
         return replace(answer, planned_s=self.makespan_s - makespan_s)
