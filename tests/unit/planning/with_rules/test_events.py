@@ -39,6 +39,7 @@ def three(**fields) -> Problem:
 
 def test_periods_are_as_long_as_their_jobs_need():
     found = EventLp(three(), [END_OF_A], LAST, unit_s=160.0).solved()
+    assert found.lengths_s == pytest.approx((100.0, 60.0))
     assert found.value == pytest.approx(160.0)
     assert found.shares[0]["a"] == pytest.approx(1.0)
     assert "b" not in found.shares[0]
