@@ -24,7 +24,7 @@ from ringmaster.model_lineage.records import CHAMPION
 from ringmaster.model_lineage.snapshot import LineageNode
 from ringmaster.tasks.alarms import Alarm
 from ringmaster.tasks.batch import document
-from ringmaster.tasks.batch.faults import got, place_text
+from ringmaster.tasks.batch.document import got, place_text
 from ringmaster.tasks.batch.schema import Data
 from ringmaster.tasks.batch.yaml_sections import findings
 from ringmaster.tasks.cluster import Device, detect
@@ -48,10 +48,8 @@ from ringmaster.techniques.processes.forkserver_client import ForkServer
 from ringmaster.techniques.scoring import Progress, model_spec
 
 if TYPE_CHECKING:
-    from ringmaster.flows.lineage.home import LineageHome
     from ringmaster.model_lineage import ModelRecord
     from ringmaster.tasks.evaluation.examination import ExaminationResult
-    from ringmaster.tasks.retraining.policy import PromotionPolicy
 
 
 SEQ_LEN = 128  # default number of tokens of a row of text
