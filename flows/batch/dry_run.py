@@ -13,8 +13,6 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
-from ringmaster.tasks.planning.fusion import Fusion, checked_fusion
-
 from ringmaster.codec import to_json
 from ringmaster.errors import InputError, ProblemError
 from ringmaster.flows import settings
@@ -34,6 +32,7 @@ from ringmaster.tasks.cluster import Cluster
 from ringmaster.tasks.execution.events import Prediction
 from ringmaster.tasks.execution.forecast import ForecastConditions, plan_left, predict
 from ringmaster.tasks.planning import Plan, Problem, gantt
+from ringmaster.tasks.planning.fusion import Fusion, checked_fusion
 from ringmaster.tasks.planning.gantt import seconds_text
 from ringmaster.tasks.planning.objectives import HOUR_S, plan_giving_up_deadlines, without_deadlines
 from ringmaster.tasks.planning.whatif.answers import section
