@@ -328,7 +328,7 @@ def realise(
         begin = [int(i) for i in np.flatnonzero(starts[k])]
         for i in begin:
             o = int(sequence[k, i])
-            held[i] = _gang(problem.nodes, nodes, located[k, i], int(tables.slot[o]), taken)
+            held[i] = _gang(problem.nodes, nodes, located[k, i], int(tables.options.slot[o]), taken)
         for i in sorted([*begin, *goes_on]):
             o = int(sequence[k, i])
             stop = k + 1
