@@ -185,7 +185,8 @@ def _with_liking(tables: Tables, parts: JobShares) -> OptionTable:
     rules, options = _rules(tables), tables.options
     liked, held = options.rate.copy(), parts.held[parts.held >= 0]
     liked[held] *= 1.0 + (rules.switch + rules.per_switch) * liked[held]
-    return options._replace(liked=liked)
+    with_liking: OptionTable = options._replace(liked=liked)
+    return with_liking
 
 
 def _annealed(
