@@ -35,7 +35,7 @@ from ringmaster.flows.sweep_form import (
     spec_of,
 )
 from ringmaster.flows.train_batch import train
-from ringmaster.tasks.batch.field_types import Metric
+from ringmaster.tasks.batch.references import Metric
 from ringmaster.tasks.sweeping.results import best, challenge, figures, leaderboard, record
 from ringmaster.tasks.sweeping.scheduler import SweepScheduler
 

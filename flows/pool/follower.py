@@ -275,14 +275,13 @@ class BatchFollower:
             if isinstance(event, Planned):
                 return
 
-    def run(self) -> bool:
-        """Follows the batch to its end. Returns True; raises TerminationSignal if Prefect ends this process alone."""
+    def run(self) -> None:
+        """Follows the batch to its end. Raises TerminationSignal if Prefect ends this process alone."""
         for event in self._events:
             self._show(event)
         if self._is_left.is_set():
             self.recorder.close(patience_s=0.0)
             raise TerminationSignal(signal.SIGTERM)
-        return True
 
     @property
     def listener_faults(self) -> Mapping[Listener, str]:

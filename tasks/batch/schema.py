@@ -13,8 +13,8 @@ from pydantic import BaseModel, ConfigDict, Field, WithJsonSchema, model_validat
 from pydantic.functional_validators import AfterValidator
 
 from ringmaster.tasks.batch import references
-from ringmaster.tasks.batch.faults import Place
-from ringmaster.tasks.batch.field_types import (
+from ringmaster.tasks.batch.document import Place
+from ringmaster.tasks.batch.references import (
     MOST_AT_ONCE,
     MOST_EPOCHS,
     MOST_WHOLE,

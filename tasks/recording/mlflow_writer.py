@@ -18,8 +18,7 @@ from ringmaster.model_lineage.records import MetricPoint, ModelRecord, Origin
 from ringmaster.tasks.batch import Batch
 from ringmaster.tasks.datasets.recording import ROWS, dataset_inputs, rows_text
 from ringmaster.tasks.execution.events import ExecutionEvent, GangSaid, JobEnded, Planned, SegmentEnded, SegmentStarted
-from ringmaster.tasks.execution.job_table import LIKE, SETTLED
-from ringmaster.tasks.execution.run_paths import RunPaths
+from ringmaster.tasks.execution.job_table import LIKE, SETTLED, RunPaths
 from ringmaster.tasks.planning import gantt
 from ringmaster.tasks.planning.gantt import beside_plan
 from ringmaster.tasks.profiling.profile_store import MeasuredOptions, ProfileStore

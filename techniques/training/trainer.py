@@ -50,11 +50,16 @@ from ringmaster.techniques.technique import Technique, data_parallel_rank, data_
 from ringmaster.techniques.training.adaptation import JobAdaptation
 from ringmaster.techniques.training.dropout import Draws, drawing, name_modules, seed_generators, use
 from ringmaster.techniques.training.generation import HELD_OUT, prompt_seed, rollout_of
-from ringmaster.techniques.training.half_precision import compute_in_half
+from ringmaster.techniques.training.gradients import compute_in_half
 from ringmaster.techniques.training.losses import disable_dropout, loss_of
 from ringmaster.techniques.training.metrics import MetricTotals
-from ringmaster.techniques.training.optimizers import build_optimizer, update_
-from ringmaster.techniques.training.parameters import ParameterSettings, freeze, parameter_settings
+from ringmaster.techniques.training.optimizers import (
+    ParameterSettings,
+    build_optimizer,
+    freeze,
+    parameter_settings,
+    update_,
+)
 from ringmaster.techniques.training.recomputation import compile_layers
 
 Root = str | Path
@@ -69,6 +74,7 @@ WIDTH_MULTIPLE = 8
 LONGEST = "longest"
 WARM_UP_STEPS = 2
 """The first steps of a trial, which are not measured."""
+LEAST_STEPS, USUAL_STEPS, ENOUGH_S = 3, 12, 1.5  # of a trial: measured steps, and their total seconds
 
 Beat = Callable[[], None]
 """Reports that this rank is alive; called between long operations."""
@@ -263,7 +269,7 @@ class Trainer(JobTrainingState):
             work.loss_function = self.adaptation.loss.given(self._totals(self._training, work.micro_batches))
             local_sum, local_count = self._technique.forward_backward(self.model, work)
         sums = self.ranks.sum([float(local_sum), local_count, work.num_tokens, *asks])
-        loss_sum, count, num_tokens, *asked = sums
+        loss_sum, count, num_tokens, *totals = sums
         if not count:
             raise ValueError(
                 f"step {self.next_step}: none of its {self.job.global_batch_size} samples has a label. To fix: raise "
@@ -274,7 +280,7 @@ class Trainer(JobTrainingState):
             step=self.next_step,
             loss=loss_sum / count,
             seconds=time.perf_counter() - started_s,
-            asked=tuple(asked),
+            asked=tuple(totals),
             reward=reward,
             num_samples=self.job.global_batch_size,
             num_tokens=round(num_tokens * self._dp_size / self.ranks.num_ranks),  # other axes have the same rows

@@ -17,7 +17,7 @@ from ringmaster.tasks.execution.events import GangSaid, JobEnded, Planned, Predi
 from ringmaster.tasks.pool import controller
 from ringmaster.tasks.pool.event_log import BatchEvents, EventLog
 from ringmaster.tasks.pool.submissions import Submissions
-from ringmaster.tasks.profiling.option_profiles import planning_problem
+from ringmaster.tasks.profiling.search import planning_problem
 from ringmaster.tasks.recording import ancestry, async_recorder
 from ringmaster.tasks.recording.async_recorder import AWAY, AsyncRecorder, JobsToRecord, PoolRecorder, RetriedWrites
 from ringmaster.tasks.recording.mlflow_writer import FLOW_RUN_PAGE, MlflowWriter
