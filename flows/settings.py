@@ -10,15 +10,16 @@ from typing import TYPE_CHECKING
 from urllib.parse import urlsplit
 
 from ringmaster.errors import InputError, input_errors
-from ringmaster.flows.process import environment
-from ringmaster.flows.process import environment as ownership
+from ringmaster.flows import environment
 from ringmaster.model_lineage import QUIET_ENVIRONMENT
 from ringmaster.model_lineage.sqlite_files import sqlite_url, unfit_characters
 from ringmaster.techniques.processes.caches import own_caches
 
 if TYPE_CHECKING:
+    from ringmaster.model_lineage.ledger.ledger import Ledger
+    from ringmaster.model_lineage.waiting import OutageRetry
     from ringmaster.tasks.planning.whatif.nodes import NodePrices
-    from ringmaster.tasks.pool.controller.elasticity import ElasticityOptions
+    from ringmaster.tasks.pool.node_scaler import ElasticityOptions
 
 
 JSON_RESULTS = {
@@ -176,7 +177,7 @@ def elasticity() -> ElasticityOptions | None:
     num_nodes = os.environ.get(MAX_NODES)
     if not num_nodes:
         return None
-    from ringmaster.tasks.pool.controller.elasticity import DEFAULT_IDLE_S, ElasticityOptions
+    from ringmaster.tasks.pool.node_scaler import DEFAULT_IDLE_S, ElasticityOptions
 
     idle_s = os.environ.get(NODE_IDLE_S) or str(DEFAULT_IDLE_S)
     prices = _node_prices()
@@ -225,6 +226,20 @@ def tracking_uri(folder: Path) -> str:
     return address.mlflow_uri if address else sqlite_url(folder / "mlflow.db")
 
 
+def ledger(folder: Path, *, waiting: OutageRetry | None = None) -> Ledger:
+    """Returns the records of a home, or of the pool to which it belongs; no connection is open yet.
+
+    The weights of models go to the home's tensor store, also those of a pool whose servers run in this home. Raises
+    LedgerError on a tracking URI that no ledger can have.
+    """
+    from ringmaster.model_lineage import Ledger
+
+    uri, file = tracking_uri(folder), pool_file(folder)
+    is_here = not uri.startswith("http") or (file.exists() and json.loads(file.read_text())["mlflow_uri"] == uri)
+    root = folder / "mlartifacts"
+    return Ledger(uri, artifact_root=root, tensors=tensors(folder), is_served_here=is_here, waiting=waiting)
+
+
 def tensors(folder: Path) -> Path:
     """Returns the folder of the recorded models' tensors: RINGMASTER_TENSORS, or `tensors` in `folder`."""
     return Path(os.environ.get("RINGMASTER_TENSORS") or folder / "tensors").absolute()
@@ -256,7 +271,7 @@ def embed(folder: Path) -> None:
 
     Raises InputError where a cache of compiled code is another user's.
     """
-    ownership.keep_to_owner(folder)
+    environment.keep_to_owner(folder)
     environment.report_bypass()
     address = pool()
     defaults = {

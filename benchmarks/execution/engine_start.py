@@ -18,8 +18,7 @@ import psutil
 
 from benchmarks.execution.slurm_nodes import slurm_pool
 from ringmaster.flows.settings import ALLOCATION, MAX_NODES, NODE_IDLE_S
-from ringmaster.techniques.processes.forkserver_client import PRELOAD
-from ringmaster.techniques.processes.scratch import ScratchFolder
+from ringmaster.techniques.processes.forkserver_client import PRELOAD, ScratchFolder
 from tests.cluster.jobs import torch_job
 from tests.cluster.pool import Pool
 from tests.cluster.servers import prefect_server
@@ -31,7 +30,7 @@ STEP_S, NUM_STEPS = 0.1, 10
 PATIENCE_S = 600
 NEVER_S = 1e6
 PRELOADED = "; ".join(f"import {name.partition(':')[0]}" for name in PRELOAD)
-IMPORTS = {"prefect": "import prefect.engine, ringmaster.flows.internal_flows", "torch": PRELOADED}
+IMPORTS = {"prefect": "import prefect.engine, ringmaster.flows.pool.node", "torch": PRELOADED}
 
 
 @contextmanager

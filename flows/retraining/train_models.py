@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import math
 from collections.abc import Mapping
 from contextlib import closing
@@ -10,13 +9,13 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-from ringmaster.codec import from_json
+from ringmaster.codec import from_json, to_json
 from ringmaster.errors import InputError, LedgerError
 from ringmaster.flows import settings
 from ringmaster.flows.batch.flow_runs import kept_result
 from ringmaster.flows.batch.result import BatchResult
 from ringmaster.flows.batch.run_folder import folder_to_resume
-from ringmaster.flows.pool.pool_run import newest_run
+from ringmaster.flows.pool.follower import newest_run
 from ringmaster.flows.reports.progress import current_view
 from ringmaster.flows.retraining.inspect_models import TRAINED, InspectedModel, trained_of
 from ringmaster.flows.retraining.retraining_run import RetrainingRun
@@ -49,7 +48,7 @@ def train_models(
     run.save(training=batch.to_json())
     # A failed job is the failure of its model alone: the outcome of the others does not depend on it.
     with kept_result() as end:
-        end.result = train_batch(batch.to_json(), name=batch.name, resume=is_resumed, seed=seed)
+        end.result = train_batch(batch, name=batch.name, resume=is_resumed, seed=seed)
     result: BatchResult = end.result
     if result.status != "interrupted":
         for check in checks.values():
@@ -145,7 +144,7 @@ def _keep_what_was_read(run: RetrainingRun, check: InspectedModel, record: Model
 def keep_trained(run: RetrainingRun, record: ModelRecord, kept: TrainingRecord) -> None:
     """Stores the facts about a model's training with its MLflow run."""
     if record.run_id is not None:
-        run.ledger.write_json(record.run_id, TRAINED, json.loads(json.dumps(kept.to_json())))
+        run.ledger.write_json(record.run_id, TRAINED, to_json(kept))
 
 
 def _recorded(run: RetrainingRun, check: InspectedModel, result: BatchResult) -> dict[str, ModelRecord]:

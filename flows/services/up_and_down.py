@@ -22,9 +22,9 @@ from sqlalchemy import Connection, select
 from ringmaster.codec import to_json
 from ringmaster.errors import InputError
 from ringmaster.flows import settings
+from ringmaster.flows.environment import open_directly
 from ringmaster.flows.output import announce, error_console, styled
-from ringmaster.flows.process.environment import open_directly
-from ringmaster.flows.process.process_log import LOG_FORMAT, LogFormat, ProcessRole, logging_config
+from ringmaster.flows.process_log import LOG_FORMAT, LogFormat, ProcessRole, logging_config
 from ringmaster.flows.services.databases import make_databases
 from ringmaster.flows.services.engine_options import engine_faults
 from ringmaster.flows.services.first_processes import check_prefect_database
@@ -49,6 +49,7 @@ from ringmaster.flows.services.service_files import (
 )
 from ringmaster.flows.settings import PoolAddress
 from ringmaster.model_lineage.ledger.connection import database_fault
+from ringmaster.model_lineage.tensors import TensorStore
 from ringmaster.tasks.cluster import Cluster
 from ringmaster.tasks.execution.local_engine import leases_of
 from ringmaster.tasks.pool.node_gangs import WORKER as NODE_HOLDER
@@ -183,6 +184,7 @@ def _prepare(options: PoolOptions, files: ServiceFiles, database_server: str | N
             console.print(f"made database {name}")
     for folder in ("prefect", "mlartifacts"):
         (options.home / folder).mkdir(parents=True, exist_ok=True)
+    TensorStore(settings.tensors(options.home)).add_artifacts(options.home / "mlartifacts")
     if database_server is None:
         check_prefect_database(options.home / "prefect" / "prefect.db")
         if fault := database_fault(options.home / "mlflow.db"):

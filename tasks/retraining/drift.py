@@ -23,7 +23,7 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from ringmaster.codec import from_json, stored_as, to_json
+from ringmaster.codec import stored_as
 from ringmaster.tasks.evaluation.model_assertions import largest_probability
 from ringmaster.tasks.evaluation.scores import Scores
 from ringmaster.techniques.data.arrow_files import some_rows
@@ -242,16 +242,6 @@ class TrainingRecord:
     files: tuple[tuple[str, str], ...] = ()
     inputs: Mapping[str, FeatureReference] = field(default_factory=dict)
     predictions: Mapping[str, FeatureReference] = field(default_factory=dict)
-
-    def to_json(self) -> dict[str, Any]:
-        """Returns plain values, which `from_json` reads."""
-        data: dict[str, Any] = to_json(self)
-        return data
-
-    @classmethod
-    def from_json(cls, data: Mapping[str, Any]) -> TrainingRecord:
-        """Returns the value whose `to_json` is `data`."""
-        return from_json(cls, dict(data))
 
 
 def input_features(folder: Path) -> dict[str, Array]:

@@ -16,17 +16,16 @@ from pydantic import ValidationError
 
 from ringmaster.errors import BatchFileError
 from ringmaster.tasks.batch import Batch, document, parse_batch
-from ringmaster.tasks.batch.faults import Finding, Place, place_text
+from ringmaster.tasks.batch.document import Finding, Place, place_text
 from ringmaster.tasks.batch.grid import combinations, num_jobs, too_many
 from ringmaster.tasks.batch.yaml_sections import file_error, read_document
 from ringmaster.tasks.batch.yaml_sections import findings as section_findings
 from ringmaster.tasks.cluster import Devices
 from ringmaster.tasks.files import is_file
 from ringmaster.tasks.retraining.drift import DriftRule
-from ringmaster.tasks.retraining.due import DueRules
 from ringmaster.tasks.retraining.policy import PromotionPolicy, load_policy
 from ringmaster.tasks.retraining.production_file import ModelEntry, ProductionEntry, findings
-from ringmaster.tasks.retraining.selection import Hours
+from ringmaster.tasks.retraining.selection import DueRules, Hours
 from ringmaster.techniques import Job
 
 

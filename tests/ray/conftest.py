@@ -7,9 +7,8 @@ from pathlib import Path
 import psutil
 import pytest
 
-from ringmaster.tasks.pool.providers.ray import options
-from ringmaster.techniques.processes.forkserver_client import ForkServer
-from ringmaster.techniques.processes.scratch import ScratchFolder
+from ringmaster.tasks.pool.ray import options
+from ringmaster.techniques.processes.forkserver_client import ForkServer, ScratchFolder
 from tests.cluster.machines import end
 from tests.cluster.pool import Pool
 from tests.cluster.servers import prefect_server

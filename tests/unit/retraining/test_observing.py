@@ -3,6 +3,7 @@
 import numpy as np
 import pyarrow as pa
 
+from ringmaster.codec import from_json, to_json
 from ringmaster.tasks.evaluation.scores import CLASSIFIER, Scores
 from ringmaster.tasks.retraining.drift import (
     MOST_ROWS,
@@ -97,4 +98,4 @@ def test_what_is_kept_travels_as_json():
         inputs=references_of({"label": np.array([1, 2])}),
         predictions=references_of({"confidence": np.array([0.5, 1.0])}),
     )
-    assert TrainingRecord.from_json(kept.to_json()) == kept
+    assert from_json(TrainingRecord, to_json(kept)) == kept

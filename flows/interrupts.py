@@ -1,0 +1,289 @@
+"""Signals that end a process: of a command that trains, of a pool's long-lived processes, and of child processes.
+
+During training, the first Ctrl-C or SIGTERM stops the command in order, the second kills it.
+
+A signal's handler in Python runs once the main thread returns to the interpreter. A solver's code or an import may
+delay that by seconds. The answer to the user therefore comes from a thread. It reads the signals from a pipe, into
+which the interpreter writes them as they come (`signal.set_wakeup_fd`).
+"""
+
+from __future__ import annotations
+
+import os
+import shlex
+import signal
+import socket
+import sys
+import threading
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager, suppress
+from types import FrameType
+
+from ringmaster.text import printable
+
+STOPPING = "stopping: writing checkpoints; press again to kill"
+SIGNALS = (signal.SIGINT, signal.SIGTERM)
+TRAINING = ("run", "sweep", "retrain", "profile", "submit")  # commands that stop in order
+RESUMED = ("run", "sweep")  # commands that need `--resume` to continue; the others continue when they are run again
+
+Say = Callable[[str], None]
+"""Shows a line to the user; it may be called from any thread."""
+
+
+def say_on_stderr(line: str) -> None:
+    """Writes a line to stderr's file descriptor, past locks and redirections of Python's streams."""
+    with suppress(OSError):  # nobody reads
+        os.write(2, f"{printable(line)}\n".encode())
+
+
+def kill_everything() -> None:
+    """Kills all child processes of this process, recursively."""
+    import psutil
+
+    for child in psutil.Process().children(recursive=True):
+        with suppress(psutil.NoSuchProcess):
+            child.kill()
+
+
+class Interrupts:
+    """The signals that this process has received, and the reaction to them.
+
+    go_on: the command that continues an interrupted command; empty if there is none.
+    say: shows a line to the user.
+    kill: kills all child processes.
+    end: ends this process at once, with an exit status.
+    """
+
+    def __init__(
+        self,
+        *,
+        go_on: str = "",
+        say: Say = say_on_stderr,
+        kill: Callable[[], None] = kill_everything,
+        end: Callable[[int], None] = os._exit,
+    ) -> None:
+        self.asked: int | None = None  # the first signal
+        self.say = say
+        self._go_on, self._kill, self._end = go_on, kill, end
+        self._stop: Callable[[], None] | None = None
+
+    @property
+    def exit_code(self) -> int:
+        """The exit status of a process that a signal has ended, by the convention of shells: 130 for Ctrl-C."""
+        return 128 + (self.asked or 0)
+
+    def say_how_to_go_on(self) -> None:
+        """Shows the command that resumes."""
+        if self._go_on:
+            self.say(f"to go on: {self._go_on}")
+
+    @contextmanager
+    def heard(self) -> Iterator[None]:
+        """Handles signals inside the context; the main thread must enter it."""
+        ours, theirs = socket.socketpair()
+        ours.setblocking(False)
+        thread = threading.Thread(target=self._answer, args=(theirs,), name="interrupts", daemon=True)
+        thread.start()
+        pipe_before = signal.set_wakeup_fd(ours.fileno(), warn_on_full_buffer=False)
+        try:
+            with self.handling():
+                yield
+        finally:
+            signal.set_wakeup_fd(pipe_before)
+            ours.close()
+            thread.join()
+            theirs.close()
+
+    @contextmanager
+    def stopping(self, stop: Callable[[], None]) -> Iterator[None]:
+        """Inside the context, the first signal calls `stop` in a thread of its own, and no exception is raised."""
+        self.check()
+        self._stop = stop
+        try:
+            with self.handling():
+                yield
+        finally:
+            self._stop = None
+
+    @contextmanager
+    def handling(self) -> Iterator[None]:
+        """Installs the handlers inside the context, also where other code has replaced them.
+
+        A flow run of Prefect installs its own handler for SIGTERM, which at its end sends the signal again: the answer
+        to one signal would be the answer to two.
+        """
+        handlers = {number: signal.signal(number, self._act) for number in SIGNALS}
+        try:
+            yield
+        finally:
+            for number, handler in handlers.items():
+                signal.signal(number, handler)
+
+    def check(self) -> None:
+        """Ends the command if a signal asked for that and other code has swallowed the exception."""
+        if self.asked is not None:
+            raise SystemExit(self.exit_code)
+
+    def _act(self, number: int, frame: FrameType | None) -> None:
+        """Handles a signal in the main thread; the answering thread handles the second one."""
+        is_first = self.asked is None
+        self.asked = self.asked or number
+        if self._stop is None:
+            raise SystemExit(self.exit_code)  # no KeyboardInterrupt, as some libraries catch it
+        if is_first:
+            # In a thread: a handler may interrupt the very thread that holds a lock which `stop` needs.
+            threading.Thread(target=self._stop, name="stop", daemon=True).start()
+
+    def _answer(self, pipe: socket.socket) -> None:
+        """Reads signals until the pipe is closed; acknowledges the first, and kills at the second."""
+        num_asked = 0
+        while numbers := pipe.recv(64):
+            for number in numbers:
+                num_asked += number in SIGNALS
+                if number in SIGNALS and num_asked == 1:
+                    self.say(STOPPING)
+                elif number in SIGNALS and num_asked == 2:
+                    self._kill()
+                    say_on_stderr("killed")
+                    self.say = say_on_stderr  # a thread that no longer runs may hold the view's lock
+                    self.say_how_to_go_on()
+                    self._end(128 + number)
+
+
+_current: list[Interrupts] = []  # the objects that handle signals, the current one last
+
+
+def current() -> Interrupts | None:
+    """Returns the object that handles signals in this process; None if there is none."""
+    return _current[-1] if _current else None
+
+
+@contextmanager
+def answered(interrupts: Interrupts) -> Iterator[None]:
+    """Handles signals inside the context; does nothing outside the main thread, which alone may change handlers."""
+    if threading.current_thread() is not threading.main_thread():
+        yield
+        return
+    _current.append(interrupts)
+    try:
+        with interrupts.heard():
+            yield
+    finally:
+        _current.remove(interrupts)
+
+
+@contextmanager
+def stopped_by_signals(stop: Callable[[], None]) -> Iterator[None]:
+    """Inside the context, Ctrl-C or SIGTERM calls `stop`, which must end the enclosed work in order."""
+    if threading.current_thread() is not threading.main_thread():
+        yield
+        return
+    if (interrupts := current()) is not None:
+        with interrupts.stopping(stop):
+            yield
+        return
+    interrupts = Interrupts()  # a user's program has called the flow
+    with answered(interrupts), interrupts.stopping(stop):
+        yield
+
+
+@contextmanager
+def handled() -> Iterator[None]:
+    """Inside the context, the command handles signals itself; does nothing where no command does, or in a thread."""
+    interrupts = current()
+    if interrupts is None or threading.current_thread() is not threading.main_thread():
+        yield
+        return
+    interrupts.check()  # before a batch is opened: an import may have swallowed the exception
+    with interrupts.handling():
+        yield
+
+
+@contextmanager
+def said_by(say: Say) -> Iterator[None]:
+    """Inside the context, `say` shows the answers to signals."""
+    interrupts = current()
+    if interrupts is None:
+        yield
+        return
+    before, interrupts.say = interrupts.say, say
+    try:
+        yield
+    finally:
+        interrupts.say = before
+
+
+@contextmanager
+def command(arguments: Sequence[str]) -> Iterator[None]:
+    """Handles signals for a command of `ringmaster` that trains; other commands keep Python's handlers.
+
+    arguments: the command line from the command's name on.
+
+    A command that was stopped shows the command that continues, and exits with 130 after Ctrl-C. A command that
+    finished all the same exits with its own status.
+    """
+    if current() is not None or not set(TRAINING) & set(arguments[:1]):
+        yield
+        return
+    interrupts = Interrupts(go_on=command_that_goes_on(arguments))
+    try:
+        with answered(interrupts):
+            yield
+    except SystemExit as end:
+        if interrupts.asked is None or not end.code:
+            raise
+        interrupts.say_how_to_go_on()  # after the answer, which has been shown by the time that `answered` ends
+        raise SystemExit(interrupts.exit_code) from None
+
+
+def command_that_goes_on(arguments: Sequence[str]) -> str:
+    """Returns the command line, with all options, that continues an interrupted command."""
+    name, *others = arguments
+    is_resumable = name in RESUMED and not {"--resume", "--dry-run", "--help"} & set(others)
+    return shlex.join(["ringmaster", name, *others, *(["--resume"] if is_resumable else [])])
+
+
+END_PATIENCE_S = 10.0  # time for the process to end in order
+
+
+def end_with_parent() -> None:
+    """Ends this process by SIGTERM once its stdin ends: a pipe that the parent process holds open."""
+    threading.Thread(target=_end_with_stdin, name="stdin", daemon=True).start()
+
+
+def _end_with_stdin() -> None:
+    while os.read(sys.stdin.fileno(), 4096):  # unbuffered: a buffer's lock would abort the interpreter at its end
+        pass
+    os.kill(os.getpid(), signal.SIGTERM)
+    threading.Event().wait(END_PATIENCE_S)
+    os._exit(1)
+
+
+STOP_SIGNALS = (signal.SIGTERM, signal.SIGINT, signal.SIGHUP)
+
+
+@contextmanager
+def stop_signals(*acts: Callable[[], object]) -> Iterator[list[Callable[[], object]]]:
+    """Handles the signals inside the context, even if the parent process had them ignored.
+
+    Yields the functions that the first signal calls, `acts` at first. While there is none, nothing has begun, and a
+    signal just ends the process. Of later signals only a second Ctrl-C does, as a person insists; a service manager
+    that loses patience kills the process anyway.
+    """
+    on_stop = [*acts]
+    is_asked = False
+
+    def stop(number: int, _: FrameType | None) -> None:
+        nonlocal is_asked
+        if not on_stop or (is_asked and number == signal.SIGINT):
+            raise SystemExit(128 + number if is_asked else 0)
+        acts_now, is_asked = [] if is_asked else [*on_stop], True
+        for act in acts_now:
+            act()
+
+    before = {number: signal.signal(number, stop) for number in STOP_SIGNALS}
+    try:
+        yield on_stop
+    finally:
+        for number, handler in before.items():
+            signal.signal(number, handler)

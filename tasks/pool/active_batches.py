@@ -1,0 +1,281 @@
+"""The active batches of a pool, and how the terms of each are combined into the terms of the one plan of all."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Callable, Collection, Iterable, Mapping
+from dataclasses import dataclass, field, replace
+from typing import TypeVar
+
+from sqlalchemy import Connection, delete, insert, select
+from sqlalchemy.exc import SQLAlchemyError
+
+from ringmaster.errors import ProblemError
+from ringmaster.tasks.cluster import Cluster, Device, Node
+from ringmaster.tasks.execution.events import (
+    ExecutionEvent,
+    JobEnded,
+    Planned,
+    PredictionUpdate,
+    SegmentEnded,
+    SegmentStarted,
+    Waiting,
+)
+from ringmaster.tasks.execution.job_table import JobState
+from ringmaster.tasks.planning import Plan
+from ringmaster.tasks.planning.objectives import Makespan, PlanningTerms, WeightedCompletion, objective_names
+from ringmaster.tasks.pool.submissions import Submission
+from ringmaster.tasks.profiling.search import planning_problem
+from ringmaster.tasks.storage.database import Database
+from ringmaster.tasks.storage.schema import FACTS
+from ringmaster.techniques import Profile
+from ringmaster.text import printable_lines
+
+logger = logging.getLogger(__name__)
+
+PRIORITIES = "priorities"  # the key of a batch's fact: priorities that a person has set, by job; "" for the batch
+USUAL = 1.0
+HEAVIEST = 1e12  # the limit of a job's weight: planners refuse values above 1e15, and their sums too
+
+OptionKey = tuple[str, str, int, str, int]
+
+T = TypeVar("T")
+MOST_FAILURES = 2  # by an exception
+MOST_DEATHS = 3  # of the controller's process: more, as it may be ended from outside just then
+HANDLING = "handling "  # begins the key of the pool's fact with the number of processes that have begun to handle a row
+
+
+@dataclass(frozen=True, kw_only=True)
+class ActiveBatch:
+    """A batch that has not ended.
+
+    priorities: by job name, "" for the whole batch; 1 for jobs that are not named.
+    """
+
+    submission: Submission
+    priorities: Mapping[str, float] = field(default_factory=dict)
+
+    def priority(self, job: str) -> float:
+        """Returns the priority of a job, by its name within the batch: the batch's priority times the job's own."""
+        return self.priorities.get("", USUAL) * self.priorities.get(job, USUAL)
+
+
+def combined_terms(standing: Iterable[ActiveBatch]) -> PlanningTerms:
+    """Returns the terms of the plan of all batches, with times from the epoch: `on(problem, elapsed_s=now)`.
+
+    Each batch's deadlines count from its own start. The objective is the one that every batch requests, if they agree
+    and nobody has set a priority; without batches it is the makespan. Otherwise it is the sum of weight x end over all
+    jobs. A job's weight is the weight that its batch gives it, times
+    the batch's priority, times the job's own priority, and at most `HEAVIEST`. The price of devices is the highest
+    price that a batch names. Jobs without a user belong to their batch.
+    """
+    every = list(standing)
+    objectives = {each.submission.asked.objective for each in every} or {Makespan.name}
+    has_priorities = any(priority != USUAL for each in every for priority in each.priorities.values())
+    objective = WeightedCompletion.name
+    if len(objectives) == 1 and not has_priorities:
+        (objective,) = objectives
+    deadlines_s: dict[str, float] = {}
+    weights: dict[str, float] = {}
+    users: dict[str, str] = {}
+    for each in every:
+        batch, asked = each.submission, each.submission.asked
+        for name, deadline_s in asked.deadlines_s.items():
+            deadlines_s[batch.qualified(name)] = batch.started_s + deadline_s
+        for job in batch.jobs:
+            weight = asked.weights.get(job.name, 1.0) * each.priority(job.name)
+            weights[batch.qualified(job.name)] = min(weight, HEAVIEST)
+            users[batch.qualified(job.name)] = asked.users.get(job.name, batch.id)
+    prices = [each.submission.asked.price_per_device_hour for each in every]
+    return PlanningTerms(
+        objective=objective,
+        deadlines_s=deadlines_s,
+        weights=weights,
+        users=users,
+        price_per_device_hour=max(prices, default=1.0),
+    )
+
+
+def entries_of(submission: Submission, *, struck_out: Mapping[str, Collection[OptionKey]]) -> list[JobState]:
+    """Returns a batch's jobs as the entries of an executor's job table.
+
+    struck_out: by job, the options (`option_key`) under which it has run out of memory.
+    """
+    place = submission.run_paths()
+    names = {job.name for job in submission.jobs}
+    entries = []
+    for job in submission.jobs:
+        profiles = submission.profiles.get(job.name, ())
+        left = tuple(profile for profile in profiles if option_key(profile) not in struck_out.get(job.name, ()))
+        renamed = job.renamed(
+            submission.qualified(job.name), lambda name: submission.qualified(name) if name in names else name
+        )
+        entries.append(
+            JobState(
+                job=renamed,
+                profiles=left or profiles,
+                place=place,
+                batch=submission.id,
+                together=_together(submission, job.name, struck_out.get(job.name, ())),
+            )
+        )
+    return entries
+
+
+def _together(submission: Submission, leader: str, struck_out: Collection[OptionKey]) -> tuple[Profile, ...]:
+    """Returns the profiles of the group that a job leads, with the members' names in the pool; none without a group."""
+    left = [p for p in submission.together.get(leader, ()) if option_key(p) not in struck_out]
+    return tuple(
+        replace(p, members=tuple(replace(f, job=submission.qualified(f.job)) for f in p.members)) for p in left
+    )
+
+
+def fault_of(submission: Submission) -> str | None:
+    """Returns why a batch cannot be planned even alone, or None. Such a batch must not block the planning of others."""
+    jobs = [job for job in submission.jobs if submission.profiles.get(job.name)]
+    if not jobs:
+        return None
+    every = [profile for job in jobs for profile in submission.profiles[job.name]]
+    most, most_nodes = max(profile.num_devices for profile in every), max(profile.num_nodes for profile in every)
+    slot = Device(kind="cpu", index=0, name="", memory_bytes=0, cores=())
+    anywhere = Cluster(nodes=tuple(Node(name=f"anywhere-{i}", devices=(slot,) * most) for i in range(most_nodes)))
+    untyped = {
+        name: [replace(profile, device_type="") for profile in profiles]
+        for name, profiles in submission.profiles.items()
+    }
+    try:
+        terms = submission.asked
+        if terms.objective not in objective_names():
+            return f"it cannot be planned: {terms.objective!r} is no objective"
+        terms.on(planning_problem(jobs, untyped, anywhere, name=submission.name))
+    except (ProblemError, TypeError, ValueError) as error:
+        return f"it cannot be planned: {error}"
+    return None
+
+
+def option_key(profile: Profile) -> OptionKey:
+    """Returns the identity of a job's option, which is the same in every process."""
+    config = str(sorted(profile.config.items()))
+    return profile.technique, config, profile.num_devices, profile.device_type, profile.num_nodes
+
+
+def split(name: str) -> tuple[str, str]:
+    """Splits the name of a job in the pool into its batch and its name within the batch."""
+    batch, _, job = name.partition("/")
+    assert job, f"{name} does not say which batch it is of"
+    return batch, job
+
+
+def batch_of(event: ExecutionEvent) -> str | None:
+    """Returns the batch that an event is about; None for an event that is about all batches."""
+    if isinstance(event, PredictionUpdate):
+        return event.batch
+    if isinstance(event, (Planned, Waiting)):
+        return None
+    return split(event.segment.job if isinstance(event, (SegmentStarted, SegmentEnded)) else event.job)[0]
+
+
+def as_logged(event: ExecutionEvent, batch: str) -> ExecutionEvent | None:
+    """Returns an event as one batch sees it, with the batch's own job names; None if it does not concern the batch."""
+    if isinstance(event, Planned):
+        return _planned(event, batch)
+    if isinstance(event, (SegmentStarted, SegmentEnded)):
+        members = tuple(split(member)[1] for member in event.members)
+        return replace(event, segment=replace(event.segment, job=split(event.segment.job)[1]), members=members)
+    if isinstance(event, JobEnded):
+        return replace(event, job=split(event.job)[1], message=event.message.replace(f"{batch}/", ""))
+    return event
+
+
+def _planned(event: Planned, batch: str) -> Planned | None:
+    """Returns the part of a plan that is about one batch. It has bounds only if the plan has no other jobs."""
+    problem, plan = event.problem, event.plan
+    mine = {job.id: split(job.id)[1] for job in problem.jobs if split(job.id)[0] == batch}
+    if not mine:
+        return None
+    jobs = tuple(
+        replace(
+            job,
+            id=mine[job.id],
+            after=tuple(mine[other] for other in job.after if other in mine),
+            members=tuple(split(member)[1] for member in job.members),
+        )
+        for job in problem.jobs
+        if job.id in mine
+    )
+    segments = tuple(replace(segment, job=mine[segment.job]) for segment in plan.segments if segment.job in mine)
+    part = replace(
+        plan,
+        segments=segments,
+        certificate=plan.certificate and plan.certificate.renamed(mine),
+        value_certificate=plan.value_certificate and plan.value_certificate.renamed(mine),
+    )
+    if len(mine) < len(problem.jobs):
+        part = Plan(problem_name=plan.problem_name, segments=segments, method=plan.method)
+    return Planned(problem=replace(problem, jobs=jobs), plan=part, why=event.why)
+
+
+class Quarantine:
+    """Handles rows, such as requests and batches, and sets aside those that the controller fails on.
+
+    A row is marked in the database before it is handled. So a controller that a row ends, by a lack of memory for
+    example, is followed by one that knows it. A database that is away is no fault of a row.
+    """
+
+    def __init__(self, database: Database) -> None:
+        self._database = database
+        query = select(FACTS.c.key, FACTS.c.value).where(FACTS.c.batch == "", FACTS.c.key.startswith(HANDLING))
+        found = database.read(lambda connection: connection.execute(query).all())
+        rows = [row for row in found if isinstance(row.value, list)]
+        self._num_begun: dict[str, int] = {row.key.removeprefix(HANDLING): row.value[0] for row in rows}
+
+    def handle(
+        self,
+        row: str,
+        act: Callable[[], T],
+        *,
+        set_aside: Callable[[str], None],
+        most_failures: int = MOST_FAILURES,
+        is_marked: bool = True,
+    ) -> T | None:
+        """Returns the result of `act`, or None where the row is set aside.
+
+        row: the row in words, which are the same in every process, such as "request 7".
+        set_aside: is called with the cause if `act` raises `most_failures` times, or ended the processes before.
+        is_marked: False where the row is handled too often to be marked.
+        """
+        num_begun = self._num_begun.get(row, 0)
+        if num_begun >= MOST_DEATHS:
+            cause = f"the process ended {num_begun} times while it handled it"
+        else:
+            if is_marked:
+                self._mark(row, num_begun + 1)
+            for _ in range(most_failures):
+                try:
+                    result = act()
+                except SQLAlchemyError:
+                    raise
+                except Exception as error:
+                    logger.exception("%s cannot be handled", row)
+                    cause = f"{type(error).__name__}: {error}"
+                else:
+                    self._mark(row, 0)
+                    return result
+        message = printable_lines(f"the pool's controller cannot handle it, and goes on without it: {cause}")
+        logger.error("%s is set aside: %s", row, message)
+        set_aside(message)
+        self._mark(row, 0)
+        return None
+
+    def _mark(self, row: str, num_begun: int) -> None:
+        if num_begun == self._num_begun.get(row, 0):
+            return
+        self._num_begun[row] = num_begun
+        key = f"{HANDLING}{row}"
+
+        def act(connection: Connection) -> None:
+            connection.execute(delete(FACTS).where(FACTS.c.batch == "", FACTS.c.key == key))
+            if num_begun:
+                connection.execute(insert(FACTS).values(batch="", key=key, value=[num_begun]))
+
+        self._database.write(act)
