@@ -89,6 +89,7 @@ class Outputs:
     rewards_of: for a loss over pairs of answers, the function that computes `rewards` from (output, batch).
     tokenizer_dir: the folder of the tokenizer that made the rows' tokens, if any.
     class_names: the names of the classes, in the order of their numbers; () where they have none.
+    base: the folder or name on the hub of the pretrained model, if any.
     """
 
     output: Any
@@ -99,6 +100,7 @@ class Outputs:
     rewards_of: Callable[[Any, Mapping[str, Tensor]], Tensor | None] | None = None
     tokenizer_dir: Path | None = None
     class_names: tuple[str, ...] = ()
+    base: str | None = None
 
     @property
     def rewards(self) -> Tensor | None:

@@ -32,6 +32,7 @@ def outputs_of(
         rewards_of=loss.rewards,
         tokenizer_dir=None if data is None else data.tokenizer_dir,
         class_names=() if data is None else data.labels,
+        base=loss.base,
     )
 
 
