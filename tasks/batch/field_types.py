@@ -90,6 +90,8 @@ Parent = Annotated[str, AfterValidator(references.parent)]
 Metric = Annotated[
     str, AfterValidator(references.metric), WithJsonSchema({"enum": list(metric_names()), "type": "string"})
 ]
+ANY_METRIC = {"anyOf": [{"enum": list(metric_names())}, {"pattern": "^[a-z-]+/.+$"}], "type": "string"}
+EvaluationMetric = Annotated[str, AfterValidator(references.metric), WithJsonSchema(ANY_METRIC)]
 Loss = Annotated[
     Any,
     AfterValidator(references.loss),

@@ -20,6 +20,7 @@ from typing import Any
 from pydantic import ValidationInfo
 from pydantic_core import PydanticCustomError
 
+from ringmaster.extras import PACKAGES, install_command, missing_packages
 from ringmaster.tasks.batch.faults import got
 from ringmaster.tasks.files import beside, is_file
 from ringmaster.tasks.planning.objectives import objective_names
@@ -31,7 +32,7 @@ from ringmaster.techniques.data.row_files import format_of
 from ringmaster.techniques.data_source import ALIASES, data_source_names
 from ringmaster.techniques.job import Adapter
 from ringmaster.techniques.loss import DOTTED_NAME, loss_names
-from ringmaster.techniques.metric import metric_names
+from ringmaster.techniques.metric import METRIC_FAMILIES, metric_names
 from ringmaster.techniques.models.peft_format import resolved
 from ringmaster.text import shortened
 
@@ -78,8 +79,13 @@ def technique(name: str) -> str:
 
 
 def metric(name: str) -> str:
-    """Checks that a metric is registered."""
-    return one_of(metric_names())(name)
+    """Checks that a metric is registered, or of a family such as lm-eval, whose extra is installed."""
+    family, slash, _ = name.partition("/")
+    if not slash or family not in METRIC_FAMILIES.paths():
+        return one_of(metric_names())(name)
+    if family in PACKAGES and (missing := missing_packages(family)):
+        raise wrong(f"the metric {name} needs {missing}, not installed", install_command(family))
+    return name
 
 
 def loss(value: Any, info: ValidationInfo) -> Any:

@@ -66,12 +66,11 @@ def test_what_training_would_contradict_is_refused(tmp_path, modules, settings, 
 @pytest.mark.parametrize("modes", [*((mode,) for mode in FORMER_MODES.values()), ("mean", "cls")])
 @pytest.mark.parametrize("pads_left", [False, True])
 def test_embeddings_are_those_of_sentence_transformers(modes, pads_left):
-    from sentence_transformers.sentence_transformer.modules import Pooling as TheirPooling
-
+    modules = pytest.importorskip("sentence_transformers.sentence_transformer.modules")
     states = torch.randn(4, 6, 8, generator=torch.Generator().manual_seed(0))
     mask = (torch.arange(6) < torch.tensor([[6], [4], [1], [3]])).long()
     mask = mask.flip(1) if pads_left else mask
-    theirs = TheirPooling(8, pooling_mode=modes)({"token_embeddings": states, "attention_mask": mask})
+    theirs = modules.Pooling(8, pooling_mode=modes)({"token_embeddings": states, "attention_mask": mask})
     expected = theirs["sentence_embedding"]
     assert torch.allclose(embeddings(states, mask, Pooling(modes=modes, is_normalized=False)), expected, atol=1e-6)
     unit = torch.nn.functional.normalize(expected, dim=-1)
