@@ -33,7 +33,7 @@ export HF_HUB_DISABLE_TELEMETRY := 1
 .DEFAULT_GOAL := help
 .DELETE_ON_ERROR:
 .PHONY: help demo demo-lineage demo-retrain test test-full test-cluster test-slurm test-ray test-browser test-lowest test-newest lint docs docs-serve check-style check-format check-types check-imports format bench \
-	bench-planning bench-techniques bench-gpu bench-simulate bench-learning bench-predictions bench-lineage bench-execution bench-sweep bench-adapters code-size environment constraints clean
+	bench-planning bench-techniques bench-gpu bench-simulate bench-learning bench-predictions bench-lineage bench-execution bench-start bench-sweep bench-adapters code-size environment constraints clean
 
 help:  ## Say what can be made
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / {printf "  make %-16s %s\n", $$1, $$2}' Makefile
@@ -150,6 +150,10 @@ bench-predictions: $(READY)  ## Measure how far predicted seconds of a step are 
 # About 50 minutes, with Slurm and Ray; BENCH="deaths lost-node" for some of its measures. As root its nodes are network namespaces.
 bench-execution: $(READY)  ## Measure what faults cost, short segments, wrong profiles, a thousand jobs, 128 nodes, lent nodes
 	$(BIN)/python -m benchmarks.execution $(BENCH)
+
+# About 20 minutes on two quiet cores; BENCH="--rounds 1 --only one" for less.
+bench-start: $(READY)  ## Measure the first minute: whole commands beside scripts of transformers' Trainer
+	$(BIN)/python -m benchmarks.start $(BENCH)
 
 # About 20 minutes on two quiet cores; BENCH=--quick for two, BENCH="--rounds 1" for a third.
 bench-sweep: $(READY)  ## Measure a sweep of adapters against peft, one trial after another, and Ray Tune

@@ -6,7 +6,7 @@ from collections.abc import Callable, Mapping, Sequence
 
 import typer
 
-from ringmaster.flows.commands import datasets, lineage, models, planning, pool, running, services, watching, whatif
+from ringmaster.flows.commands import lineage, models, planning, pool, running
 
 app = typer.Typer(
     no_args_is_help=True,
@@ -16,16 +16,16 @@ app = typer.Typer(
 )
 TRAIN, PLAN, POOL, MODELS, DATA = "Train", "Plan", "Pool", "Models", "Data"
 COMMANDS: Mapping[str, Sequence[Callable[..., None]]] = {
-    TRAIN: (running.run, running.sweep, running.retrain, pool.submit, watching.status, watching.watch, watching.logs),
-    PLAN: (running.profile, planning.plan, planning.check, whatif.whatif, watching.techniques),
-    POOL: (services.up, services.down, services.diagnose),
+    TRAIN: (running.run, running.sweep, running.retrain, pool.submit, running.status, running.watch, running.logs),
+    PLAN: (running.profile, planning.plan, planning.check, planning.whatif, running.techniques),
+    POOL: (pool.up, pool.down, pool.diagnose),
     MODELS: (models.evaluate, models.monitor, models.promote, models.rollback, models.convert),
 }
 GROUPS = (
     (pool.jobs_app, "jobs", TRAIN),
     (pool.pool_app, "pool", POOL),
     (lineage.app, "lineage", MODELS),
-    (datasets.app, "datasets", DATA),
+    (models.datasets_app, "datasets", DATA),
 )
 
 for panel, commands in COMMANDS.items():

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import argparse
 import json
+import os
 import sys
 import time
 from collections.abc import Callable, Sequence
@@ -16,10 +17,12 @@ from datetime import timedelta
 from importlib import import_module
 from pathlib import Path
 from typing import Any
+from uuid import UUID
 
 import httpx
 import yaml
 from prefect import Flow
+from prefect.blocks.notifications import CustomWebhookNotificationBlock
 from prefect.client.orchestration import SyncPrefectClient, get_client
 from prefect.client.schemas.actions import (
     DeploymentScheduleCreate,
@@ -31,7 +34,7 @@ from prefect.client.schemas.actions import (
 from prefect.client.schemas.objects import ConcurrencyOptions, StateType
 from prefect.client.schemas.responses import DeploymentResponse
 from prefect.client.schemas.schedules import CronSchedule
-from prefect.events.actions import ChangeFlowRunState
+from prefect.events.actions import ActionTypes, ChangeFlowRunState, DoNothing, SendNotification
 from prefect.events.schemas.automations import AutomationCore, EventTrigger, Posture
 from prefect.events.schemas.events import ResourceSpecification
 from prefect.exceptions import ObjectAlreadyExists, ObjectNotFound
@@ -42,11 +45,84 @@ from prefect.workers.process import ProcessWorker
 from ringmaster.codec import from_json
 from ringmaster.errors import InputError
 from ringmaster.flows import settings
-from ringmaster.flows.internal_flows import serve_node_run
-from ringmaster.flows.pool.automations import make_alarms
+from ringmaster.flows.pool.node import serve_node_run
 from ringmaster.flows.pool.segment_runs import NODE_DEPLOYMENT
-from ringmaster.flows.process.process_log import report_faults
+from ringmaster.flows.process_log import report_faults
 from ringmaster.flows.services.engine_options import NodeDeployment
+from ringmaster.flows.settings import NOTIFY
+from ringmaster.tasks import alarms
+
+BLOCK = "ringmaster-alarms"
+"""Name of the block that is made from a webhook's URL."""
+SUBJECTS = {
+    "ringmaster-batch-failed": ("A batch has failed", {alarms.BATCH_FAILED}),
+    "ringmaster-deadline-in-danger": ("A deadline is in danger", {alarms.DEADLINE_IN_DANGER}),
+    "ringmaster-device-lost": ("A device is lost", {alarms.DEVICE_LOST}),
+    "ringmaster-promotion-refused": ("A model is not promoted", {alarms.PROMOTION_REFUSED}),
+}
+BODY = "{{ event.payload.message }}"
+
+
+def make_alarms(client: SyncPrefectClient, notify: str | None = None) -> None:
+    """Makes the automations of all alarms.
+
+    notify: target of the notifications; by default the environment's.
+
+    Without a target, missing automations are made without an action, and existing ones stay as people have set them in
+    Prefect's pages. Raises InputError if the notification block does not exist.
+    """
+    said = notify or os.environ.get(NOTIFY)
+    block = _block(client, said) if said else None
+    for name, (subject, events) in SUBJECTS.items():
+        if block is None and client.read_automations_by_name(name):
+            continue
+        _make(client, _automation(name, subject, events, block))
+
+
+def _make(client: SyncPrefectClient, automation: AutomationCore) -> None:
+    """Creates an automation, or updates those of its name."""
+    known = client.read_automations_by_name(automation.name)
+    for each in known:
+        client.update_automation(each.id, automation)
+    if not known:
+        client.create_automation(automation)
+
+
+def _automation(name: str, subject: str, events: set[str], block: UUID | None) -> AutomationCore:
+    """Returns an automation that sends a notification for each event of an alarm."""
+    action: ActionTypes = DoNothing()
+    if block is not None:
+        action = SendNotification(block_document_id=block, subject=f"Ringmaster: {subject}", body=BODY)
+    return AutomationCore(
+        name=name,
+        description=f"{subject}. Made by `ringmaster up`; {NOTIFY} says where it is sent.",
+        trigger=EventTrigger(
+            expect=events,
+            for_each={"prefect.resource.id"},
+            posture=Posture.Reactive,
+            threshold=1,
+            within=timedelta(0),
+        ),
+        actions=[action],
+    )
+
+
+def _block(client: SyncPrefectClient, said: str) -> UUID:
+    """Returns the id of the notification block that a setting names."""
+    if "://" in said:
+        text = {"text": "{{subject}}: {{body}}", "subject": "{{subject}}", "message": "{{body}}"}
+        webhook = CustomWebhookNotificationBlock(name=BLOCK, url=said, json_data=text, headers=None, cookies=None)
+        return UUID(str(webhook.save(BLOCK, overwrite=True)))
+    slug, slash, name = said.partition("/")
+    if not slash:
+        remedy = "write a webhook's address, or TYPE/NAME of a notification block, such as slack-webhook/on-call"
+        raise InputError([f"{NOTIFY}: {said!r} is no address and no block. To fix: {remedy}"])
+    try:
+        return client.read_block_document_by_name(name, slug).id
+    except ObjectNotFound as error:
+        remedy = "make it in Prefect's pages under Blocks, or by `prefect block create`"
+        raise InputError([f"{NOTIFY}: Prefect has no block {said!r}. To fix: {remedy}"]) from error
+
 
 LOOK_EVERY_S = 0.2
 FORMER = ("segment/segment", "profile-node/profile-node")  # of earlier releases, which stood among those for people
@@ -91,12 +167,7 @@ def make_automation(client: SyncPrefectClient) -> None:
         message=f"no sign of life for {SILENT_AFTER.total_seconds():.0f} s",
         force=False,
     )
-    wanted = AutomationCore(name=AUTOMATION, trigger=trigger, actions=[action])
-    standing = client.read_automations_by_name(AUTOMATION)
-    for found in standing:
-        client.update_automation(found.id, wanted)
-    if not standing:
-        client.create_automation(wanted)
+    _make(client, AutomationCore(name=AUTOMATION, trigger=trigger, actions=[action]))
 
 
 def keep_own_retraining(client: SyncPrefectClient, deploy: Callable[[], None]) -> None:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import sys
 
-from ringmaster.flows.process import interrupts
+from ringmaster.flows import interrupts
 
 INPUT_FAULT = 2
 
@@ -13,17 +13,15 @@ def main() -> None:
     """Runs the command line. Faults in the user's input are shown without a traceback, with exit status 2."""
     with interrupts.command(sys.argv[1:]):
         from ringmaster.errors import BatchCancelled, InputError, RingmasterError
-        from ringmaster.flows import settings
+        from ringmaster.flows import environment, settings
         from ringmaster.flows.cli import app
         from ringmaster.flows.output import prepare_streams
-        from ringmaster.flows.process import environment
-        from ringmaster.flows.process import environment as ownership
-        from ringmaster.flows.process.process_log import report_faults
+        from ringmaster.flows.process_log import report_faults
 
         prepare_streams()
         environment.report_bypass()
         try:
-            ownership.keep_to_owner(settings.home())
+            environment.keep_to_owner(settings.home())
             app()
         except InputError as error:
             report_faults(error.faults)

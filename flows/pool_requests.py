@@ -21,13 +21,13 @@ from ringmaster.flows.settings import located
 from ringmaster.flows.train_batch import train_batch
 from ringmaster.tasks.batch import Batch, load_batch, parse_batch
 from ringmaster.tasks.batch.field_types import NAME_PATTERN
-from ringmaster.tasks.pool import requests as wishes
+from ringmaster.tasks.pool.requests import MOST_PRIORITY, RequestKind
 from ringmaster.text import printable
 
 BatchName = Annotated[str, titled("Batch", min_length=1)]
 JobNames = Annotated[list[str], titled("Jobs", examples=[["llama", "vit-lr1e-3"]])]
 NewName = Annotated[str, titled("Batch", pattern=NAME_PATTERN)]
-Priority = Annotated[float, titled("Priority", gt=0, le=wishes.MOST_PRIORITY)]
+Priority = Annotated[float, titled("Priority", gt=0, le=MOST_PRIORITY)]
 
 
 class JobsOfFile(BaseModel):
@@ -90,7 +90,7 @@ def cancel_jobs(batch: BatchName, jobs: JobNames = []) -> list[str]:  # noqa: B0
         batch: The name or the id of the batch.
         jobs: The names of the jobs to cancel. If the list is empty, this is the whole batch.
     """
-    return _ask(wishes.RequestKind.CANCEL, batch, jobs)
+    return _ask(RequestKind.CANCEL, batch, jobs)
 
 
 @flow(name="pause-jobs", flow_run_name=named("pause {batch}"), persist_result=True, result_serializer="json")
@@ -101,7 +101,7 @@ def pause_jobs(batch: BatchName, jobs: JobNames = []) -> list[str]:  # noqa: B00
         batch: The name or the id of the batch.
         jobs: The names of the jobs to pause. If the list is empty, this is the whole batch.
     """
-    return _ask(wishes.RequestKind.PAUSE, batch, jobs)
+    return _ask(RequestKind.PAUSE, batch, jobs)
 
 
 @flow(name="resume-jobs", flow_run_name=named("resume {batch}"), persist_result=True, result_serializer="json")
@@ -112,7 +112,7 @@ def resume_jobs(batch: BatchName, jobs: JobNames = []) -> list[str]:  # noqa: B0
         batch: The name or the id of the batch.
         jobs: The names of the jobs to resume. If the list is empty, these are all paused jobs of the batch.
     """
-    return _ask(wishes.RequestKind.RESUME, batch, jobs)
+    return _ask(RequestKind.RESUME, batch, jobs)
 
 
 @flow(name="set-priority", flow_run_name=named("priority of {batch}"), persist_result=True, result_serializer="json")
@@ -124,10 +124,10 @@ def set_priority(batch: BatchName, priority: Priority = 1.0, jobs: JobNames = []
         priority: The weight of the jobs' end times in the plan. The default is 1. With 2, an end time counts twice.
         jobs: The names of the jobs. If the list is empty, this is the whole batch.
     """
-    return _ask(wishes.RequestKind.SET_PRIORITY, batch, jobs, priority=priority)
+    return _ask(RequestKind.SET_PRIORITY, batch, jobs, priority=priority)
 
 
-def _ask(kind: wishes.RequestKind, batch: str, jobs: list[str], **more: Any) -> list[str]:
+def _ask(kind: RequestKind, batch: str, jobs: list[str], **more: Any) -> list[str]:
     """Returns and logs the answers of the pool's executor. Raises InputError where it refuses."""
     with open_database(pool_address()) as database:
         answers = ask_about(database, kind, batch=batch, jobs=jobs, **more)

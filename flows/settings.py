@@ -10,15 +10,14 @@ from typing import TYPE_CHECKING
 from urllib.parse import urlsplit
 
 from ringmaster.errors import InputError, input_errors
-from ringmaster.flows.process import environment
-from ringmaster.flows.process import environment as ownership
+from ringmaster.flows import environment
 from ringmaster.model_lineage import QUIET_ENVIRONMENT
 from ringmaster.model_lineage.sqlite_files import sqlite_url, unfit_characters
 from ringmaster.techniques.processes.caches import own_caches
 
 if TYPE_CHECKING:
     from ringmaster.tasks.planning.whatif.nodes import NodePrices
-    from ringmaster.tasks.pool.controller.elasticity import ElasticityOptions
+    from ringmaster.tasks.pool.node_scaler import ElasticityOptions
 
 
 JSON_RESULTS = {
@@ -176,7 +175,7 @@ def elasticity() -> ElasticityOptions | None:
     num_nodes = os.environ.get(MAX_NODES)
     if not num_nodes:
         return None
-    from ringmaster.tasks.pool.controller.elasticity import DEFAULT_IDLE_S, ElasticityOptions
+    from ringmaster.tasks.pool.node_scaler import DEFAULT_IDLE_S, ElasticityOptions
 
     idle_s = os.environ.get(NODE_IDLE_S) or str(DEFAULT_IDLE_S)
     prices = _node_prices()
@@ -256,7 +255,7 @@ def embed(folder: Path) -> None:
 
     Raises InputError where a cache of compiled code is another user's.
     """
-    ownership.keep_to_owner(folder)
+    environment.keep_to_owner(folder)
     environment.report_bypass()
     address = pool()
     defaults = {

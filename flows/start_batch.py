@@ -25,7 +25,7 @@ from ringmaster.flows.batch.batch_input import (
 from ringmaster.flows.batch.context import RunOptions
 from ringmaster.flows.batch.dry_run import DryRun, dry_run
 from ringmaster.flows.batch.flow_runs import cancel_batches, ended, for_prefect, typed_or
-from ringmaster.flows.promotion.approval import ApprovalAnswer, ask_to_start
+from ringmaster.flows.retraining.approval import ApprovalAnswer, ask_to_start
 from ringmaster.flows.train_batch import train
 from ringmaster.tasks.batch import Batch
 from ringmaster.text import markdown

@@ -16,8 +16,7 @@ from ringmaster.flows.batch.batch_input import HIDDEN, Resume, titled
 from ringmaster.flows.batch.context import RunOptions
 from ringmaster.flows.batch.flow_runs import cancel_batches, ended, named
 from ringmaster.flows.services.embedded_server import LocalFlow
-from ringmaster.flows.sweeps.file import spec_of
-from ringmaster.flows.sweeps.form import (
+from ringmaster.flows.sweep_form import (
     DeviceChoice,
     EarlyStopping,
     InlineJob,
@@ -33,6 +32,7 @@ from ringmaster.flows.sweeps.form import (
     Space,
     Sweep,
     SweepName,
+    spec_of,
 )
 from ringmaster.flows.train_batch import train
 from ringmaster.model_lineage.ledger.ledger import Ledger

@@ -3,7 +3,12 @@
 from __future__ import annotations
 
 import os
+import platform
+import uuid
 from pathlib import Path
+from typing import Any
+
+import psutil
 
 PROC = Path("/proc")
 UNKNOWN = ""
@@ -58,3 +63,20 @@ def _born(pid: int) -> str:
         return UNKNOWN
     fields = text.rpartition(")")[2].split()  # the process name before it may hold any character
     return UNKNOWN if fields[0] in "ZX" else fields[19]
+
+
+def own_row() -> dict[str, Any]:
+    """Returns what a table has of the process that holds one of its rows, with a token that no other holder has."""
+    pid = os.getpid()
+    born_s = psutil.Process(pid).create_time()
+    return {"token": uuid.uuid4().hex, "host": platform.node(), "pid": pid, "born_s": born_s}
+
+
+def runs_here(pid: int, *, born_s: float) -> bool:
+    """Returns whether the process of this machine with that number, which began at that time, still runs."""
+    try:
+        process = psutil.Process(pid)
+        is_the_same = abs(float(process.create_time()) - float(born_s)) < 1.0
+        return is_the_same and bool(process.status() != psutil.STATUS_ZOMBIE)
+    except psutil.NoSuchProcess:
+        return False

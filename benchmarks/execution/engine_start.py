@@ -31,7 +31,7 @@ STEP_S, NUM_STEPS = 0.1, 10
 PATIENCE_S = 600
 NEVER_S = 1e6
 PRELOADED = "; ".join(f"import {name.partition(':')[0]}" for name in PRELOAD)
-IMPORTS = {"prefect": "import prefect.engine, ringmaster.flows.internal_flows", "torch": PRELOADED}
+IMPORTS = {"prefect": "import prefect.engine, ringmaster.flows.pool.node", "torch": PRELOADED}
 
 
 @contextmanager

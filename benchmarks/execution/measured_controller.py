@@ -19,7 +19,7 @@ from sqlalchemy import Engine, event
 from ringmaster.flows import settings
 from ringmaster.flows.pool import controller as pool_controller
 from ringmaster.tasks.planning import Plan, Problem
-from ringmaster.tasks.pool.controller.controller import TICK_S
+from ringmaster.tasks.pool.controller import TICK_S
 
 WRITE_EVERY_S = 1.0
 

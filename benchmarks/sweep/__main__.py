@@ -178,12 +178,22 @@ def by_ringmaster(raw: Mapping[str, Any], home: Path) -> dict[str, Any]:
         "model": model_dir,
         "reported": best["held-out loss"],
         "training_s": batch["makespan_s"],
-        "evaluations": evaluations_of(home / "home"),
+        "evaluations": [*evaluations_of(home / "home"), *final_evaluations(batch, timeline)],
         "spans": [
             {**span, "start_s": timeline["zero_s"] + span["start_s"], "end_s": timeline["zero_s"] + span["end_s"]}
             for span in timeline["past"]
         ],
     }
+
+
+def final_evaluations(batch: Mapping[str, Any], timeline: Mapping[str, Any]) -> list[dict[str, Any]]:
+    """Returns the evaluations of the trials that trained to their last step, at the ends of their last segments."""
+    ends = {span["job"]: timeline["zero_s"] + span["end_s"] for span in timeline["past"]}
+    return [
+        {"name": job["name"], "step": job["num_steps"], "loss": job["metrics"]["loss"], "at": ends[job["name"]]}
+        for job in batch["jobs"]
+        if job["status"] == "done" and job["name"] in ends
+    ]
 
 
 def evaluations_of(home: Path) -> list[dict[str, Any]]:
@@ -305,7 +315,8 @@ def num_steps(evaluations: Sequence[Mapping[str, Any]]) -> int:
 
 def write(measured: Mapping[str, Any]) -> None:
     """Writes the results, the sections of the pages, and the picture of the median round."""
-    RESULTS.write_text(json.dumps(measured, indent=1) + "\n")
+    rows = [{key: value for key, value in row.items() if key != "model"} for row in measured["rows"]]
+    RESULTS.write_text(json.dumps({**measured, "rows": rows}, indent=1) + "\n")
     for page, text in ((PAGE, table(measured)), (README, short_table(measured))):
         marked = r"(?s)(<!-- sweep -->\n).*?(<!-- /sweep -->)"  # the README has such a section from its first result on
         page.write_text(re.sub(marked, lambda m, text=text: m[1] + text + m[2], page.read_text()))

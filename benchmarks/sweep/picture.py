@@ -59,6 +59,7 @@ def curves(rows: Sequence[Mapping[str, Any]]) -> str:
             f'<line x1="{frame.x(0):.1f}" y1="{y(loss):.1f}" x2="{WIDTH - RIGHT}" y2="{y(loss):.1f}" class="grid"/>'
         )
         parts.append(f'<text x="{frame.x(0) - 8:.1f}" y="{y(loss) + 4:.1f}" class="loss">{loss:.2f}</text>')
+    ends: list[tuple[float, float]] = []  # of the labels so far
     for row in rows:
         points, colour = best[row["who"]], COLOURS[row["who"]]
         path = f"M{frame.x(points[0][0]):.1f} {y(points[0][1]):.1f}"
@@ -67,7 +68,9 @@ def curves(rows: Sequence[Mapping[str, Any]]) -> str:
         parts.append(f'<path d="{path}H{end:.1f}" class="curve" stroke="{colour}"/>')
         parts.append(f'<circle cx="{end:.1f}" cy="{y(loss):.1f}" r="4.5" fill="{colour}"/>')
         words = f"{row['seconds']:.0f} s: {loss:.3f}"
-        place = f'x="{end - 4:.1f}" y="{y(loss) + 20:.1f}" style="fill:{colour}"'
+        below = y(loss) + 20 + 16 * sum(abs(end - x) < 80 and abs(y(loss) - at) < 16 for x, at in ends)
+        ends.append((end, y(loss)))
+        place = f'x="{end - 4:.1f}" y="{below:.1f}" style="fill:{colour}"'
         parts.append(f'<text {place} class="end">{xml(words)}</text>')
     return "\n".join([*parts, "</svg>"])
 

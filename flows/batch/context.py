@@ -24,14 +24,14 @@ from ringmaster.flows.batch.run_folder import (
     note_start,
 )
 from ringmaster.flows.output import announce
-from ringmaster.flows.pool.own_node import fork_server_of, own_node
+from ringmaster.flows.pool.own_node import fork_server_of, lent_here, own_node
 from ringmaster.flows.reports.progress import current_view
 from ringmaster.flows.services import first_processes
 from ringmaster.model_lineage.ledger.ledger import Ledger
 from ringmaster.model_lineage.tensors import TensorStore
 from ringmaster.tasks.batch import Batch
 from ringmaster.tasks.batch.adaptation_rules import with_teachers
-from ringmaster.tasks.cluster import Cluster, Device, detect
+from ringmaster.tasks.cluster import Cluster, detect
 from ringmaster.tasks.execution.forecast import ForecastConditions, errors_in
 from ringmaster.tasks.execution.local_engine import FileLeases, leases_of
 from ringmaster.tasks.execution.run_paths import RunPaths
@@ -39,7 +39,7 @@ from ringmaster.tasks.profiling.preflight import PreflightAhead, TrialEnvironmen
 from ringmaster.tasks.profiling.profile_store import ProfileStore
 from ringmaster.tasks.profiling.speed_beliefs import MachineLoad, at_load, present_load
 from ringmaster.tasks.profiling.stage import ProfilingResult
-from ringmaster.tasks.profiling.trials import DevicesWanted, Lend
+from ringmaster.tasks.profiling.trials import Lend
 from ringmaster.tasks.recording.async_recorder import AsyncRecorder
 from ringmaster.tasks.recording.mlflow_writer import profile_store
 from ringmaster.tasks.storage.journal import Journal
@@ -58,9 +58,6 @@ class RunOptions:
     resume: bool = False
     checkpoint_every_s: float | None = None
     seed: int = 0
-
-
-LEASE_RETRY_S = 1.0
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -188,7 +185,7 @@ def open_node_context(batch: Batch, *, home: Path) -> Iterator[NodeContext]:
         node = stack.enter_context(own_node())
         cluster = _cluster(batch, home) if node is None else node.cluster
         leases = leases_of(home, cluster)
-        lend: Lend = partial(_lent, leases, cluster, f"batch {batch.name}")
+        lend: Lend = partial(lent_here, leases, cluster, f"batch {batch.name}", current_view.get().notice)
         if node is not None:
             lend = partial(node.lent, batch.name)
         server = lent_server.get()
@@ -213,12 +210,12 @@ def open_node_context(batch: Batch, *, home: Path) -> Iterator[NodeContext]:
 
 
 @contextmanager
-def open_run_context(batch: Batch, options: RunOptions, *, home: Path | None = None) -> Iterator[RunContext]:
+def open_run_context(batch: Batch, options: RunOptions) -> Iterator[RunContext]:
     """Opens the resources for running a batch; closes all of them on exit.
 
     Raises InputError if devices, base models or a batch to resume do not exist.
     """
-    home = home or settings.home()
+    home = settings.home()
     resumed = folder_to_resume(batch, home) if options.resume else None
     if options.resume and resumed is None:
         current_view.get().notice(f"no run of {batch.name} has begun that could be resumed: it is started")
@@ -262,26 +259,6 @@ def with_weights(node_context: NodeContext, weights: Mapping[str, Path]) -> Node
         batch=replace(batch, jobs=with_teachers(batch.jobs, weights)),
         environment=replace(node_context.environment, weights=weights),
     )
-
-
-@contextmanager
-def _lent(leases: FileLeases, cluster: Cluster, holder: str, wanted: DevicesWanted) -> Iterator[tuple[Device, ...]]:
-    """Leases idle devices of this machine; waits until its other processes have returned enough of them."""
-    names = {name: cluster.device(*place) for place, name in cluster.lease_names().items()}
-    told = False
-    while True:
-        held = {name: who for name, who in leases.held().items() if name in names}
-        lent = wanted.of([name for name in names if name not in held], are_others_at_work=bool(held))
-        if lent and leases.take(lent, holder=holder):
-            break
-        if not told:
-            current_view.get().notice("waiting for devices held by " + ", ".join(sorted(set(held.values()))))
-            told = True
-        threading.Event().wait(LEASE_RETRY_S)
-    try:
-        yield tuple(names[name] for name in lent)
-    finally:
-        leases.give_back(lent)
 
 
 def _cluster(batch: Batch, home: Path) -> Cluster:

@@ -23,8 +23,7 @@ from ringmaster.errors import RunFailed, RunInterrupted
 from ringmaster.flows import settings
 from ringmaster.flows.reports.progress import current_view
 from ringmaster.model_lineage.waiting import OutageRetry
-from ringmaster.tasks.pool import requests as wishes
-from ringmaster.tasks.pool.requests import Requests
+from ringmaster.tasks.pool.requests import RequestKind, Requests
 from ringmaster.tasks.storage.database import Database
 from ringmaster.tasks.storage.journal import Journal
 from ringmaster.text import MOST_IN_NAME, printable
@@ -154,9 +153,7 @@ def cancel_batches(flow: Any, flow_run: Any, state: Any) -> None:
     with closing(Database(address.database, patience_s=60.0)) as database:
         requests = Requests(database)
         for batch, _ in Journal(database, batch="").get(runs_fact(str(flow_run.id)), {}).values():
-            requests.ask(
-                wishes.RequestKind.CANCEL, {"batch": batch, "jobs": []}, key=f"cancel {batch} of {flow_run.id}"
-            )
+            requests.ask(RequestKind.CANCEL, {"batch": batch, "jobs": []}, key=f"cancel {batch} of {flow_run.id}")
 
 
 def notices() -> Callable[[str], None]:

@@ -24,7 +24,7 @@ from ringmaster.flows.batch.result import (
     log_decision,
     report_refusals,
 )
-from ringmaster.flows.process.interrupts import stopped_by_signals
+from ringmaster.flows.interrupts import stopped_by_signals
 from ringmaster.flows.reports.progress import current_view
 from ringmaster.tasks.alarms import DeadlineAlarms
 from ringmaster.tasks.alarms.task import sound

@@ -3,18 +3,27 @@
 from __future__ import annotations
 
 import json
+import re
+from collections.abc import Iterable, Sequence
 from contextlib import suppress
+from datetime import datetime, timedelta
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 import typer
 
 from ringmaster.errors import InputError
-from ringmaster.flows.output import AsJson, output_console, print_json
+from ringmaster.flows import settings
+from ringmaster.flows.commands.running import Profiles
+from ringmaster.flows.output import AsJson, announce, error_console, output_console, print_json
+from ringmaster.flows.settings import located
 from ringmaster.tasks.files import text_of
 
 if TYPE_CHECKING:
     from ringmaster.tasks.planning import Plan, Problem
+    from ringmaster.tasks.planning.whatif.changes import Change, Deadline
+    from ringmaster.tasks.planning.whatif.deadlines import DeadlineAnswer
+    from ringmaster.tasks.planning.whatif.gains import Gain, WhatIf
 
 
 MAX_BYTES = 200_000_000
@@ -122,7 +131,7 @@ def check(
     """
     from ringmaster.tasks.planning import certified_bound, verify
     from ringmaster.tasks.planning.bounds.bounds import COUNTING, counted_bound_s
-    from ringmaster.tasks.planning.problems.problem_validation import shown
+    from ringmaster.tasks.planning.problems import problem_validation
 
     problem, planned = read_problem(problem_file), read_plan(plan_file)
     if faults := verify(planned, problem):
@@ -145,7 +154,7 @@ def check(
         lines.append(f"OK: no plan ends before {planned.lower_bound_s:.1f} s, which needs no prices")
     if planned.solver_bound_s is not None:
         claim = f"no plan which splits no job ends before {planned.solver_bound_s:.1f} s"
-        lines.append(f"not checked: that {claim}, as {shown(planned.solver)} claims")
+        lines.append(f"not checked: that {claim}, as {problem_validation.shown(planned.solver)} claims")
     if planned.value is not None and planned.value_bound is not None:
         least = f"no plan has a {planned.objective} below {planned.value_bound:.2f}"
         above = f"; the plan's {planned.value:.2f} is at most {planned.gap:.2%} more" if planned.gap is not None else ""
@@ -172,3 +181,214 @@ def _simple(problem: Problem) -> dict[str, float]:
             plan = rule(problem)
             makespans[plan.method] = plan.makespan_s
     return makespans
+
+
+UNITS_S = {"d": 86_400.0, "h": 3600.0, "m": 60.0, "s": 1.0, "": 1.0}
+CLOCK = re.compile(r"([01]?\d|2[0-3]):([0-5]\d)")
+DURATION = re.compile(r"(\d+(?:\.\d+)?)([dhms]?)")
+DEVICES = re.compile(r"([1-9]\d{0,5})(?::(.+))?")
+
+
+def whatif(
+    file: Annotated[Path, typer.Argument(metavar="PROBLEM.json|BATCH.yaml", help="Planning problem, or batch file.")],
+    add_devices: Annotated[
+        list[str] | None,
+        typer.Option(metavar="N[:TYPE]", help="Add N devices to the node where they gain most by the prices."),
+    ] = None,
+    add_node: Annotated[list[str] | None, typer.Option(metavar="N[:TYPE]", help="Add a node of N devices.")] = None,
+    without: Annotated[
+        list[str] | None, typer.Option(metavar="JOB[,JOB...]", help="Leave these jobs out together.")
+    ] = None,
+    deadline: Annotated[
+        list[str] | None,
+        typer.Option(
+            metavar="TIME", help="Time by which all jobs are to end: 06:00, or within 6h, 90m or 3600 seconds."
+        ),
+    ] = None,
+    explain: Annotated[
+        bool, typer.Option("--explain", help="Name the nodes and jobs that decide when the last job ends.")
+    ] = False,
+    plan: Annotated[
+        Path | None, typer.Option(metavar="PLAN.json", help="Plan of the problem; default: a new one.")
+    ] = None,
+    at_once: Annotated[
+        bool, typer.Option("--at-once", help="Tell only what is certain at once; nothing is planned again.")
+    ] = False,
+    work: Annotated[
+        float, typer.Option(help="Search budget of each plan, in seconds of an idle machine.", min=0.1)
+    ] = 30.0,
+    time_limit: Annotated[float, typer.Option(help="Wall-clock limit of each search, in seconds.", min=0.1)] = 300.0,
+    profiles: Annotated[
+        Profiles, typer.Option(help="Predict unknown runtimes of a batch, as a run does, or measure them.")
+    ] = "predict",
+    seed: Annotated[int, typer.Option(help="Seed of the search.", min=0)] = 0,
+    as_json: AsJson = False,
+) -> None:
+    """What more devices would gain, what a job costs, and whether all jobs can end in time.
+
+    First an interval that is certain, by the prices that prove the plan's bound; then the changed problem is planned
+    anew. Options may be repeated; each is a question of its own. A batch is profiled and planned as by
+    `ringmaster run --dry-run`, by the profiles that are stored where there are any.
+    """
+    due_s = [seconds_until(text, now=datetime.now().astimezone()) for text in deadline or ()]
+    counts = [_devices(text) for text in (*(add_devices or ()), *(add_node or ()))]
+    if not (counts or without or due_s or explain):
+        raise InputError(
+            ["nothing is asked. To fix: give --add-devices, --add-node, --without, --deadline or --explain"]
+        )
+    limits: dict[str, Any] = {"work_s": work, "time_limit_s": time_limit, "seed": seed}
+    if file.suffix.lower() in (".yaml", ".yml"):
+        problem, planned = _of_batch(file, plan, profiles=profiles, seed=seed)
+    else:
+        problem = read_problem(file)
+        planned = _made(problem, limits) if plan is None else read_plan(plan)
+    from ringmaster.tasks.planning.whatif.changes import Deadline, MoreDevices, MoreNodes
+    from ringmaster.tasks.planning.whatif.gains import WhatIf
+
+    more = len(add_devices or ())
+    changes: list[Change] = [MoreDevices(num_devices=num, device_type=kind) for num, kind in counts[:more]]
+    changes += [MoreNodes(num_devices=num, device_type=kind) for num, kind in counts[more:]]
+    changes += [_left_out(problem, text) for text in without or ()]
+    _check(problem, changes)
+    # A batch was profiled and planned meanwhile.
+    due_s = [seconds_until(text, now=datetime.now().astimezone()) for text in deadline or ()]
+    report = _Report(WhatIf(problem, planned), is_quiet=as_json)
+    gains = report.gains(changes, limits=None if at_once else limits)
+    deadlines = report.deadlines([Deadline(due_s=each_s) for each_s in due_s], searches=not at_once, **limits)
+    explained = report.explanation() if explain else {}
+    if as_json:
+        bounds = {"makespan_s": report.what_if.makespan_s, "lower_bound_s": report.what_if.bound_s}
+        print_json({**bounds, "answers": [*gains, *deadlines], **explained})
+
+
+class _Report:
+    """Answers question by question, and prints each sentence as soon as it is known."""
+
+    def __init__(self, what_if: WhatIf, *, is_quiet: bool) -> None:
+        from ringmaster.tasks.planning.gantt import seconds_text
+
+        self.what_if, self._is_quiet, self._console = what_if, is_quiet, output_console()
+        end, bound = seconds_text(what_if.makespan_s), seconds_text(what_if.bound_s)
+        self._say([f"The plan ends after {end}; no plan ends before {bound}."])
+
+    def gains(self, changes: Sequence[Change], *, limits: dict[str, Any] | None) -> list[dict[str, Any]]:
+        """Answers what changes gain. limits: of the searches; None for no search."""
+        from ringmaster.tasks.planning.whatif.answers import gain_json
+
+        found = []
+        for change in changes:
+            gain = self._said(self.what_if.gain(change))
+            found.append(gain if limits is None else self._said(self.what_if.planned(gain, **limits)))
+        return [gain_json(gain) for gain in found]
+
+    def deadlines(self, questions: Sequence[Deadline], **search: Any) -> list[dict[str, Any]]:
+        """Answers whether all jobs can end in time. search: as for `answer_deadline`."""
+        from ringmaster.tasks.planning.whatif.answers import deadline_json, deadline_lines
+        from ringmaster.tasks.planning.whatif.deadlines import answer_deadline
+
+        found: list[DeadlineAnswer] = []
+        for question in questions:
+            found.append(answer_deadline(self.what_if, question, **search))
+            self._say(deadline_lines(found[-1]))
+        return [deadline_json(answer) for answer in found]
+
+    def explanation(self) -> dict[str, Any]:
+        """Says which nodes and jobs decide when the last job ends."""
+        from ringmaster.tasks.planning.whatif.answers import explanation_json, explanation_lines
+        from ringmaster.tasks.planning.whatif.explanation import explain
+
+        explanation = explain(self.what_if)
+        self._say(explanation_lines(explanation))
+        return {"explanation": explanation_json(explanation)}
+
+    def _said(self, gain: Gain) -> Gain:
+        from ringmaster.tasks.planning.whatif.answers import gain_lines
+
+        self._say(gain_lines(gain, self.what_if))
+        return gain
+
+    def _say(self, lines: Iterable[str]) -> None:
+        for line in () if self._is_quiet else lines:
+            self._console.print(line, soft_wrap=True)
+
+
+def seconds_until(text: str, *, now: datetime) -> float:
+    """Returns the seconds from `now` to a time of the day, or of a duration such as 6h, 1h30m or 3600.
+
+    A time of the day that is over is that of tomorrow. Raises InputError where the text is neither.
+    """
+    if found := CLOCK.fullmatch(text):
+        then = now.replace(hour=int(found[1]), minute=int(found[2]), second=0, microsecond=0)
+        return ((then if then > now else then + timedelta(days=1)) - now).total_seconds()
+    parts = DURATION.findall(text)
+    if parts and "".join(number + unit for number, unit in parts) == text:
+        seconds = sum(float(number) * UNITS_S[unit] for number, unit in parts)
+        if seconds > 0:
+            return seconds
+    raise InputError(
+        [f"--deadline {text!r} is not a valid time. To fix: give a time of the day, 06:00, or 6h, 90m or 3600"]
+    )
+
+
+def _devices(text: str) -> tuple[int, str]:
+    """Returns the number and the type of devices."""
+    if found := DEVICES.fullmatch(text):
+        return int(found[1]), found[2] or ""
+    raise InputError([f"{text!r} is not a valid number of devices. To fix: give a number from 1 on, or 2:TYPE"])
+
+
+def _check(problem: Problem, changes: Iterable[Change]) -> None:
+    """Raises InputError with the faults of all changes, before the first one is answered."""
+    from ringmaster.errors import ProblemError
+    from ringmaster.tasks.planning.whatif.changes import changed
+
+    faults: list[str] = []
+    for change in changes:
+        try:
+            changed(problem, change)
+        except ProblemError as error:
+            faults += error.faults
+    if faults:
+        raise InputError(faults)
+
+
+def _left_out(problem: Problem, text: str) -> Change:
+    from ringmaster.tasks.planning.whatif.changes import FewerJobs
+
+    is_job = any(job.id == text for job in problem.jobs)  # a job may have commas in its name
+    return FewerJobs(jobs=(text,) if is_job else tuple(dict.fromkeys(filter(None, text.split(",")))))
+
+
+def _made(problem: Problem, limits: dict[str, Any]) -> Plan:
+    from ringmaster.tasks.planning.groups.fusion import choose_groups
+
+    announce("planning; --plan takes a plan that is there already")
+    return choose_groups(problem, **limits).together
+
+
+def _of_batch(file: Path, plan: Path | None, *, profiles: Profiles, seed: int) -> tuple[Problem, Plan]:
+    """Returns the planning problem of a batch, and the plan of a dry run, without deadlines that it cannot meet."""
+    from ringmaster.tasks.batch import load_batch
+
+    batch = load_batch(located(file))
+    if plan is not None:
+        raise InputError(["--plan is for a problem file. To fix: give the problem.json of that plan, not the batch"])
+    if batch.terms.objective != "makespan":
+        raise InputError(
+            [f"{file}: the batch minimises {batch.terms.objective}, and what a change gains is known for the makespan "
+             f"alone. To fix: `ringmaster profile {file} -o problem.json`, then `ringmaster whatif problem.json`"]
+        )  # fmt: skip
+    settings.embed(settings.home())
+    announce("loading what looks at jobs and plans; no server is started")
+    from ringmaster.flows.batch.dry_run import dry_run
+    from ringmaster.flows.reports.progress import shown
+    from ringmaster.tasks.planning.problems.terms import without_deadlines
+
+    console = error_console()
+    with shown(console):
+        found = dry_run(batch, profiles=profiles, seed=seed)
+    for line in found.sentences():
+        console.print(line, soft_wrap=True)
+    if found.problem is None or found.plan is None:
+        raise InputError([f"{file}: no job can be trained: {found.summary()}"])
+    return without_deadlines(found.problem, found.late), found.plan

@@ -14,7 +14,6 @@ from __future__ import annotations
 
 import json
 import logging
-import threading
 import time
 from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
@@ -45,8 +44,7 @@ from sqlalchemy.exc import SQLAlchemyError
 
 from ringmaster.flows.batch.batch_input import ANSWER_WITHIN_S
 from ringmaster.flows.batch.flow_runs import OF_COMMAND, runs_fact
-from ringmaster.flows.pool.segment_runs import OpenClient
-from ringmaster.flows.promotion.approval import silence_to_start
+from ringmaster.flows.retraining.approval import silence_to_start
 from ringmaster.tasks.pool.requests import Request, RequestKind, Requests, RequestStatus, SilenceMonitor
 from ringmaster.tasks.pool.submissions import CANCELLED, MEASURING, BatchMeasurement, Submissions, measurements, name_of
 from ringmaster.tasks.storage.database import Database
@@ -56,10 +54,8 @@ from ringmaster.text import printable_lines
 logger = logging.getLogger(__name__)
 
 ASKING_DEPLOYMENT = "train-batch"
-ANSWER_LOOK_EVERY_S = 30.0
 
 DEPLOYMENT = "train-batch/train-batch"
-LOOK_EVERY_S = 1.0  # interval of the checks for batches without a run
 FOLLOW_EVERY_S = 5.0  # interval of the checks of their runs
 RUNS_AT_ONCE = 200  # what Prefect's server returns at most
 MOST_FAILURES = 2  # of the handling of one request
@@ -67,7 +63,6 @@ CANCELLED_WITHIN = timedelta(seconds=60)  # the time for a process to end; after
 PASSING = (HTTPStatus.NOT_FOUND, HTTPStatus.REQUEST_TIMEOUT, HTTPStatus.TOO_MANY_REQUESTS)  # 404: not deployed yet
 MOST_RUNS = 4  # runs of one flow run without an active batch: repeated crashes have another cause than a machine
 DEPLOYMENTS = ("train-batch", "sweep", "retrain-daily", "submit-jobs")
-CRASH_LOOK_EVERY_S = 10.0
 RECENT = timedelta(hours=1)
 BEGUN_WITHIN = timedelta(minutes=5)  # time for a claimed run to begin
 
@@ -77,14 +72,6 @@ class LateAnswers:
 
     def __init__(self, *, clock: Callable[[], datetime] = lambda: datetime.now(UTC)) -> None:
         self._clock = clock
-
-    def keep_looking(self, until: threading.Event) -> None:
-        """Checks the suspended runs periodically until `until` is set; skips checks while Prefect is away."""
-        prefect = OpenClient()
-        while not until.wait(ANSWER_LOOK_EVERY_S):
-            with suppress(httpx.HTTPError, PrefectException, ValueError), prefect.use() as client:
-                self.answer(client)
-        prefect.close()
 
     def answer(self, client: SyncPrefectClient) -> list[str]:
         """Answers runs that have waited too long, as their own parameters specify; returns their names."""
@@ -124,23 +111,6 @@ class BatchRuns:
         self._failures: Counter[int] = Counter()  # by request
         self._silences = SilenceMonitor(clock=clock, silent_s=silent_s, blind_s=3 * FOLLOW_EVERY_S)
         self._followed_s = -FOLLOW_EVERY_S
-        self._is_told = False  # that Prefect keeps them waiting
-
-    def keep_looking(self, until: threading.Event) -> None:
-        """Checks the batches periodically until `until` is set; skips checks while the database is away."""
-        while not until.wait(LOOK_EVERY_S):
-            with suppress(SQLAlchemyError):
-                self._look_patiently()
-
-    def _look_patiently(self) -> None:
-        try:
-            self.look()
-        except (httpx.HTTPError, PrefectException, ValueError) as error:  # ValueError: what answers is not Prefect
-            if not self._is_told:
-                logger.warning("batches that were handed over wait for Prefect: %s: %s", type(error).__name__, error)
-            self._is_told = True
-        else:
-            self._is_told = False
 
     def look(self) -> None:
         """Creates the missing runs, and checks the states of the others."""
@@ -301,16 +271,6 @@ class CrashedRuns:
 
     def __init__(self, database: Database, *, clock: Callable[[], datetime] = lambda: datetime.now(UTC)) -> None:
         self._database, self._clock = database, clock
-
-    def keep_looking(self, until: threading.Event) -> None:
-        """Checks for crashed runs periodically until `until` is set; skips checks while Prefect is away."""
-        # ValueError: what answers is not Prefect.
-        passing = (httpx.HTTPError, PrefectException, SQLAlchemyError, ValueError)
-        prefect = OpenClient()
-        while not until.wait(CRASH_LOOK_EVERY_S):
-            with suppress(*passing), prefect.use() as client:
-                self.revive(client)
-        prefect.close()
 
     def revive(self, client: SyncPrefectClient) -> list[str]:
         """Schedules crashed runs again; returns their names.

@@ -15,10 +15,10 @@ from sqlalchemy.exc import SQLAlchemyError
 
 from ringmaster.errors import input_errors
 from ringmaster.flows import settings
+from ringmaster.flows.interrupts import stop_signals
 from ringmaster.flows.pool.batch_runs import BatchRuns, CrashedRuns, LateAnswers
-from ringmaster.flows.pool.segment_runs import PrefectNodeRuns, SegmentRuns
-from ringmaster.flows.process.interrupts import stop_signals
-from ringmaster.flows.process.process_log import ProcessRole, log_to_stderr
+from ringmaster.flows.pool.segment_runs import AWAY, OpenClient, PrefectNodeRuns, SegmentRuns
+from ringmaster.flows.process_log import ProcessRole, log_to_stderr
 from ringmaster.flows.reports.progress import describe
 from ringmaster.flows.services.service_files import say_ready
 from ringmaster.flows.settings import PoolAddress
@@ -30,8 +30,8 @@ from ringmaster.tasks.execution.engine import WORKERS, Engine, EngineContext, bu
 from ringmaster.tasks.execution.events import ExecutionEvent
 from ringmaster.tasks.execution.executor import Executor
 from ringmaster.tasks.execution.replanner import Replanner
-from ringmaster.tasks.pool.controller.controller import HOLDER_OF_SEGMENTS, PoolController
-from ringmaster.tasks.pool.controller.failover import BEAT_EVERY_S, Leadership
+from ringmaster.tasks.pool.controller import HOLDER_OF_SEGMENTS, PoolController
+from ringmaster.tasks.pool.failover import BEAT_EVERY_S, Leadership
 from ringmaster.tasks.pool.nodes import NodeRegistry, PoolLeases, Timeouts
 from ringmaster.tasks.pool.submissions import Submission, Submissions
 from ringmaster.tasks.storage.database import BatchingDatabase, Database, DatabaseClosed
@@ -41,7 +41,9 @@ from ringmaster.tasks.timeline.reader import TimelineReader
 
 logger = logging.getLogger(__name__)
 
-LOOK_EVERY_S = 10.0
+SEGMENTS_EVERY_S = BATCHES_EVERY_S = 1.0  # intervals of the watchers' checks
+ALARMS_EVERY_S = CRASHES_EVERY_S = 10.0
+ANSWERS_EVERY_S = 30.0
 
 Sound = Callable[[Alarm], None]
 """Sends an alarm."""
@@ -51,8 +53,6 @@ STAND_BY_S = 1.0  # interval of the leader checks
 BEGIN_AGAIN_S = 10.0  # between two beginnings of a watcher that fails
 FAREWELL_S = 3.0  # timeout of a database that is away when the process is to end
 Notice = Callable[[str], None]
-Watch = Callable[[threading.Event], None]
-"""Looks at the pool or at Prefect periodically until the event is set."""
 
 
 class PoolAlarms:
@@ -63,12 +63,6 @@ class PoolAlarms:
         self._nodes = NodeAlarms()
         self._deadlines: dict[str, DeadlineAlarms | None] = {}  # by active batch; None for one without deadlines
         self._timeline_reader = TimelineReader(database, name="the pool", is_pool=True)
-
-    def keep_looking(self, until: threading.Event) -> None:
-        """Checks the pool periodically until `until` is set; skips checks while the database is away."""
-        while not until.wait(LOOK_EVERY_S):
-            with suppress(SQLAlchemyError, DatabaseClosed):
-                self.look()
 
     def look(self) -> list[Alarm]:
         """Sends and returns the alarms that are new since the last check."""
@@ -166,28 +160,34 @@ def _taken_over(database: Database, stopping: threading.Event, *, seed: int) -> 
         pacemaker = threading.Thread(target=partial(controller.keep_ticking, stopping), name="pacemaker", daemon=True)
         pacemaker.start()
         # Twice the usual timeout, as no device is at stake and a process that has just begun may be slow.
-        silent_s = 2 * Timeouts.of_environment().lost_after_s
-        watchers: Mapping[str, Watch] = {
-            "segment-runs": segment_runs.keep_looking,
-            "crashed-runs": CrashedRuns(database).keep_looking,
-            "batch-runs": BatchRuns(database, silent_s=silent_s).keep_looking,
-            "alarms": PoolAlarms(database).keep_looking,
-            "late-answers": LateAnswers().keep_looking,
+        batch_runs = BatchRuns(database, silent_s=2 * Timeouts.of_environment().lost_after_s)
+        watchers: Mapping[str, tuple[Callable[[], object], float]] = {
+            "segment-runs": (segment_runs.look_when_due, SEGMENTS_EVERY_S),
+            "crashed-runs": (partial(OpenClient().call, CrashedRuns(database).revive), CRASHES_EVERY_S),
+            "batch-runs": (batch_runs.look, BATCHES_EVERY_S),
+            "alarms": (PoolAlarms(database).look, ALARMS_EVERY_S),
+            "late-answers": (partial(OpenClient().call, LateAnswers().answer), ANSWERS_EVERY_S),
         }
-        for name, watch in watchers.items():
-            threading.Thread(target=keep_looking, args=(watch, stopping), name=name, daemon=True).start()
+        for name, (look, every_s) in watchers.items():
+            threading.Thread(target=keep_looking, args=(look, stopping, every_s), name=name, daemon=True).start()
         yield executor
 
 
-def keep_looking(watch: Watch, stopping: threading.Event) -> None:
-    """Has a part of this process look until `stopping` is set.
-
-    One that raises is logged once for each error, and begins again.
-    """
-    told = set[str]()
-    while not stopping.is_set():
+def keep_looking(look: Callable[[], object], stopping: threading.Event, every_s: float) -> None:
+    """Calls `look` at intervals. Prefect's absence is logged once each time, any other failure once for each cause."""
+    told, is_away = set[str](), False
+    while not stopping.wait(every_s):
         try:
-            watch(stopping)
+            look()
+            is_away = False
+        except (SQLAlchemyError, DatabaseClosed):  # the database logs its absence itself
+            continue
+        except AWAY as error:
+            if not is_away:
+                logger.warning(
+                    "%s waits for Prefect: %s: %s", threading.current_thread().name, type(error).__name__, error
+                )
+            is_away = True
         except Exception as error:
             if repr(error) not in told:
                 told.add(repr(error))

@@ -23,9 +23,9 @@ from prefect.client.orchestration import PrefectClient, get_client
 from prefect.exceptions import ObjectAlreadyExists, ObjectNotFound
 from prefect.workers.process import ProcessWorker
 
-from ringmaster.flows.process import environment
-from ringmaster.flows.process.interrupts import end_with_parent
-from ringmaster.flows.process.process_log import ProcessRole, log_to_stderr
+from ringmaster.flows import environment
+from ringmaster.flows.interrupts import end_with_parent
+from ringmaster.flows.process_log import ProcessRole, log_to_stderr
 from ringmaster.techniques.processes.stopped import StoppedProcesses
 
 logger = logging.getLogger(__name__)

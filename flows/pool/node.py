@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import socket
 import threading
 import time
@@ -10,19 +11,21 @@ from contextlib import contextmanager, suppress
 from urllib.parse import urlsplit
 
 import httpx
+from prefect import flow, get_run_logger
+from prefect.runtime import flow_run
 
-from ringmaster.errors import NodeAlreadyServed, ReleaseMismatch, input_errors
+from ringmaster.errors import InputError, NodeAlreadyServed, ReleaseMismatch, input_errors
 from ringmaster.flows import settings
+from ringmaster.flows.interrupts import stop_signals
 from ringmaster.flows.pool.flow_worker import DEFAULT_QUEUE, REQUESTS_QUEUE, FlowWorker, queue_of
-from ringmaster.flows.pool.own_node import NodeOptions, fork_server_of
-from ringmaster.flows.process.interrupts import stop_signals
-from ringmaster.flows.process.process_log import ProcessRole, log_to_stderr
+from ringmaster.flows.pool.own_node import NodeOptions, cluster_of, fork_server_of, node_name
+from ringmaster.flows.process_log import ProcessRole, log_to_stderr, logs_to
 from ringmaster.flows.services.service_files import say_ready
 from ringmaster.flows.settings import PoolAddress
 from ringmaster.tasks.background_worker import running
 from ringmaster.tasks.device_monitor import Telemetry
 from ringmaster.tasks.execution.local_engine import leases_of
-from ringmaster.tasks.pool.node_agent import NodeAgent
+from ringmaster.tasks.pool.node_agent import DRAIN_S, NodeAgent
 from ringmaster.tasks.pool.node_gangs import hold_devices
 from ringmaster.tasks.pool.nodes import Timeouts
 from ringmaster.tasks.storage.database import Database, DatabaseClosed
@@ -181,3 +184,42 @@ def _address_towards(url: str) -> str:
         probe.connect(target)  # sends nothing: the kernel only chooses the source address
         address: str = probe.getsockname()[0]
         return address
+
+
+@flow(name="segment", flow_run_name="segment {segment}", persist_result=False)
+def segment(segment: int) -> None:
+    """Shows a segment of a job, which the pool's controller starts and ends. Cancel it to preempt the segment.
+
+    Args:
+        segment: Number of the segment.
+    """
+    raise RuntimeError(
+        f"segment {segment} is started by the pool's controller, not by a worker of Prefect. To fix: end the worker "
+        "that serves the queue `segments`"
+    )
+
+
+@flow(name="serve-node", persist_result=False)
+def serve_node_run(devices: str = "auto", drain_s: float = DRAIN_S) -> None:
+    """Serves the machine on which it runs as a node of the pool.
+
+    Args:
+        devices: auto, cpu:N, gpu:N or gpu:all; auto takes the GPUs, or CPU slots where there is none.
+        drain_s: Seconds that running jobs have to write a checkpoint when the machine is taken back.
+    """
+    address = settings.pool()
+    if address is None:
+        raise InputError(["this flow serves a node of a pool, and no pool is named. To fix: `ringmaster up`"])
+    options = NodeOptions(
+        home=settings.home(),
+        pool=address,
+        name=node_name(os.environ.get(settings.OWN_NODE)),
+        cluster=cluster_of(devices),
+        allocation=os.environ.get(settings.ALLOCATION) or str(flow_run.id),
+        drain_s=drain_s,
+    )
+    os.environ[settings.OWN_NODE] = options.name  # for the flows that run here, which measure on these devices
+    logger = get_run_logger()
+    with logs_to(logger):
+        if not serve_node(options, notice=logger.info):
+            raise RuntimeError(f"another process serves node {options.name} by now")

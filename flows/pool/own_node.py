@@ -6,7 +6,7 @@ import math
 import os
 import platform
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import ExitStack, closing, contextmanager
 from dataclasses import asdict, dataclass
 from pathlib import Path
@@ -16,10 +16,10 @@ from ringmaster.flows import settings
 from ringmaster.flows.settings import PoolAddress
 from ringmaster.tasks.batch.field_types import NAME_REMEDY, is_name
 from ringmaster.tasks.cluster import Cluster, Device, Node, detect
-from ringmaster.tasks.pool import requests as wishes
+from ringmaster.tasks.execution.local_engine import FileLeases
 from ringmaster.tasks.pool.node_agent import DRAIN_S
 from ringmaster.tasks.pool.nodes import NodeRecord, NodeRegistry, NodeStatus, Timeouts
-from ringmaster.tasks.pool.requests import Requests
+from ringmaster.tasks.pool.requests import RequestKind, Requests, RequestStatus
 from ringmaster.tasks.profiling.trials import DevicesWanted
 from ringmaster.tasks.storage.database import Database
 
@@ -70,6 +70,7 @@ def cluster_of(devices: str) -> Cluster:
         raise InputError([f"--devices {devices}: {error}"]) from error
 
 
+LEASE_RETRY_S = 1.0
 IDLE_WITHIN_S = 120.0  # how long trials wait for idle devices
 
 
@@ -156,18 +157,40 @@ def lent(
     if idle_within_s is None:
         idle_within_s = math.inf if wanted.presses else IDLE_WITHIN_S
     content = {"node": node.name, "for": whose, "beats": 0, **asdict(wanted)}
-    number = requests.ask(wishes.RequestKind.LEND, content)
+    number = requests.ask(RequestKind.LEND, content)
     until_s = time.monotonic() + idle_within_s
     with ExitStack() as stack:
-        stack.callback(requests.answer, number, status=wishes.RequestStatus.WITHDRAWN)
+        stack.callback(requests.answer, number, status=RequestStatus.WITHDRAWN)
         stack.enter_context(requests.renewed(lambda: number, every_s=beat_every_s))
         answer = requests.wait(
             number,
-            until=lambda: time.monotonic() > until_s or requests.read(number).status == wishes.RequestStatus.WITHDRAWN,
+            until=lambda: time.monotonic() > until_s or requests.read(number).status == RequestStatus.WITHDRAWN,
         )
-        if answer.status == wishes.RequestStatus.OPEN:
+        if answer.status == RequestStatus.OPEN:
             raise DevicesBusy(f"{wanted.least} devices of {node.name} were not idle within {idle_within_s:.0f} s")
-        if answer.status != wishes.RequestStatus.GRANTED:
+        if answer.status != RequestStatus.GRANTED:
             why = answer.answer.get("message", answer.status)
             raise NodeUnavailable([f"the devices of {node.name} cannot be had for trials: {why}"])
         yield tuple(node.devices[int(name.rpartition(":")[2])] for name in answer.answer["devices"])
+
+
+@contextmanager
+def lent_here(
+    leases: FileLeases, cluster: Cluster, holder: str, notice: Callable[[str], None], wanted: DevicesWanted
+) -> Iterator[tuple[Device, ...]]:
+    """Leases idle devices of this machine; waits until its other processes have returned enough of them."""
+    names = {name: cluster.device(*place) for place, name in cluster.lease_names().items()}
+    told = False
+    while True:
+        held = {name: who for name, who in leases.held().items() if name in names}
+        lent = wanted.of([name for name in names if name not in held], are_others_at_work=bool(held))
+        if lent and leases.take(lent, holder=holder):
+            break
+        if not told:
+            notice("waiting for devices held by " + ", ".join(sorted(set(held.values()))))
+            told = True
+        time.sleep(LEASE_RETRY_S)
+    try:
+        yield tuple(names[name] for name in lent)
+    finally:
+        leases.give_back(lent)

@@ -15,11 +15,11 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager, suppress
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Any
 
 from ringmaster.codec import to_json
 from ringmaster.errors import BatchCancelled
-from ringmaster.flows import settings
+from ringmaster.flows import interrupts, settings
 from ringmaster.flows.batch.artifacts import show_records
 from ringmaster.flows.batch.context import RunOptions
 from ringmaster.flows.batch.flow_runs import (
@@ -33,11 +33,18 @@ from ringmaster.flows.batch.flow_runs import (
 from ringmaster.flows.batch.group_choice import choose_together
 from ringmaster.flows.batch.result import MEASURED, BatchResult, are_measured, close_records, collect, report_refusals
 from ringmaster.flows.batch.run_folder import alone_in, base_weights, begun, checkpoint_root_of, note_start
-from ringmaster.flows.pool.follower import BatchFollower, followed_batch, num_devices, shown_in_prefect
+from ringmaster.flows.pool.follower import (
+    IS_OVER,
+    BatchFollower,
+    PoolRun,
+    followed_batch,
+    num_devices,
+    place_of_run,
+    reopen,
+    shown_in_prefect,
+)
 from ringmaster.flows.pool.own_node import healthy
-from ringmaster.flows.pool.pool_run import IS_OVER, PoolRun, place_of_run, reopen
 from ringmaster.flows.pool.profiling import keeping_a_node, profile_on_pool
-from ringmaster.flows.process import interrupts
 from ringmaster.flows.reports.progress import current_view
 from ringmaster.flows.settings import PoolAddress
 from ringmaster.model_lineage.ledger.ledger import Ledger
@@ -64,28 +71,14 @@ CANCELLED_EVERY_S = 2.0  # how often a process looks whether its batch is cancel
 FUSING_WORK_S = 10.0  # to choose which jobs are trained together
 
 
-class OpenLedger(Protocol):
-    """A function that opens the pool's records, such as `Ledger`."""
-
-    def __call__(self, uri: str, /, *, waiting: OutageRetry | None = None) -> Ledger:
-        """Opens the records at a URI; with `waiting`, calls wait for a server that is away."""
-
-
-class ProfileJobs(Protocol):
-    """A function that profiles the jobs of a batch, such as `profile_on_pool`."""
-
-    def __call__(self, batch: Batch, *, key: str, database: Database) -> ProfilingResult:
-        """Returns the profiles of the batch, which has the id `key` in the pool."""
-
-
 @contextmanager
 def open_pooled_run(
     batch: Batch,
     address: PoolAddress,
     options: RunOptions,
     *,
-    profile: ProfileJobs = profile_on_pool,
-    open_ledger: OpenLedger = Ledger,
+    profile: Callable[..., ProfilingResult] = profile_on_pool,
+    open_ledger: Callable[..., Ledger] = Ledger,
     shown: Callable[[PoolRun, Submission], Sequence[Listener]] = shown_in_prefect,
     sweep_scheduler: SweepScheduler | None = None,
 ) -> Iterator[PooledRun]:
@@ -207,7 +200,7 @@ class PooledRun:
         run: PoolRun,
         options: RunOptions,
         *,
-        profile: ProfileJobs,
+        profile: Callable[..., ProfilingResult],
         patient_ledger: Callable[[], Ledger],
         shown: Callable[[PoolRun, Submission], Sequence[Listener]],
         sweep_scheduler: SweepScheduler | None,

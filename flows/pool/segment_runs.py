@@ -8,11 +8,11 @@ a person go the other way: cancelling a run preempts its segment, and retrying a
 from __future__ import annotations
 
 import logging
-import threading
 import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager, suppress
 from datetime import UTC, datetime
+from typing import TypeVar
 from uuid import UUID
 
 import httpx
@@ -30,7 +30,6 @@ from prefect.client.schemas.objects import FlowRun, State, StateType
 from prefect.exceptions import ObjectNotFound, PrefectException
 from prefect.states import AwaitingRetry, Cancelled, Cancelling, Completed, Crashed, Failed, Pending, Running, Scheduled
 from sqlalchemy import select
-from sqlalchemy.exc import SQLAlchemyError
 
 from ringmaster.flows.batch.flow_runs import prefect_is_away
 from ringmaster.tasks.execution.engine import NodeRun
@@ -49,12 +48,13 @@ from ringmaster.text import printable
 
 logger = logging.getLogger(__name__)
 
+T = TypeVar("T")
+
 FLOW = NODE_DEPLOYMENT = "serve-node"
 RUNS_AT_ONCE = 200  # what Prefect's server returns at most
 LIVE = (StateType.SCHEDULED, StateType.PENDING, StateType.RUNNING, StateType.CANCELLING)
 DEPLOYMENT = "segment/z-internal-segment"
 QUEUE = "segments"  # of the work pool. No worker serves it, as nothing is to be started for these runs
-LOOK_EVERY_S = 1.0
 ACTIONS_EVERY_S = 5.0  # interval of the checks for runs that a person has cancelled or retried
 CURSOR = "segment_runs_shown"  # the pool's fact: the number of the last event that Prefect shows
 # ValueError: another server that answers in Prefect's place, such as a proxy, and returns no JSON.
@@ -77,6 +77,11 @@ class OpenClient:
         except BaseException:
             self.close()
             raise
+
+    def call(self, act: Callable[[SyncPrefectClient], T]) -> T:
+        """Returns what `act` returns for the client."""
+        with self.use() as client:
+            return act(client)
 
     def close(self) -> None:
         """Closes the client, if it is open."""
@@ -166,38 +171,22 @@ class SegmentRuns:
         self._flow_runs: dict[str, str] = {}  # by batch; read once, as every segment of a batch needs it
         self._preempted: set[int] = set()
         self._looked_s = -ACTIONS_EVERY_S
-        self._is_away = False
         self._client = OpenClient()
         self._cursor: int | None = self._facts.get(CURSOR)
         if self._cursor is None:  # a pool that has run before, with segments that Prefect has shown in another way
             self._cursor = self._log.newest()
 
-    def keep_looking(self, until: threading.Event) -> None:
-        """Updates the runs until `until` is set; waits while Prefect or the database is away."""
-        while not until.wait(LOOK_EVERY_S):
-            with suppress(SQLAlchemyError):
-                self._look_patiently()
-        self._client.close()
-
-    def _look_patiently(self) -> None:
-        try:
-            if self._is_due() or self._news():
-                with self._client.use() as client:
-                    self.look(client)
-        except AWAY as error:
-            if not self._is_away:
-                logger.warning("Prefect does not show segments for now: %s: %s", type(error).__name__, error)
-            self._is_away = True
-        else:
-            self._is_away = False
+    def look_when_due(self) -> None:
+        """Updates the runs if there is something to show, or if persons may have acted."""
+        if self._is_due() or self._news():
+            self._client.call(self.look)
 
     def look(self, client: SyncPrefectClient) -> None:
         """Shows the events since the last call; at intervals also handles the actions of persons."""
-        if self._deployment is None:
-            self._deployment = client.read_deployment_by_name(DEPLOYMENT).id
+        self._deployment = deployment = self._deployment or client.read_deployment_by_name(DEPLOYMENT).id
         for entry in self._news():
             try:
-                self._show(client, entry)
+                self._show(client, entry, deployment)
             except AWAY as error:
                 if isinstance(error, ObjectNotFound):
                     self._deployment = None  # it was deployed anew
@@ -211,7 +200,7 @@ class SegmentRuns:
             self._facts.put(CURSOR, entry.id)
         if self._is_due():
             self._looked_s = self._clock()
-            for run in self._acted_upon(client):
+            for run in self._acted_upon(client, deployment):
                 self._obey(client, run)
 
     def _is_due(self) -> bool:
@@ -222,12 +211,12 @@ class SegmentRuns:
 
     # -- from the event log to Prefect -------------------------------------------------------------------------------
 
-    def _show(self, client: SyncPrefectClient, entry: PoolEntry) -> None:
+    def _show(self, client: SyncPrefectClient, entry: PoolEntry, deployment: UUID) -> None:
         event = entry.event
         key = self._key(event.number)
         if key is None:  # the database was restored to an older state meanwhile
             return
-        run = self._run(client, entry, key=key)
+        run = self._run(client, entry, deployment, key=key)
         if isinstance(event, SegmentStarted):
             said = f"{event.technique} on {_devices(event)}, steps {event.first_step} to {event.segment.last_step}"
             _log(client, run, said if event.attempt == 1 else f"{said} (attempt {event.attempt})")
@@ -238,10 +227,9 @@ class SegmentRuns:
             state = Cancelled(message=event.decision) if is_cancelled else final_state(event.outcome)
             client.set_flow_run_state(run.id, state, force=True)
 
-    def _run(self, client: SyncPrefectClient, entry: PoolEntry, *, key: str) -> FlowRun:
+    def _run(self, client: SyncPrefectClient, entry: PoolEntry, deployment: UUID, *, key: str) -> FlowRun:
         """Returns the run of a segment, which is created once however often it is requested."""
-        event, deployment = entry.event, self._deployment
-        assert deployment is not None, "`look` has read it"
+        event = entry.event
         name = f"{event.segment.job} {event.number} on {', '.join(dict.fromkeys(n for n, _ in event.segment.devices))}"
         return client.create_flow_run_from_deployment(
             deployment,
@@ -278,13 +266,12 @@ class SegmentRuns:
 
     # -- from Prefect to the pool ------------------------------------------------------------------------------------
 
-    def _acted_upon(self, client: SyncPrefectClient) -> list[FlowRun]:
+    def _acted_upon(self, client: SyncPrefectClient, deployment: UUID) -> list[FlowRun]:
         """Returns the runs that a person has cancelled or retried, and those that were started by hand."""
-        assert self._deployment is not None, "`look` has read it"
         states = [StateType.CANCELLING, StateType.SCHEDULED]
         return client.read_flow_runs(
             flow_run_filter=FlowRunFilter(state=FlowRunFilterState(type=FlowRunFilterStateType(any_=states))),
-            deployment_filter=DeploymentFilter(id=DeploymentFilterId(any_=[self._deployment])),
+            deployment_filter=DeploymentFilter(id=DeploymentFilterId(any_=[deployment])),
         )
 
     def _obey(self, client: SyncPrefectClient, run: FlowRun) -> None:

@@ -5,10 +5,9 @@ from __future__ import annotations
 import threading
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, contextmanager
 from contextvars import ContextVar
 from dataclasses import dataclass
-from types import TracebackType
 from typing import Any, Literal, Self
 
 from rich.console import Console, Group, RenderableType
@@ -17,8 +16,8 @@ from rich.progress_bar import ProgressBar
 from rich.spinner import Spinner
 from rich.table import Table
 
+from ringmaster.flows.interrupts import said_by
 from ringmaster.flows.output import announced_by, fitting_columns, styled
-from ringmaster.flows.process.interrupts import said_by
 from ringmaster.tasks.background_worker import running
 from ringmaster.tasks.execution.events import (
     ExecutionEvent,
@@ -160,19 +159,23 @@ class BatchProgress:
             texts.append(whole_seconds(now_s - self._planned_s))
         if self._activity:
             texts.append(f"{self._activity}, {whole_seconds(now_s - self._activity_s)}")
-        if self._prediction is not None and self.rows and (ends_in := self._ends_in(self._prediction.end)):
+        if (
+            self._prediction is not None
+            and self.rows
+            and (ends_in := self._ends_in(self._prediction, self._prediction.end))
+        ):
             texts.append(f"ends in {ends_in}")
         return " · ".join(texts)
 
     def ends_in(self, job: str) -> str:
         """Returns in how long a job likely ends: "3 to 5 min"; empty where that is not predicted."""
-        end = None if self._prediction is None else self._prediction.jobs.get(job)
-        return "" if end is None else self._ends_in(end)
+        if self._prediction is None or job not in self._prediction.jobs:
+            return ""
+        return self._ends_in(self._prediction, self._prediction.jobs[job])
 
-    def _ends_in(self, end: PredictedEnd) -> str:
-        """Returns in how long something likely ends; empty where it should have ended by now."""
-        assert self._prediction is not None
-        elapsed_s = self._wall_clock() - self._prediction.since_s
+    def _ends_in(self, prediction: Prediction, end: PredictedEnd) -> str:
+        """Returns the range of the seconds that are left; empty where the time for it is over."""
+        elapsed_s = self._wall_clock() - prediction.since_s
         if end.high_s <= elapsed_s:
             return ""
         return range_text(end.low_s - elapsed_s, end.high_s - elapsed_s)
@@ -191,14 +194,6 @@ class View:
 
     PURPOSE = "the view of the progress"
 
-    def __enter__(self) -> Self:
-        return self
-
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
-        return None
-
     def notice(self, text: str) -> None:
         """Shows a line about the current activity."""
 
@@ -216,50 +211,28 @@ class View:
 current_view: ContextVar[View] = ContextVar("current_view", default=View())  # noqa: B039 - a View holds no state
 
 
-class LinesView(View):
-    """Shows each event as a line, for logs, and a line for each running job every `every_s` seconds.
+class ConsoleView(View):
+    """Prints what matters on a console while something else runs beside it: a thread, or a live table.
 
     clock: monotonic seconds.
     """
 
     def __init__(
-        self,
-        console: Console,
-        *,
-        is_verbose: bool = False,
-        every_s: float = LINES_EVERY_S,
-        clock: Callable[[], float] = time.monotonic,
+        self, console: Console, *, is_verbose: bool = False, clock: Callable[[], float] = time.monotonic
     ) -> None:
-        self._console, self._is_verbose, self._every_s, self._clock = console, is_verbose, every_s, clock
+        self._console, self._is_verbose, self._clock = console, is_verbose, clock
         self._batch = BatchProgress(clock=clock)
-        self._printed_s = clock()  # when there was a line for each running job
-        self._ticking = running(self._tick_on, name="progress lines")
+        self._beside: AbstractContextManager[object] = self._open()
+
+    def _open(self) -> AbstractContextManager[object]:
+        raise NotImplementedError
 
     def __enter__(self) -> Self:
-        self._ticking.__enter__()
+        self._beside.__enter__()
         return self
 
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
-        self._ticking.__exit__(kind, error, trace)
-
-    def _tick_on(self, over: threading.Event) -> None:
-        while not over.wait(self._every_s / 10):
-            self.tick()
-
-    def tick(self) -> None:
-        """Prints a line for each running job, or one about the present activity, where that is due."""
-        if self._clock() - self._printed_s < self._every_s:
-            return
-        self._printed_s = self._clock()
-        for line in self._batch.lines():
-            self._console.print(line, style="dim", soft_wrap=True)
-
-    def notice(self, text: str) -> None:
-        """Prints the line."""
-        self._begin(text)
-        self._console.print(text, style="dim", soft_wrap=True)
+    def __exit__(self, *error: Any) -> None:
+        self._beside.__exit__(*error)
 
     def detail(self, text: str) -> None:
         """Prints the line with --verbose."""
@@ -271,58 +244,59 @@ class LinesView(View):
         self._console.print(text, style="bold", soft_wrap=True)
 
     def listen(self, event: ExecutionEvent) -> None:
-        """Prints a line about the event if it matters."""
+        """Notes the event, and prints a line about it if it matters."""
         self._batch.hear(event)
-        if (said := describe(event)) is not None:
+        if self._is_printed(event) and (said := describe(event)) is not None:
             self._console.print(said.text, style=said.style, soft_wrap=True)
 
-    def _begin(self, activity: str) -> None:
-        self._batch.begin(activity)
+    def _is_printed(self, event: ExecutionEvent) -> bool:
+        return True
+
+
+class LinesView(ConsoleView):
+    """Shows each event as a line, for logs, and a line for each running job every `LINES_EVERY_S` seconds."""
+
+    def _open(self) -> AbstractContextManager[object]:
+        self._printed_s = self._clock()  # when there was a line for each running job
+        return running(self._tick_on, name="progress lines")
+
+    def _tick_on(self, over: threading.Event) -> None:
+        while not over.wait(LINES_EVERY_S / 10):
+            self.tick()
+
+    def tick(self) -> None:
+        """Prints a line for each running job, or one about the present activity, where that is due."""
+        if self._clock() - self._printed_s < LINES_EVERY_S:
+            return
+        self._printed_s = self._clock()
+        for line in self._batch.lines():
+            self._console.print(line, style="dim", soft_wrap=True)
+
+    def notice(self, text: str) -> None:
+        """Prints the line."""
+        self._batch.begin(text)
         if not self._batch.rows:
             self._printed_s = self._clock()
+        self._console.print(text, style="dim", soft_wrap=True)
 
 
-class LiveView(View):
+class LiveView(ConsoleView):
     """A table of the running jobs, with step, loss, speed, memory and the time left, above the present activity.
 
-    clock: monotonic seconds.
+    Lines about the ends of segments and jobs, and about evaluations, are printed above it.
     """
 
-    def __init__(
-        self, console: Console, *, is_verbose: bool = False, clock: Callable[[], float] = time.monotonic
-    ) -> None:
-        self._console, self._is_verbose = console, is_verbose
-        self._batch = BatchProgress(clock=clock)
+    def _open(self) -> AbstractContextManager[object]:
         self._spinner = Spinner("dots")
-        self._live = Live(get_renderable=self._picture, console=console, refresh_per_second=4, transient=True)
-
-    def __enter__(self) -> Self:
-        self._live.start()
-        return self
-
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
-        self._live.stop()
+        self._live = Live(get_renderable=self._picture, console=self._console, refresh_per_second=4, transient=True)
+        return self._live
 
     def notice(self, text: str) -> None:
         """Shows the present activity below the jobs."""
         self._batch.begin(text)
 
-    def detail(self, text: str) -> None:
-        """Prints the line above the jobs, with --verbose."""
-        if self._is_verbose:
-            self._live.console.print(text, style="dim", soft_wrap=True)
-
-    def say(self, text: str) -> None:
-        """Prints the line above the jobs."""
-        self._live.console.print(text, style="bold", soft_wrap=True)
-
-    def listen(self, event: ExecutionEvent) -> None:
-        """Changes the table; prints ends of segments and jobs, and evaluations, above it."""
-        self._batch.hear(event)
-        if not isinstance(event, SegmentStarted) and (said := describe(event)) is not None:
-            self._live.console.print(said.text, style=said.style, soft_wrap=True)
+    def _is_printed(self, event: ExecutionEvent) -> bool:
+        return not isinstance(event, SegmentStarted)
 
     def _picture(self) -> RenderableType:
         self._spinner.update(text=styled(self._batch.headline() or " "))  # it ignores an empty text

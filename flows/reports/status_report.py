@@ -17,7 +17,7 @@ from ringmaster.errors import DatabaseFileError, InputError
 from ringmaster.flows import settings
 from ringmaster.flows.output import error_console
 from ringmaster.flows.pool.batch_requests import open_database
-from ringmaster.flows.process.process_log import report_faults
+from ringmaster.flows.process_log import report_faults
 from ringmaster.tasks.execution.events import PredictedEnd
 from ringmaster.tasks.execution.progress import JobFigures
 from ringmaster.tasks.pool.submissions import BatchStatus, PendingBatch, Submissions, pending

@@ -13,8 +13,8 @@ from typing import Any
 from ringmaster.codec import from_json
 from ringmaster.errors import PromotionRefused
 from ringmaster.flows.batch.result import BatchResult
-from ringmaster.flows.promotion.approval import ask
 from ringmaster.flows.reports.progress import current_view
+from ringmaster.flows.retraining.approval import ask
 from ringmaster.flows.retraining.inspect_models import InspectedModel, trained_of
 from ringmaster.flows.retraining.retraining_run import RetrainingRun
 from ringmaster.flows.retraining.select_models import SelectedModels
@@ -27,7 +27,7 @@ from ringmaster.tasks.evaluation.scores import score_models
 from ringmaster.tasks.evaluation.suite import Suite
 from ringmaster.tasks.evaluation.task import examine_task
 from ringmaster.tasks.profiling.preflight import TrialEnvironment, preflight_jobs
-from ringmaster.tasks.retraining import alias_moves
+from ringmaster.tasks.retraining import promotion
 from ringmaster.tasks.retraining.drift import references_of, scored_features
 from ringmaster.tasks.retraining.policy import PLAIN_RULE, PromotionDecision, PromotionPolicy, decide_by
 from ringmaster.tasks.retraining.production import with_tokenizer_of
@@ -148,9 +148,9 @@ def _decided_before(
     """Returns the result that an earlier process of this run decided, and did not save before it died."""
     newest = now.latest
     if newest is not None and check.has_made(newest):
-        made = alias_moves.read_decisions(run.ledger, newest)
+        made = promotion.read_decisions(run.ledger, newest)
         if made:
-            outcome = PROMOTED if made[-1].outcome == alias_moves.PROMOTED else KEPT
+            outcome = PROMOTED if made[-1].outcome == promotion.PROMOTED else KEPT
             before = made[-1].champion_before
             why = "; ".join(made[-1].reasons)
             return replace(

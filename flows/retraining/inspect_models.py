@@ -18,10 +18,10 @@ from ringmaster.tasks.evaluation.suite import load_suite
 from ringmaster.tasks.profiling.preflight import preflight_jobs
 from ringmaster.tasks.retraining import drift
 from ringmaster.tasks.retraining.drift import Drift, TrainingRecord, drifts_of
-from ringmaster.tasks.retraining.due import DueDecision, ModelObservations, due
-from ringmaster.tasks.retraining.frozen import freeze
 from ringmaster.tasks.retraining.production import ObservedData, ProductionModel, with_tokenizer_of
 from ringmaster.tasks.retraining.promotion import ServingVersions, training_digest, version_of
+from ringmaster.tasks.retraining.runs import freeze
+from ringmaster.tasks.retraining.selection import DueDecision, ModelObservations, due
 from ringmaster.techniques import Job
 
 TRAINED = "retraining/trained.json"

@@ -15,12 +15,11 @@ from ringmaster.flows.retraining.retraining_run import RetrainingRun
 from ringmaster.flows.retraining.select_models import SelectedModels
 from ringmaster.model_lineage import MetricPoint
 from ringmaster.tasks.planning.problems.terms import HOUR_S
-from ringmaster.tasks.retraining import webhook
-from ringmaster.tasks.retraining.frozen import drop_others
+from ringmaster.tasks.retraining import report as webhook
 from ringmaster.tasks.retraining.promotion import version_of
 from ringmaster.tasks.retraining.report import FAILED as MODEL_FAILED
 from ringmaster.tasks.retraining.report import LEFT, ModelResult, RetrainingReport, cost_of_batch
-from ringmaster.tasks.retraining.runs import RetrainingStatus
+from ringmaster.tasks.retraining.runs import RetrainingStatus, drop_others
 from ringmaster.tasks.retraining.selection import num_missed, unit_of
 
 KEEP_RUNS = 14  # runs whose copies of files are stored

@@ -15,19 +15,17 @@ from ringmaster.errors import InputError, RetrainingInProgress, input_errors
 from ringmaster.flows import settings
 from ringmaster.flows.batch.context import NodeContext, lent_server, open_node_context
 from ringmaster.flows.batch.flow_runs import current_flow_run
-from ringmaster.flows.promotion.promote import open_move_log
+from ringmaster.flows.retraining.promote import open_move_log
 from ringmaster.model_lineage import Ledger, ModelRecord
 from ringmaster.tasks.batch import Batch
 from ringmaster.tasks.cluster import Device
 from ringmaster.tasks.profiling.trials import DevicesWanted
-from ringmaster.tasks.retraining.alias_moves import MoveLog
 from ringmaster.tasks.retraining.production import Production, with_tagged
-from ringmaster.tasks.retraining.promotion import ServingVersions, standings
+from ringmaster.tasks.retraining.promotion import MoveLog, ServingVersions, standings
 from ringmaster.tasks.retraining.runs import RetrainingRuns, RetrainingStatus, RunRecord
 from ringmaster.tasks.retraining.selection import Clock
 from ringmaster.tasks.storage.database import Database, file_url
 
-LEASE_RETRY_S = 1.0
 TAG = "ringmaster.retraining"
 """The tag of a registered model that specifies how it is retrained."""
 

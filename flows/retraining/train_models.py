@@ -16,7 +16,7 @@ from ringmaster.flows import settings
 from ringmaster.flows.batch.flow_runs import kept_result
 from ringmaster.flows.batch.result import BatchResult
 from ringmaster.flows.batch.run_folder import folder_to_resume
-from ringmaster.flows.pool.pool_run import newest_run
+from ringmaster.flows.pool.follower import newest_run
 from ringmaster.flows.reports.progress import current_view
 from ringmaster.flows.retraining.inspect_models import TRAINED, InspectedModel, trained_of
 from ringmaster.flows.retraining.retraining_run import RetrainingRun
@@ -49,7 +49,7 @@ def train_models(
     run.save(training=batch.to_json())
     # A failed job is the failure of its model alone: the outcome of the others does not depend on it.
     with kept_result() as end:
-        end.result = train_batch(batch.to_json(), name=batch.name, resume=is_resumed, seed=seed)
+        end.result = train_batch(batch, name=batch.name, resume=is_resumed, seed=seed)
     result: BatchResult = end.result
     if result.status != "interrupted":
         for check in checks.values():

@@ -13,8 +13,8 @@ from ringmaster.extras import missing_extra
 from ringmaster.flows.settings import ENGINE, MAX_NODES, NODE_IDLE_S, NODE_PRICES
 from ringmaster.tasks.execution.engine import LOCAL, RAY, SLURM, WORK_POOL, WORKERS, check_engine_name
 from ringmaster.tasks.planning.whatif.nodes import NodePrices
-from ringmaster.tasks.pool.controller.elasticity import DEFAULT_IDLE_S
-from ringmaster.tasks.pool.providers.ray.options import ADDRESS, DEVICES
+from ringmaster.tasks.pool.node_scaler import DEFAULT_IDLE_S
+from ringmaster.tasks.pool.ray.options import ADDRESS, DEVICES
 
 SLURM_POOL = "ringmaster-slurm"
 """The work pool in Prefect whose worker starts nodes as jobs of Slurm."""
@@ -188,16 +188,16 @@ def engine_faults(engine: EngineOptions, *, home: Path) -> Sequence[str]:
     if engine.name == SLURM:
         return _slurm_faults(engine, home=home)
     if engine.name == RAY and engine.address:
-        from ringmaster.tasks.pool.providers.ray import ray_engine
+        from ringmaster.tasks.pool.ray import ray_engine
 
         return ray_engine.faults(engine.environment(), log=home / "ray.log")
     return []
 
 
 def _slurm_faults(engine: EngineOptions, *, home: Path) -> Sequence[str]:
-    from ringmaster.flows.pool.slurm.configuration import SlurmJobConfiguration
-    from ringmaster.tasks.pool.providers.slurm.commands import Slurm
-    from ringmaster.tasks.pool.providers.slurm.slurm_engine import JobRequest, faults
+    from ringmaster.flows.pool.slurm.worker import SlurmJobConfiguration
+    from ringmaster.tasks.pool.slurm.commands import Slurm
+    from ringmaster.tasks.pool.slurm.slurm_engine import JobRequest, faults
 
     given = {**_defaults(engine.work_pool_template), **engine.job_variables()}
 

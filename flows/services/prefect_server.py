@@ -17,9 +17,9 @@ from prefect.server.api.server import create_app
 from prefect.server.database import provide_database_interface
 from prefect.settings import get_current_settings
 
-from ringmaster.flows.process import environment
-from ringmaster.flows.process.interrupts import end_with_parent
-from ringmaster.flows.process.process_log import ProcessRole
+from ringmaster.flows import environment
+from ringmaster.flows.interrupts import end_with_parent
+from ringmaster.flows.process_log import ProcessRole
 from ringmaster.flows.services.databases import prefect_database
 from ringmaster.flows.services.serving import ALLOWED_HOSTS, LOOPBACK, checked, hosts_of, serve, server_of
 from ringmaster.model_lineage.sqlite_files import alone_in

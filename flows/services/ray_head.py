@@ -22,8 +22,8 @@ import psutil
 
 from ringmaster.flows.services.service_files import say_ready
 from ringmaster.flows.settings import ALLOCATION
-from ringmaster.tasks.pool.providers.ray.agent_parent import end_with
-from ringmaster.tasks.pool.providers.ray.options import ADDRESS, LOOPBACK_ALONE, PREFIX
+from ringmaster.tasks.pool.ray.agent_parent import end_with
+from ringmaster.tasks.pool.ray.options import ADDRESS, LOOPBACK_ALONE, PREFIX
 from ringmaster.techniques.processes.scratch import ScratchFolder
 
 HOST = "127.0.0.1"

@@ -17,7 +17,7 @@ from pathlib import Path
 from ringmaster.codec import to_json
 from ringmaster.errors import InputError
 from ringmaster.extras import missing_extra
-from ringmaster.flows.process.process_log import LOG_FORMAT, LogFormat
+from ringmaster.flows.process_log import LOG_FORMAT, LogFormat
 from ringmaster.flows.services import ray_head
 from ringmaster.flows.services.databases import PoolDatabases
 from ringmaster.flows.services.engine_options import SLURM_POOL, EngineOptions
@@ -58,7 +58,7 @@ class PoolOptions:
     port_ray: port of a Ray cluster of this machine alone.
     worker: whether this machine is a node too.
     engine: what lends further nodes.
-    notify: target of alarms, see `ringmaster.flows.pool.automations`; where it is empty, the environment's.
+    notify: target of alarms, see `ringmaster.flows.deployments`; where it is empty, the environment's.
     log_format: format of the logs of all processes.
     """
 

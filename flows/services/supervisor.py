@@ -20,9 +20,9 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from ringmaster.flows.process.environment import open_directly
-from ringmaster.flows.process.interrupts import stop_signals
-from ringmaster.flows.process.process_log import ProcessRole, log_to_stderr
+from ringmaster.flows.environment import open_directly
+from ringmaster.flows.interrupts import stop_signals
+from ringmaster.flows.process_log import ProcessRole, log_to_stderr
 from ringmaster.flows.services.service_files import (
     READY_FILE,
     ProcessId,

@@ -22,9 +22,9 @@ from sqlalchemy import Connection, select
 from ringmaster.codec import to_json
 from ringmaster.errors import InputError
 from ringmaster.flows import settings
+from ringmaster.flows.environment import open_directly
 from ringmaster.flows.output import announce, error_console, styled
-from ringmaster.flows.process.environment import open_directly
-from ringmaster.flows.process.process_log import LOG_FORMAT, LogFormat, ProcessRole, logging_config
+from ringmaster.flows.process_log import LOG_FORMAT, LogFormat, ProcessRole, logging_config
 from ringmaster.flows.services.databases import make_databases
 from ringmaster.flows.services.engine_options import engine_faults
 from ringmaster.flows.services.first_processes import check_prefect_database

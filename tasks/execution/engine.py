@@ -26,10 +26,10 @@ Say = Callable[[Event], None]
 LOCAL, WORKERS, WORK_POOL, SLURM, RAY = "local", "workers", "work-pool", "slurm", "ray"
 BUILTIN: dict[str, str] = {
     LOCAL: "ringmaster.tasks.execution.local_engine:local",
-    WORKERS: "ringmaster.tasks.pool.controller.pool_engine:workers",
-    WORK_POOL: "ringmaster.tasks.pool.providers.work_pool:work_pool",
-    SLURM: "ringmaster.tasks.pool.providers.slurm.slurm_engine:slurm",
-    RAY: "ringmaster.tasks.pool.providers.ray.ray_engine:ray",
+    WORKERS: "ringmaster.tasks.pool.pool_engine:workers",
+    WORK_POOL: "ringmaster.tasks.pool.work_pool:work_pool",
+    SLURM: "ringmaster.tasks.pool.slurm.slurm_engine:slurm",
+    RAY: "ringmaster.tasks.pool.ray.ray_engine:ray",
 }
 """By name, the dotted path of the function or class that builds the engine from an `EngineContext`."""
 ENGINES = Registry(kind="engine", group="ringmaster.engines", builtin=BUILTIN)

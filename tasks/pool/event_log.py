@@ -74,13 +74,15 @@ class EventLog:
         """Stores an event of a batch. The event names jobs by their names within the batch."""
         self._database.insert_later(TOLD, **_row(batch, event))
 
-    def segment_events(self, *, after: int, most: int = 1000) -> list[PoolEntry]:
+    def segment_events(self, *, after: int) -> list[PoolEntry]:
         """Returns the starts and ends of the segments of all batches after the event with that number, in order."""
         kinds = (SegmentStarted.__name__, SegmentEnded.__name__)
         query = select(TOLD.c.id, TOLD.c.batch, TOLD.c.kind, TOLD.c.content).where(
             TOLD.c.id > after, TOLD.c.kind.in_(kinds)
         )
-        rows = self._database.read(lambda connection: connection.execute(query.order_by(TOLD.c.id).limit(most)).all())
+        rows = self._database.read(
+            lambda connection: connection.execute(query.order_by(TOLD.c.id).limit(MOST_AT_ONCE)).all()
+        )
         found = [(row, event_of_row(row)) for row in rows]
         return [
             PoolEntry(id=row.id, batch=row.batch, event=event)

@@ -183,28 +183,19 @@ class DeviceMonitor(Protocol):
 
     def due_events(self) -> Mapping[int, DeviceTelemetry]:
         """Returns the telemetry events that are due now, by segment."""
+        return {}
 
     def end(self, segment: int) -> DeviceTelemetry | None:
         """Stops measuring a segment; returns its last telemetry event."""
+        return None
 
     def health(self) -> Mapping[str, str]:
         """Returns, by device number (as text), why a device must not be used."""
+        return {}
 
 
-class NoDeviceMonitor:
+class NoDeviceMonitor(DeviceMonitor):
     """The monitor of devices that are not measured."""
-
-    def begin(self, segment: int, numbers: Sequence[int], *, is_part: bool = False) -> None:  # noqa: D102
-        pass
-
-    def due_events(self) -> Mapping[int, DeviceTelemetry]:  # noqa: D102
-        return {}
-
-    def end(self, segment: int) -> DeviceTelemetry | None:  # noqa: D102
-        return None
-
-    def health(self) -> Mapping[str, str]:  # noqa: D102
-        return {}
 
 
 class NodeAgent:

@@ -23,10 +23,9 @@ from ringmaster.tasks.batch.yaml_sections import findings as section_findings
 from ringmaster.tasks.cluster import Devices
 from ringmaster.tasks.files import is_file
 from ringmaster.tasks.retraining.drift import DriftRule
-from ringmaster.tasks.retraining.due import DueRules
 from ringmaster.tasks.retraining.policy import PromotionPolicy, load_policy
 from ringmaster.tasks.retraining.production_file import ModelEntry, ProductionEntry, findings
-from ringmaster.tasks.retraining.selection import Hours
+from ringmaster.tasks.retraining.selection import DueRules, Hours
 from ringmaster.techniques import Job
 
 

@@ -14,7 +14,7 @@ from ringmaster.tasks.batch.faults import Finding
 from ringmaster.tasks.batch.field_types import Name, Positive, Whole
 from ringmaster.tasks.batch.references import wrong
 from ringmaster.tasks.batch.schema import Section
-from ringmaster.tasks.retraining.webhook import address_of
+from ringmaster.tasks.retraining.report import address_of
 
 Probability = Annotated[float, Field(gt=0, lt=1)]
 MOST_DAYS = 36_500  # the largest window; dates have a limited range

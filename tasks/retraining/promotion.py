@@ -2,27 +2,290 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable
+import json
+import platform
+import time
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
+from datetime import UTC, datetime
+from typing import Any
 
-from ringmaster.errors import PromotionRefused
+from sqlalchemy import (
+    JSON,
+    BigInteger,
+    Column,
+    Connection,
+    Float,
+    MetaData,
+    Table,
+    Text,
+    delete,
+    insert,
+    select,
+    update,
+)
+
+from ringmaster.codec import from_json, to_json
+from ringmaster.errors import LedgerError, PromotionRefused
 from ringmaster.model_lineage import Ledger, ModelRecord
 from ringmaster.model_lineage.records import CHALLENGER, CHAMPION, PREVIOUS
 from ringmaster.tasks.alarms import Alarm, promotion_refused
-from ringmaster.tasks.retraining.alias_moves import (
-    KEPT,
-    PROMOTED,
-    ROLLED_BACK,
-    WAITING,
-    AliasMove,
-    DecisionRecord,
-    MoveLog,
-    champion_before,
-    current_time,
-    read_decisions,
-    write_decision,
-)
+from ringmaster.tasks.process_identity import own_row, runs_here
 from ringmaster.tasks.retraining.policy import PromotionDecision
+from ringmaster.tasks.storage.database import Database
+
+TAG = "ringmaster.decision"
+TABLE = "promotion/decisions.json"
+PROMOTED, KEPT, ROLLED_BACK, WAITING = "promoted", "kept", "rolled back", "waiting"
+TAG_CHARACTERS = 5000  # MLflow's limit for a tag of a version
+
+
+@dataclass(frozen=True, kw_only=True)
+class DecisionRecord:
+    """A decision about one version.
+
+    outcome: "promoted", "kept", "rolled back" or "waiting" (for a person).
+    champion_before: the version that served until then.
+    who: the decider, a policy's name or a person.
+    at: the time of the decision.
+    """
+
+    version: int
+    outcome: str
+    reasons: tuple[str, ...]
+    champion_before: int | None = None
+    who: str = "rule"
+    at: str = ""
+
+
+def current_time() -> str:
+    """Returns the current time for display."""
+    return datetime.now(UTC).isoformat(timespec="seconds")
+
+
+def write_decision(ledger: Ledger, model: ModelRecord, decision: DecisionRecord) -> None:
+    """Adds a decision about `model` to the tag of its version, and to the table of its run.
+
+    The table holds all decisions, the tag as many of the newest as fit. Repeating the last decision changes nothing.
+    """
+    known = read_decisions(ledger, model)
+    if known and _same(known[-1], decision):
+        return
+    if model.run_id is not None:
+        rows = _table(ledger, model.run_id, known)
+        if not rows or _row(decision) | {"at": ""} != rows[-1] | {"at": ""}:  # else the last attempt ended after this
+            ledger.write_table(model.run_id, TABLE, [*rows, _row(decision)])
+    ledger.client.set_model_version_tag(model.registered_name, str(version_of(model)), TAG, _text([*known, decision]))
+
+
+def _table(ledger: Ledger, run_id: str, known: Sequence[DecisionRecord]) -> list[dict[str, Any]]:
+    """Returns the rows of the table, or of the `known` decisions where there is no table (any more)."""
+    try:
+        return ledger.read_table(run_id, TABLE)
+    except LedgerError as error:
+        if error.may_pass:
+            raise
+        return [_row(entry) for entry in known]
+
+
+def _row(decision: DecisionRecord) -> dict[str, Any]:
+    return {**to_json(decision), "reasons": "\n".join(decision.reasons)}
+
+
+def read_decisions(ledger: Ledger, model: ModelRecord) -> list[DecisionRecord]:
+    """Returns the decisions in a version's tag, the oldest first; the tag holds as many of the newest as fit."""
+    try:
+        tags = ledger.client.get_model_version(model.registered_name, str(version_of(model))).tags
+    except LedgerError as error:
+        if error.code != "RESOURCE_DOES_NOT_EXIST":
+            raise
+        return []
+    return [from_json(DecisionRecord, entry) for entry in json.loads(tags.get(TAG, "[]"))]
+
+
+def champion_before(decisions: Sequence[DecisionRecord]) -> int | None:
+    """Returns the champion that a version replaced when it was last promoted, or None."""
+    return next((entry.champion_before for entry in reversed(decisions) if entry.outcome == PROMOTED), None)
+
+
+def _same(one: DecisionRecord, other: DecisionRecord) -> bool:
+    def of(entry: DecisionRecord) -> Any:
+        return entry.outcome, entry.reasons, entry.champion_before, entry.who
+
+    return bool(of(one) == of(other))
+
+
+def _text(decisions: Sequence[DecisionRecord]) -> str:
+    """Returns the newest decisions that fit into a tag, as JSON; the reasons of the last one may be shortened."""
+    for first in range(len(decisions)):
+        if len(text := json.dumps(to_json(decisions[first:]))) <= TAG_CHARACTERS:
+            return text
+    last = decisions[-1]
+    short = to_json(last) | {"reasons": [reason[:200] for reason in last.reasons[:10]] + ["..."]}
+    return json.dumps([short])
+
+
+METADATA = MetaData()
+MOVES = Table(
+    "alias_moves",
+    METADATA,
+    Column("model", Text, primary_key=True),
+    Column("token", Text, nullable=False),
+    Column("moves", JSON, nullable=False),
+    Column("decision", JSON, nullable=False),
+    Column("host", Text, nullable=False),
+    Column("pid", BigInteger, nullable=False),  # 0: its process has given up
+    Column("born_s", Float, nullable=False),
+    Column("since_s", Float, nullable=False),
+)
+STRANGER_S = 600.0  # the age at which a row of another machine counts as abandoned; moves take a second
+
+
+@dataclass(frozen=True, kw_only=True)
+class AliasMove:
+    """An alias and the version to point it to; version None deletes the alias."""
+
+    alias: str
+    version: int | None
+
+
+class MoveLog:
+    """The log in `database` of moves that have begun and not finished."""
+
+    def __init__(self, database: Database) -> None:
+        self._database = database
+        database.write(lambda connection: METADATA.create_all(connection))
+
+    def move(self, ledger: Ledger, model: str, moves: Sequence[AliasMove], decision: DecisionRecord) -> None:
+        """Completes interrupted moves of other processes, then makes `moves` in this order and records the decision.
+
+        Raises PromotionRefused if the model's champion is no longer the one that the decision assumes, if one of the
+        versions has been deleted, or if another promotion of the model is in progress; then this call moves nothing.
+        """
+        self.finish_left_behind(ledger, model)
+        token = self._begin(model, moves, decision)
+        try:
+            fault = _fault(ledger, model, moves, decision)
+            if fault is not None:
+                self._end(model, token)
+                raise PromotionRefused(fault)
+            _carry_out(ledger, model, moves, decision)
+        except BaseException:
+            self._give_up(model, token)
+            raise
+        self._end(model, token)
+
+    def finish_left_behind(self, ledger: Ledger, model: str | None = None) -> list[str]:
+        """Completes the moves of processes that have ended, for one model or for all. Returns the models concerned."""
+        finished = []
+        for row in self._left_behind(model):
+            token = self._adopt(row)
+            if token is None:  # another process is doing so
+                continue
+            try:
+                moves = [AliasMove(**move) for move in row["moves"]]
+                decision = from_json(DecisionRecord, row["decision"])
+                # A promotion or deletion by a program without this log may have made the decision obsolete.
+                applies = _fault(ledger, row["model"], moves, decision) is None
+                if applies:
+                    _carry_out(ledger, row["model"], moves, decision)
+            except BaseException:
+                self._give_up(row["model"], token)
+                raise
+            self._end(row["model"], token)
+            if applies:
+                finished.append(str(row["model"]))
+        return finished
+
+    def _begin(self, model: str, moves: Sequence[AliasMove], decision: DecisionRecord) -> str:
+        row = {
+            "model": model,
+            "moves": [vars(m) for m in moves],
+            "decision": to_json(decision),
+            **own_row(),
+            "since_s": time.time(),
+        }
+
+        def act(connection: Connection) -> str:
+            found = connection.execute(select(MOVES).where(MOVES.c.model == model)).mappings().first()
+            if found is not None and found["token"] != row["token"]:  # an equal token: this commit was retried
+                raise PromotionRefused(
+                    f"another promotion of {model} is under way, of process {found['pid']} on {found['host']}. "
+                    "To fix: wait for it, and compare with its champion"
+                )
+            if found is None:
+                connection.execute(insert(MOVES).values(**row))
+            return str(row["token"])
+
+        return self._database.write(act)
+
+    def _left_behind(self, model: str | None) -> list[dict[str, Any]]:
+        asked = select(MOVES) if model is None else select(MOVES).where(MOVES.c.model == model)
+        rows = self._database.read(lambda connection: connection.execute(asked).mappings().all())
+        return [dict(row) for row in rows if not _lives(dict(row))]
+
+    def _adopt(self, row: dict[str, Any]) -> str | None:
+        holder = {**own_row(), "since_s": time.time()}
+
+        def act(connection: Connection) -> str | None:
+            mine = (MOVES.c.model == row["model"]) & (MOVES.c.token.in_([row["token"], holder["token"]]))
+            changed = connection.execute(update(MOVES).where(mine).values(**holder))
+            return str(holder["token"]) if changed.rowcount else None
+
+        return self._database.write(act)
+
+    def _give_up(self, model: str, token: str) -> None:
+        self._database.write(
+            lambda connection: connection.execute(update(MOVES).where(_of(model, token)).values(pid=0))
+        )
+
+    def _end(self, model: str, token: str) -> None:
+        self._database.write(lambda connection: connection.execute(delete(MOVES).where(_of(model, token))))
+
+
+def _of(model: str, token: str) -> Any:
+    return (MOVES.c.model == model) & (MOVES.c.token == token)
+
+
+def _fault(ledger: Ledger, model: str, moves: Sequence[AliasMove], decision: DecisionRecord) -> str | None:
+    """Returns why some moves cannot be made (any more), or None if they can.
+
+    All versions must exist, as a deleted one would leave the aliases half-moved for good. The champion must be the one
+    that the decision assumes, or already the one that it makes.
+    """
+    versions = dict.fromkeys([decision.version, *(move.version for move in moves if move.version is not None)])
+    gone = [str(version) for version in versions if ledger.get_version(model, version) is None]
+    if gone:
+        return f"{model} has no version {' and '.join(gone)} any more. To fix: name another version"
+    champion = ledger.get_alias(model, CHAMPION)
+    found = None if champion is None else champion.version
+    if found in [decision.champion_before, *(move.version for move in moves if move.alias == CHAMPION)]:
+        return None
+    return (
+        f"the champion of {model} is version {found} by now, not {decision.champion_before} as it was when this was "
+        "decided. To fix: compare with the new champion"
+    )
+
+
+def _carry_out(ledger: Ledger, model: str, moves: Sequence[AliasMove], decision: DecisionRecord) -> None:
+    for move in moves:
+        if move.version is not None:
+            ledger.set_alias(model, move.alias, move.version)
+        elif ledger.get_alias(model, move.alias) is not None:
+            ledger.client.delete_registered_model_alias(model, move.alias)
+    record = ledger.resolve_model(f"models:/{model}/{decision.version}")
+    write_decision(ledger, record, decision)
+    moved = [ledger.get_version(model, move.version) for move in moves if move.version is not None]
+    ledger.redraw(record, *(other for other in moved if other is not None))
+
+
+def _lives(row: dict[str, Any]) -> bool:
+    """Whether the process that began the moves still runs, as far as this machine can determine."""
+    if row["pid"] == 0:
+        return False
+    if row["host"] != platform.node():
+        return time.time() - float(row["since_s"]) < STRANGER_S
+    return runs_here(row["pid"], born_s=row["born_s"])
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -174,7 +437,7 @@ def training_digest(model: ModelRecord | None) -> str | None:
     return next((dataset.digest for dataset in model.datasets if dataset.context == "training"), None)
 
 
-def version_of(model: ModelRecord) -> int:
+def version_of(model: ModelRecord | None) -> int:
     """Returns the version number of a registered model."""
-    assert model.version is not None, f"{model.model_id} has no version"
+    assert model is not None and model.version is not None, f"{model} is no version of a registered model"
     return model.version

@@ -8,25 +8,32 @@ begins the same run continues from there; a run that is over stays unchanged.
 from __future__ import annotations
 
 import json
-import os
 import platform
+import re
+import shutil
 import threading
-import uuid
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
+from datetime import date, timedelta
 from enum import StrEnum
 from functools import partial
+from pathlib import Path
 from typing import Any
 
-import psutil
 from sqlalchemy import JSON, BigInteger, Column, Float, MetaData, Table, Text, delete, insert, select, update
 from sqlalchemy.exc import IntegrityError
 
+from ringmaster.codec import digest
 from ringmaster.errors import RetrainingInProgress
 from ringmaster.tasks.background_worker import running
+from ringmaster.tasks.process_identity import own_row, runs_here
 from ringmaster.tasks.retraining.selection import Clock
 from ringmaster.tasks.storage.database import Database
+from ringmaster.techniques import DataSpec
+from ringmaster.techniques.checkpoints.checkpoint import publish
+from ringmaster.techniques.checkpoints.storage import is_url
+from ringmaster.techniques.data.file_patterns import matching, opened
 
 METADATA = MetaData()
 RUNS = Table(
@@ -148,7 +155,7 @@ class RetrainingRuns:
             self._drop(HOLDERS.c.token == token)
 
     def _take(self, name: str, run_date: str, *, silence_s: float) -> str:
-        mine = _holder() | {"name": name, "night": run_date}
+        mine = own_row() | {"beats": 0, "name": name, "night": run_date}
         while (found := self._holder_of(name)) is not None:
             if self._lives(found, silence_s=silence_s):
                 raise RetrainingInProgress(
@@ -165,7 +172,7 @@ class RetrainingRuns:
 
     def _lives(self, row: Mapping[str, Any], *, silence_s: float) -> bool:
         if row["host"] == platform.node():
-            return _runs(row["pid"], born_s=row["born_s"])
+            return runs_here(row["pid"], born_s=row["born_s"])
         threading.Event().wait(silence_s)
         now = self._holder_of(row["name"])
         return now is not None and (now["token"], now["beats"]) != (row["token"], row["beats"])
@@ -198,22 +205,75 @@ def _record(row: dict[str, Any]) -> RunRecord:
     return RunRecord(run_date=row.pop("night"), **row)
 
 
-def _holder() -> dict[str, Any]:
-    pid = os.getpid()
-    return {
-        "token": uuid.uuid4().hex,
-        "host": platform.node(),
-        "pid": pid,
-        "born_s": psutil.Process(pid).create_time(),
-        "beats": 0,
-    }
+DATED = re.compile(r"(?<!\d)(\d{4})-?(\d{2})-?(\d{2})(?!\d)")
 
 
-def _runs(pid: int, *, born_s: float) -> bool:
-    """Whether the same process still runs on this machine, rather than a later one with its pid."""
-    try:
-        process = psutil.Process(pid)
-        is_the_same = abs(float(process.create_time()) - born_s) < 1.0
-        return is_the_same and bool(process.status() != psutil.STATUS_ZOMBIE)
-    except psutil.NoSuchProcess:
-        return False
+@dataclass(frozen=True, kw_only=True)
+class FrozenData:
+    """Data that no longer changes. files: (name, a text that changes with the content) of each training file."""
+
+    data: DataSpec
+    files: tuple[tuple[str, str], ...] = ()
+
+
+def freeze(spec: DataSpec, *, run_date: str, window_days: int | None, folder: Path) -> FrozenData:
+    """Copies the current files of `spec` below `folder` and returns data that refers to the copies.
+
+    Data without files is returned unchanged. window_days: of the files with a date in their name, such as 2026-11-20,
+    only those of the last `window_days` days up to the run's own are copied; later ones belong to the next run. Files
+    without a date are always copied. The folder of a copy is named after the digest of its files, so that runs share
+    equal copies. Raises ValueError if no file is left.
+    """
+    if spec.path is None:
+        return FrozenData(data=spec)
+    path, files = _copied(spec.path, folder=folder, run_date=run_date, window_days=window_days)
+    held_out = None if spec.held_out_path is None else _copied(spec.held_out_path, folder=folder, run_date=run_date)[0]
+    return FrozenData(data=replace(spec, path=path, held_out_path=held_out), files=files)
+
+
+def _copied(
+    pattern: str, *, folder: Path, run_date: str, window_days: int | None = None
+) -> tuple[str, tuple[tuple[str, str], ...]]:
+    """Copies the files of a pattern or URL; returns a pattern for the copies, and the files' names and states."""
+    found = matching(pattern)
+    if window_days is not None:
+        names = _within(found.names, run_date=date.fromisoformat(run_date), window_days=window_days)
+        if not names:
+            raise ValueError(
+                f"path {pattern!r} has no file of the {window_days} days up to {run_date}. To fix: widen window_days"
+            )
+        found = found.only(names)
+    files = tuple((str(name), " ".join(map(str, said))) for name, *said in found.state())
+    target = folder / digest([pattern, files])
+    if not target.is_dir():
+        with publish(target) as aside:
+            for name in found.names:
+                (aside / name).parent.mkdir(parents=True, exist_ok=True)
+                with opened(found.path(name)) as source, (aside / name).open("wb") as copy:
+                    shutil.copyfileobj(source, copy, 1 << 20)
+    if is_url(pattern):
+        return str(target / (found.names[0] if len(found.names) == 1 else "**/*")), files
+    return str(target / Path(pattern).relative_to(found.root)), files
+
+
+def drop_others(folder: Path, *, keep: Iterable[str]) -> None:
+    """Removes the copies below `folder`, except those that contain a path of `keep`."""
+    kept = {Path(path).relative_to(folder).parts[0] for path in keep if Path(path).is_relative_to(folder)}
+    for copy in folder.iterdir() if folder.is_dir() else ():
+        if copy.name not in kept:
+            shutil.rmtree(copy, ignore_errors=True)
+
+
+def _within(names: Sequence[str], *, run_date: date, window_days: int) -> list[str]:
+    first = run_date - timedelta(days=window_days - 1)
+    return [name for name in names if (day := _date_in(name)) is None or first <= day <= run_date]
+
+
+def _date_in(name: str) -> date | None:
+    """Returns the last date in a name; digits that form no date, such as 2026-13-45, are skipped."""
+    for year, month, day in reversed(DATED.findall(name)):
+        try:
+            return date(int(year), int(month), int(day))
+        except ValueError:
+            continue
+    return None

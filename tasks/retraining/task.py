@@ -10,9 +10,8 @@ from prefect.cache_policies import NO_CACHE
 from ringmaster.errors import PromotionRefused
 from ringmaster.model_lineage import Ledger, ModelRecord
 from ringmaster.tasks.alarms.task import sound
-from ringmaster.tasks.retraining.alias_moves import MoveLog
 from ringmaster.tasks.retraining.policy import PromotionDecision
-from ringmaster.tasks.retraining.promotion import apply
+from ringmaster.tasks.retraining.promotion import MoveLog, apply
 
 
 def _may_be_tried_again(task: Any, run: Any, state: Any) -> bool:

@@ -19,8 +19,7 @@ from ringmaster.tasks.execution.events import ExecutionEvent, GangSaid, JobEnded
 from ringmaster.tasks.execution.job_table import GOAL, LIKE, SETTLED, SteeringRequest
 from ringmaster.tasks.storage.journal import ENDED, JobStatus, Journal
 from ringmaster.tasks.sweeping.space import Values
-from ringmaster.tasks.sweeping.spec import ProposedTrial, SweepSpec
-from ringmaster.tasks.sweeping.stopping import TrialState
+from ringmaster.tasks.sweeping.spec import ProposedTrial, SweepSpec, TrialState
 from ringmaster.techniques import Job
 from ringmaster.techniques.metric import metric_named
 from ringmaster.techniques.processes.events import EvaluationReported

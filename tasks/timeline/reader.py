@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import time
-from collections import deque
 from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import replace
 
@@ -25,7 +24,7 @@ from ringmaster.tasks.timeline.run_timeline import (
     TimelineNote,
     TimelineSpan,
 )
-from ringmaster.techniques.processes.events import EvaluationReported, Event, JobEvent, JobReady, PhaseStarted, Steps
+from ringmaster.techniques.processes.events import EvaluationReported, JobEvent, JobReady, PhaseStarted, Steps
 from ringmaster.techniques.turns import AT_ONCE, num_steps_of_gang
 
 MOST_PLANS = 20  # to read at a time for the first plans of jobs that were added later
@@ -59,16 +58,10 @@ class TimelineReader:
         self._paces: dict[int, JobProgress] = {}
         self._beside: dict[tuple[int, str], JobProgress] = {}  # of members, by segment and name within the batch
         self._heard = 0
-        self._inbox: deque[tuple[int, Event]] = deque()
 
     def signature(self) -> tuple[str, ...]:
         """Returns a value that changes whenever the timeline changes."""
         return self._archive.signature()
-
-    def hear(self, number: int, event: Event) -> None:
-        """Receives an event of a segment's gang that is not in the database. From any thread."""
-        if isinstance(event, PACE_EVENTS):
-            self._inbox.append((number, event))
 
     def num_left(self, batch: str | None = None) -> int:
         """Returns how many jobs have not ended, of all or of one batch of a pool."""
@@ -185,8 +178,6 @@ class TimelineReader:
         running: the job of each segment.
         """
         self._heard, events = self._archive.gang_events(set(running), after=self._heard, most=MOST_EVENTS)
-        while self._inbox:
-            events.append(self._inbox.popleft())
         for number, event in events:
             if not isinstance(event, PACE_EVENTS):
                 continue

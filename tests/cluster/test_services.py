@@ -14,8 +14,7 @@ import psycopg
 import pytest
 import sqlalchemy
 
-from ringmaster.flows.deployments import AUTOMATION
-from ringmaster.flows.pool.automations import SUBJECTS
+from ringmaster.flows.deployments import AUTOMATION, SUBJECTS
 from ringmaster.flows.services.service_files import ServiceStatus
 from tests.attacks import UNAUTHORIZED, expect_closed_mlflow, expect_closed_prefect, open_to_others, send
 from tests.cluster.waiting import until

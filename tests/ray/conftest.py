@@ -7,7 +7,7 @@ from pathlib import Path
 import psutil
 import pytest
 
-from ringmaster.tasks.pool.providers.ray import options
+from ringmaster.tasks.pool.ray import options
 from ringmaster.techniques.processes.forkserver_client import ForkServer
 from ringmaster.techniques.processes.scratch import ScratchFolder
 from tests.cluster.machines import end

@@ -8,8 +8,8 @@ import threading
 import time
 
 from ringmaster.codec import to_json
-from ringmaster.flows.pool.controller import LOOK_EVERY_S as ALARMS_EVERY_S
-from ringmaster.flows.pool.slurm.configuration import BATCH_SCRIPT
+from ringmaster.flows.pool.controller import ALARMS_EVERY_S
+from ringmaster.flows.pool.slurm.worker import BATCH_SCRIPT
 from ringmaster.flows.services.engine_options import NodeDeployment
 from ringmaster.flows.settings import ENGINE, MAX_NODES, NODE_IDLE_S
 from ringmaster.tasks.execution.engine import SLURM

@@ -3,10 +3,10 @@
 import pytest
 
 from ringmaster.errors import EngineUnavailable, SlurmError
-from ringmaster.flows.pool.slurm.configuration import BATCH_SCRIPT, COMMAND
-from ringmaster.tasks.pool.providers.provider import AllocationStatus
-from ringmaster.tasks.pool.providers.slurm.commands import comment_of, infrastructure_of
-from ringmaster.tasks.pool.providers.slurm.slurm_engine import JobRequest, SlurmMachines, faults
+from ringmaster.flows.pool.slurm.worker import BATCH_SCRIPT, COMMAND
+from ringmaster.tasks.pool.provider import AllocationStatus
+from ringmaster.tasks.pool.slurm.commands import comment_of, infrastructure_of
+from ringmaster.tasks.pool.slurm.slurm_engine import JobRequest, SlurmMachines, faults
 from tests.cluster.waiting import until
 
 # Ends in order: it says so, and takes a moment.

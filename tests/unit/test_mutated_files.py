@@ -12,8 +12,8 @@ import pytest
 
 from ringmaster.errors import BatchFileError, InputError
 from ringmaster.flows.commands.planning import read_plan, read_problem
-from ringmaster.flows.promotion.examine import data_spec
-from ringmaster.flows.sweeps.file import load_sweep, spec_of
+from ringmaster.flows.retraining.examine import data_spec
+from ringmaster.flows.sweep_form import load_sweep, spec_of
 from ringmaster.tasks.batch import Batch, load_batch
 from ringmaster.tasks.evaluation.suite import load_suite
 from ringmaster.tasks.planning import Problem, certified_bound, solve, verify

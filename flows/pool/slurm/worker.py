@@ -8,7 +8,9 @@ from __future__ import annotations
 
 import asyncio
 import os
+import re
 import signal
+import sys
 import time
 from collections.abc import Iterable, Mapping, Sequence
 from contextlib import suppress
@@ -32,12 +34,131 @@ from prefect.client.schemas.filters import (
 from prefect.client.schemas.objects import FlowRun, StateType
 from prefect.exceptions import InfrastructureNotAvailable, InfrastructureNotFound, ObjectNotFound, PrefectException
 from prefect.states import Cancelled, Crashed
-from prefect.workers.base import BaseWorker, BaseWorkerResult
+from prefect.workers.base import BaseJobConfiguration, BaseVariables, BaseWorker, BaseWorkerResult
+from pydantic import BaseModel, Field
 
 from ringmaster.errors import EngineUnavailable, SlurmError
 from ringmaster.flows import settings
-from ringmaster.flows.pool.slurm.configuration import GRACE_S, SlurmJobConfiguration, SlurmVariables
-from ringmaster.tasks.pool.providers.slurm.commands import Slurm, SlurmJob, infrastructure_of, job_number
+from ringmaster.tasks.pool.slurm.commands import (
+    Slurm,
+    SlurmJob,
+    comment_of,
+    environment_of_jobs,
+    infrastructure_of,
+    job_number,
+    slurm_time,
+)
+
+BATCH_SCRIPT = (Path(__file__).parent / "batch_script.sh").read_text()
+NOTICE_S = 60
+GRACE_S = 60
+COMMAND, IS_SHARED = "FLOW_RUN_COMMAND", "JOB_IS_SHARED"
+# -P: a file in the working folder with the name of a library must not be imported instead of the library. Prefect's own
+# default, `prefect flow-run execute`, starts a second interpreter, which takes seconds more.
+DEFAULT_COMMAND = f"{sys.executable} -P -m prefect.engine"
+
+
+class SlurmOptions(BaseModel):
+    """What a work pool, a deployment or a flow run chooses of its job. Each job has one node."""
+
+    partition: str | None = Field(default=None, description="The partition; the cluster's default partition if empty.")
+    account: str | None = Field(default=None, description="The account that pays for the job.")
+    qos: str | None = Field(default=None, title="QOS", description="The quality of service.")
+    time: str | None = Field(
+        default=None,
+        title="Time limit",
+        description="For how long a node is lent: 8h, 30m, or as sbatch reads it: 1-12:00:00. The partition's limit if "
+        "empty.",
+        examples=["8h"],
+    )
+    gres: str | None = Field(
+        default=None, title="Generic resources", description="The GPUs of the job.", examples=["gpu:8"]
+    )
+    exclusive: bool = Field(default=True, description="Whether the job has the node to itself.")
+    cpus: int | None = Field(default=None, title="CPUs", ge=1, description="CPUs of a job that shares its node.")
+    memory: str | None = Field(
+        default="0",
+        description="Memory of the job, such as 64G; 0 for all memory of an exclusive node.",
+        examples=["64G"],
+    )
+    notice_s: int = Field(
+        default=NOTICE_S,
+        ge=0,
+        title="Notice (seconds)",
+        description="How long before the end of the time limit the job is told to end in order. Slurm may be a minute "
+        "early.",
+    )
+    grace_s: int = Field(
+        default=GRACE_S,
+        ge=0,
+        title="Grace (seconds)",
+        description="How long a cancelled flow run has to end in order, before its job is cancelled.",
+    )
+    sbatch_options: list[str] = Field(
+        default_factory=list,
+        title="Further options of sbatch",
+        description="Every user of the cluster can read them: they must hold no passwords.",
+        examples=[["--constraint=a100", "--exclude=node7"]],
+    )
+    working_dir: str | None = Field(default=None, title="Working folder", description="The worker's if empty.")
+    log_dir: str | None = Field(
+        default=None,
+        title="Folder of logs",
+        description="Where the output of the jobs is stored, a file each: a folder that nodes and worker share. "
+        "By default slurm/ in RINGMASTER_HOME.",
+    )
+    batch_script: str = Field(default=BATCH_SCRIPT, description="The batch script.", json_schema_extra={"format": "sh"})
+
+
+class SlurmVariables(SlurmOptions, BaseVariables):
+    """The variables of the base job template."""
+
+
+class SlurmJobConfiguration(SlurmOptions, BaseJobConfiguration):
+    """The job of one flow run."""
+
+    def prepare_for_flow_run(self, *arguments: Any, **options: Any) -> None:
+        """Sets what depends on the flow run."""
+        self.command = self.command or DEFAULT_COMMAND
+        super().prepare_for_flow_run(*arguments, **options)
+
+    def arguments(self, *, flow_run: str, log_dir: Path) -> list[str]:
+        """Returns the options of sbatch. They are visible to all users of the cluster.
+
+        flow_run: id of the flow run.
+        log_dir: the folder for the output of jobs.
+        """
+        name = re.sub(r"[^\w.-]+", "-", self.name or "flow-run")
+        given: dict[str, Any] = {
+            "job-name": name,
+            "comment": comment_of(flow_run),
+            "output": f"{log_dir}/%j.log",
+            "open-mode": "append",
+            "nodes": 1,
+            "ntasks": 1,
+            "partition": self.partition,
+            "account": self.account,
+            "qos": self.qos,
+            "time": None if self.time is None else slurm_time(self.time),
+            "gres": self.gres,
+            "cpus-per-task": self.cpus,
+            "mem": self.memory if self.exclusive or self.memory != "0" else None,  # all of it would be exclusive, too
+            "chdir": self.working_dir,
+            "signal": f"B:USR1@{self.notice_s}" if self.notice_s else None,
+        }
+        options = [f"--{option}={value}" for option, value in given.items() if value is not None and value != ""]
+        options += ["--no-requeue", *["--exclusive"] * self.exclusive]
+        return [*options, *self.sbatch_options]  # the last ones count
+
+    def environment(self, own: Mapping[str, str]) -> dict[str, str]:
+        """Returns the environment of sbatch and the job: the worker's, and that of the flow run.
+
+        It may hold passwords: Slurm keeps it from other users, unlike options.
+        """
+        given = {name: value for name, value in self.env.items() if value is not None}
+        shared = {} if self.exclusive else {IS_SHARED: "1"}
+        return {**environment_of_jobs(own), **given, **shared, COMMAND: self.command or DEFAULT_COMMAND}
+
 
 UNSUBMITTED_S = 90.0  # a run whose worker ended before it had submitted a job is given up after this time
 
@@ -77,10 +198,10 @@ class JobRun:
 
 @dataclass(frozen=True, kw_only=True)
 class SubmissionDecision:
-    """A verdict. job: the job that it is about, if there is one. message: the cause, for people."""
+    """A verdict. job: number of the job to act on, if there is one. message: the cause, for people."""
 
     verdict: SubmissionVerdict
-    job: SlurmJob | None = None
+    job: int = 0
     message: str = ""
 
 
@@ -102,24 +223,21 @@ def decide(run: JobRun, jobs: Mapping[str, SlurmJob]) -> SubmissionDecision:
             verdict=SubmissionVerdict.CRASHED,
             message="no Slurm job was submitted for it: its worker ended before it had",
         )
-    ended = _ended(job, number)
-    if ended:
-        verdict = SubmissionVerdict.CANCELLED if run.is_cancelling else SubmissionVerdict.CRASHED
-        return SubmissionDecision(verdict=verdict, job=job, message=ended)
-    assert job is not None
+    over = SubmissionVerdict.CANCELLED if run.is_cancelling else SubmissionVerdict.CRASHED
+    if job is None:
+        return SubmissionDecision(verdict=over, message=f"Slurm job {number} has ended, and Slurm has forgotten how")
+    if ended := _ended(job):
+        return SubmissionDecision(verdict=over, message=ended)
     if run.is_cancelling and not job.is_completing:
-        return SubmissionDecision(
-            verdict=SubmissionVerdict.CANCEL_JOB if job.is_waiting else SubmissionVerdict.END, job=job
-        )
+        verdict = SubmissionVerdict.CANCEL_JOB if job.is_waiting else SubmissionVerdict.END
+        return SubmissionDecision(verdict=verdict, job=job.id)
     return SubmissionDecision(
-        verdict=SubmissionVerdict.NOTHING if number == job.id else SubmissionVerdict.ADOPT, job=job
+        verdict=SubmissionVerdict.NOTHING if number == job.id else SubmissionVerdict.ADOPT, job=job.id
     )
 
 
-def _ended(job: SlurmJob | None, number: int | None) -> str:
+def _ended(job: SlurmJob) -> str:
     """Returns how a job has ended, in words; empty for a job that has not."""
-    if job is None:
-        return f"Slurm job {number} has ended, and Slurm has forgotten how"
     where = f" on {job.node}" if job.node else ""
     reason = f" ({job.reason})" if job.reason else ""
     if job.num_restarts and not job.is_completing:
@@ -287,14 +405,11 @@ class SlurmWorker(BaseWorker[SlurmJobConfiguration, SlurmVariables, SlurmWorkerR
         job = decision.job
         match decision.verdict:
             case SubmissionVerdict.ADOPT:
-                assert job is not None
-                await self.client.update_flow_run(run.id, infrastructure_pid=infrastructure_of(job.id))
+                await self.client.update_flow_run(run.id, infrastructure_pid=infrastructure_of(job))
             case SubmissionVerdict.CANCEL_JOB:
-                assert job is not None
-                await asyncio.to_thread(self._slurm.cancel, job.id)
+                await asyncio.to_thread(self._slurm.cancel, job)
             case SubmissionVerdict.END:
-                assert job is not None
-                await self._end(run, job.id)
+                await self._end(run, job)
             case SubmissionVerdict.CANCELLED:
                 await self.client.set_flow_run_state(run.id, Cancelled(message=decision.message), force=True)
             case SubmissionVerdict.CRASHED:

@@ -14,7 +14,7 @@ from statistics import median
 
 import pytest
 
-from ringmaster.tasks.pool import requests as wishes
+from ringmaster.tasks.pool.requests import RequestStatus
 from ringmaster.tasks.storage.journal import ENDED, JobStatus
 from ringmaster.techniques.processes.events import JobReady
 from tests.cluster.checks import assert_devices_held_once, assert_nothing_twice
@@ -66,7 +66,7 @@ def test_whatever_is_killed_a_batch_that_was_handed_over_comes_to_its_end(chaos_
     pool.trace.hurry(*(job.name for jobs in batches.values() for job in jobs))
     chaos.until("every batch has come to its end", lambda: is_over(pool))
     handed_over = [request.status for request in pool.handed_over()]
-    assert handed_over == [wishes.RequestStatus.DONE] * len(batches), report(pool)
+    assert handed_over == [RequestStatus.DONE] * len(batches), report(pool)
     for batch, name, _ in pool.batches():
         assert {record.status for record in pool.jobs(batch).values()} == {JobStatus.DONE}
         assert all(record.details.get("model_uri") for record in pool.jobs(batch).values()), "all is in MLflow"
@@ -213,9 +213,7 @@ def newest_checkpoint(pool, job):
 def is_over(pool):
     """Returns whether every submitted request is done or refused."""
     requests = pool.handed_over()
-    return bool(requests) and all(
-        request.status in (wishes.RequestStatus.DONE, wishes.RequestStatus.REFUSED) for request in requests
-    )
+    return bool(requests) and all(request.status in (RequestStatus.DONE, RequestStatus.REFUSED) for request in requests)
 
 
 def repeated_steps(pool):

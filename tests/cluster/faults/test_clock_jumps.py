@@ -2,9 +2,9 @@
 
 import pytest
 
-from ringmaster.tasks.pool.controller.failover import SILENT_S, Leadership
-from ringmaster.tasks.pool.controller.pool_engine import NodeWatch
+from ringmaster.tasks.pool.failover import SILENT_S, Leadership
 from ringmaster.tasks.pool.nodes import NodeRecord, NodeRegistry, Timeouts
+from ringmaster.tasks.pool.pool_engine import NodeWatch
 from ringmaster.tasks.storage.database import Database, file_url
 from ringmaster.techniques.processes.fence import TICK, Fence
 from tests.fake_engine import cpu_devices

@@ -11,7 +11,7 @@ from prefect.client.orchestration import get_client
 from prefect.input import read_flow_run_input
 from prefect.settings import PREFECT_API_URL, temporary_settings
 
-from ringmaster.flows.promotion import approval
+from ringmaster.flows.retraining import approval
 from tests.cluster.waiting import until
 from tests.integration.runtime.test_worker import PrefectServer
 

@@ -74,9 +74,7 @@ def test_a_batch_file_may_name_it(site):
 
 
 def test_the_form_of_a_sweep_lists_it(site):
-    program = (
-        "import json; from ringmaster.flows.sweeps.form import Sweep; print(json.dumps(Sweep.model_json_schema()))"
-    )
+    program = "import json; from ringmaster.flows.sweep_form import Sweep; print(json.dumps(Sweep.model_json_schema()))"
     environment = {**os.environ, "PYTHONPATH": os.pathsep.join([str(ROOT / "src"), str(site)])}
     done = subprocess.run([sys.executable, "-c", program], env=environment, capture_output=True, text=True, check=True)
     choices, nothing = json.loads(done.stdout)["properties"]["objective"]["anyOf"]

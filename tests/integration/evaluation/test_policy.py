@@ -54,12 +54,12 @@ def main(folder: Path) -> None:
     nights.run("first")
     nights.put("writer/day1.jsonl", garbage(3))
     nights.run("poisoned")
-    from ringmaster.tasks.retraining import alias_moves
+    from ringmaster.tasks.retraining import promotion
 
     answers = nights.answers
     for version in (1, 2):
         record = nights.ledger.resolve_model(f"models:/shop.writer/{version}")
-        answers[f"decisions {version}"] = [vars(entry) for entry in alias_moves.read_decisions(nights.ledger, record)]
+        answers[f"decisions {version}"] = [vars(entry) for entry in promotion.read_decisions(nights.ledger, record)]
         answers[f"figure {version}"] = nights.ledger.read_text(record.run_id, "evaluation/metrics.svg")
     (folder / "answers.json").write_text(json.dumps(answers))
 

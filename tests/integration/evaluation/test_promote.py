@@ -8,12 +8,12 @@ from typer.testing import CliRunner
 from ringmaster.errors import InputError, LedgerError
 from ringmaster.flows import cli, entry
 from ringmaster.flows.commands import models
-from ringmaster.flows.promotion import examine
+from ringmaster.flows.retraining import examine
 from ringmaster.model_lineage import QUIET_ENVIRONMENT, Ledger
 from ringmaster.model_lineage.model_pages import family_path
 from ringmaster.tasks.evaluation.behaviour import TestResult
 from ringmaster.tasks.evaluation.examination import ExaminationResult, SliceMetric
-from ringmaster.tasks.retraining import alias_moves
+from ringmaster.tasks.retraining import promotion
 from tests.integration.evaluation.test_scores import IMAGES, exported
 
 NAME = "shop.digits"
@@ -66,7 +66,7 @@ def aliases(ledger):
 
 
 def last(ledger, version):
-    return alias_moves.read_decisions(ledger, ledger.resolve_model(f"models:/{NAME}/{version}"))[-1]
+    return promotion.read_decisions(ledger, ledger.resolve_model(f"models:/{NAME}/{version}"))[-1]
 
 
 def test_a_persons_word_is_kept_with_the_reason(ledger):

@@ -9,9 +9,9 @@ from ringmaster.errors import LedgerError, PromotionRefused
 from ringmaster.model_lineage import Ledger
 from ringmaster.model_lineage.snapshot import DAY_MS, Snapshot, collect, unreached
 from ringmaster.model_lineage.tensors import TensorStore
-from ringmaster.tasks.retraining import alias_moves, promotion
-from ringmaster.tasks.retraining.alias_moves import MoveLog
+from ringmaster.tasks.retraining import promotion
 from ringmaster.tasks.retraining.policy import PromotionDecision
+from ringmaster.tasks.retraining.promotion import MoveLog
 from ringmaster.tasks.storage.database import Database, file_url
 
 NAME = "shop.prices"
@@ -73,33 +73,33 @@ def test_promotions_rollbacks_and_their_records(ledger, log, versions):
     for champion, record in enumerate(versions[:2]):
         promotion.apply(ledger, record, YES, log=log, champion=champion or None, who="policy careful")
     assert aliases(ledger) == {"champion": 2, "previous": 1, "challenger": 2}
-    (kept,) = alias_moves.read_decisions(ledger, versions[1])
+    (kept,) = promotion.read_decisions(ledger, versions[1])
     assert (kept.outcome, kept.reasons, kept.champion_before, kept.who) == (
         "promoted",
         YES.reasons,
         1,
         "policy careful",
     )
-    table = json.loads(ledger.read_text(versions[1].run_id, alias_moves.TABLE))
+    table = json.loads(ledger.read_text(versions[1].run_id, promotion.TABLE))
     assert table["data"][0][table["columns"].index("reasons")] == "better: loss 1 against 2\np 0.01"
 
     # A version that waits for a person stays a candidate, so that the next retraining run asks again.
     promotion.leave_waiting(ledger, versions[2], "nobody answered", who="policy careful")
     assert promotion.standings(ledger, [NAME])[NAME].candidate == versions[2]
-    assert alias_moves.read_decisions(ledger, versions[2])[-1].outcome == "waiting"
+    assert promotion.read_decisions(ledger, versions[2])[-1].outcome == "waiting"
 
     with pytest.raises(LedgerError, match="away"):
         promotion.apply(Away(ledger, 1), versions[2], YES, log=log, champion=2)
     assert aliases(ledger) == {"champion": 2, "previous": 2, "challenger": 2}
     assert log.finish_left_behind(ledger) == [NAME]
     assert aliases(ledger) == {"champion": 3, "previous": 2, "challenger": 3}
-    assert alias_moves.read_decisions(ledger, versions[2])[-1].outcome == "promoted"
+    assert promotion.read_decisions(ledger, versions[2])[-1].outcome == "promoted"
 
     assert promotion.roll_back(ledger, NAME, log=log, who="Ann", why="it is slow") == (2, 3)
     assert aliases(ledger) == {"champion": 2, "previous": 1, "challenger": 3}
-    rows = ledger.read_table(versions[2].run_id, alias_moves.TABLE)
+    rows = ledger.read_table(versions[2].run_id, promotion.TABLE)
     assert [row["outcome"] for row in rows] == ["waiting", "promoted", "rolled back"]
-    last = alias_moves.read_decisions(ledger, versions[2])[-1]
+    last = promotion.read_decisions(ledger, versions[2])[-1]
     assert (last.outcome, last.reasons, last.who) == ("rolled back", ("it is slow",), "Ann")
     assert promotion.roll_back(ledger, NAME, log=log, who="Ann") == (1, 2)
     assert aliases(ledger) == {"champion": 1, "challenger": 3}
@@ -131,7 +131,7 @@ def test_a_rollback_goes_back_though_the_champion_before_that_one_was_deleted(le
     ledger.client.delete_model_version(NAME, "1")
     assert promotion.roll_back(ledger, NAME, log=log, who="Ann") == (2, 3)
     assert aliases(ledger) == {"champion": 2, "challenger": 3}
-    assert alias_moves.read_decisions(ledger, versions[2])[-1].outcome == "rolled back"
+    assert promotion.read_decisions(ledger, versions[2])[-1].outcome == "rolled back"
 
 
 def test_a_model_becomes_a_version_of_another_name_once(ledger, versions, tmp_path):

@@ -17,7 +17,7 @@ from prefect.client.orchestration import get_client
 from prefect.settings import PREFECT_API_URL, temporary_settings
 
 from ringmaster.errors import InputError
-from ringmaster.flows.pool.automations import SUBJECTS, make_alarms
+from ringmaster.flows.deployments import SUBJECTS, make_alarms
 from ringmaster.tasks.alarms import PROMOTION_REFUSED, batch_failed, promotion_refused
 from ringmaster.tasks.alarms.task import sound
 from tests.cluster.waiting import until

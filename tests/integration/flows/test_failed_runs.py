@@ -8,7 +8,7 @@ import sys
 
 import pytest
 
-from ringmaster.flows.process.interrupts import STOPPING
+from ringmaster.flows.interrupts import STOPPING
 from tests.integration.flows.test_run import PATIENCE_S, Place
 
 pytestmark = [pytest.mark.full, pytest.mark.timeout(1200)]

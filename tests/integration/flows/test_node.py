@@ -10,10 +10,10 @@ pytest.importorskip("prefect")
 from prefect.settings import PREFECT_API_URL, temporary_settings
 
 from ringmaster.errors import ReleaseMismatch
+from ringmaster.flows.interrupts import stop_signals
 from ringmaster.flows.pool import node
 from ringmaster.flows.pool.node import _serve
 from ringmaster.flows.pool.own_node import NodeOptions
-from ringmaster.flows.process.interrupts import stop_signals
 from ringmaster.flows.settings import PoolAddress
 from ringmaster.tasks.cluster import Cluster, Node
 from ringmaster.tasks.storage import releases

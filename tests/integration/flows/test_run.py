@@ -16,7 +16,7 @@ from pathlib import Path
 import psutil
 import pytest
 
-from ringmaster.flows.process.interrupts import STOPPING
+from ringmaster.flows.interrupts import STOPPING
 from tests.attacks import expect_closed_prefect, open_to_others
 from tests.integration.counting_frames import FILE
 from tests.integration.workbench import is_bit_equal, weights_in, write_prose

@@ -10,8 +10,7 @@ import pytest
 from pydantic import ValidationError
 
 from ringmaster.errors import BatchFileError
-from ringmaster.flows.sweeps.file import load_sweep, spec_of
-from ringmaster.flows.sweeps.form import DeviceChoice, Parameter, Sweep
+from ringmaster.flows.sweep_form import DeviceChoice, Parameter, Sweep, load_sweep, spec_of
 from ringmaster.model_lineage.ledger.ledger import Ledger
 
 ROOT = Path(__file__).parents[3]

@@ -262,11 +262,11 @@ def main(folder: Path) -> None:
     """Runs all cases with one fork server."""
     from ringmaster.flows import settings
     from ringmaster.flows.batch.context import lent_server
-    from ringmaster.tasks.retraining import webhook
+    from ringmaster.tasks.retraining import report
     from ringmaster.techniques.processes.forkserver_client import ForkServer
 
     settings.embed(settings.home())
-    webhook.WAITS_S = (0.0, 0.0)
+    report.WAITS_S = (0.0, 0.0)
     with ForkServer(preload=["transformers:LlamaForCausalLM"]) as server:
         lent_server.set(server)
         cases = (twice, cut_short, cut_sweep, half_way, deleted, short, held, swept, watched)

@@ -14,8 +14,8 @@ from prefect.settings import PREFECT_API_URL, temporary_settings
 from prefect.states import Cancelled, Cancelling
 
 from ringmaster.flows.deployments import make_work_pool
-from ringmaster.flows.internal_flows import segment as segment_flow
 from ringmaster.flows.pool.flow_worker import DEFAULT_QUEUE, REQUESTS_QUEUE, FlowWorker
+from ringmaster.flows.pool.node import segment as segment_flow
 from tests.ports import free_port
 from tests.unit.pool.node.test_agent import until
 
@@ -66,7 +66,7 @@ def prefect_server(tmp_path_factory):
             flow_id,
             name="segment",
             work_pool_name=POOL,
-            entrypoint="ringmaster.flows.internal_flows.segment",
+            entrypoint="ringmaster.flows.pool.node.segment",
             path=str(server.folder),
         )
     yield server

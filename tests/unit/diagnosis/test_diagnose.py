@@ -11,9 +11,9 @@ from typer.testing import CliRunner
 
 from ringmaster.codec import to_json
 from ringmaster.flows import cli, entry
-from ringmaster.flows.diagnosis import diagnose
-from ringmaster.flows.diagnosis.bundle import BundleFile, Redactor, collect
-from ringmaster.flows.diagnosis.diagnose import MOST_BYTES, logs
+from ringmaster.flows.reports import diagnose
+from ringmaster.flows.reports.bundle import BundleFile, Redactor, collect
+from ringmaster.flows.reports.diagnose import MOST_BYTES, logs
 from ringmaster.flows.services.databases import databases
 from ringmaster.flows.services.service_definitions import PoolOptions, compose
 from ringmaster.flows.services.service_files import ServiceFiles, keep_password

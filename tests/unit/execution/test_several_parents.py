@@ -8,7 +8,7 @@ import pytest
 from ringmaster.tasks.execution.dispatch import PlannedSegment
 from ringmaster.tasks.execution.events import JobEnded
 from ringmaster.tasks.execution.starter import gang_order
-from ringmaster.tasks.pool.controller.active_batches import entries_of
+from ringmaster.tasks.pool.active_batches import entries_of
 from ringmaster.tasks.pool.submissions import Submission
 from ringmaster.tasks.profiling.option_profiles import planning_problem
 from ringmaster.tasks.storage.journal import JobStatus

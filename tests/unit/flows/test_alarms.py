@@ -1,6 +1,5 @@
 """Alarms: when one is raised, and that it is raised once."""
 
-import threading
 from dataclasses import replace
 
 import pytest
@@ -82,7 +81,7 @@ def test_every_alarm_names_what_it_is_about():
         assert alarm.name in alarm.message
 
 
-def test_the_watcher_of_a_pool_ends_when_it_is_told(tmp_path):
+def test_the_watcher_of_a_pool_tells_who_left_in_order_from_who_is_lost(tmp_path):
     from ringmaster.flows.pool.controller import PoolAlarms
     from ringmaster.tasks.pool.nodes import NodeRegistry
     from ringmaster.tasks.storage.database import Database, file_url
@@ -97,8 +96,5 @@ def test_the_watcher_of_a_pool_ends_when_it_is_told(tmp_path):
         NodeRegistry(database).remove("alpha", incarnation="1")
         assert watch.look() == heard
         assert [alarm.name for alarm in heard] == ["alpha"]
-        over = threading.Event()
-        over.set()
-        watch.keep_looking(over)
     finally:
         database.close()

@@ -16,7 +16,7 @@ from ringmaster.flows.batch.result import BatchResult
 from ringmaster.tasks.batch import Batch
 from ringmaster.tasks.execution.events import JobEnded, Planned, Prediction, Waiting
 from ringmaster.tasks.planning import Option, PlanningJob, PlanningNode, Problem, solve
-from ringmaster.tasks.pool.controller.active_batches import as_logged
+from ringmaster.tasks.pool.active_batches import as_logged
 
 
 class Store:

@@ -8,7 +8,7 @@ import pytest
 
 from ringmaster.flows.batch.result import BatchResult, are_measured
 from ringmaster.flows.output import TextConsole
-from ringmaster.flows.reports.batch_report import print_report
+from ringmaster.flows.reports.plan_report import print_report
 from ringmaster.tasks.execution.events import Prediction
 from ringmaster.tasks.planning.gantt import beside_plan
 from tests.unit.execution.fakes import profile

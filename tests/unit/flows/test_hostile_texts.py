@@ -31,9 +31,8 @@ from ringmaster.flows.batch.result import BatchResult, job_rows
 from ringmaster.flows.commands import planning
 from ringmaster.flows.lineage.views import diff_view, impact_view, print_view, show_view
 from ringmaster.flows.output import TextConsole, prepare_streams, write_document, write_uncaught
-from ringmaster.flows.process.process_log import TextFormatter, report_faults
-from ringmaster.flows.reports.batch_report import print_report
-from ringmaster.flows.reports.plan_report import print_plan
+from ringmaster.flows.process_log import TextFormatter, report_faults
+from ringmaster.flows.reports.plan_report import print_plan, print_report
 from ringmaster.flows.reports.progress import LinesView, LiveView
 from ringmaster.flows.reports.status_report import status_table
 from ringmaster.flows.reports.watch import LineBudget, picture

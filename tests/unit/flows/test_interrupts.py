@@ -8,8 +8,8 @@ import threading
 
 import pytest
 
-from ringmaster.flows.process import interrupts
-from ringmaster.flows.process.interrupts import (
+from ringmaster.flows import interrupts
+from ringmaster.flows.interrupts import (
     STOPPING,
     Interrupts,
     answered,

@@ -7,8 +7,7 @@ import sys
 import pytest
 
 from ringmaster.errors import InputError
-from ringmaster.flows import entry, settings
-from ringmaster.flows.process import environment
+from ringmaster.flows import entry, environment, settings
 
 
 @pytest.fixture(autouse=True)

@@ -4,7 +4,7 @@ import signal
 
 import pytest
 
-from ringmaster.flows.process.interrupts import SIGNALS, stop_signals
+from ringmaster.flows.interrupts import SIGNALS, stop_signals
 
 
 @pytest.mark.parametrize("number", SIGNALS, ids=lambda number: number.name)

@@ -8,7 +8,7 @@ from rich.console import Console
 from typer.testing import CliRunner
 
 from ringmaster.errors import InputError
-from ringmaster.flows.commands import watching
+from ringmaster.flows.commands import running as watching
 from ringmaster.flows.reports import watch
 from ringmaster.flows.reports.watch import LineBudget, picture
 from ringmaster.tasks.cluster import Device

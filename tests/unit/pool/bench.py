@@ -8,10 +8,10 @@ from ringmaster.tasks.execution.executor import Executor
 from ringmaster.tasks.execution.replan_policy import ReplanPolicy
 from ringmaster.tasks.execution.replanner import Replanner
 from ringmaster.tasks.planning import Plan, Segment
-from ringmaster.tasks.pool.controller.controller import HOLDER_OF_SEGMENTS, PoolController
-from ringmaster.tasks.pool.controller.pool_engine import PoolEngine
+from ringmaster.tasks.pool.controller import HOLDER_OF_SEGMENTS, PoolController
 from ringmaster.tasks.pool.event_log import BatchEvents, LogPosition
 from ringmaster.tasks.pool.nodes import PoolLeases, Timeouts
+from ringmaster.tasks.pool.pool_engine import PoolEngine
 from ringmaster.tasks.pool.requests import Requests
 from ringmaster.tasks.pool.submissions import Submission, Submissions
 from ringmaster.tasks.storage.database import BatchingDatabase

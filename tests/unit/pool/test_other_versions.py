@@ -3,7 +3,7 @@
 import pytest
 from sqlalchemy import select, update
 
-from ringmaster.tasks.pool import requests as wishes
+from ringmaster.tasks.pool.requests import RequestKind, RequestStatus
 from ringmaster.tasks.pool.submissions import Submissions
 from ringmaster.tasks.storage.journal import JobStatus, Journal
 from ringmaster.tasks.storage.schema import BATCHES
@@ -35,9 +35,9 @@ def test_a_batch_that_cannot_be_read_fails_and_others_go_on(database, pool, chan
 def test_directions_that_cannot_be_read_are_refused(database, pool):
     pool.pass_seconds(1, Worker(database))
     pool.submit(submission("b1"))
-    said = pool.ask(wishes.RequestKind.DIRECT, batch="b1", jobs={"a": {"colour": "red"}})
+    said = pool.ask(RequestKind.DIRECT, batch="b1", jobs={"a": {"colour": "red"}})
     assert (said.status, "Job has no field ['colour']" in said.answer["message"]) == (
-        wishes.RequestStatus.REFUSED,
+        RequestStatus.REFUSED,
         True,
     )
     assert "the same version on all machines" in said.answer["message"]

@@ -9,7 +9,7 @@ from ringmaster.flows.pool.controller import _lead
 from ringmaster.flows.pool.pooled_run import open_pooled_run
 from ringmaster.flows.settings import PoolAddress
 from ringmaster.tasks.batch import Batch
-from ringmaster.tasks.pool.controller.failover import Leadership
+from ringmaster.tasks.pool.failover import Leadership
 from ringmaster.tasks.storage import releases
 from ringmaster.tasks.storage.database import Database, file_url
 from ringmaster.tasks.storage.schema import ABOUT

@@ -8,10 +8,9 @@ from ringmaster.codec import to_json
 from ringmaster.tasks.cluster import Device
 from ringmaster.tasks.execution.events import JobEnded
 from ringmaster.tasks.planning.problems.terms import PlanningTerms
-from ringmaster.tasks.pool import requests as wishes
 from ringmaster.tasks.pool.event_log import BatchEvents, EventLog, LogPosition
 from ringmaster.tasks.pool.nodes import NodeRecord, NodeRegistry, NodeStatus
-from ringmaster.tasks.pool.requests import Requests
+from ringmaster.tasks.pool.requests import RequestKind, Requests, RequestStatus
 from ringmaster.tasks.pool.submissions import BatchStatus, Submission, Submissions
 from ringmaster.tasks.storage import message_store as pool_mail
 from ringmaster.tasks.storage.database import Database, file_url
@@ -160,11 +159,11 @@ def test_what_is_left_of_a_batch_is_dropped_and_nobody_who_reads_on_misses_anyth
 
 def test_a_request_is_asked_once_and_answered(database):
     requests = Requests(database)
-    number = requests.ask(wishes.RequestKind.CANCEL, {"batch": "b", "jobs": []}, key="k")
-    assert requests.ask(wishes.RequestKind.CANCEL, {"batch": "b", "jobs": []}, key="k") == number
-    assert [request.content for request in requests.open(wishes.RequestKind.CANCEL)] == [{"batch": "b", "jobs": []}]
-    assert not requests.open(wishes.RequestKind.LEND)
-    requests.answer(number, status=wishes.RequestStatus.REFUSED, answer={"message": "no such batch"})
+    number = requests.ask(RequestKind.CANCEL, {"batch": "b", "jobs": []}, key="k")
+    assert requests.ask(RequestKind.CANCEL, {"batch": "b", "jobs": []}, key="k") == number
+    assert [request.content for request in requests.open(RequestKind.CANCEL)] == [{"batch": "b", "jobs": []}]
+    assert not requests.open(RequestKind.LEND)
+    requests.answer(number, status=RequestStatus.REFUSED, answer={"message": "no such batch"})
     assert requests.wait(number).answer == {"message": "no such batch"}
     assert not requests.open()
 
@@ -219,10 +218,10 @@ def test_a_batch_stands_until_it_has_ended_and_may_be_reopened(database):
 
 def test_whoever_asked_renews_the_request_for_as_long_as_it_stands(database):
     requests = Requests(database)
-    number = requests.ask(wishes.RequestKind.LEND, {"node": "n"})
+    number = requests.ask(RequestKind.LEND, {"node": "n"})
     assert requests.renew(number)
-    requests.answer(number, status=wishes.RequestStatus.GRANTED)
+    requests.answer(number, status=RequestStatus.GRANTED)
     assert requests.renew(number)
     assert requests.read(number).content == {"node": "n", "beats": 2}
-    requests.answer(number, status=wishes.RequestStatus.WITHDRAWN)
+    requests.answer(number, status=RequestStatus.WITHDRAWN)
     assert not requests.renew(number)

@@ -124,7 +124,7 @@ RULES: dict[str, Callable[[Import], bool]] = {
     ),
     "inside tasks/ each layer imports only layers below it": is_upward,
     "Optuna only in tasks/sweeping/": (lambda i: i.of("optuna") and not i.inside("tasks/sweeping")),
-    "Ray only in tasks/pool/providers/ray/": (lambda i: i.of("ray") and not i.inside("tasks/pool/providers/ray")),
+    "Ray only in tasks/pool/ray/": (lambda i: i.of("ray") and not i.inside("tasks/pool/ray")),
     "MLflow only in model_lineage/": (lambda i: i.of("mlflow") and i.package != "model_lineage"),
     "pydantic not in techniques/, which describes jobs with dataclasses": (
         lambda i: i.of("pydantic", "pydantic_core") and i.package == "techniques"
@@ -158,7 +158,7 @@ BREAKS = [
     ("tasks/evaluation/a.py", "import torch.nn as nn", "torch and"),
     ("flows/a.py", "import importlib\nx = importlib.import_module('transformers')", "torch and"),
     ("tasks/a.py", "from mlflow import MlflowClient", "MLflow only"),
-    ("tasks/pool/providers/a.py", "import ray.util", "Ray only"),
+    ("tasks/pool/a.py", "import ray.util", "Ray only"),
     ("techniques/a.py", "from pydantic import BaseModel", "pydantic"),
     ("tasks/storage/a.py", "from ringmaster.tasks.pool.nodes import Nodes", "inside tasks/"),
     ("tasks/execution/deep/a.py", "from ringmaster.tasks.pool import nodes", "inside tasks/"),

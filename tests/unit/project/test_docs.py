@@ -6,6 +6,7 @@ import re
 from pathlib import Path
 
 import pytest
+import yaml
 
 import ringmaster
 from ringmaster.flows import cli
@@ -60,7 +61,8 @@ def test_a_command_that_is_named_is_there(document: Path, command: str):
 
 
 def test_the_readme_shows_a_batch_file_that_is_right():
-    (text,) = blocks(ROOT / "README.md", "yaml")
+    sweep, text = blocks(ROOT / "README.md", "yaml")
+    assert yaml.safe_load(sweep) == yaml.safe_load((ROOT / "examples" / "recipes" / "sweep.yaml").read_text())
     assert len(parse_batch(text, folder=ROOT, name="README.md").jobs) > 1
 
 

@@ -12,7 +12,7 @@ from packaging.requirements import Requirement
 
 from ringmaster import extras
 from ringmaster.errors import DatabaseFileError, InputError
-from ringmaster.flows.process.process_log import LOG_FORMAT, log_format
+from ringmaster.flows.process_log import LOG_FORMAT, log_format
 from ringmaster.flows.services.databases import databases
 from ringmaster.flows.services.engine_options import EngineOptions
 from ringmaster.flows.services.service_definitions import PoolOptions, faults

@@ -8,7 +8,7 @@ from dataclasses import replace
 import pytest
 
 from ringmaster.errors import PromotionRefused
-from ringmaster.tasks.retraining.alias_moves import AliasMove, DecisionRecord, MoveLog
+from ringmaster.tasks.retraining.promotion import AliasMove, DecisionRecord, MoveLog
 from ringmaster.tasks.storage.database import Database, file_url
 from tests.unit.promotion.fakes import Died, FakeLedger, version
 

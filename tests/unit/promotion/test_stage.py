@@ -6,10 +6,9 @@ import pytest
 
 from ringmaster.errors import PromotionRefused
 from ringmaster.tasks.alarms import PROMOTION_REFUSED
-from ringmaster.tasks.retraining import alias_moves, promotion
-from ringmaster.tasks.retraining.alias_moves import MoveLog
+from ringmaster.tasks.retraining import promotion
 from ringmaster.tasks.retraining.policy import PromotionDecision
-from ringmaster.tasks.retraining.promotion import ServingVersions, roll_back, standings, training_digest
+from ringmaster.tasks.retraining.promotion import MoveLog, ServingVersions, roll_back, standings, training_digest
 from ringmaster.tasks.storage.database import Database, file_url
 from tests.unit.promotion.fakes import Died, FakeLedger, version
 
@@ -75,7 +74,7 @@ def test_a_crash_between_moves_leaves_a_champion_and_the_next_start_finishes_it(
     assert standing(ledger).champion is not None
     ledger.moves_left = 1000
     assert log.finish_left_behind(ledger) == [NAME]
-    assert alias_moves.read_decisions(ledger, version(2))[-1].outcome == "promoted"
+    assert promotion.read_decisions(ledger, version(2))[-1].outcome == "promoted"
     assert ledger.aliases == {"champion": 2, "previous": 1, "challenger": 2}
     assert log.finish_left_behind(ledger) == []
     apply(ledger, version(2), YES, log)
@@ -135,7 +134,7 @@ def test_decisions_are_kept_with_the_version_once_each(log):
     many = PromotionDecision(promote=False, why="a; b", reasons=("a", "b"))
     for decision in (many, many, YES):
         apply(ledger, version(2), decision, log)
-    found = alias_moves.read_decisions(ledger, version(2))
+    found = promotion.read_decisions(ledger, version(2))
     assert [(d.outcome, d.reasons, d.champion_before) for d in found] == [
         ("kept", ("a", "b"), 1),
         ("promoted", ("better",), 1),
@@ -149,13 +148,13 @@ def test_the_table_of_a_run_keeps_all_decisions_in_full(log):
         apply(ledger, record, PromotionDecision(promote=False, why="x", reasons=(f"{i} " + "y" * 900,)), log)
     (rows,) = ledger.tables.values()
     assert [row["reasons"] for row in rows] == [f"{i} " + "y" * 900 for i in range(12)]
-    last = alias_moves.read_decisions(ledger, record)[-1]
-    alias_moves.write_decision(ledger, record, last)
+    last = promotion.read_decisions(ledger, record)[-1]
+    promotion.write_decision(ledger, record, last)
     ledger.tags[2].clear()  # deleted, or not written any more
-    alias_moves.write_decision(ledger, record, last)
-    assert ledger.tables["r", alias_moves.TABLE] == rows and alias_moves.read_decisions(ledger, record) == [last]
+    promotion.write_decision(ledger, record, last)
+    assert ledger.tables["r", promotion.TABLE] == rows and promotion.read_decisions(ledger, record) == [last]
     ledger.tables.clear()
-    alias_moves.write_decision(ledger, record, replace(last, who="Ann"))
+    promotion.write_decision(ledger, record, replace(last, who="Ann"))
     (rows,) = ledger.tables.values()
     assert [row["who"] for row in rows] == ["rule", "Ann"], "what the tag still has"
 
@@ -164,11 +163,11 @@ def test_a_tag_keeps_the_newest_decisions_within_its_limit(log):
     ledger = FakeLedger([version(i) for i in (1, 2)], champion=1)
     for i in range(12):
         apply(ledger, version(2), PromotionDecision(promote=False, why="x", reasons=(f"{i} " + "y" * 900,)), log)
-    tag = ledger.tags[2][alias_moves.TAG]
-    assert len(tag) <= alias_moves.TAG_CHARACTERS
-    assert alias_moves.read_decisions(ledger, version(2))[-1].reasons[0].startswith("11 ")
+    tag = ledger.tags[2][promotion.TAG]
+    assert len(tag) <= promotion.TAG_CHARACTERS
+    assert promotion.read_decisions(ledger, version(2))[-1].reasons[0].startswith("11 ")
     apply(ledger, version(2), PromotionDecision(promote=False, why="x", reasons=("z" * 900,) * 20), log)
-    assert len(ledger.tags[2][alias_moves.TAG]) <= alias_moves.TAG_CHARACTERS
+    assert len(ledger.tags[2][promotion.TAG]) <= promotion.TAG_CHARACTERS
 
 
 def test_rolling_back_lets_the_previous_champion_serve_and_goes_back_further(log):
@@ -179,7 +178,7 @@ def test_rolling_back_lets_the_previous_champion_serve_and_goes_back_further(log
     assert roll_back(ledger, NAME, log=log, who="Ann") == (2, 3)
     assert ledger.aliases == {"champion": 2, "previous": 1, "challenger": 3}
     assert standing(ledger).candidate is None
-    assert alias_moves.read_decisions(ledger, version(3))[-1].outcome == "rolled back"
+    assert promotion.read_decisions(ledger, version(3))[-1].outcome == "rolled back"
     assert roll_back(ledger, NAME, log=log, who="Ann") == (1, 2)
     assert ledger.aliases == {"champion": 1, "challenger": 3}
     with pytest.raises(PromotionRefused, match="no previous champion"):

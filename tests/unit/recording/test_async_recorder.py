@@ -14,7 +14,7 @@ from ringmaster.model_lineage.tensors import TensorStore
 from ringmaster.tasks.batch import Batch
 from ringmaster.tasks.execution.dispatch import PlannedSegment
 from ringmaster.tasks.execution.events import GangSaid, JobEnded, Planned, Prediction, PredictionUpdate, SegmentStarted
-from ringmaster.tasks.pool.controller import controller
+from ringmaster.tasks.pool import controller
 from ringmaster.tasks.pool.event_log import BatchEvents, EventLog
 from ringmaster.tasks.pool.submissions import Submissions
 from ringmaster.tasks.profiling.option_profiles import planning_problem

@@ -13,9 +13,9 @@ from ringmaster.flows.retraining.inspect_models import InspectedModel
 from ringmaster.flows.retraining.select_models import SelectedModels
 from ringmaster.tasks.evaluation.scores import CLASSIFIER, Scores
 from ringmaster.tasks.retraining.drift import TrainingRecord
-from ringmaster.tasks.retraining.due import DueDecision
 from ringmaster.tasks.retraining.production import ObservedData, ProductionModel
 from ringmaster.tasks.retraining.promotion import ServingVersions
+from ringmaster.tasks.retraining.selection import DueDecision
 from ringmaster.techniques import DataSpec, Job, ModelSpec
 from ringmaster.techniques.scoring.scoring_order import TrainingData
 from tests.unit.promotion.fakes import version

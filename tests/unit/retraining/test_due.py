@@ -6,8 +6,8 @@ import pytest
 
 from ringmaster.model_lineage import DatasetInput
 from ringmaster.tasks.retraining.drift import Drift, DriftRule
-from ringmaster.tasks.retraining.due import DueRules, ModelObservations, due
 from ringmaster.tasks.retraining.promotion import ServingVersions
+from ringmaster.tasks.retraining.selection import DueRules, ModelObservations, due
 from tests.unit.promotion.fakes import version
 
 OLD, LOST, NEW = version(1, digest="old"), version(2, digest="lost"), version(3, digest="new")

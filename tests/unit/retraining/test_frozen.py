@@ -4,7 +4,7 @@ from pathlib import Path
 
 import pytest
 
-from ringmaster.tasks.retraining.frozen import drop_others, freeze
+from ringmaster.tasks.retraining.runs import drop_others, freeze
 from ringmaster.techniques import DataSpec
 
 

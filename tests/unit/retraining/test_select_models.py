@@ -14,10 +14,9 @@ from ringmaster.tasks.profiling.group_layouts import ONE_DEVICE, classes
 from ringmaster.tasks.profiling.group_search import group_profiles, group_searches
 from ringmaster.tasks.profiling.stage import ProfilingResult
 from ringmaster.tasks.profiling.trials import ProfileStore
-from ringmaster.tasks.retraining.due import DueDecision
 from ringmaster.tasks.retraining.production import Production, ProductionModel
 from ringmaster.tasks.retraining.promotion import ServingVersions
-from ringmaster.tasks.retraining.selection import Hours
+from ringmaster.tasks.retraining.selection import DueDecision, Hours
 from ringmaster.techniques import Adapter, DataSpec, Job, ModelSpec, Profile
 from ringmaster.techniques.preflight import Candidate, Preflight
 

@@ -11,11 +11,10 @@ from ringmaster.flows.retraining.inspect_models import InspectedModel, _plain, _
 from ringmaster.flows.retraining.select_models import SelectedModels
 from ringmaster.model_lineage import Origin
 from ringmaster.tasks.batch import Batch
-from ringmaster.tasks.retraining import alias_moves
-from ringmaster.tasks.retraining.alias_moves import DecisionRecord
-from ringmaster.tasks.retraining.due import DueDecision
+from ringmaster.tasks.retraining import promotion
 from ringmaster.tasks.retraining.production import ProductionModel
-from ringmaster.tasks.retraining.promotion import ServingVersions
+from ringmaster.tasks.retraining.promotion import DecisionRecord, ServingVersions
+from ringmaster.tasks.retraining.selection import DueDecision
 from ringmaster.techniques import DataSpec, Job, ModelSpec
 from tests.unit.promotion.fakes import FakeLedger, version
 
@@ -61,7 +60,7 @@ def run(monkeypatch):
         return {NAME: ServingVersions(name=NAME, champion=old, challenger=old, latest=latest)}
 
     def train_batch(said, **_):
-        raise Begun([job.name for job in Batch.from_json(said).jobs])
+        raise Begun([job.name for job in said.jobs])
 
     model = ProductionModel(registered_name=NAME, job=jobs[0], variants=jobs[1:])
     check = InspectedModel(
@@ -108,7 +107,7 @@ def test_a_night_of_a_former_release_is_gone_on_with_by_its_data_alone(run):
 def test_only_what_was_decided_of_this_nights_version_is_its_verdict(run, newest, outcome):
     if newest == 2:
         run.ledger.records.append(made(2, job="a"))
-    alias_moves.write_decision(
+    promotion.write_decision(
         run.ledger,
         run.ledger.records[-1],
         DecisionRecord(version=newest, outcome="promoted", reasons=("better",)),

@@ -6,7 +6,7 @@ from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 
 import pytest
 
-from ringmaster.tasks.retraining.webhook import address_of, post
+from ringmaster.tasks.retraining.report import address_of, post
 
 REDIRECTS = (301, 302, 303, 307, 308)
 

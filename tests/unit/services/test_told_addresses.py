@@ -6,7 +6,7 @@ import pytest
 
 from ringmaster.codec import to_json
 from ringmaster.flows import settings
-from ringmaster.flows.commands.services import _print_address
+from ringmaster.flows.commands.pool import _print_address
 from ringmaster.flows.services.service_files import keep_password
 from ringmaster.flows.settings import PoolAddress
 

@@ -7,8 +7,7 @@ from pathlib import Path
 from ringmaster.tasks.storage.journal import begin
 from ringmaster.tasks.sweeping.scheduler import SweepScheduler
 from ringmaster.tasks.sweeping.space import CategoricalRange, Range
-from ringmaster.tasks.sweeping.spec import SweepSpec
-from ringmaster.tasks.sweeping.stopping import StoppingPolicy
+from ringmaster.tasks.sweeping.spec import StoppingPolicy, SweepSpec
 from ringmaster.techniques.processes.events import EvaluationReported
 from ringmaster.techniques.processes.gang import Outcome
 from tests.unit.execution.fakes import Bench, FakeRunner

@@ -5,9 +5,8 @@ from dataclasses import replace
 import pytest
 
 from ringmaster.tasks.execution.job_table import GOAL
-from ringmaster.tasks.pool import requests as wishes
 from ringmaster.tasks.pool.event_log import BatchEvents, EventReader, LogPosition
-from ringmaster.tasks.pool.requests import Requests, RequestStatus
+from ringmaster.tasks.pool.requests import RequestKind, Requests, RequestStatus
 from ringmaster.tasks.pool.submissions import Submissions
 from ringmaster.tasks.storage.database import Database, file_url
 from ringmaster.tasks.storage.journal import ENDED, JobStatus, Journal
@@ -46,7 +45,7 @@ class Flow:
     def attach(self):
         def ask(steering):
             if steering:
-                Requests(self.database).ask(wishes.RequestKind.DIRECT, {"batch": "b1", **steering.to_json()})
+                Requests(self.database).ask(RequestKind.DIRECT, {"batch": "b1", **steering.to_json()})
 
         ask(self.sweep_scheduler.asked())
         self.sweep_scheduler.attach(ask, later=lambda act: act(), started_s=EPOCH_S)
@@ -108,7 +107,7 @@ def test_a_sweep_on_a_pool(database, sampler, dies):
 def test_what_names_no_job_of_the_batch_is_refused(database):
     pool = PoolBench(database, Clock())
     pool.submit(submission())
-    answer = pool.ask(wishes.RequestKind.DIRECT, batch="b1", goals={"x": 3})
+    answer = pool.ask(RequestKind.DIRECT, batch="b1", goals={"x": 3})
     assert answer.status == RequestStatus.REFUSED and answer.answer["message"] == "batch nightly-b1 has no job x"
 
 
@@ -116,13 +115,13 @@ def test_a_goal_is_never_lowered_and_what_has_ended_stays_so(database):
     pool, gangs = PoolBench(database, Clock()), Evaluating(Worker(database, "n1", num_devices=2))
     pool.pass_seconds(1, *gangs.workers)
     pool.submit(submission(jobs=("a", "b")), details={"a": {"goal": 5}, "b": {"goal": 0}})
-    pool.ask(wishes.RequestKind.DIRECT, batch="b1", goals={"a": 3}, stops={"b": "not worth it"})
+    pool.ask(RequestKind.DIRECT, batch="b1", goals={"a": 3}, stops={"b": "not worth it"})
     assert pool.statuses()["b"] == JobStatus.STOPPED and pool.statuses()["b"] in ENDED
     for _ in range(3):
         gangs.move()
         pool.step(seconds=0.1)
     assert Journal(database, batch="b1").jobs()["a"].step == 5 and pool.is_standing()
-    pool.ask(wishes.RequestKind.DIRECT, batch="b1", goals={"a": 10, "b": 10})
+    pool.ask(RequestKind.DIRECT, batch="b1", goals={"a": 10, "b": 10})
     for _ in range(3):
         gangs.move()
         pool.step(seconds=0.1)
@@ -137,7 +136,7 @@ def test_a_request_that_follows_from_an_evaluation_is_carried_out_after_it(datab
     worker.say(segment, "ready", step=0)
     worker.say(segment, "metrics", step=3, metrics={"loss": 0.5})
     content = {"batch": "b1", "stops": {"a": "not worth it"}}
-    number = Requests(database).ask(wishes.RequestKind.DIRECT, content)
+    number = Requests(database).ask(RequestKind.DIRECT, content)
     pool.step(looks=False)  # the flow has read the evaluation before the executor's engine has
     assert Requests(database).read(number).status == RequestStatus.DONE
     record = Journal(database, batch="b1").jobs()["a"]

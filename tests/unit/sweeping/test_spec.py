@@ -8,8 +8,7 @@ from ringmaster.errors import BatchFileError
 from ringmaster.tasks.profiling.option_profiles import num_evaluations
 from ringmaster.tasks.sweeping.scheduler import SweepScheduler
 from ringmaster.tasks.sweeping.space import CategoricalRange, Range, changes_shape, combinations, num_combinations
-from ringmaster.tasks.sweeping.spec import ProposedTrial, propose
-from ringmaster.tasks.sweeping.stopping import StoppingPolicy
+from ringmaster.tasks.sweeping.spec import ProposedTrial, StoppingPolicy, propose
 from ringmaster.techniques.metric import metric_named, metric_names
 from tests.unit.sweeping.sweeps import RATES, SEEDS, spec
 

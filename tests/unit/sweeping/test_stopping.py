@@ -4,7 +4,7 @@ import math
 
 import pytest
 
-from ringmaster.tasks.sweeping.stopping import StoppingPolicy, TrialState
+from ringmaster.tasks.sweeping.spec import StoppingPolicy, TrialState
 
 ASHA = StoppingPolicy(policy="asha", min_steps=4, reduction_factor=4)
 HALVING = StoppingPolicy(policy="halving", min_steps=4, reduction_factor=4)

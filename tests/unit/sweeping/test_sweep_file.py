@@ -3,8 +3,7 @@
 import pytest
 
 from ringmaster.errors import BatchFileError
-from ringmaster.flows.sweeps.file import load_sweep
-from ringmaster.flows.sweeps.form import Parameter
+from ringmaster.flows.sweep_form import Parameter, load_sweep
 from ringmaster.tasks.sweeping.space import CategoricalRange, Range, findings, num_combinations
 
 JOB = "{model: {from_pretrained: gpt2}, data: {source: digits}, num_steps: 16%s}"

@@ -12,6 +12,7 @@ from sqlalchemy import insert
 
 from ringmaster.tasks.background_worker import CoalescingWorker
 from ringmaster.tasks.execution.events import GangSaid, JobEnded
+from ringmaster.tasks.storage.message_store import MessageStore
 from ringmaster.tasks.storage.schema import JOBS
 from ringmaster.tasks.timeline.drawing import (
     FAULT_MARK,
@@ -125,8 +126,9 @@ def test_the_picture_in_prefect_follows_the_batch_but_not_each_step(story):
         clock=lambda: next(clock),
     )
     number = story.journal.segments("b")[0].id
-    for _ in range(2):
+    for i in range(2):
         event = Steps(first_step=0, seconds=(2.0, 2.0))
+        MessageStore(story.database).store(number, "n0", events=[(i, event)])
         gantt.listen(GangSaid(number=number, job="b", event=event))
     assert len(artifacts.texts) == 2
     first, second = (_picture(text) for text in artifacts.texts)

@@ -9,7 +9,7 @@ from ringmaster.flows.cli import app
 from ringmaster.registry import installed
 from ringmaster.tasks.execution.engine import BUILTIN, LOCAL, WORKERS, Engine, EngineContext, build_engine, engine_names
 from ringmaster.tasks.execution.local_engine import LocalEngine
-from ringmaster.tasks.pool.controller.pool_engine import PoolEngine
+from ringmaster.tasks.pool.pool_engine import PoolEngine
 from ringmaster.tasks.storage.database import Database, file_url
 from ringmaster.techniques.processes.forkserver_client import ForkServer
 from tests.fake_engine import FakeEngine

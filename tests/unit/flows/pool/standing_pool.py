@@ -5,9 +5,8 @@ from contextlib import contextmanager
 
 from ringmaster.tasks.execution.dispatch import PlannedSegment
 from ringmaster.tasks.execution.events import JobEnded, Planned, SegmentEnded, SegmentStarted
-from ringmaster.tasks.pool import requests as wishes
 from ringmaster.tasks.pool.event_log import EventLog
-from ringmaster.tasks.pool.requests import Requests
+from ringmaster.tasks.pool.requests import RequestKind, Requests, RequestStatus
 from ringmaster.tasks.pool.submissions import Submissions
 from ringmaster.tasks.profiling.option_profiles import planning_problem
 from ringmaster.tasks.storage.journal import ENDED, JobStatus, Journal
@@ -40,37 +39,37 @@ class PlayedExecutor:
 
     def _answer(self):
         statuses = {
-            wishes.RequestKind.CANCEL: JobStatus.CANCELLED,
-            wishes.RequestKind.PAUSE: JobStatus.PAUSED,
-            wishes.RequestKind.RESUME: JobStatus.WAITING,
+            RequestKind.CANCEL: JobStatus.CANCELLED,
+            RequestKind.PAUSE: JobStatus.PAUSED,
+            RequestKind.RESUME: JobStatus.WAITING,
         }
         for request in self._requests.open():
             content = request.content
-            if request.kind == wishes.RequestKind.TRAIN:  # another part of a controller's process starts its flow run
+            if request.kind == RequestKind.TRAIN:  # another part of a controller's process starts its flow run
                 answer = {"flow_run": f"run-{request.id}", "run_name": "dotted-owl"}
-                self._requests.answer(request.id, status=wishes.RequestStatus.GRANTED, answer=answer)
+                self._requests.answer(request.id, status=RequestStatus.GRANTED, answer=answer)
                 continue
-            if request.kind == wishes.RequestKind.LEND:
+            if request.kind == RequestKind.LEND:
                 self.loans.append(content["node"])
                 devices = [f"{content['node']}:cpu:{number}" for number in range(content["most"])]
-                self._requests.answer(request.id, status=wishes.RequestStatus.GRANTED, answer={"devices": devices})
+                self._requests.answer(request.id, status=RequestStatus.GRANTED, answer={"devices": devices})
                 continue
-            if request.kind == wishes.RequestKind.NODE:  # it has all nodes that it needs
+            if request.kind == RequestKind.NODE:  # it has all nodes that it needs
                 continue
             journal = Journal(self._database, batch=content["batch"])
             records = journal.jobs()
             jobs = [job for job in content["jobs"] or records if records[job].status not in ENDED]
             if not jobs:
                 answer = {"message": f"nothing of {content['batch']} is left"}
-                self._requests.answer(request.id, status=wishes.RequestStatus.REFUSED, answer=answer)
+                self._requests.answer(request.id, status=RequestStatus.REFUSED, answer=answer)
                 continue
             for job in jobs if request.kind in statuses else ():
                 journal.write_job(job, status=statuses[request.kind], message="by hand")
-                if request.kind == wishes.RequestKind.CANCEL:
+                if request.kind == RequestKind.CANCEL:
                     ended = JobEnded(job=job, status=JobStatus.CANCELLED, message="by hand", details={})
                     self._told.append(content["batch"], ended)
             done = {"message": f"{request.kind}: {', '.join(jobs)}"}
-            self._requests.answer(request.id, status=wishes.RequestStatus.DONE, answer=done)
+            self._requests.answer(request.id, status=RequestStatus.DONE, answer=done)
 
     def _train(self, batch, journal):
         if batch.id not in self.planned:

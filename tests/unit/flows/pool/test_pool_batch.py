@@ -12,6 +12,7 @@ from fsspec.implementations.memory import MemoryFileSystem
 from prefect.exceptions import TerminationSignal
 
 from ringmaster.errors import BatchCancelled, InputError
+from ringmaster.flows import interrupts
 from ringmaster.flows import train_batch as steps
 from ringmaster.flows.batch import result as records
 from ringmaster.flows.batch.context import RunOptions
@@ -19,15 +20,13 @@ from ringmaster.flows.batch.flow_runs import STARTED_RUN, cancel_batches, runs_f
 from ringmaster.flows.batch.run_folder import alone_in
 from ringmaster.flows.pool import follower, pooled_run
 from ringmaster.flows.pool.pooled_run import open_pooled_run, store_weights
-from ringmaster.flows.process import interrupts
 from ringmaster.flows.reports.progress import View, current_view
 from ringmaster.flows.settings import PoolAddress
 from ringmaster.model_lineage import waiting
 from ringmaster.tasks.batch import Batch
 from ringmaster.tasks.batch.adaptation_rules import with_orphans
 from ringmaster.tasks.execution.events import JobEnded, Planned
-from ringmaster.tasks.pool import requests as wishes
-from ringmaster.tasks.pool.requests import Requests
+from ringmaster.tasks.pool.requests import RequestKind, Requests, RequestStatus
 from ringmaster.tasks.pool.submissions import (
     BatchStatus,
     Submission,
@@ -310,10 +309,10 @@ def test_resume_has_paused_jobs_go_on(bench):
         while not bench.ids():
             follower.join(0.01)
         requests = Requests(bench.database)
-        requests.wait(requests.ask(wishes.RequestKind.PAUSE, {"batch": bench.ids()[0], "jobs": []}))
+        requests.wait(requests.ask(RequestKind.PAUSE, {"batch": bench.ids()[0], "jobs": []}))
         assert set(bench.statuses().values()) == {JobStatus.PAUSED}
         executor.held_back = set()
-        requests.ask(wishes.RequestKind.RESUME, {"batch": bench.ids()[0], "jobs": []})
+        requests.ask(RequestKind.RESUME, {"batch": bench.ids()[0], "jobs": []})
         follower.join(120)
         assert set(bench.statuses().values()) == {JobStatus.DONE}
 
@@ -426,7 +425,7 @@ def test_a_cancelled_flow_run_cancels_the_batches_that_it_has_handed_over(bench,
     for _ in range(2):
         cancel_batches(flow=None, flow_run=FlowRun(), state=None)
     (request,) = Requests(bench.database).open()
-    assert (request.kind, request.content["batch"]) == (wishes.RequestKind.CANCEL, "nightly-1")
+    assert (request.kind, request.content["batch"]) == (RequestKind.CANCEL, "nightly-1")
 
 
 def test_a_second_process_is_kept_out_of_a_run(bench, tmp_path):
@@ -507,7 +506,7 @@ def test_a_flow_run_whose_batch_was_cancelled_submits_nothing(bench, monkeypatch
     monkeypatch.setenv(STARTED_RUN, "run-1")
     requests = Requests(bench.database)
     number = hand_over(requests, {"name": "nightly", "jobs": []}, file=tmp_path / "nightly.json")
-    requests.answer(number, status=wishes.RequestStatus.GRANTED, answer={"flow_run": "run-1"})
+    requests.answer(number, status=RequestStatus.GRANTED, answer={"flow_run": "run-1"})
     (key,) = unsubmitted(bench.database)
     profile = bench.profile
 

@@ -18,9 +18,8 @@ from ringmaster.flows.pool.own_node import healthy, lent
 from ringmaster.flows.pool.profiling import merged, one_of_each_kind, profile_on_pool
 from ringmaster.tasks.batch import Batch
 from ringmaster.tasks.cluster import Cluster, Device
-from ringmaster.tasks.pool import requests as wishes
 from ringmaster.tasks.pool.nodes import NodeRecord, NodeRegistry, NodeStatus, Timeouts
-from ringmaster.tasks.pool.requests import Requests
+from ringmaster.tasks.pool.requests import RequestKind, Requests, RequestStatus
 from ringmaster.tasks.profiling.stage import ProfilingResult
 from ringmaster.tasks.profiling.trials import DevicesWanted
 from ringmaster.tasks.storage.database import Database, file_url
@@ -56,13 +55,13 @@ def test_devices_are_lent_for_trials_and_given_back_whatever_happens(database):
         with borrow() as devices:
             assert executor.loans == ["n"]
             assert devices == node("n").devices
-            (granted,) = requests.open(wishes.RequestKind.LEND, status=wishes.RequestStatus.GRANTED)
+            (granted,) = requests.open(RequestKind.LEND, status=RequestStatus.GRANTED)
             while requests.read(granted.id).content["beats"] < 2:
                 threading.Event().wait(0.01)
         with pytest.raises(RuntimeError), borrow():
             raise RuntimeError
-    assert not requests.open(wishes.RequestKind.LEND, status=wishes.RequestStatus.GRANTED)
-    assert len(requests.open(wishes.RequestKind.LEND, status=wishes.RequestStatus.WITHDRAWN)) == 2
+    assert not requests.open(RequestKind.LEND, status=RequestStatus.GRANTED)
+    assert len(requests.open(RequestKind.LEND, status=RequestStatus.WITHDRAWN)) == 2
 
 
 def test_devices_that_stay_busy_are_given_up(database):
@@ -72,10 +71,9 @@ def test_devices_that_stay_busy_are_given_up(database):
         lent(requests, node("n"), whose="nightly", wanted=TWO, timeouts=PATIENCE, idle_within_s=0.0),
     ):
         raise AssertionError("nobody has lent any")
-    assert [
-        request.content["node"]
-        for request in requests.open(wishes.RequestKind.LEND, status=wishes.RequestStatus.WITHDRAWN)
-    ] == ["n"]
+    assert [request.content["node"] for request in requests.open(RequestKind.LEND, status=RequestStatus.WITHDRAWN)] == [
+        "n"
+    ]
 
 
 def node(name, *, kind="A100", num_devices=2, health=None):

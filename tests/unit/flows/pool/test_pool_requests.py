@@ -12,8 +12,7 @@ from ringmaster.flows.batch.batch_input import EXAMPLES, MOST_PARAMETER_BYTES, a
 from ringmaster.flows.pool import batch_requests
 from ringmaster.flows.pool.batch_requests import NO_POOL, ask_about, meant
 from ringmaster.tasks.batch import Batch
-from ringmaster.tasks.pool import requests as wishes
-from ringmaster.tasks.pool.requests import Requests
+from ringmaster.tasks.pool.requests import RequestKind, Requests, RequestStatus
 from ringmaster.tasks.pool.submissions import Submission, Submissions
 from ringmaster.tasks.storage.database import Database, file_url
 from ringmaster.tasks.storage.journal import JobStatus, Journal
@@ -48,7 +47,7 @@ def statuses(database, key):
 
 
 @pytest.mark.parametrize(
-    ("kind", "status"), [(wishes.RequestKind.CANCEL, JobStatus.CANCELLED), (wishes.RequestKind.PAUSE, JobStatus.PAUSED)]
+    ("kind", "status"), [(RequestKind.CANCEL, JobStatus.CANCELLED), (RequestKind.PAUSE, JobStatus.PAUSED)]
 )
 def test_all_standing_batches_of_a_name_are_meant_and_an_id_names_one(pool, kind, status):
     for key in ("nightly-1", "nightly-2"):
@@ -83,10 +82,10 @@ def test_each_batch_is_asked_about_its_own_jobs(pool):
 
 def test_without_an_executor_the_request_stands(pool):
     submit(pool, "nightly-1")
-    (answer,) = ask_about(pool, wishes.RequestKind.PAUSE, batch="nightly", patience_s=0.0)
+    (answer,) = ask_about(pool, RequestKind.PAUSE, batch="nightly", patience_s=0.0)
     assert not answer.is_done
     assert "ringmaster pool controller" in answer.message
-    assert len(Requests(pool).open(wishes.RequestKind.PAUSE)) == 1
+    assert len(Requests(pool).open(RequestKind.PAUSE)) == 1
 
 
 def run(*arguments):
@@ -110,9 +109,7 @@ def test_the_commands_ask_and_print_the_answer(pool):
             0,
             [{"batch": "nightly-1", "is_done": True, "message": "cancel: a, b"}],
         )
-    (asked,) = [
-        r for r in Requests(pool).open(status=wishes.RequestStatus.DONE) if r.kind == wishes.RequestKind.SET_PRIORITY
-    ]
+    (asked,) = [r for r in Requests(pool).open(status=RequestStatus.DONE) if r.kind == RequestKind.SET_PRIORITY]
     assert asked.content == {"batch": "nightly-1", "jobs": ["b"], "priority": 2.5}
 
 
@@ -173,7 +170,7 @@ def test_a_batch_is_in_the_pools_database_before_submit_says_so(pool, monkeypatc
     assert "is handed over" in output and "once a controller leads" in output
     said = json.loads(output[output.index("{") :])
     assert (said["batch"], said["flow_run"]) == ("nightly", None)
-    (request,) = Requests(pool).open(wishes.RequestKind.TRAIN)
+    (request,) = Requests(pool).open(RequestKind.TRAIN)
     assert [job["name"] for job in request.content["batch"]["jobs"]] == said["jobs"]
     _, output = run("status", "nightly", "--json")
     assert [(row["job"], row["status"]) for row in json.loads(output)] == [(job, "handed over") for job in said["jobs"]]
@@ -191,7 +188,7 @@ def test_what_cannot_take_a_step_is_not_handed_over(pool, tmp_path):
     code, output = run("submit", str(file), "--batch", "nightly")
     assert code == 2
     assert "job llama: " in output and "no field hiden_size; did you mean hidden_size" in output
-    assert not Requests(pool).open(wishes.RequestKind.TRAIN)
+    assert not Requests(pool).open(RequestKind.TRAIN)
 
 
 def test_a_batch_is_handed_over_in_a_file_with_its_paths_resolved(pool, tmp_path):

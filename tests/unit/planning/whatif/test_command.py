@@ -9,10 +9,10 @@ from typer.testing import CliRunner
 
 from benchmarks.planning.families import draw
 from ringmaster.errors import InputError, ProblemError
-from ringmaster.flows.commands import planning, whatif
+from ringmaster.flows.commands import planning
 
 app = typer.Typer(pretty_exceptions_enable=False)
-app.command()(whatif.whatif)
+app.command()(planning.whatif)
 app.command()(planning.plan)
 NOW = datetime(2026, 11, 24, 22, 30)
 
@@ -109,7 +109,7 @@ def test_a_plan_of_another_problem_is_refused(files, tmp_path):
     [("06:00", 7.5 * 3600), ("22:31", 60.0), ("22:30", 86_400.0), ("6h", 21_600.0), ("1h30m", 5400.0), ("90", 90.0)],
 )
 def test_times(text, seconds):
-    assert whatif.seconds_until(text, now=NOW) == seconds
+    assert planning.seconds_until(text, now=NOW) == seconds
 
 
 BATCH = """

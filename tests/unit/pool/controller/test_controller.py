@@ -7,9 +7,9 @@ import pytest
 from sqlalchemy import update
 
 from ringmaster.tasks.execution.events import GangSaid, JobEnded, Planned, SegmentEnded, SegmentStarted
-from ringmaster.tasks.pool import requests as wishes
-from ringmaster.tasks.pool.controller import controller
+from ringmaster.tasks.pool import controller
 from ringmaster.tasks.pool.nodes import NodeRegistry, NodeStatus
+from ringmaster.tasks.pool.requests import RequestKind, RequestStatus
 from ringmaster.tasks.pool.submissions import Submissions
 from ringmaster.tasks.storage.journal import JobStatus, Journal
 from ringmaster.tasks.storage.message_store import MessageStore
@@ -81,7 +81,7 @@ def test_a_batch_that_is_reopened_goes_on(database, pool):
     gangs = Gangs(Worker(database))
     pool.pass_seconds(1, *gangs.workers)
     pool.submit(submission(jobs=("a",)))
-    assert pool.ask(wishes.RequestKind.CANCEL, batch="b1").status == wishes.RequestStatus.DONE
+    assert pool.ask(RequestKind.CANCEL, batch="b1").status == RequestStatus.DONE
     run(pool, gangs)
     assert pool.statuses() == {"a": JobStatus.CANCELLED}
     pool.executor.job_table.journal.write_job("b1/a", status=JobStatus.WAITING, message="")

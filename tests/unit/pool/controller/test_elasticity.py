@@ -10,9 +10,8 @@ from hypothesis import strategies as st
 
 from ringmaster.tasks.planning.plans.checked_plans import checked_plan
 from ringmaster.tasks.planning.whatif.nodes import NodePrices
-from ringmaster.tasks.pool import requests as wishes
-from ringmaster.tasks.pool.controller import node_scaler
-from ringmaster.tasks.pool.controller.elasticity import (
+from ringmaster.tasks.pool import node_scaler
+from ringmaster.tasks.pool.node_scaler import (
     DEFAULT_COME_S,
     ComingTimes,
     ElasticityOptions,
@@ -20,6 +19,7 @@ from ringmaster.tasks.pool.controller.elasticity import (
     JobDemand,
     num_nodes_wanted,
 )
+from ringmaster.tasks.pool.requests import RequestKind, Requests, RequestStatus
 from ringmaster.tasks.storage.journal import JobStatus
 from tests.fake_engine import FakeEngine
 from tests.unit.execution.clocked import at_once
@@ -235,8 +235,8 @@ def test_no_node_comes_for_a_batch_that_waits_to_be_profiled_while_nodes_cost_mo
     pool.submit(submission(jobs=tuple("abcdef"), num_steps=300))
     pool.pass_seconds(COME_S + IDLE_S + 5)
     num_lent = engine.num_lent
-    requests = wishes.Requests(pool.database)
-    number = requests.ask(wishes.RequestKind.NODE, {"beats": 0})
+    requests = Requests(pool.database)
+    number = requests.ask(RequestKind.NODE, {"beats": 0})
     with caplog.at_level("INFO"):
         for _ in range(10):
             assert requests.renew(number)
@@ -246,18 +246,18 @@ def test_no_node_comes_for_a_batch_that_waits_to_be_profiled_while_nodes_cost_mo
 
 
 def test_one_node_comes_for_a_batch_that_waits_to_be_profiled(pool, engine):
-    number = wishes.Requests(pool.database).ask(wishes.RequestKind.NODE, {"beats": 0})
+    number = Requests(pool.database).ask(RequestKind.NODE, {"beats": 0})
     pool.pass_seconds(COME_S + 2)
     assert list(engine.there) == ["lent-1"]
-    wishes.Requests(pool.database).answer(number, status=wishes.RequestStatus.WITHDRAWN)
+    Requests(pool.database).answer(number, status=RequestStatus.WITHDRAWN)
     pool.pass_seconds(IDLE_S + 2)
     assert engine.released == ["lent-1"]
 
 
 def test_who_waits_for_a_node_and_dies_is_forgotten(pool, engine):
-    number = wishes.Requests(pool.database).ask(wishes.RequestKind.NODE, {"beats": 0})
+    number = Requests(pool.database).ask(RequestKind.NODE, {"beats": 0})
     pool.pass_seconds(200)
-    assert wishes.Requests(pool.database).read(number).status == wishes.RequestStatus.WITHDRAWN
+    assert Requests(pool.database).read(number).status == RequestStatus.WITHDRAWN
     assert engine.asked == 0 and not engine.there
 
 

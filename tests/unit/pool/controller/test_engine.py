@@ -6,8 +6,8 @@ import threading
 import pytest
 from sqlalchemy import text
 
-from ringmaster.tasks.pool.controller.pool_engine import PRECEDENCE, PoolEngine, merged
 from ringmaster.tasks.pool.nodes import Timeouts
+from ringmaster.tasks.pool.pool_engine import PRECEDENCE, PoolEngine, merged
 from ringmaster.tasks.storage.database import Database, file_url
 from ringmaster.tasks.storage.message_store import MessageStore
 from ringmaster.techniques.processes.events import JobReady

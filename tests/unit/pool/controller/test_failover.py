@@ -7,9 +7,8 @@ import pytest
 
 from ringmaster.tasks.cluster import Cluster, Node
 from ringmaster.tasks.execution.events import GangSaid, JobEnded, SegmentEnded, SegmentStarted
-from ringmaster.tasks.pool import requests as wishes
 from ringmaster.tasks.pool.nodes import NodeRegistry
-from ringmaster.tasks.pool.requests import Requests
+from ringmaster.tasks.pool.requests import RequestKind, Requests
 from ringmaster.tasks.pool.submissions import Submissions
 from ringmaster.tasks.storage.database import Database, file_url
 from ringmaster.tasks.storage.journal import JobStatus, Journal
@@ -183,7 +182,7 @@ def test_speeds_of_segments_that_have_ended_are_known_to_the_next_executor(datab
 
 
 @pytest.mark.parametrize(
-    ("kind", "status"), [(wishes.RequestKind.PAUSE, JobStatus.PAUSED), (wishes.RequestKind.CANCEL, JobStatus.CANCELLED)]
+    ("kind", "status"), [(RequestKind.PAUSE, JobStatus.PAUSED), (RequestKind.CANCEL, JobStatus.CANCELLED)]
 )
 def test_a_gang_hears_to_stop_from_the_next_executor_where_the_former_died_before(database, kind, status):
     clock, gangs = Clock(), Gangs(Worker(database))
@@ -199,7 +198,7 @@ def test_a_gang_hears_to_stop_from_the_next_executor_where_the_former_died_befor
     pool.step(), pool.step()
     assert pool.statuses() == {"a": status}
     assert pool.held() == {}
-    assert pool.is_standing() == (kind == wishes.RequestKind.PAUSE)
+    assert pool.is_standing() == (kind == RequestKind.PAUSE)
 
 
 def test_an_option_that_ran_out_of_memory_stays_struck_out(database):

@@ -5,7 +5,7 @@ from dataclasses import replace
 import pytest
 
 from ringmaster.tasks.execution.events import SegmentStarted
-from ringmaster.tasks.pool import requests as wishes
+from ringmaster.tasks.pool.requests import RequestKind
 from ringmaster.tasks.pool.submissions import Submissions
 from ringmaster.tasks.storage.database import Database, file_url
 from ringmaster.tasks.storage.journal import JobStatus, Journal
@@ -175,7 +175,7 @@ def test_a_job_of_a_group_is_cancelled_and_the_others_go_on(database):
     pool.submit(group_of_three())
     gangs.move()
     pool.step(seconds=1.0)
-    pool.ask(wishes.RequestKind.CANCEL, batch="b1", jobs=["b"])
+    pool.ask(RequestKind.CANCEL, batch="b1", jobs=["b"])
     (worker,) = gangs.workers
     assert leave("b") in worker.told(1)
     for _ in range(6):
@@ -205,7 +205,7 @@ def go_on(pool, gangs):
 
 
 @pytest.mark.parametrize(
-    ("kind", "status"), [(wishes.RequestKind.PAUSE, JobStatus.PAUSED), (wishes.RequestKind.CANCEL, JobStatus.CANCELLED)]
+    ("kind", "status"), [(RequestKind.PAUSE, JobStatus.PAUSED), (RequestKind.CANCEL, JobStatus.CANCELLED)]
 )
 @pytest.mark.parametrize(
     ("jobs", "of_others"), [(["a"], JobStatus.DONE), (["a", "b", "c"], None)], ids=["leader", "all"]
@@ -222,9 +222,9 @@ def test_a_gang_whose_leader_was_dismissed_is_taken_over(database, kind, status,
 
 def test_a_leader_that_was_paused_goes_on_after_the_next_executor_has_come(database):
     gangs, pool = half_trained(database)
-    pool.ask(wishes.RequestKind.PAUSE, batch="b1", jobs=["a"])
+    pool.ask(RequestKind.PAUSE, batch="b1", jobs=["a"])
     after = PoolBench(database, pool.clock)
-    after.ask(wishes.RequestKind.RESUME, batch="b1", jobs=["a"])  # before the gang has stopped
+    after.ask(RequestKind.RESUME, batch="b1", jobs=["a"])  # before the gang has stopped
     go_on(after, gangs)
     assert_nothing_was_doubled(database, after, gangs, "abc")
 

@@ -114,9 +114,13 @@ def bench(database, prefect, tmp_path):
             runs.look()
         return requests.read(number)
 
+    def patiently():
+        over = threading.Event()
+        controller.keep_looking(lambda: (over.set(), runs.look()), over, 0.0)
+
     return SimpleNamespace(
         look=look,
-        patiently=runs._look_patiently,
+        patiently=patiently,
         requests=requests,
         number=number,
         run=lambda: next(reversed(prefect.runs.values())),
@@ -380,13 +384,12 @@ def test_a_watcher_that_fails_is_logged_once_and_begins_again(monkeypatch, caplo
     monkeypatch.setattr(controller, "BEGIN_AGAIN_S", 0.0)
     over, num_begun = threading.Event(), []
 
-    class Faulty:
-        def keep_looking(self, until):
-            num_begun.append(1)
-            if len(num_begun) == 5:
-                until.set()
-            raise KeyError("file")
+    def look():
+        num_begun.append(1)
+        if len(num_begun) == 5:
+            over.set()
+        raise KeyError("file")
 
-    controller.keep_looking(Faulty().keep_looking, over)
+    controller.keep_looking(look, over, 0.0)
     assert len(num_begun) == 5
     assert caplog.text.count("has failed, and begins again") == 1

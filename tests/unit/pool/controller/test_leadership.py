@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from ringmaster.tasks.pool.controller.failover import SILENT_S, Leadership, LeadershipLost
+from ringmaster.tasks.pool.failover import SILENT_S, Leadership, LeadershipLost
 from ringmaster.tasks.pool.nodes import PoolLeases
 from ringmaster.tasks.process_identity import has_ended, own_process
 from ringmaster.tasks.storage.database import Database, file_url

@@ -2,16 +2,16 @@
 
 import pytest
 
-from ringmaster.tasks.pool.controller.pool_engine import PoolEngine
 from ringmaster.tasks.pool.nodes import Timeouts
-from ringmaster.tasks.pool.providers.provider import Allocation, AllocationStatus, NoProvider
+from ringmaster.tasks.pool.pool_engine import PoolEngine
+from ringmaster.tasks.pool.provider import Allocation, AllocationStatus, NodeProvider
 from ringmaster.tasks.storage.database import Database, file_url
 from tests.unit.pool.workers import Worker, call
 
 ID = "slurm:7"
 
 
-class Lending(NoProvider):
+class Lending(NodeProvider):
     """An engine that reports what a test sets."""
 
     def __init__(self):

@@ -4,10 +4,9 @@ import pytest
 from sqlalchemy import update
 
 from ringmaster.tasks.execution.events import JobEnded
-from ringmaster.tasks.pool import requests as wishes
-from ringmaster.tasks.pool.controller import controller
+from ringmaster.tasks.pool import controller
 from ringmaster.tasks.pool.event_log import BatchEvents, EventLog, LogPosition
-from ringmaster.tasks.pool.requests import Requests
+from ringmaster.tasks.pool.requests import RequestKind, Requests, RequestStatus
 from ringmaster.tasks.pool.submissions import Submissions
 from ringmaster.tasks.storage.database import Database, delete_in_chunks, file_url
 from ringmaster.tasks.storage.journal import JobStatus, Journal
@@ -59,8 +58,8 @@ def test_what_was_told_is_dropped_where_the_batch_has_ended_and_is_recorded(data
 
 def test_answered_requests_are_dropped_and_open_ones_are_not(database):
     requests = Requests(database)
-    answered, standing = (requests.ask(wishes.RequestKind.PAUSE, {"batch": "b", "jobs": []}) for _ in range(2))
-    requests.answer(answered, status=wishes.RequestStatus.DONE)
+    answered, standing = (requests.ask(RequestKind.PAUSE, {"batch": "b", "jobs": []}) for _ in range(2))
+    requests.answer(answered, status=RequestStatus.DONE)
     age(database)
     assert controller.tidy(database, now_s=NOW_S) == 1
     assert [request.id for request in requests.open()] == [standing]

@@ -7,7 +7,7 @@ import pytest
 from ringmaster.tasks.planning import Option, PlanningJob, PlanningNode, Problem
 from ringmaster.tasks.planning.plans.checked_plans import checked_plan
 from ringmaster.tasks.planning.plans.verify import verify
-from ringmaster.tasks.pool.controller.node_scaler import plan_before_ends
+from ringmaster.tasks.pool.node_scaler import plan_before_ends
 
 MAKE = partial(checked_plan, work_s=1.0, seed=0, objective="makespan")
 

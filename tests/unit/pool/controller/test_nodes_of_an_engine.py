@@ -5,9 +5,8 @@ from collections import defaultdict
 import pytest
 
 from ringmaster.tasks.execution.events import JobEnded, SegmentEnded, SegmentStarted
-from ringmaster.tasks.pool import requests as wishes
-from ringmaster.tasks.pool.controller.node_scaler import empty_before_s
-from ringmaster.tasks.pool.requests import Requests
+from ringmaster.tasks.pool.node_scaler import empty_before_s
+from ringmaster.tasks.pool.requests import RequestKind, Requests, RequestStatus
 from ringmaster.tasks.storage.journal import JobStatus
 from ringmaster.techniques.processes.reporter import STOP
 from tests.fake_engine import FakeEngine
@@ -77,9 +76,9 @@ def test_a_device_of_a_node_that_comes_back_is_used_once_it_is_fenced(pool, engi
     pool.pass_seconds(50)
     assert pool.statuses() == {"a": JobStatus.WAITING}
     assert pool.held() == {}
-    loan = pool.ask(wishes.RequestKind.LEND, node="n1", least=1, most=1)
-    assert loan.status == wishes.RequestStatus.OPEN, "what survives there uses the devices"
-    Requests(pool.database).answer(loan.id, status=wishes.RequestStatus.WITHDRAWN)
+    loan = pool.ask(RequestKind.LEND, node="n1", least=1, most=1)
+    assert loan.status == RequestStatus.OPEN, "what survives there uses the devices"
+    Requests(pool.database).answer(loan.id, status=RequestStatus.WITHDRAWN)
     engine.fence("n1")
     pool.pass_seconds(1)
     assert pool.statuses() == {"a": JobStatus.RUNNING}
@@ -133,30 +132,30 @@ def test_a_node_that_leaves_is_emptied_and_given_back(pool, engine):
 def test_devices_of_a_node_that_leaves_are_not_lent(pool, engine):
     engine.add("n1")
     pool.pass_seconds(1)
-    lent = pool.ask(wishes.RequestKind.LEND, node="n1", least=1, most=1)  # so that the node stays
-    assert lent.status == wishes.RequestStatus.GRANTED
-    waits = pool.ask(wishes.RequestKind.LEND, node="n1", least=1, most=1)
-    assert waits.status == wishes.RequestStatus.OPEN
+    lent = pool.ask(RequestKind.LEND, node="n1", least=1, most=1)  # so that the node stays
+    assert lent.status == RequestStatus.GRANTED
+    waits = pool.ask(RequestKind.LEND, node="n1", least=1, most=1)
+    assert waits.status == RequestStatus.OPEN
     engine.leave("n1")
     pool.pass_seconds(1)
     for refused in (
         Requests(pool.database).read(waits.id),
-        pool.ask(wishes.RequestKind.LEND, node="n1", least=1, most=1),
+        pool.ask(RequestKind.LEND, node="n1", least=1, most=1),
     ):
-        assert refused.status == wishes.RequestStatus.REFUSED
+        assert refused.status == RequestStatus.REFUSED
         assert "n1 is leaving the pool" in refused.answer["message"]
-    assert Requests(pool.database).read(lent.id).status == wishes.RequestStatus.GRANTED
+    assert Requests(pool.database).read(lent.id).status == RequestStatus.GRANTED
 
 
 def test_a_node_that_leaves_is_not_given_back_while_its_devices_are_lent(pool, engine):
     engine.add("n1")
     pool.pass_seconds(1)
-    loan = pool.ask(wishes.RequestKind.LEND, node="n1", least=1, most=1)
-    assert loan.status == wishes.RequestStatus.GRANTED
+    loan = pool.ask(RequestKind.LEND, node="n1", least=1, most=1)
+    assert loan.status == RequestStatus.GRANTED
     engine.leave("n1")
     pool.pass_seconds(5)
     assert engine.released == []
-    Requests(pool.database).answer(loan.id, status=wishes.RequestStatus.WITHDRAWN)
+    Requests(pool.database).answer(loan.id, status=RequestStatus.WITHDRAWN)
     pool.pass_seconds(2)
     assert engine.released == ["n1"]
 

@@ -5,8 +5,8 @@ import json
 import pytest
 from sqlalchemy import text
 
-from ringmaster.tasks.pool.controller import controller as controller_module
-from ringmaster.tasks.pool.controller.active_batches import MOST_DEATHS, Quarantine
+from ringmaster.tasks.pool import controller as controller_module
+from ringmaster.tasks.pool.active_batches import MOST_DEATHS, Quarantine
 from ringmaster.tasks.pool.event_log import BatchEvents, EventReader, LogPosition
 from ringmaster.tasks.pool.nodes import NodeRegistry
 from ringmaster.tasks.pool.requests import RequestKind, Requests, RequestStatus

@@ -3,9 +3,8 @@
 import pytest
 
 from ringmaster.tasks.execution.events import SegmentEnded
-from ringmaster.tasks.pool import requests as wishes
 from ringmaster.tasks.pool.nodes import NodeRegistry
-from ringmaster.tasks.pool.requests import Requests
+from ringmaster.tasks.pool.requests import RequestKind, Requests, RequestStatus
 from ringmaster.tasks.storage.journal import JobStatus
 from tests.unit.pool.bench import Gangs, run, submission
 from tests.unit.pool.workers import Worker
@@ -16,18 +15,16 @@ def test_jobs_are_paused_resumed_and_cancelled(database, pool):
     pool.pass_seconds(1, *gangs.workers)
     pool.submit(submission(jobs=("a", "b")))
     gangs.move()
-    paused = pool.ask(wishes.RequestKind.PAUSE, batch="b1", jobs=["a"])
+    paused = pool.ask(RequestKind.PAUSE, batch="b1", jobs=["a"])
     assert paused.answer == {"message": "paused: a of batch nightly-b1"}
     for _ in range(6):
         gangs.move()
         pool.step()
     assert pool.statuses() == {"a": JobStatus.PAUSED, "b": JobStatus.DONE}
     assert pool.is_standing()
-    assert pool.ask(wishes.RequestKind.RESUME, batch="b1", jobs=[]).answer == {
-        "message": "resumed: a of batch nightly-b1"
-    }
+    assert pool.ask(RequestKind.RESUME, batch="b1", jobs=[]).answer == {"message": "resumed: a of batch nightly-b1"}
     assert pool.statuses()["a"] == JobStatus.RUNNING
-    pool.ask(wishes.RequestKind.CANCEL, batch="b1", jobs=[])
+    pool.ask(RequestKind.CANCEL, batch="b1", jobs=[])
     run(pool, gangs)
     assert pool.statuses() == {"a": JobStatus.CANCELLED, "b": JobStatus.DONE}
 
@@ -46,7 +43,7 @@ def test_a_job_that_failed_is_retried_with_the_jobs_that_failed_because_of_it(da
         "c": JobStatus.FAILED,
         "d": JobStatus.FAILED,
     }
-    retried = pool.ask(wishes.RequestKind.RETRY, batch="b1", jobs=["b"])
+    retried = pool.ask(RequestKind.RETRY, batch="b1", jobs=["b"])
     assert retried.answer == {"message": "due again: b of batch nightly-b1"}
     assert pool.statuses() == {
         "a": JobStatus.RUNNING,
@@ -68,7 +65,7 @@ def test_a_retried_job_that_ran_out_of_memory_everywhere_has_all_its_options_aga
             if share.order.job.name == "a":
                 worker.end(segment, "out_of_memory", "no room")
         pool.step(seconds=0.1)
-    pool.ask(wishes.RequestKind.RETRY, batch="b1", jobs=["a"])
+    pool.ask(RequestKind.RETRY, batch="b1", jobs=["a"])
     assert pool.statuses()["a"] == JobStatus.RUNNING
 
 
@@ -76,38 +73,38 @@ def test_a_retried_job_that_ran_out_of_memory_everywhere_has_all_its_options_aga
     ("kind", "content", "message"),
     [
         (
-            wishes.RequestKind.CANCEL,
+            RequestKind.CANCEL,
             {"batch": "b9"},
             "there is no batch 'b9'. There is: nightly-b1 (b1), twin (b2), twin (b3)",
         ),
         (
-            wishes.RequestKind.CANCEL,
+            RequestKind.CANCEL,
             {"batch": "twin"},
             "several batches are named twin: b2, b3. To fix: say which by its id",
         ),
-        (wishes.RequestKind.CANCEL, {"batch": "b0"}, "batch b0 has ended"),
-        (wishes.RequestKind.CANCEL, {"batch": "b1", "jobs": ["a", "q"]}, "batch nightly-b1 has no job q. It has: a, b"),
+        (RequestKind.CANCEL, {"batch": "b0"}, "batch b0 has ended"),
+        (RequestKind.CANCEL, {"batch": "b1", "jobs": ["a", "q"]}, "batch nightly-b1 has no job q. It has: a, b"),
         (
-            wishes.RequestKind.RESUME,
+            RequestKind.RESUME,
             {"batch": "b1"},
             "no job of batch nightly-b1 can be resumed: a is waiting, b is waiting",
         ),
         (
-            wishes.RequestKind.RESUME,
+            RequestKind.RESUME,
             {"batch": "b1", "jobs": ["a"]},
             "of batch nightly-b1 a is waiting: it cannot be resumed",
         ),
         (
-            wishes.RequestKind.RETRY,
+            RequestKind.RETRY,
             {"batch": "b1", "jobs": ["a"]},
             "of batch nightly-b1 a is waiting: it cannot be retried",
         ),
         (
-            wishes.RequestKind.SET_PRIORITY,
+            RequestKind.SET_PRIORITY,
             {"batch": "b1", "priority": -1},
             "a priority is a number above 0 and at most 1000 (1 is usual, 2 counts twice), not -1",
         ),
-        (wishes.RequestKind.LEND, {"node": "n7", "least": 1, "most": 1}, "there is no node 'n7'. There is: n"),
+        (RequestKind.LEND, {"node": "n7", "least": 1, "most": 1}, "there is no node 'n7'. There is: n"),
     ],
 )
 def test_what_cannot_be_done_is_refused_with_what_there_is(database, pool, kind, content, message):
@@ -116,10 +113,10 @@ def test_what_cannot_be_done_is_refused_with_what_there_is(database, pool, kind,
     pool.submit(submission(), submission("b2", name="twin"), submission("b3", name="twin"))
     Worker(database)
     pool.clock.now_s += 2.0
-    if kind != wishes.RequestKind.LEND:
+    if kind != RequestKind.LEND:
         NodeRegistry(database).remove("n", incarnation="n-one")
     answer = pool.ask(kind, **content)
-    assert (answer.status, answer.answer) == (wishes.RequestStatus.REFUSED, {"message": message})
+    assert (answer.status, answer.answer) == (RequestStatus.REFUSED, {"message": message})
 
 
 def test_idle_devices_are_lent_while_a_job_goes_on_beside_them(database, pool):
@@ -128,16 +125,16 @@ def test_idle_devices_are_lent_while_a_job_goes_on_beside_them(database, pool):
     pool.pass_seconds(1, worker)
     pool.submit(submission(jobs=("a",)))
     gangs.move()
-    one = pool.ask(wishes.RequestKind.LEND, node="n", least=1, most=1, fills=True, beats=0)
+    one = pool.ask(RequestKind.LEND, node="n", least=1, most=1, fills=True, beats=0)
     assert one.answer == {"devices": ["n:cpu:1"]}, "not all that is idle, as others have work"
-    two = pool.ask(wishes.RequestKind.LEND, node="n", least=2, most=2, beats=0)
-    assert two.status == wishes.RequestStatus.OPEN
-    requests.answer(one.id, status=wishes.RequestStatus.WITHDRAWN)
+    two = pool.ask(RequestKind.LEND, node="n", least=2, most=2, beats=0)
+    assert two.status == RequestStatus.OPEN
+    requests.answer(one.id, status=RequestStatus.WITHDRAWN)
     pool.step(), pool.step()
     assert requests.read(two.id).answer == {"devices": ["n:cpu:1", "n:cpu:2"]}
     assert pool.statuses() == {"a": JobStatus.RUNNING}
     assert not any(isinstance(event, SegmentEnded) for event in pool.told(SegmentEnded))
-    requests.answer(two.id, status=wishes.RequestStatus.WITHDRAWN)
+    requests.answer(two.id, status=RequestStatus.WITHDRAWN)
     run(pool, gangs)
     assert pool.held() == {}
 
@@ -145,7 +142,7 @@ def test_idle_devices_are_lent_while_a_job_goes_on_beside_them(database, pool):
 def test_all_idle_devices_are_lent_to_be_filled_where_there_is_no_other_work(database, pool):
     worker = Worker(database, num_devices=3)
     pool.pass_seconds(1, worker)
-    loan = pool.ask(wishes.RequestKind.LEND, node="n", least=1, most=1, fills=True, beats=0)
+    loan = pool.ask(RequestKind.LEND, node="n", least=1, most=1, fills=True, beats=0)
     assert loan.answer == {"devices": ["n:cpu:0", "n:cpu:1", "n:cpu:2"]}
 
 
@@ -153,16 +150,16 @@ def test_a_job_that_may_start_gets_devices_before_trials_do(database, pool):
     worker, requests = Worker(database, num_devices=1), Requests(database)
     gangs = Gangs(worker)
     pool.pass_seconds(1, worker)
-    first = pool.ask(wishes.RequestKind.LEND, node="n", least=1, most=1, beats=0)
-    assert first.status == wishes.RequestStatus.GRANTED
+    first = pool.ask(RequestKind.LEND, node="n", least=1, most=1, beats=0)
+    assert first.status == RequestStatus.GRANTED
     pool.submit(submission(jobs=("a",)))
-    second = pool.ask(wishes.RequestKind.LEND, node="n", least=1, most=1, beats=0)
-    requests.answer(first.id, status=wishes.RequestStatus.WITHDRAWN)
+    second = pool.ask(RequestKind.LEND, node="n", least=1, most=1, beats=0)
+    requests.answer(first.id, status=RequestStatus.WITHDRAWN)
     pool.pass_seconds(2, worker)
     assert pool.statuses() == {"a": JobStatus.RUNNING}
-    assert requests.read(second.id).status == wishes.RequestStatus.OPEN
+    assert requests.read(second.id).status == RequestStatus.OPEN
     run(pool, gangs)
-    assert requests.read(second.id).status == wishes.RequestStatus.GRANTED
+    assert requests.read(second.id).status == RequestStatus.GRANTED
 
 
 def test_a_gang_makes_room_for_whoever_presses_and_goes_on_afterwards(database, pool):
@@ -172,14 +169,14 @@ def test_a_gang_makes_room_for_whoever_presses_and_goes_on_afterwards(database, 
     pool.submit(submission())
     gangs.move()
     assert set(pool.statuses().values()) == {JobStatus.RUNNING}
-    loan = pool.ask(wishes.RequestKind.LEND, node="n", least=1, most=1, presses=True, beats=0)
-    assert loan.status == wishes.RequestStatus.OPEN
+    loan = pool.ask(RequestKind.LEND, node="n", least=1, most=1, presses=True, beats=0)
+    assert loan.status == RequestStatus.OPEN
     gangs.move()
     pool.step(), pool.step()
     assert requests.read(loan.id).answer == {"devices": ["n:cpu:0"]}
     pool.pass_seconds(2, worker)
     assert sorted(pool.statuses().values()) == [JobStatus.RUNNING, JobStatus.WAITING]
-    requests.answer(loan.id, status=wishes.RequestStatus.WITHDRAWN)
+    requests.answer(loan.id, status=RequestStatus.WITHDRAWN)
     pool.step(), pool.step()
     assert set(pool.statuses().values()) == {JobStatus.RUNNING}
     run(pool, gangs)
@@ -191,9 +188,9 @@ def test_an_unhealthy_device_is_lent_once_it_is_well(database, pool):
     pool.pass_seconds(1, worker)
     worker.beat(health={"0": "in use by a stranger"})
     pool.step(seconds=2)
-    loan = pool.ask(wishes.RequestKind.LEND, node="n", least=1, most=1, beats=0)
+    loan = pool.ask(RequestKind.LEND, node="n", least=1, most=1, beats=0)
     pool.step(seconds=1)
-    assert requests.read(loan.id).status == wishes.RequestStatus.OPEN
+    assert requests.read(loan.id).status == RequestStatus.OPEN
     pool.pass_seconds(2, worker)  # the device of the worker is healthy again
     assert requests.read(loan.id).answer == {"devices": ["n:cpu:0"]}
 
@@ -201,14 +198,14 @@ def test_an_unhealthy_device_is_lent_once_it_is_well(database, pool):
 def test_devices_are_not_lent_to_the_dead(database, pool):
     worker, requests = Worker(database), Requests(database)
     pool.pass_seconds(1, worker)
-    loan = pool.ask(wishes.RequestKind.LEND, node="n", least=1, most=1, beats=0)
+    loan = pool.ask(RequestKind.LEND, node="n", least=1, most=1, beats=0)
     pool.step()
     for _ in range(60):
         requests.renew(loan.id)
         pool.pass_seconds(2, worker)
-    assert requests.read(loan.id).status == wishes.RequestStatus.GRANTED
+    assert requests.read(loan.id).status == RequestStatus.GRANTED
     pool.pass_seconds(62, worker)
-    assert requests.read(loan.id).status == wishes.RequestStatus.WITHDRAWN
+    assert requests.read(loan.id).status == RequestStatus.WITHDRAWN
     assert pool.held() == {}
     pool.submit(submission(jobs=("a",)))
     assert pool.statuses() == {"a": JobStatus.RUNNING}

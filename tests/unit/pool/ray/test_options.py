@@ -1,6 +1,6 @@
 import pytest
 
-from ringmaster.tasks.pool.providers.ray.options import (
+from ringmaster.tasks.pool.ray.options import (
     ADDRESS,
     DEVICES,
     RayOptions,

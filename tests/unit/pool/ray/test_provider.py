@@ -5,10 +5,10 @@ import pytest
 
 from ringmaster.codec import to_json
 from ringmaster.errors import EngineUnavailable
-from ringmaster.tasks.pool.providers.provider import Allocation, AllocationStatus
-from ringmaster.tasks.pool.providers.ray.options import cause
-from ringmaster.tasks.pool.providers.ray.ray_engine import BrokerConnection, RayProvider
-from ringmaster.tasks.pool.providers.work_pool import FIRST_DELAY_S
+from ringmaster.tasks.pool.provider import Allocation, AllocationStatus
+from ringmaster.tasks.pool.ray.options import cause
+from ringmaster.tasks.pool.ray.ray_engine import BrokerConnection, RayProvider
+from ringmaster.tasks.pool.work_pool import FIRST_DELAY_S
 
 
 class FakeRay:

@@ -5,7 +5,7 @@ import subprocess
 import pytest
 
 from ringmaster.errors import EngineUnavailable, SlurmError
-from ringmaster.tasks.pool.providers.slurm.commands import Slurm, environment_of_jobs
+from ringmaster.tasks.pool.slurm.commands import Slurm, environment_of_jobs
 
 EMPTY = '{"jobs": [], "errors": []}'
 

@@ -7,10 +7,10 @@ import pytest
 
 from ringmaster.errors import EngineUnavailable, SlurmError
 from ringmaster.tasks.execution.engine import NodeRun
-from ringmaster.tasks.pool.providers.provider import AllocationStatus
-from ringmaster.tasks.pool.providers.slurm.commands import SlurmJob, SlurmNode, comment_of, infrastructure_of
-from ringmaster.tasks.pool.providers.slurm.slurm_engine import END_GRACE_S, SlurmMachines
-from ringmaster.tasks.pool.providers.work_pool import WorkPoolProvider
+from ringmaster.tasks.pool.provider import AllocationStatus
+from ringmaster.tasks.pool.slurm.commands import SlurmJob, SlurmNode, comment_of, infrastructure_of
+from ringmaster.tasks.pool.slurm.slurm_engine import END_GRACE_S, SlurmMachines
+from ringmaster.tasks.pool.work_pool import WorkPoolProvider
 
 PENDING, RUNNING, LEAVING, LOST, ENDED = AllocationStatus
 JOB = SlurmJob(id=7, states=frozenset({"RUNNING"}), node="n1", comment=comment_of("abc"), end_s=500.0)

@@ -5,8 +5,8 @@ import subprocess
 
 import pytest
 
-from ringmaster.tasks.pool.providers.slurm.commands import Slurm, seconds_of
-from ringmaster.tasks.pool.providers.slurm.slurm_engine import JobRequest, faults, numbers_of
+from ringmaster.tasks.pool.slurm.commands import Slurm, seconds_of
+from ringmaster.tasks.pool.slurm.slurm_engine import JobRequest, faults, numbers_of
 
 PARTITIONS = """\
 PartitionName=cpu AllowGroups=ALL Default={default} MaxTime=1-00:00:00 MinNodes=0 Nodes=c1 State=UP TotalCPUs=4

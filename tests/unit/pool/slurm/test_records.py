@@ -4,7 +4,7 @@ import json
 
 import pytest
 
-from ringmaster.tasks.pool.providers.slurm.commands import (
+from ringmaster.tasks.pool.slurm.commands import (
     Incomplete,
     SlurmNode,
     comment_of,

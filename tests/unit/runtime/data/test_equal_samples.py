@@ -1,8 +1,11 @@
 """Equal files give equal samples in every release: the digests of prepared data are in the records of models."""
 
+import json
+
 import pytest
 
 from tests.unit.runtime.data.equal_samples import CASES, prepared_case
+from tests.unit.runtime.data.recorded_samples import KINDS, RECORD, recorded_kind
 
 # Of the samples, and of the rows of data with a name; computed by release 0.2, which read files whole.
 DIGESTS = {
@@ -28,3 +31,9 @@ DIGESTS = {
 @pytest.mark.parametrize("name", CASES)
 def test_samples_are_those_of_earlier_releases(name, tmp_path):
     assert prepared_case(name, tmp_path) == DIGESTS[name]
+
+
+@pytest.mark.parametrize("name", KINDS)
+def test_samples_of_a_kind_are_those_of_the_release_before(name, tmp_path):
+    found = json.loads(json.dumps(recorded_kind(name, tmp_path)))
+    assert found == json.loads(RECORD.read_text())[name]

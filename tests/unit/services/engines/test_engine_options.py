@@ -13,7 +13,7 @@ from ringmaster.flows.services.databases import databases
 from ringmaster.flows.services.engine_options import EngineOptions, NodeDeployment
 from ringmaster.flows.services.service_definitions import PoolOptions, compose
 from ringmaster.tasks.planning.whatif.nodes import NodePrices
-from ringmaster.tasks.pool.controller.elasticity import ElasticityOptions
+from ringmaster.tasks.pool.node_scaler import ElasticityOptions
 
 WORK_POOL = EngineOptions(name="work-pool", work_pool="gpus", max_nodes=4, idle_s=60.0, devices="cpu:2")
 

@@ -8,14 +8,14 @@ from pathlib import Path
 
 import pytest
 
-from ringmaster.flows.pool.slurm.configuration import (
+from ringmaster.flows.pool.slurm.worker import (
     BATCH_SCRIPT,
     COMMAND,
     SlurmJobConfiguration,
     SlurmVariables,
+    SlurmWorker,
 )
-from ringmaster.flows.pool.slurm.worker import SlurmWorker
-from ringmaster.tasks.pool.providers.slurm.commands import slurm_time
+from ringmaster.tasks.pool.slurm.commands import slurm_time
 
 LOGS = Path("/shared/slurm")
 

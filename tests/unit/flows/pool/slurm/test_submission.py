@@ -12,9 +12,8 @@ from prefect.client.schemas.objects import FlowRun
 
 from ringmaster.errors import EngineUnavailable
 from ringmaster.flows.pool.slurm import worker as module
-from ringmaster.flows.pool.slurm.configuration import SlurmJobConfiguration
-from ringmaster.flows.pool.slurm.worker import SlurmWorker
-from ringmaster.tasks.pool.providers.slurm.commands import SlurmJob, comment_of
+from ringmaster.flows.pool.slurm.worker import SlurmJobConfiguration, SlurmWorker
+from ringmaster.tasks.pool.slurm.commands import SlurmJob, comment_of
 
 RUN = FlowRun(id=UUID(int=1), flow_id=UUID(int=0), name="node")
 

@@ -5,7 +5,7 @@ from dataclasses import replace
 import pytest
 
 from ringmaster.flows.pool.slurm.worker import UNSUBMITTED_S, JobRun, SubmissionVerdict, decide, jobs_by_run
-from ringmaster.tasks.pool.providers.slurm.commands import SlurmJob, comment_of
+from ringmaster.tasks.pool.slurm.commands import SlurmJob, comment_of
 
 RUN = JobRun(id="abc", infrastructure="slurm:7")
 JOB = SlurmJob(id=7, states=frozenset({"RUNNING"}), node="n1", comment=comment_of("abc"))

@@ -1,1 +1,0 @@
-"""Promotion of models: evaluation, approval by a person if requested, and records."""

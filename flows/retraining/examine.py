@@ -1,0 +1,238 @@
+"""Evaluation of models from the command line, registered ones or folders, on one device of this machine."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Iterator, Sequence
+from contextlib import ExitStack, contextmanager
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from pydantic import ValidationError
+
+from ringmaster.codec import from_json
+from ringmaster.errors import InputError, input_errors
+from ringmaster.flows import settings
+from ringmaster.flows.pool.own_node import lent_here, own_node
+from ringmaster.tasks.batch import document
+from ringmaster.tasks.batch.faults import got, place_text
+from ringmaster.tasks.batch.schema import Data
+from ringmaster.tasks.batch.yaml_sections import findings
+from ringmaster.tasks.cluster import Device, detect
+from ringmaster.tasks.datasets.naming import NamedData
+from ringmaster.tasks.evaluation.suite import Suite, load_suite
+from ringmaster.tasks.execution.local_engine import leases_of
+from ringmaster.tasks.files import beside, is_file, text_of
+from ringmaster.tasks.profiling.preflight import Notice, TrialEnvironment
+from ringmaster.tasks.profiling.trials import DevicesWanted
+from ringmaster.techniques import DataSpec, EvaluationSpec, Job, ModelSpec
+from ringmaster.techniques.data import SOURCES
+from ringmaster.techniques.data.inference import CLASSIFICATION, classes_of, infer_kind, with_processor_of
+from ringmaster.techniques.data_source import LANGUAGE_MODELING
+from ringmaster.techniques.metric import metrics_named
+from ringmaster.techniques.processes.forkserver_client import ForkServer
+from ringmaster.techniques.scoring import Progress, model_spec
+
+if TYPE_CHECKING:
+    from ringmaster.flows.lineage.home import LineageHome
+    from ringmaster.model_lineage import ModelRecord
+    from ringmaster.tasks.evaluation.examination import ExaminationResult
+    from ringmaster.tasks.retraining.policy import PromotionPolicy
+
+SEQ_LEN = 128  # default number of tokens of a row of text
+
+
+@dataclass(frozen=True, kw_only=True)
+class EvaluatedModel:
+    """A model that was requested.
+
+    label: its name.
+    folder: folder of its files.
+    record: its record, if it is registered.
+    """
+
+    label: str
+    folder: Path
+    record: ModelRecord | None = None
+
+
+def find(name: str, home: LineageHome) -> EvaluatedModel:
+    """Returns a folder, or a model of the ledger by NAME, NAME/VERSION, NAME@ALIAS or id; else raises InputError."""
+    folder = Path(name)
+    if folder.is_dir():
+        with input_errors():
+            model_spec(folder)
+        return EvaluatedModel(label=name, folder=folder)
+    if name.startswith((".", "/", "~")):
+        raise InputError([f"there is no folder {name}. To fix: name a folder with a model, or a registered model"])
+    node = home.find(name.removeprefix("models:/"))
+    return EvaluatedModel(label=node.label, folder=home.model_dir(node), record=node.record)
+
+
+def data_spec(text: str, *, all_rows: bool = False) -> DataSpec:
+    """Parses the data option: a source, a glob of files, a mapping as in a batch file, or a file with such a mapping.
+
+    all_rows: whether no part of files need be held out, as all rows are scored.
+
+    A mapping may name a data set, which is read from datasets.yaml beside that file, else in the working directory.
+    Raises InputError with every fault.
+    """
+    if text.endswith((".yaml", ".yml")) and is_file(Path(), text):
+        file = beside(Path(), text)
+        try:
+            said, folder = text_of(file), file.parent
+        except (OSError, UnicodeDecodeError) as error:
+            raise InputError([f"--data: {text} cannot be read: {error}. To fix: save it as UTF-8 text"]) from error
+    elif text.lstrip().startswith("{"):
+        said, folder = text, Path()
+    else:
+        said, folder = f"{{{'source' if text in SOURCES else 'path'}: {text!r}}}", Path()
+    read = document.read(said)
+    if read.findings:
+        raise InputError([f"--data: {finding.message}. To fix: {finding.remedy}." for finding in read.findings])
+    raw = read.data["data"] if set(read.data) == {"data"} else read.data
+    if not isinstance(raw, dict):
+        raise InputError([f"--data: must be a mapping, {got(raw)}. To fix: write {{source: digits}}, say"])
+    datasets = NamedData(None, folder=folder.resolve())
+    raw = datasets.with_files({"data": raw}, origin=lambda place: place)["data"]
+    if datasets.findings:
+        raise InputError([f"--data: {f.message}. To fix: {f.remedy}." for f in datasets.findings])
+    try:
+        entry = Data.model_validate(raw, context={"folder": folder.resolve()})
+    except ValidationError as error:
+        found = findings(error, root=Data)
+        raise InputError([f"--data: {place_text(f.place)}: {f.message}. To fix: {f.remedy}." for f in found]) from error
+    spec: DataSpec = from_json(DataSpec, entry.model_dump())
+    return replace(spec, held_out=0.0) if all_rows and spec.path is not None else spec
+
+
+def examine_models(
+    models: Sequence[EvaluatedModel],
+    *,
+    data: DataSpec | None,
+    tests: Path | None,
+    against: EvaluatedModel | None,
+    metrics: Sequence[str] | None = None,
+    max_rows: int,
+    all_rows: bool = False,
+    notice: Notice,
+    progress: Progress | None = None,
+) -> list[ExaminationResult]:
+    """Evaluates models: metrics on held-out data, tests and assertions.
+
+    metrics: names; None or none stands for the defaults of each model's kind.
+    all_rows: whether all rows of the data are scored, as no model is trained on it; else its held-out part.
+    Raises InputError on an unknown metric, or if there is nothing to do.
+    """
+    try:
+        metrics_named(metrics or ())
+    except ValueError as error:
+        raise InputError([f"--metric: {error}"]) from error
+    suite = None if tests is None else load_suite(tests)
+    if data is None and (suite is None or not suite.tests):
+        raise InputError(["there is nothing to evaluate on. To fix: name data by --data, tests by --tests, or both"])
+    if twice := sorted(label for label, times in Counter(model.label for model in models).items() if times > 1):
+        raise InputError([f"{', '.join(twice)} is named more than once. To fix: name each model once"])
+    _check_needs(suite, data)
+    folder = Path() if tests is None else tests.parent
+    with one_device(folder, notice=notice) as (environment, device):
+        from ringmaster.tasks.evaluation.examination import examine_each
+
+        found = examine_each(
+            {model.label: model.folder for model in models},
+            job=_job(data, models[0].folder),
+            held_out=data is not None,
+            suite=suite,
+            against=None if against is None else against.folder,
+            metrics=metrics or None,
+            max_rows=max_rows,
+            is_whole=all_rows,
+            progress=progress,
+            environment=environment,
+            device=device,
+            folder=folder,
+        )
+    return list(found.values())
+
+
+def examine_by(
+    policy: PromotionPolicy,
+    model: EvaluatedModel,
+    *,
+    data: DataSpec,
+    all_rows: bool = False,
+    against: EvaluatedModel | None,
+    notice: Notice,
+) -> list[ExaminationResult]:
+    """Evaluates a model for a policy, once for each of its suites, and compares it with another model.
+
+    all_rows: as in `examine_models`.
+    """
+    with one_device(policy.folder, notice=notice) as (environment, device):
+        from ringmaster.tasks.evaluation.examination import examine
+
+        return [
+            examine(
+                model.folder,
+                job=_job(data, model.folder),
+                suite=suite,
+                against=None if against is None else against.folder,
+                metrics=None if policy.metric is None else [policy.metric],
+                max_rows=policy.max_rows if all_rows else policy.num_rows,
+                is_whole=all_rows,
+                environment=environment,
+                device=device,
+                folder=policy.folder,
+            )
+            for suite in policy.suites or (Suite(name="metrics"),)
+        ]
+
+
+def _job(data: DataSpec | None, folder: Path) -> Job:
+    """Returns a job for an evaluation: the data, if there is any, and how a loss is computed.
+
+    folder: a model's, whose class and classes say how rows are read where `data` does not. Raises InputError where the
+    data cannot be read.
+    """
+    data = data or DataSpec(source="digits")
+    with input_errors():
+        kind = data.kind or infer_kind(data, ModelSpec(from_pretrained=str(folder)))
+    is_text = data.path is not None or data.source == "python-stdlib"
+    if is_text and kind in (None, LANGUAGE_MODELING) and data.seq_len is None:
+        data = replace(data, seq_len=SEQ_LEN)
+    data = replace(data, kind=kind, labels=data.labels or (classes_of(folder) if kind in CLASSIFICATION else ()))
+    data = with_processor_of(data, str(folder))
+    return Job(name="evaluation", model=ModelSpec(), data=data, num_steps=1, evaluation=EvaluationSpec())
+
+
+@contextmanager
+def one_device(folder: Path, *, notice: Notice) -> Iterator[tuple[TrialEnvironment, Device]]:
+    """Yields a trial environment and a leased device; waits for an idle one, with a notice.
+
+    folder: where a user's functions are imported from, after all other paths.
+    """
+    home, wanted = settings.home(), DevicesWanted(least=1, most=1, presses=True)
+    home.mkdir(parents=True, exist_ok=True)
+    with ExitStack() as stack:
+        node = stack.enter_context(own_node())
+        cluster = detect() if node is None else node.cluster
+        environment = TrialEnvironment(
+            server=stack.enter_context(ForkServer()),
+            devices=cluster.nodes[0].devices,
+            cache_dir=home / "cache",
+            import_paths=(str(folder.resolve()), str(Path.cwd())),
+        )
+        here = lent_here(leases_of(home, cluster), cluster, "evaluation", notice, wanted)
+        (device,) = stack.enter_context(here if node is None else node.lent("evaluation", wanted))
+        yield environment, device
+
+
+def _check_needs(suite: Suite | None, data: DataSpec | None) -> None:
+    """Raises InputError if slices, assertions or tests of images need held-out data that was not named."""
+    if suite is None or data is not None:
+        return
+    asking: list[Any] = [*suite.slices, *suite.assertions, *(test for test in suite.tests if test.held_out is not None)]
+    if asking:
+        names = ", ".join(entry.name for entry in asking)
+        raise InputError([f"{names} of {suite.name} ask for held-out data. To fix: name it by --data"])

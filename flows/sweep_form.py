@@ -1,0 +1,425 @@
+"""Sweep files, and the translation of a sweep's form into its specification, with all faults at once."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import replace
+from pathlib import Path
+from typing import Annotated, Any, Literal
+
+from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, ValidationError, WithJsonSchema, model_validator
+
+from ringmaster.errors import BatchFileError
+from ringmaster.flows.batch.batch_input import FormSection, titled
+from ringmaster.flows.settings import located
+from ringmaster.tasks.batch import Fault, document, load_batch
+from ringmaster.tasks.batch.faults import got, place_text
+from ringmaster.tasks.batch.field_types import NAME_PATTERN, Metric
+from ringmaster.tasks.batch.references import closest, is_folder
+from ringmaster.tasks.batch.yaml_sections import read_document
+from ringmaster.tasks.datasets.naming import NamedData
+from ringmaster.tasks.files import beside, is_file
+from ringmaster.tasks.sweeping.space import CategoricalRange, Range
+from ringmaster.tasks.sweeping.space import Parameter as SpaceParameter
+from ringmaster.tasks.sweeping.spec import StoppingPolicy, SweepSpec
+from ringmaster.techniques import EvaluationSpec
+
+SweepName = Annotated[str, titled("Name", pattern=NAME_PATTERN)]
+Seed = Annotated[int, Field(ge=0)]
+Sampler = Annotated[Literal["random", "grid", "tpe"], titled("Sampler")]
+NumTrials = Annotated[int, Field(ge=1, le=1000)]
+NumParallel = Annotated[int, Field(ge=1, le=1000)]
+Seconds = Annotated[float, Field(gt=0)]
+
+# JSON schema of a line of text, for a field that is a list in a file: Prefect's forms have no field for mixed lists.
+TEXT = {"anyOf": [{"type": "string"}, {"type": "null"}], "examples": ["1e-3, 3e-3, 1e-2"]}
+
+
+def _or_empty(value: Any) -> Any:
+    """Turns a file's null into an empty line. In a form, a nullable field is a switch between two kinds of field."""
+    return "" if value is None else value
+
+
+Line = Annotated[str, BeforeValidator(_or_empty)]
+OtherName = Annotated[str, BeforeValidator(_or_empty), Field(pattern=rf"^$|{NAME_PATTERN}")]
+
+
+class JobFromFile(FormSection):
+    """A job of a batch file."""
+
+    model_config = ConfigDict(title="A job of a batch file")
+
+    path: str = Field(
+        title="Batch file",
+        description="The path of the file, absolute or relative to the folder that contains RINGMASTER_HOME.",
+    )
+    job: Line = Field(
+        default="",
+        title="Job",
+        description="The name of the job or of the grid's template. It may be empty if the file has only one.",
+    )
+
+
+class InlineJob(FormSection):
+    """A job that is written out in the form."""
+
+    model_config = ConfigDict(title="A job written out")
+
+    job: dict[str, Any] = Field(
+        title="Job",
+        description="The job as JSON, with the keys of a batch file: model, data, optimizer, num_steps, ...",
+    )
+    folder: str = Field(
+        default=".", title="Folder", description="Relative paths and factories of the job are resolved in this folder."
+    )
+
+
+def _listed(value: Any) -> Any:
+    """Parses "1e-3, 3e-3" into a list, as a form's line holds text. An empty line counts as not given."""
+    if not isinstance(value, str):
+        return value
+    read = document.read(f"values: [{value}]")
+    if read.findings or read.data is None or read.data.keys() != {"values"}:
+        raise ValueError("must be values between commas, such as 1e-3, 3e-3")
+    return read.data["values"] or None
+
+
+class Parameter(FormSection):
+    """The search space of one key of the job: some values, or a range."""
+
+    model_config = ConfigDict(title="Parameter")
+
+    key: str = Field(
+        title="Key",
+        pattern=r"^[A-Za-z_][\w-]*(\.[A-Za-z_][\w-]*)*$",
+        description="The key of the job to vary, such as optimizer.lr, schedule.warmup_steps or seed.",
+    )
+    values: Annotated[list[Any] | None, BeforeValidator(_listed), WithJsonSchema(TEXT)] = Field(
+        default=None,
+        title="Values",
+        description="The values to choose from, separated by commas. Leave it empty to give a range.",
+    )
+    low: float | None = Field(default=None, title="From", description="The smallest value of the range.")
+    high: float | None = Field(default=None, title="To", description="The largest value of the range.")
+    log: bool = Field(
+        default=False, title="Logarithmic", description="Draws the logarithm uniformly, as is usual for learning rates."
+    )
+    step: float | None = Field(
+        default=None, gt=0, title="Step", description="The distance between two values of the range. A grid needs it."
+    )
+    integer: bool = Field(default=False, title="Whole numbers", description="Draws only whole numbers.")
+
+    def fault(self) -> str | None:
+        """Returns why the parameter is neither values nor a range, or None."""
+        is_range = self.low is not None or self.high is not None
+        if self.values is not None and is_range:
+            return "has values and a range"
+        if self.values is not None:
+            return None if self.values else "has no value"
+        return None if self.low is not None and self.high is not None else "has neither values nor both low and high"
+
+    def parameter(self) -> SpaceParameter:
+        """Returns the parameter in the form that samplers use."""
+        if self.values is not None:
+            return CategoricalRange(key=self.key, values=tuple(self.values))
+        assert self.low is not None and self.high is not None, "its fault is told first"
+        return Range(
+            key=self.key, low=self.low, high=self.high, is_log=self.log, step=self.step, is_integer=self.integer
+        )
+
+
+def _as_list(value: Any) -> Any:
+    """Turns the mapping of files, {optimizer.lr: {low: 1e-4, high: 1e-1}, seed: [0, 1]}, into a list of parameters."""
+    if not isinstance(value, dict):
+        return value
+    return [
+        {"key": key, "values": each}
+        if isinstance(each, (list, str))
+        else {"key": key, **each}
+        if isinstance(each, dict)
+        else {"key": key, "values": [each]}
+        for key, each in value.items()
+    ]
+
+
+Space = Annotated[list[Parameter], BeforeValidator(_as_list), Field(min_length=1)]
+
+
+class EarlyStopping(FormSection):
+    """The policy that stops trials early."""
+
+    model_config = ConfigDict(title="Early stopping")
+
+    policy: Literal["none", "asha", "halving", "median"] = Field(
+        default="asha",
+        title="Policy",
+        description="asha pauses each trial at a rung, and continues the best ones when devices are free. halving "
+        "continues them when all trials have reached the rung. median stops a trial that is worse than half of the "
+        "others at its step. none trains all trials to their end.",
+    )
+    min_steps: int | None = Field(
+        default=None,
+        ge=1,
+        title="First rung",
+        description="The number of steps before a trial is compared with others. With asha and halving, each further "
+        "rung is this number times a power of the reduction factor. By default it is the number of steps divided by "
+        "the square of the reduction factor, and at least a tenth of the steps.",
+    )
+    reduction_factor: int = Field(
+        default=4,
+        ge=2,
+        le=100,
+        title="Reduction factor",
+        description="One in this many trials continues from each rung.",
+    )
+
+    @model_validator(mode="before")
+    @classmethod
+    def _by_name(cls, value: Any) -> Any:
+        """Also accepts the name of a policy alone."""
+        return {"policy": value} if isinstance(value, str) else value
+
+    def stopping(self) -> StoppingPolicy:
+        """Returns the policy in the form that the sweep scheduler uses."""
+        return StoppingPolicy(policy=self.policy, min_steps=self.min_steps, reduction_factor=self.reduction_factor)
+
+
+class DeviceChoice(FormSection):
+    """The devices of this machine that a sweep may use."""
+
+    model_config = ConfigDict(title="Devices")
+
+    kind: Literal["auto", "gpu", "cpu"] = Field(
+        default="auto", title="Kind", description="auto uses the GPUs if there are any, otherwise CPU slots."
+    )
+    count: int | None = Field(
+        default=None,
+        ge=1,
+        title="How many",
+        description="The number of devices, for gpu and cpu. By default all GPUs are used.",
+    )
+
+    @model_validator(mode="before")
+    @classmethod
+    def _as_in_batch_files(cls, value: Any) -> Any:
+        """Also accepts `auto`, `{cpu: 2}` and `{gpu: all}`."""
+        if value == "auto":
+            return {"kind": "auto"}
+        if isinstance(value, dict) and len(value) == 1 and value.keys() <= {"cpu", "gpu"}:
+            ((kind, count),) = value.items()
+            return {"kind": kind, "count": None if count == "all" else count}
+        return value
+
+    @model_validator(mode="after")
+    def _complete(self) -> DeviceChoice:
+        if self.kind == "auto" and self.count is not None:
+            raise ValueError("a number goes with gpu or cpu, not with auto")
+        if self.kind == "cpu" and self.count is None:
+            raise ValueError("say how many cpu slots, or choose auto")
+        return self
+
+    def in_batch_file(self) -> Any:
+        """Returns the value of `devices` in a batch file."""
+        return "auto" if self.kind == "auto" else {self.kind: self.count or "all"}
+
+
+class Sweep(FormSection):
+    """A whole sweep; the docstring of `ringmaster.flows.sweep.sweep` describes each field."""
+
+    name: SweepName = "sweep"
+    template: JobFromFile | InlineJob
+    space: Space
+    sampler: Sampler = "random"
+    num_trials: NumTrials | None = 8
+    early_stopping: EarlyStopping = EarlyStopping()
+    objective: Metric | None = None
+    base: Line = ""
+    data: dict[str, Any] | None = None
+    devices: DeviceChoice = DeviceChoice()
+    deadline_s: Seconds | None = None
+    challenger_of: OtherName = ""
+    num_parallel: NumParallel = 4
+    seed: Seed = 0
+
+    @model_validator(mode="before")
+    @classmethod
+    def _over(cls, value: Any) -> Any:
+        """Also accepts `over: {KEY: [...]}` for a grid in which every trial is trained to its end."""
+        if not isinstance(value, dict) or "over" not in value or "space" in value:
+            return value
+        plain = {key: each for key, each in value.items() if key != "over"}
+        grid = {"sampler": "grid", "num_trials": None, "early_stopping": {"policy": "none"}}
+        return {**grid, **plain, "space": value["over"]}
+
+    def parameters(self) -> dict[str, Any]:
+        """Returns the parameters of the flow, as plain values."""
+        return self.model_dump(mode="json")
+
+
+EXAMPLE_FILE = "examples/sweep.yaml"
+SECTIONS: Mapping[str, type[BaseModel]] = {"early_stopping": EarlyStopping, "devices": DeviceChoice, "space": Parameter}
+
+
+def spec_of(form: Sweep) -> SweepSpec:
+    """Returns the specification of the sweep in a form. Raises BatchFileError with every fault in it."""
+    template, folder = _template(form.template)
+    is_base = form.base.startswith("models:/") or is_folder(form.base)
+    template = {**template, **({"base": form.base} if is_base else {}), **({"data": form.data} if form.data else {})}
+    lame = [(parameter.key, fault) for parameter in form.space if (fault := parameter.fault())]
+    evaluation = template.get("evaluation")
+    metrics = evaluation.get("metrics") if isinstance(evaluation, Mapping) else None
+    metric = str(metrics[0]) if isinstance(metrics, list) and metrics else EvaluationSpec.metrics[0]
+    spec = SweepSpec(
+        name=form.name,
+        template=template,
+        folder=folder,
+        space=tuple(parameter.parameter() for parameter in form.space if parameter.fault() is None),
+        sampler=form.sampler,
+        stopping=form.early_stopping.stopping(),
+        objective=form.objective or metric,
+        num_trials=form.num_trials if form.sampler == "grid" else form.num_trials or 8,
+        num_parallel=form.num_parallel,
+        devices=form.devices.in_batch_file(),
+        deadline_s=form.deadline_s,
+        seed=form.seed,
+    )
+    remedy = "give values, such as [1e-3, 1e-2], or a range by low and high"
+    faults = [*(Fault(f"space.{key}", None, fault, remedy) for key, fault in lame), *spec.faults()]
+    if form.base and not is_base:  # in a batch file, `base` may name one of its jobs; trials have no other jobs
+        remedy = "write models:/NAME@ALIAS, models:/NAME/VERSION or a folder"
+        faults.append(Fault("base", None, f"{form.base!r} is neither a registered model nor a folder", remedy))
+    if faults:
+        raise BatchFileError(faults)
+    return spec
+
+
+def load_sweep(path: Path) -> Sweep:
+    """Reads a sweep from a YAML file; relative paths start in its folder. Raises BatchFileError with every fault."""
+    read = read_document(path, what=f"a sweep's file, such as {EXAMPLE_FILE}")
+    if read.data is None:
+        found = [Fault("", f.line, f.message, f.remedy, path.name) for f in read.findings]
+        raise BatchFileError(found)
+    raw = _from_folder(read.data, folder=path.parent.resolve())
+    faults: list[Fault] = []
+    form: Sweep | None
+    try:
+        form = Sweep.model_validate(raw)
+    except ValidationError as error:
+        faults = _faults(error, read=read, file=path.name)
+        form = _what_is_right(raw, error)
+    if form is not None:
+        try:
+            spec_of(form)
+        except BatchFileError as error:
+            faults += [_placed(fault, read=read, file=path.name) for fault in error.faults]
+    if faults:
+        raise BatchFileError(sorted(faults, key=lambda fault: fault.line or 0))
+    assert form is not None, "a form without a fault"
+    return form
+
+
+def _what_is_right(raw: Mapping[str, Any], error: ValidationError) -> Sweep | None:
+    """Returns the form without its invalid parts, so that the faults of the other parts are reported as well."""
+    wrong = {str(details["loc"][0]) for details in error.errors() if details["loc"]}
+    space = raw.get("space", raw.get("over"))
+    left = {key: value for key, value in raw.items() if key not in wrong}
+    if "space" in wrong and isinstance(space, dict):
+        bad = {place[1] for d in error.errors() if len(place := d["loc"]) > 1 and place[0] == "space"}
+        left["space"] = {key: value for i, (key, value) in enumerate(space.items()) if i not in bad}
+    try:
+        return Sweep.model_validate(left)
+    except ValidationError:
+        return None
+
+
+def _from_folder(raw: Mapping[str, Any], *, folder: Path) -> dict[str, Any]:
+    """Returns the values with absolute paths in the template."""
+    template = raw.get("template")
+    if not isinstance(template, dict):
+        return dict(raw)
+    key, path = ("path", template.get("path")) if "path" in template else ("folder", template.get("folder", "."))
+    return {**raw, "template": {**template, key: str(folder / path) if isinstance(path, str) else path}}
+
+
+def _faults(error: ValidationError, *, read: document.YamlDocument, file: str) -> list[Fault]:
+    """Returns one fault for each place; for the template, which has one of two kinds, faults of the intended kind."""
+    raw = read.data or {}
+    template = raw.get("template")
+    meant = JobFromFile if isinstance(template, dict) and "path" in template else InlineJob
+    found: dict[tuple[str | int, ...], Fault] = {}
+    for details in error.errors(include_url=False):
+        place, kind = details["loc"], details["type"]
+        if not place:
+            continue
+        section: type[BaseModel] = SECTIONS.get(str(place[0]), Sweep) if len(place) > 1 else Sweep
+        if place[0] == "template" and len(place) > 1:
+            if place[1] != meant.__name__:
+                continue
+            place, section = (place[0], *place[2:]), meant
+        place = _by_key(place, raw)
+        message = f"{details['msg'][:1].lower()}{details['msg'][1:]}, {got(details['input'])}"
+        remedy = f"write it as in {EXAMPLE_FILE}"
+        if kind == "missing":
+            message = "is missing"
+        elif kind == "reference":
+            message, remedy = details["msg"], details["ctx"]["remedy"]
+        elif kind == "extra_forbidden":
+            message, remedy = "is an unknown key", closest(str(place[-1]), section.model_fields, what="The keys are")
+        found.setdefault(place, Fault(place_text(place), read.line(place), message, remedy, file))
+    return list(found.values())
+
+
+def _by_key(place: tuple[str | int, ...], raw: Mapping[str, Any]) -> tuple[str | int, ...]:
+    """Returns a place in the space by the parameter's key instead of its index, if the file has a mapping there."""
+    name = "over" if "over" in raw else "space"
+    space = raw.get(name)
+    if place[0] != "space" or not isinstance(space, dict):
+        return place
+    if len(place) == 1:
+        return (name,)
+    assert isinstance(place[1], int), "the form has a list there"
+    key = list(space)[place[1]]
+    return (name, key) if isinstance(space[key], list) or len(place) == 2 else (name, key, *place[2:])
+
+
+def _placed(fault: Fault, *, read: document.YamlDocument, file: str) -> Fault:
+    """Returns a fault of the form with its line in the file, if it has one."""
+    if fault.file:  # a fault in the batch file of the template
+        return fault
+    raw = read.data or {}
+    name = "over" if "over" in raw else "space"
+    place: tuple[str | int, ...] = (fault.place,)
+    space = raw.get(name) if isinstance(raw.get(name), dict) else {}
+    keys = [key for key in space or {} if fault.place.startswith(f"space.{key}")]
+    if keys:
+        key = max(keys, key=len)
+        rest = fault.place.removeprefix(f"space.{key}").lstrip(".")
+        is_plain = space is not None and isinstance(space[key], list)
+        place = (name, key, *([] if is_plain or not rest else [rest.partition("[")[0]]))
+        text = f"{name}.{key}" + (rest.removeprefix("values") if is_plain else f".{rest}" if rest else "")
+        return replace(fault, place=text, line=read.line(place), file=file)
+    place = tuple(fault.place.split("."))
+    return replace(fault, line=read.line(place) if place[0] in raw else None, file=file)
+
+
+def _template(choice: JobFromFile | InlineJob) -> tuple[dict[str, Any], Path]:
+    """Returns the job that is varied, as plain values, and the folder of its relative paths."""
+    if isinstance(choice, InlineJob):
+        return choice.job, Path(choice.folder)
+    if not is_file(Path(), str(located(choice.path))):
+        fault = f"there is no file {choice.path!r}"
+        raise BatchFileError([Fault("template.path", None, fault, f"name a batch file, such as in {EXAMPLE_FILE}")])
+    path = beside(Path(), str(located(choice.path)))
+    batch = load_batch(path)
+    raw = document.read(batch.text).data
+    assert raw is not None, "a batch that was loaded"
+    jobs = [*raw.get("jobs", []), *(entry["template"] for entry in raw.get("grid", []))]
+    named = {job["name"]: job for job in jobs}
+    found = jobs[0] if not choice.job and len(jobs) == 1 else named.get(choice.job)
+    if found is not None:
+        # The data sets of that batch file, which trials are not part of.
+        datasets = NamedData(raw.get("datasets"), folder=batch.folder)
+        return datasets.with_files(found, origin=lambda place: place), batch.folder
+    problem = f"names no job of {path.name}" if not choice.job else f"{choice.job!r} is no job of {path.name}"
+    remedy = closest(choice.job, named, what="Use one of")
+    raise BatchFileError([Fault("template.job", None, problem, remedy)])

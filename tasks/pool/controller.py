@@ -1,0 +1,425 @@
+"""The pool controller: connects one executor to the engine's nodes, the batches and the requests of a pool.
+
+All of it runs in the executor's thread, between two of the executor's messages, so nothing here needs a lock. A timer
+thread only requests the next `tick`. Decisions are written to the database before they are carried out. An executor
+that takes over after a crash therefore adopts the running segments, makes the decisions that are missing, reports the
+unreported events, and repeats nothing.
+"""
+
+from __future__ import annotations
+
+import logging
+import threading
+import time
+from collections.abc import Callable, Collection, Mapping, Sequence
+from dataclasses import replace
+from functools import partial
+
+from sqlalchemy import ColumnElement, exists, select
+
+from ringmaster.tasks.execution.engine import Engine, completed
+from ringmaster.tasks.execution.events import ExecutionEvent, GangSaid, JobEnded, PredictionUpdate, SegmentEnded
+from ringmaster.tasks.execution.executor import Executor
+from ringmaster.tasks.execution.known_nodes import KnownNodes
+from ringmaster.tasks.execution.progress import RunningSegment
+from ringmaster.tasks.planning import Plan, Problem
+from ringmaster.tasks.planning.plans.checked_plans import checked_plan
+from ringmaster.tasks.pool.active_batches import (
+    PRIORITIES,
+    ActiveBatch,
+    Quarantine,
+    as_logged,
+    batch_of,
+    combined_terms,
+    entries_of,
+    fault_of,
+)
+from ringmaster.tasks.pool.event_log import EventLog
+from ringmaster.tasks.pool.failover import (
+    RecoveredState,
+    nodes_of,
+    outcome_of,
+    read_recovered_state,
+    speeds_of,
+)
+from ringmaster.tasks.pool.node_scaler import ElasticityOptions, NodeScaler, empty_before_s, plan_before_ends
+from ringmaster.tasks.pool.nodes import PoolLeases, Timeouts, is_loan
+from ringmaster.tasks.pool.request_handler import OTHER_VERSION, RequestHandler
+from ringmaster.tasks.pool.requests import Request, RequestStatus
+from ringmaster.tasks.pool.submissions import BatchStatus, Submissions
+from ringmaster.tasks.storage.database import Database, delete_in_chunks
+from ringmaster.tasks.storage.journal import ENDED, JobStatus, Journal
+from ringmaster.tasks.storage.message_store import KILL, MessageStore
+from ringmaster.tasks.storage.schema import BATCHES, FACTS, PLANS, REQUESTS, SEGMENTS, TOLD
+from ringmaster.techniques.processes.events import OutcomeStatus
+
+logger = logging.getLogger(__name__)
+
+# The number of ended batches whose gangs' events are retained, for the analysis of failures.
+MOST_MESSAGES = 20
+KEPT_S = 90 * 86400.0
+EVERY_S = 3600.0
+POOLS_OWN = ""  # the batch of a pool's plans, each of which is for all batches together
+IS_RECORDED = "is_recorded"  # the key of the fact that MLflow has all records of a batch
+
+HOLDER_OF_SEGMENTS = "pool"  # the holder of the leases that the executor takes
+TICK_S = 0.25
+IDLE_TICK_S = 1.0  # while no batch is active
+NODES_EVERY_S = 1.0
+PLANNING_WORK_S = 10.0  # seconds of a quiet machine; a busy one takes longer and plans the same
+
+
+def tidy(database: Database, *, now_s: float) -> int:
+    """Deletes rows that are older than `kept_s`; returns how many.
+
+    Deleted are: answered requests; the event logs of batches that have ended and whose records MLflow has completely;
+    the pool's plans except the newest one. Batches, jobs, segments and each batch's first plan are retained for good.
+    now_s: seconds since the epoch.
+    """
+    until_s = now_s - KEPT_S
+    # Facts are stored as lists of one value.
+    is_done = (BATCHES.c.id == TOLD.c.batch) & (BATCHES.c.status == BatchStatus.ENDED)
+    is_recorded = (FACTS.c.batch == TOLD.c.batch) & (FACTS.c.key == IS_RECORDED) & FACTS.c.value[0].as_boolean()
+    newest = select(PLANS.c.id).where(PLANS.c.batch == POOLS_OWN).order_by(PLANS.c.id.desc()).limit(1).scalar_subquery()
+    of_done_batches = exists().where(is_done).correlate(TOLD) & exists().where(is_recorded).correlate(TOLD)
+    drops = {
+        REQUESTS: (REQUESTS.c.made_s < until_s)
+        & REQUESTS.c.status.in_((RequestStatus.DONE, RequestStatus.REFUSED, RequestStatus.WITHDRAWN)),
+        TOLD: (TOLD.c.told_s < until_s) & of_done_batches,
+        PLANS: (PLANS.c.made_s < until_s) & (PLANS.c.batch == POOLS_OWN) & (PLANS.c.id != newest),
+    }
+    return sum(delete_in_chunks(database, table, where) for table, where in drops.items())
+
+
+def clear_messages(database: Database) -> None:
+    """Deletes the messages of ended batches whose records MLflow has completely, except the newest `MOST_MESSAGES`.
+
+    The recorder of a batch reads the events of its gangs from the messages, however late it is started again.
+    """
+    message_store = MessageStore(database)
+    query = select(BATCHES.c.id).where(BATCHES.c.status != BatchStatus.SUBMITTED).order_by(BATCHES.c.submitted_s.desc())
+    recorded = select(FACTS.c.batch).where(FACTS.c.key == IS_RECORDED, FACTS.c.value[0].as_boolean())
+    ended = database.read(lambda connection: connection.execute(query).scalars().all())
+    is_recorded = database.read(lambda connection: set(connection.execute(recorded).scalars().all()))
+    for batch in message_store.batches() & set(ended[MOST_MESSAGES:]) & is_recorded:
+        message_store.clear(batch)
+
+
+class PoolController:
+    """Serves one executor from `take_over` on. The executor calls `listen`, `add_terms` and `make_plan`.
+
+    database: the database with the leader's guarded write access.
+    elasticity: the limits of the nodes that the engine lends; None where it lends none.
+    clock: monotonic seconds.
+    wall_clock: seconds since the epoch, in which batches count their deadlines.
+    on_objective: a callback for changes of the objective of the plan; may be set by the owner.
+    on_speed: a callback for the speeds that gangs reported to a former controller; may be set by the owner.
+    """
+
+    def __init__(
+        self,
+        database: Database,
+        *,
+        engine: Engine,
+        timeouts: Timeouts,
+        elasticity: ElasticityOptions | None = None,
+        clock: Callable[[], float] = time.monotonic,
+        wall_clock: Callable[[], float] = time.time,
+        seed: int = 0,
+    ) -> None:
+        self._database, self._engine, self._timeouts, self._clock = database, engine, timeouts, clock
+        self._wall_clock, self._seed, self._elasticity = wall_clock, seed, elasticity
+        self._scaler: NodeScaler | None = None
+        self._ends_s: Mapping[str, float] = {}  # by node that ends, the seconds until it is emptied
+        self.on_objective: Callable[[str], None] = lambda objective: None
+        self.on_speed: Callable[[RunningSegment], None] = lambda running: None
+        self._submissions, self._event_log, self._message_store = (
+            Submissions(database),
+            EventLog(database),
+            MessageStore(database),
+        )
+        self._standing: dict[str, ActiveBatch] = {}
+        self._terms = combined_terms(())
+        self._heard_before: dict[int, int] = {}  # by adopted segment, the number of its events in the event log
+        self._may_have_ended: set[str] = set()
+        self._quarantine = Quarantine(database)
+        self._unloggable: set[str] = set()  # batches that are about to be set aside
+        self._looked_s = -NODES_EVERY_S
+        self._tidied_s = -EVERY_S
+        self._is_due = threading.Event()
+
+    # -- what the executor needs -------------------------------------------------------------------------------------
+
+    def add_terms(self, problem: Problem) -> Problem:
+        """Returns the problem under the combined terms of all batches, as `combined_terms` defines them."""
+        return self._terms.on(problem, elapsed_s=self._wall_clock())
+
+    def make_plan(self, problem: Problem) -> Plan:
+        """Returns a plan for the current objective, checked by the verifier. May be called from any thread."""
+        objective, ends_s = self._terms.objective, self._ends_s
+        make_plan = partial(checked_plan, work_s=PLANNING_WORK_S, seed=self._seed, objective=objective)
+        return plan_before_ends(problem, ends_s=ends_s, objective=objective, make_plan=make_plan)
+
+    def listen(self, event: ExecutionEvent) -> None:
+        """Listens to the executor: stores each of its decisions in the event log of the batches that it concerns."""
+        if isinstance(event, (GangSaid, PredictionUpdate)):
+            return  # followers read it where its node, or the forecaster, has stored it
+        batch = batch_of(event)
+        for one in [batch] if batch is not None else list(self._standing):
+            self._quarantine.handle(
+                f"an event of batch {one}",
+                partial(self._log, event, one),
+                set_aside=partial(self._set_aside_later, one),
+                most_failures=1,
+                is_marked=False,
+            )
+        if batch is not None and isinstance(event, (JobEnded, SegmentEnded)):
+            self._may_have_ended.add(batch)
+
+    def _log(self, event: ExecutionEvent, batch: str) -> None:
+        if (logged := as_logged(event, batch)) is not None:
+            self._event_log.append(batch, logged)
+
+    # -- serving -----------------------------------------------------------------------------------------------------
+
+    def take_over(self, executor: Executor) -> None:
+        """Puts a new executor into the state of the former one, or into the initial state if there was none."""
+        self._executor = executor
+        self._request_handler = RequestHandler(
+            self._database,
+            executor=executor,
+            standing=self._standing,
+            quarantine=self._quarantine,
+            on_priority=self._on_priority,
+            clock=self._clock,
+            silent_s=self._timeouts.lost_after_s,
+        )
+        self._known_nodes = KnownNodes(
+            self._engine,
+            executor,
+            empty_before_s=lambda: empty_before_s(executor.job_table),
+            wall_clock=self._wall_clock,
+        )
+        if self._elasticity is not None:
+            self._scaler = NodeScaler(
+                self._elasticity,
+                engine=self._engine,
+                executor=executor,
+                known_nodes=self._known_nodes,
+                clock=self._clock,
+            )
+        recovered_batches = self._new_batches()
+        # Segments of batches that are not active: there are none unless the database was edited by hand.
+        self._end_segments(SEGMENTS.c.batch.not_in(sorted(recovered.batch.id for recovered in recovered_batches)))
+        unsettled = [record for recovered in recovered_batches for record in (*recovered.open, *recovered.undecided)]
+        self._give_back_leases({name for record in unsettled for name in record.what["devices"]})
+        self._known_nodes.begin(lost_nodes=nodes_of(unsettled), why="an executor began")
+        for recovered in recovered_batches:
+            self._take_on(recovered)
+        self._is_due.set()
+
+    def keep_ticking(self, until: threading.Event) -> None:
+        """Has the executor's thread call `tick` periodically; returns once `until` is set."""
+        while not until.wait(TICK_S if self._standing else IDLE_TICK_S):
+            if self._is_due.is_set():  # otherwise the last tick is not done yet
+                self._is_due.clear()
+                self._executor.call(self.tick)
+
+    def tick(self) -> None:
+        """Checks nodes, batches and requests for changes, and acts on them."""
+        self._look_at_nodes()
+        for recovered in self._new_batches():
+            self._take_on(recovered)
+        standing = self._request_handler.standing()
+        self._answer_requests(self._request_handler.about_batches(standing))
+        self._request_handler.take_loans(standing, there=self._known_nodes.there)
+        self._request_handler.grant(self._known_nodes.there)
+        for batch in list(self._may_have_ended):
+            self._quarantine.handle(
+                f"the end of batch {batch}",
+                partial(self._end_batch, batch),
+                set_aside=partial(self._drop, batch),
+                is_marked=False,
+            )
+        self._tidy_up()
+        self._is_due.set()
+
+    def _answer_requests(self, asked: Sequence[Request]) -> None:
+        """Answers requests, after the executor has heard the events that their senders may have read."""
+        if asked:
+            self._engine.catch_up()
+            self._executor.call(partial(self._request_handler.answer, asked))
+
+    def _look_at_nodes(self) -> None:
+        now_s = self._clock()
+        if now_s - self._looked_s >= NODES_EVERY_S:
+            self._looked_s = now_s
+            self._known_nodes.look()
+            self._ends_s = self._known_nodes.seconds_left()
+            self._known_nodes.release_empty(is_lent=self._request_handler.lends)
+            if self._scaler is not None:
+                is_awaited = self._request_handler.is_node_awaited()
+                self._scaler.look(is_node_awaited=is_awaited, lends=self._request_handler.lends)
+
+    def _tidy_up(self) -> None:
+        if self._clock() - self._tidied_s >= EVERY_S:
+            self._tidied_s = self._clock()
+            num_dropped = tidy(self._database, now_s=self._wall_clock())
+            logger.info("%d rows that nobody needs any more were dropped", num_dropped)
+
+    # -- batches -----------------------------------------------------------------------------------------------------
+
+    def _take_on(self, recovered: RecoveredState) -> None:
+        id = recovered.batch.id
+        self._quarantine.handle(
+            f"batch {id}", partial(self._inherit, recovered), set_aside=partial(self._drop, id), most_failures=1
+        )
+
+    def _new_batches(self) -> list[RecoveredState]:
+        """Returns the batches that are not active yet; fails those that cannot be planned, without effect on others."""
+        query = select(BATCHES.c.id).where(BATCHES.c.status == BatchStatus.SUBMITTED).order_by(BATCHES.c.submitted_s)
+        found = []
+        for id in self._database.read(lambda connection: connection.execute(query).scalars().all()):
+            if id not in self._standing:
+                recovered = self._quarantine.handle(
+                    f"batch {id}", partial(self._recovered, id), set_aside=partial(self._drop, id)
+                )
+                if recovered is not None:
+                    found.append(recovered)
+        return found
+
+    def _recovered(self, id: str) -> RecoveredState | None:
+        """Returns the state of a batch; refuses one that cannot be read or planned, and returns None."""
+        try:
+            batch = self._submissions.find(id)
+        except ValueError as error:  # written by another version, or by hand
+            self._refuse(id, f"the executor cannot read it: {error}. {OTHER_VERSION}")
+            return None
+        if batch is None:
+            return None
+        if (fault := fault_of(batch)) is not None:
+            self._refuse(id, fault)
+            return None
+        return read_recovered_state(self._database, batch)
+
+    def _set_aside_later(self, id: str, message: str) -> None:
+        """Sets a batch aside, once, after what the executor does now."""
+        if id not in self._unloggable:
+            self._unloggable.add(id)
+            self._executor.call(partial(self._set_aside, id, message))
+
+    def _set_aside(self, id: str, message: str) -> None:
+        """Fails the jobs of an active batch that this controller fails on; their gangs are stopped."""
+        if id in self._standing:
+            self._executor.fail(self._executor.job_table.of_batch(id), message=message)
+
+    def _drop(self, id: str, message: str) -> None:
+        """Ends a batch that this controller cannot take on or end. Its gangs are killed."""
+        self._may_have_ended.discard(id)
+        self._standing.pop(id, None)
+        self._executor.forget(id)
+        self._combine_terms()
+        self._refuse(id, message)
+        self._executor.call(lambda: self._give_back_leases(self._executor.leased()))  # once all others are adopted
+
+    def _refuse(self, id: str, message: str) -> None:
+        """Fails all jobs of a batch that have not ended, and ends it."""
+        logger.error("batch %s: %s", id, message)
+        journal = Journal(self._database, batch=id)
+        for name, record in journal.jobs().items():
+            if record.status not in ENDED:
+                self._fail(id, name, message)
+        self._submissions.end(id, message=message)
+        self._end_segments(SEGMENTS.c.batch == id)
+
+    def _fail(self, id: str, job: str, message: str) -> None:
+        Journal(self._database, batch=id).write_job(job, status=JobStatus.FAILED, message=message)
+        self._event_log.append(id, JobEnded(job=job, status=JobStatus.FAILED, message=message, details={}))
+
+    def _inherit(self, recovered: RecoveredState) -> None:
+        """Takes on a batch: a new one, or one of a former controller with all that is open or undecided."""
+        batch = recovered.batch
+        priorities = Journal(self._database, batch=batch.id).get(PRIORITIES, {})
+        self._standing[batch.id] = ActiveBatch(submission=batch, priorities=priorities)
+        self._combine_terms()
+        for name, job in recovered.jobs.items():
+            if job.status not in ENDED and not batch.profiles.get(name):
+                self._fail(batch.id, name, "it was submitted without a profile")
+        for event in recovered.untold:
+            self._event_log.append(batch.id, event)
+        entries = entries_of(batch, struck_out=recovered.struck_out)
+        self._executor.add_jobs(entries, why=f"batch {batch.name} has {len(entries)} jobs")
+        self._recall_speeds(recovered)
+        for record in recovered.open:
+            future = self._engine.adopt(record.id, on_event=partial(self._executor.said, record.id))
+            self._executor.adopt(record.id, recovered.qualified(record), future)
+        for record in recovered.undecided:
+            self._executor.adopt(record.id, recovered.qualified(record), completed(outcome_of(record)))
+        # The former controller may have died after it recorded the new status and before it stopped the gang.
+        running = {record.job for record in recovered.open}
+        paused, over = (
+            [batch.qualified(job) for job in running if recovered.jobs[job].status in statuses]
+            for statuses in ((JobStatus.PAUSED,), (JobStatus.CANCELLED, JobStatus.STOPPED))
+        )
+        if paused:
+            self._executor.pause(paused)
+        if over:
+            self._executor.cancel(over, message="")
+        self._may_have_ended.add(batch.id)
+
+    def _recall_speeds(self, recovered: RecoveredState) -> None:
+        """Passes on the speeds that the former controller received. Running segments report theirs anew."""
+        for job in dict.fromkeys(record.job for record in recovered.past):
+            records = [recovered.qualified(record) for record in recovered.past if record.job == job]
+            profiles = self._executor.job_table.profiles[records[0].job]
+            for running in speeds_of(self._message_store, records, profiles):
+                self.on_speed(running)
+
+    def _end_batch(self, id: str) -> None:
+        """Ends a batch once all of its jobs and segments have ended; its last gangs may end a moment after its jobs."""
+        self._may_have_ended.discard(id)
+        job_table = self._executor.job_table
+        if id not in self._standing or any(
+            job_table.records[job].status not in ENDED for job in job_table.of_batch(id)
+        ):
+            return
+        if any(segment.outcome is None for segment in Journal(self._database, batch=id).segments()):
+            return
+        self._submissions.end(id)
+        self._executor.forget(id)
+        logger.info("batch %s (%s) has ended", self._standing.pop(id).submission.name, id)
+        self._combine_terms()
+        clear_messages(self._database)
+
+    def _on_priority(self, standing: ActiveBatch, priorities: Mapping[str, float]) -> None:
+        self._standing[standing.submission.id] = replace(standing, priorities=priorities)
+        self._combine_terms()
+        self._executor.replan_soon(why=f"the priorities of batch {standing.submission.name} changed")
+
+    def _combine_terms(self) -> None:
+        before, self._terms = self._terms.objective, combined_terms(self._standing.values())
+        if self._terms.objective != before:
+            self.on_objective(self._terms.objective)
+
+    # -- taking over -------------------------------------------------------------------------------------------------
+
+    def _end_segments(self, where: ColumnElement[bool]) -> None:
+        query = select(SEGMENTS.c.id, SEGMENTS.c.batch).where(SEGMENTS.c.ended_s.is_(None), where)
+        rows = self._database.read(lambda connection: connection.execute(query).all())
+        for row in rows:
+            self._message_store.command(row.id, KILL)
+            for order in self._message_store.shares(row.id):
+                self._message_store.end(order.segment, order.node)
+            outcome = {"status": OutcomeStatus.LOST, "message": "its batch had ended"}
+            Journal(self._database, batch=row.batch).end_segment(row.id, outcome)
+
+    def _give_back_leases(self, serving: Collection[str]) -> None:
+        """Ends the leases of segments that have ended or never began, and of loans that are no longer granted.
+
+        serving: the names of the devices of all other segments.
+        """
+        leases = PoolLeases(self._database)
+        stale = [d for d, who in leases.held().items() if d not in serving and not is_loan(who)]
+        if stale:
+            leases.give_back(stale)
+        self._request_handler.give_back_what_nobody_needs()

@@ -1,1 +1,0 @@
-"""The pool controller: the one process of a pool that leads, plans, starts segments and answers requests."""

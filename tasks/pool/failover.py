@@ -1,0 +1,348 @@
+"""Failover: the state of a batch that a new executor recovers from the journal and the event log.
+
+An executor writes the journal before it acts, and the event log last. The difference between the two shows the next
+executor which outcomes it must still decide on and which events it must still log. No event is logged twice.
+
+`Leadership` elects a leader among the executor processes of a pool, so that at most one of them writes. The row in the
+database counts the changes of leader (the epoch) and the leader's heartbeats. No clocks are compared. A candidate takes
+over when it has seen no heartbeat for `SILENT_S` by its own clock. It takes over at once if it sees that the leader's
+process, on the same machine, has ended. A former leader that was only frozen or cut off for a minute finds another
+epoch in the transaction in which it wants to write, and writes nothing.
+"""
+
+from __future__ import annotations
+
+import time
+import uuid
+from collections import defaultdict
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass, replace
+from typing import TypeVar
+
+from sqlalchemy import Connection, Integer, cast, insert, select, update
+from sqlalchemy.exc import SQLAlchemyError
+
+from ringmaster.tasks.cluster import Device, Node
+from ringmaster.tasks.execution.dispatch import PlannedSegment, device_of
+from ringmaster.tasks.execution.events import ExecutionEvent, JobEnded, SegmentEnded, SegmentStarted
+from ringmaster.tasks.execution.progress import RunningSegment, is_about
+from ringmaster.tasks.pool.active_batches import OptionKey, option_key
+from ringmaster.tasks.pool.submissions import Submission
+from ringmaster.tasks.process_identity import has_ended, own_process
+from ringmaster.tasks.storage.database import Database
+from ringmaster.tasks.storage.journal import ENDED, JobRecord, JobStatus, Journal, SegmentRecord
+from ringmaster.tasks.storage.message_store import MessageStore
+from ringmaster.tasks.storage.schema import EXECUTOR, TOLD, json_field
+from ringmaster.techniques import Profile
+from ringmaster.techniques.processes.events import OutcomeStatus
+from ringmaster.techniques.processes.gang import Outcome
+
+T = TypeVar("T")
+
+BEAT_EVERY_S = 3.0
+SILENT_S = 15.0  # without a heartbeat, after which a candidate takes over
+BLIND_S = 6.0  # between two checks, after which the silence is measured anew
+NOBODY = ""
+ROW = EXECUTOR.c.id == 1
+
+
+class LeadershipLost(SQLAlchemyError):
+    """Raised when another controller leads: the write was not carried out, and this process must end."""
+
+
+class Leadership:
+    """One process's claim to lead.
+
+    Call `claim` until it returns True. From then on, call `beat` every `BEAT_EVERY_S`, and write only through
+    `guarded`.
+
+    clock: monotonic seconds.
+    where: the identity of this process.
+    has_ended: returns whether the process with an identity has ended.
+    """
+
+    def __init__(
+        self,
+        database: Database,
+        *,
+        clock: Callable[[], float] = time.monotonic,
+        silent_s: float = SILENT_S,
+        where: str | None = None,
+        has_ended: Callable[[str], bool] = has_ended,
+    ) -> None:
+        self._database, self._clock, self._silent_s, self._has_ended = database, clock, silent_s, has_ended
+        self._me = f"{uuid.uuid4().hex} {own_process() if where is None else where}"
+        self._epoch = 0
+        self._seen: tuple[int, int] | None = None  # the epoch and the heartbeats of the leader
+        self._since_s = self._looked_s = clock()
+
+    @property
+    def epoch(self) -> int:
+        """The epoch of this leader; 0 before it leads."""
+        return self._epoch
+
+    def claim(self) -> bool:
+        """Takes the lead if nobody has it or the leader has been silent for `silent_s`; returns whether it did."""
+        found = self._database.read(lambda connection: connection.execute(select(EXECUTOR).where(ROW)).one_or_none())
+        now_s = self._clock()
+        is_free = found is None or found.owner == NOBODY or self._has_ended(found.owner.partition(" ")[2])
+        seen = None if found is None else (int(found.epoch), int(found.beats))
+        # No leader could send heartbeats while the database was unreachable, so the silence is measured anew.
+        if seen != self._seen or now_s - self._looked_s > BLIND_S:
+            self._seen, self._since_s = seen, now_s
+        self._looked_s = now_s
+        if not is_free and now_s - self._since_s < self._silent_s:
+            return False
+        self._epoch = self._database.write(self._take)
+        return self._epoch > 0
+
+    def beat(self) -> bool:
+        """Stores a heartbeat of this leader; returns False once another one leads."""
+        done = self._database.write(
+            lambda connection: (
+                connection.execute(
+                    update(EXECUTOR).where(ROW, EXECUTOR.c.owner == self._me).values(beats=EXECUTOR.c.beats + 1)
+                ).rowcount
+            )
+        )
+        return bool(done)
+
+    def resign(self, database: Database | None = None) -> None:
+        """Gives up the lead, so that a candidate can take over at once.
+
+        database: another connection to the same database, with shorter timeouts.
+        """
+        mine = ROW & (EXECUTOR.c.owner == self._me)
+        (database or self._database).write(
+            lambda connection: connection.execute(update(EXECUTOR).where(mine).values(owner=NOBODY))
+        )
+
+    def guarded(self, database: Database, *, on_deposed: Callable[[], None]) -> Database:
+        """Returns the database with the leader's write access.
+
+        Once another process leads, `write` calls `on_deposed` and raises Deposed.
+        """
+        return _GuardedDatabase(database, check=self._check, on_deposed=on_deposed)
+
+    def _take(self, connection: Connection) -> int:
+        """Returns the new epoch, or 0 if another process was faster."""
+        row = connection.execute(select(EXECUTOR).where(ROW)).one_or_none()
+        if row is None:
+            connection.execute(insert(EXECUTOR).values(id=1, owner=self._me, epoch=1, beats=0))
+            return 1
+        if row.owner == self._me:  # a retry of a transaction that was committed before
+            return int(row.epoch)
+        if (row.epoch, row.beats) != self._seen:
+            return 0
+        epoch = int(row.epoch) + 1
+        connection.execute(update(EXECUTOR).where(ROW).values(owner=self._me, epoch=epoch, beats=0))
+        return epoch
+
+    def _check(self, connection: Connection) -> None:
+        row = connection.execute(select(EXECUTOR.c.owner, EXECUTOR.c.epoch).where(ROW)).one_or_none()
+        if row is None or (row.owner, row.epoch) != (self._me, self._epoch):
+            raise LeadershipLost("another controller leads this pool now")
+
+
+class _GuardedDatabase(Database):
+    """A database that checks the leadership before each write, in the same transaction."""
+
+    def __init__(
+        self, database: Database, *, check: Callable[[Connection], None], on_deposed: Callable[[], None]
+    ) -> None:
+        self.url = database.url
+        self._database, self._check, self._on_deposed = database, check, on_deposed
+
+    def write(self, act: Callable[[Connection], T]) -> T:
+        def checked(connection: Connection) -> T:
+            self._check(connection)
+            return act(connection)
+
+        try:
+            return self._database.write(checked)
+        except LeadershipLost:
+            self._on_deposed()
+            raise
+
+    def read(self, act: Callable[[Connection], T]) -> T:
+        return self._database.read(act)
+
+    def close(self) -> None:
+        self._database.close()
+
+
+@dataclass(frozen=True, kw_only=True)
+class RecoveredState:
+    """The recovered state of a batch, with the batch's own job names.
+
+    open: the segments that have no outcome in the journal.
+    undecided: the segments that have an outcome in the journal, but no decision on it.
+    past: the other segments of jobs that have not ended.
+    struck_out: by job, the options that ran out of memory.
+    untold: the events that are missing in the event log.
+    """
+
+    batch: Submission
+    jobs: Mapping[str, JobRecord]
+    open: Sequence[SegmentRecord]
+    undecided: Sequence[SegmentRecord]
+    past: Sequence[SegmentRecord]
+    struck_out: Mapping[str, frozenset[OptionKey]]
+    untold: Sequence[ExecutionEvent]
+
+    def qualified(self, record: SegmentRecord) -> SegmentRecord:
+        """Returns a segment with its job's name in the pool."""
+        return replace(record, job=self.batch.qualified(record.job))
+
+
+def read_recovered_state(database: Database, batch: Submission) -> RecoveredState:
+    """Reads the state of a batch; resets jobs that the journal calls running although they have no segment."""
+    journal = Journal(database, batch=batch.id)
+    segments, jobs = journal.segments(), journal.jobs()
+    last = {segment.job: segment for segment in segments}
+    for name, record in jobs.items():
+        if record.status == JobStatus.RUNNING and name not in last:
+            jobs[name] = journal.write_job(name, status=JobStatus.WAITING)
+    undecided = [s for s in last.values() if s.outcome is not None and jobs[s.job].status == JobStatus.RUNNING]
+    return RecoveredState(
+        batch=batch,
+        jobs=jobs,
+        open=[segment for segment in segments if segment.outcome is None],
+        undecided=undecided,
+        past=[s for s in segments if s.outcome is not None and s not in undecided and jobs[s.job].status not in ENDED],
+        struck_out=_struck_out(segment for segment in segments if segment not in undecided),
+        untold=_untold(database, batch, jobs, segments, undecided=undecided),
+    )
+
+
+def outcome_of(record: SegmentRecord) -> Outcome:
+    """Returns the outcome of a segment from the journal."""
+    said = dict(record.outcome or {})
+    return Outcome(status=OutcomeStatus(said.pop("status")), message=said.pop("message", ""), result=said)
+
+
+def speeds_of(
+    message_store: MessageStore, records: Sequence[SegmentRecord], profiles: Sequence[Profile]
+) -> list[RunningSegment]:
+    """Returns the segments of a job for which its gangs reported the time of a step, with that time.
+
+    profiles: the options that the job has now.
+    """
+    keys = {option_key(profile) for profile in profiles}
+    found = {record.id: _as_running(record, profiles) for record in records if _key_of(record) in keys}
+    for event in message_store.events(after=0, segments=list(found)):
+        if is_about(event.content, found[event.segment].segment.job):
+            found[event.segment].hear(event.content)
+    return [running for running in found.values() if running.step_s is not None]
+
+
+def _as_running(record: SegmentRecord, profiles: Sequence[Profile]) -> RunningSegment:
+    segment, batch = _planned(record, profiles), record.job.partition("/")[0]
+    beside = {f"{batch}/{name}": step for name, step in record.what.get("fellows", {}).items()}
+    return RunningSegment(segment, profiles[segment.option], (), record.what["first_step"], beside=beside)
+
+
+def nodes_of(records: Iterable[SegmentRecord]) -> dict[str, Node]:
+    """Returns the nodes on which segments were started, as far as the names of their leases describe them."""
+    kinds: dict[str, dict[int, str]] = defaultdict(dict)
+    for record in records:
+        for name in record.what["devices"]:
+            node, kind, number = name.rsplit(":", 2)
+            kinds[node][int(number)] = kind
+    return {
+        node: Node(name=node, devices=tuple(_unknown(found.get(i, "cpu"), i) for i in range(max(found) + 1)))
+        for node, found in kinds.items()
+    }
+
+
+def _unknown(kind: str, number: int) -> Device:
+    return Device(kind="gpu" if kind == "gpu" else "cpu", index=number, name="", memory_bytes=0, cores=())
+
+
+def _struck_out(segments: Iterable[SegmentRecord]) -> dict[str, frozenset[OptionKey]]:
+    found: dict[str, set[OptionKey]] = defaultdict(set)
+    for segment in segments:
+        if segment.outcome is not None and segment.outcome["status"] == OutcomeStatus.OUT_OF_MEMORY:
+            found[segment.job].add(_key_of(segment))
+    return {job: frozenset(options) for job, options in found.items()}
+
+
+def _untold(
+    database: Database,
+    batch: Submission,
+    jobs: Mapping[str, JobRecord],
+    segments: Sequence[SegmentRecord],
+    *,
+    undecided: Sequence[SegmentRecord],
+) -> list[ExecutionEvent]:
+    """Returns the events that follow from the journal and are not logged, except those that await a decision."""
+    started, ended = (set(_numbers(database, batch.id, kind)) for kind in (SegmentStarted, SegmentEnded))
+    untold: list[ExecutionEvent] = []
+    pending = {segment.id for segment in undecided}
+    for segment in segments:
+        planned = _planned(segment, batch.profiles.get(segment.job, ()))
+        if segment.id not in started:
+            what = segment.what
+            untold.append(
+                SegmentStarted(
+                    number=segment.id,
+                    segment=planned,
+                    technique=what["technique"],
+                    num_devices=what["num_devices"],
+                    first_step=what["first_step"],
+                    attempt=1,
+                    members=tuple(what.get("fellows", ())),
+                )
+            )
+        if segment.outcome is not None and segment.id not in ended and segment.id not in pending:
+            decision = "reported by the executor that took over"
+            untold.append(
+                SegmentEnded(
+                    number=segment.id,
+                    segment=planned,
+                    outcome=outcome_of(segment),
+                    decision=decision,
+                    members=tuple(segment.what.get("fellows", ())),
+                )
+            )
+    told = _job_ends(database, batch.id)
+    for name, record in jobs.items():
+        if record.status in ENDED and batch.profiles.get(name) and told.get(name) != record.status:
+            details = {**record.details, "step": record.step}
+            untold.append(JobEnded(job=name, status=record.status, message=record.message, details=details))
+    return untold
+
+
+def _numbers(database: Database, batch: str, kind: type[ExecutionEvent]) -> Sequence[int]:
+    """Returns the segment number of each logged event of that kind."""
+    query = select(cast(json_field(TOLD.c.content, "number"), Integer)).where(
+        TOLD.c.batch == batch, TOLD.c.kind == kind.__name__
+    )
+    return database.read(lambda connection: connection.execute(query).scalars().all())
+
+
+def _job_ends(database: Database, batch: str) -> dict[str, str]:
+    """Returns, by job, the status in its last logged `JobEnded` event."""
+    job, status = (json_field(TOLD.c.content, key) for key in ("job", "status"))
+    query = select(job, status).where(TOLD.c.batch == batch, TOLD.c.kind == JobEnded.__name__).order_by(TOLD.c.id)
+    return dict(database.read(lambda connection: [(row[0], row[1]) for row in connection.execute(query).all()]))
+
+
+def _key_of(record: SegmentRecord) -> OptionKey:
+    """Returns the `option_key` of the option that a segment ran under."""
+    what = record.what
+    config = str(sorted(what["config"].items()))
+    return what["technique"], config, what["num_devices"], what.get("device_type", ""), what.get("num_nodes", 1)
+
+
+def _planned(record: SegmentRecord, profiles: Sequence[Profile]) -> PlannedSegment:
+    """Returns the segment as it was planned, as far as the journal records it."""
+    what, keys = record.what, [option_key(profile) for profile in profiles]
+    return PlannedSegment(
+        job=record.job,
+        option=keys.index(_key_of(record)) if _key_of(record) in keys else 0,
+        last_step=what["last_step"],
+        devices=tuple(device_of(name) for name in what["devices"]),
+        start_s=what["planned_s"][0],
+        end_s=what["planned_s"][1],
+    )

@@ -1,1 +1,0 @@
-"""Providers of a pool's nodes: what lends machines to a pool, such as Slurm or Ray."""

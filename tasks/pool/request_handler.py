@@ -1,0 +1,313 @@
+"""Handler of the requests that people and flows send to a pool; it answers each request once, with a message."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import fields
+from functools import partial
+from typing import Any
+
+from ringmaster.errors import RequestRefused
+from ringmaster.tasks.execution.dispatch import DeviceId
+from ringmaster.tasks.execution.engine import EngineNode
+from ringmaster.tasks.execution.executor import Executor
+from ringmaster.tasks.execution.job_table import SteeringRequest
+from ringmaster.tasks.pool.active_batches import PRIORITIES, ActiveBatch, Quarantine
+from ringmaster.tasks.pool.nodes import BLIND_S, LOAN, PoolLeases, is_loan
+from ringmaster.tasks.pool.requests import MOST_PRIORITY, Request, RequestKind, Requests, RequestStatus, SilenceMonitor
+from ringmaster.tasks.pool.submissions import Submission, Submissions, cancel_unsubmitted, unsubmitted
+from ringmaster.tasks.profiling.trials import DevicesWanted
+from ringmaster.tasks.storage.database import Database
+from ringmaster.tasks.storage.journal import ENDED, JobRecord, JobStatus, Journal
+
+OTHER_VERSION = "To fix: have the same version on all machines, and restart what is older"
+
+
+class RequestHandler:
+    """Answers requests. Must be called from the executor's thread.
+
+    standing: the batches that have not ended, by id.
+    quarantine: sets aside the requests that this controller fails on.
+    on_priority: called when a person has set priorities.
+    clock: monotonic seconds.
+    silent_s: the time without a renewal after which the holder of a loan counts as dead.
+    """
+
+    def __init__(
+        self,
+        database: Database,
+        *,
+        executor: Executor,
+        standing: Mapping[str, ActiveBatch],
+        quarantine: Quarantine,
+        on_priority: Callable[[ActiveBatch, Mapping[str, float]], None],
+        clock: Callable[[], float],
+        silent_s: float,
+    ) -> None:
+        self._database, self._executor, self._standing = database, executor, standing
+        self._quarantine, self._on_priority = quarantine, on_priority
+        self._silences = SilenceMonitor(clock=clock, silent_s=silent_s, blind_s=BLIND_S)
+        self._node_silences = SilenceMonitor(clock=clock, silent_s=silent_s, blind_s=BLIND_S)
+        self._requests, self._leases = Requests(database), PoolLeases(database)
+        self._submissions = Submissions(database)
+        self._loans: dict[int, Request] = {}
+        self._acts: Mapping[RequestKind, Callable[[Mapping[str, Any]], str]] = {
+            RequestKind.CANCEL: self._cancel,
+            RequestKind.PAUSE: self._pause,
+            RequestKind.RESUME: self._resume,
+            RequestKind.RETRY: self._retry,
+            RequestKind.SET_PRIORITY: self._set_priority,
+            RequestKind.DIRECT: self._direct,
+        }
+
+    # -- requests about batches --------------------------------------------------------------------------------------
+
+    def standing(self) -> Sequence[Request]:
+        """Returns the requests that are open or granted, oldest first."""
+        return self._requests.standing()
+
+    def about_batches(self, standing: Sequence[Request]) -> Sequence[Request]:
+        """Returns the open requests about batches."""
+        kinds = (*self._acts, None)
+        return [each for each in standing if each.kind in kinds and each.status == RequestStatus.OPEN]
+
+    def answer(self, requests: Sequence[Request]) -> None:
+        """Carries out and answers requests about batches."""
+        for request in requests:
+            self._quarantine.handle(
+                f"request {request.id}", partial(self._answer, request), set_aside=partial(self._set_aside, request)
+            )
+
+    def _answer(self, request: Request) -> None:
+        try:
+            if request.kind is None:
+                raise RequestRefused(f"the executor has no such requests. {OTHER_VERSION}")
+            message = self._acts[request.kind](request.content)
+        except RequestRefused as error:
+            self._refuse(request, str(error))
+        else:
+            self._requests.answer(request.id, status=RequestStatus.DONE, answer={"message": message})
+
+    def _refuse(self, request: Request, message: str) -> None:
+        status = RequestStatus.REFUSED if request.status == RequestStatus.OPEN else RequestStatus.WITHDRAWN
+        self._requests.answer(request.id, status=status, answer={"message": message})
+
+    def _set_aside(self, request: Request, message: str) -> None:
+        """Refuses a request that this controller fails on. A sweep that is not steered any more would never end."""
+        self._refuse(request, message)
+        if request.kind == RequestKind.DIRECT and (batch := self._standing.get(str(request.content.get("batch")))):
+            self._fail(batch.submission, f"the request that steers it was refused: {message}")
+
+    def _fail(self, batch: Submission, message: str) -> None:
+        self._executor.fail([batch.qualified(job.name) for job in batch.jobs], message=message)
+
+    def _cancel(self, content: Mapping[str, Any]) -> str:
+        if (waiting := self._cancel_unsubmitted(content)) is not None:
+            return waiting
+        batch, jobs = self._jobs(content, verb="cancelled", fits=lambda record: record.status not in ENDED)
+        why = str(content.get("message") or "cancelled by hand")
+        self._executor.cancel([batch.qualified(job) for job in jobs], message=why)
+        return _told(batch, jobs, "cancelled")
+
+    def _cancel_unsubmitted(self, content: Mapping[str, Any]) -> str | None:
+        """Cancels a batch whose jobs are not measured yet; returns None if the request is not about one."""
+        key, why = str(content.get("batch", "")), str(content.get("message") or "cancelled by hand")
+        if key in self._standing or key not in (names := unsubmitted(self._database)):
+            return None
+        if content.get("jobs"):
+            raise RequestRefused(
+                f"the jobs of batch {names[key]} are being measured, and cannot be cancelled one by one before they "
+                "are planned. To fix: cancel the whole batch, or wait"
+            )
+        if not cancel_unsubmitted(self._database, key, why=why):
+            raise RequestRefused(f"batch {names[key]} is measured by now. To fix: cancel it again")
+        return f"cancelled: batch {names[key]}, whose jobs were not measured yet"
+
+    def _pause(self, content: Mapping[str, Any]) -> str:
+        fits = (*ENDED, JobStatus.PAUSED)
+        batch, jobs = self._jobs(content, verb="paused", fits=lambda record: record.status not in fits)
+        self._executor.pause([batch.qualified(job) for job in jobs])
+        return _told(batch, jobs, "paused")
+
+    def _resume(self, content: Mapping[str, Any]) -> str:
+        batch, jobs = self._jobs(content, verb="resumed", fits=lambda record: record.status == JobStatus.PAUSED)
+        self._executor.resume([batch.qualified(job) for job in jobs])
+        return _told(batch, jobs, "resumed")
+
+    def _retry(self, content: Mapping[str, Any]) -> str:
+        batch, jobs = self._jobs(
+            content, verb="retried", fits=lambda record: record.status in (JobStatus.FAILED, JobStatus.CANCELLED)
+        )
+        self._executor.retry([batch.qualified(job) for job in jobs])
+        return _told(batch, jobs, "due again")
+
+    def _direct(self, content: Mapping[str, Any]) -> str:
+        batch = self._batch(str(content.get("batch", "")))
+        try:
+            asked = SteeringRequest.from_json(content)
+        except ValueError as error:  # written by another version
+            message = f"the executor cannot read what steers it: {error}. {OTHER_VERSION}"
+            self._fail(batch, message)  # as it would never end
+            raise RequestRefused(message) from error
+        names = {*asked.jobs, *asked.goals, *asked.stops}
+        if unknown := names - {job.name for job in batch.jobs}:
+            raise RequestRefused(f"batch {batch.name} has no job {', '.join(sorted(unknown))}")
+        self._executor.direct(
+            SteeringRequest(
+                jobs={batch.qualified(name): job for name, job in asked.jobs.items()},
+                likes={batch.qualified(name): like for name, like in asked.likes.items()},
+                goals={batch.qualified(name): goal for name, goal in asked.goals.items()},
+                stops={batch.qualified(name): why for name, why in asked.stops.items()},
+            )
+        )
+        return asked.in_words() or "settled"
+
+    def _set_priority(self, content: Mapping[str, Any]) -> str:
+        priority = content.get("priority")
+        is_number = isinstance(priority, (int, float)) and not isinstance(priority, bool)
+        if not is_number or not 0 < float(priority) <= MOST_PRIORITY:  # type: ignore[arg-type]
+            raise RequestRefused(
+                f"a priority is a number above 0 and at most {MOST_PRIORITY:.0f} (1 is usual, 2 counts twice), "
+                f"not {priority!r}"
+            )
+        batch, jobs = self._jobs(content, verb="given a priority", fits=lambda record: record.status not in ENDED)
+        standing = self._standing[batch.id]
+        names = jobs if content.get("jobs") else [""]
+        fresh = {**standing.priorities, **dict.fromkeys(names, float(priority))}  # type: ignore[arg-type]
+        Journal(self._database, batch=batch.id).put(PRIORITIES, fresh)
+        self._on_priority(standing, fresh)
+        return f"priority {priority:g} for {_names(batch, jobs) if content.get('jobs') else f'batch {batch.name}'}"
+
+    def _jobs(
+        self, content: Mapping[str, Any], *, verb: str, fits: Callable[[JobRecord], bool]
+    ) -> tuple[Submission, list[str]]:
+        """Returns the batch and the jobs that a request is about: the jobs that it names, or all that fit."""
+        batch = self._batch(str(content.get("batch", "")))
+        records = Journal(self._database, batch=batch.id).jobs()
+        asked = [str(job) for job in content.get("jobs") or ()]
+        if unknown := [job for job in asked if job not in records]:
+            raise RequestRefused(f"batch {batch.name} has no job {', '.join(unknown)}. It has: {', '.join(records)}")
+        if unfit := [f"{job} is {records[job].status}" for job in asked if not fits(records[job])]:
+            raise RequestRefused(f"of batch {batch.name} {', '.join(unfit)}: it cannot be {verb}")
+        jobs = asked or [job for job, record in records.items() if fits(record)]
+        if not jobs:
+            states = ", ".join(f"{job} is {record.status}" for job, record in records.items())
+            raise RequestRefused(f"no job of batch {batch.name} can be {verb}: {states}")
+        return batch, jobs
+
+    def _batch(self, name: str) -> Submission:
+        """Returns the active batch with that id, or the only one with that name."""
+        if name in self._standing:
+            return self._standing[name].submission
+        named = [each.submission for each in self._standing.values() if each.submission.name == name]
+        if len(named) == 1:
+            return named[0]
+        if named:
+            ids = ", ".join(batch.id for batch in named)
+            raise RequestRefused(f"several batches are named {name}: {ids}. To fix: say which by its id")
+        if self._submissions.status(name) is not None:
+            raise RequestRefused(f"batch {name} has ended")
+        there = ", ".join(f"{each.submission.name} ({batch})" for batch, each in self._standing.items())
+        raise RequestRefused(f"there is no batch {name!r}. There is: {there or 'none'}")
+
+    # -- requests for nodes ------------------------------------------------------------------------------------------
+
+    def is_node_awaited(self) -> bool:
+        """Returns whether a batch needs a node; ends the requests that are not renewed."""
+        waiting = self._requests.open(RequestKind.NODE)
+        silent = self._node_silences.among(waiting)
+        for number in silent:
+            self._requests.answer(number, status=RequestStatus.WITHDRAWN)
+        return any(request.id not in silent for request in waiting)
+
+    # -- requests for idle devices -----------------------------------------------------------------------------------
+
+    def take_loans(self, standing: Sequence[Request], *, there: Mapping[str, EngineNode]) -> None:
+        """Takes in the requests for devices; ends those whose node is gone or that are not renewed.
+
+        Refuses new ones of a node that leaves. Those that were granted before end with their trials.
+        """
+        loans = {}
+        lend = [each for each in standing if each.kind == RequestKind.LEND]
+        asked = sorted(lend, key=lambda each: each.status == RequestStatus.OPEN)
+        silent = self._silences.among(asked)
+        for request in asked:
+            node, is_open = request.content.get("node", ""), request.status == RequestStatus.OPEN
+            if (fault := _loan_fault(request)) is not None:
+                self._refuse(request, fault)
+            elif node not in there:
+                self._refuse(request, f"there is no node {node!r}. There is: {', '.join(there) or 'none'}")
+            elif is_open and there[node].is_leaving:
+                self._refuse(request, f"node {node} is leaving the pool")
+            elif request.id in silent:
+                answer = {"message": f"nobody has renewed it for {self._silences.silent_s:.0f} s"}
+                self._requests.answer(request.id, status=RequestStatus.WITHDRAWN, answer=answer)
+            else:
+                loans[request.id] = request
+        if any(number not in loans for number in self._loans):
+            self.give_back_what_nobody_needs()
+        self._loans = loans
+
+    def grant(self, there: Mapping[str, EngineNode]) -> None:
+        """Lends idle devices, oldest request first; has devices vacated for requests that press."""
+        asking = {number: loan for number, loan in self._loans.items() if loan.status == RequestStatus.OPEN}
+        busy, vacated = {*self._leases.held()} if asking else set(), set[DeviceId]()
+        awaited = self._executor.awaited() if asking else ()
+        busy |= {lease_name(there[name], device) for name, device in awaited if name in there}
+        for number, loan in asking.items():
+            node, wanted = there[loan.content["node"]], _wanted(loan)
+            usable = [device for device in range(len(node.devices)) if device not in node.faults]
+            idle = [device for device in usable if lease_name(node, device) not in busy]
+            lent = wanted.of(idle, are_others_at_work=bool(self._standing))
+            names = [lease_name(node, device) for device in lent]
+            if names and self._leases.take(names, holder=LOAN.format(number)):
+                self._requests.answer(number, status=RequestStatus.GRANTED, answer={"devices": names})
+                busy |= {*names}
+            elif wanted.presses:
+                vacated |= {(node.name, device) for device in usable[: wanted.least]}
+        self._executor.vacate(vacated)
+
+    def lends(self, node: str) -> bool:
+        """Returns whether devices of a node are lent."""
+        return any(
+            loan.content.get("node") == node
+            for loan in self._requests.open(RequestKind.LEND, status=RequestStatus.GRANTED)
+        )
+
+    def give_back_what_nobody_needs(self) -> None:
+        """Ends the leases of requests that are not granted any more."""
+        holders = {
+            LOAN.format(request.id) for request in self._requests.open(RequestKind.LEND, status=RequestStatus.GRANTED)
+        }
+        stale = [d for d, who in self._leases.held().items() if is_loan(who) and who not in holders]
+        if stale:
+            self._leases.give_back(stale)
+
+
+def lease_name(node: EngineNode, device: int) -> str:
+    """Returns the name of a node's device in leases."""
+    return f"{node.name}:{node.devices[device].kind}:{device}"
+
+
+def _wanted(loan: Request) -> DevicesWanted:
+    known = {field.name for field in fields(DevicesWanted)}
+    return DevicesWanted(**{key: value for key, value in loan.content.items() if key in known})
+
+
+def _loan_fault(loan: Request) -> str | None:
+    """Returns what is wrong with the form of a request for devices, or None."""
+    try:
+        wanted = _wanted(loan)
+    except TypeError as error:
+        return f"the executor cannot read it: {error}. {OTHER_VERSION}"
+    if type(wanted.least) is not int or type(wanted.most) is not int or not 0 < wanted.least <= wanted.most:
+        return f"it is for {wanted.least!r:.50} to {wanted.most!r:.50} devices. {OTHER_VERSION}"
+    return None if isinstance(loan.content.get("node"), str) else f"it names no node. {OTHER_VERSION}"
+
+
+def _told(batch: Submission, jobs: Sequence[str], verb: str) -> str:
+    return f"{verb}: {_names(batch, jobs)}"
+
+
+def _names(batch: Submission, jobs: Sequence[str]) -> str:
+    return f"{', '.join(jobs)} of batch {batch.name}"
