@@ -39,7 +39,6 @@ from ringmaster.techniques.training.losses import (
     classification_loss,
     logits_of,
     loss_of,
-    losses_by_row,
     next_token_loss,
 )
 from ringmaster.techniques.training.metrics import outputs_of, sums_of
@@ -243,9 +242,9 @@ def score_alone(model_dir: Path, rows: ScoredRows, *, device: torch.device, coun
             (batch,) = rollout.with_advantages([rollout.completed(model, batch, seeds=seeds)])
         output, losses = _forward(model, loss, batch, rows), None
         if rows.are_labelled(batch) and loss.function is None:
-            losses = losses_by_row(loss, output, batch) or _losses_one_by_one(model, loss, batch, rows)
+            losses = loss.by_row(output, batch) or _losses_one_by_one(model, loss, batch, rows)
         elif rows.are_labelled(batch) and loss.is_known(batch):
-            losses = losses_by_row(loss, output, batch)
+            losses = loss.by_row(output, batch)
         outputs = outputs_of(
             loss,
             output,
@@ -307,7 +306,7 @@ def _losses_one_by_one(
 
 def _log_probabilities(output: Any, batch: Mapping[str, Tensor]) -> Tensor:
     """The natural log-probability of each row's tokens after the first, given the tokens before them: [rows]."""
-    losses = losses_by_row(Loss(compute=next_token_loss, inputs=None, shifted=True), output, batch)
+    losses = Loss(compute=next_token_loss, inputs=None, shifted=True).by_row(output, batch)
     assert losses is not None
     return -losses[0]
 

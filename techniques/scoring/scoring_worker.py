@@ -154,7 +154,7 @@ def _score_over_one_base(
         metrics_of,
         scores_of_batch,
     )
-    from ringmaster.techniques.training.losses import loss_of, losses_by_row
+    from ringmaster.techniques.training.losses import loss_of
     from ringmaster.techniques.training.metrics import outputs_of
 
     first = next(iter(models.values()))
@@ -179,7 +179,7 @@ def _score_over_one_base(
 
     for question, output in base.answers(questions()):
         numbers, batch, known = question.about
-        losses = losses_by_row(loss, output, batch) if rows.are_labelled(batch) else None
+        losses = loss.by_row(output, batch) if rows.are_labelled(batch) else None
         outputs = outputs_of(loss, output, batch, losses=losses, data=rows.prepared)
         found = scores_of_batch(loss, outputs, metrics=metrics)
         collected[question.model].add(numbers, {**found, **known})

@@ -91,8 +91,23 @@ class Loss:
         return True
 
     def by_row(self, output: Any, batch: Batch) -> tuple[Tensor, Tensor] | None:
-        """Returns each row's contribution to (sum, count), of a loss with a `function`: see `losses_by_row`."""
-        raise NotImplementedError("only a loss with a function is computed by row")
+        """Returns each row's contribution to (sum, count), [rows] and [rows]; None where rows cannot be separated.
+
+        A user's loss, or one that a model computes itself, may mix rows: call it with one row at a time.
+        """
+        if self.compute is next_token_loss:
+            return _cross_entropy_by_row(_logits(output), next_tokens(batch))
+        if self.compute is not classification_loss:
+            return None
+        logits, labels = _logits(output), labels_of(batch)
+        if logits.shape[-1] == 1:
+            squared = (logits.float().reshape(len(logits), -1) - labels.float().reshape(len(logits), -1)).square()
+            return squared.sum(1), torch.full_like(squared[:, 0], squared.shape[1])
+        if labels.is_floating_point():
+            each = functional.binary_cross_entropy_with_logits(logits.float(), labels.float(), reduction="none")
+            each = each.mean(-1).reshape(len(logits), -1)
+            return each.sum(1), torch.full_like(each[:, 0], each.shape[1])
+        return _cross_entropy_by_row(logits, labels)
 
     def rewards(self, output: Any, batch: Batch) -> Tensor | None:
         """Returns the rewards of the chosen and the rejected sequence of each pair, [rows, 2].
@@ -344,28 +359,6 @@ def classification_loss(output: Any, batch: Batch) -> SumAndCount:
         each = functional.binary_cross_entropy_with_logits(logits.float(), labels.float(), reduction="none")
         return each.mean(-1).sum(), each[..., 0].numel()
     return _cross_entropy(logits, labels)
-
-
-def losses_by_row(loss: Loss, output: Any, batch: Batch) -> tuple[Tensor, Tensor] | None:
-    """Returns each row's contribution to (sum, count), [rows] and [rows]; None where rows cannot be separated.
-
-    A user's loss, or one that a model computes itself, may mix rows: call it with one row at a time.
-    """
-    if loss.function is not None:
-        return loss.by_row(output, batch)
-    if loss.compute is next_token_loss:
-        return _cross_entropy_by_row(_logits(output), next_tokens(batch))
-    if loss.compute is not classification_loss:
-        return None
-    logits, labels = _logits(output), labels_of(batch)
-    if logits.shape[-1] == 1:
-        squared = (logits.float().reshape(len(logits), -1) - labels.float().reshape(len(logits), -1)).square()
-        return squared.sum(1), torch.full_like(squared[:, 0], squared.shape[1])
-    if labels.is_floating_point():
-        each = functional.binary_cross_entropy_with_logits(logits.float(), labels.float(), reduction="none").mean(-1)
-        each = each.reshape(len(logits), -1)
-        return each.sum(1), torch.full_like(each[:, 0], each.shape[1])
-    return _cross_entropy_by_row(logits, labels)
 
 
 def _cross_entropy(logits: Tensor, labels: Tensor) -> SumAndCount:
