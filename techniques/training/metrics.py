@@ -148,14 +148,12 @@ class MetricTotals:
         of_models = rest[len(self._parts) :]
         for metric, rows, values in zip(self.of_models, of_models[::2], of_models[1::2], strict=True):
             totals[metric.sums[0]] = _rows(values, rows)
-        is_empty = not any(map(len, rows_of_ranks))
+        measured = [*self._metrics, *self.of_models] if any(map(len, rows_of_ranks)) else self.of_models
         with np.errstate(divide="ignore", invalid="ignore"):
             found = {
-                metric.name: math.nan if is_empty else float(metric.value({name: totals[name] for name in metric.sums}))
-                for metric in self._metrics
+                metric.name: float(metric.value({name: totals[name] for name in metric.sums})) for metric in measured
             }
-            found |= {metric.name: float(metric.value(totals)) for metric in self.of_models}
-        return {name: found[name] for name in self._names}
+        return {name: found.get(name, math.nan) for name in self._names}
 
 
 def _total(parts: Sequence[Tensor]) -> Values:
