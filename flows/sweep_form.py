@@ -13,9 +13,8 @@ from ringmaster.errors import BatchFileError
 from ringmaster.flows.batch.batch_input import FormSection, titled
 from ringmaster.flows.settings import located
 from ringmaster.tasks.batch import Fault, document, load_batch
-from ringmaster.tasks.batch.faults import got, place_text
-from ringmaster.tasks.batch.field_types import NAME_PATTERN, Metric
-from ringmaster.tasks.batch.references import closest, is_folder
+from ringmaster.tasks.batch.document import got, place_text
+from ringmaster.tasks.batch.references import NAME_PATTERN, Metric, closest, is_folder
 from ringmaster.tasks.batch.yaml_sections import read_document
 from ringmaster.tasks.datasets.naming import NamedData
 from ringmaster.tasks.files import beside, is_file

@@ -30,6 +30,9 @@ DECAY_RATIO = 0.1
 """The default of `decay_ratio`."""
 ATTENTIONS = ("auto", "sdpa", "flash", "flex")
 ADAPTERS = ("lora", "prefix", "ia3")
+CONTINUE, MERGE = "continue", "merge"
+BASE_ADAPTERS = (CONTINUE, MERGE)
+"""What a job with an adapter does with the adapter that its base is."""
 DISTILLED, PRUNED, QUANTIZED, MERGED = "distilled", "pruned", "quantized", "merged"
 ADAPTATIONS: Mapping[str, tuple[str, ...]] = {
     DISTILLED: (),
@@ -201,6 +204,9 @@ class Adapter:
         modules_to_save: suffixes of the names of modules that are trained directly, such as a fresh head.
         from_pretrained: a folder written by peft or by Ringmaster. Its adapter is trained further, and determines all
             of the fields above.
+        base_adapter: what becomes of the adapter that the base is: "continue" trains it further, which determines all
+            of the fields above; "merge" adds it to the weights that the new adapter is on. None continues the adapter
+            of a job of the batch, and merges that of a registered model or a folder.
     """
 
     kind: str = "lora"
@@ -212,6 +218,12 @@ class Adapter:
     num_virtual_tokens: int = 20
     modules_to_save: tuple[str, ...] = ()
     from_pretrained: str | None = None
+    base_adapter: str | None = field(default=None, metadata=SINCE_LATER)
+
+    @property
+    def continues_base(self) -> bool:
+        """Whether the adapter of the base is trained further."""
+        return self.base_adapter == CONTINUE
 
     @property
     def begins_as_base(self) -> bool:
@@ -219,7 +231,7 @@ class Adapter:
 
         It is not where modules are trained directly, or where an earlier adapter is trained further.
         """
-        return not self.modules_to_save and self.from_pretrained is None
+        return not self.modules_to_save and self.from_pretrained is None and not self.continues_base
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -32,14 +32,13 @@ from ringmaster.tasks.cluster import Cluster
 from ringmaster.tasks.execution.events import Prediction
 from ringmaster.tasks.execution.forecast import ForecastConditions, plan_left, predict
 from ringmaster.tasks.planning import Plan, Problem, gantt
+from ringmaster.tasks.planning.fusion import Fusion, checked_fusion
 from ringmaster.tasks.planning.gantt import seconds_text
-from ringmaster.tasks.planning.groups.fusion import Fusion
-from ringmaster.tasks.planning.plans.checked_plans import checked_fusion
-from ringmaster.tasks.planning.problems.terms import HOUR_S, plan_giving_up_deadlines, without_deadlines
+from ringmaster.tasks.planning.objectives import HOUR_S, plan_giving_up_deadlines, without_deadlines
 from ringmaster.tasks.planning.whatif.answers import section
 from ringmaster.tasks.pool.requests import Requests
 from ringmaster.tasks.pool.submissions import Submissions
-from ringmaster.tasks.profiling.option_profiles import planning_problem
+from ringmaster.tasks.profiling.search import planning_problem
 from ringmaster.tasks.profiling.stage import ProfilingResult, TrialPolicy, profile_jobs
 from ringmaster.tasks.storage.database import Database
 from ringmaster.tasks.storage.journal import Journal

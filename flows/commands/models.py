@@ -386,7 +386,7 @@ def _catalogue(file: Path) -> tuple[Catalogue, dict[str, Any], list[str]]:
     Raises InputError where there are no data sets.
     """
     from ringmaster.tasks.batch import document
-    from ringmaster.tasks.batch.faults import Fault, place_text
+    from ringmaster.tasks.batch.document import Fault, place_text
     from ringmaster.tasks.datasets.catalogue import catalogue_of
     from ringmaster.tasks.files import text_of
 

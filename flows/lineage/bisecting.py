@@ -204,7 +204,7 @@ class Bisection:
 
     def _at_step(self, node: LineageNode, test: CommandTest, root: str, name: str, step: str) -> bool | None:
         from ringmaster.techniques.models.export import export_checkpoint
-        from ringmaster.techniques.processes.scratch import ScratchFolder
+        from ringmaster.techniques.processes.forkserver_client import ScratchFolder
 
         with ScratchFolder() as aside:
             folder = aside.path / f"step-{step}"

@@ -16,7 +16,7 @@ from ringmaster.errors import InputError, input_errors
 from ringmaster.flows import settings
 from ringmaster.flows.pool.own_node import lent_here, own_node
 from ringmaster.tasks.batch import document
-from ringmaster.tasks.batch.faults import got, place_text
+from ringmaster.tasks.batch.document import got, place_text
 from ringmaster.tasks.batch.schema import Data
 from ringmaster.tasks.batch.yaml_sections import findings
 from ringmaster.tasks.cluster import Device, detect

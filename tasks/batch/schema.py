@@ -13,14 +13,15 @@ from pydantic import BaseModel, ConfigDict, Field, WithJsonSchema, model_validat
 from pydantic.functional_validators import AfterValidator
 
 from ringmaster.tasks.batch import references
-from ringmaster.tasks.batch.faults import Place
-from ringmaster.tasks.batch.field_types import (
+from ringmaster.tasks.batch.document import Place
+from ringmaster.tasks.batch.references import (
     MOST_AT_ONCE,
     MOST_EPOCHS,
     MOST_WHOLE,
     AdaptationKind,
     AdapterKind,
     Attention,
+    BaseAdapter,
     ColumnType,
     Command,
     Communication,
@@ -346,6 +347,9 @@ class AdapterSection(Section):
     )
     from_pretrained: Annotated[str, AfterValidator(references.adapter)] | None = Field(
         default=None, description="a folder with an adapter that peft or a job has saved"
+    )
+    base_adapter: BaseAdapter | None = Field(
+        default=None, description="continue, to train the adapter of the base further, or merge, to build on it"
     )
 
     @model_validator(mode="after")

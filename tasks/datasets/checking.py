@@ -13,7 +13,7 @@ from functools import lru_cache
 from typing import Any
 
 from ringmaster.codec import digest, to_json
-from ringmaster.tasks.batch.faults import Finding, got
+from ringmaster.tasks.batch.document import Finding, got
 from ringmaster.tasks.batch.schema import DatasetVersion
 from ringmaster.tasks.datasets.catalogue import Entry
 from ringmaster.techniques.data.file_patterns import matching
@@ -166,7 +166,7 @@ class WrongColumn:
 
 @dataclass
 class ColumnCheck:
-    """Checks the rows of some files. columns: types by name, see `tasks.batch.field_types.COLUMN_TYPES`."""
+    """Checks the rows of some files. columns: types by name, see `tasks.batch.references.COLUMN_TYPES`."""
 
     columns: Mapping[str, str]
     is_text: bool = False  # CSV: every value is text and is parsed as its declared type

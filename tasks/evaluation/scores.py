@@ -19,7 +19,7 @@ from ringmaster.tasks.profiling.preflight import TrialEnvironment, slots_of
 from ringmaster.techniques import Job
 from ringmaster.techniques.metric import GatheredMetric, metric_named
 from ringmaster.techniques.processes.events import ModelFailed, RankExited, RowsScored, ScoringProgress, event_from_json
-from ringmaster.techniques.processes.scratch import ScratchFolder
+from ringmaster.techniques.processes.forkserver_client import ScratchFolder
 from ringmaster.techniques.scoring import Progress, ScoringOrder
 from ringmaster.techniques.scoring.scoring_order import SCORES, TrainingData
 

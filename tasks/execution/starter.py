@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 import time
-from collections.abc import Callable, Collection, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from concurrent.futures import Future
 from dataclasses import replace
 from functools import partial
@@ -15,9 +15,8 @@ from ringmaster.tasks.cluster import Cluster, Device
 from ringmaster.tasks.execution.dispatch import DeviceId, PlannedSegment, device_of
 from ringmaster.tasks.execution.engine import Engine, SegmentCall
 from ringmaster.tasks.execution.events import ExecutionEvent, SegmentStarted, Waiting
-from ringmaster.tasks.execution.job_table import JobTable
+from ringmaster.tasks.execution.job_table import JobTable, RunPaths
 from ringmaster.tasks.execution.progress import PlanProgress, RunningSegment
-from ringmaster.tasks.execution.run_paths import RunPaths
 from ringmaster.tasks.profiling.preflight import slots_of
 from ringmaster.tasks.storage.journal import LEADER, JobStatus, SegmentRecord
 from ringmaster.techniques import Job, Profile, registry
@@ -103,10 +102,10 @@ class Starter:
             lease_names = cluster.lease_names()
             gangs = [tuple(lease_names[device] for device in segment.devices) for segment in startable]
             are_taken = self._leases.take_each(gangs, holder=self._holder)
-            found = list(zip(startable, gangs, are_taken, strict=True))
-            for call in self._begin([(s, names) for s, names, is_taken in found if is_taken], cluster, tell=tell):
+            attempts = list(zip(startable, gangs, are_taken, strict=True))
+            for call in self._begin([(s, names) for s, names, is_taken in attempts if is_taken], cluster, tell=tell):
                 self._engine.start(call).add_done_callback(partial(self._post, call.number))
-            if missing := {name for _, names, is_taken in found if not is_taken for name in names}:
+            if missing := {name for _, names, is_taken in attempts if not is_taken for name in names}:
                 held = self._leases.held()
                 if self._exchange(held, cluster, out=out):
                     return 0.0
@@ -147,8 +146,8 @@ class Starter:
                     and each not in pairs.values()
                     and cluster.device(*each).device_kind() == cluster.device(*device).device_kind()
                 )
-                if (found := next(alike, None)) is not None:
-                    pairs[device] = found
+                if (replacement := next(alike, None)) is not None:
+                    pairs[device] = replacement
             if lacking and len(pairs) == len(lacking):
                 self._plan_progress.exchange(pairs)
                 idle = [device for device in idle if device not in pairs.values()]
@@ -183,10 +182,10 @@ class Starter:
 
     def _startable(self) -> list[PlannedSegment]:
         steps = {name: record.step for name, record in self._job_table.records.items()}
-        found = self._plan_progress.startable(done_jobs=self._job_table.done(), steps=steps)
+        candidates = self._plan_progress.startable(done_jobs=self._job_table.done(), steps=steps)
         return [
             segment
-            for segment in found
+            for segment in candidates
             if segment.job not in self._not_before_s
             and self.vacated.isdisjoint(segment.devices)
             and self.held_nodes.isdisjoint(node for node, _ in segment.devices)
@@ -296,6 +295,13 @@ class Starter:
         taken = dict(zip(left, steps_taken(list(left.values()), at_once=at_once, after=num_steps), strict=True))
         return {name: job_table.records[name].step + taken[name] for name in members if taken[name] or not left[name]}
 
+    def _below(self, job: str) -> Iterator[str]:
+        """Yields the jobs whose models the adapter of a job is on, down to a whole model."""
+        if self._job_table.entries[job].local_job.adapter is not None:
+            for base in self._job_table.after.get(job, ()):
+                yield base
+                yield from self._below(base)
+
     def _order(
         self,
         segment: PlannedSegment,
@@ -317,6 +323,7 @@ class Starter:
                 devices=devices,
                 number=number,
                 listed={entries[parent].local_job.name for parent in parents},
+                below={entries[each].local_job.name for parent in parents for each in self._below(parent)},
             )
             return replace(order, known_step=self._job_table.records[job].step)
 
@@ -361,10 +368,12 @@ def gang_order(
     devices: Sequence[Device],
     number: int,
     listed: Collection[str] = (),
+    below: Collection[str] = (),
 ) -> GangOrder:
     """Returns the order to train a job on a segment's devices under a profile.
 
     job, listed: by their names within the batch. `listed` holds those of the job's parents that are jobs of the batch.
+    below: the jobs of the batch that make what those parents are adapters of.
     number: the segment's number in the journal.
     """
     parents = {name: place.model_dir(name) if name in listed else place.weights.get(name) for name in job.parents}
@@ -375,7 +384,7 @@ def gang_order(
         str(folder): place.model_url(name) if name in listed else place.weights_url(folder)
         for name, folder in parents.items()
         if folder
-    }
+    } | {str(place.model_dir(name)): place.model_url(name) for name in below}
     stall_s = profile.save_s if profile.stall_s is None else profile.stall_s
     every_s = place.checkpoint_every_s or checkpoint_interval_s(stall_s, num_devices=profile.num_devices)
     return GangOrder(

@@ -22,8 +22,8 @@ from sqlalchemy.exc import SQLAlchemyError
 
 from ringmaster.codec import from_json, to_json
 from ringmaster.tasks.execution.events import JobEnded
-from ringmaster.tasks.execution.run_paths import RunPaths
-from ringmaster.tasks.planning.problems.terms import PlanningTerms
+from ringmaster.tasks.execution.job_table import RunPaths
+from ringmaster.tasks.planning.objectives import PlanningTerms
 from ringmaster.tasks.pool.event_log import keep
 from ringmaster.tasks.pool.nodes import Timeouts
 from ringmaster.tasks.pool.requests import Request, RequestKind, Requests, RequestStatus

@@ -47,7 +47,14 @@ class Ancestry:
         A folder or a hub name becomes a node of its own. Raises LedgerError if a parent is not recorded.
         """
         found = [*(self._named(job, name) for name in job.parents), *map(self._imported, _sources(job))]
+        if job.adapter is not None and job.adapter.continues_base and job.base in self.jobs:
+            found = [*self.parents(self.jobs[job.base])[:1], *found]  # the weights that both adapters are on come first
         return list(dict.fromkeys(uri for uri in found if uri is not None))
+
+    def forget(self, job: Job) -> None:
+        """Forgets the nodes of the models from elsewhere that a job came from."""
+        for source in {*job.parents, *_sources(job)}:
+            self.journal.remove(f"imported:{source}")
 
     def first_weights(self, job: Job) -> str | None:
         """Returns the URI or id of the model that a student starts from, where it is not its teacher; else None."""

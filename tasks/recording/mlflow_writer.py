@@ -19,8 +19,7 @@ from ringmaster.model_lineage.tensors import TensorStore
 from ringmaster.tasks.batch import Batch
 from ringmaster.tasks.datasets.recording import ROWS, dataset_inputs, rows_text
 from ringmaster.tasks.execution.events import ExecutionEvent, GangSaid, JobEnded, Planned, SegmentEnded, SegmentStarted
-from ringmaster.tasks.execution.job_table import LIKE, SETTLED
-from ringmaster.tasks.execution.run_paths import RunPaths
+from ringmaster.tasks.execution.job_table import LIKE, SETTLED, RunPaths
 from ringmaster.tasks.planning import gantt
 from ringmaster.tasks.planning.gantt import beside_plan
 from ringmaster.tasks.profiling.profile_store import MeasuredOptions, ProfileStore
@@ -127,8 +126,13 @@ class MlflowWriter:
         self._known = known
         run_id = self.run_of()
         if run_id is not None:
-            self.ledger.resume_run(run_id)
-            return
+            try:
+                self.ledger.resume_run(run_id)
+                return
+            except LedgerError as error:
+                if error.code != "RESOURCE_DOES_NOT_EXIST":
+                    raise
+                self._forget_records()
         params = {"objective": self._batch.objective, "num_jobs": len(self._batch.jobs), "devices": list(devices)}
         run_id = self.ledger.start_batch(
             self._batch.name,
@@ -138,6 +142,17 @@ class MlflowWriter:
             key=key,
         )
         self._journal.put("run", run_id)
+
+    def _forget_records(self) -> None:
+        """Forgets the records in an MLflow that has been replaced by another one: they are made again in that one."""
+        self._notice("this MLflow is not the one that has the records of this run: they are made again in this one")
+        for name, record in self._journal.jobs().items():
+            self._journal.remove(f"run:{name}")
+            if record.details.get("model_uri"):
+                self._journal.write_job(name, details={"model_uri": None})
+        for job in self._known.jobs.values():
+            self._ancestry.forget(job)
+        self._journal.remove("run")  # at last: a process that dies before does all of it again
 
     def write(self, event: ExecutionEvent, *, at_ms: int) -> None:
         """Writes an event. Its metrics wait for `flush`.

@@ -10,9 +10,8 @@ from zoneinfo import ZoneInfo, ZoneInfoNotFoundError
 from pydantic import Field
 from pydantic.functional_validators import AfterValidator
 
-from ringmaster.tasks.batch.faults import Finding
-from ringmaster.tasks.batch.field_types import Name, Positive, Whole
-from ringmaster.tasks.batch.references import wrong
+from ringmaster.tasks.batch.document import Finding
+from ringmaster.tasks.batch.references import Name, Positive, Whole, wrong
 from ringmaster.tasks.batch.schema import Section
 from ringmaster.tasks.retraining.report import address_of
 

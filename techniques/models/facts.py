@@ -19,7 +19,7 @@ from ringmaster.techniques.models.build import skeleton
 from ringmaster.techniques.models.layers import decoder_of, layer_names, num_parameters
 from ringmaster.techniques.models.peft_format import resolved
 from ringmaster.techniques.training.losses import loss_of
-from ringmaster.techniques.training.parameters import freeze
+from ringmaster.techniques.training.optimizers import freeze
 
 FP32_BYTES = 4
 

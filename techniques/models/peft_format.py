@@ -11,7 +11,7 @@ from __future__ import annotations
 import json
 import shutil
 from collections.abc import Mapping, Sequence
-from dataclasses import fields
+from dataclasses import fields, replace
 from pathlib import Path
 from typing import Any
 
@@ -112,6 +112,8 @@ def resolved(adapter: Adapter) -> Adapter:
         return adapter
     found = read_adapter(Path(adapter.from_pretrained))
     for field in fields(Adapter):
+        if field.name == "base_adapter":  # of the base, not of the adapter
+            continue
         given, there = getattr(adapter, field.name), getattr(found, field.name)
         as_set = (sorted(given), sorted(there)) if isinstance(given, tuple) else (given, there)
         if given != field.default and as_set[0] != as_set[1]:
@@ -119,7 +121,17 @@ def resolved(adapter: Adapter) -> Adapter:
                 f"adapter: {field.name} is {given!r}, and the adapter in {adapter.from_pretrained} has {there!r}. "
                 f"To fix: leave {field.name} out"
             )
-    return found
+    return replace(found, base_adapter=adapter.base_adapter)
+
+
+def initial_adapter(adapter: Adapter | None, weights: Path | None) -> tuple[Adapter | None, Path | None]:
+    """Returns the adapter that a job's training begins with, and the folder of the weights that it is on.
+
+    weights: the folder of the job's base, which holds an adapter where the job's own continues it.
+    """
+    if adapter is None or not adapter.continues_base or weights is None or not is_adapter(weights):
+        return adapter, weights
+    return resolved(replace(adapter, from_pretrained=str(weights), base_adapter=None)), base_of(weights)
 
 
 def read_config(folder: Path) -> Mapping[str, Any]:

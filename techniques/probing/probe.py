@@ -18,7 +18,7 @@ from ringmaster.errors import ModelTooLarge, StepError
 from ringmaster.registry import resolve
 from ringmaster.techniques.data import Dataset, PreparedData, fetch, open_data
 from ringmaster.techniques.data_source import installed_source
-from ringmaster.techniques.estimates.isolated_calls import keep, kept
+from ringmaster.techniques.estimates.device_rates import keep, kept
 from ringmaster.techniques.job import BESIDE_MODEL_AND_LOSS, DISTILLED, Job, ModelSpec
 from ringmaster.techniques.loss import ADVANTAGES, REWARDS, LossFunction, class_of, reward_names, source_of
 from ringmaster.techniques.metric import installed_metric

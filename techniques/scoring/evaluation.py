@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 
 from ringmaster.codec import from_json, to_json
 from ringmaster.techniques import registry
-from ringmaster.techniques.job import Adapter, Job
+from ringmaster.techniques.job import CONTINUE, Adapter, Job
 from ringmaster.techniques.models.peft_format import base_of, is_adapter, resolved
 from ringmaster.techniques.processes.order import GangOrder, Slot
 from ringmaster.techniques.technique import Config, GangShape, Technique
@@ -84,7 +84,9 @@ def of_folder(order: EvaluationOrder) -> EvaluationOrder:
     folder = Path(order.model_dir).absolute()
     if not is_adapter(folder):
         return replace(order, job=replace(order.job, adapter=None), model_dir=str(folder))
-    base, adapter = base_of(folder), resolved(Adapter(from_pretrained=str(folder)))
+    base, adapter, trained = base_of(folder), resolved(Adapter(from_pretrained=str(folder))), order.job.adapter
+    if trained is not None and (trained.continues_base or trained.from_pretrained is not None):
+        adapter = replace(adapter, base_adapter=CONTINUE)  # so what it began with is another adapter, not the base
     return replace(order, job=replace(order.job, adapter=adapter), model_dir=str(base or ""))
 
 

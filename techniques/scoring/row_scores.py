@@ -33,14 +33,8 @@ from ringmaster.techniques.training.fused.adapter_batches import AdapterBatch
 from ringmaster.techniques.training.fused.adapter_runs import AdapterModules, adapter_modules_of
 from ringmaster.techniques.training.fused.multi_adapter_base import MultiAdapterBase
 from ringmaster.techniques.training.generation import HELD_OUT, answer_writer_of, prompt_seed, rollout_of
-from ringmaster.techniques.training.half_precision import compute_in_half
-from ringmaster.techniques.training.losses import (
-    Loss,
-    classification_loss,
-    logits_of,
-    loss_of,
-    next_token_loss,
-)
+from ringmaster.techniques.training.gradients import compute_in_half
+from ringmaster.techniques.training.losses import Loss, classification_loss, logits_of, loss_of, next_token_loss
 from ringmaster.techniques.training.metrics import outputs_of, sums_of
 
 LEAST_ROWS = 8  # a product of fewer rows runs on another kernel alone than in a batch

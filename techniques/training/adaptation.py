@@ -23,8 +23,7 @@ from ringmaster.techniques.models.build import build_model
 from ringmaster.techniques.models.model_folders import model_of_folder
 from ringmaster.techniques.models.quantization import is_quantized
 from ringmaster.techniques.processes.order import TRAIN, TRIAL, GangOrder
-from ringmaster.techniques.training.gradients import local, share_of, whole
-from ringmaster.techniques.training.half_precision import compute_in_half
+from ringmaster.techniques.training.gradients import compute_in_half, local, share_of, whole
 from ringmaster.techniques.training.losses import (
     REFERENCE,
     Batch,
@@ -213,6 +212,8 @@ def _reference(
     if order.purpose in (TRAIN, TRIAL):
         if job.adapter is None or not job.adapter.begins_as_base:
             copied = frozen_copy(model, device=device, in_half=in_half)
+    elif job.adapter is not None and job.adapter.continues_base:
+        return None
     elif job.adapter is None or job.adapter.modules_to_save:
         if job.base is not None:
             return None

@@ -435,13 +435,13 @@ def rewards_by(name: str, function: Reward, known: Mapping[str, Any], *, number:
 
     known: the arguments, by name; those that the function does not take are left out.
     """
-    found = function(**_taken(name, function, known))
+    returned = function(**_taken(name, function, known))
     remedy = "To fix: return a list with a number, or None, for each completion"
-    if inspect.isawaitable(found):
+    if inspect.isawaitable(returned):
         raise ValueError(f"loss.rewards: {name} is asynchronous. To fix: define it without async")
-    if not isinstance(found, (list, tuple)) and not hasattr(found, "tolist"):
-        raise ValueError(f"loss.rewards: {name} returned {type(found).__name__}. {remedy}")
-    values = found if isinstance(found, (list, tuple)) else found.tolist()
+    if not isinstance(returned, (list, tuple)) and not hasattr(returned, "tolist"):
+        raise ValueError(f"loss.rewards: {name} returned {type(returned).__name__}. {remedy}")
+    values = returned if isinstance(returned, (list, tuple)) else returned.tolist()
     if not isinstance(values, (list, tuple)) or len(values) != number:
         shown = f"{len(values)} values" if isinstance(values, (list, tuple)) else repr(values)
         raise ValueError(f"loss.rewards: {name} returned {shown} for {number} completions. {remedy}")

@@ -16,15 +16,7 @@ from torch.nn.modules.dropout import _DropoutNd
 from ringmaster.registry import resolve
 from ringmaster.techniques import loss as kinds
 from ringmaster.techniques.job import ModelSpec
-from ringmaster.techniques.loss import (
-    ADVANTAGES,
-    CAUSAL,
-    REWARDS,
-    LossFunction,
-    LossInputs,
-    is_named,
-    loss_named,
-)
+from ringmaster.techniques.loss import ADVANTAGES, CAUSAL, REWARDS, LossFunction, LossInputs, is_named, loss_named
 from ringmaster.techniques.metric import IGNORED
 from ringmaster.techniques.model_facts import CAUSAL as CAUSAL_CLASSES
 
@@ -387,13 +379,13 @@ def _models_own(name: str, output: Any, batch: Batch) -> SumAndCount:
 
 
 def _users(function: Callable[[Any, Batch], Any], name: str, output: Any, batch: Batch) -> SumAndCount:
-    found = function(output, batch)
-    if not isinstance(found, tuple) or len(found) != 2 or not isinstance(found[0], Tensor) or found[0].ndim:
+    returned = function(output, batch)
+    if not isinstance(returned, tuple) or len(returned) != 2 or not isinstance(returned[0], Tensor) or returned[0].ndim:
         raise ValueError(
-            f"loss {name} returned {type(found).__name__}. To fix: return (sum, count), the sum a scalar tensor over "
-            f"what is averaged and the count a number or tensor"
+            f"loss {name} returned {type(returned).__name__}. To fix: return (sum, count), the sum a scalar tensor "
+            f"over what is averaged and the count a number or tensor"
         )
-    return found[0], found[1]
+    return returned[0], returned[1]
 
 
 def _arguments(model: nn.Module) -> frozenset[str] | None:

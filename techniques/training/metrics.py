@@ -45,13 +45,13 @@ def outputs_of(
 
 def sums_of(metrics: Sequence[Metric], outputs: Outputs) -> dict[str, Tensor]:
     """Returns the sums of metrics, by name; those that the outputs do not suit are left out."""
-    found: dict[str, Tensor] = {}
+    all_sums: dict[str, Tensor] = {}
     for metric in metrics:
-        if found.keys() >= set(metric.sums):
+        if all_sums.keys() >= set(metric.sums):
             continue  # another metric computes the same sums
         if (sums := metric.compute_sums(outputs)) is not None:
-            found.update({name: sums[name] for name in metric.sums})
-    return found
+            all_sums.update({name: sums[name] for name in metric.sums})
+    return all_sums
 
 
 class MetricTotals:
@@ -106,15 +106,16 @@ class MetricTotals:
             total, count = self._loss(output, batch)
             losses = total.detach(), torch.as_tensor(count, dtype=torch.float64, device=total.device)
         outputs = outputs_of(self._loss, output, batch, losses=losses, data=self._data, written=written)
-        found = sums_of(self._metrics, outputs)
-        unsuited = [metric for metric in self._metrics if not found.keys() >= set(metric.sums)]
+        sums = sums_of(self._metrics, outputs)
+        unsuited = [metric for metric in self._metrics if not sums.keys() >= set(metric.sums)]
         if unsuited and is_known:  # what a loss that is not known leaves out is NaN
             raise ValueError(
                 f"{', '.join(metric.name for metric in unsuited)} cannot be computed: the model returns "
                 f"{_said('logits', outputs.logits)}, and the samples have {_said('labels', outputs.labels)}."
-                f"{''.join(_needed(metric) for metric in unsuited)} To fix: name other metrics"
+                f"{''.join(f' {each.name} needs {each.needs}.' for each in unsuited if each.needs)} "
+                "To fix: name other metrics"
             )
-        for name, each in found.items():
+        for name, each in sums.items():
             values = each.detach().double()
             kept = values.cpu() if name in self._gathered else values.sum(0) if values.ndim else values
             self._parts[name].append(kept)
@@ -126,14 +127,14 @@ class MetricTotals:
 
         They are the numbers of the rows, and for each sum its total, or the values of the rows.
         """
-        found = [torch.tensor(self._rows, dtype=torch.float64)]
+        vectors = [torch.tensor(self._rows, dtype=torch.float64)]
         for name, parts in self._parts.items():
             if not parts:
-                found.append(torch.zeros(0, dtype=torch.float64))
+                vectors.append(torch.zeros(0, dtype=torch.float64))
             else:
                 whole = torch.cat(parts) if name in self._gathered else torch.stack(parts).sum(0)
-                found.append(whole.flatten().cpu())
-        return [*found, *(part.flatten() for part in self._measured)]
+                vectors.append(whole.flatten().cpu())
+        return [*vectors, *(part.flatten() for part in self._measured)]
 
     def result(self, parts: Sequence[Sequence[Tensor]] | None = None) -> dict[str, float]:
         """Returns the metrics; NaN where nothing was counted.
@@ -150,10 +151,10 @@ class MetricTotals:
             totals[metric.sums[0]] = _rows(values, rows)
         measured = [*self._metrics, *self.of_models] if any(map(len, rows_of_ranks)) else self.of_models
         with np.errstate(divide="ignore", invalid="ignore"):
-            found = {
+            values_by_name = {
                 metric.name: float(metric.value({name: totals[name] for name in metric.sums})) for metric in measured
             }
-        return {name: found.get(name, math.nan) for name in self._names}
+        return {name: values_by_name.get(name, math.nan) for name in self._names}
 
 
 def _total(parts: Sequence[Tensor]) -> Values:
@@ -169,10 +170,6 @@ def _rows(parts: Sequence[Tensor], rows_of_ranks: Sequence[Tensor]) -> Values:
     shaped = [part.reshape(len(rows), -1) for part, rows in zip(parts, rows_of_ranks, strict=True) if len(rows)]
     values: Values = torch.cat(shaped).numpy()[first] if shaped else np.zeros((0, 1))
     return values[:, 0] if values.shape[1] == 1 else values
-
-
-def _needed(metric: Metric) -> str:
-    return f" {metric.name} needs {metric.needs}." if metric.needs else ""
 
 
 def _said(name: str, tensor: Tensor | None) -> str:

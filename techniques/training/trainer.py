@@ -42,6 +42,7 @@ from ringmaster.techniques.models.adapters import attach, trained_names
 from ringmaster.techniques.models.build import build_model
 from ringmaster.techniques.models.export import export_adapter, export_model
 from ringmaster.techniques.models.layers import check_components
+from ringmaster.techniques.models.peft_format import initial_adapter
 from ringmaster.techniques.probing import draws_of
 from ringmaster.techniques.processes.order import TRAIN, TRIAL, GangOrder
 from ringmaster.techniques.processes.ranks import Ranks
@@ -49,11 +50,16 @@ from ringmaster.techniques.technique import Technique, data_parallel_rank, data_
 from ringmaster.techniques.training.adaptation import JobAdaptation
 from ringmaster.techniques.training.dropout import Draws, drawing, name_modules, seed_generators, use
 from ringmaster.techniques.training.generation import HELD_OUT, answer_writer_of, beating, prompt_seed, rollout_of
-from ringmaster.techniques.training.half_precision import compute_in_half
+from ringmaster.techniques.training.gradients import compute_in_half
 from ringmaster.techniques.training.losses import disable_dropout, loss_of
 from ringmaster.techniques.training.metrics import MetricTotals
-from ringmaster.techniques.training.optimizers import build_optimizer, update_
-from ringmaster.techniques.training.parameters import ParameterSettings, freeze, parameter_settings
+from ringmaster.techniques.training.optimizers import (
+    ParameterSettings,
+    build_optimizer,
+    freeze,
+    parameter_settings,
+    update_,
+)
 from ringmaster.techniques.training.recomputation import compile_layers
 
 Root = str | Path
@@ -68,6 +74,7 @@ WIDTH_MULTIPLE = 8
 LONGEST = "longest"
 WARM_UP_STEPS = 2
 """The first steps of a trial, which are not measured."""
+LEAST_STEPS, USUAL_STEPS, ENOUGH_S = 3, 12, 1.5  # of a trial: measured steps, and their total seconds
 
 Beat = Callable[[], None]
 """Reports that this rank is alive; called between long operations."""
@@ -184,15 +191,17 @@ class Trainer(JobTrainingState):
         super().__init__(order, ranks)
         self._technique, self._beat = technique, beat
         beat()
-        weights = Path(order.weights_from) if order.weights_from else None
+        folder = Path(order.weights_from) if order.weights_from else None
+        self._adapter, weights = initial_adapter(self.job.adapter, folder)
+        self._base = str(weights) if weights else self.job.model.from_pretrained
         if model is None:
             model = build_model(self.job.model, data=self.prepared, seed=self.job.seed, weights_from=weights)
         if order.purpose == TRAIN:  # a trial may stand for other jobs, with other components
             check_components(self.job, model)
         # Checkpoints and exports of a model with an adapter contain only the trained parameters.
         self._stored: frozenset[str] | None = None
-        if self.job.adapter is not None:
-            self._stored = trained_names(attach(model, self.job.adapter, seed=self.job.seed))
+        if self._adapter is not None:
+            self._stored = trained_names(attach(model, self._adapter, seed=self.job.seed))
         settings: Mapping[str, ParameterSettings] = {}
         if order.purpose in (TRAIN, TRIAL):  # an evaluation may be of another model
             if reason := why_no_optimizer(technique, self.job):
@@ -269,7 +278,7 @@ class Trainer(JobTrainingState):
             work.loss_function = self.adaptation.loss.given(self._totals(self._training, work.micro_batches))
             local_sum, local_count = self._technique.forward_backward(self.model, work)
         sums = self.ranks.sum([float(local_sum), local_count, work.num_tokens, *asks])
-        loss_sum, count, num_tokens, *asked = sums
+        loss_sum, count, num_tokens, *totals = sums
         if not count:
             raise ValueError(
                 f"step {self.next_step}: none of its {self.job.global_batch_size} samples has a label. To fix: raise "
@@ -280,7 +289,7 @@ class Trainer(JobTrainingState):
             step=self.next_step,
             loss=loss_sum / count,
             seconds=time.perf_counter() - started_s,
-            asked=tuple(asked),
+            asked=tuple(totals),
             reward=reward,
             num_samples=self.job.global_batch_size,
             num_tokens=round(num_tokens * self._dp_size / self.ranks.num_ranks),  # other axes have the same rows
@@ -440,10 +449,9 @@ class Trainer(JobTrainingState):
         """
         if self.ranks.rank == 0:
             state = self.trained_weights(root)
-            base = self.order.weights_from or self.job.model.from_pretrained
-            spec, prepared = self.job.model, self.prepared
-            if self.job.adapter is not None:
-                export_adapter(folder, adapter=self.job.adapter, spec=spec, base=base, state=state, prepared=prepared)
+            spec, prepared, base = self.job.model, self.prepared, self._base
+            if self._adapter is not None:
+                export_adapter(folder, adapter=self._adapter, spec=spec, base=base, state=state, prepared=prepared)
             else:
                 export_model(folder, spec=spec, model=self._plain, state=state, prepared=prepared, base=base)
             if self.order.model_url is not None:

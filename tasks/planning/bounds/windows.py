@@ -39,8 +39,8 @@ from ringmaster.tasks.planning.bounds.job_costs import (
     useful_options,
     whole_of,
 )
-from ringmaster.tasks.planning.bounds.linear_program import LinearProgram
-from ringmaster.tasks.planning.plans.window_prices import WindowPrices
+from ringmaster.tasks.planning.bounds.pattern_model import LinearProgram
+from ringmaster.tasks.planning.plans.plan import WindowPrices
 from ringmaster.tasks.planning.problems.problem import Problem
 from ringmaster.tasks.planning.problems.problem_parts import Option, PlanningJob, PlanningNode
 
@@ -228,13 +228,13 @@ class WindowRows:
         """Adds the rows `begin` and `wait` of a class in window i, and returns its coefficients there."""
         share = -1.0 / len(self.classes[c])
         self._begin[c, i] = self.lp.row(max(0.0, self.heads[c] - self.points[i]), math.inf)
-        found = [(self._begin[c, i], share)]
+        rows = [(self._begin[c, i], share)]
         for other in self.jobs[c].after:
             a = self.class_of.get(other)
             if a is not None and i in self.windows[a]:
                 self._wait[a, c, i] = self.lp.row(0.0, math.inf)
-                found.append((self._wait[a, c, i], share))
-        return found
+                rows.append((self._wait[a, c, i], share))
+        return rows
 
     def add_order(self) -> None:
         """Adds the columns d[c,i] and the rows that stop them at the end of the window."""
@@ -295,14 +295,14 @@ class WindowRows:
 
     def _order_prices(self, duals: Sequence[float]) -> dict[tuple[str, str], tuple[float, ...]]:
         """Returns the dual prices of the rows `wait`, by pair of jobs and window."""
-        found: dict[tuple[str, str], list[float]] = {}
+        prices: dict[tuple[str, str], list[float]] = {}
         for (a, c, i), row in self._wait.items():
             members = self.classes[c]
             if duals[row] > 1e-12:
                 for j in members:
                     pair = (self.jobs[a].id, self.problem.jobs[j].id)
-                    found.setdefault(pair, [0.0] * self.num)[i] = duals[row] / len(members)
-        return {pair: tuple(row) for pair, row in found.items()}
+                    prices.setdefault(pair, [0.0] * self.num)[i] = duals[row] / len(members)
+        return {pair: tuple(row) for pair, row in prices.items()}
 
 
 def _sums(order: Mapping[tuple[str, str], tuple[float, ...]], side: int, num: int) -> dict[str, list[float]]:
@@ -310,7 +310,7 @@ def _sums(order: Mapping[tuple[str, str], tuple[float, ...]], side: int, num: in
     rows: dict[str, list[tuple[float, ...]]] = {}
     for pair, row in order.items():
         rows.setdefault(pair[side], []).append(row)
-    return {job: [math.fsum(row[i] for row in found) for i in range(num)] for job, found in rows.items()}
+    return {job: [math.fsum(row[i] for row in sums) for i in range(num)] for job, sums in rows.items()}
 
 
 MAX_WINDOWS = 16

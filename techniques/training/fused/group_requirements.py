@@ -68,6 +68,8 @@ def _why_not(job: Job) -> str | None:
         return f"is to be trained by {', '.join(job.techniques)} alone"
     if job.adapter is None:
         return "trains no adapter"
+    if job.adapter.continues_base:
+        return "goes on from the adapter of its base, which is trained in the same batch"
     if job.exact:  # exact on a CPU, but on a GPU a product with more rows may sum in another order
         return "is exact: true, and what is trained beside it may change its last digits"
     if job.adaptation is not None:

@@ -36,8 +36,7 @@ from ringmaster.techniques.training.fused.adapter_batches import AdapterBatch
 from ringmaster.techniques.training.fused.adapter_runs import AdapterModules, adapter_modules_of, evenly
 from ringmaster.techniques.training.gradients import global_norm, whole
 from ringmaster.techniques.training.losses import Loss, loss_of
-from ringmaster.techniques.training.optimizers import build_optimizer, update_
-from ringmaster.techniques.training.parameters import ParameterSettings, parameter_settings
+from ringmaster.techniques.training.optimizers import ParameterSettings, build_optimizer, parameter_settings, update_
 from ringmaster.techniques.training.trainer import JobTrainingState, batch_width
 
 ALIGNMENT = 16  # elements: one cache line of fp32, and the widest kernels' vector

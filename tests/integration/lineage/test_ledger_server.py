@@ -6,6 +6,7 @@ import socket
 import subprocess
 import sys
 import urllib.request
+from contextlib import contextmanager
 
 import numpy as np
 import pytest
@@ -24,13 +25,13 @@ PATIENCE_S = 300
 pytestmark = pytest.mark.full
 
 
-@pytest.fixture(scope="module")
-def server(tmp_path_factory):
-    """The address of a server on its own sqlite store."""
-    place = tmp_path_factory.mktemp("server")
+@contextmanager
+def served(place, *, destination, module="mlflow"):
+    """The address of a server on its own sqlite store. destination: the URI of its files."""
     port = free_port()
-    command = [sys.executable, "-m", "mlflow", "server", "--workers", "1", "--host", "127.0.0.1", "--port", str(port)]
-    command += ["--backend-store-uri", f"sqlite:///{place}/mlflow.db", "--artifacts-destination", f"{place}/files"]
+    command = [sys.executable, "-m", module, *(["server"] if module == "mlflow" else []), "--workers", "1"]
+    command += ["--host", "127.0.0.1", "--port", str(port)]
+    command += ["--backend-store-uri", f"sqlite:///{place}/mlflow.db", "--artifacts-destination", destination]
     environment = {**os.environ, **QUIET_ENVIRONMENT, "MLFLOW_SERVER_ENABLE_JOB_EXECUTION": "false"}
     with (place / "log").open("wb") as log:
         process = subprocess.Popen(
@@ -42,6 +43,14 @@ def server(tmp_path_factory):
         finally:
             os.killpg(process.pid, signal.SIGTERM)
             process.wait(timeout=PATIENCE_S)
+
+
+@pytest.fixture(scope="module")
+def server(tmp_path_factory):
+    """The address of a stock server."""
+    place = tmp_path_factory.mktemp("server")
+    with served(place, destination=f"{place}/files") as address:
+        yield address
 
 
 def wait_for(process, address, log):

@@ -50,3 +50,14 @@ class Texts(Preferences):
 
 def texts(num=48, seq_len=16):
     return Texts(num, seq_len, 0), Texts(12, seq_len, 1)
+
+
+class Answers(Preferences):
+    """The chosen answers alone, as samples of a language model."""
+
+    def __getitem__(self, index):
+        return {name: pair[0] for name, pair in self._samples[index].items()}
+
+
+def answers(num=48, seq_len=24):
+    return Answers(num, seq_len, 0), Answers(12, seq_len, 1)

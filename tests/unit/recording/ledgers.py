@@ -74,6 +74,8 @@ class FakeLedger:
 
     def resume_run(self, run_id):
         self._answer()
+        if run_id not in self.runs.values():
+            raise LedgerError(f"there is no run {run_id}", code="RESOURCE_DOES_NOT_EXIST")
         self.statuses[run_id] = "RUNNING"
 
     def set_note(self, run_id, markdown):

@@ -4,15 +4,12 @@ import numpy as np
 import pytest
 
 from benchmarks.planning.families import draw
-from ringmaster.tasks.planning import Option, Plan, PlanningJob, PlanningNode, Problem, verify
+from ringmaster.tasks.planning import Option, Plan, PlanningJob, PlanningNode, Problem, preemptive, verify
 from ringmaster.tasks.planning.bounds.bounds import preemptive_bound
-from ringmaster.tasks.planning.kernels.tables import NodeGroups, Tables
-from ringmaster.tasks.planning.preemptive import preemptive
-from ringmaster.tasks.planning.preemptive.config_lp import INFEASIBLE, config_lp
-from ringmaster.tasks.planning.preemptive.grouping import whole_jobs
-from ringmaster.tasks.planning.preemptive.polish import in_order, polish
-from ringmaster.tasks.planning.preemptive.preemptive import _rules, plan_preemptive
-from ringmaster.tasks.planning.preemptive.sequences import least, of_group, settle
+from ringmaster.tasks.planning.kernels.configurations import INFEASIBLE, config_lp
+from ringmaster.tasks.planning.kernels.sequences import in_order, least, of_group, polish, settle
+from ringmaster.tasks.planning.node_groups import NodeGroups, Tables, whole_jobs
+from ringmaster.tasks.planning.preemptive import _rules, plan_preemptive
 from ringmaster.tasks.planning.work import WorkBudget
 
 

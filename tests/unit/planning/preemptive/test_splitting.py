@@ -10,11 +10,17 @@ from hypothesis import strategies as st
 from benchmarks.planning.families import draw
 from ringmaster.tasks.planning import Option, Plan, PlanningJob, PlanningNode, Problem, verify
 from ringmaster.tasks.planning.bounds.bounds import preemptive_bound
-from ringmaster.tasks.planning.kernels.tables import NEVER, NodeGroups, Tables
-from ringmaster.tasks.planning.preemptive.config_lp import INFEASIBLE, config_lp
-from ringmaster.tasks.planning.preemptive.grouping import split_jobs, whole_jobs
-from ringmaster.tasks.planning.preemptive.preemptive import plan_preemptive
-from ringmaster.tasks.planning.preemptive.splitting import TypeDivision, divided
+from ringmaster.tasks.planning.kernels.configurations import INFEASIBLE, config_lp
+from ringmaster.tasks.planning.node_groups import (
+    NEVER,
+    NodeGroups,
+    Tables,
+    TypeDivision,
+    divided,
+    split_jobs,
+    whole_jobs,
+)
+from ringmaster.tasks.planning.preemptive import plan_preemptive
 from ringmaster.tasks.planning.problems.problem_parts import CurrentRun
 from ringmaster.tasks.planning.work import WorkBudget
 

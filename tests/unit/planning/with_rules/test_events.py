@@ -10,10 +10,16 @@ from benchmarks.planning.families import draw
 from ringmaster.errors import NoRoomError
 from ringmaster.tasks.planning import Coefficients, Option, PlanningJob, PlanningNode, Problem, Segment, solve, verify
 from ringmaster.tasks.planning.bounds.bounds import preemptive_bound
-from ringmaster.tasks.planning.event_lp import EventKind, EventLp, ScheduleEvent
-from ringmaster.tasks.planning.event_search import merged, plan_by_events, within_fair_memory
+from ringmaster.tasks.planning.event_search import (
+    EventKind,
+    EventLp,
+    ScheduleEvent,
+    merged,
+    plan_by_events,
+    within_fair_memory,
+)
 from ringmaster.tasks.planning.objectives import objective_by_name
-from ringmaster.tasks.planning.plans.baselines import current_practice
+from ringmaster.tasks.planning.plans.list_scheduling import current_practice
 from ringmaster.tasks.planning.work import WorkBudget
 from tests.drawing import draws
 from tests.unit.planning.bounds.drawing import ruled_problems
@@ -33,8 +39,8 @@ def three(**fields) -> Problem:
 
 def test_periods_are_as_long_as_their_jobs_need():
     found = EventLp(three(), [END_OF_A], LAST, unit_s=160.0).solved()
-    assert found.value == pytest.approx(160.0)
     assert found.lengths_s == pytest.approx((100.0, 60.0))
+    assert found.value == pytest.approx(160.0)
     assert found.shares[0]["a"] == pytest.approx(1.0)
     assert "b" not in found.shares[0]
     assert found.shares[0].get("c", 0.0) + found.shares[1].get("c", 0.0) == pytest.approx(1.0)

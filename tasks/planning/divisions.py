@@ -2,23 +2,23 @@
 
 Similar jobs make similar groups, and the planner cannot tell apart divisions into similar groups, so each class of such
 divisions is estimated once. An estimate uses the division's lower bound and simple list schedules, which takes
-milliseconds.
+milliseconds. The best divisions are planned, each group as one job of an ordinary problem (`Contraction`); the bound is
+that of the fused problem, so that the gap includes what the choice of division may have lost.
 """
 
-from collections.abc import Collection, Hashable, Iterable, Iterator, Sequence
+import time
+from collections.abc import Callable, Collection, Hashable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
 
-from ringmaster.errors import NoRoomError
-from ringmaster.tasks.planning.bounds.bounds import Bound, by_area, preemptive_bound
+from ringmaster.errors import NoRoomError, ProblemError
+from ringmaster.tasks.planning.bounds.bounds import Bound, by_area, preemptive_bound, rigid_bound
 from ringmaster.tasks.planning.bounds.pattern_model import Group, Integral, PatternModel, members_of
 from ringmaster.tasks.planning.objectives import Objective
-from ringmaster.tasks.planning.plan_search import WORTH_S
-from ringmaster.tasks.planning.plans.baselines import BASELINES
-from ringmaster.tasks.planning.plans.list_scheduling import schedule
+from ringmaster.tasks.planning.plan_search import MAX_DEVICES_OF_MILP, MAX_JOBS_OF_MILP, WORTH_S
+from ringmaster.tasks.planning.plans.list_scheduling import BASELINES, schedule
 from ringmaster.tasks.planning.plans.plan import Certificate, Plan, Segment
 from ringmaster.tasks.planning.problems.problem import Problem, likeness
-from ringmaster.tasks.planning.problems.problem_parts import CurrentRun, Option, PlanningJob
-from ringmaster.tasks.planning.problems.problem_validation import cycle_in
+from ringmaster.tasks.planning.problems.problem_parts import CurrentRun, Option, PlanningJob, cycle_in
 from ringmaster.tasks.planning.work import WorkBudget
 
 Place = tuple[int, int]  # index of a job, index of its option
@@ -67,7 +67,7 @@ class Contraction:
 
     def of(self, groups: Iterable[Group]) -> Contracted | None:
         """Returns the contracted problem, or None, as `contract` does."""
-        ones = {group: self.as_one(group) for group in sorted(groups, key=self._first_place)}
+        ones = {group: self.as_one(group) for group in sorted(groups, key=lambda group: self._places[group][0])}
         name_of = {name: one.id for group, one in ones.items() for name in group}
         jobs = tuple(
             replace(one, after=tuple(dict.fromkeys(name_of[other] for other in one.after))) if one.after else one
@@ -100,9 +100,6 @@ class Contraction:
         if group not in self._ones:
             self._ones[group] = self._made_one(group)
         return self._ones[group]
-
-    def _first_place(self, group: Group) -> Place:
-        return self._places[group][0]
 
     def _made_one(self, group: Group) -> PlanningJob:
         jobs, places = self.problem.jobs, self._places[group]
@@ -198,10 +195,10 @@ class Divisions:
         bound: the lower bound of the fused problem.
         """
         starts = [*self._by_length(), *self._of_milp(bound), self.alone]
-        found = [(start, estimate) for start in starts if (estimate := self.estimate(start)) is not None]
-        if found:
-            best = found[0]
-            for trial in found[1:]:
+        estimated = [(start, estimate) for start in starts if (estimate := self.estimate(start)) is not None]
+        if estimated:
+            best = estimated[0]
+            for trial in estimated[1:]:
                 best = trial if trial[1].is_better(best[1]) else best
             self._climb(*best)
         known = [estimate for estimate in self._estimates.values() if estimate is not None]
@@ -244,9 +241,9 @@ class Divisions:
         promise = self.objective.lower_bound(problem, bound)
         listed, (late_s, list_value, _) = None, (float("inf"),) * 3
         for plan in simple_lists(problem, bound, self.objective):
-            found = self.objective.rank(plan, problem)
-            if listed is None or found[:2] < (late_s, list_value):
-                listed, (late_s, list_value, _) = plan, found
+            rank = self.objective.rank(plan, problem)
+            if listed is None or rank[:2] < (late_s, list_value):
+                listed, (late_s, list_value, _) = plan, rank
         num_fused = sum(len(group) for group in division if len(group) > 1)
         estimate = DivisionEstimate(division, contracted, listed, late_s, list_value, promise, list_value, num_fused)
         of = self.objective.coefficients(problem)
@@ -311,12 +308,12 @@ class Divisions:
             for group in self._groups:
                 for trial in self._moves(now, group):
                     num_known = len(self._estimates)
-                    found = self.estimate(trial)
+                    trial_estimate = self.estimate(trial)
                     left -= len(self._estimates) - num_known
                     if left <= 0 or self.work.is_over():
                         return
-                    if found is not None and found.is_better(estimate):
-                        now, estimate, is_better = trial, found, True
+                    if trial_estimate is not None and trial_estimate.is_better(estimate):
+                        now, estimate, is_better = trial, trial_estimate, True
                         break
 
     def _moves(self, now: Division, group: Group) -> Iterator[Division]:
@@ -374,3 +371,154 @@ def _cheapest(job: PlanningJob, certificate: Certificate, kinds: Sequence[str]) 
         return (option.num_nodes * price + own) * option.whole_s, option.whole_s
 
     return min(range(len(job.options)), key=lambda k: cost(job.options[k]))
+
+
+EFFORT, DEAR, CHEAP = 12, 4, 1  # limit in total; effort of a division that takes seconds to plan, and of another one
+GAIN = 1e-3  # minimum possible gain of a division that is planned, as a share of the best plan
+SAME_VALUE = 1e-6  # relative difference of objectives that count as equal
+LEAST_GAIN = 1e-3  # minimum gain of fusing, as a share of the objective; below it, jobs stay alone
+ENOUGH_TO_TELL = 5e-3  # `enough` of the plan with every job alone, where it only serves to report the saving
+SHARE_OF_FIRST, SHARE_OF_ALONE = 0.4, 0.5  # of the work that is left
+
+
+def solve_fused(
+    problem: Problem, solve: Callable[..., Plan], *, work: WorkBudget, preemption: str, objective: Objective
+) -> Plan:
+    """Returns the best plan found over divisions into groups. Raises ProblemError where deadlines are not met."""
+    search = FusedSearch(problem, solve, work=work, preemption=preemption, objective=objective)
+    search.run()
+    return search.proved()
+
+
+class FusedSearch:
+    """Plans divisions in the order of their estimates.
+
+    alone: the plan of the problem without fused options, every job alone; None where it was not planned or no plan was
+        found.
+    """
+
+    def __init__(
+        self, problem: Problem, solve: Callable[..., Plan], *, work: WorkBudget, preemption: str, objective: Objective
+    ) -> None:
+        self.problem, self.solve, self.preemption, self.objective = problem, solve, preemption, objective
+        self.work = work
+        self.best: Plan | None = None
+        self.best_value, self.took_s = float("inf"), 0.0
+        self.best_division: Division = frozenset()
+        self.alone: Plan | None = None
+        self.faults: tuple[str, ...] = ()
+        self._tried: list[DivisionEstimate] = []
+        self._divisions = Divisions(problem, objective=objective, is_preemptive=preemption != "never", work=work)
+
+    def run(self, *, with_alone: bool = False) -> None:
+        """Searches for the best plan.
+
+        with_alone: also plan the division with every job alone, even if it cannot be the best.
+        """
+        began = time.monotonic()
+        self.bound = preemptive_bound(self.problem)
+        by_value, by_promise = self._divisions.search(self.bound)
+        self.seconds = {"division": round(time.monotonic() - began, 3)}
+        alone = self._divisions.estimate(self._divisions.alone)
+        assert alone is not None, "single jobs wait for each other as in the problem"
+        self._plan_best_of(by_value[:1], share=SHARE_OF_FIRST)
+        if with_alone:
+            is_beaten = self.best_value < alone.promise * (1 - LEAST_GAIN)
+            enough = ENOUGH_TO_TELL if is_beaten else 0.0
+            self._plan(alone, share=SHARE_OF_ALONE, enough=enough)
+        self._plan_best_of([estimate for pair in zip(by_value, by_promise, strict=True) for estimate in pair])
+        self._plan_best_of([alone])  # never worse than without fusing
+        self._part_idle_groups()
+
+    def proved(self) -> Plan:
+        """Returns the best plan with the bound of the fused problem. Raises ProblemError if no plan was found."""
+        if self.best is None:
+            from ringmaster.tasks.planning.bounds.bounds import conflicts
+
+            raise ProblemError([*conflicts(self.problem)] or self.faults)
+        plan = replace(
+            self.best,
+            lower_bound_s=min(self.bound.seconds, self.best.makespan_s),
+            certificate=self.bound.certificate,
+            proof=self.bound.proof,
+            solver_bound_s=None,  # of one division
+            solver="",
+            seconds={**self.seconds, **self.best.seconds},
+        )
+        if self.preemption == "never":
+            limits = {"work_s": min(5.0, self.work.left_s), "time_limit_s": self.work.time_left_s}
+            rigid_s, _ = rigid_bound(self.problem, **limits)
+            if rigid_s > self.bound.seconds:
+                plan = replace(plan, solver_bound_s=min(rigid_s, plan.makespan_s), solver="pattern MILP")
+        return self.objective.valued(plan, self.problem, self.bound)
+
+    def _plan_best_of(self, looks: list[DivisionEstimate], *, share: float = 1.0) -> None:
+        """Plans divisions in the given order as long as the next one could be better.
+
+        share: of the work that is left, for each division.
+        """
+        effort = 0
+        for estimate in looks:
+            if estimate in self._tried or estimate.promise >= self.best_value * (1 - GAIN):
+                continue
+            effort += DEAR if _is_dear(estimate) else CHEAP
+            if effort > EFFORT or (self.best and self.work.left_s < self.took_s):
+                return
+            self._plan(estimate, share=share)
+
+    def _part_idle_groups(self) -> None:
+        """Breaks up each group of the best plan without which a simple list schedule is as good."""
+        at_most = self.best_value * (1 + SAME_VALUE)
+        for group in sorted(self.best_division, key=sorted):
+            if len(group) > 1 and not self.work.is_over():
+                estimate = self._divisions.estimate(self._divisions.division(self.best_division - {group}))
+                if estimate and estimate.listed and estimate.late_s <= 0 and estimate.list_value <= at_most:
+                    self._take(estimate, estimate.listed)
+
+    def _plan(self, estimate: DivisionEstimate, *, share: float = 1.0, enough: float = 0.0) -> None:
+        if estimate in self._tried:
+            return
+        self._tried.append(estimate)
+        problem = estimate.contracted.problem
+        try:
+            with self.work.part(share) as work:
+                plan = self.solve(problem, work=work, enough=enough)
+        except (ProblemError, NoRoomError) as error:
+            self.faults = getattr(error, "faults", (str(error),))
+            return
+        finally:
+            self.took_s = max(self.took_s, work.spent_s)
+        is_listed_better = self.objective.value(plan, problem) > estimate.list_value
+        if is_listed_better and estimate.listed and estimate.late_s <= 0:
+            plan = _proving(plan, estimate.listed, value=estimate.list_value)
+        if not estimate.num_fused:
+            self.alone = plan
+        if self.objective.value(plan, problem) < self.best_value:
+            self._take(estimate, plan)
+
+    def _take(self, estimate: DivisionEstimate, plan: Plan) -> None:
+        """Stores a plan of a division as the best one."""
+        num_groups = sum(bool(job.members) for job in estimate.contracted.problem.jobs)
+        method = f"{plan.method}, {num_groups} fused groups" if num_groups else plan.method
+        segments = estimate.contracted.expanded(plan, self.problem)
+        self.best = replace(plan, segments=segments, method=method)
+        self.best_value = self.objective.value(self.best, self.problem)
+        self.best_division = estimate.division
+
+
+def _is_dear(estimate: DivisionEstimate) -> bool:
+    """Whether planning a division takes seconds rather than milliseconds."""
+    problem = estimate.contracted.problem
+    is_small = len(problem.jobs) <= MAX_JOBS_OF_MILP and problem.num_devices <= MAX_DEVICES_OF_MILP
+    return is_small or estimate.list_value - estimate.promise > WORTH_S
+
+
+def _proving(found: Plan, better: Plan, *, value: float) -> Plan:
+    """Returns the better plan, which has that value, with the bounds and proofs of the plan that was found."""
+    lower_s = None if found.lower_bound_s is None else min(found.lower_bound_s, better.makespan_s)
+    solver_s = None if found.solver_bound_s is None else min(found.solver_bound_s, better.makespan_s)
+    plan = replace(found, segments=better.segments, method=better.method, lower_bound_s=lower_s)
+    plan = replace(plan, solver_bound_s=solver_s)
+    if plan.value is None:
+        return plan
+    return replace(plan, value=value, value_bound=None if plan.value_bound is None else min(plan.value_bound, value))

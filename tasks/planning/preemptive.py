@@ -12,17 +12,25 @@ from typing import Any
 
 import numpy as np
 
-from ringmaster.tasks.planning.bounds.bounds import Bound
-from ringmaster.tasks.planning.bounds.certificates import MAX_STATES, num_states
-from ringmaster.tasks.planning.kernels.packing import OptionTable
-from ringmaster.tasks.planning.kernels.tables import NEVER, Floats, Ints, NodeGroups, Tables
+from ringmaster.tasks.planning.bounds.bounds import MAX_STATES, Bound, num_states
+from ringmaster.tasks.planning.kernels.assignment import Assignment, GroupArrays, assign, plan_group
+from ringmaster.tasks.planning.kernels.configurations import INFEASIBLE, OptionTable, config_lp
+from ringmaster.tasks.planning.kernels.sequences import JobShares, SwitchCosts, of_group, runs
+from ringmaster.tasks.planning.node_groups import (
+    NEVER,
+    Floats,
+    Ints,
+    NodeGroups,
+    Tables,
+    TypeDivision,
+    divided,
+    groupings_of,
+    longest_first,
+    split_jobs,
+    whole_jobs,
+)
 from ringmaster.tasks.planning.plans.plan import Certificate, Segment
 from ringmaster.tasks.planning.plans.retiming import retimed
-from ringmaster.tasks.planning.preemptive.assignment import Assignment, GroupArrays, assign, plan_group
-from ringmaster.tasks.planning.preemptive.config_lp import INFEASIBLE, config_lp
-from ringmaster.tasks.planning.preemptive.grouping import groupings_of, longest_first, split_jobs, whole_jobs
-from ringmaster.tasks.planning.preemptive.sequences import JobShares, SwitchCosts, of_group, runs
-from ringmaster.tasks.planning.preemptive.splitting import TypeDivision, divided
 from ringmaster.tasks.planning.problems.problem import Problem
 from ringmaster.tasks.planning.work import CORES, WorkBudget
 
@@ -68,16 +76,20 @@ def plan_preemptive(
     """
     work = work or WorkBudget()
     tables = Tables.of(problem, bound, least_run_s=least_run_s)
-    found: list[tuple[Segment, ...] | None] = []
+    attempts: list[tuple[Segment, ...] | None] = []
     groupings = groupings_of(problem)
     for i, nodes in enumerate(groupings):
-        if found and work.is_over():
+        if attempts and work.is_over():
             break
         groups = NodeGroups.of(tables, nodes)
         with work.part(1 / (len(groupings) - i)) as own:
-            found.append(_divided_plan(tables, groups, bound, seed, own, effort))
+            attempts.append(_divided_plan(tables, groups, bound, seed, own, effort))
     # Exact pricing finds configurations that placing the largest gangs first cannot place.
-    plans = [plan for plan in found if plan is not None and all(_is_placed(s, problem) for s in plan)]
+    plans = [
+        plan
+        for plan in attempts
+        if plan and all(len(s.devices) == problem.job(s.job).options[s.option].num_nodes for s in plan)
+    ]
     return min(plans, key=lambda segments: max(s.end_s for s in segments), default=None)
 
 
@@ -90,13 +102,13 @@ def _divided_plan(
     if division is None:
         return _plan_of(tables, groups, parts, None, seed, work, effort)
     divided, kinds = split_jobs(tables, parts, division)
-    found = _plan_of(tables, groups, divided, kinds, seed, work, effort)
-    if found is None:
+    planned = _plan_of(tables, groups, divided, kinds, seed, work, effort)
+    if planned is None:
         return _plan_of(tables, groups, parts, kinds[: parts.job.size], seed, work, effort)
     if not division.splits:
-        return found
+        return planned
     # The windows of parts were given; together, parts and windows may fit better.
-    return retimed(tables.problem, found, least_s=tables.least_run_s) or retimed(tables.problem, found)
+    return retimed(tables.problem, planned, least_s=tables.least_run_s) or retimed(tables.problem, planned)
 
 
 def _division(
@@ -131,11 +143,6 @@ def _plan_of(
         return None
     members = _annealed(tables, groups, parts, guess, seed, work)
     return _planned(tables, groups, parts, members, work, effort)
-
-
-def _is_placed(segment: Segment, problem: Problem) -> bool:
-    """Whether a segment has all nodes that its option needs."""
-    return len(segment.devices) == problem.job(segment.job).options[segment.option].num_nodes
 
 
 def work_prices(problem: Problem, bound: Bound) -> Certificate | None:
@@ -222,8 +229,8 @@ def _annealed(
         return now
 
     with ThreadPoolExecutor(CORES) as pool, work.parallel(2) as works:
-        found = min(pool.map(search, [2 * seed, 2 * seed + 1], works), key=lambda now: float(now.score.max()))
-    return [found.members[g, : found.counts[g]].copy() for g in range(num_groups)]
+        assigned = min(pool.map(search, [2 * seed, 2 * seed + 1], works), key=lambda now: float(now.score.max()))
+    return [assigned.members[g, : assigned.counts[g]].copy() for g in range(num_groups)]
 
 
 def _stages(tables: Tables, groups: NodeGroups, per_group: float) -> tuple[tuple[float, ...], ...]:

@@ -3,47 +3,227 @@
 # mypy: allow-untyped-defs, allow-untyped-calls
 """Assigns jobs to groups of nodes: annealing on the exact values of the groups' plans.
 
-The arrays are those of `packing` and `sequences`.
+The arrays are those of `configurations` and `sequences`.
 """
 
-from typing import Any, NamedTuple
+from collections import namedtuple
 
 import numpy as np
 
+from ringmaster.tasks.planning.kernels.annealing import shift
 from ringmaster.tasks.planning.kernels.compiled import kernel
-from ringmaster.tasks.planning.kernels.packing import OptionTable
-from ringmaster.tasks.planning.preemptive.config_lp import INFEASIBLE, config_lp
-from ringmaster.tasks.planning.preemptive.polish import in_order, polish
-from ringmaster.tasks.planning.preemptive.sequences import of_group, score_of
-from ringmaster.tasks.planning.preemptive.wrap_around import wrap_around
+from ringmaster.tasks.planning.kernels.configurations import INFEASIBLE, OptionTable, config_lp
+from ringmaster.tasks.planning.kernels.sequences import in_order, of_group, polish, score_of, settle
+
+TINY = 1e-9
+SLACK = 0.004  # half of the layouts may take longer than the LP, by at most half of this share
+RANDOM = 0.3  # share of the orders that are random
+
+
+MemberRuntimes = namedtuple("MemberRuntimes", "member option length")
+"""How long each member of a group runs under each of its options: length[p] of member[p] under option[p]."""
+
+
+@kernel
+def pieces_of(configs, times):
+    """Returns the pieces that configurations, which last for `times`, consist of."""
+    num, n = configs.shape
+    member, option = np.zeros(num * n, np.int64), np.zeros(num * n, np.int32)
+    length, count = np.zeros(num * n), 0
+    for c in range(num):
+        for i in range(n):
+            o = configs[c, i]
+            if o < 0:
+                continue
+            p = 0
+            while p < count and (member[p] != i or option[p] != o):
+                p += 1
+            if p == count:
+                member[p], option[p] = i, o
+                count += 1
+            length[p] += times[c]
+    return MemberRuntimes(member[:count].copy(), option[:count].copy(), length[:count].copy())
+
+
+@kernel
+def split(marks, free, num, at):
+    """Makes `at` a mark of the profile, and returns the number of intervals."""
+    k = 0
+    while k < num and marks[k + 1] <= at + TINY:
+        k += 1
+    if k == num or at <= marks[k] + TINY:
+        return num
+    for q in range(num, k, -1):
+        marks[q + 1], free[q] = marks[q], free[q - 1]
+    marks[k + 1] = at
+    return num + 1
+
+
+@kernel
+def run_from(k, width, left, marks, usable, num):
+    """Returns how long, up to `left`, `width` devices are usable from interval k on."""
+    fits = 0.0
+    while k < num and usable[k] >= width and fits < left - TINY:
+        fits += min(marks[k + 1] - marks[k], left - fits)
+        k += 1
+    return fits
+
+
+@kernel
+def has_room(width, left, marks, usable, num, begin, end):
+    """Whether `width` devices are usable for `left` at a stretch before `begin` or after `end`."""
+    longest = 0.0
+    for k in range(num):
+        if usable[k] < width:
+            longest = 0.0
+            continue
+        if marks[k] < begin - TINY:
+            longest += min(marks[k + 1], begin) - marks[k]
+        elif marks[k + 1] > end + TINY:
+            longest = marks[k + 1] - end if marks[k] < end else longest + marks[k + 1] - marks[k]
+        if longest >= left - TINY:
+            return True
+        if marks[k + 1] > begin - TINY and marks[k] < end:
+            longest = max(0.0, marks[k + 1] - end)
+    return False
+
+
+@kernel
+def layout_of(pieces, order, total, capacity, options):
+    """Lays pieces out in an order on `capacity` devices until `total`; returns rows (member, option, begin, end).
+
+    A piece begins at 0, or where another one has ended: as late as possible so that all of it can run at a stretch, or
+    a part of it until there are no devices, and the rest elsewhere. So devices are filled until the end before others
+    are begun. If there is no such place, it goes where most of it can run. What fits nowhere is left out.
+    """
+    most = 8 * pieces.member.size + 4
+    marks, free, usable = np.zeros(most), np.zeros(most, np.int64), np.zeros(most, np.int64)
+    marks[1], free[0], num = total, capacity, 1
+    parts, num_parts = np.zeros((most, 4)), 0
+    for p in order:
+        width, left, i = options.slot[pieces.option[p]], pieces.length[p], pieces.member[p]
+        while left > TINY and num + 3 < most and num_parts < most:
+            usable[:num] = free[:num]
+            for q in range(num_parts):
+                if parts[q, 0] == i:
+                    for k in range(num):
+                        if marks[k] >= parts[q, 2] - TINY and marks[k + 1] <= parts[q, 3] + TINY:
+                            usable[k] = 0
+            place, is_whole, best_fits = -1, False, 0.0
+            for k in range(num):
+                if usable[k] < width or (k > 0 and usable[k] <= usable[k - 1]):
+                    continue
+                fits = run_from(k, width, left, marks, usable, num)
+                rest = left - fits
+                whole = rest <= TINY or has_room(width, rest, marks, usable, num, marks[k], marks[k] + fits)
+                if place < 0 or whole or (not is_whole and fits > best_fits):
+                    place, is_whole, best_fits = k, whole, fits
+            if place < 0:
+                break
+            begin, end = marks[place], marks[place] + best_fits
+            parts[num_parts, 0], parts[num_parts, 1] = i, pieces.option[p]
+            parts[num_parts, 2], parts[num_parts, 3] = begin, end
+            num_parts += 1
+            left -= best_fits
+            num = split(marks, free, num, end)
+            for k in range(num):
+                if marks[k] >= begin - TINY and marks[k + 1] <= end + TINY:
+                    free[k] -= width
+    return parts[:num_parts].copy()
+
+
+@kernel
+def sequence_of(parts, pieces, num_members):
+    """Returns the configurations that a layout consists of, in the order of time.
+
+    Members that the layout leaves out run alone at the end.
+    """
+    marks = np.unique(parts[:, 2:].copy().ravel())
+    sequence, num = np.full((marks.size + num_members, num_members), -1, np.int32), 0
+    for m in range(marks.size - 1):
+        if marks[m + 1] - marks[m] <= TINY:
+            continue
+        middle = 0.5 * (marks[m] + marks[m + 1])
+        for q in range(parts.shape[0]):
+            if parts[q, 2] < middle < parts[q, 3]:
+                sequence[num, int(parts[q, 0])] = int(parts[q, 1])
+        num += 1
+    for p in range(pieces.member.size):
+        if sequence[:num, pieces.member[p]].max() < 0:
+            sequence[num, pieces.member[p]] = pieces.option[p]
+            num += 1
+    return sequence[:num].copy()
+
+
+@kernel
+def draw(state):
+    """Returns a random number between 0 and 1 (Park & Miller, 1988), without the generator that annealing uses."""
+    state[0] = state[0] * 48271 % 2147483647
+    return state[0] / 2147483647.0
+
+
+@kernel
+def wrap_around(configs, times, total, members, options, layout, rules, orders, work):
+    """Returns the best sequence that layouts in `orders` different orders of the pieces give, and its score.
+
+    The first order is by size. Of the others, some are random, with wide and long pieces first; most move or swap
+    pieces of the best order so far.
+
+    configs, times, total: of the group's configuration LP. The group has one node.
+    work: the steps of the loops are added to work[0].
+    """
+    pieces, n = pieces_of(configs, times), configs.shape[1]
+    num = pieces.member.size
+    width, state = np.zeros(num), np.ones(1, np.int64)
+    for p in range(num):
+        width[p] = options.slot[pieces.option[p]] / layout[0]
+    best, best_score = np.zeros((0, n), np.int32), INFEASIBLE
+    best_order = np.argsort(-(width + pieces.length / total))
+    worth, known = np.zeros(n), np.zeros(n)
+    for attempt in range(orders):
+        order = best_order.copy()
+        if attempt > 0 and draw(state) < RANDOM:
+            key = np.zeros(num)
+            for p in range(num):
+                key[p] = -(width[p] * draw(state) + pieces.length[p] / total * draw(state))
+            order = np.argsort(key)
+        elif attempt > 0:
+            a, b = int(draw(state) * num), int(draw(state) * num)
+            if draw(state) < 0.5:
+                order[a], order[b] = order[b], order[a]
+            else:
+                shift(order, a, b)
+        work[0] += 30 * num * num
+        until = total * (1.0 + SLACK * max(0.0, draw(state) - 0.5))
+        sequence = sequence_of(layout_of(pieces, order, until, layout[0], options), pieces, n)
+        rows = sequence.shape[0]
+        starts, took = np.zeros((rows, n), np.bool_), np.zeros(rows)
+        score, _, length = settle(
+            sequence, rows, members, options, layout, rules, starts, took, worth, known, best_score, work
+        )
+        if score < best_score:
+            best, best_score, best_order = sequence[:length].copy(), score, order
+            known[:] = worth
+    return best, best_score
+
 
 MUCH_NEARER = 0.25  # of the distance to the LP: polishing brings no sequence so much nearer
 DRAWS = 200  # limit of random draws per trial: most are rejected by their prices
 
 
-class GroupArrays(NamedTuple):
-    """The groups of nodes as arrays.
+GroupArrays = namedtuple("GroupArrays", "kinds layouts worth cost own")
+"""The groups of nodes as arrays.
 
-    kinds: kinds[g] is the kind of the group's nodes.
-    layouts: layouts[g] are the numbers of devices of its nodes, 0 where there is none.
-    worth: worth[g] is its worth per unit of time at the certificate's prices.
-    cost: cost[v, j] is what job j costs on nodes of kind v.
-    own: own[j] is the price of job j's own time.
-    """
-
-    kinds: Any
-    layouts: Any
-    worth: Any
-    cost: Any
-    own: Any
+kinds: kinds[g] is the kind of the group's nodes.
+layouts: layouts[g] are the numbers of devices of its nodes, 0 where there is none.
+worth: worth[g] is its worth per unit of time at the certificate's prices.
+cost: cost[v, j] is what job j costs on nodes of kind v.
+own: own[j] is the price of job j's own time.
+"""
 
 
-class Assignment(NamedTuple):
-    """The parts that each group does, members[g, :counts[g]], and the time that it takes, score[g]."""
-
-    members: Any
-    counts: Any
-    score: Any
+Assignment = namedtuple("Assignment", "members counts score")
+"""The parts that each group does, members[g, :counts[g]], and the time that it takes, score[g]."""
 
 
 @kernel

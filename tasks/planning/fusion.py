@@ -1,7 +1,10 @@
 """Fusion: the choice of which jobs are trained together, made once before execution, and what it saves.
 
-`fused` divides the jobs into groups. The executor then sees each group as one job, named by its *lead*, whose options
-also train the other *members* (`contracted`).
+`divisions` divides the jobs into groups. The executor then sees each group as one job, named by its *lead*, whose
+options also train the other *members* (`contracted`).
+
+`checked_plan` and `checked_fusion` check every plan by the independent verifier. A plan is reused for a problem that
+differs slightly, such as by the time left, so that no second search can end with a worse plan than the first.
 """
 
 from __future__ import annotations
@@ -11,14 +14,16 @@ from dataclasses import dataclass, replace
 from functools import partial
 from typing import Any
 
+from ringmaster.tasks.planning.bounds.bounds import preemptive_bound
+from ringmaster.tasks.planning.divisions import LEAST_GAIN, Contracted, FusedSearch, contract
 from ringmaster.tasks.planning.gantt import seconds_text
-from ringmaster.tasks.planning.groups.divisions import Contracted, contract
-from ringmaster.tasks.planning.groups.fused import LEAST_GAIN, FusedSearch
 from ringmaster.tasks.planning.objectives import objective_by_name
-from ringmaster.tasks.planning.plan_search import Preemption
+from ringmaster.tasks.planning.plan_search import SAME, Preemption
 from ringmaster.tasks.planning.plans.plan import Plan
+from ringmaster.tasks.planning.plans.retiming import retimed
+from ringmaster.tasks.planning.plans.verify import verify
 from ringmaster.tasks.planning.problems.problem import Problem
-from ringmaster.tasks.planning.solve import solve_within
+from ringmaster.tasks.planning.solve import solve, solve_within
 from ringmaster.tasks.planning.work import TIME_LIMIT_S, WORK_S, WorkBudget
 
 Groups = Mapping[str, tuple[str, ...]]
@@ -109,9 +114,9 @@ def without_groups(problem: Problem) -> Problem:
 
     An option's index there counts only the options that train no other jobs.
     """
-    found = contract(problem, [frozenset((job.id,)) for job in problem.jobs])
-    assert found is not None, "single jobs wait for each other as in the problem"
-    return found.problem
+    alone = contract(problem, [frozenset((job.id,)) for job in problem.jobs])
+    assert alone is not None, "single jobs wait for each other as in the problem"
+    return alone.problem
 
 
 def groups_of(plan: Plan, problem: Problem) -> Groups:
@@ -143,10 +148,10 @@ def contracted(problem: Problem, groups: Groups) -> Contracted:
     if sum(map(len, rows)) != len(grouped):
         raise ValueError("a job is named in several groups")
     alone = [frozenset((job.id,)) for job in problem.jobs if job.id not in grouped]
-    found = contract(problem, [*rows, *alone])
-    if found is None:
+    whole = contract(problem, [*rows, *alone])
+    if whole is None:
         raise ValueError("the groups wait for each other in a cycle")
-    return found
+    return whole
 
 
 def as_executed(problem: Problem, plan: Plan) -> tuple[Problem, Plan]:
@@ -156,22 +161,22 @@ def as_executed(problem: Problem, plan: Plan) -> tuple[Problem, Plan]:
     """
     if not problem.is_fused:
         return problem, plan
-    found = contracted(problem, groups_of(plan, problem))
-    indices = {place: (name, i) for name, places in found.places.items() for i, place in enumerate(places)}
+    whole = contracted(problem, groups_of(plan, problem))
+    indices = {place: (name, i) for name, places in whole.places.items() for i, place in enumerate(places)}
     index_of = {job.id: j for j, job in enumerate(problem.jobs)}
     segments = []
     for segment in plan.segments:
         name, option = indices[index_of[segment.job], segment.option]
         segments.append(replace(segment, job=name, option=option))
     bare = Plan(plan.problem_name, tuple(segments), method=plan.method, objective=plan.objective, value=plan.value)
-    return found.problem, bare
+    return whole.problem, bare
 
 
 def _as_fused(alone: Plan, together: Plan, problem: Problem) -> Plan:
     """Returns the plan with every job alone as a plan of the fused problem, with that problem's bounds."""
-    found = contract(problem, [frozenset((job.id,)) for job in problem.jobs])
-    assert found is not None, "single jobs wait for each other as in the problem"
-    plan = replace(together, segments=found.expanded(alone, problem), method=alone.method, seconds=together.seconds)
+    single = contract(problem, [frozenset((job.id,)) for job in problem.jobs])
+    assert single is not None, "single jobs wait for each other as in the problem"
+    plan = replace(together, segments=single.expanded(alone, problem), method=alone.method, seconds=together.seconds)
     return plan if plan.value is None else replace(plan, value=objective_by_name(plan.objective).value(plan, problem))
 
 
@@ -183,3 +188,64 @@ def _amount_text(plan: Plan) -> str:
     if plan.value is None:
         return seconds_text(plan.makespan_s)
     return f"a {plan.objective} of {plan.value:.4g}"
+
+
+def taken_over(start: Plan, problem: Problem, *, objective: str) -> Plan | None:
+    """Returns the plan with the best times for this problem, and with the problem's bound.
+
+    Returns None where the plan is invalid for the problem, misses a deadline, or is worse by more than `SAME` than
+    before.
+    """
+    rows = {job.id: len(job.options) for job in problem.jobs}
+    names = {segment.job for segment in start.segments}
+    if names != rows.keys() or any(segment.option >= rows[segment.job] for segment in start.segments):
+        return None
+    if not {name for s in start.segments for name, _ in s.devices} <= {node.id for node in problem.nodes}:
+        return None
+    chosen_objective = objective_by_name(objective)
+    if (segments := retimed(problem, start.segments, objective=chosen_objective)) is None:
+        return None
+    plan = Plan(problem.name, segments, method=start.method, seconds=start.seconds)
+    if verify(plan, problem):
+        return None
+    if chosen_objective.value(plan, problem) > (start.makespan_s if start.value is None else start.value) * (1 + SAME):
+        return None
+    return bounded(plan, problem, objective=objective)
+
+
+def bounded(plan: Plan, problem: Problem, *, objective: str) -> Plan:
+    """Returns a valid plan of the problem with the problem's own bound, value and certificate."""
+    bound = preemptive_bound(problem)
+    proved = replace(
+        plan,
+        lower_bound_s=min(bound.seconds, plan.makespan_s),
+        certificate=bound.certificate,
+        proof=bound.proof,
+    )
+    return objective_by_name(objective).valued(proved, problem, bound)
+
+
+def checked_plan(
+    problem: Problem, *, work_s: float, seed: int, objective: str = "makespan", start: Plan | None = None
+) -> Plan:
+    """Solves the problem and checks the plan with the independent verifier. Raises ProblemError as `solve` does.
+
+    start: a plan of a slightly different problem, which is reused if it is as good for this one.
+    """
+    plan = None if start is None else taken_over(start, problem, objective=objective)
+    if plan is None:
+        plan = solve(problem, work_s=work_s, seed=seed, objective=objective)
+    return _checked(plan, problem)
+
+
+def checked_fusion(problem: Problem, *, work_s: float, seed: int, objective: str = "makespan") -> Fusion:
+    """Chooses fused groups and checks their plan with the independent verifier. Raises ProblemError as `solve` does."""
+    fusion = choose_groups(problem, work_s=work_s, seed=seed, objective=objective)
+    _checked(fusion.together, problem)
+    return fusion
+
+
+def _checked(plan: Plan, problem: Problem) -> Plan:
+    faults = verify(plan, problem)
+    assert not faults, f"the planner made an invalid plan of {problem.name}: {'; '.join(faults)}"
+    return plan
