@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import inspect
+import json
+import os
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import nullcontext
 from dataclasses import dataclass, replace
@@ -13,12 +15,11 @@ import torch
 import transformers
 from torch import Tensor, nn
 
-from ringmaster.codec import digest, set_fields
+from ringmaster.codec import digest, from_json, set_fields, to_json
 from ringmaster.errors import ModelTooLarge, StepError
 from ringmaster.registry import resolve
 from ringmaster.techniques.data import Dataset, PreparedData, fetch, open_data
 from ringmaster.techniques.data_source import installed_source
-from ringmaster.techniques.estimates.device_rates import keep, kept
 from ringmaster.techniques.job import BESIDE_MODEL_AND_LOSS, DISTILLED, Job, ModelSpec
 from ringmaster.techniques.loss import ADVANTAGES, REWARDS, LossFunction, class_of, reward_names, source_of
 from ringmaster.techniques.metric import installed_metric
@@ -349,7 +350,7 @@ def draws_of(job: Job, *, data: PreparedData, cache_dir: Path) -> DrawSites:
 
 def known_draws(job: Job, *, data: PreparedData, cache_dir: Path) -> DrawSites | None:
     """The cached result of `draws_of` on this machine; None if there is none."""
-    return kept(DrawSites, _file("draws", job, data, cache_dir))
+    return _read(DrawSites, _file("draws", job, data, cache_dir))
 
 
 class _TinyStep:
@@ -463,12 +464,19 @@ class _MadeUpSamples:
 
 
 def _once(cls: type[T], file: Path, find: Callable[[], T]) -> T:
-    """The value in the file; if there is none, finds the value and writes it."""
-    if (known := kept(cls, file)) is not None:
+    """The value in the file; if there is no file, finds the value and writes it."""
+    if (known := _read(cls, file)) is not None:
         return known
-    found = find()
-    keep(found, file)
-    return found
+    value = find()
+    file.parent.mkdir(parents=True, exist_ok=True)
+    aside = file.with_suffix(f".{os.getpid()}")
+    aside.write_text(json.dumps(to_json(value)))
+    aside.replace(file)
+    return value
+
+
+def _read(cls: type[T], file: Path) -> T | None:
+    return from_json(cls, json.loads(file.read_text())) if file.exists() else None
 
 
 def _file(what: str, job: Job, data: PreparedData, cache_dir: Path) -> Path:
