@@ -237,7 +237,7 @@ def ledger(folder: Path, *, waiting: OutageRetry | None = None) -> Ledger:
     uri, file = tracking_uri(folder), pool_file(folder)
     is_here = not uri.startswith("http") or (file.exists() and json.loads(file.read_text())["mlflow_uri"] == uri)
     root = folder / "mlartifacts"
-    return Ledger(uri, artifact_root=root, tensors=tensors(folder) if is_here else None, waiting=waiting)
+    return Ledger(uri, artifact_root=root, tensors=tensors(folder), is_served_here=is_here, waiting=waiting)
 
 
 def tensors(folder: Path) -> Path:

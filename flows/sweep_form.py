@@ -311,9 +311,8 @@ def load_sweep(path: Path) -> Sweep:
             spec_of(form)
         except BatchFileError as error:
             faults += [_placed(fault, read=read, file=path.name) for fault in error.faults]
-    if faults:
+    if faults or form is None:
         raise BatchFileError(sorted(faults, key=lambda fault: fault.line or 0))
-    assert form is not None, "a form without a fault"
     return form
 
 
@@ -410,8 +409,7 @@ def _template(choice: JobFromFile | InlineJob) -> tuple[dict[str, Any], Path]:
         raise BatchFileError([Fault("template.path", None, fault, f"name a batch file, such as in {EXAMPLE_FILE}")])
     path = beside(Path(), str(located(choice.path)))
     batch = load_batch(path)
-    raw = document.read(batch.text).data
-    assert raw is not None, "a batch that was loaded"
+    raw = document.read(batch.text).data or {}
     jobs = [*raw.get("jobs", []), *(entry["template"] for entry in raw.get("grid", []))]
     named = {job["name"]: job for job in jobs}
     found = jobs[0] if not choice.job and len(jobs) == 1 else named.get(choice.job)

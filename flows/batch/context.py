@@ -28,7 +28,6 @@ from ringmaster.flows.pool.own_node import fork_server_of, lent_here, own_node
 from ringmaster.flows.reports.progress import current_view
 from ringmaster.flows.services import first_processes
 from ringmaster.model_lineage.ledger.ledger import Ledger
-from ringmaster.model_lineage.tensors import TensorStore
 from ringmaster.tasks.batch import Batch
 from ringmaster.tasks.batch.adaptation_rules import with_teachers
 from ringmaster.tasks.cluster import Cluster, detect
@@ -237,7 +236,6 @@ def open_run_context(batch: Batch, options: RunOptions) -> Iterator[RunContext]:
                 journal,
                 batch=batch,
                 notice=current_view.get().notice,
-                tensors=TensorStore(settings.tensors(home)),
             ),
             run_paths=RunPaths(
                 folder=folder,

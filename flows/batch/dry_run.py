@@ -181,13 +181,12 @@ def _with_prediction(found: DryRun, profiled: ProfilingResult, surroundings: For
 
 
 def _profile_here(node_context: NodeContext, *, policy: TrialPolicy) -> ProfilingResult:
-    notice = current_view.get().notice
     return profile_jobs(
         node_context.batch.jobs,
         environment=node_context.environment,
         cluster=node_context.cluster,
         known=node_context.known,
-        notice=notice,
+        notice=current_view.get().notice,
         lend=node_context.lend,
         policy=policy,
         share=node_context.batch.profiling_share,
@@ -319,17 +318,8 @@ def profile_batch(batch: BatchInput) -> ProfiledBatch:
         BatchFileError: The file has faults; the message has each with its line.
         InputError: The batch cannot be profiled on this machine.
     """
-    view = current_view.get()
     with open_node_context(as_batch(batch), home=settings.home()) as node_context:
-        profiled = profile_jobs(
-            node_context.batch.jobs,
-            environment=node_context.environment,
-            cluster=node_context.cluster,
-            known=node_context.known,
-            notice=view.notice,
-            lend=node_context.lend,
-            policy=TrialPolicy.THOROUGH,
-        )
+        profiled = _profile_here(node_context, policy=TrialPolicy.THOROUGH)
         report_refusals(profiled)
         jobs = [job for job in profiled.jobs if job.name not in profiled.faults]
         if not jobs:

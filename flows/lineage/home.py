@@ -53,9 +53,9 @@ class LineageHome:
     @cached_property
     def store(self) -> TensorStore:
         """The tensor store."""
-        from ringmaster.model_lineage.tensors import TensorStore
-
-        return TensorStore(settings.tensors(self.folder))
+        store = self.ledger.store
+        assert store is not None, "the ledger of a home has one"
+        return store
 
     @cached_property
     def snapshot(self) -> Snapshot:

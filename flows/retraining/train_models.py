@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import math
 from collections.abc import Mapping
 from contextlib import closing
@@ -10,7 +9,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-from ringmaster.codec import from_json
+from ringmaster.codec import from_json, to_json
 from ringmaster.errors import InputError, LedgerError
 from ringmaster.flows import settings
 from ringmaster.flows.batch.flow_runs import kept_result
@@ -145,7 +144,7 @@ def _keep_what_was_read(run: RetrainingRun, check: InspectedModel, record: Model
 def keep_trained(run: RetrainingRun, record: ModelRecord, kept: TrainingRecord) -> None:
     """Stores the facts about a model's training with its MLflow run."""
     if record.run_id is not None:
-        run.ledger.write_json(record.run_id, TRAINED, json.loads(json.dumps(kept.to_json())))
+        run.ledger.write_json(record.run_id, TRAINED, to_json(kept))
 
 
 def _recorded(run: RetrainingRun, check: InspectedModel, result: BatchResult) -> dict[str, ModelRecord]:

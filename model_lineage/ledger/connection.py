@@ -29,7 +29,8 @@ from ringmaster.model_lineage import sqlite_files
 from ringmaster.model_lineage.mlflow_calls import RetryingClient, redacted
 from ringmaster.model_lineage.waiting import OutageRetry
 
-if TYPE_CHECKING:  # it imports MLflow
+if TYPE_CHECKING:  # they import numpy and MLflow
+    from ringmaster.model_lineage.tensors import TensorStore
     from ringmaster.model_lineage.tensors.artifacts import TensorArtifactRepository
 
 QUIET_ENVIRONMENT = {
@@ -80,8 +81,9 @@ class Connection:
     experiment: the ledger's own experiment, created at first use. A batch's runs and models go to an experiment named
         EXPERIMENT/BATCH.
     artifact_root: the folder for files if a database is used directly; None stands for a folder beside the sqlite file.
-        A server has its own. If it is this folder, `tensors` says so, and the files are accessed without the server.
+        A server has its own.
     tensors: the folder of the tensor store, which then holds the weights among the files; None stores them plain.
+    is_served_here: whether a server's folder is `artifact_root`. Files are then accessed without the server.
     waiting: retries every call for as long as the store is unreachable; without it, failing calls raise soon.
     """
 
@@ -92,6 +94,7 @@ class Connection:
         experiment: str = "ringmaster",
         artifact_root: Path | None = None,
         tensors: Path | None = None,
+        is_served_here: bool = False,
         waiting: OutageRetry | None = None,
     ) -> None:
         self.tracking_uri = tracking_uri
@@ -100,7 +103,7 @@ class Connection:
         if artifact_root is None and self._sqlite_file is not None:
             artifact_root = self._sqlite_file.parent / "artifacts"
         self._is_server = urlsplit(tracking_uri).scheme in ("http", "https")
-        is_far = self._is_server and tensors is None
+        is_far = self._is_server and not is_served_here
         self._artifact_root = None if is_far or artifact_root is None else artifact_root.absolute()
         self._tensors = tensors
         self._waiting = waiting
@@ -112,6 +115,13 @@ class Connection:
     def file(self) -> Path | None:
         """The sqlite file of the store, or None for another kind of store."""
         return self._sqlite_file
+
+    @property
+    def store(self) -> TensorStore | None:
+        """The tensor store, or None if there is none."""
+        from ringmaster.model_lineage.tensors import TensorStore
+
+        return None if self._tensors is None else TensorStore(self._tensors)
 
     def warm_up(self, *, batch: str | None = None) -> None:
         """Opens the store now: imports MLflow, creates or checks the database, and creates the experiment.

@@ -19,6 +19,7 @@ from mlflow.entities import FileInfo
 from mlflow.store.artifact.artifact_repository_registry import _artifact_repository_registry
 from mlflow.store.artifact.local_artifact_repo import LocalArtifactRepository
 from mlflow.utils.file_utils import create_tmp_dir
+from mlflow.utils.uri import validate_path_is_safe
 
 from ringmaster.errors import TensorStoreError
 from ringmaster.model_lineage.ledger.connection import TENSORS_SCHEME
@@ -59,17 +60,22 @@ class TensorArtifactRepository(LocalArtifactRepository):  # type: ignore[misc]
         store = self.store
         with store.writing():  # until it is referred to, or a concurrent `gc` would drop it
             stored = store.add(folder, parent=parent, owner=ARTIFACTS, finds_parent=parent is None)
-            self.refer(stored, folder=folder, artifact_path=artifact_path)
+            self.refer(stored, folder=folder, artifact_path=artifact_path, replaces=True)
         return stored
 
-    def refer(self, stored: StoredModel, *, folder: Path, artifact_path: str | None = None) -> None:
-        """Lets the artifacts be those of a stored model: its weights by reference, copies of its other files."""
+    def refer(
+        self, stored: StoredModel, *, folder: Path, artifact_path: str | None = None, replaces: bool = False
+    ) -> None:
+        """Lets the artifacts be those of a stored model: its weights by reference, copies of its other files.
+
+        replaces: whether other files that are there already are replaced.
+        """
         for file in stored.files:
             target = self.folder / (artifact_path or "") / file.path
             if file.path.endswith(WEIGHTS):
                 num_bytes = (folder / file.path).stat().st_size
                 FileReference(model=stored.id, path=file.path, num_bytes=num_bytes).write(target)
-            elif not target.exists():
+            elif replaces or not target.exists():
                 below = target.parent.relative_to(self.folder).as_posix()
                 super().log_artifact(str(folder / file.path), None if below == "." else below)
 
@@ -131,7 +137,7 @@ class TensorArtifactRepository(LocalArtifactRepository):  # type: ignore[misc]
 
     def get_local_path(self, artifact_path: str) -> str | None:
         """Returns the path of a file that lies there as it is; None for one that is to be downloaded."""
-        where = self.folder / artifact_path
+        where = self.folder / validate_path_is_safe(artifact_path)
         references = [where] if FileReference.at(where) else list(where.rglob(f"*{WEIGHTS}{REFERENCE}"))
         return None if references else super().get_local_path(artifact_path)
 
@@ -142,7 +148,7 @@ class TensorArtifactRepository(LocalArtifactRepository):  # type: ignore[misc]
         return str(super().download_artifacts(artifact_path, dst_path or create_tmp_dir()))
 
     def _download_file(self, remote_file_path: str, local_path: str) -> None:
-        reference = FileReference.at(self.folder / remote_file_path)
+        reference = FileReference.at(self.folder / validate_path_is_safe(remote_file_path))
         if reference is None:
             super()._download_file(remote_file_path, local_path)
         else:

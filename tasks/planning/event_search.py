@@ -139,11 +139,10 @@ class EventLp:
             self.lp.columns[self.lengths[p]].append((time, -1.0))
             for option, whole_s in options:
                 whole = whole_s / self.unit_s
-                for kind in self.problem.device_types:
-                    if option.device_type in ("", kind):
-                        slot = self.lp.slot_row(p, kind, option.slot)
-                        entries = [(work, 1.0 / whole), (time, 1.0), (slot, float(option.num_nodes))]
-                        self.seconds.append((self.lp.column(entries), job.id, p, whole))
+                for kind in self.problem.types_of(option):
+                    slot = self.lp.slot_row(p, kind, option.slot)
+                    entries = [(work, 1.0 / whole), (time, 1.0), (slot, float(option.num_nodes))]
+                    self.seconds.append((self.lp.column(entries), job.id, p, whole))
 
     def _add_nodes(self) -> None:
         for p in range(self.num):
@@ -337,53 +336,31 @@ def plan_by_events(
     orders = list(first_orders(safe.problem, ends_of(start, problem), of, bound_s))
     if (len(orders[0]) + 1) * len(problem.jobs) > MAX_SIZE:
         return None
-    search = _Search(problem, safe, objective, least_value, least_s, seed, work)
-    best, is_fixed = None, any(event.kind in (EventKind.LEAVE, EventKind.DUE) for event in orders[0])
+
+    def planned(order: OrderFound, trial: int) -> Plan | None:
+        segments = _planned(order, safe.problem, least_s=least_s, seed=MAX_TRIALS * seed + trial, work=work)
+        work.charge(PER_RETIMED_S * len(problem.jobs))
+        original = [replace(each, option=safe.options[each.job][each.option]) for each in segments]
+        exact = exactly(problem, original, objective=objective, least_s=least_s)
+        return replace(start, segments=exact, method="event order") if exact else None
+
+    best: Plan | None = None
+    is_fixed = any(event.kind in (EventKind.LEAVE, EventKind.DUE) for event in orders[0])
     for share in EARLIER if is_fixed else EARLIER[:1]:
-        best_found = best_order([earlier(order, share) for order in orders], safe.problem, of, bound_s, work)
-        best = search.improved(best, best_found, start) if best_found else best
+        order = best_order([earlier(order, share) for order in orders], safe.problem, of, bound_s, work)
+        num_failed = 0
+        for trial in range(max(1, min(MAX_TRIALS, JOBS_OF_TRIALS // len(problem.jobs))) if order else 0):
+            if order is None or (plan := planned(order, trial)) is None:
+                break
+            is_better = best is None or objective.rank(plan, problem) < objective.rank(best, problem)
+            num_failed = 0 if is_better else num_failed + 1
+            best = plan if best is None or is_better else best
+            is_close = objective.value(best, problem) <= least_value * CLOSE
+            if is_close or num_failed == MAX_FAILED or work.is_over():
+                break
         if work.is_over() or (best and lateness_s(best, problem) <= SAME * best.makespan_s):
             break
     return best
-
-
-@dataclass(frozen=True)
-class _Search:
-    """What the trials for one problem have in common."""
-
-    problem: Problem
-    safe: "MemorySafe"
-    objective: Objective
-    least_value: float
-    least_s: float
-    seed: int
-    work: WorkBudget
-
-    def improved(self, best: Plan | None, found: OrderFound, start: Plan) -> Plan | None:
-        """Returns the best of a plan and those that a few trials with different seeds find for an order of events."""
-        num_failed = 0
-        for trial in range(max(1, min(MAX_TRIALS, JOBS_OF_TRIALS // len(self.problem.jobs)))):
-            plan = self._trial(found, MAX_TRIALS * self.seed + trial, start)
-            if plan is None:
-                break
-            is_better = best is None or self._rank(plan) < self._rank(best)
-            num_failed = 0 if is_better else num_failed + 1
-            best = plan if best is None or is_better else best
-            is_close = self.objective.value(best, self.problem) <= self.least_value * CLOSE
-            if is_close or num_failed == MAX_FAILED or self.work.is_over():
-                break
-        return best
-
-    def _trial(self, found: OrderFound, seed: int, start: Plan) -> Plan | None:
-        problem, least_s = self.safe.problem, self.least_s
-        segments = _planned(found, problem, least_s=least_s, seed=seed, work=self.work)
-        self.work.charge(PER_RETIMED_S * len(self.problem.jobs))
-        original = [self.safe.original(segment) for segment in segments]
-        exact = exactly(self.problem, original, objective=self.objective, least_s=least_s)
-        return replace(start, segments=exact, method="event order") if exact else None
-
-    def _rank(self, plan: Plan) -> tuple[float, float, float]:
-        return self.objective.rank(plan, self.problem)
 
 
 @dataclass(frozen=True)
@@ -392,10 +369,6 @@ class MemorySafe:
 
     problem: Problem
     options: Mapping[str, tuple[int, ...]]
-
-    def original(self, segment: Segment) -> Segment:
-        """Returns the segment with the option's index in the original problem."""
-        return replace(segment, option=self.options[segment.job][segment.option])
 
 
 def within_fair_memory(problem: Problem) -> MemorySafe | None:

@@ -5,6 +5,7 @@ from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from itertools import pairwise
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
@@ -208,10 +209,8 @@ class Tables:
     """Options of all jobs in one row, and the worth of jobs and nodes at the certificate's prices.
 
     unit_s: seconds in one unit of time.
-    first, last: the options of job j on nodes of kind v are first[v, j] .. last[v, j] - 1.
+    options: the kernels' option table, for all kinds of nodes.
     index: index[o] is the option's index in the job's own options.
-    need, slot, spread: option o takes need[o] devices, slot[o] on each of spread[o] nodes.
-    rate: rate[o] is the share of the job that it does in a unit of time.
     cost: cost[v, j] is what the cheapest option of job j costs at the prices.
     own: own[j] is the price of the job's own time.
     pack: pack[v, g] is what a node of g devices earns in a unit of time.
@@ -220,13 +219,8 @@ class Tables:
 
     problem: Problem
     unit_s: float
-    first: Ints
-    last: Ints
+    options: Any
     index: Ints
-    need: Ints
-    slot: Ints
-    spread: Ints
-    rate: Floats
     cost: Floats
     own: Floats
     pack: Floats
@@ -262,34 +256,33 @@ class Tables:
             for size in range(1, pack.shape[1]):
                 fits = (pack[v, size - s] + w for s, w in of_kind.items() if s <= size)
                 pack[v, size] = max([pack[v, size - 1], *fits])
+        rate = np.array([bound.seconds / option.runtime_s for _, option in rows])
         return cls(
             problem=problem,
             unit_s=bound.seconds,
-            first=first,
-            last=last,
+            options=OptionTable(
+                first=first,
+                last=last,
+                need=np.array([option.num_devices for _, option in rows], np.int32),
+                rate=rate,
+                liked=rate,
+                slot=np.array([option.slot for _, option in rows], np.int32),
+                spread=np.array([option.num_nodes for _, option in rows], np.int32),
+            ),
             index=np.array([k for k, _ in rows], np.int32),
-            need=np.array([option.num_devices for _, option in rows], np.int32),
-            slot=np.array([option.slot for _, option in rows], np.int32),
-            spread=np.array([option.num_nodes for _, option in rows], np.int32),
-            rate=np.array([bound.seconds / option.runtime_s for _, option in rows]),
             cost=cost,
             own=np.array(own),
             pack=pack,
             least_run_s=LEAST_RUN_SWITCHES * problem.switch_cost_s if least_run_s is None else least_run_s,
         )
 
-    @property
-    def options(self) -> OptionTable:
-        """The kernels' option table, for all kinds of nodes."""
-        return OptionTable(self.first, self.last, self.need, self.rate, self.rate, self.slot, self.spread)
-
-    def options_of(self, kind: int) -> OptionTable:
+    def options_of(self, kind: int) -> Any:
         """Returns the kernels' option table for one kind of nodes."""
-        return self.options._replace(first=self.first[kind], last=self.last[kind])
+        return self.options._replace(first=self.options.first[kind], last=self.options.last[kind])
 
     def option(self, kind: int, job: int, index: int) -> int:
         """Returns the row of a job's option for a kind of nodes; -1 where it does not run on them."""
-        own = range(self.first[kind, job], self.last[kind, job])
+        own = range(self.options.first[kind, job], self.options.last[kind, job])
         return next((o for o in own if self.index[o] == index), -1)
 
 
@@ -482,6 +475,6 @@ def _fits(tables: Tables, groups: NodeGroups, group: int, job: int) -> bool:
     """Whether some option of the job fits the group's nodes."""
     kind, layout = groups.kinds[group], groups.layout(group)
     return any(
-        (layout >= tables.slot[o]).sum() >= tables.spread[o]
-        for o in range(tables.first[kind, job], tables.last[kind, job])
+        (layout >= tables.options.slot[o]).sum() >= tables.options.spread[o]
+        for o in range(tables.options.first[kind, job], tables.options.last[kind, job])
     )

@@ -185,7 +185,8 @@ def _with_liking(tables: Tables, parts: JobShares) -> OptionTable:
     rules, options = _rules(tables), tables.options
     liked, held = options.rate.copy(), parts.held[parts.held >= 0]
     liked[held] *= 1.0 + (rules.switch + rules.per_switch) * liked[held]
-    return options._replace(liked=liked)
+    with_liking: OptionTable = options._replace(liked=liked)
+    return with_liking
 
 
 def _annealed(
@@ -328,7 +329,7 @@ def realise(
         begin = [int(i) for i in np.flatnonzero(starts[k])]
         for i in begin:
             o = int(sequence[k, i])
-            held[i] = _gang(problem.nodes, nodes, located[k, i], int(tables.slot[o]), taken)
+            held[i] = _gang(problem.nodes, nodes, located[k, i], int(tables.options.slot[o]), taken)
         for i in sorted([*begin, *goes_on]):
             o = int(sequence[k, i])
             stop = k + 1

@@ -440,7 +440,7 @@ class ExhaustiveSearch:
             own, row = certificate.job_prices.get(job.id, 0.0), {}
             for k in self.kept[job.id]:
                 option = job.options[k]
-                kinds = [kind for kind in self.problem.device_types if option.device_type in ("", kind)]
+                kinds = self.problem.types_of(option)
                 slot = min(certificate.prices_of(kind).get(option.slot, 0.0) for kind in kinds)
                 row[k] = (own + slot) * option.runtime_s - own * self.limit_s
             costs[job.id] = row

@@ -197,6 +197,9 @@ class DeviceMonitor(Protocol):
 class NoDeviceMonitor(DeviceMonitor):
     """The monitor of devices that are not measured."""
 
+    def begin(self, segment: int, numbers: Sequence[int], *, is_part: bool = False) -> None:
+        """Measures nothing."""
+
 
 class NodeAgent:
     """Serves one node, from `start` until `drain`, or until `ended` is set because another worker serves the node.

@@ -200,12 +200,6 @@ class Submissions:
         query = select(json_field(BATCHES.c.content, "flow_run"))
         return set(self._database.read(lambda connection: connection.execute(query).scalars().all()))
 
-    def all(self) -> Sequence[tuple[Submission, str]]:
-        """Returns every batch that was ever submitted, with its status, oldest first."""
-        query = select(BATCHES.c.content, BATCHES.c.status).order_by(BATCHES.c.submitted_s)
-        rows = self._database.read(lambda connection: connection.execute(query).all())
-        return [(from_json(Submission, row.content), row.status) for row in rows]
-
     def end(self, batch: str, *, message: str = "") -> None:
         """Marks a batch as ended, once all of its jobs have ended. message: why the pool has refused it, if so."""
         self._set(batch, BatchStatus.ENDED, message=message)

@@ -9,7 +9,6 @@ from typing import Any
 from ringmaster.errors import LedgerError
 from ringmaster.model_lineage.importing import record_base
 from ringmaster.model_lineage.ledger.ledger import Ledger
-from ringmaster.model_lineage.tensors import TensorStore
 from ringmaster.tasks.storage.journal import Journal
 from ringmaster.techniques import Job
 from ringmaster.text import code_span, markdown
@@ -31,14 +30,12 @@ class Ancestry:
     """Finds the recorded parents of a batch's models.
 
     jobs: those of the batch, by name.
-    tensors: the store for models from outside the batch.
     lost: why models from outside the batch cannot be recorded, as they are found.
     """
 
     ledger: Ledger
     journal: Journal
     jobs: Mapping[str, Job]
-    tensors: TensorStore | None
     lost: dict[str, str] = field(default_factory=dict)
 
     def parents(self, job: Job) -> list[str]:
@@ -89,7 +86,7 @@ class Ancestry:
         if known is not None:
             return known
         try:
-            known = record_base(self.ledger, source, store=self.tensors)
+            known = record_base(self.ledger, source, store=self.ledger.store)
         except (ValueError, OSError) as error:  # LedgerError and TensorStoreError are among them
             if isinstance(error, LedgerError) and error.may_pass:
                 raise

@@ -15,7 +15,6 @@ from ringmaster.errors import LedgerError, TensorStoreError
 from ringmaster.model_lineage import model_pages
 from ringmaster.model_lineage.ledger.ledger import Ledger
 from ringmaster.model_lineage.records import MetricPoint, ModelRecord, Origin
-from ringmaster.model_lineage.tensors import TensorStore
 from ringmaster.tasks.batch import Batch
 from ringmaster.tasks.datasets.recording import ROWS, dataset_inputs, rows_text
 from ringmaster.tasks.execution.events import ExecutionEvent, GangSaid, JobEnded, Planned, SegmentEnded, SegmentStarted
@@ -79,7 +78,7 @@ class MlflowWriter:
     Raises LedgerError if MLflow cannot write, for now or at all.
 
     num_plans: the number of plans that are recorded already.
-    tensors: the store for models, each as a difference to its parent; `notice` receives a message if that fails.
+    notice: receives a message if a model cannot be kept in the tensor store.
     """
 
     def __init__(
@@ -89,11 +88,10 @@ class MlflowWriter:
         *,
         batch: Batch,
         num_plans: int = 0,
-        tensors: TensorStore | None = None,
         notice: Callable[[str], None] = lambda _: None,
     ) -> None:
         self.ledger, self._journal, self._batch = ledger, journal, batch
-        self._tensors, self._notice = tensors, notice
+        self._notice = notice
         self._known = JobsToRecord(jobs={}, preflights={}, profiles={})
         self._points: dict[str, list[MetricPoint]] = {}
         self._waiting: set[str] = set()  # jobs whose pages say that they wait
@@ -111,12 +109,7 @@ class MlflowWriter:
 
     @property
     def _ancestry(self) -> Ancestry:
-        return Ancestry(
-            ledger=self.ledger,
-            journal=self._journal,
-            jobs=self._known.jobs,
-            tensors=self._tensors,
-        )
+        return Ancestry(ledger=self.ledger, journal=self._journal, jobs=self._known.jobs)
 
     def begin(self, known: JobsToRecord, *, key: str, devices: Sequence[str], num_trials: int) -> None:
         """Opens the batch's run, or resumes it.
@@ -388,10 +381,10 @@ class MlflowWriter:
 
     def _keep(self, model: ModelRecord, folder: Path, *, components: Mapping[str, str] | None) -> None:
         """Stores a recorded model in the tensor store. A failure is no fault, as the model is recorded already."""
-        if self._tensors is None:
+        if (store := self.ledger.store) is None:
             return
         try:
-            self.ledger.keep_tensors(model, folder, store=self._tensors, components=components)
+            self.ledger.keep_tensors(model, folder, store=store, components=components)
         except (ValueError, OSError) as error:
             if isinstance(error, LedgerError) and error.may_pass:
                 raise

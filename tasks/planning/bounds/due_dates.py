@@ -274,10 +274,9 @@ class _DueModel:
                 continue
             time = self._time[job.id, i] = self.lp.row(-math.inf, self.ends[i] - max(self.begins[i], head))
             for option, whole_s in options:
-                for kind in self.problem.device_types:
-                    if option.device_type in ("", kind):
-                        slot = (self.lp.slot_row(i, kind, option.slot), float(option.num_nodes))
-                        self.lp.column([(work, self.unit_s / whole_s), (time, 1.0), slot])
+                for kind in self.problem.types_of(option):
+                    slot = (self.lp.slot_row(i, kind, option.slot), float(option.num_nodes))
+                    self.lp.column([(work, self.unit_s / whole_s), (time, 1.0), slot])
 
     def prices(self) -> WindowPrices | None:
         duals = self.lp.prices()
@@ -293,8 +292,7 @@ class _DueModel:
         return WindowPrices(self.points, tuple(map(dict, slots)), {job: tuple(row) for job, row in own.items()})
 
     def _add_nodes(self, i: int) -> None:
-        groups = Counter((n.device_type, n.num_devices, n.available_until_s) for n in self.problem.nodes)
-        for (kind, size, until_s), count in groups.items():
+        for (kind, size, until_s), count in self.problem.node_groups.items():
             until = math.inf if until_s is None else until_s / self.unit_s
             there = count * max(0.0, min(self.ends[i], until) - self.begins[i])
             rows = [self.lp.row(-math.inf, there), *(self.lp.row(0.0, 0.0) for _ in range(size - 1))]

@@ -9,7 +9,6 @@ jobs.
 """
 
 import math
-from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from enum import Enum
@@ -221,9 +220,7 @@ class PatternModel:
             is_lp_of_groups = self.problem.is_fused and self.integral is Integral.NOTHING
             seconds = option.runtime_s if is_lp_of_groups else whole_of(job, k, self.problem.switch_cost_s)
             rows = tuple(class_of[name] for name in (job.id, *option.jobs))
-            for kind in self.problem.device_types:
-                if option.device_type in ("", kind):
-                    columns.append(_Column(j, k, kind, seconds / self.unit_s, rows))
+            columns += [_Column(j, k, kind, seconds / self.unit_s, rows) for kind in self.problem.types_of(option)]
         return columns
 
     def _option(self, column: _Column) -> Option:
@@ -240,8 +237,7 @@ class PatternModel:
         self.lp.column(entries, upper=most, is_integer=is_integer)
 
     def _add_walks(self) -> None:
-        groups = Counter((n.device_type, n.num_devices, n.available_until_s) for n in self.problem.nodes)
-        for (kind, size, until_s), count in groups.items():
+        for (kind, size, until_s), count in self.problem.node_groups.items():
             places = [self.lp.row(0.0, 0.0) for _ in range(size)]
             if until_s is None:
                 self.lp.columns[0].append((places[0], -float(count)))

@@ -24,7 +24,7 @@ of jobs that wait, and where nodes go away.
 """
 
 import math
-from collections import Counter, defaultdict
+from collections import defaultdict
 from collections.abc import Iterator, Mapping, Sequence
 from typing import NamedTuple
 
@@ -136,9 +136,7 @@ def prices_of_seconds(prices: WindowPrices, job: PlanningJob, problem: Problem, 
     typed, own = prices.slot_prices[window], prices.job_prices.get(job.id)
     price = own[window] if own else 0.0
     return [
-        o.num_nodes
-        * min(typed.get(kind, {}).get(o.slot, 0.0) for kind in problem.device_types if o.device_type in ("", kind))
-        + price
+        o.num_nodes * min(typed.get(kind, {}).get(o.slot, 0.0) for kind in problem.types_of(o)) + price
         for o in job.options
     ]
 
@@ -221,7 +219,7 @@ class WindowRows:
 
     def slot_rows(self, i: int, option: Option) -> list[tuple[int, float]]:
         """Returns the row and coefficient of an option in window i for each type of devices that it may use."""
-        kinds = [kind for kind in self.problem.device_types if option.device_type in ("", kind)]
+        kinds = self.problem.types_of(option)
         return [(self.lp.slot_row(i, kind, option.slot), float(option.num_nodes)) for kind in kinds]
 
     def order_rows(self, c: int, i: int) -> list[tuple[int, float]]:
@@ -253,8 +251,7 @@ class WindowRows:
 
     def add_nodes(self) -> None:
         """Adds the walks over nodes in each window."""
-        groups = Counter((n.device_type, n.num_devices, n.available_until_s) for n in self.problem.nodes)
-        for (kind, size, until_s), count in groups.items():
+        for (kind, size, until_s), count in self.problem.node_groups.items():
             until = math.inf if until_s is None else until_s / self.unit_s
             for i in range(self.num if self.end is not None else self.last):
                 if until <= self.points[i] or not any(key[:2] == (i, kind) for key in self.lp.slots):

@@ -8,7 +8,7 @@ nothing depends on that unit.
 from __future__ import annotations
 
 import math
-from collections import defaultdict
+from collections import Counter, defaultdict
 from collections.abc import Hashable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
@@ -282,6 +282,15 @@ class Problem:
     def device_types(self) -> tuple[str, ...]:
         """The device types of the nodes, sorted."""
         return tuple(sorted({node.device_type for node in self.nodes}))
+
+    @cached_property
+    def node_groups(self) -> Mapping[tuple[str, int, float | None], int]:
+        """The number of nodes by device type, number of devices and end of availability."""
+        return Counter((node.device_type, node.num_devices, node.available_until_s) for node in self.nodes)
+
+    def types_of(self, option: Option) -> tuple[str, ...]:
+        """Returns the types of devices that an option may run on."""
+        return tuple(kind for kind in self.device_types if option.device_type in ("", kind))
 
     @cached_property
     def is_plain(self) -> bool:

@@ -15,6 +15,7 @@ from safetensors.numpy import save_file
 from ringmaster.model_lineage import QUIET_ENVIRONMENT, Ledger
 from ringmaster.model_lineage.snapshot import Snapshot, collect, consistency_errors
 from ringmaster.model_lineage.tensors import TensorStore
+from ringmaster.model_lineage.tensors.store import FileReference
 from tests.integration.lineage.test_ledger_server import served
 
 RANDOM = np.random.default_rng(0)
@@ -125,6 +126,18 @@ def test_gc_frees_what_no_living_model_needs(family, tmp_path):
     (family.home / "mlartifacts").rename(tmp_path / "moved")
     with pytest.raises(ValueError, match=r"are not there, and which models they need is not known. To fix: "):
         family.store.gc(drop=[])
+
+
+def test_plain_files_that_models_have_too_become_references_and_no_other_ones(family, tmp_path):
+    files = {name: folder / "model.safetensors" for name, folder in family.folders.items()}
+    contents = {name: file.read_bytes() for name, file in files.items()}
+    files["one"].write_bytes(contents["one"][:-1] + bytes([contents["one"][-1] ^ 1]))
+    assert family.store.share(list(files.values())) == len(contents["base"]) + len(contents["two"])
+    assert files["one"].exists() and not files["base"].exists()
+    reference = FileReference.at(files["two"])
+    assert reference is not None
+    family.store.write_file(reference, tmp_path / "again")
+    assert (tmp_path / "again").read_bytes() == contents["two"]
 
 
 def test_a_home_of_the_release_before_is_read_and_its_new_models_go_to_the_store(tmp_path):

@@ -10,6 +10,7 @@ class FakeLedger:
     """Stores its records in memory. `away` counts the calls that fail from now on: -1 for all until it is set to 0."""
 
     tracking_uri = "sqlite:///nowhere.db"
+    store = None
 
     def __init__(self):
         self.away = 0

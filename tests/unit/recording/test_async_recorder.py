@@ -388,9 +388,9 @@ def test_a_cancelled_job_is_no_failed_one(database):
 
 def told(database, ledger, notices):
     """Records a job whose model also goes to a tensor store. Returns the faults."""
-    tensors = TensorStore(Path("/nowhere"))
+    ledger.store = TensorStore(Path("/nowhere"))
     journal = Journal(database, batch=KEY)
-    recorder = AsyncRecorder(ledger, journal, batch=BATCH, notice=notices.append, tensors=tensors)
+    recorder = AsyncRecorder(ledger, journal, batch=BATCH, notice=notices.append)
     recorder.begin(recorded(), devices=["d"], num_trials=0)
     for event in story():
         recorder.listen(event)

@@ -33,7 +33,7 @@ def test_one_node_has_a_configuration_lp_that_meets_the_pattern_bound(node):
     assert 1 - 1e-6 <= time <= 1.01
     assert prices.sum() == pytest.approx(time, rel=1e-6)
     for i in range(7):
-        work = sum(t * tables.rate[c[i]] for c, t in zip(configs, times, strict=True) if c[i] >= 0)
+        work = sum(t * tables.options.rate[c[i]] for c, t in zip(configs, times, strict=True) if c[i] >= 0)
         assert work >= 1 - 1e-6
 
 

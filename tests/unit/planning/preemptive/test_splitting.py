@@ -100,12 +100,12 @@ def test_the_configuration_lp_keeps_to_windows(seed, within):
     limits[0], share[0] = within, 0.5
     time, configs, times, prices = config_lp(jobs, share, limits, tables.options_of(0), layout, np.zeros(1))
     if time == INFEASIBLE:
-        shortest = 0.5 / max(tables.rate[tables.first[0, 0] : tables.last[0, 0]])
+        shortest = 0.5 / max(tables.options.rate[tables.options.first[0, 0] : tables.options.last[0, 0]])
         assert shortest > within
         return
     assert sum(t for c, t in zip(configs, times, strict=True) if c[0] >= 0) <= within + 1e-7
     for i in range(6):
-        work = sum(t * tables.rate[c[i]] for c, t in zip(configs, times, strict=True) if c[i] >= 0)
+        work = sum(t * tables.options.rate[c[i]] for c, t in zip(configs, times, strict=True) if c[i] >= 0)
         assert work >= share[i] - 1e-7
     assert time == pytest.approx(times.sum())
     assert min(prices) >= -1e-9

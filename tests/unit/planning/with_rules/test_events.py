@@ -85,7 +85,7 @@ def test_options_within_their_share_of_memory_keep_their_meaning():
     problem = Problem("memory", (PlanningNode("n0", 2, host_memory_bytes=100),), (PlanningJob("a", options),))
     safe = within_fair_memory(problem)
     assert [o.runtime_s for o in safe.problem.jobs[0].options] == [70.0]
-    assert safe.original(Segment("a", 0, 0.0, 70.0, 1.0, 0.0, (("n0", (0,)),))).option == 1
+    assert safe.options["a"][0] == 1
     hungry = replace(problem, jobs=(PlanningJob("a", options[:1]),))
     assert within_fair_memory(hungry) is None
 
