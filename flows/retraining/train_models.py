@@ -23,11 +23,11 @@ from ringmaster.flows.retraining.select_models import SelectedModels
 from ringmaster.flows.train_batch import train_batch
 from ringmaster.model_lineage import ModelRecord
 from ringmaster.tasks.batch import Batch
-from ringmaster.tasks.evaluation.compare import ranked
 from ringmaster.tasks.retraining.drift import TrainingRecord, input_features, references_of
 from ringmaster.tasks.storage.database import Database
 from ringmaster.tasks.storage.journal import JobStatus
 from ringmaster.techniques import Job
+from ringmaster.techniques.metric import ranked
 
 
 def train_models(

@@ -21,6 +21,7 @@ from pydantic import Field, StringConstraints, ValidationInfo, WithJsonSchema
 from pydantic.functional_validators import AfterValidator
 from pydantic_core import PydanticCustomError
 
+from ringmaster.extras import PACKAGES, install_command, missing_packages
 from ringmaster.tasks.batch.document import got
 from ringmaster.tasks.files import beside, is_file
 from ringmaster.tasks.planning.objectives import objective_names
@@ -33,7 +34,7 @@ from ringmaster.techniques.data.row_files import FORMATS, format_of
 from ringmaster.techniques.data_source import ALIASES, data_source_names
 from ringmaster.techniques.job import Adapter
 from ringmaster.techniques.loss import DOTTED_NAME, loss_names
-from ringmaster.techniques.metric import metric_names
+from ringmaster.techniques.metric import METRIC_FAMILIES, metric_names
 from ringmaster.techniques.models.peft_format import resolved
 from ringmaster.text import shortened
 
@@ -80,8 +81,13 @@ def technique(name: str) -> str:
 
 
 def metric(name: str) -> str:
-    """Checks that a metric is registered."""
-    return one_of(metric_names())(name)
+    """Checks that a metric is registered, or of a family such as lm-eval, whose extra is installed."""
+    family, slash, _ = name.partition("/")
+    if not slash or family not in METRIC_FAMILIES.paths():
+        return one_of(metric_names())(name)
+    if family in PACKAGES and (missing := missing_packages(family)):
+        raise wrong(f"the metric {name} needs {missing}, not installed", install_command(family))
+    return name
 
 
 def loss(value: Any, info: ValidationInfo) -> Any:
@@ -417,6 +423,8 @@ METHODS = tuple(method for methods in job.ADAPTATIONS.values() for method in met
 Method = Annotated[str, AfterValidator(one_of(METHODS)), WithJsonSchema({"enum": list(METHODS)})]
 Parent = Annotated[str, AfterValidator(parent)]
 Metric = Annotated[str, AfterValidator(metric), WithJsonSchema({"enum": list(metric_names()), "type": "string"})]
+ANY_METRIC = {"anyOf": [{"enum": list(metric_names())}, {"pattern": "^[a-z-]+/.+$"}], "type": "string"}
+EvaluationMetric = Annotated[str, AfterValidator(metric), WithJsonSchema(ANY_METRIC)]
 Loss = Annotated[
     Any,
     AfterValidator(loss),

@@ -29,6 +29,7 @@ from ringmaster.techniques.estimates.memory import (
 )
 from ringmaster.techniques.job import DISTILLED, Job
 from ringmaster.techniques.loss import CAUSAL, loss_function_of, reward_names
+from ringmaster.techniques.metric import why_generating
 from ringmaster.techniques.model_facts import ModelFacts
 from ringmaster.techniques.models.adaptation_support import bytes_beside, copies_reference
 from ringmaster.techniques.models.facts import model_facts
@@ -379,6 +380,8 @@ class Estimator:
         """The times of a step on one device: measured where the layers and the data are at hand, or by operations."""
         if reward_names(self._job.loss, self._job.loss_options) or self._job.model.command is not None:
             return None  # most of a step is generation, or a command's own
+        if why_generating(self._job.evaluation.metrics) is not None:
+            return None  # how long its evaluation generates is measured in a trial
         alone = None
         if not self._is_large and not self._order.describe_data:
             alone = measured_step_times(

@@ -34,6 +34,7 @@ from ringmaster.techniques.models.peft_format import (
     resolved,
     tensor_name,
 )
+from ringmaster.techniques.models.sentence_embeddings import copy_modules
 
 FACTORY = "model.json"
 GENERATION = "generation_config.json"
@@ -66,6 +67,8 @@ def export_model(
     processor of its data or, where the data has none, of its base. A factory's model is written as `model.safetensors`,
     with a `model.json` that names the factory.
 
+    A model without a head keeps the modules of a Sentence-Transformers base: pooling and normalization.
+
     How it generates is kept as well: its `generation_config`, with the token that ends a turn of a chat template of the
     data's among those that end a text.
 
@@ -80,6 +83,8 @@ def export_model(
             _save_pretrained(aside, model.config, state)
             _save_generation(aside, model, prepared)
             copy_processors(aside, prepared=prepared, base=base)
+            if _has_no_head(model):
+                copy_modules(base, aside)
 
 
 def copy_processors(folder: Path, *, prepared: PreparedData, base: str | None) -> None:
@@ -225,3 +230,10 @@ def export_adapter(
         (aside / ADAPTER_CONFIG).write_text(json.dumps(config, indent=2, sort_keys=True))
         save_file(tensors, aside / ADAPTER_WEIGHTS, metadata={"format": "pt"})
         copy_processors(aside, prepared=prepared, base=base)
+        if _has_no_head(model):
+            copy_modules(base, aside)
+
+
+def _has_no_head(model: nn.Module) -> bool:
+    """Whether a model is the body of its architecture, whose hidden states Sentence-Transformers pools."""
+    return getattr(model, "base_model", None) is model

@@ -121,7 +121,8 @@ def _rewrite(order: GangOrder, folder: Path, *, beat: Callable[[], None], is_tri
         return
     if adaptation.kind == PRUNED:
         prune(model, adaptation)
-    export_model(folder, spec=job.model, model=model, state=model.state_dict(), prepared=prepared)
+    of = order.weights_from or job.model.from_pretrained
+    export_model(folder, spec=job.model, model=model, state=model.state_dict(), prepared=prepared, base=of)
 
 
 def _peak(device: torch.device) -> int:

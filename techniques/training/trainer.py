@@ -49,7 +49,7 @@ from ringmaster.techniques.processes.ranks import Ranks
 from ringmaster.techniques.technique import Technique, data_parallel_rank, data_parallel_size, why_no_optimizer
 from ringmaster.techniques.training.adaptation import JobAdaptation
 from ringmaster.techniques.training.dropout import Draws, drawing, name_modules, seed_generators, use
-from ringmaster.techniques.training.generation import HELD_OUT, prompt_seed, rollout_of
+from ringmaster.techniques.training.generation import HELD_OUT, answer_writer_of, beating, prompt_seed, rollout_of
 from ringmaster.techniques.training.gradients import compute_in_half
 from ringmaster.techniques.training.losses import disable_dropout, loss_of
 from ringmaster.techniques.training.metrics import MetricTotals
@@ -234,6 +234,15 @@ class Trainer(JobTrainingState):
             is_trial=order.purpose == TRIAL,
             beat=beat,
         )
+        self._answers = answer_writer_of(
+            self.job.evaluation,
+            model=model,
+            tokenizer_dir=self.prepared.tokenizer_dir,
+            device=ranks.device,
+            autocast=self._autocast,
+            is_trial=order.purpose == TRIAL,
+            beat=beat,
+        )
         beat()
         if not technique.moves_model:
             model.to(ranks.device)
@@ -357,17 +366,24 @@ class Trainer(JobTrainingState):
         names, loss = self.job.evaluation.metrics, self._loss.given(totals)
         metrics, work = MetricTotals(names, loss=loss, data=self.prepared), _TrainerWork(self, [])
         self.model.eval()
+        model = self._technique.unwrap(self.model)
         for rows, counted, width in chunks:
             batch = fetch(self._held_out, rows, width=width)
+            written = self._answers.written(model, batch) if self._answers is not None and counted else None
             if self._rollout is not None:
                 seeds = [prompt_seed(self.job.seed, HELD_OUT, row) for row in rows]  # the same at every step
-                model = self._technique.unwrap(self.model)
                 (batch,) = self._rollout.with_advantages([self._rollout.completed(model, batch, seeds=seeds)])
             batch = work.completed(self._to_device(self._technique.part(batch)))
             output = self._technique.forward(self.model, batch, work)
             if counted and output is not None:  # in a pipeline only the last stage has an output
-                metrics.add(output, work.with_reference(batch), rows=rows)
+                metrics.add(output, work.with_reference(batch), rows=rows, written=written)
             self._beat()
+        if metrics.of_models:
+            num_rows = (max_batches or self.job.evaluation.max_batches) * self.job.global_batch_size
+            with self._autocast(), beating(model, self._beat):
+                metrics.measure_model(
+                    model, self.prepared, num_rows, ranks=(self._dp_rank, self._dp_size), batch_size=self._micro_batch
+                )
         self.model.train()
         return metrics.result(self.ranks.gather(metrics.parts()))
 
