@@ -79,24 +79,12 @@ def test_encoder_decoders_write_to_their_inputs(bench, tmp_path):
     assert metrics_of(bench.train(job, SINGLE, tmp_path / "one"))["generated_exact_match"] == 1.0
 
 
-def test_only_techniques_with_the_whole_model_train_it_and_a_trial_measures_its_evaluation(bench, tmp_path, answers):
+def test_only_techniques_with_the_whole_model_train_it(bench, answers):
     job = bench.job(LLAMA, data=answers, evaluation=EvaluationSpec(metrics=METRICS), num_steps=4)
-    techniques = {name: Layout(name).path for name in ("single", "ddp", "zero1", "fsdp", "tensor")}
+    techniques = {name: Layout(name).path for name in ("single", "ddp", "fsdp", "tensor")}
     shapes = (GangShape(kind="cpu", num_devices=2, memory_bytes=1 << 33),)
-
-    def surveyed(job):
-        order = PreflightOrder(jobs=(job,), shapes=shapes, techniques=techniques, cache_dir=str(bench.cache_dir))
-        return preflight_job(job, order)
-
-    found = surveyed(job)
-    assert {each.technique for each in found.candidates} == {"ddp", "zero1"}
-    assert all(each.predicted_s is None for each in found.candidates)
-    reasons = {each.technique: each.reason for each in found.refusals}
-    assert "the metric generated_exact_match generates with the whole model" in reasons["fsdp"]
-    trial = bench.train(job, Layout("ddp", 2, {"micro_batch": 2}), tmp_path / "trial", purpose="trial")
-    plain = replace(job, evaluation=EvaluationSpec(metrics=("loss",)))
-    without = bench.train(plain, Layout("ddp", 2, {"micro_batch": 2}), tmp_path / "plain", purpose="trial")
-    assert trial.outcome.result["evaluate_s"] > 2 * without.outcome.result["evaluate_s"] > 0
+    order = PreflightOrder(jobs=(job,), shapes=shapes, techniques=techniques, cache_dir=str(bench.cache_dir))
+    assert {each.technique for each in preflight_job(job, order).candidates} == {"single", "ddp"}
 
 
 @pytest.fixture
