@@ -60,6 +60,10 @@ Padding = Annotated[str, AfterValidator(references.one_of(job.PADDINGS)), WithJs
 Sampling = Annotated[
     str, AfterValidator(references.one_of(job.SAMPLINGS)), WithJsonSchema({"enum": list(job.SAMPLINGS)})
 ]
+Initialization = Annotated[
+    str, AfterValidator(references.one_of(job.INITIALIZATIONS)), WithJsonSchema({"enum": list(job.INITIALIZATIONS)})
+]
+Quantization = Annotated[str, AfterValidator(references.one_of((job.NF4,))), WithJsonSchema({"enum": [job.NF4]})]
 BaseAdapter = Annotated[
     str, AfterValidator(references.one_of(job.BASE_ADAPTERS)), WithJsonSchema({"enum": list(job.BASE_ADAPTERS)})
 ]
