@@ -51,7 +51,6 @@ class Zero2(DataParallel):
     summary = "a replica a device, gradients and optimizer state divided, exchanged while computing"
     needs = "two devices or more; the weights and 1/n of gradients and optimizer state in each device's memory"
     adaptations = frozenset({DISTILLED})
-    takes_4_bits = True
     saves_memory_of = "ddp"
 
     def configs(self, job: Job, gang: GangShape, facts: ModelFacts) -> Iterator[Config]:
