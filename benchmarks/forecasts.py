@@ -17,7 +17,7 @@ from benchmarks.planning.families import draw
 from benchmarks.simulation.simulated_runs import simulate
 from ringmaster.tasks.execution.events import PredictedEnd
 from ringmaster.tasks.planning import Plan, Problem
-from ringmaster.tasks.planning.plans.baselines import BASELINES
+from ringmaster.tasks.planning.plans.list_scheduling import BASELINES
 from ringmaster.tasks.profiling.speed_beliefs import OF_MEASUREMENTS, OF_PREDICTIONS, SpeedErrors
 
 SHARES = (0.0, 0.1, 0.5)

@@ -39,7 +39,7 @@ from ringmaster.tasks.batch.batch import parse_batch
 from ringmaster.tasks.cluster import detect
 from ringmaster.tasks.profiling.preflight import TrialEnvironment, preflight_jobs, slots_of
 from ringmaster.techniques import Adapter, Job, registry
-from ringmaster.techniques.estimates.isolated_calls import in_children
+from ringmaster.techniques.estimates.device_rates import in_children
 from ringmaster.techniques.preflight import Candidate
 from ringmaster.techniques.processes.forkserver_client import ForkServer
 from ringmaster.techniques.processes.order import TRIAL, GangOrder

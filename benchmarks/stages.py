@@ -28,7 +28,7 @@ from ringmaster.tasks.cluster import detect
 from ringmaster.tasks.profiling.preflight import TrialEnvironment, preflight_jobs, slots_of
 from ringmaster.techniques import DataSpec, Job, ModelSpec, registry
 from ringmaster.techniques.data import PreparedData
-from ringmaster.techniques.estimates.isolated_calls import in_children
+from ringmaster.techniques.estimates.device_rates import in_children
 from ringmaster.techniques.models.build import skeleton
 from ringmaster.techniques.parallel.pipe import parts_of
 from ringmaster.techniques.preflight import Candidate, Preflight

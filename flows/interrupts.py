@@ -70,8 +70,7 @@ class Interrupts:
     @property
     def exit_code(self) -> int:
         """The exit status of a process that a signal has ended, by the convention of shells: 130 for Ctrl-C."""
-        assert self.asked is not None, "nobody has asked"
-        return 128 + self.asked
+        return 128 + (self.asked or 0)
 
     def say_how_to_go_on(self) -> None:
         """Shows the command that resumes."""

@@ -24,6 +24,7 @@ from rich.console import Console, ConsoleOptions, RenderableType
 from rich.live import Live
 from rich.segment import Segment
 from rich.spinner import Spinner
+from rich.table import Table
 from rich.text import Text
 
 from ringmaster.text import MOST_CHARACTERS, printable, printable_lines
@@ -105,6 +106,20 @@ def fitting_columns(
         if name in shown:
             shown.remove(name)
     return shown
+
+
+def print_rows(console: Console, rows: Sequence[Mapping[str, Any]], *, title: str | None = None) -> None:
+    """Prints rows with the same keys as a table."""
+    table = Table(*(rows[0] if rows else ()), title=title, title_justify="left", header_style="bold")
+    for row in rows:
+        table.add_row(*map(_cell, row.values()))
+    console.print(table)
+
+
+def _cell(value: Any) -> str:
+    if isinstance(value, bool):
+        return "yes" if value else "NO"
+    return "" if value is None else f"{value:.4g}" if isinstance(value, float) else str(value)
 
 
 def message(text: str) -> Text:

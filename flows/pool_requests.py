@@ -20,7 +20,7 @@ from ringmaster.flows.pool.batch_requests import ask_about, open_database, pool_
 from ringmaster.flows.settings import located
 from ringmaster.flows.train_batch import train_batch
 from ringmaster.tasks.batch import Batch, load_batch, parse_batch
-from ringmaster.tasks.batch.field_types import NAME_PATTERN
+from ringmaster.tasks.batch.references import NAME_PATTERN
 from ringmaster.tasks.pool.requests import MOST_PRIORITY, RequestKind
 from ringmaster.text import printable
 

@@ -16,6 +16,8 @@ from ringmaster.model_lineage.sqlite_files import sqlite_url, unfit_characters
 from ringmaster.techniques.processes.caches import own_caches
 
 if TYPE_CHECKING:
+    from ringmaster.model_lineage.ledger.ledger import Ledger
+    from ringmaster.model_lineage.waiting import OutageRetry
     from ringmaster.tasks.planning.whatif.nodes import NodePrices
     from ringmaster.tasks.pool.node_scaler import ElasticityOptions
 
@@ -222,6 +224,20 @@ def tracking_uri(folder: Path) -> str:
         return said
     address = pool()
     return address.mlflow_uri if address else sqlite_url(folder / "mlflow.db")
+
+
+def ledger(folder: Path, *, waiting: OutageRetry | None = None) -> Ledger:
+    """Returns the records of a home, or of the pool to which it belongs; no connection is open yet.
+
+    The weights of models go to the home's tensor store, also those of a pool whose servers run in this home. Raises
+    LedgerError on a tracking URI that no ledger can have.
+    """
+    from ringmaster.model_lineage import Ledger
+
+    uri, file = tracking_uri(folder), pool_file(folder)
+    is_here = not uri.startswith("http") or (file.exists() and json.loads(file.read_text())["mlflow_uri"] == uri)
+    root = folder / "mlartifacts"
+    return Ledger(uri, artifact_root=root, tensors=tensors(folder), is_served_here=is_here, waiting=waiting)
 
 
 def tensors(folder: Path) -> Path:

@@ -35,8 +35,7 @@ from ringmaster.flows.sweep_form import (
     spec_of,
 )
 from ringmaster.flows.train_batch import train
-from ringmaster.model_lineage.ledger.ledger import Ledger
-from ringmaster.tasks.batch.field_types import Metric
+from ringmaster.tasks.batch.references import Metric
 from ringmaster.tasks.sweeping.results import best, challenge, figures, leaderboard, record
 from ringmaster.tasks.sweeping.scheduler import SweepScheduler
 
@@ -147,8 +146,7 @@ def _recorded(
     faults: what could not be recorded of its trials.
     """
     drawn, won, faults = figures(sweep_scheduler, rows), best(rows), list(faults)
-    uri = settings.tracking_uri(settings.home())
-    ledger = Ledger(uri, artifact_root=settings.home() / "mlartifacts", waiting=flow_runs.for_mlflow())
+    ledger = settings.ledger(settings.home(), waiting=flow_runs.for_mlflow())
     where, challenger = None, None
     try:
         if sweep_scheduler.run_id is not None:
@@ -158,6 +156,7 @@ def _recorded(
             challenger = challenge(ledger, won["model"], challenger_of).uri
     except LedgerError as error:
         faults.append(str(error))
+    uri = ledger.tracking_uri
     link = f"[The sweep in MLflow]({uri}/{where})" if where and uri.startswith("http") else ""
     encoded = {path: b64encode(svg.encode()).decode() for path, svg in drawn.items()}
     pictures = [f"![{path}](data:image/svg+xml;base64,{data})" for path, data in encoded.items()]

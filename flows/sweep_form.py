@@ -13,9 +13,8 @@ from ringmaster.errors import BatchFileError
 from ringmaster.flows.batch.batch_input import FormSection, titled
 from ringmaster.flows.settings import located
 from ringmaster.tasks.batch import Fault, document, load_batch
-from ringmaster.tasks.batch.faults import got, place_text
-from ringmaster.tasks.batch.field_types import NAME_PATTERN, Metric
-from ringmaster.tasks.batch.references import closest, is_folder
+from ringmaster.tasks.batch.document import got, place_text
+from ringmaster.tasks.batch.references import NAME_PATTERN, Metric, closest, is_folder
 from ringmaster.tasks.batch.yaml_sections import read_document
 from ringmaster.tasks.datasets.naming import NamedData
 from ringmaster.tasks.files import beside, is_file
@@ -312,9 +311,8 @@ def load_sweep(path: Path) -> Sweep:
             spec_of(form)
         except BatchFileError as error:
             faults += [_placed(fault, read=read, file=path.name) for fault in error.faults]
-    if faults:
+    if faults or form is None:
         raise BatchFileError(sorted(faults, key=lambda fault: fault.line or 0))
-    assert form is not None, "a form without a fault"
     return form
 
 
@@ -411,8 +409,7 @@ def _template(choice: JobFromFile | InlineJob) -> tuple[dict[str, Any], Path]:
         raise BatchFileError([Fault("template.path", None, fault, f"name a batch file, such as in {EXAMPLE_FILE}")])
     path = beside(Path(), str(located(choice.path)))
     batch = load_batch(path)
-    raw = document.read(batch.text).data
-    assert raw is not None, "a batch that was loaded"
+    raw = document.read(batch.text).data or {}
     jobs = [*raw.get("jobs", []), *(entry["template"] for entry in raw.get("grid", []))]
     named = {job["name"]: job for job in jobs}
     found = jobs[0] if not choice.job and len(jobs) == 1 else named.get(choice.job)

@@ -19,6 +19,8 @@ import uvicorn
 from mlflow.cli import cli
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
+from ringmaster.model_lineage.tensors import artifacts
+
 OPEN_TO_ALL, CLOSED = "/mlflow/server-info", "/api/2.0/mlflow/users/current"
 UNAUTHORIZED = 401
 AUTHENTICATING, OWN = "mlflow.server.auth:create_app", "ringmaster.model_lineage.mlflow_server:create_app"
@@ -63,6 +65,7 @@ def main(arguments: Sequence[str]) -> None:
     # The only function of MLflow by which `mlflow server` starts its child process.
     assert hasattr(mlflow.server, "_exec_cmd"), "this MLflow starts its server in another way"
     mlflow.server._exec_cmd = _serve
+    artifacts.register()
     cli(["server", *arguments])
 
 

@@ -294,7 +294,8 @@ def collect(ledger: Ledger, store: TensorStore, snapshot: Snapshot, nodes: Seque
 
 def consistency_errors(snapshot: Snapshot, store: TensorStore) -> list[str]:
     """Returns the faults in the records and in the tensor store as messages, none if all is well. Reads all tensors."""
-    found = [*_record_errors(snapshot), *store.fsck()]
+    names = {node.record.tensors_id: node.label for node in snapshot.models if node.record.tensors_id is not None}
+    found = [*_record_errors(snapshot), *store.fsck(names=names)]
     ids = set(store.ids())
     for node in snapshot.models:
         id = node.record.tensors_id

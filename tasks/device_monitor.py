@@ -47,8 +47,7 @@ logger = logging.getLogger(__name__)
 # NVIDIA, "GPU Debug Guidelines" and "Xid Errors": 48 double-bit ECC error, 64 row remapping failed, 74 NVLink error,
 # 79 fallen off the bus, 95 uncontained memory error, 119 and 120 the GPU's system processor does not answer.
 BROKEN_XIDS = frozenset({48, 64, 74, 79, 95, 119, 120})
-# The modules that are run as commands of which a rank is a part.
-RANK_MODULES = frozenset(("ringmaster.techniques.processes.forkserver", "ringmaster.techniques.processes.rank"))
+FORK_SERVER = "ringmaster.techniques.processes.forkserver"  # the module of which ranks are forks
 GONE = (psutil.NoSuchProcess, psutil.AccessDenied)  # processes that end while they are read, or forbid it
 INITIAL_PIDS = "pid:[4026531836]"  # the kernel's PROC_PID_INIT_INO, the only namespace in which NVML's PIDs are ours
 
@@ -275,7 +274,7 @@ def pids_are_known(root: Path = Path("/")) -> bool:
 
 def _runs_ranks(process: psutil.Process) -> bool:
     with suppress(*GONE):
-        return not RANK_MODULES.isdisjoint(process.cmdline())
+        return FORK_SERVER in process.cmdline()
     return False
 
 

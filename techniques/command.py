@@ -40,12 +40,12 @@ class Command(BlackBox):
 
     def profile(self, order: GangOrder, reporter: Reporter) -> dict[str, Any]:
         """Lets the command train until enough steps are measured, then save, evaluate and export once."""
-        from ringmaster.techniques.external.running import profile
+        from ringmaster.techniques.external.child import profile
 
         return profile(order, reporter)
 
     def run(self, order: GangOrder, reporter: Reporter) -> dict[str, Any]:
         """Lets the command train the steps of the segment."""
-        from ringmaster.techniques.external.running import run
+        from ringmaster.techniques.external.child import run
 
         return run(order, reporter)

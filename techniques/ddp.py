@@ -32,7 +32,7 @@ class Ddp(DataParallel):
         """Wraps the model in `DistributedDataParallel`; gradients are views of its communication buckets."""
         from torch.nn.parallel import DistributedDataParallel
 
-        from ringmaster.techniques.training.half_precision import average_in_half
+        from ringmaster.techniques.training.gradients import average_in_half
         from ringmaster.techniques.training.recomputation import recompute_layers
 
         assert mesh is not None

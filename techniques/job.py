@@ -337,12 +337,14 @@ class EvaluationSpec:
     Attributes:
         metrics: names of `ringmaster.techniques.metric`; models are compared by the first one.
         max_batches: upper limit of one evaluation, in global batches.
+        max_new_tokens: the most tokens that a model writes to a row, for metrics of what it writes.
     """
 
     every_steps: int | None = None
     at_steps: tuple[int, ...] = ()
     metrics: tuple[str, ...] = ("loss",)
     max_batches: int = 16
+    max_new_tokens: int = 64
 
     def is_due(self, step: int) -> bool:
         """Returns whether an evaluation is due after `step` steps, apart from that at the end."""

@@ -40,6 +40,7 @@ class LossInputs:
     totals: the totals of `LossFunction.total_names` over the global batch; tensors [rows] where rows are scored alone.
     reference: what `compared` returns under the initial weights, or the log-probabilities of a pair's labelled tokens,
         [rows, 2]; None unless the loss has `needs_reference`.
+    base: the folder or name on the hub of the pretrained model, if any.
     """
 
     output: Any
@@ -48,6 +49,7 @@ class LossInputs:
     labels: Tensor | None
     totals: Mapping[str, float | Tensor]
     reference: Tensor | None
+    base: str | None = None
 
 
 @dataclass(frozen=True, kw_only=True)

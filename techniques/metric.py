@@ -15,12 +15,12 @@ import posixpath
 import re
 import sys
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, ClassVar
 
-from ringmaster.registry import Registry
+from ringmaster.registry import Registry, resolve
 
 if TYPE_CHECKING:
     import numpy as np
@@ -89,6 +89,8 @@ class Outputs:
     rewards_of: for a loss over pairs of answers, the function that computes `rewards` from (output, batch).
     tokenizer_dir: the folder of the tokenizer that made the rows' tokens, if any.
     class_names: the names of the classes, in the order of their numbers; () where they have none.
+    base: the folder or name on the hub of the pretrained model, if any.
+    written: the tokens that the model writes to the prompt of each row; None unless a metric has `generates`.
     """
 
     output: Any
@@ -99,6 +101,8 @@ class Outputs:
     rewards_of: Callable[[Any, Mapping[str, Tensor]], Tensor | None] | None = None
     tokenizer_dir: Path | None = None
     class_names: tuple[str, ...] = ()
+    base: str | None = None
+    written: Sequence[Sequence[int]] | None = None
 
     @property
     def rewards(self) -> Tensor | None:
@@ -118,6 +122,8 @@ class Metric(ABC):
             values are between 0 and 1, and a share of exactly 0 or 1 has Wilson's confidence interval.
         reads_whole_rows: whether it cannot be computed from a part of a row's tokens. A technique that divides
             sequences over devices then does not train a job that names the metric.
+        generates: whether it reads what the model writes to the rows' prompts. Only techniques that keep the whole
+            model on each device then train a job that names the metric.
         undefined_where: what rows have no value of the metric, which then is NaN, for people; "" where nothing is
             known.
         default_for: the kinds of models ("causal", "classifier", "other") that a built-in metric measures where no
@@ -130,6 +136,7 @@ class Metric(ABC):
     needs: ClassVar[str] = ""
     share_of: ClassVar[str | None] = None
     reads_whole_rows: ClassVar[bool] = False
+    generates: ClassVar[bool] = False
     undefined_where: ClassVar[str] = ""
     default_for: ClassVar[Mapping[str, int]] = {}
 
@@ -186,6 +193,31 @@ class GatheredMetric(Metric):
         """Returns the metric of samples of rows, as in `Metric`. rows: some of the values that `relate` returned."""
 
 
+class ModelMetric(GatheredMetric):
+    """A metric of a model on rows of its own, such as the documents of a benchmark, instead of the job's data.
+
+    The rows are divided over devices and gathered as those of a `GatheredMetric`. The scoring of rows leaves it out.
+    """
+
+    generates = True
+
+    def compute_sums(self, outputs: Outputs) -> Mapping[str, Tensor] | None:
+        """Returns None: the outputs for the job's data do not matter."""
+        return None
+
+    @abstractmethod
+    def num_rows(self) -> int:
+        """Returns the number of rows. Raises ValueError, with a remedy, where they cannot be read."""
+
+    @abstractmethod
+    def measure(self, model: Any, rows: Sequence[int], *, tokenizer_dir: Path | None, batch_size: int) -> Values:
+        """Returns the value of each of some rows, [rows] or [rows, k].
+
+        model: a model of transformers in evaluation mode, on its device. tokenizer_dir: the tokenizer of the data.
+        batch_size: the most rows of a forward pass.
+        """
+
+
 BUILTIN_METRICS: dict[str, str] = {
     "loss": "ringmaster.techniques.metrics.loss_values:MeanLoss",
     "perplexity": "ringmaster.techniques.metrics.loss_values:Perplexity",
@@ -206,12 +238,22 @@ BUILTIN_METRICS: dict[str, str] = {
     "r2": "ringmaster.techniques.metrics.loss_values:R2",
     "exact_match": "ringmaster.techniques.metrics.token_sequences:ExactMatch",
     "rouge_l": "ringmaster.techniques.metrics.token_sequences:RougeL",
+    "generated_exact_match": "ringmaster.techniques.metrics.generated_text:GeneratedExactMatch",
+    "generated_rouge_1": "ringmaster.techniques.metrics.generated_text:GeneratedRouge1",
+    "generated_rouge_2": "ringmaster.techniques.metrics.generated_text:GeneratedRouge2",
+    "generated_rouge_l": "ringmaster.techniques.metrics.generated_text:GeneratedRougeL",
     "preference_accuracy": "ringmaster.techniques.metrics.comparisons:PreferenceAccuracy",
     "reward": "ringmaster.techniques.metrics.comparisons:Reward",
     "recall_at_1": "ringmaster.techniques.metrics.comparisons:RecallAt1",
     "recall_at_5": "ringmaster.techniques.metrics.comparisons:RecallAt5",
 }
 METRICS = Registry(kind="metric", group="ringmaster.metrics", builtin=BUILTIN_METRICS)
+METRIC_FAMILIES = Registry(
+    kind="family of metrics",
+    group="ringmaster.metric_families",
+    builtin={"lm-eval": "ringmaster.techniques.metrics.lm_eval_tasks:lm_eval_metric"},
+)
+"""Functions, by name, from the rest of the name FAMILY/REST of a metric to its class."""
 
 
 def metric_names() -> tuple[str, ...]:
@@ -221,6 +263,10 @@ def metric_names() -> tuple[str, ...]:
 
 def metric_named(name: str) -> Metric:
     """Returns a metric. Raises ValueError where no metric, or a faulty one, has the name."""
+    family, slash, rest = name.partition("/")
+    if slash and family in METRIC_FAMILIES.paths():
+        member: type[Metric] = resolve(METRIC_FAMILIES.path(family))(rest)
+        return member()
     metric: Metric = METRICS.load(name, Metric)()
     if (fault := name_fault(name)) is not None:
         raise ValueError(
@@ -231,7 +277,9 @@ def metric_named(name: str) -> Metric:
 
 def installed_metric(name: str) -> str | None:
     """Returns the dotted path of the class of an installed metric; None for built-in ones."""
-    return METRICS.installed_path(name)
+    family, slash, _ = name.partition("/")
+    registry = METRIC_FAMILIES if slash and family in METRIC_FAMILIES.paths() else METRICS
+    return registry.installed_path(family if registry is METRIC_FAMILIES else name)
 
 
 def metrics_named(names: Iterable[str]) -> tuple[Metric, ...]:
@@ -258,6 +306,11 @@ def scored_metrics(names: Iterable[str]) -> tuple[Metric, ...]:
     return metrics_named([*defaults, *names])
 
 
+def why_generating(names: Iterable[str]) -> str | None:
+    """Returns which metric needs the whole model, to write or to answer questions of its own; None where none does."""
+    return next((f"the metric {metric.name}" for metric in metrics_named(names) if metric.generates), None)
+
+
 def why_not_divided(names: Iterable[str]) -> str | None:
     """Returns why the tokens of a row must not be divided over devices where these metrics are measured, or None."""
     for metric in metrics_named(names):
@@ -282,3 +335,21 @@ def default_metrics(kind: str) -> tuple[str, ...]:
     return tuple(
         sorted((name for name in BUILTIN_METRICS if kind in places[name]), key=lambda name: places[name][kind])
     )
+
+
+def gain(challenger: float, champion: float, *, metric: str) -> float:
+    """Returns by how much the challenger is better, in the metric's unit; negative if it is worse.
+
+    Returns NaN if either value is not finite. Raises ValueError on an unknown metric.
+    """
+    is_high_good = metric_named(metric).higher_is_better
+    if not (math.isfinite(challenger) and math.isfinite(champion)):
+        return math.nan
+    return challenger - champion if is_high_good else champion - challenger
+
+
+def ranked(values: Mapping[str, float], *, metric: str) -> list[str]:
+    """Returns the names of `values`, the best first; those without a finite value come last, ties keep their order."""
+    finite = [name for name in values if math.isfinite(values[name])]
+    finite.sort(key=lambda name: gain(values[name], 0.0, metric=metric), reverse=True)
+    return [*finite, *(name for name in values if not math.isfinite(values[name]))]

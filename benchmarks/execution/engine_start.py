@@ -18,8 +18,7 @@ import psutil
 
 from benchmarks.execution.slurm_nodes import slurm_pool
 from ringmaster.flows.settings import ALLOCATION, MAX_NODES, NODE_IDLE_S
-from ringmaster.techniques.processes.forkserver_client import PRELOAD
-from ringmaster.techniques.processes.scratch import ScratchFolder
+from ringmaster.techniques.processes.forkserver_client import PRELOAD, ScratchFolder
 from tests.cluster.jobs import torch_job
 from tests.cluster.pool import Pool
 from tests.cluster.servers import prefect_server

@@ -29,7 +29,7 @@ from benchmarks.planning.problems import Maker, drawn, fused, replanned, ruled, 
 from ringmaster.errors import NoRoomError
 from ringmaster.tasks.planning import Objective, Plan, Problem, Segment, solve, verify
 from ringmaster.tasks.planning.objectives import MAKESPAN, objective_by_name
-from ringmaster.tasks.planning.plans.baselines import BASELINES
+from ringmaster.tasks.planning.plans.list_scheduling import BASELINES
 
 ROOT = Path(__file__).resolve().parents[2]
 RESULTS, PAGE = ROOT / "benchmarks" / "results" / "planning.json", ROOT / "docs" / "benchmarks.md"

@@ -18,8 +18,7 @@ from benchmarks.planning.saturn import saturn
 from ringmaster.errors import NoRoomError
 from ringmaster.tasks.planning import Plan, PlanningJob, Problem, solve, verify
 from ringmaster.tasks.planning.bounds.job_costs import useful_options, whole_of
-from ringmaster.tasks.planning.plans.baselines import current_practice, even_split, optimus_greedy
-from ringmaster.tasks.planning.plans.list_scheduling import schedule
+from ringmaster.tasks.planning.plans.list_scheduling import current_practice, even_split, optimus_greedy, schedule
 from ringmaster.tasks.planning.time_indexed_milp import solve_time_indexed
 
 ROOT = Path(__file__).resolve().parents[2]

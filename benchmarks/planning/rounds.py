@@ -19,7 +19,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 
 from ringmaster.tasks.planning import Plan, Problem, Segment
-from ringmaster.tasks.planning.problems.fair_share import group_of
+from ringmaster.tasks.planning.problems.problem import group_of
 
 ROUND_S = 360.0
 SIA_POWER, SIA_WAITS = -0.5, 1.1

@@ -21,7 +21,7 @@ import pulp
 
 from ringmaster.tasks.planning import Plan, Problem, Segment
 from ringmaster.tasks.planning.bounds.job_costs import useful_options
-from ringmaster.tasks.planning.plans.baselines import current_practice, even_split, optimus_greedy
+from ringmaster.tasks.planning.plans.list_scheduling import current_practice, even_split, optimus_greedy
 
 PUBLISHED_M = 1e10
 MAX_ROWS = 600_000  # PuLP builds as many in half a minute

@@ -13,8 +13,15 @@ from random import Random
 from benchmarks.planning.problems import Maker, drawn, ruled
 from ringmaster.tasks.planning import Problem, solve, verify
 from ringmaster.tasks.planning.whatif.answers import section
-from ringmaster.tasks.planning.whatif.changes import Change, FewerJobs, MoreDevices, MoreNodes, changed, dependents
-from ringmaster.tasks.planning.whatif.gains import WhatIf
+from ringmaster.tasks.planning.whatif.gains import (
+    Change,
+    FewerJobs,
+    MoreDevices,
+    MoreNodes,
+    WhatIf,
+    changed,
+    dependents,
+)
 
 WORK_S = 1.0  # of each plan: small, so that a hundred draws take minutes
 TOLERANCE = 1e-6  # share of the makespan

@@ -13,10 +13,9 @@ from functools import partial
 from random import Random
 from typing import Literal
 
-from ringmaster.tasks.execution.dispatch import DeviceId, PlannedSegment, in_steps
+from ringmaster.tasks.execution.dispatch import DeviceId, OngoingSegment, PlannedSegment, PlanSimulator, in_steps
 from ringmaster.tasks.execution.events import Prediction
 from ringmaster.tasks.execution.forecast import predict, seconds_left
-from ringmaster.tasks.execution.plan_simulator import OngoingSegment, PlanSimulator
 from ringmaster.tasks.execution.replan_policy import (
     ExploredJob,
     ReplanPolicy,
@@ -29,9 +28,9 @@ from ringmaster.tasks.execution.replan_policy import (
 )
 from ringmaster.tasks.execution.starter import checkpoint_interval_s
 from ringmaster.tasks.planning import Plan, Problem, solve
-from ringmaster.tasks.planning.groups.fusion import as_executed
+from ringmaster.tasks.planning.fusion import as_executed
 from ringmaster.tasks.planning.objectives import MAKESPAN, objective_by_name
-from ringmaster.tasks.planning.problems.problem_validation import LEAST_RUNTIME_S
+from ringmaster.tasks.planning.problems.problem_parts import LEAST_RUNTIME_S
 from ringmaster.tasks.profiling.speed_beliefs import SpeedBelief, SpeedBeliefs, SpeedErrors
 
 DAY_S = 86_400.0

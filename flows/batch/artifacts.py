@@ -30,9 +30,9 @@ from ringmaster.tasks.background_worker import CoalescingWorker
 from ringmaster.tasks.batch import Batch
 from ringmaster.tasks.execution.events import ExecutionEvent, GangSaid, JobEnded, Planned, Prediction
 from ringmaster.tasks.planning import Plan, Problem, gantt
+from ringmaster.tasks.planning.fusion import Fusion
 from ringmaster.tasks.planning.gantt import beside_plan, counted
-from ringmaster.tasks.planning.groups.fusion import Fusion
-from ringmaster.tasks.planning.problems.terms import HOUR_S
+from ringmaster.tasks.planning.objectives import HOUR_S
 from ringmaster.tasks.planning.whatif.answers import TITLE, section
 from ringmaster.tasks.recording.async_recorder import AsyncRecorder
 from ringmaster.tasks.timeline.task import DRAW_EVERY_S, tolerant

@@ -16,8 +16,7 @@ from ringmaster.codec import digest
 from ringmaster.flows import settings
 from ringmaster.flows.settings import EXAMPLES, located
 from ringmaster.tasks.batch import Batch, load_batch, parse_batch
-from ringmaster.tasks.batch.field_types import NAME_PATTERN
-from ringmaster.tasks.batch.references import one_of
+from ringmaster.tasks.batch.references import NAME_PATTERN, one_of
 
 MOST_PARAMETER_BYTES = 250_000  # of a batch as a parameter of a flow run, of which Prefect's server takes 512 KiB
 

@@ -28,13 +28,12 @@ from ringmaster.flows.pool.own_node import fork_server_of, lent_here, own_node
 from ringmaster.flows.reports.progress import current_view
 from ringmaster.flows.services import first_processes
 from ringmaster.model_lineage.ledger.ledger import Ledger
-from ringmaster.model_lineage.tensors import TensorStore
 from ringmaster.tasks.batch import Batch
 from ringmaster.tasks.batch.adaptation_rules import with_teachers
 from ringmaster.tasks.cluster import Cluster, detect
 from ringmaster.tasks.execution.forecast import ForecastConditions, errors_in
+from ringmaster.tasks.execution.job_table import RunPaths
 from ringmaster.tasks.execution.local_engine import FileLeases, leases_of
-from ringmaster.tasks.execution.run_paths import RunPaths
 from ringmaster.tasks.profiling.preflight import PreflightAhead, TrialEnvironment, preflight_order
 from ringmaster.tasks.profiling.profile_store import ProfileStore
 from ringmaster.tasks.profiling.speed_beliefs import MachineLoad, at_load, present_load
@@ -130,9 +129,8 @@ lent_server: ContextVar[ForkServerClient | None] = ContextVar("lent_server", def
 
 def ledger_of(home: Path) -> Ledger:
     """Returns the records of a home, or of the pool to which it belongs; no connection is open yet."""
-    uri = settings.tracking_uri(home)
     with input_errors(LedgerError):
-        return Ledger(uri, artifact_root=home / "mlartifacts", waiting=flow_runs.for_mlflow())
+        return settings.ledger(home, waiting=flow_runs.for_mlflow())
 
 
 def warm_up_ledger(ledger: Ledger, batch: Batch) -> None:
@@ -238,7 +236,6 @@ def open_run_context(batch: Batch, options: RunOptions) -> Iterator[RunContext]:
                 journal,
                 batch=batch,
                 notice=current_view.get().notice,
-                tensors=TensorStore(settings.tensors(home)),
             ),
             run_paths=RunPaths(
                 folder=folder,

@@ -32,14 +32,13 @@ from ringmaster.tasks.cluster import Cluster
 from ringmaster.tasks.execution.events import Prediction
 from ringmaster.tasks.execution.forecast import ForecastConditions, plan_left, predict
 from ringmaster.tasks.planning import Plan, Problem, gantt
+from ringmaster.tasks.planning.fusion import Fusion, checked_fusion
 from ringmaster.tasks.planning.gantt import seconds_text
-from ringmaster.tasks.planning.groups.fusion import Fusion
-from ringmaster.tasks.planning.plans.checked_plans import checked_fusion
-from ringmaster.tasks.planning.problems.terms import HOUR_S, plan_giving_up_deadlines, without_deadlines
+from ringmaster.tasks.planning.objectives import HOUR_S, plan_giving_up_deadlines, without_deadlines
 from ringmaster.tasks.planning.whatif.answers import section
 from ringmaster.tasks.pool.requests import Requests
 from ringmaster.tasks.pool.submissions import Submissions
-from ringmaster.tasks.profiling.option_profiles import planning_problem
+from ringmaster.tasks.profiling.search import planning_problem
 from ringmaster.tasks.profiling.stage import ProfilingResult, TrialPolicy, profile_jobs
 from ringmaster.tasks.storage.database import Database
 from ringmaster.tasks.storage.journal import Journal
@@ -182,13 +181,12 @@ def _with_prediction(found: DryRun, profiled: ProfilingResult, surroundings: For
 
 
 def _profile_here(node_context: NodeContext, *, policy: TrialPolicy) -> ProfilingResult:
-    notice = current_view.get().notice
     return profile_jobs(
         node_context.batch.jobs,
         environment=node_context.environment,
         cluster=node_context.cluster,
         known=node_context.known,
-        notice=notice,
+        notice=current_view.get().notice,
         lend=node_context.lend,
         policy=policy,
         share=node_context.batch.profiling_share,
@@ -320,17 +318,8 @@ def profile_batch(batch: BatchInput) -> ProfiledBatch:
         BatchFileError: The file has faults; the message has each with its line.
         InputError: The batch cannot be profiled on this machine.
     """
-    view = current_view.get()
     with open_node_context(as_batch(batch), home=settings.home()) as node_context:
-        profiled = profile_jobs(
-            node_context.batch.jobs,
-            environment=node_context.environment,
-            cluster=node_context.cluster,
-            known=node_context.known,
-            notice=view.notice,
-            lend=node_context.lend,
-            policy=TrialPolicy.THOROUGH,
-        )
+        profiled = _profile_here(node_context, policy=TrialPolicy.THOROUGH)
         report_refusals(profiled)
         jobs = [job for job in profiled.jobs if job.name not in profiled.faults]
         if not jobs:

@@ -12,9 +12,9 @@ from ringmaster.flows.reports.progress import current_view
 from ringmaster.tasks.cluster import Cluster
 from ringmaster.tasks.execution.job_table import GOAL, LEFT, PARTED
 from ringmaster.tasks.planning import Plan, Problem
-from ringmaster.tasks.planning.groups.fusion import Fusion, as_executed, choose_groups, without_groups
-from ringmaster.tasks.planning.plans.baselines import current_practice
-from ringmaster.tasks.profiling.option_profiles import planning_problem
+from ringmaster.tasks.planning.fusion import Fusion, as_executed, choose_groups, without_groups
+from ringmaster.tasks.planning.plans.list_scheduling import current_practice
+from ringmaster.tasks.profiling.search import planning_problem
 from ringmaster.tasks.profiling.stage import ProfilingResult
 from ringmaster.tasks.recording.mlflow_writer import FUSION
 from ringmaster.tasks.storage.journal import ENDED, JobRecord, Journal

@@ -42,9 +42,9 @@ from ringmaster.tasks.execution.plan_manager import problem_left
 from ringmaster.tasks.execution.replanner import POLICY, Replanner
 from ringmaster.tasks.execution.task import as_task
 from ringmaster.tasks.planning import Plan, Problem
+from ringmaster.tasks.planning.fusion import checked_plan
 from ringmaster.tasks.planning.gantt import counted
-from ringmaster.tasks.planning.plans.checked_plans import checked_plan
-from ringmaster.tasks.planning.problems.terms import plan_giving_up_deadlines
+from ringmaster.tasks.planning.objectives import plan_giving_up_deadlines
 from ringmaster.tasks.profiling.preflight import AlikeJobs, distinct
 from ringmaster.tasks.profiling.stage import ProfilingResult, profile_jobs
 from ringmaster.tasks.recording.async_recorder import JobsToRecord

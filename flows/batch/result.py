@@ -22,10 +22,11 @@ from ringmaster.tasks.execution.events import (
     Prediction,
     predictions_in,
 )
+from ringmaster.tasks.execution.forecast import job_error
 from ringmaster.tasks.planning import Option, Plan, PlanningJob, PlanningNode, Problem
 from ringmaster.tasks.planning.objectives import objective_by_name
-from ringmaster.tasks.planning.plans import baselines
-from ringmaster.tasks.planning.problems.problem_validation import MAX_DEVICES
+from ringmaster.tasks.planning.plans import list_scheduling
+from ringmaster.tasks.planning.problems.problem_parts import MAX_DEVICES
 from ringmaster.tasks.profiling.preflight import ReportFailure
 from ringmaster.tasks.profiling.search import refusal_line
 from ringmaster.tasks.profiling.stage import ProfilingResult
@@ -140,7 +141,7 @@ def collect(
         figures = {"makespan_s": plan.makespan_s, "lower_bound_s": plan.best_bound_s, "gap": plan.gap}
         value = plan.makespan_s if plan.value is None else plan.value
         figures |= {"objective": plan.objective, "value": value}
-        practice_s = fusion["practice_s"] if fusion else baselines.current_practice(problem).makespan_s
+        practice_s = fusion["practice_s"] if fusion else list_scheduling.current_practice(problem).makespan_s
         prediction, _ = predictions_in({FIRST_PREDICTION: journal.get(FIRST_PREDICTION)})
     if fusion and plan is not None:
         figures |= _bound_over_groups(plan, fusion)
@@ -352,6 +353,9 @@ def finish_records(recorder: AsyncRecorder, result: BatchResult) -> None:
         figures |= {"predicted_high_s": prediction.high_s, "machine_load": prediction.load}
         if not isinstance(recorder, PoolRecorder):  # the errors of a batch beside others say nothing of one alone
             figures |= {"prediction_spread": prediction.spread, "uncorrected_makespan_s": prediction.uncorrected_s}
+            ends_s = {job["name"]: job["end_s"] for job in result.jobs if job["end_s"] is not None}
+            own = job_error(prediction, makespan_s=result.makespan_s, ends_s=ends_s)
+            figures |= {"prediction_job_error": own}
     status = {"done": "FINISHED", "failed": "FAILED"}.get(result.status, "KILLED")
     metrics = {key: value for key, value in figures.items() if value is not None}
     recorder.finish(status=status, metrics=metrics, table=[to_json(row) for row in job_rows(result)])

@@ -5,7 +5,7 @@ from __future__ import annotations
 import datetime
 import fcntl
 from collections.abc import Iterator
-from contextlib import closing, contextmanager
+from contextlib import closing, contextmanager, suppress
 from pathlib import Path
 from typing import Any
 
@@ -85,7 +85,7 @@ def folder_to_resume(batch: Batch, home: Path) -> Path | None:
         with closing(Journal.of_file(folders[-1] / "journal.db")) as journal:
             stored = journal.get("batch")
             is_recorded = journal.get("is_recorded", True)  # unset by earlier releases, and by a kill
-            is_recorded = is_recorded and all("model_uri" in r.details for r in journal.jobs().values())
+            is_recorded = is_recorded and all(r.details.get("model_uri") for r in journal.jobs().values())
             is_done = journal.get("status") == "done" and is_recorded
         if stored is not None:
             break
@@ -102,6 +102,19 @@ def folder_to_resume(batch: Batch, home: Path) -> Path | None:
     if is_done:
         raise InputError([f"the last run of batch {batch.name!r} is done. To fix: leave out --resume to run it again"])
     return folders[-1]
+
+
+def plain_weights(home: Path, *, before_s: float) -> list[Path]:
+    """Returns the files of weights in the folders of runs, written before a time, that no run needs any more.
+
+    Those are of runs of this machine that are done and recorded.
+    """
+    found = []
+    for journal_file in sorted((home / "batches").glob("*/*/journal.db")):
+        with suppress(InputError), alone_in(journal_file.parent), closing(Journal.of_file(journal_file)) as journal:
+            if journal.get("status") == "done" and journal.get("is_recorded"):
+                found += sorted((journal_file.parent / "models").rglob("*.safetensors"))
+    return [path for path in found if not path.is_symlink() and path.stat().st_mtime < before_s]
 
 
 def is_batch(batch: Batch, stored: Any) -> bool:

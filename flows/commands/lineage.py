@@ -20,6 +20,8 @@ from ringmaster.flows.output import AsJson, error_console, output_console, print
 from ringmaster.techniques.models.peft_format import is_adapter
 from ringmaster.text import is_printable_name
 
+DAY_S = 86_400.0
+
 if TYPE_CHECKING:
     from ringmaster.model_lineage.snapshot import LineageNode
     from ringmaster.model_lineage.tensors.comparison import WeightTensor
@@ -102,7 +104,8 @@ def gc(
     ] = 7.0,
     as_json: AsJson = False,
 ) -> None:
-    """Drop models that nothing reaches: without an alias, and with no descendant that has one."""
+    """Drop models that nothing reaches, and plain copies of weights, in folders of old runs, that MLflow has too."""
+    from ringmaster.flows.batch.run_folder import plain_weights
     from ringmaster.model_lineage.snapshot import collect, unreached
 
     if yes and dry_run:
@@ -111,6 +114,10 @@ def gc(
         now_ms = time.time_ns() // 1_000_000
         nodes = unreached(home.snapshot, now_ms=now_ms, least_age_days=keep_days)
         freed = collect(home.ledger, home.store, home.snapshot, nodes) if yes else 0
+        if yes:
+            before_s = now_ms / 1000 - keep_days * DAY_S
+            freed += home.store.share(plain_weights(home.folder, before_s=before_s))
+            freed += home.clear_copies(before_s=min(before_s, now_ms / 1000 - DAY_S))  # a run may use a new one
         if as_json:
             print_json({"dropped" if yes else "would_drop": [node.label for node in nodes], "freed_bytes": freed})
             return
@@ -150,7 +157,7 @@ def _tell(home: LineageHome, nodes: tuple[LineageNode, ...], *, freed_bytes: int
     if freed_bytes is None:
         error_console().print(f"{len(nodes)} would be dropped, {stay} stay; --yes drops them")
     else:
-        freed = f"{freed_bytes / 1e6:.1f} MB are free in the tensor store; `mlflow gc` frees MLflow's own files"
+        freed = f"{freed_bytes / 1e6:.1f} MB are free; `ringmaster lineage restore` writes weights of older runs again"
         error_console().print(f"{len(nodes)} dropped, {stay} stay; {freed}")
 
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import getpass
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
@@ -13,7 +13,7 @@ from rich.table import Table
 
 from ringmaster.errors import InputError, input_errors
 from ringmaster.flows import settings
-from ringmaster.flows.output import AllRows, AsJson, error_console, output_console, print_json, styled
+from ringmaster.flows.output import AllRows, AsJson, error_console, output_console, print_json, print_rows, styled
 
 if TYPE_CHECKING:
     from ringmaster.flows.lineage.home import LineageHome
@@ -41,7 +41,7 @@ def promote(
     as_json: AsJson = False,
 ) -> None:
     """Let a model serve: its alias becomes champion. Exit 1: the policy refuses it."""
-    from ringmaster.flows.retraining.promote import PromotionRequest, promote_by_hand
+    from ringmaster.flows.retraining.examine import PromotionRequest, promote_by_hand
 
     asked = PromotionRequest(
         model=model,
@@ -95,7 +95,7 @@ def _promotions() -> Iterator[tuple[LineageHome, MoveLog]]:
     """The lineage, and where moves of aliases are written down. Promotions that are refused are the input's fault."""
     from ringmaster.errors import PromotionRefused
     from ringmaster.flows.lineage.home import lineage_home
-    from ringmaster.flows.retraining.promote import open_move_log
+    from ringmaster.flows.retraining.examine import open_move_log
 
     with lineage_home() as home, open_move_log() as log:
         try:
@@ -186,7 +186,9 @@ def monitor(
         from ringmaster.tasks.evaluation.examination import ExaminationResult
         from ringmaster.tasks.evaluation.recording import tables
 
-        _table("assertions", tables(ExaminationResult(assertions=tuple(results)))["assertions"])
+        print_rows(
+            output_console(), tables(ExaminationResult(assertions=tuple(results)))["assertions"], title="assertions"
+        )
     raise typer.Exit(0 if passed else 1)
 
 
@@ -203,7 +205,7 @@ def _show(examined: Mapping[str, ExaminationResult]) -> None:
             found.setdefault(title, []).extend({**which, **row} for row in rows)
     for title, lines in found.items():
         if lines:
-            _table(title, lines)
+            print_rows(output_console(), lines, title=title)
     for label, seen in examined.items():
         for fault in seen.faults:
             said = fault if len(examined) == 1 else f"{label}: {fault}"
@@ -224,21 +226,6 @@ def _measured(examined: ExaminationResult) -> list[dict[str, Any]]:
             row["p"] = f"{p:.2g} {way}" if line.gain else ""
         rows.append(row)
     return rows
-
-
-def _table(title: str, rows: Sequence[Mapping[str, Any]]) -> None:
-    from rich.table import Table
-
-    table = Table(*(rows[0] if rows else ()), title=title, title_justify="left", header_style="bold")
-    for row in rows:
-        table.add_row(*(_cell(value) for value in row.values()))
-    output_console().print(table)
-
-
-def _cell(value: Any) -> str:
-    if isinstance(value, bool):
-        return "yes" if value else "NO"
-    return "" if value is None else f"{value:.4g}" if isinstance(value, float) else str(value)
 
 
 def convert(
@@ -386,7 +373,7 @@ def _catalogue(file: Path) -> tuple[Catalogue, dict[str, Any], list[str]]:
     Raises InputError where there are no data sets.
     """
     from ringmaster.tasks.batch import document
-    from ringmaster.tasks.batch.faults import Fault, place_text
+    from ringmaster.tasks.batch.document import Fault, place_text
     from ringmaster.tasks.datasets.catalogue import catalogue_of
     from ringmaster.tasks.files import text_of
 

@@ -21,9 +21,8 @@ from ringmaster.tasks.files import text_of
 
 if TYPE_CHECKING:
     from ringmaster.tasks.planning import Plan, Problem
-    from ringmaster.tasks.planning.whatif.changes import Change, Deadline
-    from ringmaster.tasks.planning.whatif.deadlines import DeadlineAnswer
-    from ringmaster.tasks.planning.whatif.gains import Gain, WhatIf
+    from ringmaster.tasks.planning.whatif.answers import DeadlineAnswer
+    from ringmaster.tasks.planning.whatif.gains import Change, Deadline, Gain, WhatIf
 
 
 MAX_BYTES = 200_000_000
@@ -99,7 +98,7 @@ def plan(
     """Plan a problem: a Gantt chart, its makespan, what no plan can beat, what simple rules would give, and what it
     saves to train jobs together where they may be.
     """
-    from ringmaster.tasks.planning.groups.fusion import choose_groups
+    from ringmaster.tasks.planning.fusion import choose_groups
 
     problem = read_problem(problem_file)
     limits = {"work_s": work, "time_limit_s": time_limit}
@@ -131,7 +130,7 @@ def check(
     """
     from ringmaster.tasks.planning import certified_bound, verify
     from ringmaster.tasks.planning.bounds.bounds import COUNTING, counted_bound_s
-    from ringmaster.tasks.planning.problems import problem_validation
+    from ringmaster.tasks.planning.problems import problem_parts
 
     problem, planned = read_problem(problem_file), read_plan(plan_file)
     if faults := verify(planned, problem):
@@ -154,7 +153,7 @@ def check(
         lines.append(f"OK: no plan ends before {planned.lower_bound_s:.1f} s, which needs no prices")
     if planned.solver_bound_s is not None:
         claim = f"no plan which splits no job ends before {planned.solver_bound_s:.1f} s"
-        lines.append(f"not checked: that {claim}, as {problem_validation.shown(planned.solver)} claims")
+        lines.append(f"not checked: that {claim}, as {problem_parts.shown(planned.solver)} claims")
     if planned.value is not None and planned.value_bound is not None:
         least = f"no plan has a {planned.objective} below {planned.value_bound:.2f}"
         above = f"; the plan's {planned.value:.2f} is at most {planned.gap:.2%} more" if planned.gap is not None else ""
@@ -173,7 +172,7 @@ def _registered(objective: str) -> str:
 def _simple(problem: Problem) -> dict[str, float]:
     """Makespans of what people do without a planner, by name."""
     from ringmaster.errors import NoRoomError
-    from ringmaster.tasks.planning.plans.baselines import current_practice, even_split, optimus_greedy
+    from ringmaster.tasks.planning.plans.list_scheduling import current_practice, even_split, optimus_greedy
 
     makespans = {}
     for rule in (current_practice, even_split, optimus_greedy):
@@ -242,8 +241,7 @@ def whatif(
     else:
         problem = read_problem(file)
         planned = _made(problem, limits) if plan is None else read_plan(plan)
-    from ringmaster.tasks.planning.whatif.changes import Deadline, MoreDevices, MoreNodes
-    from ringmaster.tasks.planning.whatif.gains import WhatIf
+    from ringmaster.tasks.planning.whatif.gains import Deadline, MoreDevices, MoreNodes, WhatIf
 
     more = len(add_devices or ())
     changes: list[Change] = [MoreDevices(num_devices=num, device_type=kind) for num, kind in counts[:more]]
@@ -283,8 +281,7 @@ class _Report:
 
     def deadlines(self, questions: Sequence[Deadline], **search: Any) -> list[dict[str, Any]]:
         """Answers whether all jobs can end in time. search: as for `answer_deadline`."""
-        from ringmaster.tasks.planning.whatif.answers import deadline_json, deadline_lines
-        from ringmaster.tasks.planning.whatif.deadlines import answer_deadline
+        from ringmaster.tasks.planning.whatif.answers import answer_deadline, deadline_json, deadline_lines
 
         found: list[DeadlineAnswer] = []
         for question in questions:
@@ -294,8 +291,7 @@ class _Report:
 
     def explanation(self) -> dict[str, Any]:
         """Says which nodes and jobs decide when the last job ends."""
-        from ringmaster.tasks.planning.whatif.answers import explanation_json, explanation_lines
-        from ringmaster.tasks.planning.whatif.explanation import explain
+        from ringmaster.tasks.planning.whatif.answers import explain, explanation_json, explanation_lines
 
         explanation = explain(self.what_if)
         self._say(explanation_lines(explanation))
@@ -340,7 +336,7 @@ def _devices(text: str) -> tuple[int, str]:
 def _check(problem: Problem, changes: Iterable[Change]) -> None:
     """Raises InputError with the faults of all changes, before the first one is answered."""
     from ringmaster.errors import ProblemError
-    from ringmaster.tasks.planning.whatif.changes import changed
+    from ringmaster.tasks.planning.whatif.gains import changed
 
     faults: list[str] = []
     for change in changes:
@@ -353,14 +349,14 @@ def _check(problem: Problem, changes: Iterable[Change]) -> None:
 
 
 def _left_out(problem: Problem, text: str) -> Change:
-    from ringmaster.tasks.planning.whatif.changes import FewerJobs
+    from ringmaster.tasks.planning.whatif.gains import FewerJobs
 
     is_job = any(job.id == text for job in problem.jobs)  # a job may have commas in its name
     return FewerJobs(jobs=(text,) if is_job else tuple(dict.fromkeys(filter(None, text.split(",")))))
 
 
 def _made(problem: Problem, limits: dict[str, Any]) -> Plan:
-    from ringmaster.tasks.planning.groups.fusion import choose_groups
+    from ringmaster.tasks.planning.fusion import choose_groups
 
     announce("planning; --plan takes a plan that is there already")
     return choose_groups(problem, **limits).together
@@ -382,7 +378,7 @@ def _of_batch(file: Path, plan: Path | None, *, profiles: Profiles, seed: int) -
     announce("loading what looks at jobs and plans; no server is started")
     from ringmaster.flows.batch.dry_run import dry_run
     from ringmaster.flows.reports.progress import shown
-    from ringmaster.tasks.planning.problems.terms import without_deadlines
+    from ringmaster.tasks.planning.objectives import without_deadlines
 
     console = error_console()
     with shown(console):

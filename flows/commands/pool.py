@@ -127,7 +127,7 @@ def submit(
     """Add jobs to what the pool trains; they are measured and join the plan that all batches share."""
     from ringmaster.flows.pool.batch_requests import ANSWER_PATIENCE_S, in_time, open_database, pool_address
     from ringmaster.tasks.batch import load_batch
-    from ringmaster.tasks.batch.field_types import NAME_REMEDY, is_name
+    from ringmaster.tasks.batch.references import NAME_REMEDY, is_name
 
     pool = pool_address()
     if not is_name(batch):

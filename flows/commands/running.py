@@ -24,6 +24,7 @@ from ringmaster.flows.output import (
     message,
     output_console,
     print_json,
+    print_rows,
     styled,
     working,
     write_document,
@@ -213,13 +214,7 @@ def sweep(
         end.result = sweep_flow(**form.parameters(), resume=resume)
     result: dict[str, Any] = end.result
     console = error_console()
-    rows = result["leaderboard"]
-    from rich.table import Table
-
-    table = Table(*(rows[0] if rows else ()), header_style="bold")
-    for row in rows:
-        table.add_row(*(f"{v:.4g}" if isinstance(v, float) else "" if v is None else str(v) for v in row.values()))
-    console.print(table)
+    print_rows(console, result["leaderboard"])
     if result["challenger"]:
         console.print(f"{result['best']['job']} is the challenger now: {result['challenger']}")
     for fault in result["faults"]:
@@ -319,7 +314,7 @@ def status(
     as_json: AsJson = False,
 ) -> None:
     """Show how the newest run of each batch stands, and all runs that stand on a pool."""
-    from ringmaster.flows.reports.status_report import runs_of, status_table
+    from ringmaster.flows.reports.watch import runs_of, status_table
 
     rows = [row for run in runs_of(batch) for row in run.rows]
     if as_json:
@@ -409,7 +404,7 @@ class _Gang:
 
 def _last_gang(batch: str | None, job: str) -> _Gang:
     """Returns the newest gang of a job. Raises InputError if there is none, with the reason or the names of jobs."""
-    from ringmaster.flows.reports.status_report import runs_of
+    from ringmaster.flows.reports.watch import runs_of
     from ringmaster.tasks.storage.journal import ENDED
 
     names: list[str] = []

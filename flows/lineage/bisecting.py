@@ -174,17 +174,16 @@ class Bisection:
             **{key: node_json(node)[key] for key in ("id", "kind", "run", "datasets", "origin")},
             "steps": None,
         }
-        if checkpoints and isinstance(self.test, CommandTest) and node.record.origin.checkpoints is not None:
-            said["steps"] = self._steps(node, self.test)
+        root = node.record.origin.checkpoints if checkpoints else None
+        if root is not None and isinstance(self.test, CommandTest):
+            said["steps"] = self._steps(node, self.test, root)
         return said
 
-    def _steps(self, node: LineageNode, test: CommandTest) -> dict[str, Any] | None:
+    def _steps(self, node: LineageNode, test: CommandTest, root: str) -> dict[str, Any] | None:
         """Returns between which training steps a model became bad; None if it has no checkpoints left."""
         from ringmaster.techniques.models.export import checkpoint_steps
 
-        root, last = node.record.origin.checkpoints, node.record.origin.num_steps
-        assert root is not None, "there is a place to look"
-        names = checkpoint_steps(root)
+        last, names = node.record.origin.num_steps, checkpoint_steps(root)
         steps = sorted(step for step in names if last is None or step < last)
         if not steps:
             return None
@@ -204,7 +203,7 @@ class Bisection:
 
     def _at_step(self, node: LineageNode, test: CommandTest, root: str, name: str, step: str) -> bool | None:
         from ringmaster.techniques.models.export import export_checkpoint
-        from ringmaster.techniques.processes.scratch import ScratchFolder
+        from ringmaster.techniques.processes.forkserver_client import ScratchFolder
 
         with ScratchFolder() as aside:
             folder = aside.path / f"step-{step}"

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import shutil
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
@@ -47,14 +48,14 @@ class LineageHome:
         address = settings.pool()
         for name, value in {**QUIET_ENVIRONMENT, **(address.environment() if address else {})}.items():
             os.environ.setdefault(name, value)
-        return Ledger(settings.tracking_uri(self.folder), artifact_root=self.folder / "mlartifacts")
+        return settings.ledger(self.folder)
 
     @cached_property
     def store(self) -> TensorStore:
         """The tensor store."""
-        from ringmaster.model_lineage.tensors import TensorStore
-
-        return TensorStore(settings.tensors(self.folder))
+        store = self.ledger.store
+        assert store is not None, "the ledger of a home has one"
+        return store
 
     @cached_property
     def snapshot(self) -> Snapshot:
@@ -98,15 +99,24 @@ class LineageHome:
             return whole
         if is_here:
             return of_ledger
-        if (cache / node.id).is_dir():
-            return cache / node.id
         if (id := node.record.tensors_id) is not None and id in self.store.ids():
             return self._restored(id, cache / node.id)
         return self.ledger.download_model(node.id, cache)
 
+    def clear_copies(self, *, before_s: float) -> int:
+        """Removes plain copies of models that were last written before a time; returns the bytes freed."""
+        freed = 0
+        for copy in (self.folder / "cache" / "models").glob("*"):
+            if copy.is_dir() and copy.stat().st_mtime < before_s:
+                freed += sum(path.stat().st_size for path in copy.rglob("*") if path.is_file())
+                shutil.rmtree(copy)
+        return freed
+
     def _restored(self, id: str, folder: Path) -> Path:
         """Returns `folder` with a model from the tensor store; the folder appears atomically."""
-        if not folder.is_dir():
+        if folder.is_dir():
+            os.utime(folder)  # `gc` removes copies that are not used
+        else:
             folder.parent.mkdir(parents=True, exist_ok=True)
             with TemporaryDirectory(dir=folder.parent, prefix=".restored-") as aside:
                 self.store.restore(id, Path(aside) / "model")

@@ -18,7 +18,6 @@ from prefect.exceptions import TerminationSignal
 
 from ringmaster.codec import digest, from_json, to_json
 from ringmaster.errors import InputError
-from ringmaster.flows import settings
 from ringmaster.flows.batch.artifacts import DecisionArtifact, PlanArtifact, flow_run_page
 from ringmaster.flows.batch.flow_runs import is_being_cancelled, is_started_by_prefect, notices, root_run, runs_fact
 from ringmaster.flows.batch.result import log_decision
@@ -26,7 +25,6 @@ from ringmaster.flows.batch.run_folder import fresh_folder, is_batch, was_being_
 from ringmaster.flows.interrupts import stopped_by_signals
 from ringmaster.flows.reports.progress import current_view
 from ringmaster.model_lineage.ledger.ledger import Ledger
-from ringmaster.model_lineage.tensors import TensorStore
 from ringmaster.tasks.batch import Batch
 from ringmaster.tasks.execution.events import (
     FIRST_PREDICTION,
@@ -212,7 +210,6 @@ def followed_batch(
         batch=run.batch,
         events=events,
         notice=notices(),
-        tensors=TensorStore(settings.tensors(settings.home())),
     )
     recorder.begin(
         JobsToRecord(
@@ -278,14 +275,13 @@ class BatchFollower:
             if isinstance(event, Planned):
                 return
 
-    def run(self) -> bool:
-        """Follows the batch to its end. Returns True; raises TerminationSignal if Prefect ends this process alone."""
+    def run(self) -> None:
+        """Follows the batch to its end. Raises TerminationSignal if Prefect ends this process alone."""
         for event in self._events:
             self._show(event)
         if self._is_left.is_set():
             self.recorder.close(patience_s=0.0)
             raise TerminationSignal(signal.SIGTERM)
-        return True
 
     @property
     def listener_faults(self) -> Mapping[Listener, str]:

@@ -14,7 +14,7 @@ from pathlib import Path
 from ringmaster.errors import DevicesBusy, InputError, NodeUnavailable
 from ringmaster.flows import settings
 from ringmaster.flows.settings import PoolAddress
-from ringmaster.tasks.batch.field_types import NAME_REMEDY, is_name
+from ringmaster.tasks.batch.references import NAME_REMEDY, is_name
 from ringmaster.tasks.cluster import Cluster, Device, Node, detect
 from ringmaster.tasks.execution.local_engine import FileLeases
 from ringmaster.tasks.pool.node_agent import DRAIN_S

@@ -118,7 +118,6 @@ def ask_to_start(question: Callable[[], str], *, timeout_s: float, without_answe
         form = Start.with_initial_data(description=text)
         # The pool's controller answers in time. If none leads for a day, Prefect fails the run.
         answer = suspend_flow_run(wait_for_input=form, timeout=int(timeout_s) + LONG_SLACK_S, key=TO_START)
-        assert answer is not None, "a suspension for input ends with one"
     return ApprovalAnswer(approved=answer.start, who=answer.name or SOMEBODY, why=answer.comment)
 
 
@@ -147,9 +146,7 @@ def _paused(run_id: UUID, form: Any, *, timeout_s: float, silence: dict[str, Any
     # In a copy of the context, which has the current settings of Prefect.
     answers = partial(copy_context().run, partial(_answer_late, run_id, silence, timeout_s))
     with running(answers, name="answer"):  # its end is awaited: it could answer the next question
-        answer = pause_flow_run(wait_for_input=form, timeout=int(timeout_s) + SLACK_S, poll_interval=POLL_S)
-    assert answer is not None, "a pause for input ends with one"
-    return answer
+        return pause_flow_run(wait_for_input=form, timeout=int(timeout_s) + SLACK_S, poll_interval=POLL_S)
 
 
 def _answer_late(flow_run_id: UUID, silence: dict[str, Any], timeout_s: float, over: threading.Event) -> None:

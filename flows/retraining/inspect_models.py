@@ -150,7 +150,7 @@ def trained_of(run: RetrainingRun, model: ModelRecord) -> TrainingRecord | None:
     if model.run_id is None:
         return None
     try:
-        return TrainingRecord.from_json(json.loads(run.ledger.read_text(model.run_id, TRAINED)))
+        return from_json(TrainingRecord, json.loads(run.ledger.read_text(model.run_id, TRAINED)))
     except LedgerError as error:
         if error.may_pass:
             raise

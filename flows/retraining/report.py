@@ -14,7 +14,7 @@ from ringmaster.flows.reports.progress import current_view
 from ringmaster.flows.retraining.retraining_run import RetrainingRun
 from ringmaster.flows.retraining.select_models import SelectedModels
 from ringmaster.model_lineage import MetricPoint
-from ringmaster.tasks.planning.problems.terms import HOUR_S
+from ringmaster.tasks.planning.objectives import HOUR_S
 from ringmaster.tasks.retraining import report as webhook
 from ringmaster.tasks.retraining.promotion import version_of
 from ringmaster.tasks.retraining.report import FAILED as MODEL_FAILED

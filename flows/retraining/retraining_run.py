@@ -15,7 +15,7 @@ from ringmaster.errors import InputError, RetrainingInProgress, input_errors
 from ringmaster.flows import settings
 from ringmaster.flows.batch.context import NodeContext, lent_server, open_node_context
 from ringmaster.flows.batch.flow_runs import current_flow_run
-from ringmaster.flows.retraining.promote import open_move_log
+from ringmaster.flows.retraining.examine import open_move_log
 from ringmaster.model_lineage import Ledger, ModelRecord
 from ringmaster.tasks.batch import Batch
 from ringmaster.tasks.cluster import Device

@@ -15,13 +15,11 @@ from ringmaster.flows.retraining.inspect_models import InspectedModel
 from ringmaster.flows.retraining.retraining_run import RetrainingRun, current_clock
 from ringmaster.tasks.batch import Batch
 from ringmaster.tasks.planning import Plan, Problem
+from ringmaster.tasks.planning.fusion import checked_fusion, groups_of
 from ringmaster.tasks.planning.gantt import render_svg
-from ringmaster.tasks.planning.groups.fusion import groups_of
-from ringmaster.tasks.planning.objectives import Cost, Makespan
-from ringmaster.tasks.planning.plans.checked_plans import checked_fusion
-from ringmaster.tasks.planning.problems.terms import PlanningTerms
+from ringmaster.tasks.planning.objectives import Cost, Makespan, PlanningTerms
 from ringmaster.tasks.planning.whatif.answers import section
-from ringmaster.tasks.profiling.option_profiles import planning_problem
+from ringmaster.tasks.profiling.search import planning_problem
 from ringmaster.tasks.profiling.stage import ProfilingResult, groups_of_some
 from ringmaster.tasks.profiling.task import profile_task
 from ringmaster.tasks.retraining.promotion import version_of

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import math
 from collections.abc import Mapping
 from contextlib import closing
@@ -10,7 +9,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-from ringmaster.codec import from_json
+from ringmaster.codec import from_json, to_json
 from ringmaster.errors import InputError, LedgerError
 from ringmaster.flows import settings
 from ringmaster.flows.batch.flow_runs import kept_result
@@ -24,11 +23,11 @@ from ringmaster.flows.retraining.select_models import SelectedModels
 from ringmaster.flows.train_batch import train_batch
 from ringmaster.model_lineage import ModelRecord
 from ringmaster.tasks.batch import Batch
-from ringmaster.tasks.evaluation.compare import ranked
 from ringmaster.tasks.retraining.drift import TrainingRecord, input_features, references_of
 from ringmaster.tasks.storage.database import Database
 from ringmaster.tasks.storage.journal import JobStatus
 from ringmaster.techniques import Job
+from ringmaster.techniques.metric import ranked
 
 
 def train_models(
@@ -145,7 +144,7 @@ def _keep_what_was_read(run: RetrainingRun, check: InspectedModel, record: Model
 def keep_trained(run: RetrainingRun, record: ModelRecord, kept: TrainingRecord) -> None:
     """Stores the facts about a model's training with its MLflow run."""
     if record.run_id is not None:
-        run.ledger.write_json(record.run_id, TRAINED, json.loads(json.dumps(kept.to_json())))
+        run.ledger.write_json(record.run_id, TRAINED, to_json(kept))
 
 
 def _recorded(run: RetrainingRun, check: InspectedModel, result: BatchResult) -> dict[str, ModelRecord]:

@@ -53,6 +53,130 @@ SINCE = "since this server has started"
 Rows = Iterable[tuple[Sequence[str], float]]
 
 
+def _one(value: float | bool | None) -> Rows:
+    """Returns the row of a metric without labels; none where there is no value."""
+    return () if value is None else (((), float(value)),)
+
+
+def _each(labels: Iterable[str], counted: Mapping[str, int] | Mapping[PlanReason, int]) -> Rows:
+    """Returns a row for each label, also for those that were not counted: a rate needs a value before the first."""
+    known: Mapping[str, int] = {str(label): number for label, number in counted.items()}
+    return [((label,), known.get(label, 0)) for label in labels]
+
+
+def _nodes(state: PoolState) -> Rows:
+    statuses = [node.status for node in state.nodes]
+    return [((status,), statuses.count(status)) for status in (NodeStatus.SERVING, NodeStatus.LEAVING)]
+
+
+# Name, help, labels and rows. The first are known while the database answers, the others also while it does not.
+STATE_GAUGES: Sequence[tuple[str, str, Sequence[str], Callable[[PoolState], Rows]]] = (
+    ("ringmaster_nodes", "Number of registered nodes by status.", ["status"], _nodes),
+    (
+        "ringmaster_devices",
+        "Number of devices by node and state: leased to segments, lent to trials, idle, unhealthy, or on a node that "
+        "is leaving.",
+        ["node", "state"],
+        lambda state: [((node.name, each), number) for node in state.nodes for each, number in node.devices.items()],
+    ),
+    (
+        "ringmaster_batches",
+        "Number of batches that have not ended, by stage: queued (without a flow run yet), measuring (not in the plan "
+        "yet), or active.",
+        ["stage"],
+        lambda state: [((stage,), number) for stage, number in state.batches.items()],
+    ),
+    (
+        "ringmaster_jobs",
+        "Number of jobs of the active batches by batch and status.",
+        ["batch", "status"],
+        lambda state: list(state.jobs.items()),
+    ),
+    (
+        "ringmaster_plan_timestamp_seconds",
+        "Time at which the last plan was made, since the epoch.",
+        [],
+        lambda state: _one(state.plan.made_s if state.plan else None),
+    ),
+    (
+        "ringmaster_plan_makespan_seconds",
+        "Planned time from the last plan to the end of its last job.",
+        [],
+        lambda state: _one(state.plan.makespan_s if state.plan else None),
+    ),
+    (
+        "ringmaster_plan_gap_ratio",
+        "How far the last plan may be above the best possible one, as a share of its lower bound; absent without one.",
+        [],
+        lambda state: _one(state.plan.gap if state.plan else None),
+    ),
+    (
+        "ringmaster_leader_elected",
+        "Whether a controller has the lead (1) or none does (0). It may be silent: see the age of its heartbeat.",
+        [],
+        lambda state: _one(state.leader is not None and state.leader.is_there),
+    ),
+)
+GAUGES: Sequence[tuple[str, str, Sequence[str], Callable[[Measurement], Rows]]] = (
+    (
+        "ringmaster_database_up",
+        "Whether the pool's database answers (1) or not (0).",
+        [],
+        lambda found: _one(found.state is not None),
+    ),
+    (
+        "ringmaster_leader_heartbeat_age_seconds",
+        "Time since this server has last seen another heartbeat of the leading controller.",
+        [],
+        lambda found: _one(found.leader_heartbeat_age_s),
+    ),
+    (
+        "ringmaster_node_heartbeat_age_seconds",
+        "Time since this server has last seen another heartbeat of a node.",
+        ["node"],
+        lambda found: [((node,), age_s) for node, age_s in found.node_heartbeat_age_s.items()],
+    ),
+    (
+        "ringmaster_segments_running",
+        "Number of segments that run.",
+        [],
+        lambda found: _one(None if found.state is None else len(found.counts.running)),
+    ),
+)
+COUNTERS: Sequence[tuple[str, str, Sequence[str], Callable[[Measurement], Rows]]] = (
+    (
+        "ringmaster_leader_changes",
+        "Number of times that a controller has taken the lead, since the database is there.",
+        [],
+        lambda found: _one(found.state.leader.epoch if found.state and found.state.leader else None),
+    ),
+    (
+        "ringmaster_device_seconds",
+        f"Device time by node and state, {SINCE}; time while the database does not answer is not counted.",
+        ["node", "state"],
+        lambda found: list(found.device_seconds.items()),
+    ),
+    (
+        "ringmaster_plans",
+        f"Number of plans by reason, {SINCE}.",
+        ["reason"],
+        lambda found: _each(PlanReason, found.counts.plans),
+    ),
+    (
+        "ringmaster_segments_ended",
+        f"Number of segments that have ended by the status of their outcomes, {SINCE}.",
+        ["status"],
+        lambda found: _each(OUTCOMES, found.counts.segments),
+    ),
+    (
+        "ringmaster_jobs_ended",
+        f"Number of jobs that have ended by status, such as failed, {SINCE}.",
+        ["status"],
+        lambda found: _each(ENDED, found.counts.jobs),
+    ),
+)
+
+
 class PoolCollector(Collector):
     """Collects the metrics of a pool. measure: returns what is known of it now."""
 
@@ -63,132 +187,16 @@ class PoolCollector(Collector):
         """Yields all metrics. Those of the pool's state have no values while its database does not answer."""
         found = self._measure()
         yield InfoMetricFamily("ringmaster_build", "The release of Ringmaster.", value={"version": own_release()})
-        yield _gauge(
-            "ringmaster_database_up", "Whether the pool's database answers (1) or not (0).", found.state is not None
-        )
-        yield from _of_state(found.state)
-        yield from _of_heartbeats(found)
-        yield from _of_events(found)
+        for name, text, labels, of_state in STATE_GAUGES:
+            rows = () if found.state is None else of_state(found.state)
+            yield _filled(GaugeMetricFamily(name, text, labels=labels), rows)
+        for name, text, labels, rows_of in GAUGES:
+            yield _filled(GaugeMetricFamily(name, text, labels=labels), rows_of(found))
+        for name, text, labels, rows_of in COUNTERS:
+            yield _filled(CounterMetricFamily(name, text, labels=labels), rows_of(found))
 
 
-def _of_state(state: PoolState | None) -> Iterator[Metric]:
-    nodes, plan, leader = (state.nodes, state.plan, state.leader) if state else ((), None, None)
-    statuses = [node.status for node in nodes]
-    yield _gauges(
-        "ringmaster_nodes",
-        "Number of registered nodes by status.",
-        ["status"],
-        [((status,), statuses.count(status)) for status in (NodeStatus.SERVING, NodeStatus.LEAVING)] if state else (),
-    )
-    yield _gauges(
-        "ringmaster_devices",
-        "Number of devices by node and state: leased to segments, lent to trials, idle, unhealthy, or on a node that "
-        "is leaving.",
-        ["node", "state"],
-        [((node.name, each), number) for node in nodes for each, number in node.devices.items()],
-    )
-    yield _gauges(
-        "ringmaster_batches",
-        "Number of batches that have not ended, by stage: queued (without a flow run yet), measuring (not in the plan "
-        "yet), or active.",
-        ["stage"],
-        [((stage,), number) for stage, number in state.batches.items()] if state else (),
-    )
-    yield _gauges(
-        "ringmaster_jobs",
-        "Number of jobs of the active batches by batch and status.",
-        ["batch", "status"],
-        list(state.jobs.items()) if state else (),
-    )
-    yield _gauge(
-        "ringmaster_plan_timestamp_seconds",
-        "Time at which the last plan was made, since the epoch.",
-        plan.made_s if plan else None,
-    )
-    yield _gauge(
-        "ringmaster_plan_makespan_seconds",
-        "Planned time from the last plan to the end of its last job.",
-        plan.makespan_s if plan else None,
-    )
-    yield _gauge(
-        "ringmaster_plan_gap_ratio",
-        "How far the last plan may be above the best possible one, as a share of its lower bound; absent without one.",
-        plan.gap if plan else None,
-    )
-    yield _gauge(
-        "ringmaster_leader_elected",
-        "Whether a controller has the lead (1) or none does (0). It may be silent: see the age of its heartbeat.",
-        (leader is not None and leader.is_there) if state else None,
-    )
-    changes = CounterMetricFamily(
-        "ringmaster_leader_changes",
-        "Number of times that a controller has taken the lead, since the database is there.",
-    )
-    if leader is not None:
-        changes.add_metric((), leader.epoch)
-    yield changes
-
-
-def _of_heartbeats(found: Measurement) -> Iterator[Metric]:
-    yield _gauge(
-        "ringmaster_leader_heartbeat_age_seconds",
-        "Time since this server has last seen another heartbeat of the leading controller.",
-        found.leader_heartbeat_age_s,
-    )
-    yield _gauges(
-        "ringmaster_node_heartbeat_age_seconds",
-        "Time since this server has last seen another heartbeat of a node.",
-        ["node"],
-        [((node,), age_s) for node, age_s in found.node_heartbeat_age_s.items()],
-    )
-
-
-def _of_events(found: Measurement) -> Iterator[Metric]:
-    running = None if found.state is None else len(found.counts.running)
-    yield _gauge("ringmaster_segments_running", "Number of segments that run.", running)
-    yield _counter(
-        "ringmaster_device_seconds",
-        f"Device time by node and state, {SINCE}; time while the database does not answer is not counted.",
-        ["node", "state"],
-        [(key, seconds) for key, seconds in found.device_seconds.items()],
-    )
-    yield _counter(
-        "ringmaster_plans", f"Number of plans by reason, {SINCE}.", ["reason"], _each(PlanReason, found.counts.plans)
-    )
-    yield _counter(
-        "ringmaster_segments_ended",
-        f"Number of segments that have ended by the status of their outcomes, {SINCE}.",
-        ["status"],
-        _each(OUTCOMES, found.counts.segments),
-    )
-    yield _counter(
-        "ringmaster_jobs_ended",
-        f"Number of jobs that have ended by status, such as failed, {SINCE}.",
-        ["status"],
-        _each(ENDED, found.counts.jobs),
-    )
-
-
-def _each(labels: Iterable[str], counted: Mapping[str, int] | Mapping[PlanReason, int]) -> Rows:
-    """Returns a row for each label, also for those that were not counted: a rate needs a value before the first."""
-    known: Mapping[str, int] = {str(label): number for label, number in counted.items()}
-    return [((label,), known.get(label, 0)) for label in labels]
-
-
-def _gauge(name: str, text: str, value: float | bool | None) -> Metric:
-    """Returns a metric without labels; without a value where it is None."""
-    return _gauges(name, text, [], [] if value is None else [((), float(value))])
-
-
-def _gauges(name: str, text: str, labels: Sequence[str], rows: Rows) -> Metric:
-    family = GaugeMetricFamily(name, text, labels=labels)
-    for values, value in rows:
-        family.add_metric(values, value)
-    return family
-
-
-def _counter(name: str, text: str, labels: Sequence[str], rows: Rows) -> Metric:
-    family = CounterMetricFamily(name, text, labels=labels)
+def _filled(family: GaugeMetricFamily | CounterMetricFamily, rows: Rows) -> Metric:
     for values, value in rows:
         family.add_metric(values, value)
     return family

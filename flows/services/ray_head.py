@@ -24,7 +24,7 @@ from ringmaster.flows.services.service_files import say_ready
 from ringmaster.flows.settings import ALLOCATION
 from ringmaster.tasks.pool.ray.agent_parent import end_with
 from ringmaster.tasks.pool.ray.options import ADDRESS, LOOPBACK_ALONE, PREFIX
-from ringmaster.techniques.processes.scratch import ScratchFolder
+from ringmaster.techniques.processes.forkserver_client import ScratchFolder
 
 HOST = "127.0.0.1"
 STORE_BYTES = 100_000_000  # Ray's object store, which no node uses; the least is 75 MB

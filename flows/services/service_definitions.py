@@ -25,6 +25,7 @@ from ringmaster.flows.services.service_files import SHORTEST_PASSWORD, Service
 from ringmaster.flows.services.serving import ALLOWED_HOSTS, hosts_of, in_url, is_loopback, is_wildcard, names_of
 from ringmaster.flows.settings import JSON_RESULTS, NOTIFY, PoolAddress, most_flow_runs
 from ringmaster.model_lineage import QUIET_ENVIRONMENT
+from ringmaster.model_lineage.ledger.connection import tensors_uri
 from ringmaster.tasks.execution.engine import SLURM
 
 PREFECT, MLFLOW, METRICS, DEPLOYMENTS = "prefect", "mlflow", "metrics", "deployments"
@@ -289,7 +290,7 @@ def _mlflow_environment(options: PoolOptions, address: PoolAddress) -> Mapping[s
         # A variable, as every user of the machine can read a process's arguments.
         "MLFLOW_BACKEND_STORE_URI": options.databases.mlflow,
         # A URI: MLflow would take a percent sign in a path for the beginning of a quoted character.
-        "MLFLOW_ARTIFACTS_DESTINATION": (options.home / "mlartifacts").as_uri(),
+        "MLFLOW_ARTIFACTS_DESTINATION": tensors_uri(options.home / "mlartifacts"),
         "MLFLOW_SERVER_ENABLE_JOB_EXECUTION": "false",
         "MLFLOW_AUTH_CONFIG_PATH": str(options.folder / "mlflow-auth.ini"),
         "MLFLOW_FLASK_SERVER_SECRET_KEY": secrets.token_hex(32),

@@ -49,6 +49,7 @@ from ringmaster.flows.services.service_files import (
 )
 from ringmaster.flows.settings import PoolAddress
 from ringmaster.model_lineage.ledger.connection import database_fault
+from ringmaster.model_lineage.tensors import TensorStore
 from ringmaster.tasks.cluster import Cluster
 from ringmaster.tasks.execution.local_engine import leases_of
 from ringmaster.tasks.pool.node_gangs import WORKER as NODE_HOLDER
@@ -183,6 +184,7 @@ def _prepare(options: PoolOptions, files: ServiceFiles, database_server: str | N
             console.print(f"made database {name}")
     for folder in ("prefect", "mlartifacts"):
         (options.home / folder).mkdir(parents=True, exist_ok=True)
+    TensorStore(settings.tensors(options.home)).add_artifacts(options.home / "mlartifacts")
     if database_server is None:
         check_prefect_database(options.home / "prefect" / "prefect.db")
         if fault := database_fault(options.home / "mlflow.db"):

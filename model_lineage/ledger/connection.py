@@ -9,6 +9,8 @@ after. The database is therefore created aside, in memory if the machine has a p
 atomically.
 """
 
+from __future__ import annotations
+
 import logging
 import os
 import shlex
@@ -19,13 +21,17 @@ import threading
 from collections.abc import Callable, Iterator
 from contextlib import closing, contextmanager
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 from urllib.parse import unquote, urlsplit
 
 from ringmaster.errors import LedgerError
 from ringmaster.model_lineage import sqlite_files
 from ringmaster.model_lineage.mlflow_calls import RetryingClient, redacted
 from ringmaster.model_lineage.waiting import OutageRetry
+
+if TYPE_CHECKING:  # they import numpy and MLflow
+    from ringmaster.model_lineage.tensors import TensorStore
+    from ringmaster.model_lineage.tensors.artifacts import TensorArtifactRepository
 
 QUIET_ENVIRONMENT = {
     "DO_NOT_TRACK": "true",
@@ -36,9 +42,15 @@ QUIET_ENVIRONMENT = {
 """Environment variables to set before MLflow is imported, so that it sends no telemetry and prints nothing on stdout.
 """
 
+TENSORS_SCHEME = "tensors"  # of the URI of a folder of artifacts whose weights are in a tensor store
 PROFILES = "-profiles"  # ends the name of the experiment of the profiles
 _PAGE = 1000
 _served_folders: dict[str, Path] = {}  # the folder of the files that a server has stored, by tracking URI
+
+
+def tensors_uri(folder: Path) -> str:
+    """Returns the URI of the artifacts in a folder whose weights are in a tensor store."""
+    return TENSORS_SCHEME + folder.absolute().as_uri().removeprefix("file")
 
 
 def batch_experiment(experiment: str, batch: str) -> str:
@@ -69,7 +81,9 @@ class Connection:
     experiment: the ledger's own experiment, created at first use. A batch's runs and models go to an experiment named
         EXPERIMENT/BATCH.
     artifact_root: the folder for files if a database is used directly; None stands for a folder beside the sqlite file.
-        A server ignores it and uses its own.
+        A server has its own.
+    tensors: the folder of the tensor store, which then holds the weights among the files; None stores them plain.
+    is_served_here: whether a server's folder is `artifact_root`. Files are then accessed without the server.
     waiting: retries every call for as long as the store is unreachable; without it, failing calls raise soon.
     """
 
@@ -79,6 +93,8 @@ class Connection:
         *,
         experiment: str = "ringmaster",
         artifact_root: Path | None = None,
+        tensors: Path | None = None,
+        is_served_here: bool = False,
         waiting: OutageRetry | None = None,
     ) -> None:
         self.tracking_uri = tracking_uri
@@ -86,8 +102,10 @@ class Connection:
         self._sqlite_file = sqlite_file(tracking_uri)
         if artifact_root is None and self._sqlite_file is not None:
             artifact_root = self._sqlite_file.parent / "artifacts"
-        is_server = urlsplit(tracking_uri).scheme in ("http", "https")
-        self._artifact_root = None if is_server or artifact_root is None else artifact_root.absolute()
+        self._is_server = urlsplit(tracking_uri).scheme in ("http", "https")
+        is_far = self._is_server and not is_served_here
+        self._artifact_root = None if is_far or artifact_root is None else artifact_root.absolute()
+        self._tensors = tensors
         self._waiting = waiting
         self._lock = threading.RLock()
         self._opened: RetryingClient | None = None
@@ -97,6 +115,13 @@ class Connection:
     def file(self) -> Path | None:
         """The sqlite file of the store, or None for another kind of store."""
         return self._sqlite_file
+
+    @property
+    def store(self) -> TensorStore | None:
+        """The tensor store, or None if there is none."""
+        from ringmaster.model_lineage.tensors import TensorStore
+
+        return None if self._tensors is None else TensorStore(self._tensors)
 
     def warm_up(self, *, batch: str | None = None) -> None:
         """Opens the store now: imports MLflow, creates or checks the database, and creates the experiment.
@@ -141,8 +166,26 @@ class Connection:
         every = paged(self.client.search_experiments, view_type=ViewType.ACTIVE_ONLY, filter_string=like)
         return [str(found.experiment_id) for found in every if is_of_ledger(found.name, self.experiment)]
 
+    def artifacts(self, location: str) -> TensorArtifactRepository | None:
+        """Returns access to the artifacts at a location that keep weights in the tensor store, without a server.
+
+        None for artifacts that a server or a plain folder holds.
+        """
+        from mlflow.store.artifact.artifact_repository_registry import get_artifact_repository
+
+        from ringmaster.model_lineage.tensors.artifacts import TensorArtifactRepository
+
+        self.client  # noqa: B018  it registers the repositories
+        if self._tensors is None or urlsplit(location).scheme not in (TENSORS_SCHEME, "mlflow-artifacts"):
+            return None
+        found = get_artifact_repository(location, tracking_uri=self.tracking_uri)
+        return found if isinstance(found, TensorArtifactRepository) else None
+
     def _create_experiment(self, name: str) -> str:
-        location = None if self._artifact_root is None else (self._artifact_root / name).as_uri()
+        location = None
+        if self._artifact_root is not None and not self._is_server:
+            folder = self._artifact_root / name
+            location = folder.as_uri() if self._tensors is None else tensors_uri(folder)
         try:
             return str(self.client.create_experiment(name, artifact_location=location))
         except LedgerError as error:
@@ -153,38 +196,57 @@ class Connection:
     def _open(self) -> RetryingClient:
         if self._sqlite_file is not None:
             create_database(self._sqlite_file)
+            if self._tensors is not None and self._artifact_root is not None:
+                _move_into_store(self._sqlite_file, self._artifact_root)
         from mlflow import MlflowClient
 
         guard = RetryingClient(None, tracking_uri=self.tracking_uri, waiting=self._waiting)
         client = guard.call(MlflowClient, self.tracking_uri, registry_uri=self.tracking_uri)
         if self._artifact_root is not None:
-            _read_served_files(self.tracking_uri, self._artifact_root)
+            _access_files(self.tracking_uri, self._artifact_root, tensors=self._tensors)
         return RetryingClient(client, tracking_uri=self.tracking_uri, waiting=self._waiting)
 
 
-def _read_served_files(tracking_uri: str, folder: Path) -> None:
-    """Lets clients that open a database directly read and write the files that an MLflow server of it has stored.
+def _access_files(tracking_uri: str, folder: Path, *, tensors: Path | None) -> None:
+    """Lets clients in this process access the files of a ledger in a folder, whichever client has created them.
 
     A server gives its experiments locations such as mlflow-artifacts:/2, which MLflow's own client resolves through a
     server only. A home's database is opened directly whenever its pool is down.
-
-    folder: where the server stores its files.
     """
-    from mlflow.store.artifact.artifact_repository_registry import _artifact_repository_registry
+    from ringmaster.model_lineage.tensors import TensorStore
+    from ringmaster.model_lineage.tensors.artifacts import register
 
+    if tensors is not None:
+        TensorStore(tensors).add_artifacts(folder)
     _served_folders[tracking_uri] = folder
-    _artifact_repository_registry.register("mlflow-artifacts", _served_repository)
+    register()
+    register("mlflow-artifacts", _served_repository)
 
 
 def _served_repository(artifact_uri: str, tracking_uri: str | None = None, registry_uri: str | None = None) -> Any:
     """Returns MLflow's access to the files at a mlflow-artifacts location: in a folder where that is known."""
-    from mlflow.store.artifact.local_artifact_repo import LocalArtifactRepository
     from mlflow.store.artifact.mlflow_artifacts_repo import MlflowArtifactsRepository
+
+    from ringmaster.model_lineage.tensors.artifacts import TensorArtifactRepository
 
     parts, folder = urlsplit(artifact_uri), _served_folders.get(tracking_uri or "")
     if folder is None or parts.netloc:
         return MlflowArtifactsRepository(artifact_uri, tracking_uri=tracking_uri, registry_uri=registry_uri)
-    return LocalArtifactRepository((folder / unquote(parts.path).lstrip("/")).as_uri())
+    return TensorArtifactRepository(tensors_uri(folder / unquote(parts.path).lstrip("/")))
+
+
+def _move_into_store(file: Path, folder: Path) -> None:
+    """Gives experiments of earlier releases, whose files are plain, a location that keeps weights in the tensor store.
+
+    Runs and models that are there keep their own locations.
+    """
+    with closing(sqlite3.connect(file, timeout=sqlite_files.PATIENCE_S)) as connection, connection:
+        old = f"{folder.as_uri()}/"
+        is_old = "substr(artifact_location, 1, :length) = :old"
+        said = {"old": old, "new": f"{tensors_uri(folder)}/", "length": len(old)}
+        if connection.execute(f"SELECT 1 FROM experiments WHERE {is_old}", said).fetchone():
+            new = "artifact_location = :new || substr(artifact_location, :length + 1)"
+            connection.execute(f"UPDATE experiments SET {new} WHERE {is_old}", said)
 
 
 SCHEMES = ("sqlite", "postgresql", "mysql", "mssql", "http", "https")

@@ -79,8 +79,15 @@ class Ledger(Models):
         named = components or {}
         parents = [self._stored(parent, store) for parent in record.parents]
         base = parents[0] if parents else None
-        stored = store.add(folder, parent=base.id if base else None, owner=self.owner(record.model_id), only=only)
-        self.client.set_logged_model_tags(record.model_id, {TENSORS: stored.id})
+        model, owner = self.client.get_logged_model(record.model_id), self.owner(record.model_id)
+        if (id := model.tags.get(TENSORS)) is not None and id in store.ids():
+            stored = store.model(id)
+            store.own(id, owner)
+        else:
+            stored = store.add(folder, parent=base.id if base else None, owner=owner, only=only)
+            self.client.set_logged_model_tags(record.model_id, {TENSORS: stored.id})
+            if (repository := self.artifacts(model.artifact_location)) is not None:
+                self.client.call(repository.refer, stored, folder=folder)
         for other_id, other in self._relatives(record, store):
             for part in shared_parts(stored, other):
                 if not any(is_within(part.name, prefix) for prefix in named.values()):

@@ -16,12 +16,13 @@ from dataclasses import replace
 from functools import partial
 from pathlib import Path
 from typing import Any
+from urllib.parse import unquote, urlsplit
 
-from ringmaster.errors import LedgerError
+from ringmaster.errors import LedgerError, TensorStoreError
 from ringmaster.model_lineage import model_pages
 from ringmaster.model_lineage.graph import Adaptation, Graph
 from ringmaster.model_lineage.hub_cards import CARD, hub_card
-from ringmaster.model_lineage.ledger.connection import paged
+from ringmaster.model_lineage.ledger.connection import TENSORS_SCHEME, paged
 from ringmaster.model_lineage.ledger.registry import (
     CHILD,
     DATASETS,
@@ -31,6 +32,7 @@ from ringmaster.model_lineage.ledger.registry import (
     NOTE,
     ORIGIN,
     PARENTS,
+    TENSORS,
     VERSIONS,
     Families,
     children_of,
@@ -98,7 +100,7 @@ class Models(Families):
             self.client.set_logged_model_tags(model.model_id, tags)
             model = self.client.get_logged_model(model.model_id)
         if model.status != "READY":
-            self.client.log_model_artifacts(model.model_id, str(folder))
+            self._store_files(model, folder, parent=parent_records[0] if parent_records else None)
             _close_to_others(model.artifact_location)
             if not (folder / CARD).exists():
                 self._write_hub_card(model, parent_records, metrics or {})
@@ -112,6 +114,20 @@ class Models(Families):
             self._link_child(parent, record)
         self.draw_families([record, *parent_records, *self.siblings(record)])
         return record
+
+    def _store_files(self, model: Any, folder: Path, *, parent: ModelRecord | None) -> None:
+        """Stores the files of a LoggedModel, where possible as a difference to its parent's."""
+        repository = self.artifacts(model.artifact_location)
+        if repository is None or not any(folder.rglob("*.safetensors")):
+            self.client.log_model_artifacts(model.model_id, str(folder))
+            return
+        id = None if parent is None else parent.tensors_id
+        try:
+            stored = self.client.call(repository.log_model, folder, parent=id if id in repository.store.ids() else None)
+        except TensorStoreError:  # its weights are no valid safetensors, and are stored as they are
+            self.client.log_model_artifacts(model.model_id, str(folder))
+        else:
+            self.client.set_logged_model_tags(model.model_id, {TENSORS: stored.id})
 
     def add_version(self, record: ModelRecord, name: str, *, text: str = "") -> ModelRecord:
         """Registers a recorded model as the next version of another registered model too. Returns that version's
@@ -308,8 +324,9 @@ def _close_to_others(location: str) -> None:
 
     A group that RINGMASTER_UMASK lets in, which is this process's umask, keeps its access.
     """
-    folder = Path(location.removeprefix("file://"))
-    if not folder.is_dir():  # on a server
+    parts = urlsplit(location)
+    folder = Path(unquote(parts.path))
+    if parts.scheme not in ("file", TENSORS_SCHEME) or not folder.is_dir():  # on a server
         return
     taken = int(os.environ.get("RINGMASTER_UMASK") or "077", 8)
     for path in (folder, *folder.rglob("*")):

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import json
+import os
 import re
 import tempfile
 from collections.abc import Callable, Mapping, Sequence
@@ -71,6 +72,7 @@ class ModelRegistry(LedgerRuns):
         record = self.resolve_model(uri)
         target = dst / record.model_id
         if target.is_dir():
+            os.utime(target)  # `gc` removes copies that are not used
             return target
         dst.mkdir(parents=True, exist_ok=True)
         location = self.client.get_logged_model(record.model_id).artifact_location

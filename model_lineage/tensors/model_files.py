@@ -16,10 +16,12 @@ import re
 import stat
 import unicodedata
 from collections import Counter
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path, PurePosixPath
 from typing import Any, TypeGuard, TypeVar
+
+from ringmaster.codec import from_json
 
 MOST_FILES = 10_000
 MOST_FAULTS = 20
@@ -285,53 +287,22 @@ def files_in(entries: Any) -> tuple[ModelFile, ...]:
     """Parses a list of files. Raises ValueError if it is invalid, or if a path would lead out of the model's folder."""
     if not isinstance(entries, list):
         raise ValueError("it is no list")
-    files = tuple(_file(entry) for entry in entries)
+    files = tuple(from_json(ModelFile, entry) for entry in entries)
+    for file in files:
+        names = [file.path, *(name for tensor in file.tensors for name in (tensor.name, tensor.dtype))]
+        if not all(isinstance(name, str) for name in names):
+            raise ValueError("a path, a name or a dtype is no text")
+        if fault := name_fault(file.path):
+            raise ValueError(f"it has a file {file.path!r}, whose name {fault}")
+        if not all(isinstance(each, str) and re.fullmatch("[0-9a-f]{64}", each) for each in file.digests):
+            raise ValueError("a head or a digest is no SHA-256")
+        if not all(type(size) is int for tensor in file.tensors for size in tensor.shape):
+            raise ValueError("a shape is no list of whole numbers")
     paths = {file.path for file in files}
     folders = {parent.as_posix() for path in paths for parent in PurePosixPath(path).parents}
     if len(paths) < len(files) or paths & folders:
         raise ValueError("it names a file twice")
     return files
-
-
-def _file(entry: Any) -> ModelFile:
-    said = _object(entry)
-    tensors = said.get("tensors")
-    if not isinstance(tensors, list):
-        raise ValueError("a file has no list of tensors")
-    path = _text(said, "path")
-    if fault := name_fault(path):
-        raise ValueError(f"it has a file {path!r}, whose name {fault}")
-    return ModelFile(
-        path=path, head=_digest(said, "head"), tensors=tuple(_stored_tensor(_object(each)) for each in tensors)
-    )
-
-
-def _stored_tensor(said: Mapping[str, Any]) -> ModelTensor:
-    shape = said.get("shape")
-    if not isinstance(shape, list) or not all(type(size) is int for size in shape):
-        raise ValueError("a shape is no list of whole numbers")
-    name, dtype = _text(said, "name"), _text(said, "dtype")
-    return ModelTensor(name=name, dtype=dtype, shape=tuple(shape), digest=_digest(said, "digest"))
-
-
-def _object(value: Any) -> Mapping[str, Any]:
-    if not isinstance(value, dict):
-        raise ValueError("an entry is no object")
-    return value
-
-
-def _text(said: Mapping[str, Any], key: str) -> str:
-    value = said.get(key)
-    if not isinstance(value, str):
-        raise ValueError(f"a {key} is no text")
-    return value
-
-
-def _digest(said: Mapping[str, Any], key: str) -> str:
-    value = _text(said, key)
-    if not re.fullmatch("[0-9a-f]{64}", value):
-        raise ValueError(f"a {key} is no digest")
-    return value
 
 
 def odd_tensors(model: StoredModel) -> Iterator[str]:

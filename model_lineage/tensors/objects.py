@@ -1,9 +1,10 @@
 """Content-addressed files: written once, never changed, compressed without loss, and verified at every read.
 
-Tensors are packed as byte planes, which are formed by bytes of equal significance, with zstd. The signs and exponents
-of neighbouring weights are similar and compress well; mantissas are noise and are stored uncompressed. A fine-tuned
-weight differs little from its parent, so the exclusive or of the two has zeros where signs, exponents and leading
-digits agree. ZipNN (Hershcovitch et al., 2024) measured both effects.
+Tensors are packed in blocks of byte planes, which are formed by bytes of equal significance, with zstd's entropy coder.
+The signs and exponents of neighbouring weights are similar and compress well; mantissas are noise and are stored
+uncompressed. A fine-tuned weight differs little from its parent: their difference as integers, with the sign moved to
+the lowest bit, is a small number whose upper planes are almost all zeros. ZipNN (Hershcovitch et al., 2024) measured
+both effects.
 """
 
 from __future__ import annotations
@@ -12,9 +13,9 @@ import hashlib
 import mmap
 import os
 import struct
-import tempfile
 import threading
-from collections.abc import Callable, Iterator
+import uuid
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
@@ -22,6 +23,7 @@ from typing import Any
 
 import numpy as np
 import numpy.typing as npt
+import xxhash
 import zstandard
 
 from ringmaster.errors import TensorObjectError
@@ -29,7 +31,7 @@ from ringmaster.errors import TensorObjectError
 DEEPEST = 4  # the longest chain of differences; each link costs another read
 _DIGEST_BYTES = 32
 _HEAD_BYTES = 4 + 1 + _DIGEST_BYTES
-_MAGIC = b"RMT1"
+_MAGIC, _OLD_MAGIC = b"RMT2", b"RMT1"  # the older files are of releases until 0.2
 _NOBODY = bytes(_DIGEST_BYTES)
 
 
@@ -53,22 +55,28 @@ class Objects:
         digest = digest_of(content)
         if digest in self:
             return digest
-        depth = 0 if parent is None else self.depth(parent) + 1
-        is_deep = depth > DEEPEST
-        packed = pack(content, item_bytes=item_bytes, parent=None if parent is None or is_deep else self.get(parent))
-        self._write(digest, packed, parent=parent, depth=depth)
+        while parent is not None and self.depth(parent) == DEEPEST:
+            parent = self.parent(parent)
+        packed = pack(content, item_bytes=item_bytes, parent=None if parent is None else self.get(parent))
+        head = bytes([0]) + _NOBODY
+        if packed.needs_parent and parent is not None:
+            head = bytes([self.depth(parent) + 1]) + bytes.fromhex(parent)
+        write_once(self._path(digest), _MAGIC, head, *packed.parts)
         return digest
 
     def get(self, digest: str) -> memoryview:
         """Returns the content of that digest. Raises TensorObjectError if it is missing or damaged.
 
-        A parent needs no verification of its own: if it were damaged, the result would have another digest.
+        A file has a checksum of its content, which is ten times faster to verify than the digest (`fsck` does). A
+        parent needs no verification of its own: if it were damaged, the result would have another checksum.
         """
-        content = self._unpacked(digest)
-        if digest_of(content) != digest:
-            parent = self.parent(digest)
-            if parent is not None:
-                self._needed(parent, digest, self.get)  # raises for the parent if that is the damaged one
+        head, data = self._read(digest)
+        parent = self._needed(head[5:].hex(), digest, self.get) if needs_parent(data) else None
+        try:
+            content = unpack(data, parent=parent)
+        except ValueError as error:
+            raise TensorObjectError(f"object {digest} is damaged: {error}") from error
+        if head[:4] == _OLD_MAGIC and digest_of(content) != digest:
             raise TensorObjectError(f"object {digest} is damaged: its content has another digest")
         return content
 
@@ -97,15 +105,6 @@ class Objects:
             if not path.name.startswith("."):
                 yield path.parent.name + path.name
 
-    def _unpacked(self, digest: str) -> memoryview:
-        """Returns the content of that digest without verifying it."""
-        head, data = self._read(digest)
-        parent = self._needed(head[5:].hex(), digest, self._unpacked) if needs_parent(data) else None
-        try:
-            return unpack(data, parent=parent)
-        except ValueError as error:
-            raise TensorObjectError(f"object {digest} is damaged: {error}") from error
-
     def _needed(self, parent: str, digest: str, read: Callable[[str], memoryview]) -> memoryview:
         try:
             return read(parent)
@@ -124,40 +123,40 @@ class Objects:
         except ValueError:  # nothing to map
             raise TensorObjectError(f"object {digest} is damaged: it is empty") from None
         head = bytes(mapped[:_HEAD_BYTES])
-        if len(mapped) <= _HEAD_BYTES or head[:4] != _MAGIC:
+        if len(mapped) <= _HEAD_BYTES or head[:4] not in (_MAGIC, _OLD_MAGIC):
             raise TensorObjectError(f"object {digest} is damaged: it does not begin as objects do")
         return head, mapped[_HEAD_BYTES:]
 
-    def _write(self, digest: str, packed: PackedBytes, *, parent: str | None, depth: int) -> None:
-        head = _MAGIC + bytes([depth if packed.needs_parent else 0])
-        head += bytes.fromhex(parent) if packed.needs_parent and parent is not None else _NOBODY
-        write_once(self._path(digest), head, packed.data)
 
-
-def write_once(path: Path, *parts: bytes) -> None:
+def write_once(path: Path, *parts: Any) -> None:
     """Writes a file that is synced before it gets its name; an existing file of that name is replaced."""
     path.parent.mkdir(parents=True, exist_ok=True)
-    handle, name = tempfile.mkstemp(dir=path.parent, prefix=".")
+    aside = path.with_name(f".{uuid.uuid4().hex}")
     try:
-        with os.fdopen(handle, "wb") as file:
-            for part in parts:
-                file.write(part)
+        with aside.open("xb") as file:
+            file.writelines(parts)
             file.flush()
             os.fsync(file.fileno())
-        Path(name).replace(path)
+        aside.replace(path)
     except BaseException:
         with suppress(FileNotFoundError):
-            Path(name).unlink()
+            aside.unlink()
         raise
 
 
-LEVEL = 1  # of zstd; higher levels gain under 1 % on weights, at a tenth of the speed
 NOISE = 0.97  # a plane that compresses to more than this fraction is stored uncompressed, which is faster to read
 SAMPLE_BYTES = 1 << 16
+BLOCK_BYTES = 1 << 20  # of content; its planes stay in the processor's cache
 
-RAW, PLAIN, XOR = 0, 1, 2
+BLOCKS, DIFFERENCES = 3, 4  # arrangements: the content in blocks, or what it differs from its parent
 _HEADER = struct.Struct("<BBHQ")  # arrangement, bytes of an item, unused, total bytes
+_CHECKSUM_BYTES = 16  # after the header
 _PLANE = struct.Struct("<BQ")  # whether compressed, bytes
+_WORDS = {size: np.dtype(f"<u{size}") for size in (1, 2, 4, 8)}
+# Weights repeat nothing, so that the search for repeats gains nothing: the smallest table, and the entropy coder.
+_PARAMETERS = zstandard.ZstdCompressionParameters(
+    strategy=zstandard.STRATEGY_FAST, window_log=17, hash_log=6, chain_log=6, search_log=1, min_match=7, target_length=0
+)
 
 Bytes = npt.NDArray[np.uint8]
 
@@ -168,23 +167,30 @@ _local = threading.local()  # zstd's contexts must not be shared between threads
 class PackedBytes:
     """Packed bytes. needs_parent: whether unpacking them needs the parent's bytes."""
 
-    data: bytes
+    parts: Sequence[Any]
     needs_parent: bool
 
 
 def pack(content: memoryview, *, item_bytes: int, parent: memoryview | None = None) -> PackedBytes:
-    """Packs `content` (items of `item_bytes` each) in its smallest form, alone or as a difference to `parent`."""
-    best = _packed(content, PLAIN, item_bytes)
-    if parent is not None and len(parent) == len(content) and _is_promising(content, parent, item_bytes):
-        best = min(best, _packed(_differing(content, parent), XOR, item_bytes), key=len)
-    if len(best) >= len(content) + _HEADER.size:
-        return PackedBytes(data=_HEADER.pack(RAW, item_bytes, 0, len(content)) + content, needs_parent=False)
-    return PackedBytes(data=best, needs_parent=best[0] == XOR)
+    """Packs `content` (items of `item_bytes` each), as its difference to `parent` if that seems to be smaller."""
+    is_difference = (
+        parent is not None and len(parent) == len(content) > 0 and _is_promising(content, parent, item_bytes)
+    )
+    kind = DIFFERENCES if is_difference else BLOCKS
+    parts: list[Any] = [_HEADER.pack(kind, item_bytes, 0, len(content)), xxhash.xxh3_128_digest(content)]
+    for start, end in _blocks(len(content), item_bytes):
+        block = np.frombuffer(content[start:end], _WORDS[item_bytes])
+        if is_difference and parent is not None:
+            block = _difference(block, np.frombuffer(parent[start:end], _WORDS[item_bytes]))
+        for plane in _planes(block):
+            parts += _squeezed(plane, item_bytes)
+    parts.append(content[len(content) - len(content) % item_bytes :])
+    return PackedBytes(parts=parts, needs_parent=is_difference)
 
 
 def needs_parent(data: memoryview) -> bool:
     """Whether packed bytes are a difference to a parent."""
-    return bool(data[0] == XOR)
+    return data[0] in (DIFFERENCES, XOR)
 
 
 def unpack(data: memoryview, *, parent: memoryview | None = None) -> memoryview:
@@ -192,85 +198,94 @@ def unpack(data: memoryview, *, parent: memoryview | None = None) -> memoryview:
     if len(data) < _HEADER.size:
         raise ValueError("it is cut off in its first bytes")
     arrangement, item_bytes, _, num_bytes = _HEADER.unpack_from(data)
-    if item_bytes not in (1, 2, 4, 8):
+    if item_bytes not in _WORDS:
         raise ValueError(f"it has items of {item_bytes} bytes, which there are not")
-    if arrangement == RAW:
-        content = data[_HEADER.size :]
-    else:
-        content = _joined(data[_HEADER.size :], item_bytes=item_bytes, num_bytes=num_bytes)
-    if len(content) != num_bytes:
-        raise ValueError(f"it holds {len(content)} bytes of {num_bytes}")
-    if arrangement in (RAW, PLAIN):
-        return content
-    if parent is None or len(parent) != num_bytes:
+    if needs_parent(data) and (parent is None or len(parent) != num_bytes):
         raise ValueError("it is a difference, and what it differs from is not there")
-    return _differing(content, parent)
+    if arrangement not in (BLOCKS, DIFFERENCES):
+        return _unpack_older(data, parent)
+    content = np.empty(num_bytes, np.uint8)
+    at = _HEADER.size + _CHECKSUM_BYTES
+    for start, end in _blocks(num_bytes, item_bytes):
+        block = content[start:end].view(_WORDS[item_bytes])
+        planes = []
+        for _ in range(item_bytes):
+            plane, at = _plane(data, at, num_bytes=len(block))
+            planes.append(plane)
+        _join(planes, into=block)
+        if parent is not None and arrangement == DIFFERENCES:
+            _add(np.frombuffer(parent[start:end], _WORDS[item_bytes]), to=block)
+    rest = num_bytes % item_bytes
+    if len(data) != at + rest:
+        raise ValueError(f"it has {len(data)} bytes of {at + rest}")
+    content[num_bytes - rest :] = np.frombuffer(data[at:], np.uint8)
+    if xxhash.xxh3_128_digest(content.data) != data[_HEADER.size : _HEADER.size + _CHECKSUM_BYTES]:
+        raise ValueError("its content has another checksum")
+    return memoryview(content.data)
+
+
+def _blocks(num_bytes: int, item_bytes: int) -> Iterator[tuple[int, int]]:
+    """Yields where the blocks of whole items begin and end."""
+    end = num_bytes - num_bytes % item_bytes
+    for start in range(0, end, BLOCK_BYTES):
+        yield start, min(start + BLOCK_BYTES, end)
+
+
+def _difference(block: npt.NDArray[Any], parent: npt.NDArray[Any]) -> Any:
+    """Returns the differences of items as integers; the lowest bit holds the sign, so that small ones are small."""
+    apart = (block - parent).view(f"<i{block.itemsize}")
+    sign = apart >> (8 * block.itemsize - 1)
+    apart <<= 1
+    apart ^= sign
+    return apart.view(block.dtype)
+
+
+def _add(parent: npt.NDArray[Any], *, to: npt.NDArray[Any]) -> None:
+    """Turns differences, in place, into the items that differ so from their parents."""
+    sign = -(to & 1).view(f"<i{to.itemsize}")
+    to >>= 1
+    to ^= sign.view(to.dtype)
+    to += parent
+
+
+def _planes(block: npt.NDArray[Any]) -> Iterator[Bytes]:
+    """Yields the byte planes of items, least significant first."""
+    for number in range(block.itemsize):
+        yield (block >> (8 * number) if number else block).astype(np.uint8)
+
+
+def _join(planes: Sequence[Bytes], *, into: npt.NDArray[Any]) -> None:
+    """Joins byte planes, least significant first, into items."""
+    into[...] = planes[-1]
+    for plane in planes[-2::-1]:
+        into <<= 8
+        into |= plane
 
 
 def _is_promising(content: memoryview, parent: memoryview, item_bytes: int) -> bool:
-    """Whether a difference may be smaller, estimated on a sample from the middle to save time."""
-    size = SAMPLE_BYTES - SAMPLE_BYTES % item_bytes
-    start = max(0, len(content) // 2 - size // 2) // item_bytes * item_bytes
-    mine, its = content[start : start + size], parent[start : start + size]
-    return len(_packed(_differing(mine, its), XOR, item_bytes)) < len(_packed(mine, PLAIN, item_bytes))
+    """Whether a difference is smaller, estimated on a sample from the middle to save time."""
+    size = min(SAMPLE_BYTES, len(content)) // item_bytes * item_bytes
+    start = (len(content) - size) // 2 // item_bytes * item_bytes
+    own, theirs = (np.frombuffer(each[start : start + size], _WORDS[item_bytes]) for each in (content, parent))
+    return _squeezed_bytes(_difference(own, theirs)) < _squeezed_bytes(own)
 
 
-def _packed(content: memoryview, arrangement: int, item_bytes: int) -> bytes:
-    parts = [_HEADER.pack(arrangement, item_bytes, 0, len(content))]
-    items, rest = divmod(len(content), item_bytes)
-    planes = np.frombuffer(content[: items * item_bytes], np.uint8).reshape(items, item_bytes).T
-    for plane in [
-        *(np.ascontiguousarray(plane) for plane in planes),
-        np.frombuffer(content[len(content) - rest :], np.uint8),
-    ]:
-        parts += _squeezed(plane)
-    return b"".join(parts)
+def _squeezed_bytes(block: npt.NDArray[Any]) -> int:
+    return sum(len(part) for plane in _planes(block) for part in _squeezed(plane, block.itemsize))
 
 
-def _squeezed(plane: Bytes) -> list[bytes]:
-    sample = plane[len(plane) // 2 :][:SAMPLE_BYTES]
-    is_noise = len(plane) > SAMPLE_BYTES and len(_compressor().compress(_view(sample))) > NOISE * len(sample)
-    squeezed = b"" if is_noise else _compressor().compress(_view(plane))
+def _squeezed(plane: Bytes, item_bytes: int) -> list[Any]:
+    compressor = _compressor("text" if item_bytes == 1 else "weights")
+    sample = plane[len(plane) // 2 :][: SAMPLE_BYTES // 4]
+    is_noise = len(plane) > SAMPLE_BYTES and len(compressor.compress(sample.data)) > NOISE * len(sample)
+    squeezed = b"" if is_noise else compressor.compress(plane.data)
     if is_noise or len(squeezed) > NOISE * len(plane):
-        return [_PLANE.pack(0, len(plane)), plane.tobytes()]
+        return [_PLANE.pack(0, len(plane)), plane.data]
     return [_PLANE.pack(1, len(squeezed)), squeezed]
 
 
-def _joined(data: memoryview, *, item_bytes: int, num_bytes: int) -> memoryview:
-    items, rest = divmod(num_bytes, item_bytes)
-    planes: list[Bytes] = []
-    at = 0
-    for number in range(item_bytes + 1):
-        plane, at = _plane(data, at)
-        due = items if number < item_bytes else rest
-        if len(plane) != due:
-            raise ValueError(f"plane {number} has {len(plane)} bytes of {due}")
-        planes.append(plane)
-    content = _interleaved(planes[:item_bytes])
-    return _view(np.concatenate([content, planes[-1]]) if rest else content)
-
-
-def _interleaved(planes: list[Bytes]) -> Bytes:
-    """Joins byte planes, least significant first, into items. There are 1, 2, 4 or 8 planes.
-
-    Each pass joins two planes into one of items twice as wide by shifts, which takes half the time of storing single
-    bytes.
-    """
-    width = 1
-    wide: list[npt.NDArray[Any]] = list(planes)
-    while len(wide) > 1:
-        width *= 2
-        joined = []
-        for low, high in zip(wide[::2], wide[1::2], strict=True):
-            item = high.astype(f"<u{width}")
-            item <<= 4 * width
-            item |= low
-            joined.append(item)
-        wide = joined
-    return wide[0].view(np.uint8)
-
-
-def _plane(data: memoryview, at: int) -> tuple[Bytes, int]:
+def _plane(data: memoryview, at: int, *, num_bytes: int) -> tuple[Bytes, int]:
+    """Returns the plane of that size at a position, and where the next one begins. Raises ValueError."""
     if at + _PLANE.size > len(data):
         raise ValueError("it is cut off")
     is_squeezed, size = _PLANE.unpack_from(data, at)
@@ -280,24 +295,42 @@ def _plane(data: memoryview, at: int) -> tuple[Bytes, int]:
     plane = data[start:end]
     if is_squeezed:
         try:
-            plane = memoryview(_decompressor().decompress(plane))
+            plane = memoryview(_decompressor().decompress(plane, max_output_size=num_bytes))
         except zstandard.ZstdError as error:
             raise ValueError(f"it cannot be decompressed: {error}") from error
+    if len(plane) != num_bytes:
+        raise ValueError(f"a plane has {len(plane)} bytes of {num_bytes}")
     return np.frombuffer(plane, np.uint8), end
 
 
-def _differing(content: memoryview, parent: memoryview) -> memoryview:
-    return _view(np.bitwise_xor(np.frombuffer(content, np.uint8), np.frombuffer(parent, np.uint8)))
+RAW, PLAIN, XOR = 0, 1, 2  # arrangements of releases until 0.2: one plane for all items, and the exclusive or
 
 
-def _view(array: Bytes) -> memoryview:
-    return memoryview(array.data)
+def _unpack_older(data: memoryview, parent: memoryview | None) -> memoryview:
+    """Returns the content of bytes that a release until 0.2 has packed. Raises ValueError if they are invalid."""
+    arrangement, item_bytes, _, num_bytes = _HEADER.unpack_from(data)
+    if arrangement == RAW:
+        if len(data) != _HEADER.size + num_bytes:
+            raise ValueError(f"it holds {len(data) - _HEADER.size} bytes of {num_bytes}")
+        return data[_HEADER.size :]
+    items, rest = divmod(num_bytes, item_bytes)
+    planes, at = [], _HEADER.size
+    for number in range(item_bytes + 1):
+        plane, at = _plane(data, at, num_bytes=items if number < item_bytes else rest)
+        planes.append(plane)
+    content = np.empty(num_bytes, np.uint8)
+    _join(planes[:-1], into=content[: items * item_bytes].view(_WORDS[item_bytes]))
+    content[num_bytes - rest :] = planes[-1]
+    if arrangement == XOR:
+        content ^= np.frombuffer(parent or b"", np.uint8)
+    return memoryview(content.data)
 
 
-def _compressor() -> zstandard.ZstdCompressor:
-    if not hasattr(_local, "compressor"):
-        _local.compressor = zstandard.ZstdCompressor(level=LEVEL)
-    compressor: zstandard.ZstdCompressor = _local.compressor
+def _compressor(kind: str) -> zstandard.ZstdCompressor:
+    if not hasattr(_local, kind):
+        parameters = {"compression_params": _PARAMETERS} if kind == "weights" else {"level": 3}
+        setattr(_local, kind, zstandard.ZstdCompressor(**parameters))
+    compressor: zstandard.ZstdCompressor = getattr(_local, kind)
     return compressor
 
 

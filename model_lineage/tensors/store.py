@@ -1,8 +1,11 @@
 """The tensor store: models in a folder, as lists of files whose tensors are content-addressed objects.
 
 Equal tensors are stored once. A model's id is the digest of its list, so equal models are one. Stored data never
-change, so writers need no lock against each other; only `gc` deletes, and it waits for the writers. The owners of a
-model are marked beside it, so that several lineages can share a folder: a model is deleted with its last owner.
+change, so writers need no lock against each other; only `gc` deletes, and it waits for the writers.
+
+The owners of a model are marked beside it, so that several lineages can share a folder: a model is deleted with its
+last owner, unless a reference to it is left. References are in folders of artifacts (`artifacts`), which the store
+knows by links in `roots/`.
 """
 
 from __future__ import annotations
@@ -11,10 +14,11 @@ import fcntl
 import json
 import os
 import shutil
+from collections import deque
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
-from concurrent.futures import ThreadPoolExecutor
-from contextlib import contextmanager, suppress
-from dataclasses import asdict
+from concurrent.futures import Future, ThreadPoolExecutor
+from contextlib import AbstractContextManager, contextmanager, suppress
+from dataclasses import asdict, dataclass
 from pathlib import Path
 from tempfile import TemporaryDirectory
 
@@ -37,6 +41,35 @@ from ringmaster.model_lineage.tensors.objects import Objects, digest_of, write_o
 NUM_THREADS = min(8, os.cpu_count() or 1)  # hashing, zstd and numpy release the GIL
 WEIGHTS = ".safetensors"
 SOMEBODY = "somebody"  # owner of models from before owners were marked; never dropped
+ARTIFACTS = "artifacts"  # owner of models that are there for the references to them
+REFERENCE = ".stored"  # ends the name of a small file that stands for a file of weights
+STORE_LINK = ".tensors"  # in a folder of artifacts: the store, or a link to it
+NUM_RELATED = 8  # the newest models that are looked through for a parent where none is named
+
+
+@dataclass(frozen=True, kw_only=True)
+class FileReference:
+    """The file `path` of the stored model `model`, as a small file NAME.safetensors.stored in place of a plain one."""
+
+    model: str
+    path: str
+    num_bytes: int
+
+    @classmethod
+    def at(cls, file: Path) -> FileReference | None:
+        """Returns the reference that stands for a file; None if there is none. Raises TensorStoreError on damage."""
+        try:
+            found = json.loads(Path(f"{file}{REFERENCE}").read_bytes())
+            return cls(model=str(found["model"]), path=str(found["path"]), num_bytes=int(found["num_bytes"]))
+        except OSError:
+            return None
+        except (ValueError, KeyError, TypeError) as error:
+            raise TensorStoreError(f"{file}{REFERENCE} is damaged: {error}. To fix: log the model again") from error
+
+    def write(self, file: Path) -> None:
+        """Lets the reference stand for a file; the plain file, if there is one, is removed."""
+        write_once(Path(f"{file}{REFERENCE}"), json.dumps(asdict(self)).encode())
+        file.unlink(missing_ok=True)
 
 
 class TensorStore:
@@ -53,18 +86,22 @@ class TensorStore:
         parent: str | None = None,
         owner: str | None = None,
         only: Callable[[str], bool] | None = None,
+        finds_parent: bool = False,
     ) -> StoredModel:
         """Stores the model in a folder; tensors that a parent has too are stored as differences if that is smaller.
 
         parent: the id of a model in the store.
+        finds_parent: whether the newest models are looked through for a parent where none is named.
         owner: the name that owns the model until `gc` drops it; a model without any owner is never deleted.
         only: whether a file of that relative name belongs to the model; None where all do.
 
         Raises TensorStoreError if a file is damaged or lies outside of the folder, or if the parent does not exist. A
         failed call leaves nothing of the model behind.
         """
-        related = {} if parent is None else self.model(parent).tensors
         layouts = _layouts(model_dir, only or bool)
+        related = self._newest_like(layouts) if finds_parent else {}
+        if parent is not None:
+            related = self.model(parent).tensors
         try:
             return self._added(layouts, related, owner=owner)
         except BaseException:
@@ -75,15 +112,13 @@ class TensorStore:
     def _added(
         self, layouts: Mapping[str, MappedTensorFile], related: Mapping[str, ModelTensor], *, owner: str | None
     ) -> StoredModel:
-        with self._locked(fcntl.LOCK_SH), ThreadPoolExecutor(NUM_THREADS) as pool:
+        with self.writing(), ThreadPoolExecutor(NUM_THREADS) as pool:
             files = tuple(self._add_file(name, layout, related, pool) for name, layout in layouts.items())
             content = json.dumps([asdict(file) for file in files], sort_keys=True).encode()
             model = StoredModel(id=digest_of(content)[:32], files=files)
             self._begin_owners()
             if owner is not None:
-                mark = self._owners(model.id) / owner
-                mark.parent.mkdir(exist_ok=True)
-                mark.touch()
+                self.own(model.id, owner)
             if not self._path(model.id).exists():
                 write_once(self._path(model.id), content)
         return model
@@ -101,17 +136,33 @@ class TensorStore:
             ThreadPoolExecutor(NUM_THREADS) as pool,
         ):
             for number, file in enumerate(model.files):
-                with (Path(aside) / str(number)).open("wb") as out:
-                    for content in pool.map(self._content, file.digests):
-                        out.write(content)
-                    out.flush()
-                    os.fsync(out.fileno())
+                self._write(file, Path(aside) / str(number), pool)
             for number, file in enumerate(model.files):
                 target = folder / file.path
                 target.parent.mkdir(parents=True, exist_ok=True)
                 if not target.parent.resolve().is_relative_to(folder.resolve()):
                     raise TensorStoreError(f"{target} leads out of {folder}, by a link. To fix: name a new folder")
                 (Path(aside) / str(number)).replace(target)
+
+    def write_file(self, reference: FileReference, target: Path) -> None:
+        """Writes the file that a reference stands for. Raises TensorStoreError if something is missing or damaged."""
+        file = next((file for file in self.model(reference.model).files if file.path == reference.path), None)
+        if file is None:
+            raise TensorStoreError(f"model {reference.model} has no file {reference.path}. {self._remedy}")
+        with ThreadPoolExecutor(NUM_THREADS) as pool:
+            self._write(file, target, pool)
+
+    def _write(self, file: ModelFile, target: Path, pool: ThreadPoolExecutor) -> None:
+        with target.open("wb") as out:
+            pending: deque[Future[memoryview]] = deque()  # few are in memory at a time
+            for digest in file.digests:
+                pending.append(pool.submit(self._content, digest))
+                if len(pending) > NUM_THREADS:
+                    out.write(pending.popleft().result())
+            for content in pending:
+                out.write(content.result())
+            out.flush()
+            os.fsync(out.fileno())
 
     def model(self, id: str) -> StoredModel:
         """Returns a stored model. Raises TensorStoreError if there is none of that id, or if its list is damaged."""
@@ -129,6 +180,58 @@ class TensorStore:
     def ids(self) -> list[str]:
         """Returns the ids of all stored models."""
         return sorted(path.stem for path in (self.folder / "models").glob("*.json"))
+
+    def add_artifacts(self, folder: Path) -> None:
+        """Links a folder of artifacts and the store to each other: references below it keep models from `gc`."""
+        root = self.folder / "roots" / digest_of(str(folder.resolve()).encode())[:16]
+        for link, target in ((root, folder), (folder / STORE_LINK, self.folder)):
+            link.parent.mkdir(parents=True, exist_ok=True)
+            if target.absolute() != link.absolute() and not link.exists():
+                link.unlink(missing_ok=True)
+                with suppress(FileExistsError):  # relative, so that a home can be moved
+                    link.symlink_to(os.path.relpath(target.resolve(), link.parent.resolve()))
+
+    def references(self) -> Iterator[tuple[Path, FileReference]]:
+        """Yields (file, reference) of each reference to a model of the store.
+
+        Raises TensorStoreError if a reference is damaged, or a folder of artifacts is not there.
+        """
+        for root in sorted(self.folder.glob("roots/*")):
+            if not root.is_dir():
+                raise TensorStoreError(
+                    f"the artifacts that {root} leads to are not there, and which models they need is not known. "
+                    f"To fix: bring them back, or remove {root} if they are gone for good"
+                )
+            for path in root.resolve().rglob(f"*{WEIGHTS}{REFERENCE}"):
+                file = Path(str(path).removesuffix(REFERENCE))
+                if (reference := FileReference.at(file)) is not None:
+                    yield file, reference
+
+    def own(self, id: str, owner: str) -> None:
+        """Marks a model as that of an owner."""
+        mark = self._owners(id) / owner
+        mark.parent.mkdir(parents=True, exist_ok=True)
+        mark.touch()
+
+    def share(self, files: Sequence[Path]) -> int:
+        """Replaces plain files of weights that models with references have too by references; returns the bytes freed.
+
+        Raises TensorStoreError.
+        """
+        freed = 0
+        with self.writing(), ThreadPoolExecutor(NUM_THREADS) as pool:
+            models = [self.model(id) for id in {reference.model for _, reference in self.references()}]
+            known = {file.digests: (model.id, file.path) for model in models for file in model.files}
+            for path in files:
+                with suppress(ValueError):  # it is no safetensors file
+                    layout = read_layout(path)
+                    digests = list(pool.map(digest_of, [layout.header, *map(layout.bytes_of, layout.tensors)]))
+                    model, name = known.get(tuple(digests), ("", ""))
+                    if model and all(digest in self.objects for digest in self._with_parents(digests)):
+                        num_bytes = path.stat().st_size
+                        FileReference(model=model, path=name, num_bytes=num_bytes).write(path)
+                        freed += num_bytes
+        return freed
 
     def disown(self, owner: str) -> None:
         """Removes `owner` from all models; other owners stay."""
@@ -154,21 +257,34 @@ class TensorStore:
     def gc(self, *, drop: Collection[str], waits: bool = True) -> int:
         """Drops owners, then the models that nobody else owns, and every object that no remaining model needs.
 
+        References in the artifacts of dropped owners, which are models of MLflow (MODEL_ID@LEDGER), go with them. A
+        model to which another reference is left stays.
+
         waits: whether to wait for writers; otherwise raises BlockingIOError if there are any. Returns the number of
         bytes freed. Raises TensorStoreError, without deleting anything, if damage makes it impossible to determine what
         is needed.
         """
         gone = set(drop)
+        gone_ids = {owner.partition("@")[0] for owner in gone}
         with self._locked(fcntl.LOCK_EX if waits else fcntl.LOCK_EX | fcntl.LOCK_NB):
             self._begin_owners()
             marks = {id: {mark.name for mark in self._owners(id).glob("*")} for id in self.ids()}
-            dropped = [id for id, owners in marks.items() if owners and owners <= gone]
+            references = list(self.references())
+            lost = [file for file, _ in references if gone_ids.intersection(file.parts)]
+            referred = {reference.model for file, reference in references if file not in set(lost)}
+            dropped = [
+                id for id, owners in marks.items() if owners and owners <= {*gone, ARTIFACTS} and id not in referred
+            ]
             left = set(marks) - set(dropped)
             needed = self._with_parents({digest for id in left for digest in self.model(id).digests})
             freed = sum(self._path(id).stat().st_size for id in dropped)
+            for file in lost:
+                Path(f"{file}{REFERENCE}").unlink()
             for id in dropped:  # before its marks: without marks it would stay forever
                 self._path(id).unlink()
-            for mark in [mark for mark in self.folder.glob("owners/*/*") if mark.name in gone]:
+            for mark in [*self.folder.glob("owners/*/*")]:
+                if mark.name not in gone and mark.parent.name not in dropped:
+                    continue
                 mark.unlink()
                 with suppress(OSError):  # others own the model
                     mark.parent.rmdir()
@@ -177,8 +293,12 @@ class TensorStore:
                 self.objects.remove(digest)
         return freed
 
-    def fsck(self) -> list[str]:
-        """Reads all objects and models; returns messages about damaged ones, and the models that these affect."""
+    def fsck(self, *, names: Mapping[str, str] | None = None) -> list[str]:
+        """Reads all objects and models; returns messages about damaged ones, and the models that these affect.
+
+        names: what stored models are called in messages, by id.
+        """
+        names = names or {}
         damaged: dict[str, str] = {}
         with ThreadPoolExecutor(NUM_THREADS) as pool:
             for digest, fault in pool.map(self._fault, list(self.objects)):
@@ -192,13 +312,18 @@ class TensorStore:
                 faults.append(str(error))
                 continue
             needs = model.digests
-            faults += [f"model {id}: {fault}" for fault in odd_tensors(model)]
+            named = f"model {id}" + (f" ({names[id]})" if id in names else "")
+            faults += [f"{named}: {fault}" for fault in odd_tensors(model)]
             missing = sorted(digest for digest in needs if digest not in self.objects)
             hurt = sorted(needs & set(damaged))
             if missing or hurt:
                 which = ", ".join([*(f"{d[:12]} is missing" for d in missing), *(f"{d[:12]} is damaged" for d in hurt)])
-                faults.append(f"model {id} cannot be restored: {which}")
-        return faults
+                faults.append(f"{named} cannot be restored: {which}")
+        try:
+            lost = [file for file, reference in self.references() if not self._path(reference.model).exists()]
+        except TensorStoreError as error:
+            return [*faults, str(error)]
+        return faults + [f"{file} is gone: the store does not have its model. {self._remedy}" for file in lost]
 
     def _add_file(
         self, name: str, layout: MappedTensorFile, related: Mapping[str, ModelTensor], pool: ThreadPoolExecutor
@@ -210,6 +335,18 @@ class TensorStore:
         tensors = tuple(pool.map(add, layout.tensors))
         head = self.objects.put(layout.header, item_bytes=1)
         return ModelFile(path=name, head=head, tensors=tensors)
+
+    def _newest_like(self, layouts: Mapping[str, MappedTensorFile]) -> Mapping[str, ModelTensor]:
+        """Returns the tensors of the newest model that has most of the tensors in files, by names and shapes."""
+        own = {(each.name, each.dtype, each.shape) for layout in layouts.values() for each in layout.tensors}
+        newest = sorted((self.folder / "models").glob("*.json"), key=lambda path: path.stat().st_mtime)
+        for path in newest[: -NUM_RELATED - 1 : -1]:
+            with suppress(TensorStoreError):  # a damaged list
+                tensors = self.model(path.stem).tensors
+                theirs = {(each.name, each.dtype, each.shape) for each in tensors.values()}
+                if 2 * len(own & theirs) > len(own):
+                    return tensors
+        return {}
 
     def _add_tensor(self, layout: MappedTensorFile, tensor: TensorPart, *, like: ModelTensor | None) -> ModelTensor:
         is_like = like is not None and (like.dtype, like.shape) == (tensor.dtype, tensor.shape)
@@ -233,10 +370,10 @@ class TensorStore:
 
     def _fault(self, digest: str) -> tuple[str, str]:
         try:
-            self.objects.get(digest)
+            is_damaged = digest_of(self.objects.get(digest)) != digest
         except TensorObjectError as error:
             return digest, str(error)
-        return digest, ""
+        return digest, f"object {digest} is damaged: its content has another digest" if is_damaged else ""
 
     def _with_parents(self, digests: Collection[str]) -> set[str]:
         needed: set[str] = set()
@@ -272,6 +409,10 @@ class TensorStore:
                 (Path(aside) / "owners").mkdir(exist_ok=True)
                 with suppress(OSError):  # another process has done so
                     (Path(aside) / "owners").rename(self.folder / "owners")
+
+    def writing(self) -> AbstractContextManager[None]:
+        """Context manager that keeps `gc` from deleting what is written and has no owner or reference yet."""
+        return self._locked(fcntl.LOCK_SH)
 
     @contextmanager
     def _locked(self, how: int) -> Iterator[None]:

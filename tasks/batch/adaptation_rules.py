@@ -9,7 +9,7 @@ from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
-from ringmaster.tasks.batch.faults import Finding, Place, got
+from ringmaster.tasks.batch.document import Finding, Place, got
 from ringmaster.tasks.batch.references import closest, is_folder
 from ringmaster.techniques.job import (
     ADAPTATIONS,
@@ -52,22 +52,22 @@ TOKENIZER = ("source", "path", "dataset", "factory", "kwargs", "vocab_size", "te
 
 def adaptation_findings(job: Raw) -> Iterator[Finding]:
     """Yields the faults in the adaptation of one job; places are relative to the job."""
-    said = _mapping(job.get("adaptation"))
-    kind = str(said.get("kind"))
+    adaptation = _mapping(job.get("adaptation"))
+    kind = str(adaptation.get("kind"))
     if kind not in ADAPTATIONS:
         return
     at = ("adaptation",)
     for key, owner in OF_KIND.items():
-        if owner != kind and said.get(key) not in (None, [], (), getattr(AdaptationSpec, key, None)):
+        if owner != kind and adaptation.get(key) not in (None, [], (), getattr(AdaptationSpec, key, None)):
             yield Finding((*at, key), f"is for {owner} models, and this one is {kind}", f"remove {key}")
-    method, methods = said.get("method"), ADAPTATIONS[kind]
+    method, methods = adaptation.get("method"), ADAPTATIONS[kind]
     if method is None and methods:
         yield Finding((*at, "method"), "is missing", f"give {' or '.join(methods)}")
     elif method is not None and method not in methods:
         remedy = closest(str(method), methods) if methods else "remove method"
         yield Finding((*at, "method"), f"{method!r} is no way to get a {kind} model", remedy)
     yield from _others(job, kind)
-    yield from {DISTILLED: _distilled, PRUNED: _pruned, QUANTIZED: _quantized, MERGED: _merged}[kind](job, said)
+    yield from {DISTILLED: _distilled, PRUNED: _pruned, QUANTIZED: _quantized, MERGED: _merged}[kind](job, adaptation)
 
 
 def is_rewriting(job: Raw) -> bool:
@@ -82,9 +82,12 @@ def may_have_no_steps(job: Raw) -> bool:
 
 def parents_of(job: Raw) -> Iterator[tuple[Place, str]]:
     """Yields the parent models of a job as the job names them, each with its place."""
-    said = _mapping(job.get("adaptation"))
-    parents = said.get("parents")
-    named: list[tuple[Place, Any]] = [(("base",), job.get("base")), (("adaptation", "teacher"), said.get("teacher"))]
+    adaptation = _mapping(job.get("adaptation"))
+    parents = adaptation.get("parents")
+    named: list[tuple[Place, Any]] = [
+        (("base",), job.get("base")),
+        (("adaptation", "teacher"), adaptation.get("teacher")),
+    ]
     named += [(("adaptation", "parents", i), p) for i, p in enumerate(parents if isinstance(parents, list) else [])]
     yield from ((place, name) for place, name in named if isinstance(name, str))
 
@@ -134,7 +137,7 @@ def parent_findings(
 def with_parents_said(jobs: Sequence[Job]) -> tuple[Job, ...]:
     """Returns the jobs of a batch with the values that others imply: zero steps, teachers' models, bases' adapters."""
     models, named = {job.name: job.model for job in jobs}, {job.name: job for job in jobs}
-    said = []
+    completed = []
     for job in jobs:
         if job.adapter is not None:
             job = replace(job, adapter=_with_base_adapter(job, named))
@@ -143,8 +146,8 @@ def with_parents_said(jobs: Sequence[Job]) -> tuple[Job, ...]:
             job = replace(job, num_steps=0, num_epochs=None)
         if how is not None and how.teacher in models:
             job = replace(job, adaptation=replace(how, teacher_model=models[how.teacher]))
-        said.append(job)
-    return tuple(said)
+        completed.append(job)
+    return tuple(completed)
 
 
 def _with_base_adapter(job: Job, jobs: Mapping[str, Job]) -> Adapter | None:
@@ -232,8 +235,8 @@ def _another_model(place: Place, job: Raw, parent: str, other: Raw, *, exactly: 
         return
     for key in ("factory", "config", "kwargs") if exactly else ():
         if (own.get("factory") is None) == (theirs.get("factory") is None) and not own.get("from_pretrained"):
-            mine, other_value = own.get(key) or None, theirs.get(key) or None
-            if mine != other_value and not theirs.get("from_pretrained"):
+            own_value, other_value = own.get(key) or None, theirs.get(key) or None
+            if own_value != other_value and not theirs.get("from_pretrained"):
                 message = f"{parent} has another model.{key}, so that its shapes do not match"
                 yield Finding(place, message, "merge models of one architecture and size")
                 return
@@ -267,12 +270,12 @@ def circles_of(jobs: Mapping[str, Raw]) -> dict[Edge, list[str]]:
         done = set(_in_order(parents if is_upwards else _reversed(parents)))
         parents = {name: [p for p in ps if p not in done] for name, ps in parents.items() if name not in done}
     order = {name: i for i, name in enumerate(jobs)}
-    found: dict[Edge, list[str]] = {}
+    circles: dict[Edge, list[str]] = {}
     num_steps = 0
     for name in parents:
         for parent in parents[name]:
             if num_steps > MOST_STEPS:
-                return found
+                return circles
             came_from, ends = {parent: name}, [parent]
             while ends and name not in came_from:
                 end = ends.pop()
@@ -283,8 +286,8 @@ def circles_of(jobs: Mapping[str, Raw]) -> dict[Edge, list[str]]:
                         ends.append(further)
             if parent == name or name in came_from:
                 way = _way(name, parent, came_from)
-                found[name, parent] = way if order[name] == min(order[each] for each in way) else []
-    return found
+                circles[name, parent] = way if order[name] == min(order[each] for each in way) else []
+    return circles
 
 
 def _way(name: str, parent: str, came_from: Mapping[str, str]) -> list[str]:
@@ -296,11 +299,11 @@ def _way(name: str, parent: str, came_from: Mapping[str, str]) -> list[str]:
 
 
 def _reversed(ways: Mapping[str, list[str]]) -> dict[str, list[str]]:
-    found: dict[str, list[str]] = {name: [] for name in ways}
+    reversed_ways: dict[str, list[str]] = {name: [] for name in ways}
     for name, others in ways.items():
         for other in others:
-            found[other].append(name)
-    return found
+            reversed_ways[other].append(name)
+    return reversed_ways
 
 
 def _in_order(ways: Mapping[str, list[str]]) -> list[str]:
@@ -328,25 +331,25 @@ def unfit_parents(jobs: Sequence[Job], folders: Mapping[str, Path]) -> list[str]
 
     folders: the folders of bases by the job that adapts them, and of other models by the name that jobs give them.
     """
-    found: list[str] = []
+    messages: list[str] = []
     for job in jobs:
         try:
-            found += [f"job {job.name}: {fault}" for fault in _faults(job, folders)]
+            messages += [f"job {job.name}: {fault}" for fault in _faults(job, folders)]
         except ValueError as error:  # the files of a model are damaged
-            found.append(f"job {job.name}: {error}")
-    return found
+            messages.append(f"job {job.name}: {error}")
+    return messages
 
 
 def with_teachers(jobs: Sequence[Job], folders: Mapping[str, Path]) -> tuple[Job, ...]:
     """Returns the jobs; a job whose teacher is in a folder gets the model that the folder describes."""
-    said = []
+    completed = []
     for job in jobs:
         how = job.adaptation
         folder = None if how is None or how.teacher is None else _folder(job, how.teacher, folders)
         if how is not None and how.teacher_model is None and folder is not None:
             job = replace(job, adaptation=replace(how, teacher_model=model_of_folder(folder)))
-        said.append(job)
-    return tuple(said)
+        completed.append(job)
+    return tuple(completed)
 
 
 def _folder(job: Job, parent: str, folders: Mapping[str, Path]) -> Path | None:
@@ -355,7 +358,7 @@ def _folder(job: Job, parent: str, folders: Mapping[str, Path]) -> Path | None:
 
 def _faults(job: Job, folders: Mapping[str, Path]) -> Iterator[str]:
     how = job.adaptation
-    known = [(p, found) for p in job.parents if (found := _folder(job, p, folders)) is not None]
+    known = [(p, parent_folder) for p in job.parents if (parent_folder := _folder(job, p, folders)) is not None]
     for parent, folder in known:
         if quantization_of(folder) is not None and (how is None or parent != how.teacher):
             yield (
@@ -366,12 +369,14 @@ def _faults(job: Job, folders: Mapping[str, Path]) -> Iterator[str]:
         return
     (first, first_folder), *others = known
     for parent, folder in others:
-        mine, theirs = tensor_shapes(first_folder), tensor_shapes(folder)
-        differing = sorted(name for name in mine.keys() | theirs.keys() if _shape(mine, name) != _shape(theirs, name))
+        own_shapes, theirs = tensor_shapes(first_folder), tensor_shapes(folder)
+        differing = sorted(
+            name for name in own_shapes.keys() | theirs.keys() if _shape(own_shapes, name) != _shape(theirs, name)
+        )
         if differing:
             name = differing[0]
             yield (
-                f"{parent} and {first} do not match: {name} is {_shape(theirs, name)} and {_shape(mine, name)}. "
+                f"{parent} and {first} do not match: {name} is {_shape(theirs, name)} and {_shape(own_shapes, name)}. "
                 "To fix: merge models of one architecture and size"
             )
         elif _text(folder / TOKENIZER_FILE) != _text(first_folder / TOKENIZER_FILE):
@@ -388,11 +393,11 @@ def _text(file: Path) -> str | None:
 
 def with_orphans(jobs: Sequence[Job], faults: Mapping[str, str]) -> dict[str, str]:
     """Returns the faults of jobs by name, with those of all jobs that adapt a job which cannot be trained."""
-    found = dict(faults)
+    all_faults = dict(faults)
     while True:
-        left = [job for job in jobs if job.name not in found]
-        orphans = [(job, gone) for job in left if (gone := [parent for parent in job.parents if parent in found])]
+        left = [job for job in jobs if job.name not in all_faults]
+        orphans = [(job, gone) for job in left if (gone := [parent for parent in job.parents if parent in all_faults])]
         if not orphans:
-            return found
+            return all_faults
         for job, gone in orphans:
-            found[job.name] = f"its {'base' if gone[0] == job.base else 'parent'} {gone[0]} has failed"
+            all_faults[job.name] = f"its {'base' if gone[0] == job.base else 'parent'} {gone[0]} has failed"

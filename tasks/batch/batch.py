@@ -15,13 +15,12 @@ from ringmaster.codec import digest, from_json, to_json
 from ringmaster.errors import BatchFileError
 from ringmaster.tasks.batch import document, grid, rules, yaml_sections
 from ringmaster.tasks.batch.adaptation_rules import with_parents_said
-from ringmaster.tasks.batch.faults import Fault, Finding, Place, got, place_text
-from ringmaster.tasks.batch.field_types import NAME_REMEDY, is_name
-from ringmaster.tasks.batch.references import loss_parts
+from ringmaster.tasks.batch.document import Fault, Finding, Place, got, place_text
+from ringmaster.tasks.batch.references import NAME_REMEDY, is_name, loss_parts
 from ringmaster.tasks.batch.schema import PLANNER_KEYS, PROFILING_SHARE, BatchEntry, GridEntry, JobEntry
 from ringmaster.tasks.cluster import Devices
 from ringmaster.tasks.files import text_of
-from ringmaster.tasks.planning.problems.terms import PlanningTerms
+from ringmaster.tasks.planning.objectives import PlanningTerms
 from ringmaster.techniques.data.inference import (
     encodes_text,
     has_negatives,
@@ -106,16 +105,16 @@ class Batch:
             for key, values in planned.items()
             for other in sorted(set(values) - {job.name for job in jobs})
         ]
-        found = []
+        findings = []
         for i, job in enumerate(jobs):
             try:
                 values = {key: values[job.name] for key, values in planned.items() if job.name in values}
                 raw["jobs"].append(_loss_entry(to_json(job)) | values)
             except ValueError as error:
                 raw["jobs"].append({"name": job.name})
-                found.append(Finding(("jobs", i), str(error), "use numbers, text, lists and mappings only"))
-        if found:
-            raise BatchFileError(_faults([*unknown, *found], lines=document.YamlDocument(), file=""))
+                findings.append(Finding(("jobs", i), str(error), "use numbers, text, lists and mappings only"))
+        if findings:
+            raise BatchFileError(_faults([*unknown, *findings], lines=document.YamlDocument(), file=""))
         lines = document.YamlDocument(findings=unknown)
         return cls._checked(raw, folder=folder, text=json.dumps(raw, indent=2), lines=lines, file="")
 
@@ -123,10 +122,10 @@ class Batch:
     def _checked(
         cls, raw: Mapping[str, Any], *, folder: Path, text: str, lines: document.YamlDocument, file: str
     ) -> Self:
-        entry, planned, found = _check(raw, folder=folder)
-        found = [*lines.findings, *found]
-        if found:
-            raise BatchFileError(_faults(found, lines=lines, file=file))
+        entry, planned, findings = _check(raw, folder=folder)
+        findings = [*lines.findings, *findings]
+        if findings:
+            raise BatchFileError(_faults(findings, lines=lines, file=file))
         assert entry is not None, "values without a fault are a batch"
         return cls(
             name=entry.name,
@@ -211,33 +210,33 @@ def _check(raw: Mapping[str, Any], *, folder: Path) -> tuple[BatchEntry | None, 
     jobs: list[JobEntry] = []
     entry = None
     datasets = NamedData(raw.get("datasets"), folder=folder)
-    found = datasets.findings
-    said = {key: value for key, value in raw.items() if key != "datasets"}
+    findings = datasets.findings
+    values = {key: value for key, value in raw.items() if key != "datasets"}
     if isinstance(raw.get("jobs"), list):
-        said["jobs"] = [datasets.with_files(job, origin=partial(_at, i)) for i, job in enumerate(raw["jobs"])]
+        values["jobs"] = [datasets.with_files(job, origin=partial(_at, i)) for i, job in enumerate(raw["jobs"])]
     try:
-        entry = BatchEntry.model_validate(said, context=context)
+        entry = BatchEntry.model_validate(values, context=context)
         jobs += entry.jobs
     except ValidationError as error:
-        found += datasets.named(yaml_sections.findings(error))
+        findings += datasets.named(yaml_sections.findings(error))
     if (fault := grid.too_many(_list(raw.get("jobs")), _list(raw.get("grid")))) is not None:
-        return None, [], [*found, fault]
+        return None, [], [*findings, fault]
     placed: list[rules.PlacedJob] = [(partial(_at, i), job) for i, job in enumerate(_list(raw.get("jobs")))]
-    for combination in _combinations(_list(raw.get("grid")), found=found):
+    for combination in _combinations(_list(raw.get("grid")), found=findings):
         placed.append((combination.origin, combination.raw))
         job = datasets.with_files(combination.raw, origin=combination.origin)
         try:
             jobs.append(JobEntry.model_validate(job, context=context))
         except ValidationError as error:
-            told = yaml_sections.findings(error, at=("jobs", 0))
-            found += datasets.named(replace(f, place=combination.origin(f.place[2:])) for f in told)
+            job_findings = yaml_sections.findings(error, at=("jobs", 0))
+            findings += datasets.named(replace(f, place=combination.origin(f.place[2:])) for f in job_findings)
     for origin, job in placed:
-        found += [replace(finding, place=origin(finding.place)) for finding in rules.job_findings(job)]
-    found += rules.batch_findings(placed)
-    found += rules.not_finite({key: value for key, value in said.items() if key not in ("jobs", "grid")}, place=())
+        findings += [replace(finding, place=origin(finding.place)) for finding in rules.job_findings(job)]
+    findings += rules.batch_findings(placed)
+    findings += rules.not_finite({key: value for key, value in values.items() if key not in ("jobs", "grid")}, place=())
     if not raw.get("jobs") and not raw.get("grid"):
-        found.append(Finding(("jobs",), "has no job", "give at least one job, under `jobs:` or by `grid:`"))
-    return entry, jobs, found
+        findings.append(Finding(("jobs",), "has no job", "give at least one job, under `jobs:` or by `grid:`"))
+    return entry, jobs, findings
 
 
 def _combinations(entries: list[Any], *, found: list[Finding]) -> Iterator[grid.Combination]:
@@ -267,10 +266,10 @@ def _job(entry: JobEntry) -> Job:
 
 def _loss_fields(entry: Mapping[str, Any]) -> dict[str, Any]:
     """Returns a job's values with its loss as the fields `loss` and `loss_options` of `Job`."""
-    said = entry.get("loss")
-    if not isinstance(said, Mapping):
+    loss = entry.get("loss")
+    if not isinstance(loss, Mapping):
         return dict(entry)
-    name, options = loss_parts(said)
+    name, options = loss_parts(loss)
     return {**entry, "loss": name, "loss_options": dict(options)}
 
 
@@ -303,7 +302,7 @@ def with_kinds(jobs: Sequence[Job]) -> list[Job]:
     Files are read once for each distinct pair of data and model. What cannot be read is reported by the preflight.
     """
     known: dict[str, str | None] = {}
-    found = []
+    completed = []
     for job in jobs:
         key = digest([job.data, job.model.architecture, job.model.from_pretrained, job.model.config])
         if key not in known:
@@ -311,8 +310,8 @@ def with_kinds(jobs: Sequence[Job]) -> list[Job]:
         data = replace(job.data, kind=known[key] or job.data.kind)
         data = replace(data, tokenizer=data.tokenizer or _tokenizer(data, job.model))
         job = replace(job, data=with_processor_of(data, job.model.from_pretrained))
-        found.append(_with_hard_negatives(job))
-    return found
+        completed.append(_with_hard_negatives(job))
+    return completed
 
 
 def _with_hard_negatives(job: Job) -> Job:

@@ -11,8 +11,66 @@ from typing import Any
 
 import yaml
 
-from ringmaster.tasks.batch.faults import Finding, Place
-from ringmaster.text import shortened
+from ringmaster.text import printable, shortened
+
+MOST_PLACE, MOST_SAID = 200, 1000
+"""The printed length in characters of a place, and of a message or a remedy; keys in a file may have any length."""
+
+Place = tuple[str | int, ...]
+"""The path of a value in a batch file: keys and positions, such as ("jobs", 3, "optimizer", "lr")."""
+
+
+def place_text(place: Place) -> str:
+    """Formats `place` for display: jobs[3].optimizer.lr."""
+    text = ""
+    for part in place:
+        text += f"[{part}]" if isinstance(part, int) else f".{part}" if text else part
+    return text
+
+
+@dataclass(frozen=True)
+class Fault:
+    """A fault. `place` is empty for the whole file; `line` is None if there is no file.
+
+    Prints as `mixed.yaml:12: jobs[3].optimizer.lr: must be greater than 0, got -1. To fix: ...`, on one line whatever
+    characters the file holds.
+    """
+
+    place: str
+    line: int | None
+    message: str
+    remedy: str
+    file: str = ""
+
+    def __str__(self) -> str:
+        source = ":".join(str(part) for part in (self.file, self.line) if part)
+        where = ": ".join(part for part in (source, shortened(self.place, MOST_PLACE)) if part)
+        what = f"{shortened(self.message, MOST_SAID)}. To fix: {shortened(self.remedy, MOST_SAID)}."
+        return printable(f"{where}: {what}" if where else what)
+
+
+@dataclass(frozen=True)
+class Finding:
+    """A fault before its file is known. `line` is given only if it differs from the line of the place."""
+
+    place: Place
+    message: str
+    remedy: str
+    line: int | None = None
+
+
+def got(value: object) -> str:
+    """Returns the part of a message that quotes the value found."""
+    if value is None:
+        return "got nothing"
+    if isinstance(value, bool):
+        return f"got {str(value).lower()}"
+    if isinstance(value, dict):
+        return "got a mapping"
+    if isinstance(value, (list, tuple)):
+        return "got a list"
+    return f"got {shortened(repr(value), 60)}"
+
 
 MAX_DEPTH = 50
 """The deepest nesting of lists and mappings; a batch file needs about six levels."""
@@ -50,8 +108,8 @@ def read(text: str) -> YamlDocument:
         document.findings.append(_syntax_finding(error))
         return document
     except yaml.YAMLError as error:
-        said = " ".join(str(error).split())
-        document.findings.append(Finding((), f"is not YAML: {said}", "write it as plain UTF-8 text"))
+        message = " ".join(str(error).split())
+        document.findings.append(Finding((), f"is not YAML: {message}", "write it as plain UTF-8 text"))
         return document
     except RecursionError:
         document.findings.append(Finding((), f"is nested deeper than {MAX_DEPTH} levels", _FLATTER))
@@ -147,8 +205,8 @@ class _Reader:
         except _TooLongError:
             self.add(place, f"is a number of more than {MAX_DIGITS} digits", "write a smaller one", node=node)
         except ValueError:
-            said = f"{shortened(repr(node.value), 60)} is no {node.tag.rpartition(':')[2]}"
-            self.add(place, said, "remove the tag", node=node)
+            message = f"{shortened(repr(node.value), 60)} is no {node.tag.rpartition(':')[2]}"
+            self.add(place, message, "remove the tag", node=node)
         return None
 
     def whole(self, text: str, *, place: Place, node: yaml.Node) -> str:
@@ -209,14 +267,14 @@ _SCALARS: dict[str, Callable[[str], Any]] = {
 
 def _syntax_finding(error: yaml.MarkedYAMLError) -> Finding:
     mark = error.problem_mark or error.context_mark
-    said = ", ".join(part for part in (error.context, error.problem) if part)
+    message = ", ".join(part for part in (error.context, error.problem) if part)
     if error.context_mark and mark and error.context_mark.line < mark.line:
-        said += f" (it begins in line {error.context_mark.line + 1})"
+        message += f" (it begins in line {error.context_mark.line + 1})"
     remedy = "check the indentation, colons, quotes and brackets in and above this line"
-    if "\\t" in said:
+    if "\\t" in message:
         remedy = "indent with spaces, not with tabs"
-    elif "single document" in said:
+    elif "single document" in message:
         remedy = "keep one document a file (remove the second `---`)"
-    elif "undefined alias" in said:
+    elif "undefined alias" in message:
         remedy = "define the anchor (&name) before it is used (*name)"
-    return Finding((), f"is not YAML: {said}", remedy, line=mark.line + 1 if mark else 1)
+    return Finding((), f"is not YAML: {message}", remedy, line=mark.line + 1 if mark else 1)

@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from decimal import Decimal
 from typing import Any
 
-from ringmaster.tasks.batch.faults import Finding, Place
+from ringmaster.tasks.batch.document import Finding, Place
 from ringmaster.tasks.batch.schema import section_at
 
 MAX_JOBS = 10_000
@@ -61,8 +61,8 @@ def too_many(jobs: Sequence[Any], entries: Sequence[Any]) -> Finding | None:
         return Finding(place, f"makes a batch of {num:,} jobs", f"keep to {MAX_JOBS:,}, or divide it into several")
     values = sum(n * _num_values(entry.get("template")) for n, entry in zip(nums, grids, strict=True))
     if values > MAX_VALUES:
-        said = f"makes jobs of {values:,} values together"
-        return Finding(place, said, f"keep to {MAX_VALUES:,}: fewer combinations, or a smaller template")
+        message = f"makes jobs of {values:,} values together"
+        return Finding(place, message, f"keep to {MAX_VALUES:,}: fewer combinations, or a smaller template")
     return None
 
 
@@ -76,9 +76,9 @@ def _num_values(value: Any) -> int:
 def combinations(entry: Mapping[str, Any], *, at: Place) -> tuple[list[Combination], list[Finding]]:
     """Returns the jobs of a grid entry of valid shape, and the faults that prevent its expansion."""
     template, over = entry["template"], entry["over"]
-    found = list(_findings(template, over, at=at))
-    if found:
-        return [], found
+    findings = list(_findings(template, over, at=at))
+    if findings:
+        return [], findings
     jobs: list[Combination] = []
     taken = set()
     shorts = _short_keys(list(over))

@@ -48,13 +48,13 @@ def reference() -> str:
 
 def _sections(section: type[Section]) -> dict[type[Section], None]:
     """Returns a section and all sections within it, each once, the outer ones first."""
-    found, waiting = dict.fromkeys([section]), [section]
+    sections, waiting = dict.fromkeys([section]), [section]
     while waiting:
         for field in waiting.pop(0).model_fields.values():
-            inner = [each for each in _sections_of(field.annotation) if each not in found]
-            found |= dict.fromkeys(inner)
+            inner = [each for each in _sections_of(field.annotation) if each not in sections]
+            sections |= dict.fromkeys(inner)
             waiting += inner
-    return found
+    return sections
 
 
 def _sections_of(annotation: Any) -> Iterator[type[Section]]:
@@ -68,8 +68,10 @@ def _sections_of(annotation: Any) -> Iterator[type[Section]]:
 
 def _described(section: type[Section]) -> str:
     rows = [f"| `{name}` | {_default(field)} | {_meaning(field)} |" for name, field in section.model_fields.items()]
-    said = " ".join((section.__doc__ or "").split())
-    return "\n".join([f"## {_title(section)}\n", f"{said}\n", "| key | default | give |", "|---|---|---|", *rows, ""])
+    description = " ".join((section.__doc__ or "").split())
+    return "\n".join(
+        [f"## {_title(section)}\n", f"{description}\n", "| key | default | give |", "|---|---|---|", *rows, ""]
+    )
 
 
 def _title(section: type[Section]) -> str:
@@ -87,8 +89,8 @@ def _default(field: FieldInfo) -> str:
 
 def _meaning(field: FieldInfo) -> str:
     where = [f"[{_title(inner)}](#{_anchor(_title(inner))})" for inner in _sections_of(field.annotation)]
-    said = (field.description or "").replace("|", "\\|")
-    return f"{said}; see {', '.join(where)}" if where else said
+    description = (field.description or "").replace("|", "\\|")
+    return f"{description}; see {', '.join(where)}" if where else description
 
 
 def _anchor(title: str) -> str:

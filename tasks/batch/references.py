@@ -15,23 +15,26 @@ from collections.abc import Callable, Iterable, Sequence
 from difflib import get_close_matches
 from importlib.machinery import ModuleSpec, PathFinder
 from pathlib import Path
-from typing import Any
+from typing import Annotated, Any
 
-from pydantic import ValidationInfo
+from pydantic import Field, StringConstraints, ValidationInfo, WithJsonSchema
+from pydantic.functional_validators import AfterValidator
 from pydantic_core import PydanticCustomError
 
-from ringmaster.tasks.batch.faults import got
+from ringmaster.extras import PACKAGES, install_command, missing_packages
+from ringmaster.tasks.batch.document import got
 from ringmaster.tasks.files import beside, is_file
 from ringmaster.tasks.planning.objectives import objective_names
-from ringmaster.techniques import registry
+from ringmaster.techniques import job, registry
 from ringmaster.techniques.checkpoints.storage import is_url
+from ringmaster.techniques.data import SOURCES
 from ringmaster.techniques.data.file_patterns import matching
 from ringmaster.techniques.data.images import is_image
-from ringmaster.techniques.data.row_files import format_of
+from ringmaster.techniques.data.row_files import FORMATS, format_of
 from ringmaster.techniques.data_source import ALIASES, data_source_names
 from ringmaster.techniques.job import Adapter
 from ringmaster.techniques.loss import DOTTED_NAME, loss_names
-from ringmaster.techniques.metric import metric_names
+from ringmaster.techniques.metric import METRIC_FAMILIES, metric_names
 from ringmaster.techniques.models.peft_format import resolved
 from ringmaster.text import shortened
 
@@ -78,8 +81,13 @@ def technique(name: str) -> str:
 
 
 def metric(name: str) -> str:
-    """Checks that a metric is registered."""
-    return one_of(metric_names())(name)
+    """Checks that a metric is registered, or of a family such as lm-eval, whose extra is installed."""
+    family, slash, _ = name.partition("/")
+    if not slash or family not in METRIC_FAMILIES.paths():
+        return one_of(metric_names())(name)
+    if family in PACKAGES and (missing := missing_packages(family)):
+        raise wrong(f"the metric {name} needs {missing}, not installed", install_command(family))
+    return name
 
 
 def loss(value: Any, info: ValidationInfo) -> Any:
@@ -199,7 +207,7 @@ def folder(name: str, info: ValidationInfo) -> str:
 
 def pretrained(name: str, info: ValidationInfo) -> str:
     """Returns a local folder with a model in safetensors as an absolute path, or a name on the hub unchanged."""
-    path = Path(found := folder(name, info))
+    path = Path(location := folder(name, info))
     if path.is_absolute():
         if not (path / "config.json").is_file():
             raise wrong(f"{path} holds no config.json", "name a folder written by `save_pretrained`")
@@ -208,7 +216,7 @@ def pretrained(name: str, info: ValidationInfo) -> str:
                 f"{path} holds no safetensors weights, and no other kind is read",
                 "save the model again with `save_pretrained`, whose default is safetensors",
             )
-    return found
+    return location
 
 
 def parent(name: str, info: ValidationInfo) -> str:
@@ -218,7 +226,7 @@ def parent(name: str, info: ValidationInfo) -> str:
     path = Path(_absolute(name, info))
     if not path.is_dir():
         raise wrong(f"folder {path} does not exist", "name a job, models:/NAME@ALIAS or an existing folder")
-    if not any((path / said).is_file() for said in ("config.json", "model.json")) or not any(
+    if not any((path / config_name).is_file() for config_name in ("config.json", "model.json")) or not any(
         path.glob("*.safetensors")
     ):
         raise wrong(f"{path} holds no model", "name a folder that `save_pretrained` or a job wrote, with safetensors")
@@ -255,15 +263,15 @@ def command(value: Any, info: ValidationInfo) -> list[str]:
         raise wrong(f"cannot be divided into words: {error}", "write a command line, or a list of words") from error
     if not words or not all(isinstance(word, str) for word in words):
         raise wrong(f"must be a command line or a list of words, {got(value)}", 'write "python train.py"')
-    found = [_absolute(word, info) if is_file(_folder(info), word) else word for word in words]
+    resolved_words = [_absolute(word, info) if is_file(_folder(info), word) else word for word in words]
     # As the command will find it: the folder of the running interpreter comes first.
     path = os.pathsep.join([str(Path(sys.executable).parent), os.environ.get("PATH", os.defpath)])
-    if not found[0].startswith("{") and shutil.which(found[0], path=path) is None:
+    if not resolved_words[0].startswith("{") and shutil.which(resolved_words[0], path=path) is None:
         raise wrong(f"there is no program {words[0]!r}", "name one that is on the PATH, or a file that can be executed")
-    missing = [word for word in found[1:] if word.endswith((".py", ".sh")) and not is_file(Path(), word)]
+    missing = [word for word in resolved_words[1:] if word.endswith((".py", ".sh")) and not is_file(Path(), word)]
     if missing:
         raise wrong(f"there is no file {missing[0]!r}", f"put it into {_folder(info)}, or give its whole path")
-    return found
+    return resolved_words
 
 
 def factory(path: str, info: ValidationInfo) -> str:
@@ -348,3 +356,100 @@ def _defined(body: Iterable[ast.AST]) -> Iterable[str]:
                 yield node.id
         elif not isinstance(node, ast.Lambda):
             yield from _defined(ast.iter_child_nodes(node))
+
+
+COLUMN_TYPES = tuple(
+    kind + mark for kind in ("text", "integer", "number", "boolean", "time", "tokens", "any") for mark in ("", "?")
+)
+"""The types of a data set's column; with "?" its values may be missing or null."""
+
+NAME_PATTERN = r"^[A-Za-z0-9][A-Za-z0-9._-]{0,99}$"
+"""Of what becomes a folder, an address or a key: a batch, a job, a user, a node. Names that are only shown follow
+`ringmaster.text.is_printable_name`: data sets, models, and the ids of planning problems."""
+NAME_REMEDY = "use letters, digits, '-', '_' and '.', at most 100, and begin with a letter or digit"
+
+
+def is_name(text: object) -> bool:
+    """Whether a text follows NAME_PATTERN."""
+    return isinstance(text, str) and re.fullmatch(NAME_PATTERN, text) is not None
+
+
+MOST_WHOLE = 2**31 - 1
+MOST_AT_ONCE = 2**24
+"""The most samples of a step, tokens of a sample, and tokens of a vocabulary: memory is reserved by these numbers."""
+MOST_EPOCHS = 10**6
+
+Whole = Annotated[int, Field(ge=1, le=MOST_WHOLE)]
+Positive = Annotated[float, Field(gt=0)]
+Name = Annotated[str, StringConstraints(pattern=NAME_PATTERN)]
+Kwargs = dict[str, Any]
+Factory = Annotated[str, AfterValidator(factory)]
+Folder = Annotated[str, AfterValidator(folder)]
+Command = Annotated[
+    Any,
+    AfterValidator(command),
+    WithJsonSchema({"anyOf": [{"type": "string"}, {"type": "array", "items": {"type": "string"}, "minItems": 1}]}),
+]
+
+
+Source = Annotated[
+    str,
+    AfterValidator(one_of(tuple(SOURCES))),
+    WithJsonSchema({"enum": list(SOURCES)}),
+]
+DataKind = Annotated[
+    str, AfterValidator(data_kind), WithJsonSchema({"enum": list(data_source_names()), "type": "string"})
+]
+Padding = Annotated[str, AfterValidator(one_of(job.PADDINGS)), WithJsonSchema({"enum": list(job.PADDINGS)})]
+Sampling = Annotated[str, AfterValidator(one_of(job.SAMPLINGS)), WithJsonSchema({"enum": list(job.SAMPLINGS)})]
+Initialization = Annotated[
+    str, AfterValidator(one_of(job.INITIALIZATIONS)), WithJsonSchema({"enum": list(job.INITIALIZATIONS)})
+]
+Quantization = Annotated[str, AfterValidator(one_of((job.NF4,))), WithJsonSchema({"enum": [job.NF4]})]
+BaseAdapter = Annotated[
+    str, AfterValidator(one_of(job.BASE_ADAPTERS)), WithJsonSchema({"enum": list(job.BASE_ADAPTERS)})
+]
+AdapterKind = Annotated[str, AfterValidator(one_of(job.ADAPTERS)), WithJsonSchema({"enum": list(job.ADAPTERS)})]
+ModuleName = Annotated[str, StringConstraints(pattern=r"^\w+(\.\w+)*$")]
+Precision = Annotated[str, AfterValidator(one_of(job.PRECISIONS)), WithJsonSchema({"enum": list(job.PRECISIONS)})]
+Communication = Annotated[
+    str, AfterValidator(one_of(job.COMMUNICATIONS)), WithJsonSchema({"enum": list(job.COMMUNICATIONS)})
+]
+Attention = Annotated[str, AfterValidator(one_of(job.ATTENTIONS)), WithJsonSchema({"enum": list(job.ATTENTIONS)})]
+OptimizerName = Annotated[str, AfterValidator(one_of(job.OPTIMIZERS)), WithJsonSchema({"enum": list(job.OPTIMIZERS)})]
+ScheduleName = Annotated[str, AfterValidator(one_of(job.SCHEDULES)), WithJsonSchema({"enum": list(job.SCHEDULES)})]
+Pattern = Annotated[str, StringConstraints(pattern=r"^[^!\s]\S*$")]
+FreezePattern = Annotated[str, StringConstraints(pattern=r"^!?[^!\s]\S*$")]
+AdaptationKind = Annotated[
+    str, AfterValidator(one_of(tuple(job.ADAPTATIONS))), WithJsonSchema({"enum": list(job.ADAPTATIONS)})
+]
+METHODS = tuple(method for methods in job.ADAPTATIONS.values() for method in methods)
+Method = Annotated[str, AfterValidator(one_of(METHODS)), WithJsonSchema({"enum": list(METHODS)})]
+Parent = Annotated[str, AfterValidator(parent)]
+Metric = Annotated[str, AfterValidator(metric), WithJsonSchema({"enum": list(metric_names()), "type": "string"})]
+ANY_METRIC = {"anyOf": [{"enum": list(metric_names())}, {"pattern": "^[a-z-]+/.+$"}], "type": "string"}
+EvaluationMetric = Annotated[str, AfterValidator(metric), WithJsonSchema(ANY_METRIC)]
+Loss = Annotated[
+    Any,
+    AfterValidator(loss),
+    WithJsonSchema(
+        {
+            "anyOf": [
+                {"type": "string"},
+                {
+                    "type": "object",
+                    "properties": {"name": {"enum": list(loss_names()), "type": "string"}},
+                    "required": ["name"],
+                },
+            ]
+        }
+    ),
+]
+Objective = Annotated[str, AfterValidator(objective)]
+FileFormat = Annotated[str, AfterValidator(one_of(FORMATS)), WithJsonSchema({"enum": list(FORMATS)})]
+ColumnType = Annotated[str, AfterValidator(one_of(COLUMN_TYPES)), WithJsonSchema({"enum": list(COLUMN_TYPES)})]
+Devices = Annotated[
+    Any,
+    AfterValidator(devices),
+    WithJsonSchema({"examples": ["auto", {"cpu": 2}, {"gpu": "all"}]}),
+]

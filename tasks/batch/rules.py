@@ -19,7 +19,7 @@ from ringmaster.tasks.batch.adaptation_rules import (
     parent_findings,
     parents_of,
 )
-from ringmaster.tasks.batch.faults import Finding, Place, got
+from ringmaster.tasks.batch.document import Finding, Place, got
 from ringmaster.tasks.batch.references import closest, loss_parts
 from ringmaster.tasks.batch.schema import Data, JobEntry, ModelSection, Section, misspelt
 from ringmaster.techniques.data.file_rows import moment
@@ -118,8 +118,10 @@ def _files(job: Raw) -> Iterator[Finding]:
     given = [key for key in ("last_days", "last_rows") if window.get(key) is not None]
     given += ["since and until"] if window.get("since") is not None or window.get("until") is not None else []
     if isinstance(data.get("window"), Mapping) and len(given) != 1:
-        said = " and ".join(given) if given else "nothing"
-        yield Finding(("data", "window"), f"says {said}", "give one of last_days, last_rows, and since with until")
+        given_text = " and ".join(given) if given else "nothing"
+        yield Finding(
+            ("data", "window"), f"says {given_text}", "give one of last_days, last_rows, and since with until"
+        )
     for key in ("since", "until"):
         try:
             moment(window.get(key), 0.0)
@@ -192,16 +194,16 @@ def _text(job: Raw) -> Iterator[Finding]:
 
 def _loss(job: Raw) -> Iterator[Finding]:
     """Yields the faults of a loss's options, and of what it does not go with; places are relative to the job."""
-    said = job.get("loss")
-    name, options = loss_parts(said)
-    if said is None and _mapping(job.get("data")).get("kind") == "prompt":
+    loss = job.get("loss")
+    name, options = loss_parts(loss)
+    if loss is None and _mapping(job.get("data")).get("kind") == "prompt":
         remedy = "set loss: {name: grpo, rewards: [...]}, or give data with answers"
         yield Finding(("data", "kind"), "prompt has no answers to learn", remedy)
     if not isinstance(name, str) or not is_named(name) or name not in loss_names():
         return  # the schema has reported it
-    found = loss_class(name)
-    known = options_of(found)
-    for fault in option_faults(found, options):
+    loss_type = loss_class(name)
+    known = options_of(loss_type)
+    for fault in option_faults(loss_type, options):
         if fault.option in known:
             or_not = "" if known[fault.option].required else ", or leave it out"
             yield Finding(("loss", fault.option), fault.problem, f"give {known[fault.option]}" + or_not)
@@ -215,7 +217,7 @@ def _loss(job: Raw) -> Iterator[Finding]:
     if isinstance(weights, list) and isinstance(rewards, list) and len(weights) != len(rewards):
         problem = f"has {len(weights)} numbers for {len(rewards)} rewards"
         yield Finding(("loss", "reward_weights"), problem, "give one for each")
-    if found.needs_reference and job.get("adaptation") is not None:
+    if loss_type.needs_reference and job.get("adaptation") is not None:
         problem = f"{name} compares with the weights that the job begins with, which an adaptation changes"
         yield Finding(("loss",), problem, "leave the adaptation out, or give another loss")
 
@@ -255,16 +257,16 @@ CAUSAL = ("ForCausalLM", "LMHeadModel")
 
 def adapter_findings(job: Raw) -> Iterator[Finding]:
     """Yields the faults in the adapter of one job; places are relative to the job."""
-    said = job.get("adapter")
-    yield from _quantized_base(job, said)
-    if not isinstance(said, Mapping):
+    adapter = job.get("adapter")
+    yield from _quantized_base(job, adapter)
+    if not isinstance(adapter, Mapping):
         return
-    if said.get("from_pretrained") is not None and said.get("initialization") not in (None, "default"):
+    if adapter.get("from_pretrained") is not None and adapter.get("initialization") not in (None, "default"):
         yield Finding(("adapter", "initialization"), "is for a new adapter", "leave it out: the folder has the values")
-    kind = said.get("kind", Adapter.kind)
-    if kind in ADAPTERS and said.get("from_pretrained") is None:
-        yield from _of_other_kinds(said, str(kind))
-    yield from _on_model(job, said, str(kind))
+    kind = adapter.get("kind", Adapter.kind)
+    if kind in ADAPTERS and adapter.get("from_pretrained") is None:
+        yield from _of_other_kinds(adapter, str(kind))
+    yield from _on_model(job, adapter, str(kind))
     if job.get("adaptation") is not None:
         yield Finding(
             ("adapter",), "stands beside an adaptation", "train the adapter in a job of its own, and adapt its result"
@@ -318,7 +320,7 @@ def base_findings(job: Raw, jobs: Mapping[str, Raw]) -> Iterator[Finding]:
     if job.get("quantize_base") != jobs[str(base)].get("quantize_base"):
         yield Finding(("quantize_base",), f"is not that of {base}, whose adapter is continued", f"take that of {base}")
     for key, default in DEFAULTS.items():
-        given, other = (_as_set(said.get(key, default)) for said in (own, theirs))
+        given, other = (_as_set(adapter.get(key, default)) for adapter in (own, theirs))
         if key not in ("from_pretrained", "base_adapter") and given not in (_as_set(default), other):
             problem = f"is {own[key]!r}, and the adapter of {base}, which is continued, has another"
             yield Finding(("adapter", key), problem, f"leave {key} out; or set base_adapter: merge, for a new one")

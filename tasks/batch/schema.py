@@ -13,8 +13,8 @@ from pydantic import BaseModel, ConfigDict, Field, WithJsonSchema, model_validat
 from pydantic.functional_validators import AfterValidator
 
 from ringmaster.tasks.batch import references
-from ringmaster.tasks.batch.faults import Place
-from ringmaster.tasks.batch.field_types import (
+from ringmaster.tasks.batch.document import Place
+from ringmaster.tasks.batch.references import (
     MOST_AT_ONCE,
     MOST_EPOCHS,
     MOST_WHOLE,
@@ -27,6 +27,7 @@ from ringmaster.tasks.batch.field_types import (
     Communication,
     DataKind,
     Devices,
+    EvaluationMetric,
     Factory,
     FileFormat,
     Folder,
@@ -35,7 +36,6 @@ from ringmaster.tasks.batch.field_types import (
     Kwargs,
     Loss,
     Method,
-    Metric,
     ModuleName,
     Name,
     Objective,
@@ -286,12 +286,16 @@ class Evaluation(Section):
 
     every_steps: Whole | None = Field(default=None, description="the steps between two evaluations, such as 30")
     at_steps: list[Whole] = Field(default=[], description="further steps after which to evaluate, such as [10, 100]")
-    metrics: Annotated[list[Metric], Field(min_length=1)] = Field(
+    metrics: Annotated[list[EvaluationMetric], Field(min_length=1)] = Field(
         default=list(job.EvaluationSpec.metrics),
-        description=f"a list of metrics out of {', '.join(metric_names())}",
+        description=f"a list of metrics out of {', '.join(metric_names())}, and lm-eval/TASK",
     )
     max_batches: Whole = Field(
         default=job.EvaluationSpec.max_batches, description="the most batches of one evaluation, such as 16"
+    )
+    max_new_tokens: Whole = Field(
+        default=job.EvaluationSpec.max_new_tokens,
+        description="the most tokens that a model writes for a metric generated_*, such as 64",
     )
 
 

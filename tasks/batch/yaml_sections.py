@@ -10,7 +10,7 @@ from pydantic import ValidationError
 
 from ringmaster.errors import BatchFileError
 from ringmaster.tasks.batch import document
-from ringmaster.tasks.batch.faults import Fault, Finding, Place, got, place_text
+from ringmaster.tasks.batch.document import Fault, Finding, Place, got, place_text
 from ringmaster.tasks.batch.references import closest
 from ringmaster.tasks.batch.schema import BatchEntry, Section, misspelt, section_at
 from ringmaster.tasks.files import text_of
@@ -36,14 +36,14 @@ _OUT_OF_RANGE = {
 
 def findings(error: ValidationError, *, at: Place = (), root: type[Section] = BatchEntry) -> list[Finding]:
     """Returns a finding for every error of a validation, at places below `at` of a file of type `root`."""
-    found = []
+    faults = []
     for details in error.errors(include_url=False):
         place = (*at, *details["loc"])
         section = section_at(place[:-1], root=root)
         if details["type"] == "missing" and section and place[-1] in misspelt(details["input"], section):
             continue
-        found.append(_finding(place, details, root))
-    return found
+        faults.append(_finding(place, details, root))
+    return faults
 
 
 def _finding(place: Place, details: Mapping[str, Any], root: type[Section]) -> Finding:
@@ -120,15 +120,15 @@ def load_section(path: Path, schema: type[Entry], *, rules: Callable[[Entry], It
     read = read_document(path, what=what)
     if read.data is None:
         raise file_error(read.findings, read, file=path.name)
-    found = list(read.findings)
+    faults = list(read.findings)
     folder = path.parent.resolve()
     try:
         entry = schema.model_validate(read.data, context={"folder": folder})
     except ValidationError as error:
-        found += [*findings(error, root=schema), *_faults_of_rest(read.data, error, schema, rules, folder=folder)]
-        raise file_error(found, read, file=path.name) from error
-    if found := [*found, *rules(entry)]:
-        raise file_error(found, read, file=path.name)
+        faults += [*findings(error, root=schema), *_faults_of_rest(read.data, error, schema, rules, folder=folder)]
+        raise file_error(faults, read, file=path.name) from error
+    if faults := [*faults, *rules(entry)]:
+        raise file_error(faults, read, file=path.name)
     return entry
 
 

@@ -10,7 +10,7 @@ from typing import Any
 from pydantic import ValidationError
 
 from ringmaster.tasks.batch import document, yaml_sections
-from ringmaster.tasks.batch.faults import Finding, Place, got, place_text
+from ringmaster.tasks.batch.document import Finding, Place, got, place_text
 from ringmaster.tasks.batch.schema import DatasetSection, DatasetVersion
 from ringmaster.tasks.files import beside, is_file, text_of
 from ringmaster.techniques.checkpoints.storage import is_url

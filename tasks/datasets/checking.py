@@ -13,12 +13,12 @@ from functools import lru_cache
 from typing import Any
 
 from ringmaster.codec import digest, to_json
-from ringmaster.tasks.batch.faults import Finding, got
+from ringmaster.tasks.batch.document import Finding, got
 from ringmaster.tasks.batch.schema import DatasetVersion
 from ringmaster.tasks.datasets.catalogue import Entry
 from ringmaster.techniques.data.file_patterns import matching
 from ringmaster.techniques.data.file_rows import moment
-from ringmaster.techniques.data.manifest import ManifestBuilder
+from ringmaster.techniques.data.manifest import RowManifest
 from ringmaster.techniques.data.row_files import FileText, format_of, read_rows
 from ringmaster.techniques.data.unfit_data import SplitRows
 from ringmaster.techniques.data_source import data_source_of
@@ -98,13 +98,13 @@ def _row_faults(spec: DataSpec, label: str) -> Iterator[tuple[str, str]]:
     rows = source.rows(spec)
     if rows is None:
         return
-    found = SplitRows.of(rows, identity=source.identity_of(spec))
-    if not found.training:
+    found = SplitRows(rows, identity=source.identity_of(spec))
+    if not found.num_rows[False]:
         if spec.window:
             yield f"{label}: no row lies in the window {dict(spec.window)}", "widen the window, or name a newer version"
         else:
             yield f"{label}: there is no row to train on", "name a split with rows"
-    if not found.held_out and (spec.held_out_path is not None or spec.held_out):
+    if not found.num_rows[True] and (spec.held_out_path is not None or spec.held_out):
         split = f"split {spec.held_out_split}" if spec.held_out_split else "the share that is held out"
         yield f"{label}: {split} has no row", "name another split, raise held_out, or set it to 0"
     if leaks := found.leaks():
@@ -166,7 +166,7 @@ class WrongColumn:
 
 @dataclass
 class ColumnCheck:
-    """Checks the rows of some files. columns: types by name, see `tasks.batch.field_types.COLUMN_TYPES`."""
+    """Checks the rows of some files. columns: types by name, see `tasks.batch.references.COLUMN_TYPES`."""
 
     columns: Mapping[str, str]
     is_text: bool = False  # CSV: every value is text and is parsed as its declared type
@@ -258,12 +258,10 @@ def contents(entry: Entry, version: str) -> dict[str, Content]:
     found = {}
     for split, path in splits_of(entry.versions[version]).items():
         pattern = entry.location(path)
-        builder = ManifestBuilder()
-        for _, _, row in rows_of_files(pattern, format=entry.dataset.format):
-            builder.add(row, held_out=False)
-        hashes = builder.built().rows["training"]
-        num_files = len(matching(pattern).names)
-        found[split] = Content(path=path, num_files=num_files, num_rows=len(hashes), digest=hashes.digest())
+        rows = rows_of_files(pattern, format=entry.dataset.format)
+        manifest = RowManifest.of((row, False) for _, _, row in rows)
+        num_files, num_rows = len(matching(pattern).names), len(manifest.rows["training"])
+        found[split] = Content(path=path, num_files=num_files, num_rows=num_rows, digest=manifest.digest("training"))
     return found
 
 

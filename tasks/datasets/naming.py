@@ -10,7 +10,7 @@ from typing import Any
 from pydantic import ValidationError
 
 from ringmaster.codec import digest, from_json, set_fields
-from ringmaster.tasks.batch.faults import Finding, Place, got
+from ringmaster.tasks.batch.document import Finding, Place, got
 from ringmaster.tasks.batch.references import closest
 from ringmaster.tasks.batch.schema import Data, DatasetVersion
 from ringmaster.tasks.datasets.catalogue import Catalogue, Entry, catalogue_of

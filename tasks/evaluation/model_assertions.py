@@ -115,9 +115,15 @@ class _Watch:
                 self._examples.append((number, said))
 
     def result(self) -> AssertionResult:
-        late = _CountingIterator(self._look.late())
-        examples = heapq.nsmallest(MAX_EXAMPLES, itertools.chain(self._examples, late))
-        num_failures = self._num_failures + late.num_seen
+        num_late = 0
+
+        def late() -> Iterator[tuple[int, str]]:
+            nonlocal num_late
+            for num_late, failure in enumerate(self._look.late(), start=1):  # noqa: B007 - counted for `num_failures`
+                yield failure
+
+        examples = heapq.nsmallest(MAX_EXAMPLES, itertools.chain(self._examples, late()))
+        num_failures = self._num_failures + num_late
         is_whole = self._kind == "share"
         allowed = 0.0 if is_whole else self._assertion.max_failures
         return AssertionResult(
@@ -130,18 +136,6 @@ class _Watch:
             why="" if self._num_rows else "there are no rows to check",
             examples=tuple(said if is_whole else f"row {n}: {said}"[:MAX_CHARACTERS] for n, said in examples),
         )
-
-
-class _CountingIterator:
-    """An iterator that counts the items it has yielded."""
-
-    def __init__(self, of: Iterator[tuple[int, str]]) -> None:
-        self._of, self.num_seen = of, 0
-
-    def __iter__(self) -> Iterator[tuple[int, str]]:
-        for each in self._of:
-            self.num_seen += 1
-            yield each
 
 
 @dataclass(frozen=True)
@@ -227,18 +221,24 @@ class _Share:
             yield 0, f"{share.field} {share.value} has {found:.1%} of the rows, not {share.min:.1%} to {share.max:.1%}"
 
 
-class _ConsistencyCheck:
-    """Finds rows whose value differs from the most frequent value of their group."""
+class _GroupCheck:
+    """Compares the values of the rows of a group, once all rows are there."""
 
     def __init__(self, assertion: AssertionEntry) -> None:
-        assert assertion.consistent is not None
-        self._told, self._groups = assertion.consistent, RowGroups()
+        entry = assertion.consistent or assertion.steady
+        assert entry is not None
+        self._entry, self._groups = entry, RowGroups()
 
     def see(self, number: int, row: Row) -> None:
-        self._groups.add(number, _group(row, self._told.by), _value(row, self._told.field))
+        group = None if self._entry.by is None else row.get(self._entry.by)
+        self._groups.add(number, group, _value(row, self._entry.field))
+
+
+class _ConsistencyCheck(_GroupCheck):
+    """Finds rows whose value differs from the most frequent value of their group."""
 
     def late(self) -> Iterator[tuple[int, str]]:
-        field = self._told.field
+        field = self._entry.field
         for number, value, most in self._groups.unlike_most():
             yield (
                 number,
@@ -246,18 +246,11 @@ class _ConsistencyCheck:
             )
 
 
-class _StabilityCheck:
+class _StabilityCheck(_GroupCheck):
     """Finds numbers that jump, and other values that flicker: different from equal neighbours before and after."""
 
-    def __init__(self, assertion: AssertionEntry) -> None:
-        assert assertion.steady is not None
-        self._told, self._groups = assertion.steady, RowGroups()
-
-    def see(self, number: int, row: Row) -> None:
-        self._groups.add(number, _group(row, self._told.by), _value(row, self._told.field))
-
     def late(self) -> Iterator[tuple[int, str]]:
-        field, most = self._told.field, self._told.max_change
+        field, most = self._entry.field, getattr(self._entry, "max_change", None)
         for rows in self._groups.each():
             if most is not None:
                 for (_, before), (number, value) in itertools.pairwise(rows):
@@ -267,10 +260,6 @@ class _StabilityCheck:
             for ((_, before), (number, value)), (_, (_, after)) in itertools.pairwise(itertools.pairwise(rows)):
                 if before == after != value:
                     yield number, f"{field} is {value} between two {before}"
-
-
-def _group(row: Row, by: str | None) -> Any:
-    return None if by is None else row.get(by)
 
 
 def _value(row: Row, field: str) -> Any:

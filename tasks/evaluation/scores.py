@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from collections.abc import Mapping, Sequence
+from contextlib import closing
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -19,7 +19,7 @@ from ringmaster.tasks.profiling.preflight import TrialEnvironment, slots_of
 from ringmaster.techniques import Job
 from ringmaster.techniques.metric import GatheredMetric, metric_named
 from ringmaster.techniques.processes.events import ModelFailed, RankExited, RowsScored, ScoringProgress, event_from_json
-from ringmaster.techniques.processes.scratch import ScratchFolder
+from ringmaster.techniques.processes.forkserver_client import ScratchFolder
 from ringmaster.techniques.scoring import Progress, ScoringOrder
 from ringmaster.techniques.scoring.scoring_order import SCORES, TrainingData
 
@@ -147,7 +147,8 @@ def score_models(
             import_paths=environment.import_paths,
         )
         status = 0
-        with _channel(environment, order, log) as channel:
+        server = environment.server
+        with closing(server.spawn(target=SCORER, argument=to_json(order), log=log)) as channel:
             while not isinstance(event := event_from_json(channel.receive()), RankExited):
                 match event:
                     case RowsScored():
@@ -161,15 +162,6 @@ def score_models(
         if name not in scores and name not in faults:
             faults[name] = f"its process ended with status {status}; see {log}"
     return ScoringResult(scores=scores, faults=faults)
-
-
-@contextmanager
-def _channel(environment: TrialEnvironment, order: ScoringOrder, log: Path) -> Iterator[Any]:
-    channel = environment.server.spawn(target=SCORER, argument=to_json(order), log=log)
-    try:
-        yield channel
-    finally:
-        channel.close()
 
 
 def _write_cases(cases: Cases, folder: Path) -> str:

@@ -14,8 +14,8 @@ from typing import Annotated
 from pydantic import AfterValidator, Field, ValidationInfo
 
 from ringmaster.tasks.batch import references, yaml_sections
-from ringmaster.tasks.batch.faults import Finding, Place
-from ringmaster.tasks.batch.field_types import Factory, Name, Whole
+from ringmaster.tasks.batch.document import Finding, Place
+from ringmaster.tasks.batch.references import Factory, Name, Whole
 from ringmaster.tasks.batch.schema import Section
 from ringmaster.tasks.files import is_file
 

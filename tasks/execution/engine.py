@@ -18,8 +18,7 @@ from ringmaster.tasks.execution.dispatch import DeviceId
 from ringmaster.tasks.storage.database import Database
 from ringmaster.techniques.processes.events import Event
 from ringmaster.techniques.processes.gang import Outcome
-from ringmaster.techniques.processes.launcher import Launcher
-from ringmaster.techniques.processes.order import GangOrder
+from ringmaster.techniques.processes.order import GangOrder, Launcher
 
 Say = Callable[[Event], None]
 

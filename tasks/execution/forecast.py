@@ -22,9 +22,11 @@ with k = 2 / s^2 + sum of 2 / s_i^2,
     m = sum of (2 e_i / s_i^2) / k      t = (NU + sum of (2 e_i^2 / s_i^2) - k m^2) / (NU + n)
 
 the next error follows a Student t distribution with NU + n degrees of freedom, centre m and scale
-sqrt(t (s^2 / 2 + 1 / k)). The centre shifts all ends, and the scale stretches their quantiles. Earlier errors are taken
-to be errors of speeds: as the running batch measures its own, m fades with their variance. The module has no clock and
-no I/O, and its random numbers have a fixed seed.
+sqrt(t (s^2 / 2 + 1 / k)). The centre shifts all ends, and the scale stretches their quantiles. A job's end has a
+further error of its own, as jobs do not slow each other down equally: its variance is the mean square of what the
+errors of jobs in earlier runs had beyond their batch's, with `LEAST_SPREAD` counting for NU runs. Earlier errors are
+taken to be errors of speeds: as the running batch measures its own, m fades with their variance. The module has no
+clock and no I/O, and its random numbers have a fixed seed.
 """
 
 from __future__ import annotations
@@ -37,9 +39,8 @@ from statistics import NormalDist
 import numpy as np
 from numpy.typing import NDArray
 
-from ringmaster.tasks.execution.dispatch import DeviceId, in_steps
+from ringmaster.tasks.execution.dispatch import DeviceId, PlanSimulator, in_steps
 from ringmaster.tasks.execution.events import COVERAGE, PredictedEnd, Prediction
-from ringmaster.tasks.execution.plan_simulator import PlanSimulator
 from ringmaster.tasks.planning import Plan, Problem
 from ringmaster.tasks.profiling.speed_beliefs import MachineLoad, SpeedBeliefs, SpeedErrors, errors_of
 from ringmaster.techniques import Profile
@@ -63,10 +64,12 @@ class EarlierRun:
 
     error: the logarithm of its actual over its predicted makespan by the speeds alone.
     spread: the spread that was stated for it.
+    job_error: the root mean square of its jobs' errors beyond that of the batch; None where it was not recorded.
     """
 
     error: float
     spread: float
+    job_error: float | None = None
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -170,8 +173,8 @@ def options_of(profiles: Mapping[str, Sequence[Profile]]) -> dict[OptionKey, tup
     """Returns the technique and the prior errors of each option; option k of a job is its profile k."""
     return {
         (job, number): (profile.technique, errors_of(profile))
-        for job, mine in profiles.items()
-        for number, profile in enumerate(mine)
+        for job, job_profiles in profiles.items()
+        for number, profile in enumerate(job_profiles)
     }
 
 
@@ -202,18 +205,20 @@ def predict(
     spread = math.hypot(speeds, common)
     centre, half = corrected(spread, about.earlier)
     fade = 1.0 if not first_spread else min(1.0, speeds / first_spread) ** 2
-    stretch = half / (NormalDist().inv_cdf((1 + COVERAGE) / 2) * spread)
+    z = NormalDist().inv_cdf((1 + COVERAGE) / 2)
+    stretch = half / (z * spread)
     factor = np.exp(common * _Normals(seed=SURROUNDINGS)())
 
-    def end_of(draws: Draws) -> PredictedEnd:
+    def end_of(draws: Draws, *, own_spread: float = 0.0) -> PredictedEnd:
         some = np.maximum(draws, LEAST_S) * factor
         low, median, high = np.quantile(some, [(1 - COVERAGE) / 2, 0.5, (1 + COVERAGE) / 2])
         centre_s = median * math.exp(centre * fade)
-        ends = centre_s, centre_s * (low / median) ** stretch, centre_s * (high / median) ** stretch
+        below, above = (math.hypot(stretch * math.log(quantile / median), z * own_spread) for quantile in (low, high))
+        ends = centre_s, centre_s * math.exp(-below), centre_s * math.exp(above)
         end_s, low_s, high_s = (made_s + float(seconds) for seconds in ends)
         return PredictedEnd(end_s=end_s, low_s=low_s, high_s=high_s)
 
-    end = end_of(last)
+    end, own_spread = end_of(last), _own_spread(about.earlier)
     return Prediction(
         makespan_s=end.end_s,
         low_s=end.low_s,
@@ -222,7 +227,7 @@ def predict(
         spread=spread,
         num_earlier=len(about.earlier),
         uncorrected_s=made_s + float(np.median(last * factor)),
-        jobs={job: end_of(draws) for job, draws in left.items()},
+        jobs={job: end_of(draws, own_spread=own_spread) for job, draws in left.items()},
         since_s=since_s,
         made_s=made_s,
     )
@@ -243,19 +248,42 @@ def corrected(spread: float, earlier: Sequence[EarlierRun]) -> tuple[float, floa
     return centre, half
 
 
+def _own_spread(earlier: Sequence[EarlierRun]) -> float:
+    """Returns the spread of a job's error beyond that of its batch."""
+    squares = [run.job_error**2 for run in earlier if run.job_error is not None]
+    return math.sqrt((NU * LEAST_SPREAD**2 + sum(squares)) / (NU + len(squares)))
+
+
+def job_error(prediction: Prediction, *, makespan_s: float, ends_s: Mapping[str, float]) -> float | None:
+    """Returns the root mean square of the jobs' errors beyond that of the batch, as logarithms; None without jobs.
+
+    ends_s: when jobs ended, in seconds since the epoch.
+    """
+    pairs = [
+        (ends_s[job] - prediction.since_s, predicted.end_s)
+        for job, predicted in prediction.jobs.items()
+        if job in ends_s
+    ]
+    if makespan_s <= 0 or any(min(pair) <= 0 for pair in pairs) or not pairs:
+        return None
+    error = math.log(makespan_s / prediction.makespan_s)
+    return math.sqrt(sum((math.log(ended_s / end_s) - error) ** 2 for ended_s, end_s in pairs) / len(pairs))
+
+
 def errors_in(runs: Iterable[Mapping[str, float]]) -> list[EarlierRun]:
     """Returns the errors of earlier runs by their metrics; leaves out runs that stated no spread, or took no time."""
-    found = (
+    measures = (
         (
             run.get("makespan_s", 0.0),
             run.get("uncorrected_makespan_s") or run.get("planned_makespan_s", 0.0),
             run.get("prediction_spread", 0.0),
+            run.get("prediction_job_error"),
         )
         for run in runs
     )
     return [
-        EarlierRun(error=math.log(actual_s / predicted_s), spread=spread)
-        for actual_s, predicted_s, spread in found
+        EarlierRun(error=math.log(actual_s / predicted_s), spread=spread, job_error=own)
+        for actual_s, predicted_s, spread, own in measures
         if min(actual_s, predicted_s, spread) > 0
     ]
 
@@ -277,5 +305,5 @@ def t_quantile(probability: float, *, freedom: int) -> float:
 
 def _last(left: Mapping[str, Draws]) -> Draws:
     """Returns draws of the seconds until the last of the jobs ends."""
-    found: Draws = np.maximum.reduce(list(left.values()))
-    return np.maximum(found, LEAST_S)
+    last_draws: Draws = np.maximum.reduce(list(left.values()))
+    return np.maximum(last_draws, LEAST_S)

@@ -21,14 +21,63 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from pathlib import Path
 from typing import Any, Protocol
 
-from ringmaster.codec import from_json, to_json
+from ringmaster.codec import digest, from_json, to_json
 from ringmaster.tasks.execution.events import ExecutionEvent
-from ringmaster.tasks.execution.run_paths import RunPaths
 from ringmaster.tasks.storage.journal import ENDED, JobRecord, JobStatus, Journal, changed
 from ringmaster.techniques import Job, Profile
+from ringmaster.techniques.checkpoints.storage import is_url, join_root
 from ringmaster.techniques.loss import loss_function_of
+
+
+@dataclass(frozen=True, kw_only=True)
+class RunPaths:
+    """The folders of one run of a batch, and the paths that its workers need.
+
+    folder: of this run; holds checkpoints, models and gang logs.
+    cache_dir: prepared data.
+    import_paths: folders appended to the workers' import path.
+    weights: folders of models that are not in the batch: of base models by the job that adapts them, of other parents
+        by the name that the job gives them.
+    data: the prepared data of each job, as the preflight recorded it.
+    checkpoint_every_s: seconds between checkpoints; None to derive it from the cost of a save and the failure rate.
+    checkpoint_root: a folder or an fsspec URL for checkpoints instead of `folder`.
+    """
+
+    folder: Path
+    cache_dir: Path
+    import_paths: tuple[str, ...] = ()
+    weights: Mapping[str, Path] = field(default_factory=dict)
+    data: Mapping[str, Mapping[str, Any]] = field(default_factory=dict)
+    checkpoint_every_s: float | None = None
+    checkpoint_root: str | None = None
+
+    def model_dir(self, job: str) -> Path:
+        """Returns the folder of a job's finished model."""
+        return self.folder / "models" / job
+
+    def model_url(self, job: str) -> str | None:
+        """Returns where a job's finished model is stored beside its checkpoints; None where these are in a folder."""
+        root = self.checkpoint_root
+        if root is None or not is_url(root):
+            return None
+        return join_root(root, self.folder.parent.name, self.folder.name, job, "model")
+
+    def weights_url(self, folder: Path) -> str | None:
+        """Returns where the model of one of the folders in `weights` is stored; None as for `model_url`."""
+        root = self.checkpoint_root
+        if root is None or not is_url(root):
+            return None
+        return join_root(root, self.folder.parent.name, self.folder.name, ".weights", digest(str(folder)))
+
+    def checkpoint_dir(self, job: Job) -> str:
+        """Returns the folder or URL of a job's checkpoints. A job that runs a command always uses a folder."""
+        if self.checkpoint_root is None or job.model.command is not None:
+            return str(self.folder / "checkpoints" / job.name)
+        return join_root(self.checkpoint_root, self.folder.parent.name, self.folder.name, job.name)
+
 
 GOAL, RESTED, EVALUATED = "goal", "rested", "evaluated"
 SETTLED, LIKE = "job", "like"
@@ -83,12 +132,12 @@ class SteeringRequest:
 
     def in_words(self) -> str:
         """Returns the reason for a new plan."""
-        said = []
+        parts = []
         if self.goals:
-            said.append(f"{_names(self.goals)} may train on")
+            parts.append(f"{_names(self.goals)} may train on")
         if self.stops:
-            said.append(f"{_names(self.stops)} stopped early")
-        return "; ".join(said)
+            parts.append(f"{_names(self.stops)} stopped early")
+        return "; ".join(parts)
 
 
 class SteeringPolicy(Protocol):
@@ -118,32 +167,10 @@ def _names(names: Mapping[str, Any]) -> str:
     return ", ".join(listed) if len(listed) <= 3 else f"{', '.join(listed[:2])} and {len(listed) - 2} others"
 
 
-class GroupedJob(Protocol):
-    """A job, with the options under which it can run alone, and with its group if it is a lead job."""
-
-    @property
-    def profiles(self) -> tuple[Profile, ...]: ...  # noqa: D102
-    @property
-    def together(self) -> tuple[Profile, ...]: ...  # noqa: D102
-
-
-class GroupedJobs(Protocol):
-    """The job table, as far as groups use it."""
-
-    records: dict[str, JobRecord]
-    profiles: dict[str, list[Profile]]
-    totals: dict[str, int]
-
-    @property
-    def entries(self) -> Mapping[str, GroupedJob]: ...  # noqa: D102
-    def write(self, job: str, **changes: Any) -> JobRecord: ...  # noqa: D102
-    def rests(self, job: str) -> bool: ...  # noqa: D102
-
-
 class GroupTable:
     """The groups of the jobs of a job table, and the lead job of each member."""
 
-    def __init__(self, job_table: GroupedJobs) -> None:
+    def __init__(self, job_table: JobTable) -> None:
         self._job_table = job_table
         self._members: dict[str, tuple[str, ...]] = {}  # by lead job; without those that have ended or left
         self._leads: dict[str, str] = {}  # by member
@@ -326,15 +353,15 @@ class JobTable:
         if not keeps_layout(self.entries[name].job) or self.records[name].details.get(LAYOUT):
             return set()
         replaced = {k for k, each in enumerate(self.profiles[name]) if not each.is_like(profile)}
-        said = {"technique": profile.technique, "config": dict(profile.config), "num_devices": profile.num_devices}
-        self.write(name, details={LAYOUT: said})
+        layout = {"technique": profile.technique, "config": dict(profile.config), "num_devices": profile.num_devices}
+        self.write(name, details={LAYOUT: layout})
         self._pin(name)
         return replaced
 
     def _pin(self, name: str) -> None:
         """Replaces the options of a job that keeps its layout, if it has one already, by the option it ran under."""
-        said, profiles = self.records[name].details.get(LAYOUT), self.profiles[name]
-        kept = [each for each in profiles if said and _has_layout(each, said)]
+        layout, profiles = self.records[name].details.get(LAYOUT), self.profiles[name]
+        kept = [each for each in profiles if layout and _has_layout(each, layout)]
         if kept and len(kept) < len(profiles):
             self._before_pinned[name] = profiles
             self.profiles[name] = kept[:1] * len(profiles)
@@ -407,10 +434,6 @@ class JobTable:
         """Whether `step` is the last step of a job, and not only its goal."""
         return step == (self.entries[name].job.num_steps or 0)
 
-    def place_of(self, job: str) -> RunPaths:
-        """Returns the folders of a job's batch."""
-        return self.entries[job].place
-
     def listed(self, name: str, *, beside: str) -> str:
         """Returns the table's name of a job that its gang calls `name` and that is in the batch of `beside`."""
         batch = self.entries[beside].batch
@@ -453,14 +476,14 @@ class JobTable:
             JobStatus.CANCELLED: "was cancelled",
             JobStatus.STOPPED: "was stopped early",
         }
-        found = []
+        orphans = []
         for job, bases in self.after.items():
             for base in bases:
                 status = self.records[base].status
                 if status in gone and self.records[job].status not in ENDED:
                     what = "base" if base == self.entries[job].job.base else "parent"
-                    found.append((job, f"its {what} {base} {gone[status]}"))
-        return found
+                    orphans.append((job, f"its {what} {base} {gone[status]}"))
+        return orphans
 
     def standing_still(self, jobs: Sequence[str], *, paused: bool) -> list[str]:
         """Returns those of `jobs` that have not ended and whose being paused equals `paused`."""
@@ -472,11 +495,11 @@ class JobTable:
 
     def with_dependents(self, jobs: Iterable[str]) -> list[str]:
         """Returns jobs, each before the jobs that depend on it, directly or not."""
-        found = dict.fromkeys(jobs)
-        for name in list(found):
+        listed_jobs = dict.fromkeys(jobs)
+        for name in list(listed_jobs):
             children = [child for child, parents in self.after.items() if name in parents]
-            found |= dict.fromkeys(self.with_dependents(children))
-        return list(found)
+            listed_jobs |= dict.fromkeys(self.with_dependents(children))
+        return list(listed_jobs)
 
     def begin_anew(self, job: str) -> None:
         """Sets a job that has ended to waiting, from its last checkpoint, under all options if none was left."""
@@ -512,8 +535,8 @@ def keeps_layout(job: Job) -> bool:
 
 
 def _has_layout(profile: Profile, said: Mapping[str, Any]) -> bool:
-    found = {"technique": profile.technique, "config": dict(profile.config), "num_devices": profile.num_devices}
-    return found == said
+    own_layout = {"technique": profile.technique, "config": dict(profile.config), "num_devices": profile.num_devices}
+    return own_layout == said
 
 
 def _renamed(job: Job, batch: str) -> Job:

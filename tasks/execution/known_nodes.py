@@ -96,14 +96,14 @@ class KnownNodes:
         nodes = self._engine.nodes()
         self._before_s = self._empty_before_s() if any(node.until_s is not None for node in nodes) else EMPTY_BEFORE_S
         soon_s = self._wall_clock() + self._before_s
-        found = {}
+        known = {}
         for node in nodes:
             is_leaving = node.is_leaving or (node.until_s is not None and node.until_s <= soon_s)
             is_leaving = is_leaving or (node.name, node.incarnation) in self._given_back
             faults = node.faults if self._engine.is_fenced(node.name) else dict.fromkeys(_numbers(node), UNFENCED)
-            found[node.name] = replace(node, is_leaving=is_leaving, faults=faults)
-        self._given_back &= {(node.name, node.incarnation) for node in found.values()}
-        return dict(sorted(found.items()))
+            known[node.name] = replace(node, is_leaving=is_leaving, faults=faults)
+        self._given_back &= {(node.name, node.incarnation) for node in known.values()}
+        return dict(sorted(known.items()))
 
     def _move(self, *, why: str, is_first: bool = False) -> None:
         """Reports the devices to the executor if the set of usable devices has changed."""

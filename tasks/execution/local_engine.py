@@ -37,7 +37,7 @@ from ringmaster.techniques.processes.events import (
     Steps,
 )
 from ringmaster.techniques.processes.gang import Gang, Outcome
-from ringmaster.techniques.processes.launcher import Launcher
+from ringmaster.techniques.processes.order import Launcher
 
 SCHEMA = """
 CREATE TABLE IF NOT EXISTS device_leases (
@@ -101,8 +101,8 @@ class FileLeases:
     def give_back(self, devices: Sequence[str]) -> None:
         """Ends this process's leases of `devices`."""
         with self._transaction() as db:
-            mine = [(unit, os.getpid()) for unit in self._units_of(devices)]
-            db.executemany("DELETE FROM device_leases WHERE device = ? AND pid = ?", mine)
+            rows = [(unit, os.getpid()) for unit in self._units_of(devices)]
+            db.executemany("DELETE FROM device_leases WHERE device = ? AND pid = ?", rows)
 
     def held(self) -> dict[str, str]:
         """Returns the holder of each device that is leased now, by the names of `units`."""
@@ -270,19 +270,19 @@ class StepEvents:
             event.event, (Steps, EvaluationReported, PhaseStarted, JobReady)
         ):
             return
-        number, told = event.number, event.event
-        if isinstance(told, PhaseStarted):
-            if self._phases.get(number) == told.phase:  # it goes on, with another timeout
+        number, report = event.number, event.event
+        if isinstance(report, PhaseStarted):
+            if self._phases.get(number) == report.phase:  # it goes on, with another timeout
                 return
-            self._phases[number] = told.phase
-        told = told.newest(MOST_STEPS) if isinstance(told, Steps) else told
-        unstored, key = self._unstored.setdefault(number, {}), (event.job, type(told))
+            self._phases[number] = report.phase
+        report = report.newest(MOST_STEPS) if isinstance(report, Steps) else report
+        unstored, key = self._unstored.setdefault(number, {}), (event.job, type(report))
         unstored.pop(key, None)  # so that they stay in order
-        unstored[key] = told
-        if isinstance(told, PhaseStarted):
+        unstored[key] = report
+        if isinstance(report, PhaseStarted):
             is_due = self._is_phase_due(number)
         else:
-            is_due = isinstance(told, Steps) and self._is_due(number)
+            is_due = isinstance(report, Steps) and self._is_due(number)
         if is_due:
             self._store(number)
 

@@ -60,14 +60,14 @@ class OutcomePolicy:
             OutcomeStatus.OUT_OF_MEMORY: self._on_out_of_memory,
             OutcomeStatus.INVALID: self._on_invalid,
         }[outcome.status]
-        said = act(running, outcome)
+        decision = act(running, outcome)
         for name, its in dict(outcome.result.get("fellows", {})).items():
             self.follow(running, self._job_table.listed(name, beside=running.segment.job), its)
         for member in running.members:  # not reported: the gang did not end in order
             if self._job_table.records[member].status == JobStatus.RUNNING:
                 self._goes_on(member, self._job_table.records[member].step)
         self.part_if_need_be(running.segment.job)
-        return said
+        return decision
 
     def follow(self, running: RunningSegment, member: str, outcome: Mapping[str, Any]) -> None:
         """Acts on a member's end in a gang. A repeated report changes nothing."""
@@ -166,8 +166,8 @@ class OutcomePolicy:
 
     def _finish(self, job: str, result: Mapping[str, Any]) -> None:
         """Ends a job that has reached its last step and has written its model."""
-        place, local = self._job_table.place_of(job), self._job_table.entries[job].local_job
-        details = {"metrics": result["metrics"], "model_dir": str(place.model_dir(local.name))}
+        entry = self._job_table.entries[job]
+        details = {"metrics": result["metrics"], "model_dir": str(entry.place.model_dir(entry.local_job.name))}
         if compared := result.get("compared"):
             details["compared"] = compared
         record = self._job_table.write(job, status=JobStatus.DONE, step=result["step"], message="", details=details)

@@ -30,7 +30,7 @@ from ringmaster.tasks.execution.job_table import JobTable
 from ringmaster.tasks.execution.progress import PlanProgress
 from ringmaster.tasks.execution.replanner import PendingPlan, Replanner, State
 from ringmaster.tasks.planning import Plan, Problem
-from ringmaster.tasks.profiling.option_profiles import planning_problem
+from ringmaster.tasks.profiling.search import planning_problem
 from ringmaster.tasks.storage.journal import ENDED, Journal
 from ringmaster.techniques.processes.events import Steps
 

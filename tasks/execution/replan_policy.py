@@ -29,13 +29,11 @@ from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from statistics import NormalDist
 
-from ringmaster.tasks.execution.dispatch import DeviceId, PlannedSegment
-from ringmaster.tasks.execution.plan_simulator import PlanSimulator
+from ringmaster.tasks.execution.dispatch import DeviceId, PlannedSegment, PlanSimulator
 from ringmaster.tasks.planning import Option, Plan, PlanningNode, Problem
 from ringmaster.tasks.planning.bounds.bounds import preemptive_bound
-from ringmaster.tasks.planning.objectives import objective_by_name
+from ringmaster.tasks.planning.objectives import objective_by_name, plan_giving_up_deadlines
 from ringmaster.tasks.planning.problems.problem_parts import CurrentRun
-from ringmaster.tasks.planning.problems.terms import plan_giving_up_deadlines
 from ringmaster.tasks.profiling.speed_beliefs import SpeedBelief
 
 LEAST_STEPS = 6  # of a segment that tries an option; the first of them warms up and is not measured
@@ -81,26 +79,26 @@ def explored(
     jobs: the jobs that may change their options.
     most: the most options of a job to try.
     """
-    found: list[PlannedSegment] = []
+    segments: list[PlannedSegment] = []
     seen: set[str] = set()
     for segment in planned:
         if segment.job in jobs and segment.job not in seen:
-            found += _trying_segments(segment, jobs[segment.job], switch_cost_s=switch_cost_s, most=most)
+            segments += _trying_segments(segment, jobs[segment.job], switch_cost_s=switch_cost_s, most=most)
         seen.add(segment.job)
-        found.append(segment)
-    return found
+        segments.append(segment)
+    return segments
 
 
 def _trying_segments(
     segment: PlannedSegment, job: ExploredJob, *, switch_cost_s: float, most: int
 ) -> list[PlannedSegment]:
-    found: list[PlannedSegment] = []
+    segments: list[PlannedSegment] = []
     step, left = job.step, job.total_steps - job.step
     if left <= 0:  # it is evaluated and exported now
-        return found
+        return segments
     price, saved = _price(job.options, segment.option), 0.0
     options = {option for option in range(len(job.options)) if _may_try(option, segment, job)}
-    while options and len(found) < most:
+    while options and len(segments) < most:
         trials = [
             _OptionTrial.of(k, segment, job, price=price, saved=saved, switch_cost_s=switch_cost_s) for k in options
         ]
@@ -112,8 +110,8 @@ def _trying_segments(
             continue
         step, saved = step + best.num_steps, saved + best.saves
         devices = segment.devices[: job.options[best.option].num_devices]
-        found.append(replace(segment, option=best.option, last_step=step, devices=devices))
-    return found
+        segments.append(replace(segment, option=best.option, last_step=step, devices=devices))
+    return segments
 
 
 def _num_steps(job: ExploredJob, option: int, *, switch_cost_s: float) -> int:
@@ -324,11 +322,15 @@ def plannable(left: Problem, *, out: Collection[DeviceId] = ()) -> frozenset[str
     counts = {n.id: sum((n.id, i) not in out for i in range(n.num_devices)) for n in left.nodes}
     nodes = tuple(replace(n, num_devices=counts[n.id]) for n in left.nodes if counts[n.id])
     has_room = _has_room(left, nodes)
-    found = {job.id for job in left.jobs if any(has_room[_size(option)] for option in job.options)}
+    plannable_jobs = {job.id for job in left.jobs if any(has_room[_size(option)] for option in job.options)}
     known = {job.id for job in left.jobs}
-    while stuck := {j.id for j in left.jobs if j.id in found and any(o in known and o not in found for o in j.after)}:
-        found -= stuck
-    return frozenset(found)
+    while stuck := {
+        j.id
+        for j in left.jobs
+        if j.id in plannable_jobs and any(o in known and o not in plannable_jobs for o in j.after)
+    }:
+        plannable_jobs -= stuck
+    return frozenset(plannable_jobs)
 
 
 def could_gain(rest: RemainingProblem, left_s: float, *, policy: ReplanPolicy) -> bool:
@@ -394,7 +396,7 @@ def _by_node(
     gang: Sequence[DeviceId], devices: Mapping[str, tuple[int, ...]]
 ) -> tuple[tuple[str, tuple[int, ...]], ...]:
     """Returns a gang's devices by node, numbered without gaps."""
-    found: dict[str, list[int]] = {}
+    ids_of: dict[str, list[int]] = {}
     for node, device in sorted(gang):
-        found.setdefault(node, []).append(devices[node].index(device))
-    return tuple((node, tuple(ids)) for node, ids in found.items())
+        ids_of.setdefault(node, []).append(devices[node].index(device))
+    return tuple((node, tuple(ids)) for node, ids in ids_of.items())

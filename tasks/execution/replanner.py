@@ -14,10 +14,9 @@ from functools import partial
 
 from ringmaster.tasks.background_worker import in_a_thread
 from ringmaster.tasks.cluster import Cluster
-from ringmaster.tasks.execution.dispatch import DeviceId, PlannedSegment, in_steps
+from ringmaster.tasks.execution.dispatch import DeviceId, OngoingSegment, PlannedSegment, PlanSimulator, in_steps
 from ringmaster.tasks.execution.forecast import Draws, ForecastConditions, options_of, seconds_left
 from ringmaster.tasks.execution.job_table import keeps_layout
-from ringmaster.tasks.execution.plan_simulator import OngoingSegment, PlanSimulator
 from ringmaster.tasks.execution.progress import RunningSegment
 from ringmaster.tasks.execution.replan_policy import (
     EPS_S,
@@ -33,7 +32,7 @@ from ringmaster.tasks.execution.replan_policy import (
     remaining,
 )
 from ringmaster.tasks.planning import Plan, Problem
-from ringmaster.tasks.profiling.option_profiles import planning_problem, switch_cost_s
+from ringmaster.tasks.profiling.search import planning_problem, switch_cost_s
 from ringmaster.tasks.profiling.speed_beliefs import SpeedBelief, SpeedBeliefs, errors_of
 from ringmaster.techniques import Job, Profile
 

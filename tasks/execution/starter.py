@@ -15,9 +15,8 @@ from ringmaster.tasks.cluster import Cluster, Device
 from ringmaster.tasks.execution.dispatch import DeviceId, PlannedSegment, device_of
 from ringmaster.tasks.execution.engine import Engine, SegmentCall
 from ringmaster.tasks.execution.events import ExecutionEvent, SegmentStarted, Waiting
-from ringmaster.tasks.execution.job_table import JobTable
+from ringmaster.tasks.execution.job_table import JobTable, RunPaths
 from ringmaster.tasks.execution.progress import PlanProgress, RunningSegment
-from ringmaster.tasks.execution.run_paths import RunPaths
 from ringmaster.tasks.profiling.preflight import slots_of
 from ringmaster.tasks.storage.journal import LEADER, JobStatus, SegmentRecord
 from ringmaster.techniques import Job, Profile, registry
@@ -103,10 +102,10 @@ class Starter:
             lease_names = cluster.lease_names()
             gangs = [tuple(lease_names[device] for device in segment.devices) for segment in startable]
             are_taken = self._leases.take_each(gangs, holder=self._holder)
-            found = list(zip(startable, gangs, are_taken, strict=True))
-            for call in self._begin([(s, names) for s, names, is_taken in found if is_taken], cluster, tell=tell):
+            attempts = list(zip(startable, gangs, are_taken, strict=True))
+            for call in self._begin([(s, names) for s, names, is_taken in attempts if is_taken], cluster, tell=tell):
                 self._engine.start(call).add_done_callback(partial(self._post, call.number))
-            if missing := {name for _, names, is_taken in found if not is_taken for name in names}:
+            if missing := {name for _, names, is_taken in attempts if not is_taken for name in names}:
                 held = self._leases.held()
                 if self._exchange(held, cluster, out=out):
                     return 0.0
@@ -147,8 +146,8 @@ class Starter:
                     and each not in pairs.values()
                     and cluster.device(*each).device_kind() == cluster.device(*device).device_kind()
                 )
-                if (found := next(alike, None)) is not None:
-                    pairs[device] = found
+                if (replacement := next(alike, None)) is not None:
+                    pairs[device] = replacement
             if lacking and len(pairs) == len(lacking):
                 self._plan_progress.exchange(pairs)
                 idle = [device for device in idle if device not in pairs.values()]
@@ -183,10 +182,10 @@ class Starter:
 
     def _startable(self) -> list[PlannedSegment]:
         steps = {name: record.step for name, record in self._job_table.records.items()}
-        found = self._plan_progress.startable(done_jobs=self._job_table.done(), steps=steps)
+        candidates = self._plan_progress.startable(done_jobs=self._job_table.done(), steps=steps)
         return [
             segment
-            for segment in found
+            for segment in candidates
             if segment.job not in self._not_before_s
             and self.vacated.isdisjoint(segment.devices)
             and self.held_nodes.isdisjoint(node for node, _ in segment.devices)

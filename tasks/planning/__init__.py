@@ -5,7 +5,7 @@ The import is light: solvers are imported when they are first needed.
 """
 
 from ringmaster.errors import ProblemError
-from ringmaster.tasks.planning.bounds.certificates import certified_bound
+from ringmaster.tasks.planning.bounds.bounds import certified_bound
 from ringmaster.tasks.planning.objectives import Coefficients, Objective
 from ringmaster.tasks.planning.plans.plan import Certificate, Plan, Segment
 from ringmaster.tasks.planning.plans.verify import verify

@@ -1,7 +1,7 @@
 """Preemptive plans by the order of events, for jobs that wait, arrive later or are due, and for nodes that go away.
 
 1. Events are releases, last seconds of nodes and deadlines, and the ends of jobs that others wait for; where every end
-   counts, the ends of all jobs. A linear program (`event_lp`) finds the periods between events for one order. A local
+   counts, the ends of all jobs. A linear program (`EventLp`) finds the periods between events for one order. A local
    search swaps neighbours.
 2. Each period is a plain problem, which the preemptive planner plans: every job with the share of its work that it does
    in the period. Jobs that run at the end of one period continue in the next where that is good.
@@ -9,21 +9,174 @@
 """
 
 import math
+from collections import Counter
 from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
+from enum import StrEnum
 
 from ringmaster.tasks.planning.bounds.bounds import pattern_bound
 from ringmaster.tasks.planning.bounds.completions import likely_ends_s
-from ringmaster.tasks.planning.bounds.job_costs import earliest_ends_s, in_order, shortest_of
-from ringmaster.tasks.planning.event_lp import EventKind, EventLp, Periods, ScheduleEvent, has_due_dates
+from ringmaster.tasks.planning.bounds.job_costs import (
+    earliest_ends_s,
+    folded,
+    in_order,
+    shortest_of,
+    useful_options,
+    whole_of,
+)
+from ringmaster.tasks.planning.bounds.pattern_model import LinearProgram
 from ringmaster.tasks.planning.objectives import Coefficients, Objective, ends_of, lateness_s
 from ringmaster.tasks.planning.plans.plan import Plan, Segment
 from ringmaster.tasks.planning.plans.retiming import exactly
-from ringmaster.tasks.planning.preemptive.preemptive import plan_preemptive
+from ringmaster.tasks.planning.preemptive import plan_preemptive
 from ringmaster.tasks.planning.problems.problem import Problem
 from ringmaster.tasks.planning.problems.problem_parts import CurrentRun, Option, PlanningJob, PlanningNode
-from ringmaster.tasks.planning.problems.reductions import folded
 from ringmaster.tasks.planning.work import WorkBudget
+
+
+class EventKind(StrEnum):
+    """What happens at an event."""
+
+    RELEASE = "release"
+    LEAVE = "leave"
+    DUE = "due"
+    END = "end"
+
+
+@dataclass(frozen=True)
+class ScheduleEvent:
+    """Something that happens to `names`: jobs that are released, due or end, or nodes that leave.
+
+    at_s: when, exactly; for ends of jobs None.
+    """
+
+    kind: EventKind
+    names: frozenset[str]
+    at_s: float | None = None
+
+
+@dataclass(frozen=True)
+class Periods:
+    """A solution of the program.
+
+    lengths_s: the length of each period.
+    shares: for each period, the share of each job that runs in it, by job id.
+    value: of the objective.
+    """
+
+    lengths_s: tuple[float, ...]
+    shares: tuple[dict[str, float], ...]
+    value: float
+
+
+def has_due_dates(of: Coefficients, problem: Problem) -> bool:
+    """Whether the ends of jobs have different factors in the maximum: each value of it is a due date for each job."""
+    return bool(of.latest) and len({of.latest.get(job.id, 0.0) for job in problem.jobs}) > 1
+
+
+class EventLp:
+    """Minimises the objective over L[p], the length of period p, and x[j,o,p], the seconds of (j, o) in it:
+
+        work    sum_{o,p} x[j,o,p] / whole[o]  >= 1
+        time    sum_o x[j,o,p]                 <= L[p]
+        slots   as in the pattern LP, for each period and the nodes that are there in it
+        events  sum_{q <= p} L[q]  >= the release, or <= the last second of the nodes or deadlines, that ends period p
+
+    x[j,o,p] exists for periods after the release of j and the ends of all jobs that it waits for, and until its own.
+    """
+
+    def __init__(self, problem: Problem, order: Sequence[ScheduleEvent], of: Coefficients, *, unit_s: float) -> None:
+        self.problem, self.order, self.unit_s = problem, order, unit_s
+        self.num = len(order) + 1
+        self.lp = LinearProgram()
+        self.at = {(event.kind, name): p for p, event in enumerate(order) for name in event.names}
+        self.scale = of.per_second or 1.0
+        self.lengths = [self.lp.column(cost=self._cost(p, of)) for p in range(self.num)]
+        self.seconds: list[tuple[int, str, int, float]] = []  # (column, job, period, whole)
+        for job in problem.jobs:
+            self._add_job(job)
+        self._add_nodes()
+        self._add_events()
+        self._add_latest(of)
+
+    def solved(self) -> Periods | None:
+        """Returns an optimum; None where the order of events is impossible."""
+        import highspy
+
+        highs = self.lp.loaded()
+        highs.run()
+        if highs.getModelStatus() != highspy.HighsModelStatus.kOptimal:
+            return None
+        values = highs.getSolution().col_value
+        shares: list[dict[str, float]] = [{} for _ in range(self.num)]
+        for column, job, p, whole in self.seconds:
+            if values[column] > 1e-9:
+                shares[p][job] = shares[p].get(job, 0.0) + values[column] / whole
+        value = float(highs.getInfo().objective_function_value) * self.unit_s * self.scale
+        lengths = tuple(max(0.0, float(values[column])) * self.unit_s for column in self.lengths)
+        return Periods(lengths, tuple(shares), value)
+
+    def nodes_in(self, p: int) -> list[PlanningNode]:
+        """Returns the nodes that are there in a period."""
+        return [node for node in self.problem.nodes if p <= self.at.get((EventKind.LEAVE, node.id), self.num)]
+
+    def _cost(self, p: int, of: Coefficients) -> float:
+        """Returns what a second of period p adds to the value, apart from different factors of ends in the maximum."""
+        ends = (weight for job, weight in of.ends.items() if p <= self.at.get((EventKind.END, job), self.num))
+        return ((0.0 if has_due_dates(of, self.problem) else of.largest) + math.fsum(ends)) / self.scale
+
+    def _periods_of(self, job: PlanningJob) -> range:
+        first = self.at.get((EventKind.RELEASE, job.id), -1) + 1
+        first = max([first, *(self.at[EventKind.END, other] + 1 for other in job.after)])
+        last = min(self.at.get((kind, job.id), self.num - 1) for kind in (EventKind.END, EventKind.DUE))
+        return range(first, last + 1)
+
+    def _add_job(self, job: PlanningJob) -> None:
+        work = self.lp.row(1.0, math.inf)
+        options = [(job.options[k], whole_of(job, k, self.problem.switch_cost_s)) for k in useful_options(job)]
+        for p in self._periods_of(job):
+            time = self.lp.row(-math.inf, 0.0)
+            self.lp.columns[self.lengths[p]].append((time, -1.0))
+            for option, whole_s in options:
+                whole = whole_s / self.unit_s
+                for kind in self.problem.types_of(option):
+                    slot = self.lp.slot_row(p, kind, option.slot)
+                    entries = [(work, 1.0 / whole), (time, 1.0), (slot, float(option.num_nodes))]
+                    self.seconds.append((self.lp.column(entries), job.id, p, whole))
+
+    def _add_nodes(self) -> None:
+        for p in range(self.num):
+            groups = Counter((node.device_type, node.num_devices) for node in self.nodes_in(p))
+            for (kind, size), count in groups.items():
+                rows = [self.lp.row(0.0, 0.0) for _ in range(size)]
+                self.lp.columns[self.lengths[p]].append((rows[0], -float(count)))
+                self.lp.add_walks(rows, p, kind)
+
+    def _add_latest(self, of: Coefficients) -> None:
+        """Adds the maximum of factor x end as a column, and a row for each period in which jobs of a factor end."""
+        if not has_due_dates(of, self.problem):
+            return
+        factors: dict[int, float] = {}
+        for job, factor in of.latest.items():
+            p = self.at.get((EventKind.END, job), self.num - 1)
+            factors[p] = max(factor, factors.get(p, 0.0))
+        value = self.lp.column(cost=of.largest / self.scale)
+        for p, factor in factors.items():
+            row = self.lp.row(0.0, math.inf)
+            self.lp.columns[value].append((row, 1.0))
+            for q in range(p + 1):
+                self.lp.columns[self.lengths[q]].append((row, -factor / of.largest))
+
+    def _add_events(self) -> None:
+        for p, event in enumerate(self.order):
+            if event.at_s is None:
+                continue
+            at = event.at_s / self.unit_s
+            is_release = event.kind is EventKind.RELEASE
+            row = self.lp.row(at if is_release else -math.inf, math.inf if is_release else at)
+            for q in range(p + 1):
+                self.lp.columns[self.lengths[q]].append((row, 1.0))
+
 
 MAX_LPS, SIZE_OF_LPS = 24, 12_000  # linear programs of one search for the order, and their limit in jobs x periods
 PER_SIZE_S = 2e-4  # work of a linear program, per job and period
@@ -95,7 +248,7 @@ def first_orders(
     ends = [job.id for job in problem.jobs if job.id in waited_for or of.ends.get(job.id, 0.0) > 0]
     middles = _middles(problem, bound_s)
     likely_s = likely_ends_s(problem, of.ends, bound_s=bound_s) if of.ends else {}
-    together = _of_one_factor(of, others=ends) if has_due_dates(of) else []
+    together = _of_one_factor(of, others=ends) if has_due_dates(of, problem) else []
     smallest = min(of.latest.values(), default=0.0)
     due_s = {job: bound_s * smallest / of.latest[job] for jobs in together for job in jobs}
     for guess in (middles | due_s | likely_s, ends_s):
@@ -128,14 +281,14 @@ def _middles(problem: Problem, bound_s: float) -> dict[str, float]:
 def _in_precedence(order: list[ScheduleEvent], problem: Problem) -> list[ScheduleEvent]:
     """Returns the order with ends of jobs moved behind the ends of those that they wait for."""
     after = {job.id: set(job.after) for job in problem.jobs}
-    left, done, found = list(order), set[str](), []
+    left, done, ordered = list(order), set[str](), []
     while left:
         ready = (e for e in left if e.kind is not EventKind.END or all(after[name] <= done for name in e.names))
         event = next(ready)
         left.remove(event)
-        found.append(event)
+        ordered.append(event)
         done |= event.names if event.kind is EventKind.END else frozenset()
-    return found
+    return ordered
 
 
 def earlier(order: Sequence[ScheduleEvent], share: float) -> list[ScheduleEvent]:
@@ -178,58 +331,36 @@ def plan_by_events(
     """
     of = objective.coefficients(problem)
     safe = within_fair_memory(problem)
-    if safe is None or of.prices or (of.latest and len(of.latest) < len(problem.jobs)):
+    if safe is None or of.prices:
         return None
     orders = list(first_orders(safe.problem, ends_of(start, problem), of, bound_s))
     if (len(orders[0]) + 1) * len(problem.jobs) > MAX_SIZE:
         return None
-    search = _Search(problem, safe, objective, least_value, least_s, seed, work)
-    best, is_fixed = None, any(event.kind in (EventKind.LEAVE, EventKind.DUE) for event in orders[0])
+
+    def planned(order: OrderFound, trial: int) -> Plan | None:
+        segments = _planned(order, safe.problem, least_s=least_s, seed=MAX_TRIALS * seed + trial, work=work)
+        work.charge(PER_RETIMED_S * len(problem.jobs))
+        original = [replace(each, option=safe.options[each.job][each.option]) for each in segments]
+        exact = exactly(problem, original, objective=objective, least_s=least_s)
+        return replace(start, segments=exact, method="event order") if exact else None
+
+    best: Plan | None = None
+    is_fixed = any(event.kind in (EventKind.LEAVE, EventKind.DUE) for event in orders[0])
     for share in EARLIER if is_fixed else EARLIER[:1]:
-        found = best_order([earlier(order, share) for order in orders], safe.problem, of, bound_s, work)
-        best = search.improved(best, found, start) if found else best
+        order = best_order([earlier(order, share) for order in orders], safe.problem, of, bound_s, work)
+        num_failed = 0
+        for trial in range(max(1, min(MAX_TRIALS, JOBS_OF_TRIALS // len(problem.jobs))) if order else 0):
+            if order is None or (plan := planned(order, trial)) is None:
+                break
+            is_better = best is None or objective.rank(plan, problem) < objective.rank(best, problem)
+            num_failed = 0 if is_better else num_failed + 1
+            best = plan if best is None or is_better else best
+            is_close = objective.value(best, problem) <= least_value * CLOSE
+            if is_close or num_failed == MAX_FAILED or work.is_over():
+                break
         if work.is_over() or (best and lateness_s(best, problem) <= SAME * best.makespan_s):
             break
     return best
-
-
-@dataclass(frozen=True)
-class _Search:
-    """What the trials for one problem have in common."""
-
-    problem: Problem
-    safe: "MemorySafe"
-    objective: Objective
-    least_value: float
-    least_s: float
-    seed: int
-    work: WorkBudget
-
-    def improved(self, best: Plan | None, found: OrderFound, start: Plan) -> Plan | None:
-        """Returns the best of a plan and those that a few trials with different seeds find for an order of events."""
-        num_failed = 0
-        for trial in range(max(1, min(MAX_TRIALS, JOBS_OF_TRIALS // len(self.problem.jobs)))):
-            plan = self._trial(found, MAX_TRIALS * self.seed + trial, start)
-            if plan is None:
-                break
-            is_better = best is None or self._rank(plan) < self._rank(best)
-            num_failed = 0 if is_better else num_failed + 1
-            best = plan if best is None or is_better else best
-            is_close = self.objective.value(best, self.problem) <= self.least_value * CLOSE
-            if is_close or num_failed == MAX_FAILED or self.work.is_over():
-                break
-        return best
-
-    def _trial(self, found: OrderFound, seed: int, start: Plan) -> Plan | None:
-        problem, least_s = self.safe.problem, self.least_s
-        segments = _planned(found, problem, least_s=least_s, seed=seed, work=self.work)
-        self.work.charge(PER_RETIMED_S * len(self.problem.jobs))
-        original = [self.safe.original(segment) for segment in segments]
-        exact = exactly(self.problem, original, objective=self.objective, least_s=least_s)
-        return replace(start, segments=exact, method="event order") if exact else None
-
-    def _rank(self, plan: Plan) -> tuple[float, float, float]:
-        return self.objective.rank(plan, self.problem)
 
 
 @dataclass(frozen=True)
@@ -238,10 +369,6 @@ class MemorySafe:
 
     problem: Problem
     options: Mapping[str, tuple[int, ...]]
-
-    def original(self, segment: Segment) -> Segment:
-        """Returns the segment with the option's index in the original problem."""
-        return replace(segment, option=self.options[segment.job][segment.option])
 
 
 def within_fair_memory(problem: Problem) -> MemorySafe | None:
@@ -348,15 +475,15 @@ def merged(segments: Sequence[Segment]) -> list[Segment]:
     rows = sorted(segments, key=lambda s: (s.start_s, s.end_s, s.job))
     newest_on: dict[tuple[str, int], int] = {}
     newest_of: dict[str, int] = {}
-    found: list[Segment] = []
+    joined: list[Segment] = []
     for row in rows:
         devices = [(node, device) for node, ids in row.devices for device in ids]
         i = newest_of.get(row.job)
-        is_same = i is not None and found[i].option == row.option and set(found[i].devices) == set(row.devices)
+        is_same = i is not None and joined[i].option == row.option and set(joined[i].devices) == set(row.devices)
         if i is not None and is_same and all(newest_on[device] == i for device in devices):
-            found[i] = replace(found[i], end_s=row.end_s, work=found[i].work + row.work)
+            joined[i] = replace(joined[i], end_s=row.end_s, work=joined[i].work + row.work)
             continue
-        newest_of[row.job] = len(found)
-        newest_on |= dict.fromkeys(devices, len(found))
-        found.append(row)
-    return found
+        newest_of[row.job] = len(joined)
+        newest_on |= dict.fromkeys(devices, len(joined))
+        joined.append(row)
+    return joined

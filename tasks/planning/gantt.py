@@ -151,8 +151,8 @@ def label(box: GanttBox, text: str, *, indent: float = 0.0, least: int = 3) -> s
     letters = int((box.wide - indent - 8) / 6.1)
     if box.tall < 10 or letters < min(least, len(text)):
         return ""
-    said = xml(text, limit=letters)
-    return f'<text x="{box.x + indent + 5:.1f}" y="{box.y + box.tall / 2 + 4:.1f}" class="label">{said}</text>'
+    shown = xml(text, limit=letters)
+    return f'<text x="{box.x + indent + 5:.1f}" y="{box.y + box.tall / 2 + 4:.1f}" class="label">{shown}</text>'
 
 
 def legend(fill_of: Mapping[str, str]) -> str:
@@ -361,7 +361,7 @@ def rows(plan: Plan, problem: Problem, columns: int) -> list[tuple[str, list[Gan
             for device in ids:
                 named.setdefault(id(segment), (node, device))
                 by_device.setdefault((node, device), []).append(segment)
-    found = []
+    device_rows = []
     for node_ in problem.nodes:
         for device in range(node_.num_devices):
             bars = []
@@ -369,8 +369,8 @@ def rows(plan: Plan, problem: Problem, columns: int) -> list[tuple[str, list[Gan
                 name = job_label(segment, problem) if named[id(segment)] == (node_.id, device) else ""
                 fill = letter[segment.job]
                 bars.append(Bar(segment.start_s, segment.end_s, fill, fill, name, segment))
-            found.append((f"{node_.id}:{device}", pieces(bars, columns, end_s=end_s)))
-    return found
+            device_rows.append((f"{node_.id}:{device}", pieces(bars, columns, end_s=end_s)))
+    return device_rows
 
 
 def pieces(bars: Sequence[Bar], columns: int, *, end_s: float) -> list[GanttCells]:
@@ -380,18 +380,18 @@ def pieces(bars: Sequence[Bar], columns: int, *, end_s: float) -> list[GanttCell
 
     bars: in the order of their starts, from 0 to `end_s`.
     """
-    found: list[GanttCells] = []
+    cells: list[GanttCells] = []
     at = 0
     for bar in bars:
         first = max(at, min(columns - 1, round(bar.start_s / end_s * columns)))
         last = min(columns, max(first + 1, round(bar.end_s / end_s * columns)))
         if first > at:
-            found.append(GanttCells(IDLE * (first - at), None))
+            cells.append(GanttCells(IDLE * (first - at), None))
         if last > first:
-            said = _bar_text(bar, last - first)
-            found.append(GanttCells(said + bar.fill * (last - first - len(said)), bar.of, len(said)))
+            name = _bar_text(bar, last - first)
+            cells.append(GanttCells(name + bar.fill * (last - first - len(name)), bar.of, len(name)))
         at = max(at, last)
-    return [*found, GanttCells(IDLE * (columns - at), None)]
+    return [*cells, GanttCells(IDLE * (columns - at), None)]
 
 
 def render_text(plan: Plan, problem: Problem, width: int = 100) -> str:
@@ -415,9 +415,9 @@ def axis(plan: Plan, margin: int, columns: int) -> str:
     end_s = plan.makespan_s or 1.0
     line = list(" " * (columns + 1))
     for quarter in range(5):
-        said = "0" if quarter == 0 else seconds_text(end_s * quarter / 4, like=end_s)
-        at = min(round(columns * quarter / 4), columns + 1 - len(said))
-        line[at : at + len(said)] = said
+        label_text = "0" if quarter == 0 else seconds_text(end_s * quarter / 4, like=end_s)
+        at = min(round(columns * quarter / 4), columns + 1 - len(label_text))
+        line[at : at + len(label_text)] = label_text
     return f"{'':>{margin}} {''.join(line)}"
 
 

@@ -12,13 +12,20 @@ from functools import partial
 from typing import Literal
 
 from ringmaster.errors import ProblemError
-from ringmaster.tasks.planning.bounds.bounds import COUNTING, Bound, counted_bound_s, preemptive_bound, rigid_bound
-from ringmaster.tasks.planning.bounds.certificates import certified_bound
-from ringmaster.tasks.planning.bounds.deadlines import conflicts, unmet
+from ringmaster.tasks.planning.bounds.bounds import (
+    COUNTING,
+    Bound,
+    certified_bound,
+    conflicts,
+    counted_bound_s,
+    preemptive_bound,
+    rigid_bound,
+    unmet,
+)
+from ringmaster.tasks.planning.bounds.job_costs import folded, is_foldable
 from ringmaster.tasks.planning.objectives import Objective, lateness_s
 from ringmaster.tasks.planning.plans.plan import Plan
 from ringmaster.tasks.planning.problems.problem import Problem
-from ringmaster.tasks.planning.problems.reductions import folded, is_foldable
 from ringmaster.tasks.planning.work import CORES, WorkBudget
 
 Preemption = Literal["auto", "never", "always"]
@@ -26,11 +33,11 @@ Preemption = Literal["auto", "never", "always"]
 MAX_JOBS_OF_MILP, MAX_DEVICES_OF_MILP = 12, 4
 MILP_S = 0.5  # work of the time-indexed MILP, about; its nodes limit it
 WORTH_S = 5.0  # seconds that a longer search must be able to save, since it takes some itself
-ENOUGH_BY_EVENTS = 0.02  # share above the bound up to which a plan by events is not followed by lists of pieces
+ENOUGH_BY_EVENTS = 0.02  # share above the bound up to which a plan by events is not followed by lists of jobs
 SHARE_OF_EVENTS = 0.7  # of the time that is left, for plans by events
 FEW = 14  # jobs up to which annealing is short, since the exhaustive search continues from its plan
 PER_PLACEMENT_S = 1.5e-5  # work of a placement of local search
-PER_PIECE_S = 8e-8  # work of a placement of the search over lists of pieces
+PER_LISTED_S = 8e-8  # work of a placement of the search over lists
 PER_OPTION_S = 1e-4  # work of the bounds, per option of a job
 SAME = 1e-3  # relative difference of makespans that count as equal; the plan with fewer switches is preferred
 
@@ -118,7 +125,7 @@ class PlanSearch:
             self._by_events()
         is_late = lateness_s(self.best, self.problem) > 1e-6 * self.best.makespan_s
         if (is_late or self._share_above_bound() > ENOUGH_BY_EVENTS) and self._is_worth_searching():
-            self._pieces(before)
+            self._by_lists(before)
         if lateness_s(self.best, self.problem) > 1e-6 * self.best.makespan_s:
             raise ProblemError([unmet(self.best, self.problem)])
 
@@ -126,7 +133,7 @@ class PlanSearch:
         from ringmaster.tasks.planning.event_search import plan_by_events
 
         with self.work.part(SHARE_OF_EVENTS) as work:
-            found = plan_by_events(
+            new_plan = plan_by_events(
                 self.problem,
                 self.best,
                 bound_s=self.bound.seconds,
@@ -136,28 +143,26 @@ class PlanSearch:
                 seed=self.seed,
                 work=work,
             )
-        if found is not None:
-            self.best = min([self.best, found], key=lambda plan: self.objective.rank(plan, self.problem))
+        if new_plan is not None:
+            self.best = min([self.best, new_plan], key=lambda plan: self.objective.rank(plan, self.problem))
 
-    def _pieces(self, start: Plan) -> None:
-        """Searches from a plan by lists of pieces."""
-        from ringmaster.tasks.planning.piece_search import HEATS, PLACEMENTS, plan_constrained
+    def _by_lists(self, start: Plan) -> None:
+        """Searches from a plan by lists of jobs."""
+        from ringmaster.tasks.planning.list_annealing import HEATS, PLACEMENTS, plan_constrained
 
-        num_rounds = 1 if self.preemption == "never" else 2
-        placements = int(min(PLACEMENTS, self.work.left_s / num_rounds / PER_PIECE_S))
-        found = plan_constrained(
+        placements = int(min(PLACEMENTS, self.work.left_s / PER_LISTED_S))
+        new_plan = plan_constrained(
             self.problem,
             start,
             bound_s=self.bound.seconds,
             objective=self.objective,
-            preemptive=self.preemption != "never",
             least_s=self.least_segment_s,
             seed=self.seed,
             is_over=self.work.is_late,
             placements=placements,
         )
-        self.work.charge(num_rounds * placements * PER_PIECE_S * len(HEATS) / CORES)
-        self.best = min([self.best, found], key=lambda plan: self.objective.rank(plan, self.problem))
+        self.work.charge(placements * PER_LISTED_S * len(HEATS) / CORES)
+        self.best = min([self.best, new_plan], key=lambda plan: self.objective.rank(plan, self.problem))
 
     def _share_above_bound(self) -> float:
         """Returns by how much of the value the best plan is above the bound."""
@@ -217,8 +222,7 @@ class PlanSearch:
 
     def _simple(self) -> Plan:
         from ringmaster.errors import NoRoomError
-        from ringmaster.tasks.planning.plans.baselines import BASELINES
-        from ringmaster.tasks.planning.plans.list_scheduling import schedule
+        from ringmaster.tasks.planning.plans.list_scheduling import BASELINES, schedule
 
         makers: list[Callable[[], Plan]] = [partial(baseline, self.problem) for baseline in BASELINES]
         if relaxed := self.relaxed:
@@ -246,7 +250,7 @@ class PlanSearch:
         from ringmaster.tasks.planning.plans.list_scheduling import PLACEMENTS, improve
 
         placements = int(min(effort * PLACEMENTS, self.work.left_s / PER_PLACEMENT_S))
-        found = improve(
+        new_plan = improve(
             self.problem,
             plan,
             bound_s=self.bound.seconds if bound_s is None else bound_s,
@@ -256,7 +260,7 @@ class PlanSearch:
             placements=placements,
         )
         self.work.charge(placements * PER_PLACEMENT_S)
-        return found
+        return new_plan
 
     def _milp(self) -> None:
         from ringmaster.tasks.planning.plans.list_scheduling import schedule
@@ -264,18 +268,18 @@ class PlanSearch:
 
         if self.best.makespan_s <= self.rigid_s * (1 + 1e-4):
             return
-        found = solve_time_indexed(
+        choices = solve_time_indexed(
             self.problem, horizon_s=self.best.makespan_s, time_limit_s=self.work.time_left_s, seed=self.seed
         )
         self.work.charge(MILP_S)
-        if found:
-            plan = Plan(self.problem.name, schedule(self.problem, found), method="time-indexed MILP")
+        if choices:
+            plan = Plan(self.problem.name, schedule(self.problem, choices), method="time-indexed MILP")
             self._take(plan)
             self._take(self._improved(plan))
 
     def _preemptive(self) -> None:
         from ringmaster.tasks.planning.plans.retiming import exactly
-        from ringmaster.tasks.planning.preemptive.preemptive import plan_preemptive
+        from ringmaster.tasks.planning.preemptive import plan_preemptive
 
         pattern_bound = self.bound
         with self._stage("work prices"):
@@ -296,7 +300,7 @@ class PlanSearch:
 
     def _sharpen_bound(self) -> None:
         """Replaces the bound with that of the work prices where it is higher than the pattern LP's."""
-        from ringmaster.tasks.planning.preemptive.preemptive import work_prices
+        from ringmaster.tasks.planning.preemptive import work_prices
 
         certificate = work_prices(folded(self.problem), self.bound)
         if certificate and (proved_s := certified_bound(certificate, self.problem)) > self.bound.seconds * (1 + 1e-6):
@@ -304,7 +308,7 @@ class PlanSearch:
             self.rigid_s = max(self.rigid_s, proved_s)
 
     def _annealing(self) -> None:
-        from ringmaster.tasks.planning.rigid_annealing import plan_without_preemption
+        from ringmaster.tasks.planning.rigid_search import plan_without_preemption
 
         num_jobs = len(self.problem.jobs)
         if self.preemption == "never":
@@ -338,18 +342,18 @@ class PlanSearch:
 
     def _exhausted(self) -> None:
         """For few jobs: finds the best plan without preemption and proves that it is optimal."""
-        from ringmaster.tasks.planning.exhaustive_search import search
+        from ringmaster.tasks.planning.bounds.job_costs import without_overheads
         from ringmaster.tasks.planning.plans.list_scheduling import segments_of
-        from ringmaster.tasks.planning.problems.reductions import without_overheads
+        from ringmaster.tasks.planning.rigid_search import search
 
         bare = without_overheads(self.problem)
         if bare is None or any(job.running is not None for job in self.problem.jobs):
             return
-        found = search(bare, lower_s=self.rigid_s, upper_s=self.best.makespan_s, budget=self.work)
-        if found is not None:
-            self.rigid_s, self.solver = found.lower_s, "exhausted search"
-        if found is not None and found.orders is not None:
-            segments = segments_of(self.problem, found.orders)
+        proof = search(bare, lower_s=self.rigid_s, upper_s=self.best.makespan_s, budget=self.work)
+        if proof is not None:
+            self.rigid_s, self.solver = proof.lower_s, "exhausted search"
+        if proof is not None and proof.orders is not None:
+            segments = segments_of(self.problem, proof.orders)
             self._take(Plan(self.problem.name, segments, method="exhausted search"))
 
     def _proved(self) -> Plan:

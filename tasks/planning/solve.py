@@ -66,7 +66,7 @@ def solve_within(
     if not least_segment_switches >= 0:
         raise ValueError(f"least_segment_switches must be a number >= 0, not {least_segment_switches!r}")
     if problem.is_fused:
-        from ringmaster.tasks.planning.groups.fused import solve_fused
+        from ringmaster.tasks.planning.divisions import solve_fused
 
         return solve_fused(
             problem,

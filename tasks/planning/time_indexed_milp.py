@@ -92,15 +92,15 @@ def _values(model: Any, starts: list[_StartVariable], time_limit_s: float, seed:
 def _starts(
     model: Any, job: PlanningJob, node: PlanningNode, step_s: float, num_steps: int, *, first: int
 ) -> list[_StartVariable]:
-    found: list[_StartVariable] = []
+    starts: list[_StartVariable] = []
     for k in useful_options(job):
         option = job.options[k]
         length = max(1, ceil(option.runtime_s / step_s - 0.5))
         if option.num_devices <= node.num_devices:
             for step in range(num_steps - length + 1):
-                variable = model.add_variable(f"x{first + len(found)}", cat="Binary")
-                found.append(_StartVariable(job.id, k, node.id, step, length, variable))
-    return found
+                variable = model.add_variable(f"x{first + len(starts)}", cat="Binary")
+                starts.append(_StartVariable(job.id, k, node.id, step, length, variable))
+    return starts
 
 
 def _start_once(model: Any, by_job: dict[str, list[_StartVariable]]) -> None:

@@ -23,10 +23,9 @@ from ringmaster.tasks.execution.events import (
 )
 from ringmaster.tasks.execution.job_table import JobState
 from ringmaster.tasks.planning import Plan
-from ringmaster.tasks.planning.objectives import Makespan, WeightedCompletion, objective_names
-from ringmaster.tasks.planning.problems.terms import PlanningTerms
+from ringmaster.tasks.planning.objectives import Makespan, PlanningTerms, WeightedCompletion, objective_names
 from ringmaster.tasks.pool.submissions import Submission
-from ringmaster.tasks.profiling.option_profiles import planning_problem
+from ringmaster.tasks.profiling.search import planning_problem
 from ringmaster.tasks.storage.database import Database
 from ringmaster.tasks.storage.schema import FACTS
 from ringmaster.techniques import Profile

@@ -23,7 +23,7 @@ from ringmaster.tasks.execution.executor import Executor
 from ringmaster.tasks.execution.known_nodes import KnownNodes
 from ringmaster.tasks.execution.progress import RunningSegment
 from ringmaster.tasks.planning import Plan, Problem
-from ringmaster.tasks.planning.plans.checked_plans import checked_plan
+from ringmaster.tasks.planning.fusion import checked_plan
 from ringmaster.tasks.pool.active_batches import (
     PRIORITIES,
     ActiveBatch,
@@ -35,13 +35,7 @@ from ringmaster.tasks.pool.active_batches import (
     fault_of,
 )
 from ringmaster.tasks.pool.event_log import EventLog
-from ringmaster.tasks.pool.failover import (
-    RecoveredState,
-    nodes_of,
-    outcome_of,
-    read_recovered_state,
-    speeds_of,
-)
+from ringmaster.tasks.pool.failover import RecoveredState, nodes_of, outcome_of, read_recovered_state, speeds_of
 from ringmaster.tasks.pool.node_scaler import ElasticityOptions, NodeScaler, empty_before_s, plan_before_ends
 from ringmaster.tasks.pool.nodes import PoolLeases, Timeouts, is_loan
 from ringmaster.tasks.pool.request_handler import OTHER_VERSION, RequestHandler

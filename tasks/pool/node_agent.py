@@ -28,7 +28,7 @@ from ringmaster.tasks.pool.nodes import NodeRecord, NodeRegistry, NodeStatus, Ti
 from ringmaster.tasks.storage.database import Database, DatabaseClosed
 from ringmaster.tasks.storage.message_store import GangShare, MessageStore, OrderStatus
 from ringmaster.techniques.processes.events import Beat, DeviceTelemetry, Event, OutcomeStatus, ShareEnded
-from ringmaster.techniques.processes.fence import seconds_since_boot
+from ringmaster.techniques.processes.forkserver import seconds_since_boot
 from ringmaster.techniques.processes.forkserver_client import ForkServer
 from ringmaster.techniques.processes.gang import Outcome, as_event
 
@@ -196,6 +196,9 @@ class DeviceMonitor(Protocol):
 
 class NoDeviceMonitor(DeviceMonitor):
     """The monitor of devices that are not measured."""
+
+    def begin(self, segment: int, numbers: Sequence[int], *, is_part: bool = False) -> None:
+        """Measures nothing."""
 
 
 class NodeAgent:

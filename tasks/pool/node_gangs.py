@@ -12,8 +12,7 @@ from ringmaster.tasks.execution.local_engine import FileLeases
 from ringmaster.tasks.storage.message_store import KILL, GangShare
 from ringmaster.techniques.processes.events import Event, OutcomeStatus
 from ringmaster.techniques.processes.gang import Gang, Outcome
-from ringmaster.techniques.processes.launcher import Launcher
-from ringmaster.techniques.processes.order import GangOrder
+from ringmaster.techniques.processes.order import GangOrder, Launcher
 from ringmaster.techniques.processes.reporter import STOP
 
 LOOK_EVERY_S = 1.0

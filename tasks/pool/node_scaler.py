@@ -16,7 +16,7 @@ from collections.abc import Callable, Collection, Mapping, Sequence
 from concurrent.futures import Future
 from dataclasses import dataclass, replace
 from functools import partial
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from ringmaster.errors import ProblemError
 from ringmaster.tasks.background_worker import in_a_thread
@@ -26,14 +26,10 @@ from ringmaster.tasks.execution.executor import Executor
 from ringmaster.tasks.execution.job_table import JobTable
 from ringmaster.tasks.execution.known_nodes import EMPTY_BEFORE_S, KnownNodes
 from ringmaster.tasks.planning import Plan, Problem, solve
-from ringmaster.tasks.planning.plans.checked_plans import bounded
+from ringmaster.tasks.planning.fusion import bounded
 from ringmaster.tasks.planning.problems.problem_parts import Option, PlanningJob, PlanningNode
 from ringmaster.tasks.planning.whatif.nodes import NodePrices, NodesWorth, nodes_worth
-from ringmaster.tasks.profiling.option_profiles import planning_problem
-
-if TYPE_CHECKING:
-    from ringmaster.tasks.planning.whatif.nodes import NodePrices
-
+from ringmaster.tasks.profiling.search import planning_problem
 
 DEFAULT_IDLE_S = 300.0
 DEFAULT_COME_S = 60.0

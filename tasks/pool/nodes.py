@@ -18,7 +18,7 @@ from sqlalchemy import Connection, delete, insert, select, update
 
 from ringmaster.codec import from_json, to_json
 from ringmaster.tasks.cluster import Device
-from ringmaster.tasks.planning.problems.problem_validation import MAX_DEVICES
+from ringmaster.tasks.planning.problems.problem_parts import MAX_DEVICES
 from ringmaster.tasks.storage.database import Database, insert_missing
 from ringmaster.tasks.storage.schema import ABOUT, LEASES, NODES
 

@@ -22,8 +22,8 @@ from sqlalchemy.exc import SQLAlchemyError
 
 from ringmaster.codec import from_json, to_json
 from ringmaster.tasks.execution.events import JobEnded
-from ringmaster.tasks.execution.run_paths import RunPaths
-from ringmaster.tasks.planning.problems.terms import PlanningTerms
+from ringmaster.tasks.execution.job_table import RunPaths
+from ringmaster.tasks.planning.objectives import PlanningTerms
 from ringmaster.tasks.pool.event_log import keep
 from ringmaster.tasks.pool.nodes import Timeouts
 from ringmaster.tasks.pool.requests import Request, RequestKind, Requests, RequestStatus
@@ -199,12 +199,6 @@ class Submissions:
         """Returns the ids of the flow runs that have submitted a batch."""
         query = select(json_field(BATCHES.c.content, "flow_run"))
         return set(self._database.read(lambda connection: connection.execute(query).scalars().all()))
-
-    def all(self) -> Sequence[tuple[Submission, str]]:
-        """Returns every batch that was ever submitted, with its status, oldest first."""
-        query = select(BATCHES.c.content, BATCHES.c.status).order_by(BATCHES.c.submitted_s)
-        rows = self._database.read(lambda connection: connection.execute(query).all())
-        return [(from_json(Submission, row.content), row.status) for row in rows]
 
     def end(self, batch: str, *, message: str = "") -> None:
         """Marks a batch as ended, once all of its jobs have ended. message: why the pool has refused it, if so."""

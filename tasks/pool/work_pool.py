@@ -17,13 +17,12 @@ from typing import Protocol
 
 from ringmaster.tasks.background_worker import in_a_thread
 from ringmaster.tasks.execution.engine import EngineContext, NodeRun, NodeRuns
-from ringmaster.tasks.pool.pool_engine import PoolEngine, pool_engine
+from ringmaster.tasks.pool.pool_engine import MOST_REMEMBERED, PoolEngine, pool_engine
 from ringmaster.tasks.pool.provider import GONE, Allocation, AllocationStatus, NodeProvider
 
 logger = logging.getLogger(__name__)
 
 LOOK_EVERY_S = 2.0
-MOST_REMEMBERED = 10_000
 FIRST_DELAY_S, LONGEST_DELAY_S = 5.0, 300.0
 """The delay before the next flow run where the last one ended before its node came; doubled each time."""
 

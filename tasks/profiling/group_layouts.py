@@ -15,7 +15,7 @@ from types import SimpleNamespace
 from typing import Any
 
 from ringmaster.codec import digest
-from ringmaster.tasks.profiling.option_profiles import num_evaluations
+from ringmaster.tasks.profiling.search import num_evaluations
 from ringmaster.techniques import Job, Profile
 from ringmaster.techniques.preflight import Candidate, Preflight
 from ringmaster.techniques.technique import GRADIENT_BYTES, OPTIMIZER_STATE_BYTES, WEIGHT_BYTES
@@ -225,13 +225,13 @@ def classes(
             continue
         if (solo := _solo(job, preflight, profiles[job.name], key=keys[job.name], layout=layout)) is None:
             continue
-        found = by_base.setdefault(digest([job.model, job.base]), [])
-        home = next((each for each in found if not why_not_together([each[0].job, job], facts)), None)
+        alike = by_base.setdefault(digest([job.model, job.base]), [])
+        home = next((each for each in alike if not why_not_together([each[0].job, job], facts)), None)
         if home is None:
-            found.append([solo])
+            alike.append([solo])
         else:
             home.append(solo)
-    every = [each for found in by_base.values() for each in found]
+    every = [each for alike in by_base.values() for each in alike]
     return [tuple(sorted(each, key=_by_steps_and_likeness)) for each in every if len(each) > 1]
 
 
@@ -247,14 +247,14 @@ def candidate_groups(members: Group, *, num_devices: int) -> list[Group]:
     counts = {math.ceil(n / MOST_TOGETHER), even}
     counts |= {math.ceil(n / 2**power) for power in range(1, MOST_TOGETHER.bit_length())}
     work = list(accumulate(solo.job.total_steps * solo.profile.step_s for solo in members))
-    found: dict[tuple[str, ...], Group] = {}
+    groups: dict[tuple[str, ...], Group] = {}
     for group in (
         *(part for count in sorted(counts) for part in _parts(members, range(1, n + 1), count)),
         *_parts(members, work, even),
     ):
         if 1 < len(group) <= MOST_TOGETHER:
-            found.setdefault(tuple(solo.job.name for solo in group), group)
-    return list(found.values())
+            groups.setdefault(tuple(solo.job.name for solo in group), group)
+    return list(groups.values())
 
 
 def sample(members: Group, size: int) -> Group:
@@ -263,7 +263,7 @@ def sample(members: Group, size: int) -> Group:
     for i, solo in enumerate(members):
         assert solo.job.adapter is not None
         kinds.setdefault(solo.job.adapter.kind, []).append(i)
-    by_share = sorted(((n + 0.5) / len(mine), i) for mine in kinds.values() for n, i in enumerate(mine))
+    by_share = sorted(((n + 0.5) / len(indices), i) for indices in kinds.values() for n, i in enumerate(indices))
     return tuple(members[i] for i in sorted(i for _, i in by_share[:size]))
 
 

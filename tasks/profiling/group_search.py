@@ -46,9 +46,8 @@ from ringmaster.tasks.profiling.group_layouts import (
     even_parts,
     sample,
 )
-from ringmaster.tasks.profiling.option_profiles import num_evaluations
 from ringmaster.tasks.profiling.profile_store import fingerprint
-from ringmaster.tasks.profiling.search import FAILED, FailedTrial, Result
+from ringmaster.tasks.profiling.search import FAILED, FailedTrial, Result, num_evaluations
 from ringmaster.tasks.profiling.trials import Trial
 from ringmaster.techniques import Profile
 from ringmaster.techniques.preflight import Candidate
@@ -288,9 +287,10 @@ class GroupSearch:
 
     def has_any(self, groups: Mapping[str, Sequence[Profile]]) -> bool:
         """Returns whether any of these profiles, by lead job, is of a group of this class in this layout."""
-        mine = (profile for solo in self.members for profile in groups.get(solo.job.name, ()))
+        own_profiles = (profile for solo in self.members for profile in groups.get(solo.job.name, ()))
         return any(
-            p.num_devices == self.layout.num_devices and self.layout.config.items() <= p.config.items() for p in mine
+            p.num_devices == self.layout.num_devices and self.layout.config.items() <= p.config.items()
+            for p in own_profiles
         )
 
     def sorted_out(self, names: Collection[str] | None = None) -> tuple[list[tuple[str, Profile]], list[Group]]:
@@ -415,7 +415,7 @@ def group_searches(
     kappa = min(statistics.median(ratios), 1.0) if ratios else 1.0
     devices = cluster.nodes[0].devices
     searches: list[GroupSearch] = []
-    for layout, members in ((layout, members) for layout, mine in classes.items() for members in mine):
+    for layout, members in ((layout, members) for layout, groups in classes.items() for members in groups):
         names = {solo.job.name for solo in members}
         plainer = [s for s in searches if s.layout != layout and any(solo.job.name in names for solo in s.members)]
         searches.append(
@@ -448,12 +448,12 @@ def group_profiles(
     measure: makes trials; None if no trials may be made.
     """
     names = [name for search in searches for name in search.known]
-    found = dict(find(names)) if names else {}
-    _take(searches, found)
+    known = dict(find(names)) if names else {}
+    _take(searches, known)
     if measure is not None:
         # If the devices suffice for a gang per job, running the jobs side by side is as good as a group.
-        _try([search for search in searches if num_jobs > search.first.num_slots], found, measure)
-        _take(searches, found)
+        _try([search for search in searches if num_jobs > search.first.num_slots], known, measure)
+        _take(searches, known)
     groups: dict[str, tuple[Profile, ...]] = {}
     fewest: dict[str, float] = {}
     for search in searches:

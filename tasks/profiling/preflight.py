@@ -91,9 +91,9 @@ def preflight_jobs(
     """
     order = preflight_order(jobs, environment=environment, cluster=cluster, shapes=shapes, evaluated=evaluated)
     if environment.preflight_ahead is not None:
-        found = environment.preflight_ahead(order, notice=notice, failed=failed)
-        if found is not None:
-            return found
+        ahead = environment.preflight_ahead(order, notice=notice, failed=failed)
+        if ahead is not None:
+            return ahead
     return run_preflight(order, server=environment.server, notice=notice, failed=failed)
 
 
@@ -207,7 +207,8 @@ def distinct(preflights: Mapping[str, Preflight]) -> list[AlikeJobs]:
     for name, preflight in preflights.items():
         names.setdefault(id(preflight.facts), []).append(name)
     return [
-        AlikeJobs(names=tuple(mine), preflight=replace(preflights[mine[0]], candidates=())) for mine in names.values()
+        AlikeJobs(names=tuple(alike), preflight=replace(preflights[alike[0]], candidates=()))
+        for alike in names.values()
     ]
 
 
@@ -288,12 +289,10 @@ def data_lines(jobs: Sequence[Job], preflights: Mapping[str, Preflight]) -> list
         is_shown = job.data.kind is not None or job.data.path is not None or job.data.dataset is not None
         if job.name in preflights and is_shown:
             data = from_json(PreparedData, preflights[job.name].data)
-            readers.setdefault(data.summary(job.data.kind or _kind_of(data)), []).append(job.name)
+            readers.setdefault(
+                data.summary(job.data.kind or (LANGUAGE_MODELING if data.kind == "tokens" else "columns")), []
+            ).append(job.name)
     return [f"{_few(names)}: {line}" for line, names in readers.items()]
-
-
-def _kind_of(data: PreparedData) -> str:
-    return LANGUAGE_MODELING if data.kind == "tokens" else "columns"
 
 
 def _few(names: Sequence[str]) -> str:

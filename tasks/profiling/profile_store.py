@@ -105,19 +105,19 @@ def speed_key(
 
 def _others(job: Job) -> dict[str, Any]:
     """Returns the fields that cost time, differ from their defaults, and were not counted in release 0.1."""
-    said = job.optimizer
+    spec = job.optimizer
     optimizer = replace(
-        said,
+        spec,
         # The names of all options are counted already.
-        options={name: value for name, value in said.options.items() if name not in NUMBERS or not value},
-        layer_decay=said.layer_decay and 1.0,
-        groups=tuple(replace(group, lr=None) for group in said.groups),
+        options={name: value for name, value in spec.options.items() if name not in NUMBERS or not value},
+        layer_decay=spec.layer_decay and 1.0,
+        groups=tuple(replace(group, lr=None) for group in spec.groups),
     )
     options = {name: bool(value) if name in NUMBERS else value for name, value in job.loss_options.items()}
     kind = None if job.data.kind == LANGUAGE_MODELING else job.data.kind  # the kind of a text that names none
     job = replace(job, optimizer=optimizer, loss_options=options, data=replace(job.data, kind=kind))
-    found = set_fields(job, but=SAME_COST | COUNTED_SINCE_0_1)
-    return {name: value for name, value in found.items() if value != {} or name not in ("data", "adaptation")}
+    others = set_fields(job, but=SAME_COST | COUNTED_SINCE_0_1)
+    return {name: value for name, value in others.items() if value != {} or name not in ("data", "adaptation")}
 
 
 def _lengths(data: Mapping[str, Any]) -> Any:
@@ -166,11 +166,11 @@ def technique_code(name: str, import_paths: tuple[str, ...]) -> str:
 
 def _adaptation(job: Job) -> dict[str, Any]:
     """Returns the parts of an adaptation that affect the speed: its kind and method, teacher, and number of parents."""
-    said = job.adaptation
-    if said is None:
+    adaptation = job.adaptation
+    if adaptation is None:
         return {}
-    how = {"kind": said.kind, "method": said.method, "trains": job.trains, "num_parents": len(job.parents)}
-    return {"adaptation": {**how, "teacher": to_json(said.teacher_model)}}
+    how = {"kind": adaptation.kind, "method": adaptation.method, "trains": job.trains, "num_parents": len(job.parents)}
+    return {"adaptation": {**how, "teacher": to_json(adaptation.teacher_model)}}
 
 
 def _scripts(command: Sequence[str] | None) -> dict[str, str]:
@@ -210,19 +210,19 @@ class ProfileStore:
 
     def results(self, fingerprints: Sequence[str]) -> dict[str, Result]:
         """Returns the known measurements, by fingerprint."""
-        found = ((name, _result(data)) for name, data in self.find(fingerprints).items())
-        return {name: result for name, result in found if result is not None}
+        read = ((name, _result(data)) for name, data in self.find(fingerprints).items())
+        return {name: result for name, result in read if result is not None}
 
     def newest_profiles(self) -> list[Profile]:
         """Returns the profiles that were stored last, of any jobs, the newest first; the newest one of each option.
 
         An option is stored several times while a batch runs, each time with all of its steps so far.
         """
-        found: dict[ProfileKey | int, Profile] = {}
+        profiles: dict[ProfileKey | int, Profile] = {}
         for number, result in enumerate(map(_result, self.newest())):
             if isinstance(result, Profile):
-                found.setdefault(result.key or number, result)
-        return list(found.values())
+                profiles.setdefault(result.key or number, result)
+        return list(profiles.values())
 
     def add(self, fingerprint: str, result: Result) -> None:
         """Stores a measurement for later runs: a profile beside what is known of its option, or a lack of memory."""

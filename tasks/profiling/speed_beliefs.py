@@ -116,7 +116,9 @@ def without_load(measured: TrialMeasured, load: MachineLoad) -> dict[str, Any]:
     The mean of the steps contains the time slices of other work, as the load does, and is divided by it. Of steps that
     are shorter than a time slice most are undisturbed: then the median is less, and nearer to the truth.
     """
-    seconds: Mapping[str, Any] = {k: v / load.ratio for k, v in measured.profile.items() if _is_divided(k, v)}
+    seconds: Mapping[str, Any] = {
+        k: v / load.ratio for k, v in measured.profile.items() if k.endswith("_s") and k != "step_s" and v is not None
+    }
     step_s = measured.profile["step_s"]
     if measured.mean_step_s is not None:
         step_s = min(step_s, measured.mean_step_s / load.ratio)
@@ -125,7 +127,9 @@ def without_load(measured: TrialMeasured, load: MachineLoad) -> dict[str, Any]:
 
 def at_load(profiles: Mapping[str, Sequence[Profile]], load: MachineLoad) -> dict[str, tuple[Profile, ...]]:
     """Returns the profiles of each job on a machine with this load."""
-    return {job: tuple(profile.under_load(load.ratio) for profile in mine) for job, mine in profiles.items()}
+    return {
+        job: tuple(profile.under_load(load.ratio) for profile in job_profiles) for job, job_profiles in profiles.items()
+    }
 
 
 def present_load(devices: Sequence[Device], *, server: ForkServerClient, cache_dir: Path) -> MachineLoad:
@@ -153,10 +157,6 @@ def _timed(channel: Channel) -> ReferenceTimed | None:
                 return event
             if isinstance(event, RankExited):
                 return None
-
-
-def _is_divided(name: str, value: Any) -> bool:
-    return name.endswith("_s") and name != "step_s" and value is not None
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -293,7 +293,7 @@ class SpeedBeliefs:
         theta = np.vstack([theta, *(normals() for _ in new)])
         rows = {**posterior.techniques, **{name: len(posterior.mean) + k for k, name in enumerate(new)}}
         of_jobs: dict[str, NDArray[np.float64]] = {}
-        found = {}
+        drawn = {}
         for (job, option), (technique, errors) in options.items():
             known = self._measured.get(job, {})
             if job not in of_jobs:
@@ -302,12 +302,12 @@ class SpeedBeliefs:
                 of_jobs[job] = terms.gains @ off + normals() / math.sqrt(terms.total)
             common = errors.machine * theta[0] + errors.technique * theta[rows[technique]] + errors.job * of_jobs[job]
             if (measurement := known.get(option)) is None:
-                found[job, option] = common + errors.option * normals()
+                drawn[job, option] = common + errors.option * normals()
                 continue
             share = _own_share(measurement.errors)
             own = share * (measurement.log_ratio - common)
-            found[job, option] = common + own + math.sqrt(share) * measurement.errors.measurement * normals()
-        return found
+            drawn[job, option] = common + own + math.sqrt(share) * measurement.errors.measurement * normals()
+        return drawn
 
     def _posterior_now(self) -> _Posterior:
         if self._posterior is None:

@@ -18,12 +18,6 @@ from ringmaster.errors import UntrainableJobs
 from ringmaster.tasks.cluster import Cluster
 from ringmaster.tasks.profiling.group_layouts import Group, GroupLayout, classes, layouts
 from ringmaster.tasks.profiling.group_search import GroupSearch, group_profiles, group_searches, groups_among
-from ringmaster.tasks.profiling.option_profiles import (
-    known_speeds,
-    option_profiles,
-    predicted_profiles,
-    shapes_over_nodes,
-)
 from ringmaster.tasks.profiling.preflight import (
     Notice,
     ReportFailure,
@@ -35,7 +29,17 @@ from ringmaster.tasks.profiling.preflight import (
     untold,
 )
 from ringmaster.tasks.profiling.profile_store import ProfileStore, fingerprint, speed_key, technique_code
-from ringmaster.tasks.profiling.search import FAILED, ConfigSearch, Result, quickest_looking_first, why_nothing_fits
+from ringmaster.tasks.profiling.search import (
+    FAILED,
+    ConfigSearch,
+    Result,
+    known_speeds,
+    option_profiles,
+    predicted_profiles,
+    quickest_looking_first,
+    shapes_over_nodes,
+    why_nothing_fits,
+)
 from ringmaster.tasks.profiling.trials import (
     Lend,
     Trial,
@@ -127,8 +131,10 @@ def profile_jobs(
     share: the share of the batch's predicted time that needed trials may take.
     """
     known = known or ProfileStore()
-    told = untold if all_or_none else failed
-    preflights, faults = preflight_jobs(jobs, environment=environment, cluster=cluster, notice=notice, failed=told)
+    report_failure = untold if all_or_none else failed
+    preflights, faults = preflight_jobs(
+        jobs, environment=environment, cluster=cluster, notice=notice, failed=report_failure
+    )
     if all_or_none and faults:
         raise UntrainableJobs(faults)
     for line in data_lines(jobs, preflights):
@@ -168,9 +174,9 @@ def profile_jobs(
         num_nodes=num_nodes,
         notice=notice,
     )
-    for name, mine in options.searches_of.items():
+    for name, searches in options.searches_of.items():
         if not profiles[name]:
-            faults[name] = why_nothing_fits(preflights[name].refusals, [f for s in mine for f in s.failures])
+            faults[name] = why_nothing_fits(preflights[name].refusals, [f for s in searches for f in s.failures])
             failed(name, faults[name])
     return ProfilingResult(
         jobs=tuple(jobs),
@@ -201,7 +207,7 @@ class JobOptions:
         self._jobs, self._preflights, self._cluster, self._known = jobs, preflights, cluster, known
         self.by_name = {job.name: (job, preflights[job.name]) for job in jobs}
         self.searches, self.searches_of = _searches(jobs, preflights, cluster, import_paths=import_paths)
-        self._keys = {name: mine[0].key for name, mine in self.searches_of.items() if mine}
+        self._keys = {name: searches[0].key for name, searches in self.searches_of.items() if searches}
         self._newest = known.newest_profiles()
         self._measured: dict[str, Result] = {}
         self._looked_up: set[str] = set()
@@ -228,10 +234,13 @@ class JobOptions:
         """Returns the options of each job. only_measured: no predicted ones where some are measured."""
         kind = self._cluster.device_kind()
         beliefs = known_speeds(self.searches.values(), self._newest, device_kind=kind)
-        found = {name: option_profiles(mine, beliefs) for name, mine in self.searches_of.items()}
+        offered = {name: option_profiles(own_searches, beliefs) for name, own_searches in self.searches_of.items()}
         if not only_measured:
-            return found
-        return {name: tuple(p for p in mine if p.source != PREDICTED) or mine for name, mine in found.items()}
+            return offered
+        return {
+            name: tuple(p for p in own_searches if p.source != PREDICTED) or own_searches
+            for name, own_searches in offered.items()
+        }
 
     def group_searches(self, profiles: Mapping[str, Sequence[Profile]], *, num_nodes: int) -> list[GroupSearch]:
         """Returns a search for each class of jobs that can be trained together, in each layout."""
@@ -245,9 +254,9 @@ class JobOptions:
         """
         trials: list[Trial] = []
         searches = self.group_searches(self.profiles(), num_nodes=num_nodes)
-        found = self.results([name for search in searches for name in search.known])
+        known = self.results([name for search in searches for name in search.known])
         for search in searches:
-            wanted = search.wanted(found, most=1)
+            wanted = search.wanted(known, most=1)
             if search.first is not search or len(self._jobs) <= search.num_slots or not wanted:
                 continue
             lead = search.members[0]
@@ -276,9 +285,9 @@ def groups_of_some(
     }
     every = _classes(profiled.jobs, preflights, profiled.profiles, keys, cluster)
     searches = group_searches(every, cluster=cluster, num_nodes=1, newest=known.newest_profiles())
-    found = known.results([name for search in searches for name in search.known])
+    known_results = known.results([name for search in searches for name in search.known])
     for search in searches:
-        search.take(found)
+        search.take(known_results)
     offered = [search for search in searches if search.has_any(profiled.groups)]
     return lambda names: groups_among(names, offered)
 
@@ -291,15 +300,17 @@ def _classes(
     cluster: Cluster,
 ) -> dict[GroupLayout, list[Group]]:
     """Returns the classes of jobs that can be trained together, by the layout of their gang."""
-    found = layouts(len(cluster.nodes[0].devices))
-    return {layout: classes(jobs, preflights, profiles, keys=keys, layout=layout) for layout in found}
+    every_layout = layouts(len(cluster.nodes[0].devices))
+    return {layout: classes(jobs, preflights, profiles, keys=keys, layout=layout) for layout in every_layout}
 
 
 def _too_large(
     jobs: Sequence[Job], profiles: Mapping[str, Sequence[Profile]], searches_of: Mapping[str, Sequence[ConfigSearch]]
 ) -> list[Job]:
     """Returns the jobs that one node cannot train for want of memory: another error would end a larger gang, too."""
-    failures = {name: [failure for search in mine for failure in search.failures] for name, mine in searches_of.items()}
+    failures = {
+        name: [failure for search in searches for failure in search.failures] for name, searches in searches_of.items()
+    }
     return [
         job
         for job in jobs

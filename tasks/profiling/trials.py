@@ -294,7 +294,7 @@ class TrialRunner:
 
     def measure(self, trials: Sequence[Trial]) -> dict[str, Result]:
         """Makes the trials that the limits allow, those of the smallest gangs first; returns results by fingerprint."""
-        found: dict[str, Result] = {}
+        results_by_name: dict[str, Result] = {}
         left = sorted(trials, key=lambda trial: trial.candidate.num_devices)
         while left and not self.is_closed:
             limit_s = math.inf if self._limits is None else self._limits.left_s(spent_s=self.spent_s)
@@ -307,9 +307,9 @@ class TrialRunner:
                 self._notice(f"{error}: what is left is planned by predictions")
                 self.is_closed = True
                 break
-            found |= results
+            results_by_name |= results
             left = [trial for trial in left if trial not in wave]
-        return found
+        return results_by_name
 
     def _next_wave(self, left: Sequence[Trial], *, limit_s: float) -> tuple[list[Trial], dict[str, Result]]:
         """Makes the first trials of equal size that fit on idle devices; stores results that other batches may use."""
@@ -324,30 +324,30 @@ class TrialRunner:
         self.spent_s += time.monotonic() - began_s
         for name, result in results.items():
             self._known.add(name, result)
-        found: dict[str, Result] = {}
+        usable: dict[str, Result] = {}
         for trial in wave:
             result = results[trial.fingerprint]
             if isinstance(result, Profile):
-                found[trial.fingerprint] = result.under_load(1.0)
+                usable[trial.fingerprint] = result.under_load(1.0)
             elif self._limits is None or not result.leaves_prediction:
-                found[trial.fingerprint] = result
+                usable[trial.fingerprint] = result
             else:
                 self._notice(f"{trial}: its prediction stands: {result.message}")
-        return wave, found
+        return wave, usable
 
     def _outcomes(self, environment: TrialEnvironment, wave: Sequence[Trial], *, limit_s: float) -> dict[str, Result]:
         """Makes the trials of a wave. Without limits, repeats those that were killed from outside."""
-        found: dict[str, Result] = {}
+        outcomes: dict[str, Result] = {}
         for attempt in range(1, MAX_ATTEMPTS + 1):
-            found |= run_wave(environment, wave, limit_s=limit_s)
+            outcomes |= run_wave(environment, wave, limit_s=limit_s)
             self.num_trials += len(wave)
-            wave = [trial for trial in wave if _was_killed(found[trial.fingerprint])]
+            wave = [trial for trial in wave if getattr(outcomes[trial.fingerprint], "kind", None) == KILLED]
             if not wave or self._limits is not None:
                 break
             if attempt < MAX_ATTEMPTS:
                 names = ", ".join(str(trial) for trial in wave)
                 self._notice(f"trying again what was killed (attempt {attempt + 1} of {MAX_ATTEMPTS}): {names}")
-        return found
+        return outcomes
 
 
 def search_thoroughly(
@@ -359,9 +359,9 @@ def search_thoroughly(
         trials = [trial_of_config(search, each[0], jobs) for search, each in wanted if each is not None]
         if not trials:
             return
-        found = runner.measure(trials)
+        measured = runner.measure(trials)
         for search in searches.values():
-            search.take(found)
+            search.take(measured)
 
 
 def needed_trials(searches: Mapping[str, ConfigSearch], jobs: Mapping[str, tuple[Job, Preflight]]) -> list[Trial]:
@@ -417,7 +417,3 @@ def trial_of_config(search: ConfigSearch, fingerprint: str, jobs: Mapping[str, t
     job, preflight = jobs[search.job]
     candidate = search.candidates[list(search.fingerprints).index(fingerprint)]
     return Trial(key=search.key_of(fingerprint), job=job, data=preflight.data, candidate=candidate)
-
-
-def _was_killed(result: Result) -> bool:
-    return isinstance(result, FailedTrial) and result.kind == KILLED

@@ -9,7 +9,6 @@ from typing import Any
 from ringmaster.errors import LedgerError
 from ringmaster.model_lineage.importing import record_base
 from ringmaster.model_lineage.ledger.ledger import Ledger
-from ringmaster.model_lineage.tensors import TensorStore
 from ringmaster.tasks.storage.journal import Journal
 from ringmaster.techniques import Job
 from ringmaster.text import code_span, markdown
@@ -36,14 +35,12 @@ class Ancestry:
     """Finds the recorded parents of a batch's models.
 
     jobs: those of the batch, by name.
-    tensors: the store for models from outside the batch.
     lost: why models from outside the batch cannot be recorded, as they are found.
     """
 
     ledger: Ledger
     journal: Journal
     jobs: Mapping[str, Job]
-    tensors: TensorStore | None
     lost: dict[str, str] = field(default_factory=dict)
 
     def parents(self, job: Job) -> list[str]:
@@ -52,9 +49,14 @@ class Ancestry:
         A folder or a hub name becomes a node of its own. Raises LedgerError if a parent is not recorded.
         """
         found = [*(self._named(job, name) for name in job.parents), *map(self._imported, _sources(job))]
-        if job.adapter is not None and job.adapter.continues_base and job.base in self.jobs:
-            found = [*self.parents(self.jobs[job.base])[:1], *found]  # the weights that both adapters are on come first
+        if job.adapter is not None and job.adapter.continues_base and (base := self.jobs.get(job.base or "")):
+            found = [*self.parents(base)[:1], *found]  # the weights that both adapters are on come first
         return list(dict.fromkeys(uri for uri in found if uri is not None))
+
+    def forget(self, job: Job) -> None:
+        """Forgets the nodes of the models from elsewhere that a job came from."""
+        for source in {*job.parents, *_sources(job)}:
+            self.journal.remove(f"imported:{source}")
 
     def first_weights(self, job: Job) -> str | None:
         """Returns the URI or id of the model that a student starts from, where it is not its teacher; else None."""
@@ -89,7 +91,7 @@ class Ancestry:
         if known is not None:
             return known
         try:
-            known = record_base(self.ledger, source, store=self.tensors)
+            known = record_base(self.ledger, source, store=self.ledger.store)
         except (ValueError, OSError) as error:  # LedgerError and TensorStoreError are among them
             if isinstance(error, LedgerError) and error.may_pass:
                 raise

@@ -20,7 +20,6 @@ from typing import Any
 from ringmaster.codec import to_json
 from ringmaster.errors import LedgerError
 from ringmaster.model_lineage.ledger.ledger import Ledger
-from ringmaster.model_lineage.tensors import TensorStore
 from ringmaster.model_lineage.waiting import OutageRetry
 from ringmaster.tasks.batch import Batch
 from ringmaster.tasks.execution.events import ExecutionEvent, GangSaid, JobEnded, PredictionUpdate
@@ -78,10 +77,8 @@ class RetriedWrites:
         try:
             waiting.call(action)
         except LedgerError as error:
-            if waiting.gave_up:
-                self.faults.append(f"not all was written: {error} Then `ringmaster run --resume` records the rest")
-                return False
-            self.faults.append(str(error))
+            later = f"not all was written: {error} Then `ringmaster run --resume` records the rest"
+            self.faults.append(later if waiting.gave_up else str(error))
             return False
         except Exception as error:
             logger.exception("a record cannot be written")
@@ -98,7 +95,6 @@ class AsyncRecorder:
     """Writes one batch into the ledger. Pass `listen` to the executor, and call `close` at the end.
 
     num_plans: the plans that are recorded already; by default those in the journal.
-    tensors: the store for finished models.
     """
 
     PURPOSE = "the recorder of events in MLflow"
@@ -111,14 +107,13 @@ class AsyncRecorder:
         batch: Batch,
         notice: Notice = lambda _: None,
         num_plans: int = -1,
-        tensors: TensorStore | None = None,
     ) -> None:
         self.ledger = ledger
         self._journal, self._notice = journal, notice
         self._unrecorded: Mapping[str, Any] = journal.get(UNRECORDED) or {}
         if num_plans < 0:  # a resumed batch continues the count of plans
             num_plans = self._unrecorded.get("num_plans", len(journal.plans()))
-        self._writer = MlflowWriter(ledger, journal, batch=batch, num_plans=num_plans, tensors=tensors, notice=notice)
+        self._writer = MlflowWriter(ledger, journal, batch=batch, num_plans=num_plans, notice=notice)
         self._insist = RetriedWrites(notice)
         self._num_dropped = 0
         self._has_heard = self._has_stopped = False
@@ -144,7 +139,7 @@ class AsyncRecorder:
         except LedgerError as error:
             if not error.may_pass:
                 raise
-            self._do(begin)
+            self._todo.put(partial(self._insist.do, begin))
         self._todo.put(self._write_unrecorded)
 
     def listen(self, event: ExecutionEvent) -> None:
@@ -162,7 +157,8 @@ class AsyncRecorder:
         if not self._has_heard:  # resumed for its records alone, which are those of the run before
             metrics = {**metrics, **self._unrecorded.get("figures", {})}
         self._figures = metrics
-        self._todo.put(partial(self._finish, status=status, metrics=metrics, table=table))
+        action = partial(self._writer.finish, status=status, metrics=metrics, table=table)
+        self._todo.put(partial(self._insist.do, action))
 
     def close(self, *, patience_s: float | None = None) -> list[str]:
         """Waits until everything is written, and returns descriptions of what could not be. That waits in the journal.
@@ -196,9 +192,6 @@ class AsyncRecorder:
     def _faults(self) -> list[str]:
         return list(dict.fromkeys([*self._writer.faults, *self._insist.faults]))
 
-    def _do(self, action: Callable[[], None]) -> None:
-        self._todo.put(partial(self._insist.do, action))
-
     def _write(self, event: ExecutionEvent, *, at_ms: int) -> None:
         """Writes an event. One that cannot be written is kept, and the points of a gang's event wait for `flush`."""
         if isinstance(event, GangSaid) and self._insist.gave_up:
@@ -217,9 +210,6 @@ class AsyncRecorder:
         for event in self._writer.unrecorded_ends():
             if event.job not in ended:
                 self._write(event, at_ms=now_ms)
-
-    def _finish(self, **result: Any) -> None:
-        self._insist.do(partial(self._writer.finish, **result))
 
     def _store_unwritten(self) -> None:
         """Stores what is not written in the journal, for the next process of this run."""
@@ -274,13 +264,12 @@ class PoolRecorder(AsyncRecorder):
         batch: Batch,
         events: BatchEvents,
         notice: Notice,
-        tensors: TensorStore | None = None,
     ) -> None:
         at = journal.get(self.CURSOR, {})
         after = LogPosition(told=at.get("told", 0), said=at.get("said", 0))
         self._reader = EventReader(events, after)
         self._is_over = threading.Event()
-        super().__init__(ledger, journal, batch=batch, notice=notice, num_plans=at.get("plans", 0), tensors=tensors)
+        super().__init__(ledger, journal, batch=batch, notice=notice, num_plans=at.get("plans", 0))
 
     def follow(self) -> None:
         """Starts to write the events of the batch, until `close`."""

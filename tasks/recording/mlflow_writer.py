@@ -15,12 +15,10 @@ from ringmaster.errors import LedgerError, TensorStoreError
 from ringmaster.model_lineage import model_pages
 from ringmaster.model_lineage.ledger.ledger import Ledger
 from ringmaster.model_lineage.records import MetricPoint, ModelRecord, Origin
-from ringmaster.model_lineage.tensors import TensorStore
 from ringmaster.tasks.batch import Batch
 from ringmaster.tasks.datasets.recording import ROWS, dataset_inputs, rows_text
 from ringmaster.tasks.execution.events import ExecutionEvent, GangSaid, JobEnded, Planned, SegmentEnded, SegmentStarted
-from ringmaster.tasks.execution.job_table import LIKE, SETTLED
-from ringmaster.tasks.execution.run_paths import RunPaths
+from ringmaster.tasks.execution.job_table import LIKE, SETTLED, RunPaths
 from ringmaster.tasks.planning import gantt
 from ringmaster.tasks.planning.gantt import beside_plan
 from ringmaster.tasks.profiling.profile_store import MeasuredOptions, ProfileStore
@@ -80,7 +78,7 @@ class MlflowWriter:
     Raises LedgerError if MLflow cannot write, for now or at all.
 
     num_plans: the number of plans that are recorded already.
-    tensors: the store for models, each as a difference to its parent; `notice` receives a message if that fails.
+    notice: receives a message if a model cannot be kept in the tensor store.
     """
 
     def __init__(
@@ -90,11 +88,10 @@ class MlflowWriter:
         *,
         batch: Batch,
         num_plans: int = 0,
-        tensors: TensorStore | None = None,
         notice: Callable[[str], None] = lambda _: None,
     ) -> None:
         self.ledger, self._journal, self._batch = ledger, journal, batch
-        self._tensors, self._notice = tensors, notice
+        self._notice = notice
         self._known = JobsToRecord(jobs={}, preflights={}, profiles={})
         self._points: dict[str, list[MetricPoint]] = {}
         self._waiting: set[str] = set()  # jobs whose pages say that they wait
@@ -112,12 +109,7 @@ class MlflowWriter:
 
     @property
     def _ancestry(self) -> Ancestry:
-        return Ancestry(
-            ledger=self.ledger,
-            journal=self._journal,
-            jobs=self._known.jobs,
-            tensors=self._tensors,
-        )
+        return Ancestry(ledger=self.ledger, journal=self._journal, jobs=self._known.jobs)
 
     def begin(self, known: JobsToRecord, *, key: str, devices: Sequence[str], num_trials: int) -> None:
         """Opens the batch's run, or resumes it.
@@ -127,8 +119,13 @@ class MlflowWriter:
         self._known = known
         run_id = self.run_of()
         if run_id is not None:
-            self.ledger.resume_run(run_id)
-            return
+            try:
+                self.ledger.resume_run(run_id)
+                return
+            except LedgerError as error:
+                if error.code != "RESOURCE_DOES_NOT_EXIST":
+                    raise
+                self._forget_records()
         params = {"objective": self._batch.objective, "num_jobs": len(self._batch.jobs), "devices": list(devices)}
         run_id = self.ledger.start_batch(
             self._batch.name,
@@ -138,6 +135,17 @@ class MlflowWriter:
             key=key,
         )
         self._journal.put("run", run_id)
+
+    def _forget_records(self) -> None:
+        """Forgets the records in an MLflow that has been replaced by another one: they are made again in that one."""
+        self._notice("this MLflow is not the one that has the records of this run: they are made again in this one")
+        for name, record in self._journal.jobs().items():
+            self._journal.remove(f"run:{name}")
+            if record.details.get("model_uri"):
+                self._journal.write_job(name, details={"model_uri": None})
+        for job in self._known.jobs.values():
+            self._ancestry.forget(job)
+        self._journal.remove("run")  # at last: a process that dies before does all of it again
 
     def write(self, event: ExecutionEvent, *, at_ms: int) -> None:
         """Writes an event. Its metrics wait for `flush`.
@@ -373,10 +381,10 @@ class MlflowWriter:
 
     def _keep(self, model: ModelRecord, folder: Path, *, components: Mapping[str, str] | None) -> None:
         """Stores a recorded model in the tensor store. A failure is no fault, as the model is recorded already."""
-        if self._tensors is None:
+        if (store := self.ledger.store) is None:
             return
         try:
-            self.ledger.keep_tensors(model, folder, store=self._tensors, components=components)
+            self.ledger.keep_tensors(model, folder, store=store, components=components)
         except (ValueError, OSError) as error:
             if isinstance(error, LedgerError) and error.may_pass:
                 raise

@@ -23,10 +23,10 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from ringmaster.codec import from_json, stored_as, to_json
+from ringmaster.codec import stored_as
 from ringmaster.tasks.evaluation.model_assertions import largest_probability
 from ringmaster.tasks.evaluation.scores import Scores
-from ringmaster.techniques.data.arrays import open_columns, rows_of
+from ringmaster.techniques.data.arrow_files import some_rows
 
 NUM_BINS = 10
 MOST_CATEGORIES = 20  # the remaining values form one bin
@@ -243,16 +243,6 @@ class TrainingRecord:
     inputs: Mapping[str, FeatureReference] = field(default_factory=dict)
     predictions: Mapping[str, FeatureReference] = field(default_factory=dict)
 
-    def to_json(self) -> dict[str, Any]:
-        """Returns plain values, which `from_json` reads."""
-        data: dict[str, Any] = to_json(self)
-        return data
-
-    @classmethod
-    def from_json(cls, data: Mapping[str, Any]) -> TrainingRecord:
-        """Returns the value whose `to_json` is `data`."""
-        return from_json(cls, dict(data))
-
 
 def input_features(folder: Path) -> dict[str, Array]:
     """Returns features of the training part of prepared data; none if the data was not prepared into a folder.
@@ -260,21 +250,14 @@ def input_features(folder: Path) -> dict[str, Array]:
     Images have `brightness` and `contrast`, the mean and standard deviation of each image's pixels. Samples with a
     label have `label`. Text has `token`, and the share of `distinct_tokens` in each sample.
     """
-    if not (folder / "layout.json").is_file():
-        return {}
-    stored = open_columns(folder, "training")
-    columns = {name: _spread(column) for name, column in stored.items()}
+    columns = some_rows(folder, "training", most=MOST_ROWS)
     found: dict[str, Array] = {}
-    if (pixels := columns.get("pixel_values")) is not None and len(pixels):
+    if isinstance(pixels := columns.get("pixel_values"), np.ndarray):
         flat = pixels.reshape(len(pixels), -1).astype(np.float64)
         found |= {"brightness": flat.mean(axis=1), "contrast": flat.std(axis=1)}
-    if (tokens := columns.get("input_ids")) is not None and len(tokens):
-        found["token"] = tokens.reshape(-1)
-        found["distinct_tokens"] = _distinct(tokens)
-    if (rows := rows_of("input_ids", stored, most=MOST_ROWS)) is not None:
-        found |= {"token": np.concatenate(rows).reshape(-1), "distinct_tokens": _distinct(rows)}
-    labels = columns.get("labels")
-    if labels is not None and len(labels) and labels.ndim == 1:
+    if (tokens := columns.get("input_ids")) is not None:
+        found |= {"token": np.concatenate(list(tokens)).reshape(-1), "distinct_tokens": _distinct(tokens)}
+    if isinstance(labels := columns.get("labels"), np.ndarray) and labels.ndim == 1:
         found["label"] = labels
     return found
 
@@ -304,13 +287,6 @@ def references_of(features: Features) -> dict[str, FeatureReference]:
 def _distinct(rows: Iterable[Array]) -> Array:
     """Returns the share of distinct tokens in each row."""
     return np.array([len(np.unique(row)) / max(row.size, 1) for row in rows])
-
-
-def _spread(column: Array) -> Array:
-    """Returns at most MOST_ROWS rows, evenly spread."""
-    if len(column) <= MOST_ROWS:
-        return np.asarray(column)
-    return np.asarray(column[np.linspace(0, len(column) - 1, MOST_ROWS).astype(np.int64)])
 
 
 def _value(row: Mapping[str, Any], name: str) -> Any:

@@ -12,8 +12,8 @@ from pydantic import Field
 
 from ringmaster.errors import BatchFileError
 from ringmaster.tasks.batch import yaml_sections
-from ringmaster.tasks.batch.faults import Finding
-from ringmaster.tasks.batch.field_types import Metric, Name, Positive, Whole
+from ringmaster.tasks.batch.document import Finding
+from ringmaster.tasks.batch.references import Metric, Name, Positive, Whole
 from ringmaster.tasks.batch.schema import Section
 from ringmaster.tasks.evaluation.examination import ALL, ExaminationResult, SliceMetric
 from ringmaster.tasks.evaluation.suite import Suite, load_suite

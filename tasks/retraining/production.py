@@ -16,7 +16,7 @@ from pydantic import ValidationError
 
 from ringmaster.errors import BatchFileError
 from ringmaster.tasks.batch import Batch, document, parse_batch
-from ringmaster.tasks.batch.faults import Finding, Place, place_text
+from ringmaster.tasks.batch.document import Finding, Place, place_text
 from ringmaster.tasks.batch.grid import combinations, num_jobs, too_many
 from ringmaster.tasks.batch.yaml_sections import file_error, read_document
 from ringmaster.tasks.batch.yaml_sections import findings as section_findings

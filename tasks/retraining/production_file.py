@@ -10,15 +10,13 @@ from zoneinfo import ZoneInfo, ZoneInfoNotFoundError
 from pydantic import Field
 from pydantic.functional_validators import AfterValidator
 
-from ringmaster.tasks.batch.faults import Finding
-from ringmaster.tasks.batch.field_types import Name, Positive, Whole
-from ringmaster.tasks.batch.references import wrong
+from ringmaster.tasks.batch.document import Finding
+from ringmaster.tasks.batch.references import Name, Positive, Whole, wrong
 from ringmaster.tasks.batch.schema import Section
+from ringmaster.tasks.retraining.policy import Amount, Probability
 from ringmaster.tasks.retraining.report import address_of
 
-Probability = Annotated[float, Field(gt=0, lt=1)]
 MOST_DAYS = 36_500  # the largest window; dates have a limited range
-Amount = Annotated[float, Field(ge=0, allow_inf_nan=False)]
 
 
 def _hour(value: str) -> str:

@@ -18,7 +18,7 @@ from typing import Any
 from tenacity import Retrying, retry_if_result, stop_after_attempt, wait_chain, wait_fixed
 
 from ringmaster.codec import to_json
-from ringmaster.tasks.planning.problems.terms import HOUR_S
+from ringmaster.tasks.planning.objectives import HOUR_S
 from ringmaster.tasks.planning.whatif.answers import TITLE as GAINS_TITLE
 from ringmaster.tasks.retraining.selection import day_text
 from ringmaster.text import markdown

@@ -107,20 +107,16 @@ class RetrainingRuns:
 
     def find(self, name: str, run_date: str) -> RunRecord | None:
         """Returns a run, or None if it was not begun."""
-        rows = self._rows(name)
+        rows = self.every(name)
         return next((row for row in rows if row.run_date == run_date), None)
 
     def before(self, name: str, run_date: str) -> RunRecord | None:
         """Returns the last run before the given date, or None."""
-        return next((row for row in reversed(self._rows(name)) if row.run_date < run_date), None)
+        return next((row for row in reversed(self.every(name)) if row.run_date < run_date), None)
 
     def after(self, name: str, run_date: str) -> RunRecord | None:
         """Returns the last run after the given date, or None."""
-        return next((row for row in reversed(self._rows(name)) if row.run_date > run_date), None)
-
-    def every(self, name: str) -> list[RunRecord]:
-        """Returns all runs of a name, the oldest first."""
-        return self._rows(name)
+        return next((row for row in reversed(self.every(name)) if row.run_date > run_date), None)
 
     def begin(self, name: str, run_date: str) -> RunRecord:
         """Returns the run, after beginning it if it was not begun yet."""
@@ -190,7 +186,8 @@ class RetrainingRuns:
         row = self._database.read(lambda connection: connection.execute(query).mappings().first())
         return None if row is None else dict(row)
 
-    def _rows(self, name: str) -> list[RunRecord]:
+    def every(self, name: str) -> list[RunRecord]:
+        """Returns all runs of a file of models, in the order of their dates."""
         query = select(RUNS).where(RUNS.c.name == name).order_by(RUNS.c.night)
         rows = self._database.read(lambda connection: connection.execute(query).mappings().all())
         return [_record(dict(row)) for row in rows]

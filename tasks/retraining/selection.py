@@ -12,7 +12,7 @@ from zoneinfo import ZoneInfo
 
 from ringmaster.errors import ProblemError
 from ringmaster.tasks.planning import Plan, Problem
-from ringmaster.tasks.planning.problems.terms import HOUR_S
+from ringmaster.tasks.planning.objectives import HOUR_S
 from ringmaster.tasks.retraining.drift import Drift, DriftRule
 from ringmaster.tasks.retraining.promotion import ServingVersions, training_digest, version_of
 

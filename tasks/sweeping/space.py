@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from ringmaster.extras import install_command, missing_packages
-from ringmaster.tasks.batch.faults import Finding
+from ringmaster.tasks.batch.document import Finding
 from ringmaster.tasks.batch.grid import name_loss
 
 MOST_TRIALS = 1000

@@ -19,7 +19,7 @@ from typing import Any
 from ringmaster.codec import digest
 from ringmaster.errors import BatchFileError
 from ringmaster.tasks.batch import Batch, Fault, parse_batch
-from ringmaster.tasks.batch.faults import Finding, place_text
+from ringmaster.tasks.batch.document import Finding, place_text
 from ringmaster.tasks.sweeping import space as spaces
 from ringmaster.tasks.sweeping.space import MOST_TRIALS, CategoricalRange, Parameter, Values, combinations, with_values
 from ringmaster.techniques import Job

@@ -1,4 +1,4 @@
-"""Data of a job: prepared once into memory-mapped arrays, then read in an order that no layout changes.
+"""Data of a job: prepared once into memory-mapped Arrow files, then read in an order that no layout changes.
 
 `prepare` does the slow work. `open_data` opens the training and the held-out samples. `sampler_of` selects the
 samples of a step's global batch, and `fetch` stacks them. Importing this package does not import torch.
@@ -8,8 +8,9 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from ringmaster.techniques.data.arrays import Indices
+from ringmaster.techniques.data.arrow_files import Indices
 from ringmaster.techniques.data.samples import LENGTH_GROUPED, batch_indices, fetch, num_tokens_of, sampler_of, width_of
+from ringmaster.techniques.data.stored_source import DESCRIPTION
 from ringmaster.techniques.data_source import SOURCES, Dataset, DataSource, PreparedData, check_same, data_source_of
 from ringmaster.techniques.job import SAMPLINGS, DataSpec
 
@@ -37,7 +38,7 @@ def prepare(spec: DataSpec, *, cache_dir: Path, pinned: PreparedData | None = No
     unreadable or too short, or has other samples than `pinned`.
     """
     source = _checked(spec)
-    if pinned is not None and (not pinned.folder or Path(pinned.folder, "prepared.json").is_file()):
+    if pinned is not None and (not pinned.folder or Path(pinned.folder, DESCRIPTION).is_file()):
         return pinned
     found = source.prepare(spec, cache_dir=cache_dir)
     if pinned is not None:

@@ -10,7 +10,7 @@ from typing import Any
 import numpy as np
 
 from ringmaster.errors import DataError
-from ringmaster.techniques.data.arrays import Array
+from ringmaster.techniques.data.arrow_files import Array
 from ringmaster.techniques.data_source import MAX_SHOWN
 from ringmaster.techniques.metric import IGNORED
 

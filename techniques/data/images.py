@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from ringmaster.extras import require_extra
-from ringmaster.techniques.data.arrays import Array
+from ringmaster.techniques.data.arrow_files import Array
 from ringmaster.techniques.data.file_patterns import opened
 
 if TYPE_CHECKING:

@@ -9,7 +9,7 @@ from functools import cached_property
 from pathlib import Path
 from typing import Any, ClassVar, Self
 
-from ringmaster.techniques.data.arrays import POSITIONS
+from ringmaster.techniques.data.arrow_files import POSITIONS
 from ringmaster.techniques.data.class_labels import ClassLabels, DiscoveredClasses, as_list
 from ringmaster.techniques.data.file_patterns import matching
 from ringmaster.techniques.data.row_files import read_rows

@@ -9,10 +9,10 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
-from ringmaster.techniques.data.arrays import open_columns
+from ringmaster.techniques.data.arrow_files import open_split
 from ringmaster.techniques.data.file_rows import RowReading, is_held_out, preparation_of_files, rows_of_files
-from ringmaster.techniques.data.prepared_rows import PreparedRows, write_kept, write_rows
 from ringmaster.techniques.data.row_kind import Columns, RowKind, SampleContext
+from ringmaster.techniques.data.row_samples import RowSamples
 from ringmaster.techniques.data.sources.hugging_face import load_splits, preparation_of_dataset, with_leaks_of_splits
 from ringmaster.techniques.data.stored_source import Preparation
 from ringmaster.techniques.data_source import Dataset, PreparedData, Row
@@ -41,7 +41,7 @@ class RowSource(RowKind):
 
     def state(self, files: Any) -> Mapping[str, Any]:
         """Returns what changes as soon as the rows become other samples, or are stored in another form."""
-        return {"form": "ragged-3", "version": self.version, "files": files}
+        return {"form": "arrow", "version": self.version, "files": files}
 
     def rows(self, spec: DataSpec) -> Iterator[Row] | None:
         """Returns the rows of files; their content is a mapping of the columns that are read."""
@@ -59,17 +59,24 @@ class RowSource(RowKind):
         padding = {**self.padding, "input_ids": found.pad_token_id or 0}
         training, held_out = (
             self.samples_class(
-                open_columns(Path(found.folder), split), collate=self.collate, width=found.seq_len or 1, padding=padding
+                open_split(Path(found.folder), split), collate=self.collate, width=found.seq_len or 1, padding=padding
             )
             for split in ("training", "held_out")
         )
         return training, held_out
 
     def _write_files(self, cache_dir: Path, folder: Path, spec: DataSpec, where: str) -> PreparedData:
-        prepared = PreparedRows(folder, kind=self, spec=spec, columns=self.columns(spec), where=where)
-        if self.keeps_files and (spec.tokenizer is not None or not self.needs_tokenizer):
-            return write_kept(prepared, cache_dir=cache_dir)
-        return write_rows(prepared, lambda: self.rows_of_path(spec), is_named=spec.name is not None)
+        is_kept = self.keeps_files and (spec.tokenizer is not None or not self.needs_tokenizer)
+        samples = RowSamples(
+            folder,
+            kind=self,
+            spec=spec,
+            columns=self.columns(spec),
+            where=where,
+            rows=partial(self.rows_of_path, spec),
+            cache_dir=cache_dir if is_kept else None,
+        )
+        return samples.write()
 
     def _write_dataset(self, spec: DataSpec, folder: Path) -> PreparedData:
         own = (*self.options, *(f"{role}_column" for role in self.roles))
@@ -79,9 +86,9 @@ class RowSource(RowKind):
         columns = self.columns(spec, splits[0].column_names)
         if self.label_role is not None and not spec.labels:
             spec = replace(spec, labels=_class_names(splits[0].features[columns.columns[self.label_role]]))
-        prepared = PreparedRows(folder, kind=self, spec=spec, columns=columns, where=where)
-        found = write_rows(prepared, partial(_rows_of_splits, splits, spec, columns, where), is_named=False)
-        return with_leaks_of_splits(found, splits, spec, columns=columns.names)
+        rows = partial(_rows_of_splits, splits, spec, columns, where)
+        samples = RowSamples(folder, kind=self, spec=spec, columns=columns, where=where, rows=rows, cache_dir=None)
+        return with_leaks_of_splits(samples.write(), splits, spec, columns=columns.names)
 
 
 def _class_names(feature: Any) -> tuple[str, ...]:

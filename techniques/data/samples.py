@@ -1,6 +1,6 @@
 """Samples as tensors, and the order in which training reads them.
 
-Samples are read from stored columns, one at a time or in batches, and padded where they differ in length. The global
+Samples are read from Arrow files, one at a time or in batches, and padded where they differ in length. The global
 batch of a step is a function of (seed, step) and of the samples' lengths alone (`Sampler`).
 """
 
@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Protocol, cast, runtime_checkable
 import numpy as np
 from numpy.typing import NDArray
 
-from ringmaster.techniques.data.arrays import ENDS, VALUES, Array, Indices, RaggedColumn
+from ringmaster.techniques.data.arrow_files import Array, Indices, Table, TableRows, is_ragged, padded, values_of
 from ringmaster.techniques.data_source import Dataset
 from ringmaster.techniques.job import Job
 
@@ -33,14 +33,10 @@ class BatchedDataset(Protocol):
 
 
 class ArraySamples:
-    """Samples over memory-mapped columns: {name: [rows, ...]}.
+    """Samples in the rows of a table. collate: makes a batch of the columns of some rows."""
 
-    collate: makes a batch of some rows of the columns.
-    """
-
-    def __init__(self, columns: Mapping[str, Array], *, collate: Collate) -> None:
-        self._columns, self._collate = dict(columns), collate
-        self._num_samples = min((len(column) for column in self._columns.values()), default=0)
+    def __init__(self, table: Table, *, collate: Collate) -> None:
+        self._rows, self._collate, self._num_samples = TableRows(table), collate, int(table.num_rows)
 
     def __len__(self) -> int:
         return self._num_samples
@@ -48,50 +44,51 @@ class ArraySamples:
     def __getitem__(self, index: int, /) -> dict[str, torch.Tensor]:
         if not -len(self) <= index < len(self):
             raise IndexError(f"sample {index} of {len(self)}")
-        return {name: column[0] for name, column in self.rows([index]).items()}
+        return {name: column[0] for name, column in self.rows([index % len(self)]).items()}
 
     def rows(self, indices: Indices, /) -> dict[str, torch.Tensor]:
         """Returns the samples of `indices`, stacked: {name: [len(indices), ...]}."""
-        chosen = np.asarray(indices, dtype=np.int64)
-        return self._collate({name: column[chosen] for name, column in self._columns.items()})
+        table = self._rows(indices)
+        return self._collate({name: np.array(values_of(table[name])[0]) for name in table.column_names})
 
 
 class PaddedSamples(ArraySamples):
     """Samples with ragged columns, which are padded to one width.
 
-    columns: the columns as they are stored. width: the width where `rows` is given none. padding: the fill values.
+    width: the width where `rows` is given none. padding: the values that fill up the columns.
     """
 
-    def __init__(
-        self, columns: Mapping[str, Array], *, collate: Collate, width: int, padding: Mapping[str, int]
-    ) -> None:
-        names = [name.removesuffix(ENDS) for name in columns if name.endswith(ENDS)]
-        plain = {name: column for name, column in columns.items() if not name.endswith((VALUES, ENDS))}
-        self._ragged = {
-            name: RaggedColumn(columns[name + VALUES], columns[name + ENDS], fill=padding.get(name, 0))
-            for name in names
-        }
-        super().__init__(plain, collate=collate)
-        lengths = [*map(len, plain.values()), *map(len, self._ragged.values())]
-        self._num_samples = min(lengths, default=0)
-        self.width = width
+    def __init__(self, table: Table, *, collate: Collate, width: int, padding: Mapping[str, int]) -> None:
+        super().__init__(table, collate=collate)
+        self._table, self._padding, self.width = table, padding, width
 
-    def lengths(self, indices: Indices | slice = slice(None)) -> NDArray[np.int64]:
-        """Returns the length of each sample, or of some, the longest of its columns: [samples]."""
-        every = [column.lengths(indices) for column in self._ragged.values()]
-        return np.max(every, axis=0) if every else np.zeros(len(self), dtype=np.int64)
+    def lengths(self) -> NDArray[np.int64]:
+        """Returns the length of each sample, the longest of its columns: [samples]."""
+        return lengths_of(self._table)
 
     def longest(self, indices: Indices) -> int:
         """Returns the length of the longest of some samples."""
-        return max((int(column.lengths(indices).max(initial=0)) for column in self._ragged.values()), default=0)
+        return int(lengths_of(self._rows(indices)).max(initial=0))
 
     def rows(self, indices: Indices, /, *, width: int | None = None) -> dict[str, torch.Tensor]:
         """Returns the samples of `indices`, stacked, with ragged columns padded to `width`."""
-        chosen = np.asarray(indices, dtype=np.int64)
-        columns = {name: column[chosen] for name, column in self._columns.items()}
-        to = width or self.width
-        columns |= {name: column.padded(chosen, width=to) for name, column in self._ragged.items()}
-        return self._collate(columns)
+        table, plain, ragged = self._rows(indices), dict[str, Array](), dict[str, Array]()
+        for name in table.column_names:
+            values, lengths = values_of(table[name])
+            if lengths is None:
+                plain[name] = np.array(values)
+            else:
+                ragged[name] = padded(values, lengths, width=width or self.width, fill=self._padding.get(name, 0))
+        return self._collate({**plain, **ragged})
+
+
+def lengths_of(table: Table) -> NDArray[np.int64]:
+    """Returns the length of each row, the longest of its ragged columns: [rows]."""
+    found = np.zeros(table.num_rows, dtype=np.int64)
+    for name in (field.name for field in table.schema if is_ragged(field)):
+        lengths = [np.diff(rows.offsets.to_numpy()) for rows in table[name].chunks]
+        found = np.maximum(found, np.concatenate([found[:0], *lengths]))
+    return found
 
 
 def as_tensors(columns: Mapping[str, Array]) -> dict[str, torch.Tensor]:

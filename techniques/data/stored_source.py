@@ -21,7 +21,7 @@ from typing import TYPE_CHECKING, Any
 
 from ringmaster.codec import digest, from_json, to_json
 from ringmaster.techniques.checkpoints.checkpoint import publish
-from ringmaster.techniques.data.arrays import Array, fingerprint, num_values, open_columns
+from ringmaster.techniques.data.arrow_files import Array, fingerprint, num_values, open_split, values_of
 from ringmaster.techniques.data.samples import ArraySamples, as_tensors
 from ringmaster.techniques.data.unfit_data import constant_fault, distinct_labels
 from ringmaster.techniques.data_source import Dataset, DataSource, PreparedData, check_same
@@ -31,8 +31,10 @@ if TYPE_CHECKING:
     import torch
 
 
+DESCRIPTION = "data.json"
+"""What describes the samples in a folder. Releases before 0.4 had another one, beside files of another form."""
 # Incremented whenever the same files would be prepared into other samples than before, or refused.
-FORMAT = 2
+FORMAT = 3
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -68,14 +70,14 @@ def prepare_once(source: Preparation, *, settings: Any, cache_dir: Path) -> Prep
 
 def read_prepared(folder: Path) -> PreparedData:
     """Reads the description of the data in `folder`."""
-    prepared = from_json(PreparedData, json.loads((folder / "prepared.json").read_text()))
+    prepared = from_json(PreparedData, json.loads((folder / DESCRIPTION).read_text()))
     return dataclasses.replace(prepared, folder=str(folder))
 
 
 def _write(source: Preparation, folder: Path) -> None:
     with publish(folder) as aside:
         prepared = dataclasses.replace(source.write(aside), name=source.name, source=source.location)
-        (aside / "prepared.json").write_text(json.dumps(to_json(prepared), indent=1))
+        (aside / DESCRIPTION).write_text(json.dumps(to_json(prepared), indent=1))
 
 
 @contextmanager
@@ -92,7 +94,7 @@ def _slug(name: str) -> str:
 
 
 class StoredSource(DataSource):
-    """Writes columns once for each state of the data; batches are read from the memory-mapped columns."""
+    """Writes columns once for each state of the data; batches are read from the memory-mapped files."""
 
     @abstractmethod
     def preparation(self, spec: DataSpec, *, cache_dir: Path) -> Preparation:
@@ -114,12 +116,12 @@ class StoredSource(DataSource):
     def open(self, spec: DataSpec, *, cache_dir: Path, prepared: PreparedData | None) -> tuple[Dataset, Dataset]:
         """Opens the samples of `prepared` where this machine has them, or else prepares them."""
         found = self.found(spec, cache_dir=cache_dir, prepared=prepared)
-        training, held_out = (open_columns(Path(found.folder), split) for split in ("training", "held_out"))
+        training, held_out = (open_split(Path(found.folder), split) for split in ("training", "held_out"))
         return ArraySamples(training, collate=self.collate), ArraySamples(held_out, collate=self.collate)
 
     def found(self, spec: DataSpec, *, cache_dir: Path, prepared: PreparedData | None) -> PreparedData:
         """Returns `prepared` where this machine has its samples, or else prepares them; see `open` for errors."""
-        if prepared is not None and Path(prepared.folder, "prepared.json").is_file():
+        if prepared is not None and Path(prepared.folder, DESCRIPTION).is_file():
             return prepared
         found = self.prepare(spec, cache_dir=cache_dir)
         if prepared is not None:
@@ -134,17 +136,16 @@ def described(
 
     Where they are not given, the numbers of labels and of token ids are one more than the largest.
     """
-    columns = [open_columns(folder, name) for name in ("training", "held_out")]
-    shapes = {name: column.shape[1:] for name, column in columns[0].items()}
+    training, held_out = (open_split(folder, name) for name in ("training", "held_out"))
+    first = {name: values_of(training[name].slice(0, 1))[0] for name in training.column_names}
+    shapes = {name: values.shape[1:] for name, values in first.items()}
     image = shapes.get("pixel_values", ())
     kind = "tokens" if "input_ids" in shapes else "images" if image else "other"
-    num_samples, num_held_out = (max((len(column) for column in part.values()), default=0) for part in columns)
-
-    if num_labels is None and shapes.get("labels") == () and columns[0]["labels"].dtype.kind in "iu":
+    if num_labels is None and shapes.get("labels") == ():
         num_labels = num_values(folder, "labels")
     faults = []
     if shapes.get("labels") == () and len(same := distinct_labels(folder, "training")) == 1:
-        faults.append(constant_fault(map(str, *same), num_rows=num_samples, column="label"))
+        faults.append(constant_fault(map(str, *same), num_rows=training.num_rows, column="label"))
     if vocab_size is None and kind == "tokens":
         vocab_size = num_values(folder, "input_ids")
     return PreparedData(
@@ -153,8 +154,8 @@ def described(
         digest=fingerprint(folder),
         kind=kind,
         num_labels=num_labels,
-        num_samples=num_samples,
-        num_held_out=num_held_out,
+        num_samples=training.num_rows,
+        num_held_out=held_out.num_rows,
         vocab_size=vocab_size,
         end_of_text_id=end_of_text_id,
         seq_len=shapes["input_ids"][0] if kind == "tokens" else None,

@@ -4,16 +4,35 @@ from __future__ import annotations
 
 import json
 import logging
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from contextlib import ExitStack
 from dataclasses import dataclass
+from itertools import islice
 from pathlib import Path
 from typing import Any, cast
 
 import numpy as np
-from numpy.typing import NDArray
 
-from ringmaster.techniques.data.arrays import SPLITS, ColumnWriter, fingerprint
-from ringmaster.techniques.data.manifest import ManifestBuilder
+from ringmaster.techniques.data.arrow_files import (
+    SPLITS,
+    ArrowWriter,
+    column_of,
+    fingerprint,
+    read_tables,
+    split_file,
+    table_of,
+    values_of,
+)
+from ringmaster.techniques.data.encoded_rows import (
+    ROWS,
+    SAMPLES,
+    EncodedRows,
+    RowFacts,
+    RowsPart,
+    SelectedPart,
+    content_of,
+    manifest_of,
+)
 from ringmaster.techniques.data.row_files import FileText, check_tokenizer
 from ringmaster.techniques.data.stored_source import TextProgress
 from ringmaster.techniques.data.text_encoder import GPT2, CutRule, Ids, TextEncoder, WordEncoder
@@ -40,17 +59,15 @@ class TextDocument:
     ends: bool = True
 
 
-def documents_of(rows: Iterable[Row]) -> Iterator[TextDocument]:
+def documents_of(rows: Iterable[Row], *, has_ids: bool = False) -> Iterator[TextDocument]:
     """Yields the documents of rows; those of text files in pieces. Raises ValueError where text and ids are mixed."""
-    kind: str | None = None
     for row in rows:
         content: FileText | str | list[int] = row.content
-        found = "token ids" if isinstance(content, list) else "text"
-        kind = kind or found
-        if found != kind:
+        if isinstance(content, list) is not has_ids:
+            found, others = ("text", "token ids") if has_ids else ("token ids", "text")
             raise ValueError(
-                f"{row.file}, line {row.number} has {found}, and the rows before it have {kind}. To fix: give all rows "
-                f"as one of the two"
+                f"{row.file}, line {row.number} has {found}, and the rows before it have {others}. To fix: give all "
+                "rows as one of the two"
             )
         if isinstance(content, FileText):
             for piece in content.pieces():
@@ -217,61 +234,156 @@ def _given(name: str) -> Encoder:
 DOCUMENTS_PER_CALL, CHARACTERS_PER_CALL = 512, 1 << 18
 
 
-def write_tokens(
-    folder: Path,
-    *,
-    spec: DataSpec,
-    documents: Callable[[], Iterator[TextDocument]],
-    where: str,
-    with_manifest: bool = False,
+def write_text(
+    folder: Path, *, spec: DataSpec, rows: Callable[[], Iterator[Row]], where: str, kept: Kept | None = None
 ) -> PreparedData:
-    """Writes token samples of `spec.seq_len` into `folder`.
+    """Writes token samples of `spec.seq_len` into `folder`, and the manifest of named data; returns the description.
 
-    Documents are concatenated, with an end-of-text token after each. Documents that came as token ids get none.
-    `documents` is iterated over to its end once, and before that, as far as needed, where a tokenizer is trained.
-    Memory does not grow with the text, except for the different words on which a tokenizer is trained, and 8 bytes a
-    document for the manifest.
+    The content of a row is a text, a `FileText`, or token ids. Texts are concatenated, with an end-of-text token after
+    each; token ids get none. Memory does not grow with the text, except for the different words on which a tokenizer is
+    trained, and some bytes a row.
 
-    with_manifest: whether the hashes of the documents' contents are stored as well.
+    rows: returns the rows, each time it is called. where: the data, in messages.
+    kept: where the tokens of single files are kept, if text is encoded by a given tokenizer, and the rows in parts.
     """
-    first = next(documents(), None)
+    first = next(rows(), None)
     if first is None:
-        raise no_text(spec, where=where)
-    manifest = ManifestBuilder() if with_manifest else None
+        raise _no_text(spec, where=where)
+    is_text = not isinstance(first.content, list)
+    if spec.seq_len is None and is_text:
+        raise _no_length(where)
+    encoder = None
+    if is_text:
+        encoder = encoder_of(spec, documents_of(rows()) if spec.tokenizer is None else ())
+        encoder.save(folder / "tokenizer")
+    is_kept = kept is not None and encoder is not None and spec.tokenizer is not None
+    settings = {"kind": "tokens", "column": spec.text_column, "tokenizer": content_of(folder / "tokenizer")}
+    encoded = EncodedRows(kept.cache_dir if kept and is_kept else None, aside=folder, settings=settings)
+    writer = _TokenWriter(spec, encoder, seq_len=spec.seq_len or len(first.content), where=where)
+    parts = kept.parts() if kept and is_kept else iter([RowsPart(rows=rows)])
+    selected = encoded.select(parts, spec, writer.encode)
+    if not any(each.wanted.any() for each in selected):
+        raise _no_text(spec, where=where)
+    prepared = writer.write(folder, selected)
+    if spec.name is not None:
+        manifest_of(selected).write(folder)
+    encoded.clear()
+    return prepared
 
-    def alike() -> Iterator[TextDocument]:
-        return _alike(documents(), first, seq_len=spec.seq_len, where=where)
 
-    with ColumnWriter(folder) as columns:
-        if isinstance(first.content, str):
-            if spec.seq_len is None:
-                raise _no_length(where)
-            encoder = encoder_of(spec, alike())
-            encoder.save(folder / "tokenizer")
-            writer = TokenWriter(
-                columns, seq_len=spec.seq_len, vocab_size=encoder.vocab_size, end_of_text_id=encoder.end_of_text_id
+@dataclass(frozen=True)
+class Kept:
+    """Where the tokens of files are kept. parts: returns the rows of the files, in parts."""
+
+    cache_dir: Path
+    parts: Callable[[], Iterator[RowsPart]]
+
+
+class _TokenWriter:
+    """Encodes texts, and cuts their tokens into samples. encoder: None where rows have token ids."""
+
+    def __init__(self, spec: DataSpec, encoder: Encoder | None, *, seq_len: int, where: str) -> None:
+        self._spec, self._encoder, self._seq_len, self._where = spec, encoder, seq_len, where
+        self._progress = TextProgress("encoding")
+        self._largest = 0 if encoder is None else encoder.vocab_size - 1
+
+    @property
+    def _dtype(self) -> np.dtype[Any]:
+        return np.dtype(np.uint16 if self._largest < MAX_SMALL_IDS else np.uint32)
+
+    def encode(self, folder: Path, part: RowsPart) -> None:
+        """Writes the tokens of rows in pieces, each with the place of its row, and what is known of the rows."""
+        facts = RowFacts(part, self._spec)
+        num_rows = 0
+        with ArrowWriter(folder / SAMPLES) as pieces, ArrowWriter(folder / ROWS) as known:
+            for documents, ids in self._encoded(
+                documents_of(_recorded(part.rows(), facts), has_ids=self._encoder is None)
+            ):
+                lengths = np.fromiter(map(len, ids), np.int64, count=len(ids))
+                ends = np.array([document.ends for document in documents])
+                row = num_rows + np.cumsum(ends) - ends
+                num_rows += int(ends.sum())
+                dtype = np.uint32 if self._encoder is None else self._dtype
+                values = np.concatenate(ids).astype(dtype, copy=False)
+                pieces.write(table_of({COLUMN: column_of(values, lengths), "row": row}))
+            known.write(table_of(facts.take()))
+
+    def write(self, folder: Path, parts: Sequence[SelectedPart]) -> PreparedData:
+        """Writes the samples of both splits; returns the description. Raises ValueError where a split is too short."""
+        num_tokens = dict.fromkeys(SPLITS, 0)
+        rests = dict.fromkeys(SPLITS, np.empty(0, self._dtype))
+        with ExitStack() as files:
+            writers = {split: files.enter_context(ArrowWriter(split_file(folder, split))) for split in SPLITS}
+            for each in parts:
+                chosen = {split: each.split(split) for split in SPLITS}
+                for pieces in read_tables(each.encoded.folder / SAMPLES):
+                    rows = pieces["row"].to_numpy()
+                    for split in SPLITS:
+                        if not (mask := chosen[split][rows]).any():
+                            continue
+                        tokens = values_of(pieces[COLUMN].filter(mask))[0].astype(self._dtype, copy=False)
+                        num_tokens[split] += len(tokens)
+                        tokens = np.concatenate([rests[split], tokens])
+                        end = len(tokens) // self._seq_len * self._seq_len
+                        writers[split].write(table_of({COLUMN: column_of(tokens[:end].reshape(-1, self._seq_len))}))
+                        rests[split] = tokens[end:]
+        self._check_sizes(num_tokens)
+        return PreparedData(
+            name="",
+            source="",
+            digest=fingerprint(folder),
+            kind="tokens",
+            vocab_size=self._largest + 1,
+            seq_len=self._seq_len,
+            num_samples=writers["training"].num_rows,
+            num_held_out=writers["held_out"].num_rows,
+            end_of_text_id=None if self._encoder is None else self._encoder.end_of_text_id,
+        )
+
+    def _encoded(self, documents: Iterator[TextDocument]) -> Iterator[tuple[list[TextDocument], list[Ids]]]:
+        """Yields texts, some pieces at a time, with the ids of each; the end-of-text token follows each text."""
+        encoder = self._encoder
+        if encoder is None:
+            while batch := list(islice(documents, DOCUMENTS_PER_CALL)):
+                yield batch, list(map(self._as_given, batch))
+            return
+        tail = np.asarray([] if encoder.end_of_text_id is None else [encoder.end_of_text_id], dtype=np.uint32)
+        for batch in _batches(in_pieces(documents, rule=encoder.rule)):
+            found = encoder.ids([cast(str, each.content) for each in batch])
+            for document in batch:
+                self._progress.add(len(document.content), ends=document.ends)
+            yield (
+                batch,
+                [np.concatenate((ids, tail)) if each.ends else ids for each, ids in zip(batch, found, strict=True)],
             )
-            stream = encoded(_recorded(alike(), manifest), encoder, TextProgress("encoding"))
-        else:
-            writer = TokenWriter(columns, seq_len=spec.seq_len or len(first.content))
-            stream = _as_given(_recorded(alike(), manifest), where=where)
-        for document, ids in stream:
-            writer.append(ids, held_out=document.held_out)
-        writer.flush()
-    if manifest is not None:
-        manifest.built().write(folder)
-    return writer.described(folder, spec=spec, where=where)
+
+    def _as_given(self, document: TextDocument) -> Ids:
+        ids = np.asarray(document.content, dtype=np.int64)
+        if self._spec.seq_len is None and len(ids) != self._seq_len:
+            raise _no_length(self._where)
+        if ids.min(initial=0) < 0:
+            raise ValueError(f"{self._where} has token ids below 0. To fix: leave labels and padding to a data factory")
+        if ids.max(initial=0) >= 1 << 32:
+            raise ValueError(f"{self._where} has token ids of more than 32 bits. To fix: check the column of ids")
+        self._largest = max(self._largest, int(ids.max(initial=0)))
+        return ids.astype(np.uint32)
+
+    def _check_sizes(self, num_tokens: Mapping[str, int]) -> None:
+        spec = self._spec
+        wanted = ["training"] + ["held_out"] * (spec.held_out > 0 or spec.held_out_split is not None)
+        for split in wanted:
+            if num_tokens[split] < self._seq_len:
+                more = "" if split == "training" else f", raise held_out {spec.held_out} (or set it to 0)"
+                raise ValueError(
+                    f"{self._where}: the {split} part has {num_tokens[split]} tokens, fewer than one sample of seq_len "
+                    f"{self._seq_len}. To fix: lower seq_len{more}, or give more text"
+                )
 
 
-def encoded(
-    documents: Iterable[TextDocument], encoder: Encoder, progress: TextProgress
-) -> Iterator[tuple[TextDocument, Ids]]:
-    """Yields texts, piece by piece, with the ids of each piece; the end-of-text token follows each text."""
-    tail = np.asarray([] if encoder.end_of_text_id is None else [encoder.end_of_text_id], dtype=np.uint32)
-    for batch in _batches(in_pieces(documents, rule=encoder.rule)):
-        for document, ids in zip(batch, encoder.ids([cast(str, each.content) for each in batch]), strict=True):
-            progress.add(len(document.content), ends=document.ends)
-            yield document, np.concatenate((ids, tail)) if document.ends else ids
+def _recorded(rows: Iterable[Row], facts: RowFacts) -> Iterator[Row]:
+    for row in rows:
+        facts.add(row)
+        yield row
 
 
 def _batches(pieces: Iterator[TextDocument]) -> Iterator[list[TextDocument]]:
@@ -287,120 +399,17 @@ def _batches(pieces: Iterator[TextDocument]) -> Iterator[list[TextDocument]]:
         yield batch
 
 
-def _as_given(documents: Iterator[TextDocument], *, where: str) -> Iterator[tuple[TextDocument, Ids]]:
-    for document in documents:
-        ids = np.asarray(document.content, dtype=np.int64)
-        if ids.min(initial=0) < 0:
-            raise ValueError(f"{where} has token ids below 0. To fix: leave labels and padding to a data factory")
-        if ids.max(initial=0) >= 1 << 32:
-            raise ValueError(f"{where} has token ids of more than 32 bits. To fix: check the column of ids")
-        yield document, ids.astype(np.uint32)
-
-
-def _recorded(documents: Iterator[TextDocument], manifest: ManifestBuilder | None) -> Iterator[TextDocument]:
-    for document in documents:
-        if manifest is not None:
-            manifest.add(document.content, held_out=document.held_out, ends=document.ends)
-        yield document
-
-
-def _alike(
-    documents: Iterator[TextDocument], first: TextDocument, *, seq_len: int | None, where: str
-) -> Iterator[TextDocument]:
-    """The documents, which must all be text or all be ids; without a length of samples, all of one length."""
-    is_text = isinstance(first.content, str)
-    for document in documents:
-        if isinstance(document.content, str) is not is_text:
-            raise ValueError(f"{where} has both text and token ids. To fix: give all rows as one of the two")
-        if seq_len is None and len(document.content) != len(first.content):
-            raise _no_length(where)
-        yield document
-
-
 def _no_length(where: str) -> ValueError:
     return ValueError(f"{where}: seq_len is missing. To fix: say how many tokens a sample has, e.g. seq_len: 128")
 
 
-def no_text(spec: DataSpec, *, where: str) -> ValueError:
-    """Returns what is to be raised for data without a document."""
+def _no_text(spec: DataSpec, *, where: str) -> ValueError:
     return ValueError(f"{where} holds no text. To fix: check the path and text_column {spec.text_column!r}")
 
 
 COLUMN = "input_ids"
 # A column has 16 bits a token up to this many ids, and else 32.
 MAX_SMALL_IDS = 1 << 16
-TOKENS_PER_WRITE = 1 << 18
-
-
-class TokenWriter:
-    """Appends tokens to the stream of a split, in a column of `columns` that is cut into samples of `seq_len`.
-
-    vocab_size: number of token ids; None where it is one more than the largest id that is appended.
-    """
-
-    def __init__(
-        self, columns: ColumnWriter, *, seq_len: int, vocab_size: int | None = None, end_of_text_id: int | None = None
-    ) -> None:
-        self._columns, self._seq_len = columns, seq_len
-        self._vocab_size, self._end_of_text_id = vocab_size, end_of_text_id
-        self._largest = 0 if vocab_size is None else vocab_size - 1
-        self._dtype = self._needed()
-        self._num_tokens = dict.fromkeys(SPLITS, 0)
-        self._waiting: dict[str, list[NDArray[Any]]] = {split: [] for split in SPLITS}
-        self._num_waiting = 0
-
-    def append(self, ids: NDArray[Any], *, held_out: bool) -> None:
-        """Appends tokens to a split. ids: [tokens], at least 0. They are written by `flush` at the latest."""
-        split = "held_out" if held_out else "training"
-        self._num_tokens[split] += len(ids)
-        self._waiting[split].append(ids)
-        self._num_waiting += len(ids)
-        if self._num_waiting >= TOKENS_PER_WRITE:
-            self.flush()
-
-    def flush(self) -> None:
-        """Writes what was appended, before the columns are closed."""
-        for split, waiting in self._waiting.items():
-            if not waiting:
-                continue
-            ids = np.concatenate(waiting)
-            waiting.clear()
-            if self._vocab_size is None:
-                self._largest = max(self._largest, int(ids.max(initial=0)))
-                if self._needed() != self._dtype:
-                    self._dtype = self._needed()
-                    self._columns.convert(COLUMN, self._dtype)
-            self._columns.append_stream(split, COLUMN, ids.astype(self._dtype, copy=False), row_len=self._seq_len)
-        self._num_waiting = 0
-
-    def described(self, folder: Path, *, spec: DataSpec, where: str) -> PreparedData:
-        """Returns the description of the columns, which are closed by now. Raises ValueError where a split is short."""
-        self._check_sizes(spec, where=where)
-        num_samples, num_held_out = (self._columns.num_rows(split) for split in self._num_tokens)
-        return PreparedData(
-            name="",
-            source="",
-            digest=fingerprint(folder),
-            kind="tokens",
-            vocab_size=self._largest + 1,
-            seq_len=self._seq_len,
-            num_samples=num_samples,
-            num_held_out=num_held_out,
-            end_of_text_id=self._end_of_text_id,
-        )
-
-    def _needed(self) -> np.dtype[Any]:
-        return np.dtype(np.uint16 if self._largest < MAX_SMALL_IDS else np.uint32)
-
-    def _check_sizes(self, spec: DataSpec, *, where: str) -> None:
-        wanted = ["training"] + ["held_out"] * (spec.held_out > 0 or spec.held_out_split is not None)
-        for split in wanted:
-            if self._num_tokens[split] < self._seq_len:
-                more = "" if split == "training" else f", raise held_out {spec.held_out} (or set it to 0)"
-                raise ValueError(
-                    f"{where}: the {split} part has {self._num_tokens[split]} tokens, fewer than one sample of seq_len "
-                    f"{self._seq_len}. To fix: lower seq_len{more}, or give more text"
-                )
 
 
 TOKENIZER = "tokenizer.json"

@@ -4,21 +4,18 @@ from __future__ import annotations
 
 from array import array
 from collections.abc import Callable, Iterable, Iterator
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
 import numpy as np
-from numpy.typing import NDArray
 
-from ringmaster.techniques.data.arrays import Array, ColumnReader, open_columns
+from ringmaster.techniques.data.arrow_files import Array, columns_in, split_file
 from ringmaster.techniques.data.file_patterns import MatchedFiles, matching
 from ringmaster.techniques.data.row_files import hash_bytes
 from ringmaster.techniques.data_source import PreparedData, Row
 from ringmaster.techniques.job import DataSpec
 from ringmaster.techniques.metric import IGNORED
-
-ROWS_PER_CALL = 1 << 16
 
 
 @dataclass(frozen=True)
@@ -41,59 +38,37 @@ class LeakedRows:
         )
 
 
-@dataclass(frozen=True)
-class RowPlaces:
-    """The hashes and places of rows, 20 bytes each."""
-
-    _hashes: bytearray = field(default_factory=bytearray)
-    _files: array[int] = field(default_factory=lambda: array("I"))
-    _numbers: array[int] = field(default_factory=lambda: array("Q"))
-
-    def add(self, row: Row, identity: Any, *, file: int) -> None:
-        """Adds a row. identity: what equal rows have in common. file: the number of its file."""
-        self._hashes.extend(hash_bytes(identity))
-        self._files.append(file)
-        self._numbers.append(row.number)
-
-    def __len__(self) -> int:
-        return len(self._files)
-
-    def hashes(self) -> NDArray[np.uint64]:
-        """Returns the hashes, [rows]."""
-        return np.frombuffer(bytes(self._hashes), dtype=np.uint64)
-
-    def place(self, index: int, names: list[str]) -> str:
-        """Returns the place of a row for messages."""
-        return f"{names[self._files[index]]}, line {self._numbers[index]}"
-
-
-@dataclass(frozen=True)
 class SplitRows:
-    """The rows of both splits. names: of the files."""
+    """The hashes and places of the rows of both splits, 21 bytes a row.
 
-    training: RowPlaces
-    held_out: RowPlaces
-    names: list[str]
+    identity: returns what equal rows have in common. num_rows: by whether they are held out.
+    """
 
-    @classmethod
-    def of(cls, rows: Iterable[Row], *, identity: Callable[[Row], Any]) -> SplitRows:
-        """Collects rows, which are not kept themselves. identity: returns what equal rows have in common."""
-        numbers: dict[str, int] = {}
-        training, held_out = RowPlaces(), RowPlaces()
+    def __init__(self, rows: Iterable[Row], *, identity: Callable[[Row], Any]) -> None:
+        files: dict[str, int] = {}
+        hashes, held_out, of_file, numbers = bytearray(), array("b"), array("I"), array("Q")
         for row in rows:
-            file = numbers.setdefault(row.file, len(numbers))
-            (held_out if row.held_out else training).add(row, identity(row), file=file)
-        return cls(training, held_out, list(numbers))
+            hashes += hash_bytes(identity(row))
+            held_out.append(row.held_out)
+            of_file.append(files.setdefault(row.file, len(files)))
+            numbers.append(row.number)
+        self._hashes, self._held_out = np.frombuffer(bytes(hashes), dtype=np.uint64), np.array(held_out, dtype=bool)
+        self._names, self._files, self._numbers = list(files), of_file, numbers
+        num_held_out = int(self._held_out.sum())
+        self.num_rows = {False: len(held_out) - num_held_out, True: num_held_out}
 
     def leaks(self) -> LeakedRows | None:
         """Returns the evaluated rows that are trained on, or None."""
-        trained, evaluated = self.training.hashes(), self.held_out.hashes()
-        leaked = np.flatnonzero(np.isin(evaluated, trained))
+        trained = np.flatnonzero(~self._held_out)
+        leaked = np.flatnonzero(self._held_out & np.isin(self._hashes, self._hashes[trained]))
         if not len(leaked):
             return None
-        like = int(np.flatnonzero(trained == evaluated[leaked[0]])[0])
-        places = self.held_out.place(int(leaked[0]), self.names), self.training.place(like, self.names)
-        return LeakedRows(len(leaked), places, are_all=len(leaked) == len(evaluated))
+        like = trained[self._hashes[trained] == self._hashes[leaked[0]]][0]
+        places = self._place(int(leaked[0])), self._place(int(like))
+        return LeakedRows(len(leaked), places, are_all=len(leaked) == self.num_rows[True])
+
+    def _place(self, index: int) -> str:
+        return f"{self._names[self._files[index]]}, line {self._numbers[index]}"
 
 
 def with_leaks(
@@ -107,7 +82,7 @@ def with_leaks(
     if spec.held_out_path is not None and (same := _same_file(spec)) is not None:
         fault = f"held_out_path {spec.held_out_path!r} has the same rows as path: it names {same}, too"
         remedy = "name other files in held_out_path, or leave it out: a share of the rows is then held out"
-    elif leaks := SplitRows.of(rows(), identity=identity).leaks():
+    elif leaks := SplitRows(rows(), identity=identity).leaks():
         fault, remedy = leaks.fault
     else:
         return prepared
@@ -134,12 +109,10 @@ def distinct_labels(folder: Path, split: str) -> set[tuple[float, ...]]:
 
     Of numbers to predict, these are the smallest and the largest.
     """
-    columns = open_columns(folder, split)
-    name = next((name for name in ("labels", "labels.values") if name in columns), None)
     found: set[tuple[float, ...]] = set()
-    if name is None or columns[name].ndim > 2:
-        return found
-    for rows in _parts(folder, split, name, num_rows=len(columns[name])):
+    for rows, _ in columns_in(split_file(folder, split), "labels"):
+        if rows.ndim > 2:
+            return set()
         if rows.ndim == 2:
             found |= {tuple(np.flatnonzero(each).tolist()) for each in np.unique(rows, axis=0)}
         elif rows.dtype.kind == "f":
@@ -161,25 +134,16 @@ def constant_fault(labels: Iterable[str], *, num_rows: int, column: str) -> str:
 
 def are_pairs_equal(folder: Path) -> bool:
     """Returns whether both rows of tokens are equal in all samples to train on."""
-    name = "input_ids.values"
-    num_tokens = len(open_columns(folder, "training")[name])
-    return all((part == part[:, :1]).all() for part in _parts(folder, "training", name, num_rows=num_tokens))
+    return all((values == values[:, :1]).all() for values, _ in columns_in(split_file(folder, "training"), "input_ids"))
 
 
 def are_samples_equal(folder: Path) -> bool:
     """Returns whether all samples of tokens to train on are the same."""
-    name = "input_ids.values"
-    columns = open_columns(folder, "training")
-    lengths = np.unique(np.diff(columns["input_ids.ends"], prepend=0))
-    if len(lengths) != 1:
-        return False
-    length = int(lengths[0])
-    first = ColumnReader(folder, "training").rows(name, 0, length)
-    parts = _parts(folder, "training", name, num_rows=len(columns[name]), size=length * max(ROWS_PER_CALL // length, 1))
-    return all((part.reshape(-1, *first.shape) == first).all() for part in parts)
-
-
-def _parts(folder: Path, split: str, name: str, *, num_rows: int, size: int = ROWS_PER_CALL) -> Iterator[Array]:
-    reader = ColumnReader(folder, split)
-    for start in range(0, num_rows, size):
-        yield reader.rows(name, start, min(start + size, num_rows))
+    first: Array | None = None
+    for values, lengths in columns_in(split_file(folder, "training"), "input_ids"):
+        assert lengths is not None
+        if first is None:
+            first = values[: lengths[0]]
+        if (lengths != len(first)).any() or (values.reshape(-1, *first.shape) != first).any():
+            return False
+    return True

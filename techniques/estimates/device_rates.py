@@ -5,18 +5,22 @@ The measurement takes about a second and is cached for the machine.
 
 from __future__ import annotations
 
+import json
 import math
 import os
+import select
+import signal
 import statistics
 import sys
 import tempfile
 import time
-from collections.abc import Callable, Sequence
+import traceback
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from datetime import timedelta
-from functools import partial
+from functools import cache, partial
 from pathlib import Path
-from typing import Any
+from typing import Any, NoReturn, TypeVar
 
 import torch
 import torch.distributed as dist
@@ -25,14 +29,96 @@ from torch._C._distributed_c10d import FileStore  # the source of torch.distribu
 from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
 from torch.distributed.tensor import DTensor, Partial, Replicate
 
-from ringmaster.codec import digest, to_json
-from ringmaster.techniques.estimates.isolated_calls import in_children, keep, kept
-from ringmaster.techniques.estimates.live_bytes import LiveBytes
+from ringmaster.codec import digest, from_json, to_json
+from ringmaster.techniques.checkpoints.checkpoint import CheckpointStore
+from ringmaster.techniques.checkpoints.state import HostCopies, piece_writer, read_whole
+from ringmaster.techniques.estimates.rank_memory import LiveBytes
+from ringmaster.techniques.job import Job
+from ringmaster.techniques.model_facts import ModelFacts
 from ringmaster.techniques.processes.channel import Channel
 from ringmaster.techniques.processes.events import ReferenceTimed, event_to_json
 from ringmaster.techniques.processes.order import Slot
 from ringmaster.techniques.processes.ranks import BACKENDS, Ranks, take_device
+from ringmaster.techniques.technique import OPTIMIZER_STATE_BYTES, WEIGHT_BYTES
 from ringmaster.techniques.training.recomputation import recompute_layers
+
+T = TypeVar("T")
+
+
+def kept(cls: type[T], file: Path) -> T | None:
+    """Returns the value in a file; None where there is none, or one that cannot be read: it is measured again."""
+    try:
+        return from_json(cls, json.loads(file.read_text()))
+    except (OSError, ValueError):  # a power failure may leave an empty file
+        return None
+
+
+def keep(value: Any, file: Path) -> None:
+    """Writes a value into a file. A reader sees the old or the new one."""
+    file.parent.mkdir(parents=True, exist_ok=True)
+    aside = file.with_suffix(f".{os.getpid()}")
+    aside.write_text(json.dumps(to_json(value)))
+    aside.replace(file)
+
+
+PATIENCE_S = 180.0
+
+
+def run_in_children(
+    works: Sequence[Callable[[], Any]], *, at_once: int, patience_s: float = PATIENCE_S, until_s: float = math.inf
+) -> Iterator[tuple[int, Any, str]]:
+    """Runs functions in child processes, `at_once` side by side. Yields number, result and fault of each as it ends.
+
+    A child that exceeds its time is killed, and its result is None, as is that of one that fails. Children leave no CPU
+    pinning, threads or device contexts behind.
+
+    until_s: CLOCK_MONOTONIC time after which no child is started.
+    """
+    left, running = list(enumerate(works)), dict[int, tuple[int, int, float]]()  # by pipe: number, pid, end
+    while running or (left and time.monotonic() < until_s):
+        while left and len(running) < max(at_once, 1) and time.monotonic() < until_s:
+            number, work = left.pop(0)
+            pipe, writer = os.pipe()
+            if (pid := os.fork()) == 0:
+                _answer(work, writer)
+            os.close(writer)
+            running[pipe] = number, pid, time.monotonic() + patience_s
+        left_s = min(end_s for _, _, end_s in running.values()) - time.monotonic()
+        ready = select.select(list(running), [], [], max(left_s, 0.0))[0]
+        for pipe in ready or [pipe for pipe, (_, _, end_s) in running.items() if end_s <= time.monotonic()]:
+            number, pid, _ = running.pop(pipe)
+            if not ready:
+                os.kill(pid, signal.SIGKILL)
+            with os.fdopen(pipe) as file:
+                text = "" if not ready else file.read()
+            status = os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1])
+            fault = f"the process ended with status {status}" if ready else f"took longer than {patience_s:g} s"
+            yield number, json.loads(text) if text else None, "" if text else fault
+
+
+def in_children(works: Sequence[Callable[[], Any]], *, patience_s: float = PATIENCE_S) -> list[dict[str, Any]]:
+    """Runs all functions side by side in child processes and returns their results.
+
+    Raises RuntimeError where a child fails, which writes the reason to stderr, or exceeds the time limit.
+    """
+    ended = sorted(run_in_children(works, at_once=len(works), patience_s=patience_s), key=lambda each: each[0])
+    if faults := [fault for _, _, fault in ended if fault]:
+        print(f"a measurement: {faults[0]}", file=sys.stderr)
+        raise RuntimeError("the devices could not be measured; the preflight's log, survey.log, says why")
+    return [answer for _, answer, _ in ended]
+
+
+def _answer(work: Callable[[], Any], writer: int) -> NoReturn:
+    status = 1
+    try:
+        with os.fdopen(writer, "w") as pipe:
+            json.dump(work(), pipe)
+        status = 0
+    except Exception:  # noqa: BLE001 - every exception goes to the log, and none into the parent's frames
+        traceback.print_exc()
+    finally:
+        os._exit(status)
+
 
 WARM_UP = 3  # repetitions
 # By type of device: the side of the matrices, the length of the vectors, and the least total of the measured seconds.
@@ -66,12 +152,12 @@ def time_reference(device: torch.device, *, least_s: float | None = None) -> Ref
 
 def time_on_ranks(ranks: Ranks) -> ReferenceTimed:
     """Times the reference kernel on the devices of a gang at once. Its slowest rank counts: the others wait for it."""
-    mine = time_reference(ranks.device)
+    timed = time_reference(ranks.device)
     return ReferenceTimed(
-        kind=mine.kind,
-        mean_s=ranks.max(mine.mean_s),
-        fastest_s=-ranks.max(-mine.fastest_s),
-        spread=ranks.max(mine.spread),
+        kind=timed.kind,
+        mean_s=ranks.max(timed.mean_s),
+        fastest_s=-ranks.max(-timed.fastest_s),
+        spread=ranks.max(timed.spread),
     )
 
 
@@ -225,8 +311,8 @@ def _link(rank: int, meeting: str, slots: tuple[Slot, ...]) -> dict[str, float]:
     large = torch.ones(link_bytes // 4, device=device)
     message = large[:MESSAGE]
     message_s = _best_s(lambda: [dist.all_reduce(message * 0.5) for _ in range(NUM_MESSAGES)], device) / NUM_MESSAGES
-    mesh, mine = init_device_mesh(device.type, (2,)), torch.ones(MESSAGE, device=device, requires_grad=True)
-    wrapped_message_s = _best_s(lambda: _exchange(mine, mesh), device) / NUM_MESSAGES
+    mesh, tensor = init_device_mesh(device.type, (2,)), torch.ones(MESSAGE, device=device, requires_grad=True)
+    wrapped_message_s = _best_s(lambda: _exchange(tensor, mesh), device) / NUM_MESSAGES
     # An all-reduce over n = 2 ranks moves 2 (n - 1) / n of the tensor.
     link_bytes_per_s = link_bytes / _best_s(lambda: dist.all_reduce(large), device)
     return {"link_bytes_per_s": link_bytes_per_s, "message_s": message_s, "wrapped_message_s": wrapped_message_s}
@@ -261,3 +347,116 @@ def _best_s(work: Callable[[], Any], device: torch.device) -> float:
             torch.cuda.synchronize(device)
         seconds.append(undisturbed_s() - started_s)
     return min(seconds[1:])
+
+
+DISK_VERSION = 2
+LARGE = 1 << 20  # elements of the state that is written to measure the disk; far shorter than a time slice
+DISK_REPEATS = 6  # of which the fastest counts, as other processes disturb it least
+PROCESS_S, RANKS_S = 0.15, 0.35  # of a fork from a process that has torch imported; of several ranks that meet
+EXPORT_S = 0.05  # of a model's config, tokenizer and checksums
+FIRST_STEPS = 0.5  # steps by which the first ones together take longer than later ones
+INITIALIZED_BYTES_PER_S = 4e8  # of random weights
+
+
+@dataclass(frozen=True, kw_only=True)
+class DiskRates:
+    """How fast checkpoints are written and read on this machine.
+
+    fixed_s: seconds of a checkpoint of next to nothing.
+    write_bytes_per_s, read_bytes_per_s: of the bytes beyond that.
+    copy_bytes_per_s: of a copy in memory, from which a checkpoint is written while training continues.
+    """
+
+    fixed_s: float
+    write_bytes_per_s: float
+    read_bytes_per_s: float
+    copy_bytes_per_s: float
+
+
+@dataclass(frozen=True, kw_only=True)
+class SegmentCosts:
+    """Predicted seconds beside the steps of a job under an option; the fields are those of a `Candidate`."""
+
+    startup_s: float
+    save_s: float
+    stall_s: float
+    evaluate_s: float
+    export_s: float
+
+
+def segment_costs(
+    job: Job,
+    *,
+    facts: ModelFacts,
+    num_held_out: int,
+    num_ranks: int,
+    step_s: float,
+    forward_share: float,
+    disk: DiskRates,
+) -> SegmentCosts:
+    """Returns the predicted seconds of a job beside its steps.
+
+    step_s: predicted seconds of a step; 0 where they are unknown.
+    forward_share: the part of a step that a batch of an evaluation takes.
+    """
+    trained = facts.num_updated * WEIGHT_BYTES
+    weights = trained if job.adapter is not None else facts.parameter_bytes
+    state = weights + facts.num_updated * OPTIMIZER_STATE_BYTES[job.optimizer.name]
+    writing_s = state / disk.write_bytes_per_s
+    size = job.global_batch_size
+    num_batches = min(-(-num_held_out // size), job.evaluation.max_batches)
+    building_s = facts.parameter_bytes / INITIALIZED_BYTES_PER_S
+    return SegmentCosts(
+        startup_s=PROCESS_S + (RANKS_S if num_ranks > 1 else 0.0) + building_s + FIRST_STEPS * step_s,
+        save_s=disk.fixed_s + writing_s,
+        # A background save of a CPU slot takes time of the cores that train.
+        stall_s=state / disk.copy_bytes_per_s + writing_s / 2,
+        evaluate_s=num_batches * forward_share * step_s,
+        export_s=EXPORT_S + state / disk.read_bytes_per_s + weights / disk.write_bytes_per_s,
+    )
+
+
+@cache
+def disk_rates(cache_dir: Path) -> DiskRates:
+    """Returns the rates of the disk that `cache_dir` lies on, which are measured once for each machine."""
+    file = cache_dir / f"disk-{digest([os.uname().nodename, DISK_VERSION])}.json"
+    if (known := kept(DiskRates, file)) is not None:
+        return known
+    cache_dir.mkdir(parents=True, exist_ok=True)
+    measured = _measured_disk(cache_dir)
+    keep(measured, file)
+    return measured
+
+
+def _measured_disk(folder: Path) -> DiskRates:
+    with tempfile.TemporaryDirectory(dir=folder) as scratch:
+        small_s, _ = _fastest_s(Path(scratch) / "small", 1)
+        large_s, read_s = _fastest_s(Path(scratch) / "large", LARGE)
+    state, copies = {"model/weight": torch.ones(LARGE)}, HostCopies(is_pinned=False)
+    seconds = []
+    for _ in range(DISK_REPEATS):
+        started_s = undisturbed_s()
+        copies.take(state)
+        seconds.append(undisturbed_s() - started_s)
+    num_bytes = LARGE * WEIGHT_BYTES
+    return DiskRates(
+        fixed_s=small_s,
+        write_bytes_per_s=num_bytes / max(large_s - small_s, 1e-4),
+        read_bytes_per_s=num_bytes / max(read_s, 1e-4),
+        copy_bytes_per_s=num_bytes / max(min(seconds), 1e-5),
+    )
+
+
+def _fastest_s(folder: Path, num_elements: int) -> tuple[float, float]:
+    """Seconds in which a state of this size is written, and read."""
+    state, written_s, read_s = {"model/weight": torch.ones(num_elements)}, [], []
+    for i in range(DISK_REPEATS):
+        store, started_s = CheckpointStore(folder / str(i)), undisturbed_s()
+        store.save(1, piece_writer(state), {})
+        written_s.append(undisturbed_s() - started_s)
+        started_s = undisturbed_s()
+        checkpoint = store.newest()
+        assert checkpoint is not None
+        read_whole(checkpoint, prefix="model/")
+        read_s.append(undisturbed_s() - started_s)
+    return min(written_s), min(read_s)

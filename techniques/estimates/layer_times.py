@@ -24,7 +24,7 @@ from torch import Tensor, nn
 
 from ringmaster.codec import digest, from_json, set_fields, to_json
 from ringmaster.techniques.data import PreparedData
-from ringmaster.techniques.estimates.isolated_calls import in_children, keep, kept
+from ringmaster.techniques.estimates.device_rates import in_children, keep, kept
 from ringmaster.techniques.job import BESIDE_MODEL_AND_LOSS, Job
 from ringmaster.techniques.model_facts import ModelFacts
 from ringmaster.techniques.models.build import skeleton
@@ -108,13 +108,13 @@ def layer_times(
     if (known := kept(LayerTimes, file)) is not None:
         return known
     try:
-        found = in_children(
+        answers = in_children(
             [lambda i=i: _measured(job, data=data, num_rows=rows, slots=slots, which=i) for i in range(len(slots))]  # type: ignore[misc]
         )
     except RuntimeError as error:
         print(f"stages are balanced by parameters: {error}", file=sys.stderr)
         return None
-    measured = _mean([from_json(LayerTimes, one) for one in found])
+    measured = _mean([from_json(LayerTimes, one) for one in answers])
     keep(measured, file)
     return measured
 
@@ -138,7 +138,11 @@ def _measured(job: Job, *, data: PreparedData, num_rows: int, slots: Sequence[Sl
         "nothing": StagePart(first=0, last=0, has_entry=False, has_exit=False),
         "entry": StagePart(first=0, last=0, has_entry=True, has_exit=False),
         "exit": StagePart(first=0, last=0, has_entry=False, has_exit=True),
-        **{kind: StagePart(first=at, last=at + 1, has_entry=False, has_exit=False) for at, kind in _firsts(kinds)},
+        **{
+            kind: StagePart(first=at, last=at + 1, has_entry=False, has_exit=False)
+            for at, kind in enumerate(kinds)
+            if kind not in kinds[:at]
+        },
     }
     pieces = {
         name: _MeasuredModule(
@@ -179,10 +183,6 @@ def _settings(module: nn.Module) -> dict[str, Any]:
     }
     plain.pop("layer_idx", None)
     return plain
-
-
-def _firsts(kinds: Sequence[str]) -> list[tuple[int, str]]:
-    return [(at, kind) for at, kind in enumerate(kinds) if kind not in kinds[:at]]
 
 
 def _median_s(pieces: Mapping[str, _MeasuredModule], *, first: int) -> dict[str, tuple[float, float]]:

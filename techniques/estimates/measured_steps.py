@@ -34,9 +34,8 @@ from ringmaster.codec import digest, from_json, set_fields, to_json
 from ringmaster.techniques import registry
 from ringmaster.techniques.data import Dataset, PreparedData, sampler_of, width_of
 from ringmaster.techniques.data.samples import PaddedDataset
-from ringmaster.techniques.estimates.isolated_calls import in_children, keep, kept
+from ringmaster.techniques.estimates.device_rates import in_children, keep, kept
 from ringmaster.techniques.estimates.layer_times import WEIGHTS_STD, kind_of
-from ringmaster.techniques.estimates.step_times import StepTimes
 from ringmaster.techniques.job import BESIDE_ONE_STEP, Job
 from ringmaster.techniques.model_facts import ModelFacts
 from ringmaster.techniques.models.architectures import instantiate
@@ -56,6 +55,28 @@ SLOW_S = 2.0  # of a size's rounds, after which no further one is begun
 PATIENCE_S = 10.0  # for what takes two; a step that hangs is left to a trial or a segment, which are watched
 SAMPLED_ROWS, SAMPLED_BATCHES = 4096, 64  # whose widths are averaged
 MOST_SAMPLES = 1 << 20  # of which an order is drawn
+
+
+@dataclass(frozen=True, kw_only=True)
+class StepTimes:
+    """Seconds of a job's step on one device, undivided.
+
+    launch_s: of a micro-batch, whatever its rows.
+    row_s: of each row more, forward and backward.
+    update_s: of the optimizer, clipping included.
+    forward_share: the forward's part of a micro-batch.
+    layers_share: the part of a micro-batch that the forward of the repeated layers takes.
+    """
+
+    launch_s: float
+    row_s: float
+    update_s: float
+    forward_share: float
+    layers_share: float
+
+    def with_forward_beside(self, size: float) -> StepTimes:
+        """Returns the times with a forward of another model beside each row; `size` in sizes of the job's model."""
+        return replace(self, row_s=self.row_s * (1 + size * self.forward_share))
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -107,11 +128,11 @@ def measured_step_times(
     with TemporaryDirectory(dir=cache_dir) as folder:
         measure = partial(_measured, job, data=data, facts=facts, width=width, cache_dir=cache_dir, folder=folder)
         try:
-            found = in_children([partial(measure, slot=slot) for slot in slots], patience_s=PATIENCE_S)
+            answers = in_children([partial(measure, slot=slot) for slot in slots], patience_s=PATIENCE_S)
         except RuntimeError as error:
             print(f"steps are predicted by operations: {error}", file=sys.stderr)
             return None
-    times: StepTimes = from_json(StepTimes, {key: fmean(one[key] for one in found) for key in found[0]})
+    times: StepTimes = from_json(StepTimes, {key: fmean(one[key] for one in answers) for key in answers[0]})
     keep(times, file)
     return times
 

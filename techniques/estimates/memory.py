@@ -1,24 +1,165 @@
-"""Predicted memory of an option: the peak of an estimated step of its ranks, before anything runs."""
+"""Predicted memory of an option: the peak of an estimated step of its ranks, before anything runs.
+
+Estimates are made in child processes, in parallel, and cached: nothing is estimated twice on a machine. A model of many
+equal layers is estimated with four and with five layers: between the first two and the last two layers a step repeats
+the same operations, so the peak of a phase is linear in the number of layers.
+"""
 
 from __future__ import annotations
 
+import contextlib
+import json
 import math
-from collections.abc import Iterable, Mapping, Sequence
+import os
+import sys
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
+from functools import partial
+from pathlib import Path
 from typing import Any
 
+import torch
+import transformers
+
+from ringmaster.codec import digest, from_json, to_json
 from ringmaster.techniques import registry
-from ringmaster.techniques.estimates.memory_cache import EstimateError, estimate_ranks
-from ringmaster.techniques.estimates.rank_memory import RankEstimate, RankScenario
-from ringmaster.techniques.job import Job
+from ringmaster.techniques.estimates.device_rates import keep, run_in_children
+from ringmaster.techniques.estimates.rank_memory import RankEstimate, RankScenario, estimate_rank
+from ringmaster.techniques.job import EvaluationSpec, Job, ScheduleSpec
 from ringmaster.techniques.model_facts import ModelFacts
 from ringmaster.techniques.preflight import ARITHMETIC, FROM_META_STEP, Forecast
+from ringmaster.techniques.probing.probe import source_state, source_states
 from ringmaster.techniques.technique import OPTIMIZER_STATE_BYTES, WEIGHT_BYTES, Config, GangShape, Technique
 
+VERSION = 4  # incremented when estimates would have other results
+FEW_LAYERS = (4, 5)
+AT_EITHER_END = 2
 # Rough share of the activations that is stored under each kind of recomputation.
 KEPT = {"none": 1.0, "selective": 0.6, "full": 0.15}
 # Along these axes ranks hold different state; along others they are alike.
 UNEQUAL_AXES = ("pp", "cp")
+IRRELEVANT_DATA = (
+    "name",
+    "digest",
+    "num_samples",
+    "num_held_out",
+    "source",
+    "folder",
+    "lengths",
+    "columns",
+    "notes",
+    "training_faults",
+)
+
+
+@dataclass(frozen=True, kw_only=True)
+class EstimateError:
+    """The reason why an estimate failed."""
+
+    message: str
+
+
+def estimate_ranks(
+    scenes: Sequence[RankScenario], *, num_layers: int = 0, at_once: int = 1, until_s: float = math.inf
+) -> list[RankEstimate | EstimateError]:
+    """Estimates each scene: from the cache, or else in a child process, `at_once` of them in parallel.
+
+    num_layers: layers of models that may be estimated with a few layers; 0 where none may.
+    until_s: CLOCK_MONOTONIC time after which no estimate is started.
+    """
+    few = num_layers > FEW_LAYERS[-1] + 1
+    wanted = [replace(_plain(s), num_layers=n) for s in scenes for n in (FEW_LAYERS if few else (None,))]
+    missing = [(file, scene) for file, scene in {_file(scene): scene for scene in wanted}.items() if not file.exists()]
+    _run(missing, at_once=at_once, until_s=until_s)
+    estimates = [_read(_file(scene)) for scene in wanted]
+    if not few:
+        return estimates
+    return [_with_layers(estimates[i], estimates[i + 1], num_layers) for i in range(0, len(estimates), 2)]
+
+
+def _with_layers(
+    fewer: RankEstimate | EstimateError, more: RankEstimate | EstimateError, num_layers: int
+) -> RankEstimate | EstimateError:
+    """Returns p(L) = p(4) + (L - 4) (p(5) - p(4)), for each phase near either end, and for the work."""
+    if isinstance(fewer, EstimateError) or isinstance(more, EstimateError):
+        return fewer if isinstance(fewer, EstimateError) else more
+    times = num_layers - FEW_LAYERS[0]
+    peaks = [dict(_at_the_ends(r.peaks, num)) for r, num in zip((fewer, more), FEW_LAYERS, strict=True)]
+    return RankEstimate(
+        peaks={phase: low + times * (peaks[1].get(phase, low) - low) for phase, low in peaks[0].items()},
+        saved_bytes=_linear(fewer.saved_bytes, more.saved_bytes, times),
+        num_flops=fewer.num_flops + times * (more.num_flops - fewer.num_flops),
+        num_bytes=fewer.num_bytes + times * (more.num_bytes - fewer.num_bytes),
+        num_operators=fewer.num_operators + times * (more.num_operators - fewer.num_operators),
+    )
+
+
+def _linear(fewer: int | None, more: int | None, times: int) -> int | None:
+    return None if fewer is None or more is None else fewer + times * (more - fewer)
+
+
+def _at_the_ends(peaks: Mapping[str, int], num_layers: int) -> Iterator[tuple[str, int]]:
+    """Yields phases near either end by position: the first two layers, and the last two, counted from the end."""
+    for phase, peak in peaks.items():
+        kind, _, number = phase.partition(" ")
+        if not number.isdigit() or int(number) < AT_EITHER_END:
+            yield phase, peak
+        elif int(number) >= num_layers - AT_EITHER_END:
+            yield f"{kind} {int(number) - num_layers}", peak
+
+
+def _plain(scene: RankScenario) -> RankScenario:
+    """The scene without settings that do not affect it, so that jobs which differ only in these share an estimate."""
+    job = replace(
+        scene.job,
+        name="rehearsal",
+        base=None,
+        adaptation=None,
+        optimizer=replace(scene.job.optimizer, lr=1e-3, layer_decay=None, groups=(), decay_norms_and_biases=True),
+        schedule=ScheduleSpec(),
+        num_steps=10,
+        num_epochs=None,
+        evaluation=EvaluationSpec(),
+        seed=0,
+        techniques=None,
+        num_devices=None,
+    )
+    return replace(scene, job=job, shape=replace(scene.shape, memory_bytes=0))
+
+
+def _file(scene: RankScenario) -> Path:
+    fields = to_json(scene)
+    folder = Path(fields.pop("cache_dir")) / "rehearsals"
+    if fields["data"]["kind"] != "other":
+        for key in IRRELEVANT_DATA:
+            fields["data"].pop(key, None)
+    is_own = scene.technique not in registry.BUILTIN.values()
+    fields["code"] = [*source_states(scene.job), *([source_state(scene.technique)] if is_own else [])]
+    return folder / f"{digest([fields, torch.__version__, transformers.__version__, VERSION], length=32)}.json"
+
+
+def _read(file: Path) -> RankEstimate | EstimateError:
+    if not file.exists():
+        return EstimateError(message="there was no time for the memory estimate; the next call continues")
+    data = json.loads(file.read_text())
+    return from_json(EstimateError, data) if "message" in data else from_json(RankEstimate, data)
+
+
+def _run(missing: Sequence[tuple[Path, RankScenario]], *, at_once: int, until_s: float) -> None:
+    works = [partial(_told, scene) for _, scene in missing]
+    for number, estimate, fault in run_in_children(works, at_once=at_once, until_s=until_s):
+        if fault:
+            print(f"a memory estimate: {fault}", file=sys.stderr)
+        keep(estimate or EstimateError(message=fault), missing[number][0])
+
+
+def _told(scene: RankScenario) -> Any:
+    torch.set_num_threads(1)
+    try:
+        with Path(os.devnull).open("w") as nowhere, contextlib.redirect_stderr(nowhere):
+            return to_json(estimate_rank(scene))
+    except Exception as error:  # noqa: BLE001 - a model that reads values may raise anything: reported
+        return to_json(EstimateError(message=f"{type(error).__name__}: {error}"))
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -50,15 +191,22 @@ def forecast_memory(workload: Workload, choices: Sequence[Choice]) -> list[Forec
     activations are then those of one device alone, times the share that this device computes.
     """
     scenes = [list(_scenes(workload, choice)) for choice in choices]
-    whole = [s for mine, choice in zip(scenes, choices, strict=True) for s in mine if not _few_do(workload, choice)]
-    few = [s for mine, choice in zip(scenes, choices, strict=True) for s in mine if _few_do(workload, choice)]
+    whole = [
+        s
+        for own_scenes, choice in zip(scenes, choices, strict=True)
+        for s in own_scenes
+        if not _few_do(workload, choice)
+    ]
+    few = [
+        s for own_scenes, choice in zip(scenes, choices, strict=True) for s in own_scenes if _few_do(workload, choice)
+    ]
     results: dict[int, RankEstimate | EstimateError] = {}
     for group, num_layers in ((whole, 0), (few, workload.facts.num_layers)):
-        found = estimate_ranks(group, num_layers=num_layers, at_once=workload.at_once, until_s=workload.until_s)
-        results |= {id(scene): result for scene, result in zip(group, found, strict=True)}
+        estimates = estimate_ranks(group, num_layers=num_layers, at_once=workload.at_once, until_s=workload.until_s)
+        results |= {id(scene): result for scene, result in zip(group, estimates, strict=True)}
     return [
-        _forecast(workload, choice, [results[id(scene)] for scene in mine])
-        for choice, mine in zip(choices, scenes, strict=True)
+        _forecast(workload, choice, [results[id(scene)] for scene in own_scenes])
+        for choice, own_scenes in zip(choices, scenes, strict=True)
     ]
 
 

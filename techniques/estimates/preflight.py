@@ -35,8 +35,7 @@ from ringmaster.techniques.processes.events import (
     event_to_json,
 )
 from ringmaster.techniques.technique import GangShape, Technique, why_no_optimizer
-from ringmaster.techniques.training.optimizers import check_options
-from ringmaster.techniques.training.parameters import freeze, parameter_settings
+from ringmaster.techniques.training.optimizers import check_options, freeze, parameter_settings
 
 ROOM_TO_SPARE = 4  # factor over weights, gradients and optimizer state, which leaves memory for activations
 
@@ -96,7 +95,7 @@ def preflight_job(job: Job, order: PreflightOrder) -> Preflight:
     for shape in order.shapes:
         if job.num_devices is not None and shape.num_devices not in job.num_devices:
             continue
-        found: dict[str, list[Candidate]] = {}
+        listed: dict[str, list[Candidate]] = {}
         for name, technique in techniques.items():
             reason = (
                 _black_box(technique, job)
@@ -106,9 +105,9 @@ def preflight_job(job: Job, order: PreflightOrder) -> Preflight:
             reason = reason or why_no_generation(technique, job) or why_no_optimizer(technique, job)
             reason = reason or technique.supports(job, shape, facts)
             if not order.forecast_all:
-                reason = reason or _needless(technique, found, shape)
-            found[name], too_large = ([], []) if reason else estimator.weigh(technique, shape)
-            if not found[name]:
+                reason = reason or _needless(technique, listed, shape)
+            listed[name], too_large = ([], []) if reason else estimator.weigh(technique, shape)
+            if not listed[name]:
                 least = _least_too_large(too_large, shape)
                 refusals.append(
                     Refusal(
@@ -119,7 +118,7 @@ def preflight_job(job: Job, order: PreflightOrder) -> Preflight:
                     )
                 )
             refusals += [refusal for refusal, _ in too_large]
-        candidates += [candidate for group in found.values() for candidate in group]
+        candidates += [candidate for group in listed.values() for candidate in group]
     return Preflight(
         job=job.name,
         data=to_json(data),
@@ -138,8 +137,8 @@ def _check_training(job: Job, data: PreparedData) -> None:
     """Raises StepError where the model has no parameters as `freeze` and the optimizer name them."""
     with explained(f"optimizer {job.optimizer.name}: it cannot be built", "correct its options"):
         check_options(job)
-    said = job.optimizer
-    if not job.freeze and not said.groups and said.layer_decay is None and said.name != "muon":
+    optimizer = job.optimizer
+    if not job.freeze and not optimizer.groups and optimizer.layer_decay is None and optimizer.name != "muon":
         return
     with explained("optimizer: it does not suit the model", "correct its settings"):
         model = skeleton(job.model, data)

@@ -9,8 +9,9 @@ from pathlib import Path
 
 from ringmaster.techniques.checkpoints.checkpoint import CheckpointStore
 from ringmaster.techniques.external import protocol
-from ringmaster.techniques.external.events import (
+from ringmaster.techniques.external.protocol import (
     KINDS,
+    RUN,
     CheckpointWritten,
     CommandEvaluation,
     CommandEvent,
@@ -25,7 +26,6 @@ from ringmaster.techniques.external.events import (
     StepEvent,
     TrainingStarted,
 )
-from ringmaster.techniques.external.protocol import RUN
 from ringmaster.techniques.processes.events import (
     CheckpointFailed,
     CheckpointSaved,
@@ -204,8 +204,8 @@ class CommandProgress:
 
     def _check_step(self, event: StepEvent) -> None:
         if event.step != self._step:
-            said = f"{event.NAME} of step {event.step}"
-            raise ValueError(f"the command said {said} after step {self._step}. To fix: say each step, and then this")
+            what = f"{event.NAME} of step {event.step}"
+            raise ValueError(f"the command said {what} after step {self._step}. To fix: say each step, and then this")
 
     def _be_patient(self, step_s: float) -> None:
         patience_s = max(PATIENCE_STEPS * step_s, LEAST_PATIENCE_S)

@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, ClassVar
+from typing import TYPE_CHECKING, ClassVar
 
 from ringmaster.techniques.loss import LossFunction, LossInputs, Values, YesOrNo, option
+from ringmaster.techniques.models.sentence_embeddings import embeddings, last_hidden_state, pooling_of
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -15,8 +16,8 @@ if TYPE_CHECKING:
 class Contrastive(LossFunction):
     """InfoNCE: each anchor must find its positive among the positives of the whole global batch.
 
-    An embedding e is the mean of the last hidden state over the attention mask, divided by its L2 norm. With n pairs
-    (a_i, p_i) and temperature t:
+    An embedding is the mean of the last hidden state over the attention mask, divided by its L2 norm; of a base of
+    Sentence-Transformers it is pooled and normalized as the base does. With n pairs (a_i, p_i) and temperature t:
 
         mean over i of -log(exp(a_i . p_i / t) / sum over j of exp(a_i . p_j / t))
 
@@ -43,35 +44,24 @@ class Contrastive(LossFunction):
         import torch
         from torch.nn.functional import cross_entropy
 
-        found = embeddings(inputs.output, inputs.batch)
+        found = self._embeddings(inputs)
         candidates = found[:, 1:].transpose(0, 1).flatten(0, 1)  # all positives, and then all hard negatives
         similarities = found[:, 0] @ candidates.T / self.temperature
         losses = cross_entropy(similarities, torch.arange(len(found), device=found.device), reduction="none")
         return losses, torch.ones_like(losses)
 
-
-def embeddings(output: Any, batch: Any) -> Tensor:
-    """Returns normalised embeddings of each sample's sequences, [rows, sequences, features], in fp32.
-
-    output: of the model, for the sequences of all samples one after another.
-    batch: with attention_mask [rows, sequences, tokens].
-
-    Raises ValueError where the model or the samples do not suit.
-    """
-    from torch.nn.functional import normalize
-
-    hidden = getattr(output, "last_hidden_state", None)
-    if hidden is None:
-        raise ValueError(
-            f"loss contrastive: the model returns {type(output).__name__}, which has no last_hidden_state. To fix: "
-            "train a model without a head, such as BertModel"
-        )
-    if "attention_mask" not in batch:
-        raise ValueError(
-            "loss contrastive: the samples have no attention_mask, over which hidden states are averaged. To fix: give "
-            "each sample an attention_mask [2, tokens]"
-        )
-    mask = batch["attention_mask"].unsqueeze(-1).float()
-    states = hidden.float().reshape(*mask.shape[:-1], -1)
-    pooled = (states * mask).sum(2) / mask.sum(2).clamp(min=1e-9)
-    return normalize(pooled, dim=-1)
+    def _embeddings(self, inputs: LossInputs) -> Tensor:
+        """Returns the embeddings in fp32, [rows, sequences, features]. Raises ValueError where there are none."""
+        hidden, mask = last_hidden_state(inputs.output), inputs.batch.get("attention_mask")
+        if hidden is None:
+            raise ValueError(
+                f"loss contrastive: the model returns {type(inputs.output).__name__}, which has no last_hidden_state. "
+                "To fix: train a model without a head, such as BertModel"
+            )
+        if mask is None:
+            raise ValueError(
+                "loss contrastive: the samples have no attention_mask, over which hidden states are averaged. To fix: "
+                "give each sample an attention_mask [2, tokens]"
+            )
+        found = embeddings(hidden.float(), mask.flatten(0, 1), pooling_of(inputs.base))
+        return found.reshape(*mask.shape[:2], -1)

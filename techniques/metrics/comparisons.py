@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import TYPE_CHECKING, Any, ClassVar
+from typing import TYPE_CHECKING, ClassVar
 
 import numpy as np
 
 from ringmaster.techniques.loss import REWARDS
 from ringmaster.techniques.metric import GatheredMetric, Metric, Outputs
+from ringmaster.techniques.models.sentence_embeddings import embeddings, last_hidden_state, pooling_of
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -25,9 +26,9 @@ class RecallAt1(GatheredMetric):
 
     A row has two sequences, anchor and positive; a third one, such as a hard negative, is left out. The embedding of a
     sequence is the mean of the last hidden states of its tokens, divided by its length, and the similarity is the
-    cosine (Reimers & Gurevych, Sentence-BERT, 2019). The order of positives that are equally similar is drawn, and the
-    expected share is returned: if all embeddings are equal, it is k / rows. A sample, or a slice, is one of anchors;
-    the positives are always those of all rows.
+    cosine (Reimers & Gurevych, Sentence-BERT, 2019), unless a base of Sentence-Transformers says otherwise. The order
+    of positives that are equally similar is drawn, and the expected share is returned: if all embeddings are equal, it
+    is k / rows. A sample, or a slice, is one of anchors; the positives are always those of all rows.
     """
 
     name = "recall_at_1"
@@ -44,7 +45,9 @@ class RecallAt1(GatheredMetric):
             return None
         if states.ndim != 3 or states.shape[:2] != mask.flatten(0, 1).shape:
             return None
-        pairs = embeddings(states, mask.flatten(0, 1)).reshape(*mask.shape[:2], -1).cpu()
+        pairs = (
+            embeddings(states.double(), mask.flatten(0, 1), pooling_of(outputs.base)).reshape(*mask.shape[:2], -1).cpu()
+        )
         return {"anchors": pairs[:, 0], "positives": pairs[:, 1], "embedded_pairs": pairs[:, 0, 0] * 0 + 1}
 
     def relate(self, rows: Mapping[str, Values]) -> Mapping[str, Values]:
@@ -72,24 +75,6 @@ class RecallAt5(RecallAt1):
 
     name = "recall_at_5"
     num_best = 5
-
-
-def last_hidden_state(output: Any) -> Tensor | None:
-    """Returns the hidden states of a model's last layer, or None where its output has none."""
-    name = "last_hidden_state"
-    states: Tensor | None = output.get(name) if isinstance(output, Mapping) else getattr(output, name, None)
-    return states
-
-
-def embeddings(states: Tensor, mask: Tensor) -> Tensor:
-    """Returns the normalised mean of the unmasked states, [sequences, features], in fp64.
-
-    states: [sequences, tokens, features]. mask: [sequences, tokens].
-    """
-    weights = mask.double()[..., None]
-    means: Tensor = (states.double() * weights).sum(1) / weights.sum(1).clamp(min=1.0)
-    unit: Tensor = means / means.norm(dim=1, keepdim=True).clamp(min=1e-12)
-    return unit
 
 
 class PreferenceAccuracy(Metric):

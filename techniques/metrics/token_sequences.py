@@ -7,7 +7,7 @@ true tokens before them.
 from __future__ import annotations
 
 import re
-from collections.abc import Hashable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Hashable, Iterator, Mapping, Sequence
 from functools import cache
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -92,7 +92,7 @@ class RougeL(Metric):
         found, counted = [], []
         for own, true in answers(predicted, labels):
             counted.append(float(bool(true)))
-            found.append(f_measure(*(_words(each, outputs.tokenizer_dir) for each in (own, true))))
+            found.append(f_measure(*(words_of(each, outputs.tokenizer_dir) for each in (own, true))))
         values = labels.new_tensor([found, counted], dtype=torch.float64)
         return dict(zip(self.sums, values, strict=True))
 
@@ -129,9 +129,14 @@ def words(text: str) -> list[str]:
     return re.findall(r"[^\W_]+", text.lower())
 
 
-def _words(tokens: Iterable[int], folder: Path | None) -> Sequence[Hashable]:
-    ids = list(tokens)
-    return ids if folder is None else words(_tokenizer(folder).decode(ids, skip_special_tokens=True))
+def words_of(tokens: Sequence[int], folder: Path | None) -> Sequence[Hashable]:
+    """Returns the words of tokens; the tokens themselves where there is no folder of a tokenizer."""
+    return list(tokens) if folder is None else words(str(text_of(tokens, folder)))
+
+
+def text_of(tokens: Sequence[int], folder: Path | None) -> Hashable:
+    """Returns the text of tokens without special tokens and outer spaces; without a tokenizer the tokens."""
+    return tuple(tokens) if folder is None else _tokenizer(folder).decode(tokens, skip_special_tokens=True).strip()
 
 
 @cache

@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING
 from ringmaster.techniques.black_box import BlackBox
 from ringmaster.techniques.job import DISTILLED, PRUNED, VIRTUAL_TOKENS, Job
 from ringmaster.techniques.loss import loss_function_of
+from ringmaster.techniques.metric import why_generating
 from ringmaster.techniques.technique import Technique
 
 if TYPE_CHECKING:
@@ -51,17 +52,20 @@ def copies_reference(job: Job) -> bool:
 
 
 def why_no_generation(technique: Technique, job: Job) -> str | None:
-    """Returns why a technique cannot write the completions that a job's loss is computed on, or None."""
+    """Returns why a technique cannot write the texts on which a job's loss or metrics are computed, or None."""
+    if isinstance(technique, BlackBox):
+        return None
     loss = loss_function_of(job.loss, job.loss_options)
-    if loss is None or loss.generation is None or isinstance(technique, BlackBox):
+    writes_in_steps = loss is not None and loss.generation is not None
+    what = f"the loss {loss.name}" if loss and writes_in_steps else why_generating(job.evaluation.metrics)
+    if what is None:
         return None
     if not technique.generates:
-        return f"the loss {loss.name} generates with the whole model on each device, which {technique.name} has not"
+        return f"{what} generates with the whole model on each device, which {technique.name} has not"
     if job.compile:
-        return f"the loss {loss.name} generates sequences that grow, for each of which layers would be compiled again"
+        return f"{what} generates sequences that grow, for each of which layers would be compiled again"
     if job.adapter is not None and job.adapter.kind in VIRTUAL_TOKENS:
-        kind = job.adapter.kind
-        return f"the loss {loss.name} generates with a cache of keys and values, to which a {kind} is not added"
+        return f"{what} generates with a cache of keys and values, to which a {job.adapter.kind} is not added"
     return None
 
 

@@ -35,6 +35,7 @@ from ringmaster.techniques.models.peft_format import (
     resolved,
     tensor_name,
 )
+from ringmaster.techniques.models.sentence_embeddings import copy_modules
 
 FACTORY = "model.json"
 GENERATION = "generation_config.json"
@@ -67,6 +68,8 @@ def export_model(
     processor of its data or, where the data has none, of its base. A factory's model is written as `model.safetensors`,
     with a `model.json` that names the factory.
 
+    A model without a head keeps the modules of a Sentence-Transformers base: pooling and normalization.
+
     How it generates is kept as well: its `generation_config`, with the token that ends a turn of a chat template of the
     data's among those that end a text.
 
@@ -81,6 +84,8 @@ def export_model(
             _save_pretrained(aside, model.config, state)
             _save_generation(aside, model, prepared)
             copy_processors(aside, prepared=prepared, base=base)
+            if _has_no_head(model):
+                copy_modules(base, aside)
 
 
 def copy_processors(folder: Path, *, prepared: PreparedData, base: str | None) -> None:
@@ -233,3 +238,10 @@ def export_adapter(
         metadata = {"format": "pt"} | ({QUANTIZED_BASE: quantize_base} if quantize_base else {})
         save_file(tensors, aside / ADAPTER_WEIGHTS, metadata=metadata)
         copy_processors(aside, prepared=prepared, base=base)
+        if _has_no_head(model):
+            copy_modules(base, aside)
+
+
+def _has_no_head(model: nn.Module) -> bool:
+    """Whether a model is the body of its architecture, whose hidden states Sentence-Transformers pools."""
+    return getattr(model, "base_model", None) is model

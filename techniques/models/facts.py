@@ -20,7 +20,7 @@ from ringmaster.techniques.models.layers import decoder_of, layer_names, num_par
 from ringmaster.techniques.models.peft_format import resolved
 from ringmaster.techniques.models.quantization import quantize_base
 from ringmaster.techniques.training.losses import loss_of
-from ringmaster.techniques.training.parameters import freeze
+from ringmaster.techniques.training.optimizers import freeze
 
 FP32_BYTES = 4
 

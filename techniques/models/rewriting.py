@@ -17,7 +17,7 @@ from torch import Tensor, nn
 from ringmaster.codec import to_json
 from ringmaster.techniques.checkpoints.tensor_files import DTYPES
 from ringmaster.techniques.data import prepare
-from ringmaster.techniques.external.running import WAITING_PATIENCE_S, wait_for_stop
+from ringmaster.techniques.external.child import WAITING_PATIENCE_S, wait_for_stop
 from ringmaster.techniques.job import MERGED, PRUNED, QUANTIZED, AdaptationSpec, Job, ModelSpec
 from ringmaster.techniques.models.build import build_model
 from ringmaster.techniques.models.export import export_model
@@ -121,7 +121,8 @@ def _rewrite(order: GangOrder, folder: Path, *, beat: Callable[[], None], is_tri
         return
     if adaptation.kind == PRUNED:
         prune(model, adaptation)
-    export_model(folder, spec=job.model, model=model, state=model.state_dict(), prepared=prepared)
+    of = order.weights_from or job.model.from_pretrained
+    export_model(folder, spec=job.model, model=model, state=model.state_dict(), prepared=prepared, base=of)
 
 
 def _peak(device: torch.device) -> int:

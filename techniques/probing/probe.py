@@ -37,7 +37,13 @@ from ringmaster.techniques.probing.faults import (
 from ringmaster.techniques.probing.tiny import tiny_config
 from ringmaster.techniques.training.adaptation import ReferenceModel
 from ringmaster.techniques.training.dropout import Draws, DrawSites, drawing, find_sites, name_modules, use
-from ringmaster.techniques.training.generation import prompt_seed, prompts_of, rollout_of
+from ringmaster.techniques.training.generation import (
+    answer_writer_of,
+    num_positions,
+    prompt_seed,
+    prompts_of,
+    rollout_of,
+)
 from ringmaster.techniques.training.losses import (
     REFERENCE,
     Loss,
@@ -60,7 +66,14 @@ def completions_of(
     """
     generation = function.generation
     assert generation is not None
-    _check_positions(model, job, longest=(data.seq_len or 0) + generation.max_new_tokens)
+    longest, has = (data.seq_len or 0) + generation.max_new_tokens, num_positions(model)
+    if has is not None and has < longest:
+        raise StepError(
+            [
+                f"loss: prompts and completions have up to {longest} tokens, and the model {has} positions. To fix: "
+                "lower loss.max_new_tokens or data.seq_len, or set model.config.max_position_embeddings"
+            ]
+        )
     with explained("loss: its rewards cannot be computed", "correct the reward function, or the columns of the data"):
         rollout = rollout_of(
             function,
@@ -77,18 +90,6 @@ def completions_of(
     draw = torch.Generator().manual_seed(0)
     rewards = torch.rand(batch[REWARDS].shape, generator=draw)
     return {**batch, ADVANTAGES: function.advantages(rewards, of_batch=rewards)}
-
-
-def _check_positions(model: nn.Module, job: Job, *, longest: int) -> None:
-    config = getattr(model, "config", None)
-    has = next((n for key in ("max_position_embeddings", "n_positions") if (n := getattr(config, key, None))), None)
-    if isinstance(has, int) and has < longest:
-        raise StepError(
-            [
-                f"loss: prompts and completions have up to {longest} tokens, and the model {has} positions. To fix: "
-                "lower loss.max_new_tokens or data.seq_len, or set model.config.max_position_embeddings"
-            ]
-        )
 
 
 def _last_tokens(prompts: Mapping[str, Tensor]) -> dict[str, Tensor]:
@@ -404,12 +405,25 @@ class _TinyStep:
             self._loss(output, self._batch)
         with explained("evaluation: its metrics cannot be computed", "correct the metric, or name others"):
             metrics = MetricTotals(self._job.evaluation.metrics, loss=self._loss, data=self._data)
-            metrics.add(output, self._batch)
+            metrics.add(output, self._batch, written=self._written())
+            metrics.measure_model(self._model, self._data, NUM_SAMPLES, batch_size=NUM_SAMPLES)
             metrics.result()
         with explained("loss: it has no gradient", "compute it of what the model returns"), seeded(0):
             self._loss(self._model(**self._loss.forward_inputs(self._batch)), self._batch)[0].backward()  # type: ignore[no-untyped-call]
         self._model.zero_grad(set_to_none=True)
         return sites
+
+    def _written(self) -> list[list[int]] | None:
+        """What the small model writes to the samples, a few tokens each; None where no metric reads it."""
+        most = min(self._job.evaluation.max_new_tokens, MOST_NEW_TOKENS)
+        answers = answer_writer_of(
+            replace(self._job.evaluation, max_new_tokens=most),
+            model=self._model,
+            tokenizer_dir=self._data.tokenizer_dir,
+            device=torch.device("cpu"),
+            autocast=nullcontext,
+        )
+        return None if answers is None else answers.written(self._model, self._batch)
 
     def _samples(self, rows: Sequence[int]) -> dict[str, Tensor]:
         return fetch(self._training, [row % len(self._training) for row in rows])
@@ -453,12 +467,12 @@ def _once(cls: type[T], file: Path, find: Callable[[], T]) -> T:
     """The value in the file; if there is no file, finds the value and writes it."""
     if (known := _read(cls, file)) is not None:
         return known
-    found = find()
+    value = find()
     file.parent.mkdir(parents=True, exist_ok=True)
     aside = file.with_suffix(f".{os.getpid()}")
-    aside.write_text(json.dumps(to_json(found)))
+    aside.write_text(json.dumps(to_json(value)))
     aside.replace(file)
-    return found
+    return value
 
 
 def _read(cls: type[T], file: Path) -> T | None:

@@ -38,21 +38,21 @@ def own_caches(home: Path | None = None) -> dict[str, str]:
     """
     home = home or Path(os.environ.get("RINGMASTER_HOME", ".ringmaster")).absolute()
     folder = home / "cache" / "libraries" / (platform.node() or "localhost") / str(os.geteuid())
-    found = {name: os.environ.get(name) or str(folder / own) for name, own in CODE_CACHES.items()}
-    if faults := [fault for name, path in found.items() for fault in _faults(name, Path(path).absolute(), home)]:
+    caches = {name: os.environ.get(name) or str(folder / own) for name, own in CODE_CACHES.items()}
+    if faults := [fault for name, path in caches.items() for fault in _faults(name, Path(path).absolute(), home)]:
         raise ValueError("; ".join(faults))
-    found[HEADERS] = os.environ.get(HEADERS, "0")
+    caches[HEADERS] = os.environ.get(HEADERS, "0")
     try:
         theirs = Path.home() / ".cache"
     except RuntimeError:  # a service's user without a home
         theirs = Path("/")
     if not {"XDG_CACHE_HOME", "HF_HOME"} & os.environ.keys() and not _is_private(theirs):
-        found["XDG_CACHE_HOME"] = str(folder / "others")
+        caches["XDG_CACHE_HOME"] = str(folder / "others")
         models = theirs / "huggingface"
         # In the image of a container, models may lie in a folder that root has filled.
         is_kept = models.is_dir() and all(map(_is_ours, (models, theirs, theirs.parent)))
-        found["HF_HOME"] = str(models if is_kept else home / "cache" / "huggingface")
-    return found
+        caches["HF_HOME"] = str(models if is_kept else home / "cache" / "huggingface")
+    return caches
 
 
 def _faults(name: str, path: Path, home: Path) -> Iterator[str]:
@@ -75,16 +75,16 @@ def _faults(name: str, path: Path, home: Path) -> Iterator[str]:
 
 def _why_unsafe(path: Path, *, is_inner: bool, is_owned: bool) -> str:
     """Returns why others could place files in a folder or put another one in its place; "" where they cannot."""
-    found = path.lstat()
+    stat_of = path.lstat()
     is_shared = bool(int(os.environ.get("RINGMASTER_UMASK") or "077", 8) & stat.S_IWGRP == 0)
-    if is_owned and found.st_uid not in (os.geteuid(), 0) and (is_inner or not is_shared):
+    if is_owned and stat_of.st_uid not in (os.geteuid(), 0) and (is_inner or not is_shared):
         return "belongs to another user"
-    if stat.S_ISLNK(found.st_mode):  # its mode says nothing
+    if stat.S_ISLNK(stat_of.st_mode):  # its mode says nothing
         return ""
     if is_inner:
-        writers = found.st_mode & (stat.S_IWOTH if is_shared else stat.S_IWOTH | stat.S_IWGRP)
+        writers = stat_of.st_mode & (stat.S_IWOTH if is_shared else stat.S_IWOTH | stat.S_IWGRP)
         return "can be written by others" if writers else ""
-    is_open = found.st_mode & stat.S_IWOTH and not found.st_mode & stat.S_ISVTX
+    is_open = stat_of.st_mode & stat.S_IWOTH and not stat_of.st_mode & stat.S_ISVTX
     return "can be changed by everybody" if is_open else ""
 
 
@@ -97,5 +97,5 @@ def _is_private(path: Path) -> bool:
 
 def _is_ours(path: Path) -> bool:
     """Whether a folder is this user's or root's, and not everybody may write to it."""
-    found = path.stat()
-    return found.st_uid in (os.geteuid(), 0) and not found.st_mode & stat.S_IWOTH
+    stat_of = path.stat()
+    return stat_of.st_uid in (os.geteuid(), 0) and not stat_of.st_mode & stat.S_IWOTH

@@ -14,7 +14,7 @@ for a signal, as in `subprocess`.
 SIGTERM ends neither the server nor a child that starts: it may be sent to all processes of a machine's job.
 
 All children are also killed FENCE_AFTER_S seconds ("inf" for never) after the last tick that the owner has written to
-the standard input. No child is started until another tick arrives: see `fence.py`. The server ends after IDLE_AFTER_S
+the standard input. No child is started until another tick arrives: see `Fence`. The server ends after IDLE_AFTER_S
 seconds ("inf" for never) without children; its owner keeps the socket, so that no connection is lost.
 
 Python's own fork server pickles what it runs and imports the caller's __main__ again. The one here does neither, and
@@ -32,15 +32,54 @@ import os
 import select
 import signal
 import socket
+import struct
 import sys
 import time
 import traceback
+from collections.abc import Callable
 
 from ringmaster.errors import ChannelClosed
 from ringmaster.registry import resolve
 from ringmaster.techniques.processes.channel import HANG_UP, TELL_S, Channel
 from ringmaster.techniques.processes.events import RankExited, RankStarted, event_to_json
-from ringmaster.techniques.processes.fence import TICK, Fence
+
+TICK = struct.Struct("d")
+"""The format of a tick: a moment, by `seconds_since_boot`."""
+
+
+def seconds_since_boot() -> float:
+    """Returns seconds on a clock that all processes of a machine share.
+
+    The clock also runs while the machine is suspended, as others may take over its devices meanwhile.
+    """
+    return time.clock_gettime(time.CLOCK_BOOTTIME)
+
+
+class Fence:
+    """Decides whether more than `after_s` seconds have passed since the owner was known to own its devices."""
+
+    def __init__(self, after_s: float, *, clock: Callable[[], float] = seconds_since_boot) -> None:
+        self._after_s, self._clock = after_s, clock
+        self._heard_s = clock()
+
+    def tick(self, ticks: bytes) -> None:
+        """Reads the ticks that the owner has sent."""
+        for (moment_s,) in TICK.iter_unpack(ticks):
+            self._heard_s = max(self._heard_s, moment_s)
+
+    def is_closed(self) -> bool:
+        """Returns whether no process of the owner may run any more."""
+        return self._clock() - self._heard_s >= self._after_s
+
+    def wait_ms(self) -> int | None:
+        """Returns how long to wait for the owner before checking again, in milliseconds; None for no limit.
+
+        The limit is one second, as `poll` does not count the time while the machine is suspended. A closed fence needs
+        no further checks until a tick arrives.
+        """
+        left_s = self._heard_s + self._after_s - self._clock()
+        return None if math.isinf(left_s) or left_s <= 0 else math.ceil(1000 * min(left_s, 1.0))
+
 
 PR_SET_PDEATHSIG = 1  # prctl(2)
 _LIBC = ctypes.CDLL(None)

@@ -3,26 +3,78 @@
 from __future__ import annotations
 
 import contextlib
+import fcntl
 import math
 import os
 import select
+import shutil
 import signal
 import socket
+import stat
 import subprocess
 import sys
+import tempfile
 import threading
 from collections.abc import Iterator, Sequence
+from contextlib import suppress
 from pathlib import Path
 from types import TracebackType
 from typing import Any, Self
 
 from ringmaster.errors import ChannelClosed
 from ringmaster.techniques.processes.channel import Channel
-from ringmaster.techniques.processes.fence import TICK, seconds_since_boot
-from ringmaster.techniques.processes.launcher import rank_argument, rank_environment
-from ringmaster.techniques.processes.order import GangOrder
-from ringmaster.techniques.processes.scratch import ScratchFolder
+from ringmaster.techniques.processes.forkserver import TICK, seconds_since_boot
+from ringmaster.techniques.processes.order import GangOrder, rank_argument, rank_environment
 from ringmaster.techniques.processes.stopped import StoppedProcesses
+
+PREFIX = "ringmaster-"
+OWNER = "owner"
+
+
+class ScratchFolder:
+    """A folder of this process, until `close`; the folders of killed processes of this user are removed first."""
+
+    def __init__(self, *, prefix: str = PREFIX) -> None:
+        assert prefix.startswith(PREFIX), "stale folders are found by this prefix"
+        remove_stale()
+        self.path = Path(tempfile.mkdtemp(prefix=prefix))
+        # The file has another name until it is locked, so that no process sees an owner's file without its lock.
+        unlocked = self.path / f".{OWNER}"
+        self._lock = unlocked.open("w")
+        fcntl.flock(self._lock, fcntl.LOCK_EX)
+        unlocked.rename(self.path / OWNER)
+
+    def close(self) -> None:
+        """Removes the folder."""
+        shutil.rmtree(self.path, ignore_errors=True)
+        self._lock.close()
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self.close()
+
+
+def remove_stale() -> None:
+    """Removes the folders that killed processes of this user have left."""
+    for folder in Path(tempfile.gettempdir()).glob(f"{PREFIX}*"):
+        with suppress(OSError):  # removed meanwhile, or in use, for which flock raises
+            stat_of = folder.lstat()
+            if stat.S_ISDIR(stat_of.st_mode) and stat_of.st_uid == os.geteuid():
+                _remove_if_stale(folder)
+
+
+def _remove_if_stale(folder: Path) -> None:
+    handle = os.open(folder / OWNER, os.O_RDWR | os.O_NOFOLLOW)
+    try:
+        fcntl.flock(handle, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        shutil.rmtree(folder, ignore_errors=True)
+    finally:
+        os.close(handle)
+
 
 WORKER = "ringmaster.techniques.processes.worker:main"
 # Imports of every worker. Optimizers import torch._dynamo at their first step, which takes seconds if not preloaded.

@@ -24,8 +24,7 @@ from ringmaster.techniques.processes.events import (
     ShareEnded,
     event_or_refusal,
 )
-from ringmaster.techniques.processes.launcher import Launcher
-from ringmaster.techniques.processes.order import GangOrder, rendezvous
+from ringmaster.techniques.processes.order import GangOrder, Launcher, rendezvous
 from ringmaster.techniques.processes.stopped import StoppedProcesses
 from ringmaster.text import printable_lines
 

@@ -59,13 +59,13 @@ def interface_towards(host: str, port: int) -> str:
     family, kind, _, _, target = socket.getaddrinfo(host, port, type=socket.SOCK_DGRAM)[0]
     with socket.socket(family, kind) as probe:
         probe.connect(target)  # sends nothing; the kernel only selects the source address
-        mine = probe.getsockname()[0]
+        address = probe.getsockname()[0]
     for _, name in socket.if_nameindex():
-        if mine in _addresses(name):
+        if address in _addresses(name):
             return name
     raise ValueError(
-        f"no network interface has the address {mine}, from which {host} is reached. To fix: name the one that leads "
-        "there in GLOO_SOCKET_IFNAME and NCCL_SOCKET_IFNAME"
+        f"no network interface has the address {address}, from which {host} is reached. To fix: name the one that "
+        "leads there in GLOO_SOCKET_IFNAME and NCCL_SOCKET_IFNAME"
     )
 
 
@@ -77,19 +77,19 @@ def _talk_by(interface: str) -> None:
 
 def _addresses(interface: str) -> list[str]:
     """Returns the first IPv4 address and all IPv6 addresses of an interface."""
-    found = []
+    addresses = []
     with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as probe:
         try:
             answer = fcntl.ioctl(probe, SIOCGIFADDR, struct.pack("256s", interface.encode()[:15]))
-            found.append(socket.inet_ntoa(answer[20:24]))
+            addresses.append(socket.inet_ntoa(answer[20:24]))
         except OSError:  # no IPv4 address
             pass
     table = Path("/proc/net/if_inet6")
     for line in table.read_text().splitlines() if table.exists() else ():
         digits, *_, name = line.split()
         if name == interface:
-            found.append(socket.inet_ntop(socket.AF_INET6, bytes.fromhex(digits)))
-    return found
+            addresses.append(socket.inet_ntop(socket.AF_INET6, bytes.fromhex(digits)))
+    return addresses
 
 
 BACKENDS = {"cpu": "gloo", "cuda": "cpu:gloo,cuda:nccl"}
@@ -171,13 +171,13 @@ def alone(device: torch.device) -> Ranks:
 
 def take_device(slots: tuple[Slot, ...], rank: int, *, num_ranks: int) -> torch.device:
     """Binds this process to its slots, before it uses a device: a GPU, or cores with one thread each."""
-    mine = slots if num_ranks == 1 else (slots[rank],)
-    cores = sorted({core for slot in mine for core in slot.cores})
+    own_slots = slots if num_ranks == 1 else (slots[rank],)
+    cores = sorted({core for slot in own_slots for core in slot.cores})
     if cores:
         os.sched_setaffinity(0, cores)
     torch.set_num_threads(max(len(cores), 1))
-    if mine[0].kind == "gpu":
-        os.environ["CUDA_VISIBLE_DEVICES"] = mine[0].uuid or str(mine[0].index)
+    if own_slots[0].kind == "gpu":
+        os.environ["CUDA_VISIBLE_DEVICES"] = own_slots[0].uuid or str(own_slots[0].index)
         torch.cuda.set_device(0)
         return torch.device("cuda", 0)
     return torch.device("cpu")

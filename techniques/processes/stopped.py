@@ -32,11 +32,11 @@ def stopped_s() -> float:
 
 def stopped_now() -> dict[int, int]:
     """Returns the session of each process that is stopped, by process id. A debugger's stop does not count."""
-    found = {}
+    sessions = {}
     for entry in PROC.iterdir() if PROC.is_dir() else ():
         if entry.name.isdecimal() and (session := _session_if_stopped(entry)) is not None:
-            found[int(entry.name)] = session
-    return found
+            sessions[int(entry.name)] = session
+    return sessions
 
 
 def is_stopped(pid: int) -> bool:
@@ -67,8 +67,8 @@ class StoppedProcesses:
 
     def among(self, pids: Iterable[int]) -> set[int]:
         """Returns the processes that stay stopped, or that lead a session of which another process does."""
-        now_s, found = self._clock(), stopped_now()
-        stopped = {*found, *found.values()}
+        now_s, sessions = self._clock(), stopped_now()
+        stopped = {*sessions, *sessions.values()}
         is_blind = now_s - self._looked_s > self.after_s  # this process was stopped, too
         self._looked_s = now_s
         before = {} if is_blind else self._since_s

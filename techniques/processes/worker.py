@@ -11,21 +11,37 @@ import traceback
 from pathlib import Path
 from typing import Any, NoReturn
 
+import torch
+
 from ringmaster.codec import from_json
 from ringmaster.errors import ChannelClosed
 from ringmaster.techniques import registry
 from ringmaster.techniques.black_box import BlackBox, checked_result
 from ringmaster.techniques.checkpoints.shared_models import fetch_model, store_model
 from ringmaster.techniques.processes.channel import Channel
-from ringmaster.techniques.processes.events import RankFailed, RankResult
-from ringmaster.techniques.processes.failures import failure_kind
+from ringmaster.techniques.processes.events import OutcomeStatus, RankFailed, RankResult
 from ringmaster.techniques.processes.order import TRAIN, TRIAL, GangOrder
 from ringmaster.techniques.processes.ranks import join
 from ringmaster.techniques.processes.reporter import RankLog, Reporter
 from ringmaster.techniques.technique import GangShape
-from ringmaster.techniques.training import segment_loop, trial_loop
+from ringmaster.techniques.training import segment_loop
 from ringmaster.techniques.training.segment_loop import BUILD_PATIENCE_S
 from ringmaster.techniques.training.trainer import Trainer
+
+# Messages of allocators: CUDA's, the CPU's, and those inside cuBLAS and cuDNN.
+OUT_OF_MEMORY_SIGNS = ("out of memory", "can't allocate memory", "alloc_failed")
+
+
+def failure_kind(error: Exception) -> OutcomeStatus:
+    """Returns the kind of a failure, by its remedy: out of memory, invalid or crashed."""
+    text = str(error).lower()
+    if isinstance(error, (torch.OutOfMemoryError, MemoryError)):
+        return OutcomeStatus.OUT_OF_MEMORY
+    if isinstance(error, RuntimeError) and any(sign in text for sign in OUT_OF_MEMORY_SIGNS):
+        return OutcomeStatus.OUT_OF_MEMORY
+    if isinstance(error, (ValueError, TypeError, ImportError, AttributeError, KeyError)):
+        return OutcomeStatus.INVALID
+    return OutcomeStatus.CRASHED
 
 
 def main(channel: Channel, argument: dict[str, Any]) -> NoReturn:
@@ -70,7 +86,7 @@ def _run(order: GangOrder, rank: int, reporter: Reporter) -> NoReturn:
     ranks = join(order, rank, num_ranks=num_ranks, axes=technique.mesh_shape(shape, order.config))
     reporter.phase("loading data and model", patience_s=BUILD_PATIENCE_S)
     trainer = Trainer(order, technique, ranks, beat=reporter.beat)
-    loop = {TRAIN: segment_loop.train, TRIAL: trial_loop.trial}[order.purpose]
+    loop = {TRAIN: segment_loop.train, TRIAL: segment_loop.trial}[order.purpose]
     result = loop(trainer, order, reporter)
     ranks.agree(True)  # no rank ends while a peer may still wait for it
     reporter.send(RankResult(result=result))

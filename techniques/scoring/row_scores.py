@@ -20,10 +20,9 @@ from torch import Tensor, nn
 from transformers.modeling_outputs import CausalLMOutput
 
 from ringmaster.errors import NoCommonBase
-from ringmaster.techniques.data_source import PreparedData
-from ringmaster.techniques.job import Adapter, Job, ModelSpec
+from ringmaster.techniques.job import Adapter, EvaluationSpec, Job, ModelSpec
 from ringmaster.techniques.loss import reward_names
-from ringmaster.techniques.metric import Metric, scored_metrics
+from ringmaster.techniques.metric import Metric, Outputs, scored_metrics
 from ringmaster.techniques.models.adapters import attach, first_state, own_leaves, pretrained_state, sites
 from ringmaster.techniques.models.build import build_model
 from ringmaster.techniques.models.facts import has_experts
@@ -34,16 +33,9 @@ from ringmaster.techniques.scoring.scoring_order import SCORES, model_spec
 from ringmaster.techniques.training.fused.adapter_batches import AdapterBatch
 from ringmaster.techniques.training.fused.adapter_runs import AdapterModules, adapter_modules_of
 from ringmaster.techniques.training.fused.multi_adapter_base import MultiAdapterBase
-from ringmaster.techniques.training.generation import HELD_OUT, prompt_seed, rollout_of
-from ringmaster.techniques.training.half_precision import compute_in_half
-from ringmaster.techniques.training.losses import (
-    Loss,
-    classification_loss,
-    logits_of,
-    loss_of,
-    losses_by_row,
-    next_token_loss,
-)
+from ringmaster.techniques.training.generation import HELD_OUT, answer_writer_of, prompt_seed, rollout_of
+from ringmaster.techniques.training.gradients import compute_in_half
+from ringmaster.techniques.training.losses import Loss, classification_loss, logits_of, loss_of, next_token_loss
 from ringmaster.techniques.training.metrics import outputs_of, sums_of
 
 LEAST_ROWS = 8  # a product of fewer rows runs on another kernel alone than in a batch
@@ -232,6 +224,13 @@ def score_alone(model_dir: Path, rows: ScoredRows, *, device: torch.device, coun
         device=device,
         autocast=lambda: torch.autocast(device.type, dtype=torch.bfloat16, enabled=rows.job.precision == "bf16"),
     )
+    answers = answer_writer_of(
+        rows.job.evaluation if rows.cases is None else EvaluationSpec(),
+        model=model,
+        tokenizer_dir=rows.prepared.tokenizer_dir,
+        device=device,
+        autocast=lambda: torch.autocast(device.type, dtype=torch.bfloat16, enabled=rows.job.precision == "bf16"),
+    )
     collected, config, metrics = ScoreCollector(), getattr(model, "config", None), metrics_of(rows.job)
     for numbers, batch in rows.chunks(model_dir, config=config, shifted=loss.shifted, device=device):
         known = rows.known(batch)
@@ -240,11 +239,18 @@ def score_alone(model_dir: Path, rows: ScoredRows, *, device: torch.device, coun
             (batch,) = rollout.with_advantages([rollout.completed(model, batch, seeds=seeds)])
         output, losses = _forward(model, loss, batch, rows), None
         if rows.are_labelled(batch) and loss.function is None:
-            losses = losses_by_row(loss, output, batch) or _losses_one_by_one(model, loss, batch, rows)
+            losses = loss.by_row(output, batch) or _losses_one_by_one(model, loss, batch, rows)
         elif rows.are_labelled(batch) and loss.is_known(batch):
-            losses = losses_by_row(loss, output, batch)
-        found = scores_of_batch(loss, output, batch, losses=losses, metrics=metrics, data=rows.prepared)
-        collected.add(numbers, {**found, **known})
+            losses = loss.by_row(output, batch)
+        outputs = outputs_of(
+            loss,
+            output,
+            batch,
+            losses=losses,
+            data=rows.prepared,
+            written=None if answers is None else answers.written(model, batch),
+        )
+        collected.add(numbers, {**scores_of_batch(loss, outputs, metrics=metrics), **known})
         count(len(numbers))
     return collected.scores(shifted=loss.shifted)
 
@@ -258,29 +264,19 @@ def metrics_of(job: Job) -> tuple[Metric, ...]:
     return metrics
 
 
-def scores_of_batch(
-    loss: Loss,
-    output: Any,
-    batch: Mapping[str, Tensor],
-    *,
-    losses: tuple[Tensor, Tensor] | None,
-    metrics: Sequence[Metric],
-    data: PreparedData,
-) -> dict[str, list[Any]]:
+def scores_of_batch(loss: Loss, outputs: Outputs, *, metrics: Sequence[Metric]) -> dict[str, list[Any]]:
     """The scores of a batch's rows, a value (or vector) per row, by name.
 
-    losses: the loss by row as (sums, counts), [rows] each; None for rows without labels.
     metrics: those that do not suit the model or the labels are left out.
-    data: the prepared rows, for metrics that read their tokenizer or the names of their classes.
     """
-    found = sums_of(metrics, outputs_of(loss, output, batch, losses=losses, data=data))
-    logits = logits_of(output)
+    found = sums_of(metrics, outputs)
+    batch, losses, logits = outputs.batch, outputs.losses, logits_of(outputs.output)
     if loss.shifted:
         # The next-token loss is the negative log-probability already.
         if losses is not None and loss.compute is next_token_loss:
             found["log_probabilities"] = -found["loss_sums"]
         elif logits is not None and "labels" in batch and logits.shape[:-1] == batch["labels"].shape:
-            found["log_probabilities"] = _log_probabilities(output, batch)
+            found["log_probabilities"] = _log_probabilities(outputs.output, batch)
     elif logits is not None and logits.ndim == 2 and logits.shape[-1] > 1:
         found["probabilities"] = logits.float().softmax(-1)
         found["predictions"] = logits.argmax(-1)
@@ -307,7 +303,7 @@ def _losses_one_by_one(
 
 def _log_probabilities(output: Any, batch: Mapping[str, Tensor]) -> Tensor:
     """The natural log-probability of each row's tokens after the first, given the tokens before them: [rows]."""
-    losses = losses_by_row(Loss(compute=next_token_loss, inputs=None, shifted=True), output, batch)
+    losses = Loss(compute=next_token_loss, inputs=None, shifted=True).by_row(output, batch)
     assert losses is not None
     return -losses[0]
 

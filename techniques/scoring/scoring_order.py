@@ -3,17 +3,16 @@
 from __future__ import annotations
 
 import hashlib
-import json
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
 from ringmaster.techniques.job import DataSpec, Job, ModelSpec
+from ringmaster.techniques.models.model_folders import model_of_folder
 from ringmaster.techniques.models.peft_format import base_of, is_adapter, quantized_base, read_adapter, read_config
 from ringmaster.techniques.processes.order import Slot
 
-MODEL_JSON = "model.json"
 SCORES = frozenset({"num_tokens", "log_probabilities", "predictions", "probabilities"})
 """The names of a row's scores that are not sums of a metric."""
 
@@ -70,11 +69,8 @@ def model_spec(folder: Path) -> ModelSpec:
     if is_adapter(folder):
         base = base_of(folder)
         return model_spec(base) if base else ModelSpec(from_pretrained=read_config(folder)["base_model_name_or_path"])
-    if (folder / MODEL_JSON).is_file():
-        model = json.loads((folder / MODEL_JSON).read_text())
-        return ModelSpec(factory=model["factory"], kwargs=model["kwargs"])
-    if (folder / "config.json").is_file():
-        return ModelSpec(from_pretrained=str(folder.absolute()))
+    if (spec := model_of_folder(folder.absolute())) is not None:
+        return spec
     raise ValueError(f"{folder} holds no model. To fix: give a folder that a job exported or `save_pretrained` wrote")
 
 

@@ -19,6 +19,7 @@ import numpy as np
 from ringmaster.codec import from_json
 from ringmaster.errors import NoCommonBase
 from ringmaster.techniques.job import DataSpec, Job, ModelSpec
+from ringmaster.techniques.metric import why_generating
 from ringmaster.techniques.processes.channel import Channel
 from ringmaster.techniques.processes.events import ModelFailed, RowsScored, ScoringProgress, event_to_json
 from ringmaster.techniques.scoring.scored_rows import LiteralTexts, ScoredRows, cases_in
@@ -134,7 +135,8 @@ def _groups(models: Mapping[str, Path], rows: ScoredRows) -> list[list[str]]:
     """Groups the models' names, in order: models that can share a base form one group, any other model its own."""
     groups: dict[Any, list[str]] = {}
     for name, folder in models.items():
-        key = base_key(folder) if rows.job.precision == "fp32" and rows.job.loss is None else None
+        is_plain = rows.job.precision == "fp32" and rows.job.loss is None
+        key = base_key(folder) if is_plain and not why_generating(rows.job.evaluation.metrics) else None
         by_words = tokenizer_digest(tokenizer_of(folder)) if rows.by_tokenizer else ""
         groups.setdefault((name,) if key is None else (key, by_words), []).append(name)
     return list(groups.values())
@@ -152,7 +154,8 @@ def _score_over_one_base(
         metrics_of,
         scores_of_batch,
     )
-    from ringmaster.techniques.training.losses import loss_of, losses_by_row
+    from ringmaster.techniques.training.losses import loss_of
+    from ringmaster.techniques.training.metrics import outputs_of
 
     first = next(iter(models.values()))
     model, spec = build_scored_model(first, rows)
@@ -176,8 +179,9 @@ def _score_over_one_base(
 
     for question, output in base.answers(questions()):
         numbers, batch, known = question.about
-        losses = losses_by_row(loss, output, batch) if rows.are_labelled(batch) else None
-        found = scores_of_batch(loss, output, batch, losses=losses, metrics=metrics, data=rows.prepared)
+        losses = loss.by_row(output, batch) if rows.are_labelled(batch) else None
+        outputs = outputs_of(loss, output, batch, losses=losses, data=rows.prepared)
+        found = scores_of_batch(loss, outputs, metrics=metrics)
         collected[question.model].add(numbers, {**found, **known})
         done.of(question.model)(len(numbers))
     return {name: of.scores(shifted=loss.shifted) for name, of in collected.items()}

@@ -23,8 +23,7 @@ from ringmaster.techniques.models.build import build_model
 from ringmaster.techniques.models.model_folders import model_of_folder
 from ringmaster.techniques.models.quantization import is_quantized
 from ringmaster.techniques.processes.order import TRAIN, TRIAL, GangOrder
-from ringmaster.techniques.training.gradients import local, share_of, whole
-from ringmaster.techniques.training.half_precision import compute_in_half
+from ringmaster.techniques.training.gradients import compute_in_half, local, share_of, whole
 from ringmaster.techniques.training.losses import (
     REFERENCE,
     Batch,

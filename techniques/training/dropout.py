@@ -200,8 +200,8 @@ def mixed(values: Keys) -> Keys:
     values = values + _SPLITMIX[0]
     values = (values ^ (values >> np.uint64(30))) * _SPLITMIX[1]
     values = (values ^ (values >> np.uint64(27))) * _SPLITMIX[2]
-    found: Keys = values ^ (values >> np.uint64(31))
-    return found
+    mixed_values: Keys = values ^ (values >> np.uint64(31))
+    return mixed_values
 
 
 def key_of(*parts: int | str) -> np.uint64:
@@ -211,19 +211,19 @@ def key_of(*parts: int | str) -> np.uint64:
 
 def random_bits(keys: Keys, shape: Sequence[int], device: torch.device) -> Tensor:
     """Returns int32 [len(keys), *shape], each value equally likely: the bits of one tensor for each key."""
-    found = torch.empty(len(keys), *shape, dtype=torch.int32, device=device)
+    filled = torch.empty(len(keys), *shape, dtype=torch.int32, device=device)
     for bits, first, last in _chunks(keys, shape, device):
-        found[first:last] = bits
-    return found
+        filled[first:last] = bits
+    return filled
 
 
 def kept(keys: Keys, shape: Sequence[int], p: float, device: torch.device) -> Tensor:
     """Returns bool [len(keys), *shape], False with probability p."""
     threshold = min(round(p * 2**32), 2**32 - 1) - 2**31
-    found = torch.empty(len(keys), *shape, dtype=torch.bool, device=device)
+    filled = torch.empty(len(keys), *shape, dtype=torch.bool, device=device)
     for bits, first, last in _chunks(keys, shape, device):
-        torch.ge(bits, threshold, out=found[first:last])
-    return found
+        torch.ge(bits, threshold, out=filled[first:last])
+    return filled
 
 
 def _chunks(keys: Keys, shape: Sequence[int], device: torch.device) -> Iterator[tuple[Tensor, int, int]]:

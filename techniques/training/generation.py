@@ -14,6 +14,7 @@ import math
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, contextmanager
 from dataclasses import dataclass, replace
+from functools import cache
 from pathlib import Path
 from typing import Any
 
@@ -24,8 +25,9 @@ from transformers import GenerationConfig, LogitsProcessor, LogitsProcessorList
 from ringmaster.codec import digest
 from ringmaster.registry import resolve
 from ringmaster.techniques.data.sources.prompt import PROMPT, ROW
+from ringmaster.techniques.job import EvaluationSpec
 from ringmaster.techniques.loss import ADVANTAGES, REWARDS, Generation, LossFunction
-from ringmaster.techniques.metric import IGNORED
+from ringmaster.techniques.metric import IGNORED, ModelMetric, metrics_named
 
 WIDTH_MULTIPLE = 8
 TURN_END = "<|im_end|>"
@@ -128,19 +130,13 @@ def rollout_of(
     generation = None if function is None else function.generation
     if function is None or generation is None:
         return None
-    if not hasattr(model, "generate") or not hasattr(model, "generation_config"):
-        raise ValueError(
-            f"loss {function.name}: {type(model).__name__} has no generate. To fix: train a causal language model of "
-            "transformers"
-        )
+    _check_generates(model, f"loss {function.name}")
     if tokenizer_dir is None:
         raise ValueError(
             f"loss {function.name}: the data has no tokenizer to read completions with. To fix: give data of kind "
             "prompt"
         )
-    from transformers import AutoTokenizer
-
-    tokenizer: Any = AutoTokenizer.from_pretrained(str(tokenizer_dir), local_files_only=True)
+    tokenizer = _tokenizer_of(tokenizer_dir)
     return Rollout(
         function=function,
         generation=generation,
@@ -153,6 +149,122 @@ def rollout_of(
     )
 
 
+@dataclass(frozen=True, kw_only=True)
+class AnswerWriter:
+    """Writes answers to the prompts of held-out rows, for metrics of what a model writes. It takes the likeliest token.
+
+    autocast: returns the context of the job's precision.
+    """
+
+    max_new_tokens: int
+    ends: EndTokens
+    device: torch.device
+    autocast: Callable[[], AbstractContextManager[Any]]
+    beat: Callable[[], None] = lambda: None
+
+    def written(self, model: nn.Module, batch: Mapping[str, Tensor]) -> list[list[int]]:
+        """Returns the tokens that the model writes to each row, which do not depend on the other rows.
+
+        Raises ValueError where the rows are not prompts with answers.
+        """
+        ids, labels = batch.get("input_ids"), batch.get("labels")
+        if ids is None or labels is None or ids.dim() != 2 or labels.dim() != 2 or "position_ids" in batch:
+            raise ValueError(f"the samples are no rows of a prompt and an answer. {PROMPTS_REMEDY}")
+        mask = batch.get("attention_mask", torch.ones_like(ids)).bool()
+        if not _encodes(model):
+            is_labelled = labels != IGNORED
+            mask = mask & (is_labelled.cumsum(-1) == 0)
+            if bool((is_labelled.any(-1) & ~mask.any(-1)).any()):
+                raise ValueError(f"the samples have labels from their first token on, and no prompts. {PROMPTS_REMEDY}")
+        most = self._most_prompt_tokens(model)
+        prompts = [
+            row[kept].tolist()[-most:] or [self.ends.pad_id] for row, kept in zip(ids.cpu(), mask.cpu(), strict=True)
+        ]
+        greedy = Generation(
+            rewards=(), weights=(), num_generations=1, max_new_tokens=self.max_new_tokens, temperature=1.0
+        )
+        with self.autocast():
+            groups = sample(
+                model, prompts, seeds=None, generation=greedy, ends=self.ends, device=self.device, beat=self.beat
+            )
+        return [row for (row,) in groups]
+
+    def _most_prompt_tokens(self, model: nn.Module) -> int:
+        """Returns of how many tokens, the last ones of a prompt, the model has positions beside those of the answer."""
+        has = num_positions(model)
+        if has is None or _encodes(model):
+            return 0  # all of them
+        if has <= self.max_new_tokens:
+            raise ValueError(
+                f"answers have up to {self.max_new_tokens} tokens, and the model {has} positions. To fix: lower "
+                "evaluation.max_new_tokens"
+            )
+        return has - self.max_new_tokens
+
+
+PROMPTS_REMEDY = "To fix: give data of kind completion, chat or seq2seq without packing, or name other metrics"
+
+
+def answer_writer_of(
+    evaluation: EvaluationSpec,
+    *,
+    model: nn.Module,
+    tokenizer_dir: Path | None,
+    device: torch.device,
+    autocast: Callable[[], AbstractContextManager[Any]],
+    is_trial: bool = False,
+    beat: Callable[[], None] = lambda: None,
+) -> AnswerWriter | None:
+    """Returns what writes for the metrics of an evaluation; None where none reads what a model writes.
+
+    Arguments as of `rollout_of`. Raises ValueError where the model cannot generate.
+    """
+    reading = [m for m in metrics_named(evaluation.metrics) if m.generates and not isinstance(m, ModelMetric)]
+    if not reading:
+        return None
+    _check_generates(model, f"metric {reading[0].name}")
+    tokenizer = None if tokenizer_dir is None else _tokenizer_of(tokenizer_dir)
+    ends = replace(end_tokens_of(tokenizer, model), are_ignored=is_trial)
+    return AnswerWriter(
+        max_new_tokens=evaluation.max_new_tokens, ends=ends, device=device, autocast=autocast, beat=beat
+    )
+
+
+@contextmanager
+def beating(model: nn.Module, beat: Callable[[], None]) -> Iterator[None]:
+    """Calls `beat` before each forward of a model within the context."""
+    hook = model.register_forward_pre_hook(lambda *_: beat())
+    try:
+        yield
+    finally:
+        hook.remove()
+
+
+def _check_generates(model: nn.Module, what: str) -> None:
+    if not hasattr(model, "generate") or not hasattr(model, "generation_config"):
+        raise ValueError(
+            f"{what}: {type(model).__name__} has no generate. To fix: train a language model of transformers"
+        )
+
+
+def num_positions(model: nn.Module) -> int | None:
+    """Returns how many positions a model has; None where its config does not say it."""
+    config = getattr(model, "config", None)
+    has = next((n for key in ("max_position_embeddings", "n_positions") if (n := getattr(config, key, None))), None)
+    return has if isinstance(has, int) else None
+
+
+def _encodes(model: nn.Module) -> bool:
+    return bool(getattr(model.config, "is_encoder_decoder", False))
+
+
+@cache
+def _tokenizer_of(folder: Path) -> Any:
+    from transformers import AutoTokenizer
+
+    return AutoTokenizer.from_pretrained(str(folder), local_files_only=True)
+
+
 def prompts_of(batch: Mapping[str, Tensor]) -> list[dict[str, Any]]:
     """Returns the rows of a batch of prompts, by column. Raises ValueError where the data is of another kind."""
     if ROW not in batch:
@@ -161,12 +273,12 @@ def prompts_of(batch: Mapping[str, Tensor]) -> list[dict[str, Any]]:
 
 
 def end_tokens_of(tokenizer: Any, model: nn.Module) -> EndTokens:
-    """Returns how completions end: by the end of text of the tokenizer or of the model, or by the end of a turn."""
+    """Returns how completions end: by the end of text of the tokenizer, if any, or of the model, or of a turn."""
     named: Any = model.generation_config.eos_token_id  # type: ignore[union-attr]
     of_model = list(named) if isinstance(named, (list, tuple)) else [named]
-    of_turn = tokenizer.get_vocab().get(TURN_END)
-    known = [token for token in (tokenizer.eos_token_id, *of_model, of_turn) if token is not None]
-    pad = next((token for token in (tokenizer.pad_token_id, *known) if token is not None), 0)
+    of_turn = tokenizer and tokenizer.get_vocab().get(TURN_END)
+    known = [token for token in (tokenizer and tokenizer.eos_token_id, *of_model, of_turn) if token is not None]
+    pad = next((token for token in (tokenizer and tokenizer.pad_token_id, *known) if token is not None), 0)
     return EndTokens(token_ids=tuple(dict.fromkeys(known)), pad_id=int(pad))
 
 
@@ -204,7 +316,7 @@ def sample(
     model: nn.Module,
     prompts: Sequence[Sequence[int]],
     *,
-    seeds: Sequence[int],
+    seeds: Sequence[int] | None,
     generation: Generation,
     ends: EndTokens,
     device: torch.device,
@@ -212,8 +324,8 @@ def sample(
 ) -> list[list[list[int]]]:
     """Returns the tokens of the completions of each prompt, each with the token that ended it, if one did.
 
-    model: a causal language model of transformers; it is in eval mode meanwhile.
-    prompts: the tokens of each. seeds: of each prompt's random numbers.
+    model: a language model of transformers; it is in eval mode meanwhile.
+    prompts: the tokens of each. seeds: of each prompt's random numbers; None for the likeliest tokens.
     beat: called before each token.
     """
     number, width = generation.num_generations, max(map(len, prompts))
@@ -232,6 +344,11 @@ def sample(
         eos_token_id=list(ended) or None,
         pad_token_id=ends.pad_id,
     )
+    if _encodes(model):
+        settings: list[Any] = [model.generation_config, model.config]
+        firsts = (getattr(each, "decoder_start_token_id", None) for each in settings)
+        config.decoder_start_token_id = next((first for first in firsts if first is not None), None)
+        width = 1  # the decoder's first token
     was_training = model.training
     model.eval()
     with _without_defaults(model):
@@ -263,17 +380,19 @@ def _without_defaults(model: nn.Module) -> Iterator[None]:
 
 
 class _GumbelNoise(LogitsProcessor):  # type: ignore[misc]
-    """Divides logits by the temperature and adds Gumbel noise, of which each prompt has a generator."""
+    """Divides logits by the temperature and adds Gumbel noise, of which each prompt has a generator, if any."""
 
     def __init__(
-        self, seeds: Sequence[int], *, generation: Generation, device: torch.device, beat: Callable[[], None]
+        self, seeds: Sequence[int] | None, *, generation: Generation, device: torch.device, beat: Callable[[], None]
     ) -> None:
-        self._generators = [torch.Generator(device).manual_seed(seed) for seed in seeds]
+        self._generators = [torch.Generator(device).manual_seed(seed) for seed in seeds or ()]
         self._generation, self._beat = generation, beat
 
     def __call__(self, input_ids: Tensor, scores: Tensor) -> Tensor:
         """Returns scores [sequences, vocabulary] whose argmax is a sample."""
         self._beat()
+        if not self._generators:
+            return scores
         shape = (self._generation.num_generations, scores.shape[-1])
         drawn = [torch.empty(shape, device=scores.device).exponential_(generator=each) for each in self._generators]
         smallest = torch.finfo(torch.float32).tiny
@@ -316,13 +435,13 @@ def rewards_by(name: str, function: Reward, known: Mapping[str, Any], *, number:
 
     known: the arguments, by name; those that the function does not take are left out.
     """
-    found = function(**_taken(name, function, known))
+    returned = function(**_taken(name, function, known))
     remedy = "To fix: return a list with a number, or None, for each completion"
-    if inspect.isawaitable(found):
+    if inspect.isawaitable(returned):
         raise ValueError(f"loss.rewards: {name} is asynchronous. To fix: define it without async")
-    if not isinstance(found, (list, tuple)) and not hasattr(found, "tolist"):
-        raise ValueError(f"loss.rewards: {name} returned {type(found).__name__}. {remedy}")
-    values = found if isinstance(found, (list, tuple)) else found.tolist()
+    if not isinstance(returned, (list, tuple)) and not hasattr(returned, "tolist"):
+        raise ValueError(f"loss.rewards: {name} returned {type(returned).__name__}. {remedy}")
+    values = returned if isinstance(returned, (list, tuple)) else returned.tolist()
     if not isinstance(values, (list, tuple)) or len(values) != number:
         shown = f"{len(values)} values" if isinstance(values, (list, tuple)) else repr(values)
         raise ValueError(f"loss.rewards: {name} returned {shown} for {number} completions. {remedy}")

@@ -16,16 +16,7 @@ from torch.nn.modules.dropout import _DropoutNd
 from ringmaster.registry import resolve
 from ringmaster.techniques import loss as kinds
 from ringmaster.techniques.job import ModelSpec
-from ringmaster.techniques.loss import (
-    ADVANTAGES,
-    CAUSAL,
-    CLASSIFIER,
-    REWARDS,
-    LossFunction,
-    LossInputs,
-    is_named,
-    loss_named,
-)
+from ringmaster.techniques.loss import ADVANTAGES, CAUSAL, REWARDS, LossFunction, LossInputs, is_named, loss_named
 from ringmaster.techniques.metric import IGNORED
 from ringmaster.techniques.model_facts import CAUSAL as CAUSAL_CLASSES
 
@@ -59,6 +50,7 @@ class Loss:
     shifted: whether the output at a position predicts the label at the next one (language models).
     is_models: whether the model computes the loss, and `compute` only reads it from the output.
     is_of_classes: whether it compares each label with the prediction in the same place, or that of a row.
+    base: the folder or name on the hub of the pretrained model, if any.
     """
 
     compute: Callable[[Any, Batch], SumAndCount] | None
@@ -66,6 +58,7 @@ class Loss:
     shifted: bool = False
     is_models: bool = False
     is_of_classes: bool = False
+    base: str | None = None
 
     def __call__(self, output: Any, batch: Batch) -> SumAndCount:
         """Returns (sum, count) of a batch; the sum is a differentiable fp32 scalar."""
@@ -90,8 +83,23 @@ class Loss:
         return True
 
     def by_row(self, output: Any, batch: Batch) -> tuple[Tensor, Tensor] | None:
-        """Returns each row's contribution to (sum, count), of a loss with a `function`: see `losses_by_row`."""
-        raise NotImplementedError("only a loss with a function is computed by row")
+        """Returns each row's contribution to (sum, count), [rows] and [rows]; None where rows cannot be separated.
+
+        A user's loss, or one that a model computes itself, may mix rows: call it with one row at a time.
+        """
+        if self.compute is next_token_loss:
+            return _cross_entropy_by_row(_logits(output), next_tokens(batch))
+        if self.compute is not classification_loss:
+            return None
+        logits, labels = _logits(output), labels_of(batch)
+        if logits.shape[-1] == 1:
+            squared = (logits.float().reshape(len(logits), -1) - labels.float().reshape(len(logits), -1)).square()
+            return squared.sum(1), torch.full_like(squared[:, 0], squared.shape[1])
+        if labels.is_floating_point():
+            each = functional.binary_cross_entropy_with_logits(logits.float(), labels.float(), reduction="none")
+            each = each.mean(-1).reshape(len(logits), -1)
+            return each.sum(1), torch.full_like(each[:, 0], each.shape[1])
+        return _cross_entropy_by_row(logits, labels)
 
     def rewards(self, output: Any, batch: Batch) -> Tensor | None:
         """Returns the rewards of the chosen and the rejected sequence of each pair, [rows, 2].
@@ -243,31 +251,15 @@ class FunctionLoss(Loss):
     def _inputs(self, output: Any, batch: Batch, *, totals: Mapping[str, float | Tensor]) -> LossInputs:
         logits, labels = self.predictions(output, batch)
         reference = batch.get(REFERENCE)
-        return LossInputs(output=output, batch=batch, logits=logits, labels=labels, totals=totals, reference=reference)
-
-
-def named_loss(
-    name: str, options: Mapping[str, Any], *, kind: str, model: str, inputs: frozenset[str] | None
-) -> FunctionLoss:
-    """Returns the loss `name` for a model of a kind. Raises ValueError where it is not for such a model.
-
-    model: the name of its class. inputs: as in `Loss`.
-    """
-    function = loss_named(name, options)
-    if kind not in function.kinds:
-        raise ValueError(
-            f"loss {name} is for {' and '.join(function.kinds)} models, and {model} is not one. "
-            "To fix: give another loss or model"
+        return LossInputs(
+            output=output,
+            batch=batch,
+            logits=logits,
+            labels=labels,
+            totals=totals,
+            reference=reference,
+            base=self.base,
         )
-    shifted = kind == CAUSAL and function.num_sequences is None
-    return FunctionLoss(
-        compute=None,
-        inputs=inputs,
-        shifted=shifted,
-        is_of_classes=function.per_token and kind == CLASSIFIER,
-        named=function,
-        kind=kind,
-    )
 
 
 def with_made_up_reference(loss: Loss, batch: Batch) -> dict[str, Tensor]:
@@ -290,19 +282,6 @@ def disable_dropout(model: nn.Module, loss: Loss) -> None:
         for name, value in list(vars(module).items()):
             if isinstance(value, float) and any(part in name for part in ("dropout", "drop_prob", "layerdrop")):
                 setattr(module, name, 0.0)
-
-
-__all__ = [
-    "Batch",
-    "Loss",
-    "SumAndCount",
-    "classification_loss",
-    "logits_of",
-    "loss_of",
-    "losses_by_row",
-    "next_token_loss",
-    "next_tokens",
-]
 
 
 def loss_of(
@@ -328,21 +307,34 @@ def loss_of(
     is_plain = is_known and not has_encoder
     is_causal, is_classifier = is_plain and name.endswith(CAUSAL_CLASSES), is_plain and name.endswith(CLASSIFIERS)
     is_seq2seq = has_encoder and name.endswith(SEQUENCE_TO_SEQUENCE)
+    inputs = without_labels if is_causal or is_classifier else arguments
+    base = spec.from_pretrained
     if job_loss is not None and is_named(job_loss):
+        function = loss_named(job_loss, options or {})
         flags = {kinds.CAUSAL: is_causal, kinds.CLASSIFIER: is_classifier, kinds.SEQUENCE_TO_SEQUENCE: is_seq2seq}
         kind = next((kind for kind, is_one in flags.items() if is_one), kinds.OTHER)
-        inputs = without_labels if is_causal or is_classifier else arguments
-        return named_loss(job_loss, options or {}, kind=kind, model=name, inputs=inputs)
+        if kind not in function.kinds:
+            raise ValueError(
+                f"loss {job_loss} is for {' and '.join(function.kinds)} models, and {name} is not one. "
+                "To fix: give another loss or model"
+            )
+        return FunctionLoss(
+            compute=None,
+            inputs=inputs,
+            shifted=is_causal and function.num_sequences is None,
+            is_of_classes=is_classifier and function.per_token,
+            base=base,
+            named=function,
+            kind=kind,
+        )
     if job_loss is not None:
-        inputs = without_labels if is_causal or is_classifier else arguments
-        return Loss(compute=partial(_users, resolve(job_loss), job_loss), inputs=inputs, shifted=is_causal)
+        compute = partial(_users, resolve(job_loss), job_loss)
+        return Loss(compute=compute, inputs=inputs, shifted=is_causal, base=base)
     if is_causal:
-        return Loss(compute=next_token_loss, inputs=without_labels, shifted=True)
-    if is_classifier:
-        return Loss(compute=classification_loss, inputs=without_labels, is_of_classes=True)
-    if is_seq2seq:
-        return Loss(compute=classification_loss, inputs=arguments, is_of_classes=True)
-    return Loss(compute=partial(_models_own, spec.factory or name), inputs=arguments, is_models=True)
+        return Loss(compute=next_token_loss, inputs=inputs, shifted=True, base=base)
+    if is_classifier or is_seq2seq:
+        return Loss(compute=classification_loss, inputs=inputs, is_of_classes=True, base=base)
+    return Loss(compute=partial(_models_own, spec.factory or name), inputs=inputs, is_models=True, base=base)
 
 
 def next_token_loss(output: Any, batch: Batch) -> SumAndCount:
@@ -359,28 +351,6 @@ def classification_loss(output: Any, batch: Batch) -> SumAndCount:
         each = functional.binary_cross_entropy_with_logits(logits.float(), labels.float(), reduction="none")
         return each.mean(-1).sum(), each[..., 0].numel()
     return _cross_entropy(logits, labels)
-
-
-def losses_by_row(loss: Loss, output: Any, batch: Batch) -> tuple[Tensor, Tensor] | None:
-    """Returns each row's contribution to (sum, count), [rows] and [rows]; None where rows cannot be separated.
-
-    A user's loss, or one that a model computes itself, may mix rows: call it with one row at a time.
-    """
-    if loss.function is not None:
-        return loss.by_row(output, batch)
-    if loss.compute is next_token_loss:
-        return _cross_entropy_by_row(_logits(output), next_tokens(batch))
-    if loss.compute is not classification_loss:
-        return None
-    logits, labels = _logits(output), labels_of(batch)
-    if logits.shape[-1] == 1:
-        squared = (logits.float().reshape(len(logits), -1) - labels.float().reshape(len(logits), -1)).square()
-        return squared.sum(1), torch.full_like(squared[:, 0], squared.shape[1])
-    if labels.is_floating_point():
-        each = functional.binary_cross_entropy_with_logits(logits.float(), labels.float(), reduction="none").mean(-1)
-        each = each.reshape(len(logits), -1)
-        return each.sum(1), torch.full_like(each[:, 0], each.shape[1])
-    return _cross_entropy_by_row(logits, labels)
 
 
 def _cross_entropy(logits: Tensor, labels: Tensor) -> SumAndCount:
@@ -409,13 +379,13 @@ def _models_own(name: str, output: Any, batch: Batch) -> SumAndCount:
 
 
 def _users(function: Callable[[Any, Batch], Any], name: str, output: Any, batch: Batch) -> SumAndCount:
-    found = function(output, batch)
-    if not isinstance(found, tuple) or len(found) != 2 or not isinstance(found[0], Tensor) or found[0].ndim:
+    returned = function(output, batch)
+    if not isinstance(returned, tuple) or len(returned) != 2 or not isinstance(returned[0], Tensor) or returned[0].ndim:
         raise ValueError(
-            f"loss {name} returned {type(found).__name__}. To fix: return (sum, count), the sum a scalar tensor over "
-            f"what is averaged and the count a number or tensor"
+            f"loss {name} returned {type(returned).__name__}. To fix: return (sum, count), the sum a scalar tensor "
+            f"over what is averaged and the count a number or tensor"
         )
-    return found[0], found[1]
+    return returned[0], returned[1]
 
 
 def _arguments(model: nn.Module) -> frozenset[str] | None:

@@ -8,10 +8,10 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
 from ringmaster.techniques.data_source import PreparedData
-from ringmaster.techniques.metric import GatheredMetric, Metric, Outputs, metrics_named
+from ringmaster.techniques.metric import GatheredMetric, Metric, ModelMetric, Outputs, metrics_named
 from ringmaster.techniques.training.losses import Batch, Loss
 
 if TYPE_CHECKING:
@@ -19,9 +19,15 @@ if TYPE_CHECKING:
 
 
 def outputs_of(
-    loss: Loss, output: Any, batch: Batch, *, losses: tuple[Tensor, Tensor] | None, data: PreparedData | None = None
+    loss: Loss,
+    output: Any,
+    batch: Batch,
+    *,
+    losses: tuple[Tensor, Tensor] | None,
+    data: PreparedData | None = None,
+    written: Sequence[Sequence[int]] | None = None,
 ) -> Outputs:
-    """Returns what metrics read of a model's output for a batch. losses: as in `Outputs`."""
+    """Returns what metrics read of a model's output for a batch. losses, written: as in `Outputs`."""
     logits, labels = loss.predictions(output, batch)
     return Outputs(
         output=output,
@@ -32,18 +38,20 @@ def outputs_of(
         rewards_of=loss.rewards,
         tokenizer_dir=None if data is None else data.tokenizer_dir,
         class_names=() if data is None else data.labels,
+        base=loss.base,
+        written=written,
     )
 
 
 def sums_of(metrics: Sequence[Metric], outputs: Outputs) -> dict[str, Tensor]:
     """Returns the sums of metrics, by name; those that the outputs do not suit are left out."""
-    found: dict[str, Tensor] = {}
+    all_sums: dict[str, Tensor] = {}
     for metric in metrics:
-        if found.keys() >= set(metric.sums):
+        if all_sums.keys() >= set(metric.sums):
             continue  # another metric computes the same sums
         if (sums := metric.compute_sums(outputs)) is not None:
-            found.update({name: sums[name] for name in metric.sums})
-    return found
+            all_sums.update({name: sums[name] for name in metric.sums})
+    return all_sums
 
 
 class MetricTotals:
@@ -55,14 +63,40 @@ class MetricTotals:
     """
 
     def __init__(self, names: Sequence[str], *, loss: Loss, data: PreparedData | None = None) -> None:
-        self._metrics, self._loss, self._data = metrics_named(names), loss, data
+        named = metrics_named(names)
+        self.of_models = [metric for metric in named if isinstance(metric, ModelMetric)]
+        self._metrics = [metric for metric in named if metric not in self.of_models]
+        self._names, self._loss, self._data = [metric.name for metric in named], loss, data
+        self._measured = [torch.zeros(0, dtype=torch.float64)] * (2 * len(self.of_models))  # rows, values
         gathered = [metric for metric in self._metrics if isinstance(metric, GatheredMetric)]
         self._gathered = frozenset(name for metric in gathered for name in metric.sums)
         self._parts: dict[str, list[Tensor]] = {name: [] for metric in self._metrics for name in metric.sums}
         self._rows: list[int] = []
 
-    def add(self, output: Any, batch: Batch, *, rows: Sequence[int] | None = None) -> None:
+    def measure_model(
+        self, model: nn.Module, data: PreparedData, num_rows: int, *, ranks: tuple[int, int] = (0, 1), batch_size: int
+    ) -> None:
+        """Measures the metrics of models on at most `num_rows` of their rows, of which each rank takes its share.
+
+        ranks: this one's number, and how many divide the rows.
+        """
+        self._measured = []
+        for metric in self.of_models:
+            rows = range(min(metric.num_rows(), num_rows))[ranks[0] :: ranks[1]]
+            values = metric.measure(model, rows, tokenizer_dir=data.tokenizer_dir, batch_size=batch_size)
+            self._measured += [torch.tensor(rows, dtype=torch.float64), torch.as_tensor(values, dtype=torch.float64)]
+
+    def add(
+        self,
+        output: Any,
+        batch: Batch,
+        *,
+        rows: Sequence[int] | None = None,
+        written: Sequence[Sequence[int]] | None = None,
+    ) -> None:
         """Adds the output for one batch. Raises ValueError where a metric cannot be computed from it.
+
+        written: what the model has written to the rows, where a metric reads it.
 
         rows: the numbers of the batch's rows in the data. A row that several ranks add is gathered once. None stands
         for the rows after those of earlier batches.
@@ -71,16 +105,17 @@ class MetricTotals:
         if is_known := self._loss.is_known(batch):
             total, count = self._loss(output, batch)
             losses = total.detach(), torch.as_tensor(count, dtype=torch.float64, device=total.device)
-        outputs = outputs_of(self._loss, output, batch, losses=losses, data=self._data)
-        found = sums_of(self._metrics, outputs)
-        unsuited = [metric for metric in self._metrics if not found.keys() >= set(metric.sums)]
+        outputs = outputs_of(self._loss, output, batch, losses=losses, data=self._data, written=written)
+        sums = sums_of(self._metrics, outputs)
+        unsuited = [metric for metric in self._metrics if not sums.keys() >= set(metric.sums)]
         if unsuited and is_known:  # what a loss that is not known leaves out is NaN
             raise ValueError(
                 f"{', '.join(metric.name for metric in unsuited)} cannot be computed: the model returns "
                 f"{_said('logits', outputs.logits)}, and the samples have {_said('labels', outputs.labels)}."
-                f"{''.join(_needed(metric) for metric in unsuited)} To fix: name other metrics"
+                f"{''.join(f' {each.name} needs {each.needs}.' for each in unsuited if each.needs)} "
+                "To fix: name other metrics"
             )
-        for name, each in found.items():
+        for name, each in sums.items():
             values = each.detach().double()
             kept = values.cpu() if name in self._gathered else values.sum(0) if values.ndim else values
             self._parts[name].append(kept)
@@ -92,14 +127,14 @@ class MetricTotals:
 
         They are the numbers of the rows, and for each sum its total, or the values of the rows.
         """
-        found = [torch.tensor(self._rows, dtype=torch.float64)]
+        vectors = [torch.tensor(self._rows, dtype=torch.float64)]
         for name, parts in self._parts.items():
             if not parts:
-                found.append(torch.zeros(0, dtype=torch.float64))
+                vectors.append(torch.zeros(0, dtype=torch.float64))
             else:
                 whole = torch.cat(parts) if name in self._gathered else torch.stack(parts).sum(0)
-                found.append(whole.flatten().cpu())
-        return found
+                vectors.append(whole.flatten().cpu())
+        return [*vectors, *(part.flatten() for part in self._measured)]
 
     def result(self, parts: Sequence[Sequence[Tensor]] | None = None) -> dict[str, float]:
         """Returns the metrics; NaN where nothing was counted.
@@ -107,19 +142,19 @@ class MetricTotals:
         parts: for each of `parts()`, those of all ranks (`Ranks.gather`). None stands for this rank alone.
         """
         rows_of_ranks, *rest = parts or [[own] for own in self.parts()]
-        rows, first = np.unique(torch.cat(list(rows_of_ranks)).numpy(), return_index=True)
-        found = dict(zip(self._parts, rest, strict=True))
         totals = {
-            name: _rows(each, rows_of_ranks, first) if name in self._gathered else _total(each)
-            for name, each in found.items()
+            name: _rows(each, rows_of_ranks) if name in self._gathered else _total(each)
+            for name, each in zip(self._parts, rest, strict=False)
         }
-        if not len(rows):
-            return {metric.name: math.nan for metric in self._metrics}
+        of_models = rest[len(self._parts) :]
+        for metric, rows, values in zip(self.of_models, of_models[::2], of_models[1::2], strict=True):
+            totals[metric.sums[0]] = _rows(values, rows)
+        measured = [*self._metrics, *self.of_models] if any(map(len, rows_of_ranks)) else self.of_models
         with np.errstate(divide="ignore", invalid="ignore"):
-            return {
-                metric.name: float(metric.value({name: totals[name] for name in metric.sums}))
-                for metric in self._metrics
+            values_by_name = {
+                metric.name: float(metric.value({name: totals[name] for name in metric.sums})) for metric in measured
             }
+        return {name: values_by_name.get(name, math.nan) for name in self._names}
 
 
 def _total(parts: Sequence[Tensor]) -> Values:
@@ -129,15 +164,12 @@ def _total(parts: Sequence[Tensor]) -> Values:
     return total if len(total) > 1 else total[0]
 
 
-def _rows(parts: Sequence[Tensor], rows_of_ranks: Sequence[Tensor], first: np.ndarray[Any, Any]) -> Values:
-    """Returns the values of all rows, [rows] or [rows, k]. first: the place of each row among those of all ranks."""
+def _rows(parts: Sequence[Tensor], rows_of_ranks: Sequence[Tensor]) -> Values:
+    """Returns the values of all rows, [rows] or [rows, k], in their order, each once."""
+    _, first = np.unique(torch.cat(list(rows_of_ranks)).numpy(), return_index=True)
     shaped = [part.reshape(len(rows), -1) for part, rows in zip(parts, rows_of_ranks, strict=True) if len(rows)]
     values: Values = torch.cat(shaped).numpy()[first] if shaped else np.zeros((0, 1))
     return values[:, 0] if values.shape[1] == 1 else values
-
-
-def _needed(metric: Metric) -> str:
-    return f" {metric.name} needs {metric.needs}." if metric.needs else ""
 
 
 def _said(name: str, tensor: Tensor | None) -> str:

@@ -51,12 +51,17 @@ from ringmaster.techniques.processes.ranks import Ranks
 from ringmaster.techniques.technique import Technique, data_parallel_rank, data_parallel_size, why_no_optimizer
 from ringmaster.techniques.training.adaptation import JobAdaptation
 from ringmaster.techniques.training.dropout import Draws, drawing, name_modules, seed_generators, use
-from ringmaster.techniques.training.generation import HELD_OUT, prompt_seed, rollout_of
-from ringmaster.techniques.training.half_precision import compute_in_half
+from ringmaster.techniques.training.generation import HELD_OUT, answer_writer_of, beating, prompt_seed, rollout_of
+from ringmaster.techniques.training.gradients import compute_in_half
 from ringmaster.techniques.training.losses import disable_dropout, loss_of
 from ringmaster.techniques.training.metrics import MetricTotals
-from ringmaster.techniques.training.optimizers import build_optimizer, update_
-from ringmaster.techniques.training.parameters import ParameterSettings, freeze, parameter_settings
+from ringmaster.techniques.training.optimizers import (
+    ParameterSettings,
+    build_optimizer,
+    freeze,
+    parameter_settings,
+    update_,
+)
 from ringmaster.techniques.training.recomputation import compile_layers
 
 Root = str | Path
@@ -71,6 +76,7 @@ WIDTH_MULTIPLE = 8
 LONGEST = "longest"
 WARM_UP_STEPS = 2
 """The first steps of a trial, which are not measured."""
+LEAST_STEPS, USUAL_STEPS, ENOUGH_S = 3, 12, 1.5  # of a trial: measured steps, and their total seconds
 
 Beat = Callable[[], None]
 """Reports that this rank is alive; called between long operations."""
@@ -235,6 +241,15 @@ class Trainer(JobTrainingState):
             is_trial=order.purpose == TRIAL,
             beat=beat,
         )
+        self._answers = answer_writer_of(
+            self.job.evaluation,
+            model=model,
+            tokenizer_dir=self.prepared.tokenizer_dir,
+            device=ranks.device,
+            autocast=self._autocast,
+            is_trial=order.purpose == TRIAL,
+            beat=beat,
+        )
         beat()
         if not technique.moves_model:
             model.to(ranks.device)
@@ -270,7 +285,7 @@ class Trainer(JobTrainingState):
             work.loss_function = self.adaptation.loss.given(self._totals(self._training, work.micro_batches))
             local_sum, local_count = self._technique.forward_backward(self.model, work)
         sums = self.ranks.sum([float(local_sum), local_count, work.num_tokens, *asks])
-        loss_sum, count, num_tokens, *asked = sums
+        loss_sum, count, num_tokens, *totals = sums
         if not count:
             raise ValueError(
                 f"step {self.next_step}: none of its {self.job.global_batch_size} samples has a label. To fix: raise "
@@ -281,7 +296,7 @@ class Trainer(JobTrainingState):
             step=self.next_step,
             loss=loss_sum / count,
             seconds=time.perf_counter() - started_s,
-            asked=tuple(asked),
+            asked=tuple(totals),
             reward=reward,
             num_samples=self.job.global_batch_size,
             num_tokens=round(num_tokens * self._dp_size / self.ranks.num_ranks),  # other axes have the same rows
@@ -358,17 +373,24 @@ class Trainer(JobTrainingState):
         names, loss = self.job.evaluation.metrics, self._loss.given(totals)
         metrics, work = MetricTotals(names, loss=loss, data=self.prepared), _TrainerWork(self, [])
         self.model.eval()
+        model = self._technique.unwrap(self.model)
         for rows, counted, width in chunks:
             batch = fetch(self._held_out, rows, width=width)
+            written = self._answers.written(model, batch) if self._answers is not None and counted else None
             if self._rollout is not None:
                 seeds = [prompt_seed(self.job.seed, HELD_OUT, row) for row in rows]  # the same at every step
-                model = self._technique.unwrap(self.model)
                 (batch,) = self._rollout.with_advantages([self._rollout.completed(model, batch, seeds=seeds)])
             batch = work.completed(self._to_device(self._technique.part(batch)))
             output = self._technique.forward(self.model, batch, work)
             if counted and output is not None:  # in a pipeline only the last stage has an output
-                metrics.add(output, work.with_reference(batch), rows=rows)
+                metrics.add(output, work.with_reference(batch), rows=rows, written=written)
             self._beat()
+        if metrics.of_models:
+            num_rows = (max_batches or self.job.evaluation.max_batches) * self.job.global_batch_size
+            with self._autocast(), beating(model, self._beat):
+                metrics.measure_model(
+                    model, self.prepared, num_rows, ranks=(self._dp_rank, self._dp_size), batch_size=self._micro_batch
+                )
         self.model.train()
         return metrics.result(self.ranks.gather(metrics.parts()))
 

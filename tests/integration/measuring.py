@@ -6,8 +6,8 @@ from torch.distributed import ProcessGroup, ProcessGroupGloo, distributed_c10d
 from ringmaster.codec import from_json, to_json
 from ringmaster.techniques import registry
 from ringmaster.techniques.checkpoints.state import HostCopies
-from ringmaster.techniques.estimates.live_bytes import LiveBytes
 from ringmaster.techniques.estimates.memory import Workload, forecast_memory
+from ringmaster.techniques.estimates.rank_memory import LiveBytes
 from ringmaster.techniques.job import Job
 from ringmaster.techniques.model_facts import ModelFacts
 from ringmaster.techniques.processes.order import GangOrder

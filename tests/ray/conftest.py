@@ -8,8 +8,7 @@ import psutil
 import pytest
 
 from ringmaster.tasks.pool.ray import options
-from ringmaster.techniques.processes.forkserver_client import ForkServer
-from ringmaster.techniques.processes.scratch import ScratchFolder
+from ringmaster.techniques.processes.forkserver_client import ForkServer, ScratchFolder
 from tests.cluster.machines import end
 from tests.cluster.pool import Pool
 from tests.cluster.servers import prefect_server

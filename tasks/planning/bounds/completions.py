@@ -46,8 +46,7 @@ from ringmaster.tasks.planning.bounds.job_costs import (
 )
 from ringmaster.tasks.planning.bounds.windows import Classes, WindowRows, prices_of_seconds, rates
 from ringmaster.tasks.planning.bounds.windows import faults_of as faults_of_windows
-from ringmaster.tasks.planning.plans.plan import Certificate
-from ringmaster.tasks.planning.plans.window_prices import CompletionPrices
+from ringmaster.tasks.planning.plans.plan import Certificate, CompletionPrices
 from ringmaster.tasks.planning.problems.problem import Problem
 from ringmaster.tasks.planning.problems.problem_parts import PlanningJob
 
@@ -202,12 +201,12 @@ def weighted_classes(problem: Problem, weights: Mapping[str, float]) -> Classes:
         if (name := left.pop()) not in needed:
             needed.add(name)
             left += problem.job(name).after
-    found: dict[tuple[int, float], list[int]] = {}
+    members_of: dict[tuple[int, float], list[int]] = {}
     for c, members in enumerate(problem.classes):
         for j in members:
             if (name := problem.jobs[j].id) in needed:
-                found.setdefault((c, weights.get(name, 0.0)), []).append(j)
-    return tuple(map(tuple, found.values()))
+                members_of.setdefault((c, weights.get(name, 0.0)), []).append(j)
+    return tuple(map(tuple, members_of.values()))
 
 
 class CompletionModel(WindowRows):

@@ -26,26 +26,24 @@ from collections import Counter, defaultdict
 from collections.abc import Iterable, Iterator, Mapping
 from itertools import pairwise
 
-from ringmaster.tasks.planning.bounds.bounds import Bound, ValueBound, by_area, preemptive_bound
-from ringmaster.tasks.planning.bounds.certificates import certified_bound
+from ringmaster.tasks.planning.bounds.bounds import Bound, ValueBound, by_area, certified_bound, preemptive_bound
 from ringmaster.tasks.planning.bounds.job_costs import (
     ROUNDING,
     earliest_ends_s,
     earliest_starts_s,
     in_order,
     least_of,
+    only,
     pack_of,
     scaling_of,
     useful_options,
     whole_of,
 )
-from ringmaster.tasks.planning.bounds.linear_program import LinearProgram
+from ringmaster.tasks.planning.bounds.pattern_model import LinearProgram
 from ringmaster.tasks.planning.bounds.windows import evenly, faults_of_points, has_windows, prices_of_seconds
-from ringmaster.tasks.planning.plans.plan import Certificate
-from ringmaster.tasks.planning.plans.window_prices import WindowPrices
+from ringmaster.tasks.planning.plans.plan import Certificate, WindowPrices
 from ringmaster.tasks.planning.problems.problem import Problem
-from ringmaster.tasks.planning.problems.problem_parts import PlanningJob, PlanningNode
-from ringmaster.tasks.planning.problems.reductions import only
+from ringmaster.tasks.planning.problems.problem_parts import PlanningJob
 
 SAME = 1e-9  # relative difference of sums that is rounding
 
@@ -81,7 +79,10 @@ class _WindowAccounts:
         end = max(dues.values(), default=0.0)
         self.begins = [point for point in prices.points_s if point < end]
         self.ends = [*self.begins[1:], end]
-        self.groups = Counter((n.device_type, n.num_devices, _until_s(n)) for n in problem.nodes)
+        ends_s = [math.inf if node.available_until_s is None else node.available_until_s for node in problem.nodes]
+        self.groups = Counter(
+            (n.device_type, n.num_devices, end_s) for n, end_s in zip(problem.nodes, ends_s, strict=True)
+        )
         slots = prices.slot_prices[: len(self.begins)]
         self.packs = [{kind: pack_of(typed.get(kind, {}), problem) for kind in problem.device_types} for typed in slots]
         self.costs = {job.id: self._costs_of(job, problem) for job in problem.jobs if job.id in dues}
@@ -121,10 +122,6 @@ class _WindowAccounts:
             ]
             costs[i] = least_of(job, rows[0], problem.switch_cost_s)
         return costs
-
-
-def _until_s(node: PlanningNode) -> float:
-    return math.inf if node.available_until_s is None else node.available_until_s
 
 
 def dues_of(problem: Problem, latest: Mapping[str, float]) -> dict[str, float]:
@@ -199,8 +196,10 @@ def best_latest_bound(problem: Problem, latest: Mapping[str, float], bound: Boun
         if 0 < least < math.inf and not problem.is_fused:
             by_due = due_prices(problem, latest, least=least)
             tried.append(Certificate(due=by_due) if by_due else None)
-    found = [ValueBound(latest_bound(problem, latest, bound_s=bound.seconds, certificate=each), each) for each in tried]
-    return max(found, key=lambda each: each.value)
+    bounds = [
+        ValueBound(latest_bound(problem, latest, bound_s=bound.seconds, certificate=each), each) for each in tried
+    ]
+    return max(bounds, key=lambda each: each.value)
 
 
 def parts_of(problem: Problem, latest: Mapping[str, float]) -> Iterator[tuple[float, Problem]]:
@@ -275,10 +274,9 @@ class _DueModel:
                 continue
             time = self._time[job.id, i] = self.lp.row(-math.inf, self.ends[i] - max(self.begins[i], head))
             for option, whole_s in options:
-                for kind in self.problem.device_types:
-                    if option.device_type in ("", kind):
-                        slot = (self.lp.slot_row(i, kind, option.slot), float(option.num_nodes))
-                        self.lp.column([(work, self.unit_s / whole_s), (time, 1.0), slot])
+                for kind in self.problem.types_of(option):
+                    slot = (self.lp.slot_row(i, kind, option.slot), float(option.num_nodes))
+                    self.lp.column([(work, self.unit_s / whole_s), (time, 1.0), slot])
 
     def prices(self) -> WindowPrices | None:
         duals = self.lp.prices()
@@ -294,8 +292,7 @@ class _DueModel:
         return WindowPrices(self.points, tuple(map(dict, slots)), {job: tuple(row) for job, row in own.items()})
 
     def _add_nodes(self, i: int) -> None:
-        groups = Counter((n.device_type, n.num_devices, n.available_until_s) for n in self.problem.nodes)
-        for (kind, size, until_s), count in groups.items():
+        for (kind, size, until_s), count in self.problem.node_groups.items():
             until = math.inf if until_s is None else until_s / self.unit_s
             there = count * max(0.0, min(self.ends[i], until) - self.begins[i])
             rows = [self.lp.row(-math.inf, there), *(self.lp.row(0.0, 0.0) for _ in range(size - 1))]

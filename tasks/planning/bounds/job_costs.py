@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
+from dataclasses import replace
+from statistics import median
 from typing import TypeVar
 
 from ringmaster.tasks.planning.problems.problem import Problem
@@ -27,8 +29,8 @@ def scaling_of(prices: Iterable[float]) -> Callable[[float], float]:
     exponent = -math.frexp(max(known, default=0.0))[1]
 
     def scaled(price: float) -> float:
-        found = math.ldexp(price, exponent)
-        return found if found >= LEAST else 0.0
+        scaled_price = math.ldexp(price, exponent)
+        return scaled_price if scaled_price >= LEAST else 0.0
 
     return scaled
 
@@ -174,3 +176,78 @@ def earliest_starts_s(problem: Problem) -> dict[str, float]:
     for job in in_order(problem):
         starts[job.id] = max([job.release_s, *(starts[other] + shortest[other] for other in job.after)])
     return starts
+
+
+def is_foldable(problem: Problem) -> bool:
+    """Whether the problem would be plain but for seconds beside runtimes and jobs that run at time 0."""
+    return (
+        not problem.is_fused
+        and not any(job.after or job.release_s or job.deadline_s is not None for job in problem.jobs)
+        and not any(node.available_until_s is not None or node.host_memory_bytes is not None for node in problem.nodes)
+    )
+
+
+def folded(problem: Problem) -> Problem:
+    """Returns a problem without overheads in which every job that does not switch takes the same time."""
+    if not any(o.startup_s or o.save_s or o.evaluate_s for job in problem.jobs for o in job.options):
+        return problem
+    again_s = median(o.startup_s + o.save_s for job in problem.jobs for o in job.options)
+    jobs = tuple(
+        replace(job, options=tuple(_folded(job, k, option) for k, option in enumerate(job.options)))
+        for job in problem.jobs
+    )
+    return replace(problem, jobs=jobs, switch_cost_s=problem.switch_cost_s + again_s)
+
+
+def _folded(job: PlanningJob, k: int, option: Option) -> Option:
+    goes_on = job.running is not None and k == job.running.option
+    whole_s = option.whole_s - (option.startup_s if goes_on else 0.0)
+    return replace(option, runtime_s=whole_s, startup_s=0.0, save_s=0.0, evaluate_s=0.0)
+
+
+def only(problem: Problem, names: Collection[str]) -> Problem:
+    """Returns the problem restricted to some of its jobs.
+
+    An option that trains several jobs is assigned to the first one that is left. Jobs no longer wait for those that are
+    left out.
+    """
+    options: dict[str, list[Option]] = {job.id: [] for job in problem.jobs if job.id in names}
+    for job in problem.jobs:
+        for option in job.options:
+            left = [name for name in (job.id, *option.jobs) if name in names]
+            if left:
+                options[left[0]].append(replace(option, jobs=tuple(left[1:])))
+    jobs = []
+    for job in problem.jobs:
+        if job.id in names:
+            after = tuple(other for other in job.after if other in names)
+            kept = replace(job, options=tuple(options[job.id]), after=after)
+            # The index of a running option is invalid once options are moved.
+            jobs.append(replace(kept, running=None, started=False) if problem.is_fused else kept)
+    return replace(problem, jobs=tuple(jobs))
+
+
+def without_overheads(problem: Problem) -> Problem | None:
+    """Returns the problem with all that a job in one segment pays added to its runtimes; options keep their indices.
+
+    Jobs that run at time 0 continue on their devices. Returns None where more than runtimes decides when and where a
+    job can run: jobs that wait, releases, deadlines, nodes with limited availability or host memory, fused groups.
+    """
+    if not is_foldable(problem):
+        return None
+
+    def bare(job: PlanningJob) -> PlanningJob:
+        options = (
+            Option(
+                o.technique,
+                o.num_devices,
+                whole_of(job, k, problem.switch_cost_s),
+                o.num_nodes,
+                o.config,
+                o.device_type,
+            )
+            for k, o in enumerate(job.options)
+        )
+        return PlanningJob(job.id, tuple(options))
+
+    return replace(problem, jobs=tuple(map(bare, problem.jobs)))

@@ -9,16 +9,131 @@ jobs.
 """
 
 import math
-from collections import Counter
-from dataclasses import dataclass
+from collections.abc import Sequence
+from dataclasses import dataclass, field
 from enum import Enum
 from typing import Any
 
 from ringmaster.tasks.planning.bounds.job_costs import useful_groups, useful_options, whole_of
-from ringmaster.tasks.planning.bounds.linear_program import LinearProgram
 from ringmaster.tasks.planning.plans.plan import Certificate
 from ringmaster.tasks.planning.problems.problem import Problem
 from ringmaster.tasks.planning.problems.problem_parts import Option, PlanningJob
+
+Entries = Sequence[tuple[int, float]]  # (row, coefficient) of a column
+
+
+@dataclass
+class LinearProgram:
+    """Minimises cost x, subject to lower <= A x <= upper and x >= 0; columns are lists of (row, coefficient).
+
+    slots: rows of the slots of one size, by (..., size); what comes before the size is where they are.
+    """
+
+    lower: list[float] = field(default_factory=list)
+    upper: list[float] = field(default_factory=list)
+    columns: list[list[tuple[int, float]]] = field(default_factory=list)
+    limits: list[tuple[float, float]] = field(default_factory=list)
+    costs: list[float] = field(default_factory=list)
+    integer: list[int] = field(default_factory=list)
+    slots: dict[tuple[Any, ...], int] = field(default_factory=dict)
+
+    def row(self, lower: float, upper: float) -> int:
+        """Adds a row and returns its index."""
+        self.lower.append(lower)
+        self.upper.append(upper)
+        return len(self.lower) - 1
+
+    def column(
+        self, entries: Entries = (), *, cost: float = 0.0, upper: float = math.inf, is_integer: bool = False
+    ) -> int:
+        """Adds a column >= 0 and returns its index."""
+        self.columns.append(list(entries))
+        self.limits.append((0.0, upper))
+        self.costs.append(cost)
+        if is_integer:
+            self.integer.append(len(self.columns) - 1)
+        return len(self.columns) - 1
+
+    def slot_row(self, *key: Any) -> int:
+        """Returns the row of the slots with a key of `slots`, and adds it where it is missing."""
+        if key not in self.slots:
+            self.slots[key] = self.row(-math.inf, 0.0)
+        return self.slots[key]
+
+    def add_walks(self, places: Sequence[int], *where: Any) -> None:
+        """Adds the columns by which nodes divide their time into the slots that are there.
+
+        A node of G devices is a line of positions 0..G. A slot of s devices is a step from v to v + s, and a device
+        left idle is a step from v to v + 1. On a walk from 0 to G, larger slots come first.
+
+        places: the rows of the positions 0..G-1.
+        where: the key of the slots, without their size.
+        """
+        size = len(places)
+        rows = {key[-1]: row for key, row in self.slots.items() if key[:-1] == where}
+        reachable = [True] + [False] * size
+        steps = []
+        for slot in sorted(rows, reverse=True):
+            for place in range(size - slot + 1):
+                if reachable[place]:
+                    reachable[place + slot] = True
+                    steps.append((place, slot))
+        for place, slot in [*steps, *((place, 0) for place in range(size))]:
+            entries = [(rows[slot], -1.0)] if slot else []
+            entries.append((places[place], 1.0))
+            if (reached := place + max(1, slot)) < size:
+                entries.append((places[reached], -1.0))
+            self.column(entries)
+
+    def loaded(self) -> Any:
+        """Returns HiGHS with this program, for one thread and a fixed seed."""
+        import highspy
+        import numpy as np
+
+        lp = highspy.HighsLp()
+        lp.num_col_, lp.num_row_ = len(self.columns), len(self.lower)
+        lp.col_cost_ = np.array(self.costs)
+        lp.col_lower_, lp.col_upper_ = (np.array(side) for side in zip(*self.limits, strict=True))
+        lp.row_lower_, lp.row_upper_ = np.array(self.lower), np.array(self.upper)
+        if self.integer:
+            kinds = [highspy.HighsVarType.kContinuous] * len(self.columns)
+            for i in self.integer:
+                kinds[i] = highspy.HighsVarType.kInteger
+            lp.integrality_ = kinds
+        lp.a_matrix_.format_ = highspy.MatrixFormat.kColwise
+        lp.a_matrix_.start_ = np.cumsum([0, *(len(column) for column in self.columns)], dtype=np.int32)
+        lp.a_matrix_.index_ = np.array([row for column in self.columns for row, _ in column], dtype=np.int32)
+        lp.a_matrix_.value_ = np.array([value for column in self.columns for _, value in column])
+        highs: Any = highspy.Highs()
+        for name, value in (("output_flag", False), ("threads", 1), ("random_seed", 0)):
+            highs.setOptionValue(name, value)
+        highs.passModel(lp)
+        return highs
+
+    def values(self, *, tolerance: float = 1e-7) -> list[float]:
+        """Solves the program and returns an optimum by column; [] without one.
+
+        tolerance: by which constraints may be violated.
+        """
+        import highspy
+
+        highs = self.loaded()
+        highs.setOptionValue("primal_feasibility_tolerance", tolerance)
+        highs.run()
+        if highs.getModelStatus() != highspy.HighsModelStatus.kOptimal:
+            return []
+        return [float(value) for value in highs.getSolution().col_value]
+
+    def prices(self) -> list[float] | None:
+        """Solves the program and returns the dual prices of its rows; None without finite ones.
+
+        A row `>=` has a price >= 0, and a row `<=` one <= 0, up to the solver's tolerance.
+        """
+        highs = self.loaded()
+        highs.run()
+        prices = [float(price) for price in highs.getSolution().row_dual]
+        return prices if prices and all(map(math.isfinite, prices)) else None
+
 
 Group = frozenset[str]  # ids of the jobs that an option trains together
 MAX_NODES = 3_000  # of a MILP's branch-and-bound tree
@@ -96,18 +211,16 @@ class PatternModel:
 
     def _find_options(self) -> list[_Column]:
         class_of = {self.problem.jobs[j].id: c for c, jobs in enumerate(self.classes) for j in jobs}
-        found = [(jobs[0], k) for jobs in self.classes for k in useful_options(self.problem.jobs[jobs[0]])]
-        found += useful_groups(self.problem)
+        places = [(jobs[0], k) for jobs in self.classes for k in useful_options(self.problem.jobs[jobs[0]])]
+        places += useful_groups(self.problem)
         columns = []
-        for j, k in found:
+        for j, k in places:
             job = self.problem.jobs[j]
             option = job.options[k]
             is_lp_of_groups = self.problem.is_fused and self.integral is Integral.NOTHING
             seconds = option.runtime_s if is_lp_of_groups else whole_of(job, k, self.problem.switch_cost_s)
             rows = tuple(class_of[name] for name in (job.id, *option.jobs))
-            for kind in self.problem.device_types:
-                if option.device_type in ("", kind):
-                    columns.append(_Column(j, k, kind, seconds / self.unit_s, rows))
+            columns += [_Column(j, k, kind, seconds / self.unit_s, rows) for kind in self.problem.types_of(option)]
         return columns
 
     def _option(self, column: _Column) -> Option:
@@ -124,8 +237,7 @@ class PatternModel:
         self.lp.column(entries, upper=most, is_integer=is_integer)
 
     def _add_walks(self) -> None:
-        groups = Counter((n.device_type, n.num_devices, n.available_until_s) for n in self.problem.nodes)
-        for (kind, size, until_s), count in groups.items():
+        for (kind, size, until_s), count in self.problem.node_groups.items():
             places = [self.lp.row(0.0, 0.0) for _ in range(size)]
             if until_s is None:
                 self.lp.columns[0].append((places[0], -float(count)))
@@ -234,13 +346,13 @@ class PatternModel:
     def work_by_kind(self) -> list[dict[str, tuple[float, float]]]:
         """Returns, for each class, the jobs' worth of work on each type of devices, and the time of it, in the LP."""
         values = self.highs.getSolution().col_value
-        found: list[dict[str, tuple[float, float]]] = [{} for _ in self.classes]
+        by_class: list[dict[str, tuple[float, float]]] = [{} for _ in self.classes]
         for i, column in enumerate(self.options):
             time = values[self._first_option + i]
             if time > 0.0:
-                work, before = found[column.rows[0]].get(column.kind, (0.0, 0.0))
-                found[column.rows[0]][column.kind] = (work + time / column.seconds, before + time)
-        return found
+                work, before = by_class[column.rows[0]].get(column.kind, (0.0, 0.0))
+                by_class[column.rows[0]][column.kind] = (work + time / column.seconds, before + time)
+        return by_class
 
     def limit_work(self, row: int, kind: str, most: float) -> None:
         """Lets nodes of a type do at most the work of `most` jobs of a class."""

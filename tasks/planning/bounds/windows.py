@@ -24,7 +24,7 @@ of jobs that wait, and where nodes go away.
 """
 
 import math
-from collections import Counter, defaultdict
+from collections import defaultdict
 from collections.abc import Iterator, Mapping, Sequence
 from typing import NamedTuple
 
@@ -39,8 +39,8 @@ from ringmaster.tasks.planning.bounds.job_costs import (
     useful_options,
     whole_of,
 )
-from ringmaster.tasks.planning.bounds.linear_program import LinearProgram
-from ringmaster.tasks.planning.plans.window_prices import WindowPrices
+from ringmaster.tasks.planning.bounds.pattern_model import LinearProgram
+from ringmaster.tasks.planning.plans.plan import WindowPrices
 from ringmaster.tasks.planning.problems.problem import Problem
 from ringmaster.tasks.planning.problems.problem_parts import Option, PlanningJob, PlanningNode
 
@@ -136,9 +136,7 @@ def prices_of_seconds(prices: WindowPrices, job: PlanningJob, problem: Problem, 
     typed, own = prices.slot_prices[window], prices.job_prices.get(job.id)
     price = own[window] if own else 0.0
     return [
-        o.num_nodes
-        * min(typed.get(kind, {}).get(o.slot, 0.0) for kind in problem.device_types if o.device_type in ("", kind))
-        + price
+        o.num_nodes * min(typed.get(kind, {}).get(o.slot, 0.0) for kind in problem.types_of(o)) + price
         for o in job.options
     ]
 
@@ -221,20 +219,20 @@ class WindowRows:
 
     def slot_rows(self, i: int, option: Option) -> list[tuple[int, float]]:
         """Returns the row and coefficient of an option in window i for each type of devices that it may use."""
-        kinds = [kind for kind in self.problem.device_types if option.device_type in ("", kind)]
+        kinds = self.problem.types_of(option)
         return [(self.lp.slot_row(i, kind, option.slot), float(option.num_nodes)) for kind in kinds]
 
     def order_rows(self, c: int, i: int) -> list[tuple[int, float]]:
         """Adds the rows `begin` and `wait` of a class in window i, and returns its coefficients there."""
         share = -1.0 / len(self.classes[c])
         self._begin[c, i] = self.lp.row(max(0.0, self.heads[c] - self.points[i]), math.inf)
-        found = [(self._begin[c, i], share)]
+        rows = [(self._begin[c, i], share)]
         for other in self.jobs[c].after:
             a = self.class_of.get(other)
             if a is not None and i in self.windows[a]:
                 self._wait[a, c, i] = self.lp.row(0.0, math.inf)
-                found.append((self._wait[a, c, i], share))
-        return found
+                rows.append((self._wait[a, c, i], share))
+        return rows
 
     def add_order(self) -> None:
         """Adds the columns d[c,i] and the rows that stop them at the end of the window."""
@@ -253,8 +251,7 @@ class WindowRows:
 
     def add_nodes(self) -> None:
         """Adds the walks over nodes in each window."""
-        groups = Counter((n.device_type, n.num_devices, n.available_until_s) for n in self.problem.nodes)
-        for (kind, size, until_s), count in groups.items():
+        for (kind, size, until_s), count in self.problem.node_groups.items():
             until = math.inf if until_s is None else until_s / self.unit_s
             for i in range(self.num if self.end is not None else self.last):
                 if until <= self.points[i] or not any(key[:2] == (i, kind) for key in self.lp.slots):
@@ -295,14 +292,14 @@ class WindowRows:
 
     def _order_prices(self, duals: Sequence[float]) -> dict[tuple[str, str], tuple[float, ...]]:
         """Returns the dual prices of the rows `wait`, by pair of jobs and window."""
-        found: dict[tuple[str, str], list[float]] = {}
+        prices: dict[tuple[str, str], list[float]] = {}
         for (a, c, i), row in self._wait.items():
             members = self.classes[c]
             if duals[row] > 1e-12:
                 for j in members:
                     pair = (self.jobs[a].id, self.problem.jobs[j].id)
-                    found.setdefault(pair, [0.0] * self.num)[i] = duals[row] / len(members)
-        return {pair: tuple(row) for pair, row in found.items()}
+                    prices.setdefault(pair, [0.0] * self.num)[i] = duals[row] / len(members)
+        return {pair: tuple(row) for pair, row in prices.items()}
 
 
 def _sums(order: Mapping[tuple[str, str], tuple[float, ...]], side: int, num: int) -> dict[str, list[float]]:
@@ -310,7 +307,7 @@ def _sums(order: Mapping[tuple[str, str], tuple[float, ...]], side: int, num: in
     rows: dict[str, list[tuple[float, ...]]] = {}
     for pair, row in order.items():
         rows.setdefault(pair[side], []).append(row)
-    return {job: [math.fsum(row[i] for row in found) for i in range(num)] for job, found in rows.items()}
+    return {job: [math.fsum(row[i] for row in sums) for i in range(num)] for job, sums in rows.items()}
 
 
 MAX_WINDOWS = 16

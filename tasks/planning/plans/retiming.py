@@ -11,7 +11,7 @@ from itertools import pairwise
 
 import numpy as np
 
-from ringmaster.tasks.planning.bounds.linear_program import LinearProgram
+from ringmaster.tasks.planning.bounds.pattern_model import LinearProgram
 from ringmaster.tasks.planning.objectives import MAKESPAN, Coefficients, Objective
 from ringmaster.tasks.planning.plans.plan import Plan, Segment
 from ringmaster.tasks.planning.problems.problem import Problem, overhead_s
@@ -63,13 +63,13 @@ def with_fewer(
             break
         least = min(several, key=lambda s: (s.duration_s * sum(len(ids) for _, ids in s.devices), s.job, s.start_s))
         tried.add((least.job, least.option))
-        found = retimed(problem, [s for s in segments if s is not least], objective=objective, least_s=least_s)
-        if found is None:
+        shorter = retimed(problem, [s for s in segments if s is not least], objective=objective, least_s=least_s)
+        if shorter is None:
             continue
-        late_s, reached, _ = objective.rank(Plan(problem.name, found), problem)
+        late_s, reached, _ = objective.rank(Plan(problem.name, shorter), problem)
         late_before_s, before, _ = objective.rank(Plan(problem.name, segments), problem)
         if late_s <= late_before_s and reached <= before * (1 + worth):
-            segments = found
+            segments = shorter
     return segments
 
 
@@ -172,8 +172,8 @@ class _Structure:
         for number, (_, _, entries) in enumerate(rows):
             for column, x in entries:
                 lp.columns[column].append((number, x))
-        found = lp.values(tolerance=1e-9)
-        return [x * unit_s for x in found[num : 2 * num]] if found else None
+        values = lp.values(tolerance=1e-9)
+        return [x * unit_s for x in values[num : 2 * num]] if values else None
 
     def with_lengths(self, lengths_s: Sequence[float]) -> tuple[Segment, ...]:
         """Returns segments of about those lengths, each as early as the order allows.
@@ -189,15 +189,15 @@ class _Structure:
         before: dict[int, list[int]] = {}
         for i, k in self.follows:
             before.setdefault(k, []).append(i)
-        ends_s, found = [0.0] * len(self.segments), []
+        ends_s, timed = [0.0] * len(self.segments), []
         for i, segment in enumerate(self.segments):
             release_s = self.jobs[segment.job].release_s
             start_s = max([release_s, *(ends_s[k] for k in before.get(i, []))])
             ends_s[i] = start_s + self.paid_s[i] + float(share[i]) * self._runtime_s(i)
-            found.append(
+            timed.append(
                 replace(segment, start_s=start_s, end_s=ends_s[i], work=float(share[i]), overhead_s=self.paid_s[i])
             )
-        return tuple(sorted(found, key=lambda s: (s.start_s, s.job)))
+        return tuple(sorted(timed, key=lambda s: (s.start_s, s.job)))
 
     def _runtime_s(self, i: int) -> float:
         segment = self.segments[i]
@@ -256,8 +256,8 @@ def exactly(
 
     Returns () where no times make it a valid plan.
     """
-    found = retimed(problem, segments, objective=objective, least_s=least_s)
-    found = found or retimed(problem, segments, objective=objective)
-    if found is None:
+    timed = retimed(problem, segments, objective=objective, least_s=least_s)
+    timed = timed or retimed(problem, segments, objective=objective)
+    if timed is None:
         return ()
-    return with_fewer(problem, found, objective=objective, least_s=least_s, worth=WORTH)
+    return with_fewer(problem, timed, objective=objective, least_s=least_s, worth=WORTH)

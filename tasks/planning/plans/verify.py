@@ -1,6 +1,6 @@
 """Independent verifier of plans and certificates, which uses no solver and only the standard library.
 
-Apart from the arithmetic of `bounds.certificates`, `bounds.bounds` and the objectives' values and bounds, it shares
+Apart from the arithmetic of `bounds.bounds` and the objectives' values and bounds, it shares
 no code with the planner, so that it finds the planner's mistakes.
 """
 
@@ -8,8 +8,7 @@ import math
 from collections.abc import Iterator, Mapping, Sequence
 from itertools import pairwise
 
-from ringmaster.tasks.planning.bounds.bounds import COUNTING, Bound, counted_bound_s, plain_bound_s
-from ringmaster.tasks.planning.bounds.certificates import certified_bound
+from ringmaster.tasks.planning.bounds.bounds import COUNTING, Bound, certified_bound, counted_bound_s, plain_bound_s
 from ringmaster.tasks.planning.objectives import objective_by_name, objective_names
 from ringmaster.tasks.planning.plans.plan import Plan, Segment
 from ringmaster.tasks.planning.problems.problem import Problem
@@ -79,11 +78,11 @@ def _overlaps(segments: Sequence[Segment], tolerance_s: float) -> list[tuple[Seg
 
     Each of many pairs may overlap for less than the tolerance.
     """
-    found = [(a, b) for a, b in pairwise(segments) if b.start_s < a.end_s]
-    overlap_s = math.fsum(a.end_s - b.start_s for a, b in found)
+    pairs = [(a, b) for a, b in pairwise(segments) if b.start_s < a.end_s]
+    overlap_s = math.fsum(a.end_s - b.start_s for a, b in pairs)
     if overlap_s <= tolerance_s:
         return []
-    return [(a, b) for a, b in found if b.start_s < a.end_s - tolerance_s] or found[:1]
+    return [(a, b) for a, b in pairs if b.start_s < a.end_s - tolerance_s] or pairs[:1]
 
 
 def _segment_faults(segment: Segment, option: Option, problem: Problem, tolerance_s: float) -> Iterator[str]:
@@ -242,11 +241,11 @@ def _bound_faults(plan: Plan, problem: Problem, *, is_readable: bool) -> Iterato
     if plan.objective not in objective_names():
         yield f"the objective {plan.objective!r} is unknown. To fix: install the package that registers it"
     elif is_readable:
-        found = objective_by_name(plan.objective).value(plan, problem)
-        if plan.value is not None and not abs(found - plan.value) <= 1e-6 * max(1.0, abs(found)):
-            yield f"{plan.objective} {plan.value} claimed, {found} found"
+        value = objective_by_name(plan.objective).value(plan, problem)
+        if plan.value is not None and not abs(value - plan.value) <= 1e-6 * max(1.0, abs(value)):
+            yield f"{plan.objective} {plan.value} claimed, {value} found"
         if plan.value_bound is not None:
-            yield from _value_bound_faults(plan, plan.value_bound, problem, value=found)
+            yield from _value_bound_faults(plan, plan.value_bound, problem, value=value)
 
 
 def _proved_s(plan: Plan, problem: Problem) -> float:

@@ -5,15 +5,113 @@ keys of the benchmark files of this field ("gpus", "nodes", "runtime", "switch_c
 nothing depends on that unit.
 """
 
-from collections.abc import Hashable, Mapping, Sequence
+from __future__ import annotations
+
+import math
+from collections import Counter, defaultdict
+from collections.abc import Hashable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
+from itertools import pairwise
 from typing import Any
 
 from ringmaster.errors import ProblemError
-from ringmaster.tasks.planning.problems.fair_share import fair_seconds
-from ringmaster.tasks.planning.problems.problem_parts import CurrentRun, Option, PlanningJob, PlanningNode
-from ringmaster.tasks.planning.problems.problem_validation import faults_of, shown
+from ringmaster.tasks.planning.problems.problem_parts import (
+    CurrentRun,
+    Option,
+    PlanningJob,
+    PlanningNode,
+    faults_of,
+    shown,
+)
+
+BISECTIONS = 100  # halve the interval until it has no further float inside
+
+Frontier = Sequence[tuple[float, float]]
+"""(seconds, cost) of a job, such as device-seconds, from its fastest option to its cheapest one, convex."""
+
+
+def group_of(job: PlanningJob) -> tuple[bool, str]:
+    """Returns the group of a job. A job without a named one is a group of its own, whatever its name."""
+    return (True, job.group) if job.group else (False, job.id)
+
+
+def fair_seconds(jobs: Sequence[PlanningJob], num_devices: int) -> dict[str, float]:
+    """Returns, by job id, the seconds in which the job's group could do its jobs on its share of the devices."""
+    groups: dict[tuple[bool, str], list[PlanningJob]] = defaultdict(list)
+    for job in jobs:
+        groups[group_of(job)].append(job)
+    heads_s = _heads_s({job.id: job for job in jobs})
+    seconds: dict[str, float] = {}
+    for members in groups.values():
+        rows = [(heads_s[job.id], _frontier_on(job, num_devices / len(groups))) for job in members]
+        seconds |= dict.fromkeys((job.id for job in members), _least_s(rows, num_devices / len(groups)))
+    return seconds
+
+
+def _frontier_on(job: PlanningJob, share: float) -> Frontier:
+    """Returns the (seconds, device-seconds) that mixes of a job's options for a share of the devices reach."""
+    alone = [option for option in job.options if not option.jobs]
+    most = max(share, min(option.num_devices for option in alone))
+    return frontier((o.whole_s, o.whole_s * o.num_devices) for o in alone if o.num_devices <= most)
+
+
+def frontier(points: Iterable[tuple[float, float]]) -> Frontier:
+    """Returns the (seconds, cost) of a job's options that no mix of others beats, by ascending seconds."""
+    hull: list[tuple[float, float]] = []
+    for t, cost in sorted(points):
+        if hull and cost >= hull[-1][1]:
+            continue
+        while len(hull) > 1 and _is_above(hull[-1], hull[-2], (t, cost)):
+            hull.pop()
+        hull.append((t, cost))
+    return hull
+
+
+def _is_above(middle: tuple[float, float], left: tuple[float, float], right: tuple[float, float]) -> bool:
+    """Whether the middle point is on or above the line between the other two."""
+    return (middle[1] - left[1]) * (right[0] - left[0]) >= (right[1] - left[1]) * (middle[0] - left[0])
+
+
+def least_within(points: Frontier, within_s: float) -> float:
+    """Returns the least cost of a job within some seconds; infinite where no option is fast enough."""
+    if within_s < points[0][0]:
+        return math.inf
+    for (t0, a0), (t1, a1) in pairwise(points):
+        if within_s < t1:
+            return a0 + (a1 - a0) * (within_s - t0) / (t1 - t0)
+    return points[-1][1]
+
+
+def _least_s(rows: Sequence[tuple[float, Frontier]], share: float) -> float:
+    low = max(head_s + points[0][0] for head_s, points in rows)
+    high = max(low, max(head_s + points[-1][0] for head_s, points in rows), sum(p[-1][1] for _, p in rows) / share)
+
+    def fits(end_s: float) -> bool:
+        return sum(least_within(points, end_s - head_s) for head_s, points in rows) <= end_s * share
+
+    if fits(low):
+        return low
+    for _ in range(BISECTIONS):
+        middle = (low + high) / 2
+        if not low < middle < high:
+            break
+        low, high = (low, middle) if fits(middle) else (middle, high)
+    return high
+
+
+def _heads_s(jobs: Mapping[str, PlanningJob]) -> dict[str, float]:
+    """Returns when each job could start if every job had all devices to itself, by job id."""
+    heads: dict[str, float] = {}
+    left = list(jobs.values())
+    while left:
+        ready = [job for job in left if all(other in heads for other in job.after)]
+        for job in ready:
+            waits = (heads[other] + min(o.whole_s for o in jobs[other].options) for other in job.after)
+            heads[job.id] = max([job.release_s, *waits])
+        left = [job for job in left if job.id not in heads]
+    return heads
+
 
 # JSON key -> (attribute, whether it is required)
 _PROBLEM_KEYS = {
@@ -86,7 +184,14 @@ def write_fields(
         "jobs": [
             _write(job, _JOB_KEYS)
             | {"options": [_write(option, _OPTION_KEYS) for option in job.options]}
-            | ({"running": _write_running(job.running)} if job.running else {})
+            | (
+                {
+                    "running": _write(job.running, _RUNNING_KEYS)
+                    | {"gpus": [[n, list(ids)] for n, ids in job.running.devices]}
+                }
+                if job.running
+                else {}
+            )
             for job in jobs
         ],
     }
@@ -115,10 +220,6 @@ def _read_job(data: Any, index: int, faults: list[str]) -> PlanningJob:
             gpus = []
         row["running"] = CurrentRun(**running | {"devices": tuple((node, tuple(ids)) for node, ids in gpus)})
     return PlanningJob(**row)
-
-
-def _write_running(running: CurrentRun) -> dict[str, Any]:
-    return _write(running, _RUNNING_KEYS) | {"gpus": [[node, list(ids)] for node, ids in running.devices]}
 
 
 def _read(
@@ -169,8 +270,8 @@ class Problem:
 
     def __post_init__(self) -> None:
         faults = faults_of(name=self.name, nodes=self.nodes, jobs=self.jobs, switch_cost_s=self.switch_cost_s)
-        if found := list(faults):
-            raise ProblemError(found)
+        if messages := list(faults):
+            raise ProblemError(messages)
 
     @cached_property
     def num_devices(self) -> int:
@@ -181,6 +282,15 @@ class Problem:
     def device_types(self) -> tuple[str, ...]:
         """The device types of the nodes, sorted."""
         return tuple(sorted({node.device_type for node in self.nodes}))
+
+    @cached_property
+    def node_groups(self) -> Mapping[tuple[str, int, float | None], int]:
+        """The number of nodes by device type, number of devices and end of availability."""
+        return Counter((node.device_type, node.num_devices, node.available_until_s) for node in self.nodes)
+
+    def types_of(self, option: Option) -> tuple[str, ...]:
+        """Returns the types of devices that an option may run on."""
+        return tuple(kind for kind in self.device_types if option.device_type in ("", kind))
 
     @cached_property
     def is_plain(self) -> bool:
@@ -208,11 +318,11 @@ class Problem:
         """
         special = {other for job in self.jobs for other in job.after}
         special |= {other for job in self.jobs for option in job.options for other in option.jobs}
-        found: dict[Hashable, list[int]] = {}
+        alike: dict[Hashable, list[int]] = {}
         for j, job in enumerate(self.jobs):
             is_alone = job.id in special or job.running or any(option.jobs for option in job.options)
-            found.setdefault(job.id if is_alone else likeness(job), []).append(j)
-        return tuple(map(tuple, found.values()))
+            alike.setdefault(job.id if is_alone else likeness(job), []).append(j)
+        return tuple(map(tuple, alike.values()))
 
     @cached_property
     def fair_s(self) -> Mapping[str, float]:
@@ -228,7 +338,7 @@ class Problem:
         return {job.id: job for job in self.jobs}
 
     @classmethod
-    def from_json(cls, data: Any) -> "Problem":
+    def from_json(cls, data: Any) -> Problem:
         """Reads a problem from a JSON object. Raises ProblemError with every fault and its place."""
         fields, faults = read_fields(data)
         try:

@@ -1,8 +1,14 @@
-"""Parts of a planning problem: nodes, options, and jobs with what they run at time 0."""
+"""Validation of problems: a message for each fault, with its place by the keys of the JSON form."""
 
-from collections.abc import Iterable, Mapping
+from __future__ import annotations
+
+import reprlib
+from collections import Counter
+from collections.abc import Collection, Hashable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
+
+from ringmaster.text import MOST_IN_NAME, is_printable_name
 
 
 @dataclass(frozen=True)
@@ -125,3 +131,291 @@ class PlanningJob:
         return (
             self.running is not None and (option, start_s) == (self.running.option, 0.0) and gang == self.running.gang
         )
+
+
+MAX_DEVICES = 4096  # per node: tables of the bounds grow with it
+MAX_AMOUNT = 1e15  # limit of seconds, bytes and prices: sums and ratios of such numbers are still exact enough
+LEAST_RUNTIME_S = 1e-6
+LEAST_FACTOR = 1e-100  # of weights and prices other than 0: products of smaller ones lose their digits
+
+# JSON key -> attribute
+_NODE_AMOUNTS = {"until": "available_until_s", "price": "price", "host_memory": "host_memory_bytes"}
+_JOB_AMOUNTS = {"release": "release_s", "deadline": "deadline_s", "weight": "weight"}
+_OPTION_AMOUNTS = {
+    "startup": "startup_s",
+    "save": "save_s",
+    "evaluate": "evaluate_s",
+    "host_memory": "host_memory_bytes",
+}
+_NAME = f"text of at most {MOST_IN_NAME} visible characters"
+_FACTORS = ("price", "weight")
+_SECONDS = "a number of seconds >= 0"
+
+
+def faults_of(
+    *, name: str, nodes: Sequence[PlanningNode], jobs: Sequence[PlanningJob], switch_cost_s: float
+) -> Iterator[str]:
+    """Yields a message for everything that is wrong with a problem."""
+    if not is_printable_name(name):
+        yield f"problem: name must be {_NAME}, not {shown(name)}"
+    if not is_amount(switch_cost_s):
+        yield f"problem: switch_cost must be {_SECONDS}, not {shown(switch_cost_s)}"
+    yield from _id_faults("node", [node.id for node in nodes])
+    yield from _id_faults("job", [job.id for job in jobs])
+    sound = []
+    for i, node in enumerate(nodes):
+        faults = list(_node_faults(f"node {_name(node.id, i)}", node))
+        yield from faults
+        sound += [] if faults else [node]
+    by_id = {job.id: job for job in jobs if _is_text(job.id)}
+    room = _NodeCapacity(sound)
+    for j, job in enumerate(jobs):
+        place = f"job {_name(job.id, j)}"
+        if not job.options:
+            yield f"{place}: has no options; give at least one"
+        elif all(option.jobs for option in job.options):
+            yield f"{place}: every option carries further jobs; give at least one that does the job alone"
+        for k, option in enumerate(job.options):
+            yield from _option_faults(f"{place}, option {k}", option, room)
+            yield from _fused_faults(f"{place}, option {k}", job, option, by_id)
+        yield from _amount_faults(place, job, _JOB_AMOUNTS)
+        if job.group != "" and not is_printable_name(job.group):
+            yield f"{place}: group must be {_NAME}, such as that of a user, not {shown(job.group)}"
+        if not _is_flag(job.started):
+            yield f"{place}: started must be true or false, not {shown(job.started)}"
+        if job.running is not None:
+            yield from _running_faults(f"{place}, running", job, job.running, room)
+            yield from _carried_faults(f"{place}, running", job, job.running, by_id)
+    yield from _shared_device_faults(jobs)
+    yield from _after_faults(jobs)
+
+
+def shown(value: Any) -> str:
+    """Formats a value for a message: short, however large or deep it is."""
+    try:
+        return reprlib.repr(value)
+    except ValueError:  # Python refuses to format integers with so many digits
+        return "a number with thousands of digits"
+
+
+def _name(value: Any, index: int) -> str:
+    return value if is_printable_name(value) else str(index)
+
+
+def _id_faults(kind: str, ids: list[Any]) -> Iterator[str]:
+    if not ids:
+        yield f"problem: has no {kind}s; give at least one"
+    seen: set[str] = set()
+    for i, name in enumerate(ids):
+        if not is_printable_name(name):
+            yield f"{kind} {i}: id must be {_NAME}, not {shown(name)}"
+        elif name in seen:
+            yield f"{kind} {name}: this id is used more than once"
+        else:
+            seen.add(name)
+
+
+def _node_faults(place: str, node: PlanningNode) -> Iterator[str]:
+    if not _is_count(node.num_devices):
+        yield f"{place}: gpus must be a whole number > 0, not {shown(node.num_devices)}"
+    elif node.num_devices > MAX_DEVICES:
+        yield f"{place}: has {shown(node.num_devices)} gpus; a node may have {MAX_DEVICES}"
+    yield from _amount_faults(place, node, _NODE_AMOUNTS)
+    yield from _type_faults(place, node.device_type)
+
+
+def _option_faults(place: str, option: Option, room: _NodeCapacity) -> Iterator[str]:
+    if not _is_text(option.technique):
+        yield f"{place}: technique must be text, not {shown(option.technique)}"
+    if not _is_mapping(option.config):
+        yield f"{place}: config must be an object, not {shown(option.config)}"
+    if not is_amount(option.runtime_s) or option.runtime_s <= 0:
+        yield f"{place}: runtime must be a number of seconds > 0, not {shown(option.runtime_s)}"
+    elif option.runtime_s < LEAST_RUNTIME_S:
+        yield f"{place}: runtime must be at least {LEAST_RUNTIME_S} seconds, not {shown(option.runtime_s)}"
+    faults = [*_amount_faults(place, option, _OPTION_AMOUNTS), *_type_faults(place, option.device_type)]
+    for key, value in (("gpus", option.num_devices), ("nodes", option.num_nodes)):
+        if not _is_count(value):
+            faults.append(f"{place}: {key} must be a whole number > 0, not {shown(value)}")
+    yield from faults
+    if not faults:
+        yield from _gang_faults(place, option, room)
+
+
+def _gang_faults(place: str, option: Option, room: _NodeCapacity) -> Iterator[str]:
+    if option.num_devices % option.num_nodes:
+        gpus, spread = shown(option.num_devices), shown(option.num_nodes)
+        yield f"{place}: {gpus} gpus cannot be spread evenly over {spread} nodes"
+    elif room.num_nodes_for(option) < option.num_nodes:
+        sizes = sorted((node.num_devices for node in room.nodes), reverse=True)
+        kind = f" of type {option.device_type!r}" if option.device_type else ""
+        yield (
+            f"{place}: needs {shown(option.num_nodes)} node(s) with {shown(option.slot)} gpus or more{kind} and its "
+            f"host memory; the nodes have {sizes[:8]}{' ...' if len(sizes) > 8 else ''} gpus; "
+            "remove the option or add nodes"
+        )
+
+
+class _NodeCapacity:
+    """Counts the nodes that can hold an option's slot, once for each kind of option."""
+
+    def __init__(self, nodes: Sequence[PlanningNode]) -> None:
+        self.nodes = nodes
+        self._known: dict[Hashable, int] = {}
+
+    def num_nodes_for(self, option: Option) -> int:
+        """Number of nodes of the option's type with enough devices and host memory."""
+        kind = (option.device_type, option.slot, option.host_memory_bytes)
+        if kind not in self._known:
+            self._known[kind] = sum(option.runs_on(node) for node in self.nodes)
+        return self._known[kind]
+
+
+def _fused_faults(place: str, job: PlanningJob, option: Option, jobs: Mapping[str, PlanningJob]) -> Iterator[str]:
+    """Yields faults of the further jobs that a fused group trains beside its owner."""
+    names = [name for name in option.jobs if _is_text(name)]
+    for name in option.jobs:
+        if not _is_text(name) or name not in jobs:
+            yield f"{place}: jobs names {shown(name)}, which is no job of this problem"
+    for name, count in Counter(names).items():
+        if name == job.id:
+            yield f"{place}: jobs names its own job {shown(name)}; name only further ones"
+        elif count > 1:
+            yield f"{place}: jobs names {shown(name)} {count} times"
+    members = {job.id, *names} if _is_text(job.id) else set(names)
+    for name in sorted(members & jobs.keys()):
+        if waits := sorted(other for other in jobs[name].after if _is_text(other) and other in members - {name}):
+            yield f"{place}: carries {name} beside {', '.join(waits)}, which it waits for"
+
+
+def _running_faults(place: str, job: PlanningJob, running: CurrentRun, room: _NodeCapacity) -> Iterator[str]:
+    """Yields faults of the state in which a job is declared to run at time 0."""
+    if not is_amount(running.pinned_until_s):
+        yield f"{place}: until must be {_SECONDS}, not {shown(running.pinned_until_s)}"
+    if job.release_s or job.after:
+        yield f"{place}: it runs already, but has a release or waits for other jobs; remove one or the other"
+    is_index = isinstance(running.option, int) and not isinstance(running.option, bool)
+    if not is_index or not 0 <= running.option < len(job.options):
+        yield f"{place}: option must be the index of one of its {len(job.options)} options, not {shown(running.option)}"
+    elif not any(_option_faults(place, job.options[running.option], room)):
+        nodes = {node.id: node for node in room.nodes if _is_text(node.id)}
+        yield from _gang_place_faults(place, running, job.options[running.option], nodes)
+
+
+def _carried_faults(
+    place: str, job: PlanningJob, running: CurrentRun, jobs: Mapping[str, PlanningJob]
+) -> Iterator[str]:
+    """Yields faults of the jobs in a running group: they are being trained, so they must have started too."""
+    if _is_count(running.option) and running.option < len(job.options):
+        for name in job.options[running.option].jobs:
+            if _is_text(name) and name in jobs and jobs[name].started is False:
+                yield f"{place}: its group carries {name}, which is not `started`"
+            elif _is_text(name) and name in jobs and jobs[name].running is not None:
+                yield f"{place}: its group carries {name}, which is declared to run on its own"
+
+
+def _gang_place_faults(
+    place: str, running: CurrentRun, option: Option, nodes: Mapping[str, PlanningNode]
+) -> Iterator[str]:
+    """Yields faults of the devices that a gang is declared to run on."""
+    names = [name for name, _ in running.devices if _is_text(name)]
+    if len(running.devices) != option.num_nodes or len(set(names)) != len(names):
+        yield f"{place}: is on nodes {shown(names)}, its option takes {option.num_nodes} different one(s)"
+    for name, ids in running.devices:
+        if not _is_text(name) or name not in nodes:
+            yield f"{place}: is on node {shown(name)}, which this problem does not have"
+            continue
+        node = nodes[name]
+        are_there = all(_is_device(device, node) for device in ids)
+        if not are_there or len(set(ids)) != len(ids) or len(ids) != option.slot:
+            yield (
+                f"{place}: has devices {shown(list(ids))} of node {name}; its option takes {option.slot} there, "
+                f"different ones of 0 to {node.num_devices - 1}"
+            )
+        if option.device_type not in ("", node.device_type):
+            yield f"{place}: is on {name}, whose devices are {node.device_type!r}, not {option.device_type!r}"
+        ends_s = option.runtime_s + option.save_s + option.evaluate_s
+        pinned_s = min(running.pinned_until_s, ends_s) if is_amount(running.pinned_until_s) else 0.0
+        if node.available_until_s is not None and pinned_s > node.available_until_s:
+            yield f"{place}: is pinned until {running.pinned_until_s} s, but node {name} goes away before"
+
+
+def _shared_device_faults(jobs: Sequence[PlanningJob]) -> Iterator[str]:
+    """Yields a fault for each device on which several jobs are declared to run."""
+    holders: dict[Hashable, str] = {}
+    for job in jobs:
+        for name, ids in job.running.devices if job.running else ():
+            for device in ids:
+                if not _is_text(name) or not isinstance(device, int):
+                    continue
+                holder = holders.setdefault((name, device), job.id)
+                if holder != job.id:
+                    yield f"jobs {shown(holder)} and {shown(job.id)}: both are running on {name}:{device}"
+
+
+def _amount_faults(place: str, value: Any, attributes: Mapping[str, str]) -> Iterator[str]:
+    """Yields faults of optional values that must be numbers >= 0 where they are given."""
+    for key, attribute in attributes.items():
+        amount = getattr(value, attribute)
+        default = type(value).__dataclass_fields__[attribute].default
+        if not (amount is None and default is None) and not is_amount(amount):
+            yield f"{place}: {key} must be a number >= 0 (and at most {MAX_AMOUNT:g}), not {shown(amount)}"
+        elif key in _FACTORS and 0 < amount < LEAST_FACTOR:
+            yield f"{place}: {key} must be 0 or at least {LEAST_FACTOR:g}, not {shown(amount)}"
+
+
+def _type_faults(place: str, device_type: Any) -> Iterator[str]:
+    if not isinstance(device_type, str):
+        yield f"{place}: type must be text, not {shown(device_type)}"
+
+
+def _after_faults(jobs: Sequence[PlanningJob]) -> Iterator[str]:
+    known = {job.id for job in jobs if _is_text(job.id)}
+    waits: dict[str, set[str]] = {}
+    for j, job in enumerate(jobs):
+        for other in job.after:
+            if not _is_text(other) or other not in known:
+                yield f"job {_name(job.id, j)}: after names {shown(other)}, which is no job of this problem"
+        if _is_text(job.id):
+            waits[job.id] = {other for other in job.after if _is_text(other) and other in known}
+    if on_cycle := cycle_in(waits):
+        yield f"jobs {', '.join(sorted(on_cycle))}: wait for each other in a cycle; remove one `after`"
+
+
+def cycle_in(waits: Mapping[str, Collection[str]]) -> set[str]:
+    """Returns the nodes of a graph that lie on a cycle, or on a path between cycles; empty if there is no cycle.
+
+    waits: waits[a] are the nodes that a waits for.
+    """
+    left = {job: set(others) for job, others in waits.items()}
+    while ready := {job for job, others in left.items() if not others}:
+        left = {job: others - ready for job, others in left.items() if job not in ready}
+    on_cycle = set(left)
+    while waiting_only := on_cycle - {other for job in on_cycle for other in left[job]}:
+        on_cycle -= waiting_only
+    return on_cycle
+
+
+def is_amount(value: Any) -> bool:
+    """Whether a value is a number of seconds, bytes or such."""
+    return isinstance(value, (int, float)) and not isinstance(value, bool) and 0 <= value <= MAX_AMOUNT
+
+
+def _is_text(value: Any) -> bool:
+    return isinstance(value, str) and value != ""
+
+
+def _is_flag(value: Any) -> bool:
+    return isinstance(value, bool)
+
+
+def _is_mapping(value: Any) -> bool:
+    return isinstance(value, Mapping)
+
+
+def _is_count(value: Any) -> bool:
+    return isinstance(value, int) and not isinstance(value, bool) and value > 0
+
+
+def _is_device(value: Any, node: PlanningNode) -> bool:
+    return isinstance(value, int) and not isinstance(value, bool) and 0 <= value < node.num_devices

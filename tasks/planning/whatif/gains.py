@@ -12,23 +12,129 @@ searched for. What a new plan gains over the old one, UB - UB', is in the interv
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Collection, Iterator, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, replace
 
 from ringmaster.errors import ProblemError
-from ringmaster.tasks.planning.bounds.bounds import Bound, pattern_bound, preemptive_bound
-from ringmaster.tasks.planning.bounds.certificates import certified_bound
-from ringmaster.tasks.planning.groups.fusion import choose_groups, contracted, groups_of
-from ringmaster.tasks.planning.objectives import MAKESPAN
+from ringmaster.tasks.planning.bounds.bounds import Bound, certified_bound, pattern_bound, preemptive_bound
+from ringmaster.tasks.planning.bounds.job_costs import folded, in_order, is_foldable, only
+from ringmaster.tasks.planning.fusion import choose_groups, contracted, groups_of
+from ringmaster.tasks.planning.objectives import MAKESPAN, without_deadlines
 from ringmaster.tasks.planning.plan_search import WORTH_S
 from ringmaster.tasks.planning.plans.plan import Certificate, Plan, Segment
 from ringmaster.tasks.planning.plans.verify import verify
 from ringmaster.tasks.planning.problems.problem import Problem
-from ringmaster.tasks.planning.problems.reductions import folded, is_foldable
-from ringmaster.tasks.planning.problems.terms import without_deadlines
-from ringmaster.tasks.planning.whatif.changes import Change, MoreDevices, changed, type_of
+from ringmaster.tasks.planning.problems.problem_parts import PlanningNode
 from ringmaster.tasks.planning.work import WORK_S, WorkBudget
+
+
+@dataclass(frozen=True, kw_only=True)
+class MoreDevices:
+    """A node has `num_devices` more. device_type: of that node; "" where all nodes have the same type."""
+
+    num_devices: int
+    device_type: str = ""
+
+
+@dataclass(frozen=True, kw_only=True)
+class MoreNodes:
+    """There are `num_nodes` more nodes of `num_devices` devices each."""
+
+    num_devices: int
+    device_type: str = ""
+    num_nodes: int = 1
+
+
+@dataclass(frozen=True, kw_only=True)
+class FewerJobs:
+    """The jobs are left out. Jobs that wait for them must be left out, too."""
+
+    jobs: tuple[str, ...]
+
+
+@dataclass(frozen=True, kw_only=True)
+class Deadline:
+    """All jobs are to end within `due_s` seconds from the start of the plan."""
+
+    due_s: float
+
+
+Change = MoreDevices | MoreNodes | FewerJobs
+
+
+def changed(problem: Problem, change: Change, *, on: str = "") -> Problem:
+    """Returns the changed problem.
+
+    on: the node that gets more devices; by default the first one of their type.
+
+    Raises ProblemError where the change is impossible, with what would be possible.
+    """
+    match change:
+        case MoreDevices():
+            kind = type_of(problem, change.device_type)
+            grown = on or next(node.id for node in problem.nodes if node.device_type == kind)
+            nodes = tuple(
+                replace(node, num_devices=node.num_devices + change.num_devices) if node.id == grown else node
+                for node in problem.nodes
+            )
+            return replace(problem, nodes=nodes)
+        case MoreNodes():
+            return replace(problem, nodes=(*problem.nodes, *_new_nodes(problem, change)))
+        case FewerJobs():
+            return _without(problem, change.jobs)
+
+
+def type_of(problem: Problem, device_type: str) -> str:
+    """Returns the type of added devices. Raises ProblemError where it is unknown, or where it is not said which."""
+    kinds = problem.device_types
+    if device_type in kinds:
+        return device_type
+    if not device_type and len(kinds) == 1:
+        return kinds[0]
+    what = f"no node has devices of type {device_type!r}" if device_type else "the nodes have several types of devices"
+    remedy = f"name one of {', '.join(map(repr, kinds))}" if any(kinds) else "leave the type out: no node has one"
+    raise ProblemError([f"{what}. To fix: {remedy}"])
+
+
+def dependents(problem: Problem, names: Collection[str]) -> tuple[str, ...]:
+    """Returns the jobs that wait for any of these, directly or through others, in the order of the problem."""
+    dependent_names = set(names)
+    for job in in_order(problem):
+        if dependent_names & set(job.after):
+            dependent_names.add(job.id)
+    return tuple(job.id for job in problem.jobs if job.id in dependent_names and job.id not in names)
+
+
+def _new_nodes(problem: Problem, change: MoreNodes) -> list[PlanningNode]:
+    """Returns the nodes: like those of their type and size, if there are any, and without an end."""
+    kind = type_of(problem, change.device_type)
+    alike = [node for node in problem.nodes if (node.device_type, node.num_devices) == (kind, change.num_devices)]
+    model = replace(alike[0], available_until_s=None) if alike else PlanningNode("", change.num_devices, kind)
+    taken, number = {node.id for node in problem.nodes}, 1
+    nodes: list[PlanningNode] = []
+    while len(nodes) < change.num_nodes:
+        if (name := f"new{number}") not in taken:
+            nodes.append(replace(model, id=name))
+        number += 1
+    return nodes
+
+
+def _without(problem: Problem, names: Collection[str]) -> Problem:
+    known = [job.id for job in problem.jobs]
+    if wrong := [name for name in names if name not in known]:
+        some = ", ".join(known[:20]) + (" and others" if len(known) > 20 else "")
+        raise ProblemError([f"there is no job {name!r}. To fix: name some of {some}" for name in wrong])
+    if waiting := dependents(problem, names):
+        every = ",".join([*names, *waiting])
+        raise ProblemError(
+            [f"{', '.join(waiting)} would wait for what is left out. To fix: leave all out, with --without {every}"]
+        )
+    left = [name for name in known if name not in names]
+    if not left:
+        raise ProblemError(["without these no job is left. To fix: leave out fewer"])
+    return only(problem, left)
+
 
 QUICK_WORK_S = 0.03  # of annealing between groups
 EFFORT = 0.01  # of the last local search
@@ -62,7 +168,7 @@ def _kept(start: Plan, problem: Problem, before: Problem) -> Sequence[Segment]:
 def _planned(problem: Problem, bound: Bound, start: Plan, before: Problem, *, due_s: float) -> Sequence[Segment]:
     """Returns the segments of a preemptive plan that is hardly polished; none where its rules are not modelled."""
     from ringmaster.tasks.planning.plans.retiming import retimed
-    from ringmaster.tasks.planning.preemptive.preemptive import plan_preemptive
+    from ringmaster.tasks.planning.preemptive import plan_preemptive
 
     if problem.is_fused:
         return _planned_groups(problem, start, before, due_s=due_s)
@@ -72,10 +178,10 @@ def _planned(problem: Problem, bound: Bound, start: Plan, before: Problem, *, du
     if not is_foldable(undated) or not 0 < bound.seconds < float("inf"):
         return ()
     alike = folded(undated)
-    found = plan_preemptive(alike, bound, work=WorkBudget(QUICK_WORK_S), effort=EFFORT)
-    if found and alike is not undated:
-        found = retimed(undated, found, objective=MAKESPAN)
-    return found or ()
+    segments = plan_preemptive(alike, bound, work=WorkBudget(QUICK_WORK_S), effort=EFFORT)
+    if segments and alike is not undated:
+        segments = retimed(undated, segments, objective=MAKESPAN)
+    return segments or ()
 
 
 def _planned_groups(problem: Problem, start: Plan, before: Problem, *, due_s: float) -> Sequence[Segment]:
@@ -87,12 +193,12 @@ def _planned_groups(problem: Problem, start: Plan, before: Problem, *, due_s: fl
             names = [name for name in (lead, *members) if name in left]
             if len(names) > 1:
                 groups[names[0]] = tuple(names[1:])
-        found = contracted(problem, groups)
+        whole = contracted(problem, groups)
     except ValueError:  # the groups changed during the plan, or no option trains the rest of one
         return ()
-    own = preemptive_bound(found.problem)
-    segments = _planned(found.problem, own, start, before, due_s=due_s)
-    return found.expanded(Plan(problem.name, tuple(segments)), problem) if segments else ()
+    own = preemptive_bound(whole.problem)
+    segments = _planned(whole.problem, own, start, before, due_s=due_s)
+    return whole.expanded(Plan(problem.name, tuple(segments)), problem) if segments else ()
 
 
 def _valid(rows: Sequence[Sequence[Segment]], problem: Problem) -> Iterator[Plan]:
@@ -201,9 +307,9 @@ class WhatIf:
         Raises ProblemError where no plan of the changed problem meets its deadlines.
         """
         problem = changed(self.problem, gain.change, on=gain.on)
-        found = choose_groups(problem, work_s=work_s, time_limit_s=time_limit_s, seed=seed).together
-        makespan_s = found.makespan_s if gain.makespan_s is None else min(found.makespan_s, gain.makespan_s)
-        bound_s = max(gain.bound_s, _proof(found, problem)[1])
+        plan = choose_groups(problem, work_s=work_s, time_limit_s=time_limit_s, seed=seed).together
+        makespan_s = plan.makespan_s if gain.makespan_s is None else min(plan.makespan_s, gain.makespan_s)
+        bound_s = max(gain.bound_s, _proof(plan, problem)[1])
         by_prices_s = self.makespan_s - gain.most_by_prices_s
         answer = self._gain(gain.change, on=gain.on, by_prices_s=by_prices_s, bound_s=bound_s, makespan_s=makespan_s)
         return replace(answer, planned_s=self.makespan_s - makespan_s)

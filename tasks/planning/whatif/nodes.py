@@ -97,15 +97,13 @@ def nodes_worth(
         more = make_plan(problem_on(num_nodes + 1))
         gain_s = (now.lower_bound_s or 0.0) - come_s - more.makespan_s
         worth = gain_s / HOUR_S * prices.per_hour_earlier + prices.cost(num_nodes, gain_s)
-        found, price = NodesWorth(num_nodes=num_nodes, why="", ends_s=now.makespan_s), prices.cost(1, more.makespan_s)
+        price, cost, why = prices.cost(1, more.makespan_s), prices.cost(num_nodes + 1, more.makespan_s), ""
         if worth < price:
             gains = f"certainly gains {max(gain_s, 0.0):.0f} s, worth {max(worth, 0.0):.2f}"
-            return _because(found, f"one more node {gains}, and costs {price:.2f}")
-        if (cost := prices.cost(num_nodes + 1, more.makespan_s)) > prices.budget:
-            return _because(found, f"{num_nodes + 1} nodes cost {cost:.2f}, more than the budget of {prices.budget:g}")
+            why = f"one more node {gains}, and costs {price:.2f}"
+        elif cost > prices.budget:
+            why = f"{num_nodes + 1} nodes cost {cost:.2f}, more than the budget of {prices.budget:g}"
+        if why:
+            return NodesWorth(num_nodes=num_nodes, why=why, ends_s=now.makespan_s)
         now = more
     return NodesWorth(num_nodes=max(least, most), why="no more nodes are allowed", ends_s=now.makespan_s)
-
-
-def _because(found: NodesWorth, why: str) -> NodesWorth:
-    return NodesWorth(num_nodes=found.num_nodes, why=why, ends_s=found.ends_s)

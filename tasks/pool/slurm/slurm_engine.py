@@ -13,7 +13,7 @@ from dataclasses import dataclass, replace
 from ringmaster.errors import EngineUnavailable, SlurmError
 from ringmaster.tasks.execution.engine import EngineContext, NodeRun
 from ringmaster.tasks.execution.known_nodes import EMPTY_BEFORE_S
-from ringmaster.tasks.pool.pool_engine import PoolEngine
+from ringmaster.tasks.pool.pool_engine import MOST_REMEMBERED, PoolEngine
 from ringmaster.tasks.pool.provider import Allocation, AllocationStatus
 from ringmaster.tasks.pool.slurm.commands import (
     Slurm,
@@ -30,7 +30,6 @@ from ringmaster.tasks.pool.work_pool import build_engine
 logger = logging.getLogger(__name__)
 
 END_GRACE_S = 120.0  # for a job to end in order, before it is cancelled
-MOST_REMEMBERED = 10_000
 
 _GRES = re.compile(r"(?:gres[:/])?(?P<name>[a-z]\w*)(?::(?P<type>[a-z_]\w*))?(?::(?P<number>\d+))?(?:\(.*\))?", re.I)
 _ASKS_FOR_GPUS = re.compile(r"(^|\s)(--gpus|-G|(--gres|--tres-per-\w+)[= ]\S*gpu)")

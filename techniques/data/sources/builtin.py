@@ -13,12 +13,21 @@ import numpy as np
 
 from ringmaster.codec import digest
 from ringmaster.registry import resolve
-from ringmaster.techniques.data.arrays import Array, ColumnWriter, fingerprint
+from ringmaster.techniques.checkpoints.checkpoint import publish
+from ringmaster.techniques.data.arrow_files import (
+    SPLITS,
+    Array,
+    ArrowWriter,
+    column_of,
+    fingerprint,
+    split_file,
+    table_of,
+)
 from ringmaster.techniques.data.file_patterns import stamp
 from ringmaster.techniques.data.file_rows import held_out_keys, is_held_out
-from ringmaster.techniques.data.stored_source import Preparation, StoredSource
-from ringmaster.techniques.data.tokens import TextDocument, write_tokens
-from ringmaster.techniques.data_source import Dataset, DataSource, PreparedData, SampleTensor, check_same
+from ringmaster.techniques.data.stored_source import Preparation, StoredSource, TextProgress, locked
+from ringmaster.techniques.data.tokens import write_text
+from ringmaster.techniques.data_source import Dataset, DataSource, PreparedData, Row, SampleTensor, check_same
 from ringmaster.techniques.job import DataSpec
 
 # Tests, tables and whole applications. Without them a few MB of ordinary library code remain, prepared in seconds.
@@ -56,17 +65,17 @@ class PythonStdlib(StoredSource):
         root = Path(sysconfig.get_path("stdlib"))
         files = list(_library_files(root))
 
-        def documents() -> Iterator[TextDocument]:
+        def documents() -> Iterator[Row]:
             held_out = held_out_keys(files, share=spec.held_out)
             for name in files:
                 text = (root / name).read_bytes().decode("utf-8", errors="replace")
-                yield TextDocument(content=text, held_out=name in held_out)
+                yield Row(file=name, number=1, value=None, content=text, held_out=name in held_out)
 
         return Preparation(
             name=self.name,
             location=str(root),
             state=[(name, *stamp(root / name)) for name in files],
-            write=lambda folder: write_tokens(folder, spec=spec, documents=documents, where=self.name),
+            write=lambda folder: write_text(folder, spec=spec, rows=documents, where=self.name),
         )
 
 
@@ -101,10 +110,10 @@ def _write_digits(folder: Path, *, share: float) -> PreparedData:
     pixels, labels = _load_digits()
     held_out = np.array([is_held_out(f"digits/{index}", share=share) for index in range(len(labels))])
     pixels = (pixels - pixels[~held_out].mean()) / pixels[~held_out].std()
-    with ColumnWriter(folder) as writer:
-        for split, chosen in (("training", ~held_out), ("held_out", held_out)):
+    for split, chosen in (("training", ~held_out), ("held_out", held_out)):
+        with ArrowWriter(split_file(folder, split)) as writer:
             rows = {"pixel_values": pixels[chosen].astype(np.float32), "labels": labels[chosen]}
-            writer.append(split, rows)
+            writer.write(table_of({name: column_of(values) for name, values in rows.items()}))
     return PreparedData(
         name="",
         source="",
@@ -149,24 +158,28 @@ MAX_FINGERPRINTED = 128
 
 
 class Factory(DataSource):
-    """The samples that a user's function returns. Nothing is stored: each process calls the function."""
+    """The samples that a user's function returns: map-style data sets, or those of Hugging Face `datasets`.
+
+    Each process calls the function. Nothing is stored, except the rows of a streaming data set: these are read once
+    into an Arrow file of a machine, as batches are drawn from all of them. Its own `take` limits a long one.
+    """
 
     name = "factory"
     reads = ("factory",)
 
     def prepare(self, spec: DataSpec, *, cache_dir: Path) -> PreparedData:
         """Calls the factory and describes its samples."""
-        return describe_factory(spec, open_factory(spec))
+        return describe_factory(spec, open_factory(spec, cache_dir=cache_dir))
 
     def open(self, spec: DataSpec, *, cache_dir: Path, prepared: PreparedData | None) -> tuple[Dataset, Dataset]:
         """Calls the factory, and compares its samples with those that were prepared."""
-        datasets = open_factory(spec)
+        datasets = open_factory(spec, cache_dir=cache_dir)
         if prepared is not None:
             check_same(describe_factory(spec, datasets), prepared)
         return datasets
 
 
-def open_factory(spec: DataSpec) -> tuple[Dataset, Dataset]:
+def open_factory(spec: DataSpec, *, cache_dir: Path) -> tuple[Dataset, Dataset]:
     """Calls the factory and returns its (training, held_out).
 
     Raises ValueError where the result is something else, or has no training samples.
@@ -177,16 +190,46 @@ def open_factory(spec: DataSpec) -> tuple[Dataset, Dataset]:
         raise ValueError(
             f"data factory {spec.factory} returned {type(made).__name__}. To fix: return (training, held_out)"
         )
-    for name, dataset in zip(("training", "held_out"), made, strict=True):
-        if not hasattr(dataset, "__len__") or not hasattr(dataset, "__getitem__"):
-            raise ValueError(
-                f"data factory {spec.factory}: {name} is not a map-style data set. To fix: give it __len__ and "
-                f"__getitem__(index) -> dict of tensors"
-            )
-    if len(made[0]) == 0:
+    training, held_out = (_map_style(each, split, spec, cache_dir) for each, split in zip(made, SPLITS, strict=True))
+    if len(training) == 0:
         raise ValueError(f"data factory {spec.factory} returned no training samples")
-    _check_sample(made[0][0], factory=spec.factory)
-    return made
+    _check_sample(training[0], factory=spec.factory)
+    return training, held_out
+
+
+def _map_style(dataset: Any, split: str, spec: DataSpec, cache_dir: Path) -> Dataset:
+    """A data set with samples by index: those of Hugging Face as tensors, unless they have a format, and streams read.
+
+    Raises ValueError where it is another thing.
+    """
+    is_of_datasets = hasattr(dataset, "features") and hasattr(dataset, "with_format")
+    if is_of_datasets and not hasattr(dataset, "__len__"):
+        dataset = _read_stream(dataset, split, spec, cache_dir)
+    if not hasattr(dataset, "__len__") or not hasattr(dataset, "__getitem__"):
+        raise ValueError(
+            f"data factory {spec.factory}: {split} is not a map-style data set. To fix: give it __len__ and "
+            f"__getitem__(index) -> dict of tensors, or return a data set of Hugging Face datasets"
+        )
+    found: Dataset = dataset.with_format("torch") if is_of_datasets and dataset.format["type"] is None else dataset
+    return found
+
+
+def _read_stream(stream: Any, split: str, spec: DataSpec, cache_dir: Path) -> Any:
+    """A streaming data set, read once for a factory and its arguments."""
+    from datasets import Dataset as ArrowDataset
+    from datasets.arrow_writer import ArrowWriter as RowWriter
+
+    key = digest([spec.factory, dict(spec.kwargs), split])
+    folder = cache_dir.absolute() / "data" / f"stream-{key}"
+    with locked(folder.with_name(f"{folder.name}.lock")):
+        if not folder.exists():
+            with publish(folder) as aside, RowWriter(path=str(aside / "rows.arrow"), features=stream.features) as rows:
+                progress = TextProgress(f"reading the stream of {spec.factory}", what="rows")
+                for row in stream:
+                    rows.write(row)
+                    progress.add(0, ends=True)
+                rows.finalize()
+    return ArrowDataset.from_file(str(folder / "rows.arrow"))
 
 
 def describe_factory(spec: DataSpec, datasets: tuple[Dataset, Dataset]) -> PreparedData:

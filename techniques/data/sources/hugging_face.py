@@ -9,13 +9,13 @@ from typing import Any
 
 import numpy as np
 
-from ringmaster.techniques.data.arrays import Array, ColumnWriter, open_columns
+from ringmaster.techniques.data.arrow_files import Array, ArrowWriter, column_of, open_split, split_file, table_of
 from ringmaster.techniques.data.file_patterns import stamp
 from ringmaster.techniques.data.file_rows import is_held_out
 from ringmaster.techniques.data.images import pixels_of, read_image
 from ringmaster.techniques.data.row_kind import check_keys
 from ringmaster.techniques.data.stored_source import Preparation, StoredSource, described
-from ringmaster.techniques.data.tokens import TextDocument, write_tokens
+from ringmaster.techniques.data.tokens import write_text
 from ringmaster.techniques.data.unfit_data import SplitRows
 from ringmaster.techniques.data_source import PreparedData, Row
 from ringmaster.techniques.job import DataSpec
@@ -65,10 +65,10 @@ def _write(folder: Path, spec: DataSpec) -> PreparedData:
     if is_text or ("input_ids" in names and spec.seq_len is not None):
         column = spec.text_column if is_text else "input_ids"
         where = f"dataset {spec.dataset!r}"
-        prepared = write_tokens(folder, spec=spec, documents=lambda: _documents(splits, column, spec), where=where)
+        prepared = write_text(folder, spec=spec, rows=lambda: _documents(splits, column, spec), where=where)
         return with_leaks_of_splits(prepared, splits, spec, columns=[column])
     prepared = _write_columns(folder, splits, spec)
-    stored = open_columns(folder, "training")
+    stored = open_split(folder, "training").column_names
     return with_leaks_of_splits(
         prepared, splits, spec, columns=[name for name in names if RENAMED.get(name, name) in stored]
     )
@@ -83,7 +83,7 @@ def with_leaks_of_splits(
     """
     if len(splits) < 2:
         return prepared
-    leaks = SplitRows.of(_stored_rows(splits, spec, columns), identity=lambda row: row.content).leaks()
+    leaks = SplitRows(_stored_rows(splits, spec, columns), identity=lambda row: row.content).leaks()
     if leaks is None:
         return prepared
     fault, remedy = leaks.fault
@@ -138,7 +138,7 @@ def load_splits(spec: DataSpec) -> list[Any]:
     return [loaded[name] for name in wanted]
 
 
-def _documents(splits: list[Any], column: str, spec: DataSpec) -> Iterator[TextDocument]:
+def _documents(splits: list[Any], column: str, spec: DataSpec) -> Iterator[Row]:
     for number, split in enumerate(splits):
         for index, row in enumerate(split.select_columns([column]), start=1):
             if (content := row[column]) is None:
@@ -147,20 +147,25 @@ def _documents(splits: list[Any], column: str, spec: DataSpec) -> Iterator[TextD
                     "remove the row"
                 )
             held_out = number == 1 if len(splits) == 2 else is_held_out(str(content), share=spec.held_out)
-            yield TextDocument(content=content, held_out=held_out)
+            file = f"dataset {spec.dataset!r}"
+            yield Row(file=file, number=index, value=None, content=content, held_out=held_out)
 
 
 def _write_columns(folder: Path, splits: list[Any], spec: DataSpec) -> PreparedData:
-    with ColumnWriter(folder) as writer:
+    with (
+        ArrowWriter(split_file(folder, "training")) as training,
+        ArrowWriter(split_file(folder, "held_out")) as held_out,
+    ):
         for number, split in enumerate(splits):
             for start in range(0, len(split), ROWS_PER_CALL):
-                batch = _columns(split[start : start + ROWS_PER_CALL], spec)
+                columns = _columns(split[start : start + ROWS_PER_CALL], spec)
+                table = table_of({name: column_of(values) for name, values in columns.items()})
                 rows = range(start, min(start + ROWS_PER_CALL, len(split)))
-                held_out = np.array(
+                chosen = np.array(
                     [number == 1 if len(splits) == 2 else is_held_out(f"row {r}", share=spec.held_out) for r in rows]
                 )
-                writer.append("training", {name: column[~held_out] for name, column in batch.items()})
-                writer.append("held_out", {name: column[held_out] for name, column in batch.items()})
+                training.write(table.filter(~chosen))
+                held_out.write(table.filter(chosen))
     features = splits[0].features
     label = next((features[name] for name in ("label", "labels") if name in features), None)
     return described(folder, num_labels=getattr(label, "num_classes", None))

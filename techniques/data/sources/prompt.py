@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any, ClassVar
 
 import numpy as np
 
-from ringmaster.techniques.data.arrays import ENDS, VALUES, Array, Indices, RaggedColumn
+from ringmaster.techniques.data.arrow_files import Array, Indices, Table, TableRows, padded, values_of
 from ringmaster.techniques.data.row_kind import Columns, columns_of_files
 from ringmaster.techniques.data.row_source import RowSource, SampleContext
 from ringmaster.techniques.data.samples import Collate, PaddedSamples
@@ -30,23 +30,22 @@ TAKEN = ("prompts", "completions", "completion_ids")
 class _Prompts(PaddedSamples):
     """Prompts whose rows are padded by themselves, as they have other lengths than the tokens."""
 
-    def __init__(
-        self, columns: Mapping[str, Array], *, collate: Collate, width: int, padding: Mapping[str, int]
-    ) -> None:
-        tokens = {name: column for name, column in columns.items() if not name.startswith(f"{ROW}.")}
+    def __init__(self, table: Table, *, collate: Collate, width: int, padding: Mapping[str, int]) -> None:
+        has_rows = ROW in table.column_names  # an empty split has no columns
+        tokens = table.drop_columns([ROW]) if has_rows else table
         super().__init__(tokens, collate=collate, width=width, padding=padding)
-        has_rows = ROW + VALUES in columns  # an empty split has no columns
-        self._rows = RaggedColumn(columns[ROW + VALUES], columns[ROW + ENDS], fill=0) if has_rows else None
+        self._encoded_rows = TableRows(table.select([ROW])) if has_rows else None
 
     def rows(self, indices: Indices, /, *, width: int | None = None) -> dict[str, torch.Tensor]:
         """Returns the prompts of `indices`, padded to `width`, and their rows."""
         import torch
 
         batch = super().rows(indices, width=width)
-        if self._rows is not None:
-            chosen = np.asarray(indices, dtype=np.int64)
-            longest = int(self._rows.lengths(chosen).max(initial=1))
-            batch[ROW] = torch.from_numpy(self._rows.padded(chosen, width=longest).astype(np.int64))
+        if self._encoded_rows is not None:
+            values, lengths = values_of(self._encoded_rows(indices)[ROW])
+            assert lengths is not None
+            longest = int(lengths.max(initial=1))
+            batch[ROW] = torch.from_numpy(padded(values, lengths, width=longest, fill=0).astype(np.int64))
         return batch
 
 

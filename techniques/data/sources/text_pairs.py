@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any, ClassVar
 
 import numpy as np
 
-from ringmaster.techniques.data.arrays import Array
+from ringmaster.techniques.data.arrow_files import Array
 from ringmaster.techniques.data.row_kind import Columns
 from ringmaster.techniques.data.row_source import RowSource, SampleContext
 from ringmaster.techniques.data.samples import as_tensors

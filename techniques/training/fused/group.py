@@ -37,9 +37,8 @@ from ringmaster.techniques.training.fused.multi_adapter_base import MultiAdapter
 from ringmaster.techniques.training.fused.packed_attention import packed_attention
 from ringmaster.techniques.training.losses import Batch, SumAndCount
 from ringmaster.techniques.training.metrics import MetricTotals
-from ringmaster.techniques.training.segment_loop import BUILD_PATIENCE_S
+from ringmaster.techniques.training.segment_loop import BUILD_PATIENCE_S, trial
 from ringmaster.techniques.training.trainer import Root, StepReport, prepared_data
-from ringmaster.techniques.training.trial_loop import trial
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -239,7 +238,7 @@ def _own(base: nn.Module, jobs: Sequence[Job]) -> set[str]:
 
 
 def profile(order: GangOrder, reporter: Reporter, *, rank: int = 0) -> dict[str, Any]:
-    """Runs `techniques.training.trial_loop.trial` on all jobs of the order together.
+    """Runs `techniques.training.segment_loop.trial` on all jobs of the order together.
 
     All durations are the gang's; those of the checkpoint, export and evaluation cover all jobs.
     """

@@ -24,10 +24,10 @@ from typing import Any, TypeVar
 from ringmaster.techniques.checkpoints.checkpoint import CheckpointStore
 from ringmaster.techniques.checkpoints.saving import Saver, SaveVotes
 from ringmaster.techniques.processes.events import EvaluationReported, JobOfGroupEnded, JobReady, OutcomeStatus
-from ringmaster.techniques.processes.failures import failure_kind
 from ringmaster.techniques.processes.order import GangOrder
 from ringmaster.techniques.processes.ranks import Ranks
 from ringmaster.techniques.processes.reporter import STOP, Reporter
+from ringmaster.techniques.processes.worker import failure_kind
 from ringmaster.techniques.training.fused.group import FusedGroup, MemberReport, join_group, open_group, orders_of
 from ringmaster.techniques.training.fused.member import GroupMember
 from ringmaster.techniques.training.segment_loop import (

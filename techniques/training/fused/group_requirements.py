@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 from ringmaster.techniques.job import OF_WHOLE_TENSORS, DataSpec, Job
 from ringmaster.techniques.loss import class_of
+from ringmaster.techniques.metric import why_generating
 from ringmaster.techniques.technique import batch_is_divisible
 
 if TYPE_CHECKING:
@@ -90,6 +91,8 @@ def _why_not(job: Job) -> str | None:
         return "is compiled"
     if (loss := class_of(job.loss)) is not None and not loss.per_token:
         return f"has the loss {loss.name}, which compares sequences, and here each row is alone"
+    if (metric := why_generating(job.evaluation.metrics)) is not None:
+        return f"has {metric}, which generates with the whole model alone"
     if job.data.packing:
         return "packs several samples into one row, and here rows are packed by job"
     if job.model.command is not None:

@@ -19,13 +19,7 @@ from torch import Tensor, nn
 
 from ringmaster.techniques.checkpoints.checkpoint import WritePieces
 from ringmaster.techniques.checkpoints.shared_models import store_model
-from ringmaster.techniques.checkpoints.state import (
-    HostCopies,
-    Reader,
-    named_state,
-    piece_writer,
-    restore_model,
-)
+from ringmaster.techniques.checkpoints.state import HostCopies, Reader, named_state, piece_writer, restore_model
 from ringmaster.techniques.data import fetch
 from ringmaster.techniques.models.adapters import AdaptedLinear, first_state, own_leaves, pretrained_state, sites
 from ringmaster.techniques.models.export import export_adapter
@@ -36,8 +30,7 @@ from ringmaster.techniques.training.fused.adapter_batches import AdapterBatch
 from ringmaster.techniques.training.fused.adapter_runs import AdapterModules, adapter_modules_of, evenly
 from ringmaster.techniques.training.gradients import global_norm, whole
 from ringmaster.techniques.training.losses import Loss, loss_of
-from ringmaster.techniques.training.optimizers import build_optimizer, update_
-from ringmaster.techniques.training.parameters import ParameterSettings, parameter_settings
+from ringmaster.techniques.training.optimizers import ParameterSettings, build_optimizer, parameter_settings, update_
 from ringmaster.techniques.training.trainer import JobTrainingState, batch_width
 
 ALIGNMENT = 16  # elements: one cache line of fp32, and the widest kernels' vector

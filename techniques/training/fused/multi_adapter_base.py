@@ -50,7 +50,7 @@ from ringmaster.techniques.training.fused.packed_attention import (
     prefix_as_cache,
 )
 from ringmaster.techniques.training.fused.shared_linear import shared_class
-from ringmaster.techniques.training.half_precision import HALF, compute_in_half, round_weights
+from ringmaster.techniques.training.gradients import HALF, compute_in_half, round_weights
 from ringmaster.techniques.training.losses import SumAndCount
 from ringmaster.techniques.training.recomputation import recompute_layers
 

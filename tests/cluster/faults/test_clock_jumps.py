@@ -6,7 +6,7 @@ from ringmaster.tasks.pool.failover import SILENT_S, Leadership
 from ringmaster.tasks.pool.nodes import NodeRecord, NodeRegistry, Timeouts
 from ringmaster.tasks.pool.pool_engine import NodeWatch
 from ringmaster.tasks.storage.database import Database, file_url
-from ringmaster.techniques.processes.fence import TICK, Fence
+from ringmaster.techniques.processes.forkserver import TICK, Fence
 from tests.fake_engine import cpu_devices
 
 HOUR_S = 3600.0

@@ -16,7 +16,6 @@ from ringmaster.errors import BatchFileError
 from ringmaster.registry import installed
 from ringmaster.tasks.batch import parse_batch
 from ringmaster.tasks.cluster import Device
-from ringmaster.tasks.evaluation.compare import gain, ranked
 from ringmaster.tasks.evaluation.examination import examine
 from ringmaster.tasks.evaluation.recording import figure
 from ringmaster.tasks.profiling.preflight import TrialEnvironment
@@ -24,7 +23,7 @@ from ringmaster.tasks.retraining.policy import PromotionPolicy, decide_by, load_
 from ringmaster.tasks.sweeping.results import best, leaderboard
 from ringmaster.techniques import EvaluationSpec
 from ringmaster.techniques.data import prepare
-from ringmaster.techniques.metric import BUILTIN_METRICS, metric_names
+from ringmaster.techniques.metric import BUILTIN_METRICS, gain, metric_names, ranked
 from ringmaster.techniques.scoring import score_together
 from tests.integration.workbench import SINGLE, VIT, Layout
 

@@ -13,7 +13,7 @@ from pathlib import Path
 from ringmaster.flows import settings
 
 settings.embed(settings.home())
-from ringmaster.flows.retraining.promote import file_url
+from ringmaster.flows.retraining.examine import file_url
 from ringmaster.flows.services.databases import prefect_database
 from ringmaster.flows.services.prefect_server import create_database
 from ringmaster.model_lineage import Ledger

@@ -6,6 +6,7 @@ import socket
 import subprocess
 import sys
 import urllib.request
+from contextlib import contextmanager
 
 import numpy as np
 import pytest
@@ -14,7 +15,6 @@ from safetensors.numpy import save_file
 from ringmaster.errors import LedgerError
 from ringmaster.model_lineage import QUIET_ENVIRONMENT, DatasetInput, Ledger, MetricPoint
 from ringmaster.model_lineage.ledger import rows
-from ringmaster.model_lineage.ledger.rows import MlflowServer
 from ringmaster.model_lineage.snapshot import Snapshot, node_of
 from ringmaster.model_lineage.tensors import TensorStore
 from tests.ports import free_port
@@ -24,13 +24,13 @@ PATIENCE_S = 300
 pytestmark = pytest.mark.full
 
 
-@pytest.fixture(scope="module")
-def server(tmp_path_factory):
-    """The address of a server on its own sqlite store."""
-    place = tmp_path_factory.mktemp("server")
+@contextmanager
+def served(place, *, destination, module="mlflow"):
+    """The address of a server on its own sqlite store. destination: the URI of its files."""
     port = free_port()
-    command = [sys.executable, "-m", "mlflow", "server", "--workers", "1", "--host", "127.0.0.1", "--port", str(port)]
-    command += ["--backend-store-uri", f"sqlite:///{place}/mlflow.db", "--artifacts-destination", f"{place}/files"]
+    command = [sys.executable, "-m", module, *(["server"] if module == "mlflow" else []), "--workers", "1"]
+    command += ["--host", "127.0.0.1", "--port", str(port)]
+    command += ["--backend-store-uri", f"sqlite:///{place}/mlflow.db", "--artifacts-destination", destination]
     environment = {**os.environ, **QUIET_ENVIRONMENT, "MLFLOW_SERVER_ENABLE_JOB_EXECUTION": "false"}
     with (place / "log").open("wb") as log:
         process = subprocess.Popen(
@@ -42,6 +42,14 @@ def server(tmp_path_factory):
         finally:
             os.killpg(process.pid, signal.SIGTERM)
             process.wait(timeout=PATIENCE_S)
+
+
+@pytest.fixture(scope="module")
+def server(tmp_path_factory):
+    """The address of a stock server."""
+    place = tmp_path_factory.mktemp("server")
+    with served(place, destination=f"{place}/files") as address:
+        yield address
 
 
 def wait_for(process, address, log):
@@ -102,31 +110,26 @@ def test_a_batch_is_recorded_and_its_model_comes_back(server, quiet, tmp_path, c
         later.resolve_model("models:/base@x")
 
 
-@pytest.mark.parametrize("asks_by", ["REST", "MLflow's client"])
-def test_a_model_that_has_changed_is_asked_for_again_however_old_it_is(server, quiet, tmp_path, monkeypatch, asks_by):
+def test_a_model_that_has_changed_is_asked_for_again_however_old_it_is(server, quiet, tmp_path, monkeypatch):
     monkeypatch.setattr(rows, "NEW_FOR_MS", -1)  # no row counts as new
-    failures = []  # stays empty for REST
-    if asks_by != "REST":
-        monkeypatch.setattr(rows, "Server", lambda uri: failures.append(uri) or MlflowServer(f"file://{uri}"))
     ledger, store = Ledger(server), TensorStore(tmp_path / "tensors")
     (tmp_path / "model").mkdir()
-    save_file({"tower.w": np.full((8, 8), len(asks_by), np.float32)}, tmp_path / "model" / "model.safetensors")
+    save_file({"tower.w": np.full((8, 8), 4, np.float32)}, tmp_path / "model" / "model.safetensors")
     job = ledger.start_job(ledger.start_batch("changes", params={}), "job", params={})
     older, newer = (
-        ledger.record_model(f"{name}.{asks_by[:4]}", run_id=job, folder=tmp_path / "model", kind="imported")
+        ledger.record_model(f"{name}.changed", run_id=job, folder=tmp_path / "model", kind="imported")
         for name in ("older", "newer")
     )
     kept = tmp_path / "cache"
     rows.read_rows(ledger, cache=kept)
     ledger.keep_tensors(older, tmp_path / "model", store=store, components={"tower": "tower"})
-    best = ledger.add_version(newer, f"best.{asks_by[:4]}")
+    best = ledger.add_version(newer, "best.changed")
     ledger.set_alias(best.registered_name, "challenger", best.version)
     found = rows.read_rows(ledger, cache=kept)
     assert found == rows.read_rows(ledger, cache=kept, is_fresh=True)
     snapshot = Snapshot(node_of(row, found[1]) for row in found[0])
-    assert snapshot.find(f"best.{asks_by[:4]}@challenger").id == newer.model_id
+    assert snapshot.find("best.changed@challenger").id == newer.model_id
     assert older.model_id in snapshot.reached_from([snapshot.find("tower").id])
-    assert bool(failures) == (asks_by != "REST")
 
 
 def test_a_server_that_is_down_is_told_with_the_remedy(quiet, monkeypatch):

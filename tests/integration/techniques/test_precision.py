@@ -9,7 +9,7 @@ from torch import nn
 from ringmaster.techniques import registry
 from ringmaster.techniques.data import prepare
 from ringmaster.techniques.models.facts import model_facts
-from ringmaster.techniques.training.half_precision import compute_in_half
+from ringmaster.techniques.training.gradients import compute_in_half
 from tests.integration.techniques.test_conformance import QUICK, SWITCHED
 from tests.integration.workbench import ADAMW, GPT2, RESNET, SINGLE, VIT, Layout, is_bit_equal
 from tests.matrix import matrix

@@ -11,7 +11,7 @@ import yaml
 
 from ringmaster.errors import BatchFileError
 from ringmaster.tasks.batch import Batch, json_schema, load_batch, parse_batch, schema
-from ringmaster.tasks.planning.problems.terms import PlanningTerms
+from ringmaster.tasks.planning.objectives import PlanningTerms
 from ringmaster.techniques import Adapter, DataSpec, EvaluationSpec, Job, ModelSpec, OptimizerSpec, ScheduleSpec
 from ringmaster.techniques.job import OPTIMIZERS
 

@@ -18,7 +18,7 @@ def rows_of(*, file, held_out, contents):
 
 
 def split_rows(rows):
-    return SplitRows.of(rows, identity=lambda row: row.content)
+    return SplitRows(rows, identity=lambda row: row.content)
 
 
 def test_the_first_row_on_both_sides_is_named_with_its_like():
@@ -26,7 +26,7 @@ def test_the_first_row_on_both_sides_is_named_with_its_like():
     held_out = rows_of(file="b", held_out=True, contents=[{"n": 9}, {"n": 2}, {"n": 3}, {"n": 2}])
     rows = split_rows([*training, *held_out])
     assert rows.leaks() == LeakedRows(3, ("b, line 2", "a, line 2"))
-    assert (len(rows.training), len(rows.held_out)) == (4, 4)
+    assert rows.num_rows == {False: 4, True: 4}
 
 
 def test_other_rows_are_on_one_side():

@@ -6,8 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from ringmaster.tasks.evaluation.compare import gain, ranked
-from ringmaster.techniques.metric import BUILTIN_METRICS, metric_named
+from ringmaster.techniques.metric import BUILTIN_METRICS, gain, metric_named, ranked
 
 METRIC = st.sampled_from(tuple(BUILTIN_METRICS))
 VALUE = st.floats(-1e6, 1e6)

@@ -17,8 +17,9 @@ from tokenizers.pre_tokenizers import WhitespaceSplit
 from ringmaster.tasks.evaluation.resampling import compare, estimate
 from ringmaster.techniques.data_source import PreparedData
 from ringmaster.techniques.metric import Outputs
-from ringmaster.techniques.metrics.comparisons import RecallAt1, embeddings
+from ringmaster.techniques.metrics.comparisons import RecallAt1
 from ringmaster.techniques.metrics.token_sequences import RougeL, f_measure, words
+from ringmaster.techniques.models.sentence_embeddings import Pooling, embeddings
 from tests.drawing import draws
 from tests.unit.evaluation.measuring import LOSS, measured, rows_of, scores_of
 
@@ -101,7 +102,7 @@ def test_rows_of_classes_have_no_text():
 class Preferences:
     """A loss over pairs: the reward of an answer is its first logit."""
 
-    inputs, shifted = None, True
+    inputs, shifted, base = None, True, None
 
     def __call__(self, output, batch):
         return LOSS(output, batch)
@@ -142,7 +143,7 @@ def pairs_of(seed, *, num_rows, noise, num_tokens=3, num_features=4):
 @given(seed=st.integers(0, 2**32 - 1), num_rows=st.integers(6, 20))
 def test_recall_of_embeddings(seed, num_rows):
     batch, states = pairs_of(seed, num_rows=num_rows, noise=1.0)
-    unit = embeddings(states, batch["attention_mask"].flatten(0, 1)).reshape(num_rows, 2, -1).numpy()
+    unit = embeddings(states, batch["attention_mask"].flatten(0, 1), Pooling()).reshape(num_rows, 2, -1).numpy()
     similarity, own = unit[:, 0] @ unit[:, 1].T, np.arange(num_rows)
     wanted = {f"recall_at_{k}": top_k_accuracy_score(own, similarity, k=k, labels=own) for k in (1, 5)}
     for division in ({}, {"num_parts": 2}, {"num_parts": 3}, {"replicas": 2}):
@@ -152,8 +153,8 @@ def test_recall_of_embeddings(seed, num_rows):
 
 def test_an_embedding_is_the_unit_mean_of_the_tokens_that_count():
     states = torch.tensor([[[3.0, 0.0], [0.0, 4.0], [9.0, 9.0]]])
-    assert embeddings(states, torch.tensor([[1, 1, 0]])).tolist() == [pytest.approx([0.6, 0.8])]
-    assert embeddings(states * 0, torch.tensor([[1, 1, 0]])).tolist() == [[0.0, 0.0]]
+    assert embeddings(states, torch.tensor([[1, 1, 0]]), Pooling()).tolist() == [pytest.approx([0.6, 0.8])]
+    assert embeddings(states * 0, torch.tensor([[1, 1, 0]]), Pooling()).tolist() == [[0.0, 0.0]]
 
 
 def test_equal_embeddings_find_what_chance_finds():

@@ -6,8 +6,7 @@ from concurrent.futures import Future
 from ringmaster.tasks.cluster import Cluster, Node
 from ringmaster.tasks.execution.events import SegmentEnded, SegmentStarted
 from ringmaster.tasks.execution.executor import Executor
-from ringmaster.tasks.execution.job_table import JobState
-from ringmaster.tasks.execution.run_paths import RunPaths
+from ringmaster.tasks.execution.job_table import JobState, RunPaths
 from ringmaster.tasks.planning import Plan, Segment
 from ringmaster.tasks.storage.database import Database, file_url
 from ringmaster.tasks.storage.journal import Journal, begin

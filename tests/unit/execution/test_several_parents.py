@@ -10,7 +10,7 @@ from ringmaster.tasks.execution.events import JobEnded
 from ringmaster.tasks.execution.starter import gang_order
 from ringmaster.tasks.pool.active_batches import entries_of
 from ringmaster.tasks.pool.submissions import Submission
-from ringmaster.tasks.profiling.option_profiles import planning_problem
+from ringmaster.tasks.profiling.search import planning_problem
 from ringmaster.tasks.storage.journal import JobStatus
 from ringmaster.techniques import AdaptationSpec
 from ringmaster.techniques.processes.gang import Outcome

@@ -8,8 +8,8 @@ import pytest
 from benchmarks.simulation.simulated_runs import SimulationResult, clairvoyant
 from benchmarks.simulation.simulated_runs import simulate as simulated
 from ringmaster.tasks.planning import Option, Plan, PlanningJob, PlanningNode, Problem, Segment, solve
-from ringmaster.tasks.planning.groups.fusion import as_executed
-from ringmaster.tasks.planning.plans.baselines import BASELINES
+from ringmaster.tasks.planning.fusion import as_executed
+from ringmaster.tasks.planning.plans.list_scheduling import BASELINES
 from tests.unit.planning.draw import tiny
 
 

@@ -6,8 +6,8 @@ from ringmaster.errors import ProblemError
 from ringmaster.flows.batch import group_choice
 from ringmaster.flows.batch.group_choice import choose_together, goals_in
 from ringmaster.tasks.execution.job_table import GOAL, LEFT, PARTED
-from ringmaster.tasks.planning.plans import checked_plans
-from ringmaster.tasks.profiling.option_profiles import planning_problem
+from ringmaster.tasks.planning import fusion as checked_plans
+from ringmaster.tasks.profiling.search import planning_problem
 from ringmaster.tasks.profiling.stage import ProfilingResult
 from ringmaster.tasks.recording.mlflow_writer import FUSION
 from ringmaster.tasks.storage.journal import JobStatus, begin

@@ -34,8 +34,7 @@ from ringmaster.flows.output import TextConsole, prepare_streams, write_document
 from ringmaster.flows.process_log import TextFormatter, report_faults
 from ringmaster.flows.reports.plan_report import print_plan, print_report
 from ringmaster.flows.reports.progress import LinesView, LiveView
-from ringmaster.flows.reports.status_report import status_table
-from ringmaster.flows.reports.watch import LineBudget, picture
+from ringmaster.flows.reports.watch import LineBudget, picture, status_table
 from ringmaster.model_lineage import model_pages
 from ringmaster.model_lineage.exporting import card_of, drawing, graphml
 from ringmaster.model_lineage.ledger.ledger import beside_base

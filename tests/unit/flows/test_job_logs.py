@@ -97,7 +97,7 @@ def test_a_long_log_is_read_in_parts(run, monkeypatch):
 
 
 def test_logs_read_no_figures(run, monkeypatch):
-    monkeypatch.setattr("ringmaster.flows.reports.status_report.TimelineReader", None)
+    monkeypatch.setattr("ringmaster.flows.reports.watch.TimelineReader", None)
     assert invoke("logs", "a").exit_code == 0
 
 
@@ -105,7 +105,7 @@ def test_status_needs_no_write_access_to_a_journal(run, monkeypatch):
     def refuse(url, **options):
         raise DatabaseFileError(["it cannot be written"])
 
-    monkeypatch.setattr("ringmaster.flows.reports.status_report.Database", refuse)
+    monkeypatch.setattr("ringmaster.flows.reports.watch.Database", refuse)
     rows = json.loads(invoke("status", "--json").stdout)
     assert [(row["job"], row["status"], row["option"]) for row in rows] == [
         ("a", "running", "ddp on n:cpu:0,1"),

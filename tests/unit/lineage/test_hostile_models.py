@@ -230,10 +230,10 @@ def rewritten(store, id: str, **changes) -> str:
         ({"path": "a\x1b.txt"}, "control characters"),
         ({"path": "model.safetensors"}, "names a file twice"),
         ({"path": "model.safetensors/x"}, "names a file twice"),
-        ({"path": None}, "a path is no text"),
-        ({"head": "../../../../secret"}, "a head is no digest"),
+        ({"path": None}, "a path, a name or a dtype is no text"),
+        ({"head": "../../../../secret"}, "a head or a digest is no SHA-256"),
         ({"tensors": [{"name": "w", "dtype": "F32", "shape": ["x"], "digest": "0" * 64}]}, "no list of whole numbers"),
-        ({"tensors": 3}, "no list of tensors"),
+        ({"tensors": 3}, "a list is wanted"),
     ],
 )
 def test_a_list_that_leads_elsewhere_is_not_restored_and_fsck_tells_it(store, tmp_path, changes, says):

@@ -10,11 +10,10 @@ from hypothesis import strategies as st
 from benchmarks.planning.families import draw
 from ringmaster.errors import NoRoomError
 from ringmaster.tasks.planning import Option, Plan, PlanningJob, PlanningNode, Problem, Segment, solve, verify
-from ringmaster.tasks.planning.bounds.certificates import certified_bound
+from ringmaster.tasks.planning.bounds.bounds import certified_bound
 from ringmaster.tasks.planning.bounds.job_costs import least_of
 from ringmaster.tasks.planning.objectives import objective_by_name
-from ringmaster.tasks.planning.plans.baselines import BASELINES
-from ringmaster.tasks.planning.plans.list_scheduling import schedule, schedule_pieces
+from ringmaster.tasks.planning.plans.list_scheduling import BASELINES, schedule, schedule_pieces
 from ringmaster.tasks.planning.plans.plan import Certificate
 from ringmaster.tasks.planning.plans.retiming import retimed
 from ringmaster.tasks.planning.problems.problem_parts import CurrentRun

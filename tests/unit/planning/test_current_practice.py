@@ -3,7 +3,7 @@
 import pytest
 
 from ringmaster.tasks.planning import Option, PlanningJob, PlanningNode, Problem, solve
-from ringmaster.tasks.planning.plans.baselines import current_practice
+from ringmaster.tasks.planning.plans.list_scheduling import current_practice
 from ringmaster.tasks.planning.plans.verify import verify
 
 

@@ -4,7 +4,7 @@ from hypothesis import given
 
 from ringmaster.tasks.planning import Option, Plan, PlanningJob, PlanningNode, Problem, Segment, solve
 from ringmaster.tasks.planning.gantt import render_svg, render_text, rows
-from ringmaster.tasks.planning.plans.baselines import BASELINES
+from ringmaster.tasks.planning.plans.list_scheduling import BASELINES
 from tests.drawing import draws
 from tests.unit.planning.draw import problems, tiny
 

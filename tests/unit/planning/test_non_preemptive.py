@@ -7,12 +7,11 @@ from hypothesis import given, settings
 
 from ringmaster.tasks.planning import Option, Plan, PlanningJob, PlanningNode, Problem, verify
 from ringmaster.tasks.planning.bounds.bounds import preemptive_bound, rigid_bound
-from ringmaster.tasks.planning.exhaustive_search import CLOSE, search
+from ringmaster.tasks.planning.bounds.job_costs import without_overheads
 from ringmaster.tasks.planning.kernels.annealing import shorten
 from ringmaster.tasks.planning.plans.list_scheduling import segments_of
 from ringmaster.tasks.planning.problems.problem_parts import CurrentRun
-from ringmaster.tasks.planning.problems.reductions import without_overheads
-from ringmaster.tasks.planning.rigid_annealing import plan_without_preemption
+from ringmaster.tasks.planning.rigid_search import CLOSE, plan_without_preemption, search
 from tests.unit.planning.draw import problems
 
 

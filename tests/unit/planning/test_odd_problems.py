@@ -11,8 +11,7 @@ from ringmaster.errors import ProblemError
 from ringmaster.tasks.planning import Plan, PlanningNode, Problem, solve, verify
 from ringmaster.tasks.planning.bounds.bounds import preemptive_bound, rigid_bound
 from ringmaster.tasks.planning.objectives import lateness_s, objective_by_name
-from ringmaster.tasks.planning.plans.baselines import BASELINES
-from ringmaster.tasks.planning.plans.list_scheduling import schedule
+from ringmaster.tasks.planning.plans.list_scheduling import BASELINES, schedule
 from ringmaster.tasks.planning.problems.problem_parts import CurrentRun
 from tests.drawing import draws
 from tests.unit.planning.draw import problems, tiny

@@ -7,7 +7,7 @@ import pytest
 from benchmarks.planning.families import draw
 from ringmaster.tasks.planning import Option, Plan, PlanningJob, PlanningNode, Problem, verify
 from ringmaster.tasks.planning.bounds.bounds import preemptive_bound
-from ringmaster.tasks.planning.preemptive.preemptive import plan_preemptive
+from ringmaster.tasks.planning.preemptive import plan_preemptive
 from ringmaster.tasks.planning.problems.problem_parts import CurrentRun
 
 

@@ -8,8 +8,7 @@ from hypothesis import given
 
 from benchmarks.planning.families import draw
 from ringmaster.tasks.planning import Option, Plan, PlanningJob, PlanningNode, Problem, solve, verify
-from ringmaster.tasks.planning.plans.baselines import BASELINES
-from ringmaster.tasks.planning.plans.list_scheduling import makespan_s, schedule
+from ringmaster.tasks.planning.plans.list_scheduling import BASELINES, makespan_s, schedule
 from tests.drawing import draws
 from tests.unit.planning.draw import problems, tiny
 

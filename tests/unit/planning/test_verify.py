@@ -17,7 +17,7 @@ from ringmaster.tasks.planning import (
     verify,
 )
 from ringmaster.tasks.planning.objectives import objective_by_name
-from ringmaster.tasks.planning.plans.baselines import BASELINES, current_practice
+from ringmaster.tasks.planning.plans.list_scheduling import BASELINES, current_practice
 from tests.unit.planning.draw import problems
 
 PROBLEM = Problem(

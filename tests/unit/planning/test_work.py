@@ -8,7 +8,7 @@ from hypothesis import strategies as st
 
 from benchmarks.planning.families import draw
 from ringmaster.tasks.planning import solve, verify
-from ringmaster.tasks.planning.groups.fusion import choose_groups
+from ringmaster.tasks.planning.fusion import choose_groups
 from ringmaster.tasks.planning.work import CORES, WorkBudget, clock
 
 SHORT_S = 0.05  # work that ends the searches of these problems early

@@ -7,7 +7,7 @@ import pytest
 from ringmaster.codec import to_json
 from ringmaster.tasks.cluster import Device
 from ringmaster.tasks.execution.events import JobEnded
-from ringmaster.tasks.planning.problems.terms import PlanningTerms
+from ringmaster.tasks.planning.objectives import PlanningTerms
 from ringmaster.tasks.pool.event_log import BatchEvents, EventLog, LogPosition
 from ringmaster.tasks.pool.nodes import NodeRecord, NodeRegistry, NodeStatus
 from ringmaster.tasks.pool.requests import RequestKind, Requests, RequestStatus

@@ -4,14 +4,13 @@ from dataclasses import replace
 
 import pytest
 
-from ringmaster.tasks.planning.groups.fusion import choose_groups
+from ringmaster.tasks.planning.fusion import choose_groups
 from ringmaster.tasks.profiling import stage as stages
 from ringmaster.tasks.profiling import trials as trial_runner
 from ringmaster.tasks.profiling.group_layouts import AGAIN, ONE_DEVICE, SHARDED, WHOLE, GroupLayout, classes, layouts
 from ringmaster.tasks.profiling.group_search import group_profiles, group_searches, groups_among
-from ringmaster.tasks.profiling.option_profiles import planning_problem
 from ringmaster.tasks.profiling.preflight import TrialEnvironment
-from ringmaster.tasks.profiling.search import FailedTrial
+from ringmaster.tasks.profiling.search import FailedTrial, planning_problem
 from ringmaster.techniques import OptimizerSpec
 from ringmaster.techniques.preflight import Candidate, Forecast
 from tests.unit.profiling.solos import FACTS, alone, cluster, job, preflight

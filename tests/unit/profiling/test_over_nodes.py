@@ -6,15 +6,16 @@ import pytest
 
 from ringmaster.tasks.cluster import Cluster, Device, Node
 from ringmaster.tasks.planning import solve, verify
-from ringmaster.tasks.profiling.option_profiles import (
+from ringmaster.tasks.profiling.search import (
     GUESSED_STARTUP_ON_A_NODE_S,
     GUESSED_STEP_S,
+    ConfigSearch,
+    FailedTrial,
     option_profiles,
     planning_problem,
     predicted_profiles,
     shapes_over_nodes,
 )
-from ringmaster.tasks.profiling.search import ConfigSearch, FailedTrial
 from ringmaster.tasks.profiling.speed_beliefs import SpeedBeliefs
 from ringmaster.tasks.profiling.stage import _too_large
 from ringmaster.techniques.preflight import Candidate, Forecast, Preflight

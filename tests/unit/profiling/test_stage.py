@@ -9,10 +9,9 @@ from ringmaster.codec import to_json
 from ringmaster.errors import DevicesBusy
 from ringmaster.tasks.profiling import stage as stages
 from ringmaster.tasks.profiling import trials as trial_runner
-from ringmaster.tasks.profiling.option_profiles import GUESSED_STEP_S
 from ringmaster.tasks.profiling.preflight import TrialEnvironment
 from ringmaster.tasks.profiling.profile_store import MOST_STEPS, ProfileStore, combined
-from ringmaster.tasks.profiling.search import FailedTrial
+from ringmaster.tasks.profiling.search import GUESSED_STEP_S, FailedTrial
 from ringmaster.techniques import Profile
 from ringmaster.techniques.preflight import Candidate, Preflight
 from tests.unit.profiling.solos import FACTS, cluster, job

@@ -10,6 +10,7 @@ class FakeLedger:
     """Stores its records in memory. `away` counts the calls that fail from now on: -1 for all until it is set to 0."""
 
     tracking_uri = "sqlite:///nowhere.db"
+    store = None
 
     def __init__(self):
         self.away = 0
@@ -74,6 +75,8 @@ class FakeLedger:
 
     def resume_run(self, run_id):
         self._answer()
+        if run_id not in self.runs.values():
+            raise LedgerError(f"there is no run {run_id}", code="RESOURCE_DOES_NOT_EXIST")
         self.statuses[run_id] = "RUNNING"
 
     def set_note(self, run_id, markdown):

@@ -11,6 +11,7 @@ from ringmaster.tasks.recording import ancestry
 from ringmaster.tasks.recording.ancestry import Ancestry, beside_parents, kind_of
 from ringmaster.techniques import Adapter, DataSpec, Job, ModelSpec
 from ringmaster.techniques.job import ADAPTATIONS, AdaptationSpec
+from tests.unit.recording.ledgers import FakeLedger
 
 PLAIN = Job(name="me", model=ModelSpec(architecture="X"), data=DataSpec(source="digits"), num_steps=1)
 
@@ -32,7 +33,7 @@ class Notes(dict):
 def family(journal=None, **jobs):
     """The ancestry of a batch. jobs: the URIs of their models."""
     journal = Notes(jobs=jobs) if journal is None else journal
-    return Ancestry(ledger=None, journal=journal, jobs=dict.fromkeys(jobs, PLAIN), tensors=None)
+    return Ancestry(ledger=FakeLedger(), journal=journal, jobs=dict.fromkeys(jobs, PLAIN))
 
 
 @pytest.mark.parametrize(

@@ -17,7 +17,7 @@ from ringmaster.tasks.execution.events import GangSaid, JobEnded, Planned, Predi
 from ringmaster.tasks.pool import controller
 from ringmaster.tasks.pool.event_log import BatchEvents, EventLog
 from ringmaster.tasks.pool.submissions import Submissions
-from ringmaster.tasks.profiling.option_profiles import planning_problem
+from ringmaster.tasks.profiling.search import planning_problem
 from ringmaster.tasks.recording import ancestry, async_recorder
 from ringmaster.tasks.recording.async_recorder import AWAY, AsyncRecorder, JobsToRecord, PoolRecorder, RetriedWrites
 from ringmaster.tasks.recording.mlflow_writer import FLOW_RUN_PAGE, MlflowWriter
@@ -262,6 +262,24 @@ def test_what_was_not_written_is_written_when_the_batch_is_resumed(database, met
     assert journal.get(async_recorder.UNRECORDED) == {}
 
 
+def test_a_batch_that_is_resumed_with_another_mlflow_is_recorded_there(database):
+    """As where MLflow has another address by now, and its earlier database is not behind that one."""
+    first, second, notices = FakeLedger(), FakeLedger(), []
+    journal = Journal(database, batch=KEY)
+    begin(journal, JOBS, faults={})
+    for ledger, events in ((first, story()), (second, [])):
+        recorder = AsyncRecorder(ledger, journal, batch=BATCH, notice=notices.append)
+        recorder.begin(recorded(), devices=["d"], num_trials=0)
+        for event in events:
+            recorder.listen(event)
+        finish(recorder)
+        assert recorder.close() == []
+        journal.write_job("a", status=JobStatus.DONE, details={"model_dir": "/models/a", "metrics": {"loss": 0.5}})
+    assert [model.registered_name for model in second.models.values()] == ["nightly.a"]
+    assert second.statuses["run of nightly"] == second.statuses["run of a"] == "FINISHED"
+    assert any("not the one that has the records" in notice for notice in notices)
+
+
 def test_records_that_stop_are_told(database, monkeypatch):
     recorder = AsyncRecorder(FakeLedger(), Journal(database, batch=KEY), batch=BATCH)
     recorder._todo.put(lambda: 1 / 0)
@@ -370,9 +388,9 @@ def test_a_cancelled_job_is_no_failed_one(database):
 
 def told(database, ledger, notices):
     """Records a job whose model also goes to a tensor store. Returns the faults."""
-    tensors = TensorStore(Path("/nowhere"))
+    ledger.store = TensorStore(Path("/nowhere"))
     journal = Journal(database, batch=KEY)
-    recorder = AsyncRecorder(ledger, journal, batch=BATCH, notice=notices.append, tensors=tensors)
+    recorder = AsyncRecorder(ledger, journal, batch=BATCH, notice=notices.append)
     recorder.begin(recorded(), devices=["d"], num_trials=0)
     for event in story():
         recorder.listen(event)

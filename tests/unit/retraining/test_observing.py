@@ -1,7 +1,9 @@
 """The data that is inspected for drift."""
 
 import numpy as np
+import pyarrow as pa
 
+from ringmaster.codec import from_json, to_json
 from ringmaster.tasks.evaluation.scores import CLASSIFIER, Scores
 from ringmaster.tasks.retraining.drift import (
     MOST_ROWS,
@@ -11,12 +13,12 @@ from ringmaster.tasks.retraining.drift import (
     references_of,
     scored_features,
 )
-from ringmaster.techniques.data.arrays import ColumnWriter, RaggedArray, RaggedWriter
+from ringmaster.techniques.data.arrow_files import ArrowWriter, column_of, split_file
 
 
 def prepared(folder, **columns):
-    with ColumnWriter(folder) as writer:
-        writer.append("training", columns)
+    with ArrowWriter(split_file(folder, "training")) as writer:
+        writer.write(pa.table({name: column_of(values) for name, values in columns.items()}))
     return folder
 
 
@@ -35,11 +37,8 @@ def test_text_has_tokens_and_how_many_differ(tmp_path):
 
 
 def test_texts_of_different_lengths_have_the_same_features(tmp_path):
-    with ColumnWriter(tmp_path) as writer:
-        ragged = RaggedWriter(writer)
-        ragged.append(
-            "training", "input_ids", RaggedArray.of([np.array([1, 1, 1, 1]), np.array([5]), np.array([2, 3])])
-        )
+    with ArrowWriter(split_file(tmp_path, "training")) as writer:
+        writer.write(pa.table({"input_ids": column_of(np.array([1, 1, 1, 1, 5, 2, 3]), np.array([4, 1, 2]))}))
     found = input_features(tmp_path)
     assert found["token"].tolist() == [1, 1, 1, 1, 5, 2, 3]
     assert found["distinct_tokens"].tolist() == [0.25, 1.0, 1.0]
@@ -99,4 +98,4 @@ def test_what_is_kept_travels_as_json():
         inputs=references_of({"label": np.array([1, 2])}),
         predictions=references_of({"confidence": np.array([0.5, 1.0])}),
     )
-    assert TrainingRecord.from_json(kept.to_json()) == kept
+    assert from_json(TrainingRecord, to_json(kept)) == kept

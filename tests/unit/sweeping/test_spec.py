@@ -5,7 +5,7 @@ from dataclasses import replace
 import pytest
 
 from ringmaster.errors import BatchFileError
-from ringmaster.tasks.profiling.option_profiles import num_evaluations
+from ringmaster.tasks.profiling.search import num_evaluations
 from ringmaster.tasks.sweeping.scheduler import SweepScheduler
 from ringmaster.tasks.sweeping.space import CategoricalRange, Range, changes_shape, combinations, num_combinations
 from ringmaster.tasks.sweeping.spec import ProposedTrial, StoppingPolicy, propose

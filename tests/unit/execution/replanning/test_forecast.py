@@ -25,6 +25,7 @@ from ringmaster.tasks.execution.forecast import (
     ForecastConditions,
     corrected,
     errors_in,
+    job_error,
     plan_left,
     predict,
     spread_of,
@@ -278,3 +279,30 @@ def test_runs_without_a_prediction_are_left_out():
     of_0_2 = {"makespan_s": 12.0, "planned_makespan_s": 10.0}
     stopped = {**whole, "makespan_s": 0.0}
     assert errors_in([whole, of_0_3, of_0_2, stopped]) == [EarlierRun(error=math.log(1.2), spread=0.1)] * 2
+
+
+def test_intervals_of_jobs_widen_by_what_their_errors_had_beyond_their_batch():
+    left = {"a": np.exp(0.05 * np.linspace(-2, 2, 200)) * 10, "b": np.exp(0.05 * np.linspace(-2, 2, 200)) * 20}
+
+    def half_width(job_error: float | None) -> tuple[float, float]:
+        earlier = [EarlierRun(error=0.0, spread=0.1, job_error=job_error)] * 20
+        made = predict(left, surroundings=ForecastConditions(earlier=earlier))
+        return math.log(made.jobs["a"].high_s / made.jobs["a"].end_s), math.log(made.high_s / made.makespan_s)
+
+    (even, of_batch), (uneven, of_batch_too) = half_width(0.02), half_width(0.3)
+    assert of_batch == of_batch_too
+    assert even < uneven
+    assert math.isclose(uneven, math.hypot(even, 1.645 * math.sqrt((20 * 0.3**2 - 20 * 0.02**2) / 24)), rel_tol=0.01)
+
+
+def test_the_error_of_jobs_is_what_they_have_beyond_their_batch():
+    left = {"a": np.full(200, 10.0), "b": np.full(200, 20.0)}
+    made = predict(left, since_s=1000.0)
+
+    def error(a_s: float, b_s: float) -> float | None:
+        return job_error(made, makespan_s=b_s, ends_s={"a": 1000 + a_s, "b": 1000 + b_s})
+
+    assert math.isclose(error(made.jobs["a"].end_s * 1.5, made.jobs["b"].end_s * 1.5) or 0.0, 0.0, abs_tol=1e-3)
+    late = error(made.jobs["a"].end_s * 1.5, made.jobs["b"].end_s)
+    assert math.isclose(late or 0.0, math.log(1.5) / math.sqrt(2), rel_tol=1e-2)
+    assert job_error(made, makespan_s=20.0, ends_s={}) is None

@@ -5,12 +5,11 @@ from random import Random
 
 import pytest
 
-from ringmaster.tasks.execution.dispatch import PlannedSegment, end_of, hand_over
+from ringmaster.tasks.execution.dispatch import PlannedSegment, PlanSimulator, end_of, hand_over
 from ringmaster.tasks.execution.events import Planned, SegmentEnded, SegmentStarted
-from ringmaster.tasks.execution.plan_simulator import PlanSimulator
 from ringmaster.tasks.execution.replan_policy import ReplanPolicy, ReplanTrigger, is_worth_it, remaining
 from ringmaster.tasks.planning import Option, Plan, PlanningJob, PlanningNode, Problem, Segment, solve
-from ringmaster.tasks.planning.plans.baselines import BASELINES
+from ringmaster.tasks.planning.plans.list_scheduling import BASELINES
 from ringmaster.tasks.storage.journal import JobStatus
 from ringmaster.techniques import registry
 from ringmaster.techniques.processes.reporter import STOP, until

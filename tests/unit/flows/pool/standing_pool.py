@@ -8,7 +8,7 @@ from ringmaster.tasks.execution.events import JobEnded, Planned, SegmentEnded, S
 from ringmaster.tasks.pool.event_log import EventLog
 from ringmaster.tasks.pool.requests import RequestKind, Requests, RequestStatus
 from ringmaster.tasks.pool.submissions import Submissions
-from ringmaster.tasks.profiling.option_profiles import planning_problem
+from ringmaster.tasks.profiling.search import planning_problem
 from ringmaster.tasks.storage.journal import ENDED, JobStatus, Journal
 from ringmaster.tasks.storage.message_store import MessageStore
 from ringmaster.techniques.processes.events import EvaluationReported

@@ -11,8 +11,8 @@ from typer.testing import CliRunner
 
 from ringmaster.flows.cli import app
 from ringmaster.tasks.planning import Certificate, Option, Plan, PlanningJob, PlanningNode, Problem, Segment, verify
-from ringmaster.tasks.planning.objectives import BUILTIN, objective_by_name
-from ringmaster.tasks.planning.plans.window_prices import CompletionPrices, WindowPrices
+from ringmaster.tasks.planning.objectives import OBJECTIVES, objective_by_name
+from ringmaster.tasks.planning.plans.plan import CompletionPrices, WindowPrices
 from ringmaster.tasks.planning.solve import solve
 from tests.drawing import draws
 from tests.unit.planning.bounds.drawing import plans_of, ruled_problems
@@ -81,7 +81,7 @@ def delayed(plan: Plan) -> Plan:
 
 
 @draws(300)
-@given(st.data(), ruled_problems(max_jobs=3, with_leaving=False), st.sampled_from([*BUILTIN]))
+@given(st.data(), ruled_problems(max_jobs=3, with_leaving=False), st.sampled_from([*OBJECTIVES.builtin]))
 def test_no_bound_is_accepted_that_a_valid_plan_is_below(data, problem, objective):
     problem = replace(problem, nodes=tuple(replace(node, price=2.0) for node in problem.nodes))
     good = data.draw(plans_of(problem))

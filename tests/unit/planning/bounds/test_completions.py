@@ -17,12 +17,11 @@ from ringmaster.tasks.planning import (
     certified_bound,
     verify,
 )
-from ringmaster.tasks.planning.bounds.bounds import pattern_bound, preemptive_bound
-from ringmaster.tasks.planning.bounds.certificates import certified_ends_bound
+from ringmaster.tasks.planning.bounds.bounds import certified_ends_bound, pattern_bound, preemptive_bound
 from ringmaster.tasks.planning.bounds.completions import CompletionModel, completion_certificate, completion_points
 from ringmaster.tasks.planning.objectives import objective_by_name
 from ringmaster.tasks.planning.plans.list_scheduling import schedule
-from ringmaster.tasks.planning.plans.window_prices import CompletionPrices, WindowPrices
+from ringmaster.tasks.planning.plans.plan import CompletionPrices, WindowPrices
 from tests.drawing import draws
 from tests.unit.planning.bounds.drawing import plans_of, ruled_problems
 from tests.unit.planning.draw import tiny

@@ -9,8 +9,8 @@ from hypothesis import strategies as st
 from benchmarks.planning.families import draw
 from ringmaster.errors import ProblemError
 from ringmaster.tasks.planning import Option, PlanningJob, PlanningNode, Problem, solve, verify
-from ringmaster.tasks.planning.bounds.deadlines import conflicts, unmet
-from ringmaster.tasks.planning.plans.baselines import BASELINES
+from ringmaster.tasks.planning.bounds.bounds import conflicts, unmet
+from ringmaster.tasks.planning.plans.list_scheduling import BASELINES
 from ringmaster.tasks.planning.plans.plan import Plan, Segment
 from tests.drawing import draws
 from tests.unit.planning.draw import tiny

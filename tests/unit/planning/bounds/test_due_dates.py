@@ -21,7 +21,7 @@ from ringmaster.tasks.planning.bounds.bounds import preemptive_bound
 from ringmaster.tasks.planning.bounds.due_dates import best_latest_bound, dues_of, latest_bound
 from ringmaster.tasks.planning.objectives import objective_by_name
 from ringmaster.tasks.planning.plans.list_scheduling import schedule
-from ringmaster.tasks.planning.plans.window_prices import WindowPrices
+from ringmaster.tasks.planning.plans.plan import WindowPrices
 from tests.drawing import draws
 from tests.unit.planning.bounds.drawing import plans_of, ruled_problems
 from tests.unit.planning.test_odd_problems import exhaustive

@@ -21,7 +21,7 @@ from ringmaster.tasks.planning.bounds.bounds import critical_path, pattern_bound
 from ringmaster.tasks.planning.bounds.job_costs import earliest_ends_s
 from ringmaster.tasks.planning.bounds.windows import WindowModel, points_of
 from ringmaster.tasks.planning.plans.list_scheduling import schedule
-from ringmaster.tasks.planning.plans.window_prices import WindowPrices
+from ringmaster.tasks.planning.plans.plan import WindowPrices
 from tests.drawing import draws
 from tests.unit.planning.bounds.drawing import plans_of, ruled_problems
 from tests.unit.planning.draw import tiny

@@ -21,7 +21,7 @@ from ringmaster.tasks.planning import (
 )
 from ringmaster.tasks.planning.bounds.bounds import preemptive_bound, rigid_bound
 from ringmaster.tasks.planning.bounds.job_costs import useful_options
-from ringmaster.tasks.planning.groups.divisions import contract
+from ringmaster.tasks.planning.divisions import contract
 from ringmaster.tasks.planning.objectives import objective_by_name
 from ringmaster.tasks.planning.plans.list_scheduling import schedule
 from ringmaster.tasks.planning.problems.problem_parts import CurrentRun

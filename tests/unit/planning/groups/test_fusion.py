@@ -19,17 +19,18 @@ from ringmaster.tasks.planning import (
     solve,
     verify,
 )
-from ringmaster.tasks.planning.groups.divisions import Contraction, Divisions
-from ringmaster.tasks.planning.groups.fusion import (
+from ringmaster.tasks.planning.divisions import Contraction, Divisions
+from ringmaster.tasks.planning.fusion import (
     Fusion,
     as_executed,
+    checked_plan,
     choose_groups,
     contracted,
     groups_of,
+    taken_over,
     without_groups,
 )
 from ringmaster.tasks.planning.objectives import MAKESPAN, objective_by_name
-from ringmaster.tasks.planning.plans.checked_plans import checked_plan, taken_over
 from ringmaster.tasks.planning.work import WorkBudget
 from tests.drawing import draws
 from tests.unit.planning.groups.test_fused import adapters

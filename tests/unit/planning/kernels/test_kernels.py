@@ -8,16 +8,9 @@ import pytest
 from numba import njit
 from numba.core.event import Listener, install_listener, trigger_event
 
-from ringmaster.tasks.planning import (
-    Option,
-    PlanningJob,
-    PlanningNode,
-    Problem,
-    exhaustive_search,
-    rigid_annealing,
-    solve,
-)
-from ringmaster.tasks.planning.groups.fused import FusedSearch
+from ringmaster.tasks.planning import Option, PlanningJob, PlanningNode, Problem, rigid_search, solve
+from ringmaster.tasks.planning import rigid_search as exhaustive_search
+from ringmaster.tasks.planning.divisions import FusedSearch
 from ringmaster.tasks.planning.kernels import compiled
 from ringmaster.tasks.planning.objectives import MAKESPAN
 from ringmaster.tasks.planning.work import Clock, WorkBudget, clock
@@ -94,7 +87,7 @@ def test_compiling_takes_nothing_of_the_time_to_plan(seconds, monkeypatch):
         seconds.compile()
         was_over.append(budget.is_over())
 
-    monkeypatch.setattr(rigid_annealing, "plan_without_preemption", lambda *_, work, **__: compiles(work))
+    monkeypatch.setattr(rigid_search, "plan_without_preemption", lambda *_, work, **__: compiles(work))
     monkeypatch.setattr(exhaustive_search, "search", lambda *_, budget, **__: compiles(budget))
     solve(problem, preemption="never", time_limit_s=TIME_LIMIT_S)
     assert was_over == [False, False]

@@ -4,15 +4,12 @@ import numpy as np
 import pytest
 
 from benchmarks.planning.families import draw
-from ringmaster.tasks.planning import Option, Plan, PlanningJob, PlanningNode, Problem, verify
+from ringmaster.tasks.planning import Option, Plan, PlanningJob, PlanningNode, Problem, preemptive, verify
 from ringmaster.tasks.planning.bounds.bounds import preemptive_bound
-from ringmaster.tasks.planning.kernels.tables import NodeGroups, Tables
-from ringmaster.tasks.planning.preemptive import preemptive
-from ringmaster.tasks.planning.preemptive.config_lp import INFEASIBLE, config_lp
-from ringmaster.tasks.planning.preemptive.grouping import whole_jobs
-from ringmaster.tasks.planning.preemptive.polish import in_order, polish
-from ringmaster.tasks.planning.preemptive.preemptive import _rules, plan_preemptive
-from ringmaster.tasks.planning.preemptive.sequences import least, of_group, settle
+from ringmaster.tasks.planning.kernels.configurations import INFEASIBLE, config_lp
+from ringmaster.tasks.planning.kernels.sequences import in_order, least, of_group, polish, settle
+from ringmaster.tasks.planning.node_groups import NodeGroups, Tables, whole_jobs
+from ringmaster.tasks.planning.preemptive import _rules, plan_preemptive
 from ringmaster.tasks.planning.work import WorkBudget
 
 
@@ -36,7 +33,7 @@ def test_one_node_has_a_configuration_lp_that_meets_the_pattern_bound(node):
     assert 1 - 1e-6 <= time <= 1.01
     assert prices.sum() == pytest.approx(time, rel=1e-6)
     for i in range(7):
-        work = sum(t * tables.rate[c[i]] for c, t in zip(configs, times, strict=True) if c[i] >= 0)
+        work = sum(t * tables.options.rate[c[i]] for c, t in zip(configs, times, strict=True) if c[i] >= 0)
         assert work >= 1 - 1e-6
 
 

@@ -10,11 +10,17 @@ from hypothesis import strategies as st
 from benchmarks.planning.families import draw
 from ringmaster.tasks.planning import Option, Plan, PlanningJob, PlanningNode, Problem, verify
 from ringmaster.tasks.planning.bounds.bounds import preemptive_bound
-from ringmaster.tasks.planning.kernels.tables import NEVER, NodeGroups, Tables
-from ringmaster.tasks.planning.preemptive.config_lp import INFEASIBLE, config_lp
-from ringmaster.tasks.planning.preemptive.grouping import split_jobs, whole_jobs
-from ringmaster.tasks.planning.preemptive.preemptive import plan_preemptive
-from ringmaster.tasks.planning.preemptive.splitting import TypeDivision, divided
+from ringmaster.tasks.planning.kernels.configurations import INFEASIBLE, config_lp
+from ringmaster.tasks.planning.node_groups import (
+    NEVER,
+    NodeGroups,
+    Tables,
+    TypeDivision,
+    divided,
+    split_jobs,
+    whole_jobs,
+)
+from ringmaster.tasks.planning.preemptive import plan_preemptive
 from ringmaster.tasks.planning.problems.problem_parts import CurrentRun
 from ringmaster.tasks.planning.work import WorkBudget
 
@@ -94,12 +100,12 @@ def test_the_configuration_lp_keeps_to_windows(seed, within):
     limits[0], share[0] = within, 0.5
     time, configs, times, prices = config_lp(jobs, share, limits, tables.options_of(0), layout, np.zeros(1))
     if time == INFEASIBLE:
-        shortest = 0.5 / max(tables.rate[tables.first[0, 0] : tables.last[0, 0]])
+        shortest = 0.5 / max(tables.options.rate[tables.options.first[0, 0] : tables.options.last[0, 0]])
         assert shortest > within
         return
     assert sum(t for c, t in zip(configs, times, strict=True) if c[0] >= 0) <= within + 1e-7
     for i in range(6):
-        work = sum(t * tables.rate[c[i]] for c, t in zip(configs, times, strict=True) if c[i] >= 0)
+        work = sum(t * tables.options.rate[c[i]] for c, t in zip(configs, times, strict=True) if c[i] >= 0)
         assert work >= share[i] - 1e-7
     assert time == pytest.approx(times.sum())
     assert min(prices) >= -1e-9

@@ -7,14 +7,11 @@ from hypothesis import strategies as st
 
 from benchmarks.planning.families import draw
 from ringmaster.tasks.planning.bounds.bounds import preemptive_bound
-from ringmaster.tasks.planning.kernels.packing import OptionTable
-from ringmaster.tasks.planning.kernels.tables import NodeGroups, Tables
-from ringmaster.tasks.planning.preemptive.config_lp import INFEASIBLE, config_lp
-from ringmaster.tasks.planning.preemptive.grouping import whole_jobs
-from ringmaster.tasks.planning.preemptive.polish import in_order
-from ringmaster.tasks.planning.preemptive.preemptive import _rules
-from ringmaster.tasks.planning.preemptive.sequences import of_group, score_of
-from ringmaster.tasks.planning.preemptive.wrap_around import MemberRuntimes, layout_of, sequence_of, wrap_around
+from ringmaster.tasks.planning.kernels.assignment import MemberRuntimes, layout_of, sequence_of, wrap_around
+from ringmaster.tasks.planning.kernels.configurations import INFEASIBLE, OptionTable, config_lp
+from ringmaster.tasks.planning.kernels.sequences import in_order, of_group, score_of
+from ringmaster.tasks.planning.node_groups import NodeGroups, Tables, whole_jobs
+from ringmaster.tasks.planning.preemptive import _rules
 
 
 def _options(widths):

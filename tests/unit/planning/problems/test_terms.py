@@ -2,7 +2,7 @@ import pytest
 
 from ringmaster.errors import ProblemError
 from ringmaster.tasks.planning import Option, Plan, PlanningJob, PlanningNode, Problem, solve, verify
-from ringmaster.tasks.planning.problems.terms import PlanningTerms, plan_giving_up_deadlines
+from ringmaster.tasks.planning.objectives import PlanningTerms, plan_giving_up_deadlines
 
 
 def three() -> Problem:

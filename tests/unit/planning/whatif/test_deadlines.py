@@ -3,10 +3,8 @@
 import pytest
 
 from ringmaster.tasks.planning import Option, PlanningJob, PlanningNode, Problem, solve
-from ringmaster.tasks.planning.whatif.answers import deadline_lines
-from ringmaster.tasks.planning.whatif.changes import Deadline, MoreDevices, MoreNodes
-from ringmaster.tasks.planning.whatif.deadlines import DeadlineVerdict, answer_deadline, times
-from ringmaster.tasks.planning.whatif.gains import WhatIf
+from ringmaster.tasks.planning.whatif.answers import DeadlineVerdict, answer_deadline, deadline_lines, times
+from ringmaster.tasks.planning.whatif.gains import Deadline, MoreDevices, MoreNodes, WhatIf
 
 LITTLE = 0.2
 JOBS = tuple(PlanningJob(f"j{i}", (Option("single", 1, 3600.0),)) for i in range(12))

@@ -11,14 +11,16 @@ from ringmaster.errors import ProblemError
 from ringmaster.tasks.planning import Certificate, Option, PlanningJob, PlanningNode, Problem, certified_bound, solve
 from ringmaster.tasks.planning.bounds.bounds import preemptive_bound
 from ringmaster.tasks.planning.whatif import gains
-from ringmaster.tasks.planning.whatif.changes import (
+from ringmaster.tasks.planning.whatif.gains import (
+    METHOD,
     FewerJobs,
     MoreDevices,
     MoreNodes,
+    WhatIf,
     changed,
     dependents,
+    quick_plan,
 )
-from ringmaster.tasks.planning.whatif.gains import METHOD, WhatIf, quick_plan
 from tests.drawing import draws
 from tests.unit.planning.bounds.drawing import plans_of, ruled_problems
 from tests.unit.planning.bounds.test_windows import any_prices

@@ -6,10 +6,15 @@ import pytest
 
 from benchmarks.planning.families import draw
 from ringmaster.tasks.planning import Option, PlanningJob, PlanningNode, Problem, solve
-from ringmaster.tasks.planning.whatif.answers import explanation_json, explanation_lines, gain_lines, section
-from ringmaster.tasks.planning.whatif.changes import MoreDevices
-from ringmaster.tasks.planning.whatif.explanation import costliest, explain
-from ringmaster.tasks.planning.whatif.gains import Gain, WhatIf
+from ringmaster.tasks.planning.whatif.answers import (
+    costliest,
+    explain,
+    explanation_json,
+    explanation_lines,
+    gain_lines,
+    section,
+)
+from ringmaster.tasks.planning.whatif.gains import Gain, MoreDevices, WhatIf
 
 LITTLE = 0.2
 

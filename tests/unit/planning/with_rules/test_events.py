@@ -10,10 +10,16 @@ from benchmarks.planning.families import draw
 from ringmaster.errors import NoRoomError
 from ringmaster.tasks.planning import Coefficients, Option, PlanningJob, PlanningNode, Problem, Segment, solve, verify
 from ringmaster.tasks.planning.bounds.bounds import preemptive_bound
-from ringmaster.tasks.planning.event_lp import EventKind, EventLp, ScheduleEvent
-from ringmaster.tasks.planning.event_search import merged, plan_by_events, within_fair_memory
+from ringmaster.tasks.planning.event_search import (
+    EventKind,
+    EventLp,
+    ScheduleEvent,
+    merged,
+    plan_by_events,
+    within_fair_memory,
+)
 from ringmaster.tasks.planning.objectives import objective_by_name
-from ringmaster.tasks.planning.plans.baselines import current_practice
+from ringmaster.tasks.planning.plans.list_scheduling import current_practice
 from ringmaster.tasks.planning.work import WorkBudget
 from tests.drawing import draws
 from tests.unit.planning.bounds.drawing import ruled_problems
@@ -33,8 +39,8 @@ def three(**fields) -> Problem:
 
 def test_periods_are_as_long_as_their_jobs_need():
     found = EventLp(three(), [END_OF_A], LAST, unit_s=160.0).solved()
-    assert found.value == pytest.approx(160.0)
     assert found.lengths_s == pytest.approx((100.0, 60.0))
+    assert found.value == pytest.approx(160.0)
     assert found.shares[0]["a"] == pytest.approx(1.0)
     assert "b" not in found.shares[0]
     assert found.shares[0].get("c", 0.0) + found.shares[1].get("c", 0.0) == pytest.approx(1.0)
@@ -79,7 +85,7 @@ def test_options_within_their_share_of_memory_keep_their_meaning():
     problem = Problem("memory", (PlanningNode("n0", 2, host_memory_bytes=100),), (PlanningJob("a", options),))
     safe = within_fair_memory(problem)
     assert [o.runtime_s for o in safe.problem.jobs[0].options] == [70.0]
-    assert safe.original(Segment("a", 0, 0.0, 70.0, 1.0, 0.0, (("n0", (0,)),))).option == 1
+    assert safe.options["a"][0] == 1
     hungry = replace(problem, jobs=(PlanningJob("a", options[:1]),))
     assert within_fair_memory(hungry) is None
 

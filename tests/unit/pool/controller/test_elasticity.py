@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from ringmaster.tasks.planning.plans.checked_plans import checked_plan
+from ringmaster.tasks.planning.fusion import checked_plan
 from ringmaster.tasks.planning.whatif.nodes import NodePrices
 from ringmaster.tasks.pool import node_scaler
 from ringmaster.tasks.pool.node_scaler import (

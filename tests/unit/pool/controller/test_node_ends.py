@@ -5,7 +5,7 @@ from functools import partial
 import pytest
 
 from ringmaster.tasks.planning import Option, PlanningJob, PlanningNode, Problem
-from ringmaster.tasks.planning.plans.checked_plans import checked_plan
+from ringmaster.tasks.planning.fusion import checked_plan
 from ringmaster.tasks.planning.plans.verify import verify
 from ringmaster.tasks.pool.node_scaler import plan_before_ends
 

@@ -2,7 +2,7 @@
 
 import pytest
 
-from ringmaster.tasks.planning.problems.terms import PlanningTerms
+from ringmaster.tasks.planning.objectives import PlanningTerms
 from ringmaster.tasks.pool.active_batches import HEAVIEST, ActiveBatch, combined_terms
 from ringmaster.tasks.pool.requests import RequestKind, RequestStatus
 from tests.unit.pool.bench import EPOCH_S, PoolBench, submission

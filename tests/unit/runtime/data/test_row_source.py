@@ -11,7 +11,7 @@ import torch
 
 from ringmaster.registry import installed
 from ringmaster.techniques import data_source
-from ringmaster.techniques.data import PreparedData, fetch, open_data, prepare, prepared_rows
+from ringmaster.techniques.data import PreparedData, encoded_rows, fetch, open_data, prepare
 from ringmaster.techniques.data.manifest import RowManifest
 from ringmaster.techniques.data.row_source import RowSource
 from ringmaster.techniques.data_source import DataSource, data_source_named, data_source_names, data_source_of
@@ -143,8 +143,8 @@ def test_a_prompt_is_read_and_not_learnt(answers, tmp_path):
 
 def test_a_name_costs_no_further_pass_over_the_rows(kinds, tmp_path, monkeypatch):
     passes = []
-    original = prepared_rows.rows_of_file
-    monkeypatch.setattr(prepared_rows, "rows_of_file", lambda *said: passes.append(said) or original(*said))
+    original = encoded_rows.rows_of_file
+    monkeypatch.setattr(encoded_rows, "rows_of_file", lambda *said: passes.append(said) or original(*said))
     spec = DataSpec(path=write(tmp_path / "n.jsonl", [{"n": n} for n in range(60)]), kind="counts", held_out=0.3)
     for named in (spec, replace(spec, name="numbers", version="1")):
         prepared = prepare(named, cache_dir=tmp_path / "cache")

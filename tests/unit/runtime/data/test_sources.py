@@ -30,6 +30,13 @@ def one(): return Points(3, 1.0)
 def empty(): return Points(0, 1.0), Points(3, 1.0)
 def streamed(): return iter([1]), Points(3, 1.0)
 def tuples(): return [(1, 2)], [(1, 2)]
+
+def rows():
+    from datasets import Dataset
+    made = [{"input_ids": [n, n + 1, n + 2], "labels": n} for n in range(11)]
+    return Dataset.from_list(made[:9]), Dataset.from_list(made[9:])
+
+def stream(): return tuple(each.to_iterable_dataset() for each in rows())
 """
 
 
@@ -88,7 +95,7 @@ def test_what_a_dead_writer_left_is_no_hindrance(tmp_path):
     half.mkdir(parents=True)
     (half / "junk").write_text("half a file")
     folder = Path(prepare_once(CountingSource().source(), settings=None, cache_dir=tmp_path / "b").folder)
-    assert sorted(path.name for path in folder.iterdir()) == ["counted", "prepared.json"]
+    assert sorted(path.name for path in folder.iterdir()) == ["counted", "data.json"]
 
 
 def test_several_processes_may_prepare_at_once(tmp_path):
@@ -102,7 +109,7 @@ def test_several_processes_may_prepare_at_once(tmp_path):
     for worker in workers:
         worker.join()
     assert len(set(found)) == 1
-    assert len(list((tmp_path / "cache" / "data").glob("*/prepared.json"))) == 1
+    assert len(list((tmp_path / "cache" / "data").glob("*/data.json"))) == 1
 
 
 def test_what_was_prepared_is_opened_even_if_the_files_changed_since(tmp_path, text):
@@ -133,6 +140,21 @@ def test_a_factory_gives_samples_of_any_kind(users, tmp_path):
     assert other.digest != prepared.digest
     with pytest.raises(ValueError, match="has changed"):
         open_data(spec, cache_dir=tmp_path, prepared=other)
+
+
+def test_a_factory_may_return_data_sets_of_hugging_face_and_streams(users, tmp_path):
+    found = []
+    for name in ("rows", "stream"):
+        spec = DataSpec(factory=f"{users}:{name}")
+        prepared = prepare(spec, cache_dir=tmp_path)
+        training, _ = open_data(spec, cache_dir=tmp_path, prepared=prepared)
+        assert (prepared.num_samples, prepared.num_held_out, prepared.seq_len) == (9, 2, 3)
+        batch = fetch(training, np.array([4, 1]))
+        assert batch["input_ids"].tolist() == [[4, 5, 6], [1, 2, 3]]
+        assert batch["labels"].dtype == torch.int64
+        found.append(prepared.digest)
+    assert found[0] == found[1]
+    assert len(list(tmp_path.glob("data/stream-*/rows.arrow"))) == 2
 
 
 @pytest.mark.parametrize(

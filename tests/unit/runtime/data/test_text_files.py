@@ -170,7 +170,7 @@ def test_a_fault_says_what_to_do_and_leaves_nothing_behind(tmp_path, name, conte
     (tmp_path / name).write_bytes(content if isinstance(content, bytes) else content.encode())
     with pytest.raises(ValueError, match=says):
         prepare(spec_of(tmp_path / name, **fields), cache_dir=tmp_path / "cache")
-    assert not list((tmp_path / "cache").glob("data/**/prepared.json"))
+    assert not list((tmp_path / "cache").glob("data/**/data.json"))
 
 
 def test_a_glob_without_files_is_told(tmp_path):

@@ -5,7 +5,7 @@ import signal
 
 import pytest
 
-from ringmaster.techniques.estimates.isolated_calls import in_children
+from ringmaster.techniques.estimates.device_rates import in_children
 
 
 def test_each_answers_from_a_process_of_its_own():

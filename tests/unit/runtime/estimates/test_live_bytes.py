@@ -3,7 +3,7 @@
 import torch
 from torch import nn
 
-from ringmaster.techniques.estimates.live_bytes import LiveBytes, watch_layers
+from ringmaster.techniques.estimates.rank_memory import LiveBytes, watch_layers
 
 KIB = 1024
 

@@ -7,8 +7,7 @@ import pytest
 from ringmaster.codec import to_json
 from ringmaster.techniques import DataSpec, Job, ModelSpec, OptimizerSpec, registry
 from ringmaster.techniques.data import PreparedData
-from ringmaster.techniques.estimates.memory import Workload, forecast_memory
-from ringmaster.techniques.estimates.memory_cache import FEW_LAYERS, _file, _plain, _with_layers
+from ringmaster.techniques.estimates.memory import FEW_LAYERS, Workload, _file, _plain, _with_layers, forecast_memory
 from ringmaster.techniques.estimates.rank_memory import RankEstimate, RankScenario
 from ringmaster.techniques.models.facts import model_facts
 from ringmaster.techniques.technique import GangShape

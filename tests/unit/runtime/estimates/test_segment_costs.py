@@ -6,7 +6,7 @@ import pytest
 
 from ringmaster.codec import from_json, to_json
 from ringmaster.techniques import Adapter, DataSpec, Job, ModelSpec
-from ringmaster.techniques.estimates.segment_costs import DiskRates, disk_rates, segment_costs
+from ringmaster.techniques.estimates.device_rates import DiskRates, disk_rates, segment_costs
 from ringmaster.techniques.model_facts import ModelFacts
 from ringmaster.techniques.preflight import Candidate
 

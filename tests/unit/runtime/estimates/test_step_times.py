@@ -7,10 +7,10 @@ import pytest
 from ringmaster.techniques import DataSpec, Job, ModelSpec, registry
 from ringmaster.techniques.estimates.device_rates import Rates
 from ringmaster.techniques.estimates.layer_times import LayerTimes
+from ringmaster.techniques.estimates.measured_steps import StepTimes
 from ringmaster.techniques.estimates.memory import Workload
-from ringmaster.techniques.estimates.step_times import (
+from ringmaster.techniques.estimates.time_estimate import (
     Outline,
-    StepTimes,
     predicted_step_s,
     times_by_operations,
 )

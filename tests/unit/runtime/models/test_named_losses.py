@@ -14,7 +14,7 @@ from ringmaster.techniques.data_source import PreparedData
 from ringmaster.techniques.job import ModelSpec
 from ringmaster.techniques.loss import CLASSIFIER, LossFunction, Values, option
 from ringmaster.techniques.models.build import build_model
-from ringmaster.techniques.training.losses import REFERENCE, disable_dropout, loss_of, losses_by_row
+from ringmaster.techniques.training.losses import REFERENCE, disable_dropout, loss_of
 from ringmaster.techniques.training.metrics import MetricTotals
 from tests.integration.losses.pairs import VOCAB_SIZE, Preferences, Texts
 from tests.unit.runtime.models.conftest import GPT2, IMAGES, LLAMA, TOKENS, VIT
@@ -213,7 +213,7 @@ def test_a_probability_of_one_has_a_finite_loss():
 def test_rows_are_scored_alone(name):
     model, loss = made(LLAMA, PAIRS, name)
     batch = reference_of(preferences())
-    sums, counts = losses_by_row(loss, model(**loss.forward_inputs(batch)), batch)
+    sums, counts = loss.by_row(model(**loss.forward_inputs(batch)), batch)
     alone = [compute(model, loss, part(batch, [i])) for i in range(6)]
     assert sums.tolist() == pytest.approx([float(total) for total, _ in alone], rel=1e-4)
     assert counts.tolist() == [1.0] * 6
@@ -258,7 +258,7 @@ def test_contrastive_ranks_each_positive_among_all():
     expected = functional.cross_entropy(anchors @ positives.T / 0.1, torch.arange(5))
     total, count = compute(model, loss, batch)
     assert float(total / count) == pytest.approx(float(expected), rel=1e-4)
-    assert losses_by_row(loss, model(**loss.forward_inputs(batch)), batch) is None
+    assert loss.by_row(model(**loss.forward_inputs(batch)), batch) is None
 
 
 def test_hard_negatives_are_candidates_of_every_anchor():

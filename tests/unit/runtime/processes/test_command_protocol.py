@@ -14,8 +14,16 @@ from ringmaster.tasks.profiling.profile_store import speed_key
 from ringmaster.techniques import DataSpec, Job, ModelSpec
 from ringmaster.techniques.checkpoints.checkpoint import CheckpointStore
 from ringmaster.techniques.data import prepare
-from ringmaster.techniques.external.events import CommandFinished, CommandHeartbeat, parse_event
-from ringmaster.techniques.external.protocol import Report, adopt, environment, incoming, words_of
+from ringmaster.techniques.external.protocol import (
+    CommandFinished,
+    CommandHeartbeat,
+    Report,
+    adopt,
+    environment,
+    incoming,
+    parse_event,
+    words_of,
+)
 from ringmaster.techniques.processes.order import TRAIN, GangOrder, Slot
 
 GPUS = tuple(Slot(kind="gpu", index=i, uuid=f"GPU-{i}") for i in (2, 5))
@@ -135,6 +143,7 @@ def test_lines_come_whole_however_they_are_written(tmp_path):
 def test_a_command_sees_the_devices_of_its_gang_and_our_interpreter_first(monkeypatch, tmp_path):
     ours = str(Path(__file__).parents[4] / "src")
     monkeypatch.setenv("PYTHONPATH", os.pathsep.join([ours, "/their/own"]))
+    monkeypatch.setenv("PYTHONSAFEPATH", "1")  # as in the services of a pool
     on_gpus, on_cpus = (
         environment(order(slots), port=7, order_file=tmp_path / "o", report_file=tmp_path / "r")
         for slots in (GPUS, CPUS)
@@ -142,6 +151,7 @@ def test_a_command_sees_the_devices_of_its_gang_and_our_interpreter_first(monkey
     assert on_gpus["CUDA_VISIBLE_DEVICES"] == "GPU-2,GPU-5"
     assert (on_cpus["CUDA_VISIBLE_DEVICES"], on_cpus["OMP_NUM_THREADS"]) == ("", "2")
     assert on_cpus["PYTHONPATH"] == "/their/own"
+    assert "PYTHONSAFEPATH" not in on_cpus  # a script finds what lies beside it
     assert on_cpus["MASTER_PORT"] == "7"
     assert words_of(order(GPUS), port=7) == ["torchrun", "--n=2", "--port", "7"]
 

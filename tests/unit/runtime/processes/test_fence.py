@@ -2,7 +2,7 @@
 
 import math
 
-from ringmaster.techniques.processes.fence import TICK, Fence
+from ringmaster.techniques.processes.forkserver import TICK, Fence
 
 
 class Clock:

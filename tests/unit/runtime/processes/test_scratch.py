@@ -11,14 +11,19 @@ from pathlib import Path
 
 import pytest
 
-from ringmaster.techniques.processes import scratch
-from ringmaster.techniques.processes.forkserver_client import ForkServer, ForkServerClient
-from ringmaster.techniques.processes.scratch import OWNER, ScratchFolder, remove_stale
+from ringmaster.techniques.processes import forkserver_client
+from ringmaster.techniques.processes.forkserver_client import (
+    OWNER,
+    ForkServer,
+    ForkServerClient,
+    ScratchFolder,
+    remove_stale,
+)
 
 OWNS = """
 import sys, tempfile
 tempfile.tempdir = sys.argv[1]
-from ringmaster.techniques.processes.scratch import ScratchFolder
+from ringmaster.techniques.processes.forkserver_client import ScratchFolder
 folder = ScratchFolder()
 (folder.path / "log").write_text("said")
 print(folder.path, flush=True)
@@ -72,7 +77,7 @@ def test_folders_of_whom_nothing_is_known_are_left_alone(temporary, monkeypatch)
     (temporary / "ringmaster-file").touch()
     before = names(temporary)
     with monkeypatch.context() as patch:
-        patch.setattr(scratch.os, "geteuid", lambda: os.getuid() + 1)
+        patch.setattr(forkserver_client.os, "geteuid", lambda: os.getuid() + 1)
         remove_stale()
         assert names(temporary) == before, "of another user"
     remove_stale()

@@ -6,7 +6,7 @@ from torch import nn
 from ringmaster.techniques import ModelSpec
 from ringmaster.techniques.data_source import PreparedData
 from ringmaster.techniques.models.facts import model_facts
-from ringmaster.techniques.training.parameters import freeze
+from ringmaster.techniques.training.optimizers import freeze
 
 
 class Small(nn.Module):

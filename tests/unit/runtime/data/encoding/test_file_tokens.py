@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from ringmaster.techniques.data import file_patterns, prepare
+from ringmaster.techniques.data import encoded_rows, file_patterns, prepare
 from ringmaster.techniques.data.manifest import RowManifest
 from ringmaster.techniques.data.sources import text_files
 from ringmaster.techniques.job import DataSpec
@@ -30,13 +30,13 @@ def given(tokenizer, tmp_path):
 def read(monkeypatch):
     """The names of the files of which tokens were made."""
     found = []
-    original = text_files.rows_of_file
+    original = encoded_rows.rows_of_file
 
     def rows_of_file(file, spec, reading):
         found.append(Path(file.path).name)
         return original(file, spec, reading)
 
-    monkeypatch.setattr(text_files, "rows_of_file", rows_of_file)
+    monkeypatch.setattr(encoded_rows, "rows_of_file", rows_of_file)
     return found
 
 
@@ -54,7 +54,7 @@ def same_as_anew(spec, tmp_path):
 def without_files_kept(spec, tmp_path, monkeypatch):
     """The same data prepared row by row."""
     with monkeypatch.context() as patch:
-        patch.setattr(text_files, "_has_text", lambda spec, reading: False)
+        patch.setattr(text_files, "Kept", lambda *said: None)
         return prepare(spec, cache_dir=tmp_path / "by-row")
 
 
@@ -132,13 +132,13 @@ def test_another_tokenizer_reads_all_again(given, jsonl, text, read, tmp_path):
 def test_what_was_not_used_for_long_is_removed(given, jsonl, text, tmp_path):
     first = jsonl("a.jsonl", rows(0, 20, text))
     prepare(given, cache_dir=tmp_path / "cache")
-    (old,) = [path for path in (tmp_path / "cache" / "tokens").iterdir() if path.is_dir()]
+    (old,) = [path for path in (tmp_path / "cache" / "encoded").iterdir() if path.is_dir()]
     first.unlink()
     jsonl("b.jsonl", rows(0, 25, text))
     os.utime(old, (0, 0))
     prepare(given, cache_dir=tmp_path / "cache")
     assert not old.exists()
-    assert len([path for path in (tmp_path / "cache" / "tokens").iterdir() if path.is_dir()]) == 1
+    assert len([path for path in (tmp_path / "cache" / "encoded").iterdir() if path.is_dir()]) == 1
 
 
 def test_a_window_without_rows_is_refused(given, jsonl, text, tmp_path):

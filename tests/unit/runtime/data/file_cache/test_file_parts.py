@@ -8,22 +8,21 @@ import pytest
 from hypothesis import example, given
 from hypothesis import strategies as st
 
-from ringmaster.techniques.data import cached_files, prepare
-from ringmaster.techniques.data.cached_files import known_files
+from ringmaster.techniques.data import encoded_rows, prepare
+from ringmaster.techniques.data.encoded_rows import known_files
 from ringmaster.techniques.data.file_rows import DataFile
 from ringmaster.techniques.data.row_files import content_hash, rows_and_errors, to_json_text
-from ringmaster.techniques.data.sources import text_files
 from ringmaster.techniques.job import DataSpec
 
 
 def rows_in_parts(path):
     known = known_files(DataFile(str(path), False), format=None)
-    return [row for each in known for row in rows_and_errors(str(path), part=each.file.part)]
+    return [row for file, _ in known for row in rows_and_errors(str(path), part=file.part)]
 
 
 @pytest.fixture
 def small(monkeypatch):
-    monkeypatch.setattr(cached_files, "PART_BYTES", 100)
+    monkeypatch.setattr(encoded_rows, "PART_BYTES", 100)
 
 
 @pytest.mark.parametrize("seed", range(5))
@@ -48,10 +47,10 @@ def test_a_wrong_line_of_any_part_has_its_number(small, tmp_path):
 def test_lines_at_the_end_change_the_last_part_alone(small, tmp_path):
     path = tmp_path / "a.jsonl"
     path.write_text('{"n": 1}\n' * 40)
-    before = [each.digest for each in known_files(DataFile(str(path), False), format=None)]
+    before = [digest for _, digest in known_files(DataFile(str(path), False), format=None)]
     with path.open("a") as file:
         file.write('{"n": 2}\n' * 20)
-    after = [each.digest for each in known_files(DataFile(str(path), False), format=None)]
+    after = [digest for _, digest in known_files(DataFile(str(path), False), format=None)]
     assert len(before) > 3
     assert after[: len(before) - 1] == before[:-1]
 
@@ -60,10 +59,10 @@ def test_lines_at_the_end_change_the_last_part_alone(small, tmp_path):
 def test_other_files_are_one_part_and_known_by_their_content(small, tmp_path, name):
     path = tmp_path / name
     path.write_text("n\n" * 200)
-    (whole,) = known_files(DataFile(str(path), None), format=None)
-    assert whole.file == DataFile(str(path), None)
+    ((whole, content),) = known_files(DataFile(str(path), None), format=None)
+    assert whole == DataFile(str(path), None)
     path.write_text("m\n" * 200)
-    assert [each.digest for each in known_files(DataFile(str(path), None), format=None)] != [whole.digest]
+    assert [digest for _, digest in known_files(DataFile(str(path), None), format=None)] != [content]
 
 
 def test_an_empty_file_has_no_rows(tmp_path):
@@ -72,13 +71,13 @@ def test_an_empty_file_has_no_rows(tmp_path):
 
 
 def test_text_that_was_added_to_a_file_is_encoded_alone(jsonl, text, tmp_path, monkeypatch):
-    found, original = [], text_files.rows_of_file
+    found, original = [], encoded_rows.rows_of_file
     monkeypatch.setattr(
-        text_files, "rows_of_file", lambda file, *said: found.append(file.part.first_line) or original(file, *said)
+        encoded_rows, "rows_of_file", lambda file, *said: found.append(file.part.first_line) or original(file, *said)
     )
     trained = DataSpec(path=str(jsonl("other.txt", 40)), format="jsonl", seq_len=16, vocab_size=300)
     tokenizer = prepare(trained, cache_dir=tmp_path / "trained").tokenizer_dir
-    monkeypatch.setattr(cached_files, "PART_BYTES", 1000)
+    monkeypatch.setattr(encoded_rows, "PART_BYTES", 1000)
     spec = DataSpec(path=str(jsonl("a.jsonl", 30)), tokenizer=str(tokenizer), seq_len=16)
     prepare(spec, cache_dir=tmp_path / "cache")
     num_before = len(found)

@@ -11,8 +11,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from ringmaster.techniques.checkpoints import checkpoint
-from ringmaster.techniques.data import cached_files, open_data, prepare, prepared_rows
+from ringmaster.techniques.data import encoded_rows, open_data, prepare
 from ringmaster.techniques.data import stored_source as progress_module
+from ringmaster.techniques.data.arrow_files import open_split, values_of
 from ringmaster.techniques.data.manifest import RowManifest
 from ringmaster.techniques.data.row_source import RowSource
 from ringmaster.techniques.data.stored_source import progress_to
@@ -93,21 +94,20 @@ def outcome(source, spec, cache):
 def short_parts(monkeypatch):
     """Small files have several parts, which are not synced to the disk."""
     monkeypatch.setattr(checkpoint, "_sync", lambda path: None)
-    monkeypatch.setattr(cached_files, "PART_BYTES", 300)
-    monkeypatch.setattr(prepared_rows, "ROWS_PER_BLOCK", 3)
+    monkeypatch.setattr(encoded_rows, "PART_BYTES", 300)
 
 
 @pytest.fixture
 def read(monkeypatch):
     """The first lines of the parts of files of which samples were made."""
     found = []
-    original = prepared_rows.rows_of_file
+    original = encoded_rows.rows_of_file
 
     def rows_of_file(file, spec, reading):
         found.append((Path(file.path).name, file.part.first_line if file.part else 1))
         return original(file, spec, reading)
 
-    monkeypatch.setattr(prepared_rows, "rows_of_file", rows_of_file)
+    monkeypatch.setattr(encoded_rows, "rows_of_file", rows_of_file)
     return found
 
 
@@ -288,8 +288,8 @@ def test_masks_take_a_byte_a_token(chat_tokenizer, tmp_path):
     (tmp_path / "a.jsonl").write_text(lines(ROWS["text-classification"]))
     spec = DataSpec(path=str(tmp_path / "a.jsonl"), kind="text-classification", tokenizer=chat_tokenizer)
     folder = Path(prepare(spec, cache_dir=tmp_path / "cache").folder)
-    sizes = {name: (folder / f"training.{name}.values").stat().st_size for name in ("input_ids", "attention_mask")}
-    assert sizes["input_ids"] == 4 * sizes["attention_mask"]
+    values = {name: values_of(open_split(folder, "training")[name])[0] for name in ("input_ids", "attention_mask")}
+    assert values["input_ids"].nbytes == 4 * values["attention_mask"].nbytes
     training, _ = open_data(spec, cache_dir=tmp_path / "cache")
     assert {str(tensor.dtype) for tensor in training[0].values()} == {"torch.int64"}
 

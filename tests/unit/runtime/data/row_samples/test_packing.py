@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 from ringmaster.errors import StepError
 from ringmaster.techniques import registry
 from ringmaster.techniques.data import fetch, open_data, prepare
-from ringmaster.techniques.data.sample_blocks import Packer, first_fit
+from ringmaster.techniques.data.row_samples import Packer, first_fit
 from ringmaster.techniques.job import AdaptationSpec, Adapter, DataSpec, Job, ModelSpec
 from ringmaster.techniques.metric import IGNORED
 from ringmaster.techniques.models.build import build_model
@@ -116,8 +116,8 @@ def test_samples_with_masks_are_not_packed():
 def test_rows_are_packed_as_they_come(packed, tmp_path, monkeypatch):
     """Rows that do not fit into memory are packed some at a time."""
     _, one_each, _ = opened(packed, tmp_path)
-    monkeypatch.setattr("ringmaster.techniques.data.sample_blocks.ROWS_AT_ONCE", 1)
-    monkeypatch.setattr("ringmaster.techniques.data.sample_blocks.ROWS_PER_CALL", 2)
+    monkeypatch.setattr("ringmaster.techniques.data.row_samples.ROWS_AT_ONCE", 1)
+    monkeypatch.setattr("ringmaster.techniques.data.row_samples.ROWS_PER_CALL", 2)
     _, rows, _ = opened(replace(packed, name="again"), tmp_path)
     assert samples_of(rows) == samples_of(one_each)
     assert len(rows) > len(one_each)

@@ -1,0 +1,307 @@
+"""Rows that were encoded, file by file, and kept: data with new files or new lines encodes only these.
+
+A JSONL file is divided after every `PART_BYTES`, at the end of a line. Lines that are added at its end change its last
+part alone. Other files are one part: a CSV file may have line ends in quotes, and Parquet is read by columns. A part is
+two Arrow files: `samples.arrow` with what was encoded, and `rows.arrow` with what is known of each row, from which
+windows, splits and manifests are made without reading the file again.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import math
+import os
+import shutil
+import time
+from array import array
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass, replace
+from functools import cached_property
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from ringmaster.codec import digest
+from ringmaster.techniques.checkpoints.checkpoint import publish
+from ringmaster.techniques.data.arrow_files import SPLITS, Table, read_table, texts_column
+from ringmaster.techniques.data.file_patterns import FilePart
+from ringmaster.techniques.data.file_rows import (
+    DAY_S,
+    DataFile,
+    RowReading,
+    held_out_files,
+    main_files,
+    moment_of,
+    rows_of_file,
+    split_key,
+    time_limits,
+)
+from ringmaster.techniques.data.manifest import RowManifest
+from ringmaster.techniques.data.row_files import RowError, RowErrors, format_of, hash_bytes
+from ringmaster.techniques.data.stored_source import locked
+from ringmaster.techniques.data_source import Row
+from ringmaster.techniques.job import DataSpec
+
+PART_BYTES = 1 << 25
+SAMPLES, ROWS = "samples.arrow", "rows.arrow"
+# Incremented whenever the same rows would be encoded or kept in another way than before.
+FORMAT = 4
+DAYS_KEPT = 14
+# Where a tokenizer was loaded from, in its tokenizer_config.json.
+PLACES = frozenset({"name_or_path", "is_local", "local_files_only"})
+
+
+def known_files(file: DataFile, *, format: str | None) -> Iterator[tuple[DataFile, str]]:
+    """Yields the parts of a local file, in order, and a digest of the bytes of each. They are read once for this."""
+    if format_of(file.path, format) != "jsonl":
+        with Path(file.path).open("rb") as stream:
+            yield file, hashlib.file_digest(stream, "sha256").hexdigest()
+        return
+    first_line, start = 1, 0
+    with Path(file.path).open("rb") as stream:
+        while read := stream.read(PART_BYTES) + stream.readline():
+            part = FilePart(start=start, stop=start + len(read), first_line=first_line)
+            yield replace(file, part=part), hashlib.sha256(read).hexdigest()
+            # As lines of text are counted: `\r` and `\r\n` end one too.
+            first_line += read.count(b"\n") + read.count(b"\r") - read.count(b"\r\n")
+            start = part.stop
+
+
+@dataclass(frozen=True)
+class RowsPart:
+    """Rows that are encoded together.
+
+    rows: returns them. key: identifies them where their encoding is kept. path: of their file, in messages. held_out:
+    whether they are; None where `by_position` a share of them is, or each row says it. is_windowed: whether a window
+    chooses among them; then a row of which no sample can be made matters only if it is chosen.
+    """
+
+    rows: Callable[[], Iterator[Row]]
+    key: Any = None
+    path: str = ""
+    held_out: bool | None = None
+    by_position: bool = False
+    is_windowed: bool = False
+
+
+def parts_of_files(spec: DataSpec, reading: RowReading) -> Iterator[RowsPart]:
+    """Yields the rows of all files of a spec in parts, with what identifies the rows and how they are read."""
+    for files, is_windowed in ((main_files(spec), bool(spec.window)), (held_out_files(spec), False)):
+        for file, content in (known for each in files for known in known_files(each, format=spec.format)):
+            form = format_of(file.path, spec.format)
+            is_cut = file.held_out is None and form == "text"
+            time_column = spec.time_column if is_windowed and needs_moments(spec) else None
+            read = file if is_cut else replace(file, held_out=False)
+            yield RowsPart(
+                rows=lambda read=read: rows_of_file(read, spec, reading),  # type: ignore[misc]
+                key=[content, form, time_column, spec.held_out if is_cut else None],
+                path=file.path,
+                held_out=file.held_out,
+                by_position=file.held_out is None and not is_cut,
+                is_windowed=is_windowed,
+            )
+
+
+class RowFacts:
+    """Collects what is known of rows.
+
+    Their numbers in their files, the hashes of their contents, their positions between 0 and 2**64, by which a share is
+    held out; whether they are held out otherwise; their times in seconds since the epoch, if a window asks for them.
+    """
+
+    def __init__(self, part: RowsPart, spec: DataSpec) -> None:
+        self._part, self._time_column = part, spec.time_column
+        self._has_times = part.is_windowed and needs_moments(spec)
+        self._has_hashes = part.key is not None or spec.name is not None
+        self._numbers, self._moments, self._held_out = array("q"), array("d"), array("b")
+        self._hashes, self._positions, self._files = bytearray(), bytearray(), list[str | None]()
+
+    def add(self, row: Row) -> None:
+        """Adds a row. Raises ValueError where it has no time, and a window asks for it."""
+        self._numbers.append(row.number)
+        self._files.append(None if row.file == self._part.path else row.file)
+        self._held_out.append(row.held_out)
+        self._moments.append(moment_of(row, column=self._time_column) if self._has_times else math.nan)
+        if self._has_hashes:
+            found = hash_bytes(row.content)
+            self._hashes += found
+            is_text = not isinstance(row.content, (dict, list))
+            self._positions += found if is_text else hashlib.sha256(split_key(row.content).encode()).digest()[:8]
+
+    def take(self) -> dict[str, Any]:
+        """Returns the columns of the rows that were added since the last call."""
+
+        def numbers(hashes: bytearray) -> NDArray[np.uint64]:
+            values = np.frombuffer(bytes(hashes), dtype=">u8").astype(np.uint64)
+            return values if self._has_hashes else np.zeros(len(self._numbers), np.uint64)
+
+        columns = {
+            "number": np.array(self._numbers, dtype=np.int64),
+            "file": texts_column(self._files),
+            "hash": numbers(self._hashes),
+            "position": numbers(self._positions),
+            "held_out": np.array(self._held_out, dtype=np.uint8),
+            "moment": np.array(self._moments, dtype=np.float64),
+        }
+        for each in (self._numbers, self._files, self._hashes, self._positions, self._held_out, self._moments):
+            del each[:]
+        return columns
+
+
+@dataclass(frozen=True)
+class EncodedPart:
+    """The encoded rows of a part, in a folder."""
+
+    part: RowsPart
+    folder: Path
+
+    @cached_property
+    def facts(self) -> Table:
+        """What is known of each row."""
+        return read_table(self.folder / ROWS)
+
+    def column(self, name: str) -> NDArray[Any]:
+        """Returns numbers that are known of each row, [rows]."""
+        found: NDArray[Any] = self.facts[name].to_numpy()
+        return found
+
+    def __len__(self) -> int:
+        return int(self.facts.num_rows)
+
+    def place(self, row: int) -> tuple[str, int]:
+        """Returns the file of a row, and its number there."""
+        return self.facts["file"][row].as_py() or self.part.path, self.facts["number"][row].as_py()
+
+    def held_out(self, spec: DataSpec) -> NDArray[np.bool_]:
+        """Returns which rows are held out; where a share of them is, by their content as `is_held_out` does."""
+        if self.part.held_out is not None:
+            return np.full(len(self), self.part.held_out)
+        if self.part.by_position:
+            return np.asarray(self.column("position").astype(np.float64) / 2.0**64 < spec.held_out)
+        return self.column("held_out").astype(bool)
+
+
+@dataclass(frozen=True)
+class SelectedPart:
+    """Encoded rows, which of them are read, and which are held out: [rows] each."""
+
+    encoded: EncodedPart
+    wanted: NDArray[np.bool_]
+    held_out: NDArray[np.bool_]
+
+    def split(self, split: str) -> NDArray[np.bool_]:
+        """Returns which rows are read for a split."""
+        chosen: NDArray[np.bool_] = self.wanted & (self.held_out == (split == "held_out"))
+        return chosen
+
+
+class EncodedRows:
+    """The folders `encoded/KEY` of a cache. settings: a JSON value of what their content depends on besides the rows.
+
+    Without a `cache_dir`, what is encoded lies in `aside`, and is not kept.
+    """
+
+    def __init__(self, cache_dir: Path | None, *, aside: Path, settings: Any) -> None:
+        self._folder = None if cache_dir is None else cache_dir.absolute() / "encoded"
+        self._aside, self._settings = aside / "encoded", settings
+
+    def select(
+        self, parts: Iterator[RowsPart], spec: DataSpec, write: Callable[[Path, RowsPart], object]
+    ) -> list[SelectedPart]:
+        """Returns parts, in order, with the rows that are read; those that are not kept are encoded by `write`.
+
+        Raises RowErrors with the first wrong rows, those of `spec.path` and of `spec.held_out_path` together.
+        """
+        found: list[EncodedPart] = []
+        faults: dict[bool, tuple[RowError, ...]] = {}
+        for number, part in enumerate(parts):
+            is_evaluated = part.held_out is True
+            if is_evaluated in faults:
+                continue
+            try:
+                found.append(EncodedPart(part, self._folder_of(part, number, write)))
+            except RowErrors as error:
+                faults[is_evaluated] = error.faults
+        if faults:
+            raise RowErrors([fault for each in faults.values() for fault in each])
+        self._remove_unused()
+        wanted = _in_window([each for each in found if each.part.is_windowed], spec)
+        return [
+            SelectedPart(each, next(wanted) if each.part.is_windowed else np.ones(len(each), bool), each.held_out(spec))
+            for each in found
+        ]
+
+    def clear(self) -> None:
+        """Removes what is not kept."""
+        shutil.rmtree(self._aside, ignore_errors=True)
+
+    def _folder_of(self, part: RowsPart, number: int, write: Callable[[Path, RowsPart], object]) -> Path:
+        if self._folder is None:
+            folder = self._aside / str(number)
+            folder.mkdir(parents=True)
+            write(folder, part)
+            return folder
+        folder = self._folder / digest({"format": FORMAT, "settings": self._settings, "key": part.key})
+        if not folder.exists():
+            with locked(folder.with_suffix(".lock")):
+                if not folder.exists():
+                    with publish(folder) as aside:
+                        write(aside, part)
+        os.utime(folder)
+        return folder
+
+    def _remove_unused(self) -> None:
+        """Removes what no preparation has asked for in `DAYS_KEPT`."""
+        oldest_s = time.time() - DAYS_KEPT * DAY_S
+        for folder in self._folder.iterdir() if self._folder is not None and self._folder.exists() else ():
+            if folder.is_dir() and folder.suffix != ".tmp" and folder.stat().st_mtime < oldest_s:
+                shutil.rmtree(folder, ignore_errors=True)
+                folder.with_suffix(".lock").unlink(missing_ok=True)
+
+
+def content_of(tokenizer: Path) -> str:
+    """Returns a digest of a tokenizer that was saved, which does not depend on where it was loaded from."""
+    sha = hashlib.sha256()
+    for path in sorted(tokenizer.rglob("*")):
+        if path.is_file():
+            content = path.read_bytes()
+            if path.name == "tokenizer_config.json":
+                config = json.loads(content)
+                content = json.dumps({key: config[key] for key in sorted(config) if key not in PLACES}).encode()
+            sha.update(f"{path.name} {len(content)} ".encode() + content)
+    return sha.hexdigest()
+
+
+def manifest_of(parts: Sequence[SelectedPart]) -> RowManifest:
+    """Returns the manifest of the rows that are read."""
+    rows: dict[str, tuple[str, ...]] = {}
+    for split in SPLITS:
+        hashes = np.sort(np.concatenate([each.encoded.column("hash")[each.split(split)] for each in parts]))
+        text = hashes.astype(">u8").tobytes().hex()
+        rows[split] = tuple(text[start : start + 16] for start in range(0, len(text), 16))
+    return RowManifest(rows=rows)
+
+
+def needs_moments(spec: DataSpec) -> bool:
+    """Returns whether the window asks for the times of rows."""
+    return any((spec.window or {}).get(key) is not None for key in ("last_days", "since", "until"))
+
+
+def _in_window(parts: Sequence[EncodedPart], spec: DataSpec) -> Iterator[NDArray[np.bool_]]:
+    """Which rows of each part lie in the window; see `file_rows.in_window`."""
+    window = spec.window or {}
+    if (num_last := window.get("last_rows")) is not None:
+        first = sum(map(len, parts)) - int(num_last)
+        for each in parts:
+            yield np.arange(len(each)) >= first
+            first -= len(each)
+        return
+    if not needs_moments(spec):
+        yield from (np.ones(len(each), bool) for each in parts)
+        return
+    moments = [each.column("moment") for each in parts]
+    first_s, last_s = time_limits(window, moments=(float(each.max()) for each in moments if len(each)))
+    yield from ((first_s <= each) & (each < last_s) for each in moments)

@@ -1,0 +1,617 @@
+"""Prepares the data of rows: encodes each into a sample, chooses the samples of both splits, and describes them.
+
+Classes that are found in the data are numbered as they come in a part of a file, and get their final numbers when parts
+are put together. Packing puts several samples of a language model into one row, so that little of a batch is padding.
+Positions restart at each sample of a row. By this, transformers' attention masks keep the samples apart. Source: Krell
+et al., Efficient Sequence Packing without Cross-contamination (arXiv:2107.02027): first-fit decreasing.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field, fields, replace
+from itertools import chain, islice
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from ringmaster.errors import DataError
+from ringmaster.techniques.data.arrow_files import (
+    LABELS,
+    MASK,
+    POSITIONS,
+    SPLITS,
+    TOKENS,
+    Array,
+    ArrowWriter,
+    Table,
+    column_of,
+    fingerprint,
+    is_ragged,
+    num_values,
+    read_tables,
+    split_file,
+    table_of,
+    texts_column,
+    values_of,
+)
+from ringmaster.techniques.data.class_labels import (
+    ClassLabels,
+    DiscoveredClasses,
+    check_no_indicators,
+    check_number,
+    in_order,
+    notes_on,
+    without_variants,
+)
+from ringmaster.techniques.data.encoded_rows import (
+    ROWS,
+    SAMPLES,
+    EncodedPart,
+    EncodedRows,
+    RowFacts,
+    RowsPart,
+    SelectedPart,
+    content_of,
+    manifest_of,
+    parts_of_files,
+)
+from ringmaster.techniques.data.file_rows import RowReading
+from ringmaster.techniques.data.row_files import MAX_FAULTS, RowError, RowErrors
+from ringmaster.techniques.data.row_kind import Columns, RowKind, SampleContext
+from ringmaster.techniques.data.row_tokenizer import RowTokenizer, give_chat_template, give_padding_token
+from ringmaster.techniques.data.samples import PaddedSamples, lengths_of
+from ringmaster.techniques.data.stored_source import TextProgress
+from ringmaster.techniques.data.tokens import TextDocument, encoder_of
+from ringmaster.techniques.data.unfit_data import constant_fault, distinct_labels
+from ringmaster.techniques.data_source import PreparedData, Row, SampleTensor
+from ringmaster.techniques.job import DataSpec
+from ringmaster.techniques.metric import IGNORED
+
+DEFAULT_MAX_LENGTH = 1024
+"""The most tokens of a sample where the spec names no `seq_len`, as in TRL's trainers."""
+# What chooses files and rows, and what batches are made of. The tokenizer is known by its content.
+NOT_OF_SAMPLES = frozenset(
+    {"path", "held_out_path", "held_out", "window", "time_column", "name", "version", "tokenizer"}
+    | {"padding", "sampling", "packing"}
+)
+ROWS_PER_CALL = 256
+# How many rows after the first one without a sample are searched for others.
+ROWS_AFTER_A_FAULT = 10_000
+ABOUT = "about.json"
+
+Sample = Mapping[str, Array]
+
+
+@dataclass(kw_only=True)
+class SampleCounts:
+    """What was written. num_samples: by split.
+
+    longest: the length of the longest sample, after it was cut. lengths: of those to train on.
+    num_truncated: the samples that were cut. num_left_out: those of which no label was left.
+    """
+
+    num_samples: dict[str, int] = field(default_factory=lambda: dict.fromkeys(SPLITS, 0))
+    longest: int = 0
+    lengths: NDArray[np.int64] = field(default_factory=lambda: np.empty(0, np.int64))
+    num_truncated: int = 0
+    num_left_out: int = 0
+
+
+class RowSamples:
+    """Data that is being prepared in a folder.
+
+    rows: returns the rows, each time it is called. where: the data, in messages. cache_dir: where the samples of single
+    files are kept; None where they depend on all rows.
+    """
+
+    def __init__(
+        self,
+        folder: Path,
+        *,
+        kind: RowKind,
+        spec: DataSpec,
+        columns: Columns,
+        where: str,
+        rows: Callable[[], Iterator[Row]],
+        cache_dir: Path | None,
+    ) -> None:
+        self._folder, self._kind, self._spec, self._columns, self._where = folder, kind, spec, columns, where
+        self._rows, self._cache_dir = rows, cache_dir
+        self._max_length = spec.seq_len or DEFAULT_MAX_LENGTH
+        self._progress = TextProgress("preparing", what="rows")
+        self._label_column = None if kind.label_role is None else columns.columns[kind.label_role]
+        self._finds_classes = self._label_column is not None and not spec.labels
+        self._context = self._with_tokenizer()
+
+    def write(self) -> PreparedData:
+        """Writes the samples, and the manifest of named data; returns the description."""
+        spec, parts = self._spec, iter([RowsPart(rows=self._rows)])
+        if self._cache_dir is not None:
+            reading = RowReading(columns=self._columns.names, content=self._columns.content)
+            parts = parts_of_files(spec, reading)
+        encoded = EncodedRows(self._cache_dir, aside=self._folder, settings=self._settings())
+        selected = encoded.select(parts, spec, self._encode)
+        self._check_rows(selected)
+        labels = None if self._label_column is None else ClassLabels(spec.labels)
+        if self._finds_classes:
+            labels = self._found_classes(selected)
+        counts = self._write_selected(selected, labels)
+        if spec.name is not None:
+            manifest_of(selected).write(self._folder)
+        encoded.clear()
+        return self._described(labels, counts)
+
+    def _with_tokenizer(self) -> SampleContext:
+        """What samples are made with, apart from classes."""
+        kind, spec, tokenizer = self._kind, self._spec, None
+        if kind.needs_tokenizer:
+            folder, is_trained = self._folder / "tokenizer", spec.tokenizer is None
+            encoder_of(spec, self._documents(self._rows() if is_trained else ())).save(folder)
+            if is_trained or not kind.is_causal:
+                give_padding_token(folder)
+            if is_trained and kind.reads_messages:
+                give_chat_template(folder)
+            tokenizer = RowTokenizer(folder)
+        return SampleContext(spec=spec, max_length=self._max_length, _tokenizer=tokenizer)
+
+    def _documents(self, rows: Iterable[Row]) -> Iterator[TextDocument]:
+        for row in rows:
+            for text in self._kind.texts_to_encode(self._columns.by_role(row.content), spec=self._spec):
+                yield TextDocument(content=text, held_out=row.held_out)
+
+    def _settings(self) -> dict[str, Any]:
+        """What the samples of a file depend on besides its content."""
+        kind, spec, tokenizer = self._kind, self._spec, self._folder / "tokenizer"
+        return {
+            "kind": [f"{type(kind).__module__}:{type(kind).__qualname__}", kind.version],
+            "columns": self._columns.columns,
+            "spec": {each.name: getattr(spec, each.name) for each in fields(spec) if each.name not in NOT_OF_SAMPLES},
+            "tokenizer": content_of(tokenizer) if tokenizer.exists() else None,
+        }
+
+    def _refused(self, error: Exception) -> ValueError:
+        """What is to be raised for samples that differ."""
+        what = f"{self._where}: samples of kind {self._kind.name}"
+        return ValueError(f"{what} differ in shape: {error}. To fix: give all rows one shape")
+
+    # Encoding rows
+
+    def _encode(self, folder: Path, part: RowsPart) -> None:
+        """Writes the samples of the rows of a part. Raises RowErrors where they are wrong; later where in a window."""
+        context, facts, classes = self._context, RowFacts(part, self._spec), None
+        if self._label_column is not None:
+            classes = DiscoveredClasses(column=self._label_column, classes=self._kind.classes)
+            context = replace(context, _labels=classes if self._finds_classes else ClassLabels(self._spec.labels))
+        faults: list[RowError] = []
+        first_fault, num_rows = 0, 0
+        rows, unreadable = self._kind.with_columns(part.rows()), None
+        with ArrowWriter(folder / SAMPLES, refused=self._refused) as samples, ArrowWriter(folder / ROWS) as known:
+            while unreadable is None:
+                chunk: list[Row] = []
+                try:
+                    chunk.extend(islice(rows, ROWS_PER_CALL))
+                except RowErrors as error:  # those before it are reported with it
+                    unreadable = error
+                for row in chunk:
+                    facts.add(row)
+                table, about = self._samples(chunk, context, classes if self._finds_classes else None)
+                if table.num_rows:
+                    samples.write(table)
+                # At once: a million lists of classes would slow down Python's collector.
+                known.write(table_of({**facts.take(), **_facts_of_samples(**about)}))
+                if not part.is_windowed:
+                    wrong = [(row, what) for row, what in zip(chunk, about["fault"], strict=True) if what is not None]
+                    faults += [sample_error(row.file, row.number, what) for row, what in wrong]
+                    first_fault = first_fault or (num_rows if faults else 0)
+                num_rows += len(chunk)
+                is_searched = len(faults) >= MAX_FAULTS or num_rows > first_fault + ROWS_AFTER_A_FAULT
+                if not chunk or (faults and is_searched):
+                    break
+        if faults or unreadable:
+            raise RowErrors([*faults, *(unreadable.faults if unreadable else ())][:MAX_FAULTS]) from unreadable
+        (folder / ABOUT).write_text(json.dumps({"classes": classes.names if self._finds_classes and classes else []}))
+
+    def _samples(
+        self, rows: Sequence[Row], context: SampleContext, classes: DiscoveredClasses | None
+    ) -> tuple[Table, dict[str, Any]]:
+        """Returns the samples of rows, and of each row how often it was cut, what is wrong with it, and its classes."""
+        kind = self._kind
+        by_role = [kind.values(row, self._columns, spec=self._spec) for row in rows]
+        self._prefetch(by_role)
+        made: list[Sample] = []
+        num_cut, has_sample = np.zeros(len(rows), np.uint8), np.zeros(len(rows), bool)
+        faults: list[str | None] = [None] * len(rows)
+        numbers: list[list[int]] = [[] for _ in rows]
+        for place, values in enumerate(by_role):
+            num_cut_before = context.num_cut
+            try:
+                if classes is not None and kind.label_role is not None:
+                    numbers[place] = classes.add(values[kind.label_role])
+                sample = {name: np.asarray(value) for name, value in kind.sample(values, context=context).items()}
+            except DataError:
+                raise
+            except ValueError as error:
+                faults[place] = str(error)
+                continue
+            num_cut[place] = context.num_cut > num_cut_before
+            if self._is_learnt(sample):
+                has_sample[place] = True
+                made.append(sample)
+        table, is_cut = self._table(made)
+        num_cut[has_sample] += is_cut
+        return table, {"num_cut": num_cut, "has_sample": has_sample, "fault": faults, "classes": numbers}
+
+    def _prefetch(self, by_role: Sequence[Mapping[str, Any]]) -> None:
+        """Encodes the texts of rows together, and reports them."""
+        kind, texts = self._kind, list[list[str]]([] for _ in by_role)
+        if kind.needs_tokenizer:
+            texts = [list(kind.texts_to_encode(row, spec=self._spec)) for row in by_role]
+        for each in texts:
+            self._progress.add(sum(map(len, each)), ends=True)
+        if kind.needs_tokenizer and kind.encodes_texts:
+            self._context.tokenizer.prefetch(text for each in texts for text in each)
+        elif kind.needs_tokenizer:
+            self._context.tokenizer.learn([text for each in texts for text in each])
+
+    def _is_learnt(self, sample: Sample) -> bool:
+        """Whether a sample of a language model has labels: else it teaches nothing, and a batch has no mean loss."""
+        if not self._kind.is_causal or LABELS not in sample:
+            return True
+        return bool((sample[LABELS][..., : self._max_length] != IGNORED).any(-1).all())
+
+    def _table(self, samples: Sequence[Sample]) -> tuple[Table, NDArray[np.bool_]]:
+        """Returns samples as a table, and which of them were cut. Raises ValueError where names or shapes differ."""
+        columns, is_cut = dict[str, Any](), np.zeros(len(samples), bool)
+        has_mask = self._kind.is_causal
+        try:
+            for name, first in samples[0].items() if samples else ():
+                rows = [sample[name] for sample in samples]
+                has_mask |= name == MASK
+                if self._finds_classes and name == LABELS and first.dtype.kind == "f":
+                    if any(row.ndim != first.ndim for row in rows):
+                        raise ValueError("some labels are lists")
+                    continue  # indicators of the classes that were found so far: they are made of those of all rows
+                if not self._is_ragged(name, first):
+                    columns[name] = column_of(np.stack(rows))
+                    continue
+                if name not in self._kind.uncut and first.dtype.kind != "f":
+                    is_cut |= [row.shape[-1] > self._max_length for row in rows]
+                    rows = [row[..., : self._max_length] for row in rows]
+                flat = [row if row.ndim == 1 else np.moveaxis(row, -1, 0) for row in rows]
+                values = np.concatenate(flat, dtype=_stored_dtype(first), casting="unsafe")
+                columns[name] = column_of(values, np.fromiter(map(len, flat), np.int64, count=len(flat)))
+            if len(samples) and (others := set().union(*samples) - samples[0].keys()):
+                raise KeyError(min(others))
+        except (ValueError, KeyError, IndexError) as error:
+            raise self._refused(error) from error
+        if not has_mask and TOKENS in columns:  # all tokens of a sample are read
+            values, lengths = values_of(columns[TOKENS])
+            columns[MASK] = column_of(np.ones(values.shape, np.uint8), lengths)
+        return table_of(columns), is_cut
+
+    def _is_ragged(self, name: str, array: Array) -> bool:
+        # An empty list becomes an array of floats.
+        return name in self._kind.padding and array.ndim > 0 and (array.dtype.kind in "biu" or array.size == 0)
+
+    # Choosing samples
+
+    def _check_rows(self, parts: Sequence[SelectedPart]) -> None:
+        """Raises RowErrors, with the first few, where no sample can be made of rows that are wanted."""
+        wrong: list[RowError] = []
+        for each in parts:
+            faults = each.encoded.facts["fault"]
+            if faults.null_count < len(faults):
+                wrong += [
+                    sample_error(*each.encoded.place(row), faults[row].as_py())
+                    for row in np.flatnonzero(each.wanted & faults.is_valid().to_numpy())[:MAX_FAULTS].tolist()
+                ]
+        if wrong:
+            raise RowErrors(wrong[:MAX_FAULTS])
+
+    def _found_classes(self, parts: Sequence[SelectedPart]) -> ClassLabels:
+        """The classes in the rows that are read; only in those to train on, where others are held out separately.
+
+        A class that training does not know is a mistake there. Raises ValueError where there are none, or too many.
+        """
+        column, names, has_rows = self._label_column, set[str](), False
+        assert column is not None
+        is_separate = self._spec.held_out_path is not None or self._spec.held_out_split is not None
+        for each in parts:
+            defining = each.split("training") if is_separate else each.wanted
+            has_rows |= bool(defining.any())
+            numbers, _ = values_of(each.encoded.facts["classes"].filter(defining))
+            known = _classes_of(each.encoded)
+            names |= {known[number] for number in np.unique(numbers)}
+        if has_rows and not names:
+            raise ValueError(
+                f"{self._where}: no row has a class in column {column!r}. To fix: name another label_column, "
+                "or list the classes as data.labels"
+            )
+        check_number(len(names), column=column)
+        labels = in_order(without_variants(names))  # a variant is then the unknown label of a row
+        unknown = (fault for each in parts for fault in _unknown_classes(each, labels))
+        if faults := list(islice(unknown, MAX_FAULTS)):
+            raise RowErrors(faults)
+        return labels
+
+    def _write_selected(self, parts: Sequence[SelectedPart], labels: ClassLabels | None) -> SampleCounts:
+        """Writes the samples of both splits. Raises ValueError where one has none."""
+        counts, lengths = SampleCounts(), list[NDArray[np.int64]]()
+        packer = Packer(width=self._max_length) if self._spec.packing else None
+
+        def write(writer: ArrowWriter, rows: Iterable[Sample]) -> None:
+            table, _ = self._table([*rows])
+            if table.num_rows:
+                writer.write(table)
+
+        with (
+            ArrowWriter(split_file(self._folder, "training"), refused=self._refused) as training,
+            ArrowWriter(split_file(self._folder, "held_out"), refused=self._refused) as held_out,
+        ):
+            writers = {"training": training, "held_out": held_out}
+            for each in parts:
+                has_sample = each.encoded.column("has_sample").astype(bool)
+                counts.num_left_out += int((each.wanted & ~has_sample).sum())
+                counts.num_truncated += int(each.encoded.column("num_cut")[each.wanted].sum())
+                for split, table in self._selected(each, np.flatnonzero(has_sample), labels):
+                    counts.longest = max(counts.longest, self._longest(table))
+                    if split == "training":
+                        lengths.append(lengths_of(table))
+                    if packer is not None and split == "training":
+                        write(training, packer.add(_rows_of(table)))
+                    else:
+                        writers[split].write(table)
+            if packer is not None:
+                write(training, packer.rest())
+        counts.lengths = np.concatenate(lengths) if lengths else np.empty(0, np.int64)
+        counts.num_samples = {split: writer.num_rows for split, writer in writers.items()}
+        for split, use, remedy in (
+            ("training", "train", "check the path, or lower held_out"),
+            ("held_out", "evaluate", "raise held_out, or set it to 0"),
+        ):
+            if not counts.num_samples[split] and (split == "training" or self._spec.held_out > 0):
+                remedy = "raise seq_len, which cuts off all that is learnt" if counts.num_left_out else remedy
+                raise ValueError(f"{self._where} holds no row to {use} on. To fix: {remedy}")
+        return counts
+
+    def _selected(
+        self, part: SelectedPart, rows: NDArray[np.int64], labels: ClassLabels | None
+    ) -> Iterator[tuple[str, Table]]:
+        """Yields the samples of a part that are read, some at a time, each with its split. rows: those with samples."""
+        chosen, place = {split: part.split(split) for split in SPLITS}, 0
+        numbers: NDArray[np.int64] | None = None
+        classes: Any = None
+        if self._finds_classes and labels is not None:
+            final = {name: number for number, name in enumerate(labels.names)}
+            # That of a class which no row in the window has does not matter.
+            numbers = np.array([final.get(name, 0) for name in _classes_of(part.encoded)] or [0], dtype=np.int64)
+            classes = part.encoded.facts["classes"].combine_chunks()
+        for table in read_tables(part.encoded.folder / SAMPLES):
+            here, place = rows[place : place + table.num_rows], place + table.num_rows
+            if not part.wanted[here].any():
+                continue
+            if numbers is not None and labels is not None:
+                table = _renumbered(table, classes.take(here), numbers, len(labels.names))
+            for split in SPLITS:
+                if (mask := chosen[split][here]).any():
+                    yield split, table if mask.all() else table.filter(mask)
+
+    def _longest(self, table: Table) -> int:
+        """The most tokens of a sample."""
+        ragged = [each.name for each in table.schema if is_ragged(each) and each.name not in self._kind.uncut]
+        return max((int(values_of(table[name])[1].max()) for name in ragged), default=0)  # type: ignore[union-attr]
+
+    # Describing them
+
+    def _described(self, labels: ClassLabels | None, counts: SampleCounts) -> PreparedData:
+        folder, columns, tokenizer = self._folder, self._columns, self._context._tokenizer
+        width = self._max_length if self._spec.packing else self._spec.seq_len or counts.longest
+        padding = {**self._kind.padding, TOKENS: tokenizer.pad_id if tokenizer is not None else 0}
+        stored = next(read_tables(split_file(folder, "training")))
+        samples = PaddedSamples(stored, collate=self._kind.collate, width=width, padding=padding)
+        batch = samples.rows([0])
+        shapes = {name: tuple(tensor.shape[1:]) for name, tensor in batch.items()}
+        if labels is not None and not self._spec.labels and shapes.get(LABELS) == (2,):
+            check_no_indicators(labels, column=self._label_column or LABELS)
+        is_tokens = len(shapes.get(TOKENS, ())) == 1
+        image = shapes.get("pixel_values", ())
+        is_numeric = labels is None and LABELS in stored.column_names and shapes.get(LABELS) == ()
+        if labels is not None:
+            num_labels: int | None = len(labels.names)
+        else:
+            num_labels = num_values(folder, LABELS) if is_numeric else None
+        vocab_size = num_values(folder, TOKENS) if self._kind.label_role is None and tokenizer is None else None
+        prepared = PreparedData(
+            name="",
+            source="",
+            digest=fingerprint(folder),
+            num_samples=counts.num_samples["training"],
+            num_held_out=counts.num_samples["held_out"],
+            kind="tokens" if is_tokens else "images" if image else "other",
+            vocab_size=tokenizer.vocab_size if tokenizer is not None else vocab_size,
+            end_of_text_id=None if tokenizer is None else tokenizer.end_id,
+            pad_token_id=None if tokenizer is None else tokenizer.pad_id,
+            seq_len=width if TOKENS in shapes else None,
+            num_labels=num_labels,
+            labels=() if labels is None else labels.names,
+            image_size=image[-1] if len(image) == 3 and image[-1] == image[-2] else None,
+            num_channels=image[0] if len(image) == 3 else None,
+            tensors=tuple(
+                SampleTensor(name=name, dtype=str(batch[name].dtype).removeprefix("torch."), shape=shape)
+                for name, shape in shapes.items()
+            ),
+            num_truncated=counts.num_truncated,
+            num_left_out=counts.num_left_out,
+            columns=tuple(sorted(columns.columns.items())),
+            lengths=(width, width) if self._spec.packing else _typical_lengths(counts.lengths),
+        )
+        return self._kind.described(self._with_label_faults(prepared, labels))
+
+    def _with_label_faults(self, prepared: PreparedData, labels: ClassLabels | None) -> PreparedData:
+        """The description with what is wrong with the labels, or with the samples as a whole."""
+        faults, notes = [*self._kind.training_faults(self._folder)], list[str]()
+        if (column := self._columns.columns.get("label")) is not None:
+            found = distinct_labels(self._folder, "training")
+            classes = {int(number) for label in found for number in label} if labels is not None else set[int]()
+            if len(found) == 1:
+                names = [labels.names[number] for number in classes] if labels is not None else map(str, *found)
+                faults.append(constant_fault(names, num_rows=prepared.num_samples, column=column))
+            if labels is not None:
+                notes += notes_on(labels, trained=classes, are_found=not self._spec.labels)
+        return replace(prepared, training_faults=tuple(faults), notes=tuple(notes))
+
+
+def sample_error(file: str, number: int, what: str) -> RowError:
+    """Returns the fault of a row of which no sample can be made. what: what is wrong, and how to mend it."""
+    problem, _, remedy = what.removeprefix(f"{file} ").partition(". To fix: ")
+    return RowError(f"{file}, row {number}:", problem, remedy or "check the row")
+
+
+def _facts_of_samples(
+    *, num_cut: Array, has_sample: Array, fault: Sequence[str | None], classes: Sequence[Sequence[int]]
+) -> dict[str, Any]:
+    """What is known of the samples of rows, as columns."""
+    numbers = np.fromiter(chain.from_iterable(classes), np.int32)
+    return {
+        "num_cut": num_cut,
+        "has_sample": has_sample.astype(np.uint8),
+        "fault": texts_column(fault),
+        "classes": column_of(numbers, np.fromiter(map(len, classes), np.int64, count=len(classes))),
+    }
+
+
+def _stored_dtype(array: Array) -> np.dtype[Any]:
+    """32 bits for tokens, which Python makes numbers of 64, and for empty lists, which numpy makes floats of 64."""
+    is_given = array.dtype.kind in "iuf" and array.dtype.itemsize < (8 if array.dtype.kind == "f" else 4)
+    return array.dtype if is_given else np.dtype(np.int32)
+
+
+def _classes_of(part: EncodedPart) -> tuple[str, ...]:
+    """The classes that were found in a part, in the order of their numbers there."""
+    return tuple(json.loads((part.folder / ABOUT).read_text())["classes"])
+
+
+def _unknown_classes(part: SelectedPart, labels: ClassLabels) -> Iterator[RowError]:
+    """Yields the rows of a part with a class that is none of `labels`."""
+    names = _classes_of(part.encoded)
+    unknown = [number for number, name in enumerate(names) if name not in labels.names]
+    numbers, lengths = values_of(part.encoded.facts["classes"])
+    assert lengths is not None
+    places = np.repeat(np.arange(len(part.encoded)), lengths)
+    wrong = np.isin(numbers, unknown) & part.wanted[places] if unknown else np.zeros(len(numbers), bool)
+    for row in dict.fromkeys(places[wrong].tolist()):
+        name = next(names[number] for number in numbers[places == row] if number in unknown)
+        try:
+            labels.number(name)
+        except ValueError as error:
+            yield sample_error(*part.encoded.place(row), str(error))
+
+
+def _renumbered(table: Table, classes: Any, numbers: NDArray[np.int64], num_classes: int) -> Table:
+    """Samples whose labels have the final numbers of classes; labels below 0 do not count and stay as they are.
+
+    classes: the classes of each row. Where rows have several, the labels are indicators, which are made of these.
+    """
+    if LABELS not in table.column_names:
+        found, lengths = values_of(classes)
+        assert lengths is not None
+        indicators = np.zeros((len(lengths), num_classes), np.float32)
+        indicators[np.repeat(np.arange(len(lengths)), lengths), numbers[found]] = 1
+        return table.append_column(LABELS, column_of(indicators))
+    values, lengths = values_of(table[LABELS])
+    final = np.where(values < 0, values, numbers[np.maximum(values, 0)]).astype(values.dtype)
+    return table.set_column(table.column_names.index(LABELS), LABELS, column_of(final, lengths))
+
+
+def _rows_of(table: Table) -> list[Sample]:
+    """Each row of a table of ragged columns."""
+    columns = {}
+    for name in table.column_names:
+        values, lengths = values_of(table[name])
+        columns[name] = values if lengths is None else np.split(values, np.cumsum(lengths)[:-1])
+    return [dict(zip(columns, row, strict=True)) for row in zip(*columns.values(), strict=True)]
+
+
+def _typical_lengths(lengths: NDArray[np.int64]) -> tuple[int, ...]:
+    """The `PreparedData.lengths` of samples, of at most 65,536 of them."""
+    chosen = np.unique(np.linspace(0, len(lengths) - 1, min(len(lengths), 1 << 16)).astype(np.int64))
+    return tuple(int(length) for length in np.quantile(lengths[chosen], (0.5, 0.95), method="higher"))
+
+
+ROWS_AT_ONCE = 64
+"""About so many rows are packed together: enough for the last ones not to matter, and few enough for memory."""
+
+
+class Packer:
+    """Packs samples, in the order in which they are added, into rows of at most `width` tokens."""
+
+    def __init__(self, *, width: int) -> None:
+        self._width = width
+        self._samples: list[Sample] = []
+        self._num_tokens = 0
+
+    def add(self, samples: Sequence[Sample]) -> list[dict[str, Array]]:
+        """Takes samples, and returns the rows of those that suffice for `ROWS_AT_ONCE` rows, however many are taken.
+
+        A sample has `input_ids`, [tokens], and may have `labels`; it is cut to `width`. Rows have both, and
+        `position_ids`. The first label of a sample does not count, as the sample before it would predict it.
+
+        Raises ValueError where samples have further arrays.
+        """
+        rows: list[dict[str, Array]] = []
+        for sample in samples:
+            if (others := sorted(sample.keys() - {TOKENS, LABELS})) or sample[TOKENS].ndim != 1:
+                raise ValueError(
+                    f"samples with {', '.join(others) or 'several rows'} cannot be packed. To fix: set packing to false"
+                )
+            self._samples.append(sample)
+            self._num_tokens += self._length(sample)
+            if self._num_tokens >= ROWS_AT_ONCE * self._width:
+                rows += self.rest()
+        return rows
+
+    def rest(self) -> list[dict[str, Array]]:
+        """Returns the rows of the samples that are left."""
+        rows = [
+            [self._samples[i] for i in row] for row in first_fit(list(map(self._length, self._samples)), self._width)
+        ]
+        self._samples, self._num_tokens = [], 0
+        return [self._row(samples) for samples in rows]
+
+    def _length(self, sample: Sample) -> int:
+        return min(len(sample[TOKENS]), self._width)
+
+    def _row(self, samples: Sequence[Sample]) -> dict[str, Array]:
+        tokens = [sample[TOKENS][: self._width] for sample in samples]
+        labels = [np.array(sample.get(LABELS, sample[TOKENS])[: self._width]) for sample in samples]
+        for each in labels:
+            each[:1] = IGNORED
+        return {
+            TOKENS: np.concatenate(tokens),
+            LABELS: np.concatenate(labels),
+            POSITIONS: np.concatenate([np.arange(len(each)) for each in tokens]),
+        }
+
+
+def first_fit(sizes: Sequence[int], width: int) -> list[list[int]]:
+    """Returns rows of indices, each of at most `width` in total: the largest first, each in the first row with room.
+
+    Each size must be at most `width`.
+    """
+    rows: list[list[int]] = []
+    room = np.zeros(len(sizes), dtype=np.int64)
+    for index in sorted(range(len(sizes)), key=lambda i: -sizes[i]):
+        fitting = np.flatnonzero(room[: len(rows)] >= sizes[index])
+        if len(fitting):
+            at = int(fitting[0])
+        else:
+            at = len(rows)
+            rows.append([])
+            room[at] = width
+        rows[at].append(index)
+        room[at] -= sizes[index]
+    return rows

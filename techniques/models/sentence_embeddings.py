@@ -1,0 +1,137 @@
+"""Embeddings of sequences as Sentence-Transformers computes them: the modules of a base, pooling and normalization.
+
+The folder of such a model lists its modules in `modules.json`: a transformer, a pooling of its hidden states and
+perhaps a normalization. Losses and metrics of embeddings follow them, and exports keep their files. No module of torch
+is imported on import.
+"""
+
+from __future__ import annotations
+
+import json
+import shutil
+from collections.abc import Mapping
+from dataclasses import dataclass
+from functools import cache
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from torch import Tensor
+
+MODULES, SETTINGS = "modules.json", "config_sentence_transformers.json"
+FILES = (MODULES, SETTINGS, "sentence_*_config.json", "[0-9]_*/*")
+"""Patterns of the files beside those of the transformer."""
+
+FORMER_MODES = {
+    "pooling_mode_cls_token": "cls",
+    "pooling_mode_max_tokens": "max",
+    "pooling_mode_mean_tokens": "mean",
+    "pooling_mode_mean_sqrt_len_tokens": "mean_sqrt_len_tokens",
+    "pooling_mode_weightedmean_tokens": "weightedmean",
+    "pooling_mode_lasttoken": "lasttoken",
+}
+"""The modes by the keys of Sentence-Transformers up to release 5, in the order in which they are joined."""
+MODES = tuple(FORMER_MODES.values())
+
+
+@dataclass(frozen=True, kw_only=True)
+class Pooling:
+    """How the embedding of a sequence is made of its hidden states.
+
+    modes: of `MODES`, whose results are joined.
+    is_normalized: whether embeddings are divided by their length, so that products are cosines.
+    """
+
+    modes: tuple[str, ...] = ("mean",)
+    is_normalized: bool = True
+
+
+@cache
+def pooling_of(base: str | None) -> Pooling:
+    """Returns the pooling of a base, a folder or a name on the hub; the normalized mean where it does not say one.
+
+    Embeddings that the base does not normalize are compared as it says: by cosine, or by their product ("dot").
+
+    Raises ValueError, with a remedy, where it has other modules than can be trained, or compares in another way.
+    """
+    folder = _folder_of(base)
+    if folder is None or not (folder / MODULES).is_file():
+        return Pooling()
+    kinds = {each["type"].rpartition(".")[2]: folder / each["path"] for each in _read(folder / MODULES)}
+    if foreign := sorted(kinds.keys() - {"Transformer", "Pooling", "Normalize"}):
+        raise ValueError(
+            f"model: {base} has the Sentence-Transformers module {foreign[0]}, which is not trained here. To fix: give "
+            "a base of a Transformer with Pooling and Normalize; or the transformer alone, without modules.json"
+        )
+    config = _read(kinds["Pooling"] / "config.json") if "Pooling" in kinds else {}
+    named = config.get("pooling_mode", [mode for key, mode in FORMER_MODES.items() if config.get(key)] or "mean")
+    modes = (named,) if isinstance(named, str) else tuple(named)
+    settings = _read(folder / SETTINGS) if (folder / SETTINGS).is_file() else {}
+    similarity, prompt = settings.get("similarity_fn_name") or "cosine", settings.get("default_prompt_name")
+    faults = [f"pools by {mode}, which is none of {', '.join(MODES)}" for mode in modes if mode not in MODES]
+    if similarity not in ("cosine", "dot"):
+        faults.append(f"compares embeddings by {similarity}, and they are trained by cosine or dot")
+    if prompt and settings.get("prompts", {}).get(prompt):
+        faults.append(f"puts the prompt {prompt!r} before each text, which training does not (default_prompt_name)")
+    if faults:
+        raise ValueError(f"model: {base} {'; and it '.join(faults)}. To fix: change this in its folder")
+    return Pooling(modes=modes, is_normalized="Normalize" in kinds or similarity == "cosine")
+
+
+def copy_modules(base: str | None, folder: Path) -> None:
+    """Copies the modules of a base, beside its transformer, to the folder of an export; nothing where it has none."""
+    source = _folder_of(base)
+    if source is None or not (source / MODULES).is_file():
+        return
+    for file in (file for pattern in FILES for file in sorted(source.glob(pattern)) if file.is_file()):
+        target = folder / file.relative_to(source)
+        target.parent.mkdir(exist_ok=True)
+        shutil.copyfile(file, target)
+
+
+def last_hidden_state(output: Any) -> Tensor | None:
+    """Returns the hidden states of a model's last layer, or None where its output has none."""
+    name = "last_hidden_state"
+    states: Tensor | None = output.get(name) if isinstance(output, Mapping) else getattr(output, name, None)
+    return states
+
+
+def embeddings(states: Tensor, mask: Tensor, pooling: Pooling) -> Tensor:
+    """Returns the embeddings of sequences, [sequences, features]. A sequence's unmasked tokens are neighbours.
+
+    states: [sequences, tokens, features]. mask: [sequences, tokens].
+    """
+    import torch
+    from torch.nn.functional import normalize
+
+    rows, num_tokens = torch.arange(len(states), device=states.device), states.shape[1]
+    weights = mask.to(states.dtype).unsqueeze(-1)
+    totals = weights.sum(1).clamp(min=1e-9)
+    parts = []
+    for mode in pooling.modes:
+        if mode == "cls":
+            parts.append(states[rows, mask.int().argmax(1)])
+        elif mode == "lasttoken":
+            parts.append(states[rows, num_tokens - 1 - mask.int().flip(1).argmax(1)])
+        elif mode == "max":
+            parts.append(states.masked_fill(weights == 0, -torch.inf).amax(1))
+        elif mode == "weightedmean":
+            places = weights.cumsum(1) * weights
+            parts.append((states * places).sum(1) / places.sum(1).clamp(min=1e-9))
+        else:
+            parts.append((states * weights).sum(1) / (totals if mode == "mean" else totals.sqrt()))
+    joined = torch.cat(parts, dim=-1)
+    return normalize(joined, dim=-1) if pooling.is_normalized else joined
+
+
+def _folder_of(base: str | None) -> Path | None:
+    if base is None or Path(base).is_dir():
+        return None if base is None else Path(base)
+    from huggingface_hub import snapshot_download
+
+    # The base itself was loaded from the hub, so that this is in its cache, or can be.
+    return Path(snapshot_download(base, allow_patterns=list(FILES)))
+
+
+def _read(file: Path) -> Any:
+    return json.loads(file.read_text(encoding="utf-8"))
