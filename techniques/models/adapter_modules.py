@@ -214,7 +214,7 @@ def merge(model: nn.Module) -> nn.Module:
             for key in ("lora_A", "lora_B", "lora_dropout", "lora_magnitude_vector", "ia3_l"):
                 if key in module._modules or key in module._parameters:
                     delattr(module, key)
-            module.__class__ = module.plain  # type: ignore[assignment]
+            module.__class__ = module.plain
     _note_own_head(model)
     return model.requires_grad_(True)
 

@@ -98,7 +98,7 @@ class Nf4Linear(nn.Module):
         from bitsandbytes.functional import QuantState
 
         shape = torch.Size((self.out_features, self.in_features))
-        return QuantState(absmax=self.absmax, shape=shape, blocksize=BLOCK, quant_type=NF4, dtype=torch.float32)
+        return QuantState(absmax=self.absmax, shape=shape, blocksize=BLOCK, quant_type=NF4, dtype=torch.float32)  # type: ignore[no-untyped-call]
 
     @property
     def weight(self) -> Tensor:
