@@ -25,6 +25,7 @@ RELATIONS = {
     "pruned": "finetune",
     "lora": "adapter",
     "prefix-tuned": "adapter",
+    "prompt-tuned": "adapter",
     "ia3": "adapter",
     "quantized": "quantized",
     "merged": "merge",

@@ -7,6 +7,7 @@ answers 5xx) a few times. It turns any other fault into a `LedgerError` with a r
 import time
 from collections.abc import Callable
 from functools import partial
+from pathlib import Path
 from typing import Any
 from urllib.parse import urlsplit, urlunsplit
 
@@ -15,6 +16,8 @@ from tenacity import Retrying, retry_if_exception, stop_after_attempt, wait_chai
 from ringmaster.errors import LedgerError
 from ringmaster.model_lineage.waiting import OutageRetry
 from ringmaster.text import storable_values
+
+TENSORS_SCHEME = "tensors"  # of the URI of a folder of artifacts whose weights are in a tensor store
 
 RETRY_DELAYS_S = (0.2, 1.0, 4.0)
 # The beginnings of MLflow's messages about a server that does not answer.
@@ -117,3 +120,8 @@ def _may_pass(error: OSError) -> bool:
     if answer is not None:
         return int(answer.status_code) >= 500
     return not isinstance(error, (PermissionError, FileNotFoundError, FileExistsError, NotADirectoryError))
+
+
+def tensors_uri(folder: Path) -> str:
+    """Returns the URI of the artifacts in a folder whose weights are in a tensor store."""
+    return TENSORS_SCHEME + folder.absolute().as_uri().removeprefix("file")

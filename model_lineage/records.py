@@ -8,6 +8,7 @@ ADAPTATION_KINDS = (
     "fine-tuned",
     "lora",
     "prefix-tuned",
+    "prompt-tuned",
     "ia3",
     "distilled",
     "pruned",

@@ -38,6 +38,7 @@ class Fsdp(DataParallel):
     summary = "weights, gradients and optimizer state sharded; layers gathered when needed"
     needs = "two devices or more; 1/n of the training state and two whole layers in each device's memory"
     adaptations = frozenset({DISTILLED, PRUNED})
+    takes_4_bits = True
     whole_tensors = True
 
     saves_memory_of = "ddp"

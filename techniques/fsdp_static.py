@@ -25,6 +25,7 @@ class FsdpStatic(Fsdp):
     name = "fsdp_static"
     summary = "as fsdp, with gather and reduce buffers allocated once"
     needs = "two devices or more; 1/n of the training state and five whole layers in each device's memory"
+    takes_4_bits = False  # its buffers have one dtype
 
     def configs(self, job: Job, gang: GangShape, facts: ModelFacts) -> Iterator[Config]:
         """Yields the configs of `fsdp` that acquire and release buffers in a fixed order.

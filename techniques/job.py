@@ -29,7 +29,12 @@ SCHEDULES = ("constant", "linear", "cosine", "wsd")
 DECAY_RATIO = 0.1
 """The default of `decay_ratio`."""
 ATTENTIONS = ("auto", "sdpa", "flash", "flex")
-ADAPTERS = ("lora", "prefix", "ia3")
+ADAPTERS = ("lora", "prefix", "ia3", "prompt")
+VIRTUAL_TOKENS = ("prefix", "prompt")
+"""The kinds of adapters that put learned tokens before each row."""
+INITIALIZATIONS = ("default", "pissa", "pissa_niter_16", "olora")
+NF4 = "nf4"
+"""The 4-bit format of a frozen base."""
 CONTINUE, MERGE = "continue", "merge"
 BASE_ADAPTERS = (CONTINUE, MERGE)
 """What a job with an adapter does with the adapter that its base is."""
@@ -192,15 +197,21 @@ class Adapter:
 
     Attributes:
         kind: "lora" (products of two thin matrices added to the targets: Hu et al., arXiv:2106.09685), "prefix" (keys
-            and values before each layer's own: Li and Liang, arXiv:2101.00190) or "ia3" (factors of the targets'
-            outputs, or of their inputs: Liu et al., arXiv:2205.05638).
+            and values before each layer's own: Li and Liang, arXiv:2101.00190), "ia3" (factors of the targets'
+            outputs, or of their inputs: Liu et al., arXiv:2205.05638) or "prompt" (embeddings before those of the
+            tokens: Lester et al., arXiv:2104.08691).
         rank, alpha: a LoRA adds alpha / rank * B A to a weight, where A is [rank, in] and B is [out, rank].
         rank_stabilised: use alpha / sqrt(rank) instead (Kalajdzievski, arXiv:2312.03732).
         targets: suffixes of the names of the linear modules to adapt, such as q_proj; () for all of them inside the
             repeated layers, or for "ia3" those that peft chooses for the architecture.
         feedforward: the targets of an "ia3" whose inputs are scaled; () for those that peft chooses for the
             architecture.
-        num_virtual_tokens: length of a "prefix", in every layer.
+        dora: whether the rows of a LoRA's weights keep trained lengths (Liu et al., arXiv:2402.09353).
+        dropout: the share of a LoRA's inputs that are dropped in training.
+        initialization: "default"; "pissa" (the largest singular vectors: Meng et al., arXiv:2404.02948), or the quicker
+            "pissa_niter_16"; or "olora" (an orthonormal basis: Buyukakyuz, arXiv:2406.01775). The latter subtract the
+            first product from the base's weights. The exported LoRA has twice the rank, and is on the base as it was.
+        num_virtual_tokens: length of a "prefix", in every layer, or of a "prompt".
         modules_to_save: suffixes of the names of modules that are trained directly, such as a fresh head.
         from_pretrained: a folder written by peft or by Ringmaster. Its adapter is trained further, and determines all
             of the fields above.
@@ -219,6 +230,14 @@ class Adapter:
     modules_to_save: tuple[str, ...] = ()
     from_pretrained: str | None = None
     base_adapter: str | None = field(default=None, metadata=SINCE_LATER)
+    dora: bool = field(default=False, metadata=SINCE_LATER)
+    dropout: float = field(default=0.0, metadata=SINCE_LATER)
+    initialization: str = field(default="default", metadata=SINCE_LATER)
+
+    @property
+    def subtracts(self) -> bool:
+        """Whether its first product is subtracted from the base's weights."""
+        return self.kind == "lora" and self.initialization != "default" and self.from_pretrained is None
 
     @property
     def continues_base(self) -> bool:
@@ -226,12 +245,25 @@ class Adapter:
         return self.base_adapter == CONTINUE
 
     @property
+    def scaling(self) -> float:
+        """The factor of a LoRA's product: alpha / r, or rank-stabilised alpha / sqrt(r)."""
+        return self.alpha / (math.sqrt(self.rank) if self.rank_stabilised else self.rank)
+
+    @property
+    def exported(self) -> "Adapter":
+        """The adapter that is exported: one of twice the rank, where its first product was subtracted from the base."""
+        if not self.subtracts:
+            return self
+        alpha = self.alpha * (math.sqrt(2) if self.rank_stabilised else 2)
+        return replace(self, rank=2 * self.rank, alpha=alpha, initialization="default")
+
+    @property
     def begins_as_base(self) -> bool:
         """Whether the model without the adapter is what its training begins with.
 
         It is not where modules are trained directly, or where an earlier adapter is trained further.
         """
-        return not self.modules_to_save and self.from_pretrained is None and not self.continues_base
+        return not (self.modules_to_save or self.from_pretrained or self.continues_base or self.subtracts)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -378,6 +410,8 @@ class Job:
         adaptation: how the model is derived from other models besides training; None for plain training.
         components: named parts of the model, each with the prefix of its parameters' names, such as {"tower":
             "vision_model"}. The lineage recognizes them in every model that contains them.
+        quantize_base: "nf4" for the linear layers of the frozen base in 4 bits (QLoRA: Dettmers et al.,
+            arXiv:2305.14314); for jobs with an adapter.
         freeze: glob patterns of the names of parameters that are not trained, in order: as in a .gitignore, "!" takes
             parameters out again, and the last pattern that matches decides. ("*", "!classifier.*") trains a head alone.
     """
@@ -406,6 +440,7 @@ class Job:
     components: Mapping[str, str] | None = field(default=None, metadata=SINCE_LATER)
     freeze: tuple[str, ...] = field(default=(), metadata=SINCE_LATER)
     loss_options: Mapping[str, Any] = field(default_factory=dict, metadata=SINCE_LATER)
+    quantize_base: str | None = field(default=None, metadata=SINCE_LATER)
 
     @property
     def parents(self) -> tuple[str, ...]:

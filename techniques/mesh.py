@@ -44,6 +44,7 @@ class Mesh(Technique):
     summary = "pipelines of stages, whose weights and batch are sharded over groups, and cut within them"
     needs = "four devices or more that make equal groups; what pipeline and tensor need of a model; 1/n of the state"
     adaptations = frozenset({DISTILLED, PRUNED})
+    whole_layers = False
     whole_tensors = True
 
     moves_model = True

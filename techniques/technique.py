@@ -12,7 +12,7 @@ from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, ClassVar, Protocol
 
-from ringmaster.techniques.job import OF_WHOLE_TENSORS, Job
+from ringmaster.techniques.job import OF_WHOLE_TENSORS, VIRTUAL_TOKENS, Job
 
 if TYPE_CHECKING:
     import torch
@@ -102,6 +102,9 @@ class Technique(ABC):
     whole_tensors: ClassVar[bool] = False
     # Whether each device has the whole model, in `unwrap(model)`, between steps, so that it can generate.
     generates: ClassVar[bool] = False
+    # Whether the weights of a linear layer are whole where it computes, and whether they may be packed in 4 bits.
+    whole_layers: ClassVar[bool] = True
+    takes_4_bits: ClassVar[bool] = False
     # The job's precisions of computation and of communication between ranks, set by the harness before `parallelize`.
     precision: str = "fp32"
     communication: str = "fp32"
@@ -300,8 +303,8 @@ def undivided_batch_only(job: Job, facts: ModelFacts) -> str | None:
 
 def no_prefix(job: Job) -> str | None:
     """Returns why heads, layers or tokens of this job must not be divided, or None."""
-    if job.adapter is not None and job.adapter.kind == "prefix":
-        return "a prefix is of all heads and layers, before all tokens, and here these are divided"
+    if job.adapter is not None and job.adapter.kind in VIRTUAL_TOKENS:
+        return f"a {job.adapter.kind} is of all heads and layers, before all tokens, and here these are divided"
     return None
 
 

@@ -45,6 +45,7 @@ class TensorParallel(Technique):
     summary = "every layer's matrices divided; activations exchanged twice a layer"
     needs = "two devices or more, closely linked; a model of Llama's kind whose heads can be divided; 1/n of its state"
     adaptations = frozenset({DISTILLED, PRUNED})
+    whole_layers = False
     whole_tensors = True
 
     moves_model = True

@@ -25,7 +25,7 @@ from ringmaster.flows.services.service_files import SHORTEST_PASSWORD, Service
 from ringmaster.flows.services.serving import ALLOWED_HOSTS, hosts_of, in_url, is_loopback, is_wildcard, names_of
 from ringmaster.flows.settings import JSON_RESULTS, NOTIFY, PoolAddress, most_flow_runs
 from ringmaster.model_lineage import QUIET_ENVIRONMENT
-from ringmaster.model_lineage.ledger.connection import tensors_uri
+from ringmaster.model_lineage.mlflow_calls import tensors_uri
 from ringmaster.tasks.execution.engine import SLURM
 
 PREFECT, MLFLOW, METRICS, DEPLOYMENTS = "prefect", "mlflow", "metrics", "deployments"

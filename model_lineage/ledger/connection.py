@@ -26,7 +26,7 @@ from urllib.parse import unquote, urlsplit
 
 from ringmaster.errors import LedgerError
 from ringmaster.model_lineage import sqlite_files
-from ringmaster.model_lineage.mlflow_calls import RetryingClient, redacted
+from ringmaster.model_lineage.mlflow_calls import TENSORS_SCHEME, RetryingClient, redacted, tensors_uri
 from ringmaster.model_lineage.waiting import OutageRetry
 
 if TYPE_CHECKING:  # they import numpy and MLflow
@@ -42,15 +42,9 @@ QUIET_ENVIRONMENT = {
 """Environment variables to set before MLflow is imported, so that it sends no telemetry and prints nothing on stdout.
 """
 
-TENSORS_SCHEME = "tensors"  # of the URI of a folder of artifacts whose weights are in a tensor store
 PROFILES = "-profiles"  # ends the name of the experiment of the profiles
 _PAGE = 1000
 _served_folders: dict[str, Path] = {}  # the folder of the files that a server has stored, by tracking URI
-
-
-def tensors_uri(folder: Path) -> str:
-    """Returns the URI of the artifacts in a folder whose weights are in a tensor store."""
-    return TENSORS_SCHEME + folder.absolute().as_uri().removeprefix("file")
 
 
 def batch_experiment(experiment: str, batch: str) -> str:

@@ -22,7 +22,7 @@ from ringmaster.errors import LedgerError, TensorStoreError
 from ringmaster.model_lineage import model_pages
 from ringmaster.model_lineage.graph import Adaptation, Graph
 from ringmaster.model_lineage.hub_cards import CARD, hub_card
-from ringmaster.model_lineage.ledger.connection import TENSORS_SCHEME, paged
+from ringmaster.model_lineage.ledger.connection import paged
 from ringmaster.model_lineage.ledger.registry import (
     CHILD,
     DATASETS,
@@ -43,6 +43,7 @@ from ringmaster.model_lineage.ledger.registry import (
     versions_of,
 )
 from ringmaster.model_lineage.ledger.runs import flat_params, param_text, valid_key
+from ringmaster.model_lineage.mlflow_calls import TENSORS_SCHEME
 from ringmaster.model_lineage.records import ADAPTATION_KINDS, COMPONENT, DatasetInput, ModelRecord, Origin
 from ringmaster.text import markdown, storable
 

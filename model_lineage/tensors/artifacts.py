@@ -22,7 +22,7 @@ from mlflow.utils.file_utils import create_tmp_dir
 from mlflow.utils.uri import validate_path_is_safe
 
 from ringmaster.errors import TensorStoreError
-from ringmaster.model_lineage.ledger.connection import TENSORS_SCHEME
+from ringmaster.model_lineage.mlflow_calls import TENSORS_SCHEME
 from ringmaster.model_lineage.tensors.model_files import StoredModel
 from ringmaster.model_lineage.tensors.store import (
     ARTIFACTS,

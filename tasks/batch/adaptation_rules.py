@@ -159,7 +159,8 @@ def _with_base_adapter(job: Job, jobs: Mapping[str, Job]) -> Adapter | None:
     theirs = _with_base_adapter(base, jobs)
     if adapter.base_adapter == MERGE or theirs is None:
         return adapter
-    return replace(resolved(theirs), from_pretrained=None, base_adapter=CONTINUE)
+    dropout = adapter.dropout or theirs.dropout
+    return replace(resolved(theirs.exported), from_pretrained=None, base_adapter=CONTINUE, dropout=dropout)
 
 
 def _distilled(job: Raw, said: Raw) -> Iterator[Finding]:

@@ -402,6 +402,10 @@ DataKind = Annotated[
 ]
 Padding = Annotated[str, AfterValidator(one_of(job.PADDINGS)), WithJsonSchema({"enum": list(job.PADDINGS)})]
 Sampling = Annotated[str, AfterValidator(one_of(job.SAMPLINGS)), WithJsonSchema({"enum": list(job.SAMPLINGS)})]
+Initialization = Annotated[
+    str, AfterValidator(one_of(job.INITIALIZATIONS)), WithJsonSchema({"enum": list(job.INITIALIZATIONS)})
+]
+Quantization = Annotated[str, AfterValidator(one_of((job.NF4,))), WithJsonSchema({"enum": [job.NF4]})]
 BaseAdapter = Annotated[
     str, AfterValidator(one_of(job.BASE_ADAPTERS)), WithJsonSchema({"enum": list(job.BASE_ADAPTERS)})
 ]

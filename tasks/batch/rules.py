@@ -10,6 +10,7 @@ from dataclasses import fields, replace
 from pathlib import Path
 from typing import Any
 
+from ringmaster.extras import missing_extra
 from ringmaster.tasks.batch.adaptation_rules import (
     adaptation_findings,
     circles_of,
@@ -31,6 +32,7 @@ from ringmaster.techniques.job import (
     OPTIMIZER_OPTIONS,
     PRUNED,
     SCHEDULES,
+    VIRTUAL_TOKENS,
     Adapter,
     Job,
     ModelSpec,
@@ -38,7 +40,7 @@ from ringmaster.techniques.job import (
     ScheduleSpec,
 )
 from ringmaster.techniques.loss import is_named, loss_class, loss_names, option_faults, options_of
-from ringmaster.techniques.models.architectures import architecture_in, attribute_names, linear_names
+from ringmaster.techniques.models.architectures import architecture_in
 
 Raw = Mapping[str, Any]
 PlacedJob = tuple[Callable[[Place], Place], Any]
@@ -242,7 +244,10 @@ OF_KINDS = {
     "rank_stabilised": ("lora",),
     "targets": ("lora", "ia3"),
     "feedforward": ("ia3",),
-    "num_virtual_tokens": ("prefix",),
+    "num_virtual_tokens": VIRTUAL_TOKENS,
+    "dora": ("lora",),
+    "dropout": ("lora",),
+    "initialization": ("lora",),
     "modules_to_save": ("lora", "ia3"),
 }
 """The kinds that have each key, for the keys that not all kinds have."""
@@ -253,8 +258,11 @@ CAUSAL = ("ForCausalLM", "LMHeadModel")
 def adapter_findings(job: Raw) -> Iterator[Finding]:
     """Yields the faults in the adapter of one job; places are relative to the job."""
     adapter = job.get("adapter")
+    yield from _quantized_base(job, adapter)
     if not isinstance(adapter, Mapping):
         return
+    if adapter.get("from_pretrained") is not None and adapter.get("initialization") not in (None, "default"):
+        yield Finding(("adapter", "initialization"), "is for a new adapter", "leave it out: the folder has the values")
     kind = adapter.get("kind", Adapter.kind)
     if kind in ADAPTERS and adapter.get("from_pretrained") is None:
         yield from _of_other_kinds(adapter, str(kind))
@@ -263,6 +271,22 @@ def adapter_findings(job: Raw) -> Iterator[Finding]:
         yield Finding(
             ("adapter",), "stands beside an adaptation", "train the adapter in a job of its own, and adapt its result"
         )
+
+
+def _quantized_base(job: Raw, adapter: Any) -> Iterator[Finding]:
+    if job.get("quantize_base") is None:
+        return
+    place = ("quantize_base",)
+    if not isinstance(adapter, Mapping):
+        yield Finding(place, "is for a base that stays frozen below an adapter", "give an adapter, or leave it out")
+    elif adapter.get("initialization") not in (None, "default"):
+        problem = "subtracts from the base's weights, which are in 4 bits"
+        yield Finding(("adapter", "initialization"), problem, "leave it out")
+    if job.get("compile"):
+        yield Finding(("compile",), "compiles layers, and those of 4 bits are not compiled", "leave it out")
+    if fault := missing_extra("quantization", feature="a base in 4 bits"):
+        problem, _, remedy = fault.partition(". To fix: ")
+        yield Finding(place, problem, remedy)
 
 
 def base_findings(job: Raw, jobs: Mapping[str, Raw]) -> Iterator[Finding]:
@@ -281,8 +305,8 @@ def base_findings(job: Raw, jobs: Mapping[str, Raw]) -> Iterator[Finding]:
             yield Finding(place, "is for the adapter of a job of the same batch", remedy)
         return
     if job.get("adapter") is None or wanted == MERGE or own.get("from_pretrained") is not None:
-        if theirs.get("kind") == "prefix":
-            yield Finding(("base",), f"{base} trains a prefix, which no weights can hold", f"take the base of {base}")
+        if (kind := theirs.get("kind")) in VIRTUAL_TOKENS:
+            yield Finding(("base",), f"{base} trains a {kind}, which no weights can hold", f"take the base of {base}")
         return
     model, of_base = (_mapping(each.get("model")) for each in (job, jobs[str(base)]))
     if model != of_base and model.get("architecture") == of_base.get("architecture"):  # others are faults of any base
@@ -293,6 +317,8 @@ def base_findings(job: Raw, jobs: Mapping[str, Raw]) -> Iterator[Finding]:
     ):
         first = below
     theirs = _mapping(first["adapter"])
+    if job.get("quantize_base") != jobs[str(base)].get("quantize_base"):
+        yield Finding(("quantize_base",), f"is not that of {base}, whose adapter is continued", f"take that of {base}")
     for key, default in DEFAULTS.items():
         given, other = (_as_set(adapter.get(key, default)) for adapter in (own, theirs))
         if key not in ("from_pretrained", "base_adapter") and given not in (_as_set(default), other):
@@ -334,17 +360,10 @@ def _on_model(job: Raw, said: Raw, kind: str) -> Iterator[Finding]:
     architecture = _architecture(model)
     if architecture is None:
         return
-    if kind == "prefix" and not architecture.endswith(CAUSAL):
+    if kind in VIRTUAL_TOKENS and not architecture.endswith(CAUSAL):
         yield Finding(
-            ("adapter", "kind"), f"prefix is for causal language models, and the model is {architecture}", "take lora"
+            ("adapter", "kind"), f"{kind} is for causal language models, and the model is {architecture}", "take lora"
         )
-    known, attributes = linear_names(architecture), attribute_names(architecture)
-    for key in ("targets", "feedforward"):
-        for i, name in enumerate(said[key] if isinstance(said.get(key), list) else []):
-            last = str(name).rpartition(".")[2]
-            if attributes and not last.isdigit() and last not in attributes:
-                remedy = closest(last, known or attributes, what="Its linear modules are")
-                yield Finding(("adapter", key, i), f"no module of {architecture} is named {name!r}", remedy)
 
 
 def _architecture(model: Raw) -> str | None:

@@ -32,6 +32,7 @@ from ringmaster.tasks.batch.references import (
     FileFormat,
     Folder,
     FreezePattern,
+    Initialization,
     Kwargs,
     Loss,
     Method,
@@ -44,6 +45,7 @@ from ringmaster.tasks.batch.references import (
     Pattern,
     Positive,
     Precision,
+    Quantization,
     Sampling,
     ScheduleName,
     Source,
@@ -340,13 +342,20 @@ class AdapterSection(Section):
         default=[], description="those of the targets whose inputs an ia3 scales, such as [down_proj]"
     )
     num_virtual_tokens: Whole = Field(
-        default=job.Adapter.num_virtual_tokens, description="the length of a prefix, such as 20"
+        default=job.Adapter.num_virtual_tokens, description="the length of a prefix or a prompt, such as 20"
     )
     modules_to_save: list[ModuleName] = Field(
         default=[], description="a list of names of modules that are trained as they are, such as [classifier]"
     )
     from_pretrained: Annotated[str, AfterValidator(references.adapter)] | None = Field(
         default=None, description="a folder with an adapter that peft or a job has saved"
+    )
+    dora: bool = Field(default=job.Adapter.dora, description="true for a DoRA, else false")
+    dropout: Annotated[float, Field(ge=0, lt=1)] = Field(
+        default=job.Adapter.dropout, description="the share of a lora's inputs to drop in training, such as 0.05"
+    )
+    initialization: Initialization = Field(
+        default=job.Adapter.initialization, description=f"of a lora, one of {', '.join(job.INITIALIZATIONS)}"
     )
     base_adapter: BaseAdapter | None = Field(
         default=None, description="continue, to train the adapter of the base further, or merge, to build on it"
@@ -375,6 +384,9 @@ class JobEntry(Section):
     adapter: AdapterSection | None = Field(
         default=None,
         description="an adapter, such as {kind: lora, rank: 8}, or leave the key out: every weight is trained",
+    )
+    quantize_base: Quantization | None = Field(
+        default=None, description="nf4, for the base of an adapter in 4 bits, or leave the key out"
     )
     freeze: list[FreezePattern] = Field(
         default=[],

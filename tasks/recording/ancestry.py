@@ -13,7 +13,12 @@ from ringmaster.tasks.storage.journal import Journal
 from ringmaster.techniques import Job
 from ringmaster.text import code_span, markdown
 
-KINDS_OF_ADAPTERS: Mapping[str, str] = {"lora": "lora", "prefix": "prefix-tuned", "ia3": "ia3"}
+KINDS_OF_ADAPTERS: Mapping[str, str] = {
+    "lora": "lora",
+    "prefix": "prefix-tuned",
+    "ia3": "ia3",
+    "prompt": "prompt-tuned",
+}
 
 
 def kind_of(job: Job, *, has_parents: bool) -> str:

@@ -20,7 +20,7 @@ from ringmaster.techniques.data.stored_source import progress_to
 from ringmaster.techniques.estimates.time_estimate import Estimator, describe
 from ringmaster.techniques.job import Job
 from ringmaster.techniques.model_facts import ModelFacts, why_no_attention
-from ringmaster.techniques.models.adaptation_support import why_no_adaptation, why_no_generation
+from ringmaster.techniques.models.adaptation_support import drops_out, why_no_adaptation, why_no_generation
 from ringmaster.techniques.models.adapters import attach
 from ringmaster.techniques.models.build import check_weights, skeleton
 from ringmaster.techniques.models.facts import model_facts
@@ -78,9 +78,10 @@ def preflight_job(job: Job, order: PreflightOrder) -> Preflight:
         tried = probe(job, data=data, cache_dir=Path(order.cache_dir), is_there=described is None)
         _check_training(job, data)
         _check_weights(job, data, order.weights)
-    facts = model_facts(job.model, data=data, adapter=job.adapter, frozen=job.freeze)
+    in_4_bits = job.quantize_base is not None
+    facts = model_facts(job.model, data=data, adapter=job.adapter, frozen=job.freeze, in_4_bits=in_4_bits)
     if tried is not None:
-        facts = with_probe(facts, tried)
+        facts = with_probe(facts, tried, job)
     if job.adapter is not None and facts.decoder is not None and (more := _beside_tokens(job, data, order)):
         facts = replace(facts, undivided=facts.undivided or f"samples have {', '.join(more)} beside their tokens")
     estimator = Estimator(job, facts=facts, data=to_json(data), order=order)
@@ -127,9 +128,9 @@ def preflight_job(job: Job, order: PreflightOrder) -> Preflight:
     )
 
 
-def with_probe(facts: ModelFacts, found: TinyStepResult) -> ModelFacts:
-    """Returns the facts of a model with the results of a tiny step."""
-    return replace(facts, whole_batch=found.undivided, has_dropout=found.sites.draws)
+def with_probe(facts: ModelFacts, found: TinyStepResult, job: Job) -> ModelFacts:
+    """Returns the facts of a model with the results of a tiny step, which has no adapter."""
+    return replace(facts, whole_batch=found.undivided, has_dropout=found.sites.draws or drops_out(job))
 
 
 def _check_training(job: Job, data: PreparedData) -> None:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from ringmaster.techniques.black_box import BlackBox
-from ringmaster.techniques.job import DISTILLED, PRUNED, Job
+from ringmaster.techniques.job import DISTILLED, PRUNED, VIRTUAL_TOKENS, Job
 from ringmaster.techniques.loss import loss_function_of
 from ringmaster.techniques.metric import why_generating
 from ringmaster.techniques.technique import Technique
@@ -26,6 +26,10 @@ def why_no_adaptation(technique: Technique, job: Job) -> str | None:
         return (
             f"the loss {job.loss} needs a copy of the initial weights beside the model, which {technique.name} has not"
         )
+    if job.quantize_base is not None and not technique.takes_4_bits:
+        return f"the base's weights are packed, 4 bits each, and {technique.name} divides or moves their rows"
+    if job.adapter is not None and job.adapter.dora and not technique.whole_layers:
+        return f"a DoRA needs the lengths of whole weights, which {technique.name} divides"
     if job.adaptation is None or job.adaptation.kind in technique.adaptations:
         return None
     needed = {
@@ -33,6 +37,11 @@ def why_no_adaptation(technique: Technique, job: Job) -> str | None:
         PRUNED: "gradients that are masked between their exchange and the optimizer",
     }[job.adaptation.kind]
     return f"a {job.adaptation.kind} model needs {needed}, which {technique.name} has not"
+
+
+def drops_out(job: Job) -> bool:
+    """Returns whether the job's adapter draws random numbers in training."""
+    return job.adapter is not None and job.adapter.dropout > 0
 
 
 def copies_reference(job: Job) -> bool:
@@ -55,8 +64,8 @@ def why_no_generation(technique: Technique, job: Job) -> str | None:
         return f"{what} generates with the whole model on each device, which {technique.name} has not"
     if job.compile:
         return f"{what} generates sequences that grow, for each of which layers would be compiled again"
-    if job.adapter is not None and job.adapter.kind == "prefix":
-        return f"{what} generates with a cache of keys and values, to which a prefix is not added"
+    if job.adapter is not None and job.adapter.kind in VIRTUAL_TOKENS:
+        return f"{what} generates with a cache of keys and values, to which a {job.adapter.kind} is not added"
     return None
 
 

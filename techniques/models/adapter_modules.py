@@ -1,8 +1,9 @@
-"""Modules with adapters: linear layers with low-rank summands or factors, and models with a prefix.
+"""Modules with adapters: linear layers with low-rank summands or factors, and models with a prefix or a prompt.
 
 An adapted module keeps its name, its weights and their names, and gets further parameters: `q_proj.weight` stays, and
 `q_proj.lora_A.weight` and `q_proj.lora_B.weight` are added. So the files of a base still match, and techniques that
-find modules by name still find them.
+find modules by name, divide them or move them still do; peft's own layers wrap a module and rename it. The arithmetic
+is peft's, in its order.
 
 Sources: Hu et al., LoRA (arXiv:2106.09685), section 4.1; Kalajdzievski, rsLoRA (arXiv:2312.03732); Liu et al., (IA)3
 (arXiv:2205.05638), section 3.3; Li and Liang, Prefix-Tuning (arXiv:2101.00190), section 4.
@@ -10,8 +11,8 @@ Sources: Hu et al., LoRA (arXiv:2106.09685), section 4.1; Kalajdzievski, rsLoRA 
 
 from __future__ import annotations
 
-import math
 from collections import Counter
+from functools import cache
 from typing import Any
 
 import torch
@@ -20,93 +21,75 @@ from transformers.cache_utils import DynamicCache, DynamicLayer
 from transformers.pytorch_utils import Conv1D
 
 from ringmaster.techniques.models.peft_format import PREFIX
+from ringmaster.techniques.models.quantization import Nf4Linear
 
 
-def scaling(*, rank: int, alpha: float, rank_stabilised: bool) -> float:
-    """Returns the factor of a low-rank product: alpha / r, or rank-stabilised alpha / sqrt(r)."""
-    return alpha / math.sqrt(rank) if rank_stabilised else alpha / rank
+class AdaptedLayer(nn.Module):
+    """A linear layer with an adapter. Its class is made of the adapter's class and of the layer's own."""
+
+    plain: type[nn.Module]
+    is_off = False
 
 
-class _Lora(nn.Module):
-    """y = W x + b + s B A x, with A [rank, in] and B [out, rank]; computed in this order."""
+class LoraLayer(AdaptedLayer):
+    """y = W x + b + s B A d(x), with A [rank, in], B [out, rank] and the dropout d; computed in this order.
+
+    A DoRA (Liu et al., arXiv:2402.09353) scales the rows of W + s B A to the trained lengths of
+    `lora_magnitude_vector`, which is peft's layer.
+    """
 
     lora_A: nn.Linear
     lora_B: nn.Linear
+    lora_dropout: nn.Dropout | None
+    lora_magnitude_vector: nn.Module | None
     scaling: float
-    is_off = False
 
     def forward(self, x: Tensor) -> Tensor:
+        """Maps [..., in] to [..., out]."""
         base: Tensor = super().forward(x)
         if self.is_off:
             return base
+        drops = self.lora_dropout is not None and self.training
+        if self.lora_dropout is not None:
+            x = self.lora_dropout(x)
+        if self.lora_magnitude_vector is not None:
+            added: Tensor = self.lora_magnitude_vector(
+                x, lora_A=self.lora_A, lora_B=self.lora_B, scaling=self.scaling, base_layer=self,
+                base_result=None if drops else base,
+            )  # fmt: skip
+            return base + added
         product: Tensor = self.lora_B(self.lora_A(x)) * self.scaling
         return base + product
 
 
-class LoraLinear(_Lora, nn.Linear):
-    """A linear layer with a low-rank summand."""
-
-
-class LoraConv1D(_Lora, Conv1D):  # type: ignore[misc]
-    """GPT-2's linear layer, whose weight is [in, out], with a low-rank summand."""
-
-
-class _ScaledOutput(nn.Module):
-    """y = l * (W x + b), with l [out, 1]."""
+class ScaledLayer(AdaptedLayer):
+    """y = l * (W x + b), with l [out, 1]; or y = W (l * x) + b, with l [1, in]."""
 
     ia3_l: nn.Parameter
-    is_off = False
+    scales_input: bool
 
     def forward(self, x: Tensor) -> Tensor:
-        base: Tensor = super().forward(x)
-        if self.is_off:
-            return base
-        return base * self.ia3_l.flatten()
+        """Maps [..., in] to [..., out]."""
+        base: Tensor = super().forward(x * self.ia3_l.flatten() if self.scales_input and not self.is_off else x)
+        return base if self.scales_input or self.is_off else base * self.ia3_l.flatten()
 
 
-class _ScaledInput(nn.Module):
-    """y = W (l * x) + b, with l [1, in]."""
-
-    ia3_l: nn.Parameter
-    is_off = False
-
-    def forward(self, x: Tensor) -> Tensor:
-        base: Tensor = super().forward(x if self.is_off else x * self.ia3_l.flatten())
-        return base
+@cache
+def adapted_class(adapter: type[AdaptedLayer], plain: type[nn.Module]) -> type[nn.Module]:
+    """Returns the class of the layers of class `plain` with an adapter."""
+    return type(f"{adapter.__name__}Of{plain.__name__}", (adapter, plain), {"plain": plain})
 
 
-class ScaledOutputLinear(_ScaledOutput, nn.Linear):
-    """A linear layer with scaled outputs."""
-
-
-class ScaledOutputConv1D(_ScaledOutput, Conv1D):  # type: ignore[misc]
-    """GPT-2's linear layer, whose weight is [in, out], with scaled outputs."""
-
-
-class ScaledInputLinear(_ScaledInput, nn.Linear):
-    """A linear layer with scaled inputs."""
-
-
-class ScaledInputConv1D(_ScaledInput, Conv1D):  # type: ignore[misc]
-    """GPT-2's linear layer, whose weight is [in, out], with scaled inputs."""
-
-
-LORA: dict[type[nn.Module], type[nn.Module]] = {nn.Linear: LoraLinear, Conv1D: LoraConv1D}
-SCALED_OUTPUT: dict[type[nn.Module], type[nn.Module]] = {nn.Linear: ScaledOutputLinear, Conv1D: ScaledOutputConv1D}
-SCALED_INPUT: dict[type[nn.Module], type[nn.Module]] = {nn.Linear: ScaledInputLinear, Conv1D: ScaledInputConv1D}
+def is_adaptable(module: nn.Module) -> bool:
+    """Returns whether a module is a linear one of a class that can be adapted."""
+    return getattr(module, "adapts", type(module)) in (nn.Linear, Conv1D, Nf4Linear)
 
 
 def features(module: nn.Module) -> tuple[int, int]:
     """Returns (in, out) of a linear module of a class that can be adapted."""
-    weight = module.weight
-    assert isinstance(weight, Tensor)
-    first, second = weight.shape
-    return (first, second) if isinstance(module, Conv1D) else (second, first)
-
-
-def empty_linear(num_in: int, num_out: int) -> nn.Linear:
-    """Returns a linear layer without bias, on the meta device; the weight's values are assigned later."""
-    return nn.Linear(num_in, num_out, bias=False, device="meta")
+    if isinstance(module, Conv1D):
+        return tuple(module.weight.shape)
+    return module.in_features, module.out_features  # type: ignore[return-value]
 
 
 class PrefixLayer(DynamicLayer):  # type: ignore[misc]
@@ -160,6 +143,36 @@ class PrependPrefix:
         return args, {**kwargs, **added}
 
 
+class PrependPrompt(PrependPrefix):
+    """Forward pre-hook of a causal language model that puts its prompt before the tokens, as embeddings."""
+
+    def __init__(self) -> None:
+        super().__init__(num_heads=0, head_dim=0)
+
+    def __call__(self, model: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+        """Replaces the tokens by embeddings with those of the prompt before them; masks and positions cover both."""
+        if self.is_off:
+            return args, kwargs
+        prompt: Tensor = model._parameters[PREFIX]
+        given = dict(kwargs)
+        tokens = args[0] if args else given.pop("input_ids")
+        embeddings = model.get_input_embeddings()(tokens)
+        before = prompt.to(embeddings.dtype).expand(len(tokens), *prompt.shape)
+        given["inputs_embeds"] = torch.cat([before, embeddings], dim=1)
+        if (mask := given.get("attention_mask")) is not None:
+            given["attention_mask"] = torch.cat([mask.new_ones(len(tokens), len(prompt)), mask], dim=1)
+        if (positions := given.get("position_ids")) is not None:
+            first = torch.arange(len(prompt), device=positions.device).expand(len(positions), -1)
+            given["position_ids"] = torch.cat([first, positions + len(prompt)], dim=1)
+        return (), given
+
+    def cut(self, model: Any, args: Any, output: Any) -> Any:
+        """Forward hook: removes the logits of the prompt."""
+        if not self.is_off:
+            output.logits = output.logits[:, len(model._parameters[PREFIX]) :]
+        return output
+
+
 def switchable(model: nn.Module) -> list[Any]:
     """Returns the parts of an adapter that can be switched off by their attribute `is_off`.
 
@@ -167,37 +180,41 @@ def switchable(model: nn.Module) -> list[Any]:
     """
     modules = list(model.modules())
     hooks = [hook for module in modules for hook in module._forward_pre_hooks.values()]
-    kinds = (_Lora, _ScaledOutput, _ScaledInput, PrependPrefix)
-    return [part for part in [*modules, *hooks] if isinstance(part, kinds)]
-
-
-PLAIN = {adapted: plain for kinds in (SCALED_INPUT, SCALED_OUTPUT) for plain, adapted in kinds.items()}
-LORA_PLAIN = {adapted: plain for plain, adapted in LORA.items()}
-INPUTS = tuple(SCALED_INPUT.values())
+    return [part for part in [*modules, *hooks] if isinstance(part, (AdaptedLayer, PrependPrefix))]
 
 
 @torch.no_grad()
 def merge(model: nn.Module) -> nn.Module:
     """Merges the adapters of linear modules into their weights, in place: W <- W + s B A, or l W, or W l.
 
-    Raises ValueError for a prefix, which cannot be expressed as weights, and where another module shares a weight.
+    A layer of 4 bits becomes a plain one, of the values that its bits stand for: those that the adapter was trained on.
+    Raises ValueError for a prefix or a prompt, which weights cannot hold, and where another module shares a weight.
     """
     if PREFIX in model._parameters:
         raise ValueError("adapter: a prefix cannot be merged into weights. To fix: take what it is on as base")
     _check_untied(model)
-    for module in model.modules():
-        kind = type(module)
-        if isinstance(module, (LoraLinear, LoraConv1D)):
-            product = module.lora_B.weight @ module.lora_A.weight * module.scaling
-            weight = module.weight
-            assert isinstance(weight, Tensor)
-            weight += product if isinstance(module, LoraLinear) else product.T
-            del module.lora_A, module.lora_B
-            module.__class__ = LORA_PLAIN[kind]  # type: ignore[assignment]
-        elif kind in PLAIN:
-            _scale(module, by_input=isinstance(module, INPUTS), is_transposed=not isinstance(module, nn.Linear))
-            del module.ia3_l
-            module.__class__ = PLAIN[kind]
+    for name, module in list(model.named_modules()):
+        if isinstance(module, Nf4Linear):
+            model.set_submodule(name, module.dequantized())
+        if not isinstance(module, AdaptedLayer):
+            continue
+        plain: Any = model.get_submodule(name)
+        weight = plain.weight if isinstance(plain, nn.Linear) else plain.weight.T
+        assert isinstance(weight, Tensor)
+        if isinstance(module, LoraLayer):
+            weight += module.lora_B.weight @ module.lora_A.weight * module.scaling
+            if module.lora_magnitude_vector is not None:
+                lengths: Any = module.lora_magnitude_vector.weight
+                weight *= (lengths / torch.linalg.norm(weight, dim=1)).unsqueeze(1)
+        elif isinstance(module, ScaledLayer):
+            weight *= module.ia3_l
+            if plain.bias is not None and not module.scales_input:
+                plain.bias *= module.ia3_l.flatten()
+        if plain is module:
+            for key in ("lora_A", "lora_B", "lora_dropout", "lora_magnitude_vector", "ia3_l"):
+                if key in module._modules or key in module._parameters:
+                    delattr(module, key)
+            module.__class__ = module.plain
     _note_own_head(model)
     return model.requires_grad_(True)
 
@@ -214,24 +231,9 @@ def _check_untied(model: nn.Module) -> None:
     """Raises ValueError where another module shares an adapted weight, as merging would change that module too."""
     holders = Counter(id(p) for module in model.modules() for p in module.parameters(recurse=False))
     for name, module in model.named_modules():
-        is_adapted = type(module) in PLAIN or type(module) in LORA_PLAIN
-        if is_adapted and any(holders[id(p)] > 1 for p in module.parameters(recurse=False)):
+        if isinstance(module, AdaptedLayer) and any(holders[id(p)] > 1 for p in module.parameters(recurse=False)):
             raise ValueError(
                 f"adapter: {name}, which it adapts, shares its weight with another module, and merged into one it "
                 "would change both. To fix: take what it is on as base, or adapt other targets, or a model whose "
                 "embeddings are not tied"
             )
-
-
-def _scale(module: nn.Module, *, by_input: bool, is_transposed: bool) -> None:
-    """Multiplies the weight, and in the output case the bias, by the factors.
-
-    The weight is [out, in], or [in, out] where `is_transposed`.
-    """
-    weight, factors, bias = module.weight, module.ia3_l, getattr(module, "bias", None)
-    assert isinstance(weight, Tensor)
-    assert isinstance(factors, Tensor)
-    flat = factors.flatten()
-    weight *= flat if by_input != is_transposed else flat.unsqueeze(1)
-    if bias is not None and not by_input:
-        bias *= flat

@@ -3,48 +3,32 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from difflib import get_close_matches
 from pathlib import Path
+from typing import Any
 
 import torch
 from torch import Tensor, nn
 from torch.nn.modules.linear import NonDynamicallyQuantizableLinear
 from transformers.pytorch_utils import Conv1D
 
-from ringmaster.techniques.job import Adapter
+from ringmaster.techniques.job import VIRTUAL_TOKENS, Adapter
 from ringmaster.techniques.models.adapter_modules import (
-    LORA,
-    SCALED_INPUT,
-    SCALED_OUTPUT,
+    LoraLayer,
     PrependPrefix,
-    empty_linear,
+    PrependPrompt,
+    ScaledLayer,
+    adapted_class,
     features,
-    scaling,
+    is_adaptable,
 )
 from ringmaster.techniques.models.layers import layer_names
 from ringmaster.techniques.models.peft_format import ADAPTER_WEIGHTS, PREFIX, kv_shape, parameter_name, resolved
+from ringmaster.techniques.models.quantization import Nf4Linear
 
 CAUSAL = ("ForCausalLM", "LMHeadModel")
-# (targets of (IA)3, those of them whose inputs are scaled), by a config's model_type. These are peft's defaults.
-_LLAMAS = (("q_proj", "v_proj", "down_proj"), ("down_proj",))
-IA3_TARGETS: Mapping[str, tuple[tuple[str, ...], tuple[str, ...]]] = {
-    "bert": (("key", "value", "output.dense"), ("output.dense",)),
-    "gpt2": (("c_attn", "mlp.c_proj"), ("mlp.c_proj",)),
-    "gpt_neox": (("query_key_value", "dense_4h_to_h"), ("dense_4h_to_h",)),
-    "llama": (("k_proj", "v_proj", "down_proj"), ("down_proj",)),
-    "mistral": (("k_proj", "v_proj", "down_proj"), ("down_proj",)),
-    "opt": (("q_proj", "k_proj", "fc2"), ("fc2",)),
-    "phi": (("q_proj", "v_proj", "fc2"), ("fc2",)),
-    "roberta": (("key", "value", "output.dense"), ("output.dense",)),
-    "gemma": _LLAMAS,
-    "gemma2": _LLAMAS,
-    "gemma3_text": _LLAMAS,
-    "qwen2": _LLAMAS,
-    "qwen3": _LLAMAS,
-}
-
 # Modules that map one tensor to one tensor, and compute each sample's output from that sample alone.
 BY_SAMPLE = (nn.Linear, Conv1D, nn.LayerNorm, nn.Conv2d)
 
@@ -57,6 +41,11 @@ class AdaptedLinear:
     num_in: int
     num_out: int
     scales_input: bool = False
+
+    @property
+    def shape_of_factors(self) -> tuple[int, int]:
+        """The shape of (IA)3's factors."""
+        return (1, self.num_in) if self.scales_input else (self.num_out, 1)
 
 
 def attach(model: nn.Module, adapter: Adapter, *, seed: int) -> nn.Module:
@@ -73,27 +62,37 @@ def attach(model: nn.Module, adapter: Adapter, *, seed: int) -> nn.Module:
     model.requires_grad_(False)  # parameters that are filled in are trained; weights that they were tied to are not
     for site in at:
         adapt(model, site, adapter)
-    if adapter.kind == "prefix":
+    if adapter.kind in VIRTUAL_TOKENS:
         num_heads, head_dim = kv_shape(model.config)
         model.register_parameter(PREFIX, nn.Parameter(state[PREFIX]))
-        model.register_forward_pre_hook(PrependPrefix(num_heads=num_heads, head_dim=head_dim), with_kwargs=True)
-    fill(model, state)
+        hook = PrependPrompt() if adapter.kind == "prompt" else PrependPrefix(num_heads=num_heads, head_dim=head_dim)
+        model.register_forward_pre_hook(hook, with_kwargs=True)
+        if isinstance(hook, PrependPrompt):
+            model.register_forward_hook(hook.cut)
+    for name, value in state.items():
+        path, _, key = name.rpartition(".")
+        model.get_submodule(path).register_parameter(key, nn.Parameter(value))
     return model
 
 
 def adapt(model: nn.Module, site: AdaptedLinear, adapter: Adapter) -> None:
     """Turns one module into an adapted one, in place; its trained parameters have no values yet."""
-    module = model.get_submodule(site.name)
-    plain = type(module)
-    if adapter.kind == "lora":
-        module.__class__ = LORA[plain]
-        module.lora_A = empty_linear(site.num_in, adapter.rank)
-        module.lora_B = empty_linear(adapter.rank, site.num_out)
-        module.scaling = scaling(rank=adapter.rank, alpha=adapter.alpha, rank_stabilised=adapter.rank_stabilised)  # type: ignore[assignment]
-    else:
-        module.__class__ = (SCALED_INPUT if site.scales_input else SCALED_OUTPUT)[plain]
-        shape = (1, site.num_in) if site.scales_input else (site.num_out, 1)
-        module.ia3_l = nn.Parameter(torch.empty(shape, device="meta"))
+    module: Any = model.get_submodule(site.name)
+    if adapter.kind != "lora":
+        module.__class__ = adapted_class(ScaledLayer, type(module))  # type: ignore[arg-type]
+        module.scales_input = site.scales_input
+        module.ia3_l = nn.Parameter(torch.empty(site.shape_of_factors, device="meta"))
+        return
+    module.__class__ = adapted_class(LoraLayer, type(module))  # type: ignore[arg-type]
+    module.lora_A = nn.Linear(site.num_in, adapter.rank, bias=False, device="meta")
+    module.lora_B = nn.Linear(adapter.rank, site.num_out, bias=False, device="meta")
+    module.lora_dropout = nn.Dropout(adapter.dropout) if adapter.dropout else None
+    module.lora_magnitude_vector = None
+    module.scaling = adapter.scaling
+    if adapter.dora:
+        from peft.tuners.lora.dora import DoraLinearLayer
+
+        module.lora_magnitude_vector = DoraLinearLayer(fan_in_fan_out=isinstance(module, Conv1D))  # type: ignore[no-untyped-call]
 
 
 def trained_names(model: nn.Module) -> frozenset[str]:
@@ -107,11 +106,11 @@ def sites(model: nn.Module, adapter: Adapter) -> list[AdaptedLinear]:
     Modules that the adapter trains directly are left out. Raises ValueError, with a remedy, where no module remains, or
     a target matches none.
     """
-    if adapter.kind == "prefix":
-        _check_prefix(model)
+    if adapter.kind in VIRTUAL_TOKENS:
+        _check_virtual_tokens(model, adapter.kind)
         return []
     targets, feedforward = _targets(model, adapter)
-    linear = {name: module for name, module in model.named_modules() if getattr(module, "adapts", type(module)) in LORA}
+    linear = {name: module for name, module in model.named_modules() if is_adaptable(module)}
     if not linear:
         raise ValueError(
             f"adapter: {type(model).__name__} has no linear layers to put a {adapter.kind} on. "
@@ -163,12 +162,17 @@ def own_leaves(model: nn.Module, adapter: Adapter) -> list[str]:
     Raises ValueError where one mixes the rows of several samples, so that its output for a sample depends on the
     others.
     """
-    found = list(dict.fromkeys(name for saved in saved_modules(model, adapter) for name in _with_weights(model, saved)))
+    found = dict.fromkeys(
+        name
+        for saved in saved_modules(model, adapter)
+        for name, module in model.get_submodule(saved).named_modules(prefix=saved)
+        if any(True for _ in module.parameters(recurse=False))
+    )
     for name in found:
         module = model.get_submodule(name)
         if not _is_by_sample(module) and module is not _input_embeddings(model):
             raise ValueError(f"adapter: {name}, which it trains as it is, is of class {type(module).__name__}")
-    return found
+    return list(found)
 
 
 def _is_by_sample(module: nn.Module) -> bool:
@@ -183,12 +187,6 @@ def is_norm(kind: type[nn.Module]) -> bool:
     return kind.__name__.endswith("RMSNorm") and not issubclass(kind, nn.RMSNorm)
 
 
-def _with_weights(model: nn.Module, name: str) -> Iterator[str]:
-    for path, module in model.get_submodule(name).named_modules(prefix=name):
-        if any(True for _ in module.parameters(recurse=False)):
-            yield path
-
-
 def _input_embeddings(model: nn.Module) -> nn.Module | None:
     try:
         found = model.get_input_embeddings()  # type: ignore[operator]
@@ -198,7 +196,7 @@ def _input_embeddings(model: nn.Module) -> nn.Module | None:
 
 
 def first_state(model: nn.Module, adapter: Adapter, at: Sequence[AdaptedLinear], *, seed: int) -> dict[str, Tensor]:
-    """Returns the initial values of what is trained, by name.
+    """Returns the initial values of what is trained, by name; PiSSA and OLoRA change the base's weights.
 
     They depend on the seed alone, except for modules of the model itself. As in peft, a LoRA's A is drawn uniformly
     from +-1/sqrt(in) (Kaiming's with a = sqrt 5) and its B is zero, (IA)3's factors are one, and a prefix is drawn from
@@ -208,27 +206,59 @@ def first_state(model: nn.Module, adapter: Adapter, at: Sequence[AdaptedLinear],
     with torch.random.fork_rng(devices=[]):
         torch.default_generator.manual_seed(seed)
         for site in at:
-            if adapter.kind == "lora":
+            module: Any = model.get_submodule(site.name)
+            if adapter.kind == "lora" and (adapter.dora or adapter.subtracts):
+                state |= {f"{site.name}.{name}": value for name, value in _by_peft(module, adapter).items()}
+            elif adapter.kind == "lora":
                 first = torch.empty(adapter.rank, site.num_in)
                 state[f"{site.name}.lora_A.weight"] = nn.init.kaiming_uniform_(first, a=math.sqrt(5))
                 state[f"{site.name}.lora_B.weight"] = torch.zeros(site.num_out, adapter.rank)
             else:
-                state[f"{site.name}.ia3_l"] = torch.ones((1, site.num_in) if site.scales_input else (site.num_out, 1))
-        if adapter.kind == "prefix":
-            num_heads, head_dim = kv_shape(model.config)
-            num_layers: int = model.config.num_hidden_layers  # type: ignore[union-attr,assignment]
-            state[PREFIX] = torch.randn(adapter.num_virtual_tokens, num_layers * 2 * num_heads * head_dim)
+                state[f"{site.name}.ia3_l"] = torch.ones(site.shape_of_factors)
+        if adapter.kind in VIRTUAL_TOKENS:
+            config: Any = model.config
+            num_heads, head_dim = kv_shape(config)
+            of_prefix = config.num_hidden_layers * 2 * num_heads * head_dim
+            width = of_prefix if adapter.kind == "prefix" else config.hidden_size
+            state[PREFIX] = torch.randn(adapter.num_virtual_tokens, width)
     for name in saved_modules(model, adapter):
         for key, parameter in model.get_submodule(name).named_parameters():
             state[f"{name}.{key}"] = parameter.detach().clone()  # no longer tied to another module's weight
     return state
 
 
-def fill(model: nn.Module, state: Mapping[str, Tensor]) -> None:
-    """Registers the trained tensors as parameters of their modules."""
-    for name, value in state.items():
-        module, _, key = name.rpartition(".")
-        model.get_submodule(module).register_parameter(key, nn.Parameter(value))
+def _by_peft(module: Any, adapter: Adapter) -> dict[str, Tensor]:
+    """Returns the initial values of a LoRA by peft, which subtracts its product from the weight where it is to."""
+    from peft import LoraConfig
+    from peft.tuners.lora.layer import Linear
+
+    initial: Any = adapter.initialization if adapter.subtracts and not module.weight.is_meta else True
+    is_transposed = isinstance(module, Conv1D)
+    config = LoraConfig(
+        r=adapter.rank, lora_alpha=adapter.alpha, use_rslora=adapter.rank_stabilised, use_dora=adapter.dora,  # type: ignore[arg-type]
+        init_lora_weights=initial, fan_in_fan_out=is_transposed,
+    )  # fmt: skip
+    plain = module.dequantized() if isinstance(module, Nf4Linear) else module
+    layer = Linear(plain, "one", config=config, r=adapter.rank, lora_alpha=adapter.alpha)  # type: ignore[arg-type]
+    names = ("lora_A", "lora_B", *(("lora_magnitude_vector",) if adapter.dora else ()))
+    return {f"{name}.weight": getattr(layer, name)["one"].weight.detach().clone() for name in names}
+
+
+def without_subtraction(
+    adapter: Adapter, state: Mapping[str, Tensor], first: Mapping[str, Tensor]
+) -> tuple[Adapter, dict[str, Tensor]]:
+    """Returns an adapter of the base as it was, where the product of `first` was subtracted from it.
+
+    s B A - s B_0 A_0 is a product of twice the rank, whose last halves are -B_0 and A_0.
+    """
+    if not first:
+        return adapter, dict(state)
+    doubled = {
+        name: torch.cat([value, -first[name] if ".lora_B." in name else first[name]], dim=int(".lora_B." in name))
+        for name, value in state.items()
+        if ".lora_" in name
+    }
+    return adapter.exported, {**state, **doubled}
 
 
 def pretrained_state(folder: Path, first: Mapping[str, Tensor]) -> dict[str, Tensor]:
@@ -260,20 +290,23 @@ def pretrained_state(folder: Path, first: Mapping[str, Tensor]) -> dict[str, Ten
 def _targets(model: nn.Module, adapter: Adapter) -> tuple[tuple[str, ...], tuple[str, ...]]:
     if adapter.kind == "lora" or adapter.targets:
         return adapter.targets, adapter.feedforward
+    from peft.utils import constants
+
     model_type = str(getattr(getattr(model, "config", None), "model_type", None))
-    if model_type not in IA3_TARGETS:
+    chosen = constants.TRANSFORMERS_MODELS_TO_IA3_TARGET_MODULES_MAPPING.get(model_type)
+    if chosen is None:
         raise ValueError(
             f"adapter: which modules of {type(model).__name__} an (IA)3 scales is not known. To fix: name targets, and "
             "those of them whose inputs are scaled as feedforward"
         )
-    return IA3_TARGETS[model_type]
+    return tuple(chosen), tuple(constants.TRANSFORMERS_MODELS_TO_IA3_FEEDFORWARD_MODULES_MAPPING[model_type])
 
 
-def _check_prefix(model: nn.Module) -> None:
+def _check_virtual_tokens(model: nn.Module, kind: str) -> None:
     config, name = getattr(model, "config", None), type(model).__name__
     if not name.endswith(CAUSAL) or not hasattr(config, "num_attention_heads"):
         raise ValueError(
-            f"adapter: a prefix is for causal language models of transformers, and the model is a {name}. "
+            f"adapter: a {kind} is for causal language models of transformers, and the model is a {name}. "
             "To fix: take a lora"
         )
 

@@ -15,7 +15,7 @@ from torch import Tensor, nn
 from ringmaster.registry import resolve
 from ringmaster.techniques.data.tokens import have_other_tokens
 from ringmaster.techniques.data_source import PreparedData
-from ringmaster.techniques.job import Adapter, ModelSpec
+from ringmaster.techniques.job import ModelSpec
 from ringmaster.techniques.model_facts import IMPLEMENTATIONS, check_attention
 from ringmaster.techniques.models.architectures import (
     architecture,
@@ -25,8 +25,8 @@ from ringmaster.techniques.models.architectures import (
     pretrained_config,
 )
 from ringmaster.techniques.models.model_folders import INDEX, WEIGHTS, quantization_of, tensor_shapes
-from ringmaster.techniques.models.peft_format import base_of, is_adapter
-from ringmaster.techniques.models.quantization import load_quantized
+from ringmaster.techniques.models.peft_format import base_of, is_adapter, quantized_base, read_adapter
+from ringmaster.techniques.models.quantization import load_quantized, quantize_base
 
 MAX_NAMED = 3
 MOST_JOINED = 1 << 28  # values of experts' tensors, which transformers joins and so allocates
@@ -133,8 +133,10 @@ def _merged(spec: ModelSpec, data: PreparedData, seed: int, folder: Path) -> nn.
     from ringmaster.techniques.models.adapters import attach
 
     _check_vocabulary(folder, data)
-    model = build_model(spec, data=data, seed=seed, weights_from=base_of(folder))
-    return merge(attach(model, Adapter(from_pretrained=str(folder)), seed=seed))
+    model, adapter = build_model(spec, data=data, seed=seed, weights_from=base_of(folder)), read_adapter(folder)
+    if quantized_base(folder):
+        quantize_base(model, adapter)
+    return merge(attach(model, adapter, seed=seed))
 
 
 def _fresh(spec: ModelSpec, data: PreparedData) -> nn.Module:

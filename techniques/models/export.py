@@ -5,7 +5,7 @@ from __future__ import annotations
 import copy
 import json
 import shutil
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -25,10 +25,11 @@ from ringmaster.techniques.job import Adapter, ModelSpec
 from ringmaster.techniques.models.adapters import saved_modules, sites, unambiguous_targets
 from ringmaster.techniques.models.architectures import instantiate
 from ringmaster.techniques.models.build import no_progress_bar, skeleton
-from ringmaster.techniques.models.model_folders import WEIGHTS
+from ringmaster.techniques.models.model_folders import WEIGHTS, metadata_of, tensors_in
 from ringmaster.techniques.models.peft_format import (
     ADAPTER_CONFIG,
     ADAPTER_WEIGHTS,
+    QUANTIZED_BASE,
     config_of,
     parameter_name,
     resolved,
@@ -178,23 +179,27 @@ def export_checkpoint(root: str, name: str, *, finished: Path, folder: Path) -> 
                 shutil.copyfile(file, aside / path)
                 continue
             tensors = {}
-            for tensor, dtype in _dtypes(file).items():
+            for tensor, (stored_dtype, now) in tensors_in(file).items():
                 name_here = f"model/{parameter_name(tensor)}"
                 if name_here not in stored:
                     raise ValueError(f"checkpoint {name} under {root} has no {tensor}: it is of another model")
-                shape = stored[name_here].shape
+                shape, dtype = stored[name_here].shape, DTYPES[stored_dtype]
                 load = partial(_read, reader, name_here, dtype)
+                if shape != now and ".lora_" in tensor:  # the last half is what was subtracted from the base
+                    axis = int(".lora_B." in tensor)
+                    load, shape = partial(_with_last_half, load, file, tensor, axis), now
                 tensors[tensor] = LazyTensor(dtype=dtype, shape=shape, load=load)
-            LocalPlace(aside).write(path.as_posix(), blocks_of(tensors, metadata={"format": "pt"}))
+            LocalPlace(aside).write(path.as_posix(), blocks_of(tensors, metadata=metadata_of(file)))
 
 
 def _read(reader: Reader, name: str, dtype: torch.dtype) -> torch.Tensor:
     return reader.whole(name).to(dtype)
 
 
-def _dtypes(file: Path) -> dict[str, torch.dtype]:
+def _with_last_half(load: Callable[[], Tensor], file: Path, name: str, axis: int) -> Tensor:
     with safe_open(file, framework="pt") as opened:
-        return {name: DTYPES[opened.get_slice(name).get_dtype()] for name in opened.keys()}  # noqa: SIM118
+        first = load()
+        return torch.cat([first, opened.get_tensor(name).narrow(axis, first.shape[axis], first.shape[axis])], dim=axis)
 
 
 def export_adapter(
@@ -205,12 +210,14 @@ def export_adapter(
     base: str | None,
     state: Mapping[str, Tensor],
     prepared: PreparedData,
+    quantize_base: str | None = None,
 ) -> None:
     """Writes an adapter to `folder`: first to a temporary folder, which is then renamed.
 
     spec: the model that the adapter is on.
     base: the folder or hub name with that model's weights, if any.
     state: the adapter's whole tensors, under the model's names.
+    quantize_base: the format of the base that it was trained on, which the metadata of the weights' file keep.
     """
     from safetensors.torch import save_file
 
@@ -228,7 +235,8 @@ def export_adapter(
     tensors = {tensor_name(name): value.detach().cpu().contiguous() for name, value in state.items()}
     with publish(folder) as aside:
         (aside / ADAPTER_CONFIG).write_text(json.dumps(config, indent=2, sort_keys=True))
-        save_file(tensors, aside / ADAPTER_WEIGHTS, metadata={"format": "pt"})
+        metadata = {"format": "pt"} | ({QUANTIZED_BASE: quantize_base} if quantize_base else {})
+        save_file(tensors, aside / ADAPTER_WEIGHTS, metadata=metadata)
         copy_processors(aside, prepared=prepared, base=base)
         if _has_no_head(model):
             copy_modules(base, aside)

@@ -18,6 +18,7 @@ from ringmaster.techniques.models.adapters import attach, own_leaves
 from ringmaster.techniques.models.build import skeleton
 from ringmaster.techniques.models.layers import decoder_of, layer_names, num_parameters
 from ringmaster.techniques.models.peft_format import resolved
+from ringmaster.techniques.models.quantization import quantize_base
 from ringmaster.techniques.training.losses import loss_of
 from ringmaster.techniques.training.optimizers import freeze
 
@@ -37,28 +38,36 @@ UNKNOWN = ModelFacts(
 
 
 def model_facts(
-    spec: ModelSpec, *, data: PreparedData, adapter: Adapter | None = None, frozen: Sequence[str] = ()
+    spec: ModelSpec,
+    *,
+    data: PreparedData,
+    adapter: Adapter | None = None,
+    frozen: Sequence[str] = (),
+    in_4_bits: bool = False,
 ) -> ModelFacts:
     """The facts of the model that `build_model` would build, with the adapter that it is trained with; cached.
 
     frozen: patterns of the parameters that are not trained.
+    in_4_bits: whether the adapter's base is quantized.
     Raises the ValueErrors of `build_model`, except those about weights, of `adapters.attach`, and of
     `training.parameters.freeze`.
     """
     if spec.command is not None:
         return UNKNOWN
-    return _facts(json.dumps([to_json(spec), to_json(data), to_json(adapter), list(frozen)], sort_keys=True))
+    return _facts(json.dumps([to_json(spec), to_json(data), to_json(adapter), list(frozen), in_4_bits], sort_keys=True))
 
 
 @lru_cache(maxsize=256)
 def _facts(key: str) -> ModelFacts:
-    spec, data, adapter, frozen = json.loads(key)
+    spec, data, adapter, frozen, in_4_bits = json.loads(key)
     spec = from_json(ModelSpec, spec)
     model = skeleton(spec, from_json(PreparedData, data))
     layers = [model.get_submodule(name) for name in layer_names(model)]
     decoder = decoder_of(model, layers, from_json(PreparedData, data))  # of the model before it is adapted
     undivided = "" if adapter is None else _undivided(model, from_json(Adapter, adapter))
     if adapter is not None:
+        if in_4_bits:
+            quantize_base(model, from_json(Adapter, adapter))
         attach(model, from_json(Adapter, adapter), seed=0)
     if frozen:
         freeze(model, frozen)

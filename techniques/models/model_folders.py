@@ -47,17 +47,29 @@ def tensor_shapes(folder: Path) -> dict[str, tuple[str, tuple[int, ...]]]:
     index = folder / INDEX
     if (folder / WEIGHTS).is_file() or not index.is_file():
         paths = [folder / WEIGHTS] if (folder / WEIGHTS).is_file() else sorted(folder.glob("*.safetensors"))
-        return {name: tensor for path in paths for name, tensor in _tensors_in(path).items()}
+        return {name: tensor for path in paths for name, tensor in tensors_in(path).items()}
     places = _read(index).get("weight_map")
     if not isinstance(places, Mapping) or not all(isinstance(each, str) for each in places.values()):
         raise ValueError(f"model: {index} does not say which file has which tensor. {COPY_AGAIN}")
-    files = {name: _tensors_in(folder / name) for name in sorted(set(places.values()))}
+    files = {name: tensors_in(folder / name) for name in sorted(set(places.values()))}
     if absent := [name for name, file in places.items() if name not in files[file]]:
         raise ValueError(f"model: {index} has {absent[0]} in {places[absent[0]]}, which lacks it. {COPY_AGAIN}")
     return {name: files[file][name] for name, file in places.items()}
 
 
-def _tensors_in(path: Path) -> dict[str, tuple[str, tuple[int, ...]]]:
+def metadata_of(path: Path) -> dict[str, str]:
+    """Returns the metadata in the header of a safetensors file; {} where it is damaged, which its readers report."""
+    with path.open("rb") as file:
+        num_bytes = int.from_bytes(file.read(8), "little")
+        try:
+            header: Any = json.loads(file.read(min(num_bytes, MOST_HEADER_BYTES)))
+        except ValueError:
+            return {}
+    found = header.get("__metadata__") if isinstance(header, dict) else None
+    return found if isinstance(found, dict) else {}
+
+
+def tensors_in(path: Path) -> dict[str, tuple[str, tuple[int, ...]]]:
     """Returns the dtype and shape of each tensor in a file."""
     try:
         with path.open("rb") as file:

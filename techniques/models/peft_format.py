@@ -16,12 +16,17 @@ from pathlib import Path
 from typing import Any
 
 from ringmaster.techniques.checkpoints.checkpoint import publish
-from ringmaster.techniques.job import Adapter
+from ringmaster.techniques.job import VIRTUAL_TOKENS, Adapter
+from ringmaster.techniques.models.model_folders import metadata_of
 
 ADAPTER_CONFIG, ADAPTER_WEIGHTS = "adapter_config.json", "adapter_model.safetensors"
+NAMED = "base_model_name_or_path"
 PARAMETER_PREFIX = "base_model.model."
 PREFIX = "prompt_embeddings"  # the only tensor without `PARAMETER_PREFIX`
-KINDS = {"LORA": "lora", "PREFIX_TUNING": "prefix", "IA3": "ia3"}
+MAGNITUDE = ".lora_magnitude_vector"  # of a DoRA; its file has no `.weight` after it
+OF_TRAINING = ("base_adapter", "dropout")
+"""The fields of an adapter that its folder does not determine."""
+KINDS = {"LORA": "lora", "PREFIX_TUNING": "prefix", "IA3": "ia3", "PROMPT_TUNING": "prompt"}
 TASKS = {
     "CAUSAL_LM": "MODEL_FOR_CAUSAL_LM_MAPPING_NAMES",
     "SEQ_2_SEQ_LM": "MODEL_FOR_SEQ_TO_SEQ_CAUSAL_LM_MAPPING_NAMES",
@@ -39,7 +44,6 @@ HEADS = {
 """The modules that peft saves with every adapter of a task."""
 # Config keys that change the adapted weights in ways not implemented here, with the values that have no effect.
 FOREIGN: Mapping[str, Sequence[Any]] = {
-    "use_dora": (False, None),
     "bias": ("none", None),
     "rank_pattern": ({}, None),
     "alpha_pattern": ({}, None),
@@ -94,13 +98,14 @@ def _adapter_of(config: Mapping[str, Any], folder: Path) -> Adapter:
         "modules_to_save": tuple(sorted(config.get("modules_to_save") or ())),
         "from_pretrained": str(folder),
     }
-    if kind == "prefix":
+    if kind in VIRTUAL_TOKENS:
         return Adapter(num_virtual_tokens=config["num_virtual_tokens"], **common)
     common["targets"] = () if isinstance(targets, str) else tuple(sorted(targets))
     if kind == "ia3":
         return Adapter(feedforward=tuple(sorted(config.get("feedforward_modules") or ())), **common)
     stabilised = bool(config.get("use_rslora", False))
-    return Adapter(rank=config["r"], alpha=float(config["lora_alpha"]), rank_stabilised=stabilised, **common)
+    dora = bool(config.get("use_dora", False))
+    return Adapter(rank=config["r"], alpha=float(config["lora_alpha"]), rank_stabilised=stabilised, dora=dora, **common)
 
 
 def resolved(adapter: Adapter) -> Adapter:
@@ -112,7 +117,7 @@ def resolved(adapter: Adapter) -> Adapter:
         return adapter
     found = read_adapter(Path(adapter.from_pretrained))
     for field in fields(Adapter):
-        if field.name == "base_adapter":  # of the base, not of the adapter
+        if field.name in OF_TRAINING:
             continue
         given, there = getattr(adapter, field.name), getattr(found, field.name)
         as_set = (sorted(given), sorted(there)) if isinstance(given, tuple) else (given, there)
@@ -121,7 +126,7 @@ def resolved(adapter: Adapter) -> Adapter:
                 f"adapter: {field.name} is {given!r}, and the adapter in {adapter.from_pretrained} has {there!r}. "
                 f"To fix: leave {field.name} out"
             )
-    return replace(found, base_adapter=adapter.base_adapter)
+    return replace(found, **{name: getattr(adapter, name) for name in OF_TRAINING})
 
 
 def initial_adapter(adapter: Adapter | None, weights: Path | None) -> tuple[Adapter | None, Path | None]:
@@ -161,7 +166,7 @@ def base_of(folder: Path) -> Path | None:
 
     Raises ValueError where the config does not name the base, or where the base's folder no longer exists.
     """
-    config = read_config(folder).get("base_model_name_or_path")
+    config = read_config(folder).get(NAMED)
     if not config:
         raise ValueError(
             f"adapter: {folder} does not say which model it is on. To fix: write base_model_name_or_path into its "
@@ -197,25 +202,26 @@ def config_of(
     config: dict[str, Any] = {
         "peft_type": {kind: theirs for theirs, kind in KINDS.items()}[adapter.kind],
         "task_type": task,
-        "base_model_name_or_path": base,
+        NAMED: base,
         "inference_mode": True,
         "modules_to_save": _ends(adapter.modules_to_save, saved, modules) or None,
     }
     if task is None:
         config["auto_mapping"] = {"base_model_class": name, "parent_library": type(model).__module__}
-    if adapter.kind == "prefix":
+    if adapter.kind in VIRTUAL_TOKENS:
         del config["modules_to_save"]
         heads = kv_shape(model_config)
+        width = heads[0] * heads[1] if adapter.kind == "prefix" else model_config.hidden_size
         config |= {
             "num_virtual_tokens": adapter.num_virtual_tokens,
             "num_layers": model_config.num_hidden_layers,
             "num_attention_heads": heads[0],
-            "token_dim": heads[0] * heads[1],
+            "token_dim": width,
             "num_transformer_submodules": 1,
-            "encoder_hidden_size": heads[0] * heads[1],
-            "prefix_projection": False,
         }
-        return config
+        if adapter.kind == "prompt":
+            return config
+        return config | {"encoder_hidden_size": width, "prefix_projection": False}
     config |= {"target_modules": list(targets), "fan_in_fan_out": getattr(model_config, "model_type", None) == "gpt2"}
     if adapter.kind == "ia3":
         return config | {"feedforward_modules": list(feedforward), "init_ia3_weights": True}
@@ -224,7 +230,8 @@ def config_of(
         "r": adapter.rank,
         "lora_alpha": alpha,
         "use_rslora": adapter.rank_stabilised,
-        "lora_dropout": 0.0,
+        "lora_dropout": adapter.dropout,
+        "use_dora": adapter.dora,
         "bias": "none",
         "init_lora_weights": True,
     }
@@ -261,15 +268,22 @@ def kv_shape(config: Any) -> tuple[int, int]:
 
 def tensor_name(parameter: str) -> str:
     """Returns the name of a parameter in the adapter's file."""
-    return parameter if parameter == PREFIX else PARAMETER_PREFIX + parameter
+    return parameter if parameter == PREFIX else PARAMETER_PREFIX + parameter.replace(f"{MAGNITUDE}.weight", MAGNITUDE)
 
 
 def parameter_name(tensor: str) -> str:
     """Returns the parameter's name of a tensor in the adapter's file."""
-    return tensor.removeprefix(PARAMETER_PREFIX)
+    name = tensor.removeprefix(PARAMETER_PREFIX)
+    return f"{name}.weight" if name.endswith(MAGNITUDE) else name
 
 
-NAMED = "base_model_name_or_path"
+QUANTIZED_BASE = "quantize_base"
+"""The metadata key of the format in which the base was quantized that an adapter was trained on."""
+
+
+def quantized_base(folder: Path) -> str | None:
+    """Returns the format of the quantized base that an adapter was trained on by Ringmaster, or None."""
+    return metadata_of(folder / ADAPTER_WEIGHTS).get(QUANTIZED_BASE)
 
 
 def has_lost_base(folder: Path) -> bool:

@@ -19,12 +19,15 @@ from torch import Tensor, nn
 from torch.nn import functional
 
 from ringmaster.codec import to_json
+from ringmaster.extras import require_extra
 from ringmaster.techniques.checkpoints.checkpoint import publish
 from ringmaster.techniques.data_source import PreparedData
-from ringmaster.techniques.job import AdaptationSpec, ModelSpec
+from ringmaster.techniques.job import NF4, AdaptationSpec, Adapter, ModelSpec
+from ringmaster.techniques.models.layers import layer_names
 from ringmaster.techniques.models.model_folders import CONFIG, FACTORY, QUANTIZATION, WEIGHTS
 
 LARGEST = 127
+BLOCK = 64  # weights that share a scale in 4 bits
 # CUDA's integer product requires more than 16 rows, and widths that are multiples of 8.
 FEWEST_ROWS, MULTIPLE = 17, 8
 
@@ -61,13 +64,6 @@ class Int8Linear(nn.Module):
         bias = None if linear.bias is None else linear.bias.detach().clone()
         return cls(quantized, scale, bias, is_dynamic=is_dynamic)
 
-    @classmethod
-    def like(cls, linear: nn.Linear, *, is_dynamic: bool) -> Int8Linear:
-        """Returns a layer of zeros in the shape of `linear`, to be filled."""
-        weight = torch.zeros(linear.weight.shape, dtype=torch.int8)
-        bias = None if linear.bias is None else torch.zeros(linear.bias.shape)
-        return cls(weight, torch.zeros(len(weight), 1), bias, is_dynamic=is_dynamic)
-
     def forward(self, x: Tensor) -> Tensor:
         """Maps [..., in] to [..., out], in the dtype of `x`."""
         if not self.is_dynamic:
@@ -78,6 +74,72 @@ class Int8Linear(nn.Module):
         if self.bias is not None:
             product = product + self.bias
         return product.to(x.dtype).view(*x.shape[:-1], -1)
+
+
+class Nf4Linear(nn.Module):
+    """A frozen linear layer in 4-bit NormalFloats (Dettmers et al., QLoRA, arXiv:2305.14314), by bitsandbytes' kernels.
+
+    Equal weights give equal bits on every device and rank. `packed`, uint8 [out * in / 2, 1], is a parameter, so that
+    it is sharded and moved as others are; `absmax` has the scale of each block of 64 weights in fp32. It is not
+    bitsandbytes' `Linear4bit`, which repacks its weights in place in evaluations on some processors.
+    """
+
+    def __init__(self, linear: nn.Linear) -> None:
+        super().__init__()
+        from bitsandbytes.functional import quantize_4bit
+
+        self.in_features, self.out_features = linear.in_features, linear.out_features
+        packed, state = quantize_4bit(linear.weight.detach().float().contiguous(), blocksize=BLOCK, quant_type=NF4)
+        self.packed = nn.Parameter(packed, requires_grad=False)
+        self.register_buffer("absmax", state.absmax)
+        self.bias = None if linear.bias is None else nn.Parameter(linear.bias.detach(), requires_grad=False)
+
+    def _state(self) -> Any:
+        from bitsandbytes.functional import QuantState
+
+        shape = torch.Size((self.out_features, self.in_features))
+        return QuantState(absmax=self.absmax, shape=shape, blocksize=BLOCK, quant_type=NF4, dtype=torch.float32)  # type: ignore[no-untyped-call]
+
+    @property
+    def weight(self) -> Tensor:
+        """The values of the weights, [out, in] in fp32."""
+        from bitsandbytes.functional import dequantize_4bit
+
+        return dequantize_4bit(self.packed, self._state())
+
+    def forward(self, x: Tensor) -> Tensor:
+        """Maps [..., in] to [..., out]; the backward reads the 4 bits again instead of keeping their values."""
+        from bitsandbytes import matmul_4bit  # type: ignore[attr-defined]
+
+        if torch.is_autocast_enabled(x.device.type):
+            x = x.to(torch.get_autocast_dtype(x.device.type))
+        bias = None if self.bias is None else self.bias.to(x.dtype)
+        return matmul_4bit(x, self.packed, quant_state=self._state(), bias=bias)  # type: ignore[no-any-return]
+
+    def dequantized(self) -> nn.Linear:
+        """Returns a plain layer of the values that the bits stand for."""
+        linear = nn.Linear(self.in_features, self.out_features, bias=self.bias is not None, device="meta")
+        linear.weight, linear.bias = nn.Parameter(self.weight), self.bias
+        return linear
+
+
+def quantize_base(model: nn.Module, adapter: Adapter) -> nn.Module:
+    """Stores the linear layers of the repeated layers in 4 bits, in place, except those that the adapter trains whole.
+
+    Raises ValueError where there are none, or where bitsandbytes is not installed.
+    """
+    require_extra("quantization", feature="quantize_base")
+    whole = tuple(adapter.modules_to_save)
+    for layer in layer_names(model):
+        for name, module in list(model.get_submodule(layer).named_modules(prefix=layer)):
+            if type(module) is nn.Linear and not any(part in whole for part in name.split(".")):
+                model.set_submodule(name, Nf4Linear(module))
+    if not any(isinstance(module, Nf4Linear) for module in model.modules()):
+        raise ValueError(
+            f"quantize_base: {type(model).__name__} has no linear layers (torch.nn.Linear) in repeated layers. "
+            "To fix: leave quantize_base out"
+        )
+    return model
 
 
 def to_int8(rows: Tensor) -> tuple[Tensor, Tensor]:
@@ -137,7 +199,7 @@ def load_quantized(model: nn.Module, folder: Path, quantization: Mapping[str, An
         _replace(
             model,
             quantization["modules"],
-            lambda linear: Int8Linear.like(linear, is_dynamic=quantization["method"] == DYNAMIC),
+            lambda linear: Int8Linear.of(linear, is_dynamic=quantization["method"] == DYNAMIC),
         )
         missing, unexpected = load_model(model, folder / WEIGHTS, strict=False)
     except (AttributeError, OSError, RuntimeError, SafetensorError) as error:

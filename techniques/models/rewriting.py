@@ -180,7 +180,7 @@ def _measure(
 ) -> ModelMeasurements:
     data = order.data or to_json(prepare(order.job.data, cache_dir=Path(order.cache_dir)))
     evaluation = EvaluationOrder(
-        job=replace(order.job, model=model, base=None, adapter=None, adaptation=None),
+        job=replace(order.job, model=model, base=None, adapter=None, quantize_base=None, adaptation=None),
         model_dir=str(folder),
         data=data,
         slot=order.slots[0],

@@ -23,7 +23,7 @@ from torch.distributed.tensor.parallel import (
     parallelize_module,
 )
 
-from ringmaster.techniques.models.adapter_modules import ScaledInputLinear, ScaledOutputLinear
+from ringmaster.techniques.models.adapter_modules import ScaledLayer
 from ringmaster.techniques.models.layers import layer_names
 
 HEAD_NORMS = ("q_norm", "k_norm")
@@ -102,7 +102,7 @@ class _AdaptedColwise(ColwiseParallel):
 
     def _partition_linear_fn(self, name: str, module: nn.Module, device_mesh: DeviceMesh) -> None:
         divided = {"weight", "bias"} if name != "lora_A" else set()
-        if isinstance(module, ScaledOutputLinear):
+        if isinstance(module, ScaledLayer) and not module.scales_input:
             divided.add("ia3_l")
         _place(module, device_mesh, dict.fromkeys(divided, Shard(0)))
 
@@ -112,7 +112,7 @@ class _AdaptedRowwise(RowwiseParallel):
 
     def _partition_linear_fn(self, name: str, module: nn.Module, device_mesh: DeviceMesh) -> None:
         divided = {"weight"} if name != "lora_B" else set()
-        if isinstance(module, ScaledInputLinear):
+        if isinstance(module, ScaledLayer) and module.scales_input:
             divided.add("ia3_l")
         _place(module, device_mesh, dict.fromkeys(divided, Shard(1)))
 

@@ -20,7 +20,7 @@ from ringmaster.errors import ModelTooLarge, StepError
 from ringmaster.registry import resolve
 from ringmaster.techniques.data import Dataset, PreparedData, fetch, open_data
 from ringmaster.techniques.data_source import installed_source
-from ringmaster.techniques.job import BESIDE_MODEL_AND_LOSS, DISTILLED, Job, ModelSpec
+from ringmaster.techniques.job import BESIDE_MODEL_AND_LOSS, DISTILLED, VIRTUAL_TOKENS, Job, ModelSpec
 from ringmaster.techniques.loss import ADVANTAGES, REWARDS, LossFunction, class_of, reward_names, source_of
 from ringmaster.techniques.metric import installed_metric
 from ringmaster.techniques.models.architectures import instantiate, misspelt, undeclared_fields
@@ -113,8 +113,8 @@ def why_never_packed(job: Job) -> str:
             f"data: packing: attention {attention} does not keep samples apart. "
             f"{PACKING_REMEDY}, or take attention: sdpa"
         )
-    if job.adapter is not None and resolved(job.adapter).kind == "prefix":
-        return f"data: packing: a prefix lies before a row, and not before each of its samples. {PACKING_REMEDY}"
+    if job.adapter is not None and (kind := resolved(job.adapter).kind) in VIRTUAL_TOKENS:
+        return f"data: packing: a {kind} lies before a row, and not before each of its samples. {PACKING_REMEDY}"
     loss = class_of(job.loss)
     if job.loss is not None and (loss is None or not loss.per_token):
         said = "a loss of one's own" if loss is None else f"the loss {loss.name}"

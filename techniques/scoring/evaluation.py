@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 from ringmaster.codec import from_json, to_json
 from ringmaster.techniques import registry
 from ringmaster.techniques.job import CONTINUE, Adapter, Job
-from ringmaster.techniques.models.peft_format import base_of, is_adapter, resolved
+from ringmaster.techniques.models.peft_format import base_of, is_adapter, quantized_base, resolved
 from ringmaster.techniques.processes.order import GangOrder, Slot
 from ringmaster.techniques.technique import Config, GangShape, Technique
 
@@ -83,18 +83,20 @@ def of_folder(order: EvaluationOrder) -> EvaluationOrder:
     """
     folder = Path(order.model_dir).absolute()
     if not is_adapter(folder):
-        return replace(order, job=replace(order.job, adapter=None), model_dir=str(folder))
+        return replace(order, job=replace(order.job, adapter=None, quantize_base=None), model_dir=str(folder))
     base, adapter, trained = base_of(folder), resolved(Adapter(from_pretrained=str(folder))), order.job.adapter
     if trained is not None and (trained.continues_base or trained.from_pretrained is not None):
         adapter = replace(adapter, base_adapter=CONTINUE)  # so what it began with is another adapter, not the base
-    return replace(order, job=replace(order.job, adapter=adapter), model_dir=str(base or ""))
+    job = replace(order.job, adapter=adapter, quantize_base=quantized_base(folder))
+    return replace(order, job=job, model_dir=str(base or ""))
 
 
 def config_of(technique: Technique, order: EvaluationOrder, prepared: PreparedData) -> Config:
     """The first config whose training would fit the device's memory, as an evaluation needs less; else the smallest."""
     from ringmaster.techniques.models.facts import model_facts
 
-    facts = model_facts(order.job.model, data=prepared, adapter=order.job.adapter)
+    in_4_bits = order.job.quantize_base is not None
+    facts = model_facts(order.job.model, data=prepared, adapter=order.job.adapter, in_4_bits=in_4_bits)
     shape = GangShape(kind=order.slot.kind, num_devices=1, memory_bytes=order.slot.memory_bytes)
     configs = list(technique.configs(order.job, shape, facts))
     needs = [technique.estimate_memory(order.job, shape, config, facts) for config in configs]

@@ -26,7 +26,8 @@ from ringmaster.techniques.metric import Metric, Outputs, scored_metrics
 from ringmaster.techniques.models.adapters import attach, first_state, own_leaves, pretrained_state, sites
 from ringmaster.techniques.models.build import build_model
 from ringmaster.techniques.models.facts import has_experts
-from ringmaster.techniques.models.peft_format import base_of, is_adapter, read_adapter
+from ringmaster.techniques.models.peft_format import base_of, is_adapter, quantized_base, read_adapter
+from ringmaster.techniques.models.quantization import quantize_base
 from ringmaster.techniques.scoring.scored_rows import MAX_LOGITS, MAX_ROWS, ScoredRows, max_tokens
 from ringmaster.techniques.scoring.scoring_order import SCORES, model_spec
 from ringmaster.techniques.training.fused.adapter_batches import AdapterBatch
@@ -198,6 +199,8 @@ def build_scored_model(model_dir: Path, rows: ScoredRows) -> tuple[nn.Module, Mo
         spec = replace(spec, attention=rows.job.model.attention)
     weights = base_of(model_dir) if is_adapter(model_dir) else model_dir
     model = build_model(spec, data=rows.prepared, seed=rows.job.seed, weights_from=weights and weights.absolute())
+    if is_adapter(model_dir) and quantized_base(model_dir):
+        quantize_base(model, read_adapter(model_dir))
     return model, spec
 
 

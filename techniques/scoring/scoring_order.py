@@ -10,7 +10,7 @@ from typing import Any
 
 from ringmaster.techniques.job import DataSpec, Job, ModelSpec
 from ringmaster.techniques.models.model_folders import model_of_folder
-from ringmaster.techniques.models.peft_format import base_of, is_adapter, read_adapter, read_config
+from ringmaster.techniques.models.peft_format import base_of, is_adapter, quantized_base, read_adapter, read_config
 from ringmaster.techniques.processes.order import Slot
 
 SCORES = frozenset({"num_tokens", "log_probabilities", "predictions", "probabilities"})
@@ -85,9 +85,11 @@ def base_key(folder: Path) -> str | None:
     if not is_adapter(folder):
         return str(folder.resolve())
     try:
-        read_adapter(folder)
+        adapter = read_adapter(folder)
         base = base_of(folder)
-    except ValueError:  # reported when the model runs alone
+        if adapter.dora or adapter.kind == "prompt" or quantized_base(folder):
+            return None
+    except (OSError, ValueError):  # reported when the model runs alone
         return None
     return str(base.resolve()) if base is not None else str(read_config(folder)["base_model_name_or_path"])
 

@@ -38,11 +38,13 @@ from ringmaster.techniques.data import (
 )
 from ringmaster.techniques.job import Job
 from ringmaster.techniques.loss import REWARDS
-from ringmaster.techniques.models.adapters import attach, trained_names
+from ringmaster.techniques.models.adaptation_support import drops_out
+from ringmaster.techniques.models.adapters import attach, trained_names, without_subtraction
 from ringmaster.techniques.models.build import build_model
 from ringmaster.techniques.models.export import export_adapter, export_model
 from ringmaster.techniques.models.layers import check_components
 from ringmaster.techniques.models.peft_format import initial_adapter
+from ringmaster.techniques.models.quantization import quantize_base
 from ringmaster.techniques.probing import draws_of
 from ringmaster.techniques.processes.order import TRAIN, TRIAL, GangOrder
 from ringmaster.techniques.processes.ranks import Ranks
@@ -196,12 +198,17 @@ class Trainer(JobTrainingState):
         self._base = str(weights) if weights else self.job.model.from_pretrained
         if model is None:
             model = build_model(self.job.model, data=self.prepared, seed=self.job.seed, weights_from=weights)
+        if self.job.quantize_base is not None and self._adapter is not None:
+            quantize_base(model, self._adapter)
         if order.purpose == TRAIN:  # a trial may stand for other jobs, with other components
             check_components(self.job, model)
         # Checkpoints and exports of a model with an adapter contain only the trained parameters.
         self._stored: frozenset[str] | None = None
         if self._adapter is not None:
             self._stored = trained_names(attach(model, self._adapter, seed=self.job.seed))
+        self._subtracted: dict[str, Tensor] = {}  # the first values of an adapter whose product the base lacks
+        if self._adapter is not None and self._adapter.subtracts:
+            self._subtracted = {k: v.detach().clone() for k, v in model.named_parameters() if v.requires_grad}
         settings: Mapping[str, ParameterSettings] = {}
         if order.purpose in (TRAIN, TRIAL):  # an evaluation may be of another model
             if reason := why_no_optimizer(technique, self.job):
@@ -212,7 +219,7 @@ class Trainer(JobTrainingState):
         self._plain = model
         self._sites = draws_of(self.job, data=self.prepared, cache_dir=Path(order.cache_dir))
         # Compiled layers draw from the compiler's generator. This needs no hash, as their batch is not divided.
-        self._draws_by_hash = self._sites.draws and not self.job.compile
+        self._draws_by_hash = (self._sites.draws or drops_out(self.job)) and not self.job.compile
         if self._draws_by_hash:
             name_modules(model)
         self._loss = loss_of(self.job.loss, model, self.job.model, options=self.job.loss_options)
@@ -451,7 +458,11 @@ class Trainer(JobTrainingState):
             state = self.trained_weights(root)
             spec, prepared, base = self.job.model, self.prepared, self._base
             if self._adapter is not None:
-                export_adapter(folder, adapter=self._adapter, spec=spec, base=base, state=state, prepared=prepared)
+                adapter, state = without_subtraction(self._adapter, state, self._subtracted)
+                export_adapter(
+                    folder, adapter=adapter, spec=spec, base=base, state=state, prepared=prepared,
+                    quantize_base=self.job.quantize_base,
+                )  # fmt: skip
             else:
                 export_model(folder, spec=spec, model=self._plain, state=state, prepared=prepared, base=base)
             if self.order.model_url is not None:

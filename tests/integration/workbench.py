@@ -169,8 +169,10 @@ class Workbench:
     def facts(self, job: Job) -> ModelFacts:
         """Returns the facts about the job's model that are known before planning."""
         data = prepare(job.data, cache_dir=self.cache_dir)
-        facts = model_facts(job.model, data=data, adapter=job.adapter, frozen=job.freeze)
-        return with_probe(facts, probe(job, data=data, cache_dir=self.cache_dir))
+        facts = model_facts(
+            job.model, data=data, adapter=job.adapter, frozen=job.freeze, in_4_bits=job.quantize_base is not None
+        )
+        return with_probe(facts, probe(job, data=data, cache_dir=self.cache_dir), job)
 
     def shape(self, num_devices: int) -> GangShape:
         return GangShape(kind="cpu", num_devices=num_devices, memory_bytes=1 << 33)

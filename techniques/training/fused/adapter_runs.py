@@ -11,6 +11,7 @@ import math
 from collections.abc import Callable, Hashable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
+from functools import cache
 from itertools import chain
 from typing import Any
 
@@ -18,7 +19,6 @@ import torch
 from torch import Tensor, nn
 
 from ringmaster.techniques.job import Adapter
-from ringmaster.techniques.models.adapter_modules import scaling
 from ringmaster.techniques.models.adapters import AdaptedLinear, is_norm
 from ringmaster.techniques.models.peft_format import PREFIX
 from ringmaster.techniques.training.fused.packed_attention import BatchShare
@@ -319,15 +319,11 @@ def _standing_in(module: nn.Module, weights: ModuleWeights) -> Iterator[None]:
         module.__dict__.update(before)
 
 
+@cache
 def per_adapter_class(plain: type[nn.Module]) -> type[nn.Module]:
     """The `PerAdapterModule` subclass of a module class. Linear layers have theirs in `fused.shared_linear`."""
-    if plain not in _CLASSES:
-        how = PerAdapterNorm if is_norm(plain) else PerAdapterModule
-        _CLASSES[plain] = type(f"Owned{plain.__name__}", (how, plain), {"adapts": plain})
-    return _CLASSES[plain]
-
-
-_CLASSES: dict[type[nn.Module], type[nn.Module]] = {}
+    kind = PerAdapterNorm if is_norm(plain) else PerAdapterModule
+    return type(f"Owned{plain.__name__}", (kind, plain), {"adapts": plain})
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)
@@ -369,5 +365,5 @@ def adapter_modules_of(
 def _at(site: AdaptedLinear, adapter: Adapter, state: Mapping[str, Tensor]) -> AdapterModule:
     if adapter.kind == "ia3":
         return ScalingFactors(values=state[f"{site.name}.ia3_l"], of_inputs=site.scales_input)
-    scale = scaling(rank=adapter.rank, alpha=adapter.alpha, rank_stabilised=adapter.rank_stabilised)
-    return LoraMatrices(a=state[f"{site.name}.lora_A.weight"], b=state[f"{site.name}.lora_B.weight"], scaling=scale)
+    a, b = (state[f"{site.name}.lora_{matrix}.weight"] for matrix in "AB")
+    return LoraMatrices(a=a, b=b, scaling=adapter.scaling)

@@ -36,6 +36,8 @@ def why_not_together(jobs: Sequence[Job], facts: ModelFacts, *, num_ranks: int =
     for job in jobs[1:]:
         if (job.model, job.base) != (first.model, first.base):
             return f"{job.name} has another base than {first.name}"
+        if job.quantize_base != first.quantize_base or (job.quantize_base and _whole(job) != _whole(first)):
+            return f"{job.name} has its base in another format than {first.name}"
         if job.precision != first.precision:
             return f"{job.name} is computed in another precision than {first.name}"
         if first.base is None and first.model.is_drawn and job.seed != first.seed:
@@ -53,6 +55,11 @@ def why_not_together(jobs: Sequence[Job], facts: ModelFacts, *, num_ranks: int =
     return None
 
 
+def _whole(job: Job) -> tuple[str, ...]:
+    """Returns the modules that a job trains whole, which are not in 4 bits."""
+    return () if job.adapter is None else tuple(sorted(job.adapter.modules_to_save))
+
+
 def _vocabulary(data: DataSpec) -> DataSpec:
     """Returns the fields of `data` that determine how tokens are numbered, without those that select the tokens."""
     if data.tokenizer is not None:
@@ -68,6 +75,8 @@ def _why_not(job: Job) -> str | None:
         return f"is to be trained by {', '.join(job.techniques)} alone"
     if job.adapter is None:
         return "trains no adapter"
+    if job.adapter.dora or job.adapter.dropout or job.adapter.subtracts or job.adapter.kind == "prompt":
+        return "has a DoRA, dropout, another start or a prompt, which is not computed for several adapters at once"
     if job.adapter.continues_base:
         return "goes on from the adapter of its base, which is trained in the same batch"
     if job.exact:  # exact on a CPU, but on a GPU a product with more rows may sum in another order

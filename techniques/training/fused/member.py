@@ -19,13 +19,7 @@ from torch import Tensor, nn
 
 from ringmaster.techniques.checkpoints.checkpoint import WritePieces
 from ringmaster.techniques.checkpoints.shared_models import store_model
-from ringmaster.techniques.checkpoints.state import (
-    HostCopies,
-    Reader,
-    named_state,
-    piece_writer,
-    restore_model,
-)
+from ringmaster.techniques.checkpoints.state import HostCopies, Reader, named_state, piece_writer, restore_model
 from ringmaster.techniques.data import fetch
 from ringmaster.techniques.models.adapters import AdaptedLinear, first_state, own_leaves, pretrained_state, sites
 from ringmaster.techniques.models.export import export_adapter
@@ -329,6 +323,7 @@ class GroupMember(JobTrainingState):
                 base=self.order.weights_from or self.job.model.from_pretrained,
                 state=self.trained_weights(self.root),
                 prepared=self.prepared,
+                quantize_base=self.job.quantize_base,
             )
             if self.order.model_url is not None:
                 store_model(Path(self.order.model_dir), self.order.model_url)

@@ -24,6 +24,7 @@ from torch.distributed.device_mesh import DeviceMesh
 from torch.distributed.fsdp import FSDPModule, fully_shard
 from transformers.modeling_outputs import BaseModelOutputWithPastAndCrossAttentions, CausalLMOutput
 
+from ringmaster.techniques.models.adapter_modules import is_adaptable
 from ringmaster.techniques.models.adapters import AdaptedLinear
 from ringmaster.techniques.models.layers import layer_names
 from ringmaster.techniques.training.fused.adapter_batches import (
@@ -48,7 +49,7 @@ from ringmaster.techniques.training.fused.packed_attention import (
     packed_tokens,
     prefix_as_cache,
 )
-from ringmaster.techniques.training.fused.shared_linear import SHARED
+from ringmaster.techniques.training.fused.shared_linear import shared_class
 from ringmaster.techniques.training.gradients import HALF, compute_in_half, round_weights
 from ringmaster.techniques.training.losses import SumAndCount
 from ringmaster.techniques.training.recomputation import recompute_layers
@@ -170,7 +171,8 @@ class MultiAdapterBase:
             if isinstance(module, PerAdapterModule):
                 continue
             plain: type[nn.Module] = type(module)
-            module.__class__ = SHARED[plain] if plain in SHARED else per_adapter_class(plain)
+            kind = shared_class if is_adaptable(module) else per_adapter_class
+            module.__class__ = kind(plain)  # type: ignore[arg-type]
             module.route, module.anchor = partial(self._route, name), self._anchor
             module.owners = partial(self._owners, name)
 

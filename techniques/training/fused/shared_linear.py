@@ -26,7 +26,6 @@ from typing import Any
 
 import torch
 from torch import Tensor, nn
-from transformers.pytorch_utils import Conv1D
 
 from ringmaster.techniques.training.fused.adapter_runs import AdapterRuns, LoraRun, PerAdapterModule, ScalingRun
 
@@ -64,19 +63,10 @@ class _SharedLayer(nn.Module):
         return y
 
 
-class SharedLinear(PerAdapterModule, _SharedLayer, nn.Linear):
-    """An `nn.Linear` that serves several adapters."""
-
-    adapts = nn.Linear
-
-
-class SharedConv1D(PerAdapterModule, _SharedLayer, Conv1D):  # type: ignore[misc]
-    """A `Conv1D`, GPT-2's linear layer, that serves several adapters."""
-
-    adapts = Conv1D
-
-
-SHARED: dict[type[nn.Module], type[nn.Module]] = {nn.Linear: SharedLinear, Conv1D: SharedConv1D}
+@cache
+def shared_class(plain: type[nn.Module]) -> type[nn.Module]:
+    """Returns the class of the linear layers of class `plain` that serve several adapters."""
+    return type(f"Shared{plain.__name__}", (PerAdapterModule, _SharedLayer, plain), {"adapts": plain})
 
 
 class _AddLora(torch.autograd.Function):

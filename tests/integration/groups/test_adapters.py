@@ -13,8 +13,11 @@ from ringmaster.codec import to_json
 from ringmaster.techniques import Adapter, registry
 from ringmaster.techniques.checkpoints.checkpoint import CheckpointStore
 from ringmaster.techniques.data import prepare
+from ringmaster.techniques.models.adaptation_support import why_no_adaptation
+from ringmaster.techniques.models.adapter_modules import merge
 from ringmaster.techniques.models.adapters import attach
-from ringmaster.techniques.models.export import checkpoint_steps, export_checkpoint
+from ringmaster.techniques.models.build import build_model
+from ringmaster.techniques.models.export import checkpoint_steps, export_checkpoint, export_model
 from ringmaster.techniques.models.facts import model_facts
 from ringmaster.techniques.scoring.evaluation import EvaluationOrder, evaluate_model
 from tests.integration.workbench import (
@@ -30,11 +33,23 @@ from tests.integration.workbench import (
     largest_difference,
     weights_in,
 )
+from tests.matrix import matrix
 
 LORA = Adapter(rank=4)
 IA3 = Adapter(kind="ia3")
 PREFIX = Adapter(kind="prefix", num_virtual_tokens=4)
+PROMPT = Adapter(kind="prompt", num_virtual_tokens=4)
 KINDS = [LORA, IA3, PREFIX]
+DORA = replace(LORA, dora=True)
+FURTHER = {
+    "dora": DORA,
+    "dropout": replace(LORA, dropout=0.3),
+    "dora-dropout": replace(DORA, dropout=0.3),
+    "pissa": replace(LORA, initialization="pissa"),
+    "pissa-quick": replace(LORA, initialization="pissa_niter_16"),
+    "olora": replace(LORA, initialization="olora"),
+    "prompt": PROMPT,
+}
 PLAIN_MESH = {"reshard": False, "sequence_parallel": False, "loss_parallel": False}
 EVERYWHERE = [
     Layout("single", 1, {"micro_batch": 3}),
@@ -60,12 +75,14 @@ CUT = [
 ]
 LINEAR = ["q_proj", "k_proj", "v_proj", "o_proj", "gate_proj", "up_proj", "down_proj"]
 LARGEST_DIFFERENCE = {"sgd": 2e-7, "adamw": 1e-4}
-LARGEST_LOSS_DIFFERENCE = {"sgd": 1e-6, "adamw": 5e-6}
+LARGEST_LOSS_DIFFERENCE = {"sgd": 2e-6, "adamw": 5e-6}
 
 
 def assert_trains_the_same(bench, job, layout, folder):
     trained, expected = bench.train(job, layout, folder), bench.reference(job)
-    assert largest_difference(trained.weights, expected.weights) <= LARGEST_DIFFERENCE[job.optimizer.name]
+    # PiSSA and OLoRA begin with larger values, whose last digits are larger.
+    within = LARGEST_DIFFERENCE[job.optimizer.name] * (10 if job.adapter.subtracts else 1)
+    assert largest_difference(trained.weights, expected.weights) <= within
     assert trained.losses == pytest.approx(expected.losses, rel=0, abs=LARGEST_LOSS_DIFFERENCE[job.optimizer.name])
     assert trained.outcome.result["metrics"] == pytest.approx(expected.outcome.result["metrics"], abs=1e-5)
 
@@ -83,6 +100,74 @@ def test_a_lora_is_trained_alike(bench, tmp_path, layout):
 @pytest.mark.parametrize(("adapter", "layout"), [(PREFIX, EVERYWHERE[6]), (IA3, CUT[0])], ids=["prefix", "ia3"])
 def test_other_kinds_too(bench, tmp_path, adapter, layout):
     assert_trains_the_same(bench, bench.job(adapter=adapter), layout, tmp_path)
+
+
+@pytest.mark.parametrize("name", FURTHER)
+@pytest.mark.parametrize("layout", matrix([*EVERYWHERE, *CUT], quick=[EVERYWHERE[3], EVERYWHERE[6]]))
+def test_further_kinds_are_trained_alike_or_refused(bench, tmp_path, layout, name):
+    job = bench.job(adapter=FURTHER[name], techniques=(layout.technique,))
+    technique = registry.load(layout.path)
+    if why_no_adaptation(technique, job) or technique.supports(job, bench.shape(layout.num_devices), bench.facts(job)):
+        assert layout in CUT
+        return
+    assert_trains_the_same(bench, job, layout, tmp_path)
+    plain = bench.reference(replace(job, adapter=replace(LORA if job.adapter.kind == "lora" else PREFIX)))
+    assert bench.reference(job).losses[1:] != plain.losses[1:]
+
+
+@pytest.mark.parametrize("name", ["pissa", "olora", "dora", "prompt"])
+def test_peft_loads_further_kinds_on_the_base_as_it_was(bench, tmp_path, name):
+    base = bench.reference(bench.job(optimizer=ADAMW)).order.model_dir
+    job = bench.job(adapter=FURTHER[name], optimizer=replace(ADAMW, lr=0.02), base="base")
+    trained = bench.train(job, SINGLE, tmp_path, weights_from=base)
+    theirs = PeftModel.from_pretrained(LlamaForCausalLM.from_pretrained(base), tmp_path / "model").eval()
+    data = prepare(job.data, cache_dir=bench.cache_dir)
+    ours = build_model(job.model, data=data, seed=0, weights_from=Path(base))
+    ours = attach(ours, Adapter(from_pretrained=str(tmp_path / "model")), seed=0).eval()
+    tokens = torch.arange(24).reshape(2, 12)
+    with torch.no_grad():
+        expected, found = theirs(input_ids=tokens).logits, ours(input_ids=tokens).logits
+    assert torch.allclose(expected[:, -12:], found, atol=1e-5)
+    order = EvaluationOrder(
+        job=job,
+        data=to_json(data),
+        model_dir=trained.order.model_dir,
+        slot=replace(bench.slot(0), cores=()),
+        cache_dir=str(bench.cache_dir),
+    )
+    assert evaluate_model(order) == pytest.approx(trained.outcome.result["metrics"], abs=1e-5)
+    if name != "prompt":
+        assert torch.allclose(merge(ours)(input_ids=tokens).logits, found, atol=1e-5)
+
+
+@pytest.mark.parametrize("layout", matrix([*EVERYWHERE, *CUT], quick=[EVERYWHERE[3], EVERYWHERE[6]]))
+def test_an_adapter_of_a_base_in_4_bits_is_trained_alike_or_refused(bench, tmp_path, layout):
+    job = bench.job(adapter=LORA, quantize_base="nf4", techniques=(layout.technique,))
+    technique = registry.load(layout.path)
+    if why_no_adaptation(technique, job) or technique.supports(job, bench.shape(layout.num_devices), bench.facts(job)):
+        assert not technique.takes_4_bits
+        return
+    assert_trains_the_same(bench, job, layout, tmp_path)
+    assert bench.reference(job).losses[0] != bench.reference(replace(job, quantize_base=None)).losses[0]
+
+
+def test_a_base_in_4_bits_is_what_is_evaluated_scored_and_merged(bench, tmp_path):
+    base = bench.reference(bench.job(optimizer=ADAMW)).order.model_dir
+    job = bench.job(adapter=LORA, quantize_base="nf4", optimizer=replace(ADAMW, lr=0.02), base="base")
+    trained = bench.train(job, SINGLE, tmp_path, weights_from=base)
+    data, folder = prepare(job.data, cache_dir=bench.cache_dir), Path(trained.order.model_dir)
+    order = EvaluationOrder(
+        job=job, data=to_json(data), model_dir=str(folder), slot=replace(bench.slot(0), cores=()),
+        cache_dir=str(bench.cache_dir),
+    )  # fmt: skip
+    expected = trained.outcome.result["metrics"]
+    assert evaluate_model(order) == pytest.approx(expected, abs=1e-6)
+    merged = build_model(job.model, data=data, seed=0, weights_from=folder)
+    export_model(tmp_path / "merged", spec=job.model, model=merged, state=merged.state_dict(), prepared=data)
+    whole = replace(order, job=replace(job, adapter=None, quantize_base=None), model_dir=str(tmp_path / "merged"))
+    assert evaluate_model(whole) == pytest.approx(expected, abs=1e-5)
+    silent = replace(order, job=replace(job, quantize_base=None))  # the adapter's file says on what it was trained
+    assert evaluate_model(silent) == pytest.approx(expected, abs=1e-6)
 
 
 @pytest.mark.full

@@ -5,7 +5,7 @@ from dataclasses import replace
 import pytest
 
 from ringmaster.codec import to_json
-from ringmaster.techniques import ModelSpec, OptimizerSpec
+from ringmaster.techniques import Adapter, ModelSpec, OptimizerSpec
 from ringmaster.techniques.data import prepare
 from ringmaster.techniques.models.facts import model_facts
 from tests.integration.kinds import MODELS, job_of
@@ -86,7 +86,11 @@ def predicted_and_measured(bench, tmp_path, model, layout, **changes):
         "choices": [(layout.technique, dict(order.config), layout.num_devices)],
         "job": to_json(job),
         "data": to_json(data),
-        "facts": to_json(model_facts(job.model, data=data, frozen=job.freeze)),
+        "facts": to_json(
+            model_facts(
+                job.model, data=data, adapter=job.adapter, frozen=job.freeze, in_4_bits=job.quantize_base is not None
+            )
+        ),
         "cache_dir": str(tmp_path),
     }
     said = heard(*answer(bench, "forecast", argument, event="forecast"))
@@ -110,6 +114,12 @@ def assert_foretold(technique, forecast, peak_bytes, copied_bytes, *, within=WIT
 @pytest.mark.parametrize("case", QUICK, ids=_name)
 def test_the_peak_is_foretold(bench, tmp_path, case):
     assert_foretold(case[1].technique, *predicted_and_measured(bench, tmp_path, *case))
+
+
+@pytest.mark.parametrize("layout", matrix([REST[1][1], Layout("single"), QUICK[2][1]], quick=[Layout("single")]))
+def test_the_peak_of_a_base_in_4_bits_is_foretold(bench, tmp_path, layout):
+    changes = {"adapter": Adapter(rank=4), "quantize_base": "nf4"}
+    assert_foretold(layout.technique, *predicted_and_measured(bench, tmp_path, LARGER, layout, **changes))
 
 
 @pytest.mark.full

@@ -30,7 +30,7 @@ def saved(tmp_path):
         ("init_lora_weights", "olora"),
         ("init_lora_weights", "loftq"),
         ("alora_invocation_tokens", [7, 8]),
-        ("use_dora", True),
+        ("lora_bias", True),
         ("rank_pattern", {"q_proj": 2}),
     ],
 )

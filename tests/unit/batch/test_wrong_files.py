@@ -5,6 +5,7 @@ from pathlib import Path
 
 import pytest
 
+from ringmaster import extras
 from ringmaster.errors import BatchFileError
 from ringmaster.tasks.batch import load_batch
 
@@ -64,3 +65,14 @@ def test_a_file_that_cannot_be_read(make, message: str, tmp_path: Path):
     make(path)
     with pytest.raises(BatchFileError, match=message):
         load_batch(path)
+
+
+def test_a_base_in_4_bits_needs_its_extra(tmp_path, monkeypatch):
+    monkeypatch.setitem(extras.PACKAGES, "quantization", ("no_such_package",))
+    file = tmp_path / "batch.yaml"
+    file.write_text(
+        "jobs: [{name: a, model: {from_pretrained: org/model}, adapter: {}, quantize_base: nf4, num_steps: 1,"
+        " data: {source: python-stdlib, seq_len: 8}}]"
+    )
+    with pytest.raises(BatchFileError, match=r"needs no_such_package, not installed\. To fix: pip install"):
+        load_batch(file)
