@@ -71,8 +71,8 @@ def make_alarms(client: SyncPrefectClient, notify: str | None = None) -> None:
     Without a target, missing automations are made without an action, and existing ones stay as people have set them in
     Prefect's pages. Raises InputError if the notification block does not exist.
     """
-    said = notify or os.environ.get(NOTIFY)
-    block = _block(client, said) if said else None
+    value = notify or os.environ.get(NOTIFY)
+    block = _block(client, value) if value else None
     for name, (subject, events) in SUBJECTS.items():
         if block is None and client.read_automations_by_name(name):
             continue
@@ -192,8 +192,8 @@ def _retraining(client: SyncPrefectClient) -> DeploymentResponse | None:
 
 def deploy(client: SyncPrefectClient) -> None:
     """Makes or updates the deployments that prefect.yaml names, in a third of the time of `prefect deploy --all`."""
-    said = yaml.safe_load((PROJECT / "prefect.yaml").read_text())
-    for each in said["deployments"]:
+    value = yaml.safe_load((PROJECT / "prefect.yaml").read_text())
+    for each in value["deployments"]:
         module, _, name = each["entrypoint"].rpartition(".")
         flow: Flow[..., Any] = getattr(import_module(module), name)
         limit, pool = each.get("concurrency_limit") or {}, each["work_pool"]
@@ -218,7 +218,7 @@ def deploy(client: SyncPrefectClient) -> None:
             work_pool_name=pool["name"],
             work_queue_name=pool.get("work_queue_name"),
             job_variables=pool["job_variables"],
-            pull_steps=said["pull"],
+            pull_steps=value["pull"],
         )
     for former in FORMER:
         with suppress(ObjectNotFound):
@@ -280,7 +280,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     """Sets up the pool's server; returns the exit status: 1 without a pool or without the package's prefect.yaml."""
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--nodes", type=json.loads, help="a NodeDeployment in its JSON form")
-    asked = parser.parse_args(arguments)
+    requested = parser.parse_args(arguments)
     address = settings.pool()
     if address is None or not (PROJECT / "prefect.yaml").exists():
         what = "no pool is named" if address is None else f"{PROJECT} has no prefect.yaml"
@@ -292,8 +292,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
         make_automation(client)
         try:
             make_alarms(client)
-            if asked.nodes is not None:
-                make_node_deployment(client, from_json(NodeDeployment, asked.nodes))
+            if requested.nodes is not None:
+                make_node_deployment(client, from_json(NodeDeployment, requested.nodes))
         except InputError as error:
             report_faults(error.faults)
             return 1

@@ -146,11 +146,11 @@ def _is_home(folder: Path) -> bool:
 
 
 def _umask() -> int:
-    said = os.environ.get(UMASK, "")
-    if not said:
+    value = os.environ.get(UMASK, "")
+    if not value:
         return OWNER_ALONE
-    if not re.fullmatch("0?0[0-7]{2}", said):
+    if not re.fullmatch("0?0[0-7]{2}", value):
         raise InputError(
-            [f"{UMASK} {said!r} is not a valid umask. To fix: 077 for the owner alone, 007 to let the group write"]
+            [f"{UMASK} {value!r} is not a valid umask. To fix: 077 for the owner alone, 007 to let the group write"]
         )
-    return int(said, 8)
+    return int(value, 8)

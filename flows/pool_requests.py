@@ -75,9 +75,9 @@ def submit_jobs(
         checkpoint_every_s: The number of seconds between checkpoints. By default, it follows from the cost of one.
     """
     pool_address()
-    found = replace(_batch(jobs), name=batch)
+    match = replace(_batch(jobs), name=batch)
     with kept_result() as end:
-        end.result = train_batch(found, name=batch, checkpoint_every_s=checkpoint_every_s)
+        end.result = train_batch(match, name=batch, checkpoint_every_s=checkpoint_every_s)
     result = end.result
     return ended(result.to_json(), status=result.status, message=result.summary(), failure=BatchFailed)
 

@@ -72,11 +72,11 @@ class TextFormatter(logging.Formatter):
 
 def log_format() -> LogFormat:
     """Returns the format that the environment selects. Raises InputError if it cannot be used."""
-    said = os.environ.get(LOG_FORMAT) or LogFormat.TEXT
+    value = os.environ.get(LOG_FORMAT) or LogFormat.TEXT
     try:
-        selected = LogFormat(said)
+        selected = LogFormat(value)
     except ValueError as error:
-        raise InputError([f"{LOG_FORMAT}: unknown log format {said!r}. To fix: text, or json"]) from error
+        raise InputError([f"{LOG_FORMAT}: unknown log format {value!r}. To fix: text, or json"]) from error
     if selected is LogFormat.JSON and (fault := missing_extra("pool", feature=f"{LOG_FORMAT}=json")):
         raise InputError([fault])
     return selected

@@ -75,14 +75,14 @@ def _known(record: RunRecord) -> dict[str, Any]:
         )
         return {**record.content["answer"], "was_over": True}
     if is_late := record.status == RetrainingStatus.LATE:
-        said = (
+        text = (
             f"the retraining run {record.run_date} trains nothing: its deadline, "
             f"{day_text(record.content['deadline_s'])} UTC, has passed. To fix: begin the next run now, by "
             f"`--night {record.content['next']}` or the field Date, or move night.deadline in the file"
         )
     else:
-        said = f"the retraining run {record.run_date} is skipped: {record.content['later']} was begun already"
-    current_view.get().notice(said)
+        text = f"the retraining run {record.run_date} is skipped: {record.content['later']} was begun already"
+    current_view.get().notice(text)
     return {
         "name": record.name,
         "night": record.run_date,
@@ -94,6 +94,6 @@ def _known(record: RunRecord) -> dict[str, Any]:
         "unit": "device-hours",
         "missed": 0,
         "batch": None,
-        "report": f"# Retraining of {record.name}, {record.run_date}\n\n{said[0].upper()}{said[1:]}.\n",
+        "report": f"# Retraining of {record.name}, {record.run_date}\n\n{text[0].upper()}{text[1:]}.\n",
         "faults": [],
     }

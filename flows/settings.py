@@ -130,8 +130,8 @@ def pool() -> PoolAddress | None:
     Raises InputError where a part is missing.
     """
     file = pool_file(home())
-    said = json.loads(file.read_text()) if file.exists() else {}
-    if not (said or os.environ.get("RINGMASTER_DATABASE")):
+    fields = json.loads(file.read_text()) if file.exists() else {}
+    if not (fields or os.environ.get("RINGMASTER_DATABASE")):
         return None
     variables = {
         "database": "RINGMASTER_DATABASE",
@@ -140,12 +140,12 @@ def pool() -> PoolAddress | None:
         "username": "MLFLOW_TRACKING_USERNAME",
         "password": "MLFLOW_TRACKING_PASSWORD",
     }
-    said |= {key: os.environ[variable] for key, variable in variables.items() if os.environ.get(variable)}
-    missing = [variables[key] for key in ("database", "prefect_api", "mlflow_uri") if key not in said]
+    fields |= {key: os.environ[variable] for key, variable in variables.items() if os.environ.get(variable)}
+    missing = [variables[key] for key in ("database", "prefect_api", "mlflow_uri") if key not in fields]
     if missing:
         names = " and ".join(missing)
         raise InputError([f"RINGMASTER_DATABASE names a pool; {names} must also be set"])
-    address = PoolAddress(**said)
+    address = PoolAddress(**fields)
     address.bypass_proxies()
     return address
 
@@ -208,20 +208,20 @@ def most_flow_runs() -> int:
 def _node_prices() -> NodePrices | None:
     from ringmaster.tasks.planning.whatif.nodes import NodePrices
 
-    said = os.environ.get(NODE_PRICES)
-    if not said:
+    value = os.environ.get(NODE_PRICES)
+    if not value:
         return None
     try:
-        return NodePrices.from_text(said)
+        return NodePrices.from_text(value)
     except ValueError as error:
-        fault = f"{NODE_PRICES}={said} is not the price of a node's hour, the worth of an hour, and a budget: {error}"
+        fault = f"{NODE_PRICES}={value} is not the price of a node's hour, the worth of an hour, and a budget: {error}"
         raise InputError([f"{fault}. To fix: as in 2.5,40,300, or 2.5,40,inf for no budget"]) from error
 
 
 def tracking_uri(folder: Path) -> str:
     """Returns MLflow's tracking URI: MLFLOW_TRACKING_URI, the server of the pool, or a SQLite file in `folder`."""
-    if said := os.environ.get("MLFLOW_TRACKING_URI"):
-        return said
+    if value := os.environ.get("MLFLOW_TRACKING_URI"):
+        return value
     address = pool()
     return address.mlflow_uri if address else sqlite_url(folder / "mlflow.db")
 

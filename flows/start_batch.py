@@ -74,38 +74,38 @@ def start_batch(
         checkpoint_every_s: Seconds between checkpoints; by default derived from the cost of one checkpoint.
         seed: Seed of the planner. A pool's controller uses its own seed.
     """
-    asked = batch.batch()
+    requested = batch.batch()
     if mode == "dry-run":
-        found = dry_run(asked, profiles=profiles, seed=seed)
-        show(found)
+        match = dry_run(requested, profiles=profiles, seed=seed)
+        show(match)
         return ended(
-            found.to_json(), status="done" if found.is_good else "failed", message=found.summary(), failure=BatchFailed
+            match.to_json(), status="done" if match.is_good else "failed", message=match.summary(), failure=BatchFailed
         )
     if mode == "ask":
         answer = ask_to_start(
-            lambda: _question(asked, profiles=profiles, seed=seed),
+            lambda: _question(requested, profiles=profiles, seed=seed),
             timeout_s=answer_within_s,
             without_answer=without_answer == "train",
         )
         if not answer.approved:
-            return _turned_down(asked, answer)
+            return _turned_down(requested, answer)
     options = RunOptions(resume=resume, checkpoint_every_s=checkpoint_every_s, seed=seed)
-    result = train(asked, options)
+    result = train(requested, options)
     return ended(result.to_json(), status=result.status, message=result.summary(), failure=BatchFailed)
 
 
 def show(found: DryRun) -> None:
     """Shows a dry run among the artifacts of the flow run."""
     page = found.markdown()
-    said = "The estimated end and cost of the batch"
-    for_prefect(lambda: create_markdown_artifact(key="dry-run", markdown=page, description=said))
+    text = "The estimated end and cost of the batch"
+    for_prefect(lambda: create_markdown_artifact(key="dry-run", markdown=page, description=text))
 
 
 def _question(batch: Batch, *, profiles: Profiles, seed: int) -> str:
     """Plans the batch and shows the plan; returns the question for a person, as markdown."""
-    found = dry_run(batch, profiles=profiles, seed=seed)
-    show(found)
-    lines = "".join(f"\n- {markdown(line)}" for line in found.sentences())
+    result = dry_run(batch, profiles=profiles, seed=seed)
+    show(result)
+    lines = "".join(f"\n- {markdown(line)}" for line in result.sentences())
     return f"# Train {markdown(batch.name)}?\n{lines}\n\nThe plan is among this run's artifacts."
 
 

@@ -118,7 +118,7 @@ def sweep(
     )
     won = best(rows)
     status = sweep_status(result.status, won)
-    found = {
+    results = {
         "name": name,
         "status": status,
         "metric": spec.objective,
@@ -127,7 +127,7 @@ def sweep(
         **_recorded(sweep_scheduler, rows, challenger_of=challenger_of or name, faults=result.faults),
         "batch": result.to_json(),
     }
-    return ended(found, status=status, message=result.summary(), failure=SweepFailed)
+    return ended(results, status=status, message=result.summary(), failure=SweepFailed)
 
 
 def sweep_status(batch_status: str, won: Mapping[str, Any] | None) -> str:
@@ -160,8 +160,8 @@ def _recorded(
     link = f"[The sweep in MLflow]({uri}/{where})" if where and uri.startswith("http") else ""
     encoded = {path: b64encode(svg.encode()).decode() for path, svg in drawn.items()}
     pictures = [f"![{path}](data:image/svg+xml;base64,{data})" for path, data in encoded.items()]
-    said = [] if challenger is None else [f"**{won and won['job']}** is the challenger now: `{challenger}`."]
-    flow_runs.for_prefect(lambda: _show("\n\n".join([*said, link, *pictures]), rows))
+    lines = [] if challenger is None else [f"**{won and won['job']}** is the challenger now: `{challenger}`."]
+    flow_runs.for_prefect(lambda: _show("\n\n".join([*lines, link, *pictures]), rows))
     return {"run": sweep_scheduler.run_id, "challenger": challenger, "faults": faults}
 
 

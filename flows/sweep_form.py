@@ -296,8 +296,8 @@ def load_sweep(path: Path) -> Sweep:
     """Reads a sweep from a YAML file; relative paths start in its folder. Raises BatchFileError with every fault."""
     read = read_document(path, what=f"a sweep's file, such as {EXAMPLE_FILE}")
     if read.data is None:
-        found = [Fault("", f.line, f.message, f.remedy, path.name) for f in read.findings]
-        raise BatchFileError(found)
+        result = [Fault("", f.line, f.message, f.remedy, path.name) for f in read.findings]
+        raise BatchFileError(result)
     raw = _from_folder(read.data, folder=path.parent.resolve())
     faults: list[Fault] = []
     form: Sweep | None
@@ -344,7 +344,7 @@ def _faults(error: ValidationError, *, read: document.YamlDocument, file: str) -
     raw = read.data or {}
     template = raw.get("template")
     meant = JobFromFile if isinstance(template, dict) and "path" in template else InlineJob
-    found: dict[tuple[str | int, ...], Fault] = {}
+    result: dict[tuple[str | int, ...], Fault] = {}
     for details in error.errors(include_url=False):
         place, kind = details["loc"], details["type"]
         if not place:
@@ -363,8 +363,8 @@ def _faults(error: ValidationError, *, read: document.YamlDocument, file: str) -
             message, remedy = details["msg"], details["ctx"]["remedy"]
         elif kind == "extra_forbidden":
             message, remedy = "is an unknown key", closest(str(place[-1]), section.model_fields, what="The keys are")
-        found.setdefault(place, Fault(place_text(place), read.line(place), message, remedy, file))
-    return list(found.values())
+        result.setdefault(place, Fault(place_text(place), read.line(place), message, remedy, file))
+    return list(result.values())
 
 
 def _by_key(place: tuple[str | int, ...], raw: Mapping[str, Any]) -> tuple[str | int, ...]:
@@ -412,11 +412,11 @@ def _template(choice: JobFromFile | InlineJob) -> tuple[dict[str, Any], Path]:
     raw = document.read(batch.text).data or {}
     jobs = [*raw.get("jobs", []), *(entry["template"] for entry in raw.get("grid", []))]
     named = {job["name"]: job for job in jobs}
-    found = jobs[0] if not choice.job and len(jobs) == 1 else named.get(choice.job)
-    if found is not None:
+    result = jobs[0] if not choice.job and len(jobs) == 1 else named.get(choice.job)
+    if result is not None:
         # The data sets of that batch file, which trials are not part of.
         datasets = NamedData(raw.get("datasets"), folder=batch.folder)
-        return datasets.with_files(found, origin=lambda place: place), batch.folder
+        return datasets.with_files(result, origin=lambda place: place), batch.folder
     problem = f"names no job of {path.name}" if not choice.job else f"{choice.job!r} is no job of {path.name}"
     remedy = closest(choice.job, named, what="Use one of")
     raise BatchFileError([Fault("template.job", None, problem, remedy)])

@@ -58,7 +58,7 @@ def graphml(snapshot: Snapshot, ids: frozenset[str] | None = None) -> str:
 
     Source: http://graphml.graphdrawing.org.
     """
-    said = graph_json(snapshot, ids)
+    text = graph_json(snapshot, ids)
     root = ElementTree.Element("graphml", xmlns=_GRAPHML)
     for key in _NODE_KEYS:
         attributes = {"id": key, "for": "node", "attr.name": key, "attr.type": "string"}
@@ -66,14 +66,14 @@ def graphml(snapshot: Snapshot, ids: frozenset[str] | None = None) -> str:
     attributes = {"id": "adaptation", "for": "edge", "attr.name": "kind", "attr.type": "string"}
     ElementTree.SubElement(root, "key", attributes)
     graph = ElementTree.SubElement(root, "graph", id="lineage", edgedefault="directed")
-    known = {node["id"] for node in said["nodes"]}
-    for node in said["nodes"]:
+    known = {node["id"] for node in text["nodes"]}
+    for node in text["nodes"]:
         element = ElementTree.SubElement(graph, "node", id=node["id"])
         for key, value in _texts(node).items():
             ElementTree.SubElement(element, "data", key=key).text = value
-    for gone in dict.fromkeys(edge["parent"] for edge in said["edges"] if edge["parent"] not in known):
+    for gone in dict.fromkeys(edge["parent"] for edge in text["edges"] if edge["parent"] not in known):
         ElementTree.SubElement(graph, "node", id=printable(gone))
-    for edge in said["edges"]:
+    for edge in text["edges"]:
         element = ElementTree.SubElement(graph, "edge", source=printable(edge["parent"]), target=edge["child"])
         ElementTree.SubElement(element, "data", key="adaptation").text = printable(edge["kind"])
     ElementTree.indent(root)

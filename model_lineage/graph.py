@@ -155,12 +155,12 @@ def blame(graph: Graph, model: str, test: Test, *, every: bool = False) -> Bisec
     while True:
         untested = tuple(answers.untested)
         try:
-            found, is_monotone = _search(_without(graph, model, untested), model, answers, every=every)
+            result, is_monotone = _search(_without(graph, model, untested), model, answers, every=every)
         except _ModelNotTestable:
             continue  # the next search skips one more model and reuses the known answers
         culprits = tuple(
             BreakingAdaptation(child=each.child, parents=each.parents, perhaps=_between(graph, each.child, untested))
-            for each in found
+            for each in result
         )
         return BisectionResult(culprits=culprits, is_monotone=is_monotone, verdicts=answers.known, untested=untested)
 
@@ -185,16 +185,16 @@ def first_bad(points: Sequence[str], test: Test) -> tuple[int, int]:
 
 def every_bad(points: Sequence[str], test: Test) -> list[tuple[int, int]]:
     """Returns such a pair for every change from good to bad. All points are tested; the beginning counts as good."""
-    found: list[tuple[int, int]] = []
+    result: list[tuple[int, int]] = []
     low, was_good = -1, True
     for i, point in enumerate(points):
         is_good = test(point)
         if is_good is None:
             continue
         if was_good and not is_good:
-            found.append((low, i))
+            result.append((low, i))
         low, was_good = i, is_good
-    return found
+    return result
 
 
 class _ModelNotTestable(Exception):
@@ -275,10 +275,10 @@ def _without(graph: Graph, model: str, left_out: Collection[str]) -> Graph:
     """Returns the ancestry of a model without `left_out`, whose children become children of their parents."""
 
     def parents(id: str) -> tuple[str, ...]:
-        found: dict[str, None] = {}
+        result: dict[str, None] = {}
         for parent in graph.parents(id):
-            found |= dict.fromkeys(parents(parent) if parent in left_out else [parent])
-        return tuple(found)
+            result |= dict.fromkeys(parents(parent) if parent in left_out else [parent])
+        return tuple(result)
 
     line = {model, *graph.ancestors(model)}.difference(left_out)
     return Graph(Adaptation(child=id, parents=parents(id), kind="merged") for id in graph.models if id in line)
@@ -286,10 +286,10 @@ def _without(graph: Graph, model: str, left_out: Collection[str]) -> Graph:
 
 def _between(graph: Graph, child: str, untested: Collection[str]) -> tuple[str, ...]:
     """Returns the untested ancestors that only untested models separate from `child`."""
-    found: dict[str, None] = {}
+    result: dict[str, None] = {}
     todo = [child]
     for each in todo:
-        new = [parent for parent in graph.parents(each) if parent in untested and parent not in found]
-        found |= dict.fromkeys(new)
+        new = [parent for parent in graph.parents(each) if parent in untested and parent not in result]
+        result |= dict.fromkeys(new)
         todo += new
-    return tuple(found)
+    return tuple(result)

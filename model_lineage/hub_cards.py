@@ -59,33 +59,33 @@ def hub_card(
     if names := list(dict.fromkeys(dataset.name for dataset in record.datasets)):
         head["datasets"] = names
     title = record.registered_name + ("" if record.version is None else f" version {record.version}")
-    said = [
+    lines = [
         f"# {markdown(title)}",
         f"{markdown(record.kind.capitalize())}{_from(base_models)}, recorded as `{record.model_id}`.",
     ]
     if record.datasets:
-        said.append(
+        lines.append(
             "\n".join(
                 f"- {markdown(d.context)}: {markdown(d.name)}, digest {code_span(d.digest)}" for d in record.datasets
             )
         )
     for name, values in (("Held-out metrics", metrics), ("Hyperparameters", params)):
         if values:
-            said += [
+            lines += [
                 f"## {name}",
                 "\n".join(f"- {markdown(key)}: {markdown(str(value))}" for key, value in values.items()),
             ]
-    return f"{_FENCE}\n{yaml.safe_dump(storable_values(head), sort_keys=False)}{_FENCE}\n\n" + "\n\n".join(said) + "\n"
+    return f"{_FENCE}\n{yaml.safe_dump(storable_values(head), sort_keys=False)}{_FENCE}\n\n" + "\n\n".join(lines) + "\n"
 
 
 def read_card(folder: Path) -> CardMetadata:
     """Returns the metadata of the card in a model's folder, or empty metadata. Raises ValueError on an invalid card."""
     text = card_text(folder)
-    found = re.match(r"---\n(.*?)^---", text, re.DOTALL | re.MULTILINE)
-    if found is None:
+    result = re.match(r"---\n(.*?)^---", text, re.DOTALL | re.MULTILINE)
+    if result is None:
         return CardMetadata()
     try:
-        head = yaml.load(found[1], Loader=_PlainLoader) or {}
+        head = yaml.load(result[1], Loader=_PlainLoader) or {}
     except (yaml.YAMLError, ValueError, RecursionError) as error:
         raise ValueError(
             f"{folder / CARD} begins with no valid YAML ({' '.join(str(error).split())}). To fix: mend it, or remove it"

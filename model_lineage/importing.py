@@ -106,8 +106,8 @@ def registered_name(source: str, *, taken: Callable[[str], bool] = lambda _: Fal
         parts = cached[-1:]  # in a cache of the hub
     telling = [k for k, part in enumerate(parts) if not GENERIC.fullmatch(part)]
     first = telling[-1] if telling else max(len(parts) - 1, 0)
-    told = [part for part in parts[first + 1 :] if re.search(r"\d", part)]
-    names = [_joined(parts[first : first + 1] + told), *(_joined(parts[k:]) for k in range(first, -1, -1))]
+    reported = [part for part in parts[first + 1 :] if re.search(r"\d", part)]
+    names = [_joined(parts[first : first + 1] + reported), *(_joined(parts[k:]) for k in range(first, -1, -1))]
     mark = hashlib.sha256(source.encode("utf-8", "backslashreplace")).hexdigest()[:8]
     return next((name for name in names if not taken(name)), f"{names[0]}-{mark}")
 
@@ -291,13 +291,13 @@ def record_base(
             elif stored is not None and node.record.tensors_id != stored.id:
                 add(ledger.owner(node.id))  # a model in the store that nobody owns is never deleted
             return node.id
-        said = _said_of(source, model, fetch, Path(aside) / "said")
-        card = read_card(said)
+        value = _said_of(source, model, fetch, Path(aside) / "said")
+        card = read_card(value)
         return attempt.record(
             registered_name(source, taken=lambda name: _is_taken(snapshot, name, source)),
             key=f"import {source} {stored.id if stored else 'without weights'}",
             source=source,
-            folder=said,
+            folder=value,
             relation=card.relation,
             bases=planned_bases(card, snapshot, fetch, source=source),
             keep=keep,
@@ -315,8 +315,8 @@ def _known(
     if same := [node for node in newest if _has_files(node, stored, store)]:
         return same[0]
     # A node without tensors may be recorded only in part; the status of its run says whether it is.
-    said = ((node, node.record.run_id) for node in of_place if node.record.tensors_id is None)
-    return next((node for node, run in said if run is not None and ledger.is_finished(run)), None)
+    lines = ((node, node.record.run_id) for node in of_place if node.record.tensors_id is None)
+    return next((node for node, run in lines if run is not None and ledger.is_finished(run)), None)
 
 
 def _has_files(node: LineageNode, stored: StoredModel, store: TensorStore) -> bool:

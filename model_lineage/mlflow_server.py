@@ -36,7 +36,7 @@ class PasswordForAll:
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         """Answers a request."""
         if scope["type"] == "http" and OPEN_TO_ALL in scope["path"]:
-            asked = {**scope, "method": "GET", "path": CLOSED, "raw_path": CLOSED.encode(), "query_string": b""}
+            requested = {**scope, "method": "GET", "path": CLOSED, "raw_path": CLOSED.encode(), "query_string": b""}
             answer: list[Message] = []
 
             async def keep(message: Message) -> None:
@@ -45,7 +45,7 @@ class PasswordForAll:
             async def no_body() -> Message:
                 return {"type": "http.request", "body": b"", "more_body": False}
 
-            await self.app(asked, no_body, keep)
+            await self.app(requested, no_body, keep)
             if not answer or answer[0].get("status") != 200:
                 for message in answer or [{"type": "http.response.start", "status": UNAUTHORIZED, "headers": []}]:
                     await send(message)

@@ -135,12 +135,12 @@ def _read_json(path: Path, *, named: Path) -> dict[str, Any]:
         most = MOST_OTHER_BYTES if named.name.endswith(INDEX) else MOST_JSON_BYTES
         if path.stat().st_size > most:
             raise ValueError(f"it has more than {most // 1_000_000} MB")
-        found = json.loads(path.read_bytes())
-        if not isinstance(found, dict):
+        result = json.loads(path.read_bytes())
+        if not isinstance(result, dict):
             raise ValueError("it is no object")
     except (ValueError, RecursionError) as error:
         raise ValueError(f"{named} cannot be read as JSON: {error}. To fix: save the model again") from error
-    return found
+    return result
 
 
 def _faults_of_config(named: Path, said: Mapping[str, Any]) -> Iterator[str]:
@@ -184,8 +184,8 @@ def _missing_shards(folder: Path, files: Collection[str]) -> Iterator[str]:
     """Yields a fault for each set of numbered files that is not complete, or that has no index."""
     wanted: dict[tuple[str, str], set[str]] = {}
     for name in files:
-        if found := re.fullmatch(r"(.*)-(\d{5})-of-(\d{5})\.safetensors", name):
-            wanted.setdefault((found[1], found[3]), set()).add(found[2])
+        if result := re.fullmatch(r"(.*)-(\d{5})-of-(\d{5})\.safetensors", name):
+            wanted.setdefault((result[1], result[3]), set()).add(result[2])
     for (stem, total), numbers in wanted.items():
         if lost := int(total) - len(numbers):
             yield f"{folder} lacks {lost} of the {int(total)} files {stem}-*-of-{total}{WEIGHTS}. To fix: fetch them"

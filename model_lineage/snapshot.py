@@ -155,11 +155,11 @@ class Snapshot:
 
     @cached_property
     def _by_name(self) -> Mapping[str, list[LineageNode]]:
-        found: dict[str, list[LineageNode]] = {}
+        result: dict[str, list[LineageNode]] = {}
         for node in self.nodes.values():
             for version in node.versions:
-                found.setdefault(version.record.registered_name, []).append(version)
-        return found
+                result.setdefault(version.record.registered_name, []).append(version)
+        return result
 
     def _unknown(self, name: str, base: str) -> str:
         if base in self._by_name:
@@ -237,8 +237,8 @@ def record_differences(first: LineageNode, second: LineageNode) -> dict[str, dic
         "behaviour": behaviour,
         "origin": origins,
     }
-    found = {name: dict(_differing(pair[0], pair[1])) for name, pair in sections.items()}
-    return {name: rows for name, rows in found.items() if rows}
+    result = {name: dict(_differing(pair[0], pair[1])) for name, pair in sections.items()}
+    return {name: rows for name, rows in result.items() if rows}
 
 
 def _differing(
@@ -295,13 +295,13 @@ def collect(ledger: Ledger, store: TensorStore, snapshot: Snapshot, nodes: Seque
 def consistency_errors(snapshot: Snapshot, store: TensorStore) -> list[str]:
     """Returns the faults in the records and in the tensor store as messages, none if all is well. Reads all tensors."""
     names = {node.record.tensors_id: node.label for node in snapshot.models if node.record.tensors_id is not None}
-    found = [*_record_errors(snapshot), *store.fsck(names=names)]
+    result = [*_record_errors(snapshot), *store.fsck(names=names)]
     ids = set(store.ids())
     for node in snapshot.models:
         id = node.record.tensors_id
         if id is not None and id not in ids:
-            found.append(f"{node.label} is gone from the tensor store. To fix: ringmaster lineage store {node.id}")
-    return found
+            result.append(f"{node.label} is gone from the tensor store. To fix: ringmaster lineage store {node.id}")
+    return result
 
 
 def _record_errors(snapshot: Snapshot) -> list[str]:
@@ -309,15 +309,15 @@ def _record_errors(snapshot: Snapshot) -> list[str]:
         graph = snapshot.graph
     except ValueError as error:
         return [f"{error}. To fix: correct the tag ringmaster.parents of one of them in MLflow"]
-    found = []
+    result = []
     for node in snapshot.models:
         gone = [parent for parent in graph.parents(node.id) if parent not in snapshot.nodes]
-        found += [f"{node.label} came from {parent}, which was deleted" for parent in gone]
+        result += [f"{node.label} came from {parent}, which was deleted" for parent in gone]
         if not node.is_ready:
-            found.append(f"{node.label} was never completed. To fix: ringmaster run --resume of its batch")
+            result.append(f"{node.label} was never completed. To fix: ringmaster run --resume of its batch")
         lost = [component for component in node.record.components if component not in snapshot.nodes]
-        found += [f"{node.label} has the component {component}, which was deleted" for component in lost]
-    return found
+        result += [f"{node.label} has the component {component}, which was deleted" for component in lost]
+    return result
 
 
 def _unless_gone(delete: Callable[..., None], *arguments: str) -> None:

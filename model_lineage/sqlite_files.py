@@ -61,24 +61,24 @@ def fault_of(file: Path, *, contents: str, versions: str = "", version_table: st
     if not os.access(file, os.W_OK) or not os.access(file.parent, os.W_OK):
         return f"{file}, or its folder, cannot be written by this user. To fix: chmod u+rwX, or choose another place"
     try:
-        found = _versions_in(file, version_table)
+        result = _versions_in(file, version_table)
     except sqlite3.OperationalError as error:
         if "locked" in str(error):
             return f"{file} is locked by another process{_holders(file)}. To fix: wait for that process, or end it"
         return f"{file} cannot be used: {error}. To fix: free space, give this user access, or choose another place"
     except sqlite3.DatabaseError as error:
         return f"{file} is damaged, or is no SQLite database ({error}). To fix: put back a copy, or {moved}"
-    if not versions or found == []:
+    if not versions or result == []:
         return None
     package, _, folder = versions.partition(":")
     spec = find_spec(package)
     places = (spec.submodule_search_locations or ()) if spec is not None else ()
-    if found is None:
+    if result is None:
         return f"{file} holds other tables than those of {package}. To fix: choose another place, or {moved}"
-    if any(version in file.name for place in places for file in Path(place, folder).glob("*.py") for version in found):
+    if any(version in file.name for place in places for file in Path(place, folder).glob("*.py") for version in result):
         return None
     return (
-        f"{file} was written by another release of {package}, whose version {', '.join(found)} of the tables is not "
+        f"{file} was written by another release of {package}, whose version {', '.join(result)} of the tables is not "
         f"known to the installed one. To fix: install that release, or {moved}"
     )
 
@@ -103,15 +103,15 @@ def _versions_in(file: Path, table: str) -> list[str] | None:
             if answer != "ok":
                 raise sqlite3.DatabaseError(" ".join(answer.split()))
         tables = {name for (name,) in connection.execute("SELECT name FROM sqlite_master WHERE type = 'table'")}
-        found = [version for (version,) in connection.execute(f"SELECT * FROM {table}")] if table in tables else None
+        result = [version for (version,) in connection.execute(f"SELECT * FROM {table}")] if table in tables else None
         connection.execute("ROLLBACK")
-    return found if tables else []
+    return result if tables else []
 
 
 def _holders(file: Path) -> str:
     """Returns the processes of this user and machine that have a file open, as text."""
-    found = ", ".join(dict.fromkeys(_processes_with(file.resolve())))
-    return f" ({found})" if found else ", perhaps of another machine"
+    text = ", ".join(dict.fromkeys(_processes_with(file.resolve())))
+    return f" ({text})" if text else ", perhaps of another machine"
 
 
 def _processes_with(file: Path) -> Iterator[str]:

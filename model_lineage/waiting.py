@@ -53,13 +53,13 @@ class OutageRetry:
             reraise=True,
         )
         try:
-            found = retrying(action)
+            result = retrying(action)
         except Exception as error:
             if not self._may_pass(error):
                 self._is_back()
             raise
         self._is_back()
-        return found
+        return result
 
     def hurry(self, patience_s: float) -> None:
         """Limits further waiting to `patience_s` seconds from now. Can be called from any thread."""

@@ -89,7 +89,7 @@ def detect(devices: Devices = "auto", *, nvml: Any = None, root: Path = Path("/"
     Raises ValueError if the machine does not have the requested devices.
     """
     if devices == "auto":
-        found = gpus(nvml=nvml) or cpu_slots(root=root)
+        result = gpus(nvml=nvml) or cpu_slots(root=root)
     else:
         if not isinstance(devices, Mapping) or len(devices) != 1:
             raise ValueError(
@@ -97,25 +97,25 @@ def detect(devices: Devices = "auto", *, nvml: Any = None, root: Path = Path("/"
             )
         ((kind, number),) = devices.items()
         if kind == "gpu":
-            found = _first_gpus(number, nvml=nvml)
+            result = _first_gpus(number, nvml=nvml)
         elif kind == "cpu" and isinstance(number, int):
-            found = cpu_slots(number, root=root)
+            result = cpu_slots(number, root=root)
         else:
             raise ValueError(f"devices {dict(devices)!r} are unknown. To fix: write {{cpu: 2}} or {{gpu: all}}")
-    return Cluster(nodes=(Node(name=platform.node() or "localhost", devices=found),))
+    return Cluster(nodes=(Node(name=platform.node() or "localhost", devices=result),))
 
 
 def _first_gpus(number: int | str, *, nvml: Any) -> tuple[Device, ...]:
-    found = gpus(nvml=nvml)
-    if not found:
+    result = gpus(nvml=nvml)
+    if not result:
         raise ValueError(
             "this machine has no GPU that NVIDIA's driver shows. To fix: write `devices: auto` or {cpu: 2}"
         )
     if number == "all":
-        return found
-    if not isinstance(number, int) or number < 1 or number > len(found):
-        raise ValueError(f"{number} GPUs are asked of {len(found)}. To fix: ask for 1 to {len(found)}, or all")
-    return found[:number]
+        return result
+    if not isinstance(number, int) or number < 1 or number > len(result):
+        raise ValueError(f"{number} GPUs are asked of {len(result)}. To fix: ask for 1 to {len(result)}, or all")
+    return result[:number]
 
 
 def gpus(*, nvml: Any = None) -> tuple[Device, ...]:
@@ -128,15 +128,15 @@ def gpus(*, nvml: Any = None) -> tuple[Device, ...]:
         return ()
     try:
         visible = os.environ.get("CUDA_VISIBLE_DEVICES")
-        found = [_gpu(index, nvml=nvml) for index in range(nvml.nvmlDeviceGetCount())]
+        result = [_gpu(index, nvml=nvml) for index in range(nvml.nvmlDeviceGetCount())]
     finally:
         nvml.nvmlShutdown()
     if visible is not None:
         wanted = [name.strip() for name in visible.split(",")]
-        found = [gpu for gpu in found if any(_is_named(gpu, name) for name in wanted)]
+        result = [gpu for gpu in result if any(_is_named(gpu, name) for name in wanted)]
     cpus = sorted(os.sched_getaffinity(0))
-    shares = _even(cpus, len(found)) if 0 < len(found) <= len(cpus) else [tuple(cpus)] * len(found)
-    return tuple(replace(gpu, cores=share) for gpu, share in zip(found, shares, strict=True))
+    shares = _even(cpus, len(result)) if 0 < len(result) <= len(cpus) else [tuple(cpus)] * len(result)
+    return tuple(replace(gpu, cores=share) for gpu, share in zip(result, shares, strict=True))
 
 
 def cpu_slots(number: int | None = None, *, root: Path = Path("/")) -> tuple[Device, ...]:

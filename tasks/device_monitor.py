@@ -96,11 +96,11 @@ def probes(devices: Sequence[Device], *, nvml: Any = None, own_pid: int | None =
     if gpus:
         nvml = nvml or import_module("pynvml")
         nvml.nvmlInit()  # for the lifetime of this process: a new initialisation would lose registered events
-    found: list[DeviceSampler] = [GpuProbe(number, device, nvml=nvml) for number, device in gpus]
+    result: list[DeviceSampler] = [GpuProbe(number, device, nvml=nvml) for number, device in gpus]
     if slots:
         memory_bytes = min(device.memory_bytes for device in devices if device.kind != "gpu")
-        found.append(CpuProbe(slots, memory_bytes=memory_bytes, own_pid=own_pid or os.getpid()))
-    return found
+        result.append(CpuProbe(slots, memory_bytes=memory_bytes, own_pid=own_pid or os.getpid()))
+    return result
 
 
 @dataclass
@@ -355,8 +355,8 @@ class Telemetry:
         with self._lock:
             silent_s = self._clock() - self._sampled_s
             if self._thread is not None and silent_s > SILENT_AFTER_S:
-                said = f"the driver has not answered for {silent_s:.0f} s"
-                return {str(number): said for number, device in enumerate(self._devices) if device.kind == "gpu"}
+                text = f"the driver has not answered for {silent_s:.0f} s"
+                return {str(number): text for number, device in enumerate(self._devices) if device.kind == "gpu"}
             return dict(self._reasons)
 
     def sample(self) -> None:
@@ -391,8 +391,8 @@ class Telemetry:
         devices = {}
         for number in meter.numbers:
             samples = meter.samples.get(number, [])
-            told = {key: [v for s in samples if (v := getattr(s, key)) is not None] for key in MEANS}
-            means: dict[str, Any] = {key: fmean(values) for key, values in told.items() if values}
+            reported = {key: [v for s in samples if (v := getattr(s, key)) is not None] for key in MEANS}
+            means: dict[str, Any] = {key: fmean(values) for key, values in reported.items() if values}
             if number in meter.energy_j:
                 means["energy_j"] = meter.energy_j[number]
             devices[str(number)] = {"kind": self._devices[number].kind, **means}

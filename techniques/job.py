@@ -445,8 +445,8 @@ class Job:
     @property
     def parents(self) -> tuple[str, ...]:
         """The names of the models that this one is derived from: the base, then its teacher or the merged models."""
-        said = self.adaptation
-        named = (self.base, *(() if said is None else (said.teacher, *said.parents)))
+        value = self.adaptation
+        named = (self.base, *(() if value is None else (value.teacher, *value.parents)))
         return tuple(dict.fromkeys(name for name in named if name is not None))
 
     @property
@@ -456,11 +456,11 @@ class Job:
 
     def renamed(self, name: str, rename: Callable[[str], str]) -> "Job":
         """Returns the same job under the name `name`, with `rename` applied to the names of its parents."""
-        base, said = self.base and rename(self.base), self.adaptation
-        if said is not None:
-            teacher = said.teacher and rename(said.teacher)
-            said = replace(said, teacher=teacher, parents=tuple(map(rename, said.parents)))
-        return replace(self, name=name, base=base, adaptation=said)
+        base, value = self.base and rename(self.base), self.adaptation
+        if value is not None:
+            teacher = value.teacher and rename(value.teacher)
+            value = replace(value, teacher=teacher, parents=tuple(map(rename, value.parents)))
+        return replace(self, name=name, base=base, adaptation=value)
 
     @property
     def total_steps(self) -> int:

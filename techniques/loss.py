@@ -284,11 +284,11 @@ def loss_class(name: str) -> type[LossFunction]:
 
 def loss_named(name: str, options: Mapping[str, Any]) -> LossFunction:
     """Returns a loss with options. Raises ValueError on an unknown loss, an unknown option or a wrong value."""
-    found = loss_class(name)
-    faults = list(option_faults(found, options))
+    result = loss_class(name)
+    faults = list(option_faults(result, options))
     if faults:
         raise ValueError("; ".join(f"loss: {fault}" for fault in faults))
-    return found(**{key: tuple(value) if isinstance(value, list) else value for key, value in options.items()})
+    return result(**{key: tuple(value) if isinstance(value, list) else value for key, value in options.items()})
 
 
 def class_of(loss: str | None) -> type[LossFunction] | None:

@@ -57,7 +57,7 @@ def checked_values(values: object, *, may_be_undefined: bool = True) -> dict[str
         raise ValueError(f"metrics {values!r:.100} are no object. To fix: give each metric's value by its name")
     if len(values) > MOST_METRICS:
         raise ValueError(f"{len(values)} metrics are given at once. To fix: give at most {MOST_METRICS}")
-    found, faults = dict[str, float](), list[str]()
+    result, faults = dict[str, float](), list[str]()
     for name, value in values.items():
         if (fault := name_fault(name)) is not None:
             faults.append(f"metric {name!r:.100} cannot have this name: {fault}. To fix: give it another name")
@@ -68,11 +68,11 @@ def checked_values(values: object, *, may_be_undefined: bool = True) -> dict[str
         elif math.isnan(value) and not may_be_undefined:
             faults.append(f"metric {name!r} is NaN. To fix: give a finite number, or leave it out")
         else:
-            found[name] = float(value)
+            result[name] = float(value)
     if faults:
         more = f"; and {len(faults) - 5} others" if len(faults) > 5 else ""
         raise ValueError("; ".join(faults[:5]) + more)
-    return found
+    return result
 
 
 @dataclass(frozen=True, eq=False, kw_only=True)
@@ -287,9 +287,9 @@ def metrics_named(names: Iterable[str]) -> tuple[Metric, ...]:
 
     Also raises ValueError where two of them compute sums of one name in different ways.
     """
-    found = tuple(metric_named(name) for name in dict.fromkeys(names))
+    result = tuple(metric_named(name) for name in dict.fromkeys(names))
     owners: dict[str, Metric] = {}
-    for metric in found:
+    for metric in result:
         for name in metric.sums:
             owner = owners.setdefault(name, metric)
             if type(owner).compute_sums is not type(metric).compute_sums:
@@ -297,7 +297,7 @@ def metrics_named(names: Iterable[str]) -> tuple[Metric, ...]:
                     f"the metrics {owner.name} and {metric.name} both have a sum {name!r}. To fix: rename one of the "
                     "sums, or measure only one of the metrics"
                 )
-    return found
+    return result
 
 
 def scored_metrics(names: Iterable[str]) -> tuple[Metric, ...]:

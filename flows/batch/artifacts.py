@@ -58,8 +58,8 @@ def show_records(recorder: AsyncRecorder, result: BatchResult) -> None:
     except LedgerError:  # MLflow is away: incomplete records are reported elsewhere
         return
     text = records_markdown(result, server=server, run_path=path)
-    said = "Where MLflow has the batch and its models"
-    for_prefect(lambda: create_markdown_artifact(key="mlflow", markdown=text, description=said))
+    message = "Where MLflow has the batch and its models"
+    for_prefect(lambda: create_markdown_artifact(key="mlflow", markdown=text, description=message))
 
 
 def records_markdown(result: BatchResult, *, server: str, run_path: str) -> str:
@@ -72,8 +72,8 @@ def records_markdown(result: BatchResult, *, server: str, run_path: str) -> str:
     ]
     models = []
     for job in result.jobs:
-        if found := VERSION.fullmatch(job["model_uri"] or ""):
-            name, version = found.groups()
+        if match := VERSION.fullmatch(job["model_uri"] or ""):
+            name, version = match.groups()
             page = model_pages.link(
                 f"{name} version {version}", f"{root}/{model_pages.model_version_path(name, version)}"
             )

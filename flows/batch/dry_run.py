@@ -109,11 +109,11 @@ class DryRun:
 
     def markdown(self) -> str:
         """Returns a page for Prefect's UI: the estimate, the Gantt chart, and a row for each segment."""
-        said = "\n".join(f"- {markdown(line)}" for line in self.sentences())
+        text = "\n".join(f"- {markdown(line)}" for line in self.sentences())
         if self.plan is None or self.problem is None:
-            return f"# {markdown(self.batch)} cannot be planned\n\n{said}"
+            return f"# {markdown(self.batch)} cannot be planned\n\n{text}"
         page = plan_markdown(self.plan, self.problem, self.prediction, gains=self.gains)
-        return f"{page}\n\n## Estimate\n\n{said}"
+        return f"{page}\n\n## Estimate\n\n{text}"
 
     def to_json(self) -> dict[str, Any]:
         """Returns what `run --dry-run --json` prints."""
@@ -153,30 +153,30 @@ def dry_run(batch: Batch, *, profiles: Profiles = "predict", seed: int = 0) -> D
     if pool is None:
         with open_node_context(batch, home=settings.home()) as node_context:
             node_context = with_weights(node_context, base_weights(batch, node_context.ledger, None, settings.home()))
-            found = _here(node_context, policy=policy, seed=seed)
+            result = _here(node_context, policy=policy, seed=seed)
     else:
         with closing(Database(pool.database)) as database:
             profiled, cluster = _profile_on(database, batch, policy=policy)
             standing = sum(len(each.jobs) for each in Submissions(database).standing())
-        found = _planned(batch, profiled, cluster, seed=seed, standing=standing)
-        found = _with_prediction(found, profiled, ForecastConditions())
-    _write(found)
-    return found
+        result = _planned(batch, profiled, cluster, seed=seed, standing=standing)
+        result = _with_prediction(result, profiled, ForecastConditions())
+    _write(result)
+    return result
 
 
 def _here(node_context: NodeContext, *, policy: TrialPolicy, seed: int) -> DryRun:
     """Plans the batch for this machine as busy as it is, as a run would."""
     profiled, load = _profile_here(node_context, policy=policy), node_context.load()
     profiled = profiled_at(profiled, load)
-    found = _planned(node_context.batch, profiled, node_context.cluster, seed=seed, standing=0)
-    return _with_prediction(found, profiled, node_context.surroundings(load))
+    result = _planned(node_context.batch, profiled, node_context.cluster, seed=seed, standing=0)
+    return _with_prediction(result, profiled, node_context.surroundings(load))
 
 
 def _with_prediction(found: DryRun, profiled: ProfilingResult, surroundings: ForecastConditions) -> DryRun:
     if found.plan is None or found.problem is None:
         return found
     # In the plan, the options of a group follow those of the job that leads it.
-    options = {job: (*mine, *profiled.groups.get(job, ())) for job, mine in profiled.profiles.items()}
+    options = {job: (*own, *profiled.groups.get(job, ())) for job, own in profiled.profiles.items()}
     return replace(found, prediction=predict(plan_left(found.problem, found.plan, options), surroundings=surroundings))
 
 
@@ -209,7 +209,7 @@ def _profile_on(database: Database, batch: Batch, *, policy: TrialPolicy) -> tup
 def _planned(batch: Batch, profiled: ProfilingResult, cluster: Cluster, *, seed: int, standing: int) -> DryRun:
     faults = with_orphans(profiled.jobs, profiled.faults)
     jobs = [job for job in profiled.jobs if job.name not in faults]
-    found = DryRun(
+    result = DryRun(
         batch=batch.name,
         made_s=time.time(),
         num_trials=profiled.num_trials,
@@ -220,7 +220,7 @@ def _planned(batch: Batch, profiled: ProfilingResult, cluster: Cluster, *, seed:
         standing=standing,
     )
     if not jobs:
-        return found
+        return result
     problem = batch.terms.on(
         planning_problem(jobs, profiled.profiles, cluster, name=batch.name, groups=profiled.groups)
     )
@@ -236,11 +236,11 @@ def _planned(batch: Batch, profiled: ProfilingResult, cluster: Cluster, *, seed:
     except ProblemError as error:
         raise InputError(error.faults) from error
     fused = next(fusion for fusion in made if fusion.together is plan).in_words() if problem.is_fused else ""
-    options = {job: (*mine, *profiled.groups.get(job, ())) for job, mine in profiled.profiles.items()}
+    options = {job: (*own, *profiled.groups.get(job, ())) for job, own in profiled.profiles.items()}
     rough = {s.job for s in plan.segments if options[s.job][s.option].source == PREDICTED}
     predicted = tuple(job.name for job in jobs if job.name in rough)
     gains = tuple(section(plan, without_deadlines(problem, late), device=cluster.device_kind()))
-    return replace(found, problem=problem, plan=plan, predicted=predicted, fused=fused, late=late, gains=gains)
+    return replace(result, problem=problem, plan=plan, predicted=predicted, fused=fused, late=late, gains=gains)
 
 
 def _sentences(found: DryRun) -> Iterator[str]:
@@ -295,17 +295,17 @@ class ProfiledBatch:
         For each job: its profiles, the profiles of the groups of which it would be the lead job, and the techniques
         that its preflight refused, with reasons.
         """
-        found = self.profiled
+        result = self.profiled
         jobs = [
             {
                 "name": job.name,
-                "profiles": to_json(found.profiles[job.name]),
-                "groups": to_json(found.groups.get(job.name, ())),
-                "refused": found.refused(job.name),
+                "profiles": to_json(result.profiles[job.name]),
+                "groups": to_json(result.groups.get(job.name, ())),
+                "refused": result.refused(job.name),
             }
-            for job in found.jobs
+            for job in result.jobs
         ]
-        return {"num_trials": found.num_trials, "jobs": jobs, "faults": dict(found.faults)}
+        return {"num_trials": result.num_trials, "jobs": jobs, "faults": dict(result.faults)}
 
 
 def profile_batch(batch: BatchInput) -> ProfiledBatch:

@@ -77,9 +77,9 @@ def run_with_cancel(flow: Flow[Any, Any], parameters: dict[str, Any]) -> FlowRun
             tags=[OF_COMMAND],
         )
         response = client.request("POST", "/flow_runs/", json=run.model_dump(mode="json", exclude_unset=True))
-        found = FlowRun.model_validate(response.json())
-        found.parameters = parameters
-        return found
+        result = FlowRun.model_validate(response.json())
+        result.parameters = parameters
+        return result
     return None
 
 
@@ -120,8 +120,8 @@ def ended(result: T, *, status: str, message: str, failure: type[RunFailed]) -> 
     if status == "done":
         return result
     if status == "interrupted":
-        said = f"interrupted: {message}"
-        return cast(T, Cancelled(message=said, data=RunInterrupted(said, result)))
+        text = f"interrupted: {message}"
+        return cast(T, Cancelled(message=text, data=RunInterrupted(text, result)))
     state = Cancelled if status == "cancelled" else Failed
     return cast(T, state(message=message, data=failure(message, result)))
 

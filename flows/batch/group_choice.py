@@ -103,12 +103,12 @@ def goals_in(records: Mapping[str, JobRecord]) -> dict[str, int]:
 
 def _candidates(groups: Mapping[str, Sequence[Profile]], names: Collection[str]) -> dict[str, tuple[Profile, ...]]:
     """Returns the groups, restricted to the jobs in `names`."""
-    found: dict[str, tuple[Profile, ...]] = {}
+    result: dict[str, tuple[Profile, ...]] = {}
     for lead, profiles in groups.items():
         left = tuple(p for p in (profile.beside(names) for profile in profiles) if p.members)
         if lead in names and left:
-            found[lead] = left
-    return found
+            result[lead] = left
+    return result
 
 
 def _is_alone(record: JobRecord | None) -> bool:

@@ -224,7 +224,7 @@ def _value(batch: Batch, segments: Sequence[SegmentRecord], planned: Problem | N
     rows = {name: job.options for job in planned.jobs for name in (job.id, *job.members)} if planned else {}
     unknown = (Option("any", 1, 1.0),)
     names = {job.name for job in batch.jobs}
-    asked = tuple(
+    requested = tuple(
         PlanningJob(
             job.name,
             tuple(Option("any", o.num_devices, o.whole_s) for o in rows.get(job.name, unknown) if not o.jobs),
@@ -233,7 +233,7 @@ def _value(batch: Batch, segments: Sequence[SegmentRecord], planned: Problem | N
         for job in batch.jobs
     )
     num_devices = min(planned.num_devices, MAX_DEVICES) if planned else 1
-    problem = batch.terms.on(Problem(batch.name, (PlanningNode("any", num_devices),), asked))
+    problem = batch.terms.on(Problem(batch.name, (PlanningNode("any", num_devices),), requested))
     # A pool plans a batch without users as one group.
     groups = {name: job.group for job in planned.jobs for name in (job.id, *job.members)} if planned else {}
     grouped = tuple(replace(job, group=groups.get(job.id) or job.group) for job in problem.jobs)

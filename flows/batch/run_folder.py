@@ -109,12 +109,12 @@ def plain_weights(home: Path, *, before_s: float) -> list[Path]:
 
     Those are of runs of this machine that are done and recorded.
     """
-    found = []
+    result = []
     for journal_file in sorted((home / "batches").glob("*/*/journal.db")):
         with suppress(InputError), alone_in(journal_file.parent), closing(Journal.of_file(journal_file)) as journal:
             if journal.get("status") == "done" and journal.get("is_recorded"):
-                found += sorted((journal_file.parent / "models").rglob("*.safetensors"))
-    return [path for path in found if not path.is_symlink() and path.stat().st_mtime < before_s]
+                result += sorted((journal_file.parent / "models").rglob("*.safetensors"))
+    return [path for path in result if not path.is_symlink() and path.stat().st_mtime < before_s]
 
 
 def is_batch(batch: Batch, stored: Any) -> bool:

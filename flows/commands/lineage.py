@@ -48,8 +48,8 @@ def import_(
             if type(error) is ValueError:
                 raise InputError([str(error)]) from error
             raise
-        came = f", from {len(record.parents)} recorded base model(s)" if record.parents else ""
-        error_console().print(f"{record.registered_name}/{record.version} is recorded{came}")
+        outcome = f", from {len(record.parents)} recorded base model(s)" if record.parents else ""
+        error_console().print(f"{record.registered_name}/{record.version} is recorded{outcome}")
         if as_json:
             print_json({"id": record.model_id, "uri": record.uri, "parents": list(record.parents)})
 
@@ -92,8 +92,8 @@ def restore(
         if base is not None:
             error_console().print(f"it is an adapter on {base.label}: ringmaster lineage restore {base.label} FOLDER")
         if as_json:
-            said = {"folder": str(folder), "num_bytes": num_bytes, "seconds": seconds}
-            print_json({**said, "base": None if base is None else base.label})
+            fields = {"folder": str(folder), "num_bytes": num_bytes, "seconds": seconds}
+            print_json({**fields, "base": None if base is None else base.label})
 
 
 def gc(
@@ -129,16 +129,16 @@ def fsck(as_json: AsJson = False) -> None:
     from ringmaster.model_lineage.snapshot import consistency_errors
 
     with lineage_home(is_fresh=True) as home:
-        found = consistency_errors(home.snapshot, home.store)
+        result = consistency_errors(home.snapshot, home.store)
         if as_json:
-            print_json({"faults": found, "num_models": len(home.snapshot.models), "num_stored": len(home.store.ids())})
+            print_json({"faults": result, "num_models": len(home.snapshot.models), "num_stored": len(home.store.ids())})
         else:
-            for fault in found:
+            for fault in result:
                 output_console().print(fault)
-            ending = f"{len(found)} faults" if found else "all is well"
+            ending = f"{len(result)} faults" if result else "all is well"
             number = len(home.snapshot.models)
             error_console().print(f"{number} models, {len(home.store.ids())} in the tensor store: {ending}")
-        if found:
+        if result:
             raise typer.Exit(1)
 
 
@@ -184,42 +184,42 @@ def bisect(
         error_console().print(line)
 
     with lineage_home(is_fresh=refresh) as home:
-        asked = parse_test(test)
+        requested = parse_test(test)
         node = home.find(model)
         verdicts = TestResults.of(home.folder / "cache" / "bisect", model=node.id, test=test)
         if anew:
             verdicts.forget()
         if verdicts.known:
             told(f"going on with {len(verdicts.known)} verdicts of a search that was interrupted; --anew forgets them")
-        search = Bisection(home=home, test=asked, results=verdicts, every=every, told=told)
-        found = search.run(node)
-        if not found.is_monotone:  # then training may have lost and found it again, too
-            search = Bisection(home=home, test=asked, results=verdicts, every=True, told=told)
-        culprits = [search.describe(culprit, checkpoints=checkpoints) for culprit in found.culprits]
+        search = Bisection(home=home, test=requested, results=verdicts, every=every, told=told)
+        result = search.run(node)
+        if not result.is_monotone:  # then training may have lost and found it again, too
+            search = Bisection(home=home, test=requested, results=verdicts, every=True, told=told)
+        culprits = [search.describe(culprit, checkpoints=checkpoints) for culprit in result.culprits]
         verdicts.forget()
         label = home.snapshot.label
         if as_json:
-            said = {"model": node.label, "test": test, "culprits": culprits, "is_monotone": found.is_monotone}
-            answers = {label(id): is_good for id, is_good in found.verdicts.items()}
-            print_json({**said, "verdicts": answers, "untested": [label(id) for id in found.untested]})
+            fields = {"model": node.label, "test": test, "culprits": culprits, "is_monotone": result.is_monotone}
+            answers = {label(id): is_good for id, is_good in result.verdicts.items()}
+            print_json({**fields, "verdicts": answers, "untested": [label(id) for id in result.untested]})
         else:
             for culprit in culprits:
                 output_console().print(_sentence(culprit), soft_wrap=True)
-            if not found.is_monotone:
+            if not result.is_monotone:
                 told("some good model came from a bad one: the fault came more than once, or was mended")
-            if found.untested:
-                told(f"not tested, and passed over: {', '.join(map(label, found.untested))}")
+            if result.untested:
+                told(f"not tested, and passed over: {', '.join(map(label, result.untested))}")
         if record:
-            for each in found.culprits:
+            for each in result.culprits:
                 home.mark_culprit(each.child, test=test)
 
 
 def _sentence(culprit: dict[str, Any]) -> str:
-    came = (
+    outcome = (
         f" from {', '.join(culprit['parents'])}" if culprit["parents"] else ", which came from nothing that was tested"
     )
     data = ", ".join(dict.fromkeys(d["name"] for d in culprit["datasets"] if d["context"] == "training"))
-    text = f"{culprit['child']} is where it broke: {culprit['kind']}{came}" + (f", on {data}" if data else "")
+    text = f"{culprit['child']} is where it broke: {culprit['kind']}{outcome}" + (f", on {data}" if data else "")
     if culprit["steps"]:
         ranges = [f"{each['last_good']} and {each['first_bad']}" for each in culprit["steps"]["every"]]
         text += f", between steps {', and again between '.join(ranges)}"
@@ -282,8 +282,8 @@ def diff(
         if not as_json:
             print_view(diff_view(one, other, changes, records, most=most), output_console())
             return
-        said = None if changes is None else [asdict(change) for change in changes]
-        print_json({"first": one.id, "second": other.id, "tensors": said, "records": records})
+        lines = None if changes is None else [asdict(change) for change in changes]
+        print_json({"first": one.id, "second": other.id, "tensors": lines, "records": records})
 
 
 def impact(
@@ -303,7 +303,7 @@ def impact(
         snapshot = home.snapshot
         label, nodes = _reached(home, what, is_data=data)
         if as_json:
-            serving = [found.label for node in nodes if (found := node.carrying(alias)) is not None]
+            serving = [result.label for node in nodes if (result := node.carrying(alias)) is not None]
             models = [node_json(node) for node in nodes]
             print_json({"of": label, "num_models": len(nodes), "in_production": serving, "models": models})
         else:

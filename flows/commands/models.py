@@ -43,7 +43,7 @@ def promote(
     """Let a model serve: its alias becomes champion. Exit 1: the policy refuses it."""
     from ringmaster.flows.retraining.examine import PromotionRequest, promote_by_hand
 
-    asked = PromotionRequest(
+    requested = PromotionRequest(
         model=model,
         policy=policy,
         data=data,
@@ -54,7 +54,7 @@ def promote(
         who=getpass.getuser(),
     )
     with _promotions() as (home, log):
-        done = promote_by_hand(home, asked, log=log, notice=error_console().print, sound=_sound)
+        done = promote_by_hand(home, requested, log=log, notice=error_console().print, sound=_sound)
     if as_json:
         print_json(done.to_json())
     else:
@@ -133,12 +133,12 @@ def evaluate(
 
     spec = None if data is None else examine.data_spec(data, all_rows=all_rows)
     with lineage_home() as home:
-        found = [examine.find(model, home) for model in models]
+        result = [examine.find(model, home) for model in models]
         other = None if against is None else examine.find(against, home)
         console = error_console()
         with console.status(styled("")) as status:
             examined = examine.examine_models(
-                found,
+                result,
                 data=spec,
                 tests=tests,
                 against=other,
@@ -148,16 +148,16 @@ def evaluate(
                 notice=console.print,
                 progress=lambda num_done, num_rows: status.update(styled(f"{num_done} of {num_rows} rows")),
             )
-        for model, seen in zip(found, examined, strict=True):
+        for model, seen in zip(result, examined, strict=True):
             if record and model.record is not None:
                 from ringmaster.tasks.evaluation import recording
 
                 recording.record(home.ledger, model.record, seen, other=None if other is None else other.label)
-    by_label = {model.label: seen for model, seen in zip(found, examined, strict=True)}
+    by_label = {model.label: seen for model, seen in zip(result, examined, strict=True)}
     if as_json:
         against_label = None if other is None else other.label
-        said = [{"model": label, "against": against_label, **seen.to_json()} for label, seen in by_label.items()]
-        print_json(said[0] if len(said) == 1 else {"models": said})
+        lines = [{"model": label, "against": against_label, **seen.to_json()} for label, seen in by_label.items()]
+        print_json(lines[0] if len(lines) == 1 else {"models": lines})
     else:
         _show(by_label)
     raise typer.Exit(0 if all(seen.passed for seen in examined) else 1)
@@ -198,18 +198,18 @@ def _show(examined: Mapping[str, ExaminationResult]) -> None:
     from ringmaster.tasks.evaluation.recording import tables
     from ringmaster.techniques.metric import why_undefined
 
-    found: dict[str, list[Mapping[str, Any]]] = {}
+    result: dict[str, list[Mapping[str, Any]]] = {}
     for label, seen in examined.items():
         which = {"model": label} if len(examined) > 1 else {}
         for title, rows in {"held-out data": _measured(seen), **tables(seen)}.items():
-            found.setdefault(title, []).extend({**which, **row} for row in rows)
-    for title, lines in found.items():
+            result.setdefault(title, []).extend({**which, **row} for row in rows)
+    for title, lines in result.items():
         if lines:
             print_rows(output_console(), lines, title=title)
     for label, seen in examined.items():
         for fault in seen.faults:
-            said = fault if len(examined) == 1 else f"{label}: {fault}"
-            error_console().print(said, style="red")
+            text = fault if len(examined) == 1 else f"{label}: {fault}"
+            error_console().print(text, style="red")
         for cause in why_undefined({line.metric: line.value for line in seen.measured if line.slice == ALL}):
             error_console().print(cause, style="yellow")
 
@@ -274,12 +274,12 @@ def check(file: File = CATALOGUE, as_json: AsJson = False) -> None:
     from ringmaster.tasks.datasets.checking import version_faults
 
     catalogue, raw, faults = _catalogue(file)
-    found = {
+    result = {
         f"{name}/{version}": version_faults(entry, version)
         for name, entry in catalogue.entries.items()
         for version in entry.versions
     }
-    faults += [f"{label}: {fault}" for label, told in found.items() for fault in told]
+    faults += [f"{label}: {fault}" for label, reported in result.items() for fault in reported]
     if raw.get("jobs") or raw.get("grid"):
         try:
             load_batch(file)
@@ -287,11 +287,11 @@ def check(file: File = CATALOGUE, as_json: AsJson = False) -> None:
             faults += [str(fault) for fault in error.faults]
     faults = list(dict.fromkeys(faults))  # what is wrong with the catalogue is wrong with the batch
     if as_json:
-        print_json({"datasets": found, "faults": faults})
+        print_json({"datasets": result, "faults": faults})
     if faults:
         raise InputError(faults)
     if not as_json:
-        output_console().print(f"{len(found)} versions of {len(catalogue.entries)} data sets: nothing is wrong")
+        output_console().print(f"{len(result)} versions of {len(catalogue.entries)} data sets: nothing is wrong")
 
 
 @datasets_app.command()
@@ -331,14 +331,14 @@ def trace(
 
     traced = TracedRow.of(row)
     with lineage_home() as home:
-        found = readers_of(traced, home, text_column=text_column)
+        result = readers_of(traced, home, text_column=text_column)
     if as_json:
-        print_json({"models": found})
+        print_json({"models": result})
         return
     console = output_console()
-    for reader in found:
+    for reader in result:
         console.print(f"{reader['model']}: {reader['use']} on it, in {reader['data']}")
-    if not found:
+    if not result:
         console.print("no recorded model has read this row from a data set with a name")
 
 
@@ -354,15 +354,15 @@ def _rows(entry: Entry) -> list[dict[str, Any]]:
     for version in entry.versions:
         label = {"name": entry.name, "version": version}
         try:
-            found = contents(entry, version)
+            result = contents(entry, version)
         except ValueError as error:
             empty = {"split": "", "num_files": 0, "num_rows": 0, "digest": "", "version_digest": "", "path": ""}
             rows.append({**label, **empty, "fault": str(error)})
             continue
-        whole = fingerprint(found)
+        whole = fingerprint(result)
         rows += [
             {**label, "split": split, **vars(content), "version_digest": whole, "fault": ""}
-            for split, content in found.items()
+            for split, content in result.items()
         ]
     return rows
 
@@ -382,8 +382,8 @@ def _catalogue(file: Path) -> tuple[Catalogue, dict[str, Any], list[str]]:
     except (OSError, UnicodeDecodeError) as error:
         raise InputError([f"{file} cannot be read: {error}. To fix: name a file with `datasets:`"]) from error
     raw = read.data if isinstance(read.data, dict) else {}
-    catalogue, found = catalogue_of(raw.get("datasets"), folder=file.parent.resolve())
-    placed = [(place_text(f.place), f.line or read.line(f.place), f) for f in [*read.findings, *found]]
+    catalogue, result = catalogue_of(raw.get("datasets"), folder=file.parent.resolve())
+    placed = [(place_text(f.place), f.line or read.line(f.place), f) for f in [*read.findings, *result]]
     faults = [str(Fault(place, line, f.message, f.remedy, file.name)) for place, line, f in placed]
     if not catalogue.entries:
         raise InputError(faults or [f"{file} has no data sets. To fix: describe them under `datasets:`"])

@@ -103,21 +103,21 @@ def plan(
     problem = read_problem(problem_file)
     limits = {"work_s": work, "time_limit_s": time_limit}
     fusion = choose_groups(problem, **limits, preemption=preemption, objective=objective, seed=seed)
-    found = fusion.together
+    match = fusion.together
     if output:
-        write_text(output, json.dumps(found.to_json(), indent=1))
+        write_text(output, json.dumps(match.to_json(), indent=1))
     if svg:
         from ringmaster.tasks.planning.gantt import render_svg
 
-        write_text(svg, render_svg(found, problem))
+        write_text(svg, render_svg(match, problem))
     simple = _simple(problem)
     if as_json:
-        result = found.to_json() | {"gap": found.gap, "num_switches": found.num_switches, "simple": simple}
+        result = match.to_json() | {"gap": match.gap, "num_switches": match.num_switches, "simple": simple}
         print_json(result | ({"fusion": fusion.to_json()} if problem.is_fused else {}))
     else:
         from ringmaster.flows.reports.plan_report import print_plan
 
-        print_plan(found, problem, simple, output_console(), fused=fusion.in_words() if problem.is_fused else "")
+        print_plan(match, problem, simple, output_console(), fused=fusion.in_words() if problem.is_fused else "")
 
 
 def check(
@@ -273,21 +273,21 @@ class _Report:
         """Answers what changes gain. limits: of the searches; None for no search."""
         from ringmaster.tasks.planning.whatif.answers import gain_json
 
-        found = []
+        result = []
         for change in changes:
             gain = self._said(self.what_if.gain(change))
-            found.append(gain if limits is None else self._said(self.what_if.planned(gain, **limits)))
-        return [gain_json(gain) for gain in found]
+            result.append(gain if limits is None else self._said(self.what_if.planned(gain, **limits)))
+        return [gain_json(gain) for gain in result]
 
     def deadlines(self, questions: Sequence[Deadline], **search: Any) -> list[dict[str, Any]]:
         """Answers whether all jobs can end in time. search: as for `answer_deadline`."""
         from ringmaster.tasks.planning.whatif.answers import answer_deadline, deadline_json, deadline_lines
 
-        found: list[DeadlineAnswer] = []
+        result: list[DeadlineAnswer] = []
         for question in questions:
-            found.append(answer_deadline(self.what_if, question, **search))
-            self._say(deadline_lines(found[-1]))
-        return [deadline_json(answer) for answer in found]
+            result.append(answer_deadline(self.what_if, question, **search))
+            self._say(deadline_lines(result[-1]))
+        return [deadline_json(answer) for answer in result]
 
     def explanation(self) -> dict[str, Any]:
         """Says which nodes and jobs decide when the last job ends."""
@@ -313,8 +313,8 @@ def seconds_until(text: str, *, now: datetime) -> float:
 
     A time of the day that is over is that of tomorrow. Raises InputError where the text is neither.
     """
-    if found := CLOCK.fullmatch(text):
-        then = now.replace(hour=int(found[1]), minute=int(found[2]), second=0, microsecond=0)
+    if result := CLOCK.fullmatch(text):
+        then = now.replace(hour=int(result[1]), minute=int(result[2]), second=0, microsecond=0)
         return ((then if then > now else then + timedelta(days=1)) - now).total_seconds()
     parts = DURATION.findall(text)
     if parts and "".join(number + unit for number, unit in parts) == text:
@@ -328,8 +328,8 @@ def seconds_until(text: str, *, now: datetime) -> float:
 
 def _devices(text: str) -> tuple[int, str]:
     """Returns the number and the type of devices."""
-    if found := DEVICES.fullmatch(text):
-        return int(found[1]), found[2] or ""
+    if result := DEVICES.fullmatch(text):
+        return int(result[1]), result[2] or ""
     raise InputError([f"{text!r} is not a valid number of devices. To fix: give a number from 1 on, or 2:TYPE"])
 
 
@@ -382,9 +382,9 @@ def _of_batch(file: Path, plan: Path | None, *, profiles: Profiles, seed: int) -
 
     console = error_console()
     with shown(console):
-        found = dry_run(batch, profiles=profiles, seed=seed)
-    for line in found.sentences():
+        result = dry_run(batch, profiles=profiles, seed=seed)
+    for line in result.sentences():
         console.print(line, soft_wrap=True)
-    if found.problem is None or found.plan is None:
-        raise InputError([f"{file}: no job can be trained: {found.summary()}"])
-    return without_deadlines(found.problem, found.late), found.plan
+    if result.problem is None or result.plan is None:
+        raise InputError([f"{file}: no job can be trained: {result.summary()}"])
+    return without_deadlines(result.problem, result.late), result.plan

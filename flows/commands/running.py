@@ -294,9 +294,9 @@ def techniques(
     if model is not None:
         from ringmaster.flows.reports.technique_report import look_ahead, print_technique_report
 
-        found = look_ahead(model, job=job, num_devices=devices, memory=memory, num_nodes=nodes)
-        print_json(found.to_json()) if as_json else print_technique_report(found)
-        raise typer.Exit(1 if found.faults else 0)
+        result = look_ahead(model, job=job, num_devices=devices, memory=memory, num_nodes=nodes)
+        print_json(result.to_json()) if as_json else print_technique_report(result)
+        raise typer.Exit(1 if result.faults else 0)
     if job is not None or devices is not None or memory is not None:
         raise InputError(["--job, --devices and --memory say how a model would be trained. To fix: name it by --model"])
     every = [(name, registry.load(registry.dotted_path(name))) for name in registry.names()]
@@ -411,13 +411,13 @@ def _last_gang(batch: str | None, job: str) -> _Gang:
     idle: list[str] = []  # why a job of that name has no gang
     for run in sorted(runs_of(batch, has_figures=False), key=lambda run: run.folder.name, reverse=True):
         names += [str(row["job"]) for row in run.rows]
-        mine = [row for row in run.rows if row["job"] == job]
+        own = [row for row in run.rows if row["job"] == job]
         every = sorted((run.folder / "gangs").glob("[0-9]*-*"), key=lambda path: int(path.name.partition("-")[0]))
-        leaders = {row["leader"] for row in mine}  # whose gang trained it, where one did
+        leaders = {row["leader"] for row in own}  # whose gang trained it, where one did
         gangs = [path for path in every if path.name.partition("-")[2] in {job, *leaders} and any(path.iterdir())]
         if gangs:
-            return _Gang(job=job, folder=gangs[-1], is_over=all(row["status"] in ENDED for row in mine))
-        for row in mine:
+            return _Gang(job=job, folder=gangs[-1], is_over=all(row["status"] in ENDED for row in own))
+        for row in own:
             why = f": {row['message']}" if row["message"] else ""
             idle.append(f"{job} of {run.batch} has no log here, as no gang has trained it; it is {row['status']}{why}")
     raise InputError(idle or [f"there is no job {job!r}; there are {', '.join(dict.fromkeys(names)) or 'none'}"])

@@ -152,8 +152,8 @@ class Bisection:
         if self.is_good(node.id) is not False:
             passes = self.is_good(node.id)
             self.results.forget()  # by the next time the test or the files may have changed
-            said = f"{node.label} passes the test: nothing broke it. To fix: name a model that fails"
-            raise InputError([said if passes else self._untestable(node)])
+            text = f"{node.label} passes the test: nothing broke it. To fix: name a model that fails"
+            raise InputError([text if passes else self._untestable(node)])
         return blame(graph, node.id, self.is_good, every=self.every)
 
     def is_good(self, id: str) -> bool | None:
@@ -167,7 +167,7 @@ class Bisection:
         """Returns the facts about an adaptation that broke a model, as JSON values."""
         label = self.home.snapshot.label
         node = self.home.snapshot.nodes[culprit.child]
-        said: dict[str, Any] = {
+        fields: dict[str, Any] = {
             "child": node.label,
             "parents": [label(parent) for parent in culprit.parents],
             "perhaps": [label(other) for other in culprit.perhaps],
@@ -176,8 +176,8 @@ class Bisection:
         }
         root = node.record.origin.checkpoints if checkpoints else None
         if root is not None and isinstance(self.test, CommandTest):
-            said["steps"] = self._steps(node, self.test, root)
-        return said
+            fields["steps"] = self._steps(node, self.test, root)
+        return fields
 
     def _steps(self, node: LineageNode, test: CommandTest, root: str) -> dict[str, Any] | None:
         """Returns between which training steps a model became bad; None if it has no checkpoints left."""
@@ -290,7 +290,7 @@ def readers_of(row: TracedRow, home: LineageHome, *, text_column: str = "text") 
     Raises InputError if the row has no text, and nothing has read other columns of it.
     """
     known: dict[str, _ReadRows | None] = {}  # by the digests of the rows: jobs that read the same rows share an entry
-    found = []
+    result = []
     for node in home.snapshot.models:
         for dataset in node.record.datasets:
             if dataset.rows_digest is None or node.record.run_id is None:
@@ -302,15 +302,15 @@ def readers_of(row: TracedRow, home: LineageHome, *, text_column: str = "text") 
             side = "training" if dataset.context == "training" else "held_out"
             if rows is not None and content is not None and content_hash(content) in rows.manifest.rows[side]:
                 use = {"model": node.label, "use": USES[side], "data": dataset.label}
-                found.append({**use, "split": dataset.split, "window": dataset.window})
-    if not found and row.content((), text_column=text_column) is None:
+                result.append({**use, "split": dataset.split, "window": dataset.window})
+    if not result and row.content((), text_column=text_column) is None:
         raise InputError([f"{row.place} has no text in column {text_column!r}. To fix: name another by --text-column"])
-    return found
+    return result
 
 
 def _rows(home: LineageHome, run_id: str) -> _ReadRows | None:
     try:
-        said = json.loads(home.ledger.read_text(run_id, ROWS))
+        value = json.loads(home.ledger.read_text(run_id, ROWS))
     except LedgerError:  # a run whose artifacts were deleted
         return None
-    return _ReadRows(manifest=RowManifest.from_json(said), columns=tuple(said.get("columns", ())))
+    return _ReadRows(manifest=RowManifest.from_json(value), columns=tuple(value.get("columns", ())))

@@ -50,7 +50,7 @@ def impact_view(snapshot: Snapshot, what: str, nodes: Sequence[LineageNode], *, 
         table.add_row(
             node.label, node.record.kind, ", ".join(node.aliases), _day(node.created_ms), parents, style=style
         )
-    serving = [found.label for node in nodes if (found := node.carrying(alias)) is not None]
+    serving = [result.label for node in nodes if (result := node.carrying(alias)) is not None]
     sentence = styled(f"{what} reached {len(nodes)} model{'s' * (len(nodes) != 1)}. In production ({alias}): ")
     sentence += styled(", ".join(serving), "bold red") if serving else styled("none of them", "green")
     return Group(*([table] if nodes else []), sentence)
@@ -154,7 +154,7 @@ def _tensors(changes: Sequence[TensorChange], *, most: int) -> list[RenderableTy
     counts: dict[str, int] = {}
     for change in changes:
         counts[change.what] = counts.get(change.what, 0) + 1
-    said = ", ".join(f"{number} {what}" for what, number in counts.items()) or "there are none"
+    text = ", ".join(f"{number} {what}" for what, number in counts.items()) or "there are none"
     differing = [change for change in changes if change.what != SAME]
     differing.sort(key=lambda change: (change.what == CHANGED, -(change.relative_l2 or 0.0)))
     table = Table("tensor", "", "shape", "relative L2", "largest", "values changed", box=None, header_style="bold")
@@ -167,7 +167,7 @@ def _tensors(changes: Sequence[TensorChange], *, most: int) -> list[RenderableTy
             _figure(change.largest),
             "" if change.share is None else f"{change.share:.1%}",
         )
-    parts: list[RenderableType] = [styled(f"tensors: {said}")]
+    parts: list[RenderableType] = [styled(f"tensors: {text}")]
     if differing:
         parts.append(table)
     if len(differing) > most:

@@ -77,14 +77,14 @@ def ask_about(
     """
     requests = Requests(database)
     numbers = {
-        key: requests.ask(kind, {"batch": key, "jobs": list(mine), **more})
-        for key, mine in meant(database, batch=batch, jobs=jobs, kind=kind).items()
+        key: requests.ask(kind, {"batch": key, "jobs": list(own), **more})
+        for key, own in meant(database, batch=batch, jobs=jobs, kind=kind).items()
     }
     with in_time(patience_s) as is_over:
-        found = {key: requests.wait(number, until=is_over) for key, number in numbers.items()}
+        result = {key: requests.wait(number, until=is_over) for key, number in numbers.items()}
     faults = [
         str(r.answer.get("message", r.status))
-        for r in found.values()
+        for r in result.values()
         if r.status not in (RequestStatus.DONE, RequestStatus.OPEN)
     ]
     if faults:
@@ -94,7 +94,7 @@ def ask_about(
         ControllerAnswer(
             batch=key, is_done=request.status == RequestStatus.DONE, message=str(request.answer.get("message", late))
         )
-        for key, request in found.items()
+        for key, request in result.items()
     ]
 
 
@@ -136,8 +136,8 @@ def meant(
     if any(key in early for key in chosen):
         raise InputError([f"the jobs of batch {batch!r} are not measured yet. To fix: cancel the whole batch, or wait"])
     names = {key: list(Journal(database, batch=key).jobs()) for key in chosen}
-    unknown = [job for job in jobs if not any(job in mine for mine in names.values())]
+    unknown = [job for job in jobs if not any(job in own for own in names.values())]
     if unknown:
-        there = ", ".join(dict.fromkeys(job for mine in names.values() for job in mine))
+        there = ", ".join(dict.fromkeys(job for own in names.values() for job in own))
         raise InputError([f"batch {batch} has no job {', '.join(unknown)}; it has {there}"])
-    return {key: mine for key in chosen if (mine := [job for job in jobs if job in names[key]])}
+    return {key: own for key in chosen if (own := [job for job in jobs if job in names[key]])}

@@ -239,8 +239,8 @@ class BatchRuns:
             self._requests.answer(request.id, status=status, answer={**request.answer, "message": message})
         elif state.type == StateType.RUNNING and is_silent:  # `CrashedRuns` handles runs that never begin
             logger.warning("nobody follows batch %s any more: flow run %s goes on", name_of(request), run.name)
-            said = f"its process had been silent for {self._silences.silent_s:.0f} s"
-            client.set_flow_run_state(run.id, run_again(run, message=said), force=True)
+            text = f"its process had been silent for {self._silences.silent_s:.0f} s"
+            client.set_flow_run_state(run.id, run_again(run, message=text), force=True)
 
 
 def run_again(run: FlowRun, *, message: str) -> State[Any]:
@@ -254,12 +254,12 @@ def _runs_of(client: SyncPrefectClient, requests: Sequence[Request]) -> Mapping[
     for request in requests:
         with suppress(LookupError, ValueError, TypeError, AttributeError):  # its row is damaged: it gets another run
             wanted[UUID(request.answer["flow_run"])] = request.id
-    ids, found = [*wanted], dict[int, FlowRun]()
+    ids, result = [*wanted], dict[int, FlowRun]()
     for first in range(0, len(ids), RUNS_AT_ONCE):
         page = FlowRunFilter(id=FlowRunFilterId(any_=ids[first : first + RUNS_AT_ONCE]))
         for run in client.read_flow_runs(flow_run_filter=page, limit=RUNS_AT_ONCE):
-            found[wanted[run.id]] = run
-    return found
+            result[wanted[run.id]] = run
+    return result
 
 
 class CrashedRuns:
@@ -310,8 +310,8 @@ class CrashedRuns:
 
 
 def _in_state(client: SyncPrefectClient, state: StateType) -> list[FlowRun]:
-    found = client.read_flow_runs(
+    result = client.read_flow_runs(
         flow_run_filter=FlowRunFilter(state=FlowRunFilterState(type=FlowRunFilterStateType(any_=[state]))),
         deployment_filter=DeploymentFilter(name=DeploymentFilterName(any_=list(DEPLOYMENTS))),
     )
-    return [run for run in found if OF_COMMAND not in run.tags]  # what a person interrupts is not begun again
+    return [run for run in result if OF_COMMAND not in run.tags]  # what a person interrupts is not begun again

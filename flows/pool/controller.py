@@ -68,23 +68,23 @@ class PoolAlarms:
         """Sends and returns the alarms that are new since the last check."""
         nodes = NodeRegistry(self._database)
         records = nodes.all()  # before those that have left: whoever leaves in between is in both
-        found = [*self._nodes.look(records, left=nodes.left()), *self._late()]
-        for alarm in found:
+        result = [*self._nodes.look(records, left=nodes.left()), *self._late()]
+        for alarm in result:
             logger.warning("alarm: %s", alarm.message)
             self._sound(alarm)
-        return found
+        return result
 
     def _late(self) -> list[Alarm]:
         submissions = Submissions(self._database)
         active = submissions.active()
         self._deadlines = {id: known for id, known in self._deadlines.items() if id in active}
-        found: list[Alarm] = []
+        result: list[Alarm] = []
         for id in active:
             if id not in self._deadlines:
                 self._deadlines[id] = _watch(submissions.find(id))
             if (watch := self._deadlines[id]) is not None:
-                found += watch.look(self._timeline_reader.read(id))
-        return found
+                result += watch.look(self._timeline_reader.read(id))
+        return result
 
 
 def _watch(batch: Submission | None) -> DeadlineAlarms | None:
@@ -175,7 +175,7 @@ def _taken_over(database: Database, stopping: threading.Event, *, seed: int) -> 
 
 def keep_looking(look: Callable[[], object], stopping: threading.Event, every_s: float) -> None:
     """Calls `look` at intervals. Prefect's absence is logged once each time, any other failure once for each cause."""
-    told, is_away = set[str](), False
+    reported, is_away = set[str](), False
     while not stopping.wait(every_s):
         try:
             look()
@@ -189,8 +189,8 @@ def keep_looking(look: Callable[[], object], stopping: threading.Event, every_s:
                 )
             is_away = True
         except Exception as error:
-            if repr(error) not in told:
-                told.add(repr(error))
+            if repr(error) not in reported:
+                reported.add(repr(error))
                 logger.exception("%s has failed, and begins again", threading.current_thread().name)
             stopping.wait(BEGIN_AGAIN_S)
 
@@ -230,9 +230,9 @@ def _beat(leadership: Leadership, over: threading.Event) -> None:
 def _resign(leadership: Leadership, address: PoolAddress) -> None:
     """Gives up the lead, so that another controller leads at once; without the database, it leads after a timeout."""
     with suppress(SQLAlchemyError):
-        hasty = Database(address.database, patience_s=FAREWELL_S)
-        leadership.resign(hasty)
-        hasty.close()
+        quick = Database(address.database, patience_s=FAREWELL_S)
+        leadership.resign(quick)
+        quick.close()
 
 
 def _give_up() -> None:

@@ -235,11 +235,11 @@ def main(arguments: Sequence[str] | None = None) -> None:
     parser.add_argument("--pool", required=True)
     parser.add_argument("--queue", action="append", required=True)
     parser.add_argument("--most-runs", type=int, required=True)
-    asked = parser.parse_args(arguments)
+    requested = parser.parse_args(arguments)
     environment.set_umask()
     log_to_stderr(ProcessRole.FLOW_WORKER)
     end_with_parent()
-    asyncio.run(_main(asked))
+    asyncio.run(_main(requested))
 
 
 if __name__ == "__main__":

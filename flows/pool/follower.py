@@ -126,11 +126,11 @@ def place_of_run(batch: Batch, database: Database, *, home: Path, resume: bool) 
     if which in known:
         key, folder = known[which]
         return str(key), Path(folder)
-    found = newest_run(batch, database, home) if resume else None
-    if found is None:  # also if the last run was killed before it reached the pool
+    result = newest_run(batch, database, home) if resume else None
+    if result is None:  # also if the last run was killed before it reached the pool
         folder = fresh_folder(batch, home)
-        found = f"{batch.name}-{folder.name}", folder
-    key, folder = found
+        result = f"{batch.name}-{folder.name}", folder
+    key, folder = result
     if root:
         pool.put(runs_fact(root), {**known, which: [key, str(folder)]})
     return key, folder
@@ -143,14 +143,14 @@ def newest_run(batch: Batch, database: Database, home: Path) -> tuple[str, Path]
     pool.
     """
     submissions = Submissions(database)
-    mine = [key for key, name, _ in submissions.names() if name == batch.name]
-    if not mine:
+    own = [key for key, name, _ in submissions.names() if name == batch.name]
+    if not own:
         return None
-    same = [key for key in mine if is_batch(batch, Journal(database, batch=key).get("batch"))]
+    same = [key for key in own if is_batch(batch, Journal(database, batch=key).get("batch"))]
     if not same:
         raise InputError(
             [
-                f"the batch file has changed since {mine[-1]}, so it cannot be resumed. "
+                f"the batch file has changed since {own[-1]}, so it cannot be resumed. "
                 "To fix: undo the change, or leave out --resume to start afresh"
             ]
         )
@@ -290,8 +290,8 @@ class BatchFollower:
 
     def refused(self, job: str) -> list[dict[str, Any]]:
         """Returns the techniques and configs that were refused for a job before any trial."""
-        found: list[dict[str, Any]] = to_json(self._preflights[job].refusals) if job in self._preflights else []
-        return found
+        result: list[dict[str, Any]] = to_json(self._preflights[job].refusals) if job in self._preflights else []
+        return result
 
     def _show(self, event: ExecutionEvent) -> None:
         if isinstance(event, Planned):
@@ -337,11 +337,11 @@ def preflights_of(submission: Submission, known: Mapping[str, Any]) -> dict[str,
         name: Preflight(
             job=name,
             data=submission.data.get(name, {}),
-            facts=found["facts"],
+            facts=result["facts"],
             candidates=(),
-            refusals=tuple(from_json(Refusal, refusal) for refusal in found["refusals"]),
+            refusals=tuple(from_json(Refusal, refusal) for refusal in result["refusals"]),
         )
-        for name, found in known.items()
+        for name, result in known.items()
     }
 
 

@@ -129,7 +129,7 @@ def _watched_release(database: Database, *, stop: Callable[[], object]) -> Itera
 
     A worker may be forgotten in an upgrade: it leaves in order, and its jobs resume from their checkpoints elsewhere.
     """
-    found = list[ReleaseMismatch]()
+    result = list[ReleaseMismatch]()
 
     def watch(over: threading.Event) -> None:
         with suppress(DatabaseClosed):
@@ -137,14 +137,14 @@ def _watched_release(database: Database, *, stop: Callable[[], object]) -> Itera
                 try:
                     database.read(check_release)
                 except ReleaseMismatch as error:
-                    found.append(error)
+                    result.append(error)
                     stop()
                     return
 
     with running(watch, name="release", patience_s=0.0):
         yield
-    if found:
-        raise found[0]
+    if result:
+        raise result[0]
 
 
 @input_errors(NodeAlreadyServed)
@@ -161,18 +161,18 @@ def _hold(options: NodeOptions, notice: Notice) -> None:
 
 def _wait_for(url: str, notice: Notice) -> None:
     """Waits until the server answers successfully, which it does not if it refuses the requested host name."""
-    told = False
+    reported = False
     while True:
         try:
             answer = httpx.get(url, timeout=5.0)
             if answer.is_success:
                 return
-            said = f"{answer.status_code} {answer.text[:100]}"
+            text = f"{answer.status_code} {answer.text[:100]}"
         except httpx.HTTPError as error:
-            said = str(error)
-        if not told:
-            notice(f"waiting for {url}: {said}")
-            told = True
+            text = str(error)
+        if not reported:
+            notice(f"waiting for {url}: {text}")
+            reported = True
         time.sleep(LOOK_EVERY_S)
 
 

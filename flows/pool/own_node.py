@@ -108,8 +108,8 @@ def own_node() -> Iterator[PoolNode | None]:
         yield None
         return
     with closing(Database(address.database)) as database:
-        mine = next((node for node in NodeRegistry(database).all() if is_here(node)), None)
-        yield None if mine is None else PoolNode(record=mine, requests=Requests(database))
+        own = next((node for node in NodeRegistry(database).all() if is_here(node)), None)
+        yield None if own is None else PoolNode(record=own, requests=Requests(database))
 
 
 def is_here(node: NodeRecord) -> bool:
@@ -180,15 +180,15 @@ def lent_here(
 ) -> Iterator[tuple[Device, ...]]:
     """Leases idle devices of this machine; waits until its other processes have returned enough of them."""
     names = {name: cluster.device(*place) for place, name in cluster.lease_names().items()}
-    told = False
+    reported = False
     while True:
         held = {name: who for name, who in leases.held().items() if name in names}
         lent = wanted.of([name for name in names if name not in held], are_others_at_work=bool(held))
         if lent and leases.take(lent, holder=holder):
             break
-        if not told:
+        if not reported:
             notice("waiting for devices held by " + ", ".join(sorted(set(held.values()))))
-            told = True
+            reported = True
         time.sleep(LEASE_RETRY_S)
     try:
         yield tuple(names[name] for name in lent)

@@ -305,8 +305,8 @@ class PooledRun:
         return result
 
     def _profiling(self) -> Mapping[str, Any]:
-        found: Mapping[str, Any] = self.journal.get("profiling", {"num_trials": 0, "seconds": 0.0})
-        return found
+        result: Mapping[str, Any] = self.journal.get("profiling", {"num_trials": 0, "seconds": 0.0})
+        return result
 
     # -- submitting ----------------------------------------------------------------------------------------------------
 

@@ -84,8 +84,8 @@ def profile_on_pool(batch: Batch, *, key: str, database: Database) -> ProfilingR
             waited = {missing[kind].name: _wait(run, missing[kind], database) for kind, run in elsewhere.items()}
         faults = gone | {name: fault for name, fault in waited.items() if fault}
         if not faults:
-            found = {kind: from_json(ProfilingResult, journal.get(f"profiled:{kind}")) for kind in nodes}
-            return merged(found)
+            result = {kind: from_json(ProfilingResult, journal.get(f"profiled:{kind}")) for kind in nodes}
+            return merged(result)
         # A lost node says nothing about the batch, however often it happens, so it does not count as an attempt.
         left = {name for name, fault in faults.items() if name in gone or GONE in fault}
         failed += [name for name in faults if name not in left]
@@ -137,13 +137,13 @@ def merged(found: Mapping[str, ProfilingResult]) -> ProfilingResult:
     }
     groups: dict[str, tuple[Profile, ...]] = {}
     for kind, profiled in found.items():
-        for leader, mine in profiled.groups.items():
-            groups[leader] = (*groups.get(leader, ()), *(replace(profile, device_type=kind) for profile in mine))
+        for leader, own in profiled.groups.items():
+            groups[leader] = (*groups.get(leader, ()), *(replace(profile, device_type=kind) for profile in own))
     faults: dict[str, str] = {}
     for name in dict.fromkeys(name for profiled in found.values() for name in profiled.faults):
         if not profiles.get(name):
-            told = {kind: profiled.faults[name] for kind, profiled in found.items() if name in profiled.faults}
-            faults[name] = "; ".join(f"on {kind}: {fault}" for kind, fault in told.items())
+            reported = {kind: profiled.faults[name] for kind, profiled in found.items() if name in profiled.faults}
+            faults[name] = "; ".join(f"on {kind}: {fault}" for kind, fault in reported.items())
     return ProfilingResult(
         jobs=tuple(jobs[name] for name in names),
         preflights=preflights,
@@ -205,7 +205,7 @@ def serving(batch: Batch, database: Database) -> list[NodeRecord]:
     Raises InputError if there are nodes, but none with the devices that the batch requests.
     """
     kind = next(iter(batch.devices)) if isinstance(batch.devices, Mapping) else None
-    told = False
+    reported = False
     while True:
         nodes = [
             node for node in NodeRegistry(database).all() if node.status == NodeStatus.SERVING and healthy(node).devices
@@ -216,12 +216,12 @@ def serving(batch: Batch, database: Database) -> list[NodeRecord]:
         if nodes:
             there = ", ".join(f"{node.name} ({len(node.devices)} {node.devices[0].kind})" for node in nodes)
             raise InputError([f"the batch asks for devices of kind {kind}; the pool has {there}"])
-        if not told:
+        if not reported:
             current_view.get().notice(
                 "waiting for a first node of the pool: an engine such as Slurm lends it, or a person starts "
                 "`ringmaster pool worker`"
             )
-            told = True
+            reported = True
         threading.Event().wait(LOOK_EVERY_S)
 
 
@@ -277,8 +277,8 @@ def _wait(run: FlowRun, node: NodeRecord, database: Database) -> str:
             with suppress(httpx.HTTPError, PrefectException):  # the server is away, and is read again later
                 state = client.read_flow_run(run.id).state
                 if state is not None and state.is_final():
-                    said = f"{state.name}: {state.message}"
-                    return "" if state.is_completed() else said if _serves(node, database) else f"{GONE} ({said})"
+                    text = f"{state.name}: {state.message}"
+                    return "" if state.is_completed() else text if _serves(node, database) else f"{GONE} ({text})"
                 is_begun = state is not None and state.is_running()
                 if not is_begun and node.name not in {each.name for each in NodeRegistry(database).all()}:
                     client.set_flow_run_state(run.id, Cancelled(message=GONE))

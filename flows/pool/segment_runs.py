@@ -100,18 +100,18 @@ class PrefectNodeRuns:
         """Returns the runs that have not ended, oldest first."""
         state = FlowRunFilter(state=FlowRunFilterState(type=FlowRunFilterStateType(any_=list(LIVE))))
         with self._prefect() as client:
-            found: list[FlowRun] = []
+            result: list[FlowRun] = []
             while True:
                 page = client.read_flow_runs(
                     flow_run_filter=state,
                     deployment_filter=DeploymentFilter(name=DeploymentFilterName(any_=[NODE_DEPLOYMENT])),
                     limit=RUNS_AT_ONCE,
-                    offset=len(found),
+                    offset=len(result),
                 )
-                found += page
+                result += page
                 if len(page) < RUNS_AT_ONCE:
                     break
-        runs = {run.id: run for run in found}  # one that was created between two pages may be in both
+        runs = {run.id: run for run in result}  # one that was created between two pages may be in both
         return [_as_node_run(run) for run in sorted(runs.values(), key=_begin)]
 
     def start(self) -> str:
@@ -218,8 +218,8 @@ class SegmentRuns:
             return
         run = self._run(client, entry, deployment, key=key)
         if isinstance(event, SegmentStarted):
-            said = f"{event.technique} on {_devices(event)}, steps {event.first_step} to {event.segment.last_step}"
-            _log(client, run, said if event.attempt == 1 else f"{said} (attempt {event.attempt})")
+            text = f"{event.technique} on {_devices(event)}, steps {event.first_step} to {event.segment.last_step}"
+            _log(client, run, text if event.attempt == 1 else f"{text} (attempt {event.attempt})")
             return
         _log(client, run, f"{event.outcome.status}: {event.decision}")
         is_cancelled = run.state is not None and run.state.type == StateType.CANCELLING
@@ -277,8 +277,8 @@ class SegmentRuns:
     def _obey(self, client: SyncPrefectClient, run: FlowRun) -> None:
         number = int(run.parameters.get("segment", 0))
         if run.idempotency_key != f"segment-{self._key(number)}":
-            said = "no segment belongs to this run. To fix: retry the run of a segment, or start a batch"
-            client.set_flow_run_state(run.id, Failed(message=said), force=True)
+            text = "no segment belongs to this run. To fix: retry the run of a segment, or start a batch"
+            client.set_flow_run_state(run.id, Failed(message=text), force=True)
         elif run.state is not None and run.state.type == StateType.CANCELLING:
             self._preempt(number, run)
         elif (state := self._retried(client, number, run)) is not None:
@@ -315,8 +315,8 @@ class SegmentRuns:
         submission = self._submissions.find(batch)
         above = client.read_flow_run(UUID(submission.flow_run)) if submission and submission.flow_run else None
         if above is None or above.deployment_id is None:
-            said = f"batch {batch} has ended. To fix: resume it by `ringmaster run FILE --resume`"
-            return Failed(message=said)
+            text = f"batch {batch} has ended. To fix: resume it by `ringmaster run FILE --resume`"
+            return Failed(message=text)
         client.set_flow_run_state(above.id, AwaitingRetry(message="the run of a segment was retried"), force=True)
         return Completed(name="Retried", message=f"the batch had ended: its flow run {above.name} resumes it")
 

@@ -88,8 +88,8 @@ def _about_secrets(faults: list[str]) -> Iterator[BundleFile]:
 def logs(home: Path) -> Iterator[BundleFile]:
     """Yields the ends of the log files of services, nodes and ranks; of the newest ones, where there are many."""
     files = [file for pattern in PATTERNS for file in home.glob(pattern) if not file.is_symlink()]
-    found = [file for file in files if file.is_file() and file.stat().st_size]
-    for file in sorted(found, key=lambda file: file.stat().st_mtime)[-MOST_FILES:]:
+    result = [file for file in files if file.is_file() and file.stat().st_size]
+    for file in sorted(result, key=lambda file: file.stat().st_mtime)[-MOST_FILES:]:
         yield BundleFile(name=f"logs/{file.relative_to(home)}", text=_tail(file))
 
 
@@ -107,7 +107,7 @@ ANSWER_PATIENCE_S = 5.0
 
 def known_secrets(home: Path) -> tuple[list[str], list[str]]:
     """Returns the secrets of this environment and of the pool of a home; and of which files none could be read."""
-    found, faults = list(secrets_of(os.environ)), []
+    result, faults = list(secrets_of(os.environ)), []
     sources: dict[str, Callable[[], Iterator[str]]] = {
         "pool/password": lambda: _of_password_file(home / "pool"),
         "pool.json": lambda: _of_address(home),
@@ -116,10 +116,10 @@ def known_secrets(home: Path) -> tuple[list[str], list[str]]:
     }
     for name, source in sources.items():
         try:
-            found += source()
+            result += source()
         except Exception as error:  # noqa: BLE001 - reported: whatever such a file holds, the others count
             faults.append(f"{name}: {type(error).__name__}")
-    return found, faults
+    return result, faults
 
 
 def pool_settings(home: Path) -> Iterator[BundleFile]:
@@ -141,7 +141,7 @@ def processes(home: Path) -> Iterator[BundleFile]:
     """Yields the services of the pool, and the processes that provide them."""
     files = ServiceFiles(home / "pool")
     supervisor = files.supervisor()
-    found: dict[str, Any] = {
+    result: dict[str, Any] = {
         "supervisor": _process(supervisor.pid) if supervisor is not None else None,
         "services": [
             {
@@ -155,7 +155,7 @@ def processes(home: Path) -> Iterator[BundleFile]:
         ],
         "commands": {service.name: " ".join(service.command) for service in files.services()} if files.states() else {},
     }
-    yield BundleFile.of_json("processes.json", found)
+    yield BundleFile.of_json("processes.json", result)
 
 
 def servers() -> Iterator[BundleFile]:
@@ -260,8 +260,8 @@ GPU_PATIENCE_S = 30.0  # a driver with a fault may not answer
 
 def versions() -> Iterator[BundleFile]:
     """Yields the versions of Ringmaster, Python and what it is built on."""
-    found = {"python": sys.version, "executable": sys.executable, **{name: _version(name) for name in NAMED}}
-    yield BundleFile.of_json("versions.json", found)
+    result = {"python": sys.version, "executable": sys.executable, **{name: _version(name) for name in NAMED}}
+    yield BundleFile.of_json("versions.json", result)
 
 
 def packages() -> Iterator[BundleFile]:
@@ -276,7 +276,7 @@ def packages() -> Iterator[BundleFile]:
 def hardware(home: Path) -> Iterator[BundleFile]:
     """Yields the operating system, cores, memory and disks of this machine. home: RINGMASTER_HOME."""
     memory, swap = psutil.virtual_memory(), psutil.swap_memory()
-    found: dict[str, Any] = {
+    result: dict[str, Any] = {
         "system": platform.platform(),
         "os_release": platform.freedesktop_os_release().get("PRETTY_NAME", ""),
         "machine": platform.machine(),
@@ -287,7 +287,7 @@ def hardware(home: Path) -> Iterator[BundleFile]:
         "disk_bytes": {str(place): _disk(place) for place in (home, Path("/tmp"), Path("/dev/shm"))},
         "uptime_s": round(_uptime_s()),
     }
-    yield BundleFile.of_json("machine.json", found)
+    yield BundleFile.of_json("machine.json", result)
 
 
 def nvidia() -> Iterator[BundleFile]:

@@ -100,12 +100,12 @@ def _comparison(found: Plan, simple: Mapping[str, float]) -> Table:
     table.add_column()
     table.add_column(justify="right")
     table.add_column()
-    for name, seconds, said in rows_:
+    for name, seconds, value in rows_:
         length = max(1, round(BAR * min(1.0, seconds / longest_s)))
         cut = "▸" if seconds > longest_s else ""
         style = {"no plan beats": "red", "this plan": "green"}.get(name, "dim")
         table.add_row(
-            name, styled("█" * (length - len(cut)) + cut, style), f"{seconds:.1f} s", f"{_human(seconds)}{said}"
+            name, styled("█" * (length - len(cut)) + cut, style), f"{seconds:.1f} s", f"{_human(seconds)}{value}"
         )
     return table
 
@@ -175,13 +175,13 @@ def print_report(result: BatchResult, console: Console, *, home: Path) -> None:
 
 def _models(result: BatchResult) -> list[str]:
     """Returns where the models are: each folder, which `from_pretrained` reads, and the model in MLflow."""
-    found = [job for job in result.jobs if job.get("model_dir")]
-    if not found:
+    results = [job for job in result.jobs if job.get("model_dir")]
+    if not results:
         return []
-    width = max(len(job["name"]) for job in found)
-    uris = [f"  {job['name']:{width}}  {job['model_uri'] or 'not recorded'}" for job in found[:MOST_MODELS]]
-    more = [f"  and {len(found) - MOST_MODELS} more, which --json lists"] if len(found) > MOST_MODELS else []
-    return [f"Models, a folder each that `from_pretrained` reads: {Path(found[0]['model_dir']).parent}", *uris, *more]
+    width = max(len(job["name"]) for job in results)
+    uris = [f"  {job['name']:{width}}  {job['model_uri'] or 'not recorded'}" for job in results[:MOST_MODELS]]
+    more = [f"  and {len(results) - MOST_MODELS} more, which --json lists"] if len(results) > MOST_MODELS else []
+    return [f"Models, a folder each that `from_pretrained` reads: {Path(results[0]['model_dir']).parent}", *uris, *more]
 
 
 def _next_steps(result: BatchResult) -> list[str]:
@@ -215,8 +215,8 @@ def _print_deadlines(result: BatchResult, console: Console) -> None:
         if "deadline_s" not in job or job["ended_s"] is None:
             continue
         spare_s = job["deadline_s"] - job["ended_s"]
-        said = f"{spare_s:.1f} s before its deadline" if spare_s >= 0 else f"{-spare_s:.1f} s after its deadline"
-        console.print(f"{job['name']} ended {said}", style=None if spare_s >= 0 else "red")
+        text = f"{spare_s:.1f} s before its deadline" if spare_s >= 0 else f"{-spare_s:.1f} s after its deadline"
+        console.print(f"{job['name']} ended {text}", style=None if spare_s >= 0 else "red")
 
 
 def _print_times(result: BatchResult, console: Console) -> None:
@@ -242,8 +242,8 @@ def _print_times(result: BatchResult, console: Console) -> None:
     if result.fusion is not None:
         num_groups = len(result.fusion["groups"])
         how = f"{num_groups} groups on shared bases" if num_groups != 1 else "one group on a shared base"
-        said = f"trained together in {how}" if num_groups else "no jobs are trained together"
-        rows.append(("each alone", f"{result.fusion['alone_s']:.1f} s", f"by a plan; {said}"))
+        text = f"trained together in {how}" if num_groups else "no jobs are trained together"
+        rows.append(("each alone", f"{result.fusion['alone_s']:.1f} s", f"by a plan; {text}"))
     if result.current_practice_s is not None:
         saved = (
             f"one job after another, by the same runtimes {result.current_practice_s / planned_s:.2f} times the plan"

@@ -246,8 +246,8 @@ class ConsoleView(View):
     def listen(self, event: ExecutionEvent) -> None:
         """Notes the event, and prints a line about it if it matters."""
         self._batch.hear(event)
-        if self._is_printed(event) and (said := describe(event)) is not None:
-            self._console.print(said.text, style=said.style, soft_wrap=True)
+        if self._is_printed(event) and (value := describe(event)) is not None:
+            self._console.print(value.text, style=value.style, soft_wrap=True)
 
     def _is_printed(self, event: ExecutionEvent) -> bool:
         return True

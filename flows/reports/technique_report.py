@@ -149,13 +149,13 @@ def _shapes(
 
 
 def _bytes(text: str) -> int:
-    found = re.fullmatch(r"([0-9.]+) ?([A-Za-z]+)", text.strip())
-    if found is None or found[2] not in UNITS or found[1].count(".") > 1 or found[1] == ".":
+    result = re.fullmatch(r"([0-9.]+) ?([A-Za-z]+)", text.strip())
+    if result is None or result[2] not in UNITS or result[1].count(".") > 1 or result[1] == ".":
         units = ", ".join(UNITS)
         raise InputError(
             [f"--memory {text!r} is not a valid amount of memory. To fix: write 80GiB, or a number with {units}"]
         )
-    return int(float(found[1]) * UNITS[found[2]])
+    return int(float(result[1]) * UNITS[result[2]])
 
 
 def _ordered(preflight: Preflight) -> tuple[Candidate, ...]:

@@ -112,11 +112,11 @@ def _gantt(run_timeline: RunTimeline, width: int, most: int, *, has_shades: bool
     columns = max(20, width - margin - 3)
     names = letters(run_timeline)
     colour = {job: COLOURS[i % len(COLOURS)] for i, job in enumerate(names)} if has_shades else {}
-    found, left_out = rows(run_timeline, columns, most=most)
+    result, left_out = rows(run_timeline, columns, most=most)
     if not (run_timeline.first or run_timeline.real):
         yield Text("nothing is planned yet: jobs are measured first", style=FAINT)
         return
-    for row in found:
+    for row in result:
         yield _device_row(row, margin, colour)
     yield styled(f"{'':>{margin}} {axis(run_timeline, columns)}", FAINT, no_wrap=True)
     yield styled(f"{'':>{margin}} {KEY}", FAINT, no_wrap=True)
@@ -176,9 +176,9 @@ def _jobs(run_timeline: RunTimeline, most: int, *, width: int) -> Table:
 def _nodes(run_timeline: RunTimeline, most: int) -> Table:
     table = Table("node", "devices", "status", "health", box=None, header_style="bold", padding=(0, 2, 0, 0))
     for node in sorted(run_timeline.nodes, key=lambda node: (not node.health, node.name))[:most]:
-        said = "; ".join(f"device {number} {reason}" for number, reason in node.health) or "well"
+        text = "; ".join(f"device {number} {reason}" for number, reason in node.health) or "well"
         style = RED if node.health else None
-        table.add_row(node.name, str(node.num_devices), node.status, said, style=style)
+        table.add_row(node.name, str(node.num_devices), node.status, text, style=style)
     if len(run_timeline.nodes) > most:
         table.add_row(f"and {len(run_timeline.nodes) - most} more", style=FAINT)
     return table
@@ -245,8 +245,8 @@ def newest_run(root: Path, batch: str | None) -> Path:
     runs = [file.parent for file in root.glob("*/*/journal.db") if batch in (None, file.parent.parent.name)]
     if not runs:
         names = sorted({file.parent.parent.name for file in root.glob("*/*/journal.db")})
-        said = f"no batch {batch!r}" if batch else "no batch"
-        raise InputError([f"there is {said} under {root}; there are {', '.join(names) or 'none'}"])
+        text = f"no batch {batch!r}" if batch else "no batch"
+        raise InputError([f"there is {text} under {root}; there are {', '.join(names) or 'none'}"])
     return max(runs, key=lambda run: run.name)  # runs are named by their start time
 
 
@@ -386,12 +386,12 @@ def _runs_on_pool(*, has_figures: bool) -> Iterator[StatusRun]:
         is_running = has_figures and any(map(_is_running, records.values()))
         lines = _lines(TimelineReader(database, name="the pool", is_pool=True)) if is_running else {}
         for key, name in shown.items():
-            mine = (_of_batch(options, key), _of_batch(lines, key))
-            rows = _rows(records[key], name, key, options=mine[0], lines=mine[1])
+            own = (_of_batch(options, key), _of_batch(lines, key))
+            rows = _rows(records[key], name, key, options=own[0], lines=own[1])
             yield StatusRun(batch=name, folder=Path(folders[key]), rows=rows)
-        for found in pending(database):
+        for result in pending(database):
             yield StatusRun(
-                batch=found.name, folder=settings.home() / "batches" / found.name, rows=_pending_rows(found)
+                batch=result.name, folder=settings.home() / "batches" / result.name, rows=_pending_rows(result)
             )
 
 
@@ -412,7 +412,7 @@ def _rows(
 
     options: technique and devices of its newest segment. lines: what is known of it while the batch runs.
     """
-    found = []
+    result = []
     for record in records:
         line = lines.get(record.name)
         row = _row(
@@ -425,8 +425,8 @@ def _rows(
         )
         if line is not None:
             row |= {"num_steps": line.num_steps, "figures": to_json(line.figures), "ends_in": to_json(line.predicted)}
-        found.append(row)
-    return found
+        result.append(row)
+    return result
 
 
 def _row(
@@ -439,7 +439,7 @@ def _row(
 
 def _options(segments: Sequence[SegmentRecord]) -> dict[str, str]:
     """Returns technique and devices of the newest segment of each job: "ddp on vm:cpu:0,1"."""
-    found: dict[str, str] = {}
+    result: dict[str, str] = {}
     for segment in segments:
         what = segment.what
         devices: dict[str, list[str]] = {}
@@ -450,8 +450,8 @@ def _options(segments: Sequence[SegmentRecord]) -> dict[str, str]:
         many = f"{len(what['devices'])} devices"
         option = f"{what['technique']} on {where if len(what['devices']) <= MOST_NAMED else many}"
         batch, slash, _ = segment.job.rpartition("/")
-        found |= dict.fromkeys((segment.job, *(f"{batch}{slash}{name}" for name in what.get("fellows", {}))), option)
-    return found
+        result |= dict.fromkeys((segment.job, *(f"{batch}{slash}{name}" for name in what.get("fellows", {}))), option)
+    return result
 
 
 def _is_running(records: Iterable[JobRecord]) -> bool:

@@ -49,7 +49,7 @@ def compare_models(
 
     Each result is saved as soon as it takes effect: a process that resumes the run starts with the next model.
     """
-    known = {name: from_json(ModelResult, said) for name, said in run.content.get("verdicts", {}).items()}
+    known = {name: from_json(ModelResult, value) for name, value in run.content.get("verdicts", {}).items()}
     left = {name: check for name, check in checks.items() if name not in known}
     now = run.standings()
     candidates = {
@@ -251,10 +251,10 @@ def _carry_out(
             why = f"it waits for approval: {answer.why} ({decision.why})"
             leave_waiting(run.ledger, candidate, why, who=who)
             return replace(model_result, outcome=KEPT, why=why)
-        said = f"{answer.who} {'agrees' if answer.approved else 'does not agree'}"
-        said += f": {answer.why}" if answer.why else ""
-        reasons = (*(decision.reasons if answer.approved else ()), said)
-        decision = PromotionDecision(promote=answer.approved, why=f"{decision.why}; {said}", reasons=reasons)
+        text = f"{answer.who} {'agrees' if answer.approved else 'does not agree'}"
+        text += f": {answer.why}" if answer.why else ""
+        reasons = (*(decision.reasons if answer.approved else ()), text)
+        decision = PromotionDecision(promote=answer.approved, why=f"{decision.why}; {text}", reasons=reasons)
         who = answer.who
     try:
         promote_task(
@@ -352,7 +352,7 @@ def _judged(
     metric = rule.metric or rival.metric
     max_rows = rule.max_rows if policy is None or rival.is_whole else policy.num_rows
     environment = replace(environment, import_paths=tuple(dict.fromkeys([*environment.import_paths, str(rule.folder)])))
-    found: list[ExaminationResult] = [
+    result: list[ExaminationResult] = [
         examine_task(
             rival.name,
             model=rival.candidate_dir,
@@ -370,13 +370,13 @@ def _judged(
         )
         for suite in rule.suites or (Suite(name="metrics"),)
     ]
-    if policy is None and (faults := [fault for examined in found for fault in examined.faults]):
+    if policy is None and (faults := [fault for examined in result for fault in examined.faults]):
         return CandidateVerdict(fault=f"it cannot be compared: {'; '.join(faults)}")
-    for examined in found:
+    for examined in result:
         recording.record(ledger, rival.candidate, examined, other=None if rival.champion_dir is None else CHAMPION)
-    decision = decide_by(rule, found, metric=metric, is_first=rival.champion_dir is None, min_gain=rival.min_gain)
+    decision = decide_by(rule, result, metric=metric, is_first=rival.champion_dir is None, min_gain=rival.min_gain)
     return CandidateVerdict(
-        decision=decision, notes=tuple(_left_out(rival, data, found[0].num_rows, max_rows=max_rows))
+        decision=decision, notes=tuple(_left_out(rival, data, result[0].num_rows, max_rows=max_rows))
     )
 
 

@@ -93,14 +93,14 @@ def data_spec(text: str, *, all_rows: bool = False) -> DataSpec:
     if text.endswith((".yaml", ".yml")) and is_file(Path(), text):
         file = beside(Path(), text)
         try:
-            said, folder = text_of(file), file.parent
+            value, folder = text_of(file), file.parent
         except (OSError, UnicodeDecodeError) as error:
             raise InputError([f"--data: {text} cannot be read: {error}. To fix: save it as UTF-8 text"]) from error
     elif text.lstrip().startswith("{"):
-        said, folder = text, Path()
+        value, folder = text, Path()
     else:
-        said, folder = f"{{{'source' if text in SOURCES else 'path'}: {text!r}}}", Path()
-    read = document.read(said)
+        value, folder = f"{{{'source' if text in SOURCES else 'path'}: {text!r}}}", Path()
+    read = document.read(value)
     if read.findings:
         raise InputError([f"--data: {finding.message}. To fix: {finding.remedy}." for finding in read.findings])
     raw = read.data["data"] if set(read.data) == {"data"} else read.data
@@ -113,8 +113,10 @@ def data_spec(text: str, *, all_rows: bool = False) -> DataSpec:
     try:
         entry = Data.model_validate(raw, context={"folder": folder.resolve()})
     except ValidationError as error:
-        found = findings(error, root=Data)
-        raise InputError([f"--data: {place_text(f.place)}: {f.message}. To fix: {f.remedy}." for f in found]) from error
+        result = findings(error, root=Data)
+        raise InputError(
+            [f"--data: {place_text(f.place)}: {f.message}. To fix: {f.remedy}." for f in result]
+        ) from error
     spec: DataSpec = from_json(DataSpec, entry.model_dump())
     return replace(spec, held_out=0.0) if all_rows and spec.path is not None else spec
 
@@ -151,7 +153,7 @@ def examine_models(
     with one_device(folder, notice=notice) as (environment, device):
         from ringmaster.tasks.evaluation.examination import examine_each
 
-        found = examine_each(
+        result = examine_each(
             {model.label: model.folder for model in models},
             job=_job(data, models[0].folder),
             held_out=data is not None,
@@ -165,7 +167,7 @@ def examine_models(
             device=device,
             folder=folder,
         )
-    return list(found.values())
+    return list(result.values())
 
 
 def examine_by(
@@ -292,10 +294,10 @@ class Promotion:
     def to_json(self) -> dict[str, Any]:
         """Returns plain values."""
         serves = self.version if self.decision.promote else self.before
-        said = {"model": self.name, "version": self.version, "promoted": self.decision.promote}
+        fields = {"model": self.name, "version": self.version, "promoted": self.decision.promote}
         compared = self.decision.compared
         return {
-            **said,
+            **fields,
             "champion": serves,
             "champion_before": self.before,
             "reasons": list(self.decision.reasons),
@@ -370,11 +372,11 @@ def _judged(
     other = None if against is None else find(against, home)
     model = EvaluatedModel(label=node.label, folder=home.model_dir(node), record=node.record)
     data = data_spec(asked.data or "", all_rows=asked.all_rows)
-    found = examine_by(policy, model, data=data, all_rows=asked.all_rows, against=other, notice=notice)
-    for examined in found:
+    result = examine_by(policy, model, data=data, all_rows=asked.all_rows, against=other, notice=notice)
+    for examined in result:
         recording.record(home.ledger, node.record, examined, other=None if other is None else other.label)
-    metric = next((line.metric for examined in found for line in examined.measured), EvaluationSpec.metrics[0])
-    decision = decide_by(policy, found, metric=metric, is_first=other is None)
+    metric = next((line.metric for examined in result for line in examined.measured), EvaluationSpec.metrics[0])
+    decision = decide_by(policy, result, metric=metric, is_first=other is None)
     if decision.promote and policy.approval_s is not None:
         agrees = f"{asked.who} agrees" + (f": {asked.why}" if asked.why else "")
         return replace(decision, reasons=(*decision.reasons, agrees)), asked.who

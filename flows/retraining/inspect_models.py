@@ -67,23 +67,23 @@ def inspect_models(run: RetrainingRun) -> dict[str, InspectedModel]:
     where = run.standings()
     seen: Mapping[str, Any] = run.step("looked", lambda: {name: _plain(c) for name, c in _fresh(run, where).items()})
     models = {model.name: model for model in run.production.models}
-    return {name: _read(run, models[name], where, said) for name, said in seen.items() if name in models}
+    return {name: _read(run, models[name], where, value) for name, value in seen.items() if name in models}
 
 
 def _fresh(run: RetrainingRun, where: Mapping[str, ServingVersions]) -> dict[str, InspectedModel]:
-    found = {}
+    result = {}
     for model in run.production.models:
         check = InspectedModel(model=model, standing=where[model.registered_name])
         try:
-            found[model.name] = _frozen(run, check)
+            result[model.name] = _frozen(run, check)
         except (ValueError, OSError, LedgerError) as error:
             if isinstance(error, LedgerError) and error.may_pass:
                 raise  # nothing is wrong with the model: the run resumes when it is called again
-            found[model.name] = replace(check, fault=str(error))
-    models = [check.model for check in found.values() if not check.fault]
+            result[model.name] = replace(check, fault=str(error))
+    models = [check.model for check in result.values() if not check.fault]
     preflights, faults = ({}, {}) if not models else _preflighted(run, models)
     data = {name: preflight.data for name, preflight in preflights.items()}
-    return {name: check if check.fault else _decided(run, check, data, faults) for name, check in found.items()}
+    return {name: check if check.fault else _decided(run, check, data, faults) for name, check in result.items()}
 
 
 def _frozen(run: RetrainingRun, check: InspectedModel) -> InspectedModel:
@@ -222,8 +222,8 @@ def _failed(watched: ObservedData, missing: list[str]) -> Iterator[str]:
         return
     for result in results:
         if not result.passed:
-            said = result.why or f"{result.num_failures} of {result.num_rows} rows fail"
-            yield f"assertion {result.assertion}: {said}"
+            text = result.why or f"{result.num_failures} of {result.num_rows} rows fail"
+            yield f"assertion {result.assertion}: {text}"
 
 
 def _plain(check: InspectedModel) -> dict[str, Any]:

@@ -35,8 +35,8 @@ def report(
     """Writes the report, and stores the run's answer. What could not be recorded or delivered is among its faults."""
     report = _report(run, model_results, chosen, result)
     page = report.markdown()
-    said = f"{run.record.run_date}: {report.headline()}"
-    for_prefect(lambda: create_markdown_artifact(key="retraining", markdown=page, description=said))
+    text = f"{run.record.run_date}: {report.headline()}"
+    for_prefect(lambda: create_markdown_artifact(key="retraining", markdown=page, description=text))
     status = _status(model_results, result)
     answer = {
         "name": run.production.name,

@@ -88,8 +88,8 @@ class RetrainingRun:
         """Returns what the last run with an entry under `key` stored there; empty if there is none."""
         for record in reversed(self.runs.every(self.production.name)):
             if record.run_date < self.record.run_date and key in record.content:
-                found: Mapping[str, Any] = record.content[key]
-                return found
+                result: Mapping[str, Any] = record.content[key]
+                return result
         return {}
 
     def standings(self) -> dict[str, ServingVersions]:

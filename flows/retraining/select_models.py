@@ -56,8 +56,8 @@ class SelectedModels:
 
 def select_models(run: RetrainingRun, checks: Mapping[str, InspectedModel]) -> SelectedModels:
     """Plans the due models against the run's deadline and budget, and selects those that fit."""
-    said = run.step("chosen", lambda: _plain(_choose(run, checks)))
-    return SelectedModels(**{**said, "batch": None if said["batch"] is None else Batch.from_json(said["batch"])})
+    value = run.step("chosen", lambda: _plain(_choose(run, checks)))
+    return SelectedModels(**{**value, "batch": None if value["batch"] is None else Batch.from_json(value["batch"])})
 
 
 def _choose(run: RetrainingRun, checks: Mapping[str, InspectedModel]) -> SelectedModels:

@@ -37,8 +37,8 @@ def train_models(
 
     Each model's MLflow run stores the data that it was trained on, for later retraining runs.
     """
-    if (said := run.content.get("result")) is not None:
-        return from_json(BatchResult, said)
+    if (value := run.content.get("result")) is not None:
+        return from_json(BatchResult, value)
     if chosen.batch is None or run.content.get("is_trained"):
         return None
     batch, is_resumed = _left_to_train(run, checks, chosen.batch)

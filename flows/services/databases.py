@@ -86,14 +86,14 @@ def _connected(server: URL) -> psycopg.Connection[tuple[str]]:
     """Connects to any database of the server: the named one may not exist yet, and others may refuse this user."""
     import psycopg
 
-    said: list[str] = []
+    lines: list[str] = []
     for name in (_named(server).database, *MAINTENANCE):
         address = _text(server.set(database=name))
         try:
             return psycopg.connect(address, autocommit=True, connect_timeout=10)
         except psycopg.OperationalError as error:
-            said.append(str(error).strip())
-    raise InputError([f"the PostgreSQL server {_shown(server)} cannot be used: {said[-1]}"])
+            lines.append(str(error).strip())
+    raise InputError([f"the PostgreSQL server {_shown(server)} cannot be used: {lines[-1]}"])
 
 
 def _parsed(url: str) -> URL:

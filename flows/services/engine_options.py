@@ -69,7 +69,7 @@ class EngineOptions:
         if not self.lends_nodes:
             return {}
         ray = {DEVICES: self.devices, **({ADDRESS: self.address} if self.address else {})} if self.name == RAY else {}
-        prices = {} if (found := self.prices()) is None else {NODE_PRICES: found.to_text()}
+        prices = {} if (result := self.prices()) is None else {NODE_PRICES: result.to_text()}
         return {ENGINE: self.name, MAX_NODES: str(self.max_nodes), NODE_IDLE_S: f"{self.idle_s:g}", **prices, **ray}
 
     def prices(self) -> NodePrices | None:
@@ -81,13 +81,13 @@ class EngineOptions:
 
     def job_variables(self) -> Mapping[str, Any]:
         """Returns the values for the base job template of a work pool of type `slurm`."""
-        asked = {
+        requested = {
             "partition": self.partition,
             "time": self.time,
             "gres": self.gres,
             "sbatch_options": list(self.sbatch_options),
         }
-        return {name: value for name, value in asked.items() if value}
+        return {name: value for name, value in requested.items() if value}
 
     def deployment(self) -> NodeDeployment | None:
         """Returns the deployment of lent nodes; None for an engine that needs none."""
@@ -103,30 +103,32 @@ class EngineOptions:
 
     def faults(self, *, has_server: bool) -> list[str]:
         """Returns the faults of the options. has_server: whether the pool's database is a server."""
-        found = []
+        result = []
         try:
             check_engine_name(self.name)
         except ValueError as error:
-            found.append(f"--engine: {error}")
+            result.append(f"--engine: {error}")
         if self.name == LOCAL:
-            found.append(
+            result.append(
                 f"--engine {LOCAL} runs batches without a pool. To fix: leave out --engine, or `ringmaster run`"
             )
         if self.name == WORK_POOL and not self.work_pool:
-            found.append(f"--engine {WORK_POOL} needs --work-pool NAME: the work pool in Prefect that starts the nodes")
+            result.append(
+                f"--engine {WORK_POOL} needs --work-pool NAME: the work pool in Prefect that starts the nodes"
+            )
         for engine, options in OWN_OPTIONS.items():
             given = ", ".join(f"--{name.replace('_', '-')}" for name, value in options(self).items() if value)
             if given and self.name != engine:
-                found.append(f"{given} is of --engine {engine}, not of {self.name}. To fix: leave it out")
-        found += [*self._template_faults(), *self._price_faults()]
+                result.append(f"{given} is of --engine {engine}, not of {self.name}. To fix: leave it out")
+        result += [*self._template_faults(), *self._price_faults()]
         if self.name == RAY and (fault := missing_extra("ray", feature=f"--engine {RAY}")):
-            found.append(fault)
+            result.append(fault)
         if self.lends_nodes and not self.has_own_ray and not has_server:
-            found.append(
+            result.append(
                 f"--engine {self.name} lends other machines, which cannot share a SQLite file. To fix: "
                 "--database postgresql://USER@HOST:PORT/NAME, with the password in ~/.pgpass"
             )
-        return found
+        return result
 
     def _price_faults(self) -> list[str]:
         given = {"--node-price": self.node_price, "--hour-worth": self.hour_worth, "--budget": self.budget}
@@ -202,8 +204,8 @@ def _slurm_faults(engine: EngineOptions, *, home: Path) -> Sequence[str]:
     given = {**_defaults(engine.work_pool_template), **engine.job_variables()}
 
     def options(request: JobRequest) -> Sequence[str]:
-        asked = {"partition": request.partition, "time": request.time, "gres": request.gres}
-        job = SlurmJobConfiguration(**{**given, **{name: value or None for name, value in asked.items()}})
+        requested = {"partition": request.partition, "time": request.time, "gres": request.gres}
+        job = SlurmJobConfiguration(**{**given, **{name: value or None for name, value in requested.items()}})
         return job.arguments(flow_run="preflight", log_dir=home / "slurm")
 
     wanted = {name: given.get(name) or "" for name in ("partition", "time", "gres")}

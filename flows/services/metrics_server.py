@@ -185,15 +185,15 @@ class PoolCollector(Collector):
 
     def collect(self) -> Iterator[Metric]:
         """Yields all metrics. Those of the pool's state have no values while its database does not answer."""
-        found = self._measure()
+        result = self._measure()
         yield InfoMetricFamily("ringmaster_build", "The release of Ringmaster.", value={"version": own_release()})
         for name, text, labels, of_state in STATE_GAUGES:
-            rows = () if found.state is None else of_state(found.state)
+            rows = () if result.state is None else of_state(result.state)
             yield _filled(GaugeMetricFamily(name, text, labels=labels), rows)
         for name, text, labels, rows_of in GAUGES:
-            yield _filled(GaugeMetricFamily(name, text, labels=labels), rows_of(found))
+            yield _filled(GaugeMetricFamily(name, text, labels=labels), rows_of(result))
         for name, text, labels, rows_of in COUNTERS:
-            yield _filled(CounterMetricFamily(name, text, labels=labels), rows_of(found))
+            yield _filled(CounterMetricFamily(name, text, labels=labels), rows_of(result))
 
 
 def _filled(family: GaugeMetricFamily | CounterMetricFamily, rows: Rows) -> Metric:
@@ -213,7 +213,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--host", default=LOOPBACK[0])
     parser.add_argument("--port", type=int, required=True)
-    asked = parser.parse_args(arguments)
+    requested = parser.parse_args(arguments)
     environment.set_umask()
     try:
         pool = _pool()
@@ -224,7 +224,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     app = metrics_app(monitor.measurement, username=pool.username, password=pool.password)
     hosts = hosts_of(os.environ.get(ALLOWED_HOSTS, "")) or LOOPBACK
     server = server_of(
-        checked(app, hosts), role=ProcessRole.METRICS, host=asked.host, port=asked.port, log_level="warning"
+        checked(app, hosts), role=ProcessRole.METRICS, host=requested.host, port=requested.port, log_level="warning"
     )
     over, failed = threading.Event(), threading.Event()
     threading.Thread(target=_sample, args=(monitor, server, over, failed), name="samples", daemon=True).start()
@@ -285,11 +285,11 @@ def _is_foreign(request: Request) -> bool:
 
 
 def _may_read(authorization: str, *, username: str, password: str) -> bool:
-    scheme, _, said = authorization.partition(" ")
+    scheme, _, value = authorization.partition(" ")
     if scheme.lower() != "basic":
         return False
     try:
-        given = base64.b64decode(said.strip(), validate=True)
+        given = base64.b64decode(value.strip(), validate=True)
     except (binascii.Error, ValueError):
         return False
     return secrets.compare_digest(given, f"{username}:{password}".encode())

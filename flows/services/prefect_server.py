@@ -31,16 +31,16 @@ def main(arguments: Sequence[str] | None = None) -> None:
     parser.add_argument("--host", default=LOOPBACK[0])
     parser.add_argument("--port", type=int, required=True)
     parser.add_argument("--until-stdin-ends", action="store_true")
-    asked = parser.parse_args(arguments)
+    requested = parser.parse_args(arguments)
     environment.set_umask()
-    if asked.until_stdin_ends:
+    if requested.until_stdin_ends:
         end_with_parent()
     if (file := prefect_database()) is not None:
         asyncio.run(create_database(file))
     hosts = hosts_of(os.environ.get(ALLOWED_HOSTS, "")) or LOOPBACK
-    app = checked(create_app(final=True, ephemeral=asked.until_stdin_ends), hosts)
+    app = checked(create_app(final=True, ephemeral=requested.until_stdin_ends), hosts)
     log_level = get_current_settings().server.logging_level.lower()
-    serve(server_of(app, role=ProcessRole.PREFECT, host=asked.host, port=asked.port, log_level=log_level))
+    serve(server_of(app, role=ProcessRole.PREFECT, host=requested.host, port=requested.port, log_level=log_level))
 
 
 async def create_database(file: Path) -> None:

@@ -71,24 +71,24 @@ def main(arguments: Sequence[str] | None = None) -> int:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--port", type=int, required=True)
     parser.add_argument("--home", type=Path, required=True)
-    asked = parser.parse_args(arguments)
-    make_token(token_file(asked.home))
+    requested = parser.parse_args(arguments)
+    make_token(token_file(requested.home))
     own_pid = os.getpid()
     with ScratchFolder() as folder:
         cluster = subprocess.Popen(
-            command(port=asked.port, folder=folder.path),
-            env={**os.environ, **environment(asked.home, port=asked.port)},
+            command(port=requested.port, folder=folder.path),
+            env={**os.environ, **environment(requested.home, port=requested.port)},
             preexec_fn=lambda: end_with(own_pid),
         )
         for number in (signal.SIGTERM, signal.SIGINT):
             signal.signal(number, lambda *_: cluster.terminate())
-        if _answers_or_ends(cluster, port=asked.port):
+        if _answers_or_ends(cluster, port=requested.port):
             say_ready()
         status = cluster.wait()
         for left in processes_with(str(folder.path)):  # `ray start` was killed: its processes would keep the port
             with suppress(psutil.NoSuchProcess):
                 left.kill()
-        psutil.wait_procs(nodes_of(asked.home), timeout=LEAVE_S)
+        psutil.wait_procs(nodes_of(requested.home), timeout=LEAVE_S)
     return status
 
 
@@ -135,10 +135,10 @@ def _command_of(process: psutil.Process) -> str:
 
 def _environment_of(process: psutil.Process) -> Mapping[str, str]:
     try:
-        found: Mapping[str, str] = process.environ()
+        result: Mapping[str, str] = process.environ()
     except psutil.Error:
         return {}
-    return found
+    return result
 
 
 if __name__ == "__main__":

@@ -95,24 +95,24 @@ class PoolOptions:
 
 def faults(options: PoolOptions) -> list[str]:
     """Returns the faults of the options, found before anything starts."""
-    found = options.engine.faults(has_server=options.databases.prefect is not None)
+    result = options.engine.faults(has_server=options.databases.prefect is not None)
     if fault := missing_extra("pool", feature="`ringmaster up`"):
-        found.append(fault)
+        result.append(fault)
     try:
         most_flow_runs()  # by the environment of the workers, which would end over and over
     except InputError as error:
-        found.extend(error.faults)
+        result.extend(error.faults)
     if len(options.password) < SHORTEST_PASSWORD:
-        found.append(f"the password has {len(options.password)} characters, and MLflow wants {SHORTEST_PASSWORD}")
+        result.append(f"the password has {len(options.password)} characters, and MLflow wants {SHORTEST_PASSWORD}")
     ports = {name: getattr(options, f"port_{name}") for name in SERVERS}
     for one, other in combinations(SERVERS, 2):
         if ports[one] == ports[other]:
-            found.append(f"--port-{one} and --port-{other} are both {ports[one]}")
+            result.append(f"--port-{one} and --port-{other} are both {ports[one]}")
     if options.engine.has_own_ray and (fault := port_fault("127.0.0.1", options.port_ray, RAY)):
-        found.append(fault)
+        result.append(fault)
     if len(set(ports.values())) == len(SERVERS):
-        found.extend(fault for name in SERVERS if (fault := port_fault(options.host, ports[name], name)))
-    return found
+        result.extend(fault for name in SERVERS if (fault := port_fault(options.host, ports[name], name)))
+    return result
 
 
 def port_fault(host: str, port: int, name: str) -> str | None:

@@ -204,14 +204,14 @@ class ServiceFiles:
 
     def is_ready(self, name: str, process: ProcessId) -> bool:
         """Returns whether that process has reported that it is ready."""
-        said = self._said(self.ready(name).name)
-        return bool(said) and from_json(ProcessId, said) == process
+        value = self._said(self.ready(name).name)
+        return bool(value) and from_json(ProcessId, value) == process
 
     def write_services(self, services: Sequence[Service], *, address: PoolAddress) -> None:
         """Writes the definitions of the services and the pool's address, and clears the states of the processes."""
         write_secret(self.folder / "state.json", json.dumps({"services": []}))
-        said = {"address": to_json(address), "services": to_json(services)}
-        write_secret(self.folder / "services.json", json.dumps(said, indent=1))
+        fields = {"address": to_json(address), "services": to_json(services)}
+        write_secret(self.folder / "services.json", json.dumps(fields, indent=1))
 
     def services(self) -> tuple[Service, ...]:
         """Returns the definitions of the services."""
@@ -228,10 +228,10 @@ class ServiceFiles:
 
     def states(self, *, by: ProcessId | None = None) -> tuple[ServiceState, ...]:
         """Returns the states of the services in the order in which they start; none if `by` is another supervisor."""
-        said = self._said("state.json")
-        if by is not None and said.get("by") != to_json(by):
+        value = self._said("state.json")
+        if by is not None and value.get("by") != to_json(by):
             return ()
-        return tuple(from_json(ServiceState, each) for each in said.get("services", ()))
+        return tuple(from_json(ServiceState, each) for each in value.get("services", ()))
 
     def write_supervisor(self, process: ProcessId) -> None:
         """Writes which process supervises the services, as soon as it was started."""
@@ -239,8 +239,8 @@ class ServiceFiles:
 
     def supervisor(self) -> ProcessId | None:
         """Returns the process that supervises the services; None where it has ended."""
-        said = self._said("supervisor.json")
-        process = from_json(ProcessId, said) if said else None
+        value = self._said("supervisor.json")
+        process = from_json(ProcessId, value) if value else None
         return process if process is not None and process.lives() else None
 
     @contextmanager
@@ -256,10 +256,10 @@ class ServiceFiles:
 
     def _said(self, name: str) -> dict[str, Any]:
         try:
-            said: dict[str, Any] = json.loads((self.folder / name).read_text())
+            fields: dict[str, Any] = json.loads((self.folder / name).read_text())
         except FileNotFoundError:
             return {}
-        return said
+        return fields
 
 
 def say_ready() -> None:

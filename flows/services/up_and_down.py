@@ -86,8 +86,8 @@ def start(options: PoolOptions, *, database_server: str | None) -> bool:
     files = files_of(options.home)
     if not (files.supervisor() or _living(files)):
         own_faults = faults(options)
-        if found := [*own_faults, *engine_faults(options.engine, home=options.home)]:
-            raise InputError(found)
+        if result := [*own_faults, *engine_faults(options.engine, home=options.home)]:
+            raise InputError(result)
     files.make()
     with files.alone("up") as alone:
         if not alone:
@@ -237,11 +237,11 @@ def _follow(files: ServiceFiles, supervisor: ProcessId, members: Members, restar
             if state.num_restarts > restarts.get(state.name, 0):
                 _print_log(files, state, console)
                 return False
-            said = here[state.name]() if state.status == ServiceStatus.UP and state.name in here else ""
-            if state.status in (ServiceStatus.UP, ServiceStatus.DONE) and said is not None:
+            text = here[state.name]() if state.status == ServiceStatus.UP and state.name in here else ""
+            if state.status in (ServiceStatus.UP, ServiceStatus.DONE) and text is not None:
                 done.add(state.name)
                 told_s = time.monotonic()
-                console.print(f"{state.name:12} up after {told_s - began_s:5.1f} s {said}")
+                console.print(f"{state.name:12} up after {told_s - began_s:5.1f} s {text}")
         if done == set(names):
             return True
         holders = _holders(files.folder.parent) if WORKER in set(names) - done else ""

@@ -140,16 +140,16 @@ class Connection:
         with self._lock:
             if name in self._experiment_ids:
                 return self._experiment_ids[name]
-            found = self.client.get_experiment_by_name(name)
-            if found is None and not create:
+            result = self.client.get_experiment_by_name(name)
+            if result is None and not create:
                 return None
-            if found is not None and found.lifecycle_stage != "active":
+            if result is not None and result.lifecycle_stage != "active":
                 raise LedgerError(
                     f"experiment {name!r} was deleted in MLflow at {redacted(self.tracking_uri)}. "
                     f"To fix: MLFLOW_TRACKING_URI={shlex.quote(redacted(self.tracking_uri))} "
-                    f"mlflow experiments restore --experiment-id {found.experiment_id}"
+                    f"mlflow experiments restore --experiment-id {result.experiment_id}"
                 )
-            self._experiment_ids[name] = found.experiment_id if found else self._create_experiment(name)
+            self._experiment_ids[name] = result.experiment_id if result else self._create_experiment(name)
             return self._experiment_ids[name]
 
     def experiment_ids(self) -> list[str]:
@@ -158,7 +158,7 @@ class Connection:
 
         like = f"name LIKE '{self.experiment}%'"
         every = paged(self.client.search_experiments, view_type=ViewType.ACTIVE_ONLY, filter_string=like)
-        return [str(found.experiment_id) for found in every if is_of_ledger(found.name, self.experiment)]
+        return [str(result.experiment_id) for result in every if is_of_ledger(result.name, self.experiment)]
 
     def artifacts(self, location: str) -> TensorArtifactRepository | None:
         """Returns access to the artifacts at a location that keep weights in the tensor store, without a server.
@@ -172,8 +172,8 @@ class Connection:
         self.client  # noqa: B018  it registers the repositories
         if self._tensors is None or urlsplit(location).scheme not in (TENSORS_SCHEME, "mlflow-artifacts"):
             return None
-        found = get_artifact_repository(location, tracking_uri=self.tracking_uri)
-        return found if isinstance(found, TensorArtifactRepository) else None
+        result = get_artifact_repository(location, tracking_uri=self.tracking_uri)
+        return result if isinstance(result, TensorArtifactRepository) else None
 
     def _create_experiment(self, name: str) -> str:
         location = None
@@ -237,10 +237,10 @@ def _move_into_store(file: Path, folder: Path) -> None:
     with closing(sqlite3.connect(file, timeout=sqlite_files.PATIENCE_S)) as connection, connection:
         old = f"{folder.as_uri()}/"
         is_old = "substr(artifact_location, 1, :length) = :old"
-        said = {"old": old, "new": f"{tensors_uri(folder)}/", "length": len(old)}
-        if connection.execute(f"SELECT 1 FROM experiments WHERE {is_old}", said).fetchone():
+        fields = {"old": old, "new": f"{tensors_uri(folder)}/", "length": len(old)}
+        if connection.execute(f"SELECT 1 FROM experiments WHERE {is_old}", fields).fetchone():
             new = "artifact_location = :new || substr(artifact_location, :length + 1)"
-            connection.execute(f"UPDATE experiments SET {new} WHERE {is_old}", said)
+            connection.execute(f"UPDATE experiments SET {new} WHERE {is_old}", fields)
 
 
 SCHEMES = ("sqlite", "postgresql", "mysql", "mssql", "http", "https")

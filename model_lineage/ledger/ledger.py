@@ -189,9 +189,9 @@ class Ledger(Models):
         experiment_id = self.experiment_id(self.experiment)
         order = [{"field_name": "creation_timestamp", "ascending": True}]  # two may have been created concurrently
         condition = f"tags.`{DIGEST}` = '{part.digest}'"
-        found = self.client.search_logged_models([experiment_id], condition, max_results=1, order_by=order)
-        if found:
-            return found[0]
+        result = self.client.search_logged_models([experiment_id], condition, max_results=1, order_by=order)
+        if result:
+            return result[0]
         tags = {KIND: COMPONENT, NAME: part.name, DIGEST: part.digest}
         made = self.client.create_logged_model(
             experiment_id, name=part.name.replace(".", "_"), tags=tags, model_type=COMPONENT

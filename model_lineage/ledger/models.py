@@ -139,7 +139,7 @@ class Models(Families):
         """
         model, client = self.client.get_logged_model(record.model_id), self.client
         versions = client.search_model_versions(f"name = '{name}'")
-        version = next((found for found in versions if found.tags.get(MODEL_ID) == record.model_id), None)
+        version = next((result for result in versions if result.tags.get(MODEL_ID) == record.model_id), None)
         parents = self._parents(record)
         if version is None:
             version = self._create_version(model, name, description=self._card(model, parents, text))
@@ -177,8 +177,8 @@ class Models(Families):
         """Returns every model recorded in this ledger, oldest first."""
         order = [{"field_name": "creation_timestamp", "ascending": True}]
         are_models = f"tags.`{KIND}` != '{COMPONENT}'"
-        found = paged(self.client.search_logged_models, self.experiment_ids(), are_models, order_by=order)
-        return [record_of(model) for model in found]
+        result = paged(self.client.search_logged_models, self.experiment_ids(), are_models, order_by=order)
+        return [record_of(model) for model in result]
 
     def graph(self) -> Graph:
         """Returns the lineage of all recorded models, by model id."""
@@ -195,8 +195,8 @@ class Models(Families):
 
     def _made_by(self, run_id: str, name: str) -> Any | None:
         """Returns the LoggedModel `name` that run `run_id` has already made, or None."""
-        found = self.client.search_logged_models([self.experiment_of(run_id)], f"source_run_id = '{run_id}'")
-        return next((model for model in found if model.tags.get(NAME) == name), None)
+        result = self.client.search_logged_models([self.experiment_of(run_id)], f"source_run_id = '{run_id}'")
+        return next((model for model in result if model.tags.get(NAME) == name), None)
 
     def _create_logged_model(
         self, run_id: str, name: str, *, tags: Mapping[str, str], params: Mapping[str, Any]
@@ -258,7 +258,7 @@ class Models(Families):
         """Registers the LoggedModel as a version of the registered model of its name, unless it is one already."""
         name, client = model.tags[NAME], self.client
         versions = client.search_model_versions(f"run_id = '{model.source_run_id}'")
-        own = (found for found in versions if found.name == name and found.tags.get(MODEL_ID) == model.model_id)
+        own = (result for result in versions if result.name == name and result.tags.get(MODEL_ID) == model.model_id)
         version = next(own, None)
         if version is None:
             version = self._create_version(model, name, description=self._card(model, parents, text))

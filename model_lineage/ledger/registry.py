@@ -123,27 +123,27 @@ class ModelRegistry(LedgerRuns):
         client = self.client
         try:
             if isinstance(version, int):
-                found = client.get_model_version(name, str(version))
+                result = client.get_model_version(name, str(version))
             else:
-                found = client.get_model_version_by_alias(name, version)
+                result = client.get_model_version_by_alias(name, version)
         except LedgerError as error:
             if error.code not in ("RESOURCE_DOES_NOT_EXIST", "INVALID_PARAMETER_VALUE"):
                 raise
             raise LedgerError(self._what_there_is(name, version), code="RESOURCE_DOES_NOT_EXIST") from error
-        model_id = found.tags.get(MODEL_ID) or found.model_id
+        model_id = result.tags.get(MODEL_ID) or result.model_id
         if model_id is None:
             raise LedgerError(
-                f"models:/{name}/{found.version} was registered by another program, without a LoggedModel. "
+                f"models:/{name}/{result.version} was registered by another program, without a LoggedModel. "
                 "To fix: record it with record_model(..., kind='imported')."
             )
-        return record_of(client.get_logged_model(model_id), name=name, version=int(found.version))
+        return record_of(client.get_logged_model(model_id), name=name, version=int(result.version))
 
     def _newest_version(self, name: str) -> int | None:
         """Returns the newest version of a registered model, or None if there is no model of that name."""
         if not re.fullmatch(r"[^/@]+", name) or re.fullmatch(r"m-\w+", name):
             return None
-        found = self.client.search_model_versions(f"name = '{name}'")
-        return max((int(version.version) for version in found), default=None)
+        result = self.client.search_model_versions(f"name = '{name}'")
+        return max((int(version.version) for version in result), default=None)
 
     def _what_there_is(self, name: str, version: int | str) -> str:
         client = self.client
@@ -155,7 +155,7 @@ class ModelRegistry(LedgerRuns):
         if isinstance(version, str):
             aliases = sorted(registered.aliases)
             return f"model {name!r} has no alias {version!r}; it has {aliases or 'none yet'}"
-        versions = sorted(int(found.version) for found in client.search_model_versions(f"name = '{name}'"))
+        versions = sorted(int(result.version) for result in client.search_model_versions(f"name = '{name}'"))
         return f"model {name!r} has no version {version}; it has {versions or 'none yet'}"
 
 
@@ -165,10 +165,10 @@ def of_tag(tags: Mapping[str, str], key: str, kind: type[T]) -> T:
     People may change tags in MLflow. A damaged one hides what it says of its model, and nothing of other models.
     """
     try:
-        found = json.loads(tags[key])
+        result = json.loads(tags[key])
     except (KeyError, ValueError, RecursionError):
         return kind()
-    return found if isinstance(found, kind) else kind()
+    return result if isinstance(result, kind) else kind()
 
 
 def versions_of(tags: Mapping[str, str]) -> list[tuple[str, int]]:
@@ -281,9 +281,9 @@ class Families(ModelRegistry):
         """
         near = [known for each in records for known in [each, *self._parents(each), *self.siblings(each)]]
         children = [child.id for record in records for child in self._children(record.model_id)]
-        found = [*near, *(known for id in children if (known := self._known(id)) is not None)]
+        result = [*near, *(known for id in children if (known := self._known(id)) is not None)]
         marks = self.marks()
-        for known in {known.model_id: known for known in found[:MOST_REDRAWN]}.values():
+        for known in {known.model_id: known for known in result[:MOST_REDRAWN]}.values():
             try:
                 self._draw(known, marks)
             except LedgerError as error:
@@ -324,8 +324,8 @@ class Families(ModelRegistry):
     def siblings(self, record: ModelRecord) -> list[ModelRecord]:
         """Returns the other children of a model's parents, as many as a page shows; their pages show the model too."""
         ids = [child.id for parent in record.parents for child in self._children(parent)[: MOST_SIBLINGS + 1]]
-        found = [self._known(id) for id in dict.fromkeys(ids) if id != record.model_id]
-        return [sibling for sibling in found if sibling is not None]
+        result = [self._known(id) for id in dict.fromkeys(ids) if id != record.model_id]
+        return [sibling for sibling in result if sibling is not None]
 
     def family_picture(self, record: ModelRecord, marks: FamilyMarks) -> str:
         """Returns the drawing (SVG) of a model's family, built from the tags of its relatives."""
@@ -336,9 +336,11 @@ class Families(ModelRegistry):
             for parent in model.parents:
                 edges.append((parent, model.model_id))
                 if parent not in relatives and len(relatives) <= MOST_ANCESTORS:
-                    found = self._known(parent)
-                    relatives[parent] = _relative(found) if found else Relative(id=parent, title=parent, kind="deleted")
-                    todo += [found] if found else []
+                    result = self._known(parent)
+                    relatives[parent] = (
+                        _relative(result) if result else Relative(id=parent, title=parent, kind="deleted")
+                    )
+                    todo += [result] if result else []
         for parent in record.parents:
             if parent in relatives:
                 self._add_children(parent, relatives, edges, most=MOST_SIBLINGS)

@@ -80,24 +80,24 @@ def _read_file(file: Path, experiment: str) -> tuple[list[ModelRow], Aliases]:
             "experiment_id IN (SELECT experiment_id FROM experiments WHERE lifecycle_stage = 'active' "
             "AND (name = :experiment OR substr(name, 1, length(:experiment) + 1) = :experiment || '/'))"
         )
-        said = {"experiment": experiment, "child": f"{CHILD}%"}
+        fields = {"experiment": experiment, "child": f"{CHILD}%"}
         tags = _by_model(
             connection.execute(
                 f"SELECT model_id, tag_key, tag_value FROM logged_model_tags WHERE {of_ledger} "
                 "AND tag_key != 'mlflow.note.content' AND tag_key NOT LIKE :child",
-                said,
+                fields,
             )
         )
         params = _by_model(
             connection.execute(
-                f"SELECT model_id, param_key, param_value FROM logged_model_params WHERE {of_ledger}", said
+                f"SELECT model_id, param_key, param_value FROM logged_model_params WHERE {of_ledger}", fields
             )
         )
         metrics = _by_model(
             connection.execute(
                 f"SELECT model_id, metric_name, metric_value FROM logged_model_metrics WHERE {of_ledger} "
                 "ORDER BY metric_step, metric_timestamp_ms",
-                said,
+                fields,
             )
         )
         rows = [
@@ -117,19 +117,19 @@ def _read_file(file: Path, experiment: str) -> tuple[list[ModelRow], Aliases]:
                 "SELECT model_id, experiment_id, name, artifact_location, creation_timestamp_ms, source_run_id, status "
                 f"FROM logged_models WHERE {of_ledger} AND lifecycle_stage = 'active' "
                 "ORDER BY creation_timestamp_ms, model_id",
-                said,
+                fields,
             )
             if KIND in tags.get(id, {})
         ]
-        found = connection.execute("SELECT name, alias, version FROM registered_model_aliases")
-        return rows, _by_model(found)
+        result = connection.execute("SELECT name, alias, version FROM registered_model_aliases")
+        return rows, _by_model(result)
 
 
 def _by_model(cursor: sqlite3.Cursor) -> dict[str, dict[str, Any]]:
-    found: dict[str, dict[str, Any]] = {}
+    result: dict[str, dict[str, Any]] = {}
     for model, key, value in cursor:
-        found.setdefault(model, {})[key] = value
-    return found
+        result.setdefault(model, {})[key] = value
+    return result
 
 
 def _read_client(ledger: Ledger, file: Path, *, is_fresh: bool) -> tuple[list[ModelRow], Aliases]:
@@ -145,14 +145,14 @@ def _read_client(ledger: Ledger, file: Path, *, is_fresh: bool) -> tuple[list[Mo
     for condition in (f"creation_timestamp >= {max(created_ms, 0)}", *conditions):
         rows |= {row.model_id: row for row in _rows_where(ledger, condition)}
     ordered = sorted(rows.values(), key=lambda row: (row.creation_timestamp, row.model_id))
-    said = {
+    fields = {
         "version": _VERSION,
         "ledger": [ledger.tracking_uri, ledger.experiment],
         "whole_ms": whole_ms,
         "changed_ms": changed_ms,
         "rows": [asdict(row) for row in ordered],
     }
-    write_once(file, json.dumps(said).encode())
+    write_once(file, json.dumps(fields).encode())
     models = paged(ledger.client.search_registered_models)
     return ordered, {model.name: {a: int(v) for a, v in model.aliases.items()} for model in models if model.aliases}
 
@@ -182,11 +182,11 @@ def _shown_tags(tags: Mapping[str, str]) -> dict[str, str]:
 def _kept(file: Path, ledger: Ledger) -> dict[str, Any]:
     """Returns the content of the cache file, empty if it belongs to another ledger or is invalid."""
     try:
-        said: dict[str, Any] = json.loads(file.read_bytes())
+        fields: dict[str, Any] = json.loads(file.read_bytes())
     except (FileNotFoundError, ValueError):
         return {}
-    is_ours = said.get("version") == _VERSION and said.get("ledger") == [ledger.tracking_uri, ledger.experiment]
-    return said if is_ours else {}
+    is_ours = fields.get("version") == _VERSION and fields.get("ledger") == [ledger.tracking_uri, ledger.experiment]
+    return fields if is_ours else {}
 
 
 def _rows_where(ledger: Ledger, condition: str) -> Iterator[ModelRow]:

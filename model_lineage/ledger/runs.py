@@ -212,21 +212,21 @@ class LedgerRuns(Connection):
 
     def batch_run(self, key: str) -> str | None:
         """Returns the existing run of the batch with that key, or None."""
-        found = self.client.search_runs(self.experiment_ids(), f"tags.`{BATCH_KEY}` = '{key}'", max_results=1)
-        return found[0].info.run_id if found else None
+        result = self.client.search_runs(self.experiment_ids(), f"tags.`{BATCH_KEY}` = '{key}'", max_results=1)
+        return result[0].info.run_id if result else None
 
     def finished_batches(self, batch: str, *, most: int) -> list[dict[str, float]]:
         """Returns the metrics of the newest runs of a batch that finished, at most `most` of them, newest first."""
         experiment_id = self.experiment_id(batch_experiment(self.experiment, batch), create=False)
         if experiment_id is None:
             return []
-        found = self.client.search_runs(
+        result = self.client.search_runs(
             [experiment_id],
             "tags.`ringmaster.type` = 'batch' AND attributes.status = 'FINISHED'",
             max_results=most,
             order_by=["attributes.start_time DESC"],
         )
-        return [dict(run.data.metrics) for run in found]
+        return [dict(run.data.metrics) for run in result]
 
     def _job_run(self, batch_run_id: str, name: str) -> str | None:
         """Returns the existing run of job `name` below the batch, or None."""
@@ -234,8 +234,8 @@ class LedgerRuns(Connection):
             raise LedgerError(f"a job cannot be named {name!r}: use letters, digits, '-', '_' and '.'")
         experiment_id = self.experiment_of(batch_run_id)
         condition = f"tags.`mlflow.parentRunId` = '{batch_run_id}' AND attributes.run_name = '{name}'"
-        found = self.client.search_runs([experiment_id], condition, max_results=1)
-        return found[0].info.run_id if found else None
+        result = self.client.search_runs([experiment_id], condition, max_results=1)
+        return result[0].info.run_id if result else None
 
     def _tag_non_finite(self, run_id: str, points: Sequence[MetricPoint]) -> None:
         known = self.client.get_run(run_id).data.tags
@@ -259,21 +259,21 @@ class LedgerRuns(Connection):
     def find_profiles(self, fingerprints: Collection[str]) -> dict[str, dict[str, Any]]:
         """Returns the newest profile of each fingerprint that has one, exactly as recorded."""
         experiment_id = self.experiment_id(self.profiles_experiment, create=False)
-        missing, found = set(fingerprints), dict[str, dict[str, Any]]()
+        missing, result = set(fingerprints), dict[str, dict[str, Any]]()
         if not missing or experiment_id is None:
-            return found
-        asked = f"tags.`{_FINGERPRINT}` = '{next(iter(missing))}'" if len(missing) == 1 else ""
+            return result
+        requested = f"tags.`{_FINGERPRINT}` = '{next(iter(missing))}'" if len(missing) == 1 else ""
         runs = paged(
-            self.client.search_runs, [experiment_id], asked, max_results=PROFILES_PER_PAGE, order_by=_NEWEST_FIRST
+            self.client.search_runs, [experiment_id], requested, max_results=PROFILES_PER_PAGE, order_by=_NEWEST_FIRST
         )
         for run in islice(runs, MOST_PROFILES_SEARCHED):  # most options were never measured, and would end no search
             tags = run.data.tags
             if tags.get(_FINGERPRINT) in missing:
                 missing.remove(tags[_FINGERPRINT])
-                found[tags[_FINGERPRINT]] = _profile_in(tags)
+                result[tags[_FINGERPRINT]] = _profile_in(tags)
             if not missing:
                 break
-        return found
+        return result
 
     def newest_profiles(self) -> list[dict[str, Any]]:
         """Returns the profiles that were recorded last, of any fingerprint, the newest first."""

@@ -75,14 +75,14 @@ def tensors_of_folder(folder: Path) -> dict[str, WeightTensor]:
 
     Raises ValueError on a file that is truncated or not safetensors.
     """
-    found: list[tuple[str, str, WeightTensor]] = []
+    result: list[tuple[str, str, WeightTensor]] = []
     for path in sorted(folder.rglob(f"*{WEIGHTS}")):
         layout = read_layout(path)
         for part in layout.tensors:
             load = partial(layout.bytes_of, part)
             tensor = WeightTensor(dtype=part.dtype, shape=part.shape, load=load)
-            found.append((path.relative_to(folder).as_posix(), part.name, tensor))
-    return by_name(found)
+            result.append((path.relative_to(folder).as_posix(), part.name, tensor))
+    return by_name(result)
 
 
 def tensors_of_store(store: TensorStore, id: str) -> dict[str, WeightTensor]:
@@ -108,19 +108,19 @@ def tensor_changes(first: Mapping[str, WeightTensor], second: Mapping[str, Weigh
 def _change(name: str, first: WeightTensor | None, second: WeightTensor | None) -> TensorChange:
     there = second or first
     assert there is not None, "a name is of one of the two"
-    said = partial(TensorChange, name=name, dtype=there.dtype, shape=there.shape)
+    value = partial(TensorChange, name=name, dtype=there.dtype, shape=there.shape)
     if first is None or second is None:
-        return said(what=ADDED if first is None else REMOVED)
+        return value(what=ADDED if first is None else REMOVED)
     if first.shape != second.shape:
-        return said(what=RESHAPED)
+        return value(what=RESHAPED)
     if first.dtype == second.dtype and first.digest is not None and first.digest == second.digest:
-        return said(what=SAME)
+        return value(what=SAME)
     one, other = first.load(), second.load()
     if first.dtype == second.dtype and one == other:
-        return said(what=SAME)
+        return value(what=SAME)
     if not all(each.dtype in _NUMPY or each.dtype == "BF16" for each in (first, second)):
-        return said(what=CHANGED, share=_share_of_items(one, other, first.dtype) if len(one) == len(other) else None)
-    return _measured(said, zip(_blocks(one, first.dtype), _blocks(other, second.dtype), strict=True))
+        return value(what=CHANGED, share=_share_of_items(one, other, first.dtype) if len(one) == len(other) else None)
+    return _measured(value, zip(_blocks(one, first.dtype), _blocks(other, second.dtype), strict=True))
 
 
 def _measured(said: Callable[..., TensorChange], pairs: Iterator[tuple[Floats, Floats]]) -> TensorChange:
@@ -196,15 +196,15 @@ def named_part(model: StoredModel, name: str, *, prefix: str) -> SharedPart:
     Models that have it under other prefixes have the same part if name and tensors are equal. Raises ValueError if the
     model has no such tensor.
     """
-    found = {
+    result = {
         full.removeprefix(prefix).removeprefix("."): tensor
         for full, tensor in sorted(model.tensors.items())
         if is_within(full, prefix)
     }
-    if not found:
+    if not result:
         there = ", ".join(sorted({full.partition(".")[0] for full in model.tensors})[:8])
         raise ValueError(f"component {name}: no parameter is within {prefix!r}. To fix: begin with one of {there}")
-    part = _of(name, [(f"{name}:{below}", tensor) for below, tensor in found.items()])
+    part = _of(name, [(f"{name}:{below}", tensor) for below, tensor in result.items()])
     return replace(part, is_named=True)
 
 
@@ -250,10 +250,10 @@ def _part(name: str, modules: Sequence[tuple[str, _Module]]) -> SharedPart:
 
 def _of(name: str, tensors: Sequence[tuple[str, ModelTensor]]) -> SharedPart:
     """Returns the part of these tensors, which are given with their names within it."""
-    said = [[below, tensor.dtype, list(tensor.shape), tensor.digest] for below, tensor in tensors]
+    lines = [[below, tensor.dtype, list(tensor.shape), tensor.digest] for below, tensor in tensors]
     return SharedPart(
         name=name,
-        digest=hashlib.sha256(json.dumps(said).encode()).hexdigest(),
+        digest=hashlib.sha256(json.dumps(lines).encode()).hexdigest(),
         num_tensors=len(tensors),
         num_bytes=sum(_num_bytes(tensor) for _, tensor in tensors),
     )

@@ -35,7 +35,7 @@ def files_of(folder: Path) -> list[tuple[str, Path]]:
     """
     root = folder.resolve()
     home = _home_of(root)
-    found: list[tuple[str, Path]] = []
+    result: list[tuple[str, Path]] = []
     faults: list[str] = []
     for place, folders, names in os.walk(root):
         for name in [*folders, *names]:
@@ -45,15 +45,15 @@ def files_of(folder: Path) -> list[tuple[str, Path]]:
                 faults.append(f"{folder} has a file {relative!r}, whose name {fault}. To fix: rename it")
             elif name in names or path.is_symlink():
                 try:
-                    found.append((relative, _file_at(path, relative, folder, home)))
+                    result.append((relative, _file_at(path, relative, folder, home)))
                 except ValueError as error:
                     faults.append(str(error))
-        if len(found) + len(faults) > MOST_FILES:
+        if len(result) + len(faults) > MOST_FILES:
             raise ValueError(f"{folder} has more than {MOST_FILES:,} files. To fix: {REMEDY}")
     if faults:
         more = f"; and {len(faults) - MOST_FAULTS} more" if len(faults) > MOST_FAULTS else ""
         raise ValueError("; ".join(faults[:MOST_FAULTS]) + more)
-    return sorted(found, key=lambda each: Path(each[0]))
+    return sorted(result, key=lambda each: Path(each[0]))
 
 
 def name_fault(name: str) -> str:
@@ -201,10 +201,10 @@ def num_bytes(dtype: str, shape: Sequence[int]) -> int | None:
 
 def _each_once(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
     """Returns a JSON object. Raises ValueError on duplicate keys: two tensors of one name would be ambiguous."""
-    found = dict(pairs)
-    if len(found) < len(pairs):
+    result = dict(pairs)
+    if len(result) < len(pairs):
         raise ValueError("it names something twice")
-    return found
+    return result
 
 
 def _tensors(header: Any, body: int) -> Iterator[TensorPart]:
@@ -216,8 +216,8 @@ def _tensors(header: Any, body: int) -> Iterator[TensorPart]:
 
 
 def _tensor_part(name: str, entry: Any, body: int) -> TensorPart:
-    said: dict[str, Any] = entry if isinstance(entry, dict) else {}
-    dtype, shape, offsets = said.get("dtype"), said.get("shape"), said.get("data_offsets")
+    fields: dict[str, Any] = entry if isinstance(entry, dict) else {}
+    dtype, shape, offsets = fields.get("dtype"), fields.get("shape"), fields.get("data_offsets")
     if not name.isprintable() or name.count(".") > DEEPEST_NAME:
         raise ValueError(f"{name[:80]!r} is no parameter's name")
     if not isinstance(dtype, str) or dtype not in ITEM_BITS:

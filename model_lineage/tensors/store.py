@@ -59,8 +59,8 @@ class FileReference:
     def at(cls, file: Path) -> FileReference | None:
         """Returns the reference that stands for a file; None if there is none. Raises TensorStoreError on damage."""
         try:
-            found = json.loads(Path(f"{file}{REFERENCE}").read_bytes())
-            return cls(model=str(found["model"]), path=str(found["path"]), num_bytes=int(found["num_bytes"]))
+            result = json.loads(Path(f"{file}{REFERENCE}").read_bytes())
+            return cls(model=str(result["model"]), path=str(result["path"]), num_bytes=int(result["num_bytes"]))
         except OSError:
             return None
         except (ValueError, KeyError, TypeError) as error:
@@ -425,16 +425,16 @@ class TensorStore:
 def _layouts(model_dir: Path, only: Callable[[str], bool]) -> dict[str, MappedTensorFile]:
     """Returns the validated layouts of a model's files by name; a file without tensors is its own header."""
     try:
-        found = {
+        result = {
             name: read_layout(path, named=str(model_dir / name)) if name.endswith(WEIGHTS) else plain_layout(path)
             for name, path in files_of(model_dir)
             if only(name)
         }
     except ValueError as error:
         raise TensorStoreError(str(error)) from error
-    if not found:
+    if not result:
         raise TensorStoreError(f"{model_dir} holds no files. To fix: give the folder of a model")
-    return found
+    return result
 
 
 @contextmanager

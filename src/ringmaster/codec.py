@@ -64,7 +64,7 @@ def set_fields(value: Any, *, but: Collection[str] = (), prefix: str = "") -> di
 
     but: dotted names of fields to leave out, such as "data.path".
     """
-    found: dict[str, Any] = {}
+    result: dict[str, Any] = {}
     for each in dataclasses.fields(value):
         name, item = f"{prefix}{each.name}", getattr(value, each.name)
         if name in but or _has_default(each, item):
@@ -72,10 +72,10 @@ def set_fields(value: Any, *, but: Collection[str] = (), prefix: str = "") -> di
         if dataclasses.is_dataclass(item) and not isinstance(item, type):
             nested = set_fields(item, but=but, prefix=f"{name}.")
             if nested or each.default is None:  # an adapter with default settings is not no adapter
-                found[each.name] = nested
+                result[each.name] = nested
         else:
-            found[each.name] = to_json(item)
-    return found
+            result[each.name] = to_json(item)
+    return result
 
 
 def _unsaid(field: dataclasses.Field[Any], value: Any) -> bool:
@@ -154,11 +154,11 @@ def _dataclass(cls: type, data: Any) -> Any:
     if unknown := set(data) - fields.keys():
         known = sorted(name for name, _ in fields.values())
         raise ValueError(f"{cls.__name__} has no field {sorted(unknown)}; it has {known}")
-    found = {}
+    result = {}
     for key, item in data.items():
         name, convert = fields[key]
-        found[name] = convert(item)
+        result[name] = convert(item)
     try:
-        return cls(**found)
+        return cls(**result)
     except TypeError as error:
         raise ValueError(f"{cls.__name__}: {error}") from error

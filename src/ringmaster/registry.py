@@ -47,11 +47,11 @@ class Registry:
         Raises ValueError where the name is unknown, or leads to no subclass of `base` of that name.
         """
         path = self.path(name)
-        found = subclass(base, path)
-        if found.name != name:
-            what = f"{self.kind} {found.name!r} ({path})"
+        result = subclass(base, path)
+        if result.name != name:
+            what = f"{self.kind} {result.name!r} ({path})"
             raise ValueError(f"entry point {name!r} has the {what}. To fix: give both one name")
-        return found
+        return result
 
 
 @cache
@@ -71,10 +71,10 @@ def find(kind: str, name: str, paths: Mapping[str, str]) -> str:
 
 def subclass(base: type, path: str) -> Any:
     """Returns the subclass of `base` that has a dotted name. Raises ValueError where there is none."""
-    found = resolve(path)
-    if not (isinstance(found, type) and issubclass(found, base)):
+    result = resolve(path)
+    if not (isinstance(result, type) and issubclass(result, base)):
         raise ValueError(f"{path} is not a subclass of {base.__module__}.{base.__qualname__}")
-    return found
+    return result
 
 
 def resolve(dotted: str) -> Any:
@@ -91,14 +91,14 @@ def resolve(dotted: str) -> Any:
             f"{dotted!r} is defined in the script that was started, where no worker process can find it. "
             f"To fix: move {path} into a module of its own beside the batch file, and name it MODULE:{path}"
         )
-    found = _import(module_name, dotted=dotted)
+    result = _import(module_name, dotted=dotted)
     for part in path.split("."):
-        if not hasattr(found, part):
-            close = difflib.get_close_matches(part, [name for name in dir(found) if not name.startswith("_")])
+        if not hasattr(result, part):
+            close = difflib.get_close_matches(part, [name for name in dir(result) if not name.startswith("_")])
             hint = f"; did you mean {', '.join(close)}?" if close else ""
             raise ValueError(f"{dotted!r}: module {module_name!r} has no {path!r}{hint}")
-        found = getattr(found, part)
-    return found
+        result = getattr(result, part)
+    return result
 
 
 def _import(module_name: str, *, dotted: str) -> Any:

@@ -126,9 +126,9 @@ MOST_FAULTS = 50
 
 def first_of(faults: Sequence[object]) -> list[str]:
     """Returns the first `MOST_FAULTS` faults as text, followed by how many more there are."""
-    said = [str(fault) for fault in faults[:MOST_FAULTS]]
-    num_more = len(faults) - len(said)
-    return [*said, f"and {num_more:,} more"] if num_more else said
+    lines = [str(fault) for fault in faults[:MOST_FAULTS]]
+    num_more = len(faults) - len(lines)
+    return [*lines, f"and {num_more:,} more"] if num_more else lines
 
 
 def listed(faults: Sequence[object], *, between: str = "\n") -> str:

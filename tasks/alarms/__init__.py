@@ -77,16 +77,16 @@ class NodeAlarms:
         left: the incarnations whose workers have ended in order.
         """
         now = {record.name: record for record in records}
-        found = [
+        result = [
             _node_lost(was)
             for name, was in self._before.items()
             if name not in now and was.status != NodeStatus.LEAVING and was.incarnation not in left
         ]
         for name, record in now.items():
             known = self._before[name].health if name in self._before else {}
-            found += [_device_lost(record, number) for number in record.health if number not in known]
+            result += [_device_lost(record, number) for number in record.health if number not in known]
         self._before = now
-        return found
+        return result
 
 
 class DeadlineAlarms:
@@ -102,7 +102,7 @@ class DeadlineAlarms:
 
     def look(self, run_timeline: RunTimeline) -> list[Alarm]:
         """Returns the alarms for jobs whose deadline came to be in danger since the last call."""
-        found = []
+        result = []
         for line in run_timeline.jobs:
             job = line.name.rpartition("/")[2]
             deadline_s = self._deadlines_s.get(job)
@@ -111,8 +111,8 @@ class DeadlineAlarms:
             late_s = run_timeline.zero_s + line.ends_s - self._started_s - deadline_s
             if late_s > 0:
                 self._told.add(job)
-                found.append(self._alarm(job, deadline_s=deadline_s, late_s=late_s))
-        return found
+                result.append(self._alarm(job, deadline_s=deadline_s, late_s=late_s))
+        return result
 
     def tell(self, run_timeline: RunTimeline, sound: Callable[[Alarm], None]) -> None:
         """Passes the alarms that `look` returns to `sound`."""

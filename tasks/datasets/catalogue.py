@@ -77,12 +77,12 @@ def catalogue_of(raw: Any, *, folder: Path) -> tuple[Catalogue, list[Finding]]:
         return Catalogue(), [Finding(("datasets",), message, f"name a file such as {FILE}, relative to this one")]
     if isinstance(raw, str):
         return read_catalogue(beside(folder, raw), at=("datasets",))
-    own, found = _entries(raw if isinstance(raw, Mapping) else {}, folder=folder, at=("datasets",))
+    own, result = _entries(raw if isinstance(raw, Mapping) else {}, folder=folder, at=("datasets",))
     other = Catalogue()
     if (folder / FILE).is_file():
         other, wrong = read_catalogue(folder / FILE, at=("datasets",))
-        found += wrong
-    return Catalogue(entries={**other.entries, **own}, sources=other.sources), found
+        result += wrong
+    return Catalogue(entries={**other.entries, **own}, sources=other.sources), result
 
 
 def read_catalogue(file: Path, *, at: Place = ()) -> tuple[Catalogue, list[Finding]]:
@@ -93,46 +93,46 @@ def read_catalogue(file: Path, *, at: Place = ()) -> tuple[Catalogue, list[Findi
         why = getattr(error, "strerror", None) or str(error)
         return Catalogue(), [Finding(at, f"{file} cannot be read: {why}", f"name a file such as {FILE}")]
     raw = read.data.get("datasets") if isinstance(read.data, Mapping) else None
-    found = list(read.findings)
+    result = list(read.findings)
     entries: dict[str, Entry] = {}
     if isinstance(raw, Mapping):
         entries, wrong = _entries(raw, folder=file.parent.resolve(), at=("datasets",))
-        found += wrong
-    elif not found:
-        found.append(Finding((), "names no data sets", "start with `datasets:` and a name"))
-    told = [
+        result += wrong
+    elif not result:
+        result.append(Finding((), "names no data sets", "start with `datasets:` and a name"))
+    reported = [
         replace(f, place=at, message=_where(file, f.line or read.line(f.place), f.place, f.message), line=None)
-        for f in found
+        for f in result
     ]
     named = {name: replace(entry, file=file.name) for name, entry in entries.items()}
-    return Catalogue(entries=named, sources=(str(file),)), told
+    return Catalogue(entries=named, sources=(str(file),)), reported
 
 
 def _entries(raw: Mapping[str, Any], *, folder: Path, at: Place) -> tuple[dict[str, Entry], list[Finding]]:
     entries: dict[str, Entry] = {}
-    found: list[Finding] = []
+    result: list[Finding] = []
     for name, value in raw.items():
         place = (*at, name)
         try:
             dataset = DatasetSection.model_validate(value)
         except ValidationError as error:
-            found += [replace(f, place=(*place, *f.place)) for f in yaml_sections.findings(error, root=DatasetSection)]
+            result += [replace(f, place=(*place, *f.place)) for f in yaml_sections.findings(error, root=DatasetSection)]
             continue
         if wrong := [each for each in (name, *dataset.versions) if not is_printable_name(each)]:
             message = f"has the name {shortened(repr(wrong[0]), 200)}"
-            found.append(Finding(at, message, "use visible characters, at most 250, without blanks at the ends"))
+            result.append(Finding(at, message, "use visible characters, at most 250, without blanks at the ends"))
             continue
         entry = Entry(name=name, dataset=dataset, folder=folder, at=place)
-        found += _without_files(entry)
+        result += _without_files(entry)
         entries[name] = entry
-    return entries, found
+    return entries, result
 
 
 def _without_files(entry: Entry) -> list[Finding]:
     """Returns a fault for each version that does not give its files in exactly one way."""
     if entry.dataset.versions and _own(entry.dataset):
-        said = " and ".join(_own(entry.dataset))
-        return [Finding(entry.at, f"has {said} beside versions", "move them into a version")]
+        text = " and ".join(_own(entry.dataset))
+        return [Finding(entry.at, f"has {text} beside versions", "move them into a version")]
     at = {version: (*entry.at, "versions", version) for version in entry.dataset.versions} or {FIRST: entry.at}
     return [
         Finding(at[version], "has both path and splits" if files.path else "does not say where its files are", REMEDY)
@@ -146,8 +146,8 @@ REMEDY = "give either path or splits"
 
 def _own(dataset: DatasetSection) -> dict[str, Any]:
     """Returns the file settings that a data set gives itself, not under a version."""
-    said = {"path": dataset.path, "splits": dataset.splits, "digest": dataset.digest}
-    return {key: value for key, value in said.items() if value}
+    fields = {"path": dataset.path, "splits": dataset.splits, "digest": dataset.digest}
+    return {key: value for key, value in fields.items() if value}
 
 
 def _where(file: Path, line: int | None, place: Place, message: str) -> str:

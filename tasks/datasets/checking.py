@@ -44,18 +44,18 @@ def data_findings(spec: DataSpec, entry: Entry) -> list[Finding]:
 def version_faults(entry: Entry, version: str) -> list[str]:
     """Returns the faults of a whole version: its files, its rows, and its fingerprint if one is given."""
     files = entry.versions[version]
-    found: list[str] = []
+    result: list[str] = []
     for split, path in splits_of(files).items():
         pattern = entry.location(path)
         try:
-            found += [str(wrong) for wrong in _wrong_columns(pattern, entry)]
+            result += [str(wrong) for wrong in _wrong_columns(pattern, entry)]
             if not _has_row(pattern, entry):
-                found.append(f"{f'split {split}' if split else path} has no row")
+                result.append(f"{f'split {split}' if split else path} has no row")
         except ValueError as error:
-            found.append(str(error))
-    if files.digest is not None and not found:
-        found += [message for message, _ in _other_content(entry, version)]
-    return found
+            result.append(str(error))
+    if files.digest is not None and not result:
+        result += [message for message, _ in _other_content(entry, version)]
+    return result
 
 
 class _Question:
@@ -85,11 +85,11 @@ def _faults(asked: _Question) -> tuple[tuple[str, str], ...]:
         ]
         if wrong:
             return tuple((f"{label}: {column}", "mend the rows, or what `columns` says") for column in wrong)
-        found = [*_row_faults(spec, label), *_other_content(entry, spec.version)]
+        result = [*_row_faults(spec, label), *_other_content(entry, spec.version)]
     except ValueError as error:
         message, _, remedy = str(error).partition(". To fix: ")
         return ((f"{label}: {message}", remedy or "mend the file"),)
-    return tuple(found)
+    return tuple(result)
 
 
 def _row_faults(spec: DataSpec, label: str) -> Iterator[tuple[str, str]]:
@@ -98,16 +98,16 @@ def _row_faults(spec: DataSpec, label: str) -> Iterator[tuple[str, str]]:
     rows = source.rows(spec)
     if rows is None:
         return
-    found = SplitRows(rows, identity=source.identity_of(spec))
-    if not found.num_rows[False]:
+    result = SplitRows(rows, identity=source.identity_of(spec))
+    if not result.num_rows[False]:
         if spec.window:
             yield f"{label}: no row lies in the window {dict(spec.window)}", "widen the window, or name a newer version"
         else:
             yield f"{label}: there is no row to train on", "name a split with rows"
-    if not found.num_rows[True] and (spec.held_out_path is not None or spec.held_out):
+    if not result.num_rows[True] and (spec.held_out_path is not None or spec.held_out):
         split = f"split {spec.held_out_split}" if spec.held_out_split else "the share that is held out"
         yield f"{label}: {split} has no row", "name another split, raise held_out, or set it to 0"
-    if leaks := found.leaks():
+    if leaks := result.leaks():
         message, remedy = leaks.fault
         yield f"{label}: {message}", remedy
 
@@ -177,8 +177,8 @@ class ColumnCheck:
         if not isinstance(row, Mapping):
             self._note("*", f"{file}, line {number}", f"cannot be checked: the row is no object, {got(row)}")
             return
-        for column, said in self.columns.items():
-            if message := self._fault(row, column, said):
+        for column, value in self.columns.items():
+            if message := self._fault(row, column, value):
                 self._note(column, f"{file}, line {number}", message)
 
     def faults(self) -> Iterable[WrongColumn]:
@@ -239,8 +239,8 @@ def rows_of_files(pattern: str, *, format: str | None) -> Iterator[tuple[str, in
 
     Raises ValueError if a file cannot be read.
     """
-    found = matching(pattern)
-    for path in map(found.path, found.names):
+    result = matching(pattern)
+    for path in map(result.path, result.names):
         if format_of(path, format) == "text":
             yield path, 1, FileText(path)
         else:
@@ -255,14 +255,14 @@ def splits_of(files: DatasetVersion) -> Mapping[str, str]:
 
 def contents(entry: Entry, version: str) -> dict[str, Content]:
     """Returns the content of each split of a version. Raises ValueError if a file cannot be read."""
-    found = {}
+    result = {}
     for split, path in splits_of(entry.versions[version]).items():
         pattern = entry.location(path)
         rows = rows_of_files(pattern, format=entry.dataset.format)
         manifest = RowManifest.of((row, False) for _, _, row in rows)
         num_files, num_rows = len(matching(pattern).names), len(manifest.rows["training"])
-        found[split] = Content(path=path, num_files=num_files, num_rows=num_rows, digest=manifest.digest("training"))
-    return found
+        result[split] = Content(path=path, num_files=num_files, num_rows=num_rows, digest=manifest.digest("training"))
+    return result
 
 
 def fingerprint(found: Mapping[str, Content]) -> str:

@@ -87,31 +87,34 @@ def resolved(raw: Any, catalogue: Catalogue) -> tuple[Any, list[Finding]]:
     entry = catalogue.entries.get(name)
     if entry is None:
         return raw, [_unknown(name, catalogue)]
-    found = [
+    result = [
         Finding((key,), "is said by the data set", f"remove it here; it stands under datasets.{name}")
         for key in OF_THE_SET
         if raw.get(key) is not None
     ]
     version = _version(raw.get("version"), entry)
     if version is None:
-        said = raw.get("version")
-        remedy = closest(str(said), list(entry.versions), what="Its versions are")
-        return raw, [*found, Finding(("version",), f"data set {name} has no version {said!r}", f"{remedy}, or latest")]
+        fields = raw.get("version")
+        remedy = closest(str(fields), list(entry.versions), what="Its versions are")
+        return raw, [
+            *result,
+            Finding(("version",), f"data set {name} has no version {fields!r}", f"{remedy}, or latest"),
+        ]
     files = entry.versions[version]
     split, held_out_split, wrong = _splits(raw, entry, files)
-    if found or wrong:
-        return raw, [*found, *wrong]
+    if result or wrong:
+        return raw, [*result, *wrong]
     dataset = entry.dataset
-    said = {"path": entry.location(files.splits[split] if files.splits else files.path or "")}
+    fields = {"path": entry.location(files.splits[split] if files.splits else files.path or "")}
     if held_out_split is not None:
-        said["held_out_path"] = entry.location(files.splits[held_out_split])
-    said |= {key: value for key in ("format", "time_column") if (value := getattr(dataset, key)) is not None}
+        fields["held_out_path"] = entry.location(files.splits[held_out_split])
+    fields |= {key: value for key in ("format", "time_column") if (value := getattr(dataset, key)) is not None}
     if dataset.text_column is not None and "text_column" not in raw:
-        said["text_column"] = dataset.text_column
+        fields["text_column"] = dataset.text_column
     kept = {key: value for key, value in raw.items() if key not in ("split", "held_out_split")}
     if files.splits:
         kept |= {"split": split} | ({"held_out_split": held_out_split} if held_out_split is not None else {})
-    return {**kept, **said, "version": version}, []
+    return {**kept, **fields, "version": version}, []
 
 
 def _version(said: Any, entry: Entry) -> str | None:
@@ -125,14 +128,14 @@ def _splits(raw: Mapping[str, Any], entry: Entry, files: DatasetVersion) -> tupl
     """Returns the training split, the evaluation split, and their faults."""
     split, other = raw.get("split"), raw.get("held_out_split") or entry.dataset.held_out_split
     if not files.splits:
-        found = [
+        result = [
             Finding((key,), f"data set {entry.name} has no splits", "remove it: a share is held out, see held_out")
             for key in ("split", "held_out_split")
             if raw.get(key) is not None
         ]
-        return "", None, found
+        return "", None, result
     split = split or ("train" if "train" in files.splits else next(iter(files.splits)))
-    found = [
+    result = [
         Finding(
             (key,),
             f"data set {entry.name} has no split {name!r}",
@@ -141,9 +144,9 @@ def _splits(raw: Mapping[str, Any], entry: Entry, files: DatasetVersion) -> tupl
         for key, name in (("split", split), ("held_out_split", other))
         if name is not None and name not in files.splits
     ]
-    if not found and split == other:
-        found = [Finding(("held_out_split",), f"is the split that is trained on, {got(split)}", "evaluate on another")]
-    return str(split), other, found
+    if not result and split == other:
+        result = [Finding(("held_out_split",), f"is the split that is trained on, {got(split)}", "evaluate on another")]
+    return str(split), other, result
 
 
 def _unknown(name: str, catalogue: Catalogue) -> Finding:

@@ -43,10 +43,10 @@ def dataset_inputs(spec: DataSpec, prepared: Mapping[str, Any]) -> list[DatasetI
             num_rows=num_samples,
             version=spec.version,
             split=split if has_splits else None,
-            window=(said if spec.held_out_path is not None else window) or None,
+            window=(text if spec.held_out_path is not None else window) or None,
             rows_digest=None if rows is None else rows.digest(side),
         )
-        for context, side, num_samples, split, said in sides
+        for context, side, num_samples, split, text in sides
     ]
 
 

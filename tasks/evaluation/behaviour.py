@@ -110,15 +110,15 @@ def run_texts(tests: Sequence[BehaviourEntry], *, score: Score, encode: str | No
         return {}
     place = {text: i for i, text in enumerate(texts)}
     scored = score(Cases(texts=tuple(texts), encode=encode))
-    found: dict[str, list[TestResult]] = {}
+    result: dict[str, list[TestResult]] = {}
     for model, scores in scored.scores.items():
         for test in tests:
             case = cases[test.name]
             one = taken(scores, [place[text] for text in case.texts])
             two = None if case.others is None else taken(scores, [place[text] for text in case.others])
-            said = [_quoted(text, other) for text, other in itertools.zip_longest(case.texts, case.others or ())]
-            found.setdefault(model, []).append(judge(test, one, two, labels=case.labels, said=said))
-    return found | _faults(tests, scored)
+            lines = [_quoted(text, other) for text, other in itertools.zip_longest(case.texts, case.others or ())]
+            result.setdefault(model, []).append(judge(test, one, two, labels=case.labels, said=lines))
+    return result | _faults(tests, scored)
 
 
 def run_images(
@@ -129,7 +129,7 @@ def run_images(
     images: the columns of the held-out images, such as `pixel_values` [rows, channels, height, width].
     """
     plain: dict[Any, ScoringResult] = {}
-    found: dict[str, list[TestResult]] = {model: [] for model in models}
+    result: dict[str, list[TestResult]] = {model: [] for model in models}
     for test in tests:
         one, two, labels = ScoringResult(), None, None
         try:
@@ -149,8 +149,8 @@ def run_images(
                 key = test.images or test.held_out
                 one = plain[key] = plain.get(key) or score(Cases(columns=columns))
         for model in models:
-            found[model].append(_of_images(test, model, one, two, labels=labels))
-    return found
+            result[model].append(_of_images(test, model, one, two, labels=labels))
+    return result
 
 
 def _columns_of(test: BehaviourEntry, held_out: Mapping[str, Any] | None) -> dict[str, Any]:
@@ -226,20 +226,20 @@ def _failing(
         if test.kind == INVARIANCE:
             return ~(np.abs(b - a) <= (test.tolerance or 0.0)), how
         return ~_moved(test, b - a), how
-    p, said = one.probabilities, one.predictions
-    assert p is not None and said is not None, "a classifier says both"
+    p, value = one.probabilities, one.predictions
+    assert p is not None and value is not None, "a classifier says both"
     broken = ~np.isfinite(p).all(1)
     if test.kind == MINIMUM:
         wanted = np.asarray(labels)
-        how = [f"predicted {x}, not {y}" for x, y in zip(said, wanted, strict=True)]
-        return (said != wanted) | broken, how
+        how = [f"predicted {x}, not {y}" for x, y in zip(value, wanted, strict=True)]
+        return (value != wanted) | broken, how
     assert two is not None and two.probabilities is not None and two.predictions is not None
     q = two.probabilities
     broken |= ~np.isfinite(q).all(1)
     if test.kind == INVARIANCE:
-        how = [f"predicted {x}, then {y}" for x, y in zip(said, two.predictions, strict=True)]
+        how = [f"predicted {x}, then {y}" for x, y in zip(value, two.predictions, strict=True)]
         if test.tolerance is None:
-            return (said != two.predictions) | broken, how
+            return (value != two.predictions) | broken, how
         change = np.abs(q - p).max(1)
         return ~(change <= test.tolerance) | broken, [f"a probability changed by {x:.3g}" for x in change]
     assert test.direction is not None and test.direction.label is not None
@@ -281,9 +281,9 @@ def _of_images(
     if test.kind == MINIMUM and labels is None:
         return replace(broken, fault="the images have no labels")
     scores = one.scores[model]
-    said = [f"{'held-out image' if test.images is None else 'image'} {i}" for i in range(scores.num_rows)]
+    lines = [f"{'held-out image' if test.images is None else 'image'} {i}" for i in range(scores.num_rows)]
     known = [int(label) for label in labels[: scores.num_rows]] if test.kind == MINIMUM else None
-    return judge(test, scores, None if two is None else two.scores[model], labels=known, said=said)
+    return judge(test, scores, None if two is None else two.scores[model], labels=known, said=lines)
 
 
 def _faults(tests: Sequence[BehaviourEntry], scored: ScoringResult) -> dict[str, list[TestResult]]:
@@ -298,8 +298,8 @@ def _filled(template: str, words: Mapping[str, str]) -> str:
 
 
 def _quoted(text: str, other: str | None) -> str:
-    said = f"{text[:MAX_CHARACTERS]!r}"
-    return said if other is None else f"{said} and {other[:MAX_CHARACTERS]!r}"
+    message = f"{text[:MAX_CHARACTERS]!r}"
+    return message if other is None else f"{message} and {other[:MAX_CHARACTERS]!r}"
 
 
 Images = npt.NDArray[np.float32]
@@ -318,12 +318,12 @@ def changed_text(text: str, change: ChangeEntry, *, seed: int) -> str:
 
 def changed_images(images: Images, change: ChangeEntry, *, seed: int) -> Images:
     """Returns images [rows, channels, height, width] after a change; uncovered areas get the smallest pixel value."""
-    found = images.astype(np.float32)
+    result = images.astype(np.float32)
     for key in IMAGE_CHANGES:
         value = getattr(change, key)
         if value is not None:
-            found = IMAGE_CHANGES[key](found, value, np.random.default_rng(seed))
-    return np.ascontiguousarray(found)
+            result = IMAGE_CHANGES[key](result, value, np.random.default_rng(seed))
+    return np.ascontiguousarray(result)
 
 
 def _with_typos(text: str, number: int, draw: random.Random) -> str:
@@ -345,12 +345,12 @@ def _with_typos(text: str, number: int, draw: random.Random) -> str:
 def _shifted(images: Images, by: list[int], _: np.random.Generator) -> Images:
     right, down = by
     height, width = images.shape[-2:]
-    found = np.full_like(images, images.min())
+    result = np.full_like(images, images.min())
     into_y, from_y = slice(max(down, 0), height + min(down, 0)), slice(max(-down, 0), height + min(-down, 0))
     into_x, from_x = slice(max(right, 0), width + min(right, 0)), slice(max(-right, 0), width + min(-right, 0))
     if abs(right) < width and abs(down) < height:
-        found[..., into_y, into_x] = images[..., from_y, from_x]
-    return found
+        result[..., into_y, into_x] = images[..., from_y, from_x]
+    return result
 
 
 def _rotated(images: Images, degrees: int, _: np.random.Generator) -> Images:
@@ -373,13 +373,13 @@ def _brighter(images: Images, by: float, _: np.random.Generator) -> Images:
 
 
 def _occluded(images: Images, side: int, draw: np.random.Generator) -> Images:
-    found = images.copy()
+    result = images.copy()
     height, width = images.shape[-2:]
     side = min(side, height, width)
-    for image in found:
+    for image in result:
         y, x = draw.integers(0, height - side + 1), draw.integers(0, width - side + 1)
         image[..., y : y + side, x : x + side] = images.min()
-    return found
+    return result
 
 
 IMAGE_CHANGES: Mapping[str, Callable[[Images, Any, np.random.Generator], Images]] = {

@@ -96,9 +96,9 @@ def examine_each(
     if held_out:
         slicers = {entry.name: entry.by for entry in suite.slices if entry.by is not None}
         with_images = any(test.held_out is not None for test in suite.tests)
-        asked = {**models, **({} if against is None else {OTHER: against})}
+        requested = {**models, **({} if against is None else {OTHER: against})}
         scored = score(
-            asked,
+            requested,
             data=data,
             slicers=slicers,
             keep_inputs=with_images,
@@ -152,14 +152,14 @@ def _tests(
 
     texts = [test for test in suite.tests if not test.of_images]
     pictures = [test for test in suite.tests if test.of_images]
-    found = run_texts(texts, score=asked, encode=suite.encode)
+    match = run_texts(texts, score=asked, encode=suite.encode)
     shown: dict[str, list[TestResult]] = {}
     if pictures:
         images = next((scores.inputs for scores in scored.scores.values()), None)
         shown = run_images(pictures, models=list(models), images=images, score=asked)
     order = [test.name for test in suite.tests]
     return {
-        name: sorted([*found.get(name, ()), *shown.get(name, ())], key=lambda result: order.index(result.test))
+        name: sorted([*match.get(name, ()), *shown.get(name, ())], key=lambda result: order.index(result.test))
         for name in models
     }
 
@@ -215,11 +215,11 @@ def measure(
     }
     if other is not None and other.num_rows != scores.num_rows:
         raise ValueError(f"{scores.num_rows} rows cannot be compared with {other.num_rows}: give both the same data")
-    found: list[SliceMetric] = []
+    result: list[SliceMetric] = []
     for metric in metrics:
         own, others = scores.rows(metric), None if other is None else other.rows(metric)
-        found += [_measured(own, others, metric, name, mask) for name, mask in masks.items()]
-    return found
+        result += [_measured(own, others, metric, name, mask) for name, mask in masks.items()]
+    return result
 
 
 def masks_of(entry: SliceEntry, scores: Scores) -> Iterator[tuple[str, Mask]]:
@@ -247,19 +247,19 @@ def masks_of(entry: SliceEntry, scores: Scores) -> Iterator[tuple[str, Mask]]:
 
 def _measured(own: MetricRows, other: MetricRows | None, metric: str, name: str, mask: Mask) -> SliceMetric:
     rows = own.where(mask)
-    told = estimate(rows)
+    reported = estimate(rows)
     if other is None:
-        return SliceMetric(metric=metric, slice=name, **vars(told))
+        return SliceMetric(metric=metric, slice=name, **vars(reported))
     others = other.where(mask)
-    found = compare(rows, others)
+    result = compare(rows, others)
     return SliceMetric(
         metric=metric,
         slice=name,
-        **vars(told),
+        **vars(reported),
         other=others.value,
-        gain=found.gain,
-        gain_low=found.low,
-        gain_high=found.high,
-        p_better=found.p_better,
-        p_worse=found.p_worse,
+        gain=result.gain,
+        gain_low=result.low,
+        gain_high=result.high,
+        p_better=result.p_better,
+        p_worse=result.p_worse,
     )

@@ -109,10 +109,10 @@ class _Watch:
         if any(row.get(key) != value for key, value in self._assertion.where.items()):
             return
         self._num_rows += 1
-        if (said := self._look.see(number, row)) is not None:
+        if (text := self._look.see(number, row)) is not None:
             self._num_failures += 1
             if len(self._examples) < MAX_EXAMPLES:
-                self._examples.append((number, said))
+                self._examples.append((number, text))
 
     def result(self) -> AssertionResult:
         num_late = 0
@@ -191,8 +191,8 @@ def _predicate(assertion: AssertionEntry) -> AssertionCheck:
     try:
         holds: Callable[[Row], Any] = resolve(name)
     except Exception as error:  # noqa: BLE001 - user code: its error is reported for every row
-        said = f"{name} cannot be had: {type(error).__name__}: {error}"
-        return _ByRow(lambda row: said)
+        text = f"{name} cannot be had: {type(error).__name__}: {error}"
+        return _ByRow(lambda row: text)
 
     def wrong(row: Row) -> str | None:
         try:
@@ -217,8 +217,8 @@ class _Share:
 
     def late(self) -> Iterator[tuple[int, str]]:
         share = self._share
-        if self._num_rows and not share.min <= (found := self._num_found / self._num_rows) <= share.max:
-            yield 0, f"{share.field} {share.value} has {found:.1%} of the rows, not {share.min:.1%} to {share.max:.1%}"
+        if self._num_rows and not share.min <= (result := self._num_found / self._num_rows) <= share.max:
+            yield 0, f"{share.field} {share.value} has {result:.1%} of the rows, not {share.min:.1%} to {share.max:.1%}"
 
 
 class _GroupCheck:

@@ -91,17 +91,17 @@ def figure(title: str, measured: Sequence[SliceMetric], *, other: str | None = N
         lines = [line for line in measured if line.metric == metric]
         fields += _field(metric, lines, top=top)
         top += LINE * len(lines) + GAP
-    said = f"dots: metric; bars: {measured[0].level:.0%} interval" if measured else "nothing was measured"
+    text = f"dots: metric; bars: {measured[0].level:.0%} interval" if measured else "nothing was measured"
     legend = ""
     if other is not None:
         legend = f'<text x="{LEFT}" y="64" class="said"><tspan fill="{OWN}">● this model</tspan>'
         legend += f'<tspan fill="{OTHER}" dx="14">● {xml(other)}</tspan></text>'
-        said += "; at the right, the gain over the other on the same rows"
+        text += "; at the right, the gain over the other on the same rows"
     return (
         f'<svg xmlns="http://www.w3.org/2000/svg" viewBox="0 0 {WIDTH} {top:.0f}" width="{WIDTH}" height="{top:.0f}" '
         f'role="img" aria-label="Metrics of {xml(title)}">\n<style>{STYLE}</style>\n'
         f'<rect width="{WIDTH}" height="{top:.0f}" fill="#ffffff"/>\n'
-        f'<text x="20" y="26" class="title">{xml(title, limit=90)}</text><text x="20" y="46" class="said">{said}</text>'
+        f'<text x="20" y="26" class="title">{xml(title, limit=90)}</text><text x="20" y="46" class="said">{text}</text>'
         f"{legend}\n" + "\n".join(fields) + "\n</svg>\n"
     )
 

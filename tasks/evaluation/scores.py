@@ -167,11 +167,11 @@ def score_models(
 def _write_cases(cases: Cases, folder: Path) -> str:
     """Writes the cases to a file for the worker and returns its path."""
     if cases.texts is not None:
-        said: dict[str, Any] = {"texts": list(cases.texts)}
+        fields: dict[str, Any] = {"texts": list(cases.texts)}
         if cases.labels is not None:
-            said["labels"] = list(cases.labels)
+            fields["labels"] = list(cases.labels)
         file = folder / "cases.json"
-        file.write_text(json.dumps(said), encoding="utf-8")
+        file.write_text(json.dumps(fields), encoding="utf-8")
         return str(file)
     columns = dict(cases.columns)
     if cases.labels is not None:
@@ -182,8 +182,8 @@ def _write_cases(cases: Cases, folder: Path) -> str:
 
 
 def _read(file: Path, kind: str) -> Scores:
-    with np.load(file, allow_pickle=False) as found:
-        arrays = {name: found[name] for name in found.files}
+    with np.load(file, allow_pickle=False) as result:
+        arrays = {name: result[name] for name in result.files}
     grouped: dict[str, dict[str, Array]] = {"column": {}, "slice": {}, "input": {}}
     plain: dict[str, Any] = {}
     for name, array in arrays.items():

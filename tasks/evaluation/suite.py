@@ -247,16 +247,16 @@ def _of_test(test: BehaviourEntry, at: Place) -> Iterator[Finding]:
         yield Finding((*at, "over"), "has not one text for each of texts", "give as many, in the same order")
     if test.labels is not None and len(test.labels) != len(test.texts or ()):
         yield Finding((*at, "labels"), "has not one label for each of texts", "give as many, in the same order")
-    told = [key for key in ("label", "labels", "over") if getattr(test, key) is not None]
-    if test.kind == MINIMUM and not test.of_images and len(told) != 1:
+    reported = [key for key in ("label", "labels", "over") if getattr(test, key) is not None]
+    if test.kind == MINIMUM and not test.of_images and len(reported) != 1:
         yield Finding(at, "does not say what is right", "give one of label, labels and over")
-    if test.kind != MINIMUM and told:
-        yield Finding((*at, told[0]), f"has no meaning for kind {test.kind}", "leave it out")
+    if test.kind != MINIMUM and reported:
+        yield Finding((*at, reported[0]), f"has no meaning for kind {test.kind}", "leave it out")
     if test.kind != MINIMUM and test.change is None:
         yield Finding((*at, "change"), "is missing", "say what is changed, such as {typo: 1}")
     if (test.kind == DIRECTION) != (test.direction is not None):
-        said = "is missing" if test.direction is None else f"has no meaning for kind {test.kind}"
-        yield Finding((*at, "direction"), said, "kind: direction goes with direction: {moves: down}")
+        text = "is missing" if test.direction is None else f"has no meaning for kind {test.kind}"
+        yield Finding((*at, "direction"), text, "kind: direction goes with direction: {moves: down}")
     if test.change is not None:
         yield from _of_change(test.change, (*at, "change"), is_text=not test.of_images)
 
@@ -274,5 +274,5 @@ def _of_change(change: ChangeEntry, at: Place, *, is_text: bool) -> Iterator[Fin
 def _exactly_one(entry: Section, keys: tuple[str, ...], at: Place) -> Iterator[Finding]:
     given = [key for key in keys if getattr(entry, key) is not None]
     if len(given) != 1:
-        said = "has none" if not given else f"has {' and '.join(given)}"
-        yield Finding(at, f"{said} of {', '.join(keys)}", "give exactly one of them")
+        text = "has none" if not given else f"has {' and '.join(given)}"
+        yield Finding(at, f"{text} of {', '.join(keys)}", "give exactly one of them")

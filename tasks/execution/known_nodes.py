@@ -67,10 +67,10 @@ class KnownNodes:
         """Looks at the nodes again, and passes on what has changed."""
         before, self.there = self.there, self._read()
         gone = [name for name, node in before.items() if not _is_same(node, self.there.get(name))]
-        came = [name for name, node in self.there.items() if not _is_same(node, before.get(name))]
+        outcome = [name for name, node in self.there.items() if not _is_same(node, before.get(name))]
         self._lost_nodes |= {name: Node(name=name, devices=before[name].devices) for name in gone}
         self._hold_leaving()
-        why = [f"node {name} is gone" for name in gone] + [f"node {name} came" for name in came]
+        why = [f"node {name} is gone" for name in gone] + [f"node {name} came" for name in outcome]
         self._move(why=", ".join(why) or "the health of devices has changed")
 
     def seconds_left(self) -> Mapping[str, float]:

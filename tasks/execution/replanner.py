@@ -370,8 +370,8 @@ class Replanner:
 
     def _say_stuck(self, jobs: set[str]) -> None:
         """Logs the jobs that have no devices, and those that have devices again, on each change."""
-        if came := self._stuck - jobs:
-            logger.info("devices are there again for %s: %s", self._name, _listed(came))
+        if outcome := self._stuck - jobs:
+            logger.info("devices are there again for %s: %s", self._name, _listed(outcome))
         if jobs - self._stuck:
             logger.warning("no devices are there for %s: %s", self._name, _listed(jobs))
         self._stuck = jobs

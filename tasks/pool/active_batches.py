@@ -79,13 +79,13 @@ def combined_terms(standing: Iterable[ActiveBatch]) -> PlanningTerms:
     weights: dict[str, float] = {}
     users: dict[str, str] = {}
     for each in every:
-        batch, asked = each.submission, each.submission.asked
-        for name, deadline_s in asked.deadlines_s.items():
+        batch, requested = each.submission, each.submission.asked
+        for name, deadline_s in requested.deadlines_s.items():
             deadlines_s[batch.qualified(name)] = batch.started_s + deadline_s
         for job in batch.jobs:
-            weight = asked.weights.get(job.name, 1.0) * each.priority(job.name)
+            weight = requested.weights.get(job.name, 1.0) * each.priority(job.name)
             weights[batch.qualified(job.name)] = min(weight, HEAVIEST)
-            users[batch.qualified(job.name)] = asked.users.get(job.name, batch.id)
+            users[batch.qualified(job.name)] = requested.users.get(job.name, batch.id)
     prices = [each.submission.asked.price_per_device_hour for each in every]
     return PlanningTerms(
         objective=objective,
@@ -190,27 +190,27 @@ def as_logged(event: ExecutionEvent, batch: str) -> ExecutionEvent | None:
 def _planned(event: Planned, batch: str) -> Planned | None:
     """Returns the part of a plan that is about one batch. It has bounds only if the plan has no other jobs."""
     problem, plan = event.problem, event.plan
-    mine = {job.id: split(job.id)[1] for job in problem.jobs if split(job.id)[0] == batch}
-    if not mine:
+    own = {job.id: split(job.id)[1] for job in problem.jobs if split(job.id)[0] == batch}
+    if not own:
         return None
     jobs = tuple(
         replace(
             job,
-            id=mine[job.id],
-            after=tuple(mine[other] for other in job.after if other in mine),
+            id=own[job.id],
+            after=tuple(own[other] for other in job.after if other in own),
             members=tuple(split(member)[1] for member in job.members),
         )
         for job in problem.jobs
-        if job.id in mine
+        if job.id in own
     )
-    segments = tuple(replace(segment, job=mine[segment.job]) for segment in plan.segments if segment.job in mine)
+    segments = tuple(replace(segment, job=own[segment.job]) for segment in plan.segments if segment.job in own)
     part = replace(
         plan,
         segments=segments,
-        certificate=plan.certificate and plan.certificate.renamed(mine),
-        value_certificate=plan.value_certificate and plan.value_certificate.renamed(mine),
+        certificate=plan.certificate and plan.certificate.renamed(own),
+        value_certificate=plan.value_certificate and plan.value_certificate.renamed(own),
     )
-    if len(mine) < len(problem.jobs):
+    if len(own) < len(problem.jobs):
         part = Plan(problem_name=plan.problem_name, segments=segments, method=plan.method)
     return Planned(problem=replace(problem, jobs=jobs), plan=part, why=event.why)
 
@@ -225,8 +225,8 @@ class Quarantine:
     def __init__(self, database: Database) -> None:
         self._database = database
         query = select(FACTS.c.key, FACTS.c.value).where(FACTS.c.batch == "", FACTS.c.key.startswith(HANDLING))
-        found = database.read(lambda connection: connection.execute(query).all())
-        rows = [row for row in found if isinstance(row.value, list)]
+        result = database.read(lambda connection: connection.execute(query).all())
+        rows = [row for row in result if isinstance(row.value, list)]
         self._num_begun: dict[str, int] = {row.key.removeprefix(HANDLING): row.value[0] for row in rows}
 
     def handle(

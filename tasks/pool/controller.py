@@ -272,15 +272,15 @@ class PoolController:
     def _new_batches(self) -> list[RecoveredState]:
         """Returns the batches that are not active yet; fails those that cannot be planned, without effect on others."""
         query = select(BATCHES.c.id).where(BATCHES.c.status == BatchStatus.SUBMITTED).order_by(BATCHES.c.submitted_s)
-        found = []
+        result = []
         for id in self._database.read(lambda connection: connection.execute(query).scalars().all()):
             if id not in self._standing:
                 recovered = self._quarantine.handle(
                     f"batch {id}", partial(self._recovered, id), set_aside=partial(self._drop, id)
                 )
                 if recovered is not None:
-                    found.append(recovered)
-        return found
+                    result.append(recovered)
+        return result
 
     def _recovered(self, id: str) -> RecoveredState | None:
         """Returns the state of a batch; refuses one that cannot be read or planned, and returns None."""

@@ -83,10 +83,10 @@ class EventLog:
         rows = self._database.read(
             lambda connection: connection.execute(query.order_by(TOLD.c.id).limit(MOST_AT_ONCE)).all()
         )
-        found = [(row, event_of_row(row)) for row in rows]
+        result = [(row, event_of_row(row)) for row in rows]
         return [
             PoolEntry(id=row.id, batch=row.batch, event=event)
-            for row, event in found
+            for row, event in result
             if isinstance(event, (SegmentStarted, SegmentEnded))
         ]
 
@@ -187,10 +187,10 @@ class BatchEvents:
 
     def newest(self) -> LogPosition:
         """Returns the position after all events so far."""
-        told = select(func.max(TOLD.c.id)).where(TOLD.c.batch == self.batch)
-        said = select(func.max(SAID.c.id))
-        found = self.database.read(lambda c: (c.execute(told).scalar(), c.execute(said).scalar()))
-        return LogPosition(told=found[0] or 0, said=found[1] or 0)
+        reported = select(func.max(TOLD.c.id)).where(TOLD.c.batch == self.batch)
+        value = select(func.max(SAID.c.id))
+        result = self.database.read(lambda c: (c.execute(reported).scalar(), c.execute(value).scalar()))
+        return LogPosition(told=result[0] or 0, said=result[1] or 0)
 
     def follow(self, after: LogPosition, *, until: Callable[[], bool]) -> Iterator[ExecutionEvent]:
         """Yields the events after that position, and new ones until `until` returns True.
@@ -233,14 +233,14 @@ class BatchEvents:
     def _read_copied(self, connection: Connection) -> dict[int, int]:
         """Returns, by segment, the number of the last event that an earlier release copied into the event log."""
         copies = select(_number()).where(TOLD.c.batch == self.batch, TOLD.c.kind == GangSaid.__name__)
-        found = {}
+        result = {}
         for segment, num_copies in Counter(connection.execute(copies).scalars().all()).items():
             query = select(SAID.c.id, SAID.c.content).where(SAID.c.segment == segment).order_by(SAID.c.id)
             rows = connection.execute(query).all()
             heard = [row.id for row in rows if not isinstance(event_or_refusal(row.content), FOR_THE_EXECUTOR)]
             if heard:
-                found[segment] = heard[:num_copies][-1]
-        return found
+                result[segment] = heard[:num_copies][-1]
+        return result
 
     def _read_decisions(self, connection: Connection, after: int, most: int) -> Sequence[_Decision]:
         query = select(TOLD.c.id, TOLD.c.kind, TOLD.c.content, TOLD.c.told_s)
@@ -272,27 +272,27 @@ class EventReader:
             self._ended = self._events.segments(SegmentEnded, until=self._at.told)
             self._started = self._events.segments(SegmentStarted, until=self._at.told)
         while True:
-            before, found = self._at, self._read(most)
-            if found or self._at == before:
-                return found
+            before, result = self._at, self._read(most)
+            if result or self._at == before:
+                return result
 
     def _read(self, most: int) -> list[BatchEvent]:
         """Returns the events of the next rows, which may all be rows that readers do not see."""
-        decisions, said = self._events.rows(self._at, most=most)
-        found, number = list[BatchEvent](), 0
+        decisions, value = self._events.rows(self._at, most=most)
+        result, number = list[BatchEvent](), 0
         for decision in decisions:
-            number += self._take(said[number:], found)
-            is_last = number == len(said) == most
+            number += self._take(value[number:], result)
+            is_last = number == len(value) == most
             if is_last and isinstance(decision.event, (SegmentEnded, JobEnded)):
-                return found  # further events of gangs may come before it
+                return result  # further events of gangs may come before it
             self._at = LogPosition(told=decision.id, said=self._at.said)
             if decision.event is None:
                 self.num_unreadable += 1
                 continue
             self._note(decision.event)
-            found.append(BatchEvent(at=self._at, event=decision.event, time_s=decision.time_s))
-        self._take(said[number:], found)
-        return found
+            result.append(BatchEvent(at=self._at, event=decision.event, time_s=decision.time_s))
+        self._take(value[number:], result)
+        return result
 
     def _take(self, said: Sequence[_GangRow], found: list[BatchEvent]) -> int:
         """Adds the events up to the first one of a gang whose segment has not started; returns how many it read."""
@@ -333,15 +333,15 @@ class _RecentRows(Generic[Row]):
             return self._fetch(connection, number, most)
         if number > self._high:
             self._rows, self._low, self._high = [], number, number
-        found = self._rows[bisect_right(self._rows, number, key=lambda row: row.id) :][:most]
-        if len(found) < most:
-            new = self._fetch(connection, self._high, most - len(found))
-            found, self._rows = [*found, *new], [*self._rows, *new]
+        result = self._rows[bisect_right(self._rows, number, key=lambda row: row.id) :][:most]
+        if len(result) < most:
+            new = self._fetch(connection, self._high, most - len(result))
+            result, self._rows = [*result, *new], [*self._rows, *new]
             self._high = self._rows[-1].id if self._rows else self._high
         if len(self._rows) > MOST_RECENT:
             self._low = self._rows[-MOST_RECENT - 1].id
             self._rows = self._rows[-MOST_RECENT:]
-        return found
+        return result
 
 
 def _number() -> Any:

@@ -83,10 +83,10 @@ class Leadership:
 
     def claim(self) -> bool:
         """Takes the lead if nobody has it or the leader has been silent for `silent_s`; returns whether it did."""
-        found = self._database.read(lambda connection: connection.execute(select(EXECUTOR).where(ROW)).one_or_none())
+        result = self._database.read(lambda connection: connection.execute(select(EXECUTOR).where(ROW)).one_or_none())
         now_s = self._clock()
-        is_free = found is None or found.owner == NOBODY or self._has_ended(found.owner.partition(" ")[2])
-        seen = None if found is None else (int(found.epoch), int(found.beats))
+        is_free = result is None or result.owner == NOBODY or self._has_ended(result.owner.partition(" ")[2])
+        seen = None if result is None else (int(result.epoch), int(result.beats))
         # No leader could send heartbeats while the database was unreachable, so the silence is measured anew.
         if seen != self._seen or now_s - self._looked_s > BLIND_S:
             self._seen, self._since_s = seen, now_s
@@ -112,9 +112,9 @@ class Leadership:
 
         database: another connection to the same database, with shorter timeouts.
         """
-        mine = ROW & (EXECUTOR.c.owner == self._me)
+        own = ROW & (EXECUTOR.c.owner == self._me)
         (database or self._database).write(
-            lambda connection: connection.execute(update(EXECUTOR).where(mine).values(owner=NOBODY))
+            lambda connection: connection.execute(update(EXECUTOR).where(own).values(owner=NOBODY))
         )
 
     def guarded(self, database: Database, *, on_deposed: Callable[[], None]) -> Database:
@@ -217,8 +217,8 @@ def read_recovered_state(database: Database, batch: Submission) -> RecoveredStat
 
 def outcome_of(record: SegmentRecord) -> Outcome:
     """Returns the outcome of a segment from the journal."""
-    said = dict(record.outcome or {})
-    return Outcome(status=OutcomeStatus(said.pop("status")), message=said.pop("message", ""), result=said)
+    value = dict(record.outcome or {})
+    return Outcome(status=OutcomeStatus(value.pop("status")), message=value.pop("message", ""), result=value)
 
 
 def speeds_of(
@@ -229,11 +229,11 @@ def speeds_of(
     profiles: the options that the job has now.
     """
     keys = {option_key(profile) for profile in profiles}
-    found = {record.id: _as_running(record, profiles) for record in records if _key_of(record) in keys}
-    for event in message_store.events(after=0, segments=list(found)):
-        if is_about(event.content, found[event.segment].segment.job):
-            found[event.segment].hear(event.content)
-    return [running for running in found.values() if running.step_s is not None]
+    result = {record.id: _as_running(record, profiles) for record in records if _key_of(record) in keys}
+    for event in message_store.events(after=0, segments=list(result)):
+        if is_about(event.content, result[event.segment].segment.job):
+            result[event.segment].hear(event.content)
+    return [running for running in result.values() if running.step_s is not None]
 
 
 def _as_running(record: SegmentRecord, profiles: Sequence[Profile]) -> RunningSegment:
@@ -250,8 +250,8 @@ def nodes_of(records: Iterable[SegmentRecord]) -> dict[str, Node]:
             node, kind, number = name.rsplit(":", 2)
             kinds[node][int(number)] = kind
     return {
-        node: Node(name=node, devices=tuple(_unknown(found.get(i, "cpu"), i) for i in range(max(found) + 1)))
-        for node, found in kinds.items()
+        node: Node(name=node, devices=tuple(_unknown(result.get(i, "cpu"), i) for i in range(max(result) + 1)))
+        for node, result in kinds.items()
     }
 
 
@@ -260,11 +260,11 @@ def _unknown(kind: str, number: int) -> Device:
 
 
 def _struck_out(segments: Iterable[SegmentRecord]) -> dict[str, frozenset[OptionKey]]:
-    found: dict[str, set[OptionKey]] = defaultdict(set)
+    result: dict[str, set[OptionKey]] = defaultdict(set)
     for segment in segments:
         if segment.outcome is not None and segment.outcome["status"] == OutcomeStatus.OUT_OF_MEMORY:
-            found[segment.job].add(_key_of(segment))
-    return {job: frozenset(options) for job, options in found.items()}
+            result[segment.job].add(_key_of(segment))
+    return {job: frozenset(options) for job, options in result.items()}
 
 
 def _untold(
@@ -305,9 +305,9 @@ def _untold(
                     members=tuple(segment.what.get("fellows", ())),
                 )
             )
-    told = _job_ends(database, batch.id)
+    reported = _job_ends(database, batch.id)
     for name, record in jobs.items():
-        if record.status in ENDED and batch.profiles.get(name) and told.get(name) != record.status:
+        if record.status in ENDED and batch.profiles.get(name) and reported.get(name) != record.status:
             details = {**record.details, "step": record.step}
             untold.append(JobEnded(job=name, status=record.status, message=record.message, details=details))
     return untold

@@ -39,7 +39,7 @@ def hold_devices(
 
     Raises NodeAlreadyServed.
     """
-    told = ""
+    reported = ""
     while not leases.take(devices, holder=WORKER + worker):
         holders = {holder for device, holder in leases.held().items() if device in devices}
         if WORKER + worker in holders:
@@ -49,8 +49,8 @@ def hold_devices(
         if may_share and holders and all(holder.startswith(WORKER) for holder in holders):
             notice(f"devices are shared with {', '.join(sorted(holders))}")
             return
-        if (waited_for := ", ".join(sorted(holders))) not in ("", told):
-            told = waited_for
+        if (waited_for := ", ".join(sorted(holders))) not in ("", reported):
+            reported = waited_for
             notice(f"waiting for devices that are held by {waited_for}")
         wait(LOOK_EVERY_S)
 

@@ -132,8 +132,8 @@ class IdleTimes:
 
     def longer_than(self, idle_s: float, *, now_s: float) -> list[str]:
         """Returns the nodes that have been without work for that long, the longest first."""
-        found = [node for node, since_s in self._since_s.items() if now_s - since_s >= idle_s]
-        return sorted(found, key=lambda node: (self._since_s[node], node))
+        result = [node for node, since_s in self._since_s.items() if now_s - since_s >= idle_s]
+        return sorted(result, key=lambda node: (self._since_s[node], node))
 
 
 logger = logging.getLogger(__name__)
@@ -239,11 +239,11 @@ def _runs_on(nodes: Sequence[PlanningNode]) -> Callable[[Option], bool]:
 def _runnable(jobs: Sequence[PlanningJob], nodes: Sequence[PlanningNode]) -> tuple[PlanningJob, ...]:
     """Returns the jobs that have an option for the nodes, and do not wait for one that has none."""
     runs, names = _runs_on(nodes), {job.id for job in jobs}
-    found = tuple(job for job in jobs if any(map(runs, job.options)))
-    stuck = names - {job.id for job in found}
-    while more := {job.id for job in found if job.id not in stuck and stuck.intersection(job.after)}:
+    result = tuple(job for job in jobs if any(map(runs, job.options)))
+    stuck = names - {job.id for job in result}
+    while more := {job.id for job in result if job.id not in stuck and stuck.intersection(job.after)}:
         stuck |= more
-    return tuple(job for job in found if job.id not in stuck)
+    return tuple(job for job in result if job.id not in stuck)
 
 
 class NodeWorth:
@@ -406,7 +406,7 @@ class NodeScaler:
 
 def demands(job_table: JobTable) -> Sequence[JobDemand]:
     """Returns what is left of the jobs that run or wait."""
-    found = []
+    result = []
     for job in job_table.left():
         profiles = job_table.profiles[job.name]
         num_steps = max((job.num_steps or 0) - job_table.records[job.name].step, 0)
@@ -414,8 +414,8 @@ def demands(job_table: JobTable) -> Sequence[JobDemand]:
             continue
         sizes = [profile.num_devices for profile in profiles]
         device_s = num_steps * min(profile.together_s * profile.num_devices for profile in profiles)
-        found.append(JobDemand(device_s=device_s, least_devices=min(sizes), most_devices=max(sizes)))
-    return found
+        result.append(JobDemand(device_s=device_s, least_devices=min(sizes), most_devices=max(sizes)))
+    return result
 
 
 def empty_before_s(job_table: JobTable) -> float:

@@ -65,8 +65,8 @@ class PoolLeases:
 
         def act(connection: Connection) -> list[bool]:
             query = select(LEASES).where(LEASES.c.device.in_([device for gang in gangs for device in gang]))
-            found = connection.execute(query).all()
-            busy = {row.device for row in found if (row.holder, row.since_s) != (holder, since_s)}
+            result = connection.execute(query).all()
+            busy = {row.device for row in result if (row.holder, row.since_s) != (holder, since_s)}
             are_taken, rows = [], []
             for gang in gangs:
                 are_taken.append(busy.isdisjoint(gang))
@@ -211,8 +211,8 @@ class NodeRegistry:
 
         def act(connection: Connection) -> None:
             now_s = time.time()
-            mine = (NODES.c.name == name, NODES.c.incarnation == incarnation)
-            connection.execute(update(NODES).where(*mine).values(status=NodeStatus.LEFT, since_s=now_s))
+            own = (NODES.c.name == name, NODES.c.incarnation == incarnation)
+            connection.execute(update(NODES).where(*own).values(status=NodeStatus.LEFT, since_s=now_s))
             is_old = NODES.c.since_s < now_s - LEFT_KEPT_S
             connection.execute(delete(NODES).where(NODES.c.status == NodeStatus.LEFT, is_old))
 
@@ -248,14 +248,14 @@ def read_nodes(connection: Connection, *, known: KnownDevices | None = None) -> 
     known: the devices of each node as it was read last, which are not converted again while they are the same.
     """
     rows = connection.execute(select(NODES).where(NODES.c.status != NodeStatus.LEFT).order_by(NODES.c.name)).all()
-    found = [_record(row._mapping, known={} if known is None else known) for row in rows]
-    return [record for record in found if record is not None]
+    result = [_record(row._mapping, known={} if known is None else known) for row in rows]
+    return [record for record in result if record is not None]
 
 
 def _record(row: Mapping[Any, Any], *, known: KnownDevices) -> NodeRecord | None:
     """Returns the node of a row; None, and logs why once, for one that no controller could use."""
     name, stored = row["name"], row["devices"]
-    before, devices, told = known.get(name, (None, (), ""))
+    before, devices, reported = known.get(name, (None, (), ""))
     try:
         if before != stored:
             devices = tuple(from_json(Device, each) for each in stored)
@@ -267,7 +267,7 @@ def _record(row: Mapping[Any, Any], *, known: KnownDevices) -> NodeRecord | None
         node = _checked(NodeRecord(name=name, devices=devices, health=health, status=status, **fields))
     except (ValueError, TypeError, LookupError, AttributeError) as error:
         fault = f"{type(error).__name__}: {error}"
-        if fault != told:
+        if fault != reported:
             logger.error("node %r does not serve, as its row cannot be read: %s", name, fault)
         known[name] = (None, (), fault)
         return None

@@ -144,10 +144,10 @@ def shares_of(call: SegmentCall, *, addresses: Mapping[str, str]) -> dict[str, G
     shares: dict[str, GangShare] = {}
     first_rank = 0
     for node in nodes:
-        mine = tuple(slot for (name, _), slot in slots if name == node)
-        num_ranks = call.num_ranks * len(mine) // len(slots)
+        own = tuple(slot for (name, _), slot in slots if name == node)
+        num_ranks = call.num_ranks * len(own) // len(slots)
         shares[node] = GangShare(
-            order=replace(call.order, slots=mine),
+            order=replace(call.order, slots=own),
             num_ranks=num_ranks,
             first_rank=first_rank,
             num_ranks_in_all=call.num_ranks,

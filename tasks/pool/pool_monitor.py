@@ -139,15 +139,15 @@ class StateReader:
         unknown = [id for id in ids if id not in self._batches]
         name, flow_run = (BATCHES.c.content[key].as_string() for key in ("name", "flow_run"))
         rows = connection.execute(select(BATCHES.c.id, name, flow_run).where(BATCHES.c.id.in_(unknown))).all()
-        found = {**self._batches, **{id: (name, flow_run or "") for id, name, flow_run in rows}}
-        return {id: found[id] for id in ids}
+        result = {**self._batches, **{id: (name, flow_run or "") for id, name, flow_run in rows}}
+        return {id: result[id] for id in ids}
 
     def _stages(self, connection: Connection) -> dict[BatchStage, int]:
         query = select(REQUESTS.c.status, REQUESTS.c.answer)
-        asked = query.where(
+        requested = query.where(
             REQUESTS.c.kind == RequestKind.TRAIN, REQUESTS.c.status.in_((RequestStatus.OPEN, RequestStatus.GRANTED))
         )
-        rows = connection.execute(asked).all()
+        rows = connection.execute(requested).all()
         flow_runs = {flow_run for _, flow_run in self._batches.values()}
         granted = [answer.get("flow_run") for status, answer in rows if status == RequestStatus.GRANTED]
         return {
@@ -158,10 +158,10 @@ class StateReader:
 
     def _jobs(self, connection: Connection) -> dict[tuple[str, str], int]:
         query = select(JOBS.c.batch, JOBS.c.status, func.count()).where(JOBS.c.batch.in_(list(self._batches)))
-        found = Counter[tuple[str, str]]()
+        result = Counter[tuple[str, str]]()
         for batch, status, number in connection.execute(query.group_by(JOBS.c.batch, JOBS.c.status)):
-            found[self._batches[batch][0], status] += number  # batches of one name count together
-        return dict(found)
+            result[self._batches[batch][0], status] += number  # batches of one name count together
+        return dict(result)
 
     def _newest_plan(self, connection: Connection) -> PlanState | None:
         newest = connection.execute(select(func.max(PLANS.c.id)).where(PLANS.c.batch == "")).scalar()

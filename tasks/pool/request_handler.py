@@ -144,23 +144,23 @@ class RequestHandler:
     def _direct(self, content: Mapping[str, Any]) -> str:
         batch = self._batch(str(content.get("batch", "")))
         try:
-            asked = SteeringRequest.from_json(content)
+            requested = SteeringRequest.from_json(content)
         except ValueError as error:  # written by another version
             message = f"the executor cannot read what steers it: {error}. {OTHER_VERSION}"
             self._fail(batch, message)  # as it would never end
             raise RequestRefused(message) from error
-        names = {*asked.jobs, *asked.goals, *asked.stops}
+        names = {*requested.jobs, *requested.goals, *requested.stops}
         if unknown := names - {job.name for job in batch.jobs}:
             raise RequestRefused(f"batch {batch.name} has no job {', '.join(sorted(unknown))}")
         self._executor.direct(
             SteeringRequest(
-                jobs={batch.qualified(name): job for name, job in asked.jobs.items()},
-                likes={batch.qualified(name): like for name, like in asked.likes.items()},
-                goals={batch.qualified(name): goal for name, goal in asked.goals.items()},
-                stops={batch.qualified(name): why for name, why in asked.stops.items()},
+                jobs={batch.qualified(name): job for name, job in requested.jobs.items()},
+                likes={batch.qualified(name): like for name, like in requested.likes.items()},
+                goals={batch.qualified(name): goal for name, goal in requested.goals.items()},
+                stops={batch.qualified(name): why for name, why in requested.stops.items()},
             )
         )
-        return asked.in_words() or "settled"
+        return requested.in_words() or "settled"
 
     def _set_priority(self, content: Mapping[str, Any]) -> str:
         priority = content.get("priority")
@@ -184,12 +184,12 @@ class RequestHandler:
         """Returns the batch and the jobs that a request is about: the jobs that it names, or all that fit."""
         batch = self._batch(str(content.get("batch", "")))
         records = Journal(self._database, batch=batch.id).jobs()
-        asked = [str(job) for job in content.get("jobs") or ()]
-        if unknown := [job for job in asked if job not in records]:
+        requested = [str(job) for job in content.get("jobs") or ()]
+        if unknown := [job for job in requested if job not in records]:
             raise RequestRefused(f"batch {batch.name} has no job {', '.join(unknown)}. It has: {', '.join(records)}")
-        if unfit := [f"{job} is {records[job].status}" for job in asked if not fits(records[job])]:
+        if unfit := [f"{job} is {records[job].status}" for job in requested if not fits(records[job])]:
             raise RequestRefused(f"of batch {batch.name} {', '.join(unfit)}: it cannot be {verb}")
-        jobs = asked or [job for job, record in records.items() if fits(record)]
+        jobs = requested or [job for job, record in records.items() if fits(record)]
         if not jobs:
             states = ", ".join(f"{job} is {record.status}" for job, record in records.items())
             raise RequestRefused(f"no job of batch {batch.name} can be {verb}: {states}")
@@ -229,9 +229,9 @@ class RequestHandler:
         """
         loans = {}
         lend = [each for each in standing if each.kind == RequestKind.LEND]
-        asked = sorted(lend, key=lambda each: each.status == RequestStatus.OPEN)
-        silent = self._silences.among(asked)
-        for request in asked:
+        requested = sorted(lend, key=lambda each: each.status == RequestStatus.OPEN)
+        silent = self._silences.among(requested)
+        for request in requested:
             node, is_open = request.content.get("node", ""), request.status == RequestStatus.OPEN
             if (fault := _loan_fault(request)) is not None:
                 self._refuse(request, fault)

@@ -179,8 +179,8 @@ class Submissions:
     def status(self, batch: str) -> BatchStatus | None:
         """Returns the state of a batch; None if there is no such batch."""
         query = select(BATCHES.c.status).where(BATCHES.c.id == batch)
-        found = self._database.read(lambda connection: connection.execute(query).scalar())
-        return None if found is None else BatchStatus(found)
+        result = self._database.read(lambda connection: connection.execute(query).scalar())
+        return None if result is None else BatchStatus(result)
 
     def names(self) -> Sequence[tuple[str, str, str]]:
         """Returns (id, name, status) of every batch that was ever submitted, oldest first."""
@@ -241,12 +241,12 @@ def followed(database: Database, run: str) -> Iterator[None]:
     requests = Requests(database)
 
     def find() -> int | None:
-        mine = (
+        own = (
             each
             for each in requests.open(RequestKind.TRAIN, status=RequestStatus.GRANTED)
             if each.answer.get("flow_run") == run
         )
-        return next((each.id for each in mine), None)
+        return next((each.id for each in own), None)
 
     every_s = Timeouts.of_environment().beat_every_s
     with requests.renewed(find, every_s=every_s) if run else nullcontext():
@@ -279,11 +279,11 @@ def measured(database: Database, measurement: BatchMeasurement) -> Iterator[None
 def measurements(database: Database) -> list[BatchMeasurement]:
     """Returns the batches that are being measured, and those whose process died meanwhile."""
     query = select(FACTS.c.value).where(FACTS.c.batch == "", FACTS.c.key.startswith(MEASURING)).order_by(FACTS.c.key)
-    found = []
+    result = []
     for value in database.read(lambda connection: connection.execute(query).scalars().all()):
         with suppress(ValueError, LookupError, TypeError):
-            found.append(from_json(BatchMeasurement, value[0]))
-    return found
+            result.append(from_json(BatchMeasurement, value[0]))
+    return result
 
 
 def is_cancelled(database: Database, id: str, *, flow_run: str) -> bool:
@@ -319,10 +319,10 @@ def cancel_unsubmitted(database: Database, key: str, *, why: str) -> bool:
         if request.key == key:
             return requests.note(request.id, **{CANCELLED: why})
     facts = Journal(database, batch="")
-    found = facts.get(f"{MEASURING}{key}")
-    if found is None:
+    result = facts.get(f"{MEASURING}{key}")
+    if result is None:
         return False
-    facts.put(f"{MEASURING}{key}", {**found, CANCELLED: why})
+    facts.put(f"{MEASURING}{key}", {**result, CANCELLED: why})
     return True
 
 
@@ -349,7 +349,7 @@ def pending(database: Database) -> list[PendingBatch]:
     every = Requests(database).of_kind(RequestKind.TRAIN)
     newest = {name_of(request): request.id for request in every}
     measuring = {each.flow_run: each for each in measurements(database)}
-    found = []
+    result = []
     for request in every:
         flow_run, name = str(request.answer.get("flow_run", "")), name_of(request)
         is_over = request.status in (RequestStatus.REFUSED, RequestStatus.WITHDRAWN)
@@ -359,14 +359,14 @@ def pending(database: Database) -> list[PendingBatch]:
         if is_shown and flow_run not in submitted:
             measurement = measuring.pop(flow_run, None)
             if measurement is not None and not is_over:
-                found.append(_measuring(database, measurement))
+                result.append(_measuring(database, measurement))
                 continue
             message = request.answer.get("message", "") if is_over else _stage(request)
             status = "handed over" if not is_over else "cancelled" if request.content.get(CANCELLED) else "failed"
-            found.append(
+            result.append(
                 PendingBatch(name=name, jobs=_jobs_of(request), is_over=is_over, message=message, status=status)
             )
-    return found + [_measuring(database, each) for run, each in measuring.items() if run not in submitted]
+    return result + [_measuring(database, each) for run, each in measuring.items() if run not in submitted]
 
 
 def name_of(request: Request) -> str:

@@ -195,7 +195,7 @@ class WorkPoolProvider(NodeProvider):
             served = set(self._served)
         come = {id for id, allocation in self._starting.items() if allocation in served}
         failed = self._starting.keys() - live - come
-        said = self._why(min(failed)) if failed else ""
+        text = self._why(min(failed)) if failed else ""
         with self._lock:
             self._served -= served
         self._starting = {id: each for id, each in self._starting.items() if id in live - come}
@@ -204,14 +204,14 @@ class WorkPoolProvider(NodeProvider):
         if failed:
             delay_s = min(FIRST_DELAY_S * 2**self._num_failures, LONGEST_DELAY_S)
             self._num_failures, self._not_before_s = self._num_failures + 1, self._clock() + delay_s
-            logger.error("%d nodes could not be started: %s. The next attempt is in %.0f s", len(failed), said, delay_s)
+            logger.error("%d nodes could not be started: %s. The next attempt is in %.0f s", len(failed), text, delay_s)
 
     def _why(self, run: str) -> str:
         """Returns why a run has ended before its node came. Raises ConnectionError."""
         machine = self._allocations.get(self._starting[run] or run)
         why = [self._node_runs.why_ended(run), machine.why if machine is not None else ""]
-        found = "; ".join(filter(None, why))
-        return f"{run}: {found}" if found else f"the log of flow run {run} in Prefect says why"
+        text = "; ".join(filter(None, why))
+        return f"{run}: {text}" if text else f"the log of flow run {run} in Prefect says why"
 
     def _is_alive(self, run: NodeRun) -> bool:
         """Returns whether a flow run serves a node that takes segments, or will."""

@@ -48,10 +48,10 @@ class Ancestry:
 
         A folder or a hub name becomes a node of its own. Raises LedgerError if a parent is not recorded.
         """
-        found = [*(self._named(job, name) for name in job.parents), *map(self._imported, _sources(job))]
+        result = [*(self._named(job, name) for name in job.parents), *map(self._imported, _sources(job))]
         if job.adapter is not None and job.adapter.continues_base and (base := self.jobs.get(job.base or "")):
-            found = [*self.parents(base)[:1], *found]  # the weights that both adapters are on come first
-        return list(dict.fromkeys(uri for uri in found if uri is not None))
+            result = [*self.parents(base)[:1], *result]  # the weights that both adapters are on come first
+        return list(dict.fromkeys(uri for uri in result if uri is not None))
 
     def forget(self, job: Job) -> None:
         """Forgets the nodes of the models from elsewhere that a job came from."""

@@ -81,8 +81,8 @@ def _speed(steps: Steps) -> dict[str, float]:
     """Returns the speed of reported steps on all devices, tokens without padding, and the peak memory so far."""
     seconds = sum(steps.seconds)
     rates = {"train/samples_per_s": steps.num_samples, "train/tokens_per_s": steps.num_tokens}
-    found = {key: number / seconds for key, number in rates.items() if number and seconds}
-    return found | ({"train/peak_memory_megabytes": steps.peak_bytes * 1e-6} if steps.peak_bytes else {})
+    result = {key: number / seconds for key, number in rates.items() if number and seconds}
+    return result | ({"train/peak_memory_megabytes": steps.peak_bytes * 1e-6} if steps.peak_bytes else {})
 
 
 def job_params(job: Job, *, columns: Mapping[str, str]) -> dict[str, Any]:
@@ -173,15 +173,15 @@ class EnergyMeter:
         jobs, number = (ended.segment.job, *ended.members), str(ended.number)
         used = self._running.pop(ended.number, None)
         records = self._journal.jobs()
-        found: dict[str, list[MetricPoint]] = {}
+        result: dict[str, list[MetricPoint]] = {}
         for job in jobs:
             by_segment = dict(records[job].details.get("energy_j", {}))
             if used is not None:
                 by_segment[number] = sum(used.values()) / len(jobs)
                 self._journal.write_job(job, details={"energy_j": by_segment})
             if number in by_segment:
-                found[job] = [MetricPoint(ENERGY, sum(by_segment.values()), len(by_segment), at_ms)]
-        return found
+                result[job] = [MetricPoint(ENERGY, sum(by_segment.values()), len(by_segment), at_ms)]
+        return result
 
 
 GIT_TAKES_AT_MOST_S = 10.0

@@ -125,22 +125,22 @@ def drift_of(feature: str, reference: FeatureReference, values: Sequence[Any] | 
     if num_rows < max(rule.min_rows, 1):
         why = f"{feature} has {num_rows} rows, too few to tell (min_rows {rule.min_rows})"
         return Drift(feature=feature, has_drifted=False, why=why, num_rows=num_rows)
-    said: list[str] = []
+    lines: list[str] = []
     index = p = None
     if rule.psi is not None:
         index, by_chance = psi(reference, values)
         if index > max(rule.psi, by_chance):
-            said.append(f"{feature} has drifted: PSI {index:.2f}, above {max(rule.psi, by_chance):.2g}")
+            lines.append(f"{feature} has drifted: PSI {index:.2f}, above {max(rule.psi, by_chance):.2g}")
     if rule.ks is not None and numbers is not None:
         p = ks(reference, values)
         if p < rule.ks:
-            said.append(f"{feature} has drifted: Kolmogorov-Smirnov p {p:.1g}, below {rule.ks:g}")
+            lines.append(f"{feature} has drifted: Kolmogorov-Smirnov p {p:.1g}, below {rule.ks:g}")
     figures = [f"PSI {index:.2f}"] if index is not None else []
     figures += [f"p {p:.2g}"] if p is not None else []
     return Drift(
         feature=feature,
-        has_drifted=bool(said),
-        why="; ".join(said) or f"{feature} has not drifted ({', '.join(figures)})",
+        has_drifted=bool(lines),
+        why="; ".join(lines) or f"{feature} has not drifted ({', '.join(figures)})",
         num_rows=num_rows,
         psi=index,
         p=p,
@@ -155,16 +155,16 @@ def psi(reference: FeatureReference, values: Sequence[Any] | Array) -> tuple[flo
     from scipy.stats import chi2  # type: ignore[import-untyped]
 
     if reference.is_number:
-        found = np.array(_binned(_finite(values), np.array(reference.edges)))
+        result = np.array(_binned(_finite(values), np.array(reference.edges)))
     else:
         texts = Counter(_texts(values))
         known = [texts[text] for text in reference.categories]
-        found = np.array([*known, texts.total() - sum(known)])
+        result = np.array([*known, texts.total() - sum(known)])
     then = np.array(reference.counts) + 0.5
-    now = found + 0.5
+    now = result + 0.5
     p, q = then / then.sum(), now / now.sum()
     index = float(np.sum((q - p) * np.log(q / p)))
-    by_chance = (1 / reference.num_rows + 1 / found.sum()) * chi2.ppf(1 - CHANCE, max(len(then) - 1, 1))
+    by_chance = (1 / reference.num_rows + 1 / result.sum()) * chi2.ppf(1 - CHANCE, max(len(then) - 1, 1))
     return index, float(by_chance)
 
 
@@ -179,8 +179,8 @@ def drifts_of(
     references: Mapping[str, FeatureReference], now: Mapping[str, Sequence[Any] | Array], rule: DriftRule
 ) -> list[Drift]:
     """Returns the drift of every feature that both mappings have, drifted features first."""
-    found = [drift_of(name, references[name], now[name], rule) for name in references if name in now]
-    return sorted(found, key=lambda drift: not drift.has_drifted)
+    result = [drift_of(name, references[name], now[name], rule) for name in references if name in now]
+    return sorted(result, key=lambda drift: not drift.has_drifted)
 
 
 def _are_numbers(values: Sequence[Any] | Array) -> bool:
@@ -251,37 +251,37 @@ def input_features(folder: Path) -> dict[str, Array]:
     label have `label`. Text has `token`, and the share of `distinct_tokens` in each sample.
     """
     columns = some_rows(folder, "training", most=MOST_ROWS)
-    found: dict[str, Array] = {}
+    result: dict[str, Array] = {}
     if isinstance(pixels := columns.get("pixel_values"), np.ndarray):
         flat = pixels.reshape(len(pixels), -1).astype(np.float64)
-        found |= {"brightness": flat.mean(axis=1), "contrast": flat.std(axis=1)}
+        result |= {"brightness": flat.mean(axis=1), "contrast": flat.std(axis=1)}
     if (tokens := columns.get("input_ids")) is not None:
-        found |= {"token": np.concatenate(list(tokens)).reshape(-1), "distinct_tokens": _distinct(tokens)}
+        result |= {"token": np.concatenate(list(tokens)).reshape(-1), "distinct_tokens": _distinct(tokens)}
     if isinstance(labels := columns.get("labels"), np.ndarray) and labels.ndim == 1:
-        found["label"] = labels
-    return found
+        result["label"] = labels
+    return result
 
 
 def logged_features(rows: Iterable[Mapping[str, Any]]) -> dict[str, list[Any]]:
     """Returns the features PREDICTED of the newest rows of logged predictions, where the rows have them."""
     newest = deque(rows, maxlen=MOST_ROWS)
-    found = {name: [v for row in newest if (v := _value(row, name)) is not None] for name in PREDICTED}
-    return {name: values for name, values in found.items() if values}
+    result = {name: [v for row in newest if (v := _value(row, name)) is not None] for name in PREDICTED}
+    return {name: values for name, values in result.items() if values}
 
 
 def scored_features(scores: Scores) -> dict[str, Array]:
     """Returns the same features for a model's outputs on scored rows."""
-    found: dict[str, Array] = {}
+    result: dict[str, Array] = {}
     if scores.predictions is not None:
-        found["prediction"] = scores.predictions
+        result["prediction"] = scores.predictions
     if scores.probabilities is not None:
-        found["confidence"] = scores.probabilities.max(axis=1).astype(np.float64)
-    return found
+        result["confidence"] = scores.probabilities.max(axis=1).astype(np.float64)
+    return result
 
 
 def references_of(features: Features) -> dict[str, FeatureReference]:
     """Returns a reference for each feature that has values. A feature of NaNs only, as of a broken model, has none."""
-    return {name: found for name, values in features.items() if (found := reference_of(values)) is not None}
+    return {name: result for name, values in features.items() if (result := reference_of(values)) is not None}
 
 
 def _distinct(rows: Iterable[Array]) -> Array:

@@ -164,12 +164,12 @@ def decide_by(
     min_gain: the model's own minimum; the larger of it and the policy's counts.
     """
     metric = policy.metric or metric
-    lines = [line for found in examined for line in found.measured if line.metric == metric]
+    lines = [line for result in examined for line in result.measured if line.metric == metric]
     whole = next((line for line in lines if line.slice == ALL), None)
-    reasons = [fault for found in examined for fault in found.faults]
-    for found in examined:
-        reasons += [_said(t.test, t.num_failures, t.num_cases, t.fault) for t in found.tests if not t.passed]
-        reasons += [_said(a.assertion, a.num_failures, a.num_rows, a.why) for a in found.assertions if not a.passed]
+    reasons = [fault for result in examined for fault in result.faults]
+    for result in examined:
+        reasons += [_said(t.test, t.num_failures, t.num_cases, t.fault) for t in result.tests if not t.passed]
+        reasons += [_said(a.assertion, a.num_failures, a.num_rows, a.why) for a in result.assertions if not a.passed]
     if whole is None:
         reasons.append(f"its {metric} is not known")
     elif not math.isfinite(whole.value):

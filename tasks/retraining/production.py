@@ -129,13 +129,13 @@ class Production:
 def load_production(path: Path) -> Production:
     """Loads the production models of a YAML file. Raises BatchFileError with all faults and their lines."""
     read = read_document(path, what="a file of models, such as retraining.yaml")
-    found = list(read.findings)
+    result = list(read.findings)
     production = None
     if read.data is not None:
         production, wrong = _production(read.data, folder=path.parent)
-        found += wrong
-    if production is None or found:
-        first = {place_text(finding.place): finding for finding in reversed(found)}  # one for each place
+        result += wrong
+    if production is None or result:
+        first = {place_text(finding.place): finding for finding in reversed(result)}  # one for each place
         raise file_error(reversed(first.values()), read, file=path.name)
     return production
 
@@ -154,16 +154,16 @@ def with_tagged(production: Production, tags: Mapping[str, str]) -> Production:
         if prefix != production.name or not name or registered_name in known:
             continue
         read = document.read(text)
-        found = list(read.findings)
+        result = list(read.findings)
         if read.data is not None:
             raw = {"name": production.name, "devices": production.devices, "models": [{**read.data, "name": name}]}
             raw |= {} if production.datasets is None else {"datasets": production.datasets}
             made, wrong = _production(raw, folder=production.folder)
-            found += wrong
-            models += made.models if made is not None and not found else ()
-        if found:
-            said = [f"{place_text(f.place[2:]) or 'it'} {f.message}. To fix: {f.remedy}" for f in found]
-            broken[name] = "its tag ringmaster.retraining is wrong: " + "; ".join(said)
+            result += wrong
+            models += made.models if made is not None and not result else ()
+        if result:
+            lines = [f"{place_text(f.place[2:]) or 'it'} {f.message}. To fix: {f.remedy}" for f in result]
+            broken[name] = "its tag ringmaster.retraining is wrong: " + "; ".join(lines)
     return replace(production, models=tuple(models), broken=broken)
 
 
@@ -195,20 +195,20 @@ def with_tokenizer_of(folder: Path | None, model: ProductionModel) -> Production
 
 def _production(raw: Mapping[str, Any], *, folder: Path) -> tuple[Production | None, list[Finding]]:
     """Returns a file's plain values as production models (None if there are faults), and all faults."""
-    found = list(misplaced(raw))
+    result = list(misplaced(raw))
     entry = None
     try:
         entry = ProductionEntry.model_validate(raw, context={"folder": folder.resolve()})
         suites = [m.due.assertions.suite for m in entry.models if m.due.assertions is not None]
-        found += findings(entry, there={suite: is_file(folder, suite) for suite in suites})
+        result += findings(entry, there={suite: is_file(folder, suite) for suite in suites})
     except ValidationError as error:
-        found += section_findings(error, root=ProductionEntry)
+        result += section_findings(error, root=ProductionEntry)
     batch, variants, wrong = jobs_of(raw, folder=folder)
-    found += wrong
+    result += wrong
     policy, wrong = _policy(raw.get("policy"), folder=folder)
-    found += wrong
-    if entry is None or found:
-        return None, found
+    result += wrong
+    if entry is None or result:
+        return None, result
     jobs = {} if batch is None else {job.name: job for job in batch.jobs}
     night = entry.night
     return Production(
@@ -315,7 +315,7 @@ def jobs_of(raw: Mapping[str, Any], *, folder: Path) -> tuple[Batch | None, dict
     jobs: list[dict[str, Any]] = []
     origins: list[tuple[int, Place]] = []  # for each job: its model's position, and the place of its data or values
     variants: dict[str, list[str]] = {}
-    found: list[Finding] = []
+    result: list[Finding] = []
     models = _list(raw.get("models"))
     grids = [{"over": model.get("sweep")} for model in models if isinstance(model, Mapping)]
     if (fault := too_many(models, grids)) is not None:
@@ -336,18 +336,18 @@ def jobs_of(raw: Mapping[str, Any], *, folder: Path) -> tuple[Batch | None, dict
         over, data = model.get("sweep"), model.get("data")
         if isinstance(over, Mapping) and over and isinstance(name, str) and isinstance(data, Mapping):
             raws, wrong = _swept({**own, "name": name, "data": data}, over, at=("models", i))
-            found += wrong
+            result += wrong
             variants[name] = [variant["name"] for variant in raws]
             jobs += raws
             origins += [(i, ("sweep",))] * len(raws)
     if not jobs:
-        return None, {}, found
-    said = {key: raw[key] for key in ("name", "devices", "datasets") if key in raw}
+        return None, {}, result
+    fields = {key: raw[key] for key in ("name", "devices", "datasets") if key in raw}
     try:
-        return parse_batch(json.dumps({**said, "jobs": jobs}), folder=folder, name="jobs"), variants, found
+        return parse_batch(json.dumps({**fields, "jobs": jobs}), folder=folder, name="jobs"), variants, result
     except BatchFileError as error:
-        found += [Finding(_place(fault.place, origins), fault.message, fault.remedy) for fault in error.faults]
-        return None, variants, found
+        result += [Finding(_place(fault.place, origins), fault.message, fault.remedy) for fault in error.faults]
+        return None, variants, result
 
 
 def _swept(template: dict[str, Any], over: Mapping[str, Any], *, at: Place) -> tuple[list[Any], list[Finding]]:
@@ -355,11 +355,11 @@ def _swept(template: dict[str, Any], over: Mapping[str, Any], *, at: Place) -> t
     if not all(isinstance(values, list) and values for values in over.values()):
         return [], []
     if (num := num_jobs(over)) > MOST_VARIANTS:
-        said = f"makes {num} jobs, and {MOST_VARIANTS} are the most"
-        return [], [Finding((*at, "sweep"), said, "try fewer values, or search with `ringmaster sweep`")]
+        text = f"makes {num} jobs, and {MOST_VARIANTS} are the most"
+        return [], [Finding((*at, "sweep"), text, "try fewer values, or search with `ringmaster sweep`")]
     made, wrong = combinations({"template": template, "over": dict(over)}, at=())
-    found = [Finding((*at, "sweep", *finding.place[1:]), finding.message, finding.remedy) for finding in wrong]
-    return [combination.raw for combination in made], found
+    result = [Finding((*at, "sweep", *finding.place[1:]), finding.message, finding.remedy) for finding in wrong]
+    return [combination.raw for combination in made], result
 
 
 def _place(text: str, origins: list[tuple[int, Place]]) -> Place:

@@ -157,5 +157,5 @@ def findings(entry: ProductionEntry, *, there: Mapping[str, bool]) -> Iterator[F
         if due.drift is not None and due.drift.psi is None and due.drift.ks is None:
             yield Finding((*at, "drift"), "has no measure", "give psi, such as 0.2, or ks, such as 0.001")
         if due.assertions is not None and not there[due.assertions.suite]:
-            said = f"there is no file {due.assertions.suite!r}"
-            yield Finding((*at, "assertions", "suite"), said, "name a file with assertions, relative to this one")
+            text = f"there is no file {due.assertions.suite!r}"
+            yield Finding((*at, "assertions", "suite"), text, "name a file with assertions, relative to this one")

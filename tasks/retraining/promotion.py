@@ -207,29 +207,29 @@ class MoveLog:
         }
 
         def act(connection: Connection) -> str:
-            found = connection.execute(select(MOVES).where(MOVES.c.model == model)).mappings().first()
-            if found is not None and found["token"] != row["token"]:  # an equal token: this commit was retried
+            result = connection.execute(select(MOVES).where(MOVES.c.model == model)).mappings().first()
+            if result is not None and result["token"] != row["token"]:  # an equal token: this commit was retried
                 raise PromotionRefused(
-                    f"another promotion of {model} is under way, of process {found['pid']} on {found['host']}. "
+                    f"another promotion of {model} is under way, of process {result['pid']} on {result['host']}. "
                     "To fix: wait for it, and compare with its champion"
                 )
-            if found is None:
+            if result is None:
                 connection.execute(insert(MOVES).values(**row))
             return str(row["token"])
 
         return self._database.write(act)
 
     def _left_behind(self, model: str | None) -> list[dict[str, Any]]:
-        asked = select(MOVES) if model is None else select(MOVES).where(MOVES.c.model == model)
-        rows = self._database.read(lambda connection: connection.execute(asked).mappings().all())
+        requested = select(MOVES) if model is None else select(MOVES).where(MOVES.c.model == model)
+        rows = self._database.read(lambda connection: connection.execute(requested).mappings().all())
         return [dict(row) for row in rows if not _lives(dict(row))]
 
     def _adopt(self, row: dict[str, Any]) -> str | None:
         holder = {**own_row(), "since_s": time.time()}
 
         def act(connection: Connection) -> str | None:
-            mine = (MOVES.c.model == row["model"]) & (MOVES.c.token.in_([row["token"], holder["token"]]))
-            changed = connection.execute(update(MOVES).where(mine).values(**holder))
+            own = (MOVES.c.model == row["model"]) & (MOVES.c.token.in_([row["token"], holder["token"]]))
+            changed = connection.execute(update(MOVES).where(own).values(**holder))
             return str(holder["token"]) if changed.rowcount else None
 
         return self._database.write(act)
@@ -258,11 +258,11 @@ def _fault(ledger: Ledger, model: str, moves: Sequence[AliasMove], decision: Dec
     if gone:
         return f"{model} has no version {' and '.join(gone)} any more. To fix: name another version"
     champion = ledger.get_alias(model, CHAMPION)
-    found = None if champion is None else champion.version
-    if found in [decision.champion_before, *(move.version for move in moves if move.alias == CHAMPION)]:
+    result = None if champion is None else champion.version
+    if result in [decision.champion_before, *(move.version for move in moves if move.alias == CHAMPION)]:
         return None
     return (
-        f"the champion of {model} is version {found} by now, not {decision.champion_before} as it was when this was "
+        f"the champion of {model} is version {result} by now, not {decision.champion_before} as it was when this was "
         "decided. To fix: compare with the new champion"
     )
 
@@ -339,8 +339,8 @@ def _has_decision(ledger: Ledger, model: ModelRecord) -> bool:
 
 def _newest(ledger: Ledger, name: str, versions: Iterable[int]) -> ModelRecord | None:
     """Returns the newest of these versions that the registry still has; a model may outlive its version."""
-    found = (ledger.get_version(name, version) for version in sorted(versions, reverse=True))
-    return next((record for record in found if record is not None), None)
+    result = (ledger.get_version(name, version) for version in sorted(versions, reverse=True))
+    return next((record for record in result if record is not None), None)
 
 
 def apply(
@@ -397,8 +397,8 @@ def roll_back(ledger: Ledger, name: str, *, log: MoveLog, who: str, why: str = "
     log.finish_left_behind(ledger, name)
     champion, previous = ledger.get_alias(name, CHAMPION), ledger.get_alias(name, PREVIOUS)
     if champion is None or previous is None or champion.version == previous.version:
-        said = "no champion" if champion is None else "no previous champion"
-        raise PromotionRefused(f"{name} has {said} to go back to. To fix: name a model that was promoted twice")
+        text = "no champion" if champion is None else "no previous champion"
+        raise PromotionRefused(f"{name} has {text} to go back to. To fix: name a model that was promoted twice")
     restored, taken_back = version_of(previous), version_of(champion)
     before = champion_before(read_decisions(ledger, previous))
     if before is not None and ledger.get_version(name, before) is None:

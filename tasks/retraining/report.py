@@ -109,8 +109,8 @@ class RetrainingReport:
     def headline(self) -> str:
         """Returns the results in one line."""
         counts = {outcome: self._num(outcome) for outcome in (PROMOTED, KEPT, FAILED, LEFT)}
-        told = ", ".join(f"{count} {SAID.get(o, o)}" for o, count in counts.items() if count) or "nothing changed"
-        return f"{self.num_due} of {len(self.model_results)} models were due; {told}."
+        reported = ", ".join(f"{count} {SAID.get(o, o)}" for o, count in counts.items() if count) or "nothing changed"
+        return f"{self.num_due} of {len(self.model_results)} models were due; {reported}."
 
     @property
     def num_due(self) -> int:
@@ -145,7 +145,7 @@ class RetrainingReport:
         if with_picture and self.svg:
             lines += ["", f"![The plan](data:image/svg+xml;base64,{b64encode(self.svg.encode()).decode()})"]
         if self.gains:
-            lines += ["", f"## {GAINS_TITLE}", "", *(f"- {markdown(said)}" for said in self.gains)]
+            lines += ["", f"## {GAINS_TITLE}", "", *(f"- {markdown(value)}" for value in self.gains)]
         lines += ["", "## Results", ""]
         lines += ["| model | | champion | challenger | gain | rows | serves now |", "| --- " * 7 + "|"]
         lines += [_outcome(model_result) for model_result in self.model_results]
@@ -177,13 +177,13 @@ class RetrainingReport:
         }
 
     def _hours(self) -> Iterator[str]:
-        said = f"Begun at {day_text(self.began_s)} UTC"
+        text = f"Begun at {day_text(self.began_s)} UTC"
         if self.deadline_s is not None:
-            said += f", to be over by {day_text(self.deadline_s)} UTC"
+            text += f", to be over by {day_text(self.deadline_s)} UTC"
         if self.missed:
             nights = "one earlier run was" if self.missed == 1 else f"{self.missed} earlier runs were"
-            said += f"; {nights} missed, and what was not done then is due now"
-        yield f"{said}."
+            text += f"; {nights} missed, and what was not done then is due now"
+        yield f"{text}."
 
     def _cost(self) -> Iterator[str]:
         if self.plan:
@@ -216,12 +216,12 @@ def cost_of_batch(batch: Mapping[str, Any], *, price_per_device_hour: float = 1.
 
 
 def _outcome(v: ModelResult) -> str:
-    said = f"**{SAID.get(v.outcome, v.outcome)}**" if v.outcome != UNCHANGED else UNCHANGED
+    text = f"**{SAID.get(v.outcome, v.outcome)}**" if v.outcome != UNCHANGED else UNCHANGED
     serves = "none" if v.serves is None else f"version {v.serves}"
     champion = _value(v, v.champion_version, v.champion_value)
     challenger = _value(v, v.candidate_version, v.candidate_value)
     rows = "" if v.num_rows is None else str(v.num_rows)
-    return f"| {markdown(v.model)} | {said} | {champion} | {challenger} | {_gain(v)} | {rows} | {serves} |"
+    return f"| {markdown(v.model)} | {text} | {champion} | {challenger} | {_gain(v)} | {rows} | {serves} |"
 
 
 def _gain(v: ModelResult) -> str:

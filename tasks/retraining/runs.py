@@ -151,20 +151,20 @@ class RetrainingRuns:
             self._drop(HOLDERS.c.token == token)
 
     def _take(self, name: str, run_date: str, *, silence_s: float) -> str:
-        mine = own_row() | {"beats": 0, "name": name, "night": run_date}
-        while (found := self._holder_of(name)) is not None:
-            if self._lives(found, silence_s=silence_s):
+        own = own_row() | {"beats": 0, "name": name, "night": run_date}
+        while (result := self._holder_of(name)) is not None:
+            if self._lives(result, silence_s=silence_s):
                 raise RetrainingInProgress(
-                    f"the run {found['night']} of {name} is in progress in process {found['pid']} on {found['host']}. "
-                    "To fix: wait for its end"
+                    f"the run {result['night']} of {name} is in progress in process {result['pid']} on "
+                    f"{result['host']}. To fix: wait for its end"
                 )
-            self._drop((HOLDERS.c.token == found["token"]) & (HOLDERS.c.beats == found["beats"]))
+            self._drop((HOLDERS.c.token == result["token"]) & (HOLDERS.c.beats == result["beats"]))
         try:
-            self._database.write(lambda connection: connection.execute(insert(HOLDERS).values(**mine)))
+            self._database.write(lambda connection: connection.execute(insert(HOLDERS).values(**own)))
         except IntegrityError:  # another process was faster, or a commit whose answer was lost is retried
-            if (now := self._holder_of(name)) is None or now["token"] != mine["token"]:
+            if (now := self._holder_of(name)) is None or now["token"] != own["token"]:
                 raise RetrainingInProgress(f"a run of {name} was begun by another process just now") from None
-        return str(mine["token"])
+        return str(own["token"])
 
     def _lives(self, row: Mapping[str, Any], *, silence_s: float) -> bool:
         if row["host"] == platform.node():
@@ -232,25 +232,25 @@ def _copied(
     pattern: str, *, folder: Path, run_date: str, window_days: int | None = None
 ) -> tuple[str, tuple[tuple[str, str], ...]]:
     """Copies the files of a pattern or URL; returns a pattern for the copies, and the files' names and states."""
-    found = matching(pattern)
+    result = matching(pattern)
     if window_days is not None:
-        names = _within(found.names, run_date=date.fromisoformat(run_date), window_days=window_days)
+        names = _within(result.names, run_date=date.fromisoformat(run_date), window_days=window_days)
         if not names:
             raise ValueError(
                 f"path {pattern!r} has no file of the {window_days} days up to {run_date}. To fix: widen window_days"
             )
-        found = found.only(names)
-    files = tuple((str(name), " ".join(map(str, said))) for name, *said in found.state())
+        result = result.only(names)
+    files = tuple((str(name), " ".join(map(str, value))) for name, *value in result.state())
     target = folder / digest([pattern, files])
     if not target.is_dir():
         with publish(target) as aside:
-            for name in found.names:
+            for name in result.names:
                 (aside / name).parent.mkdir(parents=True, exist_ok=True)
-                with opened(found.path(name)) as source, (aside / name).open("wb") as copy:
+                with opened(result.path(name)) as source, (aside / name).open("wb") as copy:
                     shutil.copyfileobj(source, copy, 1 << 20)
     if is_url(pattern):
-        return str(target / (found.names[0] if len(found.names) == 1 else "**/*")), files
-    return str(target / Path(pattern).relative_to(found.root)), files
+        return str(target / (result.names[0] if len(result.names) == 1 else "**/*")), files
+    return str(target / Path(pattern).relative_to(result.root)), files
 
 
 def drop_others(folder: Path, *, keep: Iterable[str]) -> None:

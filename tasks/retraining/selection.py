@@ -167,16 +167,16 @@ def choose(
     for w in order:
         tries = [(w.job, *w.variants), (w.job,)] if w.variants else [(w.job,)]
         for jobs in tries:
-            found = _tried([*chosen.jobs, *jobs], limits, problem_of, make_plan)
-            if isinstance(found, RunSelection):
-                chosen = found
+            result = _tried([*chosen.jobs, *jobs], limits, problem_of, make_plan)
+            if isinstance(result, RunSelection):
+                chosen = result
                 models.append(w.model)
                 if len(jobs) < len(tries[0]):
                     left[w.model] = f"its sweep does not fit in the run: {left[w.model]}"
                 else:
                     left.pop(w.model, None)
                 break
-            left[w.model] = found
+            left[w.model] = result
     return RunSelection(jobs=chosen.jobs, models=tuple(models), left=left, plan=chosen.plan, cost=chosen.cost)
 
 

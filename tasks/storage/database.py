@@ -256,9 +256,9 @@ def _may_pass(error: BaseException) -> bool:
     state = getattr(error.orig, "sqlstate", None)
     if state is not None:
         return str(state).startswith(POSTGRESQL_MAY_PASS)
-    said = str(error.orig).lower()
+    text = str(error.orig).lower()
     if type(error.orig).__module__.startswith("sqlite3"):
-        return any(word in said for word in SQLITE_MAY_PASS)
+        return any(word in text for word in SQLITE_MAY_PASS)
     return type(error.orig).__name__ == "OperationalError"  # psycopg could not connect: no SQLSTATE
 
 

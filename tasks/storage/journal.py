@@ -120,8 +120,8 @@ class Journal:
     def get(self, key: str, default: Any = None) -> Any:
         """Returns a fact of the whole batch."""
         query = select(FACTS.c.value).where(FACTS.c.batch == (self._batch or ""), FACTS.c.key == key)
-        found = self.database.read(lambda connection: connection.execute(query).scalar())
-        return found[0] if isinstance(found, list) and found else default  # a damaged one counts as missing
+        result = self.database.read(lambda connection: connection.execute(query).scalar())
+        return result[0] if isinstance(result, list) and result else default  # a damaged one counts as missing
 
     def remove(self, key: str) -> None:
         """Deletes a fact of the whole batch."""
@@ -208,8 +208,8 @@ class Journal:
             return list(connection.execute(query.where(SEGMENTS.c.job.in_({name, lead}))).all())
 
         records = [segment_record(row, job=row.job) for row in self.database.read(read)]
-        mine = [r if r.job == name else _as_member(r, name) for r in records if name in (r.job, *_beside(r))]
-        return [replace(record, job=job) for record in mine]
+        own = [r if r.job == name else _as_member(r, name) for r in records if name in (r.job, *_beside(r))]
+        return [replace(record, job=job) for record in own]
 
     def write_plan(self, content: Mapping[str, Any], *, why: str) -> None:
         """Stores a plan."""
@@ -289,8 +289,8 @@ class JobChanges(JoinableWrite):
         if not isinstance(later, JobChanges) or later._journal is not self._journal:
             return False
         for name, its in later._changes.items():
-            mine = self._changes.get(name, {})
-            self._changes[name] = {**mine, **its, "details": {**mine.get("details", {}), **its["details"]}}
+            own = self._changes.get(name, {})
+            self._changes[name] = {**own, **its, "details": {**own.get("details", {}), **its["details"]}}
         return True
 
     def __call__(self, connection: Connection) -> None:

@@ -110,12 +110,12 @@ class MessageStore:
 
     def events(self, *, after: int, segments: Collection[int] | None = None) -> Sequence[GangEvent]:
         """Returns the events of gangs after the event with that id, in order: of all segments, or of some."""
-        found: list[GangEvent] = []
+        result: list[GangEvent] = []
         while True:
-            page = self._page(after=found[-1].id if found else after, segments=segments)
-            found += page
+            page = self._page(after=result[-1].id if result else after, segments=segments)
+            result += page
             if len(page) < WORDS_A_PAGE:
-                return found
+                return result
 
     def _page(self, *, after: int, segments: Collection[int] | None) -> list[GangEvent]:
         query = select(SAID).where(SAID.c.id > after).order_by(SAID.c.id).limit(WORDS_A_PAGE)
@@ -146,13 +146,13 @@ class MessageStore:
 
     def withdraw(self, segment: int, node: str) -> bool:
         """Withdraws an order; returns False if the order was taken or has ended before."""
-        mine = (ORDERS.c.segment == segment) & (ORDERS.c.node == node)
+        own = (ORDERS.c.segment == segment) & (ORDERS.c.node == node)
 
         def act(connection: Connection) -> bool:
             connection.execute(
-                update(ORDERS).where(mine, ORDERS.c.status == OrderStatus.GIVEN).values(status=OrderStatus.WITHDRAWN)
+                update(ORDERS).where(own, ORDERS.c.status == OrderStatus.GIVEN).values(status=OrderStatus.WITHDRAWN)
             )
-            return connection.execute(select(ORDERS.c.status).where(mine)).scalar() == OrderStatus.WITHDRAWN
+            return connection.execute(select(ORDERS.c.status).where(own)).scalar() == OrderStatus.WITHDRAWN
 
         return self._database.write(act)
 
@@ -183,13 +183,13 @@ class MessageStore:
         """
 
         def act(connection: Connection) -> Any:
-            mine = (ORDERS.c.segment == segment) & (ORDERS.c.node == node) & (ORDERS.c.incarnation == incarnation)
+            own = (ORDERS.c.segment == segment) & (ORDERS.c.node == node) & (ORDERS.c.incarnation == incarnation)
             done = connection.execute(
-                update(ORDERS).where(mine, ORDERS.c.status == OrderStatus.GIVEN).values(status=OrderStatus.TAKEN)
+                update(ORDERS).where(own, ORDERS.c.status == OrderStatus.GIVEN).values(status=OrderStatus.TAKEN)
             )
             if not done.rowcount:
                 return None
-            return connection.execute(select(ORDERS.c.content).where(mine)).scalar_one()
+            return connection.execute(select(ORDERS.c.content).where(own)).scalar_one()
 
         content = self._database.write(act)
         return None if content is None else from_json(GangShare, content)

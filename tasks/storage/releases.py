@@ -31,19 +31,17 @@ def check_tables(connection: Connection) -> None:
 
     Raises ReleaseMismatch if the tables have the form of a later release.
     """
-    found = _said(connection, _TABLES)
-    if found is None:
-        found = (
-            TABLES if _has_allocations(connection) else "1"
-        )  # a new database, or one from before the form was stored
-        connection.execute(insert(ABOUT).values(key=_TABLES, value=found))
-    if found in UPGRADES:
-        _upgrade(connection, found)
-    elif found != TABLES:
+    text = _said(connection, _TABLES)
+    if text is None:
+        text = TABLES if _has_allocations(connection) else "1"  # a new database, or one from before the form was stored
+        connection.execute(insert(ABOUT).values(key=_TABLES, value=text))
+    if text in UPGRADES:
+        _upgrade(connection, text)
+    elif text != TABLES:
         made_by = f" and was led by Ringmaster {release}" if (release := _said(connection, _RELEASE)) else ""
         raise ReleaseMismatch(
             [
-                f"this database has tables of form {found}{made_by}; Ringmaster {own_release()} has form {TABLES}. "
+                f"this database has tables of form {text}{made_by}; Ringmaster {own_release()} has form {TABLES}. "
                 "To fix: install one release on all machines, or give the pool a new database; CHANGELOG.md says when "
                 "the form changes"
             ]
@@ -70,11 +68,11 @@ def note_release(connection: Connection) -> None:
 
 def check_release(connection: Connection) -> None:
     """Raises ReleaseMismatch if the executor that last led the pool is of another release than this process."""
-    found = _said(connection, _RELEASE)
-    if found is not None and found != own_release():
+    result = _said(connection, _RELEASE)
+    if result is not None and result != own_release():
         raise ReleaseMismatch(
             [
-                f"the pool's controller is of Ringmaster {found}, and this machine has {own_release()}: they would "
+                f"the pool's controller is of Ringmaster {result}, and this machine has {own_release()}: they would "
                 "misread each other. To fix: install one release on all machines, and start the executor first"
             ]
         )

@@ -68,8 +68,8 @@ def challenge(ledger: Ledger, uri: str, name: str) -> ModelRecord:
 
 def _sentence(rows: Sequence[Mapping[str, Any]]) -> str:
     won, num_done = best(rows), sum(row["status"] == JobStatus.DONE for row in rows)
-    found = "no trial has come to its end" if won is None else f"the best is **{markdown(won['job'])}**"
-    return f"Of {len(rows)} trials {num_done} were trained to their end; {found}."
+    text = "no trial has come to its end" if won is None else f"the best is **{markdown(won['job'])}**"
+    return f"Of {len(rows)} trials {num_done} were trained to their end; {text}."
 
 
 Reports = Mapping[str, Mapping[int, Mapping[str, float]]]
@@ -188,8 +188,8 @@ def learning_curves(
     """Draws the objective of each trial over its steps. Very bad values are clipped to the edge."""
     trials = [name for name in reports if reports[name]]
     most = max((step for name in trials for step in reports[name]), default=1)
-    found = [m[objective] for n in trials for m in reports[n].values() if math.isfinite(m.get(objective, math.nan))]
-    low, high = _limits(found, is_high_good=metric_named(objective).higher_is_better)
+    result = [m[objective] for n in trials for m in reports[n].values() if math.isfinite(m.get(objective, math.nan))]
+    low, high = _limits(result, is_high_good=metric_named(objective).higher_is_better)
 
     def x(step: float) -> float:
         return LEFT + step / most * (WIDTH - LEFT - RIGHT)
@@ -213,8 +213,8 @@ def learning_curves(
         )
         points = [(x(step), y(value)) for step, value in measured]
         colour, width = _look(name, done=done, best=best)
-        said = f"{name}: {objective} {measured[-1][1]:.4g} at step {measured[-1][0]}" if measured else name
-        body.append(_line(points, colour, width, title=said))
+        text = f"{name}: {objective} {measured[-1][1]:.4g} at step {measured[-1][0]}" if measured else name
+        body.append(_line(points, colour, width, title=text))
         body += [f'<circle cx="{px:.1f}" cy="{py:.1f}" r="2.5" fill="{colour}"/>' for px, py in points]
     return _sheet(f"{title}: held-out {objective} over steps", body, best=best, objective=objective)
 
@@ -290,8 +290,8 @@ def _objective(name: str, reports: Reports, objective: str) -> float:
 
 
 def _words(name: str, values: Values, reports: Reports, objective: str) -> str:
-    said = ", ".join(f"{key} {value}" for key, value in values.items())
-    return f"{name}: {said}: {objective} {_objective(name, reports, objective):.4g}"
+    text = ", ".join(f"{key} {value}" for key, value in values.items())
+    return f"{name}: {text}: {objective} {_objective(name, reports, objective):.4g}"
 
 
 def _look(name: str, *, done: Sequence[str], best: str | None) -> tuple[str, float]:

@@ -234,13 +234,13 @@ class SweepScheduler:
 
         Trials of a shape that cannot be trained here are left out.
         """
-        found = {}
+        result = {}
         for name in names:
             shape = self.spec.shape(self.values[name])
             like = next((other for other, theirs in self._shapes.items() if theirs == shape), None)
             if like is not None:
-                found[name] = like
-        return found
+                result[name] = like
+        return result
 
     def _why_untrainable(self, name: str) -> str:
         shape = ", ".join(f"{key}: {value}" for key, value in self.spec.shape(self.values[name]).items())

@@ -160,14 +160,14 @@ def findings(space: Sequence[Parameter], *, sampler: str, num_trials: int | None
     """Returns the faults of a space for a sampler; places begin with ("space", KEY)."""
     if len(space) > MOST_KEYS:
         return [Finding(("space",), f"varies {len(space):,} keys", f"vary {MOST_KEYS} at the most")]
-    found = [finding for parameter in space for finding in _of_one(parameter)]
+    result = [finding for parameter in space for finding in _of_one(parameter)]
     keys = [parameter.key for parameter in space]
     for key in dict.fromkeys(key for i, key in enumerate(keys) if key in keys[:i]):
-        found.append(Finding(("space", key), "stands there twice", "keep one of the two"))
+        result.append(Finding(("space", key), "stands there twice", "keep one of the two"))
     for short, long in itertools.permutations(dict.fromkeys(keys), 2):
         if long.startswith(f"{short}."):
-            found.append(Finding(("space", long), f"lies inside {short}, which is varied too", "vary one of the two"))
-    return found or [*_of_sampler(space, sampler=sampler, num_trials=num_trials)]
+            result.append(Finding(("space", long), f"lies inside {short}, which is varied too", "vary one of the two"))
+    return result or [*_of_sampler(space, sampler=sampler, num_trials=num_trials)]
 
 
 def _of_one(parameter: Parameter) -> Iterator[Finding]:

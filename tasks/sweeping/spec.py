@@ -240,10 +240,10 @@ class SweepSpec:
 
     def known(self) -> list[Values]:
         """Returns the values of those trials."""
-        found: list[Values] = []
+        result: list[Values] = []
         for number in range(self.num_known):
-            found.append(self.propose(number, [ProposedTrial(values=values) for values in found]))
-        return found
+            result.append(self.propose(number, [ProposedTrial(values=values) for values in result]))
+        return result
 
     def provisional(self) -> list[Values]:
         """Returns the initial values of all trials: their own if known, else those of some shape.
@@ -286,10 +286,10 @@ class SweepSpec:
 
     def faults(self) -> list[Fault]:
         """Returns all faults of the space, the stopping policy and the resulting jobs."""
-        found = spaces.findings(self.space, sampler=self.sampler, num_trials=self.num_trials)
-        found += self.stopping.findings(self.template, varied=[parameter.key for parameter in self.space])
-        found += self._uncovered_shapes()
-        placed = {finding.place: finding for finding in reversed(found)}
+        result = spaces.findings(self.space, sampler=self.sampler, num_trials=self.num_trials)
+        result += self.stopping.findings(self.template, varied=[parameter.key for parameter in self.space])
+        result += self._uncovered_shapes()
+        placed = {finding.place: finding for finding in reversed(result)}
         faults = [Fault(place_text(f.place), None, f.message, f.remedy) for f in reversed(placed.values())]
         return list({(f.place, f.message): f for f in [*self._faults_of_jobs(), *faults]}.values())
 
@@ -327,11 +327,11 @@ class SweepSpec:
             self._parsed([{**template, "name": self.name}])
         except BatchFileError as error:
             varied = {parameter.key for parameter in self.space} if key is None else set()
-            found = [
+            result = [
                 replace(f, place=f.place.removeprefix("jobs[0]").lstrip("."), line=None, file="") for f in error.faults
             ]
             # A key that the template lacks may be one that is varied.
-            return [f for f in found if not any(f.place == k or f.place.startswith(f"{k}.") for k in varied)]
+            return [f for f in result if not any(f.place == k or f.place.startswith(f"{k}.") for k in varied)]
         return []
 
     def _raw(self, values: Values) -> dict[str, Any]:

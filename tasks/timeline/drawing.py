@@ -75,16 +75,16 @@ def rows(run_timeline: RunTimeline, columns: int, *, most: int = 64) -> tuple[li
     real, first = _by_device(run_timeline.real), _by_device(run_timeline.first)
     devices = [(node, device) for node, number in run_timeline.rows for device in range(number)]
     shown = devices[: max(1, most // (2 if is_twice else 1))]
-    found = []
+    result = []
     for node, device in shown:
         bars = [_bar(span, letter, is_named=span.devices[0] == (node, device)) for span in real.get((node, device), ())]
         cells = tuple(pieces(bars, columns, end_s=run_timeline.width_s))
-        found.append(DeviceRow(name=f"{node}:{device}", pieces=tuple(_marked(cell) for cell in cells)))
+        result.append(DeviceRow(name=f"{node}:{device}", pieces=tuple(_marked(cell) for cell in cells)))
         if is_twice:
             planned = [_bar(s, letter, is_named=False) for s in first.get((node, device), ())]
             cells = tuple(pieces(planned, columns, end_s=run_timeline.width_s))
-            found.append(DeviceRow(name="planned", pieces=cells, is_first_plan=True))
-    return found, len(devices) - len(shown)
+            result.append(DeviceRow(name="planned", pieces=cells, is_first_plan=True))
+    return result, len(devices) - len(shown)
 
 
 def axis(run_timeline: RunTimeline, columns: int) -> str:
@@ -94,19 +94,19 @@ def axis(run_timeline: RunTimeline, columns: int) -> str:
     marks = [("0", 0.0), *((seconds_text(end_s * quarter / 4, like=end_s), quarter / 4) for quarter in range(1, 5))]
     if not run_timeline.is_over:
         marks.insert(0, (f"{NOW_MARK} now", min(run_timeline.now_s / end_s, 1.0)))
-    for said, share in marks:
-        at = min(round(columns * share), columns + 1 - len(said))
-        if set(line[max(0, at - 1) : at + len(said) + 1]) == {" "}:
-            line[at : at + len(said)] = said
+    for value, share in marks:
+        at = min(round(columns * share), columns + 1 - len(value))
+        if set(line[max(0, at - 1) : at + len(value) + 1]) == {" "}:
+            line[at : at + len(value)] = value
     return "".join(line)
 
 
 def _by_device(spans: Sequence[TimelineSpan]) -> dict[tuple[str, int], list[TimelineSpan]]:
-    found: dict[tuple[str, int], list[TimelineSpan]] = {}
+    result: dict[tuple[str, int], list[TimelineSpan]] = {}
     for span in sorted(spans, key=lambda span: (span.start_s, span.end_s)):
         for device in span.devices:
-            found.setdefault(device, []).append(span)
-    return found
+            result.setdefault(device, []).append(span)
+    return result
 
 
 def _bar(span: TimelineSpan, letter: dict[str, str], *, is_named: bool) -> Bar:
@@ -136,7 +136,7 @@ def job_texts(run_timeline: RunTimeline, most: int) -> list[tuple[str, ...]]:
     """
     letter = letters(run_timeline)
     order = {"running": 0, "failed": 1, "waiting": 2, "paused": 3, "cancelled": 4, "done": 5}
-    found: list[tuple[str, ...]] = []
+    result: list[tuple[str, ...]] = []
     for job in sorted(run_timeline.jobs, key=lambda job: order.get(job.status, 9))[:most]:
         step = f"{job.step}/{job.num_steps}" if job.num_steps else str(job.step)
         option = f"{job.technique} x{job.num_devices}" if job.technique else ""
@@ -145,8 +145,8 @@ def job_texts(run_timeline: RunTimeline, most: int) -> list[tuple[str, ...]]:
             ends = end_text(job.predicted)
         message = printable(job.message or job.figures.phase, limit=60)
         name = printable(job.name)
-        found.append((letter[job.name], name, job.status, step, *job.figures.cells, option, ends, message))
-    return found
+        result.append((letter[job.name], name, job.status, step, *job.figures.cells, option, ends, message))
+    return result
 
 
 MOST_SPANS = 6000  # to draw, the longest of each kind: more could not be distinguished
@@ -170,13 +170,13 @@ def render_svg(run_timeline: RunTimeline, *, titles: bool = True) -> str:
     is_titled = titles and len(first) + len(real) <= MOST_TITLED
     colour_of = colours(span.technique for span in (*run_timeline.first, *run_timeline.real))
     keys = colour_of | {NOW_RUNNING: "url(#running)", TO_COME: "#ffffff", "failed": FAILED}
-    said = headline(run_timeline)
+    value = headline(run_timeline)
     if left_out:
-        said.append(f"the {left_out} shortest segments are left out")
+        value.append(f"the {left_out} shortest segments are left out")
     if first and not has_strip:
-        said.append("no space for what was planned first")
+        value.append("no space for what was planned first")
     parts = [
-        frame.head(run_timeline.name, said, style=STYLE, defs=stripes("running", opacity=0.2)),
+        frame.head(run_timeline.name, value, style=STYLE, defs=stripes("running", opacity=0.2)),
         legend(keys | ({AT_FIRST: PLANNED} if has_strip else {})),
         frame.axis(),
         *frame.ground(),
@@ -224,11 +224,11 @@ class _SpanDrawing:
     def end(self, span: TimelineSpan) -> None:
         """Completes the current span."""
         if self._is_titled:
-            said = (
+            text = (
                 f"{span.job}: {span.technique} on {len(span.devices)} devices, {seconds_text(span.start_s)} to "
                 f"{seconds_text(span.end_s)}, {span.status}{f': {span.message}' if span.message else ''}"
             )
-            self._of_span = [f"<g><title>{xml(said)}</title>{''.join(self._of_span)}</g>"]
+            self._of_span = [f"<g><title>{xml(text)}</title>{''.join(self._of_span)}</g>"]
         self._drawn += self._of_span
         self._of_span = []
 

@@ -64,14 +64,14 @@ class Archive:
 
     def fact(self, key: str, default: Any = None) -> Any:
         """Returns a fact of a batch that runs alone."""
-        found = self._rows(select(FACTS.c.value).where(FACTS.c.batch == "", FACTS.c.key == key))
-        return found[0].value[0] if found else default
+        result = self._rows(select(FACTS.c.value).where(FACTS.c.batch == "", FACTS.c.key == key))
+        return result[0].value[0] if result else default
 
     def predictions(self, batches: Collection[str]) -> dict[str, Prediction]:
         """Returns the newest prediction for each of some batches."""
         query = select(FACTS.c.batch, FACTS.c.value).where(FACTS.c.batch.in_(batches), FACTS.c.key == NEWEST_PREDICTION)
-        found = {row.batch: predictions_in({NEWEST_PREDICTION: row.value[0]})[1] for row in self._rows(query)}
-        return {batch: prediction for batch, prediction in found.items() if prediction is not None}
+        result = {row.batch: predictions_in({NEWEST_PREDICTION: row.value[0]})[1] for row in self._rows(query)}
+        return {batch: prediction for batch, prediction in result.items() if prediction is not None}
 
     def window(self, batch: str | None) -> tuple[float, Collection[str]]:
         """Returns the batches of a pool to show, and the time from which on.
@@ -182,12 +182,12 @@ def devices_of(segment: Segment) -> tuple[DeviceId, ...]:
 
 def planned_end_s(standing: FollowedPlan, running: TimelineSpan) -> float | None:
     """Returns when a running segment ends by the plan, None if the plan does not contain it."""
-    mine = standing.plan.segments_of(running.job)
-    same = next((segment for segment in mine if _is_gang(segment, running, standing.problem)), None)
+    own = standing.plan.segments_of(running.job)
+    same = next((segment for segment in own if _is_gang(segment, running, standing.problem)), None)
     if same is None:
         return None
     # A plan that is newer than the segment begins with it; an older one gives only its duration.
-    is_newer = standing.made_s > running.start_s and same is mine[0]
+    is_newer = standing.made_s > running.start_s and same is own[0]
     return (standing.made_s + same.end_s) if is_newer else running.start_s + same.duration_s
 
 
@@ -200,14 +200,14 @@ def to_come(
     past: the spans that have ended.
     running: the spans that run, with their forecast ends.
     """
-    mine: dict[str, list[TimelineSpan]] = {}
+    own: dict[str, list[TimelineSpan]] = {}
     for span in sorted((*past, *running), key=lambda span: span.start_s):
-        mine.setdefault(span.job, []).append(span)
+        own.setdefault(span.job, []).append(span)
     rest: list[TimelineSpan] = []
     after: dict[str, Sequence[str]] = {}
     for job, plan in standing.items():
         segments = plan.plan.segments_of(job)
-        left = segments[_num_begun(segments, mine.get(job, []), plan) :]
+        left = segments[_num_begun(segments, own.get(job, []), plan) :]
         rest += [as_span(segment, plan.problem, from_s=plan.made_s, status=TO_COME) for segment in left]
         after[job] = plan.problem.job(job).after
     return _in_order(rest, after, running=running, now_s=now_s)
@@ -254,12 +254,12 @@ def _in_order(
 ) -> list[TimelineSpan]:
     free_s: dict[DeviceId, float] = {device: span.end_s for span in running for device in span.devices}
     ended_s: dict[str, float] = {span.job: span.end_s for span in running}
-    found = []
+    result = []
     for span in sorted(planned, key=lambda span: (span.start_s, span.end_s, span.job)):
         waits_for = [ended_s.get(job, -math.inf) for job in (span.job, *after[span.job])]
         start_s = max(now_s, *waits_for, *(free_s.get(device, -math.inf) for device in span.devices))
         end_s = start_s + span.end_s - span.start_s
         ended_s[span.job] = end_s
         free_s |= dict.fromkeys(span.devices, end_s)
-        found.append(replace(span, start_s=start_s, end_s=end_s))
-    return found
+        result.append(replace(span, start_s=start_s, end_s=end_s))
+    return result

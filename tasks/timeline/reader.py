@@ -139,7 +139,7 @@ class TimelineReader:
             for segment in plan.segments:
                 if segment.job in missing:
                     new.setdefault(segment.job, []).append(as_span(segment, problem, from_s=0.0, status=AT_FIRST))
-            self._first |= {job: (head.made_s, found) for job, found in new.items()}
+            self._first |= {job: (head.made_s, result) for job, result in new.items()}
         return [
             replace(span, start_s=made_s - zero_s + span.start_s, end_s=made_s - zero_s + span.end_s)
             for job, (made_s, spans) in self._first.items()
@@ -158,8 +158,8 @@ class TimelineReader:
             if not missing:
                 break
             plan, problem = kept[head.id] = self._plans.get(head.id) or self._load(head.id)
-            found = FollowedPlan(plan=plan, problem=problem, made_s=head.made_s - zero_s)
-            standing |= dict.fromkeys({segment.job for segment in plan.segments} & missing, found)
+            result = FollowedPlan(plan=plan, problem=problem, made_s=head.made_s - zero_s)
+            standing |= dict.fromkeys({segment.job for segment in plan.segments} & missing, result)
             missing -= set(standing)
         self._plans = kept
         return standing
@@ -217,17 +217,17 @@ class TimelineReader:
     ) -> int | None:
         """Returns the steps that a running gang has left by its reports, None if that is unknown."""
         what, pace = record.what, self._paces.get(record.id, JobProgress())
-        mine = max(0, int(what["last_step"]) - pace.step)
+        own = max(0, int(what["last_step"]) - pace.step)
         at_once = what["config"].get(AT_ONCE)
         if at_once is None or what["last_step"] < (totals.get(record.job) or 0):  # it ends with its lead job
-            return mine
-        left = [mine]
+            return own
+        left = [own]
         for member, first in _members(record).items():
             if (total := totals.get(member)) is None:
                 return None
-            told = self._beside.get((record.id, member.rpartition("/")[2]), JobProgress()).step
+            reported = self._beside.get((record.id, member.rpartition("/")[2]), JobProgress()).step
             is_over = records[member].status in ENDED
-            left.append(0 if is_over else max(0, total - max(first, told, records[member].step)))
+            left.append(0 if is_over else max(0, total - max(first, reported, records[member].step)))
         return num_steps_of_gang(left, at_once=at_once)
 
     # -- lines and notes ----------------------------------------------------------------------------------------------
@@ -246,12 +246,12 @@ class TimelineReader:
         for segment in segments:
             if segment.id in self._paces:
                 for member, first in _members(segment).items():
-                    told = self._beside.get((segment.id, member.rpartition("/")[2]))
+                    reported = self._beside.get((segment.id, member.rpartition("/")[2]))
                     if not segment.what["config"].get(AT_ONCE):  # members advance together, up to their own end
                         done = max(self._paces[segment.id].step - segment.what["first_step"], 0)
                         steps[member] = min(first + done, totals.get(member) or 0)
-                    elif told is not None:
-                        steps[member] = told.step
+                    elif reported is not None:
+                        steps[member] = reported.step
                     elif records[member].status == JobStatus.RUNNING:
                         waiting.add(member)
         figures: dict[str, JobFigures] = {}
@@ -289,11 +289,11 @@ class TimelineReader:
     def _figures(self, segment: SegmentRecord) -> dict[str, JobFigures]:
         """Returns what a running gang has reported of each of its jobs. Its phases are those of all of them."""
         lead = self._paces.get(segment.id, JobProgress())
-        found = {segment.job: lead}
-        found |= {m: self._beside.get((segment.id, m.rpartition("/")[2]), JobProgress()) for m in _members(segment)}
+        result = {segment.job: lead}
+        result |= {m: self._beside.get((segment.id, m.rpartition("/")[2]), JobProgress()) for m in _members(segment)}
         predicted, phase = segment.what.get("predicted_bytes"), lead.figures().phase
         return {
-            job: replace(progress.figures(), phase=phase, predicted_bytes=predicted) for job, progress in found.items()
+            job: replace(progress.figures(), phase=phase, predicted_bytes=predicted) for job, progress in result.items()
         }
 
     def _predicted(
@@ -303,13 +303,13 @@ class TimelineReader:
 
         What was to have ended by now ends now at the earliest.
         """
-        found: dict[tuple[str, str | None], PredictedEnd] = {}
+        result: dict[tuple[str, str | None], PredictedEnd] = {}
         stands = (*ENDED, JobStatus.PAUSED)  # a batch of which nothing goes on has no end that could be predicted
         left = {name.rpartition("/")[0] for name, record in records.items() if record.status not in stands}
         for batch, prediction in self._archive.predictions(left.intersection(batches)).items():
             for name, end in ((None, prediction.end), *prediction.jobs.items()):
-                found[batch, name] = end.later(prediction.since_s - zero_s).not_before(now_s)
-        return found
+                result[batch, name] = end.later(prediction.since_s - zero_s).not_before(now_s)
+        return result
 
     def _notes(self, heads: Sequence[PlanHeader], past: Sequence[TimelineSpan], zero_s: float) -> list[TimelineNote]:
         notes = []
@@ -319,8 +319,8 @@ class TimelineReader:
             notes.append(TimelineNote(at_s=head.made_s - zero_s, text=f"planned ({head.why}){end}"))
         for span in past:
             if span.status != JobStatus.DONE:
-                said = f": {span.message}" if span.message else ""
-                notes.append(TimelineNote(at_s=span.end_s, text=f"{span.job} {span.status.replace('_', ' ')}{said}"))
+                text = f": {span.message}" if span.message else ""
+                notes.append(TimelineNote(at_s=span.end_s, text=f"{span.job} {span.status.replace('_', ' ')}{text}"))
         return sorted(notes, key=lambda note: note.at_s)[-MOST_NOTES:]
 
 

@@ -157,8 +157,8 @@ class RunTimeline:
         mark = f"{batch}/"
 
         def of(spans: Sequence[TimelineSpan]) -> tuple[TimelineSpan, ...]:
-            mine = [span for span in spans if span.job.startswith(mark)]
-            return tuple(_renamed(span, mark) for span in mine)
+            own = [span for span in spans if span.job.startswith(mark)]
+            return tuple(_renamed(span, mark) for span in own)
 
         lines = tuple(replace(j, name=j.name.removeprefix(mark)) for j in self.jobs if j.name.startswith(mark))
         is_over = bool(lines) and all(line.status in ENDED for line in lines)
@@ -215,17 +215,17 @@ def headline(run_timeline: RunTimeline) -> list[str]:
     counts: dict[str, int] = {}
     for job in run_timeline.jobs:
         counts[job.status] = counts.get(job.status, 0) + 1
-    said = [", ".join(f"{number} {status}" for status, number in counts.items()) or "no jobs yet"]
+    lines = [", ".join(f"{number} {status}" for status, number in counts.items()) or "no jobs yet"]
     ends_s, planned_s = run_timeline.ends_s, run_timeline.planned_end_s
     if len(run_timeline.predicted) == 1 and not run_timeline.is_over:
         (predicted,) = run_timeline.predicted.values()
         ends_s = predicted.end_s
-        said.append(f"predicted end after {end_text(predicted)}")
+        lines.append(f"predicted end after {end_text(predicted)}")
     elif ends_s is not None:
-        said.append(f"{'ended' if run_timeline.is_over else 'forecast to end'} after {seconds_text(ends_s)}")
+        lines.append(f"{'ended' if run_timeline.is_over else 'forecast to end'} after {seconds_text(ends_s)}")
     if ends_s is not None and planned_s:
-        said.append(f"{beside_plan(ends_s, planned_s)} ({seconds_text(planned_s)})")
-    return said
+        lines.append(f"{beside_plan(ends_s, planned_s)} ({seconds_text(planned_s)})")
+    return lines
 
 
 def end_text(predicted: PredictedEnd) -> str:

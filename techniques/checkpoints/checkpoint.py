@@ -180,8 +180,8 @@ class CheckpointStore:
         self.passed_over = []
         for name in reversed(self._place.names()):
             manifest = read_manifest(self._place, name)
-            mine = sorted(manifest.files)[self._rank :: self._num_ranks] if manifest else []
-            whole = manifest is not None and all(self._is_whole(name, file, manifest) for file in mine)
+            own = sorted(manifest.files)[self._rank :: self._num_ranks] if manifest else []
+            whole = manifest is not None and all(self._is_whole(name, file, manifest) for file in own)
             if self._agree(whole):
                 assert manifest is not None
                 return Checkpoint(place=self._place, name=name, manifest=manifest)
@@ -278,9 +278,9 @@ def read_manifest(place: CheckpointRoot, name: str) -> CheckpointManifest | None
     ObjectStoreUnavailable where a store does not answer: the checkpoint may be whole.
     """
     try:
-        said = json.loads(place.read(f"{name}/{MANIFEST}"))
-        checksum = said.pop("sha256")
-        manifest = from_json(CheckpointManifest, said)
+        value = json.loads(place.read(f"{name}/{MANIFEST}"))
+        checksum = value.pop("sha256")
+        manifest = from_json(CheckpointManifest, value)
         is_of_its_folder = all(_is_within(file) for file in _files_of(manifest))
     except ObjectStoreUnavailable:
         raise
@@ -288,13 +288,13 @@ def read_manifest(place: CheckpointRoot, name: str) -> CheckpointManifest | None
         return None
     if not is_of_its_folder:
         return None
-    return manifest if checksum == digest(said, length=64) and manifest.format == FORMAT else None
+    return manifest if checksum == digest(value, length=64) and manifest.format == FORMAT else None
 
 
 def stored_manifest(manifest: CheckpointManifest) -> bytes:
     """Returns the content of a manifest's file, with its own SHA-256."""
-    said = to_json(manifest)
-    return json.dumps({"sha256": digest(said, length=64), **said}, indent=1).encode()
+    value = to_json(manifest)
+    return json.dumps({"sha256": digest(value, length=64), **value}, indent=1).encode()
 
 
 def _files_of(manifest: CheckpointManifest) -> Iterator[str]:

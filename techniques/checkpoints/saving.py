@@ -200,13 +200,13 @@ class Saver:
         Raises CheckpointError where it was a last save that a rank could not write. Reports that this rank is alive as
         long as any rank makes progress, so that a hanging disk counts as a hanging rank.
         """
-        said = None
+        value = None
         while self._save is not None:
             self._save.wait(BEAT_EVERY_S)
             sums = SaveVotes(*self._ranks.sum(list(self.asks())))
-            if sums != said:
+            if sums != value:
                 self._reporter.beat()
-            said = sums
+            value = sums
             self.follow(sums)
 
     def _tell(self, save: _Save, *, has_failed: bool) -> None:

@@ -338,11 +338,11 @@ class UrlPlace:
         self._store.invalidate_cache()
         with store_errors():
             try:
-                found = [str(path) for path in self._store.find(self._root, withdirs=True)]
+                result = [str(path) for path in self._store.find(self._root, withdirs=True)]
             except FileNotFoundError:
-                found = []
+                result = []
         steps: dict[str, list[str]] = {}
-        for path in found:
+        for path in result:
             name, _, file = path.removeprefix(self._root).lstrip("/").partition("/")
             if PurePosixPath(name).match(STEP):
                 steps.setdefault(name, []).extend([file] if file else [])
@@ -352,7 +352,7 @@ class UrlPlace:
         self._store.invalidate_cache()
         with store_errors():
             try:
-                found: list[Any] = self._store.ls(self._at(path), detail=False)
+                result: list[Any] = self._store.ls(self._at(path), detail=False)
             except FileNotFoundError:
                 return []
-        return [str(name).rstrip("/").rpartition("/")[2] for name in found]
+        return [str(name).rstrip("/").rpartition("/")[2] for name in result]

@@ -67,9 +67,9 @@ def blocks_of(
         offsets = [at, at + num_bytes]
         header[name] = {"dtype": DTYPE_NAMES[tensor.dtype], "shape": list(tensor.shape), "data_offsets": offsets}
         at += num_bytes
-    said = json.dumps(header, separators=(",", ":")).encode()
-    said += b" " * (-len(said) % ALIGNMENT)
-    yield memoryview(struct.pack("<Q", len(said)) + said)
+    value = json.dumps(header, separators=(",", ":")).encode()
+    value += b" " * (-len(value) % ALIGNMENT)
+    yield memoryview(struct.pack("<Q", len(value)) + value)
     for name in names:
         content = memoryview(_bytes_of(tensors[name]))
         for start in range(0, len(content), BLOCK_BYTES):

@@ -40,10 +40,10 @@ def prepare(spec: DataSpec, *, cache_dir: Path, pinned: PreparedData | None = No
     source = _checked(spec)
     if pinned is not None and (not pinned.folder or Path(pinned.folder, DESCRIPTION).is_file()):
         return pinned
-    found = source.prepare(spec, cache_dir=cache_dir)
+    result = source.prepare(spec, cache_dir=cache_dir)
     if pinned is not None:
-        check_same(found, pinned)
-    return found
+        check_same(result, pinned)
+    return result
 
 
 def open_data(spec: DataSpec, *, cache_dir: Path, prepared: PreparedData | None = None) -> tuple[Dataset, Dataset]:

@@ -220,11 +220,11 @@ def some_rows(folder: Path, split: str, *, most: int) -> dict[str, list[Array] |
     table = open_split(folder, split)
     chosen = np.unique(np.linspace(0, table.num_rows - 1, min(most, table.num_rows)).astype(np.int64))
     rows = TableRows(table)(chosen)
-    found: dict[str, list[Array] | Array] = {}
+    result: dict[str, list[Array] | Array] = {}
     for name in rows.column_names if len(chosen) else ():
         values, lengths = values_of(rows[name])
-        found[name] = values if lengths is None else np.split(values, np.cumsum(lengths)[:-1])
-    return found
+        result[name] = values if lengths is None else np.split(values, np.cumsum(lengths)[:-1])
+    return result
 
 
 def padded(values: Array, lengths: NDArray[np.int64], *, width: int, fill: int) -> Array:

@@ -41,15 +41,15 @@ class ClassLabels:
 
     def indicators(self, values: Iterable[Any]) -> Array:
         """Returns 1 for each class of a row with several labels, and 0 for the others: float32 [classes]."""
-        found = np.zeros(len(self._numbers), dtype=np.float32)
+        result = np.zeros(len(self._numbers), dtype=np.float32)
         for value in values:
-            if found[number := self.number(value)]:
+            if result[number := self.number(value)]:
                 raise ValueError(
                     f"label {value!r} is twice among the labels of a row. To fix: list the classes of the row, each "
                     "once; not a 0 or 1 for each class"
                 )
-            found[number] = 1
-        return found
+            result[number] = 1
+        return result
 
 
 class DiscoveredClasses(ClassLabels):
@@ -143,10 +143,10 @@ def in_order(names: Collection[str]) -> ClassLabels:
 
 def without_variants(names: Collection[str]) -> set[str]:
     """Returns names without those that differ from another one in the white space around them alone."""
-    found: dict[str, str] = {}
+    result: dict[str, str] = {}
     for name in sorted(names, key=lambda name: (name != name.strip(), name)):
-        found.setdefault(name.strip(), name)
-    return set(found.values())
+        result.setdefault(name.strip(), name)
+    return set(result.values())
 
 
 def notes_on(labels: ClassLabels, *, trained: Collection[int], are_found: bool) -> Iterator[str]:

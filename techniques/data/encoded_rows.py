@@ -126,10 +126,10 @@ class RowFacts:
         self._held_out.append(row.held_out)
         self._moments.append(moment_of(row, column=self._time_column) if self._has_times else math.nan)
         if self._has_hashes:
-            found = hash_bytes(row.content)
-            self._hashes += found
+            result = hash_bytes(row.content)
+            self._hashes += result
             is_text = not isinstance(row.content, (dict, list))
-            self._positions += found if is_text else hashlib.sha256(split_key(row.content).encode()).digest()[:8]
+            self._positions += result if is_text else hashlib.sha256(split_key(row.content).encode()).digest()[:8]
 
     def take(self) -> dict[str, Any]:
         """Returns the columns of the rows that were added since the last call."""
@@ -165,8 +165,8 @@ class EncodedPart:
 
     def column(self, name: str) -> NDArray[Any]:
         """Returns numbers that are known of each row, [rows]."""
-        found: NDArray[Any] = self.facts[name].to_numpy()
-        return found
+        result: NDArray[Any] = self.facts[name].to_numpy()
+        return result
 
     def __len__(self) -> int:
         return int(self.facts.num_rows)
@@ -215,23 +215,23 @@ class EncodedRows:
 
         Raises RowErrors with the first wrong rows, those of `spec.path` and of `spec.held_out_path` together.
         """
-        found: list[EncodedPart] = []
+        result: list[EncodedPart] = []
         faults: dict[bool, tuple[RowError, ...]] = {}
         for number, part in enumerate(parts):
             is_evaluated = part.held_out is True
             if is_evaluated in faults:
                 continue
             try:
-                found.append(EncodedPart(part, self._folder_of(part, number, write)))
+                result.append(EncodedPart(part, self._folder_of(part, number, write)))
             except RowErrors as error:
                 faults[is_evaluated] = error.faults
         if faults:
             raise RowErrors([fault for each in faults.values() for fault in each])
         self._remove_unused()
-        wanted = _in_window([each for each in found if each.part.is_windowed], spec)
+        wanted = _in_window([each for each in result if each.part.is_windowed], spec)
         return [
             SelectedPart(each, next(wanted) if each.part.is_windowed else np.ones(len(each), bool), each.held_out(spec))
-            for each in found
+            for each in result
         ]
 
     def clear(self) -> None:

@@ -79,10 +79,10 @@ def matching(pattern: str) -> MatchedFiles:
     fixed = list(takewhile(lambda part: not any(sign in part for sign in "*?["), parts[:-1]))
     root, rest = Path(*fixed), parts[len(fixed) :]
     names = {path.relative_to(root).as_posix(): path for path in _matching_below(root, rest)}
-    found = {name: names[name] for name in sorted(names) if _is_meant(name, rest)}
-    if broken := next((path for path in found.values() if path.is_symlink() and not path.exists()), None):
+    result = {name: names[name] for name in sorted(names) if _is_meant(name, rest)}
+    if broken := next((path for path in result.values() if path.is_symlink() and not path.exists()), None):
         raise ValueError(f"{broken} is a link to a file that does not exist. To fix: bring back the file, or remove it")
-    files = tuple(name for name, path in found.items() if path.is_file())
+    files = tuple(name for name, path in result.items() if path.is_file())
     # Bytes that are no UTF-8 are decoded as halves of surrogate pairs.
     if odd := next((name for name in files if re.search("[\ud800-\udfff]", name)), None):
         raise ValueError(f"{root / odd} has a name that is not UTF-8. To fix: rename the file, or its folder")
@@ -174,17 +174,17 @@ def local_copies(pattern: str, *, cache_dir: Path) -> str:
     """
     if not is_url(pattern):
         return pattern
-    found = matching(pattern)
-    states = found.state()
+    result = matching(pattern)
+    states = result.state()
     folder = cache_dir.absolute() / "files" / _key(pattern, states)
     if not folder.exists():
-        copies = [_copied(found.path(name), state, folder.parent / "each") for (name, state) in states]
+        copies = [_copied(result.path(name), state, folder.parent / "each") for (name, state) in states]
         with publish(folder) as aside:
-            for name, copy in zip(found.names, copies, strict=True):
+            for name, copy in zip(result.names, copies, strict=True):
                 target = aside / name
                 target.parent.mkdir(parents=True, exist_ok=True)
                 target.hardlink_to(copy)
-    return str(folder / found.names[0]) if len(found.names) == 1 else str(folder / "**" / "*")
+    return str(folder / result.names[0]) if len(result.names) == 1 else str(folder / "**" / "*")
 
 
 def _copied(url: str, state: Any, cache: Path) -> Path:
@@ -216,12 +216,12 @@ def _remote(pattern: str) -> MatchedFiles:
         path.removeprefix(inside).lstrip("/"): infos[path] for path in sorted(infos) if infos[path]["type"] == "file"
     }
     rest = inner.removeprefix(inside).lstrip("/").split("/")
-    found = {name: info for name, info in files.items() if _is_meant(name, rest)}
-    if not found:
+    result = {name: info for name, info in files.items() if _is_meant(name, rest)}
+    if not result:
         raise ValueError(f"{pattern} matches no file{_why_none(store, inner)}. To fix: check the URL")
     # The root is taken from the URL, as the path in the store may lack the host.
-    stamps = tuple(map(_remote_stamp, found.values()))
-    return MatchedFiles(root=_above_wildcards(pattern), names=tuple(found), stamps=stamps)
+    stamps = tuple(map(_remote_stamp, result.values()))
+    return MatchedFiles(root=_above_wildcards(pattern), names=tuple(result), stamps=stamps)
 
 
 def _why_none(store: Any, path: str) -> str:

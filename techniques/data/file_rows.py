@@ -143,7 +143,7 @@ def preparation_of_files(
     """
     assert spec.path is not None
     patterns = [pattern for pattern in (spec.path, spec.held_out_path) if pattern is not None]
-    found = [_matching(pattern, spec.format) for pattern in patterns]
+    result = [_matching(pattern, spec.format) for pattern in patterns]
 
     def write_local(folder: Path) -> PreparedData:
         paths = [local_copies(pattern, cache_dir=cache_dir) for pattern in patterns]
@@ -162,19 +162,19 @@ def preparation_of_files(
     return Preparation(
         name=spec.name or spec.path,
         location=spec.path if is_url(spec.path) else str(Path(spec.path).absolute()),
-        state=[entry for files in found for entry in files.state()],
+        state=[entry for files in result for entry in files.state()],
         write=write_local,
     )
 
 
 def _matching(pattern: str, format: str | None) -> MatchedFiles:
-    found = matching(pattern)
-    for name in found.names:
+    result = matching(pattern)
+    for name in result.names:
         try:
             format_of(name, format)
         except ValueError as error:
             raise ValueError(f"path {pattern!r} matches files of unknown form: {error}") from None
-    return found
+    return result
 
 
 def _split_rows(rows: Iterator[Row], spec: DataSpec) -> Iterator[Row]:
@@ -203,7 +203,7 @@ def _rows(file: DataFile, spec: DataSpec, reading: RowReading) -> Iterator[Row]:
     contents = _contents(file, spec, reading)
     for number, value, content in contents:
         if isinstance(content, RowError):
-            raise RowErrors(first_errors(content, (found for _, _, found in contents)))
+            raise RowErrors(first_errors(content, (result for _, _, result in contents)))
         yield Row(file=path, number=number, value=value, content=content, held_out=held_out)
 
 
@@ -250,7 +250,7 @@ def split_text(text: FileText, *, share: float) -> tuple[FileText, FileText | No
     end = round(length * (1 - share))
     line = place = 0
     for piece in replace(text, stop=end).pieces():
-        line = place + found + 1 if (found := piece.rfind("\n")) >= 0 else line
+        line = place + result + 1 if (result := piece.rfind("\n")) >= 0 else line
         place += len(piece)
     cut = line or end
     return replace(text, stop=cut), replace(text, start=cut) if cut < length else None

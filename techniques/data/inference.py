@@ -77,8 +77,8 @@ def columns_of_saved(spec: DataSpec) -> tuple[str, ...]:
 
 def _kind_of_dataset(spec: DataSpec, model: ModelSpec) -> str | None:
     there = columns_of_saved(spec)
-    found = None if not there or "input_ids" in there else _fitting(spec, model, there)
-    return None if found == "image-classification" else found
+    result = None if not there or "input_ids" in there else _fitting(spec, model, there)
+    return None if result == "image-classification" else result
 
 
 def _suited(model: ModelSpec) -> list[str]:
@@ -141,8 +141,8 @@ def classes_of(folder: Path) -> tuple[str, ...]:
         names = json.loads((folder / "config.json").read_text()).get("id2label") or {}
     except (OSError, ValueError):
         return ()
-    found = tuple(str(names[number]) for number in sorted(names, key=int))
-    return () if all(name.startswith("LABEL_") for name in found) else found
+    result = tuple(str(names[number]) for number in sorted(names, key=int))
+    return () if all(name.startswith("LABEL_") for name in result) else result
 
 
 def has_tokenizer(folder: Path) -> bool:

@@ -147,13 +147,13 @@ class RowErrors(ValueError):
 def format_of(path: str, given: str | None = None) -> str:
     """Returns the format of a file: `given`, or that of its suffix. Raises ValueError on others."""
     suffix = PurePosixPath(path).suffix.lower()
-    found = given or SUFFIXES.get(suffix)
-    if found is None:
+    result = given or SUFFIXES.get(suffix)
+    if result is None:
         remedy = OTHER_SUFFIXES.get(
             suffix, f"name files that end in {', '.join(SUFFIXES)}, or give their format: {', '.join(FORMATS)}"
         )
         raise ValueError(f"{path} ends in {suffix or 'nothing'}. To fix: {_naming(path, remedy)}")
-    return found
+    return result
 
 
 def _naming(path: str, remedy: str) -> str:
@@ -175,7 +175,7 @@ def read_rows(
     rows = rows_and_errors(path, format=format, columns=columns)
     for number, row in rows:
         if isinstance(row, RowError):
-            raise RowErrors(first_errors(row, (found for _, found in rows)))
+            raise RowErrors(first_errors(row, (result for _, result in rows)))
         yield number, row
 
 
@@ -203,7 +203,7 @@ def rows_and_errors(
 
 def first_errors(first: RowError, others: Iterator[Any]) -> list[RowError]:
     """Returns a fault and those among the rows that follow it soon, at most `MAX_FAULTS`."""
-    searched = (found for found in islice(others, ROWS_AFTER_A_FAULT) if isinstance(found, RowError))
+    searched = (result for result in islice(others, ROWS_AFTER_A_FAULT) if isinstance(result, RowError))
     return [first, *islice(searched, MAX_FAULTS - 1)]
 
 
@@ -232,19 +232,19 @@ def not_utf8(path: str) -> ValueError:
         return ValueError(
             f"{path} is compressed, as {ending} files are. To fix: {_naming(path, OTHER_SUFFIXES[ending])}"
         )
-    found: list[str] = []
+    result: list[str] = []
     offset = 0
     with opened(path) as stream:
         for number, line in enumerate(stream, start=1):
             try:
                 line.decode("utf-8")
             except UnicodeDecodeError as error:
-                found.append(f"line {number} at byte {offset + error.start} of the file (0x{line[error.start]:02x})")
+                result.append(f"line {number} at byte {offset + error.start} of the file (0x{line[error.start]:02x})")
             offset += len(line)
-            if len(found) == MAX_FAULTS:
+            if len(result) == MAX_FAULTS:
                 break
     encoding = _marked_encoding(begin)
-    where = f"in {', '.join(found)}" if encoding is None else f"but {encoding}, by its byte order mark"
+    where = f"in {', '.join(result)}" if encoding is None else f"but {encoding}, by its byte order mark"
     remedy = f"convert it{', e.g. from Latin-1' if encoding is None else ''}"
     return ValueError(
         f"{path} cannot be read: it is not UTF-8 {where}. To fix: {remedy}: iconv -f {encoding or 'ISO-8859-1'} "
@@ -364,11 +364,11 @@ class _RepeatedKey(ValueError):
 
 def _object(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
     """A JSON object, whose keys must differ: else the last value would silently be the one."""
-    found = dict(pairs)
-    if len(found) < len(pairs):
+    result = dict(pairs)
+    if len(result) < len(pairs):
         names = [name for name, _ in pairs]
         raise _RepeatedKey(next(name for name in names if names.count(name) > 1))
-    return found
+    return result
 
 
 _DECODER = json.JSONDecoder(object_pairs_hook=_object)
@@ -449,10 +449,10 @@ def _csv_fault(path: str, line: int, error: csv.Error, last_line: int) -> RowErr
 def _check_separator(header: str, path: str) -> None:
     """Raises ValueError where the first line of a CSV file seems to be separated by other signs than commas."""
     separators = {"\t": "tabs", ";": "semicolons", "|": "vertical bars"}
-    if "," not in header and (found := next((sign for sign in separators if sign in header), None)):
+    if "," not in header and (result := next((sign for sign in separators if sign in header), None)):
         raise ValueError(
-            f"{path} has one column, {header!r}, which seems to be separated by {separators[found]}. To fix: "
-            f"separate values by commas, e.g. with pandas: read_csv({PurePosixPath(path).name!r}, sep={found!r})"
+            f"{path} has one column, {header!r}, which seems to be separated by {separators[result]}. To fix: "
+            f"separate values by commas, e.g. with pandas: read_csv({PurePosixPath(path).name!r}, sep={result!r})"
             ".to_csv(OTHER, index=False)"
         )
 

@@ -45,12 +45,12 @@ class Columns:
 
         Raises ValueError where a role that is not optional has no column, with all such roles.
         """
-        found, missing = {}, []
+        result, missing = {}, []
         for role, usual in roles.items():
             name = named.get(role)
             column = name if name is not None else next((each for each in usual if each in there), None)
             if column is not None and column in there:
-                found[role] = column
+                result[role] = column
             elif name is not None or role not in optional:
                 missing.append(f"{role}_column" if name is None else f"{role}_column {name!r}")
         if missing:
@@ -59,7 +59,7 @@ class Columns:
                 f"{', '.join(sorted(there)) or 'no columns'}. "
                 f"To fix: set {missing[0].split()[0]} to one of them"
             )
-        return cls(columns=found, roles=tuple(roles), optional=optional)
+        return cls(columns=result, roles=tuple(roles), optional=optional)
 
     @cached_property
     def names(self) -> tuple[str, ...]:
@@ -97,12 +97,12 @@ def columns_of_files(spec: DataSpec, *, kind: str) -> tuple[str, ...]:
     Raises ValueError where files cannot be read, are empty, or have no columns.
     """
     assert spec.path is not None
-    found = matching(spec.path)
-    for name in found.names:
-        for _, row in read_rows(found.path(name), format=spec.format):
+    result = matching(spec.path)
+    for name in result.names:
+        for _, row in read_rows(result.path(name), format=spec.format):
             if not isinstance(row, Mapping):
                 raise ValueError(
-                    f"{found.path(name)} has no columns. To fix: give JSONL, CSV or Parquet for kind {kind}"
+                    f"{result.path(name)} has no columns. To fix: give JSONL, CSV or Parquet for kind {kind}"
                 )
             return tuple(row)
     raise ValueError(f"path {spec.path!r} holds no row. To fix: check the files")

@@ -455,10 +455,10 @@ class RowSamples:
         """The description with what is wrong with the labels, or with the samples as a whole."""
         faults, notes = [*self._kind.training_faults(self._folder)], list[str]()
         if (column := self._columns.columns.get("label")) is not None:
-            found = distinct_labels(self._folder, "training")
-            classes = {int(number) for label in found for number in label} if labels is not None else set[int]()
-            if len(found) == 1:
-                names = [labels.names[number] for number in classes] if labels is not None else map(str, *found)
+            result = distinct_labels(self._folder, "training")
+            classes = {int(number) for label in result for number in label} if labels is not None else set[int]()
+            if len(result) == 1:
+                names = [labels.names[number] for number in classes] if labels is not None else map(str, *result)
                 faults.append(constant_fault(names, num_rows=prepared.num_samples, column=column))
             if labels is not None:
                 notes += notes_on(labels, trained=classes, are_found=not self._spec.labels)
@@ -517,10 +517,10 @@ def _renumbered(table: Table, classes: Any, numbers: NDArray[np.int64], num_clas
     classes: the classes of each row. Where rows have several, the labels are indicators, which are made of these.
     """
     if LABELS not in table.column_names:
-        found, lengths = values_of(classes)
+        result, lengths = values_of(classes)
         assert lengths is not None
         indicators = np.zeros((len(lengths), num_classes), np.float32)
-        indicators[np.repeat(np.arange(len(lengths)), lengths), numbers[found]] = 1
+        indicators[np.repeat(np.arange(len(lengths)), lengths), numbers[result]] = 1
         return table.append_column(LABELS, column_of(indicators))
     values, lengths = values_of(table[LABELS])
     final = np.where(values < 0, values, numbers[np.maximum(values, 0)]).astype(values.dtype)

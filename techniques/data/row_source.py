@@ -28,7 +28,7 @@ class RowSource(RowKind):
     def preparation(self, spec: DataSpec, *, cache_dir: Path) -> Preparation:
         """Returns how the rows become samples."""
         if spec.path is not None:
-            found = preparation_of_files(
+            result = preparation_of_files(
                 spec,
                 cache_dir=cache_dir,
                 rows=self.rows_of_path,
@@ -36,8 +36,8 @@ class RowSource(RowKind):
                 identity_of=self.identity_of,
             )
         else:
-            found = preparation_of_dataset(spec, write=partial(self._write_dataset, spec))
-        return replace(found, state=self.state(found.state))
+            result = preparation_of_dataset(spec, write=partial(self._write_dataset, spec))
+        return replace(result, state=self.state(result.state))
 
     def state(self, files: Any) -> Mapping[str, Any]:
         """Returns what changes as soon as the rows become other samples, or are stored in another form."""
@@ -55,11 +55,11 @@ class RowSource(RowKind):
 
     def open(self, spec: DataSpec, *, cache_dir: Path, prepared: PreparedData | None) -> tuple[Dataset, Dataset]:
         """Opens the samples of `prepared` where this machine has them, or else prepares them."""
-        found = self.found(spec, cache_dir=cache_dir, prepared=prepared)
-        padding = {**self.padding, "input_ids": found.pad_token_id or 0}
+        result = self.prepared_data(spec, cache_dir=cache_dir, prepared=prepared)
+        padding = {**self.padding, "input_ids": result.pad_token_id or 0}
         training, held_out = (
             self.samples_class(
-                open_split(Path(found.folder), split), collate=self.collate, width=found.seq_len or 1, padding=padding
+                open_split(Path(result.folder), split), collate=self.collate, width=result.seq_len or 1, padding=padding
             )
             for split in ("training", "held_out")
         )

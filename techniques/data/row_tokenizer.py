@@ -83,7 +83,9 @@ class RowTokenizer:
         """The roles of messages that the chat template tells apart by name."""
         template = self._tokenizer.chat_template or ""
         text = " ".join(template.values()) if isinstance(template, dict) else template
-        return frozenset(name for found in _ROLE_TESTS.findall(text) for name in re.findall(r"[\w-]+", " ".join(found)))
+        return frozenset(
+            name for result in _ROLE_TESTS.findall(text) for name in re.findall(r"[\w-]+", " ".join(result))
+        )
 
     @property
     def start_ids(self) -> list[int]:
@@ -231,7 +233,7 @@ class RowTokenizer:
         template = self._tokenizer.get_chat_template(None, tools)
         finds_answers = finds_answers and _MARKS_ANSWERS.search(template) is not None
         try:
-            rendered, found = render_jinja_template(
+            rendered, result = render_jinja_template(
                 conversations=[list(messages)],
                 tools=tools,
                 chat_template=template,
@@ -245,7 +247,7 @@ class RowTokenizer:
             ) from error
         if not finds_answers:
             return rendered[0], None
-        spans = [TextSpan(first=first, end=end) for first, end in found[0] if first < end]
+        spans = [TextSpan(first=first, end=end) for first, end in result[0] if first < end]
         if not spans:
             raise ValueError(
                 "the chat template marks nothing of the messages as the assistant's, so there is nothing to learn. "
@@ -370,8 +372,8 @@ class RenderedEncoder:
 
         spans: in order, apart from one another.
         """
-        found = self._by_pieces(text, spans) if self._pieces is not None else None
-        return self._by_tokenizer(text, spans) if found is None else found
+        result = self._by_pieces(text, spans) if self._pieces is not None else None
+        return self._by_tokenizer(text, spans) if result is None else result
 
     def _by_tokenizer(self, text: str, spans: Sequence[TextSpan]) -> tuple[TokenIds, Marks]:
         if not spans:

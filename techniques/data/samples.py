@@ -84,11 +84,11 @@ class PaddedSamples(ArraySamples):
 
 def lengths_of(table: Table) -> NDArray[np.int64]:
     """Returns the length of each row, the longest of its ragged columns: [rows]."""
-    found = np.zeros(table.num_rows, dtype=np.int64)
+    result = np.zeros(table.num_rows, dtype=np.int64)
     for name in (field.name for field in table.schema if is_ragged(field)):
         lengths = [np.diff(rows.offsets.to_numpy()) for rows in table[name].chunks]
-        found = np.maximum(found, np.concatenate([found[:0], *lengths]))
-    return found
+        result = np.maximum(result, np.concatenate([result[:0], *lengths]))
+    return result
 
 
 def as_tensors(columns: Mapping[str, Array]) -> dict[str, torch.Tensor]:

@@ -115,18 +115,18 @@ class StoredSource(DataSource):
 
     def open(self, spec: DataSpec, *, cache_dir: Path, prepared: PreparedData | None) -> tuple[Dataset, Dataset]:
         """Opens the samples of `prepared` where this machine has them, or else prepares them."""
-        found = self.found(spec, cache_dir=cache_dir, prepared=prepared)
-        training, held_out = (open_split(Path(found.folder), split) for split in ("training", "held_out"))
+        result = self.prepared_data(spec, cache_dir=cache_dir, prepared=prepared)
+        training, held_out = (open_split(Path(result.folder), split) for split in ("training", "held_out"))
         return ArraySamples(training, collate=self.collate), ArraySamples(held_out, collate=self.collate)
 
-    def found(self, spec: DataSpec, *, cache_dir: Path, prepared: PreparedData | None) -> PreparedData:
+    def prepared_data(self, spec: DataSpec, *, cache_dir: Path, prepared: PreparedData | None) -> PreparedData:
         """Returns `prepared` where this machine has its samples, or else prepares them; see `open` for errors."""
         if prepared is not None and Path(prepared.folder, DESCRIPTION).is_file():
             return prepared
-        found = self.prepare(spec, cache_dir=cache_dir)
+        result = self.prepare(spec, cache_dir=cache_dir)
         if prepared is not None:
-            check_same(found, prepared)
-        return found
+            check_same(result, prepared)
+        return result
 
 
 def described(

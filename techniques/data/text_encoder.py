@@ -220,7 +220,7 @@ class TextEncoder:
         self._backend.no_truncation()
         self._backend.no_padding()
         self._backend.encode_special_tokens = True
-        return [found.ids for found in self._backend.encode_batch_fast(texts, add_special_tokens=False)]
+        return [result.ids for result in self._backend.encode_batch_fast(texts, add_special_tokens=False)]
 
     def _by_tokenizer(self, texts: list[str]) -> list[list[int]]:
         encoded = self._tokenizer(texts, add_special_tokens=False, split_special_tokens=True, verbose=False)

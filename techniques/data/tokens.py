@@ -64,9 +64,9 @@ def documents_of(rows: Iterable[Row], *, has_ids: bool = False) -> Iterator[Text
     for row in rows:
         content: FileText | str | list[int] = row.content
         if isinstance(content, list) is not has_ids:
-            found, others = ("text", "token ids") if has_ids else ("token ids", "text")
+            result, others = ("text", "token ids") if has_ids else ("token ids", "text")
             raise ValueError(
-                f"{row.file}, line {row.number} has {found}, and the rows before it have {others}. To fix: give all "
+                f"{row.file}, line {row.number} has {result}, and the rows before it have {others}. To fix: give all "
                 "rows as one of the two"
             )
         if isinstance(content, FileText):
@@ -177,7 +177,7 @@ def _trained(documents: Iterable[TextDocument], vocab_size: int) -> Encoder:
         (folder / "tokenizer_config.json").write_text(json.dumps(settings, indent=1))
 
     tokenizer.encode_special_tokens = True  # text that contains the end-of-text token does not end there
-    words = WordEncoder(rule=GPT2, encode=lambda texts: [found.ids for found in tokenizer.encode_batch_fast(texts)])
+    words = WordEncoder(rule=GPT2, encode=lambda texts: [result.ids for result in tokenizer.encode_batch_fast(texts)])
     return Encoder(
         ids=words,
         vocab_size=tokenizer.get_vocab_size(),
@@ -349,12 +349,12 @@ class _TokenWriter:
             return
         tail = np.asarray([] if encoder.end_of_text_id is None else [encoder.end_of_text_id], dtype=np.uint32)
         for batch in _batches(in_pieces(documents, rule=encoder.rule)):
-            found = encoder.ids([cast(str, each.content) for each in batch])
+            result = encoder.ids([cast(str, each.content) for each in batch])
             for document in batch:
                 self._progress.add(len(document.content), ends=document.ends)
             yield (
                 batch,
-                [np.concatenate((ids, tail)) if each.ends else ids for each, ids in zip(batch, found, strict=True)],
+                [np.concatenate((ids, tail)) if each.ends else ids for each, ids in zip(batch, result, strict=True)],
             )
 
     def _as_given(self, document: TextDocument) -> Ids:

@@ -109,17 +109,17 @@ def distinct_labels(folder: Path, split: str) -> set[tuple[float, ...]]:
 
     Of numbers to predict, these are the smallest and the largest.
     """
-    found: set[tuple[float, ...]] = set()
+    result: set[tuple[float, ...]] = set()
     for rows, _ in columns_in(split_file(folder, split), "labels"):
         if rows.ndim > 2:
             return set()
         if rows.ndim == 2:
-            found |= {tuple(np.flatnonzero(each).tolist()) for each in np.unique(rows, axis=0)}
+            result |= {tuple(np.flatnonzero(each).tolist()) for each in np.unique(rows, axis=0)}
         elif rows.dtype.kind == "f":
-            found = {(value,) for value in (min((*found, (rows.min(),)))[0], max((*found, (rows.max(),)))[0])}
+            result = {(value,) for value in (min((*result, (rows.min(),)))[0], max((*result, (rows.max(),)))[0])}
         else:
-            found |= {(int(each),) for each in np.unique(rows[rows != IGNORED])}
-    return found
+            result |= {(int(each),) for each in np.unique(rows[rows != IGNORED])}
+    return result
 
 
 def constant_fault(labels: Iterable[str], *, num_rows: int, column: str) -> str:

@@ -44,10 +44,10 @@ class Contrastive(LossFunction):
         import torch
         from torch.nn.functional import cross_entropy
 
-        found = self._embeddings(inputs)
-        candidates = found[:, 1:].transpose(0, 1).flatten(0, 1)  # all positives, and then all hard negatives
-        similarities = found[:, 0] @ candidates.T / self.temperature
-        losses = cross_entropy(similarities, torch.arange(len(found), device=found.device), reduction="none")
+        result = self._embeddings(inputs)
+        candidates = result[:, 1:].transpose(0, 1).flatten(0, 1)  # all positives, and then all hard negatives
+        similarities = result[:, 0] @ candidates.T / self.temperature
+        losses = cross_entropy(similarities, torch.arange(len(result), device=result.device), reduction="none")
         return losses, torch.ones_like(losses)
 
     def _embeddings(self, inputs: LossInputs) -> Tensor:
@@ -63,5 +63,5 @@ class Contrastive(LossFunction):
                 "loss contrastive: the samples have no attention_mask, over which hidden states are averaged. To fix: "
                 "give each sample an attention_mask [2, tokens]"
             )
-        found = embeddings(hidden.float(), mask.flatten(0, 1), pooling_of(inputs.base))
-        return found.reshape(*mask.shape[:2], -1)
+        result = embeddings(hidden.float(), mask.flatten(0, 1), pooling_of(inputs.base))
+        return result.reshape(*mask.shape[:2], -1)

@@ -60,8 +60,8 @@ def class_counts(outputs: Outputs) -> tuple[Tensor, Tensor, Tensor] | None:
     else:
         return None
     shape = (len(labels), -1, logits.shape[-1])
-    found = [each.reshape(shape).sum(1) for each in (predicted & actual, predicted, actual)]
-    return found[0], found[1], found[2]
+    result = [each.reshape(shape).sum(1) for each in (predicted & actual, predicted, actual)]
+    return result[0], result[1], result[2]
 
 
 class ClassCounts(Metric):
@@ -94,9 +94,9 @@ class ClassCounts(Metric):
         """Returns the average over classes."""
         hits, predicted, actual, flags = (np.asarray(sums[name]) for name in self.sums)
         many = np.asarray(flags > 0)
-        found = hits.sum(-1), predicted.sum(-1), actual.sum(-1)
-        nothing = np.where((found[1] + found[2] == 0) & ~many, np.nan, 0.0)  # the metric of nothing is NaN
-        micro = self.score(*found)
+        result = hits.sum(-1), predicted.sum(-1), actual.sum(-1)
+        nothing = np.where((result[1] + result[2] == 0) & ~many, np.nan, 0.0)  # the metric of nothing is NaN
+        micro = self.score(*result)
         if self.average == MICRO:
             return np.asarray(micro + nothing)
         by_class = self.score(hits, predicted, actual)

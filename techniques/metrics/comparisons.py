@@ -52,8 +52,8 @@ class RecallAt1(GatheredMetric):
 
     def relate(self, rows: Mapping[str, Values]) -> Mapping[str, Values]:
         """Returns whether each anchor's positive is found, and that it counts, [rows] each."""
-        found = self._found(rows["anchors"], rows["positives"])
-        return {"found_pairs": found, "embedded_pairs": rows["embedded_pairs"]}
+        result = self._found(rows["anchors"], rows["positives"])
+        return {"found_pairs": result, "embedded_pairs": rows["embedded_pairs"]}
 
     def value_of_rows(self, rows: Mapping[str, Values], counts: Values) -> Values:
         """Returns the recall of samples of anchors."""
@@ -61,13 +61,13 @@ class RecallAt1(GatheredMetric):
 
     def _found(self, anchors: Values, positives: Values) -> Values:
         """Returns the probability that the positive of each anchor is among the k most similar ones, [rows]."""
-        found = [np.zeros(0)]
+        result = [np.zeros(0)]
         for first in range(0, len(anchors), NUM_ANCHORS):
             similarity = np.round(anchors[first : first + NUM_ANCHORS] @ positives.T, NUM_DECIMALS)
             own = similarity[np.arange(len(similarity)), first + np.arange(len(similarity))][:, None]
             num_better, num_equal = (similarity > own).sum(1), (similarity == own).sum(1)
-            found.append(np.clip((self.num_best - num_better) / num_equal, 0.0, 1.0))
-        return np.concatenate(found)
+            result.append(np.clip((self.num_best - num_better) / num_equal, 0.0, 1.0))
+        return np.concatenate(result)
 
 
 class RecallAt5(RecallAt1):

@@ -78,8 +78,8 @@ class LmEvalTask(ModelMetric):
         with _untied(model):
             lm = HFLM(pretrained=model, tokenizer=tokenizer, batch_size=batch_size)
             tasks = {"tasks": {self.task: self._loaded()}, "groups": {}, "group_map": {}}
-            found: Any = evaluate(lm, tasks, samples={self.task: list(rows)}, bootstrap_iters=0)
-        samples = found["samples"][self.task]
+            result: Any = evaluate(lm, tasks, samples={self.task: list(rows)}, bootstrap_iters=0)
+        samples = result["samples"][self.task]
         first = samples[0]["filter"]
         by_doc = {each["doc_id"]: each[self.measure_name] for each in samples if each["filter"] == first}
         try:
@@ -166,13 +166,13 @@ def _absolute(files: Any, folder: Path) -> Any:
 def _measures(config: Mapping[str, Any]) -> dict[str, bool]:
     """Returns whether more is better, by measure, in the task's order."""
     named: list[dict[str, Any]] = config.get("metric_list") or []
-    found = {each["metric"]: each.get("higher_is_better") for each in named}
-    if not named or None in found.values():
+    result = {each["metric"]: each.get("higher_is_better") for each in named}
+    if not named or None in result.values():
         from lm_eval.api.registry import DEFAULT_METRIC_REGISTRY, is_higher_better
 
-        found = found or dict.fromkeys(DEFAULT_METRIC_REGISTRY[config.get("output_type", "generate_until")])
-        found = {name: is_higher_better(name) if known is None else known for name, known in found.items()}
-    return {name: bool(known) for name, known in found.items()}
+        result = result or dict.fromkeys(DEFAULT_METRIC_REGISTRY[config.get("output_type", "generate_until")])
+        result = {name: is_higher_better(name) if known is None else known for name, known in result.items()}
+    return {name: bool(known) for name, known in result.items()}
 
 
 @contextmanager

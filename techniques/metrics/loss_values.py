@@ -57,8 +57,8 @@ class Regression(Metric):
             return None
         targets = labels.double().reshape(len(labels), -1)
         errors = logits.double().reshape(len(labels), -1) - targets
-        found = (errors.square(), errors.abs(), targets, targets.square(), targets * 0 + 1)
-        return {name: each.sum(1) for name, each in zip(self.sums, found, strict=True)}
+        result = (errors.square(), errors.abs(), targets, targets.square(), targets * 0 + 1)
+        return {name: each.sum(1) for name, each in zip(self.sums, result, strict=True)}
 
 
 class Mse(Regression):

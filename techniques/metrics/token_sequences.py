@@ -89,11 +89,11 @@ class RougeL(Metric):
         predicted, labels = most_likely(outputs), outputs.labels
         if predicted is None or labels is None:
             return None
-        found, counted = [], []
+        result, counted = [], []
         for own, true in answers(predicted, labels):
             counted.append(float(bool(true)))
-            found.append(f_measure(*(words_of(each, outputs.tokenizer_dir) for each in (own, true))))
-        values = labels.new_tensor([found, counted], dtype=torch.float64)
+            result.append(f_measure(*(words_of(each, outputs.tokenizer_dir) for each in (own, true))))
+        values = labels.new_tensor([result, counted], dtype=torch.float64)
         return dict(zip(self.sums, values, strict=True))
 
     def value(self, sums: Mapping[str, Values]) -> Values:
@@ -210,14 +210,14 @@ def entities(tags: Sequence[str]) -> set[tuple[str, int, int]]:
 
     As the script conlleval, it takes wrong sequences: an I-TYPE after O or after another type begins an entity.
     """
-    found: set[tuple[str, int, int]] = set()
+    result: set[tuple[str, int, int]] = set()
     first, before = None, OUTSIDE
     for place, tag in enumerate([*tags, OUTSIDE]):
         is_joined = before[0] in "BI" and tag[0] in "IE" and before[2:] == tag[2:]
         if first is not None and not is_joined:
-            found.add((before[2:], first, place - 1))
+            result.add((before[2:], first, place - 1))
             first = None
         if first is None and tag != OUTSIDE:
             first = place
         before = tag
-    return found
+    return result

@@ -162,17 +162,17 @@ def own_leaves(model: nn.Module, adapter: Adapter) -> list[str]:
     Raises ValueError where one mixes the rows of several samples, so that its output for a sample depends on the
     others.
     """
-    found = dict.fromkeys(
+    result = dict.fromkeys(
         name
         for saved in saved_modules(model, adapter)
         for name, module in model.get_submodule(saved).named_modules(prefix=saved)
         if any(True for _ in module.parameters(recurse=False))
     )
-    for name in found:
+    for name in result:
         module = model.get_submodule(name)
         if not _is_by_sample(module) and module is not _input_embeddings(model):
             raise ValueError(f"adapter: {name}, which it trains as it is, is of class {type(module).__name__}")
-    return list(found)
+    return list(result)
 
 
 def _is_by_sample(module: nn.Module) -> bool:
@@ -189,10 +189,10 @@ def is_norm(kind: type[nn.Module]) -> bool:
 
 def _input_embeddings(model: nn.Module) -> nn.Module | None:
     try:
-        found = model.get_input_embeddings()  # type: ignore[operator]
+        result = model.get_input_embeddings()  # type: ignore[operator]
     except (AttributeError, NotImplementedError):
         return None
-    return found if isinstance(found, nn.Embedding) else None
+    return result if isinstance(result, nn.Embedding) else None
 
 
 def first_state(model: nn.Module, adapter: Adapter, at: Sequence[AdaptedLinear], *, seed: int) -> dict[str, Tensor]:
@@ -270,13 +270,13 @@ def pretrained_state(folder: Path, first: Mapping[str, Tensor]) -> dict[str, Ten
 
     tensors = load_file(folder / ADAPTER_WEIGHTS).items()
     # peft may also have saved the base's copy of a head or embedding that the adapter adapts.
-    found = {parameter_name(name): value.float() for name, value in tensors if ".base_layer." not in name}
-    wrong = [f"{name} is missing" for name in sorted(first.keys() - found.keys())]
-    wrong += [f"{name} has no place" for name in sorted(found.keys() - first.keys())]
+    result = {parameter_name(name): value.float() for name, value in tensors if ".base_layer." not in name}
+    wrong = [f"{name} is missing" for name in sorted(first.keys() - result.keys())]
+    wrong += [f"{name} has no place" for name in sorted(result.keys() - first.keys())]
     wrong += [
-        f"{name} is {list(found[name].shape)}, not {list(first[name].shape)}"
-        for name in sorted(first.keys() & found.keys())
-        if found[name].shape != first[name].shape
+        f"{name} is {list(result[name].shape)}, not {list(first[name].shape)}"
+        for name in sorted(first.keys() & result.keys())
+        if result[name].shape != first[name].shape
     ]
     if wrong:
         more = f", and {len(wrong) - 3} more" if len(wrong) > 3 else ""
@@ -284,7 +284,7 @@ def pretrained_state(folder: Path, first: Mapping[str, Tensor]) -> dict[str, Ten
             f"adapter: the one in {folder} does not fit: {', '.join(wrong[:3])}{more}. To fix: give the model that it "
             "was trained on"
         )
-    return {name: found[name] for name in first}  # gradient norms are summed in the order of `first`
+    return {name: result[name] for name in first}  # gradient norms are summed in the order of `first`
 
 
 def _targets(model: nn.Module, adapter: Adapter) -> tuple[tuple[str, ...], tuple[str, ...]]:

@@ -50,15 +50,15 @@ def architecture(name: str) -> Any:
     """The model class that `transformers` exports as `name`. Raises ValueError with close matches if there is none."""
     import transformers
 
-    found = getattr(transformers, name, None)
-    if not isinstance(found, type) or not issubclass(found, transformers.PreTrainedModel):
+    result = getattr(transformers, name, None)
+    if not isinstance(result, type) or not issubclass(result, transformers.PreTrainedModel):
         close = difflib.get_close_matches(name, sorted(known_architectures()), n=3)
         hint = f"; did you mean {', '.join(close)}?" if close else "."
         raise ValueError(
             f"model: transformers {transformers.__version__} has no architecture {name!r}{hint} To fix: name a "
             f"model class such as LlamaForCausalLM, or give a factory"
         )
-    return found
+    return result
 
 
 def fresh_config(spec: ModelSpec, data: PreparedData) -> Any:

@@ -99,8 +99,8 @@ def _local_folder(name: str | None) -> Path | None:
     if name is None or Path(name).is_dir():
         return None if name is None else Path(name)
     for file in (WEIGHTS, INDEX):
-        if isinstance(found := try_to_load_from_cache(name, file), str):
-            return Path(found).parent
+        if isinstance(result := try_to_load_from_cache(name, file), str):
+            return Path(result).parent
     return None
 
 

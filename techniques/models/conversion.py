@@ -137,20 +137,20 @@ def _from_megatron(folder: Path) -> LazyModel:
     if (folder / LATEST_ITERATION).is_file():
         latest = (folder / LATEST_ITERATION).read_text().strip()
         ranks_in = folder / (latest if latest == RELEASE else f"iter_{int(latest):07d}")
-    found: dict[tuple[int, int], NamedTensors] = {}
+    result: dict[tuple[int, int], NamedTensors] = {}
     args: Mapping[str, Any] = {}
     for path in sorted(ranks_in.glob("mp_rank_*")):
         if match := RANK_FOLDER.fullmatch(path.name):
             named, args = _read_rank(path)
-            found[int(match[1]), int(match[2] or 0)] = named
-    num = tuple(1 + max(at[i] for at in found) for i in range(2)) if found else (0, 0)
-    if not found or len(found) != num[0] * num[1]:
+            result[int(match[1]), int(match[2] or 0)] = named
+    num = tuple(1 + max(at[i] for at in result) for i in range(2)) if result else (0, 0)
+    if not result or len(result) != num[0] * num[1]:
         raise ValueError(f"{ranks_in} lacks folders of ranks (mp_rank_XX_YYY). To fix: gather all of them there")
     has_config = (folder / "config.json").is_file()
     if not has_config and not args:
         raise ValueError(f"{folder} says nothing of the model. To fix: put its Hugging Face config.json there")
     config = _read_config(folder) if has_config else _config_of(args)
-    ranks = [[found[rank, stage] for stage in range(num[1])] for rank in range(num[0])]
+    ranks = [[result[rank, stage] for stage in range(num[1])] for rank in range(num[0])]
     tensors = from_megatron(ranks, LlamaShape.of(config))
     return LazyModel(kind=MEGATRON, config=config, tensors=tensors, tokenizer=_tokenizer(folder))
 
@@ -201,7 +201,7 @@ def _config_of(args: Mapping[str, Any]) -> dict[str, Any]:
 
 def _lazy(files: Iterable[Path]) -> NamedTensors:
     """The tensors of safetensors files. A file stays open as long as one of its tensors is referenced."""
-    found: NamedTensors = {}
+    result: NamedTensors = {}
     for file in files:
         try:
             opened: Any = safe_open(file, framework="pt")
@@ -212,8 +212,8 @@ def _lazy(files: Iterable[Path]) -> NamedTensors:
             if (dtype := DTYPES.get(stored.get_dtype())) is None:
                 raise ValueError(f"{file}: {name} is of {stored.get_dtype()}. To fix: convert models of usual dtypes")
             load: Callable[[], torch.Tensor] = partial(opened.get_tensor, name)
-            found[name] = LazyTensor(dtype=dtype, shape=tuple(stored.get_shape()), load=load)
-    return found
+            result[name] = LazyTensor(dtype=dtype, shape=tuple(stored.get_shape()), load=load)
+    return result
 
 
 def _write_hugging_face(place: LocalPlace, tensors: NamedTensors) -> None:

@@ -41,12 +41,12 @@ def _layers(model: nn.Module, name: str) -> Iterator[str]:
 
 
 def _outermost(model: nn.Module, kind: type[nn.Module]) -> list[str]:
-    found: list[str] = []
+    result: list[str] = []
     for name, module in model.named_modules():
-        inside: Iterable[str] = (outer for outer in found if not outer or name.startswith(f"{outer}."))
+        inside: Iterable[str] = (outer for outer in result if not outer or name.startswith(f"{outer}."))
         if isinstance(module, kind) and num_parameters(module) and not any(inside):
-            found.append(name)
-    return found
+            result.append(name)
+    return result
 
 
 def check_components(job: Job, model: nn.Module) -> None:

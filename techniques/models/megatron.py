@@ -53,8 +53,8 @@ class LlamaShape:
     @staticmethod
     def of(config: Mapping[str, Any]) -> LlamaShape:
         """The shape from a Hugging Face config. Raises ValueError if it is not a Llama's."""
-        if (found := config.get("model_type")) != "llama":
-            raise ValueError(f"the model is a {found}, and only Llamas are converted. To fix: give a Llama")
+        if (result := config.get("model_type")) != "llama":
+            raise ValueError(f"the model is a {result}, and only Llamas are converted. To fix: give a Llama")
         sizes = {key: _size(config, key) for key in ("num_attention_heads", "num_hidden_layers", "vocab_size")}
         num_heads = sizes["num_attention_heads"]
         return LlamaShape(
@@ -140,32 +140,32 @@ def from_megatron(ranks: Sequence[Sequence[Mapping[str, LazyTensor]]], shape: Ll
                     raise ValueError(f"a tensor-parallel rank of stage {stage} lacks {name}") from None
         raise ValueError(f"stage {stage} of {pp} lacks {names[0]}. To fix: give all ranks' folders of one checkpoint")
 
-    found: NamedTensors = {}
+    result: NamedTensors = {}
     embeddings = _concatenated(take(0, EMBEDDINGS), dim=0)
-    found["model.embed_tokens.weight"] = _rows(embeddings, 0, shape.vocab_size)
+    result["model.embed_tokens.weight"] = _rows(embeddings, 0, shape.vocab_size)
     for i in range(shape.num_layers):
         stage, local = divmod(i, shape.num_layers // pp)
         theirs, ours = f"decoder.layers.{local}.", f"model.layers.{i}."
-        found[f"{ours}input_layernorm.weight"] = take(stage, *(theirs + name for name in FIRST_NORM))[0]
-        found[f"{ours}post_attention_layernorm.weight"] = take(stage, *(theirs + name for name in SECOND_NORM))[0]
+        result[f"{ours}input_layernorm.weight"] = take(stage, *(theirs + name for name in FIRST_NORM))[0]
+        result[f"{ours}post_attention_layernorm.weight"] = take(stage, *(theirs + name for name in SECOND_NORM))[0]
         qkv = _concatenated(take(stage, theirs + QKV), dim=0)
         for which, name in enumerate("qkv"):
-            found[f"{ours}self_attn.{name}_proj.weight"] = _of_groups(qkv, which, shape)
-        found[f"{ours}self_attn.o_proj.weight"] = _concatenated(take(stage, theirs + PROJ), dim=1)
+            result[f"{ours}self_attn.{name}_proj.weight"] = _of_groups(qkv, which, shape)
+        result[f"{ours}self_attn.o_proj.weight"] = _concatenated(take(stage, theirs + PROJ), dim=1)
         pairs = [_divide(part, 2, dim=0) for part in take(stage, theirs + FC1)]
         for which, name in enumerate(("gate", "up")):
-            found[f"{ours}mlp.{name}_proj.weight"] = _concatenated([pair[which] for pair in pairs], dim=0)
-        found[f"{ours}mlp.down_proj.weight"] = _concatenated(take(stage, theirs + FC2), dim=1)
-    found["model.norm.weight"] = take(pp - 1, FINAL_NORM)[0]
+            result[f"{ours}mlp.{name}_proj.weight"] = _concatenated([pair[which] for pair in pairs], dim=0)
+        result[f"{ours}mlp.down_proj.weight"] = _concatenated(take(stage, theirs + FC2), dim=1)
+    result["model.norm.weight"] = take(pp - 1, FINAL_NORM)[0]
     if not shape.is_tied:
-        found["lm_head.weight"] = _rows(_concatenated(take(pp - 1, OUTPUT), dim=0), 0, shape.vocab_size)
+        result["lm_head.weight"] = _rows(_concatenated(take(pp - 1, OUTPUT), dim=0), 0, shape.vocab_size)
     else:
         for rank in left:
             rank[pp - 1].pop(OUTPUT, None)  # a copy
     for stages in left:
         for unknown in stages:
             _refuse_left_overs(unknown)
-    return found
+    return result
 
 
 def _check_division(tensors: Mapping[str, LazyTensor], shape: LlamaShape, *, tp: int, pp: int) -> None:

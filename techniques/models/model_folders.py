@@ -65,8 +65,8 @@ def metadata_of(path: Path) -> dict[str, str]:
             header: Any = json.loads(file.read(min(num_bytes, MOST_HEADER_BYTES)))
         except ValueError:
             return {}
-    found = header.get("__metadata__") if isinstance(header, dict) else None
-    return found if isinstance(found, dict) else {}
+    result = header.get("__metadata__") if isinstance(header, dict) else None
+    return result if isinstance(result, dict) else {}
 
 
 def tensors_in(path: Path) -> dict[str, tuple[str, tuple[int, ...]]]:
@@ -78,14 +78,14 @@ def tensors_in(path: Path) -> dict[str, tuple[str, tuple[int, ...]]]:
             header: Any = json.loads(file.read(num_bytes) if num_bytes <= min(num_left, MOST_HEADER_BYTES) else b"")
         tensors = {name: tensor for name, tensor in header.items() if name != "__metadata__"}
         wanted = num_bytes + max((tensor["data_offsets"][1] for tensor in tensors.values()), default=0)
-        found = {name: (str(t["dtype"]), tuple(map(int, t["shape"]))) for name, t in tensors.items()}
+        result = {name: (str(t["dtype"]), tuple(map(int, t["shape"]))) for name, t in tensors.items()}
     except OSError as error:
         raise ValueError(f"model: {path} cannot be read: {error.strerror}. {COPY_AGAIN}") from error
     except (AttributeError, KeyError, IndexError, RecursionError, TypeError, ValueError) as error:
         raise ValueError(f"model: {path} is not a valid safetensors file. {COPY_AGAIN}") from error
     if wanted != num_left:
         raise ValueError(f"model: {path} has {num_left + 8} bytes, not the {wanted + 8} of its tensors. {COPY_AGAIN}")
-    return found
+    return result
 
 
 def _read(file: Path) -> dict[str, Any]:

@@ -115,18 +115,18 @@ def resolved(adapter: Adapter) -> Adapter:
     """
     if adapter.from_pretrained is None:
         return adapter
-    found = read_adapter(Path(adapter.from_pretrained))
+    result = read_adapter(Path(adapter.from_pretrained))
     for field in fields(Adapter):
         if field.name in OF_TRAINING:
             continue
-        given, there = getattr(adapter, field.name), getattr(found, field.name)
+        given, there = getattr(adapter, field.name), getattr(result, field.name)
         as_set = (sorted(given), sorted(there)) if isinstance(given, tuple) else (given, there)
         if given != field.default and as_set[0] != as_set[1]:
             raise ValueError(
                 f"adapter: {field.name} is {given!r}, and the adapter in {adapter.from_pretrained} has {there!r}. "
                 f"To fix: leave {field.name} out"
             )
-    return replace(found, **{name: getattr(adapter, name) for name in OF_TRAINING})
+    return replace(result, **{name: getattr(adapter, name) for name in OF_TRAINING})
 
 
 def initial_adapter(adapter: Adapter | None, weights: Path | None) -> tuple[Adapter | None, Path | None]:

@@ -158,11 +158,13 @@ def compare(order: GangOrder, ranks: Ranks, reporter: Reporter, *, folder: Path)
     models: list[tuple[str, Path, ModelSpec | None]] = [(job.name, folder, job.model)]
     models += [(name, Path(parents[name]), None) for name in job.parents if name in parents]
     alone = replace(ranks, rank=0, num_ranks=1, mesh=None)
-    found = []
+    result = []
     for name, place, model in models:
         reporter.phase(f"measuring {name}", patience_s=COMPARING_PATIENCE_S)
-        found.append(_measure(order, alone, reporter, name=name, folder=place, model=model or _model(job, name, place)))
-    return tuple(found)
+        result.append(
+            _measure(order, alone, reporter, name=name, folder=place, model=model or _model(job, name, place))
+        )
+    return tuple(result)
 
 
 def _model(job: Job, name: str, folder: Path) -> ModelSpec:

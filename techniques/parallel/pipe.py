@@ -53,7 +53,7 @@ def partition(costs: Sequence[int], num_stages: int) -> list[tuple[int, int]]:
     """
     assert 1 <= num_stages <= len(costs)
     sums = sorted({sum(costs[i:j]) for i in range(len(costs)) for j in range(i + 1, len(costs) + 1)})
-    return next(found for limit in sums if limit >= max(costs) and (found := _filled(costs, num_stages, limit)))
+    return next(result for limit in sums if limit >= max(costs) and (result := _filled(costs, num_stages, limit)))
 
 
 def _filled(costs: Sequence[int], num_stages: int, limit: int) -> list[tuple[int, int]] | None:
@@ -239,15 +239,15 @@ class Pipe(nn.Module):
         num_stages = stages_a_rank * group.size()
         self._owners = owners(group.size(), num_stages, style=style)
         parts = parts_of(model, num_stages, stage_layers=stage_layers)
-        mine = [i for i, owner in enumerate(self._owners) if owner == self._rank]
+        own = [i for i, owner in enumerate(self._owners) if owner == self._rank]
         self._device = torch.empty(0, device=device).device  # with its index
         self._config: Any = model.config
-        self.stages = nn.ModuleDict({str(i): Stage(model, parts[i]) for i in mine})
+        self.stages = nn.ModuleDict({str(i): Stage(model, parts[i]) for i in own})
         is_tied = model.get_input_embeddings().weight is model.get_output_embeddings().weight  # type: ignore[operator]
-        held = [parts[i] for i in mine]
+        held = [parts[i] for i in own]
         keep(model, held, embedding=is_tied and any(part.has_exit for part in held))
         self.to(self._device)
-        for i in mine:
+        for i in own:
             lay_out(self._stage(i))
             adopt(model, self._stage(i))
         if is_tied and any(part.has_exit for part in held):

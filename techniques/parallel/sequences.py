@@ -112,9 +112,9 @@ class _Gather(torch.autograd.Function):
     @staticmethod
     def backward(ctx: Any, *gradients: Tensor) -> tuple[Tensor, None]:
         (every,) = gradients
-        mine = torch.empty_like(every[0])
-        dist.reduce_scatter_tensor(mine, every.contiguous().flatten(0, 1), group=ctx.group)
-        return mine, None
+        own = torch.empty_like(every[0])
+        dist.reduce_scatter_tensor(own, every.contiguous().flatten(0, 1), group=ctx.group)
+        return own, None
 
 
 class _Exchange(torch.autograd.Function):

@@ -240,8 +240,8 @@ class _Gathering:
         """Sends this rank's shards, those of the first layers first, as forward needs these first."""
         for bucket in reversed(self._buckets):
             assert bucket not in self._under_way
-            mine = bucket.shard(bucket.weights)
-            work = _all_gather(bucket.weights, mine, group=self._group, async_op=True)
+            own = bucket.shard(bucket.weights)
+            work = _all_gather(bucket.weights, own, group=self._group, async_op=True)
             self._under_way[bucket] = work
 
     def before_forward(self) -> None:
@@ -304,13 +304,13 @@ def _kept_anywhere(model: ShardedModel, optimizer: torch.optim.Optimizer) -> dic
     The result is equal on all ranks. A rank knows only the states of its shares. Parameters that have got no gradient
     yet have no state.
     """
-    mine: dict[str, dict[str, float | None]] = {
+    own: dict[str, dict[str, float | None]] = {
         share.slot.name: {key: float(value) if key == STEP else None for key, value in state.items() if _is_kept(value)}
         for share in model.all_shares()
         if (state := optimizer.state.get(share.weight))
     }
     of_ranks: list[Any] = [None] * model.group.size()
-    dist.all_gather_object(of_ranks, mine, group=model.group)
+    dist.all_gather_object(of_ranks, own, group=model.group)
     return {name: keys for of_rank in of_ranks for name, keys in of_rank.items()}
 
 

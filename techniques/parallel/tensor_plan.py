@@ -143,11 +143,11 @@ class _SharedHeads(ParallelStyle):
 
     def _apply(self, module: nn.Module, device_mesh: DeviceMesh) -> nn.Module:
         ranks_a_head = device_mesh.size() // self._num_heads
-        mine = device_mesh.get_local_rank() // ranks_a_head
+        own = device_mesh.get_local_rank() // ranks_a_head
 
         def pick(module: nn.Module, outputs: DTensor, mesh: DeviceMesh) -> Tensor:
             whole = outputs.to_local(grad_placements=[Partial()])
-            return torch.chunk(whole, self._num_heads, dim=-1)[mine].contiguous()
+            return torch.chunk(whole, self._num_heads, dim=-1)[own].contiguous()
 
         return distribute_module(module, device_mesh, partial(_replicate), output_fn=pick)  # type: ignore[arg-type]
 

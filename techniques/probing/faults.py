@@ -30,11 +30,11 @@ def explained(what: str, remedy: str) -> Iterator[None]:
     except StepError:
         raise
     except (Exception, SystemExit) as error:  # a user's function may end its process: other jobs are inspected there
-        said = " ".join(str(error).split())
-        if isinstance(error, ValueError) and "To fix:" in said:
-            raise StepError([said]) from error
+        text = " ".join(str(error).split())
+        if isinstance(error, ValueError) and "To fix:" in text:
+            raise StepError([text]) from error
         kind = "" if isinstance(error, ValueError) else f"{type(error).__name__}: "
-        raise StepError([f"{what}: {kind}{said}. To fix: {remedy}"]) from error
+        raise StepError([f"{what}: {kind}{text}. To fix: {remedy}"]) from error
 
 
 def faults_of_samples(job: Job, model: nn.Module, loss: Loss, batch: Mapping[str, Tensor]) -> Iterator[str]:

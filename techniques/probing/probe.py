@@ -117,8 +117,8 @@ def why_never_packed(job: Job) -> str:
         return f"data: packing: a {kind} lies before a row, and not before each of its samples. {PACKING_REMEDY}"
     loss = class_of(job.loss)
     if job.loss is not None and (loss is None or not loss.per_token):
-        said = "a loss of one's own" if loss is None else f"the loss {loss.name}"
-        return f"data: packing: {said} reads whole sequences, and several lie in one row. {PACKING_REMEDY}"
+        text = "a loss of one's own" if loss is None else f"the loss {loss.name}"
+        return f"data: packing: {text} reads whole sequences, and several lie in one row. {PACKING_REMEDY}"
     if job.adaptation is not None and job.adaptation.kind == DISTILLED:
         return f"data: packing: whether the teacher keeps samples apart is not measured. {PACKING_REMEDY}"
     return ""
@@ -183,8 +183,8 @@ def why_undivided(model: nn.Module, loss: Loss, batch: Mapping[str, Tensor], sit
             divided = _gradients(model, loss, batch, division, sites)
         except (ArithmeticError, IndexError, LookupError, RuntimeError, TypeError, ValueError) as error:
             _restore(model, buffers)
-            said = str(error).strip().splitlines() or [type(error).__name__]
-            return f"a part of a batch cannot be trained alone ({said[0]})"
+            lines = str(error).strip().splitlines() or [type(error).__name__]
+            return f"a part of a batch cannot be trained alone ({lines[0]})"
         difference = _difference(whole, divided)
         if not difference <= LARGEST_DIFFERENCE:
             _restore(model, buffers)
@@ -487,8 +487,8 @@ def _file(what: str, job: Job, data: PreparedData, cache_dir: Path) -> Path:
         if named is None or (named.drops_out and not named.in_pairs):  # the same for every loss
             job = replace(job, loss=None, loss_options={})
     versions = (torch.__version__, transformers.__version__)
-    said = [FORMAT, set_fields(job, but=but), replace(data, folder=""), source_states(job), versions]
-    return cache_dir.absolute() / "probes" / f"{what}-{digest(said, length=32)}.json"
+    lines = [FORMAT, set_fields(job, but=but), replace(data, folder=""), source_states(job), versions]
+    return cache_dir.absolute() / "probes" / f"{what}-{digest(lines, length=32)}.json"
 
 
 def source_states(job: Job) -> list[Any]:

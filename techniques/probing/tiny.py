@@ -78,23 +78,23 @@ def _kinds(num_layers: int, lists: list[Any]) -> list[int]:
 
 
 def _thin(config: Any) -> None:
-    found = vars(config)
-    heads = [value for name in HEADS if isinstance(value := found.get(name), int)]
-    widths = [value for name in WIDTHS if isinstance(value := found.get(name), int)]
-    if not heads or not widths or any(isinstance(found.get(name), list | tuple) for name in (*HEADS, *WIDTHS)):
+    result = vars(config)
+    heads = [value for name in HEADS if isinstance(value := result.get(name), int)]
+    widths = [value for name in WIDTHS if isinstance(value := result.get(name), int)]
+    if not heads or not widths or any(isinstance(result.get(name), list | tuple) for name in (*HEADS, *WIDTHS)):
         return
     thinnest = HEAD_WIDTH * max(heads)
     for name in WIDTHS:
-        if isinstance(width := found.get(name), int):
+        if isinstance(width := result.get(name), int):
             setattr(config, name, min(width, thinnest + width % max(heads)))
     for name in HEAD_WIDTHS:
-        if isinstance(width := found.get(name), int):
+        if isinstance(width := result.get(name), int):
             setattr(config, name, min(width, HEAD_WIDTH))
     for name in INNER:
-        if isinstance(inner := found.get(name), int):
+        if isinstance(inner := result.get(name), int):
             setattr(config, name, min(inner, 2 * thinnest))
-    if not any(found.get(name) for name in GROUPED_EXPERTS):
-        chosen = max([value for name in CHOSEN_EXPERTS if isinstance(value := found.get(name), int)], default=1)
+    if not any(result.get(name) for name in GROUPED_EXPERTS):
+        chosen = max([value for name in CHOSEN_EXPERTS if isinstance(value := result.get(name), int)], default=1)
         for name in EXPERTS:
-            if isinstance(number := found.get(name), int):
+            if isinstance(number := result.get(name), int):
                 setattr(config, name, min(number, max(MOST_EXPERTS, 2 * chosen)))

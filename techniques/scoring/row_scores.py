@@ -269,18 +269,18 @@ def scores_of_batch(loss: Loss, outputs: Outputs, *, metrics: Sequence[Metric]) 
 
     metrics: those that do not suit the model or the labels are left out.
     """
-    found = sums_of(metrics, outputs)
+    result = sums_of(metrics, outputs)
     batch, losses, logits = outputs.batch, outputs.losses, logits_of(outputs.output)
     if loss.shifted:
         # The next-token loss is the negative log-probability already.
         if losses is not None and loss.compute is next_token_loss:
-            found["log_probabilities"] = -found["loss_sums"]
+            result["log_probabilities"] = -result["loss_sums"]
         elif logits is not None and "labels" in batch and logits.shape[:-1] == batch["labels"].shape:
-            found["log_probabilities"] = _log_probabilities(outputs.output, batch)
+            result["log_probabilities"] = _log_probabilities(outputs.output, batch)
     elif logits is not None and logits.ndim == 2 and logits.shape[-1] > 1:
-        found["probabilities"] = logits.float().softmax(-1)
-        found["predictions"] = logits.argmax(-1)
-    return {key: list(tensor.double().cpu().numpy()) for key, tensor in found.items()}
+        result["probabilities"] = logits.float().softmax(-1)
+        result["predictions"] = logits.argmax(-1)
+    return {key: list(tensor.double().cpu().numpy()) for key, tensor in result.items()}
 
 
 def _forward(model: nn.Module, loss: Loss, batch: Mapping[str, Tensor], rows: ScoredRows) -> Any:

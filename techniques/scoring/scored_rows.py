@@ -126,21 +126,21 @@ class ScoredRows:
         """The values of rows that need no model: token counts, integer columns, slices, and the rows themselves."""
         batch = {key: tensor.cpu() for key, tensor in batch.items()}
         num_rows = len(next(iter(batch.values())))
-        found: dict[str, list[Any]] = {}
+        result: dict[str, list[Any]] = {}
         if "attention_mask" in batch:
-            found["num_tokens"] = batch["attention_mask"].flatten(1).sum(1).tolist()
+            result["num_tokens"] = batch["attention_mask"].flatten(1).sum(1).tolist()
         elif "input_ids" in batch:
-            found["num_tokens"] = [batch["input_ids"][0].numel()] * num_rows
+            result["num_tokens"] = [batch["input_ids"][0].numel()] * num_rows
         for key, tensor in batch.items():
             if tensor.ndim == 1 and not tensor.is_floating_point():
-                found[f"column.{key}"] = tensor.tolist()
+                result[f"column.{key}"] = tensor.tolist()
             if self.keep_inputs:
-                found[f"input.{key}"] = list(tensor.numpy())
+                result[f"input.{key}"] = list(tensor.numpy())
         for name, dotted in self.slicers.items():
             slicer = resolve(dotted)
             rows = [{key: tensor[i] for key, tensor in batch.items()} for i in range(num_rows)]
-            found[f"slice.{name}"] = [str(slicer(row)) for row in rows]
-        return found
+            result[f"slice.{name}"] = [str(slicer(row)) for row in rows]
+        return result
 
     def are_labelled(self, batch: Mapping[str, Tensor]) -> bool:
         """Whether a loss of the batch's rows can be computed: always of held-out rows, of cases that have labels."""
@@ -211,15 +211,15 @@ class ScoredRows:
 
 def _digest(sample: Mapping[str, Tensor]) -> bytes:
     """A digest of what a model reads of a sample: neither its labels nor its padding."""
-    found = hashlib.sha256()
+    result = hashlib.sha256()
     for key, tensor in sorted(sample.items()):
         if key.endswith(("labels", "attention_mask")):
             continue
         mask = sample.get(key.replace("input_ids", "attention_mask")) if "input_ids" in key else None
         value = tensor if mask is None or mask.shape != tensor.shape else tensor[mask.bool()]
-        found.update(f"{key} {tuple(value.shape)} {value.dtype} ".encode())
-        found.update(value.contiguous().numpy().tobytes())
-    return found.digest()
+        result.update(f"{key} {tuple(value.shape)} {value.dtype} ".encode())
+        result.update(value.contiguous().numpy().tobytes())
+    return result.digest()
 
 
 def cases_in(file: Path, *, encode: str | None) -> LiteralTexts | Mapping[str, Any]:

@@ -88,11 +88,11 @@ def score_together(
     scores: dict[str, RowScores] = {}
     faults: dict[str, str] = {}
     place = device or torch.device("cpu")
-    for name, found in score_each(models, rows, device=place, together=together, progress=progress):
-        if isinstance(found, str):
-            faults[name] = found
+    for name, result in score_each(models, rows, device=place, together=together, progress=progress):
+        if isinstance(result, str):
+            faults[name] = result
         else:
-            scores[name] = found
+            scores[name] = result
     return ScoringResults(scores=scores, faults=faults)
 
 
@@ -109,17 +109,17 @@ def score_each(
 
     done = _ScoredRowCounter(progress, num_models=len(models), rows=rows)
     for names in _groups(models, rows) if together else [[name] for name in models]:
-        found: dict[str, RowScores] = {}
+        result: dict[str, RowScores] = {}
         if len(names) > 1:
             try:
-                found = _score_over_one_base({name: models[name] for name in names}, rows, device=device, done=done)
+                result = _score_over_one_base({name: models[name] for name in names}, rows, device=device, done=done)
             except NoCommonBase:
                 pass
             except Exception:  # noqa: BLE001 - such as too little memory: reported when each model runs alone
                 traceback.print_exc()
-        yield from found.items()
+        yield from result.items()
         for name in names:
-            if name in found:
+            if name in result:
                 continue
             done.begin(name)
             try:
@@ -181,8 +181,8 @@ def _score_over_one_base(
         numbers, batch, known = question.about
         losses = loss.by_row(output, batch) if rows.are_labelled(batch) else None
         outputs = outputs_of(loss, output, batch, losses=losses, data=rows.prepared)
-        found = scores_of_batch(loss, outputs, metrics=metrics)
-        collected[question.model].add(numbers, {**found, **known})
+        result = scores_of_batch(loss, outputs, metrics=metrics)
+        collected[question.model].add(numbers, {**result, **known})
         done.of(question.model)(len(numbers))
     return {name: of.scores(shifted=loss.shifted) for name, of in collected.items()}
 

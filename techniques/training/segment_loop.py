@@ -244,7 +244,7 @@ def _compared(trainer: Trainer, order: GangOrder, reporter: Reporter) -> Any:
 def _steps(trainer: Trainer, order: GangOrder, reporter: Reporter, saver: Saver) -> bool:
     """Trains the steps of the segment; returns whether a command stopped it early."""
     progress = StepProgress(reporter, trainer.ranks)
-    patience = StepTimeout(reporter)
+    timeout = StepTimeout(reporter)
     every_s, saved_s, last_step = order.checkpoint_every_s, time.monotonic(), order.last_step
     is_first = trainer.ranks.rank == 0
     while trainer.next_step < last_step:
@@ -257,7 +257,7 @@ def _steps(trainer: Trainer, order: GangOrder, reporter: Reporter, saver: Saver)
             saver.finish()  # the state being saved is valid, and all ranks reach this line
             raise ValueError(lost_loss(report.loss, step=report.step))
         progress.add(report)
-        patience.learn(report.seconds)
+        timeout.learn(report.seconds)
         stop, save = (total > 0 for total in report.asked[:2])
         last_step = max(last_step, int(report.asked[2]))
         saver.follow(SaveVotes(*report.asked[3:]))
@@ -267,7 +267,7 @@ def _steps(trainer: Trainer, order: GangOrder, reporter: Reporter, saver: Saver)
             if saver.save_at_once(gives_up=lambda: reporter.told(STOP)) is None:
                 return True
             saved_s = time.monotonic()
-            patience.announce()
+            timeout.announce()
         if stop and trainer.next_step < last_step:
             progress.flush()
             return True
@@ -275,12 +275,12 @@ def _steps(trainer: Trainer, order: GangOrder, reporter: Reporter, saver: Saver)
             saved_s = time.monotonic()
             reporter.phase("saving", patience_s=SAVE_PATIENCE_S)
             saver.begin()
-            patience.announce()
+            timeout.announce()
         if evaluation_due(order, trainer.next_step):
             progress.flush()
             reporter.phase("evaluating", patience_s=SAVE_PATIENCE_S)
             reporter.send(EvaluationReported(step=trainer.next_step, metrics=trainer.evaluate(), wall_s=time.time()))
-            patience.announce()
+            timeout.announce()
     progress.flush()
     return False
 

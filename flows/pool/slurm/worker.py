@@ -387,7 +387,7 @@ class SlurmWorker(BaseWorker[SlurmJobConfiguration, SlurmVariables, SlurmWorkerR
                 self.get_flow_run_logger(run).warning("its job cannot be ended: %s", error)
 
     async def _unended(self) -> Sequence[FlowRun]:
-        found: list[FlowRun] = []
+        result: list[FlowRun] = []
         while True:
             page = await self.client.read_flow_runs(
                 flow_run_filter=FlowRunFilter(
@@ -395,11 +395,11 @@ class SlurmWorker(BaseWorker[SlurmJobConfiguration, SlurmVariables, SlurmWorkerR
                 ),
                 work_pool_filter=WorkPoolFilter(name=WorkPoolFilterName(any_=[self.work_pool.name])),
                 limit=RUNS_AT_ONCE,
-                offset=len(found),
+                offset=len(result),
             )
-            found += page
+            result += page
             if len(page) < RUNS_AT_ONCE:
-                return found
+                return result
 
     async def _act(self, run: FlowRun, decision: SubmissionDecision) -> None:
         job = decision.job

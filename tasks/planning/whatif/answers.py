@@ -320,13 +320,13 @@ def section(plan: Plan, problem: Problem, *, device: str = "") -> list[str]:
     changes: list[Change] = [MoreDevices(num_devices=1, device_type=unit.device_type)]
     changes += [unit] if isinstance(unit, MoreNodes) else []
     # A bound by windows takes tenths of a second, and there is no quick plan for such problems anyway.
-    anew = what_if.certificate.windows is None
-    gains = [what_if.gain(change, anew=anew) for change in changes]
+    renewed = what_if.certificate.windows is None
+    gains = [what_if.gain(change, anew=renewed) for change in changes]
     lines = [
         f"With {change_text(gain, device=device)} the last job would end {_between(gain)} earlier." for gain in gains
     ]
     costs = [
-        cost for cost in costliest(what_if, MOST_JOBS, anew=anew) if cost.gain.most_s >= LEAST_COST * plan.makespan_s
+        cost for cost in costliest(what_if, MOST_JOBS, anew=renewed) if cost.gain.most_s >= LEAST_COST * plan.makespan_s
     ]
     return lines + [
         f"Without {_job_and_waiting(cost)} the last job would end {_between(cost.gain)} earlier." for cost in costs

@@ -95,7 +95,7 @@ def is_over(allocation: str) -> bool:
 
 def _allocation_of(process: psutil.Process) -> str | None:
     try:
-        found: str | None = process.environ().get(ALLOCATION)
+        text: str | None = process.environ().get(ALLOCATION)
     except psutil.Error:
         return None
-    return found
+    return text

@@ -90,11 +90,11 @@ def resources(devices: str, nodes: Sequence[Mapping[str, Any]]) -> dict[str, flo
     kind, _, number = devices.partition(":")
     if number.isdigit():
         return {"CPU": float(number)} if kind == "cpu" else {"GPU": float(number), "CPU": 0.0}
-    found = [node["Resources"] for node in nodes if node["Alive"]]
-    num_gpus = max((each.get("GPU", 0.0) for each in found), default=0.0)
+    result = [node["Resources"] for node in nodes if node["Alive"]]
+    num_gpus = max((each.get("GPU", 0.0) for each in result), default=0.0)
     if num_gpus:
         return {"GPU": num_gpus, "CPU": 0.0}
-    num_cpus = max((each.get("CPU", 0.0) for each in found), default=0.0)
+    num_cpus = max((each.get("CPU", 0.0) for each in result), default=0.0)
     return {"CPU": num_cpus} if kind == "auto" and num_cpus else None
 
 

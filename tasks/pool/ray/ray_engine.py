@@ -131,9 +131,9 @@ class RayActors:
 
     def look(self, runs: Sequence[NodeRun]) -> Mapping[str, Allocation]:
         """Returns what Ray says of the actors: all that live, and those that ended lately."""
-        found = [from_json(Allocation, each) for each in self._broker.ask("look")]
-        before, self._seen = self._seen, {each.id: each for each in found}
-        for each in found:
+        result = [from_json(Allocation, each) for each in self._broker.ask("look")]
+        before, self._seen = self._seen, {each.id: each for each in result}
+        for each in result:
             if each != before.get(each.id):
                 logger.info("%s is %s%s", each.id, each.status, f": {each.why}" if each.why else "")
         return self._seen

@@ -67,8 +67,8 @@ _INSTALL = (
 
 def slurm_time(text: str) -> str:
     """Returns a time limit as sbatch reads it, from a text such as 8h, 30m or 2d; returns other texts unchanged."""
-    found = _SHORT.fullmatch(text.strip().lower())
-    return str(int(found[1]) * _MINUTES[found[2]]) if found else text.strip()
+    result = _SHORT.fullmatch(text.strip().lower())
+    return str(int(result[1]) * _MINUTES[result[2]]) if result else text.strip()
 
 
 def seconds_of(text: str) -> float:
@@ -76,13 +76,13 @@ def seconds_of(text: str) -> float:
     text = slurm_time(text)
     if text.upper() in _UNLIMITED:
         return math.inf
-    found = _LONG.fullmatch(text)
-    if found is None:
+    result = _LONG.fullmatch(text)
+    if result is None:
         raise ValueError(f"{text!r} is no time")
-    parts = [int(part) for part in found["parts"].split(":")]
-    has_hours = found["days"] is not None or len(parts) == len("HMS")
+    parts = [int(part) for part in result["parts"].split(":")]
+    has_hours = result["days"] is not None or len(parts) == len("HMS")
     units = (3600, 60, 1) if has_hours else (60, 1)
-    days_s = int(found["days"] or 0) * 86400
+    days_s = int(result["days"] or 0) * 86400
     return float(days_s + sum(part * unit for part, unit in zip(parts, units, strict=False)))
 
 
@@ -205,29 +205,29 @@ def jobs_of(text: str) -> Sequence[SlurmJob]:
 
     Raises Incomplete where it reports an error. squeue 22.05 does so with an empty list and the exit status 0.
     """
-    found = json.loads(text)
-    if errors := found.get("errors"):
+    result = json.loads(text)
+    if errors := result.get("errors"):
         causes = [" ".join(str(each.get(key, "")) for key in ("description", "error")).strip() for each in errors]
         raise Incomplete("; ".join(causes))
-    return [_job(each) for each in found["jobs"]]
+    return [_job(each) for each in result["jobs"]]
 
 
 def nodes_of(text: str) -> Mapping[str, SlurmNode]:
     """Returns the nodes in the output of `scontrol --oneliner show node`, by name."""
-    found = {}
+    result = {}
     for line in text.splitlines():
         name, state = re.search(r"\bNodeName=(\S+)", line), re.search(r"\bState=(\S+)", line)
         reason = re.search(r"\bReason=(.*?)(?: \[\S+@\S+\])?\s*$", line)
         if name and state:
             partitions, gres = _field(line, "Partitions"), _field(line, "Gres")
-            found[name[1]] = SlurmNode(
+            result[name[1]] = SlurmNode(
                 name=name[1],
                 states=_node_states(state[1]),
                 reason=reason[1] if reason else "",
                 partitions=frozenset(filter(None, partitions.split(","))),
                 gres=gres,
             )
-    return found
+    return result
 
 
 def partitions_of(text: str) -> Sequence[SlurmPartition]:
@@ -246,8 +246,8 @@ def partitions_of(text: str) -> Sequence[SlurmPartition]:
 
 def _field(line: str, name: str) -> str:
     """Returns a value without spaces in a line of scontrol; empty where it is missing or null."""
-    found = re.search(rf"(?:^|\s){name}=(\S*)", line)
-    return found[1] if found and found[1] != "(null)" else ""
+    result = re.search(rf"(?:^|\s){name}=(\S*)", line)
+    return result[1] if result and result[1] != "(null)" else ""
 
 
 def _node_states(text: str) -> frozenset[str]:
@@ -388,10 +388,10 @@ class Slurm:
             raise EngineUnavailable(f"{name} cannot be started here ({error}). {_INSTALL}") from error
         if done.returncode == 0:
             return done.stdout
-        said = " ".join((done.stderr or done.stdout).split()) or f"exit status {done.returncode}"
-        if _AWAY.search(said):
-            raise EngineUnavailable(_away(said))
-        raise SlurmError(f"Slurm refuses {name}: {said}")
+        text = " ".join((done.stderr or done.stdout).split()) or f"exit status {done.returncode}"
+        if _AWAY.search(text):
+            raise EngineUnavailable(_away(text))
+        raise SlurmError(f"Slurm refuses {name}: {text}")
 
 
 def lacking_commands() -> Sequence[str]:

@@ -83,11 +83,11 @@ class SlurmMachines:
             self._remember(job)
         current = {job.id for job in jobs} | wanted
         nodes = self._slurm.nodes({seen.node for id, seen in self._seen.items() if id in current and seen.node})
-        found = [self._allocation(job, nodes) for job in jobs]
-        found += [self._forgotten(number, nodes) for number in sorted(wanted - known.keys())]
+        result = [self._allocation(job, nodes) for job in jobs]
+        result += [self._forgotten(number, nodes) for number in sorted(wanted - known.keys())]
         for job in jobs:
             self._insist(job)
-        return {each.id: each for each in found}
+        return {each.id: each for each in result}
 
     def allocation_of(self, run: NodeRun) -> str:
         """Returns the id of the job of a flow run; see `Machines`."""
@@ -224,8 +224,8 @@ def faults(
         wrong before is left out of its request.
     lacking: returns the faults of commands that are missing.
     """
-    if found := lacking():
-        return found
+    if result := lacking():
+        return result
     try:
         partitions, nodes = slurm.partitions(), slurm.all_nodes()
         default = [each for each in partitions if each.is_default]
@@ -236,16 +236,16 @@ def faults(
         time_faults = _time_faults(request.time, allowed)
         gres_faults = _gres_faults(request.gres, allowed, nodes)
         gpu_faults = _gpu_faults(request, options(request), allowed, nodes)
-        found = [*partition_faults, *time_faults, *gres_faults, *gpu_faults]
+        result = [*partition_faults, *time_faults, *gres_faults, *gpu_faults]
         if partition_faults and not default:
-            return found
+            return result
         rest = JobRequest(
             partition="" if partition_faults else request.partition,
             time="" if time_faults else request.time,
             gres="" if gres_faults else request.gres,
         )
         are_all_there = not any(node.is_drained or node.is_away for node in nodes)
-        return [*found, *_refusals(slurm, options(rest), are_all_there=are_all_there)]
+        return [*result, *_refusals(slurm, options(rest), are_all_there=are_all_there)]
     except EngineUnavailable as error:
         return [str(error)]
 
@@ -329,12 +329,12 @@ def numbers_of(gres: str) -> Mapping[tuple[str, str], int]:
 
     What cannot be understood is left out: sbatch judges that.
     """
-    found: dict[tuple[str, str], int] = {}
+    result: dict[tuple[str, str], int] = {}
     for part in _SEPARATOR.split(gres):
         if match := _GRES.fullmatch(part.strip()):
             key = (match["name"].lower(), (match["type"] or "").lower())
-            found[key] = found.get(key, 0) + int(match["number"] or 1)
-    return found
+            result[key] = result.get(key, 0) + int(match["number"] or 1)
+    return result
 
 
 def _refusals(slurm: Slurm, options: Sequence[str], *, are_all_there: bool) -> Sequence[str]:

@@ -210,8 +210,8 @@ def _map_style(dataset: Any, split: str, spec: DataSpec, cache_dir: Path) -> Dat
             f"data factory {spec.factory}: {split} is not a map-style data set. To fix: give it __len__ and "
             f"__getitem__(index) -> dict of tensors, or return a data set of Hugging Face datasets"
         )
-    found: Dataset = dataset.with_format("torch") if is_of_datasets and dataset.format["type"] is None else dataset
-    return found
+    result: Dataset = dataset.with_format("torch") if is_of_datasets and dataset.format["type"] is None else dataset
+    return result
 
 
 def _read_stream(stream: Any, split: str, spec: DataSpec, cache_dir: Path) -> Any:

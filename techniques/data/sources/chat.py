@@ -179,15 +179,15 @@ def tools_of(value: Any) -> list[Mapping[str, Any]] | None:
 
 def _functions(value: Any, what: str) -> list[Mapping[str, Any]] | None:
     """The functions that a list or its JSON, as in a table, describes or calls; None where there are none."""
-    found = value
+    result = value
     if isinstance(value, str):
         with suppress(json.JSONDecodeError):  # refused as a text
-            found = json.loads(value) if value.strip() else None
-    if found is not None and not (isinstance(found, list) and all(isinstance(each, Mapping) for each in found)):
+            result = json.loads(value) if value.strip() else None
+    if result is not None and not (isinstance(result, list) and all(isinstance(each, Mapping) for each in result)):
         raise ValueError(
             f"{what} are {str(value)[:30]!r}. To fix: give a list of functions as JSON objects, or leave it empty"
         )
-    return found or None
+    return result or None
 
 
 def refuse_tools(row: Mapping[str, Any]) -> None:

@@ -70,37 +70,37 @@ class ImageClassification(RowSource):
 
     def preparation(self, spec: DataSpec, *, cache_dir: Path) -> Preparation:
         """Returns how images become arrays."""
-        found = images_of(spec)
-        if found is None:
+        result = images_of(spec)
+        if result is None:
             return super().preparation(spec, cache_dir=cache_dir)
         assert spec.path is not None
-        _check_folders(found)
+        _check_folders(result)
         return Preparation(
             name=spec.name or spec.path,
             location=spec.path,
-            state=self.state([found.state(), _state_of(spec.held_out_path)]),
+            state=self.state([result.state(), _state_of(spec.held_out_path)]),
             write=partial(self._write_files, cache_dir, spec=spec, where=f"path {spec.path!r}"),
         )
 
     def rows_of_path(self, spec: DataSpec) -> Iterator[Row]:
         """Yields the images of a folder, or the rows of a table."""
-        found = images_of(spec)
-        if found is None:
+        result = images_of(spec)
+        if result is None:
             yield from super().rows_of_path(spec)
             return
-        for name in found.names:
+        for name in result.names:
             held_out = spec.held_out_path is None and is_held_out(name, share=spec.held_out)
-            yield _row(found, name, held_out=held_out)
+            yield _row(result, name, held_out=held_out)
         if spec.held_out_path is not None:
             others = matching(spec.held_out_path)
             yield from (_row(others, name, held_out=True) for name in others.names if is_image(name))
 
     def values(self, row: Row, columns: Columns, *, spec: DataSpec) -> dict[str, Any]:
         """Returns the values by role; the image of a table lies where the table says, relative to itself."""
-        found = super().values(row, columns, spec=spec)
-        if spec.path is not None and isinstance(image := found["image"], str) and "://" not in image:
-            found["image"] = str(Path(row.file).parent / image)
-        return found
+        result = super().values(row, columns, spec=spec)
+        if spec.path is not None and isinstance(image := result["image"], str) and "://" not in image:
+            result["image"] = str(Path(row.file).parent / image)
+        return result
 
     def identity_of(self, spec: DataSpec) -> Callable[[Row], Any]:
         """Returns a function of a row whose result is the same for the same image, whatever it is called."""
@@ -157,9 +157,9 @@ def images_of(spec: DataSpec) -> MatchedFiles | None:
     """The images that the path matches, or None where it matches tables."""
     if spec.path is None:
         return None
-    found = matching(spec.path)
-    images = tuple(name for name in found.names if is_image(name))
-    return found.only(images) if images else None
+    result = matching(spec.path)
+    images = tuple(name for name in result.names if is_image(name))
+    return result.only(images) if images else None
 
 
 def _check_folders(found: MatchedFiles) -> None:
@@ -190,9 +190,9 @@ def _merged_folders(spec: DataSpec) -> Iterator[str]:
 
     These may be parts of the data (2021/cat, 2022/cat), or else the classes (cat/2021, dog/2021).
     """
-    found = images_of(spec)
+    result = images_of(spec)
     folders: dict[str, set[str]] = {}
-    for name in () if found is None else found.names:
+    for name in () if result is None else result.names:
         folder = PurePosixPath(name).parent
         folders.setdefault(folder.name, set()).add(str(folder))
     merged = [f"{' and '.join(sorted(each)[:MAX_SHOWN])} as {name}" for name, each in folders.items() if len(each) > 1]
@@ -204,15 +204,15 @@ def _merged_folders(spec: DataSpec) -> Iterator[str]:
 
 def _left_out(spec: DataSpec) -> Iterator[str]:
     """Yields what is in a folder of images, and is not read."""
-    found = images_of(spec)
-    if found is None or spec.path is None or not spec.path.startswith(f"{found.root.rstrip('/')}/**"):
+    result = images_of(spec)
+    if result is None or spec.path is None or not spec.path.startswith(f"{result.root.rstrip('/')}/**"):
         return
     others = Counter(PurePosixPath(name).suffix.lower() for name in matching(spec.path).names if not is_image(name))
     if others:
         shown = ", ".join(f"{number:,} {suffix or 'without an ending'}" for suffix, number in sorted(others.items()))
         yield f"files left out, as they do not end as images do: {shown}"
-    classes = {name.split("/")[0] for name in found.names}
-    folders = (each.name for each in Path(found.root).iterdir() if each.is_dir()) if not is_url(found.root) else ()
+    classes = {name.split("/")[0] for name in result.names}
+    folders = (each.name for each in Path(result.root).iterdir() if each.is_dir()) if not is_url(result.root) else ()
     if empty := sorted(name for name in {*folders} - classes if not is_litter(name)):
         yield f"folders without images: {', '.join(empty[:MAX_SHOWN])}" + (", ..." if len(empty) > MAX_SHOWN else "")
 

@@ -67,12 +67,12 @@ class Prompt(RowSource):
 
     def columns(self, spec: DataSpec, available: Sequence[str] | None = None) -> Columns:
         """Returns the prompt's column, and all others under their own names."""
-        found = super().columns(spec, available)
+        result = super().columns(spec, available)
         there = columns_of_files(spec, kind=self.name) if available is None else available
-        others = {name: name for name in there if name not in (*found.columns.values(), PROMPT)}
+        others = {name: name for name in there if name not in (*result.columns.values(), PROMPT)}
         if taken := sorted(set(TAKEN) & set(others)):
             raise ValueError(f"a column has the name {taken[0]}, of an argument of rewards. To fix: rename it")
-        return Columns(columns={**found.columns, **others}, roles=(PROMPT, *others), optional=frozenset(others))
+        return Columns(columns={**result.columns, **others}, roles=(PROMPT, *others), optional=frozenset(others))
 
     def texts(self, row: Mapping[str, Any], *, spec: DataSpec) -> Iterable[str]:
         """Returns the prompt, or the contents of its messages where a tokenizer is trained on them."""

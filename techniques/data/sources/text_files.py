@@ -85,5 +85,5 @@ def _content(row: Any, where: str, *, column: str) -> Content:
         what = f"has no text (nor input_ids) in column {column!r}; it has {there}"
         raise ValueError(f"{where} {what}. To fix: set text_column")
     read = column if column in row else "input_ids"
-    found = "it is null" if content is None else f"it is of type {type(content).__name__}"
-    raise ValueError(f"{where} has no text in column {read!r}: {found}. To fix: give it a text, or remove the row")
+    text = "it is null" if content is None else f"it is of type {type(content).__name__}"
+    raise ValueError(f"{where} has no text in column {read!r}: {text}. To fix: give it a text, or remove the row")

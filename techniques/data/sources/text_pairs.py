@@ -72,8 +72,8 @@ class Embedding(RowSource):
 
     def columns(self, spec: DataSpec, available: Sequence[str] | None = None) -> Columns:
         """Returns the columns; where there is one of negatives, every row has one."""
-        found = super().columns(spec, available)
-        return replace(found, optional=self.optional - found.columns.keys())
+        result = super().columns(spec, available)
+        return replace(result, optional=self.optional - result.columns.keys())
 
     def texts(self, row: Mapping[str, Any], *, spec: DataSpec) -> Iterable[str]:
         """Returns the texts."""

@@ -85,22 +85,24 @@ class FusedBatch:
 
     def prefixes(self, model: nn.Module) -> dict[int, PrefixLayers]:
         """The prefix keys and values of each block whose samples have a prefix, by the block's start."""
-        found: dict[int, list[BatchPrefix]] = {}
+        result: dict[int, list[BatchPrefix]] = {}
         for adapter_modules, share, start in zip(
             self.adapter_modules, self.shares, starts_of(self.shares), strict=True
         ):
             if adapter_modules.prefix is not None:
                 block = next(block.start for block in self.blocks if block.start <= start < block.stop)
                 prefix = BatchPrefix(embeddings=adapter_modules.prefix, num_rows=share.num_rows)
-                found.setdefault(block, []).append(prefix)
-        return {start: prefix_layers(model, prefixed) for start, prefixed in found.items()}
+                result.setdefault(block, []).append(prefix)
+        return {start: prefix_layers(model, prefixed) for start, prefixed in result.items()}
 
     def owners(self, module: str) -> OwnWeights | None:
         """The adapters' own weights of a module; None if no adapter has any."""
         if module not in self._owners:
             weights = [adapter_modules.weights.get(module) for adapter_modules in self.adapter_modules]
-            found = OwnWeights(weights=weights, shares=self.shares, is_packed=self._is_packed) if any(weights) else None
-            self._owners[module] = found
+            result = (
+                OwnWeights(weights=weights, shares=self.shares, is_packed=self._is_packed) if any(weights) else None
+            )
+            self._owners[module] = result
         return self._owners[module]
 
     def expect_gradients(self) -> None:

@@ -129,8 +129,8 @@ class ScalingRun(_RowRange):
 
     def take_gradients(self, by_row: Tensor) -> None:
         """Sums gradients [adapters, num_rows, features] over the rows, as a separate run does, and stores them."""
-        found = torch.sum(by_row, dim=1, dtype=torch.float32).view_as(self._factors.values)
-        self._factors.put(found, is_added=self.has_gradients)
+        result = torch.sum(by_row, dim=1, dtype=torch.float32).view_as(self._factors.values)
+        self._factors.put(result, is_added=self.has_gradients)
         self.has_gradients = True
 
 
@@ -274,16 +274,16 @@ class PerAdapterModule(nn.Module):
         rows = owners.rows_of(x)
         # The rows without own weights are computed together, with the base's weights.
         is_shared = any(weights is None for weights in owners.weights)
-        found = owners.rows_of(of_all(x)) if is_shared else list(rows)
+        result = owners.rows_of(of_all(x)) if is_shared else list(rows)
         for i, weights in enumerate(owners.weights):
             if weights is not None:
-                found[i] = self._computed(rows[i], weights)
-        return owners.joined(found)
+                result[i] = self._computed(rows[i], weights)
+        return owners.joined(result)
 
     def _computed(self, x: Tensor, weights: ModuleWeights) -> Tensor:
         with _standing_in(self, weights):
-            found: Tensor = self.adapts.forward(self, x)
-        return found
+            result: Tensor = self.adapts.forward(self, x)
+        return result
 
 
 class PerAdapterNorm(PerAdapterModule):

@@ -157,7 +157,7 @@ class FusedGroup:
                     metrics[name].add(output, inputs, rows=rows)
             beat()
         self.stem.model.train()
-        return {name: self._over_ranks(found) for name, found in metrics.items()}
+        return {name: self._over_ranks(result) for name, result in metrics.items()}
 
     def _over_ranks(self, metrics: MetricTotals) -> dict[str, float]:
         return metrics.result(None if self._ranks is None else self._ranks.gather(metrics.parts()))
@@ -229,12 +229,12 @@ def open_group(order: GangOrder, ranks: Ranks) -> FusedGroup:
 
 def _own(base: nn.Module, jobs: Sequence[Job]) -> set[str]:
     """The names of the modules of which any job trains weights of its own, which start as copies of the base's."""
-    found: set[str] = set()
+    result: set[str] = set()
     for job in jobs:
         assert job.adapter is not None
         with suppress(ValueError, OSError):  # raised again, and reported, when the job's member is created
-            found.update(own_leaves(base, resolved(job.adapter)))
-    return found
+            result.update(own_leaves(base, resolved(job.adapter)))
+    return result
 
 
 def profile(order: GangOrder, reporter: Reporter, *, rank: int = 0) -> dict[str, Any]:
@@ -263,11 +263,11 @@ class GroupTrial:
         """One step of every job; reports the loss of the first job."""
         started_s = time.perf_counter()
         first = next(iter(self._group.step().values()))
-        asked = tuple(self.ranks.sum(list(asks)))
+        requested = tuple(self.ranks.sum(list(asks)))
         seconds = time.perf_counter() - started_s
         self._num_steps += 1
         self._reporter.beat()
-        return StepReport(step=self._num_steps - 1, loss=first.loss, seconds=seconds, asked=asked)
+        return StepReport(step=self._num_steps - 1, loss=first.loss, seconds=seconds, asked=requested)
 
     def pieces(self, *, copies: HostCopies | None = None) -> WritePieces:
         """The checkpoint pieces of all jobs."""

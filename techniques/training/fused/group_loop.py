@@ -74,12 +74,12 @@ class _GroupSegment:
     def train(self) -> None:
         """Trains all jobs, step by step, until none is left."""
         self._fill(since_s=self._order.ordered_at_s)
-        patience = StepTimeout(self._reporter)
+        timeout = StepTimeout(self._reporter)
         while self._positions:
-            patience.learn(self._step())
+            timeout.learn(self._step())
             did_more = self._follow()
             if self._fill(since_s=time.monotonic()) or did_more:
-                patience.announce()
+                timeout.announce()
         self._ranks.agree(True)  # no rank exits while a peer may still wait for it
 
     def result(self) -> dict[str, Any]:
@@ -135,11 +135,11 @@ class _GroupSegment:
             if self._ranks.num_ranks > 1 or failure_kind(error) == OutcomeStatus.OUT_OF_MEMORY:
                 raise
             traceback.print_exception(error)
-        found: dict[str, T] = {}
+        result: dict[str, T] = {}
         for position in positions:
-            self._try(position, lambda position=position: found.update(act([position])))  # type: ignore[misc]
+            self._try(position, lambda position=position: result.update(act([position])))  # type: ignore[misc]
             self._reporter.beat()
-        return found
+        return result
 
     def _follow(self) -> bool:
         """Saves, evaluates and ends jobs after a step, as due or commanded; returns whether it did any of these."""
@@ -172,12 +172,12 @@ class _GroupSegment:
 
         The ranks' requests are summed, so a command to one rank reaches all. Only the first rank sets the last step.
         """
-        told, positions = self._reporter.told_to_leave(), list(self._positions.values())
+        reported, positions = self._reporter.told_to_leave(), list(self._positions.values())
         waiting = self._in_line
-        is_over = self._reporter.told(STOP) or self._order.job.name in told
-        asks = [(float(position.name in told), *position.asks()) for position in positions]
+        is_over = self._reporter.told(STOP) or self._order.job.name in reported
+        asks = [(float(position.name in reported), *position.asks()) for position in positions]
         until = float(self._reporter.told_until()) if self._ranks.rank == 0 else 0.0
-        never_begun = [float(name in told) for name in waiting]
+        never_begun = [float(name in reported) for name in waiting]
         sums = iter(self._ranks.sum([float(is_over), until, *never_begun, *chain.from_iterable(asks)]))
         is_over, until = next(sums) > 0, next(sums)
         leaving, due = {name for name in waiting if next(sums) > 0}, set[str]()
@@ -205,8 +205,8 @@ class _GroupSegment:
             started_s = time.perf_counter()
             metrics = self._all_or_each(measured, self._evaluated)
             seconds = (time.perf_counter() - started_s) / len(measured)
-            for name, found in metrics.items():
-                self._positions[name].measured(found, seconds=seconds)
+            for name, result in metrics.items():
+                self._positions[name].measured(result, seconds=seconds)
         done = [position for position in self._positions.values() if position.is_done]
         if any(position.is_at_its_end for position in done):
             self._reporter.phase("exporting", patience_s=SAVE_PATIENCE_S)

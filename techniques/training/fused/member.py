@@ -94,12 +94,14 @@ class ParameterRow:
             state = optimizer.state[segment]
             for place in places:
                 for key in reader.states_of(place.name):
-                    found = reader.state(f"optimizer/{place.name}/{key}", self._parameters[place.name], optimizer)
-                    if found.shape == place.shape:
-                        whole = state.setdefault(key, torch.zeros_like(segment, dtype=found.dtype, requires_grad=False))
-                        place.of(whole, first=places[0].start).copy_(found)
+                    result = reader.state(f"optimizer/{place.name}/{key}", self._parameters[place.name], optimizer)
+                    if result.shape == place.shape:
+                        whole = state.setdefault(
+                            key, torch.zeros_like(segment, dtype=result.dtype, requires_grad=False)
+                        )
+                        place.of(whole, first=places[0].start).copy_(result)
                     else:
-                        state[key] = found  # a step counter, equal for all parameters
+                        state[key] = result  # a step counter, equal for all parameters
 
     def _move(self, values: Tensor, gradients: Tensor | None) -> None:
         """Moves the row to new memory, [num_elements] each. The gradients' values are lost."""

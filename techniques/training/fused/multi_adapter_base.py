@@ -66,8 +66,8 @@ class LanguageModelHead:
 
     def hidden_states(self, **inputs: Any) -> Tensor:
         """The decoder's hidden states, [rows, tokens, hidden]."""
-        found: Tensor = self.decoder(use_cache=False, **inputs).last_hidden_state
-        return found
+        result: Tensor = self.decoder(use_cache=False, **inputs).last_hidden_state
+        return result
 
     def __call__(self, hidden: Tensor, tokens: Tensor) -> Any:
         """The model's output for the hidden states [rows, tokens, hidden] of `tokens`."""
@@ -218,9 +218,9 @@ class MultiAdapterBase:
         for chosen in self._divided(parts):
             chosen_parts = [parts[i] for i in chosen]
             batch = self._enter(chosen_parts)
-            found = self._backward(batch, chosen_parts, [losses[i] for i in chosen])
+            result = self._backward(batch, chosen_parts, [losses[i] for i in chosen])
             used = batch.sites_with_gradients
-            for i, part, (loss_sum, count, used_by_head) in zip(chosen, chosen_parts, found, strict=True):
+            for i, part, (loss_sum, count, used_by_head) in zip(chosen, chosen_parts, result, strict=True):
                 idle = frozenset(part.adapter_modules.at.keys() - used - used_by_head)
                 learnt[i] = BackwardResult(loss_sum=loss_sum.detach(), count=float(count), idle=idle)
         return [learnt[i] for i in range(len(parts))]
@@ -249,9 +249,9 @@ class MultiAdapterBase:
         """(sum, count, the sites of the head) of each part."""
         batch.expect_gradients()
         if self._head is None:
-            found = [loss(output) for loss, output in zip(losses, self._whole(batch, parts), strict=True)]
-            torch.autograd.backward([total for total, _ in found])
-            return [(total, count, set()) for total, count in found]
+            result = [loss(output) for loss, output in zip(losses, self._whole(batch, parts), strict=True)]
+            torch.autograd.backward([total for total, _ in result])
+            return [(total, count, set()) for total, count in result]
         hidden = self._hidden_states(batch, parts)
         gradients, learnt = [], []
         for part, states, loss in zip(parts, hidden, losses, strict=True):

@@ -216,8 +216,8 @@ def _layout(matrices: Tensor) -> Layout:
 def _measured_to_add_exactly(y: Layout, h: Layout, b: Layout, num: int) -> bool:
     to, first, second = _drawn(y, h, b, num=num)
     expected = torch.stack([to[i] + first[i] @ second[i] for i in range(num)])
-    found = torch.baddbmm(to, first, second) if num > 1 else torch.addmm(to[0], first[0], second[0])[None]
-    return torch.equal(found, expected)
+    result = torch.baddbmm(to, first, second) if num > 1 else torch.addmm(to[0], first[0], second[0])[None]
+    return torch.equal(result, expected)
 
 
 def _drawn(*layouts: Layout, num: int) -> Iterator[Tensor]:

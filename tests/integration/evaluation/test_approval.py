@@ -13,7 +13,7 @@ from prefect.settings import PREFECT_API_URL, temporary_settings
 
 from ringmaster.flows.retraining import approval
 from tests.cluster.waiting import until
-from tests.integration.runtime.test_worker import PrefectServer
+from tests.integration.training.test_worker import PrefectServer
 
 pytestmark = [pytest.mark.full, pytest.mark.timeout(1200)]
 

@@ -21,7 +21,7 @@ from ringmaster.flows.deployments import SUBJECTS, make_alarms
 from ringmaster.tasks.alarms import PROMOTION_REFUSED, batch_failed, promotion_refused
 from ringmaster.tasks.alarms.task import sound
 from tests.cluster.waiting import until
-from tests.integration.runtime.test_worker import PrefectServer
+from tests.integration.training.test_worker import PrefectServer
 
 SOURCE = Path(__file__).parents[3]
 

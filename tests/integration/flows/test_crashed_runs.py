@@ -14,7 +14,7 @@ from ringmaster.flows.batch.flow_runs import runs_fact
 from ringmaster.flows.pool.batch_runs import BEGUN_WITHIN, MOST_RUNS, CrashedRuns
 from ringmaster.tasks.pool.submissions import Submissions
 from ringmaster.tasks.storage.journal import Journal
-from tests.integration.runtime.test_worker import prefect_server  # noqa: F401 - a fixture
+from tests.integration.training.test_worker import prefect_server  # noqa: F401 - a fixture
 from tests.unit.pool.bench import submission
 
 pytestmark = pytest.mark.full

@@ -14,7 +14,7 @@ from prefect.states import Running, Suspended
 from ringmaster.flows.batch.batch_input import ANSWER_WITHIN_S
 from ringmaster.flows.pool.batch_runs import LateAnswers
 from ringmaster.flows.retraining.approval import NOBODY, TO_START, Start
-from tests.integration.runtime.test_worker import prefect_server  # noqa: F401 - a fixture
+from tests.integration.training.test_worker import prefect_server  # noqa: F401 - a fixture
 
 pytestmark = pytest.mark.full
 

@@ -148,7 +148,7 @@ def test_layouts_that_know_no_masks_are_refused(bench, layout):
 @pytest.mark.full
 @pytest.mark.parametrize("optimizer", [SGD, ADAMW], ids=["sgd", "adamw"])
 def test_a_loss_that_compares_samples_is_trained_by_what_keeps_a_batch_whole(bench, tmp_path, optimizer):
-    job = bench.job(loss="tests.unit.runtime.probing.samples:contrast", optimizer=optimizer)
+    job = bench.job(loss="tests.unit.probing.samples:contrast", optimizer=optimizer)
     layout = Layout("tensor", 2, {"micro_batch": 8, "sequence_parallel": False, "loss_parallel": False})
     facts = bench.facts(job)
     assert registry.load(layout.path).supports(job, bench.shape(2), facts) is None
@@ -158,7 +158,7 @@ def test_a_loss_that_compares_samples_is_trained_by_what_keeps_a_batch_whole(ben
 
 
 def test_compiled_dropout_keeps_its_batch_whole(bench):
-    job = replace(bench.job(BERT, compile=True), data=DataSpec(factory="tests.unit.runtime.probing.samples:masked"))
+    job = replace(bench.job(BERT, compile=True), data=DataSpec(factory="tests.unit.probing.samples:masked"))
     for name in ("ddp", "fsdp", "pipeline"):
         assert registry.load(registry.dotted_path(name)).supports(job, bench.shape(2), bench.facts(job))
     configs = list(registry.load(SINGLE.path).configs(job, bench.shape(1), bench.facts(job)))
@@ -178,7 +178,7 @@ def test_a_users_data_set_may_draw_for_each_sample(bench, tmp_path):
 
 
 def test_the_probe_is_taken_once_for_jobs_that_are_alike(bench, tmp_path):
-    masked = DataSpec(factory="tests.unit.runtime.probing.samples:masked")
+    masked = DataSpec(factory="tests.unit.probing.samples:masked")
     job = replace(bench.job(BERT), data=masked)
     data = prepare(job.data, cache_dir=bench.cache_dir)
     found = probe(job, data=data, cache_dir=tmp_path)

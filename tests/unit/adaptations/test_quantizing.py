@@ -18,7 +18,7 @@ from ringmaster.techniques.models.quantization import (
     quantize,
     to_int8,
 )
-from tests.unit.runtime.models.conftest import LLAMA
+from tests.unit.models.conftest import LLAMA
 
 METHODS = ["dynamic-int8", "weight-only-int8"]
 DATA = PreparedData(

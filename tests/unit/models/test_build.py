@@ -13,7 +13,7 @@ from ringmaster.techniques.model_facts import check_attention, why_no_attention
 from ringmaster.techniques.models.architectures import known_architectures
 from ringmaster.techniques.models.build import build_model
 from ringmaster.techniques.models.export import export_model
-from tests.unit.runtime.models.conftest import FOUR, GPT2, IMAGES, LLAMA, RESNET, TOKENS, VIT
+from tests.unit.models.conftest import FOUR, GPT2, IMAGES, LLAMA, RESNET, TOKENS, VIT
 
 
 def configured(spec, **fields):

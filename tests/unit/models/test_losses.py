@@ -7,7 +7,7 @@ from ringmaster.techniques.job import ModelSpec
 from ringmaster.techniques.models.build import build_model
 from ringmaster.techniques.training.losses import loss_of
 from ringmaster.techniques.training.metrics import MetricTotals
-from tests.unit.runtime.models.conftest import FOUR, GPT2, IMAGES, LLAMA, RESNET, TOKENS, VIT
+from tests.unit.models.conftest import FOUR, GPT2, IMAGES, LLAMA, RESNET, TOKENS, VIT
 
 T5 = ModelSpec(
     architecture="T5ForConditionalGeneration",

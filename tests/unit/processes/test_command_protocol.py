@@ -141,7 +141,7 @@ def test_lines_come_whole_however_they_are_written(tmp_path):
 
 
 def test_a_command_sees_the_devices_of_its_gang_and_our_interpreter_first(monkeypatch, tmp_path):
-    ours = str(Path(__file__).parents[4] / "src")
+    ours = str(Path(__file__).parents[3] / "src")
     monkeypatch.setenv("PYTHONPATH", os.pathsep.join([ours, "/their/own"]))
     monkeypatch.setenv("PYTHONSAFEPATH", "1")  # as in the services of a pool
     on_gpus, on_cpus = (

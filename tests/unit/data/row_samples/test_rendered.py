@@ -10,7 +10,7 @@ from transformers import PreTrainedTokenizerFast
 from ringmaster.techniques.data.row_tokenizer import RenderedEncoder, TextSpan
 from ringmaster.techniques.data.text_encoder import TextEncoder
 from tests.drawing import draws
-from tests.unit.runtime.data.encoding.test_cuts import CASES, TEXTS
+from tests.unit.data.encoding.test_cuts import CASES, TEXTS
 
 SPECIAL = ["<|im_start|>", "<|im_end|>", "<|im_end|>x"]
 SPLITS = [split for _, split in CASES]

@@ -21,7 +21,7 @@ from ringmaster.techniques.probing.probe import _file, source_state
 from ringmaster.techniques.technique import GangShape
 from tests.integration.workbench import write_prose
 
-HERE = "tests.unit.runtime.probing.samples"
+HERE = "tests.unit.probing.samples"
 TINY = {"hidden_size": 32, "num_hidden_layers": 2, "num_attention_heads": 4, "intermediate_size": 64}
 NO_DROPOUT = {"hidden_dropout_prob": 0.0, "attention_probs_dropout_prob": 0.0}
 LLAMA = ModelSpec(architecture="LlamaForCausalLM", config=TINY)

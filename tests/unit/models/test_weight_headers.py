@@ -11,7 +11,7 @@ from safetensors.torch import load_file, save_file
 from ringmaster.techniques.job import ModelSpec
 from ringmaster.techniques.models.build import build_model, check_weights
 from ringmaster.techniques.models.export import export_model
-from tests.unit.runtime.models.conftest import FOUR, LLAMA, TOKENS
+from tests.unit.models.conftest import FOUR, LLAMA, TOKENS
 
 MIXTRAL = ModelSpec(
     architecture="MixtralForCausalLM",

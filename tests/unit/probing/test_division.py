@@ -116,7 +116,7 @@ def test_a_loss_has_the_gradients_of_the_whole_batch_in_all_its_parts(name, opti
 @pytest.mark.parametrize("same_from", [8, 50, 90])
 @pytest.mark.parametrize("name", ["dpo", "orpo", "simpo"])
 def test_preferences_with_long_common_prompts_are_divided(name, same_from, tmp_path):
-    data = DataSpec(factory="tests.unit.runtime.probing.samples:long_prompts", kwargs={"num_common": same_from})
+    data = DataSpec(factory="tests.unit.probing.samples:long_prompts", kwargs={"num_common": same_from})
     prepared = prepare(data, cache_dir=tmp_path)
     job = Job(name="j", model=LLAMA, data=data, num_steps=1, loss=name, adapter=Adapter())
     assert prepared.seq_len == 96

@@ -11,7 +11,7 @@ from ringmaster.techniques.data import prepare
 from ringmaster.techniques.job import DataSpec, ModelSpec
 from ringmaster.techniques.models.build import build_model
 from ringmaster.techniques.models.export import export_model
-from tests.unit.runtime.models.conftest import FOUR, GPT2, LLAMA, TOKENS
+from tests.unit.models.conftest import FOUR, GPT2, LLAMA, TOKENS
 
 
 def trained(model):

@@ -17,7 +17,7 @@ from ringmaster.techniques.models.build import build_model
 from ringmaster.techniques.training.losses import REFERENCE, disable_dropout, loss_of
 from ringmaster.techniques.training.metrics import MetricTotals
 from tests.integration.losses.pairs import VOCAB_SIZE, Preferences, Texts
-from tests.unit.runtime.models.conftest import GPT2, IMAGES, LLAMA, TOKENS, VIT
+from tests.unit.models.conftest import GPT2, IMAGES, LLAMA, TOKENS, VIT
 
 PAIRS = PreparedData(
     name="pairs", digest="", num_samples=8, num_held_out=8, kind="tokens", vocab_size=VOCAB_SIZE, seq_len=12, source=""

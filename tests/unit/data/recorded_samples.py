@@ -1,6 +1,6 @@
 """Data of every kind, prepared and read; what comes out is compared with what release 0.3 made of the same files.
 
-    python -m tests.unit.runtime.data.recorded_samples
+    python -m tests.unit.data.recorded_samples
 
 writes the record anew. Do so only for a kind whose samples are meant to change.
 """
@@ -17,8 +17,8 @@ from ringmaster.codec import to_json
 from ringmaster.techniques.data import batch_indices, fetch, open_data, prepare, sampler_of, width_of
 from ringmaster.techniques.data.manifest import RowManifest
 from ringmaster.techniques.job import DataSpec, Job, ModelSpec
-from tests.unit.runtime.data.conftest import saved_tokenizer
-from tests.unit.runtime.data.equal_samples import _csv, _jsonl, _parquet, _tokenizer, prose
+from tests.unit.data.conftest import saved_tokenizer
+from tests.unit.data.equal_samples import _csv, _jsonl, _parquet, _tokenizer, prose
 
 RECORD = Path(__file__).with_name("recorded_samples.json")
 NUM_ROWS = 70

@@ -8,7 +8,7 @@ import pytest
 from ringmaster.techniques.data import open_data, prepare
 from ringmaster.techniques.job import DataSpec
 from ringmaster.techniques.metric import IGNORED
-from tests.unit.runtime.data.test_kinds import jsonl
+from tests.unit.data.test_kinds import jsonl
 
 WORDS = ["one", "two", "three"]
 

@@ -7,7 +7,7 @@ from ringmaster.techniques.job import ModelSpec
 from ringmaster.techniques.models.build import build_model
 from ringmaster.techniques.models.facts import model_facts
 from ringmaster.techniques.models.layers import layer_names
-from tests.unit.runtime.models.conftest import FOUR, GPT2, IMAGES, LLAMA, TOKENS
+from tests.unit.models.conftest import FOUR, GPT2, IMAGES, LLAMA, TOKENS
 
 
 @pytest.mark.parametrize(("spec", "data"), FOUR)

@@ -12,7 +12,7 @@ from ringmaster.codec import from_json, to_json
 from ringmaster.techniques.data import PreparedData, fetch, open_data, prepare
 from ringmaster.techniques.data.stored_source import Preparation, prepare_once
 from ringmaster.techniques.job import DataSpec
-from tests.unit.runtime.data.preparing import prepare_here
+from tests.unit.data.preparing import prepare_here
 
 USERS = """
 import torch

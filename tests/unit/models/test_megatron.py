@@ -141,7 +141,7 @@ def test_megatrons_own_files_are_read_with_its_arguments(tmp_path, plain_norms):
 def test_the_documented_lines_make_files_that_megatron_has(tmp_path):
     source = hugging_face(tmp_path / "hf")
     convert(str(source), tmp_path / "megatron", to="megatron", tp=2, pp=2)
-    page = (Path(__file__).parents[4] / "docs" / "checkpoints.md").read_text()
+    page = (Path(__file__).parents[3] / "docs" / "checkpoints.md").read_text()
     (lines,) = re.findall(r"```python\n(.*?)```", page, re.DOTALL)
     exec(lines.replace("DESTINATION", str(tmp_path / "megatron")), {})
     for file in (tmp_path / "megatron" / "release").glob("*/model.safetensors"):

@@ -4,8 +4,8 @@ import json
 
 import pytest
 
-from tests.unit.runtime.data.equal_samples import CASES, prepared_case
-from tests.unit.runtime.data.recorded_samples import KINDS, RECORD, recorded_kind
+from tests.unit.data.equal_samples import CASES, prepared_case
+from tests.unit.data.recorded_samples import KINDS, RECORD, recorded_kind
 
 # Of the samples, and of the rows of data with a name; computed by release 0.2, which read files whole.
 DIGESTS = {

@@ -18,7 +18,7 @@ from ringmaster.techniques.data_source import DataSource, data_source_named, dat
 from ringmaster.techniques.job import DataSpec
 from ringmaster.techniques.metric import IGNORED
 
-EXAMPLE = Path(__file__).parents[4] / "examples" / "custom" / "my_data_source.py"
+EXAMPLE = Path(__file__).parents[3] / "examples" / "custom" / "my_data_source.py"
 ROWS = [{"prompt": f"what is {i} and {i % 7}?", "answer": f"{i + i % 7}, says it", "id": i} for i in range(60)]
 
 
