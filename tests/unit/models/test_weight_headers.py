@@ -2,6 +2,7 @@
 
 import dataclasses
 import json
+import sys
 import os
 
 import pytest
@@ -155,7 +156,8 @@ def test_values_that_need_scales_are_refused(tmp_path, dtype):
         ({"bits": 4}, "by an unknown method"),
     ],
 )
-def test_a_quantized_model_whose_package_is_missing_is_refused(tmp_path, said, named):
+def test_a_quantized_model_whose_package_is_missing_is_refused(tmp_path, monkeypatch, said, named):
+    monkeypatch.setitem(sys.modules, "bitsandbytes", None)
     folder = saved(tmp_path, LLAMA)
     config = json.loads((folder / "config.json").read_text())
     (folder / "config.json").write_text(json.dumps({**config, "quantization_config": said}))
