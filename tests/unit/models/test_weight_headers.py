@@ -2,8 +2,8 @@
 
 import dataclasses
 import json
-import sys
 import os
+import sys
 
 import pytest
 import torch
