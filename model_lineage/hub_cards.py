@@ -85,7 +85,7 @@ def read_card(folder: Path) -> CardMetadata:
     if result is None:
         return CardMetadata()
     try:
-        head = yaml.load(result[1], Loader=_PlainLoader) or {}
+        head = yaml.load(result[1], Loader=_NoAliasLoader) or {}
     except (yaml.YAMLError, ValueError, RecursionError) as error:
         raise ValueError(
             f"{folder / CARD} begins with no valid YAML ({' '.join(str(error).split())}). To fix: mend it, or remove it"
@@ -117,7 +117,7 @@ def card_text(folder: Path) -> str:
         raise ValueError(f"{path} is not UTF-8 ({error}). To fix: save it as UTF-8, or remove it") from error
 
 
-class _PlainLoader(yaml.SafeLoader):
+class _NoAliasLoader(yaml.SafeLoader):
     """A YAML loader without aliases, with which a short text could expand to fill the memory."""
 
     def compose_node(self, parent: Any, index: Any) -> Any:

@@ -139,15 +139,15 @@ def task_file(task: str) -> Path:
     )
 
 
-class _PlainLoader(yaml.SafeLoader):
+class _TaskMetadataLoader(yaml.SafeLoader):
     """Reads names of functions as text: only metadata is needed, in processes that need not import the library."""
 
 
-_PlainLoader.add_multi_constructor("!", lambda loader, suffix, node: loader.construct_scalar(node))
+_TaskMetadataLoader.add_multi_constructor("!", lambda loader, suffix, node: loader.construct_scalar(node))
 
 
 def _plain_config(file: Path) -> dict[str, Any]:
-    config: dict[str, Any] = yaml.load(file.read_bytes(), Loader=_PlainLoader)
+    config: dict[str, Any] = yaml.load(file.read_bytes(), Loader=_TaskMetadataLoader)
     included = config.pop("include", ())
     base: dict[str, Any] = {}
     for each in [included] if isinstance(included, str) else included:
