@@ -219,14 +219,19 @@ def _access_files(tracking_uri: str, folder: Path, *, tensors: Path | None) -> N
 
 def _served_repository(artifact_uri: str, tracking_uri: str | None = None, registry_uri: str | None = None) -> Any:
     """Returns MLflow's access to the files at a mlflow-artifacts location: in a folder where that is known."""
+    from mlflow.store.artifact.local_artifact_repo import LocalArtifactRepository
     from mlflow.store.artifact.mlflow_artifacts_repo import MlflowArtifactsRepository
 
     from ringmaster.model_lineage.tensors.artifacts import TensorArtifactRepository
+    from ringmaster.model_lineage.tensors.store import STORE_LINK
 
     parts, folder = urlsplit(artifact_uri), _served_folders.get(tracking_uri or "")
     if folder is None or parts.netloc:
         return MlflowArtifactsRepository(artifact_uri, tracking_uri=tracking_uri, registry_uri=registry_uri)
-    return TensorArtifactRepository(tensors_uri(folder / unquote(parts.path).lstrip("/")))
+    below = folder / unquote(parts.path).lstrip("/")
+    if not (folder / STORE_LINK).is_dir():  # of a ledger without a tensor store
+        return LocalArtifactRepository(below.as_uri())
+    return TensorArtifactRepository(tensors_uri(below))
 
 
 def _move_into_store(file: Path, folder: Path) -> None:

@@ -125,7 +125,7 @@ class TensorArtifactRepository(LocalArtifactRepository):  # type: ignore[misc]
 
     def list_artifacts(self, path: str | None = None) -> list[FileInfo]:
         """Lists a folder; a file of weights has its plain name and size."""
-        infos = [info for info in super().list_artifacts(path) if info.path != STORE_LINK]
+        infos = [info for info in super().list_artifacts(path) if Path(info.path).name != STORE_LINK]
         return sorted(map(self._info, infos), key=lambda info: str(info.path))
 
     def _info(self, info: FileInfo) -> FileInfo:

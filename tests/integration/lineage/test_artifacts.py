@@ -13,8 +13,10 @@ import pytest
 from safetensors.numpy import save_file
 
 from ringmaster.model_lineage import QUIET_ENVIRONMENT, Ledger
+from ringmaster.model_lineage.mlflow_calls import tensors_uri
 from ringmaster.model_lineage.snapshot import Snapshot, collect, consistency_errors
 from ringmaster.model_lineage.tensors import TensorStore
+from ringmaster.model_lineage.tensors.artifacts import TensorArtifactRepository
 from ringmaster.model_lineage.tensors.store import FileReference
 from tests.integration.lineage.test_ledger_server import served
 
@@ -180,3 +182,13 @@ def test_a_server_keeps_what_stock_clients_upload_in_the_store_and_gives_it_back
     store = TensorStore(tmp_path / "files" / ".tensors")
     assert store.size_bytes() < 1.5 * (folders["base"] / "model.safetensors").stat().st_size, "one differs from another"
     assert store.fsck() == [] and store.gc(drop=[]) == 0
+
+
+def test_a_store_in_a_folder_below_is_not_listed(tmp_path):
+    folder = model(tmp_path / "model", RANDOM.normal(size=(4, 4)).astype(np.float32))
+    TensorArtifactRepository(tensors_uri(tmp_path / "files" / "artifacts")).log_artifacts(str(folder))
+    above = TensorArtifactRepository(tensors_uri(tmp_path / "files"))
+    assert {info.path for info in above.list_artifacts("artifacts")} == {
+        "artifacts/config.json",
+        "artifacts/model.safetensors",
+    }
