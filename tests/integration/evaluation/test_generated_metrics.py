@@ -69,6 +69,7 @@ def test_a_model_that_has_learnt_its_answers_writes_them(bench, tmp_path, answer
     assert scores["fresh"].arrays["generated_exact"].max() == 0.0
 
 
+@pytest.mark.full
 def test_encoder_decoders_write_to_their_inputs(bench, tmp_path):
     file = tmp_path / "pairs.jsonl"
     rows = [{"input": f"item {i}", "target": "it is red"} for i in range(40)]
@@ -101,6 +102,7 @@ def task(tmp_path, monkeypatch):
     return "lm-eval/colours"
 
 
+@pytest.mark.full
 def test_a_task_of_lm_eval_is_measured_on_one_and_on_several_ranks(bench, tmp_path, answers, task):
     metrics = ("loss", task, "lm-eval/colours/acc_norm")
     job = bench.job(LLAMA, data=answers, evaluation=EvaluationSpec(metrics=metrics, max_batches=1), num_steps=60)

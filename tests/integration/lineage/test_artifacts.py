@@ -110,6 +110,11 @@ def test_stock_commands_find_the_repository_by_its_entry_point(family, tmp_path)
     subprocess.run([*command, "--dst-path", tmp_path / "out"], env=environment, check=True, timeout=600)
     assert are_in(family.folders["one"], tmp_path / "out")
 
+    # MLflow warns of an entry point that it cannot load, as while the module that it names is being imported.
+    imported = [sys.executable, "-W", "error:Failure attempting", "-c"]
+    module = "import ringmaster.model_lineage.tensors.artifacts"
+    subprocess.run([*imported, module], env=environment, check=True, timeout=600)
+
 
 def test_a_store_that_has_lost_a_parent_tells_which_models_it_affects(family):
     family.object_of("base").unlink()

@@ -82,6 +82,7 @@ def test_an_evaluation_on_request_does_not_take_the_base_for_the_reference(bench
     assert math.isnan(evaluate_model(order)["loss"])
 
 
+@pytest.mark.full
 def test_a_batch_of_pretraining_sft_and_dpo_runs_and_is_recorded(tmp_path):
     model, adapter = to_json(TINY), {"rank": 4, "alpha": 8.0, "targets": ["q_proj", "v_proj"]}
     shared = {"model": {"architecture": model["architecture"], "config": model["config"]}, "num_steps": 3}
