@@ -154,7 +154,9 @@ def test_a_loss_that_compares_samples_is_trained_by_what_keeps_a_batch_whole(ben
     assert registry.load(layout.path).supports(job, bench.shape(2), facts) is None
     assert "several samples together" in registry.load(registry.dotted_path("ddp")).supports(job, bench.shape(2), facts)
     trained = bench.train(job, layout, tmp_path)
-    assert largest_difference(trained.weights, bench.reference(job).weights) <= LARGEST_DIFFERENCE[optimizer.name]
+    # The loss multiplies similarities by five, and with them what gradients are rounded by.
+    within = LARGEST_DIFFERENCE[optimizer.name] * (5 if optimizer.name == "sgd" else 1)
+    assert largest_difference(trained.weights, bench.reference(job).weights) <= within
 
 
 def test_compiled_dropout_keeps_its_batch_whole(bench):
