@@ -134,7 +134,11 @@ def six(data: Path, steps: int | None) -> Case:
         job("full"),
         job("lora", adapter={"kind": "lora", "rank": 8, "alpha": 16, "targets": ["query", "key", "value"]}),
         job("head", freeze=["*", "!classifier.*"]),
-        job("regression", data=text_data(data, "numbers.csv"), loss="mse", evaluation={"metrics": ["loss"]}),
+        job(
+            "regression",
+            data=text_data(data, "numbers.csv") | {"kind": "text-regression"},
+            evaluation={"metrics": ["mse"]},
+        ),
         job(
             "embedding",
             model={"architecture": "BertModel", "from_pretrained": base},
