@@ -17,7 +17,7 @@ def main() -> None:
     class FirstStep(TrainerCallback):
         """Prints when the first step has ended."""
 
-        def on_step_end(self, args, state, control, **kwargs):  # type: ignore[no-untyped-def]
+        def on_step_end(self, args, state, control, **kwargs):
             if state.global_step == 1:
                 print(json.dumps({"first_step_at": time.time()}), flush=True)
 
@@ -62,13 +62,13 @@ def main() -> None:
     print(json.dumps({"training_s": training_s}))
 
 
-def tokens_and_label(row, *, tokenizer, labels):  # type: ignore[no-untyped-def]
+def tokens_and_label(row, *, tokenizer, labels):
     """Encodes a text with its label: the number of a class, or a number."""
     label = labels.index(row["label"]) if labels else float(row["label"])
     return {**tokenizer(row["text"], truncation=True, max_length=128), "labels": label}
 
 
-def tokens_of_pairs(row, *, tokenizer, labels):  # type: ignore[no-untyped-def]
+def tokens_of_pairs(row, *, tokenizer, labels):
     """Encodes both texts of a pair."""
     del labels
     return {side: tokenizer(row[side], truncation=True, max_length=128)["input_ids"] for side in ("anchor", "positive")}
@@ -77,15 +77,15 @@ def tokens_of_pairs(row, *, tokenizer, labels):  # type: ignore[no-untyped-def]
 class PairCollator:
     """Pads the anchors and the positives of a batch to one width."""
 
-    def __init__(self, tokenizer):  # type: ignore[no-untyped-def]
+    def __init__(self, tokenizer):
         self.tokenizer = tokenizer
 
-    def __call__(self, rows):  # type: ignore[no-untyped-def]
+    def __call__(self, rows):
         texts = [{"input_ids": row[side]} for side in ("anchor", "positive") for row in rows]
         return dict(self.tokenizer.pad(texts, return_tensors="pt"))
 
 
-def model_of(task, *, num_labels):  # type: ignore[no-untyped-def]
+def model_of(task, *, num_labels):
     """Returns the model on its base, or of random weights where the task has a configuration."""
     import transformers
 
@@ -107,13 +107,13 @@ def model_of(task, *, num_labels):  # type: ignore[no-untyped-def]
     return model
 
 
-def pair_trainer(task):  # type: ignore[no-untyped-def]
+def pair_trainer(task):
     """Returns a Trainer of the contrastive loss over the texts of a batch."""
     import torch
     from transformers import Trainer
 
     class PairTrainer(Trainer):
-        def compute_loss(self, model, inputs, return_outputs=False, num_items_in_batch=None):  # type: ignore[no-untyped-def]
+        def compute_loss(self, model, inputs, return_outputs=False, num_items_in_batch=None):
             hidden = model(**inputs).last_hidden_state
             mask = inputs["attention_mask"].unsqueeze(-1)
             vectors = torch.nn.functional.normalize((hidden * mask).sum(1) / mask.sum(1), dim=-1)
@@ -126,7 +126,7 @@ def pair_trainer(task):  # type: ignore[no-untyped-def]
     return PairTrainer
 
 
-def distilling_trainer(task):  # type: ignore[no-untyped-def]
+def distilling_trainer(task):
     """Returns a Trainer of the loss of the labels and of a teacher's logits."""
     import torch
     from transformers import BertForSequenceClassification, Trainer
@@ -134,7 +134,7 @@ def distilling_trainer(task):  # type: ignore[no-untyped-def]
     teacher = BertForSequenceClassification.from_pretrained(task["teacher"]).eval()
 
     class DistillingTrainer(Trainer):
-        def compute_loss(self, model, inputs, return_outputs=False, num_items_in_batch=None):  # type: ignore[no-untyped-def]
+        def compute_loss(self, model, inputs, return_outputs=False, num_items_in_batch=None):
             output = model(**inputs)
             with torch.no_grad():
                 target = teacher(**{k: v for k, v in inputs.items() if k != "labels"}).logits

@@ -235,7 +235,7 @@ DOCUMENTS_PER_CALL, CHARACTERS_PER_CALL = 512, 1 << 18
 
 
 def write_text(
-    folder: Path, *, spec: DataSpec, rows: Callable[[], Iterator[Row]], where: str, kept: Kept | None = None
+    folder: Path, *, spec: DataSpec, rows: Callable[[], Iterator[Row]], where: str, kept: TokenCache | None = None
 ) -> PreparedData:
     """Writes token samples of `spec.seq_len` into `folder`, and the manifest of named data; returns the description.
 
@@ -272,8 +272,8 @@ def write_text(
 
 
 @dataclass(frozen=True)
-class Kept:
-    """Where the tokens of files are kept. parts: returns the rows of the files, in parts."""
+class TokenCache:
+    """The cache of the tokens of files. parts: returns the rows of the files, in parts."""
 
     cache_dir: Path
     parts: Callable[[], Iterator[RowsPart]]

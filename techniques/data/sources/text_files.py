@@ -15,7 +15,7 @@ from ringmaster.techniques.data.encoded_rows import parts_of_files
 from ringmaster.techniques.data.file_rows import RowReading, preparation_of_files, rows_of_files
 from ringmaster.techniques.data.row_kind import check_keys
 from ringmaster.techniques.data.stored_source import Preparation, StoredSource
-from ringmaster.techniques.data.tokens import Kept, write_text
+from ringmaster.techniques.data.tokens import TokenCache, write_text
 from ringmaster.techniques.data_source import PreparedData, Row
 from ringmaster.techniques.job import DataSpec
 
@@ -67,7 +67,7 @@ def reading_of(spec: DataSpec) -> RowReading:
 
 def _write(cache_dir: Path, folder: Path, spec: DataSpec, where: str) -> PreparedData:
     reading = reading_of(spec)
-    kept = Kept(cache_dir, partial(parts_of_files, spec, reading))
+    kept = TokenCache(cache_dir, partial(parts_of_files, spec, reading))
     return write_text(folder, spec=spec, rows=partial(rows_of_files, spec, reading), where=where, kept=kept)
 
 

@@ -54,7 +54,7 @@ def same_as_anew(spec, tmp_path):
 def without_files_kept(spec, tmp_path, monkeypatch):
     """The same data prepared row by row."""
     with monkeypatch.context() as patch:
-        patch.setattr(text_files, "Kept", lambda *said: None)
+        patch.setattr(text_files, "TokenCache", lambda *said: None)
         return prepare(spec, cache_dir=tmp_path / "by-row")
 
 
