@@ -47,6 +47,11 @@ class Graph:
         self._check(model)
         return tuple(self._parents[model])
 
+    def children(self, model: str) -> tuple[str, ...]:
+        """Returns the models that were directly made from `model`."""
+        self._check(model)
+        return tuple(self._children[model])
+
     def ancestors(self, model: str) -> tuple[str, ...]:
         """Returns all ancestors of `model`, the nearest first, without `model` itself."""
         self._check(model)

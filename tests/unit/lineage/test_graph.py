@@ -26,6 +26,7 @@ def test_every_model_stands_after_its_parents():
     assert len(FAMILY) == 5
     assert all(place[parent] < place[child] for child, parents in EDGES for parent in parents)
     assert FAMILY.parents("merged") == ("tuned", "other")
+    assert FAMILY.children("tuned") == ("small", "merged")
 
 
 def test_a_parent_that_nothing_made_is_a_model_too():
