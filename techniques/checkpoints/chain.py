@@ -20,16 +20,15 @@ from functools import lru_cache
 from hashlib import sha256
 from importlib import metadata
 from pathlib import Path
-from typing import Any, Self
-
-import torch
+from typing import TYPE_CHECKING, Any, Self
 
 from ringmaster.codec import digest, from_json, to_json
 from ringmaster.errors import CheckpointError
 from ringmaster.techniques.checkpoints.checkpoint import Checkpoint, folder_of, read_manifest
-from ringmaster.techniques.checkpoints.state import Reader
 from ringmaster.techniques.checkpoints.storage import place_of
-from ringmaster.techniques.checkpoints.tensor_files import bytes_of
+
+if TYPE_CHECKING:
+    import torch
 
 FILE = "chain.json"
 """The file in the folder of a job's checkpoints."""
@@ -190,6 +189,9 @@ class ChainWriter:
 
 def tensor_digests(root: str | Path, step: int) -> dict[str, str]:
     """Returns the digest of each tensor of the checkpoint of `step`: of its dtype, its shape and its bytes."""
+    from ringmaster.techniques.checkpoints.state import Reader
+    from ringmaster.techniques.checkpoints.tensor_files import bytes_of
+
     place, name = place_of(root), folder_of(step)
     manifest = read_manifest(place, name)
     if manifest is None:
@@ -208,6 +210,8 @@ def present_environment(
     *, technique: str, config: Mapping[str, Any], num_devices: int, device: torch.device
 ) -> TrainingEnvironment:
     """Returns the environment of this process, a rank that trains on `device`."""
+    import torch
+
     is_gpu = device.type == "cuda"
     return TrainingEnvironment(
         technique=technique,
@@ -238,5 +242,7 @@ def cpu_name() -> str:
         lines = Path("/proc/cpuinfo").read_text().splitlines()
     except OSError:
         lines = []
+    import torch
+
     models = [line.partition(":")[2].strip() for line in lines if line.startswith("model name")]
     return f"{models[0] if models else platform.machine()}, {torch.backends.cpu.get_cpu_capability()}"

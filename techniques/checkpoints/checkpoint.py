@@ -30,7 +30,7 @@ from typing import Any
 
 from ringmaster.codec import digest, from_json, to_json
 from ringmaster.errors import CheckpointError, CheckpointNotFound, ObjectStoreUnavailable
-from ringmaster.techniques.checkpoints.storage import LATEST, MANIFEST, Block, CheckpointRoot, place_of
+from ringmaster.techniques.checkpoints.storage import LATEST, MANIFEST, Block, CheckpointRoot, LocalPlace, place_of
 
 
 @contextmanager
@@ -270,6 +270,16 @@ class CheckpointStore:
 
     def _is_whole(self, name: str, file: str, manifest: CheckpointManifest) -> bool:
         return _is_whole(self._place, f"{name}/{file}", manifest.files[file])
+
+
+def copy_checkpoint(root: str | Path, step: int, *, to: Path) -> None:
+    """Copies a checkpoint into a folder of checkpoints. Raises CheckpointError where it is not whole."""
+    place, name, target = place_of(root), folder_of(step), LocalPlace(to)
+    checkpoint = CheckpointStore(root).whole(name)
+    if checkpoint is None:
+        raise CheckpointError(f"{place.location(name)} is damaged or gone")
+    for file in (*checkpoint.manifest.files, MANIFEST):
+        target.write(f"{name}/{file}", place.blocks(f"{name}/{file}"))
 
 
 def read_manifest(place: CheckpointRoot, name: str) -> CheckpointManifest | None:

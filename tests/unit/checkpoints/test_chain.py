@@ -120,7 +120,7 @@ def mutations(value, path=()):
     """Yields copies of a JSON value, each with one leaf changed or one entry removed."""
     items = value.items() if isinstance(value, dict) else enumerate(value) if isinstance(value, list) else ()
     for key, item in items:
-        yield from ((path + (key,), changed) for changed in changes_of(item))
+        yield from (((*path, key), changed) for changed in changes_of(item))
         yield from mutations(item, (*path, key))
 
 
