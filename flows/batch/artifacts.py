@@ -1,7 +1,5 @@
 """Artifacts of a batch's flow run: its plan, the table of its decisions, its cost, and links to MLflow's pages."""
 
-from __future__ import annotations
-
 import base64
 import json
 import re

@@ -1,7 +1,5 @@
 """Progress of a running batch for a person: a live table of the running jobs on a terminal, plain lines elsewhere."""
 
-from __future__ import annotations
-
 import threading
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence

@@ -1,7 +1,5 @@
 """Validation of adaptations: the keys of each kind, whether the parent models fit each other, and what they imply."""
 
-from __future__ import annotations
-
 import re
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace

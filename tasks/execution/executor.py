@@ -5,8 +5,6 @@ nodes may be added and removed at any time. Running segments then continue, and 
 background.
 """
 
-from __future__ import annotations
-
 import logging
 import math
 import queue

@@ -4,8 +4,6 @@
 runs. Batches that arrive later share the devices and may change what is predicted for a batch of a pool.
 """
 
-from __future__ import annotations
-
 import math
 import time
 from collections.abc import Callable, Collection, Iterable

@@ -1,7 +1,5 @@
 """The start of segments: leases their devices, writes them into the journal and starts them on an engine."""
 
-from __future__ import annotations
-
 import math
 import time
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence

@@ -5,8 +5,6 @@ for MLflow if necessary; training never waits. A batch is resumed from the journ
 not be written waits in the journal, and is written when the batch is resumed.
 """
 
-from __future__ import annotations
-
 import logging
 import math
 import queue

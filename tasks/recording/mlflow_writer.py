@@ -3,8 +3,6 @@
 Each method may be called again after it failed half-way: it finds what it has written, or writes it again.
 """
 
-from __future__ import annotations
-
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path

@@ -3,8 +3,6 @@
 Device telemetry is named like MLflow's system metrics, so that its UI shows the points there.
 """
 
-from __future__ import annotations
-
 import subprocess
 from collections.abc import Mapping
 from importlib import metadata

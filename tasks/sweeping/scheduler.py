@@ -5,8 +5,6 @@ decisions are written to the batch's journal before any request. After a kill at
 sweep continues from the journal and repeats the same requests, which changes nothing.
 """
 
-from __future__ import annotations
-
 import math
 import threading
 import time

@@ -1,7 +1,5 @@
 """Prefect artifacts that show the progress of a batch and its Gantt chart while it runs."""
 
-from __future__ import annotations
-
 import time
 from base64 import b64encode
 from collections.abc import Callable, Iterator
