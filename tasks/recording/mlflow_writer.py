@@ -15,7 +15,14 @@ from ringmaster.model_lineage.ledger.ledger import Ledger
 from ringmaster.model_lineage.records import MetricPoint, ModelRecord, Origin
 from ringmaster.tasks.batch import Batch
 from ringmaster.tasks.datasets.recording import ROWS, dataset_inputs, rows_text
-from ringmaster.tasks.execution.events import ExecutionEvent, GangSaid, JobEnded, Planned, SegmentEnded, SegmentStarted
+from ringmaster.tasks.execution.events import (
+    ExecutionEvent,
+    GangReport,
+    JobEnded,
+    PlanUpdate,
+    SegmentEnded,
+    SegmentStarted,
+)
 from ringmaster.tasks.execution.job_table import LIKE, SETTLED, RunPaths
 from ringmaster.tasks.planning import gantt
 from ringmaster.tasks.planning.gantt import beside_plan
@@ -151,12 +158,12 @@ class MlflowWriter:
         at_ms: when the event arrived, in milliseconds since the epoch.
         """
         match event:
-            case Planned():
+            case PlanUpdate():
                 self._write_plan(event)
             case SegmentStarted():
                 for job in (event.segment.job, *event.members):
                     self.ledger.resume_run(self._job_run(job))
-            case GangSaid():
+            case GangReport():
                 self._points.setdefault(event.job, []).extend(metric_points(event.event, at_ms=at_ms))
                 self._energy.hear(event)
                 self._note_waiting(event.job, event.event)
@@ -281,7 +288,7 @@ class MlflowWriter:
         record = self._journal.jobs().get(name)
         return {} if record is None else record.details
 
-    def _write_plan(self, event: Planned) -> None:
+    def _write_plan(self, event: PlanUpdate) -> None:
         run_id = self.run_of()
         if run_id is None:
             return
