@@ -24,6 +24,7 @@ from ringmaster.flows.batch.result import (
     log_decision,
     report_refusals,
 )
+from ringmaster.flows.batch.run_folder import is_done_and_recorded, share_models
 from ringmaster.flows.interrupts import stopped_by_signals
 from ringmaster.flows.reports.progress import current_view
 from ringmaster.tasks.alarms import DeadlineAlarms
@@ -244,6 +245,8 @@ class LocalRun:
             sweep_scheduler=self._scheduler,
         )
         show_records(self._recorder, result)
+        if is_done_and_recorded(self.journal):
+            share_models(self._context.run_paths.folder, home=settings.home())
         return result
 
     # -- inside --------------------------------------------------------------------------------------------------------

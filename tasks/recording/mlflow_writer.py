@@ -376,6 +376,7 @@ class MlflowWriter:
             num_steps=event.details["step"],
             code_version=self._code_version,
             seed=job.seed,
+            quantized_base=job.quantize_base,
             started_from=started_from,
         )
 
