@@ -1,7 +1,5 @@
 """The command line. Results go to stdout, all else to stderr; exit 0 done, 2 a fault in the input, 1 anything else."""
 
-from __future__ import annotations
-
 from collections.abc import Callable, Mapping, Sequence
 
 import typer

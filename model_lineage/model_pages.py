@@ -68,7 +68,10 @@ def card(
     `text` is shortened if the whole would exceed DESCRIPTION_LIMIT.
     """
     experiment_id, run_id = str(model.experiment_id), str(model.run_id)
-    lines = [f"- {markdown(model.relation_to(parent.model_id))} from {model_link(parent)}" for parent in parents]
+    lines = [
+        f"- {markdown(model.relation_to(parent.model_id))} from {model_link(parent)}{_base_values(parent)}"
+        for parent in parents
+    ]
     if not parents:
         lines.append(
             "- trained from scratch" if model.kind == "pretrained" else f"- {markdown(model.kind)}, without a base"
@@ -99,6 +102,12 @@ def family_path(model: ModelRecord) -> str:
     return f"lineage/{model.model_id}.svg"
 
 
+def _base_values(parent: ModelRecord) -> str:
+    """Returns what the weights are that a parent, an adapter on a base in 4 bits, is added to wherever it is used."""
+    format = parent.origin.quantized_base
+    return "" if format is None else f", added to the values of its base in {code_span(format)}"
+
+
 def _origin_lines(model: ModelRecord) -> Iterator[str]:
     """Yields how the model was trained: plan, profiles, step, seed and code, as far as known."""
     origin, experiment_id = model.origin, str(model.experiment_id)
@@ -113,6 +122,8 @@ def _origin_lines(model: ModelRecord) -> Iterator[str]:
     if origin.num_steps:
         seed = "" if origin.seed is None else f", seed {origin.seed}"
         yield f"- {origin.num_steps} steps{seed}"
+    if origin.quantized_base is not None:
+        yield f"- trained on its base in {code_span(origin.quantized_base)}"
     if origin.code_version is not None:
         yield f"- code: {code_span(origin.code_version)}"
     if origin.source is not None:

@@ -1,7 +1,5 @@
 """Resources of a running batch: its folder and journal, the fork server, the ledger, and device leases."""
 
-from __future__ import annotations
-
 import threading
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import ExitStack, contextmanager

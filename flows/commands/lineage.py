@@ -105,7 +105,7 @@ def gc(
     as_json: AsJson = False,
 ) -> None:
     """Drop models that nothing reaches, and plain copies of weights, in folders of old runs, that MLflow has too."""
-    from ringmaster.flows.batch.run_folder import plain_weights
+    from ringmaster.flows.batch.run_folder import plain_models
     from ringmaster.model_lineage.snapshot import collect, unreached
 
     if yes and dry_run:
@@ -116,7 +116,8 @@ def gc(
         freed = collect(home.ledger, home.store, home.snapshot, nodes) if yes else 0
         if yes:
             before_s = now_ms / 1000 - keep_days * DAY_S
-            freed += home.store.share(plain_weights(home.folder, before_s=before_s))
+            batches = sorted((home.folder / "batches").glob("*/"))
+            freed += sum(map(home.store.share, plain_models(batches, home=home.folder, before_s=before_s)))
             freed += home.clear_copies(before_s=min(before_s, now_ms / 1000 - DAY_S))  # a run may use a new one
         if as_json:
             print_json({"dropped" if yes else "would_drop": [node.label for node in nodes], "freed_bytes": freed})

@@ -1,7 +1,5 @@
 """A batch of jobs that are planned together, read from a file or built in Python under the same rules."""
 
-from __future__ import annotations
-
 import json
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace

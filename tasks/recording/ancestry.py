@@ -1,7 +1,5 @@
 """The ancestry of a job's model in the lineage: the kind of its adaptation and its parents' models."""
 
-from __future__ import annotations
-
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any

@@ -3,8 +3,6 @@
 Each method may be called again after it failed half-way: it finds what it has written, or writes it again.
 """
 
-from __future__ import annotations
-
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -17,7 +15,14 @@ from ringmaster.model_lineage.ledger.ledger import Ledger
 from ringmaster.model_lineage.records import MetricPoint, ModelRecord, Origin
 from ringmaster.tasks.batch import Batch
 from ringmaster.tasks.datasets.recording import ROWS, dataset_inputs, rows_text
-from ringmaster.tasks.execution.events import ExecutionEvent, GangSaid, JobEnded, Planned, SegmentEnded, SegmentStarted
+from ringmaster.tasks.execution.events import (
+    ExecutionEvent,
+    GangReport,
+    JobEnded,
+    PlanUpdate,
+    SegmentEnded,
+    SegmentStarted,
+)
 from ringmaster.tasks.execution.job_table import LIKE, SETTLED, RunPaths
 from ringmaster.tasks.planning import gantt
 from ringmaster.tasks.planning.gantt import beside_plan
@@ -171,12 +176,12 @@ class MlflowWriter:
         at_ms: when the event arrived, in milliseconds since the epoch.
         """
         match event:
-            case Planned():
+            case PlanUpdate():
                 self._write_plan(event)
             case SegmentStarted():
                 for job in (event.segment.job, *event.members):
                     self.ledger.resume_run(self._job_run(job))
-            case GangSaid():
+            case GangReport():
                 self._points.setdefault(event.job, []).extend(metric_points(event.event, at_ms=at_ms))
                 self._energy.hear(event)
                 self._note_waiting(event.job, event.event)
@@ -301,7 +306,7 @@ class MlflowWriter:
         record = self._journal.jobs().get(name)
         return {} if record is None else record.details
 
-    def _write_plan(self, event: Planned) -> None:
+    def _write_plan(self, event: PlanUpdate) -> None:
         run_id = self.run_of()
         if run_id is None:
             return
@@ -403,6 +408,7 @@ class MlflowWriter:
             num_steps=event.details["step"],
             code_version=self._code_version,
             seed=job.seed,
+            quantized_base=job.quantize_base,
             started_from=started_from,
         )
 
