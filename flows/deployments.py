@@ -4,8 +4,6 @@ The command makes the work pool, the deployments of prefect.yaml, the automation
 heartbeat as crashed, and the automations that send alarms. It is idempotent.
 """
 
-from __future__ import annotations
-
 import argparse
 import json
 import os

@@ -4,8 +4,6 @@ In the text format, only the loggers of `ringmaster` write to stderr as we say; 
 In the JSON format, one handler writes the records of all loggers.
 """
 
-from __future__ import annotations
-
 import io
 import logging
 import os

@@ -1,7 +1,5 @@
 """The flow behind the batch form in Prefect's UI: trains a batch, plans it only, or asks for approval of the plan."""
 
-from __future__ import annotations
-
 from typing import Any, cast
 
 from prefect import flow, runtime

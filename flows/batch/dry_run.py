@@ -1,7 +1,5 @@
 """Batches that are not trained: profiled alone, or planned to estimate their end, their devices and their cost."""
 
-from __future__ import annotations
-
 import json
 import time
 import uuid

@@ -1,7 +1,5 @@
 """Commands of a pool: its processes, and requests that add, cancel, pause, resume and prioritize jobs."""
 
-from __future__ import annotations
-
 import inspect
 import json
 import os
@@ -20,15 +18,7 @@ from ringmaster.flows.commands.running import CheckpointEvery, PlannerSeed, show
 from ringmaster.flows.output import AsJson, announce, error_console, output_console, print_json, styled
 from ringmaster.flows.process_log import LOG_FORMAT, LogFormat, ProcessRole, log_to_stderr, notice
 from ringmaster.flows.process_log import log_format as format_of_environment
-from ringmaster.tasks.pool.engines import (
-    ALLOCATION,
-    BUILTIN,
-    LOCAL,
-    WORKERS,
-    default_of,
-    engine_flags,
-    engine_options,
-)
+from ringmaster.tasks.pool.engines import ALLOCATION, BUILTIN, LOCAL, WORKERS, default_of, engine_flags, engine_options
 
 pool_app = typer.Typer(no_args_is_help=True, help="The processes of a pool: its controller, and a worker on each node.")
 jobs_app = typer.Typer(

@@ -4,8 +4,6 @@
 Prefect and in the scheduler. Jobs therefore outlive it, and the next worker watches them.
 """
 
-from __future__ import annotations
-
 import asyncio
 import os
 import re
@@ -42,14 +40,7 @@ from ringmaster.errors import EngineUnavailable, SchedulerError
 from ringmaster.flows import settings
 from ringmaster.flows.pool.segment_runs import as_node_run
 from ringmaster.tasks.execution.engine import NodeRun
-from ringmaster.tasks.pool.batch_scheduler import (
-    COMMAND,
-    GRACE_S,
-    IS_SHARED,
-    BatchJob,
-    BatchOptions,
-    BatchScheduler,
-)
+from ringmaster.tasks.pool.batch_scheduler import COMMAND, GRACE_S, IS_SHARED, BatchJob, BatchOptions, BatchScheduler
 from ringmaster.tasks.pool.engines import ENGINES, LOCAL, default_of, options_class
 
 # -P: a file in the working folder with the name of a library must not be imported instead of the library. Prefect's own

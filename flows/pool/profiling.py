@@ -1,7 +1,5 @@
 """Profiles a batch on a pool: each kind of device on one node that has it, preferably on this machine."""
 
-from __future__ import annotations
-
 import platform
 import threading
 import uuid

@@ -30,6 +30,7 @@ from ringmaster.tasks.batch.yaml_sections import findings
 from ringmaster.tasks.cluster import Device, detect
 from ringmaster.tasks.datasets.naming import NamedData
 from ringmaster.tasks.evaluation import recording
+from ringmaster.tasks.evaluation.model_assertions import importable
 from ringmaster.tasks.evaluation.suite import Suite, load_suite
 from ringmaster.tasks.execution.local_engine import leases_of
 from ringmaster.tasks.files import beside, is_file, text_of
@@ -43,7 +44,7 @@ from ringmaster.techniques import DataSpec, EvaluationSpec, Job, ModelSpec
 from ringmaster.techniques.data import SOURCES
 from ringmaster.techniques.data.inference import CLASSIFICATION, classes_of, infer_kind, with_processor_of
 from ringmaster.techniques.data_source import LANGUAGE_MODELING
-from ringmaster.techniques.metric import metrics_named
+from ringmaster.techniques.metric import ModelMetric, metrics_named
 from ringmaster.techniques.processes.forkserver_client import ForkServer
 from ringmaster.techniques.scoring import Progress, model_spec
 
@@ -139,18 +140,16 @@ def examine_models(
     all_rows: whether all rows of the data are scored, as no model is trained on it; else its held-out part.
     Raises InputError on an unknown metric, or if there is nothing to do.
     """
-    try:
-        metrics_named(metrics or ())
-    except ValueError as error:
-        raise InputError([f"--metric: {error}"]) from error
+    with input_errors(about="--metric: "), importable(Path.cwd()):
+        are_of_models = [isinstance(metric, ModelMetric) for metric in metrics_named(metrics or ())]
     suite = None if tests is None else load_suite(tests)
-    if data is None and (suite is None or not suite.tests):
+    if data is None and (suite is None or not suite.tests) and not (are_of_models and all(are_of_models)):
         raise InputError(["there is nothing to evaluate on. To fix: name data by --data, tests by --tests, or both"])
     if twice := sorted(label for label, times in Counter(model.label for model in models).items() if times > 1):
         raise InputError([f"{', '.join(twice)} is named more than once. To fix: name each model once"])
     _check_needs(suite, data)
     folder = Path() if tests is None else tests.parent
-    with one_device(folder, notice=notice) as (environment, device):
+    with one_device(folder, notice=notice) as (environment, device), importable(Path.cwd()):
         from ringmaster.tasks.evaluation.examination import examine_each
 
         result = examine_each(

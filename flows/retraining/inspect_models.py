@@ -1,7 +1,5 @@
 """Inspection of the models before training: freezes their current data, and decides which models are due."""
 
-from __future__ import annotations
-
 import json
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace

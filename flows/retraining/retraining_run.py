@@ -1,7 +1,5 @@
 """A retraining run: opened under its date, locked by one process, and saved step by step."""
 
-from __future__ import annotations
-
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager

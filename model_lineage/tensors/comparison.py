@@ -21,7 +21,6 @@ from ringmaster.model_lineage.tensors.store import NUM_THREADS, WEIGHTS
 
 BLOCK_ITEMS = 1 << 20  # compared at a time, so that large tensors need little memory
 SAME, CHANGED, ADDED, REMOVED, RESHAPED = "same", "changed", "added", "removed", "reshaped"
-BEHAVIOUR = "behaviour/"  # prefix of the metrics of behavioural tests
 _NUMPY = {
     "F64": np.float64, "F32": np.float32, "F16": np.float16,
     "I64": np.int64, "I32": np.int32, "I16": np.int16, "I8": np.int8,
@@ -29,7 +28,6 @@ _NUMPY = {
 }  # fmt: skip
 _NUMPY_BYTES: Mapping[int, type] = {1: np.uint8, 2: np.uint16, 4: np.uint32, 8: np.uint64}
 
-Pair = tuple[object, object]
 Floats = npt.NDArray[np.float64]
 
 

@@ -8,8 +8,6 @@ Apply `printable` where foreign text enters a line, as often as is convenient: i
 `markdown`, `code_span` and `xml` once, where a page or picture is written.
 """
 
-from __future__ import annotations
-
 import html
 import re
 import unicodedata

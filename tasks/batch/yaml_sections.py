@@ -1,7 +1,5 @@
 """YAML files whose sections are pydantic models: loading them, with all faults by line, and the words of the faults."""
 
-from __future__ import annotations
-
 from collections.abc import Callable, Iterable, Mapping
 from pathlib import Path
 from typing import Any, TypeVar

@@ -1,7 +1,5 @@
 """Resolution of the data sets that a batch file's jobs name to the paths that the trainer reads, with all faults."""
 
-from __future__ import annotations
-
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field, replace
 from pathlib import Path

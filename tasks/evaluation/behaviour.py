@@ -3,8 +3,6 @@
 Changes of texts and images are deterministic by seed.
 """
 
-from __future__ import annotations
-
 import itertools
 import random
 import re

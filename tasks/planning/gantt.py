@@ -4,8 +4,6 @@ An SVG has a row per device; hovering over a job in a browser highlights all its
 device, and a line per job with its segments.
 """
 
-from __future__ import annotations
-
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from math import floor, log10

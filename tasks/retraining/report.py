@@ -1,7 +1,5 @@
 """The report of a retraining run: which models were due and why, the cost, the results, and what to inspect."""
 
-from __future__ import annotations
-
 import http.client
 import json
 import math

@@ -1,7 +1,5 @@
 """Checks that all processes of a pool run one release of Ringmaster, as another release may misread its tables."""
 
-from __future__ import annotations
-
 from importlib.metadata import version
 
 from sqlalchemy import Connection, delete, insert, inspect, select, text, update

@@ -3,8 +3,6 @@
 The figures are the trials in parallel coordinates, and their learning curves with the rungs.
 """
 
-from __future__ import annotations
-
 import math
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any

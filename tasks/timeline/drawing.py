@@ -3,8 +3,6 @@
 Both have one row per device. In the picture, the first plan is a strip at the bottom of the row.
 """
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 from dataclasses import dataclass
 

@@ -4,8 +4,6 @@ The executor reads a plan as an order, not as a timetable, and so does the forec
 the plan's order, each for its planned duration, and a segment starts when its devices are free.
 """
 
-from __future__ import annotations
-
 import math
 import time
 from collections.abc import Callable, Collection, Mapping, Sequence

@@ -4,8 +4,6 @@ It listens on loopback alone and asks for a token, as whoever reaches a Ray clus
 it; this process ends once the nodes on it have left their pool in order.
 """
 
-from __future__ import annotations
-
 import argparse
 import os
 import secrets
