@@ -1,5 +1,7 @@
 """Identities of processes, by which one detects at once that another process on the same machine has ended."""
 
+from __future__ import annotations
+
 import json
 import os
 import platform
