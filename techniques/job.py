@@ -93,6 +93,8 @@ class ModelSpec:
         command: the arguments of a command that builds and trains the model on its own (docs/commands.md). The command
             gets `kwargs` in its order.
         configs: the configs that the command accepts; one of them is selected by measurement.
+        adopt: for a command that runs an unedited script: the folder in which it runs. None for a command that reports
+            on its own.
     """
 
     architecture: str | None = None
@@ -103,6 +105,7 @@ class ModelSpec:
     attention: str = "auto"
     command: tuple[str, ...] | None = None
     configs: tuple[Mapping[str, Any], ...] = ()
+    adopt: str | None = field(default=None, metadata=SINCE_LATER)
 
     @property
     def is_drawn(self) -> bool:
