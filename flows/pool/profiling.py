@@ -125,7 +125,7 @@ def merged(found: Mapping[str, ProfilingResult]) -> ProfilingResult:
     if not others:
         return first
     names = dict.fromkeys(job.name for profiled in found.values() for job in profiled.jobs)
-    jobs = {job.name: job for profiled in found.values() for job in profiled.jobs}
+    jobs = {job.name: job for profiled in [*found.values()][::-1] for job in profiled.jobs}  # the chunks of the first
     preflights = {name: preflight for profiled in found.values() for name, preflight in profiled.preflights.items()}
     profiles = {
         name: tuple(
@@ -135,6 +135,9 @@ def merged(found: Mapping[str, ProfilingResult]) -> ProfilingResult:
         )
         for name in names
     }
+    for name, job in jobs.items():
+        if job.exact:  # kernels of another kind of device have other bits
+            profiles[name] = tuple(p for p in profiles[name] if p.device_type == profiles[name][0].device_type)
     groups: dict[str, tuple[Profile, ...]] = {}
     for kind, profiled in found.items():
         for leader, own in profiled.groups.items():
