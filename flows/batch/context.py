@@ -242,6 +242,7 @@ def open_run_context(batch: Batch, options: RunOptions) -> Iterator[RunContext]:
                 weights=weights,
                 checkpoint_every_s=options.checkpoint_every_s,
                 checkpoint_root=checkpoint_root,
+                keep_checkpoints=batch.keep_checkpoints,
             ),
         )
 

@@ -30,6 +30,7 @@ from ringmaster.techniques.job import DataSpec, Job, ModelSpec
 from ringmaster.techniques.loss import reward_names
 from ringmaster.techniques.losses.contrastive import Contrastive
 from ringmaster.techniques.models.peft_format import resolved
+from ringmaster.techniques.processes.order import KEPT_CHECKPOINTS
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -46,6 +47,7 @@ class Batch:
         users: by job name, whose job it is, for the objective "fairness".
         price_per_device_hour: for the objective "cost"; at 1 the cost is in device-hours.
         profiling_share: the largest fraction of the batch's predicted time that profiling may take.
+        keep_checkpoints: how many checkpoints of each job are kept.
         devices: "auto", {"cpu": n}, {"gpu": n} or {"gpu": "all"}; see `ringmaster.tasks.cluster.detect`.
         folder: the folder of the file, absolute; workers append it to their import path to find a user's factories.
         text: the text of the file, for the records.
@@ -62,6 +64,7 @@ class Batch:
     users: Mapping[str, str] = field(default_factory=dict)
     price_per_device_hour: float = 1.0
     profiling_share: float = PROFILING_SHARE
+    keep_checkpoints: int = KEPT_CHECKPOINTS
 
     @property
     def terms(self) -> PlanningTerms:
@@ -88,6 +91,7 @@ class Batch:
         users: Mapping[str, str] | None = None,
         price_per_device_hour: float = 1.0,
         profiling_share: float = PROFILING_SHARE,
+        keep_checkpoints: int = KEPT_CHECKPOINTS,
     ) -> Self:
         """Builds a batch in Python. Relative paths and factories are resolved in `folder` or the working directory.
 
@@ -96,6 +100,7 @@ class Batch:
         folder = (folder or Path()).resolve()
         raw: dict[str, Any] = {"name": name, "objective": objective, "devices": devices, "jobs": []}
         raw |= {"price_per_device_hour": price_per_device_hour, "profiling_share": profiling_share}
+        raw |= {"keep_checkpoints": keep_checkpoints}
         planned: dict[str, Mapping[str, Any]]
         planned = {"deadline_s": deadlines_s or {}, "weight": weights or {}, "user": users or {}}
         unknown = [
@@ -137,6 +142,7 @@ class Batch:
             users={job.name: job.user for job in planned if job.user is not None},
             price_per_device_hour=entry.price_per_device_hour,
             profiling_share=entry.profiling_share,
+            keep_checkpoints=entry.keep_checkpoints,
         )
 
     def to_json(self) -> dict[str, Any]:
@@ -147,6 +153,7 @@ class Batch:
         """
         later: dict[str, Any] = {"users": dict(self.users)} if self.users else {}
         later |= {} if self.profiling_share == PROFILING_SHARE else {"profiling_share": self.profiling_share}
+        later |= {} if self.keep_checkpoints == KEPT_CHECKPOINTS else {"keep_checkpoints": self.keep_checkpoints}
         return {
             "name": self.name,
             "jobs": [to_json(job) for job in self.jobs],

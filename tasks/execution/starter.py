@@ -403,6 +403,7 @@ def gang_order(
         parents={name: str(p) for name, p in parents.items() if p} if job.adaptation is not None else {},
         last_step=segment.last_step,
         checkpoint_every_s=every_s,
+        keep_checkpoints=place.keep_checkpoints,
         import_paths=place.import_paths,
         ordered_at_s=time.monotonic(),
     )

@@ -51,6 +51,11 @@ class Ancestry:
             result = [*self.parents(base)[:1], *result]  # the weights that both adapters are on come first
         return list(dict.fromkeys(uri for uri in result if uri is not None))
 
+    def named_parents(self, job: Job) -> dict[str, str]:
+        """Returns the URIs or ids of a job's parents by the names that the job uses, with those of its own weights."""
+        uris = {name: self._named(job, name) for name in job.parents} | {s: self._imported(s) for s in _sources(job)}
+        return {name: uri for name, uri in uris.items() if uri is not None}
+
     def forget(self, job: Job) -> None:
         """Forgets the nodes of the models from elsewhere that a job came from."""
         for source in {*job.parents, *_sources(job)}:
