@@ -24,6 +24,7 @@ from ringmaster.flows.batch.result import (
     log_decision,
     report_refusals,
 )
+from ringmaster.flows.batch.run_folder import is_done_and_recorded, share_models
 from ringmaster.flows.interrupts import stopped_by_signals
 from ringmaster.flows.reports.progress import current_view
 from ringmaster.tasks.alarms import DeadlineAlarms
@@ -32,7 +33,7 @@ from ringmaster.tasks.batch import Batch
 from ringmaster.tasks.batch.adaptation_rules import with_orphans
 from ringmaster.tasks.cluster import Cluster, Node
 from ringmaster.tasks.execution.engine import LOCAL, Engine, EngineContext, build_engine
-from ringmaster.tasks.execution.events import FIRST_PREDICTION, NEWEST_PREDICTION, JobEnded, Listener, Planned
+from ringmaster.tasks.execution.events import FIRST_PREDICTION, NEWEST_PREDICTION, JobEnded, Listener, PlanUpdate
 from ringmaster.tasks.execution.executor import Executor
 from ringmaster.tasks.execution.forecast import ForecastConditions, plan_left, predict
 from ringmaster.tasks.execution.job_table import JobState, JobTable
@@ -88,7 +89,7 @@ class LocalPlan:
     engine: Engine
     cluster: Cluster
     jobs: Sequence[JobState]
-    plan: Planned | None
+    plan: PlanUpdate | None
     surroundings: ForecastConditions
     failures: Sequence[JobEnded]
 
@@ -246,6 +247,8 @@ class LocalRun:
             sweep_scheduler=self._scheduler,
         )
         show_records(self._recorder, result)
+        if is_done_and_recorded(self.journal):
+            share_models(self._context.run_paths.folder, home=settings.home())
         return result
 
     # -- inside --------------------------------------------------------------------------------------------------------
@@ -368,7 +371,7 @@ class LocalRun:
         surroundings: ForecastConditions,
         *,
         start: Plan | None,
-    ) -> Planned:
+    ) -> PlanUpdate:
         """Plans what is left, and shows the plan. start: the plan by which the groups were chosen."""
         is_first = not self.journal.plans()
         plan = self._first_plan(problem, start=start) if is_first else self._later_plan(problem)
@@ -378,7 +381,7 @@ class LocalRun:
         is_measured = are_measured(job_table.profiles)
         self.journal.put(MEASURED, is_measured)
         show_plan(plan, problem, prediction, device=cluster.device_kind(), is_measured=is_measured)
-        return Planned(problem=problem, plan=plan, why="start" if is_first else "resumed")
+        return PlanUpdate(problem=problem, plan=plan, why="start" if is_first else "resumed")
 
     def _checked_plan(self, problem: Problem, *, start: Plan | None = None) -> Plan:
         return checked_plan(

@@ -1,36 +1,51 @@
 """Profiles a batch on a pool: each kind of device on one node that has it, preferably on this machine."""
 
-from __future__ import annotations
-
+import httpx
 import platform
 import threading
 import uuid
-from collections.abc import Iterable, Iterator, Mapping, Sequence
-from contextlib import closing, contextmanager, suppress
+from collections.abc import Iterable
+from collections.abc import Iterator
+from collections.abc import Mapping
+from collections.abc import Sequence
+from contextlib import closing
+from contextlib import contextmanager
+from contextlib import suppress
 from dataclasses import replace
-from typing import Any, cast
-
-import httpx
 from prefect import flow
 from prefect.client.orchestration import get_client
 from prefect.client.schemas.objects import FlowRun
 from prefect.deployments import run_deployment
 from prefect.exceptions import PrefectException
-from prefect.states import Cancelled, Cancelling
-
-from ringmaster.codec import from_json, to_json
-from ringmaster.errors import InputError, NodeUnavailable
+from prefect.states import Cancelled
+from prefect.states import Cancelling
+from typing import Any
+from typing import cast
+from ringmaster.codec import from_json
+from ringmaster.codec import to_json
+from ringmaster.errors import InputError
+from ringmaster.errors import NodeUnavailable
 from ringmaster.flows import settings
-from ringmaster.flows.batch.context import NodeContext, open_node_context
-from ringmaster.flows.batch.flow_runs import for_prefect, notices
-from ringmaster.flows.pool.own_node import healthy, is_here
+from ringmaster.flows.batch.context import NodeContext
+from ringmaster.flows.batch.context import open_node_context
+from ringmaster.flows.batch.flow_runs import for_prefect
+from ringmaster.flows.batch.flow_runs import notices
+from ringmaster.flows.pool.own_node import healthy
+from ringmaster.flows.pool.own_node import is_here
 from ringmaster.flows.reports.progress import current_view
 from ringmaster.tasks.batch import Batch
-from ringmaster.tasks.cluster import Cluster, Node
-from ringmaster.tasks.pool.nodes import NodeRecord, NodeRegistry, NodeStatus, Timeouts
-from ringmaster.tasks.pool.requests import RequestKind, Requests, RequestStatus
+from ringmaster.tasks.cluster import Cluster
+from ringmaster.tasks.cluster import Node
+from ringmaster.tasks.pool.nodes import NodeRecord
+from ringmaster.tasks.pool.nodes import NodeRegistry
+from ringmaster.tasks.pool.nodes import NodeStatus
+from ringmaster.tasks.pool.nodes import Timeouts
+from ringmaster.tasks.pool.requests import RequestKind
+from ringmaster.tasks.pool.requests import RequestStatus
+from ringmaster.tasks.pool.requests import Requests
 from ringmaster.tasks.pool.submissions import PROGRESS
-from ringmaster.tasks.profiling.stage import ProfilingResult, TrialPolicy
+from ringmaster.tasks.profiling.stage import ProfilingResult
+from ringmaster.tasks.profiling.stage import TrialPolicy
 from ringmaster.tasks.profiling.task import profile_task
 from ringmaster.tasks.storage.database import Database
 from ringmaster.tasks.storage.journal import Journal
@@ -116,21 +131,21 @@ def one_of_each_kind(nodes: Sequence[NodeRecord], *, avoid: set[str]) -> dict[st
     return chosen
 
 
-def merged(found: Mapping[str, ProfilingResult]) -> ProfilingResult:
+def merged(results: Mapping[str, ProfilingResult]) -> ProfilingResult:
     """Merges the profiles of the same jobs under each kind of device.
 
     A job that at least one kind can train has no fault. If there are several kinds, each profile names its kind.
     """
-    first, *others = found.values()
+    first, *others = results.values()
     if not others:
         return first
-    names = dict.fromkeys(job.name for profiled in found.values() for job in profiled.jobs)
-    jobs = {job.name: job for profiled in [*found.values()][::-1] for job in profiled.jobs}  # the chunks of the first
-    preflights = {name: preflight for profiled in found.values() for name, preflight in profiled.preflights.items()}
+    names = dict.fromkeys(job.name for profiled in results.values() for job in profiled.jobs)
+    jobs = {job.name: job for profiled in [*results.values()][::-1] for job in profiled.jobs}  # chunks of the first
+    preflights = {name: preflight for profiled in results.values() for name, preflight in profiled.preflights.items()}
     profiles = {
         name: tuple(
             replace(profile, device_type=kind)
-            for kind, profiled in found.items()
+            for kind, profiled in results.items()
             for profile in profiled.profiles.get(name, ())
         )
         for name in names
@@ -139,13 +154,13 @@ def merged(found: Mapping[str, ProfilingResult]) -> ProfilingResult:
         if job.exact:  # kernels of another kind of device have other bits
             profiles[name] = tuple(p for p in profiles[name] if p.device_type == profiles[name][0].device_type)
     groups: dict[str, tuple[Profile, ...]] = {}
-    for kind, profiled in found.items():
+    for kind, profiled in results.items():
         for leader, own in profiled.groups.items():
             groups[leader] = (*groups.get(leader, ()), *(replace(profile, device_type=kind) for profile in own))
     faults: dict[str, str] = {}
-    for name in dict.fromkeys(name for profiled in found.values() for name in profiled.faults):
+    for name in dict.fromkeys(name for profiled in results.values() for name in profiled.faults):
         if not profiles.get(name):
-            reported = {kind: profiled.faults[name] for kind, profiled in found.items() if name in profiled.faults}
+            reported = {kind: profiled.faults[name] for kind, profiled in results.items() if name in profiled.faults}
             faults[name] = "; ".join(f"on {kind}: {fault}" for kind, fault in reported.items())
     return ProfilingResult(
         jobs=tuple(jobs[name] for name in names),
@@ -153,7 +168,7 @@ def merged(found: Mapping[str, ProfilingResult]) -> ProfilingResult:
         profiles=profiles,
         faults=faults,
         groups=groups,
-        num_trials=sum(profiled.num_trials for profiled in found.values()),
+        num_trials=sum(profiled.num_trials for profiled in results.values()),
     )
 
 

@@ -344,13 +344,13 @@ def _as_set(value: Any) -> Any:
     return sorted(map(str, value)) if isinstance(value, (list, tuple)) else value
 
 
-def _of_other_kinds(said: Raw, kind: str) -> Iterator[Finding]:
+def _of_other_kinds(adapter: Raw, kind: str) -> Iterator[Finding]:
     for key, kinds in OF_KINDS.items():
-        given = said.get(key)
+        given = adapter.get(key)
         given = tuple(given) if isinstance(given, list) else given
         if kind not in kinds and given is not None and given != DEFAULTS[key]:
             yield Finding(("adapter", key), f"is for {' and '.join(kinds)}, and this one is {kind}", f"remove {key}")
-    targets, scaled = said.get("targets"), said.get("feedforward")
+    targets, scaled = adapter.get("targets"), adapter.get("feedforward")
     if kind == "ia3" and isinstance(scaled, list) and isinstance(targets, list):
         known = {name for name in targets if isinstance(name, str)}
         for i, name in enumerate(scaled):
@@ -358,7 +358,7 @@ def _of_other_kinds(said: Raw, kind: str) -> Iterator[Finding]:
                 yield Finding(("adapter", "feedforward", i), f"{name!r} is no target", "name it among targets too")
 
 
-def _on_model(job: Raw, said: Raw, kind: str) -> Iterator[Finding]:
+def _on_model(job: Raw, adapter: Raw, kind: str) -> Iterator[Finding]:
     model = job.get("model")
     if not isinstance(model, Mapping):
         return

@@ -56,6 +56,7 @@ from ringmaster.techniques import job
 from ringmaster.techniques.data.row_files import FORMATS
 from ringmaster.techniques.loss import loss_names
 from ringmaster.techniques.metric import metric_names
+from ringmaster.techniques.processes.order import KEPT_CHECKPOINTS
 
 
 class Section(BaseModel):
@@ -475,6 +476,10 @@ class BatchEntry(Section):
     profiling_share: Annotated[float, Field(ge=0)] = Field(
         default=PROFILING_SHARE,
         description="the most of the batch's predicted time that trials may take, such as 0.05; 0 makes none",
+    )
+    keep_checkpoints: Annotated[int, Field(ge=1)] = Field(
+        default=KEPT_CHECKPOINTS,
+        description="how many checkpoints a job keeps, such as 20: more let audits start from more steps",
     )
     devices: Devices = Field(default="auto", description="auto, {cpu: 2}, {gpu: 2} or {gpu: all}")
     datasets: dict[str, DatasetSection] | str | None = Field(

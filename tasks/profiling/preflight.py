@@ -1,7 +1,5 @@
 """The preflight of jobs in worker processes, which prepares their data and lists the options that could train them."""
 
-from __future__ import annotations
-
 import threading
 from collections import Counter
 from collections.abc import Callable, Mapping, Sequence

@@ -13,6 +13,7 @@ from pathlib import Path
 from typing import Any
 
 import torch
+from ringmaster.techniques.checkpoints.chain import ChainWriter, StateChain, present_environment
 from torch import Tensor, nn
 
 from ringmaster.codec import digest, from_json, to_json
@@ -133,6 +134,7 @@ class JobTrainingState:
         self._sampler = sampler_of(self.job, self._training)
         self.next_step = 0
         self.passed_over: tuple[str, ...] = ()
+        self._chain: ChainWriter | None = None
 
     def num_evaluated_batches(self) -> int:
         """Returns the number of global batches of one evaluation."""
@@ -164,6 +166,30 @@ class JobTrainingState:
                 "seed changed since. To fix: give the job another name, or remove the folder to start it afresh"
             )
         return checkpoint
+
+    def begin_chain(self, root: Root) -> None:
+        """Starts the segment's part of the chain of states, after the checkpoint that was restored, if any."""
+        if self.ranks.rank == 0:
+            self._chain = ChainWriter.begin(
+                root,
+                chain=StateChain(
+                    job=to_json(self.job),
+                    weights=weights_digest(self.job, data_digest=self.prepared.digest),
+                    data=self.prepared.digest,
+                ),
+                step=self.next_step,
+                environment=present_environment(
+                    technique=self.order.technique,
+                    config=self.order.config,
+                    num_devices=self.order.num_devices,
+                    device=self.ranks.device,
+                ),
+            )
+
+    def extend_chain(self, step: int, *, always: bool) -> None:
+        """Adds the published checkpoint of `step` to the chain of states. Called on rank 0."""
+        if self._chain is not None:
+            self._chain.extend(step, always=always)
 
     def trained_weights(self, root: Root) -> dict[str, Tensor]:
         """Returns the whole tensors of the model in the newest checkpoint under `root`, which is of this step."""
