@@ -1,51 +1,34 @@
 """Profiles a batch on a pool: each kind of device on one node that has it, preferably on this machine."""
 
-import httpx
 import platform
 import threading
 import uuid
-from collections.abc import Iterable
-from collections.abc import Iterator
-from collections.abc import Mapping
-from collections.abc import Sequence
-from contextlib import closing
-from contextlib import contextmanager
-from contextlib import suppress
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from contextlib import closing, contextmanager, suppress
 from dataclasses import replace
+from typing import Any, cast
+
+import httpx
 from prefect import flow
 from prefect.client.orchestration import get_client
 from prefect.client.schemas.objects import FlowRun
 from prefect.deployments import run_deployment
 from prefect.exceptions import PrefectException
-from prefect.states import Cancelled
-from prefect.states import Cancelling
-from typing import Any
-from typing import cast
-from ringmaster.codec import from_json
-from ringmaster.codec import to_json
-from ringmaster.errors import InputError
-from ringmaster.errors import NodeUnavailable
+from prefect.states import Cancelled, Cancelling
+
+from ringmaster.codec import from_json, to_json
+from ringmaster.errors import InputError, NodeUnavailable
 from ringmaster.flows import settings
-from ringmaster.flows.batch.context import NodeContext
-from ringmaster.flows.batch.context import open_node_context
-from ringmaster.flows.batch.flow_runs import for_prefect
-from ringmaster.flows.batch.flow_runs import notices
-from ringmaster.flows.pool.own_node import healthy
-from ringmaster.flows.pool.own_node import is_here
+from ringmaster.flows.batch.context import NodeContext, open_node_context
+from ringmaster.flows.batch.flow_runs import for_prefect, notices
+from ringmaster.flows.pool.own_node import healthy, is_here
 from ringmaster.flows.reports.progress import current_view
 from ringmaster.tasks.batch import Batch
-from ringmaster.tasks.cluster import Cluster
-from ringmaster.tasks.cluster import Node
-from ringmaster.tasks.pool.nodes import NodeRecord
-from ringmaster.tasks.pool.nodes import NodeRegistry
-from ringmaster.tasks.pool.nodes import NodeStatus
-from ringmaster.tasks.pool.nodes import Timeouts
-from ringmaster.tasks.pool.requests import RequestKind
-from ringmaster.tasks.pool.requests import RequestStatus
-from ringmaster.tasks.pool.requests import Requests
+from ringmaster.tasks.cluster import Cluster, Node
+from ringmaster.tasks.pool.nodes import NodeRecord, NodeRegistry, NodeStatus, Timeouts
+from ringmaster.tasks.pool.requests import RequestKind, Requests, RequestStatus
 from ringmaster.tasks.pool.submissions import PROGRESS
-from ringmaster.tasks.profiling.stage import ProfilingResult
-from ringmaster.tasks.profiling.stage import TrialPolicy
+from ringmaster.tasks.profiling.stage import ProfilingResult, TrialPolicy
 from ringmaster.tasks.profiling.task import profile_task
 from ringmaster.tasks.storage.database import Database
 from ringmaster.tasks.storage.journal import Journal

@@ -8,8 +8,6 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from ringmaster.techniques.checkpoints.chain import read_chain
-
 from ringmaster.codec import from_json, to_json
 from ringmaster.errors import LedgerError, TensorStoreError
 from ringmaster.model_lineage import model_pages
@@ -43,6 +41,7 @@ from ringmaster.tasks.recording.rows import (
 )
 from ringmaster.tasks.storage.journal import JobStatus, Journal
 from ringmaster.techniques import Job, Profile
+from ringmaster.techniques.checkpoints.chain import read_chain
 from ringmaster.techniques.checkpoints.shared_models import fetch_model
 from ringmaster.techniques.metric import why_undefined
 from ringmaster.techniques.preflight import Preflight

@@ -13,10 +13,10 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from ringmaster.techniques.checkpoints.chain import ChainWriter, StateChain, present_environment
 from torch import Tensor, nn
 
 from ringmaster.codec import digest, from_json, to_json
+from ringmaster.techniques.checkpoints.chain import ChainWriter, StateChain, present_environment
 from ringmaster.techniques.checkpoints.checkpoint import Checkpoint, CheckpointStore, WritePieces
 from ringmaster.techniques.checkpoints.shared_models import store_model
 from ringmaster.techniques.checkpoints.state import (
