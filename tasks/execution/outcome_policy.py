@@ -166,7 +166,8 @@ class OutcomePolicy:
         """Ends a job that has reached its last step and has written its model."""
         entry = self._job_table.entries[job]
         details = {"metrics": result["metrics"], "model_dir": str(entry.place.model_dir(entry.local_job.name))}
-        details |= {key: result[key] for key in ("compared", "exact") if result.get(key)}
+        if compared := result.get("compared"):
+            details["compared"] = compared
         record = self._job_table.write(job, status=JobStatus.DONE, step=result["step"], message="", details=details)
         self._job_table.groups.ended(job)
         self._tell(

@@ -376,7 +376,6 @@ class MlflowWriter:
                 **({"num_parameters": num_parameters} if num_parameters else {}),
                 **({"whole_batch": why} if (why := preflight.facts.get("whole_batch")) else {}),
                 "num_steps": event.details["step"],
-                **{f"exact.{key}": value for key, value in (event.details.get("exact") or {}).items()},
             },
             metrics=event.details["metrics"],
             description=beside_parents(event.details.get("compared") or ()),

@@ -17,7 +17,6 @@ from __future__ import annotations
 
 import os
 from collections.abc import Iterable
-from importlib.metadata import version
 from typing import Any
 
 import torch
@@ -35,24 +34,6 @@ def use_exact_kernels(device: torch.device) -> None:
         os.environ.setdefault("CUBLAS_WORKSPACE_CONFIG", ":4096:8")  # read when the first product is computed
         torch.use_deterministic_algorithms(True)
         torch.utils.deterministic.fill_uninitialized_memory = False  # type: ignore[attr-defined]
-
-
-def kernel_environment(device: torch.device) -> dict[str, Any]:
-    """Returns what decides the bits of a rank's kernels, beside the shapes of their inputs."""
-    is_gpu = device.type == "cuda"
-    return {
-        "threads": torch.get_num_threads(),
-        "device": torch.cuda.get_device_name(device) if is_gpu else f"cpu {torch.backends.cpu.get_cpu_capability()}",
-        "torch": torch.__version__,
-        "transformers": version("transformers"),
-    }
-
-
-def also(recorded: Any, value: Any) -> Any:
-    """Returns what to record where `value` is in force and `recorded` was before: both, where they differ."""
-    if recorded == value or str(recorded).rpartition(", then ")[2] == str(value):
-        return recorded
-    return f"{recorded}, then {value}"
 
 
 class SumTree:

@@ -198,8 +198,6 @@ def train(trainer: Trainer, order: GangOrder, reporter: Reporter) -> dict[str, A
         if not _exported(trainer, order, reporter):
             return {"status": OutcomeStatus.PREEMPTED, **result}
         result["export_s"] = time.perf_counter() - started_s
-        if order.job.exact and trainer.ranks.rank == 0:
-            result["exact"] = {"weights": trainer.weights_hash(order.checkpoint_dir), **trainer.environment}
         if order.job.adaptation is not None:
             result["compared"] = _compared(trainer, order, reporter)
     return {"status": OutcomeStatus.PREEMPTED if stopped else OutcomeStatus.DONE, **result}

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import hashlib
 import json
 import math
 import time
@@ -53,7 +52,7 @@ from ringmaster.techniques.processes.ranks import Ranks
 from ringmaster.techniques.technique import TURN, Technique, data_parallel_rank, data_parallel_size, why_no_optimizer
 from ringmaster.techniques.training.adaptation import JobAdaptation
 from ringmaster.techniques.training.dropout import Draws, drawing, name_modules, seed_generators, use
-from ringmaster.techniques.training.exact_sums import also, kernel_environment, use_exact_kernels
+from ringmaster.techniques.training.exact_sums import use_exact_kernels
 from ringmaster.techniques.training.generation import HELD_OUT, answer_writer_of, beating, prompt_seed, rollout_of
 from ringmaster.techniques.training.gradients import compute_in_half
 from ringmaster.techniques.training.losses import disable_dropout, loss_of
@@ -73,6 +72,9 @@ Root = str | Path
 BY_HASH = "by-hash"
 """The value of "draws" in the metadata of checkpoints whose job draws dropout by hash. Jobs with checkpoints of earlier
 releases, which lack it, continue to draw from torch's generator, seeded by step, rank and micro-batch."""
+
+CHUNK = "chunk"
+"""The key, in the metadata of checkpoints of exact jobs, of the samples of a chunk."""
 
 WIDTH_MULTIPLE = 8
 """The width of padded samples is a multiple of it, as kernels of matrix products prefer."""
@@ -300,7 +302,6 @@ class Trainer(JobTrainingState):
         self._parameters = [p for p in self.model.parameters() if p.requires_grad]
         self._dp_rank, self._dp_size = data_parallel_rank(ranks.mesh), data_parallel_size(ranks.mesh)
         self._micro_batch: int = order.config["micro_batch"]
-        self.environment = {"chunk": self._micro_batch, **kernel_environment(ranks.device)}
         beat()
 
     def step(self, asks: tuple[float, ...] = ()) -> StepReport:
@@ -466,9 +467,8 @@ class Trainer(JobTrainingState):
 
     def checkpoint_meta(self) -> dict[str, Any]:
         """Returns the metadata of the job that a checkpoint stores."""
-        meta = self.model_meta(self._plain)
-        meta |= {"draws": BY_HASH} if self._draws_by_hash else {}
-        return meta | ({"exact": self.environment} if self.job.exact else {})
+        meta = self.model_meta(self._plain) | ({CHUNK: self._micro_batch} if self.job.exact else {})
+        return {**meta, "draws": BY_HASH} if self._draws_by_hash else meta
 
     def restore(self, root: Root, *, known_step: int = 0) -> int:
         """Loads the newest whole checkpoint under `root`, if any; returns the number of completed steps.
@@ -480,27 +480,18 @@ class Trainer(JobTrainingState):
             return 0
         self._draws_by_hash = self._draws_by_hash and checkpoint.manifest.meta.get("draws") == BY_HASH
         if self.job.exact:
-            recorded = checkpoint.manifest.meta.get("exact", {"chunk": self.job.global_batch_size})
-            if (chunk := recorded["chunk"]) != self._micro_batch:  # releases without chunks divided no exact batch
+            chunk = checkpoint.manifest.meta.get(CHUNK, self.job.global_batch_size)  # earlier releases divided none
+            if chunk != self._micro_batch:
                 raise ValueError(
                     f"{checkpoint.location} was trained exactly, in chunks of {chunk} samples, and not of "
                     f"{self._micro_batch}. To fix: set exact_chunk: {chunk}"
                 )
-            self.environment = {key: also(recorded.get(key, value), value) for key, value in self.environment.items()}
         model = self._technique.unwrap(self.model)
         with Reader(checkpoint) as reader:
             restore_model(reader, model, only=self._stored)
             self._technique.restore_optimizer(reader, self.model, self.optimizer)
         self.next_step = checkpoint.manifest.step
         return self.next_step
-
-    def weights_hash(self, root: Root) -> str:
-        """Returns the digest of the trained weights in the newest checkpoint, by which exact runs are compared."""
-        content = hashlib.sha256()
-        for name, tensor in sorted(self.trained_weights(root).items()):
-            content.update(f"{name} {tensor.dtype} {list(tensor.shape)}\n".encode())
-            content.update(tensor.contiguous().flatten().view(torch.uint8).numpy().tobytes())
-        return content.hexdigest()
 
     def export(self, folder: Path, root: Root) -> None:
         """Writes the model of the newest checkpoint under `root` in the format of `from_pretrained`.

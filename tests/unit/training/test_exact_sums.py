@@ -13,7 +13,7 @@ from torch import nn
 from ringmaster.techniques import DataSpec, GangShape, Job, ModelSpec, registry
 from ringmaster.techniques.model_facts import ModelFacts
 from ringmaster.techniques.technique import choose_chunk, why_not_exact
-from ringmaster.techniques.training.exact_sums import SumTree, also, sum_of_ranks, take_gradients
+from ringmaster.techniques.training.exact_sums import SumTree, sum_of_ranks, take_gradients
 from ringmaster.techniques.training.gradients import exact_norm
 from ringmaster.techniques.training.metrics import rounded
 
@@ -133,13 +133,6 @@ def test_sums_of_rounded_values_do_not_depend_on_their_order(values, shuffled):
 def test_counts_and_what_is_not_finite_are_not_rounded():
     values = torch.tensor([0.0, 3.0, float(1 << 23), math.inf], dtype=torch.float64)
     assert torch.equal(rounded(values), values)
-
-
-def test_what_changes_between_segments_is_recorded():
-    assert also(1, 1) == 1
-    assert also(1, 2) == "1, then 2"
-    assert also("1, then 2", 2) == "1, then 2"
-    assert also("1, then 2", 1) == "1, then 2, then 1"
 
 
 FACTS = ModelFacts(num_parameters=1000, parameter_bytes=4000, largest_layer_bytes=400, num_layers=4, has_dropout=False)
