@@ -1,7 +1,5 @@
 """Identities of processes, by which one detects at once that another process on the same machine has ended."""
 
-from __future__ import annotations
-
 import os
 import platform
 import uuid

@@ -1,7 +1,5 @@
 """Commands of a pool: its processes, and requests that add, cancel, pause, resume and prioritize jobs."""
 
-from __future__ import annotations
-
 import json
 import os
 import time

@@ -1,7 +1,5 @@
 """The process of a pool's controller: stands by, leads, and leaves running segments to the next controller."""
 
-from __future__ import annotations
-
 import logging
 import os
 import threading

@@ -1,7 +1,5 @@
 """Makes this machine a node of a pool: waits for the pool, reserves the devices, and serves them."""
 
-from __future__ import annotations
-
 import os
 import socket
 import threading

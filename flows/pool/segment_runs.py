@@ -5,8 +5,6 @@ client: state, log and links. While Prefect is away, segments go on, and the run
 a person go the other way: cancelling a run preempts its segment, and retrying a run makes its job due again.
 """
 
-from __future__ import annotations
-
 import logging
 import time
 from collections.abc import Callable, Iterator, Sequence

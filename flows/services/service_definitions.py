@@ -1,7 +1,5 @@
 """The processes that a pool needs on the machine of its servers, with the command and environment of each."""
 
-from __future__ import annotations
-
 import json
 import os
 import platform

@@ -5,8 +5,6 @@ restarts services that end or hang, with growing delays. On SIGTERM it ends them
 dies, the services go on, and the next supervisor takes them over.
 """
 
-from __future__ import annotations
-
 import contextlib
 import logging
 import os

@@ -15,9 +15,8 @@ import os
 import struct
 import threading
 import uuid
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from contextlib import suppress
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -57,11 +56,11 @@ class Objects:
             return digest
         while parent is not None and self.depth(parent) == DEEPEST:
             parent = self.parent(parent)
-        packed = pack(content, item_bytes=item_bytes, parent=None if parent is None else self.get(parent))
+        parts = pack(content, item_bytes=item_bytes, parent=None if parent is None else self.get(parent))
         head = bytes([0]) + _NOBODY
-        if packed.needs_parent and parent is not None:
+        if parent is not None and needs_parent(parts[0]):
             head = bytes([self.depth(parent) + 1]) + bytes.fromhex(parent)
-        write_once(self._path(digest), _MAGIC, head, *packed.parts)
+        write_once(self._path(digest), _MAGIC, head, *parts)
         return digest
 
     def get(self, digest: str) -> memoryview:
@@ -71,7 +70,12 @@ class Objects:
         parent needs no verification of its own: if it were damaged, the result would have another checksum.
         """
         head, data = self._read(digest)
-        parent = self._needed(head[5:].hex(), digest, self.get) if needs_parent(data) else None
+        parent = None
+        if needs_parent(data):
+            try:
+                parent = self.get(head[5:].hex())
+            except TensorObjectError as error:
+                raise TensorObjectError(f"object {digest} cannot be read without another one: {error}") from error
         try:
             content = unpack(data, parent=parent)
         except ValueError as error:
@@ -104,12 +108,6 @@ class Objects:
         for path in sorted(self.root.glob("??/*")):
             if not path.name.startswith("."):
                 yield path.parent.name + path.name
-
-    def _needed(self, parent: str, digest: str, read: Callable[[str], memoryview]) -> memoryview:
-        try:
-            return read(parent)
-        except TensorObjectError as error:
-            raise TensorObjectError(f"object {digest} cannot be read without another one: {error}") from error
 
     def _path(self, digest: str) -> Path:
         return self.root / digest[:2] / digest[2:]
@@ -163,16 +161,11 @@ Bytes = npt.NDArray[np.uint8]
 _local = threading.local()  # zstd's contexts must not be shared between threads
 
 
-@dataclass(frozen=True, kw_only=True)
-class PackedBytes:
-    """Packed bytes. needs_parent: whether unpacking them needs the parent's bytes."""
+def pack(content: memoryview, *, item_bytes: int, parent: memoryview | None = None) -> list[Any]:
+    """Packs `content` (items of `item_bytes` each), as its difference to `parent` if that seems to be smaller.
 
-    parts: Sequence[Any]
-    needs_parent: bool
-
-
-def pack(content: memoryview, *, item_bytes: int, parent: memoryview | None = None) -> PackedBytes:
-    """Packs `content` (items of `item_bytes` each), as its difference to `parent` if that seems to be smaller."""
+    Returns the parts of the packed bytes, the header first.
+    """
     is_difference = (
         parent is not None and len(parent) == len(content) > 0 and _is_promising(content, parent, item_bytes)
     )
@@ -185,10 +178,10 @@ def pack(content: memoryview, *, item_bytes: int, parent: memoryview | None = No
         for plane in _planes(block):
             parts += _squeezed(plane, item_bytes)
     parts.append(content[len(content) - len(content) % item_bytes :])
-    return PackedBytes(parts=parts, needs_parent=is_difference)
+    return parts
 
 
-def needs_parent(data: memoryview) -> bool:
+def needs_parent(data: memoryview | bytes) -> bool:
     """Whether packed bytes are a difference to a parent."""
     return data[0] in (DIFFERENCES, XOR)
 

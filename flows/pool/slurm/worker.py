@@ -4,8 +4,6 @@
 Prefect and in Slurm. Jobs therefore outlive it, and the next worker watches them.
 """
 
-from __future__ import annotations
-
 import asyncio
 import os
 import re

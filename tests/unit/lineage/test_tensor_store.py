@@ -58,8 +58,8 @@ def test_whatever_is_packed_comes_back(content, repeat, item_bytes, flips, has_p
         if parent:
             parent[flip % len(parent)] ^= 1 << flip % 8
     related = memoryview(bytes(parent)) if has_parent else None
-    packed = pack(memoryview(content), item_bytes=item_bytes, parent=related)
-    assert bytes(unpack(memoryview(b"".join(packed.parts)), parent=related)) == content
+    parts = pack(memoryview(content), item_bytes=item_bytes, parent=related)
+    assert bytes(unpack(memoryview(b"".join(parts)), parent=related)) == content
 
 
 def test_a_model_comes_back_bit_for_bit_whatever_it_holds(store, tmp_path):
