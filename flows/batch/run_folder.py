@@ -1,7 +1,5 @@
 """The folder of a run of a batch: creation, locking, search for the one to resume; and the run's fixed inputs."""
 
-from __future__ import annotations
-
 import datetime
 import fcntl
 import math

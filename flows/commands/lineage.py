@@ -221,6 +221,47 @@ def bisect(
                 home.mark_culprit(each.child, test=test)
 
 
+def reproduce(
+    model: Model,
+    dry_run: Annotated[
+        bool, typer.Option("--dry-run", help="Only say what would be trained, and what is known to differ.")
+    ] = False,
+    share: Annotated[
+        float, typer.Option(help="Share of the recorded states to make again, drawn at random.", min=0, max=1)
+    ] = 1.0,
+    technique: Annotated[
+        str | None,
+        typer.Option(
+            "--as", help="Technique to train under, on one device, for jobs with exact: true; default: as then."
+        ),
+    ] = None,
+    seed: Annotated[int, typer.Option(help="Seed of the draw of --share.")] = 0,
+    folder: Annotated[
+        Path | None, typer.Option("--folder", help="Folder to work in; default: one in the home's cache.")
+    ] = None,
+    as_json: AsJson = False,
+) -> None:
+    """Train a model again from its lineage and compare every tensor; exit 1 where something differs, and say what."""
+    from ringmaster.flows.lineage.reproducing import ReproductionOptions, reproduce
+
+    def notice(line: str) -> None:
+        error_console().print(line)
+
+    with lineage_home(is_fresh=True) as home:
+        node = home.find(model)
+        work = folder or home.folder / "cache" / "reproductions" / time.strftime("%Y%m%d-%H%M%S")
+        options = ReproductionOptions(folder=work, technique=technique, share=share, seed=seed, is_dry_run=dry_run)
+        report = reproduce(home, node, options, notice=notice)
+    if report is None:
+        return
+    for sentence in report.sentences():
+        error_console().print(sentence)
+    if as_json:
+        print_json(report.to_json())
+    if not report.is_equal:
+        raise typer.Exit(1)
+
+
 def _sentence(culprit: dict[str, Any]) -> str:
     outcome = (
         f" from {', '.join(culprit['parents'])}" if culprit["parents"] else ", which came from nothing that was tested"

@@ -367,6 +367,7 @@ class PooledRun:
             weights={name: str(folder) for name, folder in profiles.weights.items()},
             import_paths=(str(batch.folder),),
             checkpoint_every_s=self._options.checkpoint_every_s,
+            keep_checkpoints=self.batch.keep_checkpoints,
             checkpoint_root=profiles.checkpoint_root,
             flow_run="" if flow_run is None else str(flow_run.id),
             started_s=float(self.journal.get("started_s")),

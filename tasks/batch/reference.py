@@ -1,7 +1,5 @@
 """Generator of the reference page of all batch file keys: `python -m ringmaster.tasks.batch.reference`."""
 
-from __future__ import annotations
-
 import sys
 from collections.abc import Iterator
 from types import UnionType

@@ -1,7 +1,5 @@
 """Per-row scores of models, computed by a worker process, and metrics derived from them with numpy alone."""
 
-from __future__ import annotations
-
 import json
 from collections.abc import Mapping, Sequence
 from contextlib import closing
