@@ -61,7 +61,7 @@ OF_SAMPLES = frozenset(
 """The fields of a job that say where samples come from. What they lead to is seen in `PreparedData`."""
 BESIDE_ONE_STEP = frozenset(
     {
-        *("name", "base", "seed", "num_steps", "num_epochs", "schedule", "optimizer.lr"),
+        *("name", "base", "seed", "num_steps", "num_epochs", "schedule", "optimizer.lr", "warm_start"),
         *("evaluation.every_steps", "evaluation.at_steps"),
     }
 )
@@ -383,6 +383,19 @@ class AdaptationSpec:
 
 
 @dataclass(frozen=True, kw_only=True)
+class WarmStart:
+    """A checkpoint of another job of the same model, from which a job goes on: weights, optimizer and step.
+
+    Attributes:
+        checkpoints: the folder or URL of that job's checkpoints.
+        step: the step of the checkpoint, after which this job trains on.
+    """
+
+    checkpoints: str
+    step: int
+
+
+@dataclass(frozen=True, kw_only=True)
 class Job:
     """One model to train.
 
@@ -412,6 +425,7 @@ class Job:
             "vision_model"}. The lineage recognizes them in every model that contains them.
         quantize_base: "nf4" for the linear layers of the frozen base in 4 bits (QLoRA: Dettmers et al.,
             arXiv:2305.14314); for jobs with an adapter.
+        warm_start: a checkpoint of another job, from which this one goes on: its first step is the one after it.
         freeze: glob patterns of the names of parameters that are not trained, in order: as in a .gitignore, "!" takes
             parameters out again, and the last pattern that matches decides. ("*", "!classifier.*") trains a head alone.
     """
@@ -441,6 +455,7 @@ class Job:
     freeze: tuple[str, ...] = field(default=(), metadata=SINCE_LATER)
     loss_options: Mapping[str, Any] = field(default_factory=dict, metadata=SINCE_LATER)
     quantize_base: str | None = field(default=None, metadata=SINCE_LATER)
+    warm_start: WarmStart | None = field(default=None, metadata=SINCE_LATER)
 
     @property
     def parents(self) -> tuple[str, ...]:

@@ -369,6 +369,13 @@ class AdapterSection(Section):
         return self
 
 
+class WarmStartSection(Section):
+    """A checkpoint of another job of the same model, from which the job goes on: weights, optimizer and step."""
+
+    checkpoints: Folder = Field(description="the folder or URL of the other job's checkpoints")
+    step: Whole = Field(description="the step of the checkpoint, such as 60")
+
+
 class JobEntry(Section):
     """One model to train."""
 
@@ -388,6 +395,10 @@ class JobEntry(Section):
     )
     quantize_base: Quantization | None = Field(
         default=None, description="nf4, for the base of an adapter in 4 bits, or leave the key out"
+    )
+    warm_start: WarmStartSection | None = Field(
+        default=None,
+        description="a checkpoint to go on from, such as {checkpoints: runs/a/checkpoints, step: 60}, or leave it out",
     )
     freeze: list[FreezePattern] = Field(
         default=[],
