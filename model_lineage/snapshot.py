@@ -209,9 +209,9 @@ def _parts(text: str) -> tuple[str, str | None, int | None]:
     return text, None, None
 
 
-def _is_data(said: str, dataset: DatasetInput) -> bool:
-    return said in (dataset.name, dataset.label, dataset.digest, dataset.source, dataset.rows_digest) or (
-        len(said) >= _SHORTEST_ID and dataset.digest.startswith(said)
+def _is_data(name: str, dataset: DatasetInput) -> bool:
+    return name in (dataset.name, dataset.label, dataset.digest, dataset.source, dataset.rows_digest) or (
+        len(name) >= _SHORTEST_ID and dataset.digest.startswith(name)
     )
 
 

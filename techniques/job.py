@@ -1,10 +1,12 @@
 """Job and its parts: everything that determines the trained weights, and nothing about parallelism."""
 
 import math
-from collections.abc import Callable, Mapping
-from dataclasses import dataclass, field, replace
+from collections.abc import Callable
+from collections.abc import Mapping
+from dataclasses import dataclass
+from dataclasses import field
+from dataclasses import replace
 from typing import Any
-
 from ringmaster.codec import SINCE_LATER
 
 PRECISIONS = ("fp32", "bf16", "bf16-params")
@@ -71,7 +73,16 @@ BESIDE_MODEL_AND_LOSS = (
     | BESIDE_ONE_STEP
     | {
         *("techniques", "num_devices", "components", "optimizer", "clip_grad_norm", "global_batch_size"),
-        *("communication", "compile", "exact", "adapter", "freeze", "adaptation", "evaluation.max_batches"),
+        *(
+            "communication",
+            "compile",
+            "exact",
+            "exact_chunk",
+            "adapter",
+            "freeze",
+            "adaptation",
+            "evaluation.max_batches",
+        ),
     }
 )
 """The fields of a job on which one forward and backward of its model, without an adapter, does not depend."""
@@ -418,8 +429,10 @@ class Job:
         global_batch_size: samples of one step, over all devices.
         num_steps, num_epochs: exactly one is given; epochs are converted to steps once the data's size is known.
         techniques, num_devices: what the planner may choose from; None for everything.
-        exact: restricts the layout to one process, one slot and an undivided batch, for weights that repeat bit by bit.
-            Other layouts sum in another order.
+        exact: whether the weights have the same bits on any number of devices, under techniques that can add in one
+            order (`training.exact_sums`).
+        exact_chunk: the samples of one forward and backward of an exact job, which decide its bits; the global batch is
+            a power of two of them. None until it is chosen in the preflight.
         adaptation: how the model is derived from other models besides training; None for plain training.
         components: named parts of the model, each with the prefix of its parameters' names, such as {"tower":
             "vision_model"}. The lineage recognizes them in every model that contains them.
@@ -456,6 +469,7 @@ class Job:
     loss_options: Mapping[str, Any] = field(default_factory=dict, metadata=SINCE_LATER)
     quantize_base: str | None = field(default=None, metadata=SINCE_LATER)
     warm_start: WarmStart | None = field(default=None, metadata=SINCE_LATER)
+    exact_chunk: int | None = field(default=None, metadata=SINCE_LATER)
 
     @property
     def parents(self) -> tuple[str, ...]:

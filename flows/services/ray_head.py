@@ -120,8 +120,8 @@ def nodes_of(home: Path) -> list[psutil.Process]:
     return [process for process in psutil.process_iter() if _is_node(_environment_of(process), home)]
 
 
-def _is_node(found: Mapping[str, str], home: Path) -> bool:
-    return found.get(ALLOCATION, "").startswith(PREFIX) and found.get(HOME) == str(home)
+def _is_node(environment: Mapping[str, str], home: Path) -> bool:
+    return environment.get(ALLOCATION, "").startswith(PREFIX) and environment.get(HOME) == str(home)
 
 
 def _command_of(process: psutil.Process) -> str:

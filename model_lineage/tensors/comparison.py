@@ -121,7 +121,7 @@ def _change(name: str, first: WeightTensor | None, second: WeightTensor | None) 
     return _measured(value, zip(_blocks(one, first.dtype), _blocks(other, second.dtype), strict=True))
 
 
-def _measured(said: Callable[..., TensorChange], pairs: Iterator[tuple[Floats, Floats]]) -> TensorChange:
+def _measured(change_of: Callable[..., TensorChange], pairs: Iterator[tuple[Floats, Floats]]) -> TensorChange:
     squares, base, largest, changed, total = 0.0, 0.0, 0.0, 0, 0
     for one, other in pairs:
         with np.errstate(invalid="ignore", over="ignore"):  # NaN and infinity show in the figures
@@ -132,7 +132,7 @@ def _measured(said: Callable[..., TensorChange], pairs: Iterator[tuple[Floats, F
         changed += int(np.count_nonzero((one != other) & ~(np.isnan(one) & np.isnan(other))))
         total += len(one)
     relative = math.sqrt(squares / base) if base else math.inf if squares else 0.0
-    return said(what=CHANGED, relative_l2=relative, largest=largest, share=changed / total if total else 0.0)
+    return change_of(what=CHANGED, relative_l2=relative, largest=largest, share=changed / total if total else 0.0)
 
 
 def _blocks(content: memoryview, dtype: str) -> Iterator[Floats]:

@@ -162,38 +162,41 @@ def _with_base_adapter(job: Job, jobs: Mapping[str, Job]) -> Adapter | None:
     return replace(resolved(theirs.exported), from_pretrained=None, base_adapter=CONTINUE, dropout=dropout)
 
 
-def _distilled(job: Raw, said: Raw) -> Iterator[Finding]:
-    if said.get("teacher") is None:
+def _distilled(job: Raw, adaptation: Raw) -> Iterator[Finding]:
+    if adaptation.get("teacher") is None:
         yield Finding(("adaptation", "teacher"), "is missing", "give a job's name, models:/NAME@ALIAS or a folder")
     if job.get("loss") is not None:
         message = "does not go with a teacher, whose logits are weighed against the model's own loss"
         yield Finding(("loss",), message, "remove loss, or the adaptation")
 
 
-def _pruned(job: Raw, said: Raw) -> Iterator[Finding]:
+def _pruned(job: Raw, adaptation: Raw) -> Iterator[Finding]:
     yield from _without_base(job, PRUNED)
-    if said.get("method") == "2:4" and said.get("sparsity", AdaptationSpec.sparsity) != AdaptationSpec.sparsity:
-        message = f"of 2:4 is always {AdaptationSpec.sparsity}, {got(said.get('sparsity'))}"
+    if (
+        adaptation.get("method") == "2:4"
+        and adaptation.get("sparsity", AdaptationSpec.sparsity) != AdaptationSpec.sparsity
+    ):
+        message = f"of 2:4 is always {AdaptationSpec.sparsity}, {got(adaptation.get('sparsity'))}"
         yield Finding(("adaptation", "sparsity"), message, "remove sparsity, or prune by magnitude")
 
 
-def _quantized(job: Raw, said: Raw) -> Iterator[Finding]:
+def _quantized(job: Raw, adaptation: Raw) -> Iterator[Finding]:
     yield from _without_base(job, QUANTIZED)
     yield from _without_steps(job, QUANTIZED)
 
 
-def _merged(job: Raw, said: Raw) -> Iterator[Finding]:
+def _merged(job: Raw, adaptation: Raw) -> Iterator[Finding]:
     yield from _without_steps(job, MERGED)
-    parents, weights, at = said.get("parents"), said.get("weights"), ("adaptation",)
+    parents, weights, at = adaptation.get("parents"), adaptation.get("weights"), ("adaptation",)
     parents, weights = (value if isinstance(value, list) else [] for value in (parents, weights))
     if len(set(map(str, parents))) < 2:
         yield Finding((*at, "parents"), "must be two models or more", "give jobs, registered models or folders")
     if weights and len(weights) != len(parents):
         message = f"are {len(weights)}, and there are {len(parents)} parents"
         yield Finding((*at, "weights"), message, "give one for each of the parents, or none")
-    if said.get("method") == "task-arithmetic" and job.get("base") is None:
+    if adaptation.get("method") == "task-arithmetic" and job.get("base") is None:
         yield Finding(("base",), "is missing", "give the base that the parents were trained from")
-    if said.get("method") == "average":
+    if adaptation.get("method") == "average":
         if job.get("base") is not None:
             yield Finding(("base",), "has no part in an average", "name it among the parents, or remove it")
         numbers = [weight for weight in weights if isinstance(weight, (int, float))]

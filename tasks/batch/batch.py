@@ -227,7 +227,7 @@ def _check(raw: Mapping[str, Any], *, folder: Path) -> tuple[BatchEntry | None, 
     if (fault := grid.too_many(_list(raw.get("jobs")), _list(raw.get("grid")))) is not None:
         return None, [], [*findings, fault]
     placed: list[rules.PlacedJob] = [(partial(_at, i), job) for i, job in enumerate(_list(raw.get("jobs")))]
-    for combination in _combinations(_list(raw.get("grid")), found=findings):
+    for combination in _combinations(_list(raw.get("grid")), findings=findings):
         placed.append((combination.origin, combination.raw))
         job = datasets.with_files(combination.raw, origin=combination.origin)
         try:
@@ -244,7 +244,7 @@ def _check(raw: Mapping[str, Any], *, folder: Path) -> tuple[BatchEntry | None, 
     return entry, jobs, findings
 
 
-def _combinations(entries: list[Any], *, found: list[Finding]) -> Iterator[grid.Combination]:
+def _combinations(entries: list[Any], *, findings: list[Finding]) -> Iterator[grid.Combination]:
     """Yields the jobs of the grid entries; adds the faults that prevent an expansion to `found`."""
     for i, value in enumerate(entries):
         try:
@@ -252,7 +252,7 @@ def _combinations(entries: list[Any], *, found: list[Finding]) -> Iterator[grid.
         except ValidationError:
             continue  # already reported by the validation of the whole batch
         combinations, wrong = grid.combinations(entry.model_dump(), at=("grid", i))
-        found += wrong
+        findings += wrong
         yield from combinations
 
 
@@ -286,10 +286,10 @@ def _loss_entry(fields: Mapping[str, Any]) -> dict[str, Any]:
     return entry
 
 
-def _faults(found: Iterable[Finding], *, lines: document.YamlDocument, file: str) -> list[Fault]:
+def _faults(findings: Iterable[Finding], *, lines: document.YamlDocument, file: str) -> list[Fault]:
     """Returns one fault per place (the first found there), in the order of the file or, without a file, of the jobs."""
     first: dict[Place, Finding] = {}
-    for finding in found:
+    for finding in findings:
         first.setdefault(finding.place, finding)
     placed = [(finding.line or lines.line(place), place, finding) for place, finding in first.items()]
     placed.sort(key=lambda item: (item[0] or 0, *(part for part in item[1][1:2] if isinstance(part, int))))

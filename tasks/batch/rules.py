@@ -58,6 +58,7 @@ def job_findings(raw: Any) -> Iterator[Finding]:
     yield from _files(job)
     yield from _arguments(job)
     yield from _length(job)
+    yield from _exact(job)
     yield from _text(job)
     yield from training_findings(job)
     yield from _loss(job)
@@ -207,6 +208,19 @@ def _length(job: Raw) -> Iterator[Finding]:
         yield Finding(("num_epochs",), "is given beside num_steps", "give one of the two")
 
 
+def _exact(job: Raw) -> Iterator[Finding]:
+    chunk, size = job.get("exact_chunk"), job.get("global_batch_size", Job.global_batch_size)
+    if chunk is not None and job.get("exact") is not True:
+        yield Finding(("exact_chunk",), "goes with exact: true", "set exact: true, or leave exact_chunk out")
+    elif isinstance(chunk, int) and isinstance(size, int) and chunk > 0 and _is_no_power(size, chunk):
+        problem = f"divides global_batch_size {size} into a number of chunks that is no power of two"
+        yield Finding(("exact_chunk",), problem, f"give {size} divided by 1, 2, 4, 8 or so")
+
+
+def _is_no_power(size: int, chunk: int) -> bool:
+    return size % chunk > 0 or (size // chunk).bit_count() != 1
+
+
 def _text(job: Raw) -> Iterator[Finding]:
     data = _mapping(job.get("data"))
     if data.get("seq_len") is None and (
@@ -354,13 +368,13 @@ def _as_set(value: Any) -> Any:
     return sorted(map(str, value)) if isinstance(value, (list, tuple)) else value
 
 
-def _of_other_kinds(said: Raw, kind: str) -> Iterator[Finding]:
+def _of_other_kinds(adapter: Raw, kind: str) -> Iterator[Finding]:
     for key, kinds in OF_KINDS.items():
-        given = said.get(key)
+        given = adapter.get(key)
         given = tuple(given) if isinstance(given, list) else given
         if kind not in kinds and given is not None and given != DEFAULTS[key]:
             yield Finding(("adapter", key), f"is for {' and '.join(kinds)}, and this one is {kind}", f"remove {key}")
-    targets, scaled = said.get("targets"), said.get("feedforward")
+    targets, scaled = adapter.get("targets"), adapter.get("feedforward")
     if kind == "ia3" and isinstance(scaled, list) and isinstance(targets, list):
         known = {name for name in targets if isinstance(name, str)}
         for i, name in enumerate(scaled):
@@ -368,7 +382,7 @@ def _of_other_kinds(said: Raw, kind: str) -> Iterator[Finding]:
                 yield Finding(("adapter", "feedforward", i), f"{name!r} is no target", "name it among targets too")
 
 
-def _on_model(job: Raw, said: Raw, kind: str) -> Iterator[Finding]:
+def _on_model(job: Raw, adapter: Raw, kind: str) -> Iterator[Finding]:
     model = job.get("model")
     if not isinstance(model, Mapping):
         return

@@ -445,7 +445,12 @@ class JobEntry(Section):
     num_devices: Annotated[list[Whole], Field(min_length=1)] | None = Field(
         default=None, description="a list of gang sizes to choose from, such as [1, 2], or leave the key out"
     )
-    exact: bool = Field(default=job.Job.exact, description="true to pin the layout, else false")
+    exact: bool = Field(
+        default=job.Job.exact, description="true for the same bits on any number of devices, else false"
+    )
+    exact_chunk: Whole | None = Field(
+        default=None, description="the samples of one forward and backward of an exact job, such as 4"
+    )
     deadline_s: Positive | None = Field(
         default=None, description="the seconds from the batch's start by which the job must have ended, such as 3600"
     )

@@ -540,9 +540,9 @@ def keeps_layout(job: Job) -> bool:
     return loss is not None and loss.generation is not None
 
 
-def _has_layout(profile: Profile, said: Mapping[str, Any]) -> bool:
+def _has_layout(profile: Profile, layout: Mapping[str, Any]) -> bool:
     own_layout = {"technique": profile.technique, "config": dict(profile.config), "num_devices": profile.num_devices}
-    return own_layout == said
+    return own_layout == layout
 
 
 def _renamed(job: Job, batch: str) -> Job:

@@ -513,11 +513,11 @@ def _is_dear(estimate: DivisionEstimate) -> bool:
     return is_small or estimate.list_value - estimate.promise > WORTH_S
 
 
-def _proving(found: Plan, better: Plan, *, value: float) -> Plan:
+def _proving(proved: Plan, better: Plan, *, value: float) -> Plan:
     """Returns the better plan, which has that value, with the bounds and proofs of the plan that was found."""
-    lower_s = None if found.lower_bound_s is None else min(found.lower_bound_s, better.makespan_s)
-    solver_s = None if found.solver_bound_s is None else min(found.solver_bound_s, better.makespan_s)
-    plan = replace(found, segments=better.segments, method=better.method, lower_bound_s=lower_s)
+    lower_s = None if proved.lower_bound_s is None else min(proved.lower_bound_s, better.makespan_s)
+    solver_s = None if proved.solver_bound_s is None else min(proved.solver_bound_s, better.makespan_s)
+    plan = replace(proved, segments=better.segments, method=better.method, lower_bound_s=lower_s)
     plan = replace(plan, solver_bound_s=solver_s)
     if plan.value is None:
         return plan

@@ -154,13 +154,13 @@ class EnergyMeter:
         self._journal = journal
         self._running: dict[int, dict[str, float]] = {}  # by segment and node
 
-    def hear(self, said: GangReport) -> None:
+    def hear(self, report: GangReport) -> None:
         """Takes in an event of a gang; a telemetry event reports the energy that its devices have used so far."""
-        if not isinstance(said.event, DeviceTelemetry):
+        if not isinstance(report.event, DeviceTelemetry):
             return
-        used = [device["energy_j"] for device in said.event.devices.values() if "energy_j" in device]
+        used = [device["energy_j"] for device in report.event.devices.values() if "energy_j" in device]
         if used:
-            self._running.setdefault(said.number, {})[said.event.node] = sum(used)
+            self._running.setdefault(report.number, {})[report.event.node] = sum(used)
 
     def end(self, ended: SegmentEnded, *, at_ms: int) -> dict[str, list[MetricPoint]]:
         """Takes in the end of a segment; returns the energy that each of its jobs has used so far, as metric points.

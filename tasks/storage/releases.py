@@ -46,12 +46,12 @@ def check_tables(connection: Connection) -> None:
         )
 
 
-def _upgrade(connection: Connection, found: str) -> None:
-    while found in UPGRADES:
-        for statement in UPGRADES[found]:
+def _upgrade(connection: Connection, form: str) -> None:
+    while form in UPGRADES:
+        for statement in UPGRADES[form]:
             connection.execute(text(statement))
-        found = str(int(found) + 1)
-    connection.execute(update(ABOUT).where(ABOUT.c.key == _TABLES).values(value=found))
+        form = str(int(form) + 1)
+    connection.execute(update(ABOUT).where(ABOUT.c.key == _TABLES).values(value=form))
 
 
 def _has_allocations(connection: Connection) -> bool:

@@ -191,7 +191,7 @@ def test_what_an_earlier_release_has_copied_into_the_log_comes_once(database):
     for step in range(2):
         story.say(number, JobReady(step=step))
         content = {"number": number, "job": "a", "event": {"event": "ready", "step": step, "startup_s": 1.0}}
-        row = insert(TOLD).values(batch="b", kind="GangReport", content=content, told_s=time.time())
+        row = insert(TOLD).values(batch="b", kind="GangSaid", content=content, told_s=time.time())
         database.write(lambda connection, row=row: connection.execute(row))
     story.say(number, JobReady(step=2))
     story.end(number)
