@@ -1,12 +1,10 @@
 """Job and its parts: everything that determines the trained weights, and nothing about parallelism."""
 
 import math
-from collections.abc import Callable
-from collections.abc import Mapping
-from dataclasses import dataclass
-from dataclasses import field
-from dataclasses import replace
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field, replace
 from typing import Any
+
 from ringmaster.codec import SINCE_LATER
 
 PRECISIONS = ("fp32", "bf16", "bf16-params")
@@ -104,6 +102,8 @@ class ModelSpec:
         command: the arguments of a command that builds and trains the model on its own (docs/commands.md). The command
             gets `kwargs` in its order.
         configs: the configs that the command accepts; one of them is selected by measurement.
+        adopt: for a command that runs an unedited script: the folder in which it runs. None for a command that reports
+            on its own.
     """
 
     architecture: str | None = None
@@ -114,6 +114,7 @@ class ModelSpec:
     attention: str = "auto"
     command: tuple[str, ...] | None = None
     configs: tuple[Mapping[str, Any], ...] = ()
+    adopt: str | None = field(default=None, metadata=SINCE_LATER)
 
     @property
     def is_drawn(self) -> bool:

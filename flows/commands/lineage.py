@@ -10,6 +10,7 @@ import time
 from dataclasses import asdict
 from enum import StrEnum
 from pathlib import Path
+from tempfile import TemporaryDirectory
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
@@ -17,6 +18,7 @@ import typer
 from ringmaster.errors import InputError, input_errors
 from ringmaster.flows.lineage.home import LineageHome, Model, Refresh, lineage_home
 from ringmaster.flows.output import AsJson, error_console, output_console, print_json, write_document
+from ringmaster.model_lineage.records import IMPORTED
 from ringmaster.techniques.models.peft_format import is_adapter
 from ringmaster.text import is_printable_name
 
@@ -76,15 +78,19 @@ def restore(
     folder: Annotated[Path, typer.Argument(help="Folder to write; it must not exist yet.")],
     as_json: AsJson = False,
 ) -> None:
-    """Write a model's files from the tensor store to a folder, bit for bit as they were."""
+    """Write a model's files from the tensor store, or from MLflow, to a folder, bit for bit as they were."""
     if folder.exists():
         raise InputError([f"{folder} is there already. To fix: name a new folder"])
     with lineage_home() as home:
-        node = home.find(model)
-        if node.record.tensors_id is None:
+        node, started_s = home.find(model), time.perf_counter()
+        if node.record.tensors_id is not None:
+            home.store.restore(node.record.tensors_id, folder)
+        elif node.record.kind == IMPORTED:
             raise InputError([f"{node.label} is not in the tensor store. To fix: ringmaster lineage store {node.id}"])
-        started_s = time.perf_counter()
-        home.store.restore(node.record.tensors_id, folder)
+        else:  # as a pool's server has stored it
+            folder.parent.mkdir(parents=True, exist_ok=True)
+            with TemporaryDirectory(dir=folder.parent, prefix=".restored-") as aside:
+                home.ledger.download_model(node.id, Path(aside)).rename(folder)
         seconds = time.perf_counter() - started_s
         num_bytes = sum(path.stat().st_size for path in folder.rglob("*") if path.is_file())
         error_console().print(f"{node.label} is in {folder}: {num_bytes / 1e6:.1f} MB in {seconds:.2f} s")

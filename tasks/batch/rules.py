@@ -188,6 +188,8 @@ def _command(job: Raw, model: Raw) -> Iterator[Finding]:
         yield Finding(("model", "config"), "does not go with a command", "hand the values to the command as kwargs")
     if model.get("configs") and not has_command:
         yield Finding(("model", "configs"), "are for a command", "give a command too, or remove configs")
+    if model.get("adopt") and not has_command:
+        yield Finding(("model", "adopt"), "is for a command", "give the command that runs the script")
     if reads_its_own and not has_command:
         yield Finding(("data", "source"), "is no data of ours", "name other data, or a command as the model")
     if reads_its_own and job.get("num_epochs") is not None:

@@ -20,6 +20,7 @@ from ringmaster.tasks.batch.references import (
     MOST_WHOLE,
     AdaptationKind,
     AdapterKind,
+    Adopt,
     Attention,
     BaseAdapter,
     ColumnType,
@@ -233,6 +234,9 @@ class ModelSection(Section):
         default=None, description='a trainer of your own that speaks our protocol, such as "python train.py"'
     )
     configs: list[Kwargs] = Field(default=[], description="configs for the command, such as [{micro_batch: 8}]")
+    adopt: Adopt = Field(
+        default=None, description="true for a command that runs an unedited script of Trainer, TRL or Accelerate"
+    )
 
 
 class ParameterGroupSection(Section):
