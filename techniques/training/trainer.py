@@ -12,7 +12,6 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from ringmaster.techniques.training.exact_sums import use_exact_kernels
 from torch import Tensor, nn
 
 from ringmaster.codec import digest, from_json, to_json
@@ -54,6 +53,7 @@ from ringmaster.techniques.processes.ranks import Ranks
 from ringmaster.techniques.technique import TURN, Technique, data_parallel_rank, data_parallel_size, why_no_optimizer
 from ringmaster.techniques.training.adaptation import JobAdaptation
 from ringmaster.techniques.training.dropout import Draws, drawing, name_modules, seed_generators, use
+from ringmaster.techniques.training.exact_sums import use_exact_kernels
 from ringmaster.techniques.training.generation import HELD_OUT, answer_writer_of, beating, prompt_seed, rollout_of
 from ringmaster.techniques.training.gradients import compute_in_half
 from ringmaster.techniques.training.losses import disable_dropout, loss_of
