@@ -356,7 +356,7 @@ def critical_path(problem: Problem) -> Certificate | None:
         if ends_s[last] <= jobs[chain[0]].release_s:
             break
         chain.insert(0, last)
-    own, order = dict.fromkeys(chain, (1.0,)), dict.fromkeys(pairwise(chain), (1.0,))
+    own, order = dict.fromkeys(chain, (1.0,)), {job: {before: (1.0,)} for before, job in pairwise(chain)}
     return Certificate(windows=WindowPrices((0.0,), ({},), own, order))
 
 
