@@ -123,7 +123,7 @@ def merged(results: Mapping[str, ProfilingResult]) -> ProfilingResult:
     if not others:
         return first
     names = dict.fromkeys(job.name for profiled in results.values() for job in profiled.jobs)
-    jobs = {job.name: job for profiled in results.values() for job in profiled.jobs}
+    jobs = {job.name: job for profiled in [*results.values()][::-1] for job in profiled.jobs}  # chunks of the first
     preflights = {name: preflight for profiled in results.values() for name, preflight in profiled.preflights.items()}
     profiles = {
         name: tuple(
@@ -133,6 +133,9 @@ def merged(results: Mapping[str, ProfilingResult]) -> ProfilingResult:
         )
         for name in names
     }
+    for name, job in jobs.items():
+        if job.exact:  # kernels of another kind of device have other bits
+            profiles[name] = tuple(p for p in profiles[name] if p.device_type == profiles[name][0].device_type)
     groups: dict[str, tuple[Profile, ...]] = {}
     for kind, profiled in results.items():
         for leader, own in profiled.groups.items():
