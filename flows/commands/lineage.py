@@ -272,9 +272,8 @@ def undo(
     as_json: AsJson = False,
 ) -> None:
     """Train all models that have read a row, or came from a data set or version, again as if it had not been."""
-    from ringmaster.flows.lineage.undoing import UndoRequest, plan_undo, register, seconds_until
-
     from ringmaster.flows.commands.running import show_result, training
+    from ringmaster.flows.lineage.undoing import UndoRequest, plan_undo, register, seconds_until
 
     request = UndoRequest(row=row, dataset=dataset, base=base, text_column=text_column)
     deadline_s = None if deadline is None else seconds_until(deadline)
