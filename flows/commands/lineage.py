@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from ringmaster.errors import InputError, input_errors
+from ringmaster.errors import InputError, UnknownModel, input_errors
 from ringmaster.flows.lineage.home import LineageHome, Model, Refresh, lineage_home
 from ringmaster.flows.output import AsJson, error_console, output_console, print_json, write_document
 from ringmaster.model_lineage.records import IMPORTED
@@ -447,7 +447,6 @@ def _tensors(home: LineageHome, node: LineageNode) -> dict[str, WeightTensor]:
 
 def _reached(home: LineageHome, what: str, *, is_data: bool) -> tuple[str, list[LineageNode]]:
     """(what is meant, the models that it reached)."""
-    from ringmaster.errors import UnknownModel
     from ringmaster.model_lineage.snapshot import close_names
 
     snapshot = home.snapshot
