@@ -1,7 +1,5 @@
 """The command line. Results go to stdout, all else to stderr; exit 0 done, 2 a fault in the input, 1 anything else."""
 
-from __future__ import annotations
-
 from collections.abc import Callable, Mapping, Sequence
 
 import typer
@@ -16,10 +14,13 @@ app = typer.Typer(
 )
 TRAIN, PLAN, POOL, MODELS, DATA = "Train", "Plan", "Pool", "Models", "Data"
 COMMANDS: Mapping[str, Sequence[Callable[..., None]]] = {
-    TRAIN: (running.run, running.sweep, running.retrain, pool.submit, running.status, running.watch, running.logs),
+    TRAIN: (
+        *(running.run, running.adopt, running.sweep, running.retrain),
+        *(pool.submit, running.status, running.watch, running.logs),
+    ),
     PLAN: (running.profile, planning.plan, planning.check, planning.whatif, running.techniques),
     POOL: (pool.up, pool.down, pool.diagnose),
-    MODELS: (models.evaluate, models.monitor, models.promote, models.rollback, models.convert),
+    MODELS: (models.evaluate, models.monitor, models.promote, models.rollback, lineage.reproduce, models.convert),
 }
 GROUPS = (
     (pool.jobs_app, "jobs", TRAIN),

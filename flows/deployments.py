@@ -4,8 +4,6 @@ The command makes the work pool, the deployments of prefect.yaml, the automation
 heartbeat as crashed, and the automations that send alarms. It is idempotent.
 """
 
-from __future__ import annotations
-
 import argparse
 import json
 import os
@@ -48,9 +46,9 @@ from ringmaster.flows import settings
 from ringmaster.flows.pool.node import serve_node_run
 from ringmaster.flows.pool.segment_runs import NODE_DEPLOYMENT
 from ringmaster.flows.process_log import report_faults
-from ringmaster.flows.services.engine_options import NodeDeployment
 from ringmaster.flows.settings import NOTIFY
 from ringmaster.tasks import alarms
+from ringmaster.tasks.pool.engines import NodeDeployment
 
 BLOCK = "ringmaster-alarms"
 """Name of the block that is made from a webhook's URL."""
@@ -107,21 +105,21 @@ def _automation(name: str, subject: str, events: set[str], block: UUID | None) -
     )
 
 
-def _block(client: SyncPrefectClient, said: str) -> UUID:
+def _block(client: SyncPrefectClient, target: str) -> UUID:
     """Returns the id of the notification block that a setting names."""
-    if "://" in said:
+    if "://" in target:
         text = {"text": "{{subject}}: {{body}}", "subject": "{{subject}}", "message": "{{body}}"}
-        webhook = CustomWebhookNotificationBlock(name=BLOCK, url=said, json_data=text, headers=None, cookies=None)
+        webhook = CustomWebhookNotificationBlock(name=BLOCK, url=target, json_data=text, headers=None, cookies=None)
         return UUID(str(webhook.save(BLOCK, overwrite=True)))
-    slug, slash, name = said.partition("/")
+    slug, slash, name = target.partition("/")
     if not slash:
         remedy = "write a webhook's address, or TYPE/NAME of a notification block, such as slack-webhook/on-call"
-        raise InputError([f"{NOTIFY}: {said!r} is no address and no block. To fix: {remedy}"])
+        raise InputError([f"{NOTIFY}: {target!r} is no address and no block. To fix: {remedy}"])
     try:
         return client.read_block_document_by_name(name, slug).id
     except ObjectNotFound as error:
         remedy = "make it in Prefect's pages under Blocks, or by `prefect block create`"
-        raise InputError([f"{NOTIFY}: Prefect has no block {said!r}. To fix: {remedy}"]) from error
+        raise InputError([f"{NOTIFY}: Prefect has no block {target!r}. To fix: {remedy}"]) from error
 
 
 LOOK_EVERY_S = 0.2

@@ -1,7 +1,5 @@
 """The entry point of `ringmaster`, which answers Ctrl-C before it imports anything slow."""
 
-from __future__ import annotations
-
 import sys
 
 from ringmaster.flows import interrupts

@@ -8,8 +8,6 @@ websockets apply them to every host, loopback included, that NO_PROXY does not n
 where one value of these variables is of a form that it does not know, even if the proxy would not be used.
 """
 
-from __future__ import annotations
-
 import importlib.util
 import ipaddress
 import os

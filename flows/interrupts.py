@@ -7,8 +7,6 @@ delay that by seconds. The answer to the user therefore comes from a thread. It 
 which the interpreter writes them as they come (`signal.set_wakeup_fd`).
 """
 
-from __future__ import annotations
-
 import os
 import shlex
 import signal

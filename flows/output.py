@@ -4,8 +4,6 @@ Everything that a command prints leaves through this module, which prints text a
 jobs, files and servers. There is no markup; a style is given beside a text, by `style=` or by `styled`.
 """
 
-from __future__ import annotations
-
 import io
 import json
 import math

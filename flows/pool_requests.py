@@ -4,8 +4,6 @@ The command line makes the same requests without a flow run: `ringmaster submit`
 `cancel`, `pause`, `resume` and `set-priority`.
 """
 
-from __future__ import annotations
-
 from dataclasses import replace
 from pathlib import Path
 from typing import Annotated, Any

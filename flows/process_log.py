@@ -4,8 +4,6 @@ In the text format, only the loggers of `ringmaster` write to stderr as we say; 
 In the JSON format, one handler writes the records of all loggers.
 """
 
-from __future__ import annotations
-
 import io
 import logging
 import os
@@ -201,8 +199,8 @@ def _log_uncaught(kind: type[BaseException], error: BaseException, trace: Traceb
         logging.getLogger(OURS).critical("this process ends with an error: %s", error, exc_info=(kind, error, trace))
 
 
-def _log_uncaught_in_thread(said: threading.ExceptHookArgs) -> None:
-    name = said.thread.name if said.thread is not None else "?"
-    if said.exc_value is not None and said.exc_type is not SystemExit:
-        info = (said.exc_type, said.exc_value, said.exc_traceback)
-        logging.getLogger(OURS).error("thread %s ends with an error: %s", name, said.exc_value, exc_info=info)
+def _log_uncaught_in_thread(hook: threading.ExceptHookArgs) -> None:
+    name = hook.thread.name if hook.thread is not None else "?"
+    if hook.exc_value is not None and hook.exc_type is not SystemExit:
+        info = (hook.exc_type, hook.exc_value, hook.exc_traceback)
+        logging.getLogger(OURS).error("thread %s ends with an error: %s", name, hook.exc_value, exc_info=info)

@@ -1,7 +1,5 @@
 """Retrains production models daily: trains the models that are due, and promotes the better ones."""
 
-from __future__ import annotations
-
 from typing import Annotated, Any
 
 from prefect import flow

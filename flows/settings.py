@@ -13,6 +13,7 @@ from ringmaster.errors import InputError, input_errors
 from ringmaster.flows import environment
 from ringmaster.model_lineage import QUIET_ENVIRONMENT
 from ringmaster.model_lineage.sqlite_files import sqlite_url, unfit_characters
+from ringmaster.tasks.pool.engines import DEFAULT_IDLE_S, ENGINES
 from ringmaster.techniques.processes.caches import own_caches
 
 if TYPE_CHECKING:
@@ -32,9 +33,6 @@ JSON_RESULTS = {
 OWN_NODE = "RINGMASTER_NODE"
 """Environment variable that names the node whose worker started a process. By default a node has its machine's name."""
 
-ALLOCATION = "RINGMASTER_ALLOCATION"
-"""Environment variable for the id under which an engine lends the machine; by default that of the flow run there."""
-
 NOTIFY = "RINGMASTER_NOTIFY"
 """Environment variable for the target of a pool's alarms: a webhook's URL, or TYPE/NAME of a Prefect notification
 block.
@@ -50,6 +48,9 @@ NODE_PRICES = "RINGMASTER_NODE_PRICES"
 
 MOST_FLOW_RUNS = "RINGMASTER_MOST_FLOW_RUNS"
 """Environment variable for the most batches, sweeps and retraining runs that have a process on a machine at a time."""
+
+PLAIN_RUNS = "RINGMASTER_PLAIN_RUNS"
+"""Environment variable for the number of runs of a batch whose models are plain files outside of the tensor store."""
 
 FLOW_RUN_BYTES = 400_000_000  # of a batch's process and of the ranks of its trials, beyond what processes share
 FLOW_RUNS_SHARE = 0.1  # of a machine's memory, by default: the rest is the jobs'
@@ -158,10 +159,8 @@ def choose_engine(name: str) -> None:
     if name:
         os.environ[ENGINE] = name
     if chosen := os.environ.get(ENGINE):
-        from ringmaster.tasks.execution.engine import check_engine_name
-
         with input_errors():
-            check_engine_name(chosen)
+            ENGINES.path(chosen)
 
 
 def engine(*, default: str) -> str:
@@ -177,7 +176,7 @@ def elasticity() -> ElasticityOptions | None:
     num_nodes = os.environ.get(MAX_NODES)
     if not num_nodes:
         return None
-    from ringmaster.tasks.pool.node_scaler import DEFAULT_IDLE_S, ElasticityOptions
+    from ringmaster.tasks.pool.node_scaler import ElasticityOptions
 
     idle_s = os.environ.get(NODE_IDLE_S) or str(DEFAULT_IDLE_S)
     prices = _node_prices()
@@ -243,6 +242,17 @@ def ledger(folder: Path, *, waiting: OutageRetry | None = None) -> Ledger:
 def tensors(folder: Path) -> Path:
     """Returns the folder of the recorded models' tensors: RINGMASTER_TENSORS, or `tensors` in `folder`."""
     return Path(os.environ.get("RINGMASTER_TENSORS") or folder / "tensors").absolute()
+
+
+def num_plain_runs() -> int:
+    """Returns how many of the newest runs of a batch keep plain weights in their folders, beside the tensor store.
+
+    This is RINGMASTER_PLAIN_RUNS, by default 1. Raises InputError where that is no number.
+    """
+    given = os.environ.get(PLAIN_RUNS) or "1"
+    if not given.isdecimal():
+        raise InputError([f"{PLAIN_RUNS}={given} must be a number of runs, 0 or more"])
+    return int(given)
 
 
 def checkpoint_root() -> str | None:

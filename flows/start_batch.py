@@ -1,7 +1,5 @@
 """The flow behind the batch form in Prefect's UI: trains a batch, plans it only, or asks for approval of the plan."""
 
-from __future__ import annotations
-
 from typing import Any, cast
 
 from prefect import flow, runtime
@@ -94,9 +92,9 @@ def start_batch(
     return ended(result.to_json(), status=result.status, message=result.summary(), failure=BatchFailed)
 
 
-def show(found: DryRun) -> None:
+def show(result: DryRun) -> None:
     """Shows a dry run among the artifacts of the flow run."""
-    page = found.markdown()
+    page = result.markdown()
     text = "The estimated end and cost of the batch"
     for_prefect(lambda: create_markdown_artifact(key="dry-run", markdown=page, description=text))
 

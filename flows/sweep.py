@@ -1,7 +1,5 @@
 """Trains one job under many hyperparameter values as one planned batch, with early stopping, and ranks the trials."""
 
-from __future__ import annotations
-
 from base64 import b64encode
 from collections.abc import Mapping, Sequence
 from typing import Annotated, Any

@@ -6,8 +6,6 @@ Each step is a task of the flow run in Prefect. Runs on this machine and runs on
 in what provides the devices.
 """
 
-from __future__ import annotations
-
 from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import Any, Protocol, TypeVar, cast

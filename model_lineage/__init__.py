@@ -4,7 +4,7 @@ Importing this package is fast: MLflow is imported when a ledger is first used.
 """
 
 from ringmaster.errors import LedgerError
-from ringmaster.model_lineage.graph import Adaptation, Graph
+from ringmaster.model_lineage.graph import Graph
 from ringmaster.model_lineage.ledger.connection import QUIET_ENVIRONMENT
 from ringmaster.model_lineage.ledger.ledger import Ledger
 from ringmaster.model_lineage.records import (
@@ -22,7 +22,6 @@ __all__ = [
     "COMPONENT",
     "IMPORTED",
     "QUIET_ENVIRONMENT",
-    "Adaptation",
     "DatasetInput",
     "Graph",
     "Ledger",

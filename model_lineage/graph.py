@@ -15,53 +15,32 @@ from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 
 from ringmaster.errors import LineageCycle
-from ringmaster.model_lineage.records import DatasetInput
-
-
-@dataclass(frozen=True, kw_only=True)
-class Adaptation:
-    """How model `child` was made from `parents` (several for merging and distillation), by `kind`.
-
-    child, parents: model ids. run: the id of the run that made the child. datasets: the training and evaluation data.
-    kind: one of ADAPTATION_KINDS, or what a person has written into MLflow's tags.
-    """
-
-    child: str
-    parents: tuple[str, ...]
-    kind: str
-    run: str | None = None
-    datasets: tuple[DatasetInput, ...] = ()
 
 
 class Graph:
-    """The models and the adaptations between them.
+    """The models and what they were made from, by model id.
 
-    A model may have several adaptations (it was distilled from one model, then merged with another). A parent that no
-    adaptation made is a node too. Raises LineageCycle if a model would be its own ancestor.
+    parents: (child, parents) of each adaptation. A model may have several (it was distilled from one model, then merged
+        with another). A parent that no adaptation made is a node too.
+    Raises LineageCycle if a model would be its own ancestor.
     """
 
-    def __init__(self, adaptations: Iterable[Adaptation]) -> None:
-        self.adaptations = tuple(adaptations)
+    def __init__(self, parents: Iterable[tuple[str, Sequence[str]]]) -> None:
         self._parents: dict[str, list[str]] = {}
         self._children: dict[str, list[str]] = {}
-        for adaptation in self.adaptations:
-            for node in (*adaptation.parents, adaptation.child):
+        for child, above in parents:
+            for node in (*above, child):
                 self._parents.setdefault(node, [])
                 self._children.setdefault(node, [])
-            for parent in adaptation.parents:
-                if parent not in self._parents[adaptation.child]:
-                    self._parents[adaptation.child].append(parent)
-                    self._children[parent].append(adaptation.child)
+            for parent in above:
+                if parent not in self._parents[child]:
+                    self._parents[child].append(parent)
+                    self._children[parent].append(child)
         try:
             self.models = tuple(graphlib.TopologicalSorter(self._parents).static_order())
         except graphlib.CycleError as error:
             path = " -> ".join(error.args[1])
             raise LineageCycle(f"these models would be their own ancestors: {path}") from error
-
-    def made_by(self, model: str) -> tuple[Adaptation, ...]:
-        """Returns the adaptations that made `model`; none for a root."""
-        self._check(model)
-        return tuple(adaptation for adaptation in self.adaptations if adaptation.child == model)
 
     def parents(self, model: str) -> tuple[str, ...]:
         """Returns the models that `model` was directly made from."""
@@ -281,7 +260,7 @@ def _without(graph: Graph, model: str, left_out: Collection[str]) -> Graph:
         return tuple(result)
 
     line = {model, *graph.ancestors(model)}.difference(left_out)
-    return Graph(Adaptation(child=id, parents=parents(id), kind="merged") for id in graph.models if id in line)
+    return Graph((id, parents(id)) for id in graph.models if id in line)
 
 
 def _between(graph: Graph, child: str, untested: Collection[str]) -> tuple[str, ...]:

@@ -143,14 +143,14 @@ def _read_json(path: Path, *, named: Path) -> dict[str, Any]:
     return result
 
 
-def _faults_of_config(named: Path, said: Mapping[str, Any]) -> Iterator[str]:
+def _faults_of_config(named: Path, fields: Mapping[str, Any]) -> Iterator[str]:
     """Yields a fault for each other file that a config names outside of the model's folder."""
-    if named.name == "adapter_config.json" and (base := said.get(BASE_KEY)) is not None:
+    if named.name == "adapter_config.json" and (base := fields.get(BASE_KEY)) is not None:
         fault = base_fault(base) if isinstance(base, str) else "is no text"
         if fault:
             yield f"{named} has the {BASE_KEY} {base!r:.80}, which {fault}. To fix: name a hub name or a folder there"
     for key in TOKENIZER_FILES if named.name == "tokenizer_config.json" else ():
-        file = said.get(key)
+        file = fields.get(key)
         if file is not None and (not isinstance(file, str) or name_fault(file)):
             yield f"{named} has the {key} {file!r:.80}, which is no file of the model. To fix: remove {key} there"
 

@@ -54,6 +54,8 @@ DATA_TABLE = "data.json"  # among the artifacts of a model's run
 DESCRIPTION_LIMIT = 5000  # the size in characters of the column for a model version's description
 _CHILDREN = "\n\n**Adapted further into**\n\n"
 _STORE = "\n\n**In the tensor store**\n\n"
+_FILES = "- files and metrics: "
+_CERTIFICATE = "- made again, bit by bit: "
 _CULPRIT = "**A fault began here**, "
 _MORE = "\n- and 1000000 more"
 
@@ -66,7 +68,10 @@ def card(
     `text` is shortened if the whole would exceed DESCRIPTION_LIMIT.
     """
     experiment_id, run_id = str(model.experiment_id), str(model.run_id)
-    lines = [f"- {markdown(model.relation_to(parent.model_id))} from {model_link(parent)}" for parent in parents]
+    lines = [
+        f"- {markdown(model.relation_to(parent.model_id))} from {model_link(parent)}{_base_values(parent)}"
+        for parent in parents
+    ]
     if not parents:
         lines.append(
             "- trained from scratch" if model.kind == "pretrained" else f"- {markdown(model.kind)}, without a base"
@@ -84,7 +89,7 @@ def card(
             f"- data for {markdown(dataset.context)}: {where} ({code_span(dataset.digest[:12])}{markdown(rows)})"
         )
     files = logged_model_path(experiment_id, model.model_id)
-    lines.append(f"- files and metrics: {link(model.model_id, files)}")
+    lines.append(f"{_FILES}{link(model.model_id, files)}")
     lines.append(f"\n{picture('Its family', run_id, family_path(model))}")
     origin = "\n".join(lines)
     room = max(0, DESCRIPTION_LIMIT - len(origin) - len("\n\n"))
@@ -95,6 +100,12 @@ def card(
 def family_path(model: ModelRecord) -> str:
     """Returns the path of a model's family picture among the artifacts of its run."""
     return f"lineage/{model.model_id}.svg"
+
+
+def _base_values(parent: ModelRecord) -> str:
+    """Returns what the weights are that a parent, an adapter on a base in 4 bits, is added to wherever it is used."""
+    format = parent.origin.quantized_base
+    return "" if format is None else f", added to the values of its base in {code_span(format)}"
 
 
 def _origin_lines(model: ModelRecord) -> Iterator[str]:
@@ -111,10 +122,21 @@ def _origin_lines(model: ModelRecord) -> Iterator[str]:
     if origin.num_steps:
         seed = "" if origin.seed is None else f", seed {origin.seed}"
         yield f"- {origin.num_steps} steps{seed}"
+    if origin.quantized_base is not None:
+        yield f"- trained on its base in {code_span(origin.quantized_base)}"
     if origin.code_version is not None:
         yield f"- code: {code_span(origin.code_version)}"
     if origin.source is not None:
         yield f"- imported from {code_span(origin.source)}"
+
+
+def with_certificate(description: str, model: ModelRecord, *, path: str, day: str) -> str:
+    """Returns a page's text with the line that the model was made again bit by bit, in place of an earlier one."""
+    where = artifact_path(str(model.experiment_id), str(model.run_id), path)
+    lines = [line for line in description.split("\n") if not line.startswith(_CERTIFICATE)]
+    place = next((i for i, line in enumerate(lines) if line.startswith(_FILES)), len(lines))
+    lines.insert(place, f"{_CERTIFICATE}{link(f'certificate of {day}', where)}")
+    return "\n".join(lines)[:DESCRIPTION_LIMIT]
 
 
 def with_children(description: str, children: Sequence[str]) -> str:

@@ -80,6 +80,7 @@ class Origin:
     num_steps: the number of training steps.
     code_version: "git COMMIT" of the batch file's folder, or "ringmaster VERSION".
     seed: the seed of the job.
+    quantized_base: the format of the base, such as "nf4", where an adapter was trained on a base in 4 bits.
     source: the folder or hub name that an imported model came from.
     started_from: the parent that the first weights are from, where the model's kind says something else: the base of a
         student that another model teaches. In a record, it is a model id.
@@ -95,6 +96,7 @@ class Origin:
     num_steps: int | None = None
     code_version: str | None = None
     seed: int | None = None
+    quantized_base: str | None = None
     source: str | None = None
     relation: str | None = None
     started_from: str | None = None

@@ -10,7 +10,7 @@ from functools import cached_property
 from pathlib import Path
 
 from ringmaster.errors import LedgerError, UnknownModel
-from ringmaster.model_lineage.graph import Adaptation, Graph
+from ringmaster.model_lineage.graph import Graph
 from ringmaster.model_lineage.ledger.ledger import Ledger
 from ringmaster.model_lineage.ledger.registry import CULPRIT, record_of, versions_of
 from ringmaster.model_lineage.ledger.rows import Aliases, ModelRow, read_rows
@@ -83,16 +83,7 @@ class Snapshot:
     @cached_property
     def graph(self) -> Graph:
         """The graph of the models. Raises ValueError if damaged records make a model its own ancestor."""
-        return Graph(
-            Adaptation(
-                child=node.id,
-                parents=node.record.parents,
-                kind=node.record.kind,
-                run=node.record.run_id,
-                datasets=node.record.datasets,
-            )
-            for node in self.models
-        )
+        return Graph((node.id, node.record.parents) for node in self.models)
 
     def label(self, id: str) -> str:
         """Returns the display name of the node with that id."""
@@ -218,9 +209,9 @@ def _parts(text: str) -> tuple[str, str | None, int | None]:
     return text, None, None
 
 
-def _is_data(said: str, dataset: DatasetInput) -> bool:
-    return said in (dataset.name, dataset.label, dataset.digest, dataset.source, dataset.rows_digest) or (
-        len(said) >= _SHORTEST_ID and dataset.digest.startswith(said)
+def _is_data(name: str, dataset: DatasetInput) -> bool:
+    return name in (dataset.name, dataset.label, dataset.digest, dataset.source, dataset.rows_digest) or (
+        len(name) >= _SHORTEST_ID and dataset.digest.startswith(name)
     )
 
 

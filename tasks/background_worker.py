@@ -1,7 +1,5 @@
 """Background threads: of one call, of a context, and one that repeats an action on request."""
 
-from __future__ import annotations
-
 import atexit
 import contextvars
 import logging

@@ -22,8 +22,6 @@ Probes sample devices through NVML and the kernel, and detect devices with perma
 its driver does not provide is None. A query that a driver does not know is no fault of the device.
 """
 
-from __future__ import annotations
-
 import logging
 import os
 import threading

@@ -82,7 +82,7 @@ class Context(Technique):
             if recompute == "selective" and exchange == "all_gather":  # its masks are not among the stored tensors
                 continue
             # The number of micro-batches hardly affects which exchange is quicker, so it varies for one exchange only.
-            for micro_batch in micro_batches(job.global_batch_size, at_most=2 if exchange == exchanges[0] else 1):
+            for micro_batch in micro_batches(job, at_most=2 if exchange == exchanges[0] else 1):
                 yield {"micro_batch": micro_batch, "recompute": recompute, "exchange": exchange, "sharded": sharded}
 
     def mesh_shape(self, gang: GangShape, config: Config) -> dict[str, int]:

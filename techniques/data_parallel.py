@@ -38,6 +38,6 @@ class DataParallel(Technique):
 
     def configs(self, job: Job, gang: GangShape, facts: ModelFacts) -> Iterator[Config]:
         """Yields fewer, larger micro-batches first; recomputation comes last, as it only serves to save memory."""
-        sizes = micro_batches(job.global_batch_size // gang.num_devices)
+        sizes = micro_batches(job, num_slices=gang.num_devices)
         for recompute, *values, micro_batch in product(RECOMPUTE, *self.knobs.values(), sizes):
             yield {"micro_batch": micro_batch, "recompute": recompute, **dict(zip(self.knobs, values, strict=True))}

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 
 from ringmaster.techniques.data_parallel import DataParallel
 from ringmaster.techniques.job import DISTILLED, PRUNED
-from ringmaster.techniques.technique import Config
+from ringmaster.techniques.technique import RUN, Config
 
 if TYPE_CHECKING:
     from torch import nn
@@ -27,11 +27,13 @@ class Ddp(DataParallel):
     takes_4_bits = True
     whole_tensors = True
     generates = True
+    takes_chunks = RUN
 
     def parallelize(self, model: nn.Module, mesh: DeviceMesh | None, config: Config) -> nn.Module:
         """Wraps the model in `DistributedDataParallel`; gradients are views of its communication buckets."""
         from torch.nn.parallel import DistributedDataParallel
 
+        from ringmaster.techniques.training.exact_sums import BucketSums
         from ringmaster.techniques.training.gradients import average_in_half
         from ringmaster.techniques.training.recomputation import recompute_layers
 
@@ -43,7 +45,10 @@ class Ddp(DataParallel):
             gradient_as_bucket_view=True,
             find_unused_parameters=self.skips_layers,
         )
-        if self.communication == "bf16":
+        if self.exact:
+            self._sums = BucketSums(mesh.get_group())
+            ddp.register_comm_hook(self._sums, lambda sums, bucket: sums.send(bucket))
+        elif self.communication == "bf16":
             ddp.register_comm_hook(mesh.get_group(), average_in_half)
         return ddp
 
@@ -53,6 +58,15 @@ class Ddp(DataParallel):
             return nullcontext()
         no_sync: AbstractContextManager[Any] = model.no_sync()  # type: ignore[operator]
         return no_sync
+
+    def add_chunk(self, model: nn.Module, *, is_last: bool) -> None:
+        """Adds a chunk to those before it; the backward of the last one has sent the sums."""
+        from ringmaster.techniques.training.exact_sums import take_gradients
+
+        if is_last:
+            self._sums.finish()
+        else:
+            self._sums.tree.add(take_gradients(model.parameters()))
 
     def unwrap(self, model: nn.Module) -> nn.Module:
         """Returns the attribute `module` of DDP's wrapper."""

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any
 
 from ringmaster.techniques.data_parallel import DataParallel
 from ringmaster.techniques.job import DISTILLED, OF_WHOLE_TENSORS, PRUNED, Job
-from ringmaster.techniques.technique import RECOMPUTE, Config, GangShape, micro_batches, training_state_bytes
+from ringmaster.techniques.technique import RECOMPUTE, TURN, Config, GangShape, micro_batches, training_state_bytes
 
 if TYPE_CHECKING:
     from torch import nn
@@ -40,7 +40,7 @@ class Fsdp(DataParallel):
     adaptations = frozenset({DISTILLED, PRUNED})
     takes_4_bits = True
     whole_tensors = True
-
+    takes_chunks = TURN
     saves_memory_of = "ddp"
     moves_model = True
 
@@ -57,10 +57,10 @@ class Fsdp(DataParallel):
         prefetching are tried with the largest micro-batch only. Recomputation and, last of all, offloading serve models
         that need the memory.
         """
-        sizes = micro_batches(job.global_batch_size // gang.num_devices)
+        sizes = micro_batches(job, num_slices=gang.num_devices)
         variants: list[Config] = []
         num_replicas = max(gang.num_nodes, 2)  # one group a node, or two groups; at least two devices in each
-        if gang.num_devices % num_replicas == 0 and gang.num_devices > num_replicas:
+        if gang.num_devices % num_replicas == 0 and gang.num_devices > num_replicas and not job.exact:
             variants.append({"num_replicas": num_replicas})
         if gang.kind == "gpu":  # on a CPU the same cores gather and compute, so prefetching gains nothing
             variants.append({"prefetch": 2})
@@ -72,7 +72,7 @@ class Fsdp(DataParallel):
             for micro_batch in sizes[:1] if recompute == "selective" else sizes:
                 yield {"micro_batch": micro_batch, "recompute": recompute, "reshard": True}
         # A CPU slot's memory is host memory already; and the GPUs' links gather no tensors that lie in host memory.
-        if gang.kind == "gpu" and job.optimizer.name not in OF_WHOLE_TENSORS:
+        if gang.kind == "gpu" and job.optimizer.name not in OF_WHOLE_TENSORS and not job.exact:
             yield {"micro_batch": sizes[-1], "recompute": "full", "reshard": True, "offload": True}
 
     def mesh_shape(self, gang: GangShape, config: Config) -> dict[str, int]:
@@ -125,8 +125,9 @@ class Fsdp(DataParallel):
         policies: dict[str, Any] = {
             "offload_policy": pinned if config.get("offload", False) else OffloadPolicy(),
             "mp_policy": MixedPrecisionPolicy(
-                # Weights are gathered in the precision of computation; gradients are summed in fp32 by default.
-                param_dtype=torch.bfloat16 if self.precision == "bf16-params" else None,
+                # Weights are gathered in the precision of computation; gradients are summed in fp32 by default. A
+                # weight that is used twice has two gradients in bf16, which other techniques round before adding.
+                param_dtype=torch.bfloat16 if self.precision == "bf16-params" and not self.exact else None,
                 reduce_dtype=torch.bfloat16 if self.communication == "bf16" else torch.float32,
             ),
         }
@@ -139,11 +140,29 @@ class Fsdp(DataParallel):
         fully_shard(model, mesh=mesh, reshard_after_forward=False, **policies)
         if (depth := config.get("prefetch", 1)) > 1:
             _gather_ahead(layers, depth)
+        if self.exact:
+            _add_by_tree(model)
         return model
 
     def accumulate(self, model: nn.Module, *, is_last: bool) -> AbstractContextManager[Any]:
-        """Leaves gradients whole on each rank until the last micro-batch, which reduces and scatters them once."""
-        return _gradient_sync(model, enabled=is_last)
+        """Leaves gradients whole on each rank until the last micro-batch, which reduces and scatters them once.
+
+        Those of an exact job are reduced chunk by chunk, over ranks first.
+        """
+        return _gradient_sync(model, enabled=is_last or self.exact)
+
+
+def _add_by_tree(model: nn.Module) -> None:
+    """Makes all collectives that reduce gradients sum them along the tree over ranks."""
+    from torch.distributed.fsdp import FSDPModule
+
+    from ringmaster.techniques.parallel.buckets import SummingReduceScatter
+
+    for module in model.modules():
+        if isinstance(module, FSDPModule):
+            module.set_custom_reduce_scatter(SummingReduceScatter(None, exact=True))
+            module.set_gradient_divide_factor(1.0)
+            module.set_force_sum_reduction_for_comms(True)
 
 
 def _gather_ahead(layers: Sequence[FSDPModule], depth: int) -> None:

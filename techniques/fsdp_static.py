@@ -47,11 +47,11 @@ class FsdpStatic(Fsdp):
         from ringmaster.techniques.parallel.buckets import (
             BufferPool,
             StaticAllGather,
-            StaticReduceScatter,
+            SummingReduceScatter,
         )
 
         model = super().parallelize(model, mesh, config)
-        gather, reduce = StaticAllGather(BufferPool()), StaticReduceScatter(BufferPool())
+        gather, reduce = StaticAllGather(BufferPool()), SummingReduceScatter(BufferPool(), exact=self.exact)
         for module in model.modules():
             if isinstance(module, FSDPModule):
                 module.set_custom_all_gather(gather)

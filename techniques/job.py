@@ -58,7 +58,7 @@ OF_SAMPLES = frozenset(
 """The fields of a job that say where samples come from. What they lead to is seen in `PreparedData`."""
 BESIDE_ONE_STEP = frozenset(
     {
-        *("name", "base", "seed", "num_steps", "num_epochs", "schedule", "optimizer.lr"),
+        *("name", "base", "seed", "num_steps", "num_epochs", "schedule", "optimizer.lr", "warm_start"),
         *("evaluation.every_steps", "evaluation.at_steps"),
     }
 )
@@ -68,7 +68,16 @@ BESIDE_MODEL_AND_LOSS = (
     | BESIDE_ONE_STEP
     | {
         *("techniques", "num_devices", "components", "optimizer", "clip_grad_norm", "global_batch_size"),
-        *("communication", "compile", "exact", "adapter", "freeze", "adaptation", "evaluation.max_batches"),
+        *(
+            "communication",
+            "compile",
+            "exact",
+            "exact_chunk",
+            "adapter",
+            "freeze",
+            "adaptation",
+            "evaluation.max_batches",
+        ),
     }
 )
 """The fields of a job on which one forward and backward of its model, without an adapter, does not depend."""
@@ -90,6 +99,8 @@ class ModelSpec:
         command: the arguments of a command that builds and trains the model on its own (docs/commands.md). The command
             gets `kwargs` in its order.
         configs: the configs that the command accepts; one of them is selected by measurement.
+        adopt: for a command that runs an unedited script: the folder in which it runs. None for a command that reports
+            on its own.
     """
 
     architecture: str | None = None
@@ -100,6 +111,7 @@ class ModelSpec:
     attention: str = "auto"
     command: tuple[str, ...] | None = None
     configs: tuple[Mapping[str, Any], ...] = ()
+    adopt: str | None = field(default=None, metadata=SINCE_LATER)
 
     @property
     def is_drawn(self) -> bool:
@@ -362,6 +374,19 @@ class AdaptationSpec:
 
 
 @dataclass(frozen=True, kw_only=True)
+class WarmStart:
+    """A checkpoint of another job of the same model, from which a job goes on: weights, optimizer and step.
+
+    Attributes:
+        checkpoints: the folder or URL of that job's checkpoints.
+        step: the step of the checkpoint, after which this job trains on.
+    """
+
+    checkpoints: str
+    step: int
+
+
+@dataclass(frozen=True, kw_only=True)
 class Job:
     """One model to train.
 
@@ -384,13 +409,16 @@ class Job:
         global_batch_size: samples of one step, over all devices.
         num_steps, num_epochs: exactly one is given; epochs are converted to steps once the data's size is known.
         techniques, num_devices: what the planner may choose from; None for everything.
-        exact: restricts the layout to one process, one slot and an undivided batch, for weights that repeat bit by bit.
-            Other layouts sum in another order.
+        exact: whether the weights have the same bits on any number of devices, under techniques that can add in one
+            order (`training.exact_sums`).
+        exact_chunk: the samples of one forward and backward of an exact job, which decide its bits; the global batch is
+            a power of two of them. None until it is chosen in the preflight.
         adaptation: how the model is derived from other models besides training; None for plain training.
         components: named parts of the model, each with the prefix of its parameters' names, such as {"tower":
             "vision_model"}. The lineage recognizes them in every model that contains them.
         quantize_base: "nf4" for the linear layers of the frozen base in 4 bits (QLoRA: Dettmers et al.,
             arXiv:2305.14314); for jobs with an adapter.
+        warm_start: a checkpoint of another job, from which this one goes on: its first step is the one after it.
         freeze: glob patterns of the names of parameters that are not trained, in order: as in a .gitignore, "!" takes
             parameters out again, and the last pattern that matches decides. ("*", "!classifier.*") trains a head alone.
     """
@@ -420,6 +448,8 @@ class Job:
     freeze: tuple[str, ...] = field(default=(), metadata=SINCE_LATER)
     loss_options: Mapping[str, Any] = field(default_factory=dict, metadata=SINCE_LATER)
     quantize_base: str | None = field(default=None, metadata=SINCE_LATER)
+    warm_start: WarmStart | None = field(default=None, metadata=SINCE_LATER)
+    exact_chunk: int | None = field(default=None, metadata=SINCE_LATER)
 
     @property
     def parents(self) -> tuple[str, ...]:

@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Any
 from ringmaster.techniques.job import DISTILLED, PRUNED, Job
 from ringmaster.techniques.technique import (
     GRADIENT_BYTES,
+    RUN,
     WEIGHT_BYTES,
     Config,
     GangShape,
@@ -21,7 +22,6 @@ from ringmaster.techniques.technique import (
     micro_batches,
     training_state_bytes,
     undivided_batch_only,
-    why_pinned,
 )
 
 if TYPE_CHECKING:
@@ -41,6 +41,7 @@ class Offload(Technique):
     needs = "one GPU; a model with repeated layers; the whole training state in host memory"
     adaptations = frozenset({DISTILLED, PRUNED})
     whole_tensors = True
+    takes_chunks = RUN
     saves_memory_of = "single"
     moves_model = True
     divides_layers = True
@@ -51,8 +52,6 @@ class Offload(Technique):
             return "one process drives one device"
         if facts.num_layers < 2:
             return "the model has no repeated layers between which it could be cut into slices"
-        if reason := why_pinned(job):
-            return reason
         if job.compile:
             return "compile: true, and a compiled layer would not let its weights go"
         if gang.kind == "cpu" and self.name not in (job.techniques or ()):
@@ -69,7 +68,7 @@ class Offload(Technique):
         """
         counts = list(dict.fromkeys((min(FEW_SLICES, facts.num_layers), facts.num_layers)))
         undivided = undivided_batch_only(job, facts) is not None
-        sizes = micro_batches(job.global_batch_size, at_most=1 if undivided else 3)
+        sizes = micro_batches(job, at_most=1 if undivided else 3)
         for recompute, on_host in (("none", False), ("full", False), ("full", True)):
             if recompute == "full" and undivided:  # a second forward would count the batch twice
                 continue

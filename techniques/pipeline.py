@@ -13,10 +13,12 @@ from ringmaster.techniques.job import DISTILLED, PRUNED, Job
 from ringmaster.techniques.model_facts import why_positions_lost, why_unknown
 from ringmaster.techniques.technique import (
     RECOMPUTE,
+    RUN,
     Config,
     GangShape,
     StepWork,
     Technique,
+    micro_batches,
     no_prefix,
     training_state_bytes,
     undivided_batch_only,
@@ -44,6 +46,7 @@ class Pipeline(Technique):
     needs = "two devices or more, a layer for each; 1/n of the training state in each device's memory; loosely linked"
     adaptations = frozenset({DISTILLED, PRUNED})
     whole_tensors = True
+    takes_chunks = RUN
 
     def supports(self, job: Job, gang: GangShape, facts: ModelFacts) -> str | None:
         """Requires a decoder of a known architecture, and a layer and a micro-batch for each device."""
@@ -66,10 +69,12 @@ class Pipeline(Technique):
         Fewer micro-batches are larger. Schedules other than `QUICKEST` get the first count only.
         """
         rows, num = job.global_batch_size, gang.num_devices
-        counts = micro_batch_counts(rows, num)
+        counts = [rows // micro_batches(job)[0]] if job.exact else micro_batch_counts(rows, num)
         for recompute in RECOMPUTE:
             for schedule, stages_a_device in STAGES_A_DEVICE.items():
                 if facts.num_layers < stages_a_device * num:
+                    continue
+                if job.exact and schedule == "zero_bubble":  # it computes the halves of a backward apart
                     continue
                 # Zero bubble runs backward twice, and selective checkpointing allows one read of each stored tensor.
                 if recompute == "selective" and schedule == "zero_bubble":
@@ -138,6 +143,7 @@ class Pipeline(Technique):
             lay_out=lay_out,
             hidden_dtype=hidden_dtype,
             stage_layers=config.get("stage_layers"),
+            exact=self.exact,
         )
         self._tied_replica = pipe.tied_replica
         replicas = [name for name, p in pipe.whole.named_parameters() if p is self._tied_replica]
@@ -162,13 +168,10 @@ class Pipeline(Technique):
 
     def grad_norm(self, parameters: list[nn.Parameter]) -> Tensor:
         """Returns the norm over all stages; a weight that two stages hold counts once."""
-        import torch.distributed as dist
-
         from ringmaster.techniques.training.gradients import global_norm
 
-        square = global_norm([p for p in parameters if p is not self._tied_replica]) ** 2
-        dist.all_reduce(square, group=self._group)
-        return square.sqrt()
+        counted = [p for p in parameters if p is not self._tied_replica]
+        return global_norm(counted, group=self._group, exact=self.exact)
 
     def writes(self, name: str, tensor: Tensor, *, rank: int) -> bool:
         """Returns True for what this rank holds, except for the second copy of a weight that two stages hold."""

@@ -76,6 +76,7 @@ class Preflight:
 
     data, facts: the JSON forms of `data.PreparedData` and `models.ModelFacts`.
     candidates: for each technique and gang size, the presumably cheapest one first.
+    exact_chunk: of an exact job, as the preflight has chosen it.
     """
 
     job: str
@@ -83,6 +84,7 @@ class Preflight:
     facts: Mapping[str, Any]
     candidates: tuple[Candidate, ...]
     refusals: tuple[Refusal, ...]
+    exact_chunk: int | None = field(default=None, metadata=SINCE_LATER)
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -8,12 +8,12 @@ from typing import TYPE_CHECKING
 from ringmaster.techniques.job import DISTILLED, PRUNED, Job
 from ringmaster.techniques.technique import (
     RECOMPUTE,
+    RUN,
     Config,
     GangShape,
     Technique,
     micro_batches,
     undivided_batch_only,
-    why_pinned,
 )
 
 if TYPE_CHECKING:
@@ -33,6 +33,7 @@ class Single(Technique):
     takes_4_bits = True
     whole_tensors = True
     generates = True
+    takes_chunks = RUN
 
     def supports(self, job: Job, gang: GangShape, facts: ModelFacts) -> str | None:
         """Requires one node, and one GPU at most, as one process cannot combine GPUs but can combine cores."""
@@ -40,8 +41,6 @@ class Single(Technique):
             return "one process drives one GPU"
         if gang.num_nodes > 1:
             return "one process runs on one node"
-        if gang.num_devices > 1 and (reason := why_pinned(job)):
-            return reason
         return None
 
     def configs(self, job: Job, gang: GangShape, facts: ModelFacts) -> Iterator[Config]:
@@ -50,7 +49,7 @@ class Single(Technique):
             yield {"micro_batch": job.global_batch_size, "recompute": "none"}
             return
         for recompute in RECOMPUTE:
-            for micro_batch in micro_batches(job.global_batch_size):
+            for micro_batch in micro_batches(job):
                 yield {"micro_batch": micro_batch, "recompute": recompute}
 
     def num_ranks(self, gang: GangShape) -> int:

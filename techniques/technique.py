@@ -7,9 +7,10 @@ A data-parallel technique is about fifteen lines: a name, its requirements, its 
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
+from functools import cached_property
 from typing import TYPE_CHECKING, Any, ClassVar, Protocol
 
 from ringmaster.techniques.job import OF_WHOLE_TENSORS, VIRTUAL_TOKENS, Job
@@ -21,11 +22,15 @@ if TYPE_CHECKING:
 
     from ringmaster.techniques.checkpoints.state import Reader
     from ringmaster.techniques.model_facts import ModelFacts
+    from ringmaster.techniques.training.exact_sums import SumTree
 
 Config = Mapping[str, Any]
 
 # The activations that a layer recomputes in backward, the quickest mode first: see `training.recomputation`.
 RECOMPUTE = ("none", "selective", "full")
+
+# How ranks take the chunks of an exact job: see `Technique.takes_chunks`.
+RUN, TURN = "run", "turn"
 
 # Bytes for each parameter of fp32 weights and gradients, and of the optimizer's state.
 WEIGHT_BYTES, GRADIENT_BYTES = 4, 4
@@ -105,9 +110,14 @@ class Technique(ABC):
     # Whether the weights of a linear layer are whole where it computes, and whether they may be packed in 4 bits.
     whole_layers: ClassVar[bool] = True
     takes_4_bits: ClassVar[bool] = False
+    # How a rank takes the chunks of an exact job, where sums have the bits of those of `single`: a RUN of consecutive
+    # chunks, or one of each n consecutive ones in TURN. None: the technique adds in an order of its own.
+    takes_chunks: ClassVar[str | None] = None
     # The job's precisions of computation and of communication between ranks, set by the harness before `parallelize`.
     precision: str = "fp32"
     communication: str = "fp32"
+    # Whether the job is exact, set likewise. Each micro-batch then is a chunk: see `training.exact_sums`.
+    exact: bool = False
     # Whether a step may skip whole layers (layer drop), set by the harness before `parallelize`.
     skips_layers: bool = False
 
@@ -158,10 +168,28 @@ class Technique(ABC):
             with self.accumulate(model, is_last=i == work.num_micro_batches - 1):
                 part, part_count = work.loss(self.forward(model, batch, work), batch)
                 part.backward()  # type: ignore[no-untyped-call]
+            if self.exact:
+                self.add_chunk(model, is_last=i == work.num_micro_batches - 1)
             loss_sum = loss_sum + part.detach()  # not in place: the sum may become a sharded tensor
             count += float(part_count)
             work.beat()
         return loss_sum, count
+
+    @cached_property
+    def chunks(self) -> SumTree:
+        """The gradients of an exact job's chunks so far, in the present step."""
+        from ringmaster.techniques.training.exact_sums import SumTree
+
+        return SumTree()
+
+    def add_chunk(self, model: nn.Module, *, is_last: bool) -> None:
+        """Adds the gradients of a chunk of an exact job to those before it; the last one completes the sums."""
+        from ringmaster.techniques.training.exact_sums import take_gradients
+
+        self.chunks.add(take_gradients(model.parameters()))
+        if is_last:
+            for parameter, gradient in self.chunks.pop().items():
+                parameter.grad = gradient
 
     def width_divisor(self, mesh: DeviceMesh | None) -> int:
         """Returns a number that divides the width, in tokens, to which the samples of a step are padded.
@@ -226,13 +254,13 @@ class Technique(ABC):
 
         That is the group's size for collectives that average, and 1 for those that sum.
         """
-        return data_parallel_size(mesh)
+        return 1 if self.exact else data_parallel_size(mesh)
 
     def grad_norm(self, parameters: list[nn.Parameter]) -> Tensor:
         """Returns the global L2 norm of the gradient, a scalar equal on every rank."""
         from ringmaster.techniques.training.gradients import global_norm
 
-        return global_norm(parameters)
+        return global_norm(parameters, exact=self.exact)
 
     def unwrap(self, model: nn.Module) -> nn.Module:
         """Returns the module whose parameters have the names of the model that was given to `parallelize`."""
@@ -279,9 +307,45 @@ def batch_is_divisible(job: Job, num_slices: int) -> str | None:
     return None
 
 
-def why_pinned(job: Job) -> str | None:
-    """Returns why this job is restricted to the layout of `single` on one slot, or None."""
-    return "exact: true, and another layout adds in another order" if job.exact else None
+LEAST_CHUNK = 4
+"""Samples of a chunk, unless a job gives it: fewer cost more than a fifth of a step."""
+
+
+def choose_chunk(job: Job, gangs: Iterable[GangShape], facts: ModelFacts) -> int | None:
+    """Returns the chunk of an exact job: its batch over the largest gang that can share it; None for other jobs.
+
+    The number of chunks is a power of two. A batch that must not be divided is one chunk.
+    """
+    if not job.exact or job.exact_chunk is not None:
+        return job.exact_chunk
+    size, num_chunks = job.global_batch_size, 1
+    sizes = [gang.num_devices for gang in gangs if job.num_devices is None or gang.num_devices in job.num_devices]
+    most = 1 if undivided_batch_only(job, facts) else max(sizes, default=1)
+    while 2 * num_chunks <= most and size % (2 * num_chunks) == 0 and size >= 2 * num_chunks * LEAST_CHUNK:
+        num_chunks *= 2
+    return size // num_chunks
+
+
+def why_not_exact(technique: Technique, job: Job, gang: GangShape, facts: ModelFacts) -> str | None:
+    """Returns why an exact job would not have the bits of `single` under a technique on a gang, or None."""
+    if not job.exact or not job.trains or job.model.command is not None:
+        return None
+    if technique.takes_chunks is None:
+        return "exact: true, and its sums within a sample depend on the number of devices"
+    num_ranks = technique.num_ranks(gang)
+    if gang.num_devices > num_ranks:
+        return "exact: true, and a kernel of more threads adds in another order"
+    if num_ranks == 1:
+        return None
+    if job.communication != "fp32":
+        return f"exact: true, and communication: {job.communication} rounds what only several devices send"
+    chunk = job.exact_chunk or job.global_batch_size
+    if technique.divides_layers and facts.decoder is not None and facts.decoder.is_tied and facts.num_trained is None:
+        return "exact: true, and embedding and head are one weight, whose gradients are added once a step"
+    if (job.global_batch_size // chunk) % num_ranks:
+        chunks = f"{job.global_batch_size // chunk} chunks of {chunk} samples"
+        return f"exact: true, and its {chunks} cannot be divided by {num_ranks} devices (exact_chunk sets the chunk)"
+    return None
 
 
 def why_no_optimizer(technique: Technique, job: Job) -> str | None:
@@ -294,8 +358,6 @@ def why_no_optimizer(technique: Technique, job: Job) -> str | None:
 
 def undivided_batch_only(job: Job, facts: ModelFacts) -> str | None:
     """Returns why this job's batch must not be divided at all, or None."""
-    if reason := why_pinned(job):
-        return reason
     if job.compile and facts.has_dropout:
         return "compile: true on a model with dropout, which compiled layers draw anew in another layout"
     return facts.whole_batch or None
@@ -308,9 +370,14 @@ def no_prefix(job: Job) -> str | None:
     return None
 
 
-def micro_batches(rows: int, *, at_most: int = 3) -> list[int]:
-    """Returns the rows of a forward pass to try, largest first: all of a rank's rows, a half, a quarter."""
-    sizes = [rows]
+def micro_batches(job: Job, *, num_slices: int = 1, at_most: int = 3) -> list[int]:
+    """Returns the rows of a forward pass to try, largest first: all of a slice of the batch, a half, a quarter.
+
+    For an exact job, that is its chunk.
+    """
+    sizes = [job.global_batch_size // num_slices]
+    if job.exact:
+        return [job.exact_chunk or job.global_batch_size]
     while len(sizes) < at_most and sizes[-1] % 2 == 0 and sizes[-1] > 1:
         sizes.append(sizes[-1] // 2)
     return sizes

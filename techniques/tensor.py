@@ -22,7 +22,6 @@ from ringmaster.techniques.technique import (
     no_prefix,
     training_state_bytes,
     undivided_batch_only,
-    why_pinned,
 )
 
 if TYPE_CHECKING:
@@ -56,7 +55,7 @@ class TensorParallel(Technique):
             return "needs two devices or more"
         if facts.has_dropout:
             return "the model drops out, and ranks that hold different heads would draw the same mask"
-        if reason := why_pinned(job) or no_prefix(job) or why_not_divisible(facts.decoder, gang.num_devices):
+        if reason := no_prefix(job) or why_not_divisible(facts.decoder, gang.num_devices):
             return reason
         assert facts.decoder is not None
         if job.compile and facts.decoder.seq_len % gang.num_devices:
@@ -72,7 +71,7 @@ class TensorParallel(Technique):
         sequence = (True, False) if facts.decoder.seq_len % gang.num_devices == 0 else (False,)
         if job.compile:
             sequence = (True,)
-        sizes = micro_batches(job.global_batch_size, at_most=1 if undivided_batch_only(job, facts) else 3)
+        sizes = micro_batches(job, at_most=1 if undivided_batch_only(job, facts) else 3)
         for recompute, by_sequence, micro_batch in product(RECOMPUTE, sequence, sizes):
             yield {
                 "micro_batch": micro_batch,

@@ -16,6 +16,7 @@ from ringmaster.techniques.technique import (
     GRADIENT_BYTES,
     OPTIMIZER_STATE_BYTES,
     RECOMPUTE,
+    TURN,
     WEIGHT_BYTES,
     Config,
     GangShape,
@@ -51,6 +52,7 @@ class Zero2(DataParallel):
     summary = "a replica a device, gradients and optimizer state divided, exchanged while computing"
     needs = "two devices or more; the weights and 1/n of gradients and optimizer state in each device's memory"
     adaptations = frozenset({DISTILLED})
+    takes_chunks = TURN
     saves_memory_of = "ddp"
 
     def configs(self, job: Job, gang: GangShape, facts: ModelFacts) -> Iterator[Config]:
@@ -62,9 +64,10 @@ class Zero2(DataParallel):
         smaller = [size for size in BUCKET_BYTES if size < facts.parameter_bytes]
         for recompute in RECOMPUTE:
             for bucket_bytes in smaller or BUCKET_BYTES[-1:]:
-                for micro_batch in micro_batches(rows):
+                for micro_batch in micro_batches(job, num_slices=gang.num_devices):
                     config = {"micro_batch": micro_batch, "recompute": recompute, "bucket_bytes": bucket_bytes}
-                    yield {**config, "every_micro_batch": recompute == "full" and micro_batch < rows}
+                    is_shared = recompute == "full" or job.exact
+                    yield {**config, "every_micro_batch": is_shared and micro_batch < rows}
 
     def estimate_memory(self, job: Job, gang: GangShape, config: Config, facts: ModelFacts) -> int:
         """Returns the bytes of whole weights, a share of gradients and optimizer state, and the buckets in transfer.
@@ -94,7 +97,11 @@ class Zero2(DataParallel):
             every_micro_batch=config.get("every_micro_batch", False),
             overlap=config.get("overlap", True),
             rounds=self.communication == "bf16",
+            exact=self.exact,
         )
+
+    def add_chunk(self, model: nn.Module, *, is_last: bool) -> None:
+        """Does nothing, as the model's own context has added the chunk."""
 
     def accumulate(self, model: nn.Module, *, is_last: bool) -> AbstractContextManager[Any]:
         """Returns the model's own context, which exchanges gradients."""
@@ -118,13 +125,11 @@ class Zero2(DataParallel):
 
     def grad_norm(self, parameters: list[nn.Parameter]) -> Tensor:
         """Returns |g| = sqrt(sum over ranks r of |g[r]|^2), where g[r] are the gradients of rank r's shares."""
-        import torch
         import torch.distributed as dist
 
-        gradients = [p.grad for p in parameters if p.grad is not None]
-        square = torch.nn.utils.get_total_norm(gradients).square().to(parameters[0].device)
-        dist.all_reduce(square)
-        return square.sqrt()
+        from ringmaster.techniques.training.gradients import global_norm
+
+        return global_norm(parameters, group=dist.group.WORLD, exact=self.exact)
 
     def optimizer_state(self, model: nn.Module, optimizer: torch.optim.Optimizer) -> dict[str, Tensor]:
         """Returns whole parameters' state, each on one rank; the ranks gather the buckets one after another."""

@@ -1,7 +1,5 @@
 """Artifacts of a batch's flow run: its plan, the table of its decisions, its cost, and links to MLflow's pages."""
 
-from __future__ import annotations
-
 import base64
 import json
 import re
@@ -28,7 +26,7 @@ from ringmaster.flows.services.embedded_server import has_lasting_server
 from ringmaster.model_lineage import model_pages
 from ringmaster.tasks.background_worker import CoalescingWorker
 from ringmaster.tasks.batch import Batch
-from ringmaster.tasks.execution.events import ExecutionEvent, GangSaid, JobEnded, Planned, Prediction
+from ringmaster.tasks.execution.events import ExecutionEvent, GangReport, JobEnded, PlanUpdate, Prediction
 from ringmaster.tasks.planning import Plan, Problem, gantt
 from ringmaster.tasks.planning.fusion import Fusion
 from ringmaster.tasks.planning.gantt import beside_plan, counted
@@ -119,7 +117,9 @@ class DecisionArtifact:
 
     def listen(self, event: ExecutionEvent) -> None:
         """Notes an executor's decision; updates the table every DRAW_EVERY_S, and whenever a job ends."""
-        line = None if isinstance(event, GangSaid) and isinstance(event.event, EvaluationReported) else describe(event)
+        line = (
+            None if isinstance(event, GangReport) and isinstance(event.event, EvaluationReported) else describe(event)
+        )
         if line is None:  # evaluations are in the log, and no decisions
             return
         now_s = self._clock()
@@ -156,7 +156,7 @@ class PlanArtifact:
 
     def listen(self, event: ExecutionEvent) -> None:
         """Creates the artifact at the first plan."""
-        if isinstance(event, Planned) and not self._is_shown:
+        if isinstance(event, PlanUpdate) and not self._is_shown:
             self._is_shown = True
             plan, problem = replace(event.plan, problem_name=self._batch), replace(event.problem, name=self._batch)
             with tolerant("the plan"):

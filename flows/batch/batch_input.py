@@ -1,7 +1,5 @@
 """Batches as flows are given them: a value in Python, JSON, a file, or the fields of a form in Prefect's UI."""
 
-from __future__ import annotations
-
 import json
 import os
 import re

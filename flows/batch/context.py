@@ -1,7 +1,5 @@
 """Resources of a running batch: its folder and journal, the fork server, the ledger, and device leases."""
 
-from __future__ import annotations
-
 import threading
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import ExitStack, contextmanager
@@ -244,6 +242,7 @@ def open_run_context(batch: Batch, options: RunOptions) -> Iterator[RunContext]:
                 weights=weights,
                 checkpoint_every_s=options.checkpoint_every_s,
                 checkpoint_root=checkpoint_root,
+                keep_checkpoints=batch.keep_checkpoints,
             ),
         )
 

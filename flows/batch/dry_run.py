@@ -1,7 +1,5 @@
 """Batches that are not trained: profiled alone, or planned to estimate their end, their devices and their cost."""
 
-from __future__ import annotations
-
 import json
 import time
 import uuid
@@ -158,7 +156,7 @@ def dry_run(batch: Batch, *, profiles: Profiles = "predict", seed: int = 0) -> D
         with closing(Database(pool.database)) as database:
             profiled, cluster = _profile_on(database, batch, policy=policy)
             standing = sum(len(each.jobs) for each in Submissions(database).standing())
-        result = _planned(batch, profiled, cluster, seed=seed, standing=standing)
+        result = _planned(batch, profiled, cluster, seed=seed, num_others=standing)
         result = _with_prediction(result, profiled, ForecastConditions())
     _write(result)
     return result
@@ -168,16 +166,18 @@ def _here(node_context: NodeContext, *, policy: TrialPolicy, seed: int) -> DryRu
     """Plans the batch for this machine as busy as it is, as a run would."""
     profiled, load = _profile_here(node_context, policy=policy), node_context.load()
     profiled = profiled_at(profiled, load)
-    result = _planned(node_context.batch, profiled, node_context.cluster, seed=seed, standing=0)
+    result = _planned(node_context.batch, profiled, node_context.cluster, seed=seed, num_others=0)
     return _with_prediction(result, profiled, node_context.surroundings(load))
 
 
-def _with_prediction(found: DryRun, profiled: ProfilingResult, surroundings: ForecastConditions) -> DryRun:
-    if found.plan is None or found.problem is None:
-        return found
+def _with_prediction(dry_run: DryRun, profiled: ProfilingResult, surroundings: ForecastConditions) -> DryRun:
+    if dry_run.plan is None or dry_run.problem is None:
+        return dry_run
     # In the plan, the options of a group follow those of the job that leads it.
     options = {job: (*own, *profiled.groups.get(job, ())) for job, own in profiled.profiles.items()}
-    return replace(found, prediction=predict(plan_left(found.problem, found.plan, options), surroundings=surroundings))
+    return replace(
+        dry_run, prediction=predict(plan_left(dry_run.problem, dry_run.plan, options), surroundings=surroundings)
+    )
 
 
 def _profile_here(node_context: NodeContext, *, policy: TrialPolicy) -> ProfilingResult:
@@ -206,7 +206,7 @@ def _profile_on(database: Database, batch: Batch, *, policy: TrialPolicy) -> tup
             journal.drop_facts()
 
 
-def _planned(batch: Batch, profiled: ProfilingResult, cluster: Cluster, *, seed: int, standing: int) -> DryRun:
+def _planned(batch: Batch, profiled: ProfilingResult, cluster: Cluster, *, seed: int, num_others: int) -> DryRun:
     faults = with_orphans(profiled.jobs, profiled.faults)
     jobs = [job for job in profiled.jobs if job.name not in faults]
     result = DryRun(
@@ -217,7 +217,7 @@ def _planned(batch: Batch, profiled: ProfilingResult, cluster: Cluster, *, seed:
         folder=stamped_folder(settings.home() / "plans" / batch.name),
         faults=faults,
         unfit=profiled.unfit,
-        standing=standing,
+        standing=num_others,
     )
     if not jobs:
         return result
@@ -243,39 +243,39 @@ def _planned(batch: Batch, profiled: ProfilingResult, cluster: Cluster, *, seed:
     return replace(result, problem=problem, plan=plan, predicted=predicted, fused=fused, late=late, gains=gains)
 
 
-def _sentences(found: DryRun) -> Iterator[str]:
-    plan, problem = found.plan, found.problem
+def _sentences(dry_run: DryRun) -> Iterator[str]:
+    plan, problem = dry_run.plan, dry_run.problem
     if plan is not None and problem is not None:
-        ends = datetime.fromtimestamp(found.made_s + plan.makespan_s).astimezone()
+        ends = datetime.fromtimestamp(dry_run.made_s + plan.makespan_s).astimezone()
         yield f"Started now it ends at {ends:%Y-%m-%d %H:%M:%S %Z}, after {seconds_text(plan.makespan_s)}."
-        if found.prediction is not None:
-            yield f"Likely {interval_text(found.prediction)}."
-        cost = found.device_hours * found.price_per_device_hour
-        price = f", at {found.price_per_device_hour:g} an hour" if found.price_per_device_hour != 1 else ""
-        yield f"It costs {found.device_hours:.3g} device-hours{price and f'{price}: {cost:.4g}'}."
-    measured = "1 trial was made for it" if found.num_trials == 1 else f"{found.num_trials} trials were made for it"
-    yield f"{measured if found.num_trials else 'Nothing was tried for it'}; nothing was trained."
-    if found.fused:
-        yield f"{found.fused[0].upper()}{found.fused[1:]}."
-    if found.predicted:
-        yield f"Predicted, not measured, and so a rough figure: {', '.join(found.predicted)}."
-    if found.late:
-        yield f"No plan meets these deadlines: {', '.join(found.late)}. Give those jobs more time or fewer steps."
-    for job, fault in found.faults.items():
+        if dry_run.prediction is not None:
+            yield f"Likely {interval_text(dry_run.prediction)}."
+        cost = dry_run.device_hours * dry_run.price_per_device_hour
+        price = f", at {dry_run.price_per_device_hour:g} an hour" if dry_run.price_per_device_hour != 1 else ""
+        yield f"It costs {dry_run.device_hours:.3g} device-hours{price and f'{price}: {cost:.4g}'}."
+    measured = "1 trial was made for it" if dry_run.num_trials == 1 else f"{dry_run.num_trials} trials were made for it"
+    yield f"{measured if dry_run.num_trials else 'Nothing was tried for it'}; nothing was trained."
+    if dry_run.fused:
+        yield f"{dry_run.fused[0].upper()}{dry_run.fused[1:]}."
+    if dry_run.predicted:
+        yield f"Predicted, not measured, and so a rough figure: {', '.join(dry_run.predicted)}."
+    if dry_run.late:
+        yield f"No plan meets these deadlines: {', '.join(dry_run.late)}. Give those jobs more time or fewer steps."
+    for job, fault in dry_run.faults.items():
         yield f"{job} cannot be trained: {fault}"
-    if found.standing:
-        yield f"The pool has {found.standing} jobs of other batches, which share its devices: it may end later."
-    yield f"As files: {found.folder}."
+    if dry_run.standing:
+        yield f"The pool has {dry_run.standing} jobs of other batches, which share its devices: it may end later."
+    yield f"As files: {dry_run.folder}."
 
 
-def _write(found: DryRun) -> None:
+def _write(dry_run: DryRun) -> None:
     """Writes the plan, its problem, its chart and the whole result as files."""
-    (found.folder / "dry-run.json").write_text(json.dumps(found.to_json(), indent=1) + "\n")
-    (found.folder / "dry-run.md").write_text(found.markdown() + "\n")
-    if found.plan is not None and found.problem is not None:
-        (found.folder / "plan.json").write_text(json.dumps(found.plan.to_json(), indent=1) + "\n")
-        (found.folder / "problem.json").write_text(json.dumps(found.problem.to_json(), indent=1) + "\n")
-        (found.folder / "gantt.svg").write_text(gantt.render_svg(found.plan, found.problem))
+    (dry_run.folder / "dry-run.json").write_text(json.dumps(dry_run.to_json(), indent=1) + "\n")
+    (dry_run.folder / "dry-run.md").write_text(dry_run.markdown() + "\n")
+    if dry_run.plan is not None and dry_run.problem is not None:
+        (dry_run.folder / "plan.json").write_text(json.dumps(dry_run.plan.to_json(), indent=1) + "\n")
+        (dry_run.folder / "problem.json").write_text(json.dumps(dry_run.problem.to_json(), indent=1) + "\n")
+        (dry_run.folder / "gantt.svg").write_text(gantt.render_svg(dry_run.plan, dry_run.problem))
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -1,7 +1,5 @@
 """Flow runs in Prefect: names, ids, final states, cancellation, and calls that wait for a server that is away."""
 
-from __future__ import annotations
-
 import os
 import re
 from collections.abc import Callable, Iterator

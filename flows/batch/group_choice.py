@@ -1,7 +1,5 @@
 """Choice of the jobs of a batch that one gang trains together: by the planner, once, before any of them runs."""
 
-from __future__ import annotations
-
 from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, field
 

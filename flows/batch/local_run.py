@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Collection, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import ExitStack, closing, contextmanager
 from dataclasses import dataclass, replace
 
@@ -24,6 +24,7 @@ from ringmaster.flows.batch.result import (
     log_decision,
     report_refusals,
 )
+from ringmaster.flows.batch.run_folder import is_done_and_recorded, share_models
 from ringmaster.flows.interrupts import stopped_by_signals
 from ringmaster.flows.reports.progress import current_view
 from ringmaster.tasks.alarms import DeadlineAlarms
@@ -31,8 +32,8 @@ from ringmaster.tasks.alarms.task import sound
 from ringmaster.tasks.batch import Batch
 from ringmaster.tasks.batch.adaptation_rules import with_orphans
 from ringmaster.tasks.cluster import Cluster, Node
-from ringmaster.tasks.execution.engine import LOCAL, Engine, EngineContext, build_engine
-from ringmaster.tasks.execution.events import FIRST_PREDICTION, NEWEST_PREDICTION, JobEnded, Listener, Planned
+from ringmaster.tasks.execution.engine import Engine, EngineContext
+from ringmaster.tasks.execution.events import FIRST_PREDICTION, NEWEST_PREDICTION, JobEnded, Listener, PlanUpdate
 from ringmaster.tasks.execution.executor import Executor
 from ringmaster.tasks.execution.forecast import ForecastConditions, plan_left, predict
 from ringmaster.tasks.execution.job_table import JobState, JobTable
@@ -45,7 +46,8 @@ from ringmaster.tasks.planning import Plan, Problem
 from ringmaster.tasks.planning.fusion import checked_plan
 from ringmaster.tasks.planning.gantt import counted
 from ringmaster.tasks.planning.objectives import plan_giving_up_deadlines
-from ringmaster.tasks.profiling.preflight import AlikeJobs, distinct
+from ringmaster.tasks.pool.engines import LOCAL, build_engine
+from ringmaster.tasks.profiling.preflight import AlikeJobs, distinct, with_chunk
 from ringmaster.tasks.profiling.stage import ProfilingResult, profile_jobs
 from ringmaster.tasks.recording.async_recorder import JobsToRecord
 from ringmaster.tasks.recording.mlflow_writer import FLOW_RUN_PAGE
@@ -88,7 +90,7 @@ class LocalPlan:
     engine: Engine
     cluster: Cluster
     jobs: Sequence[JobState]
-    plan: Planned | None
+    plan: PlanUpdate | None
     surroundings: ForecastConditions
     failures: Sequence[JobEnded]
 
@@ -122,10 +124,12 @@ class LocalRun:
         are_over = [name for name, record in begun.items() if record.status in (JobStatus.DONE, JobStatus.STOPPED)]
         report_failure = failure_reporter(but=are_over)
         # A placeholder of a sweep may take the profiles of any trial.
-        ended = {} if self._scheduler is not None else self._inspected_before(are_over)
+        known = self._inspected_before()
+        ended = {} if self._scheduler is not None else {name: known[name] for name in are_over if name in known}
+        left = [job for job in node_context.batch.jobs if job.name not in ended]
         try:
             profiled = profile_jobs(
-                [job for job in node_context.batch.jobs if job.name not in ended],
+                [with_chunk(job, known[job.name]) if job.name in known else job for job in left],
                 environment=node_context.environment,
                 cluster=node_context.cluster,
                 known=node_context.known,
@@ -244,14 +248,16 @@ class LocalRun:
             sweep_scheduler=self._scheduler,
         )
         show_records(self._recorder, result)
+        if is_done_and_recorded(self.journal):
+            share_models(self._context.run_paths.folder, home=settings.home())
         return result
 
     # -- inside --------------------------------------------------------------------------------------------------------
 
-    def _inspected_before(self, jobs: Collection[str]) -> dict[str, Preflight]:
-        """Returns the preflights of jobs that an earlier process of this run has inspected."""
+    def _inspected_before(self) -> dict[str, Preflight]:
+        """Returns the preflights, by job, of an earlier process of this run."""
         alike = [from_json(AlikeJobs, each) for each in self.journal.get(INSPECTED, [])]
-        return {name: replace(each.preflight, job=name) for each in alike for name in each.names if name in jobs}
+        return {name: replace(each.preflight, job=name) for each in alike for name in each.names}
 
     def _open_engine(self) -> Engine:
         """Builds the engine that RINGMASTER_ENGINE names, by default that of this machine."""
@@ -366,7 +372,7 @@ class LocalRun:
         surroundings: ForecastConditions,
         *,
         start: Plan | None,
-    ) -> Planned:
+    ) -> PlanUpdate:
         """Plans what is left, and shows the plan. start: the plan by which the groups were chosen."""
         is_first = not self.journal.plans()
         plan = self._first_plan(problem, start=start) if is_first else self._later_plan(problem)
@@ -376,7 +382,7 @@ class LocalRun:
         is_measured = are_measured(job_table.profiles)
         self.journal.put(MEASURED, is_measured)
         show_plan(plan, problem, prediction, device=cluster.device_kind(), is_measured=is_measured)
-        return Planned(problem=problem, plan=plan, why="start" if is_first else "resumed")
+        return PlanUpdate(problem=problem, plan=plan, why="start" if is_first else "resumed")
 
     def _checked_plan(self, problem: Problem, *, start: Plan | None = None) -> Plan:
         return checked_plan(

@@ -1,7 +1,5 @@
 """The result of a batch, which `run --json` prints, and its records: in MLflow, and in the flow run's log."""
 
-from __future__ import annotations
-
 import logging
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace

@@ -1,20 +1,24 @@
 """The folder of a run of a batch: creation, locking, search for the one to resume; and the run's fixed inputs."""
 
-from __future__ import annotations
-
 import datetime
 import fcntl
-from collections.abc import Iterator
-from contextlib import closing, contextmanager, suppress
+import math
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from contextlib import ExitStack, closing, contextmanager, suppress
+from functools import cache
 from pathlib import Path
 from typing import Any
 
-from ringmaster.errors import InputError, LedgerError
+from ringmaster.errors import InputError, LedgerError, RingmasterError
 from ringmaster.flows import settings
+from ringmaster.flows.reports.progress import current_view
 from ringmaster.model_lineage.ledger.ledger import Ledger
+from ringmaster.model_lineage.sqlite_files import sqlite_url
 from ringmaster.tasks.batch import Batch
 from ringmaster.tasks.batch.adaptation_rules import unfit_parents
 from ringmaster.tasks.batch.references import is_folder
+from ringmaster.tasks.pool.submissions import Submissions
+from ringmaster.tasks.storage.database import Database
 from ringmaster.tasks.storage.journal import Journal
 
 
@@ -104,17 +108,67 @@ def folder_to_resume(batch: Batch, home: Path) -> Path | None:
     return folders[-1]
 
 
-def plain_weights(home: Path, *, before_s: float) -> list[Path]:
-    """Returns the files of weights in the folders of runs, written before a time, that no run needs any more.
+def plain_models(batches: Iterable[Path], *, home: Path, keep: int = 0, before_s: float = math.inf) -> Iterator[Path]:
+    """Yields the folders of models with plain weights, written before a time, in the folders of runs, the oldest first.
 
-    Those are of runs of this machine that are done and recorded.
+    Those are of runs that are done and recorded, on this machine or on the home's pool: no run needs them any more.
+
+    batches: the folders of batches.
+    keep: how many of the newest runs of each batch keep theirs.
     """
-    result = []
-    for journal_file in sorted((home / "batches").glob("*/*/journal.db")):
-        with suppress(InputError), alone_in(journal_file.parent), closing(Journal.of_file(journal_file)) as journal:
-            if journal.get("status") == "done" and journal.get("is_recorded"):
-                result += sorted((journal_file.parent / "models").rglob("*.safetensors"))
-    return [path for path in result if not path.is_symlink() and path.stat().st_mtime < before_s]
+    with ExitStack() as stack:
+        pool = cache(lambda: stack.enter_context(_pool_journals(home)))
+        for batch in batches:
+            for run in sorted(path for path in batch.iterdir() if path.is_dir())[: -keep or None]:
+                files = [path for path in (run / "models").rglob("*.safetensors") if not path.is_symlink()]
+                if files and max(path.stat().st_mtime for path in files) < before_s and _is_recorded(run, pool):
+                    yield from sorted({run / "models" / path.relative_to(run / "models").parts[0] for path in files})
+
+
+def _is_recorded(run: Path, pool: Callable[[], Mapping[str, Journal]]) -> bool:
+    """Returns whether a run is done and recorded."""
+    file = run / "journal.db"
+    with suppress(InputError), alone_in(run):
+        if not file.exists():
+            return (journal := pool().get(str(run))) is not None and is_done_and_recorded(journal)
+        with closing(Journal.of_file(file)) as journal:
+            return is_done_and_recorded(journal)
+    return False
+
+
+def is_done_and_recorded(journal: Journal) -> bool:
+    """Returns whether a run is done, and MLflow has all of its records."""
+    return bool(journal.get("status") == "done" and journal.get("is_recorded"))
+
+
+@contextmanager
+def _pool_journals(home: Path) -> Iterator[Mapping[str, Journal]]:
+    """Yields the journals of the runs on the home's pool, also of one that is down, by the run's folder."""
+    address, file = settings.pool(), home / "pool" / "pool.db"
+    if address is None and not file.exists():
+        yield {}
+        return
+    with closing(Database(sqlite_url(file) if address is None else address.database)) as database:
+        folders = Submissions(database).folders()
+        yield {folder: Journal(database, batch=id) for id, folder in folders.items()}
+
+
+def share_models(run: Path, *, home: Path) -> None:
+    """Replaces plain weights of a batch's earlier runs by references to the tensor store, once a run is recorded.
+
+    run: the folder of the run, of which `RINGMASTER_PLAIN_RUNS=0` replaces them too.
+    """
+    from ringmaster.model_lineage.tensors import TensorStore
+
+    keep = settings.num_plain_runs()
+    models = [*plain_models([run.parent], home=home, keep=max(keep, 1))]
+    models += [] if keep else sorted((run / "models").glob("*"))
+    store = TensorStore(settings.tensors(home))
+    try:
+        for model in models if store.folder.is_dir() else ():
+            store.share(model)
+    except (RingmasterError, OSError) as error:  # the run is recorded, and `ringmaster lineage gc` tries again
+        current_view.get().notice(f"plain weights in {run.parent} stay: {error}")
 
 
 def is_batch(batch: Batch, stored: Any) -> bool:

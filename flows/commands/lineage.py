@@ -10,13 +10,15 @@ import time
 from dataclasses import asdict
 from enum import StrEnum
 from pathlib import Path
+from tempfile import TemporaryDirectory
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from ringmaster.errors import InputError, input_errors
+from ringmaster.errors import InputError, UnknownModel, input_errors
 from ringmaster.flows.lineage.home import LineageHome, Model, Refresh, lineage_home
 from ringmaster.flows.output import AsJson, error_console, output_console, print_json, write_document
+from ringmaster.model_lineage.records import IMPORTED
 from ringmaster.techniques.models.peft_format import is_adapter
 from ringmaster.text import is_printable_name
 
@@ -76,15 +78,19 @@ def restore(
     folder: Annotated[Path, typer.Argument(help="Folder to write; it must not exist yet.")],
     as_json: AsJson = False,
 ) -> None:
-    """Write a model's files from the tensor store to a folder, bit for bit as they were."""
+    """Write a model's files from the tensor store, or from MLflow, to a folder, bit for bit as they were."""
     if folder.exists():
         raise InputError([f"{folder} is there already. To fix: name a new folder"])
     with lineage_home() as home:
-        node = home.find(model)
-        if node.record.tensors_id is None:
+        node, started_s = home.find(model), time.perf_counter()
+        if node.record.tensors_id is not None:
+            home.store.restore(node.record.tensors_id, folder)
+        elif node.record.kind == IMPORTED:
             raise InputError([f"{node.label} is not in the tensor store. To fix: ringmaster lineage store {node.id}"])
-        started_s = time.perf_counter()
-        home.store.restore(node.record.tensors_id, folder)
+        else:  # as a pool's server has stored it
+            folder.parent.mkdir(parents=True, exist_ok=True)
+            with TemporaryDirectory(dir=folder.parent, prefix=".restored-") as aside:
+                home.ledger.download_model(node.id, Path(aside)).rename(folder)
         seconds = time.perf_counter() - started_s
         num_bytes = sum(path.stat().st_size for path in folder.rglob("*") if path.is_file())
         error_console().print(f"{node.label} is in {folder}: {num_bytes / 1e6:.1f} MB in {seconds:.2f} s")
@@ -105,7 +111,7 @@ def gc(
     as_json: AsJson = False,
 ) -> None:
     """Drop models that nothing reaches, and plain copies of weights, in folders of old runs, that MLflow has too."""
-    from ringmaster.flows.batch.run_folder import plain_weights
+    from ringmaster.flows.batch.run_folder import plain_models
     from ringmaster.model_lineage.snapshot import collect, unreached
 
     if yes and dry_run:
@@ -116,7 +122,8 @@ def gc(
         freed = collect(home.ledger, home.store, home.snapshot, nodes) if yes else 0
         if yes:
             before_s = now_ms / 1000 - keep_days * DAY_S
-            freed += home.store.share(plain_weights(home.folder, before_s=before_s))
+            batches = sorted((home.folder / "batches").glob("*/"))
+            freed += sum(map(home.store.share, plain_models(batches, home=home.folder, before_s=before_s)))
             freed += home.clear_copies(before_s=min(before_s, now_ms / 1000 - DAY_S))  # a run may use a new one
         if as_json:
             print_json({"dropped" if yes else "would_drop": [node.label for node in nodes], "freed_bytes": freed})
@@ -212,6 +219,87 @@ def bisect(
         if record:
             for each in result.culprits:
                 home.mark_culprit(each.child, test=test)
+
+
+def reproduce(
+    model: Model,
+    dry_run: Annotated[
+        bool, typer.Option("--dry-run", help="Only say what would be trained, and what is known to differ.")
+    ] = False,
+    share: Annotated[
+        float, typer.Option(help="Share of the recorded states to make again, drawn at random.", min=0, max=1)
+    ] = 1.0,
+    technique: Annotated[
+        str | None,
+        typer.Option(
+            "--as", help="Technique to train under, on one device, for jobs with exact: true; default: as then."
+        ),
+    ] = None,
+    seed: Annotated[int, typer.Option(help="Seed of the draw of --share.")] = 0,
+    folder: Annotated[
+        Path | None, typer.Option("--folder", help="Folder to work in; default: one in the home's cache.")
+    ] = None,
+    as_json: AsJson = False,
+) -> None:
+    """Train a model again from its lineage and compare every tensor; exit 1 where something differs, and say what."""
+    from ringmaster.flows.lineage.reproducing import ReproductionOptions, reproduce
+
+    def notice(line: str) -> None:
+        error_console().print(line)
+
+    with lineage_home(is_fresh=True) as home:
+        node = home.find(model)
+        work = folder or home.folder / "cache" / "reproductions" / time.strftime("%Y%m%d-%H%M%S")
+        options = ReproductionOptions(folder=work, technique=technique, share=share, seed=seed, is_dry_run=dry_run)
+        report = reproduce(home, node, options, notice=notice)
+    if report is None:
+        return
+    for sentence in report.sentences():
+        error_console().print(sentence)
+    if as_json:
+        print_json(report.to_json())
+    if not report.is_equal:
+        raise typer.Exit(1)
+
+
+def undo(
+    row: Annotated[str | None, typer.Option(help="Content hash of a row, its text, or FILE:LINE.")] = None,
+    dataset: Annotated[str | None, typer.Option(help="Data set, as NAME or NAME@VERSION.")] = None,
+    base: Annotated[str | None, typer.Option(help="Version of a model from which others came.")] = None,
+    deadline: Annotated[str | None, typer.Option(help="Time of day by which all is trained, such as 06:00.")] = None,
+    text_column: Annotated[str, typer.Option(help="Column that holds the text of a row in a file.")] = "text",
+    dry_run: Annotated[bool, typer.Option("--dry-run", help="Only say which models would be trained again.")] = False,
+    as_json: AsJson = False,
+) -> None:
+    """Train all models that have read a row, or came from a data set or version, again as if it had not been."""
+    from ringmaster.flows.commands.running import show_result, training
+    from ringmaster.flows.lineage.undoing import UndoRequest, plan_undo, register, seconds_until
+
+    request = UndoRequest(row=row, dataset=dataset, base=base, text_column=text_column)
+    deadline_s = None if deadline is None else seconds_until(deadline)
+    with lineage_home(is_fresh=True) as home:
+        plan = plan_undo(home, request, folder=home.folder / "undo")
+        for sentence in plan.sentences():
+            error_console().print(sentence)
+        if dry_run or not plan.models:
+            print_json(plan.to_json()) if as_json else None
+            return
+        batch = plan.batch(deadline_s=deadline_s)
+        with training(batch, is_verbose=False) as end:
+            from ringmaster.flows.train_batch import train_batch
+
+            end.result = train_batch(batch, name=batch.name)
+        exit_code = show_result(end.result, as_json=False)
+        uris = {job["name"]: job["model_uri"] for job in end.result.jobs if job["model_uri"]}
+        versions = register(home, plan, uris)
+    for version in versions:
+        error_console().print(
+            f"{version} is trained without {plan.label}; `ringmaster promote {version}` decides on it"
+        )
+    if as_json:
+        device_s = sum(segment["device_s"] for job in end.result.jobs for segment in job["segments"])
+        print_json({**plan.to_json(), "versions": versions, "device_s": device_s, "batch": batch.name})
+    raise typer.Exit(exit_code)
 
 
 def _sentence(culprit: dict[str, Any]) -> str:
@@ -359,7 +447,6 @@ def _tensors(home: LineageHome, node: LineageNode) -> dict[str, WeightTensor]:
 
 def _reached(home: LineageHome, what: str, *, is_data: bool) -> tuple[str, list[LineageNode]]:
     """(what is meant, the models that it reached)."""
-    from ringmaster.errors import UnknownModel
     from ringmaster.model_lineage.snapshot import close_names
 
     snapshot = home.snapshot
@@ -411,6 +498,7 @@ for command in (
     diff,
     impact,
     bisect,
+    undo,
     export,
     import_,
     store,

@@ -1,7 +1,5 @@
 """Views of the lineage for a terminal: trees, tables and sentences."""
 
-from __future__ import annotations
-
 import time
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any

@@ -1,7 +1,5 @@
 """Requests of a person about batches that run on a pool: finding the batch, asking, and waiting for the answer."""
 
-from __future__ import annotations
-
 import threading
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import closing, contextmanager

@@ -10,8 +10,6 @@ scheduled again, finds the jobs that it had submitted, and repeats nothing. `Lat
 who does not answer.
 """
 
-from __future__ import annotations
-
 import json
 import logging
 import time

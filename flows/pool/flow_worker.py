@@ -4,8 +4,6 @@ It is a child process of a node's process, so that nothing that happens to Prefe
 are not its work: the node agent takes them from the pool's database.
 """
 
-from __future__ import annotations
-
 import argparse
 import asyncio
 import logging

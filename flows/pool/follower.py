@@ -32,7 +32,7 @@ from ringmaster.tasks.execution.events import (
     ExecutionEvent,
     Listener,
     Listeners,
-    Planned,
+    PlanUpdate,
     PredictionUpdate,
     predictions_in,
 )
@@ -272,7 +272,7 @@ class BatchFollower:
         """Follows the batch until the pool has a plan with it, or it has ended without one."""
         for event in self._events:
             self._show(event)
-            if isinstance(event, Planned):
+            if isinstance(event, PlanUpdate):
                 return
 
     def run(self) -> None:
@@ -294,16 +294,16 @@ class BatchFollower:
         return result
 
     def _show(self, event: ExecutionEvent) -> None:
-        if isinstance(event, Planned):
+        if isinstance(event, PlanUpdate):
             self._keep_first_plan(event)
         self._listeners.tell(event)
-        if isinstance(event, Planned) or time.monotonic() - self._looked_s >= EVERY_S:
+        if isinstance(event, PlanUpdate) or time.monotonic() - self._looked_s >= EVERY_S:
             self._looked_s = time.monotonic()
             _, prediction = predictions_in({NEWEST_PREDICTION: self._journal.get(NEWEST_PREDICTION)})
             if prediction is not None:
                 self._listeners.tell(PredictionUpdate(batch="", prediction=prediction))
 
-    def _keep_first_plan(self, event: Planned) -> None:
+    def _keep_first_plan(self, event: PlanUpdate) -> None:
         """Stores the first plan since the start, to compare the result with; the pool plans all its batches."""
         if not self._journal.plans(since_s=float(self._journal.get("since_s"))):
             plan = {"problem": event.problem.to_json(), "plan": event.plan.to_json()}

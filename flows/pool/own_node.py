@@ -1,7 +1,5 @@
 """The pool node on this machine: its record, and the lease of its idle devices for trials."""
 
-from __future__ import annotations
-
 import math
 import os
 import platform

@@ -32,7 +32,15 @@ from ringmaster.flows.batch.flow_runs import (
 )
 from ringmaster.flows.batch.group_choice import choose_together
 from ringmaster.flows.batch.result import MEASURED, BatchResult, are_measured, close_records, collect, report_refusals
-from ringmaster.flows.batch.run_folder import alone_in, base_weights, begun, checkpoint_root_of, note_start
+from ringmaster.flows.batch.run_folder import (
+    alone_in,
+    base_weights,
+    begun,
+    checkpoint_root_of,
+    is_done_and_recorded,
+    note_start,
+    share_models,
+)
 from ringmaster.flows.pool.follower import (
     IS_OVER,
     BatchFollower,
@@ -302,6 +310,8 @@ class PooledRun:
             patience_s=math.inf if is_started_by_prefect() else None,
         )
         show_records(follower.recorder, result)
+        if is_done_and_recorded(self.journal):
+            share_models(self._run.folder, home=settings.home())
         return result
 
     def _profiling(self) -> Mapping[str, Any]:
@@ -357,6 +367,7 @@ class PooledRun:
             weights={name: str(folder) for name, folder in profiles.weights.items()},
             import_paths=(str(batch.folder),),
             checkpoint_every_s=self._options.checkpoint_every_s,
+            keep_checkpoints=self.batch.keep_checkpoints,
             checkpoint_root=profiles.checkpoint_root,
             flow_run="" if flow_run is None else str(flow_run.id),
             started_s=float(self.journal.get("started_s")),

@@ -1,7 +1,5 @@
 """Profiles a batch on a pool: each kind of device on one node that has it, preferably on this machine."""
 
-from __future__ import annotations
-
 import platform
 import threading
 import uuid
@@ -116,33 +114,36 @@ def one_of_each_kind(nodes: Sequence[NodeRecord], *, avoid: set[str]) -> dict[st
     return chosen
 
 
-def merged(found: Mapping[str, ProfilingResult]) -> ProfilingResult:
+def merged(results: Mapping[str, ProfilingResult]) -> ProfilingResult:
     """Merges the profiles of the same jobs under each kind of device.
 
     A job that at least one kind can train has no fault. If there are several kinds, each profile names its kind.
     """
-    first, *others = found.values()
+    first, *others = results.values()
     if not others:
         return first
-    names = dict.fromkeys(job.name for profiled in found.values() for job in profiled.jobs)
-    jobs = {job.name: job for profiled in found.values() for job in profiled.jobs}
-    preflights = {name: preflight for profiled in found.values() for name, preflight in profiled.preflights.items()}
+    names = dict.fromkeys(job.name for profiled in results.values() for job in profiled.jobs)
+    jobs = {job.name: job for profiled in [*results.values()][::-1] for job in profiled.jobs}  # chunks of the first
+    preflights = {name: preflight for profiled in results.values() for name, preflight in profiled.preflights.items()}
     profiles = {
         name: tuple(
             replace(profile, device_type=kind)
-            for kind, profiled in found.items()
+            for kind, profiled in results.items()
             for profile in profiled.profiles.get(name, ())
         )
         for name in names
     }
+    for name, job in jobs.items():
+        if job.exact:  # kernels of another kind of device have other bits
+            profiles[name] = tuple(p for p in profiles[name] if p.device_type == profiles[name][0].device_type)
     groups: dict[str, tuple[Profile, ...]] = {}
-    for kind, profiled in found.items():
+    for kind, profiled in results.items():
         for leader, own in profiled.groups.items():
             groups[leader] = (*groups.get(leader, ()), *(replace(profile, device_type=kind) for profile in own))
     faults: dict[str, str] = {}
-    for name in dict.fromkeys(name for profiled in found.values() for name in profiled.faults):
+    for name in dict.fromkeys(name for profiled in results.values() for name in profiled.faults):
         if not profiles.get(name):
-            reported = {kind: profiled.faults[name] for kind, profiled in found.items() if name in profiled.faults}
+            reported = {kind: profiled.faults[name] for kind, profiled in results.items() if name in profiled.faults}
             faults[name] = "; ".join(f"on {kind}: {fault}" for kind, fault in reported.items())
     return ProfilingResult(
         jobs=tuple(jobs[name] for name in names),
@@ -150,7 +151,7 @@ def merged(found: Mapping[str, ProfilingResult]) -> ProfilingResult:
         profiles=profiles,
         faults=faults,
         groups=groups,
-        num_trials=sum(profiled.num_trials for profiled in found.values()),
+        num_trials=sum(profiled.num_trials for profiled in results.values()),
     )
 
 

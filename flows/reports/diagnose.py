@@ -3,8 +3,6 @@
 Of jobs, it has names, states and times, and no contents.
 """
 
-from __future__ import annotations
-
 import configparser
 import os
 import platform

@@ -37,31 +37,29 @@ MOST_DEVICES = 64  # rows that a person still reads
 BAR = 30  # columns of the longest bar
 
 
-def print_plan(
-    found: Plan, problem: Problem, simple: Mapping[str, float], console: Console, *, fused: str = ""
-) -> None:
+def print_plan(plan: Plan, problem: Problem, simple: Mapping[str, float], console: Console, *, fused: str = "") -> None:
     """Prints a plan.
 
     simple: makespans of simple rules, by name.
     fused: a sentence about what training jobs together saves.
     """
     if problem.num_devices <= MOST_DEVICES:
-        print_gantt(found, problem, console)
+        print_gantt(plan, problem, console)
     else:
         console.print(f"{problem.num_devices} devices are too many for a terminal: --svg draws them", style="dim")
     console.print()
-    console.print(_comparison(found, simple))
+    console.print(_comparison(plan, simple))
     console.print()
-    for line in filter(None, (_quality(found, problem), fused, _how_to_check(found), _seconds(found))):
+    for line in filter(None, (_quality(plan, problem), fused, _how_to_check(plan), _seconds(plan))):
         console.print(line, soft_wrap=True)
 
 
-def print_gantt(found: Plan, problem: Problem, console: Console) -> None:
+def print_gantt(plan: Plan, problem: Problem, console: Console) -> None:
     """Prints a row for each device, coloured by job if there are colours, else with the same characters."""
     margin, columns = margin_and_columns(problem, console.width)
     colour = {job.id: COLOURS[i % len(COLOURS)] for i, job in enumerate(problem.jobs)}
     node = ""
-    for name, pieces in rows(found, problem, columns):
+    for name, pieces in rows(plan, problem, columns):
         if node and node != name.rpartition(":")[0]:
             console.print()
         node = name.rpartition(":")[0]
@@ -71,9 +69,9 @@ def print_gantt(found: Plan, problem: Problem, console: Console) -> None:
             line.append(piece.text[: piece.num_named], f"#22303c{ground}")
             line.append(piece.text[piece.num_named :], f"#8a949c{ground}")
         console.print(line, soft_wrap=True)
-    console.print(styled(axis(found, margin, columns), "dim"), soft_wrap=True)
+    console.print(styled(axis(plan, margin, columns), "dim"), soft_wrap=True)
     console.print()
-    for job, text in zip(problem.jobs, job_lines(found, problem, console.width), strict=True):
+    for job, text in zip(problem.jobs, job_lines(plan, problem, console.width), strict=True):
         console.print(Text.assemble(styled(text[:1], f"bold {colour[job.id]}"), styled(text[1:])), soft_wrap=True)
 
 
@@ -85,13 +83,13 @@ def interval_text(prediction: Prediction) -> str:
     return f"{prediction.low_s:.1f} to {prediction.high_s:.1f} s in {100 * prediction.coverage:.0f} % of runs"
 
 
-def _comparison(found: Plan, simple: Mapping[str, float]) -> Table:
+def _comparison(plan: Plan, simple: Mapping[str, float]) -> Table:
     """Returns bars for the bound, the plan and the simple rules, relative to the plan."""
-    makespan_s = found.makespan_s
+    makespan_s = plan.makespan_s
     rows_: list[tuple[str, float, str]] = []
-    if bound_s := found.best_bound_s:
-        rows_.append(("no plan beats", bound_s, f"gap {found.makespan_s / bound_s - 1:.2%}"))
-    rows_.append(("this plan", makespan_s, f"{counted(found.num_switches, 'switch', 'switches')}, by {found.method}"))
+    if bound_s := plan.best_bound_s:
+        rows_.append(("no plan beats", bound_s, f"gap {plan.makespan_s / bound_s - 1:.2%}"))
+    rows_.append(("this plan", makespan_s, f"{counted(plan.num_switches, 'switch', 'switches')}, by {plan.method}"))
     rows_ += [(name, seconds, f"{seconds / makespan_s:.2f} times as long") for name, seconds in simple.items()]
     # Rules that are many times as long would leave the other bars too short.
     longest_s = min(max(seconds for _, seconds, _ in rows_), 2.5 * makespan_s) or 1.0
@@ -114,28 +112,28 @@ def _human(seconds: float) -> str:
     return f"({seconds_text(seconds)}) " if seconds >= 300 else ""
 
 
-def _quality(found: Plan, problem: Problem) -> str:
-    gap = "" if found.gap is None else f", at most {found.gap:.2%} above the best possible one"
-    what = f"makespan {found.makespan_s:.1f} s{gap}"
-    if found.value is not None:
-        bound = "" if found.value_bound is None else f", no plan below {found.value_bound:.2f}{gap}"
-        what = f"{found.objective} {found.value:.2f}{bound}; makespan {found.makespan_s:.1f} s"
+def _quality(plan: Plan, problem: Problem) -> str:
+    gap = "" if plan.gap is None else f", at most {plan.gap:.2%} above the best possible one"
+    what = f"makespan {plan.makespan_s:.1f} s{gap}"
+    if plan.value is not None:
+        bound = "" if plan.value_bound is None else f", no plan below {plan.value_bound:.2f}{gap}"
+        what = f"{plan.objective} {plan.value:.2f}{bound}; makespan {plan.makespan_s:.1f} s"
     return f"{len(problem.jobs)} jobs on {problem.num_devices} devices: {what}"
 
 
-def _how_to_check(found: Plan) -> str:
-    if found.solver:
-        return f"bound: proved by {found.solver} (a solver, unchecked); the plan itself: ringmaster check PROBLEM PLAN"
-    if not found.lower_bound_s:
+def _how_to_check(plan: Plan) -> str:
+    if plan.solver:
+        return f"bound: proved by {plan.solver} (a solver, unchecked); the plan itself: ringmaster check PROBLEM PLAN"
+    if not plan.lower_bound_s:
         return "bound: none was proved"
-    if found.proof == COUNTING:
+    if plan.proof == COUNTING:
         return f"bound: proved by {COUNTING} that are not split; ringmaster check PROBLEM PLAN recomputes it"
-    return f"bound: proved by {found.proof}, which the plan carries; ringmaster check PROBLEM PLAN recomputes it"
+    return f"bound: proved by {plan.proof}, which the plan carries; ringmaster check PROBLEM PLAN recomputes it"
 
 
-def _seconds(found: Plan) -> str:
-    stages = ", ".join(f"{name} {seconds:.2f}" for name, seconds in found.seconds.items())
-    return f"seconds by stage: {stages} (in all {sum(found.seconds.values()):.2f})"
+def _seconds(plan: Plan) -> str:
+    stages = ", ".join(f"{name} {seconds:.2f}" for name, seconds in plan.seconds.items())
+    return f"seconds by stage: {stages} (in all {sum(plan.seconds.values()):.2f})"
 
 
 MOST_MODELS = 8  # whose folders are listed one by one

@@ -1,7 +1,5 @@
 """Progress of a running batch for a person: a live table of the running jobs on a terminal, plain lines elsewhere."""
 
-from __future__ import annotations
-
 import threading
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -20,16 +18,16 @@ from ringmaster.flows.interrupts import said_by
 from ringmaster.flows.output import announced_by, fitting_columns, styled
 from ringmaster.tasks.background_worker import running
 from ringmaster.tasks.execution.events import (
+    DeviceWait,
     ExecutionEvent,
-    GangSaid,
+    GangReport,
     JobEnded,
-    Planned,
+    PlanUpdate,
     PredictedEnd,
     Prediction,
     PredictionUpdate,
     SegmentEnded,
     SegmentStarted,
-    Waiting,
 )
 from ringmaster.tasks.execution.progress import TRAINING, JobProgress, range_text, whole_seconds
 from ringmaster.tasks.execution.starter import called
@@ -111,18 +109,18 @@ class BatchProgress:
     def hear(self, event: ExecutionEvent) -> None:
         """Takes in an event of an executor."""
         now_s = self.now_s()
-        if not isinstance(event, (GangSaid, PredictionUpdate)):
+        if not isinstance(event, (GangReport, PredictionUpdate)):
             self._activity, self._activity_s = "", now_s
         match event:
             case PredictionUpdate():
                 self._prediction = event.prediction
-            case Planned():
+            case PlanUpdate():
                 planned = sum(1 + len(job.members) for job in event.problem.jobs)
                 self._num_jobs = max(self._num_jobs, self._num_done + planned)
                 self._planned_s = now_s if self._planned_s is None else self._planned_s
             case SegmentStarted():
                 self._start(event, now_s)
-            case GangSaid():
+            case GangReport():
                 for row in self._rows_of(event):
                     row.progress.hear(event.event, now_s=now_s)
             case SegmentEnded():
@@ -130,7 +128,7 @@ class BatchProgress:
             case JobEnded():
                 self._num_done += 1
                 self.rows = {key: row for key, row in self.rows.items() if key[1] != event.job}
-            case Waiting():
+            case DeviceWait():
                 self._activity = _waiting(event)
 
     def _start(self, event: SegmentStarted, now_s: float) -> None:
@@ -143,7 +141,7 @@ class BatchProgress:
                 progress.step = 0  # it says where it begins
             self.rows[event.number, job] = RunningJob(job=job, option=option, num_steps=total, progress=progress)
 
-    def _rows_of(self, event: GangSaid) -> list[RunningJob]:
+    def _rows_of(self, event: GangReport) -> list[RunningJob]:
         """Returns the jobs that an event is about. A phase of a gang is one of all its jobs."""
         if isinstance(event.event, PhaseStarted):
             return [row for (number, _), row in self.rows.items() if number == event.number]
@@ -360,7 +358,7 @@ def describe(event: ExecutionEvent) -> EventLine | None:
 
 def _described(event: ExecutionEvent) -> tuple[str, str]:
     match event:
-        case Planned(problem=problem, plan=plan, why=why):
+        case PlanUpdate(problem=problem, plan=plan, why=why):
             jobs = {name for s in plan.segments for name in (s.job, *problem.job(s.job).members)}
             text = f"planned ({why}): {plan.makespan_s:.1f} s for {counted(len(jobs), 'job')}"
             # The gap holds for the runtimes that were planned with, however good they are.
@@ -370,9 +368,9 @@ def _described(event: ExecutionEvent) -> tuple[str, str]:
             again = f" (attempt {attempt})" if attempt > 1 else ""
             who = f"{called(segment.job, members)} start" if members else f"{segment.job} starts"
             return f"{who} at step {first} on {_devices(segment.devices)}{again}", ""
-        case GangSaid(job=job, event=EvaluationReported(step=step, metrics=metrics)):
+        case GangReport(job=job, event=EvaluationReported(step=step, metrics=metrics)):
             return f"{job} at step {step}: {_metrics(metrics)}", ""
-        case GangSaid(event=CheckpointFailed(message=message)):
+        case GangReport(event=CheckpointFailed(message=message)):
             return f"warning: {message}", "yellow"
         case SegmentEnded(segment=segment, outcome=outcome, decision=decision) if outcome.message:
             return f"{segment.job}: {printable(outcome.message)}; {decision}", "yellow"
@@ -386,12 +384,12 @@ def _described(event: ExecutionEvent) -> tuple[str, str]:
             causes = why_undefined(details["metrics"])
             text = "; ".join([f"{job} is done: {_metrics(details['metrics'])}", *causes])
             return text, "yellow" if causes else "green"
-        case Waiting():
+        case DeviceWait():
             return _waiting(event), ""
     return "", ""
 
 
-def _waiting(event: Waiting) -> str:
+def _waiting(event: DeviceWait) -> str:
     return f"waiting for devices held by {', '.join(event.holders)}"
 
 

@@ -3,8 +3,6 @@
 They need neither weights nor a GPU.
 """
 
-from __future__ import annotations
-
 import json
 import os
 import re

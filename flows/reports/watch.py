@@ -395,9 +395,9 @@ def _runs_on_pool(*, has_figures: bool) -> Iterator[StatusRun]:
             )
 
 
-def _pending_rows(found: PendingBatch) -> list[dict[str, Any]]:
+def _pending_rows(batch: PendingBatch) -> list[dict[str, Any]]:
     """Returns a row for each job of a batch that was handed over, and of which no job is in a plan yet."""
-    return [_row(found.name, found.run, job, status=found.status, step=0, message=found.message) for job in found.jobs]
+    return [_row(batch.name, batch.run, job, status=batch.status, step=0, message=batch.message) for job in batch.jobs]
 
 
 def _rows(

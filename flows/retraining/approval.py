@@ -4,8 +4,6 @@ A run in the middle of its work is paused: its process waits (`ask`). A run that
 process ends, it occupies no worker, and the answer starts the same run again (`ask_to_start`).
 """
 
-from __future__ import annotations
-
 import threading
 from collections.abc import Callable
 from contextlib import suppress

@@ -30,6 +30,7 @@ from ringmaster.tasks.batch.yaml_sections import findings
 from ringmaster.tasks.cluster import Device, detect
 from ringmaster.tasks.datasets.naming import NamedData
 from ringmaster.tasks.evaluation import recording
+from ringmaster.tasks.evaluation.model_assertions import importable
 from ringmaster.tasks.evaluation.suite import Suite, load_suite
 from ringmaster.tasks.execution.local_engine import leases_of
 from ringmaster.tasks.files import beside, is_file, text_of
@@ -43,7 +44,7 @@ from ringmaster.techniques import DataSpec, EvaluationSpec, Job, ModelSpec
 from ringmaster.techniques.data import SOURCES
 from ringmaster.techniques.data.inference import CLASSIFICATION, classes_of, infer_kind, with_processor_of
 from ringmaster.techniques.data_source import LANGUAGE_MODELING
-from ringmaster.techniques.metric import metrics_named
+from ringmaster.techniques.metric import ModelMetric, metrics_named
 from ringmaster.techniques.processes.forkserver_client import ForkServer
 from ringmaster.techniques.scoring import Progress, model_spec
 
@@ -139,18 +140,16 @@ def examine_models(
     all_rows: whether all rows of the data are scored, as no model is trained on it; else its held-out part.
     Raises InputError on an unknown metric, or if there is nothing to do.
     """
-    try:
-        metrics_named(metrics or ())
-    except ValueError as error:
-        raise InputError([f"--metric: {error}"]) from error
+    with input_errors(about="--metric: "), importable(Path.cwd()):
+        are_of_models = [isinstance(metric, ModelMetric) for metric in metrics_named(metrics or ())]
     suite = None if tests is None else load_suite(tests)
-    if data is None and (suite is None or not suite.tests):
+    if data is None and (suite is None or not suite.tests) and not (are_of_models and all(are_of_models)):
         raise InputError(["there is nothing to evaluate on. To fix: name data by --data, tests by --tests, or both"])
     if twice := sorted(label for label, times in Counter(model.label for model in models).items() if times > 1):
         raise InputError([f"{', '.join(twice)} is named more than once. To fix: name each model once"])
     _check_needs(suite, data)
     folder = Path() if tests is None else tests.parent
-    with one_device(folder, notice=notice) as (environment, device):
+    with one_device(folder, notice=notice) as (environment, device), importable(Path.cwd()):
         from ringmaster.tasks.evaluation.examination import examine_each
 
         result = examine_each(
@@ -316,7 +315,7 @@ class Promotion:
 
 def promote_by_hand(
     home: LineageHome,
-    asked: PromotionRequest,
+    request: PromotionRequest,
     *,
     log: MoveLog,
     notice: Notice,
@@ -328,9 +327,9 @@ def promote_by_hand(
 
     Raises InputError, or PromotionRefused if another promotion was faster.
     """
-    _check(asked)
-    policy = None if asked.policy is None else load_policy(asked.policy)
-    node = _candidate(home, asked.model)
+    _check(request)
+    policy = None if request.policy is None else load_policy(request.policy)
+    node = _candidate(home, request.model)
     name, version = node.record.registered_name, promotion.version_of(node.record)
     finished = log.finish_left_behind(home.ledger, name)
     serving = home.ledger.get_alias(name, CHAMPION)
@@ -340,10 +339,10 @@ def promote_by_hand(
     if champion == version:
         raise InputError([f"{node.label} serves already. To fix: name another version"])
     if policy is None:
-        decision, who = PromotionDecision(promote=True, why=asked.why, reasons=(asked.why,)), asked.who
+        decision, who = PromotionDecision(promote=True, why=request.why, reasons=(request.why,)), request.who
     else:
-        against = asked.against or (None if champion is None else f"{name}/{champion}")
-        decision, who = _judged(home, node, policy, asked, against=against, notice=notice)
+        against = request.against or (None if champion is None else f"{name}/{champion}")
+        decision, who = _judged(home, node, policy, request, against=against, notice=notice)
     promotion.apply(home.ledger, node.record, decision, log=log, champion=champion, who=who, sound=sound)
     return Promotion(name=name, version=version, before=champion, decision=decision)
 
@@ -364,7 +363,7 @@ def _judged(
     home: LineageHome,
     node: LineageNode,
     policy: PromotionPolicy,
-    asked: PromotionRequest,
+    request: PromotionRequest,
     *,
     against: str | None,
     notice: Notice,
@@ -372,31 +371,31 @@ def _judged(
     """Returns the decision, by the policy or by the person against it, and who made it."""
     other = None if against is None else find(against, home)
     model = EvaluatedModel(label=node.label, folder=home.model_dir(node), record=node.record)
-    data = data_spec(asked.data or "", all_rows=asked.all_rows)
-    result = examine_by(policy, model, data=data, all_rows=asked.all_rows, against=other, notice=notice)
+    data = data_spec(request.data or "", all_rows=request.all_rows)
+    result = examine_by(policy, model, data=data, all_rows=request.all_rows, against=other, notice=notice)
     for examined in result:
         recording.record(home.ledger, node.record, examined, other=None if other is None else other.label)
     metric = next((line.metric for examined in result for line in examined.measured), EvaluationSpec.metrics[0])
     decision = decide_by(policy, result, metric=metric, is_first=other is None)
     if decision.promote and policy.approval_s is not None:
-        agrees = f"{asked.who} agrees" + (f": {asked.why}" if asked.why else "")
-        return replace(decision, reasons=(*decision.reasons, agrees)), asked.who
-    if not decision.promote and asked.force:
-        forced = f"promoted all the same by {asked.who}: {asked.why}"
-        return replace(decision, promote=True, why=forced, reasons=(*decision.reasons, forced)), asked.who
+        agrees = f"{request.who} agrees" + (f": {request.why}" if request.why else "")
+        return replace(decision, reasons=(*decision.reasons, agrees)), request.who
+    if not decision.promote and request.force:
+        forced = f"promoted all the same by {request.who}: {request.why}"
+        return replace(decision, promote=True, why=forced, reasons=(*decision.reasons, forced)), request.who
     return decision, f"policy {policy.name}"
 
 
-def _check(asked: PromotionRequest) -> None:
+def _check(request: PromotionRequest) -> None:
     """Raises InputError if the options of the request contradict each other."""
     faults = []
-    if asked.policy is None and not asked.why:
+    if request.policy is None and not request.why:
         faults.append("nobody says why. To fix: say it by --why, or name a policy by --policy")
-    if asked.policy is None and (asked.force or asked.against or asked.data or asked.all_rows):
+    if request.policy is None and (request.force or request.against or request.data or request.all_rows):
         faults.append("--force, --against, --data and --all-rows go with a policy. To fix: name one by --policy")
-    if asked.policy is not None and asked.data is None:
+    if request.policy is not None and request.data is None:
         faults.append("the policy has nothing to look at. To fix: name data by --data, such as --data digits")
-    if asked.force and not asked.why:
+    if request.force and not request.why:
         faults.append("--force wants a reason. To fix: say it by --why")
     if faults:
         raise InputError(faults)

@@ -1,7 +1,5 @@
 """Inspection of the models before training: freezes their current data, and decides which models are due."""
 
-from __future__ import annotations
-
 import json
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
@@ -244,22 +242,22 @@ def _plain(check: InspectedModel) -> dict[str, Any]:
 
 
 def _read(
-    run: RetrainingRun, model: ProductionModel, where: Mapping[str, ServingVersions], said: Mapping[str, Any]
+    run: RetrainingRun, model: ProductionModel, where: Mapping[str, ServingVersions], fields: Mapping[str, Any]
 ) -> InspectedModel:
     """Restores a saved check; the champion to compare with is the current one."""
     standing = where[model.registered_name]
     return InspectedModel(
         model=replace(
             model,
-            job=from_json(Job, said["job"]),
-            variants=tuple(from_json(Job, job) for job in said["variants"]),
-            compare_on=None if said["compare_on"] is None else from_json(Job, said["compare_on"]),
+            job=from_json(Job, fields["job"]),
+            variants=tuple(from_json(Job, job) for job in fields["variants"]),
+            compare_on=None if fields["compare_on"] is None else from_json(Job, fields["compare_on"]),
         ),
         standing=standing,
-        champion_dir=None if standing.champion is None or said["fault"] else run.download(standing.champion),
-        data=said["data"],
-        files=tuple((name, stamp) for name, stamp in said["files"]),
-        due=None if said["due"] is None else from_json(DueDecision, said["due"]),
-        fault=said["fault"],
-        newest_before=said.get("newest"),
+        champion_dir=None if standing.champion is None or fields["fault"] else run.download(standing.champion),
+        data=fields["data"],
+        files=tuple((name, stamp) for name, stamp in fields["files"]),
+        due=None if fields["due"] is None else from_json(DueDecision, fields["due"]),
+        fault=fields["fault"],
+        newest_before=fields.get("newest"),
     )

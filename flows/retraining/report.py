@@ -1,7 +1,5 @@
 """The end of a retraining run: its report in Prefect, in MLflow and at a webhook, and the facts for the next run."""
 
-from __future__ import annotations
-
 from collections.abc import Mapping, Sequence
 from typing import Any
 

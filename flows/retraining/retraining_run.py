@@ -1,7 +1,5 @@
 """A retraining run: opened under its date, locked by one process, and saved step by step."""
 
-from __future__ import annotations
-
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
@@ -181,13 +179,13 @@ def _is_scheduled() -> bool:
     return run is not None and run.auto_scheduled is True
 
 
-def _date(production: Production, said: str | None) -> str:
+def _date(production: Production, given: str | None) -> str:
     """Returns the date of the run: the given one, else that of the schedule which started this flow run, else now's."""
-    if said is not None:
+    if given is not None:
         try:
-            return date.fromisoformat(said).isoformat()
+            return date.fromisoformat(given).isoformat()
         except ValueError:
-            raise InputError([f"{said!r} is no date of a run. To fix: give its date, such as 2026-11-20"]) from None
+            raise InputError([f"{given!r} is no date of a run. To fix: give its date, such as 2026-11-20"]) from None
     run = current_flow_run()
     if run is not None and run.auto_scheduled and run.expected_start_time is not None:
         # A run that starts late still has its scheduled date.

@@ -1,7 +1,5 @@
 """Selection of the models that a retraining run trains: by priority, as many due models as fit, as one batch."""
 
-from __future__ import annotations
-
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace

@@ -1,7 +1,5 @@
 """Training of a retraining run's batch, new or resumed; the best job of a sweep becomes its model's newest version."""
 
-from __future__ import annotations
-
 import math
 from collections.abc import Mapping
 from contextlib import closing

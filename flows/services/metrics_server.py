@@ -4,8 +4,6 @@ The server reads the pool's database, and nothing else. So it measures a pool wh
 are away, and goes on when another controller leads.
 """
 
-from __future__ import annotations
-
 import argparse
 import base64
 import binascii

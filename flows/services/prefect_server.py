@@ -5,8 +5,6 @@ rebinding) may use its API. Everything else, including the services that schedul
 server start`.
 """
 
-from __future__ import annotations
-
 import argparse
 import asyncio
 import os

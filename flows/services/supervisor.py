@@ -5,8 +5,6 @@ restarts services that end or hang, with growing delays. On SIGTERM it ends them
 dies, the services go on, and the next supervisor takes them over.
 """
 
-from __future__ import annotations
-
 import contextlib
 import logging
 import os
@@ -23,15 +21,9 @@ from pathlib import Path
 from ringmaster.flows.environment import open_directly
 from ringmaster.flows.interrupts import stop_signals
 from ringmaster.flows.process_log import ProcessRole, log_to_stderr
-from ringmaster.flows.services.service_files import (
-    READY_FILE,
-    ProcessId,
-    Service,
-    ServiceFiles,
-    ServiceState,
-    ServiceStatus,
-    reap,
-)
+from ringmaster.flows.services.service_files import ServiceFiles, ServiceState, ServiceStatus, reap
+from ringmaster.tasks.pool.engines import Service
+from ringmaster.tasks.process_identity import READY_FILE, ProcessId
 from ringmaster.techniques.processes.stopped import StoppedProcesses
 
 logger = logging.getLogger("ringmaster.flows.services.supervisor")  # this module is run as __main__

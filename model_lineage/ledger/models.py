@@ -20,7 +20,6 @@ from urllib.parse import unquote, urlsplit
 
 from ringmaster.errors import LedgerError, TensorStoreError
 from ringmaster.model_lineage import model_pages
-from ringmaster.model_lineage.graph import Adaptation, Graph
 from ringmaster.model_lineage.hub_cards import CARD, hub_card
 from ringmaster.model_lineage.ledger.connection import paged
 from ringmaster.model_lineage.ledger.registry import (
@@ -179,19 +178,6 @@ class Models(Families):
         are_models = f"tags.`{KIND}` != '{COMPONENT}'"
         result = paged(self.client.search_logged_models, self.experiment_ids(), are_models, order_by=order)
         return [record_of(model) for model in result]
-
-    def graph(self) -> Graph:
-        """Returns the lineage of all recorded models, by model id."""
-        return Graph(
-            Adaptation(
-                child=record.model_id,
-                parents=record.parents,
-                kind=record.kind,
-                run=record.run_id,
-                datasets=record.datasets,
-            )
-            for record in self.models()
-        )
 
     def _made_by(self, run_id: str, name: str) -> Any | None:
         """Returns the LoggedModel `name` that run `run_id` has already made, or None."""

@@ -15,7 +15,7 @@ from typing import Any, TypeVar, cast
 from ringmaster.errors import LedgerError
 from ringmaster.model_lineage.ledger.connection import paged
 from ringmaster.model_lineage.ledger.runs import LedgerRuns
-from ringmaster.model_lineage.model_pages import family_path, with_culprit
+from ringmaster.model_lineage.model_pages import family_path, with_certificate, with_culprit
 from ringmaster.model_lineage.pictures import Relative, family_svg
 from ringmaster.model_lineage.records import CHAMPION, DatasetInput, ModelRecord, Origin
 
@@ -302,6 +302,12 @@ class Families(ModelRegistry):
         self.client.set_logged_model_tags(record.model_id, {CULPRIT: test})
         self._rewrite_page(record, lambda text: with_culprit(text, test))
         self.redraw(record, *reached)
+
+    def certify(self, record: ModelRecord, certificate: Mapping[str, Any], *, path: str, day: str) -> None:
+        """Stores the certificate that a model was made again bit by bit, in its run, and names it on its page."""
+        assert record.run_id is not None
+        self.write_json(record.run_id, path, certificate)
+        self._rewrite_page(record, lambda text: with_certificate(text, record, path=path, day=day))
 
     def _rewrite_page(self, record: ModelRecord, rewrite: Callable[[str], str]) -> None:
         """Changes the text on a model's page, which is the description of its version and the note of its LoggedModel.

@@ -205,6 +205,11 @@ class LedgerRuns(Connection):
             local = self.client.download_artifacts(run_id, path, folder)
             return Path(local).read_text(encoding="utf-8")
 
+    def metric_history(self, run_id: str, key: str) -> dict[int, float]:
+        """Returns the values of a run's metric by step, the last one of each step."""
+        points = sorted(self.client.get_metric_history(run_id, key), key=lambda point: point.timestamp)
+        return {point.step: point.value for point in points}
+
     def _create_run(self, name: str, *, tags: Mapping[str, str], experiment_id: str) -> str:
         with contextlib.suppress(OSError, KeyError, ImportError):  # a user without a name in the system
             tags = {"mlflow.user": getpass.getuser(), **tags}

@@ -21,7 +21,6 @@ from ringmaster.model_lineage.tensors.store import NUM_THREADS, WEIGHTS
 
 BLOCK_ITEMS = 1 << 20  # compared at a time, so that large tensors need little memory
 SAME, CHANGED, ADDED, REMOVED, RESHAPED = "same", "changed", "added", "removed", "reshaped"
-BEHAVIOUR = "behaviour/"  # prefix of the metrics of behavioural tests
 _NUMPY = {
     "F64": np.float64, "F32": np.float32, "F16": np.float16,
     "I64": np.int64, "I32": np.int32, "I16": np.int16, "I8": np.int8,
@@ -29,7 +28,6 @@ _NUMPY = {
 }  # fmt: skip
 _NUMPY_BYTES: Mapping[int, type] = {1: np.uint8, 2: np.uint16, 4: np.uint32, 8: np.uint64}
 
-Pair = tuple[object, object]
 Floats = npt.NDArray[np.float64]
 
 
@@ -123,7 +121,7 @@ def _change(name: str, first: WeightTensor | None, second: WeightTensor | None) 
     return _measured(value, zip(_blocks(one, first.dtype), _blocks(other, second.dtype), strict=True))
 
 
-def _measured(said: Callable[..., TensorChange], pairs: Iterator[tuple[Floats, Floats]]) -> TensorChange:
+def _measured(change_of: Callable[..., TensorChange], pairs: Iterator[tuple[Floats, Floats]]) -> TensorChange:
     squares, base, largest, changed, total = 0.0, 0.0, 0.0, 0, 0
     for one, other in pairs:
         with np.errstate(invalid="ignore", over="ignore"):  # NaN and infinity show in the figures
@@ -134,7 +132,7 @@ def _measured(said: Callable[..., TensorChange], pairs: Iterator[tuple[Floats, F
         changed += int(np.count_nonzero((one != other) & ~(np.isnan(one) & np.isnan(other))))
         total += len(one)
     relative = math.sqrt(squares / base) if base else math.inf if squares else 0.0
-    return said(what=CHANGED, relative_l2=relative, largest=largest, share=changed / total if total else 0.0)
+    return change_of(what=CHANGED, relative_l2=relative, largest=largest, share=changed / total if total else 0.0)
 
 
 def _blocks(content: memoryview, dtype: str) -> Iterator[Floats]:

@@ -133,6 +133,11 @@ class MappedTensorFile:
         """Returns the bytes of a tensor."""
         return self.content[tensor.start : tensor.end]
 
+    @property
+    def parts(self) -> list[memoryview]:
+        """The bytes of the header and of each tensor."""
+        return [self.header, *map(self.bytes_of, self.tensors)]
+
 
 def read_layout(path: Path, *, named: str | None = None) -> MappedTensorFile:
     """Returns the layout of a safetensors file. Raises ValueError if the file is truncated or not safetensors.

@@ -15,10 +15,10 @@ import json
 import os
 import shutil
 from collections import deque
-from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import AbstractContextManager, contextmanager, suppress
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from tempfile import TemporaryDirectory
 
@@ -38,7 +38,7 @@ from ringmaster.model_lineage.tensors.model_files import (
 )
 from ringmaster.model_lineage.tensors.objects import Objects, digest_of, write_once
 
-NUM_THREADS = min(8, os.cpu_count() or 1)  # hashing, zstd and numpy release the GIL
+NUM_THREADS = min(8, 2 * (os.cpu_count() or 1))  # hashing, zstd and numpy release the GIL, and syncing waits
 WEIGHTS = ".safetensors"
 SOMEBODY = "somebody"  # owner of models from before owners were marked; never dropped
 ARTIFACTS = "artifacts"  # owner of models that are there for the references to them
@@ -65,6 +65,14 @@ class FileReference:
             return None
         except (ValueError, KeyError, TypeError) as error:
             raise TensorStoreError(f"{file}{REFERENCE} is damaged: {error}. To fix: log the model again") from error
+
+    @classmethod
+    def below(cls, folder: Path) -> Iterator[tuple[Path, FileReference]]:
+        """Yields (file, reference) of each reference in a folder. Raises TensorStoreError on damage."""
+        for path in folder.rglob(f"*{WEIGHTS}{REFERENCE}"):
+            file = Path(str(path).removesuffix(REFERENCE))
+            if (reference := cls.at(file)) is not None:
+                yield file, reference
 
     def write(self, file: Path) -> None:
         """Lets the reference stand for a file; the plain file, if there is one, is removed."""
@@ -114,13 +122,12 @@ class TensorStore:
     ) -> StoredModel:
         with self.writing(), ThreadPoolExecutor(NUM_THREADS) as pool:
             files = tuple(self._add_file(name, layout, related, pool) for name, layout in layouts.items())
-            content = json.dumps([asdict(file) for file in files], sort_keys=True).encode()
-            model = StoredModel(id=digest_of(content)[:32], files=files)
+            model = StoredModel(id=id_of(files), files=files)
             self._begin_owners()
             if owner is not None:
                 self.own(model.id, owner)
             if not self._path(model.id).exists():
-                write_once(self._path(model.id), content)
+                write_once(self._path(model.id), _listed(files))
         return model
 
     def restore(self, id: str, folder: Path) -> None:
@@ -202,10 +209,7 @@ class TensorStore:
                     f"the artifacts that {root} leads to are not there, and which models they need is not known. "
                     f"To fix: bring them back, or remove {root} if they are gone for good"
                 )
-            for path in root.resolve().rglob(f"*{WEIGHTS}{REFERENCE}"):
-                file = Path(str(path).removesuffix(REFERENCE))
-                if (reference := FileReference.at(file)) is not None:
-                    yield file, reference
+            yield from FileReference.below(root.resolve())
 
     def own(self, id: str, owner: str) -> None:
         """Marks a model as that of an owner."""
@@ -213,24 +217,31 @@ class TensorStore:
         mark.parent.mkdir(parents=True, exist_ok=True)
         mark.touch()
 
-    def share(self, files: Sequence[Path]) -> int:
-        """Replaces plain files of weights that models with references have too by references; returns the bytes freed.
+    def share(self, folder: Path) -> int:
+        """Replaces the plain weights in the folder of a stored model by references; returns the bytes freed.
 
-        Raises TensorStoreError.
+        Files that the store lacks stay, and all of a folder with weights that are not valid. Raises TensorStoreError.
         """
+        try:
+            layouts = _layouts(folder, bool)
+        except TensorStoreError:
+            return 0
         freed = 0
         with self.writing(), ThreadPoolExecutor(NUM_THREADS) as pool:
-            models = [self.model(id) for id in {reference.model for _, reference in self.references()}]
+            files = [_described(name, layout, pool.map(digest_of, layout.parts)) for name, layout in layouts.items()]
+            weights = [file for file in files if file.path.endswith(WEIGHTS)]
+            # A server stores each file that it is sent as a model of its own; an interrupted call has left references.
+            alone = [(replace(file, path=Path(file.path).name),) for file in weights]
+            ids = {id_of(each) for each in (files, *alone)}
+            ids |= {reference.model for _, reference in FileReference.below(folder)}
+            models = [self.model(id) for id in ids if self._path(id).exists()]
             known = {file.digests: (model.id, file.path) for model in models for file in model.files}
-            for path in files:
-                with suppress(ValueError):  # it is no safetensors file
-                    layout = read_layout(path)
-                    digests = list(pool.map(digest_of, [layout.header, *map(layout.bytes_of, layout.tensors)]))
-                    model, name = known.get(tuple(digests), ("", ""))
-                    if model and all(digest in self.objects for digest in self._with_parents(digests)):
-                        num_bytes = path.stat().st_size
-                        FileReference(model=model, path=name, num_bytes=num_bytes).write(path)
-                        freed += num_bytes
+            for file in weights:
+                model, path = known.get(file.digests, ("", ""))
+                if model and all(digest in self.objects for digest in self._with_parents(file.digests)):
+                    num_bytes = len(layouts[file.path].content)
+                    FileReference(model=model, path=path, num_bytes=num_bytes).write(folder / file.path)
+                    freed += num_bytes
         return freed
 
     def disown(self, owner: str) -> None:
@@ -328,13 +339,12 @@ class TensorStore:
     def _add_file(
         self, name: str, layout: MappedTensorFile, related: Mapping[str, ModelTensor], pool: ThreadPoolExecutor
     ) -> ModelFile:
-        def add(tensor: TensorPart) -> ModelTensor:
+        def add(tensor: TensorPart) -> str:
             like = related.get(full_name(name, tensor.name)) or related.get(tensor.name)
             return self._add_tensor(layout, tensor, like=like)
 
-        tensors = tuple(pool.map(add, layout.tensors))
-        head = self.objects.put(layout.header, item_bytes=1)
-        return ModelFile(path=name, head=head, tensors=tensors)
+        tensors = pool.map(add, layout.tensors)
+        return _described(name, layout, [self.objects.put(layout.header, item_bytes=1), *tensors])
 
     def _newest_like(self, layouts: Mapping[str, MappedTensorFile]) -> Mapping[str, ModelTensor]:
         """Returns the tensors of the newest model that has most of the tensors in files, by names and shapes."""
@@ -348,19 +358,14 @@ class TensorStore:
                     return tensors
         return {}
 
-    def _add_tensor(self, layout: MappedTensorFile, tensor: TensorPart, *, like: ModelTensor | None) -> ModelTensor:
-        is_like = like is not None and (like.dtype, like.shape) == (tensor.dtype, tensor.shape)
+    def _add_tensor(self, layout: MappedTensorFile, tensor: TensorPart, *, like: ModelTensor | None) -> str:
+        parent = like.digest if like and (like.dtype, like.shape) == (tensor.dtype, tensor.shape) else None
         try:
-            digest = self.objects.put(
-                layout.bytes_of(tensor),
-                item_bytes=tensor.item_bytes,
-                parent=like.digest if is_like and like is not None else None,
-            )
+            return self.objects.put(layout.bytes_of(tensor), item_bytes=tensor.item_bytes, parent=parent)
         except TensorObjectError as error:
             raise TensorStoreError(
                 f"{tensor.name} cannot be stored as a difference to its parent's: {error}"
             ) from error
-        return ModelTensor(name=tensor.name, dtype=tensor.dtype, shape=tensor.shape, digest=digest)
 
     def _content(self, digest: str) -> memoryview:
         try:
@@ -420,6 +425,25 @@ class TensorStore:
         with (self.folder / "lock").open("w") as file:
             fcntl.flock(file, how)
             yield
+
+
+def id_of(files: Sequence[ModelFile]) -> str:
+    """Returns the id of the model of some files."""
+    return digest_of(_listed(files))[:32]
+
+
+def _listed(files: Sequence[ModelFile]) -> bytes:
+    return json.dumps([asdict(file) for file in files], sort_keys=True).encode()
+
+
+def _described(name: str, layout: MappedTensorFile, digests: Iterable[str]) -> ModelFile:
+    """Returns a file of a model. digests: of its header and its tensors, in order."""
+    head, *others = digests
+    tensors = (
+        ModelTensor(name=tensor.name, dtype=tensor.dtype, shape=tensor.shape, digest=digest)
+        for tensor, digest in zip(layout.tensors, others, strict=True)
+    )
+    return ModelFile(path=name, head=head, tensors=tuple(tensors))
 
 
 def _layouts(model_dir: Path, only: Callable[[str], bool]) -> dict[str, MappedTensorFile]:

@@ -8,8 +8,6 @@ Apply `printable` where foreign text enters a line, as often as is convenient: i
 `markdown`, `code_span` and `xml` once, where a page or picture is written.
 """
 
-from __future__ import annotations
-
 import html
 import re
 import unicodedata
@@ -117,8 +115,8 @@ def _escape(character: str) -> str:
     return character.encode("unicode_escape").decode()
 
 
-def _with_backslash(found: re.Match[str]) -> str:
-    return f"{found[0][:-1]}\\{found[0][-1]}"
+def _with_backslash(match: re.Match[str]) -> str:
+    return f"{match[0][:-1]}\\{match[0][-1]}"
 
 
 MOST_FAULTS = 50

@@ -1,7 +1,5 @@
 """Alarms: events of a batch, a pool or a model that Prefect's automations report to people."""
 
-from __future__ import annotations
-
 from collections.abc import Callable, Container, Iterable, Mapping
 from dataclasses import dataclass, field
 

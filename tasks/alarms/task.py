@@ -1,7 +1,5 @@
 """Emission of alarms as events in Prefect, whose automations notify people."""
 
-from __future__ import annotations
-
 from prefect.events import emit_event
 
 from ringmaster.tasks.alarms import Alarm

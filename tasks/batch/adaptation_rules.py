@@ -1,10 +1,9 @@
 """Validation of adaptations: the keys of each kind, whether the parent models fit each other, and what they imply."""
 
-from __future__ import annotations
-
 import re
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
+from graphlib import CycleError, TopologicalSorter
 from itertools import pairwise
 from pathlib import Path
 from typing import Any
@@ -29,8 +28,8 @@ from ringmaster.techniques.models.peft_format import resolved
 Raw = Mapping[str, Any]
 Edge = tuple[str, str]
 """(a job's name, the name of one of its parents)."""
-MOST_STEPS = 200_000
-"""The step limit of the search for cycles."""
+MOST_CIRCLES = 100
+"""The most cycles that are reported at once."""
 MOST_NAMED = 500
 """The most jobs among which a remedy searches for a similar name."""
 
@@ -163,38 +162,41 @@ def _with_base_adapter(job: Job, jobs: Mapping[str, Job]) -> Adapter | None:
     return replace(resolved(theirs.exported), from_pretrained=None, base_adapter=CONTINUE, dropout=dropout)
 
 
-def _distilled(job: Raw, said: Raw) -> Iterator[Finding]:
-    if said.get("teacher") is None:
+def _distilled(job: Raw, adaptation: Raw) -> Iterator[Finding]:
+    if adaptation.get("teacher") is None:
         yield Finding(("adaptation", "teacher"), "is missing", "give a job's name, models:/NAME@ALIAS or a folder")
     if job.get("loss") is not None:
         message = "does not go with a teacher, whose logits are weighed against the model's own loss"
         yield Finding(("loss",), message, "remove loss, or the adaptation")
 
 
-def _pruned(job: Raw, said: Raw) -> Iterator[Finding]:
+def _pruned(job: Raw, adaptation: Raw) -> Iterator[Finding]:
     yield from _without_base(job, PRUNED)
-    if said.get("method") == "2:4" and said.get("sparsity", AdaptationSpec.sparsity) != AdaptationSpec.sparsity:
-        message = f"of 2:4 is always {AdaptationSpec.sparsity}, {got(said.get('sparsity'))}"
+    if (
+        adaptation.get("method") == "2:4"
+        and adaptation.get("sparsity", AdaptationSpec.sparsity) != AdaptationSpec.sparsity
+    ):
+        message = f"of 2:4 is always {AdaptationSpec.sparsity}, {got(adaptation.get('sparsity'))}"
         yield Finding(("adaptation", "sparsity"), message, "remove sparsity, or prune by magnitude")
 
 
-def _quantized(job: Raw, said: Raw) -> Iterator[Finding]:
+def _quantized(job: Raw, adaptation: Raw) -> Iterator[Finding]:
     yield from _without_base(job, QUANTIZED)
     yield from _without_steps(job, QUANTIZED)
 
 
-def _merged(job: Raw, said: Raw) -> Iterator[Finding]:
+def _merged(job: Raw, adaptation: Raw) -> Iterator[Finding]:
     yield from _without_steps(job, MERGED)
-    parents, weights, at = said.get("parents"), said.get("weights"), ("adaptation",)
+    parents, weights, at = adaptation.get("parents"), adaptation.get("weights"), ("adaptation",)
     parents, weights = (value if isinstance(value, list) else [] for value in (parents, weights))
     if len(set(map(str, parents))) < 2:
         yield Finding((*at, "parents"), "must be two models or more", "give jobs, registered models or folders")
     if weights and len(weights) != len(parents):
         message = f"are {len(weights)}, and there are {len(parents)} parents"
         yield Finding((*at, "weights"), message, "give one for each of the parents, or none")
-    if said.get("method") == "task-arithmetic" and job.get("base") is None:
+    if adaptation.get("method") == "task-arithmetic" and job.get("base") is None:
         yield Finding(("base",), "is missing", "give the base that the parents were trained from")
-    if said.get("method") == "average":
+    if adaptation.get("method") == "average":
         if job.get("base") is not None:
             yield Finding(("base",), "has no part in an average", "name it among the parents, or remove it")
         numbers = [weight for weight in weights if isinstance(weight, (int, float))]
@@ -259,64 +261,27 @@ def _another_vocabulary(place: Place, job: Raw, parent: str, other: Raw) -> Iter
 
 
 def circles_of(jobs: Mapping[str, Raw]) -> dict[Edge, list[str]]:
-    """Returns, for each (job, parent) on a cycle, the path from the job over that parent back to the job.
+    """Returns cycles among the jobs: for each (job, parent) of a cycle, the path from the job back to itself.
 
-    Only the first job of a cycle gets the path; the others get an empty list, so that a cycle is reported once. If
-    there are so many cycles that the search would take long, only some are found.
+    Only the first job of a cycle gets the path; the others get an empty list, so that a cycle is reported once. Cycles
+    that share an edge with a reported one, and those beyond `MOST_CIRCLES`, are found once these are mended.
     """
     parents = {name: [p for _, p in parents_of(job) if p in jobs] for name, job in jobs.items()}
-    # Jobs without remaining parents, or without remaining children, are on no cycle.
-    for is_upwards in (True, False):
-        done = set(_in_order(parents if is_upwards else _reversed(parents)))
-        parents = {name: [p for p in ps if p not in done] for name, ps in parents.items() if name not in done}
     order = {name: i for i, name in enumerate(jobs)}
     circles: dict[Edge, list[str]] = {}
-    num_steps = 0
-    for name in parents:
-        for parent in parents[name]:
-            if num_steps > MOST_STEPS:
-                return circles
-            came_from, ends = {parent: name}, [parent]
-            while ends and name not in came_from:
-                end = ends.pop()
-                num_steps += 1
-                for further in parents[end]:
-                    if further not in came_from:
-                        came_from[further] = end
-                        ends.append(further)
-            if parent == name or name in came_from:
-                way = _way(name, parent, came_from)
-                circles[name, parent] = way if order[name] == min(order[each] for each in way) else []
+    for _ in range(MOST_CIRCLES):
+        try:
+            TopologicalSorter(parents).prepare()
+        except CycleError as error:
+            circle = list(reversed(error.args[1][1:]))  # each job before its parent
+        else:
+            break
+        first = circle.index(min(circle, key=order.__getitem__))
+        circle = [*circle[first:], *circle[:first], circle[first]]
+        for i, (job, parent) in enumerate(pairwise(circle)):
+            circles[job, parent] = [] if i else circle
+            parents[job] = [other for other in parents[job] if other != parent]
     return circles
-
-
-def _way(name: str, parent: str, came_from: Mapping[str, str]) -> list[str]:
-    """Returns the cycle of a job over a parent, from the job back to itself, from the predecessors of a search."""
-    way = [name]
-    while parent != name and came_from[way[-1]] != parent:
-        way.append(came_from[way[-1]])
-    return [name, *([parent] if parent != name else []), *reversed(way)]
-
-
-def _reversed(ways: Mapping[str, list[str]]) -> dict[str, list[str]]:
-    reversed_ways: dict[str, list[str]] = {name: [] for name in ways}
-    for name, others in ways.items():
-        for other in others:
-            reversed_ways[other].append(name)
-    return reversed_ways
-
-
-def _in_order(ways: Mapping[str, list[str]]) -> list[str]:
-    """Returns the nodes that lead to no cycle, in topological order."""
-    back = _reversed(ways)
-    left = {name: len(others) for name, others in ways.items()}
-    done = [name for name, num in left.items() if not num]
-    for name in done:  # `done` grows during the loop
-        for other in back[name]:
-            left[other] -= 1
-            if not left[other]:
-                done.append(other)
-    return done
 
 
 def _mapping(raw: Any) -> Raw:

@@ -1,7 +1,5 @@
 """A batch of jobs that are planned together, read from a file or built in Python under the same rules."""
 
-from __future__ import annotations
-
 import json
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
@@ -32,6 +30,7 @@ from ringmaster.techniques.job import DataSpec, Job, ModelSpec
 from ringmaster.techniques.loss import reward_names
 from ringmaster.techniques.losses.contrastive import Contrastive
 from ringmaster.techniques.models.peft_format import resolved
+from ringmaster.techniques.processes.order import KEPT_CHECKPOINTS
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -48,6 +47,7 @@ class Batch:
         users: by job name, whose job it is, for the objective "fairness".
         price_per_device_hour: for the objective "cost"; at 1 the cost is in device-hours.
         profiling_share: the largest fraction of the batch's predicted time that profiling may take.
+        keep_checkpoints: how many checkpoints of each job are kept.
         devices: "auto", {"cpu": n}, {"gpu": n} or {"gpu": "all"}; see `ringmaster.tasks.cluster.detect`.
         folder: the folder of the file, absolute; workers append it to their import path to find a user's factories.
         text: the text of the file, for the records.
@@ -64,6 +64,7 @@ class Batch:
     users: Mapping[str, str] = field(default_factory=dict)
     price_per_device_hour: float = 1.0
     profiling_share: float = PROFILING_SHARE
+    keep_checkpoints: int = KEPT_CHECKPOINTS
 
     @property
     def terms(self) -> PlanningTerms:
@@ -90,6 +91,7 @@ class Batch:
         users: Mapping[str, str] | None = None,
         price_per_device_hour: float = 1.0,
         profiling_share: float = PROFILING_SHARE,
+        keep_checkpoints: int = KEPT_CHECKPOINTS,
     ) -> Self:
         """Builds a batch in Python. Relative paths and factories are resolved in `folder` or the working directory.
 
@@ -98,6 +100,7 @@ class Batch:
         folder = (folder or Path()).resolve()
         raw: dict[str, Any] = {"name": name, "objective": objective, "devices": devices, "jobs": []}
         raw |= {"price_per_device_hour": price_per_device_hour, "profiling_share": profiling_share}
+        raw |= {"keep_checkpoints": keep_checkpoints}
         planned: dict[str, Mapping[str, Any]]
         planned = {"deadline_s": deadlines_s or {}, "weight": weights or {}, "user": users or {}}
         unknown = [
@@ -139,6 +142,7 @@ class Batch:
             users={job.name: job.user for job in planned if job.user is not None},
             price_per_device_hour=entry.price_per_device_hour,
             profiling_share=entry.profiling_share,
+            keep_checkpoints=entry.keep_checkpoints,
         )
 
     def to_json(self) -> dict[str, Any]:
@@ -149,6 +153,7 @@ class Batch:
         """
         later: dict[str, Any] = {"users": dict(self.users)} if self.users else {}
         later |= {} if self.profiling_share == PROFILING_SHARE else {"profiling_share": self.profiling_share}
+        later |= {} if self.keep_checkpoints == KEPT_CHECKPOINTS else {"keep_checkpoints": self.keep_checkpoints}
         return {
             "name": self.name,
             "jobs": [to_json(job) for job in self.jobs],
@@ -222,7 +227,7 @@ def _check(raw: Mapping[str, Any], *, folder: Path) -> tuple[BatchEntry | None, 
     if (fault := grid.too_many(_list(raw.get("jobs")), _list(raw.get("grid")))) is not None:
         return None, [], [*findings, fault]
     placed: list[rules.PlacedJob] = [(partial(_at, i), job) for i, job in enumerate(_list(raw.get("jobs")))]
-    for combination in _combinations(_list(raw.get("grid")), found=findings):
+    for combination in _combinations(_list(raw.get("grid")), findings=findings):
         placed.append((combination.origin, combination.raw))
         job = datasets.with_files(combination.raw, origin=combination.origin)
         try:
@@ -239,7 +244,7 @@ def _check(raw: Mapping[str, Any], *, folder: Path) -> tuple[BatchEntry | None, 
     return entry, jobs, findings
 
 
-def _combinations(entries: list[Any], *, found: list[Finding]) -> Iterator[grid.Combination]:
+def _combinations(entries: list[Any], *, findings: list[Finding]) -> Iterator[grid.Combination]:
     """Yields the jobs of the grid entries; adds the faults that prevent an expansion to `found`."""
     for i, value in enumerate(entries):
         try:
@@ -247,7 +252,7 @@ def _combinations(entries: list[Any], *, found: list[Finding]) -> Iterator[grid.
         except ValidationError:
             continue  # already reported by the validation of the whole batch
         combinations, wrong = grid.combinations(entry.model_dump(), at=("grid", i))
-        found += wrong
+        findings += wrong
         yield from combinations
 
 
@@ -281,10 +286,10 @@ def _loss_entry(fields: Mapping[str, Any]) -> dict[str, Any]:
     return entry
 
 
-def _faults(found: Iterable[Finding], *, lines: document.YamlDocument, file: str) -> list[Fault]:
+def _faults(findings: Iterable[Finding], *, lines: document.YamlDocument, file: str) -> list[Fault]:
     """Returns one fault per place (the first found there), in the order of the file or, without a file, of the jobs."""
     first: dict[Place, Finding] = {}
-    for finding in found:
+    for finding in findings:
         first.setdefault(finding.place, finding)
     placed = [(finding.line or lines.line(place), place, finding) for place, finding in first.items()]
     placed.sort(key=lambda item: (item[0] or 0, *(part for part in item[1][1:2] if isinstance(part, int))))

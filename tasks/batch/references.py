@@ -106,18 +106,18 @@ def loss(value: Any, info: ValidationInfo) -> Any:
     return value
 
 
-def _reward_names(said: dict[str, Any]) -> list[str]:
+def _reward_names(options: dict[str, Any]) -> list[str]:
     """Returns the functions that a loss names as rewards; what is no dotted name is reported with the options."""
-    rewards = said.get("rewards")
+    rewards = options.get("rewards")
     names = rewards if isinstance(rewards, list) else []
     return [name for name in names if isinstance(name, str) and DOTTED_NAME.fullmatch(name)]
 
 
-def loss_parts(said: Any) -> tuple[Any, dict[str, Any]]:
+def loss_parts(loss: Any) -> tuple[Any, dict[str, Any]]:
     """Returns the name of a loss and its options, as batch files have them."""
-    if not isinstance(said, dict):
-        return said, {}
-    return said.get("name"), {key: value for key, value in said.items() if key != "name"}
+    if not isinstance(loss, dict):
+        return loss, {}
+    return loss.get("name"), {key: value for key, value in loss.items() if key != "name"}
 
 
 def data_kind(name: str) -> str:
@@ -246,10 +246,10 @@ def adapter(name: str, info: ValidationInfo) -> str:
     return str(agreeing(Adapter(from_pretrained=str(path))).from_pretrained)
 
 
-def agreeing(said: Adapter) -> Adapter:
+def agreeing(adapter: Adapter) -> Adapter:
     """Completes an adapter with the settings of the folder that it continues from. Raises if the two disagree."""
     try:
-        return resolved(said)
+        return resolved(adapter)
     except ValueError as error:
         problem, _, remedy = str(error).removeprefix("adapter: ").partition(". To fix: ")
         raise wrong(problem, remedy) from error
@@ -272,6 +272,15 @@ def command(value: Any, info: ValidationInfo) -> list[str]:
     if missing:
         raise wrong(f"there is no file {missing[0]!r}", f"put it into {_folder(info)}, or give its whole path")
     return resolved_words
+
+
+def adopt(value: Any, info: ValidationInfo) -> str | None:
+    """Returns the folder in which an unedited script runs, the batch file's, or None."""
+    if value in (None, False):
+        return None
+    if value is not True and not Path(str(value)).is_absolute():  # as in what was checked before
+        raise wrong(f"must be true or false, {got(value)}", "write true, or leave it out")
+    return str(_folder(info).resolve()) if value is True else str(value)
 
 
 def factory(path: str, info: ValidationInfo) -> str:
@@ -385,6 +394,7 @@ Name = Annotated[str, StringConstraints(pattern=NAME_PATTERN)]
 Kwargs = dict[str, Any]
 Factory = Annotated[str, AfterValidator(factory)]
 Folder = Annotated[str, AfterValidator(folder)]
+Adopt = Annotated[Any, AfterValidator(adopt), WithJsonSchema({"type": "boolean"})]
 Command = Annotated[
     Any,
     AfterValidator(command),

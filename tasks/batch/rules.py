@@ -22,6 +22,8 @@ from ringmaster.tasks.batch.adaptation_rules import (
 from ringmaster.tasks.batch.document import Finding, Place, got
 from ringmaster.tasks.batch.references import closest, loss_parts
 from ringmaster.tasks.batch.schema import Data, JobEntry, ModelSection, Section, misspelt
+from ringmaster.techniques.checkpoints.checkpoint import folder_of
+from ringmaster.techniques.checkpoints.storage import place_of
 from ringmaster.techniques.data.file_rows import moment
 from ringmaster.techniques.job import (
     ADAPTERS,
@@ -56,11 +58,34 @@ def job_findings(raw: Any) -> Iterator[Finding]:
     yield from _files(job)
     yield from _arguments(job)
     yield from _length(job)
+    yield from _exact(job)
     yield from _text(job)
     yield from training_findings(job)
     yield from _loss(job)
     yield from adaptation_findings(job)
     yield from adapter_findings(job)
+    yield from _warm_start(job)
+
+
+def _warm_start(job: Raw) -> Iterator[Finding]:
+    """Yields why a job cannot go on from a checkpoint of another one."""
+    start, num_steps = _mapping(job.get("warm_start")), job.get("num_steps")
+    root, step = start.get("checkpoints"), start.get("step")
+    if not isinstance(root, str) or not isinstance(step, int):
+        return
+    place = ("warm_start", "step")
+    if _mapping(job.get("model")).get("command") is not None:
+        yield Finding(("warm_start",), "is for jobs that Ringmaster trains, not for commands", "leave it out")
+    if isinstance(num_steps, int) and step >= num_steps:
+        yield Finding(place, f"is {step}, and the job has {num_steps} steps", "take an earlier one, or raise num_steps")
+    try:
+        names = place_of(root).names()
+    except (OSError, ValueError) as error:
+        yield Finding(("warm_start", "checkpoints"), f"cannot be read: {error}", "check the folder or URL")
+        return
+    if folder_of(step) not in names:
+        there = ", ".join(str(int(name.rpartition("-")[2])) for name in names) or "none"
+        yield Finding(place, f"is {step}, of which {root} has no checkpoint", f"name one that is there: {there}")
 
 
 def batch_findings(jobs: Sequence[PlacedJob]) -> Iterator[Finding]:
@@ -163,6 +188,8 @@ def _command(job: Raw, model: Raw) -> Iterator[Finding]:
         yield Finding(("model", "config"), "does not go with a command", "hand the values to the command as kwargs")
     if model.get("configs") and not has_command:
         yield Finding(("model", "configs"), "are for a command", "give a command too, or remove configs")
+    if model.get("adopt") and not has_command:
+        yield Finding(("model", "adopt"), "is for a command", "give the command that runs the script")
     if reads_its_own and not has_command:
         yield Finding(("data", "source"), "is no data of ours", "name other data, or a command as the model")
     if reads_its_own and job.get("num_epochs") is not None:
@@ -181,6 +208,19 @@ def _length(job: Raw) -> Iterator[Finding]:
         yield Finding(("num_steps",), "is missing", "give num_steps, such as 60, or num_epochs, such as 3")
     if steps is not None and epochs is not None:
         yield Finding(("num_epochs",), "is given beside num_steps", "give one of the two")
+
+
+def _exact(job: Raw) -> Iterator[Finding]:
+    chunk, size = job.get("exact_chunk"), job.get("global_batch_size", Job.global_batch_size)
+    if chunk is not None and job.get("exact") is not True:
+        yield Finding(("exact_chunk",), "goes with exact: true", "set exact: true, or leave exact_chunk out")
+    elif isinstance(chunk, int) and isinstance(size, int) and chunk > 0 and _is_no_power(size, chunk):
+        problem = f"divides global_batch_size {size} into a number of chunks that is no power of two"
+        yield Finding(("exact_chunk",), problem, f"give {size} divided by 1, 2, 4, 8 or so")
+
+
+def _is_no_power(size: int, chunk: int) -> bool:
+    return size % chunk > 0 or (size // chunk).bit_count() != 1
 
 
 def _text(job: Raw) -> Iterator[Finding]:
@@ -330,13 +370,13 @@ def _as_set(value: Any) -> Any:
     return sorted(map(str, value)) if isinstance(value, (list, tuple)) else value
 
 
-def _of_other_kinds(said: Raw, kind: str) -> Iterator[Finding]:
+def _of_other_kinds(adapter: Raw, kind: str) -> Iterator[Finding]:
     for key, kinds in OF_KINDS.items():
-        given = said.get(key)
+        given = adapter.get(key)
         given = tuple(given) if isinstance(given, list) else given
         if kind not in kinds and given is not None and given != DEFAULTS[key]:
             yield Finding(("adapter", key), f"is for {' and '.join(kinds)}, and this one is {kind}", f"remove {key}")
-    targets, scaled = said.get("targets"), said.get("feedforward")
+    targets, scaled = adapter.get("targets"), adapter.get("feedforward")
     if kind == "ia3" and isinstance(scaled, list) and isinstance(targets, list):
         known = {name for name in targets if isinstance(name, str)}
         for i, name in enumerate(scaled):
@@ -344,7 +384,7 @@ def _of_other_kinds(said: Raw, kind: str) -> Iterator[Finding]:
                 yield Finding(("adapter", "feedforward", i), f"{name!r} is no target", "name it among targets too")
 
 
-def _on_model(job: Raw, said: Raw, kind: str) -> Iterator[Finding]:
+def _on_model(job: Raw, adapter: Raw, kind: str) -> Iterator[Finding]:
     model = job.get("model")
     if not isinstance(model, Mapping):
         return

@@ -20,6 +20,7 @@ from ringmaster.tasks.batch.references import (
     MOST_WHOLE,
     AdaptationKind,
     AdapterKind,
+    Adopt,
     Attention,
     BaseAdapter,
     ColumnType,
@@ -56,6 +57,7 @@ from ringmaster.techniques import job
 from ringmaster.techniques.data.row_files import FORMATS
 from ringmaster.techniques.loss import loss_names
 from ringmaster.techniques.metric import metric_names
+from ringmaster.techniques.processes.order import KEPT_CHECKPOINTS
 
 
 class Section(BaseModel):
@@ -230,6 +232,9 @@ class ModelSection(Section):
         default=None, description='a trainer of your own that speaks our protocol, such as "python train.py"'
     )
     configs: list[Kwargs] = Field(default=[], description="configs for the command, such as [{micro_batch: 8}]")
+    adopt: Adopt = Field(
+        default=None, description="true for a command that runs an unedited script of Trainer, TRL or Accelerate"
+    )
 
 
 class ParameterGroupSection(Section):
@@ -366,6 +371,13 @@ class AdapterSection(Section):
         return self
 
 
+class WarmStartSection(Section):
+    """A checkpoint of another job of the same model, from which the job goes on: weights, optimizer and step."""
+
+    checkpoints: Folder = Field(description="the folder or URL of the other job's checkpoints")
+    step: Whole = Field(description="the step of the checkpoint, such as 60")
+
+
 class JobEntry(Section):
     """One model to train."""
 
@@ -385,6 +397,10 @@ class JobEntry(Section):
     )
     quantize_base: Quantization | None = Field(
         default=None, description="nf4, for the base of an adapter in 4 bits, or leave the key out"
+    )
+    warm_start: WarmStartSection | None = Field(
+        default=None,
+        description="a checkpoint to go on from, such as {checkpoints: runs/a/checkpoints, step: 60}, or leave it out",
     )
     freeze: list[FreezePattern] = Field(
         default=[],
@@ -431,7 +447,12 @@ class JobEntry(Section):
     num_devices: Annotated[list[Whole], Field(min_length=1)] | None = Field(
         default=None, description="a list of gang sizes to choose from, such as [1, 2], or leave the key out"
     )
-    exact: bool = Field(default=job.Job.exact, description="true to pin the layout, else false")
+    exact: bool = Field(
+        default=job.Job.exact, description="true for the same bits on any number of devices, else false"
+    )
+    exact_chunk: Whole | None = Field(
+        default=None, description="the samples of one forward and backward of an exact job, such as 4"
+    )
     deadline_s: Positive | None = Field(
         default=None, description="the seconds from the batch's start by which the job must have ended, such as 3600"
     )
@@ -468,6 +489,10 @@ class BatchEntry(Section):
     profiling_share: Annotated[float, Field(ge=0)] = Field(
         default=PROFILING_SHARE,
         description="the most of the batch's predicted time that trials may take, such as 0.05; 0 makes none",
+    )
+    keep_checkpoints: Annotated[int, Field(ge=1)] = Field(
+        default=KEPT_CHECKPOINTS,
+        description="how many checkpoints a job keeps, such as 20: more let audits start from more steps",
     )
     devices: Devices = Field(default="auto", description="auto, {cpu: 2}, {gpu: 2} or {gpu: all}")
     datasets: dict[str, DatasetSection] | str | None = Field(

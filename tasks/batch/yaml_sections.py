@@ -1,7 +1,5 @@
 """YAML files whose sections are pydantic models: loading them, with all faults by line, and the words of the faults."""
 
-from __future__ import annotations
-
 from collections.abc import Callable, Iterable, Mapping
 from pathlib import Path
 from typing import Any, TypeVar
@@ -102,9 +100,11 @@ def read_document(path: Path, *, what: str) -> document.YamlDocument:
         raise BatchFileError([Fault("", None, f"cannot be read: {error}", f"name {what}", str(path))]) from error
 
 
-def file_error(found: Iterable[Finding], read: document.YamlDocument, *, file: str) -> BatchFileError:
+def file_error(findings: Iterable[Finding], read: document.YamlDocument, *, file: str) -> BatchFileError:
     """Returns the error with these faults, one for each place and message, in the order of the lines of the file."""
-    faults = {Fault(place_text(f.place), f.line or read.line(f.place), f.message, f.remedy, file): None for f in found}
+    faults = {
+        Fault(place_text(f.place), f.line or read.line(f.place), f.message, f.remedy, file): None for f in findings
+    }
     return BatchFileError(sorted(faults, key=lambda fault: fault.line or 0))
 
 

@@ -1,7 +1,5 @@
 """The catalogue of data sets that jobs may name: those of a batch file, and those of a separate file beside it."""
 
-from __future__ import annotations
-
 from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 from pathlib import Path

@@ -72,8 +72,8 @@ class _Question:
 
 
 @lru_cache(maxsize=MOST_REMEMBERED)
-def _faults(asked: _Question) -> tuple[tuple[str, str], ...]:
-    spec, entry = asked.spec, asked.entry
+def _faults(request: _Question) -> tuple[tuple[str, str], ...]:
+    spec, entry = request.spec, request.entry
     assert spec.version is not None
     label = f"data set {entry.name} {spec.version}"
     try:
@@ -185,8 +185,8 @@ class ColumnCheck:
         """Returns the faults found, one per column."""
         return self.wrong.values()
 
-    def _fault(self, row: Mapping[str, Any], column: str, said: str) -> str:
-        kind, may_lack = said.removesuffix("?"), said.endswith("?")
+    def _fault(self, row: Mapping[str, Any], column: str, column_type: str) -> str:
+        kind, may_lack = column_type.removesuffix("?"), column_type.endswith("?")
         value = row.get(column)
         if value is None or (self.is_text and value == "" and kind != "text"):
             if may_lack:
@@ -265,9 +265,9 @@ def contents(entry: Entry, version: str) -> dict[str, Content]:
     return result
 
 
-def fingerprint(found: Mapping[str, Content]) -> str:
+def fingerprint(contents: Mapping[str, Content]) -> str:
     """Returns the combined digest of all splits."""
-    if len(found) == 1:
-        return next(iter(found.values())).digest
-    text = " ".join(f"{split} {content.digest}" for split, content in sorted(found.items()))
+    if len(contents) == 1:
+        return next(iter(contents.values())).digest
+    text = " ".join(f"{split} {content.digest}" for split, content in sorted(contents.items()))
     return hashlib.sha256(text.encode()).hexdigest()[:16]

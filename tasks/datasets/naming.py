@@ -1,7 +1,5 @@
 """Resolution of the data sets that a batch file's jobs name to the paths that the trainer reads, with all faults."""
 
-from __future__ import annotations
-
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field, replace
 from pathlib import Path
@@ -52,9 +50,9 @@ class NamedData:
         self.findings += [replace(finding, place=origin(("data", *finding.place))) for finding in wrong]
         return {**job, "data": found_data}
 
-    def named(self, found: Iterable[Finding]) -> list[Finding]:
+    def named(self, findings: Iterable[Finding]) -> list[Finding]:
         """Returns findings about the files of named data sets, moved to the place of the name in the job."""
-        return [replace(f, place=(*f.place[:-1], "name")) if self._is_file(f.place) else f for f in found]
+        return [replace(f, place=(*f.place[:-1], "name")) if self._is_file(f.place) else f for f in findings]
 
     def _is_file(self, place: Place) -> bool:
         return place[-1:] in (("path",), ("held_out_path",)) and place[:-1] in self._resolved
@@ -117,11 +115,11 @@ def resolved(raw: Any, catalogue: Catalogue) -> tuple[Any, list[Finding]]:
     return {**kept, **fields, "version": version}, []
 
 
-def _version(said: Any, entry: Entry) -> str | None:
+def _version(given: Any, entry: Entry) -> str | None:
     """Returns the requested version, or None if it does not exist."""
-    if said in (None, LATEST):
+    if given in (None, LATEST):
         return entry.latest
-    return str(said) if str(said) in entry.versions else None
+    return str(given) if str(given) in entry.versions else None
 
 
 def _splits(raw: Mapping[str, Any], entry: Entry, files: DatasetVersion) -> tuple[str, str | None, list[Finding]]:

@@ -1,7 +1,5 @@
 """Recording of a job's data with its model: data set, version, split, window and rows."""
 
-from __future__ import annotations
-
 import json
 from collections.abc import Mapping
 from pathlib import Path

@@ -3,8 +3,6 @@
 Changes of texts and images are deterministic by seed.
 """
 
-from __future__ import annotations
-
 import itertools
 import random
 import re
@@ -117,7 +115,7 @@ def run_texts(tests: Sequence[BehaviourEntry], *, score: Score, encode: str | No
             one = taken(scores, [place[text] for text in case.texts])
             two = None if case.others is None else taken(scores, [place[text] for text in case.others])
             lines = [_quoted(text, other) for text, other in itertools.zip_longest(case.texts, case.others or ())]
-            result.setdefault(model, []).append(judge(test, one, two, labels=case.labels, said=lines))
+            result.setdefault(model, []).append(judge(test, one, two, labels=case.labels, descriptions=lines))
     return result | _faults(tests, scored)
 
 
@@ -173,13 +171,13 @@ def _columns_of(test: BehaviourEntry, held_out: Mapping[str, Any] | None) -> dic
 
 
 def judge(
-    test: BehaviourEntry, one: Scores, two: Scores | None, *, labels: Sequence[int] | None, said: Sequence[str]
+    test: BehaviourEntry, one: Scores, two: Scores | None, *, labels: Sequence[int] | None, descriptions: Sequence[str]
 ) -> TestResult:
     """Returns the result of a test.
 
     one: the scores of its cases.
     two: the scores of what each case is compared with, or None.
-    said: a description of each case for messages.
+    descriptions: a description of each case for messages.
     """
     result = TestResult(test=test.name, kind=test.kind, num_cases=one.num_rows, max_failures=test.max_failures)
     if one.kind not in (CAUSAL, CLASSIFIER) or (one.kind == CAUSAL and (labels is not None or _label_of(test))):
@@ -193,7 +191,7 @@ def judge(
             return replace(result, fault=f"`direction` needs a label of the model's, 0 to {num_labels - 1}")
     failing, how = _failing(test, one, two, labels)
     places = np.flatnonzero(failing)
-    examples = tuple(f"{said[i]}: {how[i]}" for i in places[:MAX_EXAMPLES])
+    examples = tuple(f"{descriptions[i]}: {how[i]}" for i in places[:MAX_EXAMPLES])
     return replace(result, num_failures=len(places), examples=examples)
 
 
@@ -283,7 +281,7 @@ def _of_images(
     scores = one.scores[model]
     lines = [f"{'held-out image' if test.images is None else 'image'} {i}" for i in range(scores.num_rows)]
     known = [int(label) for label in labels[: scores.num_rows]] if test.kind == MINIMUM else None
-    return judge(test, scores, None if two is None else two.scores[model], labels=known, said=lines)
+    return judge(test, scores, None if two is None else two.scores[model], labels=known, descriptions=lines)
 
 
 def _faults(tests: Sequence[BehaviourEntry], scored: ScoringResult) -> dict[str, list[TestResult]]:

@@ -23,7 +23,7 @@ from ringmaster.tasks.evaluation.scores import Cases, Scores, ScoringResult, sco
 from ringmaster.tasks.evaluation.suite import SliceEntry, Suite
 from ringmaster.tasks.profiling.preflight import TrialEnvironment
 from ringmaster.techniques import Job
-from ringmaster.techniques.metric import default_metrics
+from ringmaster.techniques.metric import ModelMetric, default_metrics, metrics_named
 from ringmaster.techniques.scoring import Progress
 from ringmaster.techniques.scoring.scoring_order import TrainingData
 
@@ -92,11 +92,10 @@ def examine_each(
     if metrics is not None:
         job = replace(job, evaluation=replace(job.evaluation, metrics=tuple(metrics)))
     score = partial(score_models, job=job, progress=progress, environment=environment, device=device)
-    scored = ScoringResult()
+    scored, requested = ScoringResult(), {**models, **({} if against is None else {OTHER: against})}
     if held_out:
         slicers = {entry.name: entry.by for entry in suite.slices if entry.by is not None}
         with_images = any(test.held_out is not None for test in suite.tests)
-        requested = {**models, **({} if against is None else {OTHER: against})}
         scored = score(
             requested,
             data=data,
@@ -106,6 +105,8 @@ def examine_each(
             is_whole=is_whole,
             trained_on=trained_on,
         )
+    elif any(isinstance(metric, ModelMetric) for metric in metrics_named(metrics or ())):
+        scored = score(requested, cases=Cases(texts=()), max_rows=max_rows, is_whole=is_whole)
     tests = _tests(suite, models, scored, score)
     return {name: _examined(name, suite, scored, tests[name], metrics=metrics, folder=folder) for name in models}
 
@@ -218,7 +219,8 @@ def measure(
     result: list[SliceMetric] = []
     for metric in metrics:
         own, others = scores.rows(metric), None if other is None else other.rows(metric)
-        result += [_measured(own, others, metric, name, mask) for name, mask in masks.items()]
+        of_metric = {ALL: np.ones(len(own), bool)} if metric in scores.documents else masks
+        result += [_measured(own, others, metric, name, mask) for name, mask in of_metric.items()]
     return result
 
 

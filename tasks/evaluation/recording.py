@@ -3,8 +3,6 @@
 The figure has a panel per metric, a line per slice, and a dot with its interval per model.
 """
 
-from __future__ import annotations
-
 import math
 from collections.abc import Iterator, Sequence
 from typing import Any

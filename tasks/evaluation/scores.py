@@ -1,7 +1,5 @@
 """Per-row scores of models, computed by a worker process, and metrics derived from them with numpy alone."""
 
-from __future__ import annotations
-
 import json
 from collections.abc import Mapping, Sequence
 from contextlib import closing
@@ -41,6 +39,7 @@ class Scores:
     num_tokens: [rows], of rows of tokens.
     columns: integers of each row, by name, such as its label.
     slices: the name of each row's slice, by the slicer's name.
+    documents: the values of each metric that has rows of its own, by the metric's name.
     inputs: the rows themselves, if they were requested.
     """
 
@@ -53,6 +52,7 @@ class Scores:
     num_tokens: Array | None = None
     columns: Mapping[str, Array] = field(default_factory=dict)
     slices: Mapping[str, Array] = field(default_factory=dict)
+    documents: Mapping[str, Array] = field(default_factory=dict)
     inputs: Mapping[str, Array] = field(default_factory=dict)
 
     def rows(self, metric: str) -> MetricRows:
@@ -61,6 +61,8 @@ class Scores:
         Raises ValueError if there is no such metric, or if the rows lack the labels for it.
         """
         measure = metric_named(metric)
+        if metric in self.documents:
+            return MetricRows(measure, {measure.sums[0]: self.documents[metric]})
         if not self.sums.keys() >= set(measure.sums):
             needed = f", which needs {measure.needs}" if measure.needs else ""
             raise ValueError(
@@ -184,7 +186,7 @@ def _write_cases(cases: Cases, folder: Path) -> str:
 def _read(file: Path, kind: str) -> Scores:
     with np.load(file, allow_pickle=False) as result:
         arrays = {name: result[name] for name in result.files}
-    grouped: dict[str, dict[str, Array]] = {"column": {}, "slice": {}, "input": {}}
+    grouped: dict[str, dict[str, Array]] = {"column": {}, "slice": {}, "input": {}, "document": {}}
     plain: dict[str, Any] = {}
     for name, array in arrays.items():
         group, dot, rest = name.partition(".")
@@ -193,7 +195,7 @@ def _read(file: Path, kind: str) -> Scores:
         else:
             plain[name] = array
     sums = {name: plain.pop(name) for name in list(plain) if name not in SCORES}
-    num_rows = max((len(array) for array in arrays.values()), default=0)
+    num_rows = max((len(array) for name, array in arrays.items() if not name.startswith("document.")), default=0)
     if "predictions" in plain:
         plain["predictions"] = plain["predictions"].astype(np.int64)
     return Scores(
@@ -203,5 +205,6 @@ def _read(file: Path, kind: str) -> Scores:
         columns=grouped["column"],
         slices=grouped["slice"],
         inputs=grouped["input"],
+        documents=grouped["document"],
         **plain,
     )

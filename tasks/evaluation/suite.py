@@ -4,8 +4,6 @@ The tests are those of CheckList (Ribeiro et al., Beyond Accuracy, ACL 2020): `m
 `direction` of change. Assertions are predicates over predictions (Kang et al., Model Assertions, MLSys 2020).
 """
 
-from __future__ import annotations
-
 import re
 from collections.abc import Iterator
 from pathlib import Path

@@ -99,7 +99,7 @@ def _read(data: Any) -> Prediction | None:
 
 
 @dataclass(frozen=True, kw_only=True)
-class Planned:
+class PlanUpdate:
     """A plan was made, the first one or another. `why` gives the reason."""
 
     problem: Problem
@@ -130,7 +130,7 @@ class SegmentStarted:
 
 
 @dataclass(frozen=True, kw_only=True)
-class GangSaid:
+class GangReport:
     """An event of a running gang, as rank 0 sent it: ready, steps, metrics, checkpoint, checkpoint_failed."""
 
     number: int
@@ -165,7 +165,7 @@ class JobEnded:
 
 
 @dataclass(frozen=True, kw_only=True)
-class Waiting:
+class DeviceWait:
     """Segments that could start wait for devices that other processes of this machine hold. Sent on each change."""
 
     holders: tuple[str, ...]
@@ -179,7 +179,7 @@ class PredictionUpdate:
     prediction: Prediction
 
 
-ExecutionEvent = Planned | SegmentStarted | GangSaid | SegmentEnded | JobEnded | Waiting | PredictionUpdate
+ExecutionEvent = PlanUpdate | SegmentStarted | GangReport | SegmentEnded | JobEnded | DeviceWait | PredictionUpdate
 Listener = Callable[[ExecutionEvent], None]
 
 

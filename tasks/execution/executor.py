@@ -5,8 +5,6 @@ nodes may be added and removed at any time. Running segments then continue, and 
 background.
 """
 
-from __future__ import annotations
-
 import logging
 import math
 import queue
@@ -21,7 +19,7 @@ from sqlalchemy.exc import SQLAlchemyError
 from ringmaster.tasks.cluster import Cluster
 from ringmaster.tasks.execution.dispatch import Command, DeviceId
 from ringmaster.tasks.execution.engine import Engine
-from ringmaster.tasks.execution.events import ExecutionEvent, GangSaid, Listener, Listeners, Planned, SegmentEnded
+from ringmaster.tasks.execution.events import ExecutionEvent, GangReport, Listener, Listeners, PlanUpdate, SegmentEnded
 from ringmaster.tasks.execution.job_table import JobState, JobTable, SteeringPolicy, SteeringRequest
 from ringmaster.tasks.execution.outcome_policy import OutcomePolicy
 from ringmaster.tasks.execution.plan_manager import AddTerms, Forecaster, MakePlan, PlanManager
@@ -79,7 +77,7 @@ class Executor:
         engine: Engine,
         make_plan: MakePlan,
         entries: Sequence[JobState] = (),
-        plan: Planned | None = None,
+        plan: PlanUpdate | None = None,
         add_terms: AddTerms = lambda problem: problem,
         listeners: Sequence[Listener] = (),
         replanner: Replanner | None = None,
@@ -486,7 +484,7 @@ class Executor:
                 self.job_table.write(job, message=waits_for)
         if isinstance(event, EvaluationReported):
             self.job_table.evaluated(job, event.step, event.metrics)
-        self._tell(GangSaid(number=running.number, job=job, event=event))
+        self._tell(GangReport(number=running.number, job=job, event=event))
 
     def _end(self, number: int, outcome: Outcome) -> None:
         running = self._plan_progress.running.pop(number, None)

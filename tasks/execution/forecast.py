@@ -29,8 +29,6 @@ taken to be errors of speeds: as the running batch measures its own, m fades wit
 clock and no I/O, and its random numbers have a fixed seed.
 """
 
-from __future__ import annotations
-
 import math
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace

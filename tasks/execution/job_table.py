@@ -30,6 +30,7 @@ from ringmaster.tasks.storage.journal import ENDED, JobRecord, JobStatus, Journa
 from ringmaster.techniques import Job, Profile
 from ringmaster.techniques.checkpoints.storage import is_url, join_root
 from ringmaster.techniques.loss import loss_function_of
+from ringmaster.techniques.processes.order import KEPT_CHECKPOINTS
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -44,6 +45,7 @@ class RunPaths:
     data: the prepared data of each job, as the preflight recorded it.
     checkpoint_every_s: seconds between checkpoints; None to derive it from the cost of a save and the failure rate.
     checkpoint_root: a folder or an fsspec URL for checkpoints instead of `folder`.
+    keep_checkpoints: how many checkpoints of each job are kept.
     """
 
     folder: Path
@@ -53,6 +55,7 @@ class RunPaths:
     data: Mapping[str, Mapping[str, Any]] = field(default_factory=dict)
     checkpoint_every_s: float | None = None
     checkpoint_root: str | None = None
+    keep_checkpoints: int = KEPT_CHECKPOINTS
 
     def model_dir(self, job: str) -> Path:
         """Returns the folder of a job's finished model."""
@@ -339,6 +342,9 @@ class JobTable:
         if SETTLED in details:
             entry = self.entries[name] = self._settled(entry, details)
         # A job that could not be inspected has no number of steps, and will not run.
+        start = entry.job.warm_start
+        if start is not None and self.records[name].step < start.step:
+            self.write(name, step=start.step)
         total = entry.job.num_steps or 0
         self.totals[name] = min(details.get(GOAL, total), total)
         self.groups.renew(name)
@@ -534,9 +540,9 @@ def keeps_layout(job: Job) -> bool:
     return loss is not None and loss.generation is not None
 
 
-def _has_layout(profile: Profile, said: Mapping[str, Any]) -> bool:
+def _has_layout(profile: Profile, layout: Mapping[str, Any]) -> bool:
     own_layout = {"technique": profile.technique, "config": dict(profile.config), "num_devices": profile.num_devices}
-    return own_layout == said
+    return own_layout == layout
 
 
 def _renamed(job: Job, batch: str) -> Job:

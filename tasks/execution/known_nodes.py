@@ -1,7 +1,5 @@
 """The nodes of an engine as one executor knows them: changes between two looks become changes of its cluster."""
 
-from __future__ import annotations
-
 import logging
 import threading
 import time

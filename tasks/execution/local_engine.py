@@ -24,7 +24,7 @@ from ringmaster.tasks.background_worker import in_a_thread
 from ringmaster.tasks.cluster import Cluster
 from ringmaster.tasks.device_monitor import Telemetry
 from ringmaster.tasks.execution.engine import EngineContext, EngineNode, SegmentCall, SegmentTelemetry, Spawn
-from ringmaster.tasks.execution.events import ExecutionEvent, GangSaid, SegmentEnded
+from ringmaster.tasks.execution.events import ExecutionEvent, GangReport, SegmentEnded
 from ringmaster.tasks.process_identity import identity
 from ringmaster.tasks.storage.database import Database
 from ringmaster.tasks.storage.message_store import MessageStore
@@ -266,7 +266,7 @@ class StepEvents:
             self._phases.pop(event.number, None)
             self._may_write.pop(event.number, None)
             return
-        if not isinstance(event, GangSaid) or not isinstance(
+        if not isinstance(event, GangReport) or not isinstance(
             event.event, (Steps, EvaluationReported, PhaseStarted, JobReady)
         ):
             return

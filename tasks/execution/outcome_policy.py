@@ -11,8 +11,6 @@ The outcome of a gang that trains a group is that of its lead job; each member h
 cannot continue as it is (three crashes, no memory under any option), the group parts before any job fails.
 """
 
-from __future__ import annotations
-
 from collections.abc import Callable, Mapping
 from typing import Any
 

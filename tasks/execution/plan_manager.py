@@ -4,8 +4,6 @@
 runs. Batches that arrive later share the devices and may change what is predicted for a batch of a pool.
 """
 
-from __future__ import annotations
-
 import math
 import time
 from collections.abc import Callable, Collection, Iterable
@@ -18,9 +16,9 @@ from ringmaster.tasks.execution.events import (
     FIRST_PREDICTION,
     NEWEST_PREDICTION,
     ExecutionEvent,
-    GangSaid,
+    GangReport,
     JobEnded,
-    Planned,
+    PlanUpdate,
     PredictionUpdate,
     SegmentEnded,
     predictions_in,
@@ -137,9 +135,9 @@ class PlanManager:
         kept = [segment for segment in self._plan_progress.planned if segment.job in active]
         self._plan_progress.planned = kept
         if problem is not None:
-            self.begin(Planned(problem=problem, plan=self._make_plan(problem), why=why))
+            self.begin(PlanUpdate(problem=problem, plan=self._make_plan(problem), why=why))
 
-    def begin(self, planned: Planned) -> None:
+    def begin(self, planned: PlanUpdate) -> None:
         """Follows a plan of jobs of which nothing is planned yet."""
         jobs = {job.name: job for job in self._job_table.left()}
         steps = {job.id: jobs[job.id].total_steps for job in planned.problem.jobs}
@@ -222,7 +220,7 @@ class PlanManager:
         self._journal.write_plan({"problem": problem.to_json(), "plan": plan.to_json()}, why=why)
         if self.replanner is not None:
             self.replanner.planned(self.state())
-        self._tell(Planned(problem=problem, plan=plan, why=why))
+        self._tell(PlanUpdate(problem=problem, plan=plan, why=why))
 
 
 def problem_left(
@@ -278,8 +276,8 @@ class Forecaster:
             jobs = self._job_table.of_batch(batch)
             if all(self._job_table.records[job].status in ENDED for job in jobs):
                 del self._since_s[batch]  # it may be resumed, and begins anew then
-        is_learnt = isinstance(event, GangSaid) and isinstance(event.event, Steps) and now_s >= self._made_s + EVERY_S
-        if (is_learnt or isinstance(event, (Planned, SegmentEnded))) and now_s >= self._free_s:
+        is_learnt = isinstance(event, GangReport) and isinstance(event.event, Steps) and now_s >= self._made_s + EVERY_S
+        if (is_learnt or isinstance(event, (PlanUpdate, SegmentEnded))) and now_s >= self._free_s:
             self._predict_all()
             self._made_s = self._clock()
             self._free_s = self._made_s + (self._made_s - now_s) / MOST_SHARE

@@ -1,7 +1,5 @@
 """The progress of a running segment as its gang reports it: for the executor, and in figures for people."""
 
-from __future__ import annotations
-
 import math
 import statistics
 from collections import deque

@@ -1,7 +1,5 @@
 """The start of segments: leases their devices, writes them into the journal and starts them on an engine."""
 
-from __future__ import annotations
-
 import math
 import time
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
@@ -14,7 +12,7 @@ from typing import Any, Protocol
 from ringmaster.tasks.cluster import Cluster, Device
 from ringmaster.tasks.execution.dispatch import DeviceId, PlannedSegment, device_of
 from ringmaster.tasks.execution.engine import Engine, SegmentCall
-from ringmaster.tasks.execution.events import ExecutionEvent, SegmentStarted, Waiting
+from ringmaster.tasks.execution.events import DeviceWait, ExecutionEvent, SegmentStarted
 from ringmaster.tasks.execution.job_table import JobTable, RunPaths
 from ringmaster.tasks.execution.progress import PlanProgress, RunningSegment
 from ringmaster.tasks.profiling.preflight import slots_of
@@ -112,7 +110,7 @@ class Starter:
                 holders = {holder for name, holder in held.items() if name in missing}
                 again_s = min(again_s, LEASE_RETRY_S)
         if holders and holders != self._waited_for:
-            tell(Waiting(holders=tuple(sorted(holders))))
+            tell(DeviceWait(holders=tuple(sorted(holders))))
         self._waited_for = holders
         return again_s
 
@@ -405,6 +403,7 @@ def gang_order(
         parents={name: str(p) for name, p in parents.items() if p} if job.adaptation is not None else {},
         last_step=segment.last_step,
         checkpoint_every_s=every_s,
+        keep_checkpoints=place.keep_checkpoints,
         import_paths=place.import_paths,
         ordered_at_s=time.monotonic(),
     )

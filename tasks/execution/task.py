@@ -1,7 +1,5 @@
 """The Prefect task that stands for a segment on this machine."""
 
-from __future__ import annotations
-
 from collections.abc import Callable
 from concurrent.futures import Future
 from itertools import count

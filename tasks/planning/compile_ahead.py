@@ -6,8 +6,6 @@ non-preemptive, with constraints, and with other objectives. The first run takes
 later runs a few seconds.
 """
 
-from __future__ import annotations
-
 from ringmaster.tasks.planning.plan_search import Preemption
 from ringmaster.tasks.planning.problems.problem import Problem
 from ringmaster.tasks.planning.problems.problem_parts import Option, PlanningJob, PlanningNode

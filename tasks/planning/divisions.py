@@ -11,7 +11,7 @@ from collections.abc import Callable, Collection, Hashable, Iterable, Iterator, 
 from dataclasses import dataclass, replace
 
 from ringmaster.errors import NoRoomError, ProblemError
-from ringmaster.tasks.planning.bounds.bounds import Bound, by_area, preemptive_bound, rigid_bound
+from ringmaster.tasks.planning.bounds.bounds import Bound, by_area, conflicts, preemptive_bound, rigid_bound
 from ringmaster.tasks.planning.bounds.pattern_model import Group, Integral, PatternModel, members_of
 from ringmaster.tasks.planning.objectives import Objective
 from ringmaster.tasks.planning.plan_search import MAX_DEVICES_OF_MILP, MAX_JOBS_OF_MILP, WORTH_S
@@ -433,8 +433,6 @@ class FusedSearch:
     def proved(self) -> Plan:
         """Returns the best plan with the bound of the fused problem. Raises ProblemError if no plan was found."""
         if self.best is None:
-            from ringmaster.tasks.planning.bounds.bounds import conflicts
-
             raise ProblemError([*conflicts(self.problem)] or self.faults)
         plan = replace(
             self.best,
@@ -513,11 +511,11 @@ def _is_dear(estimate: DivisionEstimate) -> bool:
     return is_small or estimate.list_value - estimate.promise > WORTH_S
 
 
-def _proving(found: Plan, better: Plan, *, value: float) -> Plan:
+def _proving(proved: Plan, better: Plan, *, value: float) -> Plan:
     """Returns the better plan, which has that value, with the bounds and proofs of the plan that was found."""
-    lower_s = None if found.lower_bound_s is None else min(found.lower_bound_s, better.makespan_s)
-    solver_s = None if found.solver_bound_s is None else min(found.solver_bound_s, better.makespan_s)
-    plan = replace(found, segments=better.segments, method=better.method, lower_bound_s=lower_s)
+    lower_s = None if proved.lower_bound_s is None else min(proved.lower_bound_s, better.makespan_s)
+    solver_s = None if proved.solver_bound_s is None else min(proved.solver_bound_s, better.makespan_s)
+    plan = replace(proved, segments=better.segments, method=better.method, lower_bound_s=lower_s)
     plan = replace(plan, solver_bound_s=solver_s)
     if plan.value is None:
         return plan

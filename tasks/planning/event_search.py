@@ -393,9 +393,9 @@ def within_fair_memory(problem: Problem) -> MemorySafe | None:
     return MemorySafe(replace(problem, nodes=nodes, jobs=tuple(jobs)), kept)
 
 
-def _planned(found: OrderFound, problem: Problem, *, least_s: float, seed: int, work: WorkBudget) -> list[Segment]:
+def _planned(ordered: OrderFound, problem: Problem, *, least_s: float, seed: int, work: WorkBudget) -> list[Segment]:
     """Returns the segments of all periods, one after another."""
-    shares = _gathered(found.periods, problem)
+    shares = _gathered(ordered.periods, problem)
     last = {job: p for p, of in enumerate(shares) for job in of}
     segments: list[Segment] = []
     now_s, started = 0.0, {job.id for job in problem.jobs if job.started}
@@ -403,7 +403,7 @@ def _planned(found: OrderFound, problem: Problem, *, least_s: float, seed: int, 
     for p, of in enumerate(shares):
         if not of:
             continue
-        nodes = tuple(replace(node, available_until_s=None) for node in found.lp.nodes_in(p))
+        nodes = tuple(replace(node, available_until_s=None) for node in ordered.lp.nodes_in(p))
         jobs = [
             _part(problem.job(job), share, nodes, running.get(job), is_started=job in started, is_last=last[job] == p)
             for job, share in of.items()

@@ -7,8 +7,6 @@ options also train the other *members* (`contracted`).
 differs slightly, such as by the time left, so that no second search can end with a worse plan than the first.
 """
 
-from __future__ import annotations
-
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from functools import partial

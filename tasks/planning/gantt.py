@@ -4,8 +4,6 @@ An SVG has a row per device; hovering over a job in a browser highlights all its
 device, and a line per job with its segments.
 """
 
-from __future__ import annotations
-
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from math import floor, log10
@@ -20,7 +18,7 @@ COLOURS = ["#9ecae9", "#f8cf7c", "#a9d8b8", "#f4b6b6", "#cfc0e4", "#dbd2a0", "#b
 WIDTH, LEFT, TOP, RIGHT, NODE_GAP = 1200, 110, 92, 24, 10
 STYLE = (
     "text{font-family:system-ui,'DejaVu Sans',sans-serif;fill:#22303c}"
-    ".title{font-size:18px;font-weight:600}.said{font-size:13px;fill:#52616d}"
+    ".title{font-size:18px;font-weight:600}.subtitle{font-size:13px;fill:#52616d}"
     ".name{font-size:12px;text-anchor:end;font-weight:600}"
     ".device{font-size:10px;text-anchor:end;fill:#7b8894}"
     ".tick{font-size:11px;text-anchor:middle;fill:#52616d}"
@@ -59,7 +57,7 @@ class Frame:
         """The horizontal pixel of a time."""
         return LEFT + seconds * self.scale
 
-    def head(self, title: str, said: Sequence[str], *, style: str = "", defs: str = "") -> str:
+    def head(self, title: str, lines: Sequence[str], *, style: str = "", defs: str = "") -> str:
         """The beginning of the document: size, styles and headline."""
         return (
             f'<svg xmlns="http://www.w3.org/2000/svg" viewBox="0 0 {WIDTH} {self.height:.0f}" width="{WIDTH}" '
@@ -68,7 +66,7 @@ class Frame:
             f"<defs>{defs}</defs>\n"
             f'<rect width="{WIDTH}" height="{self.height:.0f}" fill="#ffffff"/>\n'
             f'<text x="{LEFT}" y="28" class="title">{xml(title, limit=80)}</text>'
-            f'<text x="{LEFT}" y="48" class="said">{xml(" · ".join(said))}</text>'
+            f'<text x="{LEFT}" y="48" class="subtitle">{xml(" · ".join(lines))}</text>'
         )
 
     def ground(self) -> Iterator[str]:
@@ -98,7 +96,7 @@ class Frame:
         x = WIDTH - RIGHT
         return "".join(parts) + f'<text x="{x}" y="{self.height - 6:.1f}" class="device">time in {unit}</text>'
 
-    def line(self, seconds: float, *, said: str, title: str, style: tuple[str, str]) -> str:
+    def line(self, seconds: float, *, text: str, title: str, style: tuple[str, str]) -> str:
         """A time that is marked across all devices.
 
         style: the CSS classes of the line and of its text.
@@ -107,7 +105,7 @@ class Frame:
         return (
             f'<line x1="{x:.1f}" y1="{TOP - 12}" x2="{x:.1f}" y2="{self.height - 38:.1f}" class="{style[0]}">'
             f"<title>{xml(title)}</title></line>"
-            f'<text x="{x - 5:.1f}" y="{TOP - 6}" class="{style[1]}">{xml(said)}</text>'
+            f'<text x="{x - 5:.1f}" y="{TOP - 6}" class="{style[1]}">{xml(text)}</text>'
         )
 
     def boxes(self, gang: Iterable[tuple[str, Sequence[int]]], start_s: float, end_s: float) -> Iterator[GanttBox]:
@@ -257,7 +255,7 @@ def render_svg(
     if plan.best_bound_s:
         least = f"no plan ends before {seconds_text(plan.best_bound_s)}"
         title = "no plan can end before this"
-        parts.append(frame.line(plan.best_bound_s, said=least, title=title, style=("bound", "least")))
+        parts.append(frame.line(plan.best_bound_s, text=least, title=title, style=("bound", "least")))
     return "\n".join([*parts, "</svg>"])
 
 
@@ -321,8 +319,8 @@ class Bar:
     """An interval of one device's time.
 
     fill: the character of its cells.
-    letter: the character of the first cell, followed by `said` where there is space.
-    said: the name.
+    letter: the character of the first cell, followed by `name` where there is space.
+    name: the name of the object.
     of: the object that the bar stands for.
     """
 
@@ -330,7 +328,7 @@ class Bar:
     end_s: float
     fill: str
     letter: str
-    said: str
+    name: str
     of: object
 
 
@@ -437,6 +435,6 @@ def job_lines(plan: Plan, problem: Problem, width: int) -> list[str]:
 
 def _bar_text(bar: Bar, length: int) -> str:
     """The text at the beginning of a bar: its letter and name where at least four characters of it fit."""
-    if bar.said and length >= 7:
-        return f"{bar.letter} {printable(bar.said, limit=length - 3)} "
+    if bar.name and length >= 7:
+        return f"{bar.letter} {printable(bar.name, limit=length - 3)} "
     return bar.letter if bar.letter != bar.fill else ""

@@ -9,8 +9,6 @@ list schedules, annealing over lists, retiming, replanning, and the lower bound.
 entry points of the group `ringmaster.objectives`.
 """
 
-from __future__ import annotations
-
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace

@@ -13,13 +13,13 @@ from sqlalchemy.exc import SQLAlchemyError
 from ringmaster.errors import ProblemError
 from ringmaster.tasks.cluster import Cluster, Device, Node
 from ringmaster.tasks.execution.events import (
+    DeviceWait,
     ExecutionEvent,
     JobEnded,
-    Planned,
+    PlanUpdate,
     PredictionUpdate,
     SegmentEnded,
     SegmentStarted,
-    Waiting,
 )
 from ringmaster.tasks.execution.job_table import JobState
 from ringmaster.tasks.planning import Plan
@@ -170,14 +170,14 @@ def batch_of(event: ExecutionEvent) -> str | None:
     """Returns the batch that an event is about; None for an event that is about all batches."""
     if isinstance(event, PredictionUpdate):
         return event.batch
-    if isinstance(event, (Planned, Waiting)):
+    if isinstance(event, (PlanUpdate, DeviceWait)):
         return None
     return split(event.segment.job if isinstance(event, (SegmentStarted, SegmentEnded)) else event.job)[0]
 
 
 def as_logged(event: ExecutionEvent, batch: str) -> ExecutionEvent | None:
     """Returns an event as one batch sees it, with the batch's own job names; None if it does not concern the batch."""
-    if isinstance(event, Planned):
+    if isinstance(event, PlanUpdate):
         return _planned(event, batch)
     if isinstance(event, (SegmentStarted, SegmentEnded)):
         members = tuple(split(member)[1] for member in event.members)
@@ -187,7 +187,7 @@ def as_logged(event: ExecutionEvent, batch: str) -> ExecutionEvent | None:
     return event
 
 
-def _planned(event: Planned, batch: str) -> Planned | None:
+def _planned(event: PlanUpdate, batch: str) -> PlanUpdate | None:
     """Returns the part of a plan that is about one batch. It has bounds only if the plan has no other jobs."""
     problem, plan = event.problem, event.plan
     own = {job.id: split(job.id)[1] for job in problem.jobs if split(job.id)[0] == batch}
@@ -212,7 +212,7 @@ def _planned(event: Planned, batch: str) -> Planned | None:
     )
     if len(own) < len(problem.jobs):
         part = Plan(problem_name=plan.problem_name, segments=segments, method=plan.method)
-    return Planned(problem=replace(problem, jobs=jobs), plan=part, why=event.why)
+    return PlanUpdate(problem=replace(problem, jobs=jobs), plan=part, why=event.why)
 
 
 class Quarantine:

@@ -18,7 +18,7 @@ from functools import partial
 from sqlalchemy import ColumnElement, exists, select
 
 from ringmaster.tasks.execution.engine import Engine, completed
-from ringmaster.tasks.execution.events import ExecutionEvent, GangSaid, JobEnded, PredictionUpdate, SegmentEnded
+from ringmaster.tasks.execution.events import ExecutionEvent, GangReport, JobEnded, PredictionUpdate, SegmentEnded
 from ringmaster.tasks.execution.executor import Executor
 from ringmaster.tasks.execution.known_nodes import KnownNodes
 from ringmaster.tasks.execution.progress import RunningSegment
@@ -156,7 +156,7 @@ class PoolController:
 
     def listen(self, event: ExecutionEvent) -> None:
         """Listens to the executor: stores each of its decisions in the event log of the batches that it concerns."""
-        if isinstance(event, (GangSaid, PredictionUpdate)):
+        if isinstance(event, (GangReport, PredictionUpdate)):
             return  # followers read it where its node, or the forecaster, has stored it
         batch = batch_of(event)
         for one in [batch] if batch is not None else list(self._standing):

@@ -27,7 +27,15 @@ from typing import Any, Generic, TypeVar, get_args
 from sqlalchemy import Connection, Integer, cast, func, insert, select
 
 from ringmaster.codec import from_json, to_json
-from ringmaster.tasks.execution.events import ExecutionEvent, GangSaid, JobEnded, Planned, SegmentEnded, SegmentStarted
+from ringmaster.tasks.execution.events import (
+    DeviceWait,
+    ExecutionEvent,
+    GangReport,
+    JobEnded,
+    PlanUpdate,
+    SegmentEnded,
+    SegmentStarted,
+)
 from ringmaster.tasks.planning import Plan, Problem
 from ringmaster.tasks.storage.database import Database
 from ringmaster.tasks.storage.schema import SAID, SEGMENTS, TOLD, json_field
@@ -52,7 +60,9 @@ MOST_RECENT = 2000  # rows of each table to hold in memory for the readers of a 
 FOR_THE_EXECUTOR = (JobOfGroupEnded, RefusedEvent, ShareEnded)  # events that reach followers as the decisions on them
 
 
-_KINDS: Mapping[str, Any] = {cls.__name__: cls for cls in get_args(ExecutionEvent)}
+# Rows have the names that these classes had in release 0.2.
+_FORMER_NAMES = {PlanUpdate: "Planned", GangReport: "GangSaid", DeviceWait: "Waiting"}
+_KINDS: Mapping[str, Any] = {_FORMER_NAMES.get(cls, cls.__name__): cls for cls in get_args(ExecutionEvent)}
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -101,14 +111,19 @@ def keep(connection: Connection, batch: str, event: ExecutionEvent) -> None:
 
 
 def _row(batch: str, event: ExecutionEvent) -> dict[str, Any]:
-    return {"batch": batch, "kind": type(event).__name__, "content": content_of(event), "told_s": time.time()}
+    return {"batch": batch, "kind": kind_of(event), "content": content_of(event), "told_s": time.time()}
+
+
+def kind_of(event: ExecutionEvent) -> str:
+    """Returns the name under which events of its class are stored."""
+    return _FORMER_NAMES.get(type(event), type(event).__name__)
 
 
 def content_of(event: ExecutionEvent) -> Mapping[str, Any]:
     """Returns an event as JSON values, from which `event_of` reads it."""
-    if isinstance(event, Planned):
+    if isinstance(event, PlanUpdate):
         return {"problem": event.problem.to_json(), "plan": event.plan.to_json(), "why": event.why}
-    assert not isinstance(event, GangSaid), "the events of gangs are in the message store"
+    assert not isinstance(event, GangReport), "the events of gangs are in the message store"
     content: Mapping[str, Any] = to_json(event)
     return content
 
@@ -129,12 +144,12 @@ def event_of(kind: str, content: Mapping[str, Any]) -> ExecutionEvent:
 
     Rows of earlier releases may have copies of the events of gangs.
     """
-    if kind == Planned.__name__:
-        problem, plan = Problem.from_json(content["problem"]), Plan.from_json(content["plan"])
-        return Planned(problem=problem, plan=plan, why=content["why"])
-    if kind == GangSaid.__name__:
-        return GangSaid(number=content["number"], job=content["job"], event=event_from_json(content["event"]))
     cls: Any = _KINDS[kind]
+    if cls is PlanUpdate:
+        problem, plan = Problem.from_json(content["problem"]), Plan.from_json(content["plan"])
+        return PlanUpdate(problem=problem, plan=plan, why=content["why"])
+    if cls is GangReport:
+        return GangReport(number=content["number"], job=content["job"], event=event_from_json(content["event"]))
     event: ExecutionEvent = from_json(cls, content)
     return event
 
@@ -232,7 +247,7 @@ class BatchEvents:
 
     def _read_copied(self, connection: Connection) -> dict[int, int]:
         """Returns, by segment, the number of the last event that an earlier release copied into the event log."""
-        copies = select(_number()).where(TOLD.c.batch == self.batch, TOLD.c.kind == GangSaid.__name__)
+        copies = select(_number()).where(TOLD.c.batch == self.batch, TOLD.c.kind == _FORMER_NAMES[GangReport])
         result = {}
         for segment, num_copies in Counter(connection.execute(copies).scalars().all()).items():
             query = select(SAID.c.id, SAID.c.content).where(SAID.c.segment == segment).order_by(SAID.c.id)
@@ -305,7 +320,7 @@ class EventReader:
             # Maintenance has deleted the start of a segment that is older than those that have started since.
             is_late = each.segment in self._ended or each.segment not in started
             if not is_late and not isinstance(each.event, FOR_THE_EXECUTOR) and not self._events.is_copied(each):
-                event = GangSaid(number=each.segment, job=each.job, event=each.event)
+                event = GangReport(number=each.segment, job=each.job, event=each.event)
                 found.append(BatchEvent(at=self._at, event=event, time_s=each.time_s))
         return len(said)
 

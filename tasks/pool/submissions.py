@@ -20,7 +20,7 @@ from typing import Any
 from sqlalchemy import Connection, insert, select, update
 from sqlalchemy.exc import SQLAlchemyError
 
-from ringmaster.codec import from_json, to_json
+from ringmaster.codec import SINCE_LATER, from_json, to_json
 from ringmaster.tasks.execution.events import JobEnded
 from ringmaster.tasks.execution.job_table import RunPaths
 from ringmaster.tasks.planning.objectives import PlanningTerms
@@ -31,6 +31,7 @@ from ringmaster.tasks.storage.database import Database
 from ringmaster.tasks.storage.journal import JobStatus, Journal
 from ringmaster.tasks.storage.schema import BATCHES, FACTS, JOBS, REQUESTS, json_field
 from ringmaster.techniques import Job, Profile
+from ringmaster.techniques.processes.order import KEPT_CHECKPOINTS
 
 
 class BatchStatus(StrEnum):
@@ -73,6 +74,7 @@ class Submission:
     flow_run: str = ""
     started_s: float = 0.0
     together: Mapping[str, tuple[Profile, ...]] = field(default_factory=dict)
+    keep_checkpoints: int = field(default=KEPT_CHECKPOINTS, metadata=SINCE_LATER)
 
     @property
     def asked(self) -> PlanningTerms:
@@ -97,6 +99,7 @@ class Submission:
             data=self.data,
             checkpoint_every_s=self.checkpoint_every_s,
             checkpoint_root=self.checkpoint_root,
+            keep_checkpoints=self.keep_checkpoints,
         )
 
 

@@ -4,8 +4,6 @@ On several devices each job's batch is divided, so that a group behaves like its
 jobs' own profiles under data parallelism therefore predict the group.
 """
 
-from __future__ import annotations
-
 import math
 from bisect import bisect_right
 from collections.abc import Collection, Iterator, Mapping, Sequence

@@ -246,10 +246,10 @@ class GroupSearch:
         """The number of gangs that the devices can hold at once."""
         return max(1, self.num_devices // self.layout.num_devices)
 
-    def wanted(self, found: Mapping[str, Result], *, most: int) -> list[Trial]:
+    def wanted(self, results: Mapping[str, Result], *, most: int) -> list[Trial]:
         """Returns the first trials without a known result, so that no more than `most` groups are known then."""
-        num_known = sum(name in found for name in self.known)
-        left = [group for name, group in self.tried.items() if name not in found]
+        num_known = sum(name in results for name in self.known)
+        left = [group for name, group in self.tried.items() if name not in results]
         return [self.trial(group) for group in left[: max(most - num_known, 0)]]
 
     @cached_property
@@ -258,9 +258,9 @@ class GroupSearch:
         groups = candidate_groups(self.members, num_devices=self.num_slots) if self.tried else ()
         return {self._key(group).fingerprint: group for group in groups} | self.tried
 
-    def take(self, found: Mapping[str, Result]) -> None:
+    def take(self, results: Mapping[str, Result]) -> None:
         """Takes the known results of its groups."""
-        self.results = {name: found[name] for name in self.known if name in found}
+        self.results = {name: results[name] for name in self.known if name in results}
         self.__dict__.pop("laws", None)  # computed from the results
 
     @property
@@ -485,23 +485,23 @@ def _add(groups: dict[str, tuple[Profile, ...]], offered: Sequence[tuple[str, Pr
         groups[lead] = (*groups.get(lead, ()), profile)
 
 
-def _take(searches: Sequence[GroupSearch], found: Mapping[str, Result]) -> None:
+def _take(searches: Sequence[GroupSearch], results: Mapping[str, Result]) -> None:
     for search in searches:
-        search.take(found)
+        search.take(results)
 
 
 def _try(
     searches: Sequence[GroupSearch],
-    found: dict[str, Result],
+    results: dict[str, Result],
     measure: Callable[[Sequence[Trial]], Mapping[str, Result]],
 ) -> None:
     """Makes the trials of the first layouts, then those of other layouts that are worth one; adds their results."""
     for is_first in (True, False):
         chosen = [s for s in searches if (s.first is s) is is_first and s.may_be_tried]
-        trials = {trial.fingerprint: trial for search in chosen for trial in search.wanted(found, most=MOST_SIZES)}
+        trials = {trial.fingerprint: trial for search in chosen for trial in search.wanted(results, most=MOST_SIZES)}
         if trials:
-            found |= measure(list(trials.values()))
-        _take(searches, found)
+            results |= measure(list(trials.values()))
+        _take(searches, results)
 
 
 def _names(search: GroupSearch) -> str:

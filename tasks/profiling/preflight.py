@@ -1,7 +1,5 @@
 """The preflight of jobs in worker processes, which prepares their data and lists the options that could train them."""
 
-from __future__ import annotations
-
 import threading
 from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
@@ -299,8 +297,14 @@ def _few(names: Sequence[str]) -> str:
     return names[0] if len(names) == 1 else f"{names[0]} and {len(names) - 1} more"
 
 
+def with_chunk(job: Job, preflight: Preflight) -> Job:
+    """Returns an exact job with the chunk that its preflight has chosen; it then stays, whatever devices there are."""
+    return replace(job, exact_chunk=job.exact_chunk or preflight.exact_chunk)
+
+
 def resolve_steps(job: Job, preflight: Preflight) -> Job:
-    """Returns the job with its epochs converted into steps, by the number of samples in the preflight."""
+    """Returns the job with its epochs converted into steps, and with its chunk."""
+    job = with_chunk(job, preflight)
     if job.num_steps is not None:
         return job
     assert job.num_epochs is not None

@@ -1,7 +1,5 @@
 """The store of measurements: what trials and running segments have measured, by the fingerprint of an option."""
 
-from __future__ import annotations
-
 import math
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace

@@ -1,7 +1,5 @@
 """The search for the fastest configs of a technique, which needs few trials and repeats none."""
 
-from __future__ import annotations
-
 import math
 import statistics
 from collections.abc import Iterable, Iterator, Mapping, Sequence

@@ -1,7 +1,5 @@
 """The Prefect task of the profiling stage."""
 
-from __future__ import annotations
-
 from typing import Any
 
 from prefect import task

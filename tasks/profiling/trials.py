@@ -1,7 +1,5 @@
 """Trials on the real devices, run side by side so that each is measured while its neighbours are as busy as later."""
 
-from __future__ import annotations
-
 import itertools
 import math
 import queue

@@ -1,7 +1,5 @@
 """The ancestry of a job's model in the lineage: the kind of its adaptation and its parents' models."""
 
-from __future__ import annotations
-
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
@@ -52,6 +50,11 @@ class Ancestry:
         if job.adapter is not None and job.adapter.continues_base and (base := self.jobs.get(job.base or "")):
             result = [*self.parents(base)[:1], *result]  # the weights that both adapters are on come first
         return list(dict.fromkeys(uri for uri in result if uri is not None))
+
+    def named_parents(self, job: Job) -> dict[str, str]:
+        """Returns the URIs or ids of a job's parents by the names that the job uses, with those of its own weights."""
+        uris = {name: self._named(job, name) for name in job.parents} | {s: self._imported(s) for s in _sources(job)}
+        return {name: uri for name, uri in uris.items() if uri is not None}
 
     def forget(self, job: Job) -> None:
         """Forgets the nodes of the models from elsewhere that a job came from."""

@@ -5,8 +5,6 @@ for MLflow if necessary; training never waits. A batch is resumed from the journ
 not be written waits in the journal, and is written when the batch is resumed.
 """
 
-from __future__ import annotations
-
 import logging
 import math
 import queue
@@ -22,8 +20,8 @@ from ringmaster.errors import LedgerError
 from ringmaster.model_lineage.ledger.ledger import Ledger
 from ringmaster.model_lineage.waiting import OutageRetry
 from ringmaster.tasks.batch import Batch
-from ringmaster.tasks.execution.events import ExecutionEvent, GangSaid, JobEnded, PredictionUpdate
-from ringmaster.tasks.pool.event_log import BatchEvents, EventReader, LogPosition, content_of, event_of
+from ringmaster.tasks.execution.events import ExecutionEvent, GangReport, JobEnded, PredictionUpdate
+from ringmaster.tasks.pool.event_log import BatchEvents, EventReader, LogPosition, content_of, event_of, kind_of
 from ringmaster.tasks.recording.mlflow_writer import JobsToRecord, MlflowWriter
 from ringmaster.tasks.storage.journal import Journal
 from ringmaster.text import printable_lines
@@ -147,7 +145,7 @@ class AsyncRecorder:
         if isinstance(event, PredictionUpdate):  # no record, and too many to wait for an MLflow that is away
             return
         self._has_heard = True
-        if isinstance(event, GangSaid) and self._todo.qsize() >= MOST_WAITING:
+        if isinstance(event, GangReport) and self._todo.qsize() >= MOST_WAITING:
             self._num_dropped += 1
             return
         self._todo.put(partial(self._write, event, at_ms=int(time.time() * 1000)))
@@ -194,7 +192,7 @@ class AsyncRecorder:
 
     def _write(self, event: ExecutionEvent, *, at_ms: int) -> None:
         """Writes an event. One that cannot be written is kept, and the points of a gang's event wait for `flush`."""
-        if isinstance(event, GangSaid) and self._insist.gave_up:
+        if isinstance(event, GangReport) and self._insist.gave_up:
             self._writer.write(event, at_ms=at_ms)
         elif not self._insist.do(partial(self._writer.write, event, at_ms=at_ms)):
             self._unwritten.append((event, at_ms))
@@ -214,9 +212,9 @@ class AsyncRecorder:
     def _store_unwritten(self) -> None:
         """Stores what is not written in the journal, for the next process of this run."""
         events = [
-            [type(event).__name__, content_of(event), at_ms]
+            [kind_of(event), content_of(event), at_ms]
             for event, at_ms in self._unwritten
-            if not isinstance(event, GangSaid)
+            if not isinstance(event, GangReport)
         ]
         points = self._writer.waiting_points()
         kept = {"events": events, "points": points, "num_plans": self._writer.num_plans, "figures": self._figures}

@@ -3,21 +3,26 @@
 Each method may be called again after it failed half-way: it finds what it has written, or writes it again.
 """
 
-from __future__ import annotations
-
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from ringmaster.codec import from_json
+from ringmaster.codec import from_json, to_json
 from ringmaster.errors import LedgerError, TensorStoreError
 from ringmaster.model_lineage import model_pages
 from ringmaster.model_lineage.ledger.ledger import Ledger
 from ringmaster.model_lineage.records import MetricPoint, ModelRecord, Origin
 from ringmaster.tasks.batch import Batch
 from ringmaster.tasks.datasets.recording import ROWS, dataset_inputs, rows_text
-from ringmaster.tasks.execution.events import ExecutionEvent, GangSaid, JobEnded, Planned, SegmentEnded, SegmentStarted
+from ringmaster.tasks.execution.events import (
+    ExecutionEvent,
+    GangReport,
+    JobEnded,
+    PlanUpdate,
+    SegmentEnded,
+    SegmentStarted,
+)
 from ringmaster.tasks.execution.job_table import LIKE, SETTLED, RunPaths
 from ringmaster.tasks.planning import gantt
 from ringmaster.tasks.planning.gantt import beside_plan
@@ -36,6 +41,7 @@ from ringmaster.tasks.recording.rows import (
 )
 from ringmaster.tasks.storage.journal import JobStatus, Journal
 from ringmaster.techniques import Job, Profile
+from ringmaster.techniques.checkpoints.chain import read_chain
 from ringmaster.techniques.checkpoints.shared_models import fetch_model
 from ringmaster.techniques.metric import why_undefined
 from ringmaster.techniques.preflight import Preflight
@@ -48,7 +54,24 @@ FLOW_RUN_PAGE = "flow_run_page"  # the fact: the URL of a batch's flow run in Pr
 FUSION = "fusion"
 """The fact: the decision which jobs train together: {"words", "groups" (members by lead job), "together_s", "alone_s",
 "lower_bound_s", "practice_s"}."""
+TRAINING, CHAIN = "training/job.json", "training/chain.json"
+"""The artifacts of a job's run with its `TrainingRecord`, and with the chain of its states (`checkpoints.chain`)."""
 NOT_DONE = {JobStatus.CANCELLED: ("Cancelled", "KILLED"), JobStatus.STOPPED: ("Stopped early", "FINISHED")}
+
+
+@dataclass(frozen=True, kw_only=True)
+class TrainingRecord:
+    """What a model was trained by, for making it again.
+
+    parents: the URIs or ids of the models that it came from, by the names that the job uses.
+    folder: the folder of its batch file, from which users' functions are imported.
+    code_version: as in `Origin`.
+    """
+
+    job: Job
+    parents: Mapping[str, str]
+    folder: str
+    code_version: str
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -153,12 +176,12 @@ class MlflowWriter:
         at_ms: when the event arrived, in milliseconds since the epoch.
         """
         match event:
-            case Planned():
+            case PlanUpdate():
                 self._write_plan(event)
             case SegmentStarted():
                 for job in (event.segment.job, *event.members):
                     self.ledger.resume_run(self._job_run(job))
-            case GangSaid():
+            case GangReport():
                 self._points.setdefault(event.job, []).extend(metric_points(event.event, at_ms=at_ms))
                 self._energy.hear(event)
                 self._note_waiting(event.job, event.event)
@@ -283,7 +306,7 @@ class MlflowWriter:
         record = self._journal.jobs().get(name)
         return {} if record is None else record.details
 
-    def _write_plan(self, event: Planned) -> None:
+    def _write_plan(self, event: PlanUpdate) -> None:
         run_id = self.run_of()
         if run_id is None:
             return
@@ -340,6 +363,7 @@ class MlflowWriter:
         data = preflight.data
         if (rows := rows_text(data)) is not None:
             self.ledger.write_text(run_id, ROWS, rows)
+        self._write_training(event, job, run_id, parents=ancestry.named_parents(job))
         num_parameters = preflight.facts["num_parameters"]
         return self.ledger.record_model(
             f"{self._batch.name}.{job.name}",
@@ -358,6 +382,19 @@ class MlflowWriter:
             origin=self._origin(event, job, started_from=ancestry.first_weights(job)),
         )
 
+    def _write_training(self, event: JobEnded, job: Job, run_id: str, *, parents: Mapping[str, str]) -> None:
+        """Writes what the model can be made again from: its job, its parents and the chain of its states."""
+        folder = str(self._batch.folder)
+        record = TrainingRecord(job=job, parents=parents, folder=folder, code_version=self._code_version)
+        self.ledger.write_json(run_id, TRAINING, to_json(record))
+        try:
+            chain = read_chain(self._place(event).checkpoint_dir(job))
+        except ValueError as error:  # the library of a store's protocol is missing here
+            self._notice(f"the states of {job.name} are not recorded: {error}")
+            return
+        if chain is not None:
+            self.ledger.write_text(run_id, CHAIN, chain.to_text())
+
     def _origin(self, event: JobEnded, job: Job, *, started_from: str | None) -> Origin:
         segments = self._journal.segments(job.name)
         what = segments[-1].what if segments else None
@@ -371,6 +408,7 @@ class MlflowWriter:
             num_steps=event.details["step"],
             code_version=self._code_version,
             seed=job.seed,
+            quantized_base=job.quantize_base,
             started_from=started_from,
         )
 

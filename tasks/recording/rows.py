@@ -3,8 +3,6 @@
 Device telemetry is named like MLflow's system metrics, so that its UI shows the points there.
 """
 
-from __future__ import annotations
-
 import subprocess
 from collections.abc import Mapping
 from dataclasses import fields
@@ -15,7 +13,7 @@ from typing import Any
 from ringmaster.codec import to_json
 from ringmaster.model_lineage import model_pages
 from ringmaster.model_lineage.records import MetricPoint
-from ringmaster.tasks.execution.events import GangSaid, Planned, SegmentEnded
+from ringmaster.tasks.execution.events import GangReport, PlanUpdate, SegmentEnded
 from ringmaster.tasks.storage.journal import JobRecord, Journal
 from ringmaster.techniques import Job, Profile
 from ringmaster.techniques.data.row_source import RowSource
@@ -29,7 +27,7 @@ def end_details(record: JobRecord) -> dict[str, Any]:
     return {**record.details, "step": record.step}
 
 
-def plan_rows(event: Planned) -> list[dict[str, Any]]:
+def plan_rows(event: PlanUpdate) -> list[dict[str, Any]]:
     """Returns the plan as a table with one row per segment."""
     return [
         {
@@ -50,7 +48,7 @@ def picture(run_id: str) -> str:
     return model_pages.picture("The plan", run_id, "plan-1/gantt.svg")
 
 
-def plan_sentence(event: Planned) -> str:
+def plan_sentence(event: PlanUpdate) -> str:
     """Returns the makespan and the gap of a plan, for the note of a run."""
     gap = "" if event.plan.gap is None else f", at most {event.plan.gap:.1%} above the best plan with these runtimes"
     return f"Planned: **{event.plan.makespan_s:.1f} s**{gap}."
@@ -158,13 +156,13 @@ class EnergyMeter:
         self._journal = journal
         self._running: dict[int, dict[str, float]] = {}  # by segment and node
 
-    def hear(self, said: GangSaid) -> None:
+    def hear(self, report: GangReport) -> None:
         """Takes in an event of a gang; a telemetry event reports the energy that its devices have used so far."""
-        if not isinstance(said.event, DeviceTelemetry):
+        if not isinstance(report.event, DeviceTelemetry):
             return
-        used = [device["energy_j"] for device in said.event.devices.values() if "energy_j" in device]
+        used = [device["energy_j"] for device in report.event.devices.values() if "energy_j" in device]
         if used:
-            self._running.setdefault(said.number, {})[said.event.node] = sum(used)
+            self._running.setdefault(report.number, {})[report.event.node] = sum(used)
 
     def end(self, ended: SegmentEnded, *, at_ms: int) -> dict[str, list[MetricPoint]]:
         """Takes in the end of a segment; returns the energy that each of its jobs has used so far, as metric points.

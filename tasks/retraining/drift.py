@@ -12,8 +12,6 @@ and Naranjo, Statistical properties of the population stability index, J. Risk M
 have a large PSI by chance, and a PSI below that level does not count as drift.
 """
 
-from __future__ import annotations
-
 from collections import Counter, deque
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field

@@ -1,7 +1,5 @@
 """The policy file, and the rules by which a challenger becomes the champion, as pure functions with their reasons."""
 
-from __future__ import annotations
-
 import math
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace

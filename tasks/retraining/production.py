@@ -3,8 +3,6 @@
 Their jobs are validated by the rules of a batch; faults are at places of the file.
 """
 
-from __future__ import annotations
-
 import json
 import re
 from collections.abc import Iterable, Iterator, Mapping

@@ -1,7 +1,5 @@
 """Schema of the file of production models: the keys and the type of each value."""
 
-from __future__ import annotations
-
 import re
 from collections.abc import Iterator, Mapping
 from typing import Annotated, Any

@@ -1,7 +1,5 @@
 """The promotion stage: reads and moves the aliases of a registered model (see `names` for their meaning)."""
 
-from __future__ import annotations
-
 import json
 import platform
 import time

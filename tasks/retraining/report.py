@@ -1,7 +1,5 @@
 """The report of a retraining run: which models were due and why, the cost, the results, and what to inspect."""
 
-from __future__ import annotations
-
 import http.client
 import json
 import math
@@ -246,16 +244,16 @@ WAITS_S = (1.0, 5.0, 15.0)  # before each retry
 MAY_PASS = (408, 425, 429)  # and all status codes from 500
 
 
-def address_of(said: str, environment: Mapping[str, str] = os.environ) -> str:
+def address_of(setting: str, environment: Mapping[str, str] = os.environ) -> str:
     """Returns the URL of a webhook; `$NAME` stands for the variable's value, since such addresses are secrets.
 
     Raises ValueError if it is not an http or https address.
     """
-    url = environment.get(said[1:], "").strip() if said.startswith("$") else said
+    url = environment.get(setting[1:], "").strip() if setting.startswith("$") else setting
     if not url:
-        raise ValueError(f"the environment has no {said[1:]}, which names the webhook. To fix: export it")
+        raise ValueError(f"the environment has no {setting[1:]}, which names the webhook. To fix: export it")
     if not _is_address(url):
-        raise ValueError(f"a webhook is an http or https address, {said} is none")
+        raise ValueError(f"a webhook is an http or https address, {setting} is none")
     return url
 
 

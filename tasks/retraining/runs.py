@@ -5,8 +5,6 @@ same run, or on two runs of the same models, at once. The results of a run are s
 begins the same run continues from there; a run that is over stays unchanged.
 """
 
-from __future__ import annotations
-
 import json
 import platform
 import re

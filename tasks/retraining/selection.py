@@ -3,8 +3,6 @@
 Models that do not fit are left for the next run. All functions are pure: they are given the time.
 """
 
-from __future__ import annotations
-
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from datetime import UTC, date, datetime, time, timedelta

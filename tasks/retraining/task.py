@@ -1,7 +1,5 @@
 """Promotion as a Prefect task."""
 
-from __future__ import annotations
-
 from typing import Any
 
 from prefect import task

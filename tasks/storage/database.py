@@ -9,8 +9,6 @@ are therefore put off while a thread is inside `together`. They are carried out 
 thread reads or writes anything else.
 """
 
-from __future__ import annotations
-
 import json
 import logging
 import math

@@ -4,8 +4,6 @@ A batch on this machine has its own SQLite file; a pool has one database for all
 the epoch.
 """
 
-from __future__ import annotations
-
 import json
 import sqlite3
 import time

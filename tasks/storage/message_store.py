@@ -4,8 +4,6 @@ The messages are in the pool's database, so they outlive both sides. An executor
 stopped, and a node that was cut off finds the messages that it missed.
 """
 
-from __future__ import annotations
-
 import math
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass

@@ -1,7 +1,5 @@
 """Checks that all processes of a pool run one release of Ringmaster, as another release may misread its tables."""
 
-from __future__ import annotations
-
 from importlib.metadata import version
 
 from sqlalchemy import Connection, delete, insert, inspect, select, text, update
@@ -48,12 +46,12 @@ def check_tables(connection: Connection) -> None:
         )
 
 
-def _upgrade(connection: Connection, found: str) -> None:
-    while found in UPGRADES:
-        for statement in UPGRADES[found]:
+def _upgrade(connection: Connection, form: str) -> None:
+    while form in UPGRADES:
+        for statement in UPGRADES[form]:
             connection.execute(text(statement))
-        found = str(int(found) + 1)
-    connection.execute(update(ABOUT).where(ABOUT.c.key == _TABLES).values(value=found))
+        form = str(int(form) + 1)
+    connection.execute(update(ABOUT).where(ABOUT.c.key == _TABLES).values(value=form))
 
 
 def _has_allocations(connection: Connection) -> bool:

@@ -1,7 +1,5 @@
 """The tables of a pool. Times are seconds since the epoch, for display: no decision compares clocks."""
 
-from __future__ import annotations
-
 from typing import Any
 
 from sqlalchemy import JSON, BigInteger, Column, Float, Integer, MetaData, Table, TypeDecorator, UniqueConstraint

@@ -3,8 +3,6 @@
 The figures are the trials in parallel coordinates, and their learning curves with the rungs.
 """
 
-from __future__ import annotations
-
 import math
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
@@ -272,11 +270,11 @@ def _ends(trials: Sequence[str], reports: Reports, objective: str) -> tuple[floa
     )
 
 
-def _limits(found: Sequence[float], *, is_high_good: bool) -> tuple[float, float]:
+def _limits(values: Sequence[float], *, is_high_good: bool) -> tuple[float, float]:
     """Returns the ends of an axis: all good values, and bad ones only as far as three of four trials justify."""
-    if not found:
+    if not values:
         return 0.0, 1.0
-    ordered = sorted(found, reverse=is_high_good)  # the best first
+    ordered = sorted(values, reverse=is_high_good)  # the best first
     first, usual, end = ordered[0], ordered[3 * (len(ordered) - 1) // 4], ordered[-1]
     far = usual + (usual - first)
     worst = max(end, far) if is_high_good else min(end, far)

@@ -5,8 +5,6 @@ decisions are written to the batch's journal before any request. After a kill at
 sweep continues from the journal and repeats the same requests, which changes nothing.
 """
 
-from __future__ import annotations
-
 import math
 import threading
 import time
@@ -15,7 +13,7 @@ from dataclasses import replace
 from typing import Any
 
 from ringmaster.codec import to_json
-from ringmaster.tasks.execution.events import ExecutionEvent, GangSaid, JobEnded
+from ringmaster.tasks.execution.events import ExecutionEvent, GangReport, JobEnded
 from ringmaster.tasks.execution.job_table import GOAL, LIKE, SETTLED, SteeringRequest
 from ringmaster.tasks.storage.journal import ENDED, JobStatus, Journal
 from ringmaster.tasks.sweeping.space import Values
@@ -111,7 +109,7 @@ class SweepScheduler:
 
     def listen(self, event: ExecutionEvent) -> None:
         """Handles an event of the executor."""
-        if isinstance(event, GangSaid) and isinstance(event.event, EvaluationReported):
+        if isinstance(event, GangReport) and isinstance(event.event, EvaluationReported):
             self._hear(event.job, event.event.step, event.event.metrics)
         elif isinstance(event, JobEnded):
             if event.status == JobStatus.DONE:

@@ -1,7 +1,5 @@
 """The search space of a sweep: values or ranges by dotted keys of a job, with all faults reported at once."""
 
-from __future__ import annotations
-
 import copy
 import itertools
 import math

@@ -3,8 +3,6 @@
 Both have one row per device. In the picture, the first plan is a strip at the bottom of the row.
 """
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 from dataclasses import dataclass
 
@@ -192,8 +190,8 @@ def render_svg(run_timeline: RunTimeline, *, titles: bool = True) -> str:
         sheet.end(span)
     parts += sheet.drawn()
     if not run_timeline.is_over:
-        said_now = f"now, after {seconds_text(run_timeline.now_s)}"
-        parts.append(frame.line(run_timeline.now_s, said=said_now, title="now", style=("now", "nowat")))
+        text = f"now, after {seconds_text(run_timeline.now_s)}"
+        parts.append(frame.line(run_timeline.now_s, text=text, title="now", style=("now", "nowat")))
     return "\n".join([*parts, "</svg>"])
 
 

@@ -4,8 +4,6 @@ The executor reads a plan as an order, not as a timetable, and so does the forec
 the plan's order, each for its planned duration, and a segment starts when its devices are free.
 """
 
-from __future__ import annotations
-
 import math
 import time
 from collections.abc import Callable, Collection, Mapping, Sequence
@@ -180,23 +178,23 @@ def devices_of(segment: Segment) -> tuple[DeviceId, ...]:
     return tuple((node, device) for node, ids in segment.devices for device in ids)
 
 
-def planned_end_s(standing: FollowedPlan, running: TimelineSpan) -> float | None:
+def planned_end_s(followed: FollowedPlan, running: TimelineSpan) -> float | None:
     """Returns when a running segment ends by the plan, None if the plan does not contain it."""
-    own = standing.plan.segments_of(running.job)
-    same = next((segment for segment in own if _is_gang(segment, running, standing.problem)), None)
+    own = followed.plan.segments_of(running.job)
+    same = next((segment for segment in own if _is_gang(segment, running, followed.problem)), None)
     if same is None:
         return None
     # A plan that is newer than the segment begins with it; an older one gives only its duration.
-    is_newer = standing.made_s > running.start_s and same is own[0]
-    return (standing.made_s + same.end_s) if is_newer else running.start_s + same.duration_s
+    is_newer = followed.made_s > running.start_s and same is own[0]
+    return (followed.made_s + same.end_s) if is_newer else running.start_s + same.duration_s
 
 
 def to_come(
-    standing: Mapping[str, FollowedPlan], *, past: Sequence[TimelineSpan], running: Sequence[TimelineSpan], now_s: float
+    followed: Mapping[str, FollowedPlan], *, past: Sequence[TimelineSpan], running: Sequence[TimelineSpan], now_s: float
 ) -> list[TimelineSpan]:
     """Returns the segments that are still to be started, at their forecast times, from `now_s` on.
 
-    standing: the plan that each unfinished job follows.
+    followed: the plan that each unfinished job follows.
     past: the spans that have ended.
     running: the spans that run, with their forecast ends.
     """
@@ -205,7 +203,7 @@ def to_come(
         own.setdefault(span.job, []).append(span)
     rest: list[TimelineSpan] = []
     after: dict[str, Sequence[str]] = {}
-    for job, plan in standing.items():
+    for job, plan in followed.items():
         segments = plan.plan.segments_of(job)
         left = segments[_num_begun(segments, own.get(job, []), plan) :]
         rest += [as_span(segment, plan.problem, from_s=plan.made_s, status=TO_COME) for segment in left]
@@ -213,7 +211,7 @@ def to_come(
     return _in_order(rest, after, running=running, now_s=now_s)
 
 
-def _num_begun(segments: Sequence[Segment], spans: Sequence[TimelineSpan], standing: FollowedPlan) -> int:
+def _num_begun(segments: Sequence[Segment], spans: Sequence[TimelineSpan], followed: FollowedPlan) -> int:
     """Returns how many of a job's planned segments have begun.
 
     spans: the job's past and running spans, in order.
@@ -221,22 +219,22 @@ def _num_begun(segments: Sequence[Segment], spans: Sequence[TimelineSpan], stand
     begun = 0
     for span in spans:
         is_running = span.status == NOW_RUNNING
-        if span.start_s < standing.made_s:
+        if span.start_s < followed.made_s:
             # It began before the plan was made. It belongs to the plan only if it still runs as the first segment.
-            if is_running and segments and _is_gang(segments[0], span, standing.problem):
+            if is_running and segments and _is_gang(segments[0], span, followed.problem):
                 begun = 1
             continue
-        at = next((i for i in range(begun, len(segments)) if _is_gang(segments[i], span, standing.problem)), None)
+        at = next((i for i in range(begun, len(segments)) if _is_gang(segments[i], span, followed.problem)), None)
         if at is not None:
             begun = at if span.status in AGAIN else at + 1
     if (
         begun == 0
         and spans
         and spans[-1].status == OutcomeStatus.DONE
-        and spans[-1].start_s < standing.made_s < spans[-1].end_s
+        and spans[-1].start_s < followed.made_s < spans[-1].end_s
     ):
         # It ran on as the first segment of the plan, and has ended since.
-        begun = int(bool(segments) and _is_gang(segments[0], spans[-1], standing.problem))
+        begun = int(bool(segments) and _is_gang(segments[0], spans[-1], followed.problem))
     return begun
 
 

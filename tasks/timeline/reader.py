@@ -1,7 +1,5 @@
 """The reader of run timelines from the database of a batch or a pool. It reads each plan only once."""
 
-from __future__ import annotations
-
 import time
 from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import replace

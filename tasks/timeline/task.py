@@ -1,7 +1,5 @@
 """Prefect artifacts that show the progress of a batch and its Gantt chart while it runs."""
 
-from __future__ import annotations
-
 import time
 from base64 import b64encode
 from collections.abc import Callable, Iterator
@@ -18,7 +16,7 @@ from prefect.client.schemas.actions import ArtifactUpdate
 from prefect.exceptions import PrefectException
 
 from ringmaster.tasks.background_worker import CoalescingWorker
-from ringmaster.tasks.execution.events import ExecutionEvent, GangSaid, JobEnded, SegmentEnded, SegmentStarted
+from ringmaster.tasks.execution.events import ExecutionEvent, GangReport, JobEnded, SegmentEnded, SegmentStarted
 from ringmaster.tasks.storage.database import DatabaseClosed
 from ringmaster.tasks.storage.journal import JobStatus, Journal
 from ringmaster.tasks.timeline.drawing import job_table, render_svg
@@ -63,7 +61,7 @@ class ProgressArtifact:
 
     def listen(self, event: ExecutionEvent) -> None:
         """Updates the bar every `DRAW_EVERY_S`, and when a segment starts or ends. An executor's listener."""
-        if isinstance(event, GangSaid) and isinstance(event.event, Steps):
+        if isinstance(event, GangReport) and isinstance(event.event, Steps):
             self._steps[event.job] = event.event.step
         is_due = isinstance(event, (SegmentStarted, SegmentEnded, JobEnded))
         if is_due or self._clock() - self._updated_s >= DRAW_EVERY_S:

@@ -1,6 +1,7 @@
 """Checkpoint store: the canonical state of a job at a step, readable by every technique at every world size.
 
     ROOT/latest                             the name of the newest folder, for people and tools
+    ROOT/chain.json                         the states so far (`chain`)
     ROOT/step-00000030/manifest.json        tensors, their pieces, the files' sizes and SHA-256, the manifest's SHA-256
                        rank-00000.safetensors ...
 
@@ -29,7 +30,7 @@ from typing import Any
 
 from ringmaster.codec import digest, from_json, to_json
 from ringmaster.errors import CheckpointError, CheckpointNotFound, ObjectStoreUnavailable
-from ringmaster.techniques.checkpoints.storage import MANIFEST, Block, CheckpointRoot, place_of
+from ringmaster.techniques.checkpoints.storage import LATEST, MANIFEST, Block, CheckpointRoot, LocalPlace, place_of
 
 
 @contextmanager
@@ -229,12 +230,12 @@ class CheckpointStore:
         for rank in range(self._num_ranks):
             parts.append(from_json(CheckpointManifest, json.loads(self._place.read(self._part(step, rank)))))
         manifest = stored_manifest(_merge(parts, step, meta))
-        name = _folder(step)
+        name = folder_of(step)
         if self.whole(name) is not None:  # the step was trained again after a fault, with the same result
             self.drop(step)
         else:
             self._place.reveal(self._aside(step), name, manifest)
-        self._place.point_latest(name)
+        self._place.write_whole(LATEST, name.encode())
         # Newer checkpoints were corrupt when this state was restored. They must not count as checkpoints to keep.
         for old in [known for known in self._place.names() if known <= name][: -self._keep]:
             self._place.remove(old)
@@ -246,7 +247,7 @@ class CheckpointStore:
     def failed(self, step: int, fault: BaseException | None) -> CheckpointError:
         """Returns the error of a failed save; `fault` is this rank's, or None where another rank failed."""
         reason = f": {fault}" if fault is not None else " on another rank"
-        return CheckpointError(f"checkpoint {_folder(step)} could not be written under {self.root}{reason}")
+        return CheckpointError(f"checkpoint {folder_of(step)} could not be written under {self.root}{reason}")
 
     def _together(self, step: int, action: Callable[[], None]) -> None:
         """Runs `action` on every rank. If it fails on any, all ranks raise, and the written parts are removed."""
@@ -262,13 +263,23 @@ class CheckpointStore:
         raise self.failed(step, fault)
 
     def _aside(self, step: int) -> str:
-        return self._place.aside(_folder(step), self._attempt)
+        return self._place.aside(folder_of(step), self._attempt)
 
     def _part(self, step: int, rank: int) -> str:
         return f"{self._aside(step)}part-{rank:05d}.json"
 
     def _is_whole(self, name: str, file: str, manifest: CheckpointManifest) -> bool:
         return _is_whole(self._place, f"{name}/{file}", manifest.files[file])
+
+
+def copy_checkpoint(root: str | Path, step: int, *, to: Path) -> None:
+    """Copies a checkpoint into a folder of checkpoints. Raises CheckpointError where it is not whole."""
+    place, name, target = place_of(root), folder_of(step), LocalPlace(to)
+    checkpoint = CheckpointStore(root).whole(name)
+    if checkpoint is None:
+        raise CheckpointError(f"{place.location(name)} is damaged or gone")
+    for file in (*checkpoint.manifest.files, MANIFEST):
+        target.write(f"{name}/{file}", place.blocks(f"{name}/{file}"))
 
 
 def read_manifest(place: CheckpointRoot, name: str) -> CheckpointManifest | None:
@@ -322,7 +333,8 @@ def _is_whole(place: CheckpointRoot, path: str, stored: CheckpointFile) -> bool:
     return num_bytes == stored.num_bytes and value.hexdigest() == stored.sha256
 
 
-def _folder(step: int) -> str:
+def folder_of(step: int) -> str:
+    """Returns the name of the folder of a step's checkpoint."""
     return f"step-{step:08d}"
 
 

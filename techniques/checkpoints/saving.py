@@ -21,7 +21,7 @@ import errno
 import os
 import threading
 import time
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import replace
 from typing import Any, NamedTuple, Protocol
 
@@ -60,6 +60,9 @@ class CheckpointedState(Protocol):
 
     def checkpoint_meta(self) -> dict[str, Any]:
         """Returns the metadata of the job that a checkpoint stores."""
+
+    def extend_chain(self, step: int, *, always: bool) -> None:
+        """Adds the published checkpoint of `step` to the chain of the job's states. Called on rank 0."""
 
 
 def takes_nothing(fault: OSError | None) -> bool:
@@ -177,11 +180,15 @@ class Saver:
         step, meta = self._saved.next_step, self._saved.checkpoint_meta()
         save = _Save(step=step, leads=self._ranks.rank == 0, started_s=started_s, is_waited_for=copies is None)
         pieces = save.counting(self._saved.pieces(copies=copies))
-        save.publish = lambda: self._store.publish(step, meta)
+        save.publish = lambda: self._publish(step, meta, is_last=copies is None)
         save.drop = lambda: self._store.drop(step)
         save.start(lambda: self._store.write_part(step, pieces))
         save.stall_s = time.perf_counter() - started_s
         self._save = save
+
+    def _publish(self, step: int, meta: Mapping[str, Any], *, is_last: bool) -> None:
+        self._store.publish(step, meta)
+        self._saved.extend_chain(step, always=is_last)
 
     def follow(self, sums: SaveVotes) -> None:
         """Processes the sums over all ranks at a step: advances the save in progress, or completes it."""

@@ -129,8 +129,8 @@ class CheckpointRoot(Protocol):
     def reveal(self, aside: str, name: str, manifest: bytes) -> None:
         """Turns the files under `aside` into checkpoint `name` atomically; the manifest names the files."""
 
-    def point_latest(self, name: str) -> None:
-        """Records the name of the newest checkpoint, for people and tools."""
+    def write_whole(self, path: str, content: bytes) -> None:
+        """Writes or replaces a small file atomically."""
 
     def drop(self, aside: str) -> None:
         """Removes the files of an attempt."""
@@ -217,9 +217,9 @@ class LocalPlace:
         (self._root / aside).rename(self._root / name)
         _sync_folder(self._root)
 
-    def point_latest(self, name: str) -> None:  # noqa: D102
-        self.write(f"{LATEST}.tmp", [name.encode()])
-        (self._root / f"{LATEST}.tmp").rename(self._root / LATEST)
+    def write_whole(self, path: str, content: bytes) -> None:  # noqa: D102
+        self.write(f"{path}.tmp", [content])
+        (self._root / f"{path}.tmp").rename(self._root / path)
 
     def drop(self, aside: str) -> None:  # noqa: D102
         shutil.rmtree(self._root / aside, ignore_errors=True)
@@ -300,8 +300,8 @@ class UrlPlace:
             if file != MANIFEST and (not file.startswith(prefix) or file.endswith(".json")):
                 self._remove(f"{name}/{file}")
 
-    def point_latest(self, name: str) -> None:  # noqa: D102
-        self.write(LATEST, [name.encode()])
+    def write_whole(self, path: str, content: bytes) -> None:  # noqa: D102
+        self.write(path, [content])
 
     def drop(self, aside: str) -> None:  # noqa: D102
         name, _, prefix = aside.partition("/")

@@ -71,7 +71,7 @@ def blocks_of(
     value += b" " * (-len(value) % ALIGNMENT)
     yield memoryview(struct.pack("<Q", len(value)) + value)
     for name in names:
-        content = memoryview(_bytes_of(tensors[name]))
+        content = memoryview(bytes_of(tensors[name]))
         for start in range(0, len(content), BLOCK_BYTES):
             yield content[start : start + BLOCK_BYTES]
 
@@ -134,7 +134,8 @@ class DistantTensor:
         return self._file.rows(self._name, slices[0])[(slice(None), *slices[1:])]
 
 
-def _bytes_of(tensor: Tensor | LazyTensor) -> Any:
+def bytes_of(tensor: Tensor | LazyTensor) -> Any:
+    """Returns a tensor's bytes in row-major order, as an array."""
     if isinstance(tensor, LazyTensor):
         tensor = tensor.load()
     return tensor.detach().cpu().contiguous().reshape(-1).view(torch.uint8).numpy()

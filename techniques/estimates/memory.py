@@ -296,7 +296,7 @@ def _scenes(workload: Workload, choice: Choice) -> Iterable[RankScenario]:
     technique, config, shape = choice
     axes, num_ranks = technique.mesh_shape(shape, config), technique.num_ranks(shape)
     job = workload.job
-    if config.get("schedule") != "gpipe":
+    if config.get("schedule") != "gpipe" and not job.exact:  # an exact job keeps more sums of more micro-batches
         num_slices = data_parallel(axes)
         fill = _to_fill(axes.get("pp", 1), schedule=config.get("schedule", "1f1b"))
         rows = min(job.global_batch_size // num_slices, fill * int(config["micro_batch"]))

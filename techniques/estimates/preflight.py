@@ -34,7 +34,7 @@ from ringmaster.techniques.processes.events import (
     PreflightStarted,
     event_to_json,
 )
-from ringmaster.techniques.technique import GangShape, Technique, why_no_optimizer
+from ringmaster.techniques.technique import GangShape, Technique, choose_chunk, why_no_optimizer, why_not_exact
 from ringmaster.techniques.training.optimizers import check_options, freeze, parameter_settings
 
 ROOM_TO_SPARE = 4  # factor over weights, gradients and optimizer state, which leaves memory for activations
@@ -84,6 +84,7 @@ def preflight_job(job: Job, order: PreflightOrder) -> Preflight:
         facts = with_probe(facts, tried, job)
     if job.adapter is not None and facts.decoder is not None and (more := _beside_tokens(job, data, order)):
         facts = replace(facts, undivided=facts.undivided or f"samples have {', '.join(more)} beside their tokens")
+    job = replace(job, exact_chunk=choose_chunk(job, order.shapes, facts))
     estimator = Estimator(job, facts=facts, data=to_json(data), order=order)
     candidates: list[Candidate] = []
     refusals: list[Refusal] = []
@@ -103,7 +104,7 @@ def preflight_job(job: Job, order: PreflightOrder) -> Preflight:
                 or why_no_attention(job, device_kind=shape.kind)
             )
             reason = reason or why_no_generation(technique, job) or why_no_optimizer(technique, job)
-            reason = reason or technique.supports(job, shape, facts)
+            reason = reason or technique.supports(job, shape, facts) or why_not_exact(technique, job, shape, facts)
             if not order.forecast_all:
                 reason = reason or _needless(technique, listed, shape)
             listed[name], too_large = ([], []) if reason else estimator.weigh(technique, shape)
@@ -125,6 +126,7 @@ def preflight_job(job: Job, order: PreflightOrder) -> Preflight:
         facts=to_json(facts),
         candidates=tuple(candidates),
         refusals=tuple(refusals),
+        exact_chunk=job.exact_chunk,
     )
 
 

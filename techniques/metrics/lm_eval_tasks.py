@@ -8,9 +8,9 @@ from __future__ import annotations
 
 import re
 import sys
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from functools import cache
+from functools import cache, cached_property
 from importlib.util import find_spec
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, ClassVar
@@ -91,9 +91,16 @@ class LmEvalTask(ModelMetric):
 
     def value_of_rows(self, rows: Mapping[str, Values], counts: Values) -> Values:
         """Returns the task's aggregation of the documents, each as often as it is counted."""
-        values = np.repeat(rows[self.name], counts.astype(int), axis=0).tolist()
-        aggregate = self._loaded().aggregation()[self.measure_name]
-        return np.asarray(aggregate([tuple(each) if isinstance(each, list) else each for each in values]))
+        values = [tuple(each) if isinstance(each, list) else each for each in rows[self.name].tolist()]
+        samples = np.atleast_2d(counts).astype(int)
+        numbers = [np.repeat(np.arange(len(values)), each) for each in samples]
+        result = [self._aggregate([values[number] for number in each]) for each in numbers]
+        return np.asarray(result).reshape(counts.shape[:-1])
+
+    @cached_property
+    def _aggregate(self) -> Callable[[list[Any]], float]:
+        aggregate: Callable[[list[Any]], float] = self._loaded().aggregation()[self.measure_name]
+        return aggregate
 
     def _loaded(self) -> Any:
         """Returns the task with its documents. Raises ValueError where they cannot be read."""

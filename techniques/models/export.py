@@ -5,7 +5,7 @@ from __future__ import annotations
 import copy
 import json
 import shutil
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -25,7 +25,14 @@ from ringmaster.techniques.job import Adapter, ModelSpec
 from ringmaster.techniques.models.adapters import saved_modules, sites, unambiguous_targets
 from ringmaster.techniques.models.architectures import instantiate
 from ringmaster.techniques.models.build import no_progress_bar, skeleton
-from ringmaster.techniques.models.model_folders import WEIGHTS, metadata_of, tensors_in
+from ringmaster.techniques.models.model_folders import (
+    CONFIG,
+    FACTORY,
+    QUANTIZATION,
+    WEIGHTS,
+    metadata_of,
+    tensors_in,
+)
 from ringmaster.techniques.models.peft_format import (
     ADAPTER_CONFIG,
     ADAPTER_WEIGHTS,
@@ -35,9 +42,9 @@ from ringmaster.techniques.models.peft_format import (
     resolved,
     tensor_name,
 )
+from ringmaster.techniques.models.quantization import compressed_tensors
 from ringmaster.techniques.models.sentence_embeddings import copy_modules
 
-FACTORY = "model.json"
 GENERATION = "generation_config.json"
 PROCESSOR_FILES = (
     "tokenizer*",
@@ -81,11 +88,45 @@ def export_model(
         if spec.factory is not None:
             _save_factory(aside, spec, skeleton(spec, prepared), state)
         else:
-            _save_pretrained(aside, model.config, state)
+            _save_pretrained(aside, _config_to_save(model), state)
             _save_generation(aside, model, prepared)
-            copy_processors(aside, prepared=prepared, base=base)
-            if _has_no_head(model):
-                copy_modules(base, aside)
+            _copy_description(aside, model, prepared=prepared, base=base)
+
+
+def export_quantized(
+    folder: Path,
+    *,
+    spec: ModelSpec,
+    model: nn.Module,
+    names: Iterable[str],
+    method: str,
+    prepared: PreparedData,
+    base: str | None = None,
+) -> None:
+    """Exports a quantized model: int8 weights and scales in safetensors, and the method and layers in its config.
+
+    Arguments as of `export_model`. names: of the quantized layers.
+    """
+    from safetensors.torch import save_model
+
+    quantization = {"method": method, "modules": list(names)}
+    with publish(folder) as aside:
+        save_model(model, str(aside / WEIGHTS), metadata={"format": "pt"})
+        if spec.factory is not None:
+            _describe_factory(aside, spec, **{QUANTIZATION: quantization})
+            return
+        config = _config_to_save(model)
+        config.quantization_config = compressed_tensors(model, method=method)
+        setattr(config, QUANTIZATION, quantization)
+        (aside / CONFIG).write_text(config.to_json_string())
+        _copy_description(aside, model, prepared=prepared, base=base)
+
+
+def _copy_description(folder: Path, model: nn.Module, *, prepared: PreparedData, base: str | None) -> None:
+    """Copies what belongs to a model beside its weights and its config."""
+    copy_processors(folder, prepared=prepared, base=base)
+    if _has_no_head(model):
+        copy_modules(base, folder)
 
 
 def copy_processors(folder: Path, *, prepared: PreparedData, base: str | None) -> None:
@@ -106,10 +147,14 @@ def copy_processors(folder: Path, *, prepared: PreparedData, base: str | None) -
             shutil.copyfile(file, folder / file.name)
 
 
-def _save_pretrained(folder: Path, trained: Any, state: Mapping[str, Tensor]) -> None:
-    config = copy.deepcopy(trained)
+def _config_to_save(model: Any) -> Any:
+    config = copy.deepcopy(model.config)
     if hasattr(config, "use_cache"):
         config.use_cache = True
+    return config
+
+
+def _save_pretrained(folder: Path, config: Any, state: Mapping[str, Tensor]) -> None:
     with torch.device("meta"):
         whole: Any = instantiate(config)
     with no_progress_bar():
@@ -135,7 +180,13 @@ def _save_factory(folder: Path, spec: ModelSpec, whole: nn.Module, state: Mappin
     from safetensors.torch import save_file
 
     save_file(_untied(whole, state), folder / WEIGHTS, metadata={"format": "pt"})
-    (folder / FACTORY).write_text(json.dumps({"factory": spec.factory, "kwargs": to_json(spec.kwargs)}, indent=1))
+    _describe_factory(folder, spec)
+
+
+def _describe_factory(folder: Path, spec: ModelSpec, **more: Any) -> None:
+    (folder / FACTORY).write_text(
+        json.dumps({"factory": spec.factory, "kwargs": to_json(spec.kwargs), **more}, indent=1)
+    )
 
 
 def _untied(whole: nn.Module, state: Mapping[str, Tensor]) -> dict[str, Tensor]:
@@ -237,9 +288,7 @@ def export_adapter(
         (aside / ADAPTER_CONFIG).write_text(json.dumps(config, indent=2, sort_keys=True))
         metadata = {"format": "pt"} | ({QUANTIZED_BASE: quantize_base} if quantize_base else {})
         save_file(tensors, aside / ADAPTER_WEIGHTS, metadata=metadata)
-        copy_processors(aside, prepared=prepared, base=base)
-        if _has_no_head(model):
-            copy_modules(base, aside)
+        _copy_description(aside, model, prepared=prepared, base=base)
 
 
 def _has_no_head(model: nn.Module) -> bool:

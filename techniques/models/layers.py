@@ -26,8 +26,9 @@ def layer_names(model: nn.Module) -> tuple[str, ...]:
 
 
 def num_parameters(module: nn.Module) -> int:
-    """Returns the number of a module's parameters; shared ones count once, and those of 4 bits by their bytes."""
-    return sum(p.numel() // (1 if p.is_floating_point() else 4) for p in module.parameters())
+    """Returns the number of a module's parameters; shared ones count once, 4-bit ones by their bytes and scales."""
+    scales = sum(buffer.numel() for name, buffer in module.named_buffers() if name.endswith("absmax"))
+    return scales + sum(p.numel() // (1 if p.is_floating_point() else 4) for p in module.parameters())
 
 
 def _layers(model: nn.Module, name: str) -> Iterator[str]:

@@ -173,8 +173,11 @@ def base_of(folder: Path) -> Path | None:
             "adapter_config.json"
         )
     path = Path(config)
-    if path.is_absolute() and not path.is_dir():
-        raise ValueError(f"adapter: the base of {folder}, {path}, is not there. To fix: bring it back")
+    if path.is_absolute() and not _has_weights(path):
+        raise ValueError(
+            f"adapter: the base of {folder}, {path}, is not there. To fix: bring it back; of a registered model, "
+            "`ringmaster lineage restore` writes one"
+        )
     return path if path.is_dir() else None
 
 
@@ -287,11 +290,16 @@ def quantized_base(folder: Path) -> str | None:
 
 
 def has_lost_base(folder: Path) -> bool:
-    """Returns whether a folder holds an adapter on a base in a folder that no longer exists."""
+    """Returns whether a folder holds an adapter on a base in a folder that no longer exists, or has no weights."""
     if not is_adapter(folder):
         return False
     named = read_config(folder).get(NAMED)
-    return isinstance(named, str) and Path(named).is_absolute() and not Path(named).is_dir()
+    return isinstance(named, str) and Path(named).is_absolute() and not _has_weights(Path(named))
+
+
+def _has_weights(folder: Path) -> bool:
+    """Returns whether a folder exists, and has no references to the tensor store in place of its weights."""
+    return folder.is_dir() and not any(folder.glob("*.safetensors.stored"))
 
 
 def on_base(folder: Path, base: Path, *, copy: Path) -> Path:

@@ -1,4 +1,4 @@
-"""Quantized models: quantization, export to a folder, and loading from one.
+"""Quantized models: quantization, and loading from a folder (`export.export_quantized` writes it).
 
 The folder has the layout of compressed-tensors' "int-quantized" models (github.com/vllm-project/compressed-tensors):
 `weight` in int8 and `weight_scale` [out, 1] in fp32 for each linear layer, and a `quantization_config`, by which
@@ -7,9 +7,6 @@ transformers recognizes quantized weights.
 
 from __future__ import annotations
 
-import copy
-import json
-import shutil
 from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import Any
@@ -18,13 +15,10 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional
 
-from ringmaster.codec import to_json
 from ringmaster.extras import require_extra
-from ringmaster.techniques.checkpoints.checkpoint import publish
-from ringmaster.techniques.data_source import PreparedData
-from ringmaster.techniques.job import NF4, AdaptationSpec, Adapter, ModelSpec
+from ringmaster.techniques.job import NF4, AdaptationSpec, Adapter
 from ringmaster.techniques.models.layers import layer_names
-from ringmaster.techniques.models.model_folders import CONFIG, FACTORY, QUANTIZATION, WEIGHTS
+from ringmaster.techniques.models.model_folders import WEIGHTS
 
 LARGEST = 127
 BLOCK = 64  # weights that share a scale in 4 bits
@@ -209,30 +203,7 @@ def load_quantized(model: nn.Module, folder: Path, quantization: Mapping[str, An
     return model
 
 
-def export_quantized(
-    folder: Path, *, spec: ModelSpec, model: nn.Module, names: Iterable[str], method: str, prepared: PreparedData
-) -> None:
-    """Writes a quantized model: int8 weights and scales in safetensors, and the method and layers in its config."""
-    from safetensors.torch import save_model
-
-    quantization = {"method": method, "modules": list(names)}
-    with publish(folder) as aside:
-        save_model(model, str(aside / WEIGHTS), metadata={"format": "pt"})
-        if spec.factory is not None:
-            content: dict[str, Any] = {"factory": spec.factory, "kwargs": to_json(spec.kwargs)}
-            (aside / FACTORY).write_text(json.dumps({**content, QUANTIZATION: quantization}, indent=1))
-            return
-        config: Any = copy.deepcopy(model.config)
-        if hasattr(config, "use_cache"):
-            config.use_cache = True
-        config.quantization_config = _compressed_tensors(model, method=method)
-        setattr(config, QUANTIZATION, quantization)
-        (aside / CONFIG).write_text(config.to_json_string())
-        if prepared.tokenizer_dir is not None:
-            shutil.copytree(prepared.tokenizer_dir, aside, dirs_exist_ok=True)
-
-
-def _compressed_tensors(model: nn.Module, *, method: str) -> dict[str, Any]:
+def compressed_tensors(model: nn.Module, *, method: str) -> dict[str, Any]:
     """Returns the config of compressed-tensors: int8 weights by channel, activations by token."""
     plain = {"num_bits": 8, "type": "int", "symmetric": True}
     activations = {**plain, "strategy": "token", "dynamic": True} if method == DYNAMIC else None

@@ -20,9 +20,9 @@ from ringmaster.techniques.data import prepare
 from ringmaster.techniques.external.child import WAITING_PATIENCE_S, wait_for_stop
 from ringmaster.techniques.job import MERGED, PRUNED, QUANTIZED, AdaptationSpec, Job, ModelSpec
 from ringmaster.techniques.models.build import build_model
-from ringmaster.techniques.models.export import export_model
+from ringmaster.techniques.models.export import export_model, export_quantized
 from ringmaster.techniques.models.model_folders import model_of_folder, quantization_of, weight_bytes
-from ringmaster.techniques.models.quantization import export_quantized, quantize
+from ringmaster.techniques.models.quantization import quantize
 from ringmaster.techniques.processes.events import JobReady, TrialMeasured
 from ringmaster.techniques.processes.order import GangOrder
 from ringmaster.techniques.processes.ranks import Ranks, join
@@ -114,14 +114,14 @@ def _rewrite(order: GangOrder, folder: Path, *, beat: Callable[[], None], is_tri
     else:
         # Without a base, the model that `model.from_pretrained` names is rewritten.
         model = read(order.weights_from, is_named=job.base is not None)
+    of = order.weights_from or job.model.from_pretrained
     if adaptation.kind == QUANTIZED:
         assert adaptation.method is not None
-        names = quantize(model, adaptation)
-        export_quantized(folder, spec=job.model, model=model, names=names, method=adaptation.method, prepared=prepared)
+        names, method = quantize(model, adaptation), adaptation.method
+        export_quantized(folder, spec=job.model, model=model, names=names, method=method, prepared=prepared, base=of)
         return
     if adaptation.kind == PRUNED:
         prune(model, adaptation)
-    of = order.weights_from or job.model.from_pretrained
     export_model(folder, spec=job.model, model=model, state=model.state_dict(), prepared=prepared, base=of)
 
 

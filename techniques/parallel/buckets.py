@@ -18,9 +18,7 @@ from torch import Tensor, nn
 from torch.distributed import ProcessGroup, Work
 from torch.distributed.fsdp._fully_shard._fsdp_api import AllGather, ReduceScatter
 
-# torch 2.13 has new names for them; 2.11 has only the old ones.
-_all_gather: Any = getattr(dist, "all_gather_single", None) or dist.all_gather_into_tensor
-_reduce_scatter: Any = getattr(dist, "reduce_scatter_single", None) or dist.reduce_scatter_tensor
+from ringmaster.techniques.training.exact_sums import all_gather, reduce_scatter, sum_of_ranks
 
 
 class BufferPool:
@@ -63,32 +61,43 @@ class StaticAllGather(AllGather):
         self, output_tensor: Tensor, input_tensor: Tensor, group: ProcessGroup, async_op: bool = False
     ) -> Work | None:
         """Gathers as FSDP2 does by default."""
-        work: Work | None = _all_gather(output_tensor, input_tensor, group=group, async_op=async_op)
+        work: Work | None = all_gather(output_tensor, input_tensor, group=group, async_op=async_op)
         return work
 
 
-class StaticReduceScatter(ReduceScatter):
-    """Reduces gradients from buffers of a pool into others, which hold a layer's gradients until the step."""
+class SummingReduceScatter(ReduceScatter):
+    """Reduces gradients as FSDP2 does by default, except where summands would be rounded, or order matters.
 
-    def __init__(self, pool: BufferPool) -> None:
-        self._pool = pool
+    Summands in bf16 are added in fp32, and only the sum is rounded.
+
+    exact: add along the tree of `training.exact_sums`.
+    pool: buffers for a layer's gradients, and for their sums until the step; None allocates each time.
+    """
+
+    def __init__(self, pool: BufferPool | None, *, exact: bool = False) -> None:
+        self._pool, self._exact = pool, exact
 
     def allocate(self, size: Sequence[Any], *, dtype: torch.dtype, device: torch.device) -> Tensor:
         """Returns a buffer: first for a layer's whole gradients, then for the shard of their sum."""
+        if self._pool is None:
+            return torch.empty(*size, dtype=dtype, device=device)
         return self._pool.take(size, dtype=dtype, device=device)
 
     def __call__(
         self, output_tensor: Tensor, input_tensor: Tensor, group: ProcessGroup, op: Any, async_op: bool = False
     ) -> Work | None:
-        """Reduces as FSDP2 does by default, but adds bf16 summands in fp32 and rounds only the sum again."""
-        if input_tensor.dtype != torch.float32:
-            arrived = self._pool.take(input_tensor.shape, dtype=input_tensor.dtype, device=input_tensor.device)
-            dist.all_to_all_single(arrived, input_tensor, group=group)
+        """Sends each rank its part, and adds there; or leaves both to the default."""
+        if input_tensor.dtype == torch.float32 and not self._exact:
+            work: Work | None = reduce_scatter(output_tensor, input_tensor, group=group, op=op, async_op=async_op)
+            return work
+        arrived = self.allocate(input_tensor.shape, dtype=input_tensor.dtype, device=input_tensor.device)
+        dist.all_to_all_single(arrived, input_tensor, group=group)
+        if self._exact:
+            output_tensor.copy_(sum_of_ranks(arrived, num_ranks=group.size()))
+        else:
             total = arrived.view(group.size(), -1).sum(0, dtype=torch.float32)
             output_tensor.copy_(total / group.size() if op == dist.ReduceOp.AVG else total)
-            return None
-        work: Work | None = _reduce_scatter(output_tensor, input_tensor, group=group, op=op, async_op=async_op)
-        return work
+        return None
 
 
 def _is_idle(buffer: Tensor) -> bool:

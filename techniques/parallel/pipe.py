@@ -23,6 +23,7 @@ from torch.distributed.pipelining.schedules import (
 from ringmaster.techniques.models.layers import layer_names
 from ringmaster.techniques.technique import StepWork
 from ringmaster.techniques.training.dropout import Draws, ResumedDraws, current
+from ringmaster.techniques.training.exact_sums import SumTree, take_gradients
 from ringmaster.techniques.training.gradients import local, settle_
 
 
@@ -217,6 +218,7 @@ class Pipe(nn.Module):
     """The stages of a decoder on this rank of `group`.
 
     stage_layers: number of layers of each stage; None balances the stages by parameters.
+    exact: add gradients along the tree of `training.exact_sums`. The schedule must compute backwards as a whole.
     whole: the model with all that this rank holds, under the model's own names.
 
     If embedding and head share their weight, the ranks of both hold it, and add up its gradients.
@@ -232,6 +234,7 @@ class Pipe(nn.Module):
         lay_out: LayOut,
         hidden_dtype: torch.dtype = torch.float32,
         stage_layers: Sequence[int] | None = None,
+        exact: bool = False,
     ) -> None:
         super().__init__()
         stages_a_rank, style, self._schedule_class = SCHEDULES[schedule]
@@ -254,6 +257,7 @@ class Pipe(nn.Module):
             model.get_input_embeddings().weight = model.get_output_embeddings().weight  # type: ignore[operator]
         self.whole = model.to(self._device)
         self._tied_with = self._other_end() if is_tied else None
+        self._trees = {i: SumTree() for i in self.stages} if exact else {}
         self._runs: dict[tuple[int, ...], Any] = {}  # a schedule for each shape of micro-batches
         self._step: _Step | None = None
 
@@ -310,6 +314,9 @@ class Pipe(nn.Module):
         tokens = [torch.cat([work.inputs(batch)["input_ids"] for batch in batches])] if is_first else []
         which = torch.arange(len(batches)) if self.has_output else None
         self._runs[shape].step(*tokens, target=which, return_outputs=False)
+        for tree in self._trees.values():
+            for parameter, gradient in tree.pop().items():
+                parameter.grad = gradient
         settle_(self.parameters())
         self._add_tied()
         return self._step.loss_sum, self._step.count
@@ -320,7 +327,7 @@ class Pipe(nn.Module):
         hidden = torch.empty(*tokens.shape, self._config.hidden_size, requires_grad=True, **like)
         logits = torch.empty(*tokens.shape, self._config.vocab_size, **like)
         stages = [
-            PipelineStage(
+            _Stage(
                 self.stages[i],
                 int(i),
                 len(self._owners),
@@ -328,6 +335,7 @@ class Pipe(nn.Module):
                 input_args=(tokens.to("meta") if int(i) == 0 else hidden,),
                 output_args=(logits if int(i) == len(self._owners) - 1 else hidden,),
                 group=self._group,
+                tree=self._trees.get(i),
             )
             for i in self.stages
         ]
@@ -370,6 +378,20 @@ class Pipe(nn.Module):
 
     def _global(self, rank: int) -> int:
         return dist.get_global_rank(self._group, rank)
+
+
+class _Stage(PipelineStage):
+    """A stage of PyTorch's schedules. tree: takes the gradients of each micro-batch, where sums are exact."""
+
+    def __init__(self, *arguments: Any, tree: SumTree | None, **options: Any) -> None:
+        super().__init__(*arguments, **options)
+        self._tree = tree
+
+    def backward_one_chunk(self, *arguments: Any, **options: Any) -> None:
+        """Runs the backward of a micro-batch; those of a stage run in order."""
+        super().backward_one_chunk(*arguments, **options)
+        if self._tree is not None:
+            self._tree.add(take_gradients(self.submod.parameters()))
 
 
 class _Step:

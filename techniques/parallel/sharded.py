@@ -23,10 +23,7 @@ from torch.distributed import ProcessGroup
 
 from ringmaster.techniques.checkpoints.state import Reader
 from ringmaster.techniques.parallel.buckets import Bucket, BucketRange, ParameterShard, divide
-
-# torch 2.13 has new names for them; 2.11 has only the old ones.
-_all_gather: Any = getattr(dist, "all_gather_single", None) or dist.all_gather_into_tensor
-_reduce_scatter: Any = getattr(dist, "reduce_scatter_single", None) or dist.reduce_scatter_tensor
+from ringmaster.techniques.training.exact_sums import SumTree, all_gather, reduce_scatter, sum_of_ranks
 
 
 class ShardedModel(nn.Module):
@@ -41,6 +38,7 @@ class ShardedModel(nn.Module):
         filled, the others are being sent.
     overlap: run exchanges beside computation; otherwise one after the other, when all gradients are there.
     rounds: send gradients in bf16, and accumulate them in fp32 at the receiver.
+    exact: add along the tree of `training.exact_sums`, after each micro-batch over the ranks.
     """
 
     def __init__(
@@ -53,14 +51,17 @@ class ShardedModel(nn.Module):
         every_micro_batch: bool,
         overlap: bool,
         rounds: bool = False,
+        exact: bool = False,
     ) -> None:
         super().__init__()
         self._inner = (inner,)  # in a tuple, so that its parameters are not this module's
-        self.group, self._every_micro_batch, self._overlap = group, every_micro_batch, overlap
+        self.group, self._every_micro_batch, self._overlap = group, every_micro_batch or exact, overlap
         self.buckets = divide(inner, bucket_bytes=bucket_bytes, rank=group.rank(), num_ranks=group.size())
         nothing = nn.Parameter(self.buckets[0].weights[:0])  # for a rank that has only padding; gives the device
         self.shares = nn.ParameterList([share.weight for share in self.all_shares()] or [nothing])
-        self._reduction = _Reduction(self.buckets, group, most_live=most_live_buckets, overlap=overlap, rounds=rounds)
+        self._reduction = _Reduction(
+            self.buckets, group, most_live=most_live_buckets, overlap=overlap, rounds=rounds, exact=exact
+        )
         self._gathering = _Gathering(inner, self.buckets, group)
         self._exchanges = False
         for bucket in self.buckets:
@@ -120,16 +121,18 @@ class _Reduction:
     """Reduces gradients of parameters to summed gradients of shares."""
 
     def __init__(
-        self, buckets: list[Bucket], group: ProcessGroup, *, most_live: int, overlap: bool, rounds: bool
+        self, buckets: list[Bucket], group: ProcessGroup, *, most_live: int, overlap: bool, rounds: bool, exact: bool
     ) -> None:
         self._buckets, self._group, self._most_live, self._overlap = buckets, group, most_live, overlap
+        self._exact, self._sends_summands = exact, exact or rounds
         self._dtype = torch.bfloat16 if rounds else torch.float32
         self._slots = [slot for bucket in buckets for slot in bucket.slots]
         self._has_gradient = torch.zeros(len(self._slots), dtype=torch.uint8)
         self._filling: dict[Bucket, Tensor] = {}
         self._under_way: deque[tuple[Bucket, Tensor, Tensor, Any]] = deque()
         self._free: list[Tensor] = []
-        self._sums: dict[Bucket, Tensor] = {}  # fp32, over ranks and micro-batches so far, [shard_size]
+        # Of each bucket, over ranks and micro-batches so far, fp32 [shard_size].
+        self._sums = {bucket: SumTree(balanced=exact) for bucket in buckets}
         self._start_backward()
 
     def _start_backward(self) -> None:
@@ -164,7 +167,7 @@ class _Reduction:
         dist.all_reduce(self._has_gradient, op=dist.ReduceOp.MAX, group=self._group)
         has_gradient = self._has_gradient.tolist()
         for bucket in self._buckets:
-            total = self._sums.pop(bucket)
+            total = self._sums[bucket].pop()[bucket]
             for share in bucket.shares:
                 share.weight.grad = share.of(total) if has_gradient[share.slot.index] else None
         self._has_gradient.zero_()
@@ -201,10 +204,10 @@ class _Reduction:
         self._num_sent += 1
         buffer = self._filling.pop(bucket)
         flat = buffer[: bucket.weights.numel()]
-        if self._dtype == torch.float32:
+        if not self._sends_summands:
             arriving = torch.empty_like(bucket.shard(bucket.weights))
-            work = _reduce_scatter(arriving, flat, group=self._group, async_op=True)
-        else:  # sends each summand: a sum formed on the way would be rounded at each rank
+            work = reduce_scatter(arriving, flat, group=self._group, async_op=True)
+        else:  # a sum formed on the way would be rounded at each rank, or be formed in another order
             arriving = torch.empty_like(flat)
             work = dist.all_to_all_single(arriving, flat, group=self._group, async_op=True)
         self._under_way.append((bucket, buffer, arriving, work))
@@ -213,9 +216,12 @@ class _Reduction:
         bucket, buffer, arriving, work = self._under_way.popleft()
         work.wait()
         self._free.append(buffer)
-        is_sum = self._dtype == torch.float32
-        total = arriving if is_sum else arriving.view(-1, bucket.shard_size).sum(0, dtype=torch.float32)
-        self._sums[bucket] = self._sums[bucket].add_(total) if bucket in self._sums else total
+        total = arriving
+        if self._exact:
+            total = sum_of_ranks(arriving, num_ranks=bucket.num_ranks).clone()  # a view would keep the summands
+        elif self._sends_summands:
+            total = arriving.view(-1, bucket.shard_size).sum(0, dtype=torch.float32)
+        self._sums[bucket].add({bucket: total})
 
 
 class _Gathering:
@@ -241,7 +247,7 @@ class _Gathering:
         for bucket in reversed(self._buckets):
             assert bucket not in self._under_way
             own = bucket.shard(bucket.weights)
-            work = _all_gather(bucket.weights, own, group=self._group, async_op=True)
+            work = all_gather(bucket.weights, own, group=self._group, async_op=True)
             self._under_way[bucket] = work
 
     def before_forward(self) -> None:

@@ -14,6 +14,7 @@ from ringmaster.techniques.processes.caches import own_caches
 from ringmaster.techniques.processes.channel import Channel
 
 TRAIN, TRIAL = "train", "trial"
+KEPT_CHECKPOINTS = 2
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -72,7 +73,7 @@ class GangOrder:
     last_step: int = 0
     known_step: int = 0
     checkpoint_every_s: float | None = None
-    keep_checkpoints: int = 2
+    keep_checkpoints: int = KEPT_CHECKPOINTS
     import_paths: tuple[str, ...] = ()
     members: tuple[GangOrder, ...] = stored_as("fellows", default=())
     ordered_at_s: float = 0.0

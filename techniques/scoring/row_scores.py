@@ -22,14 +22,14 @@ from transformers.modeling_outputs import CausalLMOutput
 from ringmaster.errors import NoCommonBase
 from ringmaster.techniques.job import Adapter, EvaluationSpec, Job, ModelSpec
 from ringmaster.techniques.loss import reward_names
-from ringmaster.techniques.metric import Metric, Outputs, scored_metrics
+from ringmaster.techniques.metric import Metric, ModelMetric, Outputs, scored_metrics
 from ringmaster.techniques.models.adapters import attach, first_state, own_leaves, pretrained_state, sites
 from ringmaster.techniques.models.build import build_model
 from ringmaster.techniques.models.facts import has_experts
 from ringmaster.techniques.models.peft_format import base_of, is_adapter, quantized_base, read_adapter
 from ringmaster.techniques.models.quantization import quantize_base
 from ringmaster.techniques.scoring.scored_rows import MAX_LOGITS, MAX_ROWS, ScoredRows, max_tokens
-from ringmaster.techniques.scoring.scoring_order import SCORES, model_spec
+from ringmaster.techniques.scoring.scoring_order import SCORES, model_spec, tokenizer_of
 from ringmaster.techniques.training.fused.adapter_batches import AdapterBatch
 from ringmaster.techniques.training.fused.adapter_runs import AdapterModules, adapter_modules_of
 from ringmaster.techniques.training.fused.multi_adapter_base import MultiAdapterBase
@@ -167,7 +167,8 @@ class RowScores:
     kind: "causal", "classifier" or "other".
     arrays: arrays with one entry per row, by name: the sums of metrics, such as loss_sums, loss_counts, hits and
         labelled; num_tokens (rows of tokens); log_probabilities of whole rows (causal); predictions, and probabilities
-        [rows, labels] (classifiers); column.NAME (integer columns); slice.NAME; input.NAME.
+        [rows, labels] (classifiers); column.NAME (integer columns); slice.NAME; input.NAME. Beside them document.NAME:
+        the values of a metric on rows of its own.
     """
 
     kind: str
@@ -252,7 +253,25 @@ def score_alone(model_dir: Path, rows: ScoredRows, *, device: torch.device, coun
         )
         collected.add(numbers, {**scores_of_batch(loss, outputs, metrics=metrics), **known})
         count(len(numbers))
-    return collected.scores(shifted=loss.shifted)
+    scores = collected.scores(shifted=loss.shifted)
+    if rows.cases is None or rows.num_rows == 0:  # literal cases are scored beside rows
+        scores = replace(scores, arrays={**scores.arrays, **dict(_document_scores(model, metrics, rows, model_dir))})
+    return scores
+
+
+def _document_scores(
+    model: nn.Module, metrics: Sequence[Metric], rows: ScoredRows, model_dir: Path
+) -> Iterator[tuple[str, Array]]:
+    """Yields the values of metrics that have rows of their own, read with the model's own tokenizer."""
+    for metric in metrics:
+        if isinstance(metric, ModelMetric):
+            numbers = range(metric.num_rows())[: rows.limit]
+            tokenizer_dir = Path(tokenizer_of(model_dir.absolute()))
+            size = rows.job.global_batch_size
+            yield (
+                f"document.{metric.name}",
+                metric.measure(model, numbers, tokenizer_dir=tokenizer_dir, batch_size=size),
+            )
 
 
 def metrics_of(job: Job) -> tuple[Metric, ...]:

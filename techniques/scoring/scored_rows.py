@@ -37,6 +37,7 @@ Chunk = tuple[list[int], "dict[str, Tensor]"]
 class LiteralTexts:
     """Literal cases as texts.
 
+    texts: none where a model is measured on rows of its metrics alone (`ModelMetric`).
     labels: the label of each text, or None.
     encode: a dotted function that converts texts to columns of tensors; else each model's tokenizer is used.
     """
@@ -91,9 +92,14 @@ class ScoredRows:
             )
         if num_rows == 0:
             raise ValueError("there are no held-out rows. To fix: raise the data's held_out")
+        return min(num_rows, self.limit or num_rows)
+
+    @property
+    def limit(self) -> int | None:
+        """The most rows that are scored; None for all."""
         if self.max_rows is not None or self.is_whole:
-            return min(num_rows, self.max_rows or num_rows)
-        return min(num_rows, self.job.evaluation.max_batches * self.job.global_batch_size)
+            return self.max_rows
+        return self.job.evaluation.max_batches * self.job.global_batch_size
 
     def chunks(self, model_dir: Path, *, config: Any, shifted: bool, device: torch.device) -> Iterator[Chunk]:
         """Yields all rows in chunks on the device, tokenized as the model in `model_dir` requires.
@@ -106,7 +112,8 @@ class ScoredRows:
 
     def _chunks(self, model_dir: Path, config: Any, shifted: bool, device: torch.device) -> Iterator[Chunk]:
         if isinstance(self.cases, LiteralTexts):
-            yield from self._texts(self.cases, model_dir, config, shifted, device)
+            if self.cases.texts:
+                yield from self._texts(self.cases, model_dir, config, shifted, device)
             return
         if self.cases is not None:
             yield from _columns(self.cases, config, device)

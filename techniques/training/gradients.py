@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+import math
 from collections import defaultdict
-from collections.abc import Collection, Iterable
+from collections.abc import Collection, Iterable, Sequence
 from functools import partial
 from typing import Any
 
@@ -88,17 +89,72 @@ def _rounded(value: Any) -> Any:
 Layout = tuple[DeviceMesh, tuple[object, ...]]
 
 
-def global_norm(parameters: list[nn.Parameter]) -> Tensor:
+GradientParts = Sequence[tuple[Sequence[Tensor], Sequence[dist.ProcessGroup]]]
+"""Lists of local gradients, each with the groups of ranks that hold other parts."""
+
+ELEMENTS_BITS = 34
+"""`exact_norm` is without error for fewer than 2^34 elements."""
+BLOCK = {"cpu": 1 << 16, "cuda": 1 << 24}
+"""Elements whose squares are added at once; on a CPU they stay in its cache."""
+
+
+def global_norm(
+    parameters: list[nn.Parameter], *, group: dist.ProcessGroup | None = None, exact: bool = False
+) -> Tensor:
     """Returns the L2 norm of all gradients together: a scalar, equal on every rank of their meshes.
 
     The squares of the ranks' parts of gradients of one mesh and placement are summed together.
+
+    group: ranks that hold other parameters, or parts that are no DTensors.
+    exact: whether the norm must have the same bits under all layouts.
     """
-    groups: dict[Layout | None, list[Tensor]] = defaultdict(list)
+    by_layout: dict[Layout | None, list[Tensor]] = defaultdict(list)
     for parameter in parameters:
         if parameter.grad is not None:
-            groups[_layout(parameter.grad)].append(local(parameter.grad))
-    squares = [_square_over_ranks(layout, gradients) for layout, gradients in groups.items()]
-    return torch.stack(squares).sum().sqrt() if squares else torch.zeros(())
+            by_layout[_layout(parameter.grad)].append(local(parameter.grad))
+    parts = [(gradients, _shard_groups(layout)) for layout, gradients in by_layout.items()]
+    device = parameters[0].device if parameters else torch.device("cpu")
+    if exact:
+        return exact_norm(parts, group=group, device=device)
+    square = torch.zeros((), device=device)
+    for gradients, groups in parts:
+        square += _summed(torch.nn.utils.get_total_norm(gradients).square(), groups)
+    return _summed(square, [] if group is None else [group]).sqrt()
+
+
+def exact_norm(parts: GradientParts, *, group: dist.ProcessGroup | None, device: torch.device) -> Tensor:
+    """Returns the L2 norm of gradients, with the same bits however ranks divide them.
+
+    With 2^e above the largest magnitude and at most 2^n elements, each square is rounded to a multiple of the unit
+    u = 2^(2e + n - 53), and what is left to a multiple of 2^(n - 54) u. Sums of 2^n of either are less than 2^53 of
+    their unit, so that no addition rounds and their order does not matter.
+
+    Source: Demmel and Nguyen, Fast Reproducible Floating-Point Summation (ARITH 2013).
+    """
+    held = [gradient for gradients, _ in parts for gradient in gradients if gradient.numel()]
+    peak = torch.zeros((), device=device)
+    if held:
+        peak = torch.stack(torch._foreach_norm(held, math.inf)).amax().float().to(device)
+    everywhere = [other for _, groups in parts for other in groups] + ([] if group is None else [group])
+    for each in dict.fromkeys(everywhere):
+        dist.all_reduce(peak, op=dist.ReduceOp.MAX, group=each)
+    largest = float(peak)
+    if largest == 0.0 or not math.isfinite(largest):
+        return peak
+    exponent = 2 * math.frexp(largest)[1]
+    # Adding and subtracting 1.5 * 2^52 units rounds to a multiple of the unit.
+    high = math.ldexp(1.5, exponent + ELEMENTS_BITS - 1)
+    low = math.ldexp(1.5, exponent + 2 * ELEMENTS_BITS - 55)
+    total = torch.zeros(2, dtype=torch.float64, device=device)
+    for gradients, groups in parts:
+        sums = torch.zeros_like(total)
+        for block in (b for g in gradients for b in torch.split(g.flatten(), BLOCK.get(g.device.type, 1 << 20))):
+            square = block.double().square_()
+            rounded = (square + high).sub_(high)
+            rest = square.sub_(rounded).add_(low).sub_(low)
+            sums += torch.stack([rounded.sum(), rest.sum()])
+        total += _summed(sums, groups)
+    return _summed(total, [] if group is None else [group]).sum().sqrt().float()
 
 
 def settle_(parameters: Iterable[nn.Parameter]) -> None:
@@ -140,12 +196,17 @@ def _layout(gradient: Tensor) -> Layout | None:
     return (gradient.device_mesh, gradient.placements) if isinstance(gradient, DTensor) else None
 
 
-def _square_over_ranks(layout: Layout | None, gradients: list[Tensor]) -> Tensor:
-    square: Tensor = torch.nn.utils.get_total_norm(gradients) ** 2
-    if layout is not None:
-        mesh, placements = layout
-        for axis, placement in enumerate(placements):
-            assert not placement.is_partial(), "gradients are settled before their norm is taken"  # type: ignore[attr-defined]
-            if not placement.is_replicate():  # type: ignore[attr-defined]
-                dist.all_reduce(square, group=mesh.get_group(axis))
-    return square
+def _shard_groups(layout: Layout | None) -> list[dist.ProcessGroup]:
+    """Returns the groups of ranks over which gradients of a layout are divided."""
+    if layout is None:
+        return []
+    mesh, placements = layout
+    assert not any(p.is_partial() for p in placements), "gradients are settled before"  # type: ignore[attr-defined]
+    return [mesh.get_group(axis) for axis, p in enumerate(placements) if not p.is_replicate()]  # type: ignore[attr-defined]
+
+
+def _summed(values: Tensor, groups: Sequence[dist.ProcessGroup]) -> Tensor:
+    """Returns sums over the ranks of each group in turn, in place."""
+    for group in groups:
+        dist.all_reduce(values, group=group)
+    return values

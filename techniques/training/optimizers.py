@@ -176,6 +176,8 @@ def _check_groups(spec: OptimizerSpec, names: list[str]) -> None:
 
 # The quickest kernels that also support sharded tensors: fused SGD has no sharding strategy (torch 2.13).
 KERNELS: dict[str, dict[str, Any]] = {"adamw": {"fused": True}, "sgd": {"foreach": True}}
+EXACT_KERNELS = {**KERNELS, "adamw": {"foreach": True}}
+"""Those that compute each element alike. At the end of a tensor the fused AdamW rounds differently, on CPUs."""
 OF_ADAMW = "adamw_"
 """The prefix of Muon's options for the parameters that AdamW updates."""
 FIRST_RATE = "initial_lr"
@@ -199,7 +201,7 @@ def build_optimizer(
         if parameter.requires_grad:
             groups.setdefault(of.get(parameter, ParameterSettings(lr=spec.lr)), []).append(parameter)
     if spec.name != "muon":
-        return _build(spec.name, groups, spec=spec, options=_options(spec))
+        return _build(spec.name, groups, job=job, options=_options(spec))
     matrices = {key: group for key, group in groups.items() if key.is_matrix}
     others = {key: group for key, group in groups.items() if not key.is_matrix}
     options = _options(spec)
@@ -208,8 +210,8 @@ def build_optimizer(
     of_adamw.pop("lr", None)  # the settings have it
     return CombinedOptimizer(
         [
-            _build("muon", matrices, spec=spec, options=of_muon),
-            _build("adamw", others, spec=spec, options=of_adamw),
+            _build("muon", matrices, job=job, options=of_muon),
+            _build("adamw", others, job=job, options=of_adamw),
         ]
     )
 
@@ -256,10 +258,11 @@ def _build(
     name: str,
     groups: Mapping[ParameterSettings, list[nn.Parameter]],
     *,
-    spec: OptimizerSpec,
+    job: Job,
     options: Mapping[str, Any],
 ) -> torch.optim.Optimizer:
     """Returns the optimizer `name`, gathering parameters that ranks hold in parts where it needs whole ones."""
+    spec, kernels = job.optimizer, EXACT_KERNELS if job.exact else KERNELS
     given: list[dict[str, Any]] = [
         {"params": group, "lr": key.lr, FIRST_RATE: key.lr}
         | ({} if key.weight_decay is None else {"weight_decay": key.weight_decay})
@@ -268,7 +271,7 @@ def _build(
     given = given or [
         {"params": [], FIRST_RATE: spec.lr}
     ]  # a rank may own no parameter; unlike a list, a group may be empty
-    cls, arguments = CLASSES[name], {"lr": spec.lr, **KERNELS.get(name, {}), **options}
+    cls, arguments = CLASSES[name], {"lr": spec.lr, **kernels.get(name, {}), **options}
     is_divided = any(isinstance(p, DTensor) for group in groups.values() for p in group)
     try:
         if name in OF_WHOLE_TENSORS and is_divided:

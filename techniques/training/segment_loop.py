@@ -172,6 +172,7 @@ def train(trainer: Trainer, order: GangOrder, reporter: Reporter) -> dict[str, A
     root = order.checkpoint_dir
     reporter.phase("restoring", patience_s=SAVE_PATIENCE_S)
     first_step = trainer.restore(root, known_step=order.known_step)
+    trainer.begin_chain(root)
     startup_s = time.monotonic() - order.ordered_at_s
     reporter.send(JobReady(step=first_step, startup_s=startup_s))
     tell_passed_over(trainer.passed_over, reporter, step=first_step)

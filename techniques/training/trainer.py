@@ -15,7 +15,9 @@ import torch
 from torch import Tensor, nn
 
 from ringmaster.codec import digest, from_json, to_json
-from ringmaster.techniques.checkpoints.checkpoint import Checkpoint, CheckpointStore, WritePieces
+from ringmaster.errors import CheckpointNotFound
+from ringmaster.techniques.checkpoints.chain import ChainWriter, StateChain, present_environment
+from ringmaster.techniques.checkpoints.checkpoint import Checkpoint, CheckpointStore, WritePieces, folder_of
 from ringmaster.techniques.checkpoints.shared_models import store_model
 from ringmaster.techniques.checkpoints.state import (
     HostCopies,
@@ -36,7 +38,7 @@ from ringmaster.techniques.data import (
     sampler_of,
     width_of,
 )
-from ringmaster.techniques.job import Job
+from ringmaster.techniques.job import Job, WarmStart
 from ringmaster.techniques.loss import REWARDS
 from ringmaster.techniques.models.adaptation_support import drops_out
 from ringmaster.techniques.models.adapters import attach, trained_names, without_subtraction
@@ -48,9 +50,10 @@ from ringmaster.techniques.models.quantization import quantize_base
 from ringmaster.techniques.probing import draws_of
 from ringmaster.techniques.processes.order import TRAIN, TRIAL, GangOrder
 from ringmaster.techniques.processes.ranks import Ranks
-from ringmaster.techniques.technique import Technique, data_parallel_rank, data_parallel_size, why_no_optimizer
+from ringmaster.techniques.technique import TURN, Technique, data_parallel_rank, data_parallel_size, why_no_optimizer
 from ringmaster.techniques.training.adaptation import JobAdaptation
 from ringmaster.techniques.training.dropout import Draws, drawing, name_modules, seed_generators, use
+from ringmaster.techniques.training.exact_sums import use_exact_kernels
 from ringmaster.techniques.training.generation import HELD_OUT, answer_writer_of, beating, prompt_seed, rollout_of
 from ringmaster.techniques.training.gradients import compute_in_half
 from ringmaster.techniques.training.losses import disable_dropout, loss_of
@@ -70,6 +73,9 @@ Root = str | Path
 BY_HASH = "by-hash"
 """The value of "draws" in the metadata of checkpoints whose job draws dropout by hash. Jobs with checkpoints of earlier
 releases, which lack it, continue to draw from torch's generator, seeded by step, rank and micro-batch."""
+
+CHUNK = "chunk"
+"""The key, in the metadata of checkpoints of exact jobs, of the samples of a chunk."""
 
 WIDTH_MULTIPLE = 8
 """The width of padded samples is a multiple of it, as kernels of matrix products prefer."""
@@ -131,6 +137,7 @@ class JobTrainingState:
         self._sampler = sampler_of(self.job, self._training)
         self.next_step = 0
         self.passed_over: tuple[str, ...] = ()
+        self._chain: ChainWriter | None = None
 
     def num_evaluated_batches(self) -> int:
         """Returns the number of global batches of one evaluation."""
@@ -153,8 +160,11 @@ class JobTrainingState:
         Raises ValueError where it belongs to a job that would train other weights. Raises CheckpointNotFound where
         there is none although one of `known_step` was stored.
         """
-        store = self.store(root)
-        checkpoint, self.passed_over = store.newest(known_step=known_step), tuple(store.passed_over)
+        store, start = self.store(root), self.job.warm_start
+        is_own = start is None or known_step > start.step
+        checkpoint, self.passed_over = store.newest(known_step=known_step * is_own), tuple(store.passed_over)
+        if checkpoint is None and start is not None:
+            return self._other_checkpoint(start)
         own = weights_digest(self.job, data_digest=self.prepared.digest)
         if checkpoint is not None and checkpoint.manifest.meta["weights_digest"] != own:
             raise ValueError(
@@ -162,6 +172,40 @@ class JobTrainingState:
                 "seed changed since. To fix: give the job another name, or remove the folder to start it afresh"
             )
         return checkpoint
+
+    def _other_checkpoint(self, start: WarmStart) -> Checkpoint:
+        """Returns the checkpoint of another job that this one goes on from."""
+        checkpoint = self.store(start.checkpoints).whole(folder_of(start.step))
+        if checkpoint is None:
+            raise CheckpointNotFound(
+                f"job {self.job.name} starts from step {start.step} in {start.checkpoints}, and no whole checkpoint is "
+                "there. To fix: bring it back, or leave out warm_start"
+            )
+        return checkpoint
+
+    def begin_chain(self, root: Root) -> None:
+        """Starts the segment's part of the chain of states, after the checkpoint that was restored, if any."""
+        if self.ranks.rank == 0:
+            self._chain = ChainWriter.begin(
+                root,
+                chain=StateChain(
+                    job=to_json(self.job),
+                    weights=weights_digest(self.job, data_digest=self.prepared.digest),
+                    data=self.prepared.digest,
+                ),
+                step=self.next_step,
+                environment=present_environment(
+                    technique=self.order.technique,
+                    config=self.order.config,
+                    num_devices=self.order.num_devices,
+                    device=self.ranks.device,
+                ),
+            )
+
+    def extend_chain(self, step: int, *, always: bool) -> None:
+        """Adds the published checkpoint of `step` to the chain of states. Called on rank 0."""
+        if self._chain is not None:
+            self._chain.extend(step, always=always)
 
     def trained_weights(self, root: Root) -> dict[str, Tensor]:
         """Returns the whole tensors of the model in the newest checkpoint under `root`, which is of this step."""
@@ -192,6 +236,8 @@ class Trainer(JobTrainingState):
     ) -> None:
         super().__init__(order, ranks)
         self._technique, self._beat = technique, beat
+        if self.job.exact:
+            use_exact_kernels(ranks.device)
         beat()
         folder = Path(order.weights_from) if order.weights_from else None
         self._adapter, weights = initial_adapter(self.job.adapter, folder)
@@ -254,7 +300,7 @@ class Trainer(JobTrainingState):
         if not technique.moves_model:
             model.to(ranks.device)
         technique.precision, technique.communication = self.job.precision, self.job.communication
-        technique.skips_layers = self._sites.scalars
+        technique.skips_layers, technique.exact = self._sites.scalars, self.job.exact
         self.model = technique.parallelize(model, ranks.mesh, order.config).train()
         if self.job.precision == "bf16-params":
             compute_in_half(technique.unwrap(self.model))
@@ -278,9 +324,9 @@ class Trainer(JobTrainingState):
         Raises ValueError, on every rank, where no sample has a label.
         """
         started_s = time.perf_counter()
-        rows, width = self._rows()
+        indices = self._sampler.indices(self.next_step)
         with drawing() if self._draws_by_hash else nullcontext():
-            work = _TrainerWork(self, rows, width=width)
+            work = _TrainerWork(self, indices, self._places(), width=self._width(self._training, indices))
             reward = self._generate(work)
             work.loss_function = self.adaptation.loss.given(self._totals(self._training, work.micro_batches))
             local_sum, local_count = self._technique.forward_backward(self.model, work)
@@ -314,7 +360,7 @@ class Trainer(JobTrainingState):
             return None
         model, batches = self._technique.unwrap(self.model), []
         for index, rows in enumerate(work.micro_batches):
-            seeds = [prompt_seed(self.job.seed, self.next_step, place) for place in work.places(index)]
+            seeds = [prompt_seed(self.job.seed, self.next_step, place) for place in work.places[index]]
             batches.append(self._rollout.completed(model, fetch(self._training, rows, width=work.width), seeds=seeds))
             self._beat()
         own_rewards = torch.cat([batch[REWARDS].flatten() for batch in batches]).double().cpu()
@@ -322,13 +368,15 @@ class Trainer(JobTrainingState):
         work.completions = self._rollout.with_advantages(batches, of_batch=every)
         return float(every.nanmean())
 
-    def _rows(self) -> tuple[list[int], int | None]:
-        """Returns the rank's slice of the global batch of the next step, and the width of the whole batch."""
-        size = self.job.global_batch_size
-        indices = self._sampler.indices(self.next_step)
-        num_rows = size // self._dp_size
-        rows: list[int] = indices[self._dp_rank * num_rows : (self._dp_rank + 1) * num_rows].tolist()
-        return rows, self._width(self._training, indices)
+    def _places(self) -> list[range]:
+        """Returns the places in the global batch of the samples of each of this rank's micro-batches."""
+        size, rows = self.job.global_batch_size, self._micro_batch
+        if self.job.exact and self._technique.takes_chunks == TURN:
+            firsts = range(self._dp_rank * rows, size, self._dp_size * rows)
+            return [range(first, first + rows) for first in firsts]
+        share = size // self._dp_size
+        first, end = self._dp_rank * share, (self._dp_rank + 1) * share
+        return [range(start, min(start + rows, end)) for start in range(first, end, rows)]
 
     def _width(self, dataset: Dataset, indices: Indices) -> int | None:
         """Returns the width to which the samples of a global batch are padded, the same on every rank."""
@@ -371,7 +419,8 @@ class Trainer(JobTrainingState):
         chunks = list(self._held_out_chunks(max_batches or self.job.evaluation.max_batches))
         totals = self._totals(self._held_out, [rows for rows, counted, _ in chunks if counted])
         names, loss = self.job.evaluation.metrics, self._loss.given(totals)
-        metrics, work = MetricTotals(names, loss=loss, data=self.prepared), _TrainerWork(self, [])
+        metrics = MetricTotals(names, loss=loss, data=self.prepared, exact=self.job.exact)
+        work = _TrainerWork(self)
         self.model.eval()
         model = self._technique.unwrap(self.model)
         for rows, counted, width in chunks:
@@ -402,7 +451,9 @@ class Trainer(JobTrainingState):
         size, num_rows = self.job.global_batch_size, len(self._held_out)
         for first in range(0, min(num_rows, max_batches * size), size):
             rows = range(first, min(first + size, num_rows))
-            share, width = -(-len(rows) // self._dp_size), self._width(self._held_out, rows)
+            # Whole micro-batches, so that the same rows are computed together by any number of ranks.
+            share = -(-len(rows) // (self._dp_size * self._micro_batch)) * self._micro_batch
+            width = self._width(self._held_out, rows)
             own_rows = list(rows[self._dp_rank * share : (self._dp_rank + 1) * share])
             for start in range(0, share, self._micro_batch):
                 chunk = own_rows[start : start + self._micro_batch]
@@ -430,7 +481,7 @@ class Trainer(JobTrainingState):
 
     def checkpoint_meta(self) -> dict[str, Any]:
         """Returns the metadata of the job that a checkpoint stores."""
-        meta = self.model_meta(self._plain)
+        meta = self.model_meta(self._plain) | ({CHUNK: self._micro_batch} if self.job.exact else {})
         return {**meta, "draws": BY_HASH} if self._draws_by_hash else meta
 
     def restore(self, root: Root, *, known_step: int = 0) -> int:
@@ -442,6 +493,13 @@ class Trainer(JobTrainingState):
         if checkpoint is None:
             return 0
         self._draws_by_hash = self._draws_by_hash and checkpoint.manifest.meta.get("draws") == BY_HASH
+        if self.job.exact:
+            chunk = checkpoint.manifest.meta.get(CHUNK, self.job.global_batch_size)  # earlier releases divided none
+            if chunk != self._micro_batch:
+                raise ValueError(
+                    f"{checkpoint.location} was trained exactly, in chunks of {chunk} samples, and not of "
+                    f"{self._micro_batch}. To fix: set exact_chunk: {chunk}"
+                )
         model = self._technique.unwrap(self.model)
         with Reader(checkpoint) as reader:
             restore_model(reader, model, only=self._stored)
@@ -478,11 +536,13 @@ class Trainer(JobTrainingState):
 class _TrainerWork:
     """A rank's share of one step; implements `ringmaster.techniques.technique.StepWork`."""
 
-    def __init__(self, trainer: Trainer, rows: list[int], *, width: int | None = None) -> None:
+    def __init__(
+        self, trainer: Trainer, indices: Indices = (), places: Sequence[range] = (), *, width: int | None = None
+    ) -> None:
         self._trainer, self._step, self.width = trainer, trainer.next_step, width
         self.completions: list[dict[str, Tensor]] | None = None  # of each micro-batch, where the loss generates them
-        self._size, self._first = trainer._micro_batch, trainer._dp_rank * len(rows)
-        self.micro_batches = [rows[first : first + self._size] for first in range(0, len(rows), self._size)]
+        self.places = places
+        self.micro_batches = [[int(indices[place]) for place in each] for each in places]
         self.loss_function = trainer.adaptation.loss
         self._num_tokens: dict[int, int] = {}  # by micro-batch, which may be read twice
 
@@ -501,11 +561,13 @@ class _TrainerWork:
             self._num_tokens[index] = num_tokens_of(self.completions[index])
             return self.completed(self.completions[index])
         if not trainer._draws_by_hash:
-            _seed(_derived_seed(trainer.job.seed, self._step, trainer._dp_rank, index), device=trainer.ranks.device)
+            first = self.places[index].start
+            of_rank = (0, first // trainer._micro_batch) if trainer.job.exact else (trainer._dp_rank, index)
+            _seed(_derived_seed(trainer.job.seed, self._step, *of_rank), device=trainer.ranks.device)
             batch = fetch(trainer._training, rows, width=self.width)
             self._num_tokens[index] = num_tokens_of(batch)
             return self.completed(trainer._to_device(trainer._technique.part(batch)))
-        samples, seed = self.places(index), _derived_seed(trainer.job.seed, self._step)
+        samples, seed = self.places[index], _derived_seed(trainer.job.seed, self._step)
         batch = fetch(
             trainer._training,
             rows,
@@ -516,11 +578,6 @@ class _TrainerWork:
         batch = self.completed(trainer._to_device(trainer._technique.part(batch)))
         use(Draws(seed=seed, samples=self.loss_function.sequences(samples), shared=trainer._sites.shared))
         return batch
-
-    def places(self, index: int) -> range:
-        """Returns the places of a micro-batch's samples in the global batch."""
-        first = self._first + index * self._size
-        return range(first, first + len(self.micro_batches[index]))
 
     def completed(self, batch: dict[str, Tensor]) -> dict[str, Tensor]:
         """Returns the batch with what the reference of its loss gives, if the trained model itself computes it."""
@@ -549,7 +606,9 @@ class _TrainerWork:
         return self._trainer._autocast()
 
     def zero(self) -> Tensor:
-        return torch.zeros((), device=self._trainer.ranks.device)
+        # Sums of a few fp32 losses have no error in fp64, so that an exact job's do not depend on their order.
+        dtype = torch.float64 if self._trainer.job.exact else torch.float32
+        return torch.zeros((), device=self._trainer.ranks.device, dtype=dtype)
 
     def beat(self) -> None:
         self._trainer._beat()
@@ -557,7 +616,7 @@ class _TrainerWork:
 
 def weights_digest(job: Job, *, data_digest: str) -> str:
     """Returns a digest of all that determines the job's weights: two jobs with one digest train the same model."""
-    others = ("name", "techniques", "num_devices", "evaluation", "exact")
+    others = ("name", "techniques", "num_devices", "evaluation", "exact", "exact_chunk")
     fields = {key: value for key, value in to_json(job).items() if key not in others}
     return digest({**fields, "data_digest": data_digest})
 

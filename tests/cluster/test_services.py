@@ -20,6 +20,19 @@ from tests.attacks import UNAUTHORIZED, expect_closed_mlflow, expect_closed_pref
 from tests.cluster.waiting import until
 from tests.pool_home import Home, ask
 
+BATCH = """
+name: night
+jobs:
+  - name: vit
+    model:
+      architecture: ViTForImageClassification
+      config: {patch_size: 2, hidden_size: 32, intermediate_size: 64, num_hidden_layers: 2, num_attention_heads: 2}
+    data: {source: digits}
+    global_batch_size: 8
+    num_steps: 4
+    techniques: [single]
+    num_devices: [1]
+"""
 PASSWORD = "correct horse battery"
 NAMES = ["prefect", "mlflow", "metrics", "deployments", "controller", "worker"]
 DOWN = NAMES[::-1]  # the order in which services end
@@ -183,7 +196,13 @@ def test_all_processes_log_json_where_it_was_chosen(on_sqlite):
         assert name != "prefect" or "Invalid HTTP request received." in {line["message"] for line in found}
 
 
-def test_down_ends_all_of_it_in_order(on_sqlite):
+@pytest.fixture(scope="module")
+def of_pool(on_sqlite):
+    """The job of a batch that the pool has trained before it goes down."""
+    return run_batch(on_sqlite[0])
+
+
+def test_down_ends_all_of_it_in_order(on_sqlite, of_pool):
     home, _ = on_sqlite
     assert home.processes()
     done = home.down()
@@ -194,6 +213,32 @@ def test_down_ends_all_of_it_in_order(on_sqlite):
     home.wait_until_nobody_is_left()
     assert not (home.folder / "pool.json").exists()
     assert home.down().returncode == 0  # a second `down` is harmless
+
+
+def run_batch(home):
+    """The job of a batch that `run` has trained and recorded."""
+    file = home.folder / "night.yaml"
+    file.write_text(BATCH)
+    done = home.ringmaster("run", str(file), "--json")
+    assert done.returncode == 0, done.stderr
+    result = json.loads(done.stdout)
+    assert result["faults"] == []
+    (job,) = result["jobs"]
+    return job
+
+
+def test_after_down_a_batch_is_recorded_beside_those_of_the_pool_whose_weights_are_shared(on_sqlite, of_pool):
+    home, _ = on_sqlite
+    assert of_pool["model_uri"] == "models:/night.vit/1"
+    folder = Path(of_pool["model_dir"])
+    plain = (folder / "model.safetensors").read_bytes()
+    after = run_batch(home)
+    assert after["model_uri"] == "models:/night.vit/2"
+    assert (Path(after["model_dir"]) / "model.safetensors").exists()
+    assert not (folder / "model.safetensors").exists(), "MLflow has the weights of the run before"
+    done = home.ringmaster("lineage", "restore", "night.vit/1", str(home.folder / "restored"))
+    assert done.returncode == 0, done.stderr
+    assert (home.folder / "restored" / "model.safetensors").read_bytes() == plain
 
 
 def test_a_pool_on_postgresql_that_asks_for_a_password(postgresql, tmp_path):

@@ -19,8 +19,6 @@ is below f x the bound on the last end of these jobs alone. These bounds know of
 those by due date know that some jobs end before others. The pattern LP between due dates (`due_prices`) finds prices.
 """
 
-from __future__ import annotations
-
 import math
 from collections import Counter, defaultdict
 from collections.abc import Iterable, Iterator, Mapping

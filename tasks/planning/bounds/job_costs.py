@@ -1,7 +1,5 @@
 """Costs of jobs at given prices, what nodes earn, the options worth considering, and the order of jobs that wait."""
 
-from __future__ import annotations
-
 import math
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import replace

@@ -285,7 +285,7 @@ def is_worth(mask, placed, size, limit, step, latest, first, last, need, excess,
 
 
 @kernel
-def undominated(found, num_found, size, sketches, most):
+def undominated(states, num_found, size, sketches, most):
     """Returns which of the states found[:num_found] no other state dominates, and the number of comparisons.
 
     The states are in the order of their sums. The function stops after `most` comparisons; the returned number is then
@@ -294,7 +294,7 @@ def undominated(found, num_found, size, sketches, most):
     total = np.zeros(num_found, np.int64)
     for i in range(num_found):
         for d in range(size):
-            total[i] += found[i, d]
+            total[i] += states[i, d]
     order = np.argsort(total)
     kept = np.empty(num_found, np.int64)
     marks = np.empty(num_found, np.uint64)
@@ -304,7 +304,7 @@ def undominated(found, num_found, size, sketches, most):
         for k in range(num_kept):
             if ((mark - marks[k]) & LANES) == LANES:
                 d, other = 0, kept[k]
-                while d < size and found[other, d] <= found[i, d]:
+                while d < size and states[other, d] <= states[i, d]:
                     d += 1
                 if d == size:
                     is_beaten = True

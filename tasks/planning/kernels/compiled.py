@@ -1,7 +1,5 @@
 """Decorator for kernels: numba compiles the function at its first call and caches the result beside the source file."""
 
-from __future__ import annotations
-
 import hashlib
 from collections.abc import Callable
 from functools import cache

@@ -1,7 +1,5 @@
 """Answers in sentences, with seconds as people read them, and as JSON objects, in seconds under keys in `_s`."""
 
-from __future__ import annotations
-
 import heapq
 import math
 from collections import Counter, defaultdict

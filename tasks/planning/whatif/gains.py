@@ -10,8 +10,6 @@ bound of a linear program that is solved anew. UB' is the end of a `quick_plan`,
 searched for. What a new plan gains over the old one, UB - UB', is in the interval, too.
 """
 
-from __future__ import annotations
-
 from collections.abc import Collection, Iterator, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, replace

@@ -364,6 +364,7 @@ class MemberSession:
     def ready(self, *, startup_s: float) -> None:
         """Reports that the member is about to take its first step, and which damaged checkpoints were skipped."""
         self._seconds["startup_s"] = startup_s
+        self.member.begin_chain(self.member.root)
         self._sender.send(JobReady(step=self.first_step, startup_s=startup_s))
         tell_passed_over(self.member.passed_over, self._sender, step=self.first_step)
 

@@ -36,7 +36,7 @@ def ringmaster(home: Path, *arguments: str) -> subprocess.CompletedProcess[str]:
     environment.pop("MLFLOW_TRACKING_URI", None)
     command = [sys.executable, "-m", "ringmaster.flows.entry", *arguments]
     root = Path(__file__).parents[3]
-    environment["PYTHONPATH"] = str(root)
+    environment["PYTHONPATH"] = os.pathsep.join([str(root / "src"), str(root)])
     return subprocess.run(command, cwd=home, env=environment, capture_output=True, text=True, timeout=550, check=False)
 
 

@@ -13,6 +13,7 @@ from ringmaster.techniques.metric import metric_named
 from ringmaster.techniques.preflight import PreflightOrder
 from ringmaster.techniques.scoring import score_together
 from ringmaster.techniques.technique import GangShape
+from tests.integration.evaluation.test_commands import ringmaster
 from tests.integration.workbench import LLAMA, SINGLE, Layout
 
 METRICS = ("loss", "generated_exact_match", "generated_rouge_1", "generated_rouge_l")
@@ -115,12 +116,24 @@ def test_a_task_of_lm_eval_is_measured_on_one_and_on_several_ranks(bench, tmp_pa
     two = metrics_of(bench.train(job, Layout("ddp", 2, {"micro_batch": 2}), tmp_path / "two", import_paths=paths))
     assert two == pytest.approx(one, rel=1e-3)
 
+    # So does `ringmaster evaluate`, alone and beside what the model writes to rows.
+    folder = str(tmp_path / "one" / "model")
+    done = ringmaster(tmp_path, "evaluate", folder, "--metric", task, "--json")
+    (line,) = json.loads(done.stdout)["metrics"]
+    assert (line["metric"], line["value"], line["num_rows"]) == (task, one[task], 9), done.stderr
+    named = [word for metric in (task, "generated_exact_match", "generated_rouge_l") for word in ("--metric", metric)]
+    data = f"{{path: {answers.path}, kind: completion, seq_len: 32}}"
+    done = ringmaster(tmp_path, "evaluate", folder, "--data", data, *named, "--max-rows", "8", "--json")
+    lines = {line["metric"]: line for line in json.loads(done.stdout)["metrics"]}
+    assert all(line["value"] == 1.0 for line in lines.values()), done.stderr
+    assert lines[task]["num_rows"] == 8
+    assert done.returncode == 0
+
     # The library's own evaluation of the exported folder says the same.
     from lm_eval import simple_evaluate
     from lm_eval.models.huggingface import HFLM
     from lm_eval.tasks import TaskManager
 
-    folder = str(tmp_path / "one" / "model")
     model = transformers.AutoModelForCausalLM.from_pretrained(folder, dtype=torch.float32)
     tokenizer = transformers.AutoTokenizer.from_pretrained(folder)
     monkeyed = metric_named(task)._loaded()  # with absolute paths of its data

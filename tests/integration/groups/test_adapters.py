@@ -19,6 +19,7 @@ from ringmaster.techniques.models.adapters import attach
 from ringmaster.techniques.models.build import build_model
 from ringmaster.techniques.models.export import checkpoint_steps, export_checkpoint, export_model
 from ringmaster.techniques.models.facts import model_facts
+from ringmaster.techniques.models.quantization import quantize_base
 from ringmaster.techniques.scoring.evaluation import EvaluationOrder, evaluate_model
 from tests.integration.workbench import (
     ADAMW,
@@ -149,6 +150,18 @@ def test_an_adapter_of_a_base_in_4_bits_is_trained_alike_or_refused(bench, tmp_p
         return
     assert_trains_the_same(bench, job, layout, tmp_path)
     assert bench.reference(job).losses[0] != bench.reference(replace(job, quantize_base=None)).losses[0]
+
+
+def test_the_bytes_of_a_base_in_4_bits_are_those_that_torch_allocates(bench):
+    wide = replace(LLAMA, config={**LLAMA.config, "hidden_size": 256, "intermediate_size": 512, "num_hidden_layers": 4})
+    job = bench.job(wide, adapter=LORA, quantize_base="nf4")
+    data = prepare(job.data, cache_dir=bench.cache_dir)
+    model = attach(quantize_base(build_model(wide, data=data, seed=0), LORA), LORA, seed=0)
+    storages = [each.untyped_storage() for each in (*model.parameters(), *model.buffers())]
+    allocated = sum({storage.data_ptr(): storage.nbytes() for storage in storages}.values())
+    facts = model_facts(wide, data=data, adapter=LORA, in_4_bits=True)
+    assert facts.parameter_bytes == pytest.approx(allocated, rel=0.01)
+    assert facts.parameter_bytes < 0.4 * model_facts(wide, data=data, adapter=LORA).parameter_bytes
 
 
 def test_a_base_in_4_bits_is_what_is_evaluated_scored_and_merged(bench, tmp_path):

@@ -139,12 +139,41 @@ def test_plain_files_that_models_have_too_become_references_and_no_other_ones(fa
     files = {name: folder / "model.safetensors" for name, folder in family.folders.items()}
     contents = {name: file.read_bytes() for name, file in files.items()}
     files["one"].write_bytes(contents["one"][:-1] + bytes([contents["one"][-1] ^ 1]))
-    assert family.store.share(list(files.values())) == len(contents["base"]) + len(contents["two"])
+    freed = {name: family.store.share(folder) for name, folder in family.folders.items()}
+    assert freed == {"base": len(contents["base"]), "one": 0, "two": len(contents["two"])}
     assert files["one"].exists() and not files["base"].exists()
     reference = FileReference.at(files["two"])
     assert reference is not None
     family.store.write_file(reference, tmp_path / "again")
     assert (tmp_path / "again").read_bytes() == contents["two"]
+    assert family.store.share(family.folders["two"]) == 0
+
+
+def test_a_call_that_was_interrupted_between_two_files_is_completed(tmp_path):
+    store, folder = TensorStore(tmp_path / "tensors"), model(tmp_path / "model", RANDOM.normal(size=(4, 4)))
+    save_file({"v": np.ones(9)}, folder / "vae.safetensors")
+    stored = store.add(folder)
+    content = (folder / "vae.safetensors").read_bytes()
+    FileReference(model=stored.id, path="vae.safetensors", num_bytes=len(content)).write(folder / "vae.safetensors")
+    assert store.share(folder) > 0
+    assert list(folder.glob("*.safetensors")) == []
+
+
+def test_no_write_in_one_place_changes_another(family, tmp_path):
+    """Files are written aside and renamed, so that whoever has a link to the old content keeps it."""
+    client, record, plain = family.ledger.client, family.records["one"], family.folders["one"] / "model.safetensors"
+    copy = family.ledger.download_model(record.uri, tmp_path / "copies") / "model.safetensors"
+    assert copy.stat().st_ino != plain.stat().st_ino, "a copy that its user may change is no link to a run's folder"
+    kept = {path: path.read_bytes() for path in (family.home / "tensors" / "objects").glob("??/*")}
+    links = [tmp_path / path.name for path in kept]
+    for link, path in zip(links, kept, strict=True):
+        link.hardlink_to(path)
+    copy.write_bytes(b"changed")
+    client.log_model_artifacts(record.model_id, str(model(tmp_path / "new", np.ones((3, 3), np.float32))))
+    family.store.add(family.folders["one"])
+    family.store.share(family.folders["one"])
+    assert [link.read_bytes() for link in links] == [path.read_bytes() for path in kept] == list(kept.values())
+    assert are_in(tmp_path / "new", family.ledger.download_model(record.uri, tmp_path / "later"))
 
 
 def test_a_home_of_the_release_before_is_read_and_its_new_models_go_to_the_store(tmp_path):

@@ -96,7 +96,7 @@ def test_a_batch_is_recorded_and_its_model_comes_back(server, quiet, tmp_path, c
     later = Ledger(server)
     assert later.read_text(batch, "batch.yaml") == "name: tonight\n"
     assert len(later.client.get_metric_history(job, "loss")) == 1501  # the model's own loss is among them
-    assert later.graph().parents(record.model_id) == (base.model_id,)
+    assert Snapshot.of(later, cache=tmp_path).graph.parents(record.model_id) == (base.model_id,)
     assert later.find_profiles(["fingerprint"]) == {"fingerprint": {"step_s": 0.5}}
     copy = later.download_model("models:/tuned/1", tmp_path / "models")
     files = {file.name: file.read_bytes() for file in copy.iterdir()}

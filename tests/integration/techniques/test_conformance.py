@@ -237,16 +237,7 @@ def test_what_dividing_would_change_is_refused_with_the_reason(bench, layout):
     assert reason(bench.job()) is None
     assert reason(bench.job(GPT2_WITH_DROPOUT)) is None
     assert "dividing a batch changes its gradients" in reason(bench.job(RESNET))
-    assert "exact: true" in reason(bench.job(exact=True))
     assert "not a multiple of 2" in reason(bench.job(global_batch_size=7))
-
-
-def test_exact_leaves_single_one_slot_and_one_micro_batch(bench):
-    job = bench.job(GPT2_WITH_DROPOUT, exact=True)
-    single, known = registry.load(SINGLE.path), bench.facts(job)
-    assert single.supports(job, bench.shape(1), known) is None
-    assert "exact: true" in single.supports(job, bench.shape(2), known)
-    assert [config["micro_batch"] for config in single.configs(job, bench.shape(1), known)] == [8]
 
 
 def test_every_technique_is_in_this_suite():

@@ -96,7 +96,6 @@ def test_gathering_gives_each_rank_as_many_tokens_to_look_at():
         (LLAMA, {"loss": "tests.integration.stubs:loss_of_some_tokens"}, 2, "looks at whole sequences"),
         (replace(LLAMA, attention="flex"), {}, 2, "attention: flex knows no tokens of other devices"),
         (GPT2_WITH_DROPOUT, {}, 2, "drops out"),
-        (LLAMA, {"exact": True}, 2, "exact: true"),
         (
             ModelSpec(architecture="BloomForCausalLM", config={"hidden_size": 32, "n_head": 2}),
             {},

@@ -8,17 +8,19 @@ from torch import nn
 from ringmaster.techniques import AdaptationSpec, ModelSpec
 from ringmaster.techniques.data import PreparedData
 from ringmaster.techniques.models.build import build_model
+from ringmaster.techniques.models.export import export_quantized
 from ringmaster.techniques.models.model_folders import quantization_of, tensor_shapes, weight_bytes
 from ringmaster.techniques.models.quantization import (
     Int8Linear,
-    export_quantized,
     int8_product,
     is_quantized,
     load_quantized,
     quantize,
     to_int8,
 )
+from ringmaster.techniques.models.sentence_embeddings import pooling_of
 from tests.unit.models.conftest import LLAMA
+from tests.unit.models.test_sentence_embeddings import base_in
 
 METHODS = ["dynamic-int8", "weight-only-int8"]
 DATA = PreparedData(
@@ -125,3 +127,13 @@ def test_factories_models_too(tmp_path):
     x = torch.randn(3, 8)
     assert torch.equal(again(x), model(x))
     assert load_file(tmp_path / "q" / "model.safetensors")["0.weight"].dtype == torch.int8
+
+
+def test_modules_of_sentence_transformers_stay_beside_quantized_weights(tmp_path):
+    base = base_in(tmp_path / "base", "Pooling", "Normalize", pooling_mode="cls")
+    spec = ModelSpec(architecture="LlamaModel", config=LLAMA.config)
+    model = build_model(spec, data=DATA, seed=0)
+    names = quantize(model, said(METHODS[1]))
+    export_quantized(tmp_path / "q", spec=spec, model=model, names=names, method=METHODS[1], prepared=DATA, base=base)
+    assert pooling_of(str(tmp_path / "q")) == pooling_of(base)
+    assert pooling_of(base).modes == ("cls",)

@@ -48,11 +48,14 @@ class Trained:
 
     def __init__(self, rank, num_ranks):
         self.ranks = SimpleNamespace(rank=rank, num_ranks=num_ranks, device=CPU)
-        self.next_step, self.fault, self.gate = 0, None, threading.Event()
+        self.next_step, self.fault, self.gate, self.linked = 0, None, threading.Event(), []
         self.gate.set()
 
     def checkpoint_meta(self):
         return {"job": "a"}
+
+    def extend_chain(self, step, *, always):
+        self.linked.append((step, always))
 
     def pieces(self, *, copies):
         value = {"w": torch.full((1,), float(self.next_step))}

@@ -14,7 +14,7 @@ from ringmaster.tasks.cluster import Device
 from ringmaster.tasks.device_monitor import EVENT_EVERY_S, STRANGER_SAMPLES, Telemetry, pids_are_known
 from ringmaster.tasks.execution.dispatch import PlannedSegment
 from ringmaster.tasks.execution.engine import SegmentCall, SegmentTelemetry
-from ringmaster.tasks.execution.events import GangSaid, SegmentEnded
+from ringmaster.tasks.execution.events import GangReport, SegmentEnded
 from ringmaster.tasks.recording.rows import EnergyMeter, telemetry_points
 from ringmaster.techniques.processes.events import Beat, DeviceTelemetry
 from ringmaster.techniques.processes.gang import Outcome
@@ -247,7 +247,7 @@ def test_words_become_points_named_as_the_system_metrics_of_mlflow():
 def said(number, node, *joules):
     devices = {str(i): {"kind": "gpu", "energy_j": used} for i, used in enumerate(joules)}
     event = DeviceTelemetry(wall_s=1.0, node=node, devices=devices)
-    return GangSaid(number=number, job="a", event=event)
+    return GangReport(number=number, job="a", event=event)
 
 
 def ended(number):

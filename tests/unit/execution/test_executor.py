@@ -7,7 +7,7 @@ from functools import partial
 import pytest
 
 from ringmaster.codec import from_json, to_json
-from ringmaster.tasks.execution.events import GangSaid, JobEnded, Planned, SegmentEnded, SegmentStarted, Waiting
+from ringmaster.tasks.execution.events import DeviceWait, GangReport, JobEnded, PlanUpdate, SegmentEnded, SegmentStarted
 from ringmaster.tasks.execution.executor import AT_ONCE_S
 from ringmaster.tasks.execution.local_engine import FileLeases
 from ringmaster.tasks.execution.starter import LEASE_RETRY_S
@@ -33,7 +33,7 @@ def test_jobs_run_side_by_side_on_disjoint_devices(tmp_path, seed):
     assert bench.run()
     assert bench.statuses == {j.name: JobStatus.DONE for j in jobs}
     first_two = [type(event) for event in bench.events[:3]]
-    assert first_two == [Planned, SegmentStarted, SegmentStarted]
+    assert first_two == [PlanUpdate, SegmentStarted, SegmentStarted]
     assert sorted(bench.runner.names()) == sorted(j.name for j in jobs)
     assert {e.job for e in bench.told(JobEnded)} == {j.name for j in jobs}
 
@@ -91,14 +91,14 @@ def test_a_crash_that_got_further_does_not_count_against_the_next(tmp_path):
     assert bench.run()
     assert bench.statuses == {"a": JobStatus.DONE}
     assert [e.first_step for e in bench.told(SegmentStarted)] == list(range(8))
-    assert [e.event.step for e in bench.told(GangSaid)] == list(range(1, 8))
+    assert [e.event.step for e in bench.told(GangReport)] == list(range(1, 8))
 
 
 def test_a_job_that_waits_for_a_full_disk_says_so_in_its_record_until_it_is_saved(tmp_path):
     messages = []
 
     def look(event):
-        if isinstance(event, GangSaid):
+        if isinstance(event, GangReport):
             messages.append(bench.executor.job_table.records["a"].message)
 
     def saves(call, runner):
@@ -133,7 +133,7 @@ def test_an_option_that_runs_out_of_memory_is_struck_out_and_the_rest_planned_an
     used = [call.order.technique for call in runner.calls if call.order.job.name == "a"]
     assert used == ["ringmaster.techniques.single:Single", "ringmaster.techniques.fsdp:Fsdp"]
     assert [len(problem.job("a").options) for problem in bench.plans] == [2, 1]
-    assert bench.told(Planned)[1].why == "a ran out of memory under single on 1"
+    assert bench.told(PlanUpdate)[1].why == "a ran out of memory under single on 1"
 
 
 def test_the_last_option_out_of_memory_fails_the_job_alone(tmp_path):
@@ -203,7 +203,7 @@ def test_devices_of_others_are_waited_for(tmp_path, monkeypatch):
     monkeypatch.setattr(inbox, "get", get, raising=False)
     assert bench.run()
     assert len(rounds) == 1
-    assert [event.holders for event in bench.told(Waiting)] == [("batch tonight",)]
+    assert [event.holders for event in bench.told(DeviceWait)] == [("batch tonight",)]
     assert bench.statuses == {"a": JobStatus.DONE}
 
 
@@ -272,7 +272,7 @@ def test_two_batches_share_the_devices_and_none_serves_two(tmp_path):
     assert benches[1].run()
     assert [set(bench.statuses.values()) for bench in benches] == [{JobStatus.DONE}, {JobStatus.DONE}]
     assert leases.held() == {}
-    assert isinstance(benches[1].events[1], Waiting)
+    assert isinstance(benches[1].events[1], DeviceWait)
 
 
 def test_what_is_planned_on_a_held_device_starts_on_an_idle_one(tmp_path):
@@ -283,7 +283,7 @@ def test_what_is_planned_on_a_held_device_starts_on_an_idle_one(tmp_path):
     assert bench.run()
     (started,) = [event for event in bench.events if isinstance(event, SegmentStarted)]
     assert started.segment.devices != (planned,)
-    assert not any(isinstance(event, Waiting) for event in bench.events)
+    assert not any(isinstance(event, DeviceWait) for event in bench.events)
     assert bench.statuses == {"a": JobStatus.DONE}
 
 

@@ -3,7 +3,7 @@
 import pytest
 import torch
 
-from ringmaster.tasks.execution.events import GangSaid
+from ringmaster.tasks.execution.events import GangReport
 from ringmaster.tasks.execution.local_engine import EVERY_S, MOST_PHASES, MOST_STEPS, StepEvents
 from ringmaster.tasks.execution.progress import JobFigures, JobProgress, range_text
 from ringmaster.tasks.recording.rows import metric_points
@@ -100,7 +100,7 @@ def test_a_new_phase_is_stored_at_once_with_all_before_it(tmp_path):
     events = StepEvents(database, clock=lambda: 0.0)
 
     def tell(event):
-        events.listen(GangSaid(number=1, job="a", event=event))
+        events.listen(GangReport(number=1, job="a", event=event))
 
     tell(Steps(first_step=0, seconds=(0.1,) * (MOST_STEPS + 5), losses=(1.0,) * (MOST_STEPS + 5)))
     tell(REPORT)
@@ -122,7 +122,7 @@ def test_phases_that_follow_each_other_quickly_are_stored_at_intervals(tmp_path)
     def evaluate(times):
         for _ in range(times):
             for phase in ("evaluating", "training"):
-                events.listen(GangSaid(number=1, job="a", event=PhaseStarted(phase=phase)))
+                events.listen(GangReport(number=1, job="a", event=PhaseStarted(phase=phase)))
 
     def stored():
         return [event.content.phase for event in MessageStore(database).events(after=0)]
@@ -133,6 +133,6 @@ def test_phases_that_follow_each_other_quickly_are_stored_at_intervals(tmp_path)
     evaluate(50)
     assert len(stored()) == MOST_PHASES + 1
     now_s = EVERY_S * 100
-    events.listen(GangSaid(number=1, job="a", event=PhaseStarted(phase="exporting")))
+    events.listen(GangReport(number=1, job="a", event=PhaseStarted(phase="exporting")))
     assert stored()[-1] == "exporting"
     database.close()

@@ -4,7 +4,7 @@ from dataclasses import dataclass, replace
 
 import pytest
 
-from ringmaster.tasks.execution.events import Planned, SegmentEnded, SegmentStarted
+from ringmaster.tasks.execution.events import PlanUpdate, SegmentEnded, SegmentStarted
 from ringmaster.tasks.execution.replan_policy import ReplanPolicy
 from ringmaster.tasks.storage.journal import JobStatus
 from ringmaster.techniques import Profile, registry
@@ -115,7 +115,7 @@ def test_a_queue_is_one_gang_until_its_last_job_is_through(tmp_path, factor):
     (ended,) = (event for event in bench.told(SegmentEnded) if event.segment.job == "a")
     assert ended.outcome.status == "done"
     assert bench.runner.now_s == pytest.approx(230 * 1.5 * factor)
-    first = bench.told(Planned)[0].problem.job("a").options[0]
+    first = bench.told(PlanUpdate)[0].problem.job("a").options[0]
     assert first.runtime_s == pytest.approx(230 * 1.0 - 130 * 0.5 + 300 * 0.5)
 
 

@@ -4,7 +4,7 @@ from functools import partial
 
 import pytest
 
-from ringmaster.tasks.execution.events import Planned, SegmentStarted
+from ringmaster.tasks.execution.events import PlanUpdate, SegmentStarted
 from ringmaster.tasks.storage.journal import JobStatus, Journal
 from tests.unit.execution.fakes import (
     Bench,
@@ -48,7 +48,7 @@ def test_a_stopped_batch_is_resumed_where_it_stood(tmp_path, seed):
     ended = [name for name, step in interrupted.items() if step == 10]
     assert not set(ended) & set(runner.names()[num_calls:])
     assert all(e.first_step == interrupted.get(e.segment.job, 0) for e in again.told(SegmentStarted))
-    assert again.told(Planned)[0].why == "resumed"
+    assert again.told(PlanUpdate)[0].why == "resumed"
 
 
 def test_a_failed_job_gets_another_chance_when_its_batch_is_resumed(tmp_path):

@@ -14,7 +14,7 @@ from ringmaster.flows.batch.artifacts import (
 )
 from ringmaster.flows.batch.result import BatchResult
 from ringmaster.tasks.batch import Batch
-from ringmaster.tasks.execution.events import JobEnded, Planned, Prediction, Waiting
+from ringmaster.tasks.execution.events import DeviceWait, JobEnded, PlanUpdate, Prediction
 from ringmaster.tasks.planning import Option, PlanningJob, PlanningNode, Problem, solve
 from ringmaster.tasks.pool.active_batches import as_logged
 
@@ -52,10 +52,10 @@ def failed(job):
 def test_decisions_are_one_table_that_grows():
     store = Store()
     decisions = store.decisions()
-    decisions.listen(Waiting(holders=("another batch",)))
+    decisions.listen(DeviceWait(holders=("another batch",)))
     assert store.tables == {}, "now and then is enough"
     store.now_s = 11.0
-    decisions.listen(Waiting(holders=("a third",)))
+    decisions.listen(DeviceWait(holders=("a third",)))
     store.now_s = 12.5
     decisions.listen(failed("a"))
     assert store.made == 1
@@ -67,7 +67,7 @@ def test_a_long_batch_keeps_the_newest():
     store = Store()
     decisions = store.decisions()
     for number in range(MOST_DECISIONS + 5):
-        decisions.listen(Waiting(holders=(f"batch {number}",)))
+        decisions.listen(DeviceWait(holders=(f"batch {number}",)))
     decisions.close()
     assert len(store.rows) == MOST_DECISIONS
     assert store.rows[0]["what"].endswith("batch 5")
@@ -110,10 +110,10 @@ def test_a_pool_shows_the_first_plan_of_a_batch_once():
     artifact = PlanArtifact(
         "nightly", device="H100", show=lambda plan, problem, *, device: shown.append((problem.name, device))
     )
-    artifact.listen(Waiting(holders=("another batch",)))
+    artifact.listen(DeviceWait(holders=("another batch",)))
     problem, plan = two_jobs_each("nightly")
-    artifact.listen(Planned(problem=problem, plan=plan, why="start"))
-    artifact.listen(Planned(problem=problem, plan=plan, why="a job is slower than planned"))
+    artifact.listen(PlanUpdate(problem=problem, plan=plan, why="start"))
+    artifact.listen(PlanUpdate(problem=problem, plan=plan, why="a job is slower than planned"))
     assert shown == [("nightly", "H100")]
 
 
@@ -126,7 +126,7 @@ def test_only_a_batch_alone_on_a_pool_reads_what_more_devices_would_gain(monkeyp
 
     def page(*batches):
         problem, plan = two_jobs_each(*batches)
-        own = as_logged(Planned(problem=problem, plan=plan, why="start"), "nightly")
+        own = as_logged(PlanUpdate(problem=problem, plan=plan, why="start"), "nightly")
         show_plan(own.plan, own.problem, device="H100")
         return pages["plan"]
 

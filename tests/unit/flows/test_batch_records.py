@@ -21,7 +21,7 @@ from ringmaster.flows.batch.result import (
 )
 from ringmaster.flows.reports.progress import LinesView, LiveView, current_view
 from ringmaster.tasks.batch import Batch
-from ringmaster.tasks.execution.events import JobEnded, Waiting
+from ringmaster.tasks.execution.events import DeviceWait, JobEnded
 from ringmaster.tasks.profiling.stage import ProfilingResult
 from ringmaster.tasks.recording.async_recorder import AsyncRecorder
 from ringmaster.tasks.storage.journal import JobStatus, Journal
@@ -60,7 +60,7 @@ def surveyed(name):
 def test_a_failed_job_is_an_error_in_the_log_and_all_else_is_information(log):
     log_decision(JobEnded(job="a", status=JobStatus.FAILED, message="its loss is [NaN]", details={}))
     log_decision(JobEnded(job="b", status=JobStatus.DONE, message="", details={"metrics": {"loss": 1.0}}))
-    log_decision(Waiting(holders=("another",)))
+    log_decision(DeviceWait(holders=("another",)))
     assert log[0] == (logging.ERROR, "a has failed: its loss is [NaN]")
     assert [level for level, _ in log[1:]] == [logging.INFO, logging.INFO]
 

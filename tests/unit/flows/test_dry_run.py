@@ -40,7 +40,7 @@ def planned(tmp_path, monkeypatch, *, jobs, profiles, groups=None, faults=None, 
         faults=faults or {},
         num_trials=3,
     )
-    return rooms._planned(asked, profiled, CLUSTER, seed=0, standing=standing)
+    return rooms._planned(asked, profiled, CLUSTER, seed=0, num_others=standing)
 
 
 def test_what_it_comes_to(tmp_path, monkeypatch):

@@ -41,7 +41,7 @@ from ringmaster.model_lineage.ledger.ledger import beside_base
 from ringmaster.model_lineage.records import Origin
 from ringmaster.tasks.batch import Batch
 from ringmaster.tasks.execution.dispatch import PlannedSegment
-from ringmaster.tasks.execution.events import GangSaid, JobEnded, Planned, SegmentEnded, SegmentStarted, Waiting
+from ringmaster.tasks.execution.events import DeviceWait, GangReport, JobEnded, PlanUpdate, SegmentEnded, SegmentStarted
 from ringmaster.tasks.planning import Option, Plan, PlanningJob, PlanningNode, Problem, gantt, solve
 from ringmaster.tasks.retraining.report import FAILED, ModelResult, RetrainingReport
 from ringmaster.tasks.storage.database import Database
@@ -122,18 +122,18 @@ def printed(made: TextConsole) -> str:
 
 def events(text: str):
     segment = PlannedSegment(job=text, option=0, last_step=5, devices=(("n0", 0),), start_s=0.0, end_s=9.0)
-    yield Planned(problem=PROBLEM, plan=PLAN, why=text)
+    yield PlanUpdate(problem=PROBLEM, plan=PLAN, why=text)
     yield SegmentStarted(
         number=1, segment=segment, technique=text, num_devices=1, first_step=0, attempt=2, members=(text,)
     )
-    yield GangSaid(number=1, job=text, event=Steps(first_step=0, losses=(1.0,), seconds=(1.0,), wall_s=0.0))
-    yield GangSaid(number=1, job=text, event=CheckpointFailed(step=1, message=text))
+    yield GangReport(number=1, job=text, event=Steps(first_step=0, losses=(1.0,), seconds=(1.0,), wall_s=0.0))
+    yield GangReport(number=1, job=text, event=CheckpointFailed(step=1, message=text))
     outcome = Outcome(status=OutcomeStatus.CRASHED, message=text)
     yield SegmentEnded(number=1, segment=segment, outcome=outcome, decision=text)
     for status in ("failed", "cancelled", "stopped"):
         yield JobEnded(job=text, status=status, message=text, details={})
     yield JobEnded(job=text, status="done", message="", details={"metrics": {text: 0.5}})
-    yield Waiting(holders=(text,))
+    yield DeviceWait(holders=(text,))
 
 
 @any_text
@@ -142,7 +142,7 @@ def test_lines_of_progress(text: str):
         made = console()
         view = LinesView(made, is_verbose=True)
         view.listen(event)
-        check(printed(made), text, is_whole=not isinstance(event, GangSaid) or "Failed" in str(event))
+        check(printed(made), text, is_whole=not isinstance(event, GangReport) or "Failed" in str(event))
         assert printed(made).count("\n") <= 1
     made = console()
     for show in (LinesView(made).notice, LinesView(made).say, LinesView(made, is_verbose=True).detail):

@@ -9,14 +9,14 @@ from ringmaster.flows.output import TextConsole, announce, working
 from ringmaster.flows.reports.progress import LINES_EVERY_S, BatchProgress, LinesView, LiveView, shown
 from ringmaster.tasks.execution.dispatch import PlannedSegment
 from ringmaster.tasks.execution.events import (
-    GangSaid,
+    DeviceWait,
+    GangReport,
     JobEnded,
     PredictedEnd,
     Prediction,
     PredictionUpdate,
     SegmentEnded,
     SegmentStarted,
-    Waiting,
 )
 from ringmaster.techniques.processes.events import EvaluationReported, JobReady, OutcomeStatus, PhaseStarted, Steps
 from ringmaster.techniques.processes.gang import Outcome
@@ -56,7 +56,7 @@ def started(job="a", number=1, members=(), num_steps=(40,)):
 
 
 def said(event, job="a", number=1):
-    return GangSaid(number=number, job=job, event=event)
+    return GangReport(number=number, job=job, event=event)
 
 
 def steps(first_step, *, seconds=0.5, num=4, job=None, loss=2.5):
@@ -161,7 +161,7 @@ def test_the_predicted_end_is_shown_instead_of_the_present_speed(clock):
 
 def test_a_pipe_says_that_devices_are_waited_for(clock):
     view, new = lines(clock)
-    view.listen(Waiting(holders=("batch other",)))
+    view.listen(DeviceWait(holders=("batch other",)))
     clock.now_s = LINES_EVERY_S
     view.tick()
     assert new() == ["waiting for devices held by batch other", "still waiting for devices held by batch other, 30 s"]

@@ -1,15 +1,26 @@
 """The run that `--resume` continues. A run that was killed before it began has nothing to resume."""
 
 from contextlib import closing
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
 
 from ringmaster.errors import InputError
-from ringmaster.flows.batch.run_folder import begun, folder_to_resume, fresh_folder, note_start
+from ringmaster.flows.batch.run_folder import (
+    alone_in,
+    begun,
+    folder_to_resume,
+    fresh_folder,
+    note_start,
+    plain_models,
+)
 from ringmaster.tasks.batch import Batch
+from ringmaster.tasks.pool.submissions import Submissions
+from ringmaster.tasks.storage.database import Database, file_url
 from ringmaster.tasks.storage.journal import Journal
 from tests.unit.execution.fakes import job
+from tests.unit.pool.bench import submission
 
 BATCH = Batch(name="nightly", jobs=(job("a"),), folder=Path("/batches"), text="name: nightly\n")
 
@@ -64,6 +75,50 @@ def test_one_that_was_killed_before_it_began_does_not_hide_what_an_earlier_one_h
     folder = run(tmp_path, status="interrupted")
     killed(tmp_path)
     assert folder_to_resume(BATCH, tmp_path) == folder
+
+
+def test_one_whose_records_another_mlflow_had_is_resumed_to_record_them_again(tmp_path):
+    folder = run(tmp_path, status="done")
+    with closing(Journal.of_file(folder / "journal.db")) as journal:
+        journal.put("is_recorded", True)
+        journal.write_job("a", details={"model_uri": None})
+    assert folder_to_resume(BATCH, tmp_path) == folder
+
+
+def plain_run(home, *, weights=b"weights", **changes):
+    """Makes a run with a model of plain weights. Returns the model's folder."""
+    folder = run(home, status="done")
+    with closing(Journal.of_file(folder / "journal.db")) as journal:
+        journal.put_all({"is_recorded": True, **changes})
+    model = folder / "models" / "a"
+    model.mkdir(parents=True)
+    (model / "model.safetensors").write_bytes(weights)
+    return model
+
+
+def test_plain_weights_of_runs_that_are_done_and_recorded_are_shared_but_those_of_the_newest(tmp_path):
+    first, newest = plain_run(tmp_path), plain_run(tmp_path)
+    plain_run(tmp_path, status="interrupted")
+    plain_run(tmp_path, is_recorded=False)
+    batches = [tmp_path / "batches" / "nightly"]
+    assert list(plain_models(batches, home=tmp_path)) == [first, newest]
+    assert list(plain_models(batches, home=tmp_path, keep=3)) == [first]
+    assert list(plain_models(batches, home=tmp_path, before_s=0)) == []
+    with alone_in(first.parents[1]):
+        assert list(plain_models(batches, home=tmp_path)) == [newest], "another process resumes the first one"
+
+
+def test_a_run_of_a_pool_is_shared_too_though_the_pool_is_down(tmp_path):
+    run_folder = fresh_folder(BATCH, tmp_path)
+    (run_folder / "models" / "a").mkdir(parents=True)
+    (run_folder / "models" / "a" / "model.safetensors").write_bytes(b"weights")
+    (tmp_path / "pool").mkdir()
+    with closing(Database(file_url(tmp_path / "pool" / "pool.db"))) as database:
+        Submissions(database).submit(replace(submission("nightly"), folder=str(run_folder)))
+        journal = Journal(database, batch="nightly")
+        assert list(plain_models([run_folder.parent], home=tmp_path)) == []
+        journal.put_all({"status": "done", "is_recorded": True})
+    assert list(plain_models([run_folder.parent], home=tmp_path)) == [run_folder / "models" / "a"]
 
 
 def test_what_is_done_or_of_another_file_is_refused(tmp_path):

@@ -5,13 +5,12 @@ from random import Random
 
 import pytest
 
-from ringmaster.model_lineage.graph import Adaptation, BreakingAdaptation, Graph, blame, every_bad, first_bad
+from ringmaster.model_lineage.graph import BreakingAdaptation, Graph, blame, every_bad, first_bad
 
 
 def graph(edges):
     """A graph of adaptations. edges: child -> parents."""
-    kinds = {0: "pretrained", 1: "fine-tuned"}
-    return Graph(Adaptation(child=c, parents=tuple(p), kind=kinds.get(len(p), "merged")) for c, p in edges.items())
+    return Graph(edges.items())
 
 
 def line(length):

@@ -3,7 +3,7 @@ from dataclasses import replace
 from hypothesis import given
 from hypothesis import strategies as st
 
-from ringmaster.model_lineage import DatasetInput, ModelRecord, model_pages
+from ringmaster.model_lineage import DatasetInput, ModelRecord, Origin, model_pages
 
 BASE = ModelRecord(model_id="m-1", registered_name="base", version=4, uri="models:/base/4", experiment_id="7")
 DRAFT = ModelRecord(model_id="m-2", registered_name="draft", version=None, uri="models:/m-2", experiment_id="7")
@@ -39,6 +39,16 @@ def test_a_card_of_a_model_without_a_base_says_so():
     said = {"text": "", "parents": [], "run_name": "tune", "batch": None}
     assert model_pages.card(replace(CHILD, kind="pretrained"), **said).startswith("- trained from scratch\n")
     assert model_pages.card(replace(CHILD, kind="imported"), **said).startswith("- imported, without a base\n")
+
+
+def test_a_card_says_that_a_base_was_in_4_bits_and_what_its_adapter_is_merged_into():
+    origin = Origin(num_steps=3, quantized_base="nf4")
+    adapter = replace(BASE, model_id="m-4", registered_name="qlora", kind="lora", origin=origin)
+    said = {"text": "", "run_name": "tune", "batch": None}
+    assert "- 3 steps\n- trained on its base in `nf4`\n" in model_pages.card(adapter, parents=[BASE], **said)
+    first = model_pages.card(CHILD, parents=[adapter], **said).splitlines()[0]
+    assert first.startswith("- merged from [qlora version 4]")
+    assert first.endswith("), added to the values of its base in `nf4`")
 
 
 def test_the_newest_bisection_that_found_a_model_is_the_first_line_of_its_page():

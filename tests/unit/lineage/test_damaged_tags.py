@@ -61,7 +61,7 @@ def test_a_damaged_tag_hides_what_it_says_and_no_more(key, text):
 
 def test_a_kind_that_does_not_exist_is_a_text():
     lineage = lineage_with(**{KIND: "[bold]tuned"})
-    assert [each.kind for each in lineage.graph.made_by("m-child")] == ["[bold]tuned"]
+    assert lineage.nodes["m-child"].record.kind == "[bold]tuned"
 
 
 def test_what_is_of_another_type_in_an_origin_is_left_out():

@@ -8,7 +8,7 @@ from sqlalchemy import event as sql
 from sqlalchemy import insert
 
 from ringmaster.tasks.execution.dispatch import PlannedSegment
-from ringmaster.tasks.execution.events import GangSaid, JobEnded, SegmentEnded, SegmentStarted
+from ringmaster.tasks.execution.events import GangReport, JobEnded, SegmentEnded, SegmentStarted
 from ringmaster.tasks.pool.event_log import BatchEvents, EventLog, EventReader, LogPosition
 from ringmaster.tasks.storage.database import Database, file_url
 from ringmaster.tasks.storage.journal import JobStatus, Journal
@@ -74,7 +74,7 @@ def shown(event):
     if isinstance(event, JobEnded):
         return f"{event.job} has ended"
     number = event.number
-    if isinstance(event, GangSaid):
+    if isinstance(event, GangReport):
         return f"{number} {event.job} {event.event.step}"
     return f"{number} {'starts' if isinstance(event, SegmentStarted) else 'ends'}"
 
@@ -197,7 +197,7 @@ def test_what_an_earlier_release_has_copied_into_the_log_comes_once(database):
     story.end(number)
     found = reader(database).read()
     assert sorted(seen(found)) == sorted(["1 starts", "1 a 0", "1 a 1", "1 a 2", "a has ended", "1 ends"])
-    assert [entry.event.event.startup_s for entry in found if isinstance(entry.event, GangSaid)].count(1.0) == 2
+    assert [entry.event.event.startup_s for entry in found if isinstance(entry.event, GangReport)].count(1.0) == 2
 
 
 def test_a_loss_value_is_written_once_and_read_twice_on_its_way_to_a_recorder(database):

@@ -13,7 +13,14 @@ from ringmaster.model_lineage import waiting
 from ringmaster.model_lineage.tensors import TensorStore
 from ringmaster.tasks.batch import Batch
 from ringmaster.tasks.execution.dispatch import PlannedSegment
-from ringmaster.tasks.execution.events import GangSaid, JobEnded, Planned, Prediction, PredictionUpdate, SegmentStarted
+from ringmaster.tasks.execution.events import (
+    GangReport,
+    JobEnded,
+    PlanUpdate,
+    Prediction,
+    PredictionUpdate,
+    SegmentStarted,
+)
 from ringmaster.tasks.pool import controller
 from ringmaster.tasks.pool.event_log import BatchEvents, EventLog
 from ringmaster.tasks.pool.submissions import Submissions
@@ -65,7 +72,7 @@ def recorded():
 
 def planned():
     problem = planning_problem(JOBS, {j.name: (profile(),) for j in JOBS}, cluster(1), name="nightly")
-    return Planned(problem=problem, plan=in_a_row(problem), why="start")
+    return PlanUpdate(problem=problem, plan=in_a_row(problem), why="start")
 
 
 def story(name="a", *, status=JobStatus.DONE):
@@ -76,7 +83,7 @@ def story(name="a", *, status=JobStatus.DONE):
     metrics = EvaluationReported(step=2, metrics={"loss": 0.5})
     details = {"step": 2, "metrics": {"loss": 0.5}, "model_dir": "/models/a"} if status == JobStatus.DONE else {}
     ended = JobEnded(job=name, status=status, message="", details=details)
-    return [started, *(GangSaid(number=1, job=name, event=said) for said in (steps, metrics)), ended]
+    return [started, *(GangReport(number=1, job=name, event=said) for said in (steps, metrics)), ended]
 
 
 def check(ledger):
@@ -128,7 +135,7 @@ def test_the_page_of_a_job_says_for_what_it_waits_and_no_longer(database):
     writer.begin(recorded(), key=KEY, devices=["d"], num_trials=0)
     waits, saved = CheckpointFailed(step=2, message="disk full", waits=True), CheckpointSaved(step=2)
     for event, note in ((waits, "**Waits**: disk full"), (saved, "")):
-        writer.write(GangSaid(number=1, job="a", event=event), at_ms=0)
+        writer.write(GangReport(number=1, job="a", event=event), at_ms=0)
         assert ledger.notes["run of a"] == note
 
 
@@ -291,7 +298,7 @@ def test_records_that_stop_are_told(database, monkeypatch):
 def tell(database, *events):
     """Stores events as a pool does: the executor its decisions, and nodes what their gangs say."""
     for event in events:
-        if isinstance(event, GangSaid):
+        if isinstance(event, GangReport):
             store = MessageStore(database)
             store.store(event.number, "n", events=[(len(store.events(after=0)), event.event)])
             continue

@@ -11,7 +11,7 @@ from prefect.logging import disable_run_logger
 from sqlalchemy import insert
 
 from ringmaster.tasks.background_worker import CoalescingWorker
-from ringmaster.tasks.execution.events import GangSaid, JobEnded
+from ringmaster.tasks.execution.events import GangReport, JobEnded
 from ringmaster.tasks.storage.message_store import MessageStore
 from ringmaster.tasks.storage.schema import JOBS
 from ringmaster.tasks.timeline.drawing import (
@@ -129,7 +129,7 @@ def test_the_picture_in_prefect_follows_the_batch_but_not_each_step(story):
     for i in range(2):
         event = Steps(first_step=0, seconds=(2.0, 2.0))
         MessageStore(story.database).store(number, "n0", events=[(i, event)])
-        gantt.listen(GangSaid(number=number, job="b", event=event))
+        gantt.listen(GangReport(number=number, job="b", event=event))
     assert len(artifacts.texts) == 2
     first, second = (_picture(text) for text in artifacts.texts)
     assert "forecast to end after 51 s" in first and "forecast to end after 54 s" in second

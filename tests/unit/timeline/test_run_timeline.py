@@ -3,7 +3,7 @@
 import pytest
 from sqlalchemy import select
 
-from ringmaster.tasks.execution.events import GangSaid
+from ringmaster.tasks.execution.events import GangReport
 from ringmaster.tasks.execution.local_engine import StepEvents
 from ringmaster.tasks.pool.submissions import Submission, Submissions
 from ringmaster.tasks.storage.journal import Journal
@@ -98,7 +98,7 @@ def test_a_job_waits_in_a_gang_until_its_turn_comes(story, config, steps, status
     for name, first_step in (("a", 0), ("b", 1), ("a", 3)):
         seconds = [1.0] * (4 if name == "b" else 3)
         event = Steps(job=name, first_step=first_step, seconds=tuple(seconds))
-        words.listen(GangSaid(number=number, job=name, event=event))
+        words.listen(GangReport(number=number, job=name, event=event))
     lines = timeline_reader.read().jobs
     assert {line.name: line.step for line in lines} == steps
     assert [line.status for line in lines] == statuses
@@ -133,7 +133,7 @@ def test_words_of_a_gangs_jobs_are_written_together(story):
     words = StepEvents(story.database, clock=lambda: next(now_s))
     for name, first_step in (("b", 0), ("d", 0), ("d", 2), ("b", 2)):  # the second event of d replaces the first
         event = Steps(job=name, first_step=first_step, seconds=(2.0, 2.0))
-        words.listen(GangSaid(number=number, job=name, event=event))
+        words.listen(GangReport(number=number, job=name, event=event))
     told = [(word.content.job, word.content.first_step) for word in MessageStore(story.database).events(after=0)]
     assert told == [("b", 0), ("d", 2), ("b", 2)]
 
@@ -259,8 +259,8 @@ def test_gangs_on_this_machine_can_be_watched_from_another_process(story):
     words = StepEvents(story.database, clock=lambda: next(now_s))
     for first_step in (0, 2, 4):  # the second event is too soon after the first to be written
         event = Steps(first_step=first_step, seconds=(2.0, 2.0), losses=(1.0, 1.0))
-        words.listen(GangSaid(number=number, job="b", event=event))
-    words.listen(GangSaid(number=number, job="b", event=CheckpointSaved(step=6)))
+        words.listen(GangReport(number=number, job="b", event=event))
+    words.listen(GangReport(number=number, job="b", event=CheckpointSaved(step=6)))
     run_timeline = story.timeline_reader().read()
     assert spans(run_timeline.running) == [("b", 1, 26, "running")]  # 4 more steps of 2 s
     assert len(MessageStore(story.database).events(after=0)) == 2

@@ -192,7 +192,6 @@ def job(**changes):
         ({}, replace(GPU, num_devices=2), FACTS, "one device"),
         ({}, GPU, replace(FACTS, num_layers=0), "no repeated layers"),
         ({"compile": True}, GPU, FACTS, "compile: true"),
-        ({"exact": True}, GPU, replace(FACTS, has_dropout=True), "exact: true"),
         ({}, GPU, replace(FACTS, num_parameters=10**15), "of host memory"),
     ],
 )

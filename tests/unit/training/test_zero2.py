@@ -124,7 +124,7 @@ def test_no_weight_is_read_before_it_is_gathered(alone, monkeypatch, bucket_byte
     with sharded.micro_batch(is_last=True):
         expected = sharded(rows)
         expected.sum().backward()
-    monkeypatch.setattr(sharded_module, "_all_gather", lambda output, *_, **__: LateWork(output))
+    monkeypatch.setattr(sharded_module, "all_gather", lambda output, *_, **__: LateWork(output))
     sharded.share_updates()
     assert all(bool(parameter.isnan().all()) for parameter in inner.parameters())
     assert torch.equal(sharded(rows), expected)

@@ -9,7 +9,7 @@ import pytest
 
 from ringmaster.errors import ProblemError
 from ringmaster.tasks.cluster import Cluster
-from ringmaster.tasks.execution.events import JobEnded, Planned, SegmentEnded, SegmentStarted
+from ringmaster.tasks.execution.events import JobEnded, PlanUpdate, SegmentEnded, SegmentStarted
 from ringmaster.tasks.storage.journal import JobStatus, begin
 from ringmaster.techniques import registry
 from ringmaster.techniques.processes.reporter import STOP
@@ -30,7 +30,7 @@ def test_a_job_that_comes_later_is_planned_while_the_others_go_on(tmp_path):
     pool.serve(until_s=300.0)
     assert pool.statuses == dict.fromkeys(["a", "b", "x"], JobStatus.DONE)
     assert pool.gangs.heard == [], "what ran never noticed"
-    assert [e.why for e in pool.bench.told(Planned)] == ["begin", "x was added"]
+    assert [e.why for e in pool.bench.told(PlanUpdate)] == ["begin", "x was added"]
 
 
 def test_a_cancelled_job_stops_at_a_checkpoint_and_those_that_need_it_fail(tmp_path):

@@ -6,7 +6,7 @@ from random import Random
 import pytest
 
 from ringmaster.tasks.execution.dispatch import PlannedSegment, PlanSimulator, end_of, hand_over
-from ringmaster.tasks.execution.events import Planned, SegmentEnded, SegmentStarted
+from ringmaster.tasks.execution.events import PlanUpdate, SegmentEnded, SegmentStarted
 from ringmaster.tasks.execution.replan_policy import ReplanPolicy, ReplanTrigger, is_worth_it, remaining
 from ringmaster.tasks.planning import Option, Plan, PlanningJob, PlanningNode, Problem, Segment, solve
 from ringmaster.tasks.planning.plans.list_scheduling import BASELINES
@@ -49,7 +49,7 @@ def test_a_batch_whose_profiles_are_right_is_not_disturbed(tmp_path):
     assert bench.run()
     assert bench.statuses == dict.fromkeys("abcd", JobStatus.DONE)
     assert bench.runner.heard == []
-    assert [event.why for event in bench.told(Planned)] == ["start"]
+    assert [event.why for event in bench.told(PlanUpdate)] == ["start"]
 
 
 def test_work_that_waits_behind_a_slow_job_is_planned_anew_and_moves(tmp_path):
@@ -58,10 +58,10 @@ def test_work_that_waits_behind_a_slow_job_is_planned_anew_and_moves(tmp_path):
     bench = bench_of(tmp_path, profiles, {"a": 4.0}, make_plan=in_a_row)
     assert bench.run()
     assert bench.runner.now_s == pytest.approx(400.0, rel=0.02)  # not 500: c runs after b and d
-    assert len(bench.told(Planned)) > 1
+    assert len(bench.told(PlanUpdate)) > 1
     assert bench.runner.heard == []  # running segments continue
     plans = bench.journal.plans()
-    assert len(plans) == len(bench.told(Planned))
+    assert len(plans) == len(bench.told(PlanUpdate))
     assert Plan.from_json(plans[-1]["plan"]).segments
 
 

@@ -4,7 +4,7 @@ import threading
 from contextlib import contextmanager
 
 from ringmaster.tasks.execution.dispatch import PlannedSegment
-from ringmaster.tasks.execution.events import JobEnded, Planned, SegmentEnded, SegmentStarted
+from ringmaster.tasks.execution.events import JobEnded, PlanUpdate, SegmentEnded, SegmentStarted
 from ringmaster.tasks.pool.event_log import EventLog
 from ringmaster.tasks.pool.requests import RequestKind, Requests, RequestStatus
 from ringmaster.tasks.pool.submissions import Submissions
@@ -75,7 +75,7 @@ class PlayedExecutor:
         if batch.id not in self.planned:
             self.planned.append(batch.id)
             problem = planning_problem(batch.jobs, batch.profiles, cluster(1), name=batch.name)
-            self._told.append(batch.id, Planned(problem=problem, plan=in_a_row(problem), why="submitted"))
+            self._told.append(batch.id, PlanUpdate(problem=problem, plan=in_a_row(problem), why="submitted"))
         for job in batch.jobs:
             record = journal.jobs()[job.name]
             if record.status == JobStatus.WAITING and job.name not in self.held_back:

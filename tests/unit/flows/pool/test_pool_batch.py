@@ -25,7 +25,7 @@ from ringmaster.flows.settings import PoolAddress
 from ringmaster.model_lineage import waiting
 from ringmaster.tasks.batch import Batch
 from ringmaster.tasks.batch.adaptation_rules import with_orphans
-from ringmaster.tasks.execution.events import JobEnded, Planned
+from ringmaster.tasks.execution.events import JobEnded, PlanUpdate
 from ringmaster.tasks.pool.requests import RequestKind, Requests, RequestStatus
 from ringmaster.tasks.pool.submissions import (
     BatchStatus,
@@ -378,7 +378,7 @@ def test_ctrl_c_cancels_the_batch(bench):
 
         class Impatient(View):
             def listen(self, event):
-                if isinstance(event, Planned) and not is_sent.is_set():
+                if isinstance(event, PlanUpdate) and not is_sent.is_set():
                     is_sent.set()
                     os.kill(os.getpid(), signal.SIGINT)
 
@@ -398,7 +398,7 @@ def test_a_process_that_is_ended_for_another_reason_leaves_its_batch_alone(bench
 
     class Ended(View):
         def listen(self, event):
-            if isinstance(event, Planned):
+            if isinstance(event, PlanUpdate):
                 os.kill(os.getpid(), signal.SIGTERM)
 
     with played(bench.database) as executor:

@@ -6,7 +6,7 @@ from dataclasses import replace
 import pytest
 from sqlalchemy import update
 
-from ringmaster.tasks.execution.events import GangSaid, JobEnded, Planned, SegmentEnded, SegmentStarted
+from ringmaster.tasks.execution.events import GangReport, JobEnded, PlanUpdate, SegmentEnded, SegmentStarted
 from ringmaster.tasks.pool import controller
 from ringmaster.tasks.pool.nodes import NodeRegistry, NodeStatus
 from ringmaster.tasks.pool.requests import RequestKind, RequestStatus
@@ -32,8 +32,8 @@ def test_a_batch_is_run_to_its_end_and_told_of_it_in_its_own_names(database, poo
     assert pool.held() == {} and pool.executor.job_table.entries == {}
     assert {(event.job, event.status) for event in pool.told(JobEnded)} == {(j, JobStatus.DONE) for j in "abc"}
     assert [event.segment.job for event in pool.told(SegmentStarted)] == ["a", "b", "c"]
-    assert {event.job for event in pool.told(GangSaid)} == set("abc")
-    (planned, *_) = pool.told(Planned)
+    assert {event.job for event in pool.told(GangReport)} == set("abc")
+    (planned, *_) = pool.told(PlanUpdate)
     assert [row.id for row in planned.problem.jobs] == ["a", "b", "c"]
     assert planned.problem.job("c").after == ("a",)
     assert {segment.job for segment in planned.plan.segments} == set("abc")
@@ -47,7 +47,7 @@ def test_two_batches_share_devices_and_hear_only_of_themselves(database, pool):
     for batch, jobs in (("b1", {"a", "x"}), ("b2", {"a", "y"})):
         assert pool.statuses(batch) == dict.fromkeys(jobs, JobStatus.DONE)
         assert {event.job for event in pool.told(JobEnded, batch)} == jobs
-        for planned in pool.told(Planned, batch):
+        for planned in pool.told(PlanUpdate, batch):
             assert {row.id for row in planned.problem.jobs} <= jobs
     assert {key[0].rpartition("/")[0] for key, *_ in gangs.trained} == {"/runs/b1/checkpoints", "/runs/b2/checkpoints"}
 

@@ -6,7 +6,7 @@ from dataclasses import replace
 import pytest
 
 from ringmaster.tasks.cluster import Cluster, Node
-from ringmaster.tasks.execution.events import GangSaid, JobEnded, SegmentEnded, SegmentStarted
+from ringmaster.tasks.execution.events import GangReport, JobEnded, SegmentEnded, SegmentStarted
 from ringmaster.tasks.pool.nodes import NodeRegistry
 from ringmaster.tasks.pool.requests import RequestKind, Requests
 from ringmaster.tasks.pool.submissions import Submissions
@@ -88,7 +88,7 @@ def assert_nothing_was_doubled(database, pool, gangs, jobs):
     assert sorted(event.number for event in pool.told(SegmentStarted)) == segments
     assert sorted(event.number for event in pool.told(SegmentEnded)) == segments
     assert sorted(event.job for event in pool.told(JobEnded)) == sorted(jobs)
-    heard = Counter((event.number, event.event.NAME) for event in pool.told(GangSaid))
+    heard = Counter((event.number, event.event.NAME) for event in pool.told(GangReport))
     said = Counter((w.segment, w.content.NAME) for w in MessageStore(database).events(after=0))
     assert heard == Counter({key: n for key, n in said.items() if key[1] not in ("outcome", "ended")}), (
         "each word is told once"
@@ -156,7 +156,7 @@ def test_speeds_that_were_told_before_are_known_to_the_next_executor(database):
     after.step()
     (running,) = after.executor._plan_progress.running.values()
     assert (running.step, running.step_s, running.is_ready) == (20, 2.0, True)
-    assert [event.event.NAME for event in after.told(GangSaid)] == ["ready", "steps", "steps"]
+    assert [event.event.NAME for event in after.told(GangReport)] == ["ready", "steps", "steps"]
     after.executor.replan_soon(why="to see")
     after.step()
     (row,) = [row for row in after.plans[-1].jobs if row.id == "b1/a"]

@@ -1,0 +1,145 @@
+"""Sums whose bits do not depend on the number of devices that hold the summands.
+
+The gradient of a step is a sum over samples, and floating-point addition is not associative. An exact job (`Job.exact`)
+therefore fixes the grouping. Every forward and backward computes one chunk of samples, so that kernels see the same
+shapes on every gang. The chunks' gradients are added along one balanced binary tree, whose leaves are the chunks of the
+global batch in order. The number of chunks and that of the ranks are powers of two, so that a subtree belongs to one
+rank, or to several ranks as a whole. Addition commutes, so that only the grouping counts.
+
+    ((c0 + c1) + (c2 + c3)) + ((c4 + c5) + (c6 + c7))
+
+The norm of the gradient needs no grouping: see `gradients.exact_norm`.
+
+Source of the chunks: Li et al., EasyScale (SC 2023).
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterable
+from typing import Any
+
+import torch
+import torch.distributed as dist
+from torch import Tensor, nn
+
+from ringmaster.techniques.training.gradients import local
+
+Summands = dict[Any, Tensor]
+
+
+def use_exact_kernels(device: torch.device) -> None:
+    """Makes kernels of a GPU add in an order of their own choice no longer; what has no such kernel raises."""
+    if device.type == "cuda":
+        os.environ.setdefault("CUBLAS_WORKSPACE_CONFIG", ":4096:8")  # read when the first product is computed
+        torch.use_deterministic_algorithms(True)
+        torch.utils.deterministic.fill_uninitialized_memory = False  # type: ignore[attr-defined]
+
+
+class SumTree:
+    """Sums of chunks in order, such as gradients by parameter, added as a binary counter counts.
+
+    Of n chunks it keeps log2(n) sums at most.
+
+    balanced: whether to add along the balanced tree; otherwise each summand is added to the sum so far.
+    """
+
+    def __init__(self, *, balanced: bool = True) -> None:
+        self._balanced = balanced
+        self._sums: list[tuple[int, Summands]] = []  # of neighbouring subtrees: their numbers of chunks, and sums
+
+    def add(self, summands: Summands) -> None:
+        """Adds the next chunk, and keeps its tensors."""
+        size, total = 1, summands
+        while self._sums and (self._sums[-1][0] == size or not self._balanced):
+            total = _added(self._sums.pop()[1], total)
+            size *= 2
+        self._sums.append((size, total))
+
+    def add_to(self, last: Summands) -> None:
+        """Adds the chunks so far to some summands of the last chunk, in their tensors; keeps the chunks."""
+        for _, total in reversed(self._sums):
+            _added(last, {key: total[key] for key in last if key in total})
+
+    def pop(self) -> Summands:
+        """Returns the sums over all chunks, and begins again."""
+        ((_, total),) = self._sums
+        self.clear()
+        return total
+
+    def clear(self) -> None:
+        """Forgets all chunks."""
+        self._sums.clear()
+
+
+def take_gradients(parameters: Iterable[nn.Parameter]) -> Summands:
+    """Returns the gradients by parameter, and removes them there."""
+    gradients: Summands = {}
+    for parameter in parameters:
+        if parameter.grad is not None:
+            gradients[parameter], parameter.grad = parameter.grad, None
+    return gradients
+
+
+@torch.no_grad()
+def _added(left: Summands, right: Summands) -> Summands:
+    """Returns left + right, in the tensors of `left`; what is missing on one side counts as zeros there."""
+    both = [key for key in left if key in right]
+    if both:
+        torch._foreach_add_([local(left[key]) for key in both], [local(right[key]) for key in both])
+    total = {**right, **left}
+    for key in left.keys() ^ right.keys():
+        local(total[key]).add_(0.0)  # as where a rank adds zeros: the sum is then no -0.0
+    return total
+
+
+def sum_of_ranks(summands: Tensor, *, num_ranks: int) -> Tensor:
+    """Returns the sum of the ranks' parts of a flat tensor, along the tree over ranks, in place; a view."""
+    parts = summands.view(num_ranks, -1)
+    while len(parts) > 1:
+        parts = parts[0::2].add_(parts[1::2])
+    return parts[0]
+
+
+class BucketSums:
+    """Adds the gradients in DDP's buckets along the tree, over this rank's chunks and then over the ranks.
+
+    `send` is DDP's communication hook. It sends each bucket during the backward of the last chunk, part q to rank q,
+    which adds. `finish` gathers the sums. So it sends what a ring sends, 2 (p - 1) / p of the gradient.
+
+    tree: the chunks before the last one.
+    """
+
+    def __init__(self, group: dist.ProcessGroup) -> None:
+        self._group, self.tree = group, SumTree()
+        self._under_way: list[tuple[Tensor, Tensor, Tensor, Any]] = []
+
+    def send(self, bucket: Any) -> torch.futures.Future[Tensor]:
+        """Sends a bucket; what it returns is no sum yet."""
+        flat: Tensor = bucket.buffer()
+        self.tree.add_to(dict(zip(bucket.parameters(), bucket.gradients(), strict=True)))
+        sent = nn.functional.pad(flat, (0, -len(flat) % self._group.size()))
+        arriving = torch.empty_like(sent)
+        work = dist.all_to_all_single(arriving, sent, group=self._group, async_op=True)
+        self._under_way.append((flat, sent, arriving, work))
+        future = torch.futures.Future[Tensor](devices=[flat.device] if flat.is_cuda else None)
+        future.set_result(flat)
+        return future
+
+    def finish(self) -> None:
+        """Replaces the gradients in the buckets by their sums."""
+        gathering = []
+        for flat, sent, arriving, work in self._under_way:
+            work.wait()
+            own = sum_of_ranks(arriving, num_ranks=self._group.size())
+            gathering.append((flat, sent, own, all_gather(sent, own, group=self._group, async_op=True)))
+        for flat, gathered, _, work in gathering:
+            work.wait()
+            flat.copy_(gathered[: len(flat)])
+        self._under_way.clear()
+        self.tree.clear()
+
+
+# torch 2.13 has new names for them; 2.11 has only the old ones.
+all_gather: Any = getattr(dist, "all_gather_single", None) or dist.all_gather_into_tensor
+reduce_scatter: Any = getattr(dist, "reduce_scatter_single", None) or dist.reduce_scatter_tensor

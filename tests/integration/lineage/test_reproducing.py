@@ -1,0 +1,295 @@
+"""`ringmaster reproduce`: a model is made again from its lineage, and what differs is found and named."""
+
+import json
+import random
+import shutil
+from contextlib import nullcontext
+from dataclasses import replace
+
+import pytest
+from safetensors.numpy import load_file, save_file
+from typer.testing import CliRunner
+
+from ringmaster.codec import to_json
+from ringmaster.errors import InputError
+from ringmaster.flows import cli
+from ringmaster.flows.lineage import reproducing
+from ringmaster.flows.lineage.home import LineageHome
+from ringmaster.flows.lineage.reproducing import ReproductionOptions, reproduce
+from ringmaster.tasks.recording.mlflow_writer import CHAIN, TRAINING
+from ringmaster.techniques import Adapter
+from ringmaster.techniques.checkpoints.checkpoint import CheckpointFile, read_manifest, stored_manifest
+from ringmaster.techniques.checkpoints.storage import MANIFEST, LocalPlace
+from tests.integration.lineage.family import in_home
+from tests.integration.lineage.trained import LINKS, job_of, record, train, write_rows
+from tests.integration.workbench import SINGLE, Layout
+from tests.matrix import matrix
+
+
+@pytest.fixture(autouse=True)
+def warm_server(bench, monkeypatch):
+    monkeypatch.setattr(reproducing, "fork_server_for", lambda jobs: nullcontext(bench.server))
+
+
+@pytest.fixture
+def home(tmp_path):
+    with in_home(tmp_path / "home"):
+        (tmp_path / "home").mkdir()
+        yield tmp_path / "home"
+
+
+def test_a_model_is_made_again_bit_by_bit_in_a_fresh_folder(bench, home, tmp_path):
+    made = train(bench, home, job_of(bench, write_rows(tmp_path / "rows.jsonl")))
+
+    report = made.reproduced()
+
+    assert report.is_equal, report.sentences()
+    assert (report.steps, len(report.links), report.files) == (9, 3, ())
+    assert load_file(report.folder / "model.safetensors").keys() == load_file(model_of(home, made.name)).keys()
+    assert "every tensor is equal" in report.sentences()[0]
+
+
+def model_of(home, name):
+    return home / "batches" / name / "model" / "model.safetensors"
+
+
+def test_layouts_that_were_switched_are_switched_again(bench, home, tmp_path):
+    layouts = (SINGLE, Layout("ddp", 2), Layout("fsdp", 2, {"reshard": True}))
+    made = train(bench, home, job_of(bench, write_rows(tmp_path / "rows.jsonl")), layouts=layouts)
+
+    assert made.reproduced().is_equal
+
+
+def test_an_exact_job_of_several_layouts_is_made_again_on_one_device(bench, home, tmp_path):
+    layouts = (Layout("ddp", 2, {"micro_batch": 4}), Layout("fsdp", 2, {"reshard": True, "micro_batch": 4}), SINGLE_4)
+    job = job_of(bench, write_rows(tmp_path / "rows.jsonl"), exact=True, exact_chunk=4)
+    made = train(bench, home, job, layouts=layouts)
+
+    report = made.reproduced(technique="single")
+
+    assert report.is_equal, report.sentences()
+    assert report.steps == 9
+
+
+def test_an_adapter_with_dropout_is_made_again_on_its_base(bench, home, tmp_path):
+    rows = write_rows(tmp_path / "rows.jsonl")
+    base = train(bench, home, job_of(bench, rows))
+    job = job_of(bench, rows, name="tuned", base=base.name, adapter=Adapter(rank=2, dropout=0.1))
+    folder = home / "batches" / "tuned"
+    trained = bench.train(job, SINGLE, folder, weights_from=str(home / "batches" / base.name / "model"))
+    assert trained.outcome.status == "done", trained.outcome
+    made = record(bench, home, job, folder, {}, parents={base.name: f"models:/{base.name}/1"})
+
+    assert made.reproduced().is_equal
+
+
+def test_a_base_that_is_lost_is_made_again_first(bench, home, tmp_path):
+    rows = write_rows(tmp_path / "rows.jsonl")
+    base = train(bench, home, job_of(bench, rows))
+    job = job_of(bench, rows, name="tuned", base=base.name)
+    folder = home / "batches" / "tuned"
+    bench.train(job, SINGLE, folder, weights_from=str(home / "batches" / base.name / "model"))
+    made = record(bench, home, job, folder, {}, parents={base.name: f"models:/{base.name}/1"})
+    lose_files(made, base.name)
+
+    assert made.reproduced().is_equal
+
+
+def lose_files(made, name):
+    home = LineageHome(folder=made.home, is_fresh=True)
+    shutil.rmtree(home.model_dir(home.find(name)))
+    shutil.rmtree(made.home / "tensors", ignore_errors=True)
+
+
+def test_a_changed_row_is_named_before_anything_trains(bench, home, tmp_path):
+    made = train(bench, home, job_of(bench, write_rows(tmp_path / "rows.jsonl")))
+    write_rows(made.rows, changed=5)
+
+    report = made.reproduced()
+
+    assert not report.is_equal
+    (cause,) = report.causes
+    assert "the data has changed" in cause
+    assert "1 rows of training gone" in cause or "1 rows of held_out gone" in cause
+
+
+def test_a_changed_record_is_named_field_by_field(bench, home, tmp_path):
+    made = train(bench, home, job_of(bench, write_rows(tmp_path / "rows.jsonl")))
+    made.rewrite(TRAINING, lambda value: {**value, "job": {**value["job"], "optimizer": {"name": "sgd", "lr": 0.2}}})
+
+    report = made.reproduced()
+
+    assert not report.is_equal
+    assert report.causes == ("the recorded job was changed after the training: optimizer.lr is 0.2 and was 0.1",)
+
+
+def test_a_changed_chain_is_refused(bench, home, tmp_path):
+    made = train(bench, home, job_of(bench, write_rows(tmp_path / "rows.jsonl")))
+
+    def forge(value):
+        value["links"][1]["environment"]["num_threads"] += 1
+        return value
+
+    made.rewrite(CHAIN, forge)
+    with pytest.raises(InputError, match="was changed after it was recorded"):
+        made.reproduced()
+
+
+def flip_a_bit(root, step, *, draw):
+    """Flips a bit of a weight in a checkpoint, with checksums that hide it, as a fault of the memory would."""
+    place, name = LocalPlace(root), f"step-{step:08d}"
+    manifest = read_manifest(place, name)
+    (file,) = manifest.files
+    path = root / name / file
+    content = bytearray(path.read_bytes())
+    header = int.from_bytes(content[:8], "little") + 8
+    tensors = json.loads(content[8:header])
+    tensor = draw.choice(sorted(each for each in tensors if each.startswith("model/")))
+    first, last = tensors[tensor]["data_offsets"]
+    # Of a mantissa: a change of an exponent would be as large as the weight, and easier to find.
+    content[header + first + draw.randrange((last - first) // 4) * 4 + 1] ^= 1 << draw.randrange(8)
+    path.write_bytes(content)
+    from hashlib import sha256
+
+    files = {file: CheckpointFile(num_bytes=len(content), sha256=sha256(content).hexdigest())}
+    (root / name / MANIFEST).write_bytes(stored_manifest(replace(manifest, files=files)))
+    return tensor
+
+
+def skip_a_step(root, step):
+    """Makes the checkpoint of a step into that of the next one, whose update was left out."""
+    manifest = read_manifest(LocalPlace(root), f"step-{step:08d}")
+    folder = (root / f"step-{step:08d}").rename(root / f"step-{step + 1:08d}")
+    (folder / MANIFEST).write_bytes(stored_manifest(replace(manifest, step=step + 1)))
+
+
+SINGLE_4 = Layout("single", 1, {"micro_batch": 4})
+PLANTED = ("bit", "skipped step", "learning rate", "row")
+
+
+@pytest.mark.parametrize("draw", matrix(range(13), quick=[0]))
+@pytest.mark.parametrize("planted", PLANTED)
+def test_a_planted_change_is_found_where_it_was_planted(bench, home, tmp_path, planted, draw):
+    random_ = random.Random(f"{planted} {draw}")
+    rows = write_rows(tmp_path / "rows.jsonl")
+    job = job_of(bench, rows)
+    segment = random_.randrange(2)  # after which link
+
+    def between(step, root):
+        if step == LINKS[segment] and planted == "bit":
+            flip_a_bit(root, step, draw=random_)
+        if step == LINKS[segment] and planted == "skipped step":
+            skip_a_step(root, step)
+
+    if planted == "learning rate":  # the job that trained is not the one of the record
+        made = train(bench, home, replace(job, optimizer=replace(job.optimizer, lr=0.11)))
+        made.rewrite(CHAIN, lambda value: forged(value, job=to_json(job)))
+        made.rewrite(TRAINING, lambda value: {**value, "job": to_json(job)})
+        segment = -1
+    elif planted == "row":
+        write_rows(rows, changed=random_.randrange(60))
+        made = train(bench, home, job)
+        write_rows(rows)
+        segment = None  # the row may be of any step
+    else:
+        made = train(bench, home, job, between=between)
+
+    report = made.reproduced()
+
+    assert not report.is_equal
+    assert report.causes
+    if segment is not None:
+        first = 0 if segment == -1 else LINKS[segment]
+        assert (report.first.link.first_step, report.first.link.step) == (first, LINKS[segment + 1])
+        # A bit of a token that no step reads again changes no loss.
+        assert report.first_step is None or first < report.first_step <= LINKS[segment + 1] + 1
+        assert report.first.tensors
+
+
+def forged(value, *, job):
+    """A chain whose job was replaced, with all digests made anew."""
+    from ringmaster.techniques.checkpoints.chain import StateChain
+
+    chain = StateChain.parse(json.dumps(value))
+    result = replace(chain, job=job, links=())
+    for link in chain.links:
+        result = result.add(replace(link, parent=result.head))
+    return json.loads(result.to_text())
+
+
+def test_a_model_whose_files_were_changed_is_told_from_one_that_trained_otherwise(bench, home, tmp_path):
+    made = train(bench, home, job_of(bench, write_rows(tmp_path / "rows.jsonl")))
+    lineage = LineageHome(folder=home, is_fresh=True)
+    file = lineage.model_dir(lineage.find(made.name)) / "model.safetensors"
+    weights = load_file(file)
+    name = sorted(weights)[0]
+    weights[name] = weights[name].copy()
+    weights[name].flat[0] += 1e-3
+    file.unlink()
+    save_file(weights, file, metadata={"format": "pt"})
+
+    report = made.reproduced()
+
+    assert report.files == (name,)
+    assert report.first is None
+    assert report.causes[-1].startswith("the model's files were changed after its training")
+
+
+def test_an_audit_repeats_some_links_and_says_its_odds(bench, home, tmp_path):
+    made = train(bench, home, job_of(bench, write_rows(tmp_path / "rows.jsonl")))
+
+    report = made.reproduced(share=0.05)
+
+    assert report.is_equal
+    assert len(report.links) == 1
+    assert report.probability == pytest.approx(1 / 3)
+    assert "probability of 33%" in report.sentences()[0]
+
+
+def test_audits_find_a_change_as_often_as_they_say(bench, home, tmp_path):
+    flips = random.Random(1)
+
+    def between(step, root):
+        if step == LINKS[0]:
+            flip_a_bit(root, step, draw=flips)
+
+    made = train(bench, home, job_of(bench, write_rows(tmp_path / "rows.jsonl")), between=between)
+
+    reports = [made.reproduced(share=0.05, seed=seed) for seed in range(6)]
+
+    # Only the second link starts from the changed checkpoint: one of three, as the report says.
+    assert {report.is_equal for report in reports} == {True, False}
+    assert all(report.first.link.step == LINKS[0] for report in reports if not report.is_equal)
+    assert all(report.links[0].link.first_step != LINKS[0] for report in reports if report.is_equal)
+    assert {report.probability for report in reports} == {1 / 3}
+
+
+def test_what_cannot_be_made_again_says_so_before_it_starts(bench, home, tmp_path):
+    made = train(bench, home, job_of(bench, write_rows(tmp_path / "rows.jsonl")))
+    with pytest.raises(InputError, match="other layouts than its own give other bits"):
+        made.reproduced(technique="single")
+
+    lineage = LineageHome(folder=home, is_fresh=True)
+    old = lineage.ledger.start_job(lineage.ledger.start_batch("b", params={}), "old", params={})
+    lineage.ledger.record_model("old", run_id=old, folder=home / "batches" / made.name / "model", kind="pretrained")
+    lineage = LineageHome(folder=home, is_fresh=True)
+    with pytest.raises(InputError, match="recorded without its job, by an earlier release"):
+        reproduce(lineage, lineage.find("old"), ReproductionOptions(folder=tmp_path / "x"), notice=print)
+
+
+def test_the_command_says_what_it_would_do_and_exits_by_the_result(bench, home, tmp_path):
+    made = train(bench, home, job_of(bench, write_rows(tmp_path / "rows.jsonl")))
+    runner = CliRunner()
+
+    dry = runner.invoke(cli.app, ["reproduce", made.name, "--dry-run"])
+    assert dry.exit_code == 0, dry.output
+    assert "9 steps would be trained again (Single on 1), and 3 of its 3 recorded states" in " ".join(
+        dry.stderr.split()
+    )
+
+    done = runner.invoke(cli.app, ["reproduce", made.name, "--json"])
+    assert done.exit_code == 0, done.output
+    assert json.loads(done.stdout)["states"] == list(LINKS)
+
+    write_rows(made.rows, changed=3)
+    assert runner.invoke(cli.app, ["reproduce", made.name]).exit_code == 1

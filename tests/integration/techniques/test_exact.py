@@ -1,0 +1,162 @@
+"""Exact jobs: weights, losses and metrics have the same bits on any number of devices, whatever happens meanwhile."""
+
+import random
+from dataclasses import replace
+
+import pytest
+
+from ringmaster.techniques import Adapter, DataSpec, EvaluationSpec, ModelSpec, OptimizerSpec, ScheduleSpec
+from ringmaster.techniques.checkpoints.chain import read_chain
+from ringmaster.techniques.processes.events import Steps
+from tests.integration.workbench import (
+    ADAMW,
+    GPT2,
+    GPT2_WITH_DROPOUT,
+    LLAMA,
+    SGD,
+    VIT,
+    Layout,
+    is_bit_equal,
+    largest_difference,
+)
+from tests.matrix import matrix
+
+CHUNK = 4
+SINGLE = Layout("single", 1, {"micro_batch": CHUNK})
+LAYOUTS = [
+    Layout("ddp", 2, {"micro_batch": CHUNK}),
+    Layout("ddp", 4, {"micro_batch": CHUNK, "recompute": "full"}),
+    Layout("zero1", 2, {"micro_batch": CHUNK}),
+    Layout("zero2", 2, {"micro_batch": CHUNK, "bucket_bytes": 1 << 14}),
+    Layout("zero2", 4, {"micro_batch": CHUNK, "bucket_bytes": 1 << 13}),
+    Layout("fsdp", 2, {"micro_batch": CHUNK, "reshard": True}),
+    Layout("fsdp", 4, {"micro_batch": CHUNK, "reshard": False, "recompute": "full"}),
+    Layout("fsdp_static", 2, {"micro_batch": CHUNK, "reshard": True}),
+    Layout("offload", 1, {"micro_batch": CHUNK, "num_slices": 2}),
+    Layout("offload", 1, {"micro_batch": CHUNK, "num_slices": 2, "recompute": "full", "host_activations": True}),
+]
+PIPELINES = [
+    Layout("pipeline", 2, {"micro_batch": CHUNK, "schedule": "1f1b"}),
+    Layout("pipeline", 2, {"micro_batch": CHUNK, "schedule": "gpipe", "recompute": "full"}),
+]
+BERT = ModelSpec(
+    architecture="BertForMaskedLM",
+    config={"hidden_size": 32, "intermediate_size": 64, "num_hidden_layers": 2, "num_attention_heads": 2},
+)
+MODELS = {"llama": LLAMA, "gpt2": GPT2, "gpt2-drops-out": GPT2_WITH_DROPOUT, "vit": VIT, "bert": BERT}
+OPTIMIZERS = {
+    "adamw": ADAMW,
+    "momentum": replace(SGD, options={"momentum": 0.9, "weight_decay": 0.01}),
+    "lion": OptimizerSpec(name="lion", lr=1e-3, options={"weight_decay": 0.1}),
+    "adafactor": OptimizerSpec(name="adafactor", lr=1e-2),
+    "muon": OptimizerSpec(name="muon", lr=1e-2),
+}
+OTHERS = {
+    "plain": {},
+    "clipped": {"clip_grad_norm": 0.1},
+    "bf16": {"precision": "bf16"},
+    "bf16-params": {"precision": "bf16-params"},
+    "lora": {"adapter": Adapter(rank=4, dropout=0.1)},
+    "scheduled": {"schedule": ScheduleSpec(name="cosine", warmup_steps=2), "clip_grad_norm": 1.0},
+}
+
+
+def drawn_jobs(number):
+    """Draws jobs such that every family, optimizer and setting occurs."""
+    draw, names = random.Random(20261126), []
+    while len(names) < number:
+        turn = len(names)
+        model, optimizer, other = (list(each)[turn % len(each)] for each in (MODELS, OPTIMIZERS, OTHERS))
+        if turn >= len(OTHERS):
+            model, optimizer, other = (draw.choice(list(each)) for each in (MODELS, OPTIMIZERS, OTHERS))
+        if (model, optimizer, other) not in names:
+            names.append((model, optimizer, other))
+    return names
+
+
+def exact_job(bench, model="llama", optimizer="adamw", other="plain", **changes):
+    metrics = ("loss", "accuracy")
+    job = bench.job(
+        MODELS[model],
+        optimizer=OPTIMIZERS[optimizer],
+        global_batch_size=16,
+        exact=True,
+        exact_chunk=CHUNK,
+        evaluation=EvaluationSpec(max_batches=3, metrics=metrics),
+        **OTHERS[other],
+        **changes,
+    )
+    return replace(job, data=DataSpec(factory="tests.unit.probing.samples:masked")) if model == "bert" else job
+
+
+def reference(bench, job, folder):
+    return bench.train(job, SINGLE, folder / "single")
+
+
+def assert_same_bits(trained, expected):
+    assert is_bit_equal(trained.weights, expected.weights), largest_difference(trained.weights, expected.weights)
+    assert trained.losses == expected.losses[-len(trained.losses) :]
+    result, wanted = trained.outcome.result, expected.outcome.result
+    assert result["metrics"] == wanted["metrics"]
+    assert last_state(trained) == last_state(expected)
+
+
+def last_state(trained):
+    """Returns the digests of weights and optimizer state after the last step."""
+    chain = read_chain(trained.order.checkpoint_dir)
+    assert chain.links[-1].step == trained.order.job.total_steps
+    return chain.links[-1].tensors
+
+
+JOBS = drawn_jobs(12)
+
+
+@pytest.mark.parametrize(("model", "optimizer", "other"), matrix(JOBS, quick=JOBS[:6:2], ids="-".join))
+def test_drawn_jobs_have_the_same_bits_under_all_layouts(bench, tmp_path, model, optimizer, other):
+    job = exact_job(bench, model, optimizer, other)
+    expected = reference(bench, job, tmp_path)
+    whole_tensors = optimizer in ("adafactor", "muon")
+    for number, layout in enumerate(LAYOUTS):
+        if not (whole_tensors and layout.technique == "zero2"):
+            assert_same_bits(bench.train(job, layout, tmp_path / str(number)), expected)
+
+
+@pytest.mark.parametrize("layout", PIPELINES, ids=str)
+@pytest.mark.parametrize("other", ["plain", "clipped", "bf16"])
+def test_pipelines_too(bench, tmp_path, layout, other):
+    job = exact_job(bench, other=other)
+    assert_same_bits(bench.train(job, layout, tmp_path / "pipeline"), reference(bench, job, tmp_path))
+
+
+def test_without_exact_the_bits_differ(bench, tmp_path):
+    """Without this, the tests above would hold for any training."""
+    job = replace(exact_job(bench), exact=False)
+    one = bench.train(job, Layout("single", 1, {"micro_batch": 16}), tmp_path / "one")
+    other = bench.train(job, LAYOUTS[0], tmp_path / "other")
+    assert not is_bit_equal(one.weights, other.weights)
+
+
+def test_switches_and_kills_leave_no_trace(bench, tmp_path):
+    job = exact_job(bench, "gpt2-drops-out", "adamw", "clipped", num_steps=12)
+    expected = reference(bench, job, tmp_path)
+    folder = tmp_path / "switched"
+    route = [LAYOUTS[1], LAYOUTS[4], LAYOUTS[5], SINGLE, LAYOUTS[2]]
+
+    def kill(gang, event):
+        if isinstance(event, Steps):
+            gang.kill()
+
+    for number, layout in enumerate(route, start=1):
+        bench.train(job, layout, folder, last_step=2 * number)
+        killed = bench.train(job, layout, folder, on_event=kill)
+        assert killed.outcome.status != "done"
+    trained = bench.train(job, LAYOUTS[8], folder)
+    assert trained.outcome.result["first_step"] == 2 * len(route)
+    assert_same_bits(trained, expected)
+
+
+def test_a_checkpoint_of_other_chunks_is_refused(bench, tmp_path):
+    job = exact_job(bench)
+    bench.train(job, SINGLE, tmp_path, last_step=2)
+    outcome = bench.train(job, Layout("ddp", 2, {"micro_batch": 8}), tmp_path).outcome
+    assert "in chunks of 4 samples, and not of 8. To fix: set exact_chunk: 4" in outcome.message
