@@ -60,6 +60,17 @@ def test_layouts_that_were_switched_are_switched_again(bench, home, tmp_path):
     assert made.reproduced().is_equal
 
 
+def test_an_exact_job_of_several_layouts_is_made_again_on_one_device(bench, home, tmp_path):
+    layouts = (Layout("ddp", 2, {"micro_batch": 4}), Layout("fsdp", 2, {"reshard": True, "micro_batch": 4}), SINGLE_4)
+    job = job_of(bench, write_rows(tmp_path / "rows.jsonl"), exact=True, exact_chunk=4)
+    made = train(bench, home, job, layouts=layouts)
+
+    report = made.reproduced(technique="single")
+
+    assert report.is_equal, report.sentences()
+    assert report.steps == 9
+
+
 def test_an_adapter_with_dropout_is_made_again_on_its_base(bench, home, tmp_path):
     rows = write_rows(tmp_path / "rows.jsonl")
     base = train(bench, home, job_of(bench, rows))
@@ -152,6 +163,7 @@ def skip_a_step(root, step):
     (folder / MANIFEST).write_bytes(stored_manifest(replace(manifest, step=step + 1)))
 
 
+SINGLE_4 = Layout("single", 1, {"micro_batch": 4})
 PLANTED = ("bit", "skipped step", "learning rate", "row")
 
 
