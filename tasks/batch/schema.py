@@ -108,9 +108,7 @@ class Data(Section):
         default=job.DataSpec.vocab_size, description="the size of the byte-level vocabulary, such as 2048"
     )
     tokenizer: Folder | None = Field(default=None, description="a folder or hub name with a tokenizer, such as gpt2")
-    text_column: str = Field(
-        default=job.DataSpec.text_column, description="the column that holds the text, such as text"
-    )
+    text_column: str = Field(default="text", description="the column that holds the text, such as text")
     split: str = Field(default=job.DataSpec.split, description="the split of the data set to train on, such as train")
     held_out_split: str | None = Field(default=None, description="the split to evaluate on, such as test")
     held_out: Annotated[float, Field(ge=0, lt=1)] = Field(
