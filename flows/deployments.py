@@ -46,9 +46,9 @@ from ringmaster.flows import settings
 from ringmaster.flows.pool.node import serve_node_run
 from ringmaster.flows.pool.segment_runs import NODE_DEPLOYMENT
 from ringmaster.flows.process_log import report_faults
-from ringmaster.flows.services.engine_options import NodeDeployment
 from ringmaster.flows.settings import NOTIFY
 from ringmaster.tasks import alarms
+from ringmaster.tasks.pool.engines import NodeDeployment
 
 BLOCK = "ringmaster-alarms"
 """Name of the block that is made from a webhook's URL."""

@@ -15,7 +15,7 @@ from urllib.parse import unquote, urlsplit
 
 import typer
 
-from ringmaster.errors import InputError, LedgerError, input_errors
+from ringmaster.errors import InputError, LedgerError, LineageCycle, TensorStoreError, UnknownModel, input_errors
 from ringmaster.flows import settings
 from ringmaster.flows.output import error_console
 from ringmaster.model_lineage import IMPORTED, QUIET_ENVIRONMENT, Ledger
@@ -66,8 +66,6 @@ class LineageHome:
 
     def find(self, name: str) -> LineageNode:
         """Returns the node of that name. Raises InputError with similar names if there is none."""
-        from ringmaster.errors import UnknownModel
-
         with input_errors(UnknownModel):
             return self.snapshot.find(name)
 
@@ -138,8 +136,6 @@ class LineageHome:
 @contextmanager
 def lineage_home(*, is_fresh: bool = False) -> Iterator[LineageHome]:
     """Yields the lineage of this home. Faults in the input become InputError (exit 2); others are printed (exit 1)."""
-    from ringmaster.errors import LineageCycle, TensorStoreError
-
     try:
         yield LineageHome(folder=settings.home(), is_fresh=is_fresh)
     except LineageCycle as error:

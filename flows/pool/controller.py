@@ -18,20 +18,21 @@ from ringmaster.flows.pool.batch_runs import BatchRuns, CrashedRuns, LateAnswers
 from ringmaster.flows.pool.segment_runs import AWAY, OpenClient, PrefectNodeRuns, SegmentRuns
 from ringmaster.flows.process_log import ProcessRole, log_to_stderr
 from ringmaster.flows.reports.progress import describe
-from ringmaster.flows.services.service_files import say_ready
 from ringmaster.flows.settings import PoolAddress
 from ringmaster.tasks.alarms import Alarm, DeadlineAlarms, NodeAlarms
 from ringmaster.tasks.alarms.task import sound
 from ringmaster.tasks.background_worker import running
 from ringmaster.tasks.cluster import Cluster
-from ringmaster.tasks.execution.engine import WORKERS, Engine, EngineContext, build_engine
+from ringmaster.tasks.execution.engine import Engine, EngineContext
 from ringmaster.tasks.execution.events import ExecutionEvent
 from ringmaster.tasks.execution.executor import Executor
 from ringmaster.tasks.execution.replanner import Replanner
 from ringmaster.tasks.pool.controller import HOLDER_OF_SEGMENTS, PoolController
+from ringmaster.tasks.pool.engines import WORKERS, build_engine
 from ringmaster.tasks.pool.failover import BEAT_EVERY_S, Leadership
 from ringmaster.tasks.pool.nodes import NodeRegistry, PoolLeases, Timeouts
 from ringmaster.tasks.pool.submissions import Submission, Submissions
+from ringmaster.tasks.process_identity import say_ready
 from ringmaster.tasks.storage.database import BatchingDatabase, Database, DatabaseClosed
 from ringmaster.tasks.storage.journal import Journal
 from ringmaster.tasks.storage.releases import check_release, note_release

@@ -217,7 +217,8 @@ def _job(data: DataSpec | None, folder: Path) -> Job:
     is_text = data.path is not None or data.source == "python-stdlib"
     if is_text and kind in (None, LANGUAGE_MODELING) and data.seq_len is None:
         data = replace(data, seq_len=SEQ_LEN)
-    data = replace(data, kind=kind, labels=data.labels or (classes_of(folder) if kind in CLASSIFICATION else ()))
+    classes = classes_of(folder) if kind in CLASSIFICATION else ()
+    data = replace(data, kind=kind, options={"labels": classes, **data.options} if classes else data.options)
     data = with_processor_of(data, str(folder))
     return Job(name="evaluation", model=ModelSpec(), data=data, num_steps=1, evaluation=EvaluationSpec())
 

@@ -176,8 +176,8 @@ class EngineUnavailable(ConnectionError):
     """An engine that lends nodes does not answer."""
 
 
-class SlurmError(ValueError):
-    """Slurm answers, and refuses what was asked."""
+class SchedulerError(ValueError):
+    """A batch scheduler answers, and refuses what was asked."""
 
 
 class DevicesBusy(Exception):

@@ -17,8 +17,8 @@ from typing import Protocol
 
 from ringmaster.tasks.background_worker import in_a_thread
 from ringmaster.tasks.execution.engine import EngineContext, NodeRun, NodeRuns
-from ringmaster.tasks.pool.pool_engine import MOST_REMEMBERED, PoolEngine, pool_engine
-from ringmaster.tasks.pool.provider import GONE, Allocation, AllocationStatus, NodeProvider
+from ringmaster.tasks.pool.pool_engine import PoolEngine, pool_engine
+from ringmaster.tasks.pool.provider import GONE, MOST_REMEMBERED, Allocation, AllocationStatus, NodeProvider
 
 logger = logging.getLogger(__name__)
 
@@ -219,11 +219,6 @@ class WorkPoolProvider(NodeProvider):
         if run.is_ending:
             return False
         return allocation is None or allocation.status in (AllocationStatus.PENDING, AllocationStatus.RUNNING)
-
-
-def work_pool(context: EngineContext) -> PoolEngine:
-    """Builds the engine whose nodes are flow runs in a work pool of any type, such as Kubernetes."""
-    return build_engine(context, MachinesOfRuns, name="work-pool")
 
 
 def build_engine(context: EngineContext, machines: Callable[[NodeRuns], Machines], *, name: str) -> PoolEngine:

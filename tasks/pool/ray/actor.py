@@ -15,10 +15,11 @@ import psutil
 import ray
 
 from ringmaster.codec import from_json
+from ringmaster.tasks.pool.engines import ALLOCATION
 from ringmaster.tasks.pool.ray import agent_parent
 from ringmaster.tasks.pool.ray.options import NodeOrder
+from ringmaster.tasks.process_identity import READY_FILE
 
-ALLOCATION, READY_FILE = "RINGMASTER_ALLOCATION", "RINGMASTER_READY_FILE"
 LOOK_EVERY_S = 0.2
 LONGEST_TAIL = 1500  # characters of a log
 

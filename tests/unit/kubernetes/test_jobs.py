@@ -12,8 +12,8 @@ import kubernetes_validate
 import pytest
 
 from ringmaster.codec import to_json
-from ringmaster.flows.services.service_files import READY_FILE, ProcessId
 from ringmaster.tasks.pool.node_agent import DRAIN_S
+from ringmaster.tasks.process_identity import READY_FILE, ProcessId
 from tests import manifests
 from tests.kubernetes_api import kubernetes_api
 
