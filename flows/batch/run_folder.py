@@ -9,7 +9,7 @@ from functools import cache
 from pathlib import Path
 from typing import Any
 
-from ringmaster.errors import InputError, LedgerError, RingmasterError
+from ringmaster.errors import InputError, LedgerError, RingmasterError, SignatureError
 from ringmaster.flows import settings
 from ringmaster.flows.reports.progress import current_view
 from ringmaster.model_lineage.ledger.ledger import Ledger
@@ -216,9 +216,10 @@ def base_weights(batch: Batch, ledger: Ledger, journal: Journal | None, home: Pa
                 known = None if journal is None else journal.get(f"base:{key}")
                 uri = known or ledger.resolve_model(parent).uri
                 folders[key] = ledger.download_model(uri, home / "cache" / "models")
+                ledger.check_use(ledger.resolve_model(uri), "base", folder=folders[key])
                 if journal is not None:
                     journal.put(f"base:{key}", uri)
-            except LedgerError as error:
+            except (LedgerError, SignatureError) as error:
                 missing[parent] = f"{_who_names(parent, batch)}: {'base' if is_base else 'parent'} {parent}: {error}"
     faults = [*missing.values(), *unfit_parents(batch.jobs, folders)]
     if faults:
