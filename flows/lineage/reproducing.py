@@ -12,6 +12,7 @@ from __future__ import annotations
 
 import json
 import random
+import shutil
 import time
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
@@ -515,6 +516,7 @@ def reproduce(
             ]
         )
     own = options.folder / node.id
+    shutil.rmtree(own, ignore_errors=True)  # checkpoints of an earlier try would be continued
     work = Reproduction(home, training, folder=own, technique=options.technique, notice=notice)
     for parent in work.missing_parents():
         notice(f"{parent.label}, from which it came, is nowhere to be found, and is made again first")

@@ -96,7 +96,7 @@ def as_list(value: Any) -> Any:
 
     Raises ValueError where a text looks like a list, and is none.
     """
-    if not isinstance(value, str) or re.fullmatch(r"\s*\[.*\]\s*", value, re.DOTALL) is None:
+    if not isinstance(value, str) or "[" not in value or re.fullmatch(r"\s*\[.*\]\s*", value, re.DOTALL) is None:
         return value
     try:
         return json.loads(value)

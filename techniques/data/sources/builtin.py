@@ -227,7 +227,7 @@ def _read_stream(stream: Any, split: str, spec: DataSpec, cache_dir: Path) -> An
                 progress = TextProgress(f"reading the stream of {spec.factory}", what="rows")
                 for row in stream:
                     rows.write(row)
-                    progress.add(0, ends=True)
+                    progress.add(0, num_texts=1)
                 rows.finalize()
     return ArrowDataset.from_file(str(folder / "rows.arrow"))
 
