@@ -3,6 +3,7 @@
 import math
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import replace
+from graphlib import TopologicalSorter
 from statistics import median
 from typing import TypeVar
 
@@ -148,14 +149,8 @@ def _is_beaten(option: Option, others: Sequence[Option]) -> bool:
 
 
 def in_order(problem: Problem) -> Iterator[PlanningJob]:
-    """Yields the jobs in a topological order: each job after those that it waits for."""
-    done: set[str] = set()
-    left = list(problem.jobs)
-    while left:
-        ready = [job for job in left if all(other in done for other in job.after)]
-        yield from ready
-        done |= {job.id for job in ready}
-        left = [job for job in left if job.id not in done]
+    """Returns the jobs in a topological order: each job after those that it waits for."""
+    return map(problem.job, TopologicalSorter({job.id: job.after for job in problem.jobs}).static_order())
 
 
 def earliest_ends_s(problem: Problem) -> dict[str, float]:
