@@ -63,7 +63,8 @@ later, that run was killed before it began.
 
 
 def note_start(batch: Batch, home: Path) -> None:
-    """Notes that a run of the batch is starting; `begun` deletes the note."""
+    """Notes that a run of the batch is starting; `begun` deletes the note. Raises InputError on a wrong setting."""
+    settings.num_plain_runs()
     folder = home / "batches" / batch.name
     folder.mkdir(parents=True, exist_ok=True)
     (folder / STARTING).touch()
@@ -160,11 +161,10 @@ def share_models(run: Path, *, home: Path) -> None:
     """
     from ringmaster.model_lineage.tensors import TensorStore
 
-    keep = settings.num_plain_runs()
-    models = [*plain_models([run.parent], home=home, keep=max(keep, 1))]
-    models += [] if keep else sorted((run / "models").glob("*"))
-    store = TensorStore(settings.tensors(home))
+    keep, store = settings.num_plain_runs(), TensorStore(settings.tensors(home))
     try:
+        models = [*plain_models([run.parent], home=home, keep=max(keep, 1))]
+        models += [] if keep else sorted((run / "models").glob("*"))
         for model in models if store.folder.is_dir() else ():
             store.share(model)
     except (RingmasterError, OSError) as error:  # the run is recorded, and `ringmaster lineage gc` tries again
