@@ -20,7 +20,10 @@ COMMANDS: Mapping[str, Sequence[Callable[..., None]]] = {
     ),
     PLAN: (running.profile, planning.plan, planning.check, planning.whatif, running.techniques),
     POOL: (pool.up, pool.down, pool.diagnose),
-    MODELS: (models.evaluate, models.monitor, models.promote, models.rollback, lineage.reproduce, models.convert),
+    MODELS: (
+        *(models.evaluate, models.monitor, models.promote, models.rollback, models.convert),
+        *(lineage.reproduce, lineage.verify),
+    ),
 }
 GROUPS = (
     (pool.jobs_app, "jobs", TRAIN),

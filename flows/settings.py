@@ -232,11 +232,18 @@ def ledger(folder: Path, *, waiting: OutageRetry | None = None) -> Ledger:
     LedgerError on a tracking URI that no ledger can have.
     """
     from ringmaster.model_lineage import Ledger
+    from ringmaster.model_lineage.signatures import SigningKeys
 
     uri, file = tracking_uri(folder), pool_file(folder)
     is_here = not uri.startswith("http") or (file.exists() and json.loads(file.read_text())["mlflow_uri"] == uri)
-    root = folder / "mlartifacts"
-    return Ledger(uri, artifact_root=root, tensors=tensors(folder), is_served_here=is_here, waiting=waiting)
+    return Ledger(
+        uri,
+        artifact_root=folder / "mlartifacts",
+        tensors=tensors(folder),
+        is_served_here=is_here,
+        keys=SigningKeys(folder / "keys"),
+        waiting=waiting,
+    )
 
 
 def tensors(folder: Path) -> Path:

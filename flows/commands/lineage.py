@@ -6,6 +6,7 @@ They need no torch.
 from __future__ import annotations
 
 import json
+import shutil
 import time
 from dataclasses import asdict
 from enum import StrEnum
@@ -15,9 +16,9 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from ringmaster.errors import InputError, UnknownModel, input_errors
+from ringmaster.errors import InputError, SignatureError, UnknownModel, input_errors
 from ringmaster.flows.lineage.home import LineageHome, Model, Refresh, lineage_home
-from ringmaster.flows.output import AsJson, error_console, output_console, print_json, write_document
+from ringmaster.flows.output import AsJson, error_console, message, output_console, print_json, write_document
 from ringmaster.model_lineage.records import IMPORTED
 from ringmaster.techniques.models.peft_format import is_adapter
 from ringmaster.text import is_printable_name
@@ -91,6 +92,11 @@ def restore(
             folder.parent.mkdir(parents=True, exist_ok=True)
             with TemporaryDirectory(dir=folder.parent, prefix=".restored-") as aside:
                 home.ledger.download_model(node.id, Path(aside)).rename(folder)
+        try:
+            home.ledger.check_use(node.record, "restore", folder=folder)
+        except SignatureError as error:
+            shutil.rmtree(folder)
+            raise InputError([str(error)]) from error
         seconds = time.perf_counter() - started_s
         num_bytes = sum(path.stat().st_size for path in folder.rglob("*") if path.is_file())
         error_console().print(f"{node.label} is in {folder}: {num_bytes / 1e6:.1f} MB in {seconds:.2f} s")
@@ -100,6 +106,30 @@ def restore(
         if as_json:
             fields = {"folder": str(folder), "num_bytes": num_bytes, "seconds": seconds}
             print_json({**fields, "base": None if base is None else base.label})
+
+
+def verify(model: Model, as_json: AsJson = False) -> None:
+    """Prove by its signature that a model's files and records are what was trained. Exit 1: they are not."""
+    with lineage_home() as home:
+        node = home.find(model)
+        try:
+            proof = home.ledger.verify(node.record)
+        except SignatureError as error:
+            if as_json:
+                print_json({"model": node.label, "is_proved": False, "fault": str(error)})
+            else:
+                error_console().print(message(str(error)))
+            raise typer.Exit(1) from error
+    made_from = [{"name": each["name"], "digest": each["digest"]} for each in proof.materials()]
+    if as_json:
+        facts = {"key": proof.key, "num_files": proof.num_files, "digest": proof.digest, "materials": made_from}
+        print_json({"model": node.label, "is_proved": True, **facts})
+        return
+    console = output_console()
+    console.print(f"{node.label} is signed by the key {proof.key}: {proof.num_files} files, sha256 {proof.digest}")
+    for each in made_from:
+        digest = ", ".join(f"{kind} {value}" for kind, value in each["digest"].items()) or "no digest is known"
+        console.print(message(f"made from {each['name']}: {digest}"), soft_wrap=True)
 
 
 def gc(

@@ -80,14 +80,15 @@ class LineageHome:
         If MLflow's files are gone, the copy comes from the tensor store. An adapter whose base has moved gets a copy
         that names this home's path of the base. Raises InputError if the files are nowhere to be found.
         """
-        folder = self._files(node)
+        folder = self.files(node)
         parents = [self.snapshot.nodes[id] for id in node.record.parents if id in self.snapshot.nodes]
         if not parents or not has_lost_base(folder):
             return folder
         copy = self.folder / "cache" / "models" / f"{node.id}-on-{parents[0].id}"
         return on_base(folder, self.model_dir(parents[0]), copy=copy)
 
-    def _files(self, node: LineageNode) -> Path:
+    def files(self, node: LineageNode) -> Path:
+        """Returns a folder with a model's files as they were recorded."""
         parts = urlsplit(node.location)
         of_ledger, cache = Path(unquote(parts.path)), self.folder / "cache" / "models"
         is_here = parts.scheme in ("", "file") and of_ledger.is_dir()

@@ -164,7 +164,17 @@ _PARAMETERS = zstandard.ZstdCompressionParameters(
     strategy=zstandard.STRATEGY_FAST, window_log=17, hash_log=6, chain_log=6, search_log=1, min_match=7, target_length=0
 )
 
-_local = threading.local()  # zstd's contexts must not be shared between threads
+
+class ZstdContexts(threading.local):
+    """The compressors and the decompressor of a thread: they must not be shared between threads."""
+
+    def __init__(self) -> None:
+        self.weights = zstandard.ZstdCompressor(compression_params=_PARAMETERS)
+        self.text = zstandard.ZstdCompressor(level=3)
+        self.decompressor = zstandard.ZstdDecompressor()
+
+
+_contexts = ZstdContexts()
 
 
 def pack(content: memoryview, *, item_bytes: int, parent: Iterator[npt.NDArray[Any]] | None = None) -> list[Any]:
@@ -272,7 +282,7 @@ def _squeezed_bytes(block: npt.NDArray[Any]) -> int:
 
 
 def _squeezed(plane: Bytes, item_bytes: int) -> list[Any]:
-    compressor = _compressor("text" if item_bytes == 1 else "weights")
+    compressor = _contexts.text if item_bytes == 1 else _contexts.weights
     sample = plane[len(plane) // 2 :][: SAMPLE_BYTES // 4]
     is_noise = len(plane) > SAMPLE_BYTES and len(compressor.compress(sample.data)) > NOISE * len(sample)
     squeezed = b"" if is_noise else compressor.compress(plane.data)
@@ -292,7 +302,7 @@ def _plane(data: memoryview, at: int, *, num_bytes: int) -> tuple[Bytes, int]:
     plane = data[start:end]
     if is_squeezed:
         try:
-            plane = memoryview(_decompressor().decompress(plane, max_output_size=num_bytes))
+            plane = memoryview(_contexts.decompressor.decompress(plane, max_output_size=num_bytes))
         except zstandard.ZstdError as error:
             raise ValueError(f"it cannot be decompressed: {error}") from error
     if len(plane) != num_bytes:
@@ -323,18 +333,3 @@ def _unpack_older(data: memoryview, parent: bytes) -> Bytes:
             raise ValueError("it is a difference, and what it differs from is not there")
         content ^= np.frombuffer(parent, np.uint8)
     return content
-
-
-def _compressor(kind: str) -> zstandard.ZstdCompressor:
-    if not hasattr(_local, kind):
-        parameters = {"compression_params": _PARAMETERS} if kind == "weights" else {"level": 3}
-        setattr(_local, kind, zstandard.ZstdCompressor(**parameters))
-    compressor: zstandard.ZstdCompressor = getattr(_local, kind)
-    return compressor
-
-
-def _decompressor() -> zstandard.ZstdDecompressor:
-    if not hasattr(_local, "decompressor"):
-        _local.decompressor = zstandard.ZstdDecompressor()
-    decompressor: zstandard.ZstdDecompressor = _local.decompressor
-    return decompressor
