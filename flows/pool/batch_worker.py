@@ -152,11 +152,7 @@ def _ended(job: BatchJob, title: str) -> str:
     return ""
 
 
-class BatchWorkerResult(BaseWorkerResult):
-    """The job that was submitted for a flow run."""
-
-
-class BatchWorker(BaseWorker[BatchJobConfiguration, BaseVariables, BatchWorkerResult], ABC):
+class BatchWorker(BaseWorker[BatchJobConfiguration, BaseVariables, BaseWorkerResult], ABC):
     """Submits flow runs, and reports those whose jobs end without a word. Each scheduler has a subclass."""
 
     job_configuration = BatchJobConfiguration
@@ -188,7 +184,7 @@ class BatchWorker(BaseWorker[BatchJobConfiguration, BaseVariables, BatchWorkerRe
         flow_run: FlowRun,
         configuration: BatchJobConfiguration,
         task_status: anyio.abc.TaskStatus[Any] | None = None,
-    ) -> BatchWorkerResult:
+    ) -> BaseWorkerResult:
         """Submits the job of a flow run, and returns without waiting for its end, which `look` reports.
 
         Waits while the scheduler does not answer. Raises SchedulerError.
@@ -208,7 +204,7 @@ class BatchWorker(BaseWorker[BatchJobConfiguration, BaseVariables, BatchWorkerRe
         )
         if task_status is not None:
             task_status.started(allocation)
-        return BatchWorkerResult(identifier=allocation, status_code=0)
+        return BaseWorkerResult(identifier=allocation, status_code=0)
 
     async def _submit(self, flow_run: FlowRun, configuration: BatchJobConfiguration, options: Sequence[str]) -> int:
         """Returns the number of the run's job. Raises SchedulerError.

@@ -14,7 +14,7 @@ from sqlalchemy.exc import SQLAlchemyError
 from ringmaster.errors import input_errors
 from ringmaster.flows import settings
 from ringmaster.flows.interrupts import stop_signals
-from ringmaster.flows.pool.batch_runs import BatchRuns, CrashedRuns, LateAnswers
+from ringmaster.flows.pool.batch_runs import BatchRuns, answer_late_runs, revive_crashed_runs
 from ringmaster.flows.pool.segment_runs import AWAY, OpenClient, PrefectNodeRuns, SegmentRuns
 from ringmaster.flows.process_log import ProcessRole, log_to_stderr
 from ringmaster.flows.reports.progress import describe
@@ -162,10 +162,10 @@ def _taken_over(database: Database, stopping: threading.Event, *, seed: int) -> 
         batch_runs = BatchRuns(database, silent_s=2 * Timeouts.of_environment().lost_after_s)
         watchers: Mapping[str, tuple[Callable[[], object], float]] = {
             "segment-runs": (segment_runs.look_when_due, SEGMENTS_EVERY_S),
-            "crashed-runs": (partial(OpenClient().call, CrashedRuns(database).revive), CRASHES_EVERY_S),
+            "crashed-runs": (partial(OpenClient().call, partial(revive_crashed_runs, database)), CRASHES_EVERY_S),
             "batch-runs": (batch_runs.look, BATCHES_EVERY_S),
             "alarms": (PoolAlarms(database).look, ALARMS_EVERY_S),
-            "late-answers": (partial(OpenClient().call, LateAnswers().answer), ANSWERS_EVERY_S),
+            "late-answers": (partial(OpenClient().call, answer_late_runs), ANSWERS_EVERY_S),
         }
         for name, (look, every_s) in watchers.items():
             threading.Thread(target=keep_looking, args=(look, stopping, every_s), name=name, daemon=True).start()

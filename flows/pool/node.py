@@ -39,7 +39,7 @@ Notice = Callable[[str], None]
 def serve_flows(pool: PoolAddress, *, name: str, notice: Notice) -> None:
     """Runs the pool's flows on this machine, which has no devices for the pool, until SIGTERM or SIGINT."""
     log_to_stderr(ProcessRole.FLOW_WORKER)
-    _wait_for(f"{pool.prefect_api}/health", notice)
+    wait_for(f"{pool.prefect_api}/health", notice)
     queues, most_runs = (DEFAULT_QUEUE, REQUESTS_QUEUE), settings.most_flow_runs()
     worker = FlowWorker(name=name, work_pool=pool.work_pool, queues=queues, most_runs=most_runs)
     stopping = threading.Event()
@@ -60,7 +60,7 @@ def serve_node(options: NodeOptions, *, notice: Notice) -> bool:
     log_to_stderr(ProcessRole.NODE)
     _hold(options, notice)
     database = Database(options.pool.database)
-    _wait_for(f"{options.pool.prefect_api}/health", notice)
+    wait_for(f"{options.pool.prefect_api}/health", notice)
     database.read(check_release)
     timeouts = Timeouts.of_environment()
     folder = options.home / "nodes" / options.name
@@ -158,7 +158,7 @@ def _hold(options: NodeOptions, notice: Notice) -> None:
     )
 
 
-def _wait_for(url: str, notice: Notice) -> None:
+def wait_for(url: str, notice: Notice) -> None:
     """Waits until the server answers successfully, which it does not if it refuses the requested host name."""
     reported = False
     while True:

@@ -19,7 +19,7 @@ from ringmaster.codec import from_json, to_json
 from ringmaster.errors import InputError, SignatureError, input_errors
 from ringmaster.flows import settings
 from ringmaster.flows.lineage.home import LineageHome
-from ringmaster.flows.pool.own_node import lent_here, own_node
+from ringmaster.flows.pool.own_node import lent, lent_here, own_node
 from ringmaster.model_lineage.records import CHAMPION
 from ringmaster.model_lineage.snapshot import LineageNode
 from ringmaster.tasks.alarms import Alarm
@@ -241,7 +241,9 @@ def one_device(folder: Path, *, notice: Notice) -> Iterator[tuple[TrialEnvironme
             import_paths=(str(folder.resolve()), str(Path.cwd())),
         )
         here = lent_here(leases_of(home, cluster), cluster, "evaluation", notice, wanted)
-        (device,) = stack.enter_context(here if node is None else node.lent("evaluation", wanted))
+        (device,) = stack.enter_context(
+            here if node is None else lent(node.requests, node.record, whose="evaluation", wanted=wanted)
+        )
         yield environment, device
 
 

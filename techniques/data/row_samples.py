@@ -62,7 +62,7 @@ from ringmaster.techniques.data.encoded_rows import (
 )
 from ringmaster.techniques.data.file_rows import RowReading
 from ringmaster.techniques.data.row_files import MAX_FAULTS, RowError, RowErrors
-from ringmaster.techniques.data.row_source import LABEL, Columns, RowSource, SampleContext
+from ringmaster.techniques.data.row_kind import LABEL, Columns, RowKind, SampleContext
 from ringmaster.techniques.data.row_tokenizer import RowTokenizer, give_chat_template, give_padding_token
 from ringmaster.techniques.data.samples import PaddedSamples, lengths_of
 from ringmaster.techniques.data.stored_source import TextProgress
@@ -79,7 +79,7 @@ NOT_OF_SAMPLES = frozenset(
     {"path", "held_out_path", "held_out", "window", "time_column", "name", "version", "tokenizer"}
     | {"padding", "sampling", "packing"}
 )
-ROWS_PER_CALL = 1024
+ROWS_PER_CALL = 512
 # How many rows after the first one without a sample are searched for others.
 ROWS_AFTER_A_FAULT = 10_000
 ABOUT = "about.json"
@@ -113,7 +113,7 @@ class RowSamples:
         self,
         folder: Path,
         *,
-        kind: RowSource,
+        kind: RowKind,
         spec: DataSpec,
         columns: Columns,
         where: str,

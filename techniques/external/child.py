@@ -20,14 +20,13 @@ from types import TracebackType
 from typing import Any, NoReturn, Self
 
 from ringmaster.errors import ChannelClosed
+from ringmaster.report import PREEMPTED_STATUS, PROFILE
 from ringmaster.techniques.checkpoints.checkpoint import publish
 from ringmaster.techniques.checkpoints.storage import MANIFEST
 from ringmaster.techniques.external import protocol
 from ringmaster.techniques.external.account import START_PATIENCE_S, CommandProgress
 from ringmaster.techniques.external.adoption import INSPECT
 from ringmaster.techniques.external.protocol import (
-    PREEMPTED_STATUS,
-    PROFILE,
     RUN,
     CommandFailure,
     CommandFinished,

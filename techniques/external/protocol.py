@@ -283,9 +283,7 @@ def _sync(path: Path) -> None:
 
 VERSION = 1
 ORDER, REPORT = "RINGMASTER_ORDER", "RINGMASTER_REPORT"  # environment variables with the paths of the two files
-PREEMPTED_STATUS = 75  # EX_TEMPFAIL of sysexits.h
-
-RUN, PROFILE = "run", "profile"
+RUN = "run"
 PORTS = range(20_000, 32_000)  # below the ports that Linux assigns to connections
 
 

@@ -324,9 +324,9 @@ class Trainer(JobTrainingState):
         Raises ValueError, on every rank, where no sample has a label.
         """
         started_s = time.perf_counter()
-        indices = self._sampler.indices(self.next_step)
+        indices, width = self._global_batch()
         with drawing() if self._draws_by_hash else nullcontext():
-            work = _TrainerWork(self, indices, self._places(), width=self._width(self._training, indices))
+            work = _TrainerWork(self, indices, self._places(), width=width)
             reward = self._generate(work)
             work.loss_function = self.adaptation.loss.given(self._totals(self._training, work.micro_batches))
             local_sum, local_count = self._technique.forward_backward(self.model, work)
@@ -367,6 +367,11 @@ class Trainer(JobTrainingState):
         every = torch.cat(self.ranks.gather([own_rewards])[0])
         work.completions = self._rollout.with_advantages(batches, of_batch=every)
         return float(every.nanmean())
+
+    def _global_batch(self) -> tuple[Indices, int | None]:
+        """Returns the samples of the next step, and the width to which they are padded."""
+        indices = self._sampler.indices(self.next_step)
+        return indices, self._width(self._training, indices)
 
     def _places(self) -> list[range]:
         """Returns the places in the global batch of the samples of each of this rank's micro-batches."""

@@ -91,12 +91,5 @@ def _log(order: NodeOrder, name: str) -> Path:
 
 def is_over(allocation: str) -> bool:
     """Returns whether no process of an allocation runs on this machine any more."""
-    return not any(_allocation_of(process) == allocation for process in psutil.process_iter())
-
-
-def _allocation_of(process: psutil.Process) -> str | None:
-    try:
-        text: str | None = process.environ().get(ALLOCATION)
-    except psutil.Error:
-        return None
-    return text
+    found = psutil.process_iter(["environ"])
+    return not any((each.info["environ"] or {}).get(ALLOCATION) == allocation for each in found)

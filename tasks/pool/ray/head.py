@@ -12,7 +12,7 @@ import socket
 import subprocess
 import sys
 import sysconfig
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from contextlib import suppress
 from pathlib import Path
 
@@ -94,32 +94,18 @@ def make_token(file: Path) -> None:
 
 def processes_with(text: str) -> list[psutil.Process]:
     """Returns the other processes of this machine whose command line contains a text."""
-    own_pid = os.getpid()
-    return [process for process in psutil.process_iter() if process.pid != own_pid and text in _command_of(process)]
+    found = psutil.process_iter(["cmdline"])
+    return [each for each in found if each.pid != os.getpid() and text in " ".join(each.info["cmdline"] or ())]
 
 
 def nodes_of(home: Path) -> list[psutil.Process]:
     """Returns the processes of the nodes that Ray lends to a home's pool on this machine."""
-    return [process for process in psutil.process_iter() if _is_node(_environment_of(process), home)]
-
-
-def _is_node(environment: Mapping[str, str], home: Path) -> bool:
-    return environment.get(ALLOCATION, "").startswith(PREFIX) and environment.get(HOME) == str(home)
-
-
-def _command_of(process: psutil.Process) -> str:
-    try:
-        return " ".join(process.cmdline())
-    except psutil.Error:
-        return ""
-
-
-def _environment_of(process: psutil.Process) -> Mapping[str, str]:
-    try:
-        result: Mapping[str, str] = process.environ()
-    except psutil.Error:
-        return {}
-    return result
+    found = {each: each.info["environ"] or {} for each in psutil.process_iter(["environ"])}
+    return [
+        each
+        for each, variables in found.items()
+        if variables.get(ALLOCATION, "").startswith(PREFIX) and variables.get(HOME) == str(home)
+    ]
 
 
 if __name__ == "__main__":

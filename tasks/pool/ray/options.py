@@ -71,13 +71,12 @@ class RayOptions(EngineOptions):
         """Builds the engine; see `EngineOptions`. Raises ValueError where Ray is not installed, too."""
         cls.of_environment(os.environ)
         require_extra("ray", feature="engine 'ray'")
-        from ringmaster.tasks.pool.pool_engine import pool_engine
-        from ringmaster.tasks.pool.ray.ray_engine import LOG, BrokerConnection, RayProvider
+        from ringmaster.tasks.pool.ray.ray_engine import LOG, BrokerConnection, RayActors
+        from ringmaster.tasks.pool.work_pool import build_engine
 
-        provider = RayProvider(BrokerConnection(log=context.folder / LOG), on_failure=context.on_failure)
-        engine = pool_engine(context, name="ray", provider=provider)
-        provider.begin()
-        return engine
+        broker = BrokerConnection(log=context.folder / LOG)
+        actors = RayActors(broker)
+        return build_engine(context, lambda _: actors, name="ray", node_runs=actors, on_close=broker.close)
 
     @property
     def is_on_this_machine(self) -> bool:

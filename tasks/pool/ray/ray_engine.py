@@ -18,7 +18,6 @@ from ringmaster.errors import EngineUnavailable
 from ringmaster.tasks.execution.engine import NodeRun
 from ringmaster.tasks.pool.provider import Allocation, AllocationStatus
 from ringmaster.tasks.pool.ray import ADDRESS, LOOPBACK_ALONE
-from ringmaster.tasks.pool.work_pool import WorkPoolProvider
 from ringmaster.techniques.processes.channel import Channel
 
 logger = logging.getLogger(__name__)
@@ -147,27 +146,11 @@ class RayActors:
         """Ends an actor in order."""
         self._broker.ask("end", allocation)
 
-    def cancel(self, id: str) -> None:
-        """Ends an actor whose node does not serve yet."""
-        self._broker.ask("end", id)
+    cancel = end  # of an actor whose node does not serve yet
 
     def why_ended(self, id: str) -> str:
         """Returns nothing: the actor's allocation says why."""
         return ""
-
-
-class RayProvider(WorkPoolProvider):
-    """Keeps as many actors alive as nodes are requested."""
-
-    def __init__(self, broker: BrokerConnection, **options: Any) -> None:
-        actors = RayActors(broker)
-        super().__init__(node_runs=actors, machines=actors, **options)
-        self._broker = broker
-
-    def close(self) -> None:
-        """Ends the thread, and the process that talks to Ray. Actors stay, for the next controller."""
-        self._broker.close()
-        super().close()
 
 
 def _as_run(allocation: Allocation) -> NodeRun:

@@ -75,23 +75,6 @@ def comment_of(flow_run: str) -> str:
     return f"{_MARK}{flow_run}"
 
 
-def flow_run_of(comment: str) -> str:
-    """Returns the flow run of a job with such a comment; empty for other jobs."""
-    return comment.removeprefix(_MARK) if comment.startswith(_MARK) else ""
-
-
-def jobs_of(text: str) -> Sequence[BatchJob]:
-    """Returns the jobs in the output of `squeue --json`.
-
-    Raises ValueError where it reports an error. squeue 22.05 does so with an empty list and the exit status 0.
-    """
-    result = json.loads(text)
-    if errors := result.get("errors"):
-        causes = [" ".join(str(each.get(key, "")) for key in ("description", "error")).strip() for each in errors]
-        raise ValueError("; ".join(causes))
-    return [_job(each) for each in result["jobs"]]
-
-
 def nodes_of(text: str) -> Mapping[str, SlurmNode]:
     """Returns the nodes in the output of `scontrol --oneliner show node`, by name."""
     result = {}
@@ -141,13 +124,13 @@ def _job(row: Mapping[str, Any]) -> BatchJob:
     is_waiting = bool(states & WAITING)
     reason = str(row.get("state_reason") or "")
     description = str(row.get("state_description") or "")
-    user_id = _number(row.get("user_id"))
+    user_id, comment = _number(row.get("user_id")), _text(row.get("comment"))
     return BatchJob(
         id=int(_number(row["job_id"]) or 0),
         states=states | flags,
         node=str(row.get("nodes") or ""),
         user_id=None if user_id is None else int(user_id),
-        flow_run=flow_run_of(_text(row.get("comment"))),
+        flow_run=comment.removeprefix(_MARK) if comment.startswith(_MARK) else "",
         num_restarts=int(_number(row.get("restart_cnt")) or 0),
         end_s=None if is_waiting else _number(row.get("end_time")) or None,
         is_preempted=bool(_number(row.get("preempt_time"))),
@@ -213,8 +196,15 @@ class Slurm(BatchScheduler):
     log = "{job}.log"
 
     def read_jobs(self, text: str) -> Sequence[BatchJob]:
-        """Returns the jobs; see `BatchScheduler`."""
-        return jobs_of(text)
+        """Returns the jobs; see `BatchScheduler`.
+
+        squeue 22.05 reports an error with an empty list and the exit status 0.
+        """
+        result = json.loads(text)
+        if errors := result.get("errors"):
+            causes = [" ".join(str(each.get(key, "")) for key in ("description", "error")).strip() for each in errors]
+            raise ValueError("; ".join(causes))
+        return [_job(each) for each in result["jobs"]]
 
     def check(self, options: Sequence[str]) -> None:
         """Raises SchedulerError where sbatch would refuse a job with those options."""
@@ -223,13 +213,10 @@ class Slurm(BatchScheduler):
 
     def nodes(self, names: Collection[str]) -> Mapping[str, SlurmNode]:
         """Returns nodes by their names."""
-        return self._nodes(",".join(sorted(names))) if names else {}
+        return self.described_nodes(",".join(sorted(names))) if names else {}
 
-    def all_nodes(self) -> Sequence[SlurmNode]:
-        """Returns all nodes of the cluster."""
-        return list(self._nodes().values())
-
-    def _nodes(self, *names: str) -> Mapping[str, SlurmNode]:
+    def described_nodes(self, *names: str) -> Mapping[str, SlurmNode]:
+        """Returns nodes, by default all of the cluster, by name."""
         return nodes_of(self._query(["scontrol", "--oneliner", "--all", "show", "node", *names]))
 
     def partitions(self) -> Sequence[SlurmPartition]:

@@ -108,7 +108,7 @@ class SlurmOptions(BatchOptions):
         What was found to be wrong before is left out of its request.
         """
         try:
-            partitions, nodes = slurm.partitions(), slurm.all_nodes()
+            partitions, nodes = slurm.partitions(), list(slurm.described_nodes().values())
             default = [each for each in partitions if each.is_default]
             names = self.partition.split(",") if self.partition else []
             # Where the job may run; where it cannot run as asked, any partition, so that other faults are found, too.

@@ -4,7 +4,7 @@ import json
 
 import pytest
 
-from ringmaster.tasks.pool.slurm.commands import Slurm, SlurmNode, comment_of, jobs_of, nodes_of
+from ringmaster.tasks.pool.slurm.commands import Slurm, SlurmNode, comment_of, nodes_of
 
 OLD = {  # as squeue 22.05 prints it
     "job_id": 7,
@@ -35,7 +35,7 @@ NEW = {  # as squeue 24.05 prints it
 
 
 def one(row):
-    (job,) = jobs_of(json.dumps({"jobs": [row], "errors": []}))
+    (job,) = Slurm().read_jobs(json.dumps({"jobs": [row], "errors": []}))
     return job
 
 
@@ -71,7 +71,7 @@ def test_the_end_of_a_job_that_waits_is_unknown():
 def test_a_list_with_errors_is_not_taken_for_an_empty_one():
     failed = {"errors": [{"description": "Failed while looking for jobs", "error": "Unspecified error"}], "jobs": []}
     with pytest.raises(ValueError, match="Failed while looking for jobs Unspecified error"):
-        jobs_of(json.dumps(failed))
+        Slurm().read_jobs(json.dumps(failed))
 
 
 def test_nodes_have_states_and_the_reasons_of_administrators():
