@@ -14,10 +14,16 @@ app = typer.Typer(
 )
 TRAIN, PLAN, POOL, MODELS, DATA = "Train", "Plan", "Pool", "Models", "Data"
 COMMANDS: Mapping[str, Sequence[Callable[..., None]]] = {
-    TRAIN: (running.run, running.sweep, running.retrain, pool.submit, running.status, running.watch, running.logs),
+    TRAIN: (
+        *(running.run, running.adopt, running.sweep, running.retrain),
+        *(pool.submit, running.status, running.watch, running.logs),
+    ),
     PLAN: (running.profile, planning.plan, planning.check, planning.whatif, running.techniques),
     POOL: (pool.up, pool.down, pool.diagnose),
-    MODELS: (models.evaluate, models.monitor, models.promote, models.rollback, lineage.reproduce, models.convert),
+    MODELS: (
+        *(models.evaluate, models.monitor, models.promote, models.rollback, models.convert),
+        *(lineage.reproduce, lineage.verify),
+    ),
 }
 GROUPS = (
     (pool.jobs_app, "jobs", TRAIN),

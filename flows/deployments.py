@@ -8,7 +8,6 @@ import argparse
 import json
 import os
 import sys
-import time
 from collections.abc import Callable, Sequence
 from contextlib import suppress
 from datetime import timedelta
@@ -17,7 +16,6 @@ from pathlib import Path
 from typing import Any
 from uuid import UUID
 
-import httpx
 import yaml
 from prefect import Flow
 from prefect.blocks.notifications import CustomWebhookNotificationBlock
@@ -43,12 +41,12 @@ from prefect.workers.process import ProcessWorker
 from ringmaster.codec import from_json
 from ringmaster.errors import InputError
 from ringmaster.flows import settings
-from ringmaster.flows.pool.node import serve_node_run
+from ringmaster.flows.pool.node import serve_node_run, wait_for
 from ringmaster.flows.pool.segment_runs import NODE_DEPLOYMENT
-from ringmaster.flows.process_log import report_faults
-from ringmaster.flows.services.engine_options import NodeDeployment
+from ringmaster.flows.process_log import notice, report_faults
 from ringmaster.flows.settings import NOTIFY
 from ringmaster.tasks import alarms
+from ringmaster.tasks.pool.engines import NodeDeployment
 
 BLOCK = "ringmaster-alarms"
 """Name of the block that is made from a webhook's URL."""
@@ -122,7 +120,6 @@ def _block(client: SyncPrefectClient, target: str) -> UUID:
         raise InputError([f"{NOTIFY}: Prefect has no block {target!r}. To fix: {remedy}"]) from error
 
 
-LOOK_EVERY_S = 0.2
 FORMER = ("segment/segment", "profile-node/profile-node")  # of earlier releases, which stood among those for people
 PROJECT = Path(__file__).absolute().parents[1]
 AUTOMATION = "ringmaster-silent-runs"
@@ -223,15 +220,6 @@ def deploy(client: SyncPrefectClient) -> None:
             client.delete_deployment(client.read_deployment_by_name(former).id)
 
 
-def wait_for_prefect(url: str) -> None:
-    """Returns once Prefect's server answers, which is started at the same time."""
-    while True:
-        with suppress(httpx.TransportError):
-            if httpx.get(f"{url}/health", timeout=5.0).is_success:
-                return
-        time.sleep(LOOK_EVERY_S)
-
-
 def make_node_deployment(client: SyncPrefectClient, nodes: NodeDeployment) -> None:
     """Makes or updates the deployment whose flow runs serve lent nodes.
 
@@ -284,7 +272,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
         what = "no pool is named" if address is None else f"{PROJECT} has no prefect.yaml"
         report_faults([f"nothing was deployed: {what}"])
         return 1
-    wait_for_prefect(address.prefect_api)
+    wait_for(f"{address.prefect_api}/health", notice)
     with get_client(sync_client=True) as client:
         make_work_pool(client, address.work_pool)
         make_automation(client)

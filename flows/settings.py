@@ -13,6 +13,7 @@ from ringmaster.errors import InputError, input_errors
 from ringmaster.flows import environment
 from ringmaster.model_lineage import QUIET_ENVIRONMENT
 from ringmaster.model_lineage.sqlite_files import sqlite_url, unfit_characters
+from ringmaster.tasks.pool.engines import DEFAULT_IDLE_S, ENGINES
 from ringmaster.techniques.processes.caches import own_caches
 
 if TYPE_CHECKING:
@@ -31,9 +32,6 @@ JSON_RESULTS = {
 
 OWN_NODE = "RINGMASTER_NODE"
 """Environment variable that names the node whose worker started a process. By default a node has its machine's name."""
-
-ALLOCATION = "RINGMASTER_ALLOCATION"
-"""Environment variable for the id under which an engine lends the machine; by default that of the flow run there."""
 
 NOTIFY = "RINGMASTER_NOTIFY"
 """Environment variable for the target of a pool's alarms: a webhook's URL, or TYPE/NAME of a Prefect notification
@@ -161,10 +159,8 @@ def choose_engine(name: str) -> None:
     if name:
         os.environ[ENGINE] = name
     if chosen := os.environ.get(ENGINE):
-        from ringmaster.tasks.execution.engine import check_engine_name
-
         with input_errors():
-            check_engine_name(chosen)
+            ENGINES.path(chosen)
 
 
 def engine(*, default: str) -> str:
@@ -180,7 +176,7 @@ def elasticity() -> ElasticityOptions | None:
     num_nodes = os.environ.get(MAX_NODES)
     if not num_nodes:
         return None
-    from ringmaster.tasks.pool.node_scaler import DEFAULT_IDLE_S, ElasticityOptions
+    from ringmaster.tasks.pool.node_scaler import ElasticityOptions
 
     idle_s = os.environ.get(NODE_IDLE_S) or str(DEFAULT_IDLE_S)
     prices = _node_prices()
@@ -236,11 +232,18 @@ def ledger(folder: Path, *, waiting: OutageRetry | None = None) -> Ledger:
     LedgerError on a tracking URI that no ledger can have.
     """
     from ringmaster.model_lineage import Ledger
+    from ringmaster.model_lineage.signatures import SigningKeys
 
     uri, file = tracking_uri(folder), pool_file(folder)
     is_here = not uri.startswith("http") or (file.exists() and json.loads(file.read_text())["mlflow_uri"] == uri)
-    root = folder / "mlartifacts"
-    return Ledger(uri, artifact_root=root, tensors=tensors(folder), is_served_here=is_here, waiting=waiting)
+    return Ledger(
+        uri,
+        artifact_root=folder / "mlartifacts",
+        tensors=tensors(folder),
+        is_served_here=is_here,
+        keys=SigningKeys(folder / "keys"),
+        waiting=waiting,
+    )
 
 
 def tensors(folder: Path) -> Path:

@@ -113,16 +113,9 @@ def drawing(snapshot: Snapshot, ids: frozenset[str] | None = None, *, focus: str
 
 def card_of(snapshot: Snapshot, node: LineageNode) -> str:
     """Returns a model's card, as a README.md for the hub, with its parents as base models."""
-    bases = [base_name(snapshot, parent) for parent in node.record.parents]
+    records = [(id, snapshot.nodes[id].record if id in snapshot.nodes else None) for id in node.record.parents]
+    bases = [id if record is None else record.origin.source or record.registered_name for id, record in records]
     return hub_card(node.record, base_models=bases, metrics=node.metrics, params=node.params)
-
-
-def base_name(snapshot: Snapshot, id: str) -> str:
-    """Returns a parent's name for a card: the source of an imported model, or the name in this registry."""
-    node = snapshot.nodes.get(id)
-    if node is None:
-        return id
-    return node.record.origin.source or node.record.registered_name
 
 
 def _edges(nodes: list[LineageNode]) -> Iterator[dict[str, str]]:

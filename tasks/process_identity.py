@@ -1,15 +1,26 @@
 """Identities of processes, by which one detects at once that another process on the same machine has ended."""
 
+from __future__ import annotations
+
+import json
 import os
 import platform
+import select
+import signal
 import uuid
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 import psutil
 
+from ringmaster.codec import to_json
+
 PROC = Path("/proc")
 UNKNOWN = ""
+KILL_PATIENCE_S = 20.0  # SIGKILL takes a moment, longer on a busy machine
+READY_FILE = "RINGMASTER_READY_FILE"
+"""Environment variable that names the file in which a service with `says_ready` reports that it is ready."""
 
 
 def own_process() -> str:
@@ -78,3 +89,92 @@ def runs_here(pid: int, *, born_s: float) -> bool:
         return is_the_same and bool(process.status() != psutil.STATUS_ZOMBIE)
     except psutil.NoSuchProcess:
         return False
+
+
+@dataclass(frozen=True)
+class ProcessId:
+    """The identity of one process; a later process may have the same `pid`.
+
+    pid: process id.
+    born: id of the machine's boot, and the clock ticks from boot to the start of the process. It has no wall-clock
+        time, so the identity stays valid when somebody sets the clock.
+    """
+
+    pid: int
+    born: str
+
+    @classmethod
+    def of(cls, pid: int) -> ProcessId | None:
+        """Returns the identity of the process that has this pid now; None if there is none, or if it has ended."""
+        born = identity(pid)
+        return cls(pid, born) if born else None
+
+    def lives(self) -> bool:
+        """Returns whether the process still runs."""
+        return ProcessId.of(self.pid) == self
+
+    def open(self) -> int | None:
+        """Returns a descriptor, for the caller to close, that is readable once the process ends; None if it ended."""
+        try:
+            descriptor = os.pidfd_open(self.pid)
+        except ProcessLookupError:
+            return None
+        if self.lives():  # checked after opening the descriptor, which cannot become another process's
+            return descriptor
+        os.close(descriptor)
+        return None
+
+    def signal(self, number: signal.Signals, *, group: bool = False) -> bool:
+        """Sends a signal to this process alone, or to the process group that it leads; returns False if it ended."""
+        descriptor = self.open()
+        if descriptor is None:
+            return False
+        try:
+            if group and os.getpgid(self.pid) == self.pid:
+                os.killpg(self.pid, number)
+            else:
+                signal.pidfd_send_signal(descriptor, number)
+        except ProcessLookupError:
+            return False
+        finally:
+            os.close(descriptor)
+        return True
+
+    def wait(self, timeout_s: float) -> bool:
+        """Waits until the process has ended; returns whether it has."""
+        descriptor = self.open()
+        if descriptor is None:
+            return True
+        try:
+            ready, _, _ = select.select([descriptor], [], [], timeout_s)
+        finally:
+            os.close(descriptor)
+        return bool(ready)
+
+    def end(self, *, grace_s: float, group: bool = False) -> bool:
+        """Sends SIGTERM, and SIGKILL after `grace_s` where the process still runs; returns whether SIGTERM was enough.
+
+        group: whether to signal the whole process group that it leads.
+        """
+        self.signal(signal.SIGTERM, group=group)
+        in_order = self.wait(grace_s)
+        if not in_order:
+            self.signal(signal.SIGKILL, group=group)
+            self.wait(max(grace_s, KILL_PATIENCE_S))
+        return in_order
+
+
+def say_ready() -> None:
+    """Reports to the supervisor of this process that it is ready: it leads, or serves."""
+    file, me = os.environ.pop(READY_FILE, None), ProcessId.of(os.getpid())
+    if file is not None and me is not None:
+        write_secret(Path(file), json.dumps(to_json(me)))
+
+
+def write_secret(file: Path, text: str) -> None:
+    """Atomically writes a file that only its owner can read."""
+    aside = file.with_name(f".{file.name}.{os.getpid()}")
+    descriptor = os.open(aside, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, 0o600)
+    with os.fdopen(descriptor, "w") as opened:
+        opened.write(text)
+    aside.replace(file)

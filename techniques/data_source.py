@@ -7,10 +7,10 @@ function of the job's seed and the step. A data source never shuffles, draws or 
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Iterator
-from dataclasses import dataclass, field
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass, field, fields
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, ClassVar, Protocol
+from typing import TYPE_CHECKING, Any, ClassVar, Protocol, Self
 
 from ringmaster.codec import SINCE_LATER
 from ringmaster.registry import Registry, find
@@ -144,14 +144,66 @@ class Row:
     held_out: bool
 
 
+def column(*usual: str, is_optional: bool = False) -> Any:
+    """Returns a field of `DataOptions`, called `ROLE_column`, with the name of the column that has a role.
+
+    usual: the names of columns that usually have it; where the field is None, the first of those that are there is
+        read. is_optional: whether rows may lack it.
+    """
+    return field(default=None, metadata={"usual": usual, "is_optional": is_optional})
+
+
+@dataclass(frozen=True, kw_only=True)
+class DataOptions:
+    """What a kind of data reads of a spec besides the fields that all kinds have.
+
+    Each kind has a class of these. In batch files they are keys of `data`, or of its `kwargs` where `data` knows no
+    such key. A kind with the field `labels` has classes, in the column `label_column`.
+    """
+
+    @classmethod
+    def of(cls, spec: DataSpec, *, kind: str) -> Self:
+        """Returns the options of a spec.
+
+        Raises ValueError where it sets what the kind does not read, with all of that and the kinds that read it.
+        """
+        known = [each.name for each in fields(cls)]
+        # A data set with a name brings its column of text, and its splits, for all that read it.
+        unread = [key for key in spec.options if key not in known and (spec.name is None or key != "text_column")]
+        other_rows: tuple[str, ...] = ("time_column", "window") if spec.path is None else ()
+        if spec.dataset is None and spec.name is None:
+            other_rows += ("split", "held_out_split")
+        if set_keys := [*unread, *(key for key in other_rows if getattr(spec, key) != getattr(DataSpec, key))]:
+            of = " of files" if spec.path else " of a Hugging Face data set" if spec.dataset else ""
+            raise ValueError(
+                f"data: kind {kind}{of} does not read {', '.join(set_keys)}. To fix: remove what it does not read, or "
+                f"set data.kind{_readers(unread)}; its options are: {', '.join(known) or 'none'}"
+            )
+        if spec.path is not None and (unknown := [name for name in spec.kwargs if name not in known]):
+            raise ValueError(
+                f"data: kind {kind} has no option {unknown[0]!r}. To fix: its options are: {', '.join(known) or 'none'}"
+            )
+        own = {name: value for name, value in spec.kwargs.items() if name in known}
+        return cls(**own | {name: value for name, value in spec.options.items() if name in known})
+
+
+def _readers(options: Sequence[str]) -> str:
+    """The built-in kinds that read each of some options."""
+    kinds = {name: [each.name for each in fields(data_source_named(name).options_class)] for name in BUILTIN_SOURCES}
+    readers = {each: ", ".join(name for name, known in kinds.items() if each in known) for each in options}
+    listed = "; ".join(f"{each} is of {names}" for each, names in readers.items() if names)
+    return f" ({listed})" if listed else ""
+
+
 class DataSource(ABC):
     """A kind of data, a class without arguments in one file.
 
     Most kinds make a sample of each row of a file or a data set: `data.row_source.RowSource`
-    implements everything except the roles of columns and the sample.
+    implements everything except the options and the sample.
 
     Attributes:
         name: the name in batch files. An entry point has the same name.
+        options_class: what the kind alone reads of a spec.
         reads: the fields of a `DataSpec` ("path", "dataset", "factory") of which one says where the rows are; () for a
             source that needs none.
         pads: whether samples may differ in length, and are padded.
@@ -159,12 +211,23 @@ class DataSource(ABC):
     """
 
     name: ClassVar[str]
+    options_class: ClassVar[type[DataOptions]] = DataOptions
     reads: ClassVar[tuple[str, ...]] = ()
     pads: ClassVar[bool] = False
     packs: ClassVar[bool] = False
 
-    def check(self, spec: DataSpec) -> None:  # noqa: B027 - most sources have nothing to check
+    def options(self, spec: DataSpec) -> Any:
+        """Returns the options of a spec, of `options_class`. Raises ValueError where it sets others."""
+        return self.options_class.of(spec, kind=self.name)
+
+    def check(self, spec: DataSpec) -> None:
         """Raises ValueError, with a remedy, where `spec` is wrong in itself, without reading any data."""
+        self.options(spec)
+        if spec.dataset is not None and spec.held_out_split == spec.split:
+            raise ValueError(
+                f"data: held_out_split {spec.split!r} is the split that is trained on. To fix: name another one, or "
+                "leave it out: a share of the rows is then held out"
+            )
 
     @abstractmethod
     def prepare(self, spec: DataSpec, *, cache_dir: Path) -> PreparedData:

@@ -5,7 +5,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, replace
 from typing import Any
 
-from ringmaster.codec import SINCE_LATER
+from ringmaster.codec import SINCE_LATER, stored_flat
 
 PRECISIONS = ("fp32", "bf16", "bf16-params")
 COMMUNICATIONS = ("fp32", "bf16")
@@ -51,17 +51,14 @@ FRESH_HEAD = frozenset({"num_labels", "id2label", "architectures"})
 OF_SAMPLES = frozenset(
     f"data.{name}"
     for name in (
-        *("source", "path", "dataset", "name", "version", "window", "format", "labels", "seq_len", "vocab_size"),
-        *("tokenizer", "split", "held_out_split", "held_out", "held_out_path", "time_column", "text_column"),
-        *("text_pair_column", "label_column", "tokens_column", "input_column", "target_column", "messages_column"),
-        *("tools_column", "prompt_column", "completion_column", "chosen_column", "rejected_column", "anchor_column"),
-        *("positive_column", "negative_column", "image_column"),
+        *("source", "path", "dataset", "name", "version", "window", "format", "seq_len", "vocab_size", "tokenizer"),
+        *("split", "held_out_split", "held_out", "held_out_path", "time_column", "options"),
     )
 )
 """The fields of a job that say where samples come from. What they lead to is seen in `PreparedData`."""
 BESIDE_ONE_STEP = frozenset(
     {
-        *("name", "base", "seed", "num_steps", "num_epochs", "schedule", "optimizer.lr"),
+        *("name", "base", "seed", "num_steps", "num_epochs", "schedule", "optimizer.lr", "warm_start"),
         *("evaluation.every_steps", "evaluation.at_steps"),
     }
 )
@@ -102,6 +99,8 @@ class ModelSpec:
         command: the arguments of a command that builds and trains the model on its own (docs/commands.md). The command
             gets `kwargs` in its order.
         configs: the configs that the command accepts; one of them is selected by measurement.
+        adopt: for a command that runs an unedited script: the folder in which it runs. None for a command that reports
+            on its own.
     """
 
     architecture: str | None = None
@@ -112,6 +111,7 @@ class ModelSpec:
     attention: str = "auto"
     command: tuple[str, ...] | None = None
     configs: tuple[Mapping[str, Any], ...] = ()
+    adopt: str | None = field(default=None, metadata=SINCE_LATER)
 
     @property
     def is_drawn(self) -> bool:
@@ -141,7 +141,6 @@ class DataSpec:
         seq_len: tokens of a text sample.
         vocab_size: size of the byte-level BPE vocabulary that is trained on the text where no `tokenizer` is given.
         tokenizer: a folder or hub name.
-        text_column: the field or column that holds the text.
         split, held_out_split: splits of a `datasets` data set.
         held_out: the share reserved for evaluation where there is no split.
         name, version: of a data set in a catalogue (docs/datasets.md). `path` and `held_out_path` then name its files.
@@ -151,13 +150,12 @@ class DataSpec:
         time_column: the column with a row's time.
         kind: the name of the data source (`data_source.DataSource`) that makes the samples; None for the one that fits:
             text for language models from a `path`, and a `dataset` as it is.
-        labels: the classes of labelled data, in the order of their numbers; () for those found in the data.
         padding: "longest" pads the samples of a step to the longest of them, "max_length" to `seq_len`.
         sampling: the order of samples: "random", or "length-grouped", where the samples of a step have similar lengths.
         packing: whether several samples lie in one row of `seq_len` tokens, for language models. Attention does not
             cross them. A job's global batch size then counts rows. Held-out samples are not packed.
-
-    The other columns hold what their names say; None for the usual names, which each kind of data documents.
+        options: the settings of the kind alone, such as {"label_column": "stars"}: those of its `DataOptions`. In batch
+            files they lie beside the other fields.
     """
 
     source: str | None = None
@@ -168,7 +166,6 @@ class DataSpec:
     seq_len: int | None = None
     vocab_size: int = 2048
     tokenizer: str | None = None
-    text_column: str = "text"
     split: str = "train"
     held_out_split: str | None = None
     held_out: float = 0.1
@@ -179,25 +176,10 @@ class DataSpec:
     window: Mapping[str, Any] | None = field(default=None, metadata=SINCE_LATER)
     time_column: str | None = field(default=None, metadata=SINCE_LATER)
     kind: str | None = field(default=None, metadata=SINCE_LATER)
-    labels: tuple[str, ...] = field(default=(), metadata=SINCE_LATER)
     padding: str = field(default="longest", metadata=SINCE_LATER)
     sampling: str = field(default="random", metadata=SINCE_LATER)
     packing: bool = field(default=False, metadata=SINCE_LATER)
-    text_pair_column: str | None = field(default=None, metadata=SINCE_LATER)
-    label_column: str | None = field(default=None, metadata=SINCE_LATER)
-    tokens_column: str | None = field(default=None, metadata=SINCE_LATER)
-    input_column: str | None = field(default=None, metadata=SINCE_LATER)
-    target_column: str | None = field(default=None, metadata=SINCE_LATER)
-    messages_column: str | None = field(default=None, metadata=SINCE_LATER)
-    tools_column: str | None = field(default=None, metadata=SINCE_LATER)
-    prompt_column: str | None = field(default=None, metadata=SINCE_LATER)
-    completion_column: str | None = field(default=None, metadata=SINCE_LATER)
-    chosen_column: str | None = field(default=None, metadata=SINCE_LATER)
-    rejected_column: str | None = field(default=None, metadata=SINCE_LATER)
-    anchor_column: str | None = field(default=None, metadata=SINCE_LATER)
-    positive_column: str | None = field(default=None, metadata=SINCE_LATER)
-    negative_column: str | None = field(default=None, metadata=SINCE_LATER)
-    image_column: str | None = field(default=None, metadata=SINCE_LATER)
+    options: Mapping[str, Any] = stored_flat({"text_column": "text"})
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -392,6 +374,19 @@ class AdaptationSpec:
 
 
 @dataclass(frozen=True, kw_only=True)
+class WarmStart:
+    """A checkpoint of another job of the same model, from which a job goes on: weights, optimizer and step.
+
+    Attributes:
+        checkpoints: the folder or URL of that job's checkpoints.
+        step: the step of the checkpoint, after which this job trains on.
+    """
+
+    checkpoints: str
+    step: int
+
+
+@dataclass(frozen=True, kw_only=True)
 class Job:
     """One model to train.
 
@@ -423,6 +418,7 @@ class Job:
             "vision_model"}. The lineage recognizes them in every model that contains them.
         quantize_base: "nf4" for the linear layers of the frozen base in 4 bits (QLoRA: Dettmers et al.,
             arXiv:2305.14314); for jobs with an adapter.
+        warm_start: a checkpoint of another job, from which this one goes on: its first step is the one after it.
         freeze: glob patterns of the names of parameters that are not trained, in order: as in a .gitignore, "!" takes
             parameters out again, and the last pattern that matches decides. ("*", "!classifier.*") trains a head alone.
     """
@@ -452,6 +448,7 @@ class Job:
     freeze: tuple[str, ...] = field(default=(), metadata=SINCE_LATER)
     loss_options: Mapping[str, Any] = field(default_factory=dict, metadata=SINCE_LATER)
     quantize_base: str | None = field(default=None, metadata=SINCE_LATER)
+    warm_start: WarmStart | None = field(default=None, metadata=SINCE_LATER)
     exact_chunk: int | None = field(default=None, metadata=SINCE_LATER)
 
     @property

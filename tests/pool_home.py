@@ -10,8 +10,9 @@ import urllib.request
 from http import HTTPStatus
 from pathlib import Path
 
-from ringmaster.flows.services.service_files import ProcessId, ServiceFiles
+from ringmaster.flows.services.service_files import ServiceFiles
 from ringmaster.flows.settings import PoolAddress
+from ringmaster.tasks.process_identity import ProcessId
 from tests.cluster.waiting import until
 from tests.ports import free_port
 

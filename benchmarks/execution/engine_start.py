@@ -17,7 +17,8 @@ from pathlib import Path
 import psutil
 
 from benchmarks.execution.slurm_nodes import slurm_pool
-from ringmaster.flows.settings import ALLOCATION, MAX_NODES, NODE_IDLE_S
+from ringmaster.flows.settings import MAX_NODES, NODE_IDLE_S
+from ringmaster.tasks.pool.engines import ALLOCATION
 from ringmaster.techniques.processes.forkserver_client import PRELOAD, ScratchFolder
 from tests.cluster.jobs import torch_job
 from tests.cluster.pool import Pool

@@ -51,11 +51,12 @@ def main():
             results["adapters"] = measure_adapters(Path(folder) / "adapters")
             write("stored-adapters", adapter_lines(results["adapters"]))
         if "store" in measured:
-            from benchmarks.lineage.tensors import measure_rates, measure_ratios, store_lines
+            from benchmarks.lineage.tensors import measure_family, measure_rates, measure_ratios, store_lines
 
             results["ratios"] = measure_ratios(Path(folder) / "ratios")
+            results["family"] = measure_family(Path(folder) / "family")
             results["rates"] = measure_rates(Path(folder) / "rates", megabytes=arguments.megabytes)
-            write("tensors", store_lines(results["ratios"], results["rates"]))
+            write("tensors", store_lines(results["ratios"], results["family"], results["rates"]))
     RESULTS.parent.mkdir(parents=True, exist_ok=True)
     stamped = {part: {"date": date.today().isoformat(), "machine": machine()} for part in measured}
     results["measured"] = {**results.get("measured", {}), **stamped}

@@ -13,6 +13,7 @@ from ringmaster.model_lineage.tensors import TensorStore
 
 GOALS = {"full fine-tune, bf16": 1.5, "full fine-tune, fp32": 1.2}
 STEPS, ROWS, SEQ_LEN = 40, 4, 64
+NUM_TUNED, FAMILY_GOAL = 12, 0.40
 TUNING_LR = 2e-5  # a usual rate of full fine-tunes
 SIZES = {"hidden_size": 256, "intermediate_size": 688, "num_hidden_layers": 6, "num_attention_heads": 4}
 
@@ -86,6 +87,34 @@ def measure_ratios(folder):
         rows.append({"kind": name, "plain_bytes": plain, "added_bytes": store.size_bytes() - before})
         print(rows[-1], flush=True)
     return rows
+
+
+def measure_family(folder):
+    """Returns the bytes of a base and its bf16 fine-tunes as plain files, recorded beside them, and once shared."""
+    import torch
+    from safetensors.torch import save_file
+
+    base = trained(lr=1e-3)
+    models = [base, *(trained(base, lr=TUNING_LR, seed=seed) for seed in range(1, 1 + NUM_TUNED))]
+    store, parent, plain_bytes = TensorStore(folder / "home" / "tensors"), None, 0
+    for number, weights in enumerate(models):
+        target = folder / "home" / "models" / str(number)
+        target.mkdir(parents=True)
+        save_file({name: value.to(torch.bfloat16) for name, value in weights.items()}, target / "model.safetensors")
+        plain_bytes += on_disk(target)
+        stored = store.add(target, parent=parent)
+        parent = parent or stored.id
+    found = {"plain_bytes": plain_bytes, "recorded_bytes": on_disk(folder / "home")}
+    for target in (folder / "home" / "models").iterdir():
+        store.share(target)
+    found["shared_bytes"] = on_disk(folder / "home")
+    print(found, flush=True)
+    return found
+
+
+def on_disk(folder):
+    """Returns the bytes of a folder's files, as `du --apparent-size` counts them."""
+    return sum(path.stat().st_size for path in folder.rglob("*") if path.is_file())
 
 
 def measure_rates(folder, *, megabytes):
@@ -175,8 +204,9 @@ def save(folder, tensors, dtype):
             file.write(values.data)
 
 
-def store_lines(ratios, rates):
+def store_lines(ratios, family, rates):
     """Returns the tables of the store."""
+    recorded, shared = (family[key] / family["plain_bytes"] for key in ("recorded_bytes", "shared_bytes"))
     return [
         f"{stamp()} A Llama of 5 M parameters, {STEPS} steps of training, then {STEPS} of each adaptation (AdamW, lr "
         f"{TUNING_LR:g}); *smaller*: the plain safetensors file over what it adds to the store.",
@@ -184,6 +214,9 @@ def store_lines(ratios, rates):
         "| kind | safetensors, MB | added, MB | times smaller | goal |",
         "| --- | ---: | ---: | ---: | --- |",
         *map(ratio_line, ratios),
+        "",
+        f"The base and {NUM_TUNED} full fine-tunes in bf16 take {shared:.3f} of plain files once their folders share "
+        f"the store (goal: at most {FAMILY_GOAL:.2f}), and {recorded:.3f} while the newest run has plain files.",
         "",
         f"Rates, of the plain file's bytes; medians of {ROUNDS}.",
         "",

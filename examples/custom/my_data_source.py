@@ -9,26 +9,36 @@ Where the package is installed, `data: {kind: answers, path: "questions/*.jsonl"
 """
 
 from collections.abc import Iterable, Mapping
-from typing import Any, ClassVar
+from dataclasses import dataclass
+from typing import Any
 
-from ringmaster import DataSpec, RowSource
+from ringmaster import RowSource
 from ringmaster.techniques.data.row_source import SampleContext
+from ringmaster.techniques.data_source import DataOptions, column
 from ringmaster.techniques.metric import IGNORED
+
+
+@dataclass(frozen=True, kw_only=True)
+class AnswerOptions(DataOptions):
+    """The columns that are read, and the usual names of each."""
+
+    prompt_column: str | None = column("prompt")
+    answer_column: str | None = column("answer", "reply")
 
 
 class Answers(RowSource):
     """The tokens of a prompt and its answer. The labels of the prompt do not count."""
 
     name = "answers"
-    roles: ClassVar = {"prompt": ("prompt",), "answer": ("answer", "reply")}
+    options_class = AnswerOptions
     needs_tokenizer = True
     is_causal = True
 
-    def texts(self, row: Mapping[str, Any], *, spec: DataSpec) -> Iterable[str]:
+    def texts(self, row: Mapping[str, Any], *, context: SampleContext) -> Iterable[str]:
         """Returns both texts."""
         return row.values()
 
     def sample(self, row: Mapping[str, Any], *, context: SampleContext) -> Mapping[str, Any]:
         """Returns tokens and labels; batches of them are padded."""
-        prompt, answer = (context.tokenizer.encode(row[role]) for role in self.roles)
+        prompt, answer = (context.tokenizer.encode(row[role]) for role in ("prompt", "answer"))
         return {"input_ids": prompt + answer, "labels": [IGNORED] * len(prompt) + answer}

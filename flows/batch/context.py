@@ -22,7 +22,7 @@ from ringmaster.flows.batch.run_folder import (
     note_start,
 )
 from ringmaster.flows.output import announce
-from ringmaster.flows.pool.own_node import fork_server_of, lent_here, own_node
+from ringmaster.flows.pool.own_node import fork_server_of, lent, lent_here, own_node
 from ringmaster.flows.reports.progress import current_view
 from ringmaster.flows.services import first_processes
 from ringmaster.model_lineage.ledger.ledger import Ledger
@@ -183,7 +183,7 @@ def open_node_context(batch: Batch, *, home: Path) -> Iterator[NodeContext]:
         leases = leases_of(home, cluster)
         lend: Lend = partial(lent_here, leases, cluster, f"batch {batch.name}", current_view.get().notice)
         if node is not None:
-            lend = partial(node.lent, batch.name)
+            lend = partial(lent, node.requests, node.record, batch.name)
         server = lent_server.get()
         if server is None and node is not None and (link := fork_server_of(home, node.record.name)).exists():
             server = ForkServerClient(link.readlink())

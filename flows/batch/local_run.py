@@ -32,7 +32,7 @@ from ringmaster.tasks.alarms.task import sound
 from ringmaster.tasks.batch import Batch
 from ringmaster.tasks.batch.adaptation_rules import with_orphans
 from ringmaster.tasks.cluster import Cluster, Node
-from ringmaster.tasks.execution.engine import LOCAL, Engine, EngineContext, build_engine
+from ringmaster.tasks.execution.engine import Engine, EngineContext
 from ringmaster.tasks.execution.events import FIRST_PREDICTION, NEWEST_PREDICTION, JobEnded, Listener, PlanUpdate
 from ringmaster.tasks.execution.executor import Executor
 from ringmaster.tasks.execution.forecast import ForecastConditions, plan_left, predict
@@ -46,6 +46,7 @@ from ringmaster.tasks.planning import Plan, Problem
 from ringmaster.tasks.planning.fusion import checked_plan
 from ringmaster.tasks.planning.gantt import counted
 from ringmaster.tasks.planning.objectives import plan_giving_up_deadlines
+from ringmaster.tasks.pool.engines import LOCAL, build_engine
 from ringmaster.tasks.profiling.preflight import AlikeJobs, distinct, with_chunk
 from ringmaster.tasks.profiling.stage import ProfilingResult, profile_jobs
 from ringmaster.tasks.recording.async_recorder import JobsToRecord

@@ -9,7 +9,7 @@ from functools import cache
 from pathlib import Path
 from typing import Any
 
-from ringmaster.errors import InputError, LedgerError, RingmasterError
+from ringmaster.errors import InputError, LedgerError, RingmasterError, SignatureError
 from ringmaster.flows import settings
 from ringmaster.flows.reports.progress import current_view
 from ringmaster.model_lineage.ledger.ledger import Ledger
@@ -63,7 +63,8 @@ later, that run was killed before it began.
 
 
 def note_start(batch: Batch, home: Path) -> None:
-    """Notes that a run of the batch is starting; `begun` deletes the note."""
+    """Notes that a run of the batch is starting; `begun` deletes the note. Raises InputError on a wrong setting."""
+    settings.num_plain_runs()
     folder = home / "batches" / batch.name
     folder.mkdir(parents=True, exist_ok=True)
     (folder / STARTING).touch()
@@ -160,11 +161,10 @@ def share_models(run: Path, *, home: Path) -> None:
     """
     from ringmaster.model_lineage.tensors import TensorStore
 
-    keep = settings.num_plain_runs()
-    models = [*plain_models([run.parent], home=home, keep=max(keep, 1))]
-    models += [] if keep else sorted((run / "models").glob("*"))
-    store = TensorStore(settings.tensors(home))
+    keep, store = settings.num_plain_runs(), TensorStore(settings.tensors(home))
     try:
+        models = [*plain_models([run.parent], home=home, keep=max(keep, 1))]
+        models += [] if keep else sorted((run / "models").glob("*"))
         for model in models if store.folder.is_dir() else ():
             store.share(model)
     except (RingmasterError, OSError) as error:  # the run is recorded, and `ringmaster lineage gc` tries again
@@ -216,9 +216,10 @@ def base_weights(batch: Batch, ledger: Ledger, journal: Journal | None, home: Pa
                 known = None if journal is None else journal.get(f"base:{key}")
                 uri = known or ledger.resolve_model(parent).uri
                 folders[key] = ledger.download_model(uri, home / "cache" / "models")
+                ledger.check_use(ledger.resolve_model(uri), "base", folder=folders[key])
                 if journal is not None:
                     journal.put(f"base:{key}", uri)
-            except LedgerError as error:
+            except (LedgerError, SignatureError) as error:
                 missing[parent] = f"{_who_names(parent, batch)}: {'base' if is_base else 'parent'} {parent}: {error}"
     faults = [*missing.values(), *unfit_parents(batch.jobs, folders)]
     if faults:

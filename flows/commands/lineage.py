@@ -6,17 +6,20 @@ They need no torch.
 from __future__ import annotations
 
 import json
+import shutil
 import time
 from dataclasses import asdict
 from enum import StrEnum
 from pathlib import Path
+from tempfile import TemporaryDirectory
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from ringmaster.errors import InputError, input_errors
+from ringmaster.errors import InputError, SignatureError, UnknownModel, input_errors
 from ringmaster.flows.lineage.home import LineageHome, Model, Refresh, lineage_home
-from ringmaster.flows.output import AsJson, error_console, output_console, print_json, write_document
+from ringmaster.flows.output import AsJson, error_console, message, output_console, print_json, write_document
+from ringmaster.model_lineage.records import IMPORTED
 from ringmaster.techniques.models.peft_format import is_adapter
 from ringmaster.text import is_printable_name
 
@@ -76,15 +79,24 @@ def restore(
     folder: Annotated[Path, typer.Argument(help="Folder to write; it must not exist yet.")],
     as_json: AsJson = False,
 ) -> None:
-    """Write a model's files from the tensor store to a folder, bit for bit as they were."""
+    """Write a model's files from the tensor store, or from MLflow, to a folder, bit for bit as they were."""
     if folder.exists():
         raise InputError([f"{folder} is there already. To fix: name a new folder"])
     with lineage_home() as home:
-        node = home.find(model)
-        if node.record.tensors_id is None:
+        node, started_s = home.find(model), time.perf_counter()
+        if node.record.tensors_id is not None:
+            home.store.restore(node.record.tensors_id, folder)
+        elif node.record.kind == IMPORTED:
             raise InputError([f"{node.label} is not in the tensor store. To fix: ringmaster lineage store {node.id}"])
-        started_s = time.perf_counter()
-        home.store.restore(node.record.tensors_id, folder)
+        else:  # as a pool's server has stored it
+            folder.parent.mkdir(parents=True, exist_ok=True)
+            with TemporaryDirectory(dir=folder.parent, prefix=".restored-") as aside:
+                home.ledger.download_model(node.id, Path(aside)).rename(folder)
+        try:
+            home.ledger.check_use(node.record, "restore", folder=folder)
+        except SignatureError as error:
+            shutil.rmtree(folder)
+            raise InputError([str(error)]) from error
         seconds = time.perf_counter() - started_s
         num_bytes = sum(path.stat().st_size for path in folder.rglob("*") if path.is_file())
         error_console().print(f"{node.label} is in {folder}: {num_bytes / 1e6:.1f} MB in {seconds:.2f} s")
@@ -94,6 +106,30 @@ def restore(
         if as_json:
             fields = {"folder": str(folder), "num_bytes": num_bytes, "seconds": seconds}
             print_json({**fields, "base": None if base is None else base.label})
+
+
+def verify(model: Model, as_json: AsJson = False) -> None:
+    """Prove by its signature that a model's files and records are what was trained. Exit 1: they are not."""
+    with lineage_home() as home:
+        node = home.find(model)
+        try:
+            proof = home.ledger.verify(node.record)
+        except SignatureError as error:
+            if as_json:
+                print_json({"model": node.label, "is_proved": False, "fault": str(error)})
+            else:
+                error_console().print(message(str(error)))
+            raise typer.Exit(1) from error
+    made_from = [{"name": each["name"], "digest": each["digest"]} for each in proof.materials()]
+    if as_json:
+        facts = {"key": proof.key, "num_files": proof.num_files, "digest": proof.digest, "materials": made_from}
+        print_json({"model": node.label, "is_proved": True, **facts})
+        return
+    console = output_console()
+    console.print(f"{node.label} is signed by the key {proof.key}: {proof.num_files} files, sha256 {proof.digest}")
+    for each in made_from:
+        digest = ", ".join(f"{kind} {value}" for kind, value in each["digest"].items()) or "no digest is known"
+        console.print(message(f"made from {each['name']}: {digest}"), soft_wrap=True)
 
 
 def gc(
@@ -256,6 +292,46 @@ def reproduce(
         raise typer.Exit(1)
 
 
+def undo(
+    row: Annotated[str | None, typer.Option(help="Content hash of a row, its text, or FILE:LINE.")] = None,
+    dataset: Annotated[str | None, typer.Option(help="Data set, as NAME or NAME@VERSION.")] = None,
+    base: Annotated[str | None, typer.Option(help="Version of a model from which others came.")] = None,
+    deadline: Annotated[str | None, typer.Option(help="Time of day by which all is trained, such as 06:00.")] = None,
+    text_column: Annotated[str, typer.Option(help="Column that holds the text of a row in a file.")] = "text",
+    dry_run: Annotated[bool, typer.Option("--dry-run", help="Only say which models would be trained again.")] = False,
+    as_json: AsJson = False,
+) -> None:
+    """Train all models that have read a row, or came from a data set or version, again as if it had not been."""
+    from ringmaster.flows.commands.running import show_result, training
+    from ringmaster.flows.lineage.undoing import UndoRequest, plan_undo, register, seconds_until
+
+    request = UndoRequest(row=row, dataset=dataset, base=base, text_column=text_column)
+    deadline_s = None if deadline is None else seconds_until(deadline)
+    with lineage_home(is_fresh=True) as home:
+        plan = plan_undo(home, request, folder=home.folder / "undo")
+        for sentence in plan.sentences():
+            error_console().print(sentence)
+        if dry_run or not plan.models:
+            print_json(plan.to_json()) if as_json else None
+            return
+        batch = plan.batch(deadline_s=deadline_s)
+        with training(batch, is_verbose=False) as end:
+            from ringmaster.flows.train_batch import train_batch
+
+            end.result = train_batch(batch, name=batch.name)
+        exit_code = show_result(end.result, as_json=False)
+        uris = {job["name"]: job["model_uri"] for job in end.result.jobs if job["model_uri"]}
+        versions = register(home, plan, uris)
+    for version in versions:
+        error_console().print(
+            f"{version} is trained without {plan.label}; `ringmaster promote {version}` decides on it"
+        )
+    if as_json:
+        device_s = sum(segment["device_s"] for job in end.result.jobs for segment in job["segments"])
+        print_json({**plan.to_json(), "versions": versions, "device_s": device_s, "batch": batch.name})
+    raise typer.Exit(exit_code)
+
+
 def _sentence(culprit: dict[str, Any]) -> str:
     outcome = (
         f" from {', '.join(culprit['parents'])}" if culprit["parents"] else ", which came from nothing that was tested"
@@ -401,7 +477,6 @@ def _tensors(home: LineageHome, node: LineageNode) -> dict[str, WeightTensor]:
 
 def _reached(home: LineageHome, what: str, *, is_data: bool) -> tuple[str, list[LineageNode]]:
     """(what is meant, the models that it reached)."""
-    from ringmaster.errors import UnknownModel
     from ringmaster.model_lineage.snapshot import close_names
 
     snapshot = home.snapshot
@@ -453,6 +528,7 @@ for command in (
     diff,
     impact,
     bisect,
+    undo,
     export,
     import_,
     store,

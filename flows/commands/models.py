@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 from rich.table import Table
 
-from ringmaster.errors import InputError, input_errors
+from ringmaster.errors import BatchFileError, InputError, PromotionRefused, input_errors
 from ringmaster.flows import settings
 from ringmaster.flows.output import AllRows, AsJson, error_console, output_console, print_json, print_rows, styled
 
@@ -93,7 +93,6 @@ def _sound(alarm: Alarm) -> None:
 @contextmanager
 def _promotions() -> Iterator[tuple[LineageHome, MoveLog]]:
     """The lineage, and where moves of aliases are written down. Promotions that are refused are the input's fault."""
-    from ringmaster.errors import PromotionRefused
     from ringmaster.flows.lineage.home import lineage_home
     from ringmaster.flows.retraining.examine import open_move_log
 
@@ -269,7 +268,6 @@ def check(file: File = CATALOGUE, as_json: AsJson = False) -> None:
     Where the file has jobs, also what is wrong with the parts that they read: windows, and rows that are both trained
     and evaluated on. Exit 0 where all is well, 2 where something is not.
     """
-    from ringmaster.errors import BatchFileError
     from ringmaster.tasks.batch import load_batch
     from ringmaster.tasks.datasets.checking import version_faults
 

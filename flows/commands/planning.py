@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 import typer
 
-from ringmaster.errors import InputError
+from ringmaster.errors import InputError, NoRoomError, ProblemError
 from ringmaster.flows import settings
 from ringmaster.flows.commands.running import Profiles
 from ringmaster.flows.output import AsJson, announce, error_console, output_console, print_json
@@ -31,7 +31,6 @@ MAX_BYTES = 200_000_000
 
 def read_problem(path: Path) -> Problem:
     """Reads a problem. Raises InputError with every fault of the file."""
-    from ringmaster.errors import ProblemError
     from ringmaster.tasks.planning import Problem
 
     try:
@@ -171,7 +170,6 @@ def _registered(objective: str) -> str:
 
 def _simple(problem: Problem) -> dict[str, float]:
     """Makespans of what people do without a planner, by name."""
-    from ringmaster.errors import NoRoomError
     from ringmaster.tasks.planning.plans.list_scheduling import current_practice, even_split, optimus_greedy
 
     makespans = {}
@@ -335,7 +333,6 @@ def _devices(text: str) -> tuple[int, str]:
 
 def _check(problem: Problem, changes: Iterable[Change]) -> None:
     """Raises InputError with the faults of all changes, before the first one is answered."""
-    from ringmaster.errors import ProblemError
     from ringmaster.tasks.planning.whatif.gains import changed
 
     faults: list[str] = []

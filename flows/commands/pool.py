@@ -1,8 +1,10 @@
 """Commands of a pool: its processes, and requests that add, cancel, pause, resume and prioritize jobs."""
 
+import inspect
 import json
 import os
 import time
+from collections.abc import Callable
 from contextlib import nullcontext
 from dataclasses import replace
 from pathlib import Path
@@ -16,6 +18,7 @@ from ringmaster.flows.commands.running import CheckpointEvery, PlannerSeed, show
 from ringmaster.flows.output import AsJson, announce, error_console, output_console, print_json, styled
 from ringmaster.flows.process_log import LOG_FORMAT, LogFormat, ProcessRole, log_to_stderr, notice
 from ringmaster.flows.process_log import log_format as format_of_environment
+from ringmaster.tasks.pool.engines import ALLOCATION, BUILTIN, LOCAL, WORKERS, default_of, engine_flags, engine_options
 
 pool_app = typer.Typer(no_args_is_help=True, help="The processes of a pool: its controller, and a worker on each node.")
 jobs_app = typer.Typer(
@@ -91,7 +94,7 @@ def worker(
         name=name,
         cluster=cluster,
         address=address,
-        allocation=os.environ.get(settings.ALLOCATION, ""),
+        allocation=os.environ.get(ALLOCATION, ""),
         serves_flows=flows,
         drain_s=drain,
     )
@@ -212,10 +215,32 @@ def _request(kind: str, batch: str, jobs: list[str] | None, *, as_json: bool, **
     raise typer.Exit(0 if all(answer.is_done for answer in answers) else 1)
 
 
-WORKERS = "workers"  # as in `ringmaster.tasks.execution.engine`, which imports the planner
-DEFAULT_IDLE_S = 300.0  # as in `ringmaster.tasks.pool.node_scaler`, likewise
+def with_engine_options(command: Callable[..., None]) -> Callable[..., None]:
+    """Adds the options of all built-in engines to a command, of which Typer reads the signature."""
+    signature = inspect.signature(command, eval_str=True)
+    own = [each for each in signature.parameters.values() if each.kind is not each.VAR_KEYWORD]
+    parameters = {each.name: each.replace(kind=each.KEYWORD_ONLY) for each in own}
+    for name, flag in engine_flags().items():
+        metadata, is_common = flag.field.metadata, set(flag.engines) >= BUILTIN.keys() - {LOCAL}
+        panel = "Lent nodes" if is_common else f"Only with --engine {' or '.join(flag.engines)}"
+        option = typer.Option(
+            metadata["flag"],
+            help=metadata["description"],
+            min=metadata["least"],
+            max=metadata["most"],
+            rich_help_panel=panel,
+        )
+        parameters[name] = inspect.Parameter(
+            name,
+            inspect.Parameter.KEYWORD_ONLY,
+            default=default_of(flag.field) or None,
+            annotation=Annotated[flag.type | None, option],
+        )
+    command.__signature__ = signature.replace(parameters=[*parameters.values()])  # type: ignore[attr-defined]
+    return command
 
 
+@with_engine_options
 def up(
     context: typer.Context,
     database: Annotated[
@@ -246,51 +271,9 @@ def up(
         str,
         typer.Option(
             metavar="NAME",
-            help="Engine that lends further nodes: slurm, ray or work-pool; default: people start workers.",
+            help=f"Engine that lends further nodes: {', '.join(list(BUILTIN)[2:])}; default: people start workers.",
         ),
     ] = WORKERS,
-    max_nodes: Annotated[int, typer.Option(help="Maximum number of nodes that the engine lends at a time.", min=1)] = 1,
-    idle: Annotated[
-        float, typer.Option(help="Seconds without work after which a lent node is given back.", min=0.0)
-    ] = (DEFAULT_IDLE_S),
-    node_price: Annotated[
-        float | None,
-        typer.Option(
-            help="Price of a lent node for an hour: nodes are requested while each gains more than it costs.", min=0
-        ),
-    ] = None,
-    hour_worth: Annotated[float | None, typer.Option(help="Value of finishing one hour earlier.", min=0)] = None,
-    budget: Annotated[
-        float | None, typer.Option(help="Maximum cost of lent nodes until all jobs have ended.", min=0)
-    ] = None,
-    node_devices: Annotated[
-        str, typer.Option(help="Devices of a lent node: auto (the GPUs, or else CPU slots), cpu:N, gpu:N, gpu:all.")
-    ] = "auto",
-    address: Annotated[
-        str,
-        typer.Option(
-            help="Address of a Ray cluster, for example 10.0.0.5:6379; default: a new one on this machine alone."
-        ),
-    ] = "",
-    port_ray: Annotated[
-        int, typer.Option(help="Port of a Ray cluster of this machine alone.", min=1, max=65535)
-    ] = 6379,
-    partition: Annotated[str, typer.Option(help="Partition of Slurm, which lends the nodes.")] = "",
-    time: Annotated[str, typer.Option(help="Time limit of a Slurm job, for example 8h, 30m or 1-12:00:00.")] = "",
-    gres: Annotated[str, typer.Option(help="Value of sbatch --gres, for example gpu:8.")] = "",
-    sbatch: Annotated[
-        list[str] | None, typer.Option(help="Further option of sbatch, for example --account=ml; may be repeated.")
-    ] = None,
-    work_pool: Annotated[
-        str, typer.Option(help="Work pool in Prefect whose worker starts the nodes, with --engine work-pool.")
-    ] = "",
-    work_pool_type: Annotated[
-        str, typer.Option(help="Type of that work pool if it is missing, such as kubernetes.")
-    ] = "process",
-    work_pool_template: Annotated[
-        Path | None,
-        typer.Option(help="File with the base job template of the engine's work pool; default: what it has."),
-    ] = None,
     notify: Annotated[
         str | None,
         typer.Option(
@@ -307,11 +290,11 @@ def up(
         typer.Option("--wait", help="Stay until SIGTERM or Ctrl-C, and then end the pool, as a batch job needs it."),
     ] = False,
     as_json: AsJson = False,
+    **engine_values: Any,
 ) -> None:
     """Start a pool on this machine: Prefect, MLflow, the controller, and this machine as a node; `down` ends it."""
     from ringmaster.flows.services import databases as pool_databases
     from ringmaster.flows.services import service_definitions, service_files, up_and_down
-    from ringmaster.flows.services.engine_options import EngineOptions
 
     home = settings.home()
     if up_and_down.is_up(home):
@@ -321,23 +304,7 @@ def up(
         if wait:
             raise typer.Exit(0 if up_and_down.stay(home) else 1)
         return
-    engine_options = EngineOptions(
-        name=engine,
-        max_nodes=max_nodes,
-        idle_s=idle,
-        node_price=node_price,
-        hour_worth=hour_worth,
-        budget=budget,
-        devices=node_devices,
-        work_pool=work_pool,
-        work_pool_type=work_pool_type,
-        work_pool_template=work_pool_template,
-        address=address,
-        partition=partition,
-        time=time,
-        gres=gres,
-        sbatch_options=tuple(sbatch or ()),
-    )
+    chosen = engine_options(engine, engine_values)
     options = service_definitions.PoolOptions(
         home=home,
         databases=pool_databases.databases(database, home=home),
@@ -345,10 +312,9 @@ def up(
         port_prefect=port_prefect,
         port_mlflow=port_mlflow,
         port_metrics=port_metrics,
-        port_ray=port_ray,
         password=service_files.choose_password(home / "pool", given=password_file),
-        worker=not engine_options.lends_nodes if worker is None else worker,
-        engine=engine_options,
+        worker=not chosen.lends_nodes if worker is None else worker,
+        engine=chosen,
         notify=notify or "",
         log_format=log_format or format_of_environment(),
     )
@@ -439,14 +405,14 @@ def diagnose(
     console = error_console()
     for part in bundle.parts:
         console.print(f"{len(part.text.encode()):>9,} bytes  {part.name}")
-    for failure in bundle.failures:
-        console.print(f"without {failure.part}: {failure.error}", soft_wrap=True)
+    for part_name, error_text in bundle.failures.items():
+        console.print(f"without {part_name}: {error_text}", soft_wrap=True)
     hint = (
         "passwords, tokens and the values of unknown variables are left out; names, paths and messages are not: read it"
     )
     console.print(f"{hint} before you send it", soft_wrap=True)
     if as_json:
-        failures = {failure.part: failure.error for failure in bundle.failures}
-        print_json({"file": str(file), "parts": [part.name for part in bundle.parts], "failures": failures})
+        names = [part.name for part in bundle.parts]
+        print_json({"file": str(file), "parts": names, "failures": bundle.failures})
     else:
         output_console().print(str(file), soft_wrap=True)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 import sys
 import threading
 from collections.abc import Iterator, Mapping
@@ -92,6 +93,61 @@ def run(
         from ringmaster.flows.train_batch import train_batch
 
         end.result = train_batch(batch, name=batch.name, resume=resume, checkpoint_every_s=checkpoint_every, seed=seed)
+    raise typer.Exit(show_result(end.result, as_json=as_json))
+
+
+def adopt(
+    script: Annotated[Path, typer.Argument(help="Script with Hugging Face's Trainer, TRL, Accelerate, or a loop.")],
+    arguments: Annotated[list[str], typer.Argument(metavar="-- ARGUMENT...", help="Arguments of the script.")] = [],  # noqa: B006
+    name: Annotated[str, typer.Option(help="Name of the job; default: that of the script.")] = "",
+    devices: Annotated[int, typer.Option(help="Devices that train it together, one process each.", min=1)] = 1,
+    steps: Annotated[
+        int | None, typer.Option(help="Steps that it trains; default: a script with a Trainer is asked.", min=1)
+    ] = None,
+    global_batch_size: Annotated[
+        int | None, typer.Option(help="Samples of a step; default: a script with a Trainer is asked.", min=1)
+    ] = None,
+    output: Annotated[
+        Path | None, typer.Option("--output", "-o", help="Only write the batch file of this job.")
+    ] = None,
+    as_json: AsJson = False,
+    verbose: Verbose = False,
+) -> None:
+    """Train with an unedited script as a job: planned, stopped and resumed, and recorded with its lineage."""
+    import yaml
+
+    launcher = ["{python}"] if devices == 1 else ["torchrun", "--standalone", "--nproc-per-node", "{num_devices}"]
+    job: dict[str, Any] = {
+        "name": name or re.sub(r"[^A-Za-z0-9_-]+", "-", script.stem).strip("-"),
+        "model": {"command": [*launcher, str(script), *arguments], "adopt": True},
+        "data": {"source": "command"},
+        "num_steps": steps or 1,
+        "num_devices": [devices],
+    }
+    document = {"name": job["name"], "jobs": [job]}
+    if steps is None:
+        from ringmaster.tasks.batch import parse_batch
+        from ringmaster.techniques.external.child import inspect_script
+
+        (draft,) = parse_batch(yaml.safe_dump(document), folder=Path.cwd(), name=str(script)).jobs
+        announce(f"starting {script} to learn how many steps it trains")
+        try:
+            job |= inspect_script(draft, num_devices=devices)
+        except ValueError as error:
+            raise InputError([f"{script}: {error}"]) from error
+    if global_batch_size is not None:
+        job["global_batch_size"] = global_batch_size
+    text = yaml.safe_dump(document, sort_keys=False)
+    if output is not None:
+        output.write_text(text)
+        return
+    from ringmaster.tasks.batch import parse_batch
+
+    batch = parse_batch(text, folder=Path.cwd(), name=str(script))
+    with training(batch, is_verbose=verbose) as end:
+        from ringmaster.flows.train_batch import train_batch
+
+        end.result = train_batch(batch, name=batch.name)
     raise typer.Exit(show_result(end.result, as_json=as_json))
 
 

@@ -277,7 +277,7 @@ class TracedRow:
 
 
 @dataclass(frozen=True, kw_only=True)
-class _ReadRows:
+class ReadRows:
     """The rows that a job has read. columns: those that were read of each row; () where it was the text alone."""
 
     manifest: RowManifest
@@ -289,14 +289,14 @@ def readers_of(row: TracedRow, home: LineageHome, *, text_column: str = "text") 
 
     Raises InputError if the row has no text, and nothing has read other columns of it.
     """
-    known: dict[str, _ReadRows | None] = {}  # by the digests of the rows: jobs that read the same rows share an entry
+    known: dict[str, ReadRows | None] = {}  # by the digests of the rows: jobs that read the same rows share an entry
     result = []
     for node in home.snapshot.models:
         for dataset in node.record.datasets:
             if dataset.rows_digest is None or node.record.run_id is None:
                 continue
             if dataset.rows_digest not in known:
-                known[dataset.rows_digest] = _rows(home, node.record.run_id)
+                known[dataset.rows_digest] = rows_read_by(home, node.record.run_id)
             rows = known[dataset.rows_digest]
             content = None if rows is None else row.content(rows.columns, text_column=text_column)
             side = "training" if dataset.context == "training" else "held_out"
@@ -308,9 +308,10 @@ def readers_of(row: TracedRow, home: LineageHome, *, text_column: str = "text") 
     return result
 
 
-def _rows(home: LineageHome, run_id: str) -> _ReadRows | None:
+def rows_read_by(home: LineageHome, run_id: str) -> ReadRows | None:
+    """Returns the rows that the job of a run has read; None where its artifacts were deleted."""
     try:
         value = json.loads(home.ledger.read_text(run_id, ROWS))
     except LedgerError:  # a run whose artifacts were deleted
         return None
-    return _ReadRows(manifest=RowManifest.from_json(value), columns=tuple(value.get("columns", ())))
+    return ReadRows(manifest=RowManifest.from_json(value), columns=tuple(value.get("columns", ())))

@@ -15,7 +15,7 @@ from urllib.parse import unquote, urlsplit
 
 import typer
 
-from ringmaster.errors import InputError, LedgerError, input_errors
+from ringmaster.errors import InputError, LedgerError, LineageCycle, TensorStoreError, UnknownModel, input_errors
 from ringmaster.flows import settings
 from ringmaster.flows.output import error_console
 from ringmaster.model_lineage import IMPORTED, QUIET_ENVIRONMENT, Ledger
@@ -66,8 +66,6 @@ class LineageHome:
 
     def find(self, name: str) -> LineageNode:
         """Returns the node of that name. Raises InputError with similar names if there is none."""
-        from ringmaster.errors import UnknownModel
-
         with input_errors(UnknownModel):
             return self.snapshot.find(name)
 
@@ -82,14 +80,15 @@ class LineageHome:
         If MLflow's files are gone, the copy comes from the tensor store. An adapter whose base has moved gets a copy
         that names this home's path of the base. Raises InputError if the files are nowhere to be found.
         """
-        folder = self._files(node)
+        folder = self.files(node)
         parents = [self.snapshot.nodes[id] for id in node.record.parents if id in self.snapshot.nodes]
         if not parents or not has_lost_base(folder):
             return folder
         copy = self.folder / "cache" / "models" / f"{node.id}-on-{parents[0].id}"
         return on_base(folder, self.model_dir(parents[0]), copy=copy)
 
-    def _files(self, node: LineageNode) -> Path:
+    def files(self, node: LineageNode) -> Path:
+        """Returns a folder with a model's files as they were recorded."""
         parts = urlsplit(node.location)
         of_ledger, cache = Path(unquote(parts.path)), self.folder / "cache" / "models"
         is_here = parts.scheme in ("", "file") and of_ledger.is_dir()
@@ -137,8 +136,6 @@ class LineageHome:
 @contextmanager
 def lineage_home(*, is_fresh: bool = False) -> Iterator[LineageHome]:
     """Yields the lineage of this home. Faults in the input become InputError (exit 2); others are printed (exit 1)."""
-    from ringmaster.errors import LineageCycle, TensorStoreError
-
     try:
         yield LineageHome(folder=settings.home(), is_fresh=is_fresh)
     except LineageCycle as error:

@@ -12,6 +12,7 @@ from __future__ import annotations
 
 import json
 import random
+import shutil
 import time
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
@@ -23,7 +24,7 @@ from typing import Any
 from ringmaster.codec import from_json, to_json
 from ringmaster.errors import InputError, LedgerError
 from ringmaster.flows.lineage.home import LineageHome
-from ringmaster.flows.pool.own_node import lent_here, own_node
+from ringmaster.flows.pool.own_node import lent, lent_here, own_node
 from ringmaster.flows.services.first_processes import fork_server_for
 from ringmaster.model_lineage.snapshot import LineageNode
 from ringmaster.model_lineage.tensors.comparison import SAME, tensor_changes, tensors_of_folder
@@ -309,7 +310,9 @@ class Reproduction:
                 raise InputError([f"{self.training.node.label} was trained on {needed} devices, and here are {there}"])
             wanted = DevicesWanted(least=min(needed, there), most=needed, presses=True)
             here = lent_here(leases_of(self.home.folder, cluster), cluster, "reproduction", self._notice, wanted)
-            self._devices = stack.enter_context(here if node is None else node.lent("reproduction", wanted))
+            self._devices = stack.enter_context(
+                here if node is None else lent(node.requests, node.record, whose="reproduction", wanted=wanted)
+            )
             record = self.training.record
             self._environment = TrialEnvironment(
                 server=stack.enter_context(fork_server_for([self._job])),
@@ -513,6 +516,7 @@ def reproduce(
             ]
         )
     own = options.folder / node.id
+    shutil.rmtree(own, ignore_errors=True)  # checkpoints of an earlier try would be continued
     work = Reproduction(home, training, folder=own, technique=options.technique, notice=notice)
     for parent in work.missing_parents():
         notice(f"{parent.label}, from which it came, is nowhere to be found, and is made again first")

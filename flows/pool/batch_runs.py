@@ -4,10 +4,10 @@ A run that Prefect has lost is created anew. A run whose process fell silent is 
 run becomes the answer to the batch's request. A batch that is cancelled before it is measured gets no run, or its run
 is cancelled. A request that cannot be handled is refused with the cause, and the others go on.
 
-`CrashedRuns` restarts flow runs whose process died: the runs that submit batches to a pool, follow and record them. The
-pool's jobs go on without the run, but nothing more is recorded until a process follows them again. The same run is
-scheduled again, finds the jobs that it had submitted, and repeats nothing. `LateAnswers` answers runs that ask a person
-who does not answer.
+`revive_crashed_runs` restarts flow runs whose process died: the runs that submit batches to a pool, follow and record
+them. The pool's jobs go on without the run, but nothing more is recorded until a process follows them again. The same
+run is scheduled again, finds the jobs that it had submitted, and repeats nothing. `answer_late_runs` answers runs that
+ask a person who does not answer.
 """
 
 import json
@@ -65,29 +65,25 @@ RECENT = timedelta(hours=1)
 BEGUN_WITHIN = timedelta(minutes=5)  # time for a claimed run to begin
 
 
-class LateAnswers:
-    """Answers suspended runs whose time for an answer is over. clock: returns the time of day."""
+def answer_late_runs(
+    client: SyncPrefectClient, *, clock: Callable[[], datetime] = lambda: datetime.now(UTC)
+) -> list[str]:
+    """Answers suspended runs that have waited too long, as their own parameters specify; returns their names.
 
-    def __init__(self, *, clock: Callable[[], datetime] = lambda: datetime.now(UTC)) -> None:
-        self._clock = clock
-
-    def answer(self, client: SyncPrefectClient) -> list[str]:
-        """Answers runs that have waited too long, as their own parameters specify; returns their names."""
-        waiting = client.read_flow_runs(
-            flow_run_filter=FlowRunFilter(
-                state=FlowRunFilterState(name=FlowRunFilterStateName(any_=["Suspended"])),
-            ),
-            deployment_filter=DeploymentFilter(name=DeploymentFilterName(any_=[ASKING_DEPLOYMENT])),
-        )
-        late = [run for run in waiting if self._is_late(run)]
-        for run in late:
-            trains = run.parameters.get("without_answer") == "train"
-            logger.warning("nobody has answered %s: it %s", run.name, "trains" if trains else "is not trained")
-            client.resume_flow_run(run.id, run_input=silence_to_start(_within_s(run), trains))
-        return [run.name for run in late]
-
-    def _is_late(self, run: FlowRun) -> bool:
-        return run.state is not None and self._clock() - run.state.timestamp > timedelta(seconds=_within_s(run))
+    clock: returns the time of day.
+    """
+    waiting = client.read_flow_runs(
+        flow_run_filter=FlowRunFilter(
+            state=FlowRunFilterState(name=FlowRunFilterStateName(any_=["Suspended"])),
+        ),
+        deployment_filter=DeploymentFilter(name=DeploymentFilterName(any_=[ASKING_DEPLOYMENT])),
+    )
+    late = [run for run in waiting if run.state and clock() - run.state.timestamp > timedelta(seconds=_within_s(run))]
+    for run in late:
+        trains = run.parameters.get("without_answer") == "train"
+        logger.warning("nobody has answered %s: it %s", run.name, "trains" if trains else "is not trained")
+        client.resume_flow_run(run.id, run_input=silence_to_start(_within_s(run), trains))
+    return [run.name for run in late]
 
 
 def _within_s(run: FlowRun) -> float:
@@ -235,7 +231,7 @@ class BatchRuns:
             status = RequestStatus.DONE if state.type == StateType.COMPLETED else RequestStatus.REFUSED
             message = f"its flow run is {state.name}: {state.message or ''}".rstrip(": ")
             self._requests.answer(request.id, status=status, answer={**request.answer, "message": message})
-        elif state.type == StateType.RUNNING and is_silent:  # `CrashedRuns` handles runs that never begin
+        elif state.type == StateType.RUNNING and is_silent:  # `revive_crashed_runs` handles runs that never begin
             logger.warning("nobody follows batch %s any more: flow run %s goes on", name_of(request), run.name)
             text = f"its process had been silent for {self._silences.silent_s:.0f} s"
             client.set_flow_run_state(run.id, run_again(run, message=text), force=True)
@@ -260,51 +256,32 @@ def _runs_of(client: SyncPrefectClient, requests: Sequence[Request]) -> Mapping[
     return result
 
 
-class CrashedRuns:
-    """Finds crashed runs, and schedules them again.
+def revive_crashed_runs(
+    database: Database, client: SyncPrefectClient, *, clock: Callable[[], datetime] = lambda: datetime.now(UTC)
+) -> list[str]:
+    """Schedules crashed runs again; returns their names.
 
-    database: the pool's database, which has the batches that each run has submitted.
+    These are crashed runs whose batch is active, or that crashed within the last hour fewer than MOST_RUNS times, and
+    runs that a worker has claimed and not begun within BEGUN_WITHIN: their process died before it reported a state,
+    while its worker could not reach Prefect.
+
+    database: the pool's database, which has the batches that each run, or a flow that it called, has submitted.
     clock: returns the time of day.
     """
-
-    def __init__(self, database: Database, *, clock: Callable[[], datetime] = lambda: datetime.now(UTC)) -> None:
-        self._database, self._clock = database, clock
-
-    def revive(self, client: SyncPrefectClient) -> list[str]:
-        """Schedules crashed runs again; returns their names.
-
-        These are crashed runs whose batch is active, or that crashed within the last hour fewer than MOST_RUNS times,
-        and runs that a worker has claimed and not begun within BEGUN_WITHIN.
-        """
-        wanted = [*self._crashed(client), *self._not_begun(client)]
-        for run in wanted:
-            logger.warning("flow run %s had crashed, and goes on (its run %d)", run.name, run.run_count + 1)
-            client.set_flow_run_state(run.id, run_again(run, message="its process had died"), force=True)
-        return [run.name for run in wanted]
-
-    def _crashed(self, client: SyncPrefectClient) -> list[FlowRun]:
-        crashed = _in_state(client, StateType.CRASHED)
-        if not crashed:
-            return []
-        active = {*Submissions(self._database).active()}
-        return [
-            run
-            for run in crashed
-            if not active.isdisjoint(self._submitted_by(run)) or (run.run_count < MOST_RUNS and self._is_new(run))
-        ]
-
-    def _submitted_by(self, run: FlowRun) -> set[str]:
-        """Returns the ids of the batches that a run, or a flow that it called, has submitted."""
-        known = Journal(self._database, batch="").get(runs_fact(str(run.id)), {})
-        return {id for id, _ in known.values()}
-
-    def _not_begun(self, client: SyncPrefectClient) -> list[FlowRun]:
-        """Returns runs whose process died before it reported a state, while its worker could not reach Prefect."""
-        claimed = _in_state(client, StateType.PENDING)
-        return [run for run in claimed if run.state is not None and self._clock() - run.state.timestamp > BEGUN_WITHIN]
-
-    def _is_new(self, run: FlowRun) -> bool:
-        return run.end_time is not None and self._clock() - run.end_time < RECENT
+    crashed, facts, now = _in_state(client, StateType.CRASHED), Journal(database, batch=""), clock()
+    active = {*Submissions(database).active()} if crashed else set()
+    wanted = [
+        run for run in _in_state(client, StateType.PENDING) if run.state and now - run.state.timestamp > BEGUN_WITHIN
+    ]
+    for run in crashed:
+        submitted = {id for id, _ in facts.get(runs_fact(str(run.id)), {}).values()}
+        is_new = run.end_time is not None and now - run.end_time < RECENT
+        if submitted & active or (is_new and run.run_count < MOST_RUNS):
+            wanted.append(run)
+    for run in wanted:
+        logger.warning("flow run %s had crashed, and goes on (its run %d)", run.name, run.run_count + 1)
+        client.set_flow_run_state(run.id, run_again(run, message="its process had died"), force=True)
+    return [run.name for run in wanted]
 
 
 def _in_state(client: SyncPrefectClient, state: StateType) -> list[FlowRun]:

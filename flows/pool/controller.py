@@ -14,24 +14,25 @@ from sqlalchemy.exc import SQLAlchemyError
 from ringmaster.errors import input_errors
 from ringmaster.flows import settings
 from ringmaster.flows.interrupts import stop_signals
-from ringmaster.flows.pool.batch_runs import BatchRuns, CrashedRuns, LateAnswers
+from ringmaster.flows.pool.batch_runs import BatchRuns, answer_late_runs, revive_crashed_runs
 from ringmaster.flows.pool.segment_runs import AWAY, OpenClient, PrefectNodeRuns, SegmentRuns
 from ringmaster.flows.process_log import ProcessRole, log_to_stderr
 from ringmaster.flows.reports.progress import describe
-from ringmaster.flows.services.service_files import say_ready
 from ringmaster.flows.settings import PoolAddress
 from ringmaster.tasks.alarms import Alarm, DeadlineAlarms, NodeAlarms
 from ringmaster.tasks.alarms.task import sound
 from ringmaster.tasks.background_worker import running
 from ringmaster.tasks.cluster import Cluster
-from ringmaster.tasks.execution.engine import WORKERS, Engine, EngineContext, build_engine
+from ringmaster.tasks.execution.engine import Engine, EngineContext
 from ringmaster.tasks.execution.events import ExecutionEvent
 from ringmaster.tasks.execution.executor import Executor
 from ringmaster.tasks.execution.replanner import Replanner
 from ringmaster.tasks.pool.controller import HOLDER_OF_SEGMENTS, PoolController
+from ringmaster.tasks.pool.engines import WORKERS, build_engine
 from ringmaster.tasks.pool.failover import BEAT_EVERY_S, Leadership
 from ringmaster.tasks.pool.nodes import NodeRegistry, PoolLeases, Timeouts
 from ringmaster.tasks.pool.submissions import Submission, Submissions
+from ringmaster.tasks.process_identity import say_ready
 from ringmaster.tasks.storage.database import BatchingDatabase, Database, DatabaseClosed
 from ringmaster.tasks.storage.journal import Journal
 from ringmaster.tasks.storage.releases import check_release, note_release
@@ -161,10 +162,10 @@ def _taken_over(database: Database, stopping: threading.Event, *, seed: int) -> 
         batch_runs = BatchRuns(database, silent_s=2 * Timeouts.of_environment().lost_after_s)
         watchers: Mapping[str, tuple[Callable[[], object], float]] = {
             "segment-runs": (segment_runs.look_when_due, SEGMENTS_EVERY_S),
-            "crashed-runs": (partial(OpenClient().call, CrashedRuns(database).revive), CRASHES_EVERY_S),
+            "crashed-runs": (partial(OpenClient().call, partial(revive_crashed_runs, database)), CRASHES_EVERY_S),
             "batch-runs": (batch_runs.look, BATCHES_EVERY_S),
             "alarms": (PoolAlarms(database).look, ALARMS_EVERY_S),
-            "late-answers": (partial(OpenClient().call, LateAnswers().answer), ANSWERS_EVERY_S),
+            "late-answers": (partial(OpenClient().call, answer_late_runs), ANSWERS_EVERY_S),
         }
         for name, (look, every_s) in watchers.items():
             threading.Thread(target=keep_looking, args=(look, stopping, every_s), name=name, daemon=True).start()

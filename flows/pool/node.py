@@ -18,14 +18,15 @@ from ringmaster.flows.interrupts import stop_signals
 from ringmaster.flows.pool.flow_worker import DEFAULT_QUEUE, REQUESTS_QUEUE, FlowWorker, queue_of
 from ringmaster.flows.pool.own_node import NodeOptions, cluster_of, fork_server_of, node_name
 from ringmaster.flows.process_log import ProcessRole, log_to_stderr, logs_to
-from ringmaster.flows.services.service_files import say_ready
 from ringmaster.flows.settings import PoolAddress
 from ringmaster.tasks.background_worker import running
 from ringmaster.tasks.device_monitor import Telemetry
 from ringmaster.tasks.execution.local_engine import leases_of
+from ringmaster.tasks.pool.engines import ALLOCATION
 from ringmaster.tasks.pool.node_agent import DRAIN_S, NodeAgent
 from ringmaster.tasks.pool.node_gangs import hold_devices
 from ringmaster.tasks.pool.nodes import Timeouts
+from ringmaster.tasks.process_identity import say_ready
 from ringmaster.tasks.storage.database import Database, DatabaseClosed
 from ringmaster.tasks.storage.releases import check_release
 from ringmaster.techniques.processes.forkserver_client import ForkServer
@@ -38,7 +39,7 @@ Notice = Callable[[str], None]
 def serve_flows(pool: PoolAddress, *, name: str, notice: Notice) -> None:
     """Runs the pool's flows on this machine, which has no devices for the pool, until SIGTERM or SIGINT."""
     log_to_stderr(ProcessRole.FLOW_WORKER)
-    _wait_for(f"{pool.prefect_api}/health", notice)
+    wait_for(f"{pool.prefect_api}/health", notice)
     queues, most_runs = (DEFAULT_QUEUE, REQUESTS_QUEUE), settings.most_flow_runs()
     worker = FlowWorker(name=name, work_pool=pool.work_pool, queues=queues, most_runs=most_runs)
     stopping = threading.Event()
@@ -59,7 +60,7 @@ def serve_node(options: NodeOptions, *, notice: Notice) -> bool:
     log_to_stderr(ProcessRole.NODE)
     _hold(options, notice)
     database = Database(options.pool.database)
-    _wait_for(f"{options.pool.prefect_api}/health", notice)
+    wait_for(f"{options.pool.prefect_api}/health", notice)
     database.read(check_release)
     timeouts = Timeouts.of_environment()
     folder = options.home / "nodes" / options.name
@@ -157,7 +158,7 @@ def _hold(options: NodeOptions, notice: Notice) -> None:
     )
 
 
-def _wait_for(url: str, notice: Notice) -> None:
+def wait_for(url: str, notice: Notice) -> None:
     """Waits until the server answers successfully, which it does not if it refuses the requested host name."""
     reported = False
     while True:
@@ -213,7 +214,7 @@ def serve_node_run(devices: str = "auto", drain_s: float = DRAIN_S) -> None:
         pool=address,
         name=node_name(os.environ.get(settings.OWN_NODE)),
         cluster=cluster_of(devices),
-        allocation=os.environ.get(settings.ALLOCATION) or str(flow_run.id),
+        allocation=os.environ.get(ALLOCATION) or str(flow_run.id),
         drain_s=drain_s,
     )
     os.environ[settings.OWN_NODE] = options.name  # for the flows that run here, which measure on these devices

@@ -88,15 +88,6 @@ class PoolNode:
         """A cluster of this node alone, with its healthy devices."""
         return Cluster(nodes=(healthy(self.record),))
 
-    @contextmanager
-    def lent(self, whose: str, wanted: DevicesWanted) -> Iterator[tuple[Device, ...]]:
-        """Yields idle devices of the node that no ready job waits for.
-
-        Raises DevicesBusy if there are too few for too long, NodeUnavailable if the controller refuses.
-        """
-        with lent(self.requests, self.record, whose=whose, wanted=wanted) as devices:
-            yield devices
-
 
 @contextmanager
 def own_node() -> Iterator[PoolNode | None]:
@@ -132,9 +123,9 @@ def healthy(node: NodeRecord) -> Node:
 def lent(
     requests: Requests,
     node: NodeRecord,
-    *,
     whose: str,
     wanted: DevicesWanted,
+    *,
     timeouts: Timeouts | None = None,
     idle_within_s: float | None = None,
 ) -> Iterator[tuple[Device, ...]]:

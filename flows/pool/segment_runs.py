@@ -110,7 +110,7 @@ class PrefectNodeRuns:
                 if len(page) < RUNS_AT_ONCE:
                     break
         runs = {run.id: run for run in result}  # one that was created between two pages may be in both
-        return [_as_node_run(run) for run in sorted(runs.values(), key=_begin)]
+        return [as_node_run(run) for run in sorted(runs.values(), key=_begin)]
 
     def start(self) -> str:
         """Starts one more run, and returns its id; the work pool's worker starts a machine for it."""
@@ -145,7 +145,8 @@ def _begin(run: FlowRun) -> float:
     return run.created.timestamp() if run.created is not None else 0.0
 
 
-def _as_node_run(run: FlowRun) -> NodeRun:
+def as_node_run(run: FlowRun) -> NodeRun:
+    """Returns what an engine has to know of a flow run."""
     return NodeRun(
         id=str(run.id),
         infrastructure=run.infrastructure_pid or "",

@@ -16,10 +16,10 @@ from typing import TYPE_CHECKING, Any
 from pydantic import ValidationError
 
 from ringmaster.codec import from_json, to_json
-from ringmaster.errors import InputError, input_errors
+from ringmaster.errors import InputError, SignatureError, input_errors
 from ringmaster.flows import settings
 from ringmaster.flows.lineage.home import LineageHome
-from ringmaster.flows.pool.own_node import lent_here, own_node
+from ringmaster.flows.pool.own_node import lent, lent_here, own_node
 from ringmaster.model_lineage.records import CHAMPION
 from ringmaster.model_lineage.snapshot import LineageNode
 from ringmaster.tasks.alarms import Alarm
@@ -80,7 +80,10 @@ def find(name: str, home: LineageHome) -> EvaluatedModel:
     if name.startswith((".", "/", "~")):
         raise InputError([f"there is no folder {name}. To fix: name a folder with a model, or a registered model"])
     node = home.find(name.removeprefix("models:/"))
-    return EvaluatedModel(label=node.label, folder=home.model_dir(node), record=node.record)
+    folder = home.model_dir(node)
+    with input_errors(SignatureError):
+        home.ledger.check_use(node.record, "evaluate", folder=home.files(node))
+    return EvaluatedModel(label=node.label, folder=folder, record=node.record)
 
 
 def data_spec(text: str, *, all_rows: bool = False) -> DataSpec:
@@ -214,7 +217,8 @@ def _job(data: DataSpec | None, folder: Path) -> Job:
     is_text = data.path is not None or data.source == "python-stdlib"
     if is_text and kind in (None, LANGUAGE_MODELING) and data.seq_len is None:
         data = replace(data, seq_len=SEQ_LEN)
-    data = replace(data, kind=kind, labels=data.labels or (classes_of(folder) if kind in CLASSIFICATION else ()))
+    classes = classes_of(folder) if kind in CLASSIFICATION else ()
+    data = replace(data, kind=kind, options={"labels": classes, **data.options} if classes else data.options)
     data = with_processor_of(data, str(folder))
     return Job(name="evaluation", model=ModelSpec(), data=data, num_steps=1, evaluation=EvaluationSpec())
 
@@ -237,7 +241,9 @@ def one_device(folder: Path, *, notice: Notice) -> Iterator[tuple[TrialEnvironme
             import_paths=(str(folder.resolve()), str(Path.cwd())),
         )
         here = lent_here(leases_of(home, cluster), cluster, "evaluation", notice, wanted)
-        (device,) = stack.enter_context(here if node is None else node.lent("evaluation", wanted))
+        (device,) = stack.enter_context(
+            here if node is None else lent(node.requests, node.record, whose="evaluation", wanted=wanted)
+        )
         yield environment, device
 
 

@@ -1,14 +1,14 @@
 """The processes that a pool needs on the machine of its servers, with the command and environment of each."""
 
 import json
+import math
 import os
-import platform
 import secrets
 import shlex
 import socket
 import sys
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from itertools import combinations
 from pathlib import Path
 
@@ -16,18 +16,26 @@ from ringmaster.codec import to_json
 from ringmaster.errors import InputError
 from ringmaster.extras import missing_extra
 from ringmaster.flows.process_log import LOG_FORMAT, LogFormat
-from ringmaster.flows.services import ray_head
 from ringmaster.flows.services.databases import PoolDatabases
-from ringmaster.flows.services.engine_options import SLURM_POOL, EngineOptions
-from ringmaster.flows.services.service_files import SHORTEST_PASSWORD, Service
+from ringmaster.flows.services.service_files import SHORTEST_PASSWORD
 from ringmaster.flows.services.serving import ALLOWED_HOSTS, hosts_of, in_url, is_loopback, is_wildcard, names_of
-from ringmaster.flows.settings import JSON_RESULTS, NOTIFY, PoolAddress, most_flow_runs
+from ringmaster.flows.settings import (
+    ENGINE,
+    JSON_RESULTS,
+    MAX_NODES,
+    NODE_IDLE_S,
+    NODE_PRICES,
+    NOTIFY,
+    PoolAddress,
+    most_flow_runs,
+)
 from ringmaster.model_lineage import QUIET_ENVIRONMENT
 from ringmaster.model_lineage.mlflow_calls import tensors_uri
-from ringmaster.tasks.execution.engine import SLURM
+from ringmaster.tasks.planning.whatif.nodes import NodePrices
+from ringmaster.tasks.pool.engines import CONTROLLER, EngineOptions, Service
 
 PREFECT, MLFLOW, METRICS, DEPLOYMENTS = "prefect", "mlflow", "metrics", "deployments"
-CONTROLLER, WORKER, FLOWS, SLURM_WORKER, RAY = "controller", "worker", "flows", "slurm", "ray"
+WORKER, FLOWS = "worker", "flows"
 SERVERS = (PREFECT, MLFLOW, METRICS)  # those that listen on a port
 MLFLOW_SERVER = "ringmaster.model_lineage.mlflow_server"
 # Prefect's services look every 5 to 15 s by default, which takes most of the time of an idle server. What they do may
@@ -54,7 +62,6 @@ class PoolOptions:
     password: password of the servers.
     host: address of this machine on which the servers listen.
     port_prefect, port_mlflow, port_metrics: ports of the servers.
-    port_ray: port of a Ray cluster of this machine alone.
     worker: whether this machine is a node too.
     engine: what lends further nodes.
     notify: target of alarms, see `ringmaster.flows.deployments`; where it is empty, the environment's.
@@ -68,7 +75,6 @@ class PoolOptions:
     port_prefect: int = 4200
     port_mlflow: int = 5000
     port_metrics: int = 9464
-    port_ray: int = 6379
     worker: bool = True
     engine: EngineOptions = field(default_factory=EngineOptions)
     notify: str = field(default="", repr=False)  # a webhook's address is a secret
@@ -106,8 +112,8 @@ def faults(options: PoolOptions) -> list[str]:
     for one, other in combinations(SERVERS, 2):
         if ports[one] == ports[other]:
             result.append(f"--port-{one} and --port-{other} are both {ports[one]}")
-    if options.engine.has_own_ray and (fault := port_fault("127.0.0.1", options.port_ray, RAY)):
-        result.append(fault)
+    own_ports = options.engine.ports()
+    result.extend(fault for name, port in own_ports.items() if (fault := port_fault("127.0.0.1", port, name)))
     if len(set(ports.values())) == len(SERVERS):
         result.extend(fault for name in SERVERS if (fault := port_fault(options.host, ports[name], name)))
     return result
@@ -139,7 +145,6 @@ def compose(options: PoolOptions) -> tuple[Service, ...]:
         LOG_FORMAT: options.log_format.value,
     }
     python = (sys.executable, "-m")
-    ray = ray_head.environment(options.home, port=options.port_ray) if options.engine.has_own_ray else {}
     deployment = options.engine.deployment()
     nodes = () if deployment is None else ("--nodes", json.dumps(to_json(deployment)))
     local = in_url("127.0.0.1" if options.host == "0.0.0.0" else "::1" if options.host == "::" else options.host)
@@ -176,22 +181,15 @@ def compose(options: PoolOptions) -> tuple[Service, ...]:
         Service(
             name=CONTROLLER,
             command=(*python, "ringmaster.flows.entry", "pool", "controller"),
-            environment={**member, **options.engine.environment(), **ray},
+            environment={**member, **engine_environment(options.engine, home=options.home)},
             says_ready=True,
             group=False,
             grace_s=60.0,
         ),
     ]
-    if options.engine.has_own_ray:
-        cluster = Service(
-            name=RAY,
-            command=(*python, ray_head.__name__, "--port", str(options.port_ray), "--home", str(options.home)),
-            environment=member,
-            says_ready=True,
-            group=False,
-            grace_s=ray_head.LEAVE_S + 60,
-        )
-        services.insert(-1, cluster)
+    asked = options.engine.services(options.home)
+    own = [replace(each, environment={**member, **each.environment}) for each in asked]
+    services[-1:-1] = [each for each in own if not each.after]
     if options.worker:
         worker = Service(
             name=WORKER,
@@ -212,18 +210,19 @@ def compose(options: PoolOptions) -> tuple[Service, ...]:
             says_ready=True,
         )
         services.append(flows)
-    if options.engine.name == SLURM:
-        name = platform.node() or "localhost"
-        slurm = Service(
-            name=SLURM_WORKER,
-            command=(*python, "prefect", "worker", "start", "--type", SLURM, "--pool", SLURM_POOL, "--name", name),
-            # Prefect's default is 10 s, by which each node would come later.
-            environment={**member, "PREFECT_WORKER_QUERY_SECONDS": os.environ.get("PREFECT_WORKER_QUERY_SECONDS", "2")},
-            after=(CONTROLLER,),
-            group=False,
-        )
-        services.append(slurm)
-    return tuple(services)
+    return (*services, *(each for each in own if each.after))
+
+
+def engine_environment(engine: EngineOptions, *, home: Path) -> dict[str, str]:
+    """Returns the environment variables by which a controller learns of its engine. home: of the pool."""
+    if not engine.lends_nodes:
+        return {}
+    result = {ENGINE: engine.name, MAX_NODES: str(engine.max_nodes), NODE_IDLE_S: f"{engine.idle_s:g}"}
+    if engine.node_price is not None:
+        budget = math.inf if engine.budget is None else engine.budget
+        prices = NodePrices(per_node_hour=engine.node_price, per_hour_earlier=engine.hour_worth or 0.0, budget=budget)
+        result[NODE_PRICES] = prices.to_text()
+    return {**result, **engine.environment(home)}
 
 
 def base_environment(home: Path) -> dict[str, str]:

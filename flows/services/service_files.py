@@ -6,9 +6,8 @@ import fcntl
 import json
 import os
 import secrets
-import select
 import signal
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from enum import StrEnum
@@ -19,82 +18,8 @@ from ringmaster.codec import from_json, to_json
 from ringmaster.errors import InputError
 from ringmaster.flows.settings import PoolAddress
 from ringmaster.model_lineage.sqlite_files import sqlite_url
-from ringmaster.tasks.process_identity import identity
-
-KILL_PATIENCE_S = 20.0  # SIGKILL takes a moment, longer on a busy machine
-
-
-@dataclass(frozen=True)
-class ProcessId:
-    """The identity of one process; a later process may have the same `pid`.
-
-    pid: process id.
-    born: id of the machine's boot, and the clock ticks from boot to the start of the process. It has no wall-clock
-        time, so the identity stays valid when somebody sets the clock.
-    """
-
-    pid: int
-    born: str
-
-    @classmethod
-    def of(cls, pid: int) -> ProcessId | None:
-        """Returns the identity of the process that has this pid now; None if there is none, or if it has ended."""
-        born = identity(pid)
-        return cls(pid, born) if born else None
-
-    def lives(self) -> bool:
-        """Returns whether the process still runs."""
-        return ProcessId.of(self.pid) == self
-
-    def open(self) -> int | None:
-        """Returns a descriptor, for the caller to close, that is readable once the process ends; None if it ended."""
-        try:
-            descriptor = os.pidfd_open(self.pid)
-        except ProcessLookupError:
-            return None
-        if self.lives():  # checked after opening the descriptor, which cannot become another process's
-            return descriptor
-        os.close(descriptor)
-        return None
-
-    def signal(self, number: signal.Signals, *, group: bool = False) -> bool:
-        """Sends a signal to this process alone, or to the process group that it leads; returns False if it ended."""
-        descriptor = self.open()
-        if descriptor is None:
-            return False
-        try:
-            if group and os.getpgid(self.pid) == self.pid:
-                os.killpg(self.pid, number)
-            else:
-                signal.pidfd_send_signal(descriptor, number)
-        except ProcessLookupError:
-            return False
-        finally:
-            os.close(descriptor)
-        return True
-
-    def wait(self, timeout_s: float) -> bool:
-        """Waits until the process has ended; returns whether it has."""
-        descriptor = self.open()
-        if descriptor is None:
-            return True
-        try:
-            ready, _, _ = select.select([descriptor], [], [], timeout_s)
-        finally:
-            os.close(descriptor)
-        return bool(ready)
-
-    def end(self, *, grace_s: float, group: bool = False) -> bool:
-        """Sends SIGTERM, and SIGKILL after `grace_s` where the process still runs; returns whether SIGTERM was enough.
-
-        group: whether to signal the whole process group that it leads.
-        """
-        self.signal(signal.SIGTERM, group=group)
-        in_order = self.wait(grace_s)
-        if not in_order:
-            self.signal(signal.SIGKILL, group=group)
-            self.wait(max(grace_s, KILL_PATIENCE_S))
-        return in_order
+from ringmaster.tasks.pool.engines import Service
+from ringmaster.tasks.process_identity import ProcessId, write_secret
 
 
 def reap(pid: int, *, group: bool = False) -> int | None:
@@ -112,10 +37,6 @@ def reap(pid: int, *, group: bool = False) -> int | None:
         return None
 
 
-READY_FILE = "RINGMASTER_READY_FILE"
-"""Environment variable that names the file in which a service with `says_ready` reports that it is ready."""
-
-
 class ServiceStatus(StrEnum):
     """The states of a service."""
 
@@ -125,34 +46,6 @@ class ServiceStatus(StrEnum):
     DONE = "done"
     ENDING = "ending"
     ENDED = "ended"
-
-
-@dataclass(frozen=True, kw_only=True)
-class Service:
-    """A process that a pool needs.
-
-    name: name of the service.
-    command: its command line.
-    environment: changes to the environment that it inherits; None removes a variable.
-    after: services that must be up before.
-    ready_url: URL that answers once the service is up; None where there is none.
-    says_ready: whether the service reports by `say_ready` that it is up, however long that takes.
-    once: whether the service ends on its own, with exit status 0.
-    group: whether its children end with it.
-    patience_s: seconds within which the service must be up.
-    grace_s: seconds within which it must end after SIGTERM.
-    """
-
-    name: str
-    command: tuple[str, ...]
-    environment: Mapping[str, str | None]
-    after: tuple[str, ...] = ()
-    ready_url: str | None = None
-    says_ready: bool = False
-    once: bool = False
-    group: bool = True
-    patience_s: float = 400.0
-    grace_s: float = 60.0
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -260,22 +153,6 @@ class ServiceFiles:
         except FileNotFoundError:
             return {}
         return fields
-
-
-def say_ready() -> None:
-    """Reports to the supervisor of this process that it is ready: it leads, or serves."""
-    file, me = os.environ.pop(READY_FILE, None), ProcessId.of(os.getpid())
-    if file is not None and me is not None:
-        write_secret(Path(file), json.dumps(to_json(me)))
-
-
-def write_secret(file: Path, text: str) -> None:
-    """Atomically writes a file that only its owner can read."""
-    aside = file.with_name(f".{file.name}.{os.getpid()}")
-    descriptor = os.open(aside, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, 0o600)
-    with os.fdopen(descriptor, "w") as opened:
-        opened.write(text)
-    aside.replace(file)
 
 
 SHORTEST_PASSWORD = 12  # MLflow's minimum

@@ -26,10 +26,8 @@ from ringmaster.flows.environment import open_directly
 from ringmaster.flows.output import announce, error_console, styled
 from ringmaster.flows.process_log import LOG_FORMAT, LogFormat, ProcessRole, logging_config
 from ringmaster.flows.services.databases import make_databases
-from ringmaster.flows.services.engine_options import engine_faults
 from ringmaster.flows.services.first_processes import check_prefect_database
 from ringmaster.flows.services.service_definitions import (
-    CONTROLLER,
     WORKER,
     PoolOptions,
     compose,
@@ -37,23 +35,16 @@ from ringmaster.flows.services.service_definitions import (
     mlflow_logging_file,
     prefect_logging_file,
 )
-from ringmaster.flows.services.service_files import (
-    KILL_PATIENCE_S,
-    ProcessId,
-    Service,
-    ServiceFiles,
-    ServiceState,
-    ServiceStatus,
-    keep_password,
-    write_secret,
-)
+from ringmaster.flows.services.service_files import ServiceFiles, ServiceState, ServiceStatus, keep_password
 from ringmaster.flows.settings import PoolAddress
 from ringmaster.model_lineage.ledger.connection import database_fault
 from ringmaster.model_lineage.tensors import TensorStore
 from ringmaster.tasks.cluster import Cluster
 from ringmaster.tasks.execution.local_engine import leases_of
+from ringmaster.tasks.pool.engines import CONTROLLER, Service
 from ringmaster.tasks.pool.node_gangs import WORKER as NODE_HOLDER
 from ringmaster.tasks.pool.nodes import NodeRegistry
+from ringmaster.tasks.process_identity import KILL_PATIENCE_S, ProcessId, write_secret
 from ringmaster.tasks.storage.database import Database
 from ringmaster.tasks.storage.schema import EXECUTOR
 from ringmaster.techniques.processes.stopped import is_stopped
@@ -85,8 +76,8 @@ def start(options: PoolOptions, *, database_server: str | None) -> bool:
     """
     files = files_of(options.home)
     if not (files.supervisor() or _living(files)):
-        own_faults = faults(options)
-        if result := [*own_faults, *engine_faults(options.engine, home=options.home)]:
+        result, can_ask = faults(options), not options.engine.faults(has_server=True)
+        if result := [*result, *(options.engine.preflight(options.home) if can_ask else ())]:
             raise InputError(result)
     files.make()
     with files.alone("up") as alone:

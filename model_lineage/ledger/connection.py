@@ -30,6 +30,7 @@ from ringmaster.model_lineage.mlflow_calls import TENSORS_SCHEME, RetryingClient
 from ringmaster.model_lineage.waiting import OutageRetry
 
 if TYPE_CHECKING:  # they import numpy and MLflow
+    from ringmaster.model_lineage.signatures import SigningKeys
     from ringmaster.model_lineage.tensors import TensorStore
     from ringmaster.model_lineage.tensors.artifacts import TensorArtifactRepository
 
@@ -78,6 +79,7 @@ class Connection:
         A server has its own.
     tensors: the folder of the tensor store, which then holds the weights among the files; None stores them plain.
     is_served_here: whether a server's folder is `artifact_root`. Files are then accessed without the server.
+    keys: with the keys of signatures; None where nothing is signed or verified.
     waiting: retries every call for as long as the store is unreachable; without it, failing calls raise soon.
     """
 
@@ -89,8 +91,10 @@ class Connection:
         artifact_root: Path | None = None,
         tensors: Path | None = None,
         is_served_here: bool = False,
+        keys: SigningKeys | None = None,
         waiting: OutageRetry | None = None,
     ) -> None:
+        self.keys = keys
         self.tracking_uri = tracking_uri
         self.experiment = experiment
         self._sqlite_file = sqlite_file(tracking_uri)

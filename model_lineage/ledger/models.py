@@ -14,11 +14,12 @@ import time
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from functools import partial
+from hashlib import sha256
 from pathlib import Path
 from typing import Any
 from urllib.parse import unquote, urlsplit
 
-from ringmaster.errors import LedgerError, TensorStoreError
+from ringmaster.errors import LedgerError, SignatureError, TensorStoreError
 from ringmaster.model_lineage import model_pages
 from ringmaster.model_lineage.hub_cards import CARD, hub_card
 from ringmaster.model_lineage.ledger.connection import paged
@@ -31,6 +32,7 @@ from ringmaster.model_lineage.ledger.registry import (
     NOTE,
     ORIGIN,
     PARENTS,
+    SIGNED,
     TENSORS,
     VERSIONS,
     Families,
@@ -44,7 +46,15 @@ from ringmaster.model_lineage.ledger.registry import (
 from ringmaster.model_lineage.ledger.runs import flat_params, param_text, valid_key
 from ringmaster.model_lineage.mlflow_calls import TENSORS_SCHEME
 from ringmaster.model_lineage.records import ADAPTATION_KINDS, COMPONENT, DatasetInput, ModelRecord, Origin
+from ringmaster.model_lineage.signatures import SIGNATURE, SignatureProof, sign, signed_digest, verify
 from ringmaster.text import markdown, storable
+
+
+def _recorded(model: Any) -> dict[str, Any]:
+    """Returns what a signature protects of a LoggedModel's records."""
+    tags = {key: model.tags.get(key) for key in (KIND, NAME, PARENTS, DATASETS, ORIGIN)}
+    return {"model_id": model.model_id, "run_id": model.source_run_id, "params": dict(model.params), **tags}
+
 
 _DIGEST_LIMIT = 36  # the maximum length of a data set's digest in MLflow
 
@@ -99,11 +109,14 @@ class Models(Families):
         elif len(json.loads(model.tags[PARENTS])) < len(parent_records):  # some could not be recorded then
             self.client.set_logged_model_tags(model.model_id, tags)
             model = self.client.get_logged_model(model.model_id)
+            if model.status == "READY":
+                self._sign(model, folder, parent_records, metrics or {})
         if model.status != "READY":
             self._store_files(model, folder, parent=parent_records[0] if parent_records else None)
             _close_to_others(model.artifact_location)
             if not (folder / CARD).exists():
                 self._write_hub_card(model, parent_records, metrics or {})
+            self._sign(model, folder, parent_records, metrics or {})
             self.client.finalize_logged_model(model.model_id, "READY")
         self._log_edges(run_id, model.model_id, parent_records, datasets)
         self._log_model_metrics(run_id, model.model_id, metrics or {})
@@ -128,6 +141,129 @@ class Models(Families):
             self.client.log_model_artifacts(model.model_id, str(folder))
         else:
             self.client.set_logged_model_tags(model.model_id, {TENSORS: stored.id})
+
+    def _sign(self, model: Any, folder: Path, parents: Sequence[ModelRecord], metrics: Mapping[str, float]) -> None:
+        """Adds a signature over all files of a model, and a statement of how it was made, where there is a key."""
+        if self.keys is None or (key := self.keys.private) is None:
+            return
+        from ringmaster.model_lineage.tensors.model_files import files_of  # imports numpy
+
+        with tempfile.TemporaryDirectory() as name:
+            aside = Path(name)
+            files = dict(files_of(folder))
+            if CARD not in files:
+                files[CARD] = self._downloaded(model, aside, CARD)
+            recorded = {**_recorded(model), "metrics": dict(metrics)}
+            signed = sign(files, key=key, recorded=recorded, materials=self._materials(model, parents))
+            added = aside / "added"
+            added.mkdir()
+            for each, content in signed.items():
+                (added / each).write_bytes(content)
+            self.client.log_model_artifacts(model.model_id, str(added))
+            digest = sha256(signed[SIGNATURE]).hexdigest()
+            self.client.set_logged_model_tags(model.model_id, {SIGNED: digest})
+
+    def _materials(self, model: Any, parents: Sequence[ModelRecord]) -> list[dict[str, Any]]:
+        """Returns what a model was made from, with the digests that are known."""
+        origin = of_tag(model.tags, ORIGIN, dict)
+        data = [
+            {"name": f"data: {each['name']}", "uri": each["source"], "digest": {"ringmaster": each["digest"]}}
+            for each in of_tag(model.tags, DATASETS, list)
+        ]
+        bases = [
+            {"name": f"base: {each.uri}", "uri": f"models:/{each.model_id}", "digest": self._digest_of(each)}
+            for each in parents
+        ]
+        texts = [(model.source_run_id, path) for path in ("training/job.json", "training/chain.json")]
+        if origin.get("plan"):
+            texts.append((origin["batch_run_id"], origin["plan"]))
+        artifacts = [
+            {"name": path, "uri": f"runs:/{run_id}/{path}", "digest": {"sha256": sha256(text.encode()).hexdigest()}}
+            for run_id, path in texts
+            if (text := self._text_if_there(run_id, path)) is not None
+        ]
+        code = str(origin.get("code_version") or "")
+        kind, _, commit = code.partition(" ")
+        code_digest = {"gitCommit": commit} if kind == "git" else {}
+        return [*data, *bases, *artifacts, *([{"name": f"code: {code}", "digest": code_digest}] if code else [])]
+
+    def _text_if_there(self, run_id: str, path: str) -> str | None:
+        try:
+            return self.read_text(run_id, path)
+        except LedgerError as error:
+            if error.may_pass:
+                raise
+            return None
+
+    def _digest_of(self, record: ModelRecord) -> dict[str, str]:
+        """Returns the digests of a base: that of its signature, or that of its list of tensors."""
+        model = self.client.get_logged_model(record.model_id)
+        if SIGNED in model.tags:
+            with tempfile.TemporaryDirectory() as aside:
+                return {"sha256": signed_digest(self._downloaded(model, Path(aside), SIGNATURE).read_bytes())}
+        return {} if record.tensors_id is None else {"tensors": record.tensors_id}
+
+    def _downloaded(self, model: Any, folder: Path, name: str) -> Path:
+        """Copies a file of a model, or with the name "" all of them, to a folder. Returns the copy."""
+        from mlflow.artifacts import download_artifacts
+
+        location = f"{model.artifact_location.rstrip('/')}/{name}".rstrip("/")
+        copy = self.client.call(
+            download_artifacts, artifact_uri=location, dst_path=str(folder), tracking_uri=self.tracking_uri
+        )
+        return Path(copy)
+
+    def verify(self, record: ModelRecord) -> SignatureProof:
+        """Verifies a model's files and records as they are now in MLflow. Raises SignatureError where they differ."""
+        model = self.client.get_logged_model(record.model_id)
+        if self.keys is None or SIGNED not in model.tags:
+            remedy = f"record it with a key in {self.keys.folder if self.keys else 'keys'}"
+            raise SignatureError(f"{record.uri} was not signed when it was recorded. To fix: {remedy}")
+        with tempfile.TemporaryDirectory() as aside:
+            try:
+                folder = self._downloaded(model, Path(aside), "")
+            except ValueError as error:  # of the tensor store, whose contents have digests too
+                if isinstance(error, LedgerError) and error.may_pass:
+                    raise
+                raise SignatureError(f"the files of {record.uri} cannot be read: {error}") from error
+            proof = verify(folder, self.keys, signature_digest=model.tags[SIGNED])
+        recorded = dict(proof.recorded())
+        metrics = {valid_key(key): value for key, value in recorded.pop("metrics").items() if math.isfinite(value)}
+        now = _recorded(model)
+        differing = [name for name in recorded if recorded[name] != now.get(name)]
+        known = self.metrics_of(record)
+        differing += [f"metric {name}" for name, value in metrics.items() if known.get(name) != value]
+        if differing:
+            raise SignatureError(
+                f"{record.uri}: its records are not what was signed: {', '.join(differing)}. "
+                "To fix: restore them in MLflow"
+            )
+        for material in proof.materials():
+            self._check_material(record, material)
+        return proof
+
+    def _check_material(self, record: ModelRecord, material: Mapping[str, Any]) -> None:
+        """Raises SignatureError where a base or a recorded text is not what the model was made from."""
+        scheme, _, rest = str(material.get("uri", "")).partition(":/")
+        if scheme == "models" and material["digest"]:
+            now: Mapping[str, str] | None = self._digest_of(self.resolve_model(f"models:/{rest}"))
+        elif scheme == "runs":
+            text = self._text_if_there(*rest.split("/", 1))
+            now = None if text is None else {"sha256": sha256(text.encode()).hexdigest()}
+        else:
+            return
+        if now != material["digest"]:
+            raise SignatureError(f"{record.uri}: {material['name']} is not what it was made from")
+
+    def check_use(self, record: ModelRecord, use: str, *, folder: Path | None = None) -> None:
+        """Verifies a model where the home's policy asks it for a use. Raises SignatureError where it fails.
+
+        folder: the copy of its files that is about to be used.
+        """
+        if self.keys is not None and self.keys.requires(use):
+            proof = self.verify(record)
+            if folder is not None:
+                proof.check(folder)
 
     def add_version(self, record: ModelRecord, name: str, *, text: str = "") -> ModelRecord:
         """Registers a recorded model as the next version of another registered model too. Returns that version's

@@ -23,6 +23,7 @@ from ringmaster.model_lineage.records import CHAMPION, DatasetInput, ModelRecord
 KIND, PARENTS, DATASETS = "ringmaster.kind", "ringmaster.parents", "ringmaster.datasets"
 NAME, MODEL_ID = "ringmaster.name", "ringmaster.model_id"
 ORIGIN, TENSORS = "ringmaster.origin", "ringmaster.tensors"
+SIGNED = "ringmaster.signature"  # the SHA-256 of the signature
 COMPONENT_OF = "ringmaster.component."  # followed by the component's id: a tag of each model that contains it
 CHILD = "ringmaster.child."  # followed by the child's id: a tag of the parent
 VERSIONS = "mlflow.modelVersions"

@@ -30,6 +30,8 @@ from ringmaster.errors import TensorObjectError
 DEEPEST = 4  # the longest chain of differences; each link costs another read
 _DIGEST_BYTES = 32
 _HEAD_BYTES = 4 + 1 + _DIGEST_BYTES
+Bytes = npt.NDArray[np.uint8]
+
 _MAGIC, _OLD_MAGIC = b"RMT2", b"RMT1"  # the older files are of releases until 0.2
 _NOBODY = bytes(_DIGEST_BYTES)
 
@@ -56,7 +58,7 @@ class Objects:
             return digest
         while parent is not None and self.depth(parent) == DEEPEST:
             parent = self.parent(parent)
-        parts = pack(content, item_bytes=item_bytes, parent=None if parent is None else self.get(parent))
+        parts = pack(content, item_bytes=item_bytes, parent=None if parent is None else self._blocks(parent))
         head = bytes([0]) + _NOBODY
         if parent is not None and needs_parent(parts[0]):
             head = bytes([self.depth(parent) + 1]) + bytes.fromhex(parent)
@@ -70,19 +72,23 @@ class Objects:
         parent needs no verification of its own: if it were damaged, the result would have another checksum.
         """
         head, data = self._read(digest)
-        parent = None
-        if needs_parent(data):
-            try:
-                parent = self.get(head[5:].hex())
-            except TensorObjectError as error:
-                raise TensorObjectError(f"object {digest} cannot be read without another one: {error}") from error
+        content = np.empty(_HEADER.unpack_from(data)[-1], np.uint8)
+        for _ in self._blocks(digest, into=content):
+            pass
+        if head[:4] == _OLD_MAGIC and digest_of(content.data) != digest:
+            raise TensorObjectError(f"object {digest} is damaged: its content has another digest")
+        return memoryview(content.data)
+
+    def _blocks(self, digest: str, *, into: Bytes | None = None) -> Iterator[npt.NDArray[Any]]:
+        """Yields the content as `unpack` does. Raises TensorObjectError if it is missing or damaged."""
+        head, data = self._read(digest)
+        parent = self._blocks(head[5:].hex()) if needs_parent(data) else None
         try:
-            content = unpack(data, parent=parent)
+            yield from unpack(data, parent=parent, into=into)
+        except TensorObjectError as error:
+            raise TensorObjectError(f"object {digest} cannot be read without another one: {error}") from error
         except ValueError as error:
             raise TensorObjectError(f"object {digest} is damaged: {error}") from error
-        if head[:4] == _OLD_MAGIC and digest_of(content) != digest:
-            raise TensorObjectError(f"object {digest} is damaged: its content has another digest")
-        return content
 
     def parent(self, digest: str) -> str | None:
         """Returns the object that this one is a difference to, or None."""
@@ -120,10 +126,10 @@ class Objects:
             raise TensorObjectError(f"object {digest} is not in {self.root}") from None
         except ValueError:  # nothing to map
             raise TensorObjectError(f"object {digest} is damaged: it is empty") from None
-        head = bytes(mapped[:_HEAD_BYTES])
-        if len(mapped) <= _HEAD_BYTES or head[:4] not in (_MAGIC, _OLD_MAGIC):
+        head, data = bytes(mapped[:_HEAD_BYTES]), mapped[_HEAD_BYTES:]
+        if len(data) < _HEADER.size or head[:4] not in (_MAGIC, _OLD_MAGIC) or data[1] not in _WORDS:
             raise TensorObjectError(f"object {digest} is damaged: it does not begin as objects do")
-        return head, mapped[_HEAD_BYTES:]
+        return head, data
 
 
 def write_once(path: Path, *parts: Any) -> None:
@@ -144,41 +150,52 @@ def write_once(path: Path, *parts: Any) -> None:
 
 NOISE = 0.97  # a plane that compresses to more than this fraction is stored uncompressed, which is faster to read
 SAMPLE_BYTES = 1 << 16
-BLOCK_BYTES = 1 << 20  # of content; its planes stay in the processor's cache
+BLOCK_BYTES = 1 << 18  # of content; its planes, and those of a parent, stay in the processor's cache
 
-BLOCKS, DIFFERENCES = 3, 4  # arrangements: the content in blocks, or what it differs from its parent
+BLOCKS, DIFFERENCES = 3, 5  # arrangements: the content in blocks, or what it differs from its parent
 _HEADER = struct.Struct("<BBHQ")  # arrangement, bytes of an item, unused, total bytes
 _CHECKSUM_BYTES = 16  # after the header
 _PLANE = struct.Struct("<BQ")  # whether compressed, bytes
 _WORDS = {size: np.dtype(f"<u{size}") for size in (1, 2, 4, 8)}
+# Added to differences, so that the bytes of small ones are near to 128 or 0, whatever their signs.
+_OFFSETS = {size: _WORDS[size].type(0x80808080808080 >> 8 * (8 - size) or 0x80) for size in _WORDS}
 # Weights repeat nothing, so that the search for repeats gains nothing: the smallest table, and the entropy coder.
 _PARAMETERS = zstandard.ZstdCompressionParameters(
     strategy=zstandard.STRATEGY_FAST, window_log=17, hash_log=6, chain_log=6, search_log=1, min_match=7, target_length=0
 )
 
-Bytes = npt.NDArray[np.uint8]
 
-_local = threading.local()  # zstd's contexts must not be shared between threads
+class ZstdContexts(threading.local):
+    """The compressors and the decompressor of a thread: they must not be shared between threads."""
+
+    def __init__(self) -> None:
+        self.weights = zstandard.ZstdCompressor(compression_params=_PARAMETERS)
+        self.text = zstandard.ZstdCompressor(level=3)
+        self.decompressor = zstandard.ZstdDecompressor()
 
 
-def pack(content: memoryview, *, item_bytes: int, parent: memoryview | None = None) -> list[Any]:
-    """Packs `content` (items of `item_bytes` each), as its difference to `parent` if that seems to be smaller.
+_contexts = ZstdContexts()
 
-    Returns the parts of the packed bytes, the header first.
+
+def pack(content: memoryview, *, item_bytes: int, parent: Iterator[npt.NDArray[Any]] | None = None) -> list[Any]:
+    """Packs `content` (whole items of `item_bytes` each), as its difference to `parent` if that seems to be smaller.
+
+    parent: the blocks of content of that size. Returns the parts of the packed bytes, the header first.
     """
-    is_difference = (
-        parent is not None and len(parent) == len(content) > 0 and _is_promising(content, parent, item_bytes)
-    )
-    kind = DIFFERENCES if is_difference else BLOCKS
-    parts: list[Any] = [_HEADER.pack(kind, item_bytes, 0, len(content)), xxhash.xxh3_128_digest(content)]
-    for start, end in _blocks(len(content), item_bytes):
+    kind, parts = BLOCKS, list[Any]()
+    for start, end in _ranges(len(content)):
         block = np.frombuffer(content[start:end], _WORDS[item_bytes])
-        if is_difference and parent is not None:
-            block = _difference(block, np.frombuffer(parent[start:end], _WORDS[item_bytes]))
+        other = None if parent is None else next(parent, None)
+        if start == 0 and other is not None and _is_promising(block, other):
+            kind = DIFFERENCES
+        if kind == DIFFERENCES:
+            assert other is not None, "a parent has as many blocks"
+            block = _difference(block, other)
         for plane in _planes(block):
             parts += _squeezed(plane, item_bytes)
-    parts.append(content[len(content) - len(content) % item_bytes :])
-    return parts
+    if kind == DIFFERENCES and parent is not None:
+        next(parent, None)  # it is verified at its end
+    return [_HEADER.pack(kind, item_bytes, 0, len(content)), xxhash.xxh3_128_digest(content), *parts]
 
 
 def needs_parent(data: memoryview | bytes) -> bool:
@@ -186,59 +203,54 @@ def needs_parent(data: memoryview | bytes) -> bool:
     return data[0] in (DIFFERENCES, XOR)
 
 
-def unpack(data: memoryview, *, parent: memoryview | None = None) -> memoryview:
-    """Returns the unpacked bytes. Raises ValueError if the data are invalid, or if the parent is missing."""
-    if len(data) < _HEADER.size:
-        raise ValueError("it is cut off in its first bytes")
+def unpack(
+    data: memoryview, *, parent: Iterator[npt.NDArray[Any]] | None = None, into: Bytes | None = None
+) -> Iterator[npt.NDArray[Any]]:
+    """Yields the blocks of packed bytes, as items. Raises ValueError if the data are invalid, or the parent is missing.
+
+    into: where the content is written; without it, each block is valid until the next one.
+    """
     arrangement, item_bytes, _, num_bytes = _HEADER.unpack_from(data)
-    if item_bytes not in _WORDS:
-        raise ValueError(f"it has items of {item_bytes} bytes, which there are not")
-    if needs_parent(data) and (parent is None or len(parent) != num_bytes):
-        raise ValueError("it is a difference, and what it differs from is not there")
     if arrangement not in (BLOCKS, DIFFERENCES):
-        return _unpack_older(data, parent)
-    content = np.empty(num_bytes, np.uint8)
-    at = _HEADER.size + _CHECKSUM_BYTES
-    for start, end in _blocks(num_bytes, item_bytes):
-        block = content[start:end].view(_WORDS[item_bytes])
+        older = _unpack_older(data, b"".join(bytes(block) for block in parent or ()))
+        if into is not None:
+            into[...] = older
+        yield from (older[start:end].view(_WORDS[item_bytes]) for start, end in _ranges(num_bytes))
+        return
+    content = np.empty(min(num_bytes, BLOCK_BYTES), np.uint8) if into is None else into
+    at, checksum = _HEADER.size + _CHECKSUM_BYTES, xxhash.xxh3_128()
+    for start, end in _ranges(num_bytes):
+        block = (content[: end - start] if into is None else content[start:end]).view(_WORDS[item_bytes])
         planes = []
         for _ in range(item_bytes):
             plane, at = _plane(data, at, num_bytes=len(block))
             planes.append(plane)
         _join(planes, into=block)
-        if parent is not None and arrangement == DIFFERENCES:
-            _add(np.frombuffer(parent[start:end], _WORDS[item_bytes]), to=block)
-    rest = num_bytes % item_bytes
-    if len(data) != at + rest:
-        raise ValueError(f"it has {len(data)} bytes of {at + rest}")
-    content[num_bytes - rest :] = np.frombuffer(data[at:], np.uint8)
-    if xxhash.xxh3_128_digest(content.data) != data[_HEADER.size : _HEADER.size + _CHECKSUM_BYTES]:
+        if arrangement == DIFFERENCES:
+            other = None if parent is None else next(parent, None)
+            if other is None or len(other) != len(block):
+                raise ValueError("it is a difference, and what it differs from is not there")
+            block += other
+            block -= _OFFSETS[item_bytes]
+        checksum.update(block.data)
+        yield block
+    if len(data) != at:
+        raise ValueError(f"it has {len(data)} bytes of {at}")
+    if checksum.digest() != data[_HEADER.size : _HEADER.size + _CHECKSUM_BYTES]:
         raise ValueError("its content has another checksum")
-    return memoryview(content.data)
 
 
-def _blocks(num_bytes: int, item_bytes: int) -> Iterator[tuple[int, int]]:
-    """Yields where the blocks of whole items begin and end."""
-    end = num_bytes - num_bytes % item_bytes
-    for start in range(0, end, BLOCK_BYTES):
-        yield start, min(start + BLOCK_BYTES, end)
+def _ranges(num_bytes: int) -> Iterator[tuple[int, int]]:
+    """Yields where blocks begin and end."""
+    for start in range(0, num_bytes, BLOCK_BYTES):
+        yield start, min(start + BLOCK_BYTES, num_bytes)
 
 
-def _difference(block: npt.NDArray[Any], parent: npt.NDArray[Any]) -> Any:
-    """Returns the differences of items as integers; the lowest bit holds the sign, so that small ones are small."""
-    apart = (block - parent).view(f"<i{block.itemsize}")
-    sign = apart >> (8 * block.itemsize - 1)
-    apart <<= 1
-    apart ^= sign
-    return apart.view(block.dtype)
-
-
-def _add(parent: npt.NDArray[Any], *, to: npt.NDArray[Any]) -> None:
-    """Turns differences, in place, into the items that differ so from their parents."""
-    sign = -(to & 1).view(f"<i{to.itemsize}")
-    to >>= 1
-    to ^= sign.view(to.dtype)
-    to += parent
+def _difference(block: npt.NDArray[Any], parent: npt.NDArray[Any]) -> npt.NDArray[Any]:
+    """Returns the differences of items as integers."""
+    apart: npt.NDArray[Any] = block - parent
+    apart += _OFFSETS[block.itemsize]
+    return apart
 
 
 def _planes(block: npt.NDArray[Any]) -> Iterator[Bytes]:
@@ -255,11 +267,13 @@ def _join(planes: Sequence[Bytes], *, into: npt.NDArray[Any]) -> None:
         into |= plane
 
 
-def _is_promising(content: memoryview, parent: memoryview, item_bytes: int) -> bool:
+def _is_promising(block: npt.NDArray[Any], parent: npt.NDArray[Any]) -> bool:
     """Whether a difference is smaller, estimated on a sample from the middle to save time."""
-    size = min(SAMPLE_BYTES, len(content)) // item_bytes * item_bytes
-    start = (len(content) - size) // 2 // item_bytes * item_bytes
-    own, theirs = (np.frombuffer(each[start : start + size], _WORDS[item_bytes]) for each in (content, parent))
+    if len(block) != len(parent):
+        return False
+    num_items = SAMPLE_BYTES // block.itemsize
+    start = max(len(block) - num_items, 0) // 2
+    own, theirs = (each[start : start + num_items] for each in (block, parent))
     return _squeezed_bytes(_difference(own, theirs)) < _squeezed_bytes(own)
 
 
@@ -268,7 +282,7 @@ def _squeezed_bytes(block: npt.NDArray[Any]) -> int:
 
 
 def _squeezed(plane: Bytes, item_bytes: int) -> list[Any]:
-    compressor = _compressor("text" if item_bytes == 1 else "weights")
+    compressor = _contexts.text if item_bytes == 1 else _contexts.weights
     sample = plane[len(plane) // 2 :][: SAMPLE_BYTES // 4]
     is_noise = len(plane) > SAMPLE_BYTES and len(compressor.compress(sample.data)) > NOISE * len(sample)
     squeezed = b"" if is_noise else compressor.compress(plane.data)
@@ -288,7 +302,7 @@ def _plane(data: memoryview, at: int, *, num_bytes: int) -> tuple[Bytes, int]:
     plane = data[start:end]
     if is_squeezed:
         try:
-            plane = memoryview(_decompressor().decompress(plane, max_output_size=num_bytes))
+            plane = memoryview(_contexts.decompressor.decompress(plane, max_output_size=num_bytes))
         except zstandard.ZstdError as error:
             raise ValueError(f"it cannot be decompressed: {error}") from error
     if len(plane) != num_bytes:
@@ -299,13 +313,13 @@ def _plane(data: memoryview, at: int, *, num_bytes: int) -> tuple[Bytes, int]:
 RAW, PLAIN, XOR = 0, 1, 2  # arrangements of releases until 0.2: one plane for all items, and the exclusive or
 
 
-def _unpack_older(data: memoryview, parent: memoryview | None) -> memoryview:
+def _unpack_older(data: memoryview, parent: bytes) -> Bytes:
     """Returns the content of bytes that a release until 0.2 has packed. Raises ValueError if they are invalid."""
     arrangement, item_bytes, _, num_bytes = _HEADER.unpack_from(data)
     if arrangement == RAW:
         if len(data) != _HEADER.size + num_bytes:
             raise ValueError(f"it holds {len(data) - _HEADER.size} bytes of {num_bytes}")
-        return data[_HEADER.size :]
+        return np.frombuffer(data[_HEADER.size :], np.uint8)
     items, rest = divmod(num_bytes, item_bytes)
     planes, at = [], _HEADER.size
     for number in range(item_bytes + 1):
@@ -315,20 +329,7 @@ def _unpack_older(data: memoryview, parent: memoryview | None) -> memoryview:
     _join(planes[:-1], into=content[: items * item_bytes].view(_WORDS[item_bytes]))
     content[num_bytes - rest :] = planes[-1]
     if arrangement == XOR:
-        content ^= np.frombuffer(parent or b"", np.uint8)
-    return memoryview(content.data)
-
-
-def _compressor(kind: str) -> zstandard.ZstdCompressor:
-    if not hasattr(_local, kind):
-        parameters = {"compression_params": _PARAMETERS} if kind == "weights" else {"level": 3}
-        setattr(_local, kind, zstandard.ZstdCompressor(**parameters))
-    compressor: zstandard.ZstdCompressor = getattr(_local, kind)
-    return compressor
-
-
-def _decompressor() -> zstandard.ZstdDecompressor:
-    if not hasattr(_local, "decompressor"):
-        _local.decompressor = zstandard.ZstdDecompressor()
-    decompressor: zstandard.ZstdDecompressor = _local.decompressor
-    return decompressor
+        if len(parent) != num_bytes:
+            raise ValueError("it is a difference, and what it differs from is not there")
+        content ^= np.frombuffer(parent, np.uint8)
+    return content

@@ -38,7 +38,7 @@ from ringmaster.model_lineage.tensors.model_files import (
 )
 from ringmaster.model_lineage.tensors.objects import Objects, digest_of, write_once
 
-NUM_THREADS = min(8, os.cpu_count() or 1)  # hashing, zstd and numpy release the GIL
+NUM_THREADS = min(8, 2 * (os.cpu_count() or 1))  # hashing, zstd and numpy release the GIL, and syncing waits
 WEIGHTS = ".safetensors"
 SOMEBODY = "somebody"  # owner of models from before owners were marked; never dropped
 ARTIFACTS = "artifacts"  # owner of models that are there for the references to them

@@ -10,7 +10,7 @@ import hashlib
 import json
 import types
 import typing
-from collections.abc import Callable, Collection, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from enum import StrEnum
 from typing import Any, TypeVar, cast
 
@@ -29,12 +29,23 @@ def stored_as(key: str, *, default: Any = dataclasses.MISSING) -> Any:
     return dataclasses.field(default=default, metadata={"key": key})
 
 
+def stored_flat(always: Mapping[str, Any]) -> Any:
+    """Returns a dataclass field of a mapping whose items lie beside the other fields in the JSON form.
+
+    Items that are null or empty lists are left out when they are read.
+
+    always: items that the JSON form always has, and that the mapping has only with another value.
+    """
+    return dataclasses.field(default_factory=dict, metadata={"flat": always})
+
+
 def to_json(value: Any) -> Any:
     """Returns `value` as plain lists, dicts and scalars. Raises ValueError on a type without a JSON form."""
     if value is None or type(value) in (bool, int, float, str):
         return value
     if dataclasses.is_dataclass(value) and not isinstance(value, type):
-        return {_key(f): to_json(getattr(value, f.name)) for f in dataclasses.fields(value) if not _unsaid(f, value)}
+        given = (f for f in dataclasses.fields(value) if not _unsaid(f, value))
+        return {key: to_json(item) for f in given for key, item in _items(f, getattr(value, f.name))}
     if isinstance(value, Mapping):
         return {str(key): to_json(item) for key, item in value.items()}
     if isinstance(value, (tuple, list)):
@@ -69,7 +80,9 @@ def set_fields(value: Any, *, but: Collection[str] = (), prefix: str = "") -> di
         name, item = f"{prefix}{each.name}", getattr(value, each.name)
         if name in but or _has_default(each, item):
             continue
-        if dataclasses.is_dataclass(item) and not isinstance(item, type):
+        if "flat" in each.metadata:
+            result |= {key: to_json(own) for key, own in item.items() if f"{prefix}{key}" not in but}
+        elif dataclasses.is_dataclass(item) and not isinstance(item, type):
             nested = set_fields(item, but=but, prefix=f"{name}.")
             if nested or each.default is None:  # an adapter with default settings is not no adapter
                 result[each.name] = nested
@@ -86,6 +99,11 @@ def _has_default(field: dataclasses.Field[Any], item: Any) -> bool:
     if field.default_factory is not dataclasses.MISSING:
         return bool(item == field.default_factory())
     return bool(item == field.default)
+
+
+def _items(field: dataclasses.Field[Any], item: Any) -> Iterable[tuple[str, Any]]:
+    """The keys of a field in the JSON form, and what they have."""
+    return {**field.metadata["flat"], **item}.items() if "flat" in field.metadata else ((_key(field), item),)
 
 
 def _key(field: dataclasses.Field[Any]) -> str:
@@ -144,20 +162,31 @@ def _fields(cls: type) -> Mapping[str, tuple[str, Callable[[Any], Any]]]:
     Reading the types takes longer than the conversion itself, and a pool converts hundreds of events a second.
     """
     hints = typing.get_type_hints(cls)
-    return {_key(f): (f.name, _converter(hints[f.name])) for f in dataclasses.fields(cls)}
+    single = (f for f in dataclasses.fields(cls) if "flat" not in f.metadata)
+    return {_key(f): (f.name, _converter(hints[f.name])) for f in single}
+
+
+@functools.cache
+def _flat_field(cls: type) -> dataclasses.Field[Any] | None:
+    return next((f for f in dataclasses.fields(cls) if "flat" in f.metadata), None)
 
 
 def _dataclass(cls: type, data: Any) -> Any:
     if not isinstance(data, Mapping):
         raise ValueError(f"{cls.__name__}: an object is wanted, not {data!r:.100}")
-    fields = _fields(cls)
+    fields, flat = _fields(cls), _flat_field(cls)
+    result: dict[str, Any] = {}
     if unknown := set(data) - fields.keys():
-        known = sorted(name for name, _ in fields.values())
-        raise ValueError(f"{cls.__name__} has no field {sorted(unknown)}; it has {known}")
-    result = {}
+        if flat is None:
+            known = sorted(name for name, _ in fields.values())
+            raise ValueError(f"{cls.__name__} has no field {sorted(unknown)}; it has {known}")
+        given = {key: tuple(item) if isinstance(item := data[key], list) else item for key in data if key in unknown}
+        omitted = flat.metadata["flat"]
+        result[flat.name] = {k: item for k, item in given.items() if item not in (None, ()) and item != omitted.get(k)}
     for key, item in data.items():
-        name, convert = fields[key]
-        result[name] = convert(item)
+        if key in fields:
+            name, convert = fields[key]
+            result[name] = convert(item)
     try:
         return cls(**result)
     except TypeError as error:

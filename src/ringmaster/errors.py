@@ -152,6 +152,10 @@ class TensorStoreError(RingmasterError, ValueError):
     """A model cannot be added to the tensor store or read from it; the message names the file and the reason."""
 
 
+class SignatureError(RingmasterError, ValueError):
+    """The files or records of a model are not what was signed, or nobody who is trusted has signed them."""
+
+
 class PromotionRefused(RingmasterError, ValueError):
     """Another promotion of the same model is in progress, or was faster."""
 
@@ -172,8 +176,8 @@ class EngineUnavailable(ConnectionError):
     """An engine that lends nodes does not answer."""
 
 
-class SlurmError(ValueError):
-    """Slurm answers, and refuses what was asked."""
+class SchedulerError(ValueError):
+    """A batch scheduler answers, and refuses what was asked."""
 
 
 class DevicesBusy(Exception):

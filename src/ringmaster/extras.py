@@ -11,6 +11,7 @@ PACKAGES = {
     "quantization": ("bitsandbytes",),
     "ray": ("ray",),
     "s3": ("s3fs",),
+    "signing": ("cryptography", "model_signing"),
     "sweep": ("optuna",),
 }
 

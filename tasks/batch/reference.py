@@ -9,7 +9,7 @@ import yaml
 from pydantic.fields import FieldInfo
 
 from ringmaster.tasks.batch.grid import MAX_JOBS, MAX_KEYS, MAX_VALUES
-from ringmaster.tasks.batch.schema import BatchEntry, Section
+from ringmaster.tasks.batch.schema import BatchEntry, Section, json_schema
 from ringmaster.tasks.files import MAX_BYTES
 from ringmaster.text import MOST_FAULTS
 
@@ -99,8 +99,6 @@ def _anchor(title: str) -> str:
 def _main(arguments: list[str]) -> None:
     if arguments == ["--schema"]:
         import json
-
-        from ringmaster.tasks.batch.schema import json_schema
 
         print(json.dumps(json_schema(), indent=1))
     else:

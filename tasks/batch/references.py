@@ -274,6 +274,15 @@ def command(value: Any, info: ValidationInfo) -> list[str]:
     return resolved_words
 
 
+def adopt(value: Any, info: ValidationInfo) -> str | None:
+    """Returns the folder in which an unedited script runs, the batch file's, or None."""
+    if value in (None, False):
+        return None
+    if value is not True and not Path(str(value)).is_absolute():  # as in what was checked before
+        raise wrong(f"must be true or false, {got(value)}", "write true, or leave it out")
+    return str(_folder(info).resolve()) if value is True else str(value)
+
+
 def factory(path: str, info: ValidationInfo) -> str:
     """Checks a dotted path "package.module:function": the module is found, and its source defines the function."""
     if not re.fullmatch(r"[A-Za-z_]\w*(\.[A-Za-z_]\w*)*:[A-Za-z_]\w*(\.[A-Za-z_]\w*)*", path):
@@ -385,6 +394,7 @@ Name = Annotated[str, StringConstraints(pattern=NAME_PATTERN)]
 Kwargs = dict[str, Any]
 Factory = Annotated[str, AfterValidator(factory)]
 Folder = Annotated[str, AfterValidator(folder)]
+Adopt = Annotated[Any, AfterValidator(adopt), WithJsonSchema({"type": "boolean"})]
 Command = Annotated[
     Any,
     AfterValidator(command),

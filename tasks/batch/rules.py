@@ -22,6 +22,8 @@ from ringmaster.tasks.batch.adaptation_rules import (
 from ringmaster.tasks.batch.document import Finding, Place, got
 from ringmaster.tasks.batch.references import closest, loss_parts
 from ringmaster.tasks.batch.schema import Data, JobEntry, ModelSection, Section, misspelt
+from ringmaster.techniques.checkpoints.checkpoint import folder_of
+from ringmaster.techniques.checkpoints.storage import place_of
 from ringmaster.techniques.data.file_rows import moment
 from ringmaster.techniques.job import (
     ADAPTERS,
@@ -62,6 +64,28 @@ def job_findings(raw: Any) -> Iterator[Finding]:
     yield from _loss(job)
     yield from adaptation_findings(job)
     yield from adapter_findings(job)
+    yield from _warm_start(job)
+
+
+def _warm_start(job: Raw) -> Iterator[Finding]:
+    """Yields why a job cannot go on from a checkpoint of another one."""
+    start, num_steps = _mapping(job.get("warm_start")), job.get("num_steps")
+    root, step = start.get("checkpoints"), start.get("step")
+    if not isinstance(root, str) or not isinstance(step, int):
+        return
+    place = ("warm_start", "step")
+    if _mapping(job.get("model")).get("command") is not None:
+        yield Finding(("warm_start",), "is for jobs that Ringmaster trains, not for commands", "leave it out")
+    if isinstance(num_steps, int) and step >= num_steps:
+        yield Finding(place, f"is {step}, and the job has {num_steps} steps", "take an earlier one, or raise num_steps")
+    try:
+        names = place_of(root).names()
+    except (OSError, ValueError) as error:
+        yield Finding(("warm_start", "checkpoints"), f"cannot be read: {error}", "check the folder or URL")
+        return
+    if folder_of(step) not in names:
+        there = ", ".join(str(int(name.rpartition("-")[2])) for name in names) or "none"
+        yield Finding(place, f"is {step}, of which {root} has no checkpoint", f"name one that is there: {there}")
 
 
 def batch_findings(jobs: Sequence[PlacedJob]) -> Iterator[Finding]:
@@ -164,6 +188,8 @@ def _command(job: Raw, model: Raw) -> Iterator[Finding]:
         yield Finding(("model", "config"), "does not go with a command", "hand the values to the command as kwargs")
     if model.get("configs") and not has_command:
         yield Finding(("model", "configs"), "are for a command", "give a command too, or remove configs")
+    if model.get("adopt") and not has_command:
+        yield Finding(("model", "adopt"), "is for a command", "give the command that runs the script")
     if reads_its_own and not has_command:
         yield Finding(("data", "source"), "is no data of ours", "name other data, or a command as the model")
     if reads_its_own and job.get("num_epochs") is not None:

@@ -20,6 +20,7 @@ from ringmaster.tasks.batch.references import (
     MOST_WHOLE,
     AdaptationKind,
     AdapterKind,
+    Adopt,
     Attention,
     BaseAdapter,
     ColumnType,
@@ -107,9 +108,7 @@ class Data(Section):
         default=job.DataSpec.vocab_size, description="the size of the byte-level vocabulary, such as 2048"
     )
     tokenizer: Folder | None = Field(default=None, description="a folder or hub name with a tokenizer, such as gpt2")
-    text_column: str = Field(
-        default=job.DataSpec.text_column, description="the column that holds the text, such as text"
-    )
+    text_column: str = Field(default="text", description="the column that holds the text, such as text")
     split: str = Field(default=job.DataSpec.split, description="the split of the data set to train on, such as train")
     held_out_split: str | None = Field(default=None, description="the split to evaluate on, such as test")
     held_out: Annotated[float, Field(ge=0, lt=1)] = Field(
@@ -233,6 +232,9 @@ class ModelSection(Section):
         default=None, description='a trainer of your own that speaks our protocol, such as "python train.py"'
     )
     configs: list[Kwargs] = Field(default=[], description="configs for the command, such as [{micro_batch: 8}]")
+    adopt: Adopt = Field(
+        default=None, description="true for a command that runs an unedited script of Trainer, TRL or Accelerate"
+    )
 
 
 class ParameterGroupSection(Section):
@@ -369,6 +371,13 @@ class AdapterSection(Section):
         return self
 
 
+class WarmStartSection(Section):
+    """A checkpoint of another job of the same model, from which the job goes on: weights, optimizer and step."""
+
+    checkpoints: Folder = Field(description="the folder or URL of the other job's checkpoints")
+    step: Whole = Field(description="the step of the checkpoint, such as 60")
+
+
 class JobEntry(Section):
     """One model to train."""
 
@@ -388,6 +397,10 @@ class JobEntry(Section):
     )
     quantize_base: Quantization | None = Field(
         default=None, description="nf4, for the base of an adapter in 4 bits, or leave the key out"
+    )
+    warm_start: WarmStartSection | None = Field(
+        default=None,
+        description="a checkpoint to go on from, such as {checkpoints: runs/a/checkpoints, step: 60}, or leave it out",
     )
     freeze: list[FreezePattern] = Field(
         default=[],

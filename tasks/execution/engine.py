@@ -10,7 +10,6 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Protocol, runtime_checkable
 
-from ringmaster.registry import Registry, resolve
 from ringmaster.tasks.background_worker import in_a_thread
 from ringmaster.tasks.cluster import Cluster, Device
 from ringmaster.tasks.device_monitor import Telemetry
@@ -22,16 +21,6 @@ from ringmaster.techniques.processes.order import GangOrder, Launcher
 
 Say = Callable[[Event], None]
 
-LOCAL, WORKERS, WORK_POOL, SLURM, RAY = "local", "workers", "work-pool", "slurm", "ray"
-BUILTIN: dict[str, str] = {
-    LOCAL: "ringmaster.tasks.execution.local_engine:local",
-    WORKERS: "ringmaster.tasks.pool.pool_engine:workers",
-    WORK_POOL: "ringmaster.tasks.pool.work_pool:work_pool",
-    SLURM: "ringmaster.tasks.pool.slurm.slurm_engine:slurm",
-    RAY: "ringmaster.tasks.pool.ray.ray_engine:ray",
-}
-"""By name, the dotted path of the function or class that builds the engine from an `EngineContext`."""
-ENGINES = Registry(kind="engine", group="ringmaster.engines", builtin=BUILTIN)
 Spawn = Callable[[str, Callable[[], Outcome]], "Future[Outcome]"]
 """Runs a function in the background, under a label that a person sees."""
 
@@ -176,33 +165,6 @@ class Engine(Protocol):
 
         May be called again.
         """
-
-
-def engine_names() -> tuple[str, ...]:
-    """Returns the names of all engines, built-in ones first."""
-    return tuple(ENGINES.paths())
-
-
-def check_engine_name(name: str) -> None:
-    """Raises ValueError, with the known names, on an unknown one."""
-    ENGINES.path(name)
-
-
-def build_engine(name: str, context: EngineContext) -> Engine:
-    """Builds an engine.
-
-    Raises ValueError on an unknown name, with the known ones; where what is built is no engine; and where the engine
-    needs what its host does not have.
-    """
-    path = ENGINES.path(name)
-    engine = resolve(path)(context)
-    if not isinstance(engine, Engine):
-        lacking = [method for method in vars(Engine) if method[0] != "_" and not hasattr(engine, method)]
-        raise ValueError(
-            f"engine {name!r} ({path}) is no engine: it lacks {', '.join(lacking)}. "
-            "To fix: give it all methods of ringmaster.tasks.execution.engine.Engine"
-        )
-    return engine
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -342,6 +342,9 @@ class JobTable:
         if SETTLED in details:
             entry = self.entries[name] = self._settled(entry, details)
         # A job that could not be inspected has no number of steps, and will not run.
+        start = entry.job.warm_start
+        if start is not None and self.records[name].step < start.step:
+            self.write(name, step=start.step)
         total = entry.job.num_steps or 0
         self.totals[name] = min(details.get(GOAL, total), total)
         self.groups.renew(name)

@@ -11,7 +11,7 @@ from collections.abc import Callable, Collection, Hashable, Iterable, Iterator, 
 from dataclasses import dataclass, replace
 
 from ringmaster.errors import NoRoomError, ProblemError
-from ringmaster.tasks.planning.bounds.bounds import Bound, by_area, preemptive_bound, rigid_bound
+from ringmaster.tasks.planning.bounds.bounds import Bound, by_area, conflicts, preemptive_bound, rigid_bound
 from ringmaster.tasks.planning.bounds.pattern_model import Group, Integral, PatternModel, members_of
 from ringmaster.tasks.planning.objectives import Objective
 from ringmaster.tasks.planning.plan_search import MAX_DEVICES_OF_MILP, MAX_JOBS_OF_MILP, WORTH_S
@@ -433,8 +433,6 @@ class FusedSearch:
     def proved(self) -> Plan:
         """Returns the best plan with the bound of the fused problem. Raises ProblemError if no plan was found."""
         if self.best is None:
-            from ringmaster.tasks.planning.bounds.bounds import conflicts
-
             raise ProblemError([*conflicts(self.problem)] or self.faults)
         plan = replace(
             self.best,

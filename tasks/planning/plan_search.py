@@ -11,7 +11,7 @@ from dataclasses import replace
 from functools import partial
 from typing import Literal
 
-from ringmaster.errors import ProblemError
+from ringmaster.errors import NoRoomError, ProblemError
 from ringmaster.tasks.planning.bounds.bounds import (
     COUNTING,
     Bound,
@@ -22,7 +22,7 @@ from ringmaster.tasks.planning.bounds.bounds import (
     rigid_bound,
     unmet,
 )
-from ringmaster.tasks.planning.bounds.job_costs import folded, is_foldable
+from ringmaster.tasks.planning.bounds.job_costs import folded, is_foldable, without_overheads
 from ringmaster.tasks.planning.objectives import Objective, lateness_s
 from ringmaster.tasks.planning.plans.plan import Plan
 from ringmaster.tasks.planning.problems.problem import Problem
@@ -221,7 +221,6 @@ class PlanSearch:
         return plan.num_switches + sum(not job.goes_on(s.option, s.start_s, s.devices) for job, s in begun)
 
     def _simple(self) -> Plan:
-        from ringmaster.errors import NoRoomError
         from ringmaster.tasks.planning.plans.list_scheduling import BASELINES, schedule
 
         makers: list[Callable[[], Plan]] = [partial(baseline, self.problem) for baseline in BASELINES]
@@ -342,7 +341,6 @@ class PlanSearch:
 
     def _exhausted(self) -> None:
         """For few jobs: finds the best plan without preemption and proves that it is optimal."""
-        from ringmaster.tasks.planning.bounds.job_costs import without_overheads
         from ringmaster.tasks.planning.plans.list_scheduling import segments_of
         from ringmaster.tasks.planning.rigid_search import search
 

@@ -12,6 +12,16 @@ from numpy.typing import NDArray
 
 from ringmaster.tasks.planning.bounds.bounds import by_area, preemptive_bound
 from ringmaster.tasks.planning.bounds.job_costs import pack_of, useful_options, whole_of, without_overheads
+from ringmaster.tasks.planning.kernels.annealing import (
+    DONE,
+    ROOM,
+    anneal,
+    extend,
+    fill_node,
+    first_ends,
+    look_ahead,
+    unions,
+)
 from ringmaster.tasks.planning.node_groups import Floats, Ints
 from ringmaster.tasks.planning.plans.list_scheduling import Order, segments_of
 from ringmaster.tasks.planning.plans.plan import Certificate, Segment
@@ -142,8 +152,6 @@ class _Table:
 
         below: the makespan below which a plan is sought, in units of the bound; it is returned where none was found.
         """
-        from ringmaster.tasks.planning.kernels.annealing import anneal
-
         option = self.begin.copy()
         sequences, counts, end = self._longest_first(option)
         settings = SETTINGS[seed % len(SETTINGS)]
@@ -178,8 +186,6 @@ class _Table:
         The rows have spare width for jobs that move: eight times the mean, over the nodes that can run a job of those
         that the fewest nodes can run. Some node has room for every job then.
         """
-        from ringmaster.tasks.planning.kernels.annealing import fill_node
-
         num_jobs, size = option.size, self.size
         num_hosts = min(int((size >= self.need[self.kind, o]).sum()) for o in np.unique(option))
         width = num_jobs if size.size <= 64 else min(num_jobs, 8 * num_jobs // num_hosts + 16)
@@ -271,8 +277,6 @@ class Contents:
         budget: WorkBudget,
     ) -> int:
         """Finds the wanted sets that the node can finish, and returns the number of steps taken. Raises SpentError."""
-        from ringmaster.tasks.planning.kernels.annealing import DONE, ROOM, extend, first_ends, look_ahead
-
         within = wanted.copy()
         must = np.where(wanted, np.arange(wanted.size), wanted.size - 1)
         floor = np.where(wanted, worth - tolerance, np.inf)
@@ -469,8 +473,6 @@ class ExhaustiveSearch:
 
         The last node is only searched for complements of the sets that the others can finish.
         """
-        from ringmaster.tasks.planning.kernels.annealing import unions
-
         kinds = [(node.num_devices, node.device_type) for node in self.problem.nodes]
         nodes = sorted(range(len(kinds)), key=lambda v: kinds[v])
         reached = np.full(self.worth.shape[1], NEVER, np.int32)

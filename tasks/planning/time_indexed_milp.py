@@ -10,6 +10,8 @@ from dataclasses import dataclass
 from math import ceil
 from typing import Any
 
+import pulp
+
 from ringmaster.tasks.planning.bounds.job_costs import useful_options
 from ringmaster.tasks.planning.plans.list_scheduling import Choice
 from ringmaster.tasks.planning.problems.problem import Problem
@@ -41,8 +43,6 @@ def solve_time_indexed(
 
     horizon_s: the makespan of a known plan.
     """
-    import pulp
-
     if any(option.num_nodes > 1 for job in problem.jobs for option in job.options):
         return None
     per_step = len(problem.nodes) * sum(len(useful_options(job)) for job in problem.jobs)
@@ -75,8 +75,6 @@ def solve_time_indexed(
 
 def _values(model: Any, starts: list[_StartVariable], time_limit_s: float, seed: int) -> list[bool]:
     """Returns the binaries that HiGHS sets, read from its own model, since PuLP has no status for a node limit."""
-    import pulp
-
     solver = pulp.HiGHS(
         msg=False, threads=1, timeLimit=time_limit_s, random_seed=seed, mip_max_nodes=MAX_NODES, gapRel=2e-3
     )
@@ -105,16 +103,12 @@ def _starts(
 
 def _start_once(model: Any, by_job: dict[str, list[_StartVariable]]) -> None:
     """sum_{o,n,t} x[j,o,n,t] = 1 for each job j."""
-    import pulp
-
     for starts in by_job.values():
         model += pulp.lpSum(start.variable for start in starts) == 1
 
 
 def _fit_on_nodes(model: Any, problem: Problem, starts: list[_StartVariable]) -> None:
     """sum_{j,o} gpus[o] sum_{t - length < t' <= t} x[j,o,n,t'] <= G_n for each node n and grid step t."""
-    import pulp
-
     gpus = {(job.id, k): option.num_devices for job in problem.jobs for k, option in enumerate(job.options)}
     running = defaultdict(list)
     for start in starts:
@@ -127,16 +121,12 @@ def _fit_on_nodes(model: Any, problem: Problem, starts: list[_StartVariable]) ->
 
 def _end_before(model: Any, by_job: dict[str, list[_StartVariable]], last_end: Any) -> None:
     """sum_{o,n,t} (t + length[o]) x[j,o,n,t] <= T for each job j."""
-    import pulp
-
     for starts in by_job.values():
         model += pulp.lpSum((start.step + start.length) * start.variable for start in starts) <= last_end
 
 
 def _wait_for_others(model: Any, problem: Problem, by_job: dict[str, list[_StartVariable]]) -> None:
     """Sum t x[b] >= sum (t + length) x[a] for each job b that waits for a."""
-    import pulp
-
     for job in problem.jobs:
         for other in job.after:
             begins = pulp.lpSum(start.step * start.variable for start in by_job[job.id])

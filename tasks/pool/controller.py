@@ -39,7 +39,7 @@ from ringmaster.tasks.pool.failover import RecoveredState, nodes_of, outcome_of,
 from ringmaster.tasks.pool.node_scaler import ElasticityOptions, NodeScaler, empty_before_s, plan_before_ends
 from ringmaster.tasks.pool.nodes import PoolLeases, Timeouts, is_loan
 from ringmaster.tasks.pool.request_handler import OTHER_VERSION, RequestHandler
-from ringmaster.tasks.pool.requests import Request, RequestStatus
+from ringmaster.tasks.pool.requests import Request, Requests, RequestStatus
 from ringmaster.tasks.pool.submissions import BatchStatus, Submissions
 from ringmaster.tasks.storage.database import Database, delete_in_chunks
 from ringmaster.tasks.storage.journal import ENDED, JobStatus, Journal
@@ -224,7 +224,7 @@ class PoolController:
         self._look_at_nodes()
         for recovered in self._new_batches():
             self._take_on(recovered)
-        standing = self._request_handler.standing()
+        standing = Requests(self._database).standing()
         self._answer_requests(self._request_handler.about_batches(standing))
         self._request_handler.take_loans(standing, there=self._known_nodes.there)
         self._request_handler.grant(self._known_nodes.there)

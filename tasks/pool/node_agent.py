@@ -18,19 +18,19 @@ import uuid
 from collections import deque
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
-from typing import Protocol
 
 from sqlalchemy.exc import DBAPIError, SQLAlchemyError
 
 from ringmaster.tasks.cluster import Device
-from ringmaster.tasks.pool.node_gangs import Gangs, StartGang, start_gang
+from ringmaster.tasks.device_monitor import Telemetry
+from ringmaster.tasks.pool.node_gangs import Gangs, StartGang
 from ringmaster.tasks.pool.nodes import NodeRecord, NodeRegistry, NodeStatus, Timeouts
 from ringmaster.tasks.storage.database import Database, DatabaseClosed
 from ringmaster.tasks.storage.message_store import GangShare, MessageStore, OrderStatus
-from ringmaster.techniques.processes.events import Beat, DeviceTelemetry, Event, OutcomeStatus, ShareEnded
+from ringmaster.techniques.processes.events import Beat, Event, OutcomeStatus, ShareEnded
 from ringmaster.techniques.processes.forkserver import seconds_since_boot
 from ringmaster.techniques.processes.forkserver_client import ForkServer
-from ringmaster.techniques.processes.gang import Outcome, as_event
+from ringmaster.techniques.processes.gang import Gang, Outcome, as_event
 
 logger = logging.getLogger(__name__)
 
@@ -175,32 +175,6 @@ class Heartbeat:
         return 0.0 if self._on_replaced() else None
 
 
-class DeviceMonitor(Protocol):
-    """The monitor of a node's devices; `Telemetry` in `tasks/device_monitor.py` implements it."""
-
-    def begin(self, segment: int, numbers: Sequence[int], *, is_part: bool = False) -> None:
-        """Starts to measure a segment on those devices."""
-
-    def due_events(self) -> Mapping[int, DeviceTelemetry]:
-        """Returns the telemetry events that are due now, by segment."""
-        return {}
-
-    def end(self, segment: int) -> DeviceTelemetry | None:
-        """Stops measuring a segment; returns its last telemetry event."""
-        return None
-
-    def health(self) -> Mapping[str, str]:
-        """Returns, by device number (as text), why a device must not be used."""
-        return {}
-
-
-class NoDeviceMonitor(DeviceMonitor):
-    """The monitor of devices that are not measured."""
-
-    def begin(self, segment: int, numbers: Sequence[int], *, is_part: bool = False) -> None:
-        """Measures nothing."""
-
-
 class NodeAgent:
     """Serves one node, from `start` until `drain`, or until `ended` is set because another worker serves the node.
 
@@ -220,17 +194,17 @@ class NodeAgent:
         devices: Sequence[Device],
         database: Database,
         server: ForkServer,
-        device_monitor: DeviceMonitor | None = None,
+        device_monitor: Telemetry,
         timeouts: Timeouts | None = None,
         allocation: str = "",
-        start_gang: StartGang = start_gang,
+        start_gang: StartGang = Gang,
     ) -> None:
         self.name = name
         self._allocation = allocation
         self.ended = threading.Event()
         self.was_replaced = False
         self._address, self._devices, self._server = address, tuple(devices), server
-        self._device_monitor: DeviceMonitor = device_monitor or NoDeviceMonitor()
+        self._device_monitor = device_monitor
         self._gangs = Gangs(server, start_gang=start_gang)
         self._message_store, self._nodes = MessageStore(database), NodeRegistry(database)
         self._hasty = Database(database.url, patience_s=0.0)  # for calls that must not wait until the database is back

@@ -12,14 +12,14 @@ from ringmaster.tasks.execution.local_engine import FileLeases
 from ringmaster.tasks.storage.message_store import KILL, GangShare
 from ringmaster.techniques.processes.events import Event, OutcomeStatus
 from ringmaster.techniques.processes.gang import Gang, Outcome
-from ringmaster.techniques.processes.order import GangOrder, Launcher
+from ringmaster.techniques.processes.order import Launcher
 from ringmaster.techniques.processes.reporter import STOP
 
 LOOK_EVERY_S = 1.0
 WORKER = "worker "
 
 MOST_REMEMBERED = 1000  # segments whose commands are stored for gangs that have not started yet
-StartGang = Callable[[Launcher, GangOrder, int], Gang]
+StartGang = Callable[..., Gang]  # with the arguments of `Gang`
 
 
 def hold_devices(
@@ -55,11 +55,6 @@ def hold_devices(
         wait(LOOK_EVERY_S)
 
 
-def start_gang(launcher: Launcher, order: GangOrder, num_ranks: int) -> Gang:
-    """Starts a gang of processes."""
-    return Gang(launcher, order, num_ranks=num_ranks)
-
-
 @dataclass(kw_only=True)
 class _ShareRun:
     """A share that was taken and has not ended.
@@ -85,7 +80,7 @@ class _ShareRun:
 class Gangs:
     """The shares that run from one launcher, by segment. Safe between threads."""
 
-    def __init__(self, launcher: Launcher, *, start_gang: StartGang = start_gang) -> None:
+    def __init__(self, launcher: Launcher, *, start_gang: StartGang = Gang) -> None:
         self._launcher, self._start_gang = launcher, start_gang
         self._changed = threading.Condition()
         self._runs: dict[int, _ShareRun] = {}
@@ -122,7 +117,7 @@ class Gangs:
             ordered_at_s=time.monotonic(),  # by this machine's clock
         )
         try:
-            gang = self._start_gang(self._launcher, order, share.num_ranks)
+            gang = self._start_gang(self._launcher, order, num_ranks=share.num_ranks)
         except (OSError, RuntimeError) as error:
             return run.overruled or Outcome(
                 status=OutcomeStatus.CRASHED, message=f"the gang could not be started: {error}"

@@ -29,9 +29,9 @@ from ringmaster.tasks.planning import Plan, Problem, solve
 from ringmaster.tasks.planning.fusion import bounded
 from ringmaster.tasks.planning.problems.problem_parts import Option, PlanningJob, PlanningNode
 from ringmaster.tasks.planning.whatif.nodes import NodePrices, NodesWorth, nodes_worth
+from ringmaster.tasks.pool.engines import DEFAULT_IDLE_S
 from ringmaster.tasks.profiling.search import planning_problem
 
-DEFAULT_IDLE_S = 300.0
 DEFAULT_COME_S = 60.0
 """The time that a node is expected to take to come, before one has come."""
 NUM_KEPT = 9

@@ -24,7 +24,7 @@ from dataclasses import dataclass, field, replace
 
 from ringmaster.tasks.execution.engine import EngineContext, EngineNode, SegmentCall, completed
 from ringmaster.tasks.pool.nodes import BLIND_S, NodeRecord, NodeRegistry, NodeStatus, Timeouts
-from ringmaster.tasks.pool.provider import GONE, Allocation, AllocationStatus, NodeProvider
+from ringmaster.tasks.pool.provider import GONE, MOST_REMEMBERED, Allocation, AllocationStatus, NodeProvider
 from ringmaster.tasks.storage.database import Database, DatabaseClosed
 from ringmaster.tasks.storage.message_store import KILL, GangEvent, GangShare, MessageStore, OrderRecord, OrderStatus
 from ringmaster.techniques.processes.events import Event, OutcomeStatus, RefusedEvent, ShareEnded
@@ -46,7 +46,6 @@ FAILURES = (OutcomeStatus.OUT_OF_MEMORY, OutcomeStatus.INVALID, OutcomeStatus.LO
 PORTS = range(20_000, 32_000)  # below the ports that Linux assigns to connections
 LOOK_EVERY_S = 0.1
 IDLE_LOOK_EVERY_S = 1.0  # while no gang runs
-MOST_REMEMBERED = 10_000  # allocations that are gone
 CLOSE_TIMEOUT_S = 5.0  # in case the database is unreachable
 
 
@@ -407,11 +406,6 @@ class PoolEngine:
                 flight.outcomes[node] = Outcome(status=OutcomeStatus.CRASHED, message="a peer failed before it began")
         if len(flight.outcomes) < len(flight.nodes):
             self._message_store.command(flight.number, KILL)
-
-
-def workers(context: EngineContext) -> PoolEngine:
-    """Builds the engine of machines of one's own, on which people start workers."""
-    return pool_engine(context, name="workers")
 
 
 def pool_engine(context: EngineContext, *, name: str, provider: NodeProvider | None = None) -> PoolEngine:

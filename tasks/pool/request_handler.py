@@ -53,18 +53,26 @@ class RequestHandler:
         self._loans: dict[int, Request] = {}
         self._acts: Mapping[RequestKind, Callable[[Mapping[str, Any]], str]] = {
             RequestKind.CANCEL: self._cancel,
-            RequestKind.PAUSE: self._pause,
-            RequestKind.RESUME: self._resume,
-            RequestKind.RETRY: self._retry,
+            RequestKind.PAUSE: partial(
+                self._change,
+                verb="paused",
+                fits=lambda status: status not in (*ENDED, JobStatus.PAUSED),
+                act=executor.pause,
+            ),
+            RequestKind.RESUME: partial(
+                self._change, verb="resumed", fits=JobStatus.PAUSED.__eq__, act=executor.resume
+            ),
+            RequestKind.RETRY: partial(
+                self._change,
+                verb="retried",
+                fits=(JobStatus.FAILED, JobStatus.CANCELLED).__contains__,
+                act=executor.retry,
+            ),
             RequestKind.SET_PRIORITY: self._set_priority,
             RequestKind.DIRECT: self._direct,
         }
 
     # -- requests about batches --------------------------------------------------------------------------------------
-
-    def standing(self) -> Sequence[Request]:
-        """Returns the requests that are open or granted, oldest first."""
-        return self._requests.standing()
 
     def about_batches(self, standing: Sequence[Request]) -> Sequence[Request]:
         """Returns the open requests about batches."""
@@ -104,10 +112,8 @@ class RequestHandler:
     def _cancel(self, content: Mapping[str, Any]) -> str:
         if (waiting := self._cancel_unsubmitted(content)) is not None:
             return waiting
-        batch, jobs = self._jobs(content, verb="cancelled", fits=lambda record: record.status not in ENDED)
-        why = str(content.get("message") or "cancelled by hand")
-        self._executor.cancel([batch.qualified(job) for job in jobs], message=why)
-        return _told(batch, jobs, "cancelled")
+        cancel = partial(self._executor.cancel, message=str(content.get("message") or "cancelled by hand"))
+        return self._change(content, verb="cancelled", fits=lambda status: status not in ENDED, act=cancel)
 
     def _cancel_unsubmitted(self, content: Mapping[str, Any]) -> str | None:
         """Cancels a batch whose jobs are not measured yet; returns None if the request is not about one."""
@@ -123,23 +129,18 @@ class RequestHandler:
             raise RequestRefused(f"batch {names[key]} is measured by now. To fix: cancel it again")
         return f"cancelled: batch {names[key]}, whose jobs were not measured yet"
 
-    def _pause(self, content: Mapping[str, Any]) -> str:
-        fits = (*ENDED, JobStatus.PAUSED)
-        batch, jobs = self._jobs(content, verb="paused", fits=lambda record: record.status not in fits)
-        self._executor.pause([batch.qualified(job) for job in jobs])
-        return _told(batch, jobs, "paused")
-
-    def _resume(self, content: Mapping[str, Any]) -> str:
-        batch, jobs = self._jobs(content, verb="resumed", fits=lambda record: record.status == JobStatus.PAUSED)
-        self._executor.resume([batch.qualified(job) for job in jobs])
-        return _told(batch, jobs, "resumed")
-
-    def _retry(self, content: Mapping[str, Any]) -> str:
-        batch, jobs = self._jobs(
-            content, verb="retried", fits=lambda record: record.status in (JobStatus.FAILED, JobStatus.CANCELLED)
-        )
-        self._executor.retry([batch.qualified(job) for job in jobs])
-        return _told(batch, jobs, "due again")
+    def _change(
+        self,
+        content: Mapping[str, Any],
+        *,
+        verb: str,
+        fits: Callable[[JobStatus], bool],
+        act: Callable[[Sequence[str]], object],
+    ) -> str:
+        """Does something with the jobs of a batch. verb: what is done to them, such as paused."""
+        batch, jobs = self._jobs(content, verb=verb, fits=lambda record: fits(record.status))
+        act([batch.qualified(job) for job in jobs])
+        return f"{verb}: {_names(batch, jobs)}"
 
     def _direct(self, content: Mapping[str, Any]) -> str:
         batch = self._batch(str(content.get("batch", "")))
@@ -303,10 +304,6 @@ def _loan_fault(loan: Request) -> str | None:
     if type(wanted.least) is not int or type(wanted.most) is not int or not 0 < wanted.least <= wanted.most:
         return f"it is for {wanted.least!r:.50} to {wanted.most!r:.50} devices. {OTHER_VERSION}"
     return None if isinstance(loan.content.get("node"), str) else f"it names no node. {OTHER_VERSION}"
-
-
-def _told(batch: Submission, jobs: Sequence[str], verb: str) -> str:
-    return f"{verb}: {_names(batch, jobs)}"
 
 
 def _names(batch: Submission, jobs: Sequence[str]) -> str:

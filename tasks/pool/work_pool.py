@@ -17,8 +17,8 @@ from typing import Protocol
 
 from ringmaster.tasks.background_worker import in_a_thread
 from ringmaster.tasks.execution.engine import EngineContext, NodeRun, NodeRuns
-from ringmaster.tasks.pool.pool_engine import MOST_REMEMBERED, PoolEngine, pool_engine
-from ringmaster.tasks.pool.provider import GONE, Allocation, AllocationStatus, NodeProvider
+from ringmaster.tasks.pool.pool_engine import PoolEngine, pool_engine
+from ringmaster.tasks.pool.provider import GONE, MOST_REMEMBERED, Allocation, AllocationStatus, NodeProvider
 
 logger = logging.getLogger(__name__)
 
@@ -83,6 +83,7 @@ class WorkPoolProvider(NodeProvider):
     look_every_s: the interval of the questions.
     clock: monotonic seconds.
     on_failure: a callback for the unexpected end of the thread.
+    on_close: ends what a question waits for, so that `close` need not.
     """
 
     def __init__(
@@ -93,6 +94,7 @@ class WorkPoolProvider(NodeProvider):
         look_every_s: float = LOOK_EVERY_S,
         clock: Callable[[], float] = time.monotonic,
         on_failure: Callable[[], None] = lambda: None,
+        on_close: Callable[[], object] = lambda: None,
     ) -> None:
         self._node_runs, self._machines, self._look_every_s = node_runs, machines, look_every_s
         self._clock = clock
@@ -105,7 +107,7 @@ class WorkPoolProvider(NodeProvider):
         self._allocations: Mapping[str, Allocation] = {}
         self._closing, self._is_due = threading.Event(), threading.Event()
         self._is_away = False
-        self._on_failure = on_failure
+        self._on_failure, self._on_close = on_failure, on_close
         self._ended: Future[None] | None = None
         self._runs: Sequence[NodeRun] = ()
 
@@ -139,6 +141,7 @@ class WorkPoolProvider(NodeProvider):
 
     def close(self) -> None:
         """Ends the thread, once its question is answered."""
+        self._on_close()
         self._closing.set()
         self._is_due.set()
         if self._ended is not None:
@@ -221,23 +224,28 @@ class WorkPoolProvider(NodeProvider):
         return allocation is None or allocation.status in (AllocationStatus.PENDING, AllocationStatus.RUNNING)
 
 
-def work_pool(context: EngineContext) -> PoolEngine:
-    """Builds the engine whose nodes are flow runs in a work pool of any type, such as Kubernetes."""
-    return build_engine(context, MachinesOfRuns, name="work-pool")
-
-
-def build_engine(context: EngineContext, machines: Callable[[NodeRuns], Machines], *, name: str) -> PoolEngine:
+def build_engine(
+    context: EngineContext,
+    machines: Callable[[NodeRuns], Machines],
+    *,
+    name: str,
+    node_runs: NodeRuns | None = None,
+    on_close: Callable[[], object] = lambda: None,
+) -> PoolEngine:
     """Builds an engine whose nodes are flow runs in a work pool of Prefect.
 
     machines: returns what the flow runs run on.
     name: name of the engine, for messages.
+    node_runs: what serves the nodes, where those are not flow runs.
+    on_close: see `WorkPoolProvider`.
 
     Raises ValueError outside of a pool.
     """
-    if context.node_runs is None:
+    node_runs = node_runs or context.node_runs
+    if node_runs is None:
         raise ValueError(f"engine {name!r} needs a pool. To fix: start it by `ringmaster up --engine {name}`")
     provider = WorkPoolProvider(
-        node_runs=context.node_runs, machines=machines(context.node_runs), on_failure=context.on_failure
+        node_runs=node_runs, machines=machines(node_runs), on_failure=context.on_failure, on_close=on_close
     )
     engine = pool_engine(context, name=name, provider=provider)
     provider.begin()

@@ -5,6 +5,7 @@ Device telemetry is named like MLflow's system metrics, so that its UI shows the
 
 import subprocess
 from collections.abc import Mapping
+from dataclasses import fields
 from importlib import metadata
 from pathlib import Path
 from typing import Any
@@ -104,7 +105,8 @@ def job_params(job: Job, *, columns: Mapping[str, str]) -> dict[str, Any]:
     data |= {name: getattr(job.data, name) for name in ("padding", "sampling")} if source.pads else {}
     data |= {"packing": job.data.packing} if source.packs else {}
     if isinstance(source, RowSource):
-        data["kwargs"] = {**source.options, **job.data.kwargs}
+        defaults = {each.name: each.default for each in fields(source.options_class) if "usual" not in each.metadata}
+        data["kwargs"] = {**{name: value for name, value in defaults.items() if name != "labels"}, **job.data.kwargs}
     return params
 
 

@@ -24,7 +24,7 @@ from sqlalchemy import (
 )
 
 from ringmaster.codec import from_json, to_json
-from ringmaster.errors import LedgerError, PromotionRefused
+from ringmaster.errors import LedgerError, PromotionRefused, SignatureError
 from ringmaster.model_lineage import Ledger, ModelRecord
 from ringmaster.model_lineage.records import CHALLENGER, CHAMPION, PREVIOUS
 from ringmaster.tasks.alarms import Alarm, promotion_refused
@@ -255,6 +255,12 @@ def _fault(ledger: Ledger, model: str, moves: Sequence[AliasMove], decision: Dec
     gone = [str(version) for version in versions if ledger.get_version(model, version) is None]
     if gone:
         return f"{model} has no version {' and '.join(gone)} any more. To fix: name another version"
+    for move in moves:
+        if move.alias == CHAMPION and move.version is not None:
+            try:
+                ledger.check_use(ledger.resolve_model(f"models:/{model}/{move.version}"), "promote")
+            except SignatureError as error:
+                return str(error)
     champion = ledger.get_alias(model, CHAMPION)
     result = None if champion is None else champion.version
     if result in [decision.champion_before, *(move.version for move in moves if move.alias == CHAMPION)]:

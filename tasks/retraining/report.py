@@ -1,18 +1,16 @@
 """The report of a retraining run: which models were due and why, the cost, the results, and what to inspect."""
 
-import http.client
 import json
 import math
 import os
 import time
-import urllib.error
 import urllib.parse
-import urllib.request
 from base64 import b64encode
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
+import httpx
 from tenacity import Retrying, retry_if_result, stop_after_attempt, wait_chain, wait_fixed
 
 from ringmaster.codec import to_json
@@ -282,12 +280,7 @@ def post(
 
     Returns why delivery failed, or "" on success. A fault of the receiver never raises.
     """
-    request = urllib.request.Request(
-        url,
-        data=json.dumps(content, allow_nan=False).encode(),
-        headers={"Content-Type": "application/json", "Idempotency-Key": key, "User-Agent": "ringmaster"},
-        method="POST",
-    )
+    headers = {"Content-Type": "application/json", "Idempotency-Key": key, "User-Agent": "ringmaster"}
     num_attempts = 1 + len(waits_s)
     retrying = Retrying(
         retry=retry_if_result(lambda attempt: attempt.may_pass),
@@ -296,15 +289,8 @@ def post(
         sleep=wait,
         retry_error_callback=lambda state: state.outcome and state.outcome.result(),
     )
-    last = retrying(_attempt, request)
+    last = retrying(_attempt, url, json.dumps(content, allow_nan=False), headers)
     return f"{last.fault}, {num_attempts} times" if last.may_pass else last.fault
-
-
-class _NoRedirects(urllib.request.HTTPRedirectHandler):
-    """Follows no redirect: the POST would become a GET without the report, and count as delivered."""
-
-    def redirect_request(self, *_: Any) -> None:
-        """Returns None, so that the response with the redirect counts as the answer."""
 
 
 @dataclass(frozen=True)
@@ -318,16 +304,13 @@ class _Attempt:
     may_pass: bool = False
 
 
-def _attempt(request: urllib.request.Request) -> _Attempt:
+def _attempt(url: str, content: str, headers: Mapping[str, str]) -> _Attempt:
     try:
-        with urllib.request.build_opener(_NoRedirects).open(request, timeout=TIMEOUT_S) as answer:
-            answer.read(1024)
-    except urllib.error.HTTPError as error:
-        error.close()
-        may_pass = error.code in MAY_PASS or error.code >= 500
-        return _Attempt(f"the webhook answers {error.code} {error.reason}", may_pass)
-    except urllib.error.URLError as error:
-        return _Attempt(f"the webhook cannot be reached: {error.reason}", may_pass=True)
-    except (OSError, http.client.HTTPException) as error:
+        # A redirect is not followed: the POST would become a GET without the report, and count as delivered.
+        with httpx.stream("POST", url, content=content, headers=headers, timeout=TIMEOUT_S) as answer:
+            status, reason = answer.status_code, answer.reason_phrase
+    except (httpx.HTTPError, httpx.InvalidURL) as error:
         return _Attempt(f"the webhook cannot be reached: {type(error).__name__}: {error}", may_pass=True)
-    return _Attempt()
+    if answer.is_success:
+        return _Attempt()
+    return _Attempt(f"the webhook answers {status} {reason}", may_pass=status in MAY_PASS or status >= 500)

@@ -144,11 +144,13 @@ class ChainWriter:
 
     root: the job's checkpoints.
     chain: the links so far, of the checkpoint that the segment starts from and of those before.
+    first_step: the step after which the segment starts.
     environment: what trains the segment.
     """
 
     root: str | Path
     chain: StateChain
+    first_step: int
     environment: TrainingEnvironment
     _linked_s: float = field(default_factory=time.monotonic)
     _spent_s: float = 0.0
@@ -162,7 +164,7 @@ class ChainWriter:
         stored = read_chain(root)
         if stored is not None and stored.weights == chain.weights:
             chain = stored.up_to(step)
-        return cls(root=root, chain=chain, environment=environment)
+        return cls(root=root, chain=chain, first_step=step, environment=environment)
 
     def extend(self, step: int, *, always: bool) -> None:
         """Adds the link of the checkpoint of `step`, unless links would take more than 2 % of the time.
@@ -173,7 +175,7 @@ class ChainWriter:
         is_known = any(link.step == step for link in self.chain.links)
         if is_known or (not always and self._spent_s > MOST_OF_TIME * (began_s - self._linked_s)):
             return
-        last = self.chain.links[-1].step if self.chain.links else 0
+        last = self.chain.links[-1].step if self.chain.links else self.first_step
         link = StateLink(
             step=step,
             first_step=last,

@@ -14,7 +14,6 @@ import math
 import os
 import shutil
 import time
-from array import array
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
@@ -26,7 +25,7 @@ from numpy.typing import NDArray
 
 from ringmaster.codec import digest
 from ringmaster.techniques.checkpoints.checkpoint import publish
-from ringmaster.techniques.data.arrow_files import SPLITS, Table, read_table, texts_column
+from ringmaster.techniques.data.arrow_files import SPLITS, Table, read_table, table_of, texts_column
 from ringmaster.techniques.data.file_patterns import FilePart
 from ringmaster.techniques.data.file_rows import (
     DAY_S,
@@ -36,11 +35,10 @@ from ringmaster.techniques.data.file_rows import (
     main_files,
     moment_of,
     rows_of_file,
-    split_key,
     time_limits,
 )
 from ringmaster.techniques.data.manifest import RowManifest
-from ringmaster.techniques.data.row_files import RowError, RowErrors, format_of, hash_bytes
+from ringmaster.techniques.data.row_files import RowError, RowErrors, format_of, hash_and_position
 from ringmaster.techniques.data.stored_source import locked
 from ringmaster.techniques.data_source import Row
 from ringmaster.techniques.job import DataSpec
@@ -113,42 +111,39 @@ class RowFacts:
     """
 
     def __init__(self, part: RowsPart, spec: DataSpec) -> None:
-        self._part, self._time_column = part, spec.time_column
+        self._path, self._time_column = part.path, spec.time_column
         self._has_times = part.is_windowed and needs_moments(spec)
         self._has_hashes = part.key is not None or spec.name is not None
-        self._numbers, self._moments, self._held_out = array("q"), array("d"), array("b")
-        self._hashes, self._positions, self._files = bytearray(), bytearray(), list[str | None]()
+        self._rows: list[tuple[int, str | None, bool, float]] = []
+        self._hashes, self._positions = bytearray(), bytearray()
 
     def add(self, row: Row) -> None:
         """Adds a row. Raises ValueError where it has no time, and a window asks for it."""
-        self._numbers.append(row.number)
-        self._files.append(None if row.file == self._part.path else row.file)
-        self._held_out.append(row.held_out)
-        self._moments.append(moment_of(row, column=self._time_column) if self._has_times else math.nan)
+        moment = moment_of(row, column=self._time_column) if self._has_times else math.nan
+        self._rows.append((row.number, None if row.file == self._path else row.file, row.held_out, moment))
         if self._has_hashes:
-            result = hash_bytes(row.content)
-            self._hashes += result
-            is_text = not isinstance(row.content, (dict, list))
-            self._positions += result if is_text else hashlib.sha256(split_key(row.content).encode()).digest()[:8]
+            content_hash, position = hash_and_position(row.content)
+            self._hashes += content_hash
+            self._positions += position
 
-    def take(self) -> dict[str, Any]:
-        """Returns the columns of the rows that were added since the last call."""
-
-        def numbers(hashes: bytearray) -> NDArray[np.uint64]:
-            values = np.frombuffer(bytes(hashes), dtype=">u8").astype(np.uint64)
-            return values if self._has_hashes else np.zeros(len(self._numbers), np.uint64)
-
-        columns = {
-            "number": np.array(self._numbers, dtype=np.int64),
-            "file": texts_column(self._files),
-            "hash": numbers(self._hashes),
-            "position": numbers(self._positions),
-            "held_out": np.array(self._held_out, dtype=np.uint8),
-            "moment": np.array(self._moments, dtype=np.float64),
-        }
-        for each in (self._numbers, self._files, self._hashes, self._positions, self._held_out, self._moments):
+    def take(self) -> Table:
+        """Returns what is known of the rows that were added since the last call."""
+        numbers, files, held_out, moments = zip(*self._rows, strict=True) if self._rows else ((), (), (), ())
+        hashes, positions = (
+            np.frombuffer(bytes(each) if each else bytes(8 * len(numbers)), dtype=">u8").astype(np.uint64)
+            for each in (self._hashes, self._positions)
+        )
+        for each in (self._rows, self._hashes, self._positions):
             del each[:]
-        return columns
+        columns = {
+            "number": np.array(numbers, dtype=np.int64),
+            "file": texts_column(files),
+            "hash": hashes,
+            "position": positions,
+            "held_out": np.array(held_out, dtype=np.uint8),
+            "moment": np.array(moments, dtype=np.float64),
+        }
+        return table_of(columns)
 
 
 @dataclass(frozen=True)

@@ -7,9 +7,9 @@ from collections.abc import Mapping
 from dataclasses import replace
 from pathlib import Path
 
-from ringmaster.techniques.data.row_kind import columns_of_files
-from ringmaster.techniques.data.row_source import RowSource
+from ringmaster.techniques.data.row_source import RowSource, columns_of_files
 from ringmaster.techniques.data.sources.image_classification import PROCESSOR, images_of
+from ringmaster.techniques.data.tokens import TextOptions
 from ringmaster.techniques.data_source import ALIASES, LANGUAGE_MODELING, data_source_named
 from ringmaster.techniques.job import DataSpec, ModelSpec
 from ringmaster.techniques.model_facts import CAUSAL
@@ -90,7 +90,7 @@ def _suited(model: ModelSpec) -> list[str]:
 def _fitting(spec: DataSpec, model: ModelSpec, there: tuple[str, ...]) -> str | None:
     """The kind that suits a model and has its columns among those that are there."""
     suited, architecture = _suited(model), architecture_of(model)
-    is_text = not {spec.text_column, "input_ids"}.isdisjoint(there)
+    is_text = not {spec.options.get("text_column", TextOptions.text_column), "input_ids"}.isdisjoint(there)
     if is_text and (architecture is None or architecture.endswith(CAUSAL)):
         return None
     fitting = [kind for kind in suited if _has_columns(kind, spec, there)]

@@ -298,6 +298,23 @@ def hash_bytes(content: Any) -> bytes:
     return hashlib.sha256(text.encode()).digest()[:8]
 
 
+def hash_and_position(content: Any) -> tuple[bytes, bytes]:
+    """Returns the hash of a row's content, and the one by which a share of rows is held out: 8 bytes each.
+
+    They differ for JSON values, whose keys are sorted for the former alone.
+    """
+    if not isinstance(content, (dict, list)):
+        result = hash_bytes(content)
+        return result, result
+    if isinstance(content, dict) and all(type(value) is str for value in content.values()):
+        items = {name: f"{_TEXT(name)}: {_TEXT(value)}" for name, value in content.items()}
+        text, sorted_text = (f"{{{', '.join(items[name] for name in names)}}}" for names in (items, sorted(items)))
+    else:
+        text, sorted_text = to_json_text(content), to_json_text(content, is_sorted=True)
+    position = hashlib.sha256(text.encode()).digest()[:8]
+    return position if text == sorted_text else hashlib.sha256(sorted_text.encode()).digest()[:8], position
+
+
 def to_json_text(content: Any, *, is_sorted: bool = False) -> str:
     """Returns what `json.dumps` returns for a row's content, its keys in their order or sorted."""
     if not isinstance(content, dict) or not all(type(value) is str for value in content.values()):
@@ -479,7 +496,7 @@ class _RowsInValues:
         """Adds a row of some lines. line: the first of them."""
         if num_lines > 1:
             broken = next(place for place, value in enumerate(values) if "\n" in value or "\r" in value)
-            self._add_broken(values, broken, line=line)
+            self._add_broken(values, broken, line=line, num_lines=num_lines)
             return
         for column, known in [*self._known.items()]:
             known.add(values[column][: MOST_CLASS_CHARACTERS + 1])
@@ -494,8 +511,11 @@ class _RowsInValues:
                     yield line, len(rows), self._names[column]
                     break
 
-    def _add_broken(self, values: Sequence[str], broken: int, *, line: int) -> None:
+    def _add_broken(self, values: Sequence[str], broken: int, *, line: int, num_lines: int) -> None:
         """Adds a row with a value of several lines, if there are as many commas in each as between values of a row."""
+        num_commas, num_between = values[broken].count(","), len(values) - 1
+        if not num_between <= num_commas <= num_between * (num_lines - 1):
+            return
         begin, *between, end = (part.split(",") for part in re.split(r"\r\n|\r|\n", values[broken]))
         rows = [[*values[:broken], *begin], *between, [*end, *values[broken + 1 :]]]
         if len(self._suspects) < MOST_SUSPECTS and all(len(row) == len(values) for row in rows):
@@ -528,11 +548,21 @@ def _parquet(stream: BinaryIO, path: str, columns: Sequence[str] | None) -> Iter
         num_rows = _rows_per_batch(table.metadata.row_group(group), there, expansion)
         for batch in table.iter_batches(batch_size=num_rows, row_groups=[group], columns=there or None):
             expansion.add(batch.nbytes)
-            for row in batch.to_pylist():
+            may_be_large = batch.nbytes > MAX_ROW_BYTES
+            for values in zip(*map(_values_of, batch.columns), strict=True):
                 number += 1
-                if sum(len(value) for value in row.values() if isinstance(value, (str, bytes))) > MAX_ROW_BYTES:
+                if may_be_large and sum(len(each) for each in values if isinstance(each, (str, bytes))) > MAX_ROW_BYTES:
                     raise row_too_large(f"{path}, row {number}")
-                yield number, row
+                yield number, dict(zip(batch.schema.names, values, strict=True))
+
+
+def _values_of(column: Any) -> list[Any]:
+    """The values of a column of Parquet. Texts become Python's all at once."""
+    import pyarrow
+
+    if pyarrow.types.is_string(column.type) or pyarrow.types.is_large_string(column.type):
+        return list(column.to_numpy(zero_copy_only=False))
+    return list(column.to_pylist())
 
 
 def _rows_per_batch(group: Any, columns: Sequence[str], expansion: Expansion) -> int:

@@ -1,24 +1,27 @@
-"""What a kind of data reads of a row: its columns and settings; and the sample that it makes of the row."""
+"""What a kind of data reads of a row, and the sample that it makes of it."""
 
 from __future__ import annotations
 
 from abc import abstractmethod
-from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, fields
 from functools import cached_property
 from pathlib import Path
 from typing import Any, ClassVar, Self
 
 from ringmaster.techniques.data.arrow_files import POSITIONS
-from ringmaster.techniques.data.class_labels import ClassLabels, DiscoveredClasses, as_list
+from ringmaster.techniques.data.class_labels import ClassLabels, as_list
 from ringmaster.techniques.data.file_patterns import matching
 from ringmaster.techniques.data.row_files import read_rows
 from ringmaster.techniques.data.row_tokenizer import RowTokenizer
 from ringmaster.techniques.data.samples import PaddedSamples
 from ringmaster.techniques.data.stored_source import StoredSource
-from ringmaster.techniques.data_source import PreparedData, Row
+from ringmaster.techniques.data_source import DataOptions, PreparedData, Row
 from ringmaster.techniques.job import DataSpec
 from ringmaster.techniques.metric import IGNORED
+
+LABEL = "label"
+"""The role of the column that has the classes."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -30,36 +33,32 @@ class Columns:
     optional: frozenset[str]
 
     @classmethod
-    def find(
-        cls,
-        roles: Mapping[str, Sequence[str]],
-        *,
-        named: Mapping[str, str | None],
-        optional: frozenset[str],
-        there: Sequence[str],
-        where: str,
-    ) -> Self:
-        """Finds the column of each role: the named one, else the first of the usual ones that is there.
+    def find(cls, options: DataOptions, *, there: Sequence[str], where: str) -> Self:
+        """Finds the column of each role: the one that the options name, else the first of the usual ones that is there.
 
         where: what messages call the data.
 
         Raises ValueError where a role that is not optional has no column, with all such roles.
         """
-        result, missing = {}, []
-        for role, usual in roles.items():
-            name = named.get(role)
-            column = name if name is not None else next((each for each in usual if each in there), None)
-            if column is not None and column in there:
-                result[role] = column
-            elif name is not None or role not in optional:
-                missing.append(f"{role}_column" if name is None else f"{role}_column {name!r}")
+        result, missing, optional = dict[str, str](), list[str](), set[str]()
+        keys = {each.name: each.metadata for each in fields(options) if "usual" in each.metadata}
+        roles = {key: key.removesuffix("_column") for key in keys}
+        for key, about in keys.items():
+            name = getattr(options, key)
+            found = name if name is not None else next((each for each in about["usual"] if each in there), None)
+            if about["is_optional"]:
+                optional.add(roles[key])
+            if found is not None and found in there:
+                result[roles[key]] = found
+            elif name is not None or not about["is_optional"]:
+                missing.append(key if name is None else f"{key} {name!r}")
         if missing:
             raise ValueError(
                 f"{where} has no column for {', '.join(missing)}; its rows have "
                 f"{', '.join(sorted(there)) or 'no columns'}. "
                 f"To fix: set {missing[0].split()[0]} to one of them"
             )
-        return cls(columns=result, roles=tuple(roles), optional=optional)
+        return cls(columns=result, roles=tuple(roles.values()), optional=frozenset(optional))
 
     @cached_property
     def names(self) -> tuple[str, ...]:
@@ -70,17 +69,18 @@ class Columns:
         """Returns what is read of a row, by column. Raises ValueError where the row lacks a column or its value."""
         if not isinstance(row, Mapping):
             raise ValueError(f"{where} has no columns. To fix: give JSONL, CSV or Parquet")
+        result = {name: row.get(name) for name in self.names}
         for name in self._required:
-            if row.get(name) is None:
+            if result[name] is None:
                 problem = (
                     f"has no column {name!r}; it has {sorted(row)}" if name not in row else f"has no value in {name!r}"
                 )
                 raise ValueError(f"{where} {problem}. To fix: add the value, or remove the row")
-        return {name: row.get(name) for name in self.names}
+        return result
 
     @cached_property
-    def _required(self) -> frozenset[str]:
-        return frozenset(column for role, column in self.columns.items() if role not in self.optional)
+    def _required(self) -> tuple[str, ...]:
+        return tuple(column for role, column in self.columns.items() if role not in self.optional)
 
     def by_role(self, content: Mapping[str, Any]) -> dict[str, Any]:
         """Returns the content of a row by role, with None for roles that it lacks."""
@@ -112,10 +112,11 @@ def columns_of_files(spec: DataSpec, *, kind: str) -> tuple[str, ...]:
 class SampleContext:
     """What a sample is made with, besides its row.
 
-    labels: the classes, for kinds of data that have some.
+    options: of the kind's `options_class`. labels: the classes, for kinds of data that have some.
     """
 
     spec: DataSpec
+    options: Any
     max_length: int
     _tokenizer: RowTokenizer | None = None
     _labels: ClassLabels | None = None
@@ -132,55 +133,42 @@ class SampleContext:
         return 0 if self._tokenizer is None else self._tokenizer.num_cut
 
     @property
-    def found_classes(self) -> DiscoveredClasses | None:
-        """The classes of the data where they are found while samples are made."""
-        return self._labels if isinstance(self._labels, DiscoveredClasses) else None
-
-    @property
     def labels(self) -> ClassLabels:
-        """The classes of the data; only for kinds that name a `label_role`."""
-        assert self._labels is not None, "a kind of data with classes names its label_role"
+        """The classes of the data; only for kinds with `labels` among their options."""
+        assert self._labels is not None, "a kind of data with classes has labels among its options"
         return self._labels
 
 
 class RowKind(StoredSource):
     """What a kind of data reads of a row, and the sample that it makes of it.
 
+    `options_class` says by its fields made by `column` which columns are read. A row is passed to `sample` by the roles
+    of these.
+
     Arrays of a sample named in `padding` may differ in length from row to row, in their last dimension. They are cut
     at the maximal length, and padded when a batch is made. All other arrays must have equal shapes. `collate` makes a
     batch of the padded arrays.
 
     version: to be incremented when the same rows become other samples than before, which are then prepared again.
-    roles: what is read of a row, and for each the names of columns that usually hold it, the most usual first. A row
-        is passed to `sample` by these names. Another column is selected by the spec's `ROLE_column`, or by that key of
-        its `kwargs`.
-    optional: the roles that rows may lack.
-    label_role: the role that holds classes, which are found in the data unless the spec names its `labels`.
-    options: the source's own keys among the spec's `kwargs`, with their defaults. All others go to `load_dataset`.
     needs_tokenizer: whether `sample` encodes text. It is encoded by the spec's tokenizer, or by one that is trained on
         what `texts` returns.
     reads_messages: whether rows may have lists of messages. A tokenizer that is trained on the data then gets a chat
         template.
     encodes_texts: whether `sample` encodes what `texts` returns, so that the texts of many rows are encoded together.
-        Otherwise it encodes something that contains the texts, so that their words are encoded together.
     padding: the values that fill arrays up, by the arrays' names. `input_ids` are filled with the padding token.
     uncut: arrays of `padding` that are no tokens, and so have any length.
     is_causal: whether samples are for causal language models. Such samples need no attention mask, as no token attends
         to the padding behind it.
     samples_class: opens the stored columns of a split.
     keeps_files: whether the samples of each file are kept, so that a new file costs no other file's samples again. Then
-        a sample may depend on its row, the tokenizer and the spec's settings alone, and not on other files. Classes of
-        `label_role` may be in `labels` alone.
+        a sample may depend on its row, the tokenizer and the spec's settings alone, and not on other files. Classes may
+        be in `labels` alone.
     packs: whether several samples may lie in one row; only for causal ones of `input_ids` and `labels`.
     """
 
     reads = ("path", "dataset")
     pads = True
     version: ClassVar[int] = 1
-    roles: ClassVar[Mapping[str, tuple[str, ...]]]
-    optional: ClassVar[frozenset[str]] = frozenset()
-    label_role: ClassVar[str | None] = None
-    options: ClassVar[Mapping[str, Any]] = {}
     needs_tokenizer: ClassVar[bool] = False
     reads_messages: ClassVar[bool] = False
     encodes_texts: ClassVar[bool] = True
@@ -205,8 +193,11 @@ class RowKind(StoredSource):
         Raises ValueError where a row is wrong; the message gets its place.
         """
 
-    def texts(self, row: Mapping[str, Any], *, spec: DataSpec) -> Iterable[str]:
-        """Returns the texts of a row: those that `sample` encodes, and on which a tokenizer is trained."""
+    def texts(self, row: Mapping[str, Any], *, context: SampleContext) -> Iterable[str]:
+        """Returns the texts of a row: those that `sample` encodes, and on which a tokenizer is trained.
+
+        context: without a tokenizer where one is trained. Raises ValueError where the row is wrong.
+        """
         return ()
 
     def values(self, row: Row, columns: Columns, *, spec: DataSpec) -> dict[str, Any]:
@@ -226,44 +217,18 @@ class RowKind(StoredSource):
         """Returns why no model should be trained on the samples in a folder, beside labels that are all the same."""
         return ()
 
-    def option(self, spec: DataSpec, name: str) -> Any:
-        """Returns the value of one of `options`."""
-        return spec.kwargs.get(name, self.options[name])
-
-    def column(self, spec: DataSpec, role: str) -> str | None:
-        """Returns the column that the spec names for a role, or None."""
-        key = f"{role}_column"
-        named: str | None = getattr(spec, key, None) or spec.kwargs.get(key)
-        return None if role == "text" and named == DataSpec.text_column else named
-
-    def check(self, spec: DataSpec) -> None:
-        """Refuses keys that are not read, and unknown options of rows in files."""
-        check_keys(spec, kind=self.name, columns=self.roles, has_classes=self.label_role is not None)
-        if spec.path is None:
-            return
-        known = (*self.options, *(f"{role}_column" for role in self.roles))
-        if unknown := [name for name in spec.kwargs if name not in known]:
-            raise ValueError(
-                f"data: kind {self.name} has no option {unknown[0]!r}. To fix: its options are: {', '.join(known)}"
-            )
+    @property
+    def has_classes(self) -> bool:
+        """Whether rows have classes, which are found in the data unless the options name the `labels`."""
+        return any(each.name == "labels" for each in fields(self.options_class))
 
     def columns(self, spec: DataSpec, available: Sequence[str] | None = None) -> Columns:
         """Returns the column of each role. available: the columns that rows have; None for those of the first row.
 
         Raises ValueError, with the columns that there are, where a required role has none.
         """
-        named = {role: self.column(spec, role) for role in self.roles}
         there = columns_of_files(spec, kind=self.name) if available is None else available
-        where = spec.path or f"dataset {spec.dataset!r}"
-        return Columns.find(self.roles, named=named, optional=self.optional, there=there, where=where)
-
-    def texts_to_encode(self, row: Mapping[str, Any], *, spec: DataSpec) -> Iterator[str]:
-        """Yields the texts of a row; none of a wrong row, which `sample` refuses with its place."""
-        try:
-            texts = list(self.texts(row, spec=spec))
-        except ValueError:
-            texts = []
-        yield from (text for text in texts if isinstance(text, str))
+        return Columns.find(self.options(spec), there=there, where=spec.path or f"dataset {spec.dataset!r}")
 
     def with_columns(self, rows: Iterable[Row]) -> Iterator[Row]:
         """Yields rows. Raises ValueError where they have no columns."""
@@ -271,32 +236,3 @@ class RowKind(StoredSource):
             if not isinstance(row.content, Mapping):
                 raise ValueError(f"{row.file} has no columns. To fix: give JSONL, CSV or Parquet for kind {self.name}")
             yield row
-
-
-DEFAULTS = DataSpec()
-COLUMN_KEYS = tuple(field.name for field in fields(DataSpec) if field.name.endswith("_column"))
-TIME_KEYS, SPLIT_KEYS = ("time_column", "window"), ("split", "held_out_split")
-
-
-def check_keys(spec: DataSpec, *, kind: str, columns: Collection[str], has_classes: bool) -> None:
-    """Raises ValueError where a spec sets keys that its kind of data does not read, all of them, or one split twice.
-
-    columns: the roles of the columns that are read. has_classes: whether `labels` are.
-    """
-    if spec.dataset is not None and spec.held_out_split == spec.split:
-        raise ValueError(
-            f"data: held_out_split {spec.split!r} is the split that is trained on. To fix: name another one, or leave "
-            "it out: a share of the rows is then held out"
-        )
-    read = {f"{role}_column" for role in columns} | ({"labels"} if has_classes else set())
-    unread = [key for key in (*COLUMN_KEYS, "labels") if key not in {*read, *TIME_KEYS}]
-    unread += [] if spec.path is not None else TIME_KEYS  # of rows in files
-    unread += [] if spec.dataset is not None else SPLIT_KEYS
-    if spec.name is not None:  # the data set with the name says them, for all that read it
-        unread = [key for key in unread if key not in ("text_column", *SPLIT_KEYS)]
-    if given := [key for key in unread if getattr(spec, key) != getattr(DEFAULTS, key)]:
-        of = "files" if spec.dataset is None else "a data set of Hugging Face"
-        raise ValueError(
-            f"data: kind {kind} of {of} does not read {', '.join(given)}. To fix: remove what it does not read, or set "
-            f"data.kind; its columns are: {', '.join(sorted(read - {'labels'}))}"
-        )

@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field, fields, replace
+from dataclasses import dataclass, field, replace
 from itertools import chain, islice
 from pathlib import Path
 from typing import Any
@@ -18,6 +18,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from ringmaster.codec import to_json
 from ringmaster.errors import DataError
 from ringmaster.techniques.data.arrow_files import (
     LABELS,
@@ -61,7 +62,7 @@ from ringmaster.techniques.data.encoded_rows import (
 )
 from ringmaster.techniques.data.file_rows import RowReading
 from ringmaster.techniques.data.row_files import MAX_FAULTS, RowError, RowErrors
-from ringmaster.techniques.data.row_kind import Columns, RowKind, SampleContext
+from ringmaster.techniques.data.row_kind import LABEL, Columns, RowKind, SampleContext
 from ringmaster.techniques.data.row_tokenizer import RowTokenizer, give_chat_template, give_padding_token
 from ringmaster.techniques.data.samples import PaddedSamples, lengths_of
 from ringmaster.techniques.data.stored_source import TextProgress
@@ -78,7 +79,7 @@ NOT_OF_SAMPLES = frozenset(
     {"path", "held_out_path", "held_out", "window", "time_column", "name", "version", "tokenizer"}
     | {"padding", "sampling", "packing"}
 )
-ROWS_PER_CALL = 256
+ROWS_PER_CALL = 512
 # How many rows after the first one without a sample are searched for others.
 ROWS_AFTER_A_FAULT = 10_000
 ABOUT = "about.json"
@@ -123,8 +124,10 @@ class RowSamples:
         self._rows, self._cache_dir = rows, cache_dir
         self._max_length = spec.seq_len or DEFAULT_MAX_LENGTH
         self._progress = TextProgress("preparing", what="rows")
-        self._label_column = None if kind.label_role is None else columns.columns[kind.label_role]
-        self._finds_classes = self._label_column is not None and not spec.labels
+        self._options = kind.options(spec)
+        self._label_column = columns.columns[LABEL] if kind.has_classes else None
+        self._labels: tuple[str, ...] = self._options.labels if kind.has_classes else ()
+        self._finds_classes = kind.has_classes and not self._labels
         self._context = self._with_tokenizer()
 
     def write(self) -> PreparedData:
@@ -136,7 +139,7 @@ class RowSamples:
         encoded = EncodedRows(self._cache_dir, aside=self._folder, settings=self._settings())
         selected = encoded.select(parts, spec, self._encode)
         self._check_rows(selected)
-        labels = None if self._label_column is None else ClassLabels(spec.labels)
+        labels = None if self._label_column is None else ClassLabels(self._labels)
         if self._finds_classes:
             labels = self._found_classes(selected)
         counts = self._write_selected(selected, labels)
@@ -147,21 +150,29 @@ class RowSamples:
 
     def _with_tokenizer(self) -> SampleContext:
         """What samples are made with, apart from classes."""
-        kind, spec, tokenizer = self._kind, self._spec, None
+        kind, spec = self._kind, self._spec
+        context = SampleContext(spec=spec, options=self._options, max_length=self._max_length)
         if kind.needs_tokenizer:
             folder, is_trained = self._folder / "tokenizer", spec.tokenizer is None
-            encoder_of(spec, self._documents(self._rows() if is_trained else ())).save(folder)
+            encoder_of(spec, self._documents(self._rows() if is_trained else (), context)).save(folder)
             if is_trained or not kind.is_causal:
                 give_padding_token(folder)
             if is_trained and kind.reads_messages:
                 give_chat_template(folder)
-            tokenizer = RowTokenizer(folder)
-        return SampleContext(spec=spec, max_length=self._max_length, _tokenizer=tokenizer)
+            context = replace(context, _tokenizer=RowTokenizer(folder))
+        return context
 
-    def _documents(self, rows: Iterable[Row]) -> Iterator[TextDocument]:
+    def _documents(self, rows: Iterable[Row], context: SampleContext) -> Iterator[TextDocument]:
         for row in rows:
-            for text in self._kind.texts_to_encode(self._columns.by_role(row.content), spec=self._spec):
+            for text in self._texts(self._columns.by_role(row.content), context):
                 yield TextDocument(content=text, held_out=row.held_out)
+
+    def _texts(self, row: Mapping[str, Any], context: SampleContext) -> list[str]:
+        """The texts of a row; none of a wrong row, which `sample` refuses with its place."""
+        try:
+            return [text for text in self._kind.texts(row, context=context) if isinstance(text, str)]
+        except ValueError:
+            return []
 
     def _settings(self) -> dict[str, Any]:
         """What the samples of a file depend on besides its content."""
@@ -169,7 +180,7 @@ class RowSamples:
         return {
             "kind": [f"{type(kind).__module__}:{type(kind).__qualname__}", kind.version],
             "columns": self._columns.columns,
-            "spec": {each.name: getattr(spec, each.name) for each in fields(spec) if each.name not in NOT_OF_SAMPLES},
+            "spec": {name: value for name, value in to_json(spec).items() if name not in NOT_OF_SAMPLES},
             "tokenizer": content_of(tokenizer) if tokenizer.exists() else None,
         }
 
@@ -185,7 +196,7 @@ class RowSamples:
         context, facts, classes = self._context, RowFacts(part, self._spec), None
         if self._label_column is not None:
             classes = DiscoveredClasses(column=self._label_column, classes=self._kind.classes)
-            context = replace(context, _labels=classes if self._finds_classes else ClassLabels(self._spec.labels))
+            context = replace(context, _labels=classes if self._finds_classes else ClassLabels(self._labels))
         faults: list[RowError] = []
         first_fault, num_rows = 0, 0
         rows, unreadable = self._kind.with_columns(part.rows()), None
@@ -202,7 +213,10 @@ class RowSamples:
                 if table.num_rows:
                     samples.write(table)
                 # At once: a million lists of classes would slow down Python's collector.
-                known.write(table_of({**facts.take(), **_facts_of_samples(**about)}))
+                columns = facts.take()
+                for name, column in _facts_of_samples(**about).items():
+                    columns = columns.append_column(name, [column])
+                known.write(columns)
                 if not part.is_windowed:
                     wrong = [(row, what) for row, what in zip(chunk, about["fault"], strict=True) if what is not None]
                     faults += [sample_error(row.file, row.number, what) for row, what in wrong]
@@ -222,76 +236,75 @@ class RowSamples:
         kind = self._kind
         by_role = [kind.values(row, self._columns, spec=self._spec) for row in rows]
         self._prefetch(by_role)
-        made: list[Sample] = []
+        made: list[Mapping[str, Any]] = []
         num_cut, has_sample = np.zeros(len(rows), np.uint8), np.zeros(len(rows), bool)
         faults: list[str | None] = [None] * len(rows)
         numbers: list[list[int]] = [[] for _ in rows]
         for place, values in enumerate(by_role):
             num_cut_before = context.num_cut
             try:
-                if classes is not None and kind.label_role is not None:
-                    numbers[place] = classes.add(values[kind.label_role])
-                sample = {name: np.asarray(value) for name, value in kind.sample(values, context=context).items()}
+                if classes is not None:
+                    numbers[place] = classes.add(values[LABEL])
+                made.append(kind.sample(values, context=context))
             except DataError:
                 raise
             except ValueError as error:
                 faults[place] = str(error)
                 continue
             num_cut[place] = context.num_cut > num_cut_before
-            if self._is_learnt(sample):
-                has_sample[place] = True
-                made.append(sample)
-        table, is_cut = self._table(made)
-        num_cut[has_sample] += is_cut
-        return table, {"num_cut": num_cut, "has_sample": has_sample, "fault": faults, "classes": numbers}
+            has_sample[place] = True
+        table, is_cut, is_learnt = self._table(made)
+        has_sample[has_sample] = is_learnt
+        num_cut[has_sample] += is_cut[is_learnt]
+        about = {"num_cut": num_cut, "has_sample": has_sample, "fault": faults, "classes": numbers}
+        return table if is_learnt.all() else table.filter(is_learnt), about
 
     def _prefetch(self, by_role: Sequence[Mapping[str, Any]]) -> None:
         """Encodes the texts of rows together, and reports them."""
-        kind, texts = self._kind, list[list[str]]([] for _ in by_role)
-        if kind.needs_tokenizer:
-            texts = [list(kind.texts_to_encode(row, spec=self._spec)) for row in by_role]
-        for each in texts:
-            self._progress.add(sum(map(len, each)), ends=True)
-        if kind.needs_tokenizer and kind.encodes_texts:
-            self._context.tokenizer.prefetch(text for each in texts for text in each)
-        elif kind.needs_tokenizer:
-            self._context.tokenizer.learn([text for each in texts for text in each])
+        texts: list[str] = []
+        if self._kind.needs_tokenizer and self._kind.encodes_texts:
+            texts = [text for row in by_role for text in self._texts(row, self._context)]
+            self._context.tokenizer.prefetch(texts)
+        self._progress.add(sum(map(len, texts)), num_texts=len(by_role))
 
-    def _is_learnt(self, sample: Sample) -> bool:
-        """Whether a sample of a language model has labels: else it teaches nothing, and a batch has no mean loss."""
-        if not self._kind.is_causal or LABELS not in sample:
-            return True
-        return bool((sample[LABELS][..., : self._max_length] != IGNORED).any(-1).all())
+    def _table(self, samples: Sequence[Mapping[str, Any]]) -> tuple[Table, NDArray[np.bool_], NDArray[np.bool_]]:
+        """Returns samples as a table, which of them were cut, and in which a language model has labels to learn.
 
-    def _table(self, samples: Sequence[Sample]) -> tuple[Table, NDArray[np.bool_]]:
-        """Returns samples as a table, and which of them were cut. Raises ValueError where names or shapes differ."""
-        columns, is_cut = dict[str, Any](), np.zeros(len(samples), bool)
+        Raises ValueError where names or shapes differ.
+        """
+        columns = dict[str, Any]()
+        is_cut, is_learnt = np.zeros(len(samples), bool), np.ones(len(samples), bool)
         has_mask = self._kind.is_causal
         try:
-            for name, first in samples[0].items() if samples else ():
-                rows = [sample[name] for sample in samples]
+            for name in samples[0] if samples else ():
+                rows = [np.asarray(sample[name]) for sample in samples]
+                first = rows[0]
                 has_mask |= name == MASK
                 if self._finds_classes and name == LABELS and first.dtype.kind == "f":
                     if any(row.ndim != first.ndim for row in rows):
                         raise ValueError("some labels are lists")
                     continue  # indicators of the classes that were found so far: they are made of those of all rows
                 if not self._is_ragged(name, first):
-                    columns[name] = column_of(np.stack(rows))
+                    columns[name] = column_of(np.stack(rows) if first.ndim else _scalars(rows))
                     continue
-                if name not in self._kind.uncut and first.dtype.kind != "f":
-                    is_cut |= [row.shape[-1] > self._max_length for row in rows]
+                lengths = np.fromiter((row.shape[-1] for row in rows), np.int64, count=len(rows))
+                if name not in self._kind.uncut and first.dtype.kind != "f" and lengths.max() > self._max_length:
+                    is_cut |= lengths > self._max_length
                     rows = [row[..., : self._max_length] for row in rows]
-                flat = [row if row.ndim == 1 else np.moveaxis(row, -1, 0) for row in rows]
+                    lengths = np.minimum(lengths, self._max_length)
+                flat = rows if first.ndim == 1 else [np.moveaxis(row, -1, 0) for row in rows]
                 values = np.concatenate(flat, dtype=_stored_dtype(first), casting="unsafe")
-                columns[name] = column_of(values, np.fromiter(map(len, flat), np.int64, count=len(flat)))
+                if self._kind.is_causal and name == LABELS:  # without one, a batch has no mean loss
+                    is_learnt = _has_labels(values, lengths)
+                columns[name] = column_of(values, lengths)
             if len(samples) and (others := set().union(*samples) - samples[0].keys()):
                 raise KeyError(min(others))
         except (ValueError, KeyError, IndexError) as error:
             raise self._refused(error) from error
         if not has_mask and TOKENS in columns:  # all tokens of a sample are read
-            values, lengths = values_of(columns[TOKENS])
-            columns[MASK] = column_of(np.ones(values.shape, np.uint8), lengths)
-        return table_of(columns), is_cut
+            values, lengths_of_rows = values_of(columns[TOKENS])
+            columns[MASK] = column_of(np.ones(values.shape, np.uint8), lengths_of_rows)
+        return table_of(columns), is_cut, is_learnt
 
     def _is_ragged(self, name: str, array: Array) -> bool:
         # An empty list becomes an array of floats.
@@ -344,7 +357,7 @@ class RowSamples:
         packer = Packer(width=self._max_length) if self._spec.packing else None
 
         def write(writer: ArrowWriter, rows: Iterable[Sample]) -> None:
-            table, _ = self._table([*rows])
+            table, _, _ = self._table([*rows])
             if table.num_rows:
                 writer.write(table)
 
@@ -415,7 +428,7 @@ class RowSamples:
         samples = PaddedSamples(stored, collate=self._kind.collate, width=width, padding=padding)
         batch = samples.rows([0])
         shapes = {name: tuple(tensor.shape[1:]) for name, tensor in batch.items()}
-        if labels is not None and not self._spec.labels and shapes.get(LABELS) == (2,):
+        if labels is not None and self._finds_classes and shapes.get(LABELS) == (2,):
             check_no_indicators(labels, column=self._label_column or LABELS)
         is_tokens = len(shapes.get(TOKENS, ())) == 1
         image = shapes.get("pixel_values", ())
@@ -424,7 +437,7 @@ class RowSamples:
             num_labels: int | None = len(labels.names)
         else:
             num_labels = num_values(folder, LABELS) if is_numeric else None
-        vocab_size = num_values(folder, TOKENS) if self._kind.label_role is None and tokenizer is None else None
+        vocab_size = num_values(folder, TOKENS) if not self._kind.has_classes and tokenizer is None else None
         prepared = PreparedData(
             name="",
             source="",
@@ -461,7 +474,7 @@ class RowSamples:
                 names = [labels.names[number] for number in classes] if labels is not None else map(str, *result)
                 faults.append(constant_fault(names, num_rows=prepared.num_samples, column=column))
             if labels is not None:
-                notes += notes_on(labels, trained=classes, are_found=not self._spec.labels)
+                notes += notes_on(labels, trained=classes, are_found=self._finds_classes)
         return replace(prepared, training_faults=tuple(faults), notes=tuple(notes))
 
 
@@ -482,6 +495,19 @@ def _facts_of_samples(
         "fault": texts_column(fault),
         "classes": column_of(numbers, np.fromiter(map(len, classes), np.int64, count=len(classes))),
     }
+
+
+def _scalars(rows: Sequence[Array]) -> Array:
+    """Single numbers as an array [rows]. Raises ValueError where one is a list."""
+    return np.array([row.item() for row in rows], dtype=rows[0].dtype)
+
+
+def _has_labels(labels: Array, lengths: NDArray[np.int64]) -> NDArray[np.bool_]:
+    """Whether rows of labels [all lengths, ...] have one that counts, in each of their sequences: [rows]."""
+    num_before = np.concatenate([np.zeros_like(labels[:1], np.int64), np.cumsum(labels != IGNORED, axis=0)])
+    ends = np.cumsum(lengths)
+    counts = num_before[ends] - num_before[ends - lengths]
+    return np.asarray((counts > 0).reshape(len(lengths), -1).all(-1))
 
 
 def _stored_dtype(array: Array) -> np.dtype[Any]:

@@ -1,17 +1,17 @@
-"""Base class of data sources that make one sample of each row: the columns that are read, the sample, its padding."""
+"""Base class of data sources that make one sample of each row of files, or of a Hugging Face data set."""
 
 from __future__ import annotations
 
 import json
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import replace
+from dataclasses import fields, replace
 from functools import partial
 from pathlib import Path
 from typing import Any
 
 from ringmaster.techniques.data.arrow_files import open_split
 from ringmaster.techniques.data.file_rows import RowReading, is_held_out, preparation_of_files, rows_of_files
-from ringmaster.techniques.data.row_kind import Columns, RowKind, SampleContext
+from ringmaster.techniques.data.row_kind import LABEL, Columns, RowKind, SampleContext, columns_of_files
 from ringmaster.techniques.data.row_samples import RowSamples
 from ringmaster.techniques.data.sources.hugging_face import load_splits, preparation_of_dataset, with_leaks_of_splits
 from ringmaster.techniques.data.stored_source import Preparation
@@ -19,7 +19,7 @@ from ringmaster.techniques.data_source import Dataset, PreparedData, Row
 from ringmaster.techniques.job import DataSpec
 from ringmaster.techniques.metric import IGNORED
 
-__all__ = ["RowSource", "SampleContext"]
+__all__ = ["Columns", "RowSource", "SampleContext", "columns_of_files"]
 
 
 class RowSource(RowKind):
@@ -50,8 +50,7 @@ class RowSource(RowKind):
     def rows_of_path(self, spec: DataSpec) -> Iterator[Row]:
         """Yields the rows of files, with the columns that are read."""
         columns = self.columns(spec)
-        reading = RowReading(columns=columns.names, content=columns.content)
-        yield from self.with_columns(rows_of_files(spec, reading))
+        yield from self.with_columns(rows_of_files(spec, RowReading(columns=columns.names, content=columns.content)))
 
     def open(self, spec: DataSpec, *, cache_dir: Path, prepared: PreparedData | None) -> tuple[Dataset, Dataset]:
         """Opens the samples of `prepared` where this machine has them, or else prepares them."""
@@ -79,13 +78,14 @@ class RowSource(RowKind):
         return samples.write()
 
     def _write_dataset(self, spec: DataSpec, folder: Path) -> PreparedData:
-        own = (*self.options, *(f"{role}_column" for role in self.roles))
+        own = {each.name for each in fields(self.options_class)}
         others = {name: value for name, value in spec.kwargs.items() if name not in own}
         splits = load_splits(replace(spec, kwargs=others))
         where = f"dataset {spec.dataset!r}"
         columns = self.columns(spec, splits[0].column_names)
-        if self.label_role is not None and not spec.labels:
-            spec = replace(spec, labels=_class_names(splits[0].features[columns.columns[self.label_role]]))
+        if self.has_classes and not self.options(spec).labels:
+            labels = _class_names(splits[0].features[columns.columns[LABEL]])
+            spec = replace(spec, options={**spec.options, "labels": labels})
         rows = partial(_rows_of_splits, splits, spec, columns, where)
         samples = RowSamples(folder, kind=self, spec=spec, columns=columns, where=where, rows=rows, cache_dir=None)
         return with_leaks_of_splits(samples.write(), splits, spec, columns=columns.names)

@@ -98,11 +98,6 @@ class RowTokenizer:
         encoded = self._encoded(wanted) if wanted else []
         self._known = dict(zip(wanted, encoded, strict=True))
 
-    def learn(self, texts: Sequence[str]) -> None:
-        """Prepares for conversations that contain these texts."""
-        if self._encoder.words is not None:
-            self._encoder.words.learn(texts)
-
     def encode(self, text: str) -> list[int]:
         """Returns the token ids of a text, without special tokens; special tokens in the text are plain text."""
         known = self._known.get(text)

@@ -192,9 +192,9 @@ class TextProgress:
         self._start_s = self._last_s = clock()
         self._listener = _listener.get()  # now: a tokenizer is trained in another thread, which has no context
 
-    def add(self, num_characters: int, *, ends: bool) -> None:
-        """Adds a piece of a text, and reports if the last report is long ago. ends: whether the text ends with it."""
-        self._num_texts += ends
+    def add(self, num_characters: int, *, num_texts: int) -> None:
+        """Adds texts, or a piece of one, and reports if the last report is long ago. num_texts: those that end."""
+        self._num_texts += num_texts
         self._num_characters += num_characters
         now_s = self._clock()
         if now_s - self._last_s < INTERVAL_S:

@@ -133,6 +133,7 @@ def _is_known_split(part: Mapping[str, Any]) -> bool:
 
 Ids = NDArray[np.uint32]
 
+LEAST_OF_A_BATCH = 32
 # Of each of two generations, which together take about 100 MB.
 MOST_WORDS, MOST_CHARACTERS = 200_000, 8_000_000
 
@@ -153,29 +154,24 @@ class WordEncoder:
 
     def __call__(self, texts: Sequence[str]) -> list[Ids]:
         """Returns the ids of each text [tokens]."""
-        words: list[list[str]] = [self.rule.words.findall(text) for text in texts]
-        try:
-            return self._joined(words)  # without a set of the words, as all of most short texts are known
-        except KeyError:
-            self._learn_of(words)
-            return self._joined(words)
+        find, unknown = self.rule.words.findall, dict[int, list[str]]()
+        ids: list[bytes] = []
+        for place, text in enumerate(texts):
+            words = find(text)
+            try:  # as all words of most short texts are known
+                ids.append(b"".join(map(self._ids.__getitem__, words)))
+            except KeyError:
+                unknown[place] = words
+                ids.append(b"")
+        if unknown:
+            self._learn(set(chain.from_iterable(unknown.values())))
+        for place, words in unknown.items():
+            ids[place] = b"".join(map(self._ids.__getitem__, words))
+        return [np.frombuffer(each, dtype=np.uint32) for each in ids]
 
-    def learn(self, texts: Sequence[str]) -> None:
-        """Encodes the words of texts together, which is faster than a few of them with each text."""
-        self._learn_of([self.rule.words.findall(text) for text in texts])
-
-    def _joined(self, words: Sequence[Sequence[str]]) -> list[Ids]:
-        """The ids of the words of each text. Raises KeyError where one is unknown."""
-        known = self._ids.__getitem__
-        return [np.frombuffer(b"".join(map(known, each)), dtype=np.uint32) for each in words]
-
-    def _learn_of(self, words: Sequence[Sequence[str]]) -> None:
-        """Encodes those of the words of texts that are unknown."""
-        used = set(chain.from_iterable(words))
-        if unknown := used.difference(self._ids):
-            self._learn(unknown, used)
-
-    def _learn(self, unknown: set[str], used: set[str]) -> None:
+    def _learn(self, used: set[str]) -> None:
+        """Encodes those of some words that are unknown."""
+        unknown = used.difference(self._ids)
         if len(self._ids) > MOST_WORDS or self._num_characters > MOST_CHARACTERS:
             self._older, self._ids, self._num_characters = self._ids, {}, 0
             unknown = used
@@ -220,6 +216,10 @@ class TextEncoder:
         self._backend.no_truncation()
         self._backend.no_padding()
         self._backend.encode_special_tokens = True
+        if (
+            len(texts) < LEAST_OF_A_BATCH
+        ):  # a batch wakes all threads of the backend, which takes longer than some words
+            return [self._backend.encode(text, add_special_tokens=False).ids for text in texts]
         return [result.ids for result in self._backend.encode_batch_fast(texts, add_special_tokens=False)]
 
     def _by_tokenizer(self, texts: list[str]) -> list[list[int]]:

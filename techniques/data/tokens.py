@@ -17,7 +17,6 @@ from ringmaster.techniques.data.arrow_files import (
     SPLITS,
     ArrowWriter,
     column_of,
-    fingerprint,
     read_tables,
     split_file,
     table_of,
@@ -34,9 +33,9 @@ from ringmaster.techniques.data.encoded_rows import (
     manifest_of,
 )
 from ringmaster.techniques.data.row_files import FileText, check_tokenizer
-from ringmaster.techniques.data.stored_source import TextProgress
+from ringmaster.techniques.data.stored_source import TextProgress, described
 from ringmaster.techniques.data.text_encoder import GPT2, CutRule, Ids, TextEncoder, WordEncoder
-from ringmaster.techniques.data_source import PreparedData, Row
+from ringmaster.techniques.data_source import DataOptions, PreparedData, Row
 from ringmaster.techniques.job import DataSpec
 
 logger = logging.getLogger(__name__)
@@ -192,7 +191,7 @@ def _training_texts(documents: Iterable[TextDocument], progress: TextProgress) -
     left, num_of_this = MAX_TRAINING_CHARACTERS, 0
     for document in in_pieces((each for each in documents if not each.held_out), rule=GPT2):
         text = cast(str, document.content)
-        progress.add(len(text), ends=document.ends)
+        progress.add(len(text), num_texts=document.ends)
         if num_of_this < MAX_CHARACTERS_OF_A_DOCUMENT:
             yield text
         left, num_of_this = left - len(text), num_of_this + len(text)
@@ -234,8 +233,22 @@ def _given(name: str) -> Encoder:
 DOCUMENTS_PER_CALL, CHARACTERS_PER_CALL = 512, 1 << 18
 
 
+@dataclass(frozen=True, kw_only=True)
+class TextOptions(DataOptions):
+    """The field or column that holds the text of a document."""
+
+    text_column: str = "text"
+
+
 def write_text(
-    folder: Path, *, spec: DataSpec, rows: Callable[[], Iterator[Row]], where: str, kept: TokenCache | None = None
+    folder: Path,
+    *,
+    spec: DataSpec,
+    rows: Callable[[], Iterator[Row]],
+    where: str,
+    column: str = TextOptions.text_column,
+    cache_dir: Path | None = None,
+    parts: Callable[[], Iterator[RowsPart]] | None = None,
 ) -> PreparedData:
     """Writes token samples of `spec.seq_len` into `folder`, and the manifest of named data; returns the description.
 
@@ -243,12 +256,13 @@ def write_text(
     each; token ids get none. Memory does not grow with the text, except for the different words on which a tokenizer is
     trained, and some bytes a row.
 
-    rows: returns the rows, each time it is called. where: the data, in messages.
-    kept: where the tokens of single files are kept, if text is encoded by a given tokenizer, and the rows in parts.
+    rows: returns the rows, each time it is called. where: the data, in messages. column: that of the text.
+    cache_dir, parts: where the tokens of single files are kept, if text is encoded by a given tokenizer, and what
+        returns the rows in parts.
     """
     first = next(rows(), None)
     if first is None:
-        raise _no_text(spec, where=where)
+        raise _no_text(column, where=where)
     is_text = not isinstance(first.content, list)
     if spec.seq_len is None and is_text:
         raise _no_length(where)
@@ -256,27 +270,19 @@ def write_text(
     if is_text:
         encoder = encoder_of(spec, documents_of(rows()) if spec.tokenizer is None else ())
         encoder.save(folder / "tokenizer")
-    is_kept = kept is not None and encoder is not None and spec.tokenizer is not None
-    settings = {"kind": "tokens", "column": spec.text_column, "tokenizer": content_of(folder / "tokenizer")}
-    encoded = EncodedRows(kept.cache_dir if kept and is_kept else None, aside=folder, settings=settings)
+    is_kept = parts is not None and encoder is not None and spec.tokenizer is not None
+    settings = {"kind": "tokens", "column": column, "tokenizer": content_of(folder / "tokenizer")}
+    encoded = EncodedRows(cache_dir if is_kept else None, aside=folder, settings=settings)
     writer = _TokenWriter(spec, encoder, seq_len=spec.seq_len or len(first.content), where=where)
-    parts = kept.parts() if kept and is_kept else iter([RowsPart(rows=rows)])
-    selected = encoded.select(parts, spec, writer.encode)
+    chosen = parts() if parts is not None and is_kept else iter([RowsPart(rows=rows)])
+    selected = encoded.select(chosen, spec, writer.encode)
     if not any(each.wanted.any() for each in selected):
-        raise _no_text(spec, where=where)
+        raise _no_text(column, where=where)
     prepared = writer.write(folder, selected)
     if spec.name is not None:
         manifest_of(selected).write(folder)
     encoded.clear()
     return prepared
-
-
-@dataclass(frozen=True)
-class TokenCache:
-    """The cache of the tokens of files. parts: returns the rows of the files, in parts."""
-
-    cache_dir: Path
-    parts: Callable[[], Iterator[RowsPart]]
 
 
 class _TokenWriter:
@@ -306,7 +312,8 @@ class _TokenWriter:
                 dtype = np.uint32 if self._encoder is None else self._dtype
                 values = np.concatenate(ids).astype(dtype, copy=False)
                 pieces.write(table_of({COLUMN: column_of(values, lengths), "row": row}))
-            known.write(table_of(facts.take()))
+                known.write(facts.take())
+            known.write(facts.take())
 
     def write(self, folder: Path, parts: Sequence[SelectedPart]) -> PreparedData:
         """Writes the samples of both splits; returns the description. Raises ValueError where a split is too short."""
@@ -328,17 +335,8 @@ class _TokenWriter:
                         writers[split].write(table_of({COLUMN: column_of(tokens[:end].reshape(-1, self._seq_len))}))
                         rests[split] = tokens[end:]
         self._check_sizes(num_tokens)
-        return PreparedData(
-            name="",
-            source="",
-            digest=fingerprint(folder),
-            kind="tokens",
-            vocab_size=self._largest + 1,
-            seq_len=self._seq_len,
-            num_samples=writers["training"].num_rows,
-            num_held_out=writers["held_out"].num_rows,
-            end_of_text_id=None if self._encoder is None else self._encoder.end_of_text_id,
-        )
+        end_of_text_id = None if self._encoder is None else self._encoder.end_of_text_id
+        return described(folder, vocab_size=self._largest + 1, end_of_text_id=end_of_text_id)
 
     def _encoded(self, documents: Iterator[TextDocument]) -> Iterator[tuple[list[TextDocument], list[Ids]]]:
         """Yields texts, some pieces at a time, with the ids of each; the end-of-text token follows each text."""
@@ -351,7 +349,7 @@ class _TokenWriter:
         for batch in _batches(in_pieces(documents, rule=encoder.rule)):
             result = encoder.ids([cast(str, each.content) for each in batch])
             for document in batch:
-                self._progress.add(len(document.content), ends=document.ends)
+                self._progress.add(len(document.content), num_texts=document.ends)
             yield (
                 batch,
                 [np.concatenate((ids, tail)) if each.ends else ids for each, ids in zip(batch, result, strict=True)],
@@ -403,8 +401,8 @@ def _no_length(where: str) -> ValueError:
     return ValueError(f"{where}: seq_len is missing. To fix: say how many tokens a sample has, e.g. seq_len: 128")
 
 
-def _no_text(spec: DataSpec, *, where: str) -> ValueError:
-    return ValueError(f"{where} holds no text. To fix: check the path and text_column {spec.text_column!r}")
+def _no_text(column: str, *, where: str) -> ValueError:
+    return ValueError(f"{where} holds no text. To fix: check the path and text_column {column!r}")
 
 
 COLUMN = "input_ids"

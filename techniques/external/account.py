@@ -46,7 +46,7 @@ class CommandProgress:
 
     restored_from: the folder of that checkpoint, None where there is none.
     first_step: the step of that checkpoint, else 0.
-    saved_step: the step of the command's newest checkpoint.
+    saved_step, saved_to: the step and the folder of the command's newest checkpoint.
     startup_s: seconds from the order to the command's "start"; None before.
     step_seconds: the seconds of each step that the command did.
     seconds: the seconds of its last "checkpoint", "metrics" and "model".
@@ -63,6 +63,7 @@ class CommandProgress:
         self._meta = {"job": order.job.name, "weights_digest": weights_digest(order.job, data_digest=data_digest)}
         self.restored_from = self._newest(CheckpointStore(root))
         self.first_step = self.saved_step = self._step
+        self.saved_to = self.restored_from
         self.startup_s: float | None = None
         self.step_seconds: list[float] = []
         self.seconds: dict[str, float] = {}
@@ -180,7 +181,7 @@ class CommandProgress:
         self._check_step(event)
         started_s = time.monotonic()
         folder, keep = Path(event.folder), self._order.keep_checkpoints
-        protocol.adopt(self._root, folder, step=self._step, meta=self._meta, keep=keep)
+        self.saved_to = protocol.adopt(self._root, folder, step=self._step, meta=self._meta, keep=keep)
         self.saved_step = self._step
         said_s = since_s if event.seconds is None else event.seconds
         self.seconds["checkpoint"] = said_s + time.monotonic() - started_s

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import ctypes
+import json
 import os
 import selectors
 import shutil
@@ -11,18 +12,21 @@ import signal
 import socket
 import statistics
 import subprocess
+import sys
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
+from tempfile import TemporaryDirectory
 from types import TracebackType
 from typing import Any, NoReturn, Self
 
 from ringmaster.errors import ChannelClosed
+from ringmaster.report import PREEMPTED_STATUS, PROFILE
 from ringmaster.techniques.checkpoints.checkpoint import publish
+from ringmaster.techniques.checkpoints.storage import MANIFEST
 from ringmaster.techniques.external import protocol
 from ringmaster.techniques.external.account import START_PATIENCE_S, CommandProgress
+from ringmaster.techniques.external.adoption import INSPECT
 from ringmaster.techniques.external.protocol import (
-    PREEMPTED_STATUS,
-    PROFILE,
     RUN,
     CommandFailure,
     CommandFinished,
@@ -32,10 +36,11 @@ from ringmaster.techniques.external.protocol import (
     words_of,
     write_order,
 )
+from ringmaster.techniques.job import Job
 from ringmaster.techniques.processes.channel import Channel
 from ringmaster.techniques.processes.events import JobReady, OutcomeStatus, TrialMeasured
 from ringmaster.techniques.processes.gang import num_out_of_memory_kills
-from ringmaster.techniques.processes.order import GangOrder
+from ringmaster.techniques.processes.order import TRIAL, GangOrder, Slot
 from ringmaster.techniques.processes.reporter import MEASURE, STOP, Reporter
 from ringmaster.techniques.training.trainer import ENOUGH_S, LEAST_STEPS, USUAL_STEPS, WARM_UP_STEPS
 
@@ -222,7 +227,7 @@ class CommandProcess:
         self._kept = CommandKeeper(
             words_of(self._order, port=port),
             environment=environment(self._order, port=port, order_file=order_file, report_file=report_file),
-            folder=self._folder,
+            folder=Path(self._order.job.model.adopt or self._folder),
         )
         return self
 
@@ -361,7 +366,7 @@ def run(order: GangOrder, reporter: Reporter) -> dict[str, Any]:
     if status == OutcomeStatus.DONE and progress.saved_step == order.job.total_steps:
         result["metrics"] = progress.metrics()
         result |= {"evaluate_s": progress.seconds["metrics"], "export_s": progress.seconds.get("model", 0.0)}
-        _publish(child.export_to, Path(order.model_dir))
+        _publish(child.export_to, Path(order.model_dir), checkpoint=progress.saved_to)
     return result
 
 
@@ -385,10 +390,12 @@ def profile(order: GangOrder, reporter: Reporter) -> dict[str, Any]:
             if reporter.told(STOP) or is_enough or len(seconds) >= USUAL_STEPS:
                 child.terminate()
         child.ended()
+    if len(seconds) < LEAST_STEPS:  # a job of few steps has ended before its neighbours were ready
+        seconds = progress.step_seconds[WARM_UP_STEPS:]
     if len(seconds) < LEAST_STEPS:
         raise ValueError(
             f"the command ended its trial after {len(progress.step_seconds)} steps. "
-            "To fix: in mode profile, go on until SIGTERM comes"
+            f"To fix: in mode profile, go on until SIGTERM comes, for {WARM_UP_STEPS + LEAST_STEPS} steps or more"
         )
     step_s = statistics.median(seconds)
     # The first steps are slower: their time beyond the median counts as start-up.
@@ -409,6 +416,43 @@ def profile(order: GangOrder, reporter: Reporter) -> dict[str, Any]:
     return {"status": OutcomeStatus.DONE}
 
 
+def inspect_script(job: Job, *, num_devices: int) -> dict[str, int]:
+    """Starts the unedited script of a job until its first step, and returns what it says about itself.
+
+    Returns `num_steps` and `global_batch_size`. Raises ValueError where the script does not say them.
+    """
+    slots = tuple(Slot(kind="cpu", index=index) for index in range(num_devices))
+    with TemporaryDirectory() as name:
+        folder = Path(name)
+        order = GangOrder(
+            purpose=TRIAL, job=job, technique="command", config={}, slots=slots, folder=name, cache_dir=name
+        )
+        order_file, report_file, port = folder / "order.json", folder / "report", free_port()
+        folders = {"save_to": folder, "export_to": folder}
+        write_order(order_file, order, mode=INSPECT, port=port, first_step=0, restore_from=None, folders=folders)
+        variables = environment(order, port=port, order_file=order_file, report_file=report_file)
+        del variables["CUDA_VISIBLE_DEVICES"], variables["OMP_NUM_THREADS"]
+        if "CUDA_VISIBLE_DEVICES" in os.environ:
+            variables["CUDA_VISIBLE_DEVICES"] = os.environ["CUDA_VISIBLE_DEVICES"]
+        ended = subprocess.run(
+            words_of(order, port=port),
+            env=variables,
+            cwd=job.model.adopt,
+            stdin=subprocess.DEVNULL,
+            stdout=sys.stderr,
+            check=False,
+        )
+        lines = report_file.read_text().splitlines() if report_file.exists() else []
+    events = {event["event"]: event for event in map(json.loads, lines)}
+    if "plan" not in events:
+        reason = events.get("failed", {}).get("message") or (
+            f"it ended with status {ended.returncode} and began no training with Trainer or TRL. "
+            "To fix: correct what it wrote above; for other loops give --steps"
+        )
+        raise ValueError(f"the script does not say how many steps it trains: {reason}")
+    return {name: events["plan"][name] for name in ("num_steps", "global_batch_size")}
+
+
 def wait_for_stop(reporter: Reporter) -> None:
     """Waits until the rank receives the command to stop."""
     with woken_by_signals() as wake, selectors.DefaultSelector() as selector:
@@ -419,12 +463,12 @@ def wait_for_stop(reporter: Reporter) -> None:
             drain(wake)
 
 
-def _publish(exported: Path, model_dir: Path) -> None:
-    if not any(exported.iterdir()):
-        raise ValueError(
-            "the command was done with its last step and exported no model. "
-            "To fix: write the model into export_to before saying done"
-        )
+def _publish(exported: Path, model_dir: Path, *, checkpoint: Path | None) -> None:
+    """Makes what the command exported the job's model; its last checkpoint where it exported nothing."""
     with publish(model_dir) as aside:
-        for path in exported.iterdir():
-            shutil.move(path, aside / path.name)
+        if any(exported.iterdir()):
+            for path in exported.iterdir():
+                shutil.move(path, aside / path.name)
+        else:
+            assert checkpoint is not None  # of the last step
+            shutil.copytree(checkpoint, aside, dirs_exist_ok=True, ignore=shutil.ignore_patterns(MANIFEST))

@@ -16,6 +16,7 @@ from collections.abc import Iterator, Mapping
 from dataclasses import MISSING, dataclass, fields
 from hashlib import file_digest
 from pathlib import Path
+from site import getsitepackages
 from typing import Any, ClassVar
 
 from ringmaster.codec import digest, to_json
@@ -24,7 +25,7 @@ from ringmaster.techniques.checkpoints.checkpoint import CheckpointFile, Checkpo
 from ringmaster.techniques.checkpoints.storage import MANIFEST
 from ringmaster.techniques.metric import checked_values
 from ringmaster.techniques.processes.events import MOST_STEPS, OutcomeStatus
-from ringmaster.techniques.processes.order import GangOrder, Slot
+from ringmaster.techniques.processes.order import IMPORT_ROOT, GangOrder, Slot
 from ringmaster.text import printable_lines, storable
 
 MOST_IN_LINE = 1_000_000  # bytes of an event
@@ -282,9 +283,7 @@ def _sync(path: Path) -> None:
 
 VERSION = 1
 ORDER, REPORT = "RINGMASTER_ORDER", "RINGMASTER_REPORT"  # environment variables with the paths of the two files
-PREEMPTED_STATUS = 75  # EX_TEMPFAIL of sysexits.h
-
-RUN, PROFILE = "run", "profile"
+RUN = "run"
 PORTS = range(20_000, 32_000)  # below the ports that Linux assigns to connections
 
 
@@ -357,8 +356,12 @@ def words_of(order: GangOrder, *, port: int) -> list[str]:
 
 def environment(order: GangOrder, *, port: int, order_file: Path, report_file: Path) -> dict[str, str]:
     """Returns this process's environment without what only workers need, and with only the devices of the gang."""
-    ours = str(Path(__file__).absolute().parents[3])
-    paths = [path for path in os.environ.get("PYTHONPATH", "").split(os.pathsep) if path and path != ours]
+    adoption = [str(Path(__file__).absolute().parent / "adoption")] if order.job.model.adopt else []
+    # A command may have an interpreter of its own, which our packages must not reach: where Ringmaster is installed,
+    # it has Ringmaster if it has it installed. The folder of a checkout has nothing else.
+    installed = [path for path in getsitepackages() if (Path(path) / "ringmaster").is_dir()]
+    paths = [str(IMPORT_ROOT), *os.environ.get("PYTHONPATH", "").split(os.pathsep)]
+    paths = [*adoption, *(path for path in dict.fromkeys(paths) if path and path not in installed)]
     cores = {core for slot in order.slots for core in slot.cores}
     gpus = [slot.uuid or str(slot.index) for slot in order.slots if slot.kind == "gpu"]
     variables = {

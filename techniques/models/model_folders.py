@@ -44,6 +44,11 @@ def tensor_shapes(folder: Path) -> dict[str, tuple[str, tuple[int, ...]]]:
 
     Raises ValueError if a file is missing or damaged, as far as its header and size show.
     """
+    if folder.is_dir() and not has_weights(folder):
+        raise ValueError(
+            f"model: the weights of {folder} are in the tensor store alone. To fix: name the registered model, as "
+            "models:/NAME/VERSION, or let `ringmaster lineage restore NAME FOLDER` write its files"
+        )
     index = folder / INDEX
     if (folder / WEIGHTS).is_file() or not index.is_file():
         paths = [folder / WEIGHTS] if (folder / WEIGHTS).is_file() else sorted(folder.glob("*.safetensors"))
@@ -55,6 +60,11 @@ def tensor_shapes(folder: Path) -> dict[str, tuple[str, tuple[int, ...]]]:
     if absent := [name for name, file in places.items() if name not in files[file]]:
         raise ValueError(f"model: {index} has {absent[0]} in {places[absent[0]]}, which lacks it. {COPY_AGAIN}")
     return {name: files[file][name] for name, file in places.items()}
+
+
+def has_weights(folder: Path) -> bool:
+    """Returns whether a folder exists, and has no references to the tensor store in place of its weights."""
+    return folder.is_dir() and not any(folder.glob("*.safetensors.stored"))
 
 
 def metadata_of(path: Path) -> dict[str, str]:

@@ -17,7 +17,7 @@ from typing import Any
 
 from ringmaster.techniques.checkpoints.checkpoint import publish
 from ringmaster.techniques.job import VIRTUAL_TOKENS, Adapter
-from ringmaster.techniques.models.model_folders import metadata_of
+from ringmaster.techniques.models.model_folders import has_weights, metadata_of
 
 ADAPTER_CONFIG, ADAPTER_WEIGHTS = "adapter_config.json", "adapter_model.safetensors"
 NAMED = "base_model_name_or_path"
@@ -173,7 +173,7 @@ def base_of(folder: Path) -> Path | None:
             "adapter_config.json"
         )
     path = Path(config)
-    if path.is_absolute() and not _has_weights(path):
+    if path.is_absolute() and not has_weights(path):
         raise ValueError(
             f"adapter: the base of {folder}, {path}, is not there. To fix: bring it back; of a registered model, "
             "`ringmaster lineage restore` writes one"
@@ -294,12 +294,7 @@ def has_lost_base(folder: Path) -> bool:
     if not is_adapter(folder):
         return False
     named = read_config(folder).get(NAMED)
-    return isinstance(named, str) and Path(named).is_absolute() and not _has_weights(Path(named))
-
-
-def _has_weights(folder: Path) -> bool:
-    """Returns whether a folder exists, and has no references to the tensor store in place of its weights."""
-    return folder.is_dir() and not any(folder.glob("*.safetensors.stored"))
+    return isinstance(named, str) and Path(named).is_absolute() and not has_weights(Path(named))
 
 
 def on_base(folder: Path, base: Path, *, copy: Path) -> Path:

@@ -15,8 +15,9 @@ import torch
 from torch import Tensor, nn
 
 from ringmaster.codec import digest, from_json, to_json
+from ringmaster.errors import CheckpointNotFound
 from ringmaster.techniques.checkpoints.chain import ChainWriter, StateChain, present_environment
-from ringmaster.techniques.checkpoints.checkpoint import Checkpoint, CheckpointStore, WritePieces
+from ringmaster.techniques.checkpoints.checkpoint import Checkpoint, CheckpointStore, WritePieces, folder_of
 from ringmaster.techniques.checkpoints.shared_models import store_model
 from ringmaster.techniques.checkpoints.state import (
     HostCopies,
@@ -37,7 +38,7 @@ from ringmaster.techniques.data import (
     sampler_of,
     width_of,
 )
-from ringmaster.techniques.job import Job
+from ringmaster.techniques.job import Job, WarmStart
 from ringmaster.techniques.loss import REWARDS
 from ringmaster.techniques.models.adaptation_support import drops_out
 from ringmaster.techniques.models.adapters import attach, trained_names, without_subtraction
@@ -159,13 +160,26 @@ class JobTrainingState:
         Raises ValueError where it belongs to a job that would train other weights. Raises CheckpointNotFound where
         there is none although one of `known_step` was stored.
         """
-        store = self.store(root)
-        checkpoint, self.passed_over = store.newest(known_step=known_step), tuple(store.passed_over)
+        store, start = self.store(root), self.job.warm_start
+        is_own = start is None or known_step > start.step
+        checkpoint, self.passed_over = store.newest(known_step=known_step * is_own), tuple(store.passed_over)
+        if checkpoint is None and start is not None:
+            return self._other_checkpoint(start)
         own = weights_digest(self.job, data_digest=self.prepared.digest)
         if checkpoint is not None and checkpoint.manifest.meta["weights_digest"] != own:
             raise ValueError(
                 f"{checkpoint.location} is of another version of job {self.job.name}: its model, data, optimizer or "
                 "seed changed since. To fix: give the job another name, or remove the folder to start it afresh"
+            )
+        return checkpoint
+
+    def _other_checkpoint(self, start: WarmStart) -> Checkpoint:
+        """Returns the checkpoint of another job that this one goes on from."""
+        checkpoint = self.store(start.checkpoints).whole(folder_of(start.step))
+        if checkpoint is None:
+            raise CheckpointNotFound(
+                f"job {self.job.name} starts from step {start.step} in {start.checkpoints}, and no whole checkpoint is "
+                "there. To fix: bring it back, or leave out warm_start"
             )
         return checkpoint
 
@@ -312,9 +326,9 @@ class Trainer(JobTrainingState):
         Raises ValueError, on every rank, where no sample has a label.
         """
         started_s = time.perf_counter()
-        indices = self._sampler.indices(self.next_step)
+        indices, width = self._global_batch()
         with drawing() if self._draws_by_hash else nullcontext():
-            work = _TrainerWork(self, indices, self._places(), width=self._width(self._training, indices))
+            work = _TrainerWork(self, indices, self._places(), width=width)
             reward = self._generate(work)
             work.loss_function = self.adaptation.loss.given(self._totals(self._training, work.micro_batches))
             local_sum, local_count = self._technique.forward_backward(self.model, work)
@@ -355,6 +369,11 @@ class Trainer(JobTrainingState):
         every = torch.cat(self.ranks.gather([own_rewards])[0])
         work.completions = self._rollout.with_advantages(batches, of_batch=every)
         return float(every.nanmean())
+
+    def _global_batch(self) -> tuple[Indices, int | None]:
+        """Returns the samples of the next step, and the width to which they are padded."""
+        indices = self._sampler.indices(self.next_step)
+        return indices, self._width(self._training, indices)
 
     def _places(self) -> list[range]:
         """Returns the places in the global batch of the samples of each of this rank's micro-batches."""

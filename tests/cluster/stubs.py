@@ -16,7 +16,7 @@ import torch
 import torch.distributed as dist
 from torch import nn
 
-from ringmaster.flows.services.service_files import ProcessId
+from ringmaster.tasks.process_identity import ProcessId
 from ringmaster.techniques.black_box import BlackBox
 from ringmaster.techniques.checkpoints.checkpoint import publish
 from ringmaster.techniques.processes.events import JobReady, Steps

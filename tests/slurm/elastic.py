@@ -9,10 +9,9 @@ import time
 
 from ringmaster.codec import to_json
 from ringmaster.flows.pool.controller import ALARMS_EVERY_S
-from ringmaster.flows.pool.slurm.worker import BATCH_SCRIPT
-from ringmaster.flows.services.engine_options import NodeDeployment
 from ringmaster.flows.settings import ENGINE, MAX_NODES, NODE_IDLE_S
-from ringmaster.tasks.execution.engine import SLURM
+from ringmaster.tasks.pool.engines import NodeDeployment
+from ringmaster.tasks.pool.slurm.options import BATCH_SCRIPT
 from tests.cluster.machines import SOURCE, end
 from tests.cluster.pool import Pool
 from tests.cluster.stubs import NODE
@@ -36,7 +35,7 @@ class ElasticPool(Pool):
         self.cluster, self.worker = cluster, None
         self.environment |= {
             **cluster.environment,
-            ENGINE: SLURM,
+            ENGINE: "slurm",
             MAX_NODES: "2",
             NODE_IDLE_S: str(IDLE_S),
             "PREFECT_WORKER_QUERY_SECONDS": "1",
@@ -47,7 +46,7 @@ class ElasticPool(Pool):
         """Creates the deployments, with values for the template of the nodes' jobs."""
         nodes = NodeDeployment(
             work_pool=WORK_POOL,
-            work_pool_type=SLURM,
+            work_pool_type="slurm",
             devices="cpu:1",
             job_variables={"batch_script": SCRIPT, **variables},
         )
@@ -63,7 +62,7 @@ class ElasticPool(Pool):
 
     def start_slurm_worker(self):
         """Starts Prefect's worker."""
-        command = [sys.executable, "-m", "prefect", "worker", "start", "--pool", WORK_POOL, "--type", SLURM]
+        command = [sys.executable, "-m", "prefect", "worker", "start", "--pool", WORK_POOL, "--type", "slurm"]
         with (self.folder / "slurm-worker.log").open("ab") as log:
             self.worker = subprocess.Popen(
                 [*command, "--name", "login"],

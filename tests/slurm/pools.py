@@ -10,14 +10,14 @@ from prefect.client.schemas.actions import WorkPoolCreate
 from prefect.client.schemas.objects import StateType
 from prefect.settings import PREFECT_API_URL, temporary_settings
 
-from ringmaster.flows.pool.slurm.worker import SlurmWorker
+from ringmaster.flows.pool.batch_worker import WORKERS
 from ringmaster.model_lineage import QUIET_ENVIRONMENT
 from tests.cluster.machines import SOURCE, end
 from tests.cluster.waiting import until
 from tests.pool_home import FOREIGN
 from tests.slurm.flows import serve
 
-ENTRY_POINT = "[prefect.collections]\nringmaster = ringmaster.flows.pool.slurm.worker\n"
+ENTRY_POINT = "[prefect.collections]\nringmaster = ringmaster.flows.pool.batch_worker\n"
 
 
 def collections_plugin(folder):
@@ -50,7 +50,7 @@ class WorkPool:
 
     def create(self):
         """Creates the work pool and the deployment."""
-        template = SlurmWorker.get_default_base_job_template()
+        template = WORKERS["slurm"].get_default_base_job_template()
         with self.client() as client:
             client.create_work_pool(WorkPoolCreate(name=self.name, type="slurm", base_job_template=template))
             self.deployment = client.create_deployment(

@@ -2,11 +2,11 @@
 
 import pytest
 
-from ringmaster.errors import EngineUnavailable, SlurmError
-from ringmaster.flows.pool.slurm.worker import BATCH_SCRIPT, COMMAND
+from ringmaster.errors import EngineUnavailable, SchedulerError
+from ringmaster.tasks.pool.batch_scheduler import COMMAND, BatchMachines
 from ringmaster.tasks.pool.provider import AllocationStatus
-from ringmaster.tasks.pool.slurm.commands import comment_of, infrastructure_of
-from ringmaster.tasks.pool.slurm.slurm_engine import JobRequest, SlurmMachines, faults
+from ringmaster.tasks.pool.slurm.commands import Slurm, comment_of
+from ringmaster.tasks.pool.slurm.options import BATCH_SCRIPT, SlurmOptions
 from tests.cluster.waiting import until
 
 # Ends in order: it says so, and takes a moment.
@@ -22,7 +22,7 @@ print("left in order", flush=True)
 
 @pytest.fixture
 def machines(cluster):
-    return SlurmMachines(cluster.slurm)
+    return BatchMachines(cluster.slurm)
 
 
 @pytest.fixture
@@ -43,12 +43,12 @@ def pilot(cluster, tmp_path, monkeypatch):
 
 
 def status(machines, job):
-    return machines.look([])[infrastructure_of(job)].status
+    return machines.look([])[Slurm.allocation_of(job)].status
 
 
 def reaches(machines, job, wanted):
     until(f"job {job} is {wanted}", lambda: status(machines, job) == wanted)
-    return machines.look([])[infrastructure_of(job)]
+    return machines.look([])[Slurm.allocation_of(job)]
 
 
 def test_a_job_runs_until_its_time_limit_and_ends_in_order(cluster, machines, pilot):
@@ -64,7 +64,7 @@ def test_a_job_runs_until_its_time_limit_and_ends_in_order(cluster, machines, pi
 def test_a_waiting_job_is_pending_and_is_withdrawn(cluster, machines, pilot):
     job = pilot("--begin=now+1hour", waits=False)
     assert status(machines, job) == AllocationStatus.PENDING
-    machines.end(infrastructure_of(job))
+    machines.end(Slurm.allocation_of(job))
     assert reaches(machines, job, AllocationStatus.ENDED)
 
 
@@ -80,7 +80,7 @@ def test_a_preempted_job_leaves_at_once(cluster, machines, pilot):
     job = pilot("--nodelist=n1")
     cluster.submit("--partition=urgent", "--exclusive", "--nodelist=n1", script="#!/bin/sh\nsleep 1\n")
     assert "is preempted" in reaches(machines, job, AllocationStatus.LEAVING).why
-    machines.end(infrastructure_of(job))
+    machines.end(Slurm.allocation_of(job))
     reaches(machines, job, AllocationStatus.ENDED)
     assert "left in order" in cluster.output(job)
 
@@ -134,15 +134,15 @@ def test_a_node_whose_daemon_dies_is_lost_although_its_processes_live(cluster, m
 
 
 def test_options_that_slurm_refuses_are_named_before_anything_starts(cluster):
-    with pytest.raises(SlurmError, match="nope"):
+    with pytest.raises(SchedulerError, match="nope"):
         cluster.slurm.check(["--partition=nope"])
     cluster.slurm.check(["--partition=batch", "--gres=gpu:2", "--time=8:00:00"])
 
 
 def test_all_that_slurm_cannot_give_is_named_at_once(cluster):
     def found(partition, gres):
-        request = JobRequest(partition=partition, time="8h", gres=gres)
-        return faults(cluster.slurm, request, options=lambda _: ["--bogus"], lacking=list)
+        options = SlurmOptions(partition=partition, time="8h", gres=gres, sbatch_options=["--bogus"])
+        return options.refusals(cluster.slurm)
 
     assert [fault.split(" To fix: ")[0][:25] for fault in found("nope", "gpu:3")] == [
         "--partition nope is not i",

@@ -14,18 +14,25 @@ from dataclasses import dataclass, replace
 from itertools import accumulate, combinations, pairwise
 from typing import Any
 
-from ringmaster.tasks.planning.bounds.completions import completion_bound
+from ringmaster.tasks.planning.bounds.completions import completion_bound, completion_certificate
 from ringmaster.tasks.planning.bounds.job_costs import (
     earliest_ends_s,
     earliest_starts_s,
-    in_order,
     least_of,
     only,
     pack_of,
     scaling_of,
     shortest_of,
 )
-from ringmaster.tasks.planning.bounds.windows import Rate, faults_of, time_to_earn, window_bound
+from ringmaster.tasks.planning.bounds.windows import (
+    Rate,
+    WindowModel,
+    faults_of,
+    has_windows,
+    points_of,
+    time_to_earn,
+    window_bound,
+)
 from ringmaster.tasks.planning.plans.plan import Certificate, Plan, WindowPrices
 from ringmaster.tasks.planning.problems.problem import Problem, frontier, least_within
 from ringmaster.tasks.planning.problems.problem_parts import Option, PlanningJob
@@ -276,8 +283,6 @@ def preemptive_bound(problem: Problem) -> Bound:
 
     The bound is infinite where nodes become unavailable before they can have done all work.
     """
-    from ringmaster.tasks.planning.bounds.windows import WindowModel, has_windows, points_of
-
     best = pattern_bound(problem)
     if not has_windows(problem) or not 0 < best.seconds < math.inf:
         return best
@@ -313,8 +318,6 @@ def ends_certificate(problem: Problem, weights: Mapping[str, float], bound: Boun
 
     bound: on the end of the last job.
     """
-    from ringmaster.tasks.planning.bounds.completions import completion_certificate
-
     has_slots = bound.certificate is not None and bound.certificate.has_slot_prices
     candidates = [by_area(problem), bound.certificate if has_slots else pattern_bound(problem).certificate]
     if 0 < bound.seconds < math.inf and not problem.is_fused:
@@ -356,7 +359,7 @@ def critical_path(problem: Problem) -> Certificate | None:
         if ends_s[last] <= jobs[chain[0]].release_s:
             break
         chain.insert(0, last)
-    own, order = dict.fromkeys(chain, (1.0,)), dict.fromkeys(pairwise(chain), (1.0,))
+    own, order = dict.fromkeys(chain, (1.0,)), {job: {before: (1.0,)} for before, job in pairwise(chain)}
     return Certificate(windows=WindowPrices((0.0,), ({},), own, order))
 
 
@@ -496,7 +499,7 @@ def _due_s(problem: Problem) -> dict[str, float]:
     """Returns when each job must end to meet all deadlines, its own and those of jobs that wait for it."""
     shortest = shortest_of(problem)
     due = {job.id: job.deadline_s for job in problem.jobs if job.deadline_s is not None}
-    for job in reversed(list(in_order(problem))):
+    for job in reversed(problem.in_order):
         if job.id in due:
             for other in job.after:
                 due[other] = min(due.get(other, math.inf), due[job.id] - shortest[job.id])

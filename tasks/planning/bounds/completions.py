@@ -39,7 +39,6 @@ from ringmaster.tasks.planning.bounds.job_costs import (
     LEAST,
     ROUNDING,
     earliest_starts_s,
-    in_order,
     least_of,
     shortest_s,
     whole_of,
@@ -98,7 +97,7 @@ def faults_of(prices: CompletionPrices, problem: Problem, weights: Mapping[str, 
     if any(len(row) != num for row in prices.work_prices.values()):
         yield f"every price of work must be given for each of the {num} windows"
     jobs = {job.id: job for job in problem.jobs}
-    if wrong := [b for a, b in prices.wait_prices if b not in jobs or a not in jobs[b].after]:
+    if wrong := [b for b, by in prices.wait_prices.items() if b not in jobs or not set(jobs[b].after).issuperset(by)]:
         yield f"a price of waiting for {wrong[0]!r}, which does not wait for that job"
         return
     if wrong := sorted({*prices.end_prices, *prices.work_prices} - jobs.keys()):
@@ -110,8 +109,8 @@ def faults_of(prices: CompletionPrices, problem: Problem, weights: Mapping[str, 
 
 def _signed(prices: CompletionPrices, job: PlanningJob, weights: Mapping[str, float]) -> list[float]:
     """Returns the weight of a job, what others pay for waiting for it, and, below 0, what it pays for waiting."""
-    out = (price for (a, _), price in prices.wait_prices.items() if a == job.id)
-    into = (-price for (_, b), price in prices.wait_prices.items() if b == job.id)
+    out = (by[job.id] for by in prices.wait_prices.values() if job.id in by)
+    into = (-price for price in prices.wait_prices.get(job.id, {}).values())
     return [weights.get(job.id, 0.0), *out, *into]
 
 
@@ -119,7 +118,7 @@ def _least_pay(prices: CompletionPrices, job: PlanningJob, problem: Problem, hea
     """Returns V_j: the least over all windows in which the job may end."""
     points_s = prices.windows.points_s
     ends_s, num = (*points_s[1:], math.inf), len(points_s)
-    waits = math.fsum(price for (_, b), price in prices.wait_prices.items() if b == job.id)
+    waits = math.fsum(prices.wait_prices.get(job.id, {}).values())
     rows = [[p + waits for p in prices_of_seconds(prices.windows, job, problem, i)] for i in range(num)]
     length_s = [max(0.0, end_s - max(point_s, head_s)) for point_s, end_s in zip(points_s, ends_s, strict=True)]
     whole_s = [whole_of(job, k, problem.switch_cost_s) for k in range(len(job.options))]
@@ -261,8 +260,8 @@ class CompletionModel(WindowRows):
         end_prices, work = {}, {}
         for c, members in enumerate(names):
             for name in members:
-                into = [-price for (_, b), price in waits.items() if b == name]
-                out = [price for (a, _), price in waits.items() if a == name]
+                into = (-price for price in waits.get(name, {}).values())
+                out = (by[name] for by in waits.values() if name in by)
                 net = math.fsum((self.weights.get(name, 0.0), *out, *into))
                 end_prices[name] = min(max(0.0, duals[self._end[c]]), max(0.0, net))
                 work[name] = tuple(
@@ -271,19 +270,19 @@ class CompletionModel(WindowRows):
                 )
         return CompletionPrices(self.window_prices(duals, {}), end_prices, waits, work)
 
-    def _wait_prices(self, duals: Sequence[float], names: Sequence[Sequence[str]]) -> dict[tuple[str, str], float]:
+    def _wait_prices(self, duals: Sequence[float], names: Sequence[Sequence[str]]) -> dict[str, dict[str, float]]:
         """Returns the prices of the rows `wait`, scaled down where a job would pay more than it has."""
-        waits: dict[tuple[str, str], float] = {}
+        waits: dict[str, dict[str, float]] = {}
         for (a, c), row in self._after.items():
             for name in names[c] if duals[row] > 1e-12 else ():
-                waits[self.jobs[a].id, name] = duals[row] / len(names[c])
+                waits.setdefault(name, {})[self.jobs[a].id] = duals[row] / len(names[c])
         has = {name: self.weights.get(name, 0.0) for members in names for name in members}
-        for job in reversed(list(in_order(self.problem))):
-            into = {pair: price for pair, price in waits.items() if pair[1] == job.id}
-            out = math.fsum(price for pair, price in waits.items() if pair[0] == job.id)
+        for job in reversed(self.problem.in_order):
+            into = waits.get(job.id, {})
+            out = math.fsum(by[job.id] for by in waits.values() if job.id in by)
             paid, most = math.fsum(into.values()), (has.get(job.id, 0.0) + out) * (1 - 1e-12)
             if paid > most:
-                waits |= {pair: price * most / paid for pair, price in into.items()}
+                waits[job.id] = {other: price * most / paid for other, price in into.items()}
         return waits
 
     def _add_completion(self, c: int) -> None:

@@ -82,13 +82,16 @@ def faults_of(prices: WindowPrices, problem: Problem) -> Iterator[str]:
     yield from faults_of_points(prices.points_s)
     if not num or prices.points_s[0] != 0.0 or sorted(set(prices.points_s)) != list(prices.points_s):
         yield "the windows must begin at 0 and ascend"
-    rows = [prices.slot_prices, *prices.job_prices.values(), *prices.order_prices.values()]
+    order = [row for rows in prices.order_prices.values() for row in rows.values()]
+    rows = [prices.slot_prices, *prices.job_prices.values(), *order]
     if any(len(row) != num for row in rows):
         yield f"every price must be given for each of the {num} windows"
         return
-    waits = {(other, job.id) for job in problem.jobs for other in job.after}
-    if wrong := [pair for pair in prices.order_prices if pair not in waits]:
-        yield f"prices of order for {wrong[0][1]!r}, which does not wait for {wrong[0][0]!r}"
+    waits = {(job.id, other) for job in problem.jobs for other in job.after}
+    if wrong := [
+        (job, other) for job, rows in prices.order_prices.items() for other in rows if (job, other) not in waits
+    ]:
+        yield f"prices of order for {wrong[0][0]!r}, which does not wait for {wrong[0][1]!r}"
     if wrong_jobs := prices.job_prices.keys() - {job.id for job in problem.jobs}:
         yield f"prices of an unknown job {min(wrong_jobs)!r}"
     for job in problem.jobs:
@@ -169,8 +172,8 @@ def _cost_of(job: PlanningJob, prices: WindowPrices, problem: Problem, head_s: f
 def _flows(prices: WindowPrices, job: str) -> Iterator[tuple[float, float, float]]:
     """Yields a job's price in each window, what comes in from jobs that it waits for, and what goes out."""
     num = len(prices.points_s)
-    into = [row for (_, after), row in prices.order_prices.items() if after == job]
-    out = [row for (before, _), row in prices.order_prices.items() if before == job]
+    into = prices.order_prices.get(job, {}).values()
+    out = [rows[job] for rows in prices.order_prices.values() if job in rows]
     own = prices.job_prices.get(job, (0.0,) * num)
     for i in range(num):
         yield own[i], math.fsum(row[i] for row in into), math.fsum(row[i] for row in out)
@@ -278,7 +281,7 @@ class WindowRows:
             if duals[row] < 0:
                 slots[i][kind][slot] = -duals[row]
         order = self._order_prices(duals)
-        into, out = _sums(order, 1, self.num), _sums(order, 0, self.num)
+        into, out = (_sums(pairs, self.num) for pairs in (order, _turned(order)))
         none = [0.0] * self.num
         for (c, i), row in self._begin.items():
             for j in self.classes[c]:
@@ -290,24 +293,30 @@ class WindowRows:
         rows = {job: tuple(row) for job, row in own.items()}
         return WindowPrices(self.points_s, tuple(map(dict, slots)), rows, order)
 
-    def _order_prices(self, duals: Sequence[float]) -> dict[tuple[str, str], tuple[float, ...]]:
-        """Returns the dual prices of the rows `wait`, by pair of jobs and window."""
-        prices: dict[tuple[str, str], list[float]] = {}
+    def _order_prices(self, duals: Sequence[float]) -> dict[str, dict[str, tuple[float, ...]]]:
+        """Returns the dual prices of the rows `wait`: by job that waits, job that it waits for, and window."""
+        prices: dict[str, dict[str, list[float]]] = defaultdict(dict)
         for (a, c, i), row in self._wait.items():
             members = self.classes[c]
             if duals[row] > 1e-12:
                 for j in members:
-                    pair = (self.jobs[a].id, self.problem.jobs[j].id)
-                    prices.setdefault(pair, [0.0] * self.num)[i] = duals[row] / len(members)
-        return {pair: tuple(row) for pair, row in prices.items()}
+                    by_other = prices[self.problem.jobs[j].id]
+                    by_other.setdefault(self.jobs[a].id, [0.0] * self.num)[i] = duals[row] / len(members)
+        return {job: {other: tuple(row) for other, row in rows.items()} for job, rows in prices.items()}
 
 
-def _sums(order: Mapping[tuple[str, str], tuple[float, ...]], side: int, num: int) -> dict[str, list[float]]:
-    """Returns the sum of the prices of pairs by their first (side 0) or second job (side 1) and window."""
-    rows: dict[str, list[tuple[float, ...]]] = {}
-    for pair, row in order.items():
-        rows.setdefault(pair[side], []).append(row)
-    return {job: [math.fsum(row[i] for row in sums) for i in range(num)] for job, sums in rows.items()}
+Pairs = Mapping[str, Mapping[str, tuple[float, ...]]]
+
+
+def _turned(order: Pairs) -> Pairs:
+    """Returns the prices of pairs by their second job, and then by their first one."""
+    others = {other for rows in order.values() for other in rows}
+    return {other: {job: rows[other] for job, rows in order.items() if other in rows} for other in others}
+
+
+def _sums(order: Pairs, num: int) -> dict[str, list[float]]:
+    """Returns the sum of the prices of pairs by their first job and window."""
+    return {job: [math.fsum(row[i] for row in rows.values()) for i in range(num)] for job, rows in order.items()}
 
 
 MAX_WINDOWS = 16

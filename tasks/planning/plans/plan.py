@@ -1,81 +1,23 @@
 """Plans: which job runs where, when and under which option, with a lower bound and its certificate."""
 
-import re
 from collections.abc import Callable, Collection, Iterable, Mapping
 from dataclasses import dataclass, field, replace
 from itertools import pairwise
-from typing import Any
+from typing import Annotated, Any
+
+from pydantic import Field, Strict, TypeAdapter, ValidationError
 
 from ringmaster.tasks.planning.problems.problem_parts import shown
+from ringmaster.text import listed
 
 LARGEST = 10**18
 """Limit of the integers in a plan."""
 
-
-def object_at(data: Any, place: str) -> Mapping[str, Any]:
-    """Reads an object."""
-    if not isinstance(data, Mapping):
-        raise ValueError(f"{place} must be an object, not {shown(data)}")
-    return data
-
-
-def list_at(data: Any, place: str) -> list[Any]:
-    """Reads a list."""
-    if not isinstance(data, list):
-        raise ValueError(f"{place} must be a list, not {shown(data)}")
-    return data
-
-
-def text_at(data: Any, place: str) -> str:
-    """Reads a string."""
-    if not isinstance(data, str):
-        raise ValueError(f"{place} must be text, not {shown(data)}")
-    return data
-
-
-def index_at(data: Any, place: str) -> int:
-    """Reads an integer from 0 on."""
-    if not isinstance(data, int) or isinstance(data, bool) or not 0 <= data <= LARGEST:
-        raise ValueError(f"{place} must be a whole number from 0 on, not {shown(data)}")
-    return data
-
-
-def number_at(data: Any, place: str) -> float:
-    """Reads a number; NaN and infinity pass, since `verify` reports them."""
-    if not isinstance(data, (int, float)) or isinstance(data, bool) or (isinstance(data, int) and abs(data) > LARGEST):
-        raise ValueError(f"{place} must be a number, not {shown(data)}")
-    return float(data)
-
-
-def number_or_none_at(data: Any, place: str) -> float | None:
-    """Reads a number or null."""
-    return None if data is None else number_at(data, place)
-
-
-def numbers_at(data: Any, place: str) -> tuple[float, ...]:
-    """Reads a list of numbers."""
-    return tuple(number_at(value, place) for value in list_at(data, place))
-
-
-def prices_at(data: Any, place: str) -> dict[str, float]:
-    """Reads an object of numbers."""
-    return {name: number_at(price, f"{place}, {shown(name)}") for name, price in object_at(data, place).items()}
-
-
-def slot_prices_at(data: Any, place: str) -> dict[int, float]:
-    """Reads an object of numbers by sizes of slots."""
-    prices = prices_at(data, place)
-    if wrong := [slot for slot in prices if not re.fullmatch("[1-9][0-9]{0,8}", slot)]:
-        raise ValueError(f"{place} must be by numbers of devices, not by {shown(wrong[0])}")
-    return {int(slot): price for slot, price in prices.items()}
-
-
-def typed_prices_at(data: Any, place: str) -> dict[str, dict[int, float]]:
-    """Reads an object of slot prices by device type."""
-    return {kind: slot_prices_at(prices, f"{place} of {kind!r}") for kind, prices in object_at(data, place).items()}
-
-
-Pair = tuple[str, str]  # (a job, a job that waits for it)
+Index = Annotated[int, Strict(), Field(ge=0, le=LARGEST)]
+Number = Annotated[float, Strict()]  # NaN and infinity pass, since `verify` reports them
+SlotPrices = Mapping[Annotated[int, Field(ge=1, lt=10**9)], Number]
+"""Prices by the size of a slot in devices."""
+PerWindow = tuple[Number, ...]
 
 
 @dataclass(frozen=True)
@@ -84,14 +26,14 @@ class WindowPrices:
 
     slot_prices: for each window, the worth of a slot per second, by device type and by size in devices.
     job_prices: worth of a job's own time, by job id and window.
-    order_prices: by pair (before, after) and window, the part of the price of `after` that is earned by the rule that
-        the two never run at the same time.
+    order_prices: by job that waits, job that it waits for, and window, the part of the price of the first that is
+        earned by the rule that the two never run at the same time.
     """
 
-    points_s: tuple[float, ...]
-    slot_prices: tuple[Mapping[str, Mapping[int, float]], ...]
-    job_prices: Mapping[str, tuple[float, ...]] = field(default_factory=dict)
-    order_prices: Mapping[Pair, tuple[float, ...]] = field(default_factory=dict)
+    points_s: Annotated[PerWindow, Field(alias="points")]
+    slot_prices: tuple[Mapping[str, SlotPrices], ...]
+    job_prices: Mapping[str, PerWindow] = field(default_factory=dict)
+    order_prices: Mapping[str, Mapping[str, PerWindow]] = field(default_factory=dict)
 
     def every(self) -> Iterable[float]:
         """Yields all numbers."""
@@ -103,7 +45,7 @@ class WindowPrices:
         for typed in self.slot_prices:
             for prices in typed.values():
                 yield from prices.values()
-        for row in (*self.job_prices.values(), *self.order_prices.values()):
+        for row in (*self.job_prices.values(), *(row for rows in self.order_prices.values() for row in rows.values())):
             yield from row
 
     def mapped(self, change: Callable[[float], float]) -> "WindowPrices":
@@ -115,7 +57,10 @@ class WindowPrices:
                 for typed in self.slot_prices
             ),
             job_prices={job: tuple(map(change, row)) for job, row in self.job_prices.items()},
-            order_prices={pair: tuple(map(change, row)) for pair, row in self.order_prices.items()},
+            order_prices={
+                job: {other: tuple(map(change, row)) for other, row in rows.items()}
+                for job, rows in self.order_prices.items()
+            },
         )
 
     def renamed(self, names: Mapping[str, str]) -> "WindowPrices":
@@ -131,39 +76,12 @@ class WindowPrices:
         return replace(
             self,
             job_prices={job: row for job, row in self.job_prices.items() if job in names},
-            order_prices={(a, b): row for (a, b), row in self.order_prices.items() if a in names and b in names},
-        )
-
-    @classmethod
-    def from_json(cls, data: Any) -> "WindowPrices":
-        """Reads the prices from a JSON object. Raises ValueError where something is missing or of the wrong type."""
-        fields = object_at(data, "windows")
-        rows = list_at(fields.get("slot_prices"), "windows, slot_prices")
-        jobs = object_at(fields.get("job_prices", {}), "windows, job_prices")
-        return cls(
-            points_s=numbers_at(fields.get("points"), "windows, points"),
-            slot_prices=tuple(typed_prices_at(row, f"windows, slot_prices {i}") for i, row in enumerate(rows)),
-            job_prices={job: numbers_at(row, f"windows, job_prices of {job!r}") for job, row in jobs.items()},
             order_prices={
-                _pair(row, "windows, order_prices"): numbers_at(row.get("prices"), "windows, order_prices")
-                for row in list_at(fields.get("order_prices", []), "windows, order_prices")
+                job: {other: row for other, row in rows.items() if other in names}
+                for job, rows in self.order_prices.items()
+                if job in names
             },
         )
-
-    def to_json(self) -> dict[str, Any]:
-        """The JSON object that `from_json` reads."""
-        return {
-            "points": list(self.points_s),
-            "slot_prices": [
-                {kind: {str(slot): price for slot, price in prices.items()} for kind, prices in typed.items()}
-                for typed in self.slot_prices
-            ],
-            "job_prices": {job: list(row) for job, row in self.job_prices.items()},
-            "order_prices": [
-                {"before": before, "after": after, "prices": list(row)}
-                for (before, after), row in self.order_prices.items()
-            ],
-        }
 
 
 @dataclass(frozen=True)
@@ -172,20 +90,22 @@ class CompletionPrices:
 
     windows: worth of slots and of the jobs' own time.
     end_prices: the part of a job's weight that is a price of its end, by job id.
-    wait_prices: by pair (before, after), the price of the rule that `after` ends all of its own seconds after `before`.
+    wait_prices: by job that waits and job that it waits for, the price of the rule that the first ends all of its own
+        seconds after the other.
     work_prices: worth of a job's whole work if it ends in a window, by job id and window.
     """
 
     windows: WindowPrices
-    end_prices: Mapping[str, float] = field(default_factory=dict)
-    wait_prices: Mapping[Pair, float] = field(default_factory=dict)
-    work_prices: Mapping[str, tuple[float, ...]] = field(default_factory=dict)
+    end_prices: Mapping[str, Number] = field(default_factory=dict)
+    wait_prices: Mapping[str, Mapping[str, Number]] = field(default_factory=dict)
+    work_prices: Mapping[str, PerWindow] = field(default_factory=dict)
 
     def every(self) -> Iterable[float]:
         """Yields all numbers."""
         yield from self.windows.every()
         yield from self.end_prices.values()
-        yield from self.wait_prices.values()
+        for prices in self.wait_prices.values():
+            yield from prices.values()
         for row in self.work_prices.values():
             yield from row
 
@@ -198,38 +118,12 @@ class CompletionPrices:
             {names.get(job, job): row for job, row in self.work_prices.items()},
         )
 
-    @classmethod
-    def from_json(cls, data: Any) -> "CompletionPrices":
-        """Reads the prices from a JSON object. Raises ValueError where something is missing or of the wrong type."""
-        fields = object_at(data, "completions")
-        work = object_at(fields.get("work_prices", {}), "completions, work_prices")
-        return cls(
-            windows=WindowPrices.from_json(fields.get("windows")),
-            end_prices=prices_at(fields.get("end_prices", {}), "completions, end_prices"),
-            wait_prices={
-                _pair(row, "completions, wait_prices"): number_at(row.get("price"), "completions, wait_prices")
-                for row in list_at(fields.get("wait_prices", []), "completions, wait_prices")
-            },
-            work_prices={job: numbers_at(row, f"completions, work_prices of {job!r}") for job, row in work.items()},
-        )
 
-    def to_json(self) -> dict[str, Any]:
-        """The JSON object that `from_json` reads."""
-        return {
-            "windows": self.windows.to_json(),
-            "end_prices": dict(self.end_prices),
-            "wait_prices": [{"before": a, "after": b, "price": price} for (a, b), price in self.wait_prices.items()],
-            "work_prices": {job: list(row) for job, row in self.work_prices.items()},
-        }
-
-
-def _renamed_pairs(prices: Mapping[Pair, Any], names: Mapping[str, str]) -> dict[Pair, Any]:
-    return {(names.get(a, a), names.get(b, b)): price for (a, b), price in prices.items()}
-
-
-def _pair(data: Any, place: str) -> Pair:
-    row = object_at(data, place)
-    return text_at(row.get("before"), f"{place}, before"), text_at(row.get("after"), f"{place}, after")
+def _renamed_pairs(prices: Mapping[str, Mapping[str, Any]], names: Mapping[str, str]) -> dict[str, dict[str, Any]]:
+    return {
+        names.get(job, job): {names.get(other, other): price for other, price in rows.items()}
+        for job, rows in prices.items()
+    }
 
 
 @dataclass(frozen=True)
@@ -244,12 +138,12 @@ class Segment:
     """
 
     job: str
-    option: int
-    start_s: float
-    end_s: float
-    work: float
-    overhead_s: float
-    devices: tuple[tuple[str, tuple[int, ...]], ...]
+    option: Index
+    start_s: Annotated[Number, Field(alias="start")]
+    end_s: Annotated[Number, Field(alias="end")]
+    work: Number
+    overhead_s: Annotated[Number, Field(alias="overhead")] = 0.0
+    devices: Annotated[tuple[tuple[str, tuple[Index, ...]], ...], Field(alias="gpus")] = ()
 
     @property
     def duration_s(self) -> float:
@@ -274,11 +168,11 @@ class Certificate:
         empty.
     """
 
-    slot_prices: Mapping[int, float] = field(default_factory=dict)
-    job_prices: Mapping[str, float] = field(default_factory=dict)
-    work_prices: Mapping[str, float] = field(default_factory=dict)
-    typed_prices: Mapping[str, Mapping[int, float]] = field(default_factory=dict)
-    cover_prices: Mapping[str, float] = field(default_factory=dict)
+    slot_prices: SlotPrices = field(default_factory=dict)
+    job_prices: Mapping[str, Number] = field(default_factory=dict)
+    work_prices: Mapping[str, Number] = field(default_factory=dict)
+    typed_prices: Mapping[str, SlotPrices] = field(default_factory=dict)
+    cover_prices: Mapping[str, Number] = field(default_factory=dict)
     windows: WindowPrices | None = None
     completions: CompletionPrices | None = None
     due: WindowPrices | None = None
@@ -325,38 +219,15 @@ class Certificate:
         )
 
     @classmethod
-    def from_json(cls, data: Mapping[str, Any]) -> "Certificate":
+    def from_json(cls, data: Any) -> "Certificate":
         """Reads a certificate from a JSON object. Raises ValueError where the object is not a certificate."""
-        fields = object_at(data, "certificate")
-        jobs = {key: prices_at(fields.get(key, {}), key) for key in ("job_prices", "work_prices", "cover_prices")}
-        return cls(
-            slot_prices=slot_prices_at(fields.get("slot_prices", {}), "slot_prices"),
-            typed_prices=typed_prices_at(fields.get("typed_prices", {}), "typed_prices"),
-            windows=WindowPrices.from_json(fields["windows"]) if "windows" in fields else None,
-            completions=CompletionPrices.from_json(fields["completions"]) if "completions" in fields else None,
-            due=WindowPrices.from_json(fields["due"]) if "due" in fields else None,
-            **jobs,
-        )
+        return TypeAdapter(cls).validate_python(data)
 
     def to_json(self) -> dict[str, Any]:
-        """The JSON object that `from_json` reads."""
-        if self.work_prices:
-            return {"work_prices": dict(self.work_prices)}
-        if self.windows:
-            return {"windows": self.windows.to_json()}
-        if self.completions:
-            return {"completions": self.completions.to_json()}
-        if self.due:
-            return {"due": self.due.to_json()}
-        typed = {
-            kind: {str(slot): price for slot, price in prices.items()} for kind, prices in self.typed_prices.items()
-        }
-        return {
-            "slot_prices": {str(slot): price for slot, price in self.slot_prices.items()},
-            "job_prices": dict(self.job_prices),
-            **({"typed_prices": typed} if typed else {}),
-            **({"cover_prices": dict(self.cover_prices)} if self.cover_prices else {}),
-        }
+        """The JSON object that `from_json` reads: the prices that are the proof."""
+        data = TypeAdapter(Certificate).dump_python(self, mode="json", by_alias=True, exclude_defaults=True)
+        is_by_slot = data.keys().isdisjoint(("work_prices", "windows", "completions", "due"))
+        return {"slot_prices": {}, "job_prices": {}, **data} if is_by_slot else data
 
 
 @dataclass(frozen=True)
@@ -376,18 +247,18 @@ class Plan:
         part that is a maximum of factor x end.
     """
 
-    problem_name: str
+    problem_name: Annotated[str, Field(alias="instance")]
     segments: tuple[Segment, ...]
-    lower_bound_s: float | None = None
+    lower_bound_s: Annotated[Number | None, Field(alias="lower_bound")] = None
     certificate: Certificate | None = None
     proof: str = ""
     method: str = ""
-    seconds: Mapping[str, float] = field(default_factory=dict, compare=False)
+    seconds: Mapping[str, Number] = field(default_factory=dict, compare=False)
     objective: str = "makespan"
-    value: float | None = None
-    value_bound: float | None = None
+    value: Number | None = None
+    value_bound: Number | None = None
     value_certificate: Certificate | None = None
-    solver_bound_s: float | None = None
+    solver_bound_s: Annotated[Number | None, Field(alias="solver_bound")] = None
     solver: str = ""
 
     @property
@@ -429,84 +300,41 @@ class Plan:
         return tuple(sorted((s for s in self.segments if s.job == job), key=lambda s: (s.start_s, s.end_s)))
 
     @classmethod
-    def from_json(cls, data: Mapping[str, Any]) -> "Plan":
-        """Reads a plan from a JSON object. Raises ValueError that names what is missing or of the wrong type."""
+    def from_json(cls, data: Any) -> "Plan":
+        """Reads a plan from a JSON object. Raises ValueError with everything that is missing or of the wrong type."""
+        fields = dict(data) if isinstance(data, Mapping) else data
+        if isinstance(fields, dict):
+            fields["certificate"] = fields.get("certificate") or fields.get("extended_certificate")
         try:
-            return _plan(object_at(data, "it"))
+            plan = _PLAN.validate_python(fields)
+            claimed_s = _CLAIM.validate_python(fields.get("makespan"))
+            if claimed_s is not None and not abs(claimed_s - plan.makespan_s) <= max(0.01, 1e-6 * plan.makespan_s):
+                raise ValueError(f"its makespan is {claimed_s}, but its last segment ends at {plan.makespan_s}")
         except ValueError as error:
-            raise ValueError(f"not a plan: {error}. To fix: give what `ringmaster plan -o` wrote") from error
+            faults = map(_fault, error.errors()) if isinstance(error, ValidationError) else [error]
+            what = listed(list(faults), between="; ")
+            raise ValueError(f"not a plan: {what}. To fix: give what `ringmaster plan -o` wrote") from error
+        return plan
 
     def to_json(self) -> dict[str, Any]:
         """The JSON object that `from_json` reads."""
+        data = _PLAN.dump_python(self, mode="json", by_alias=True, exclude={"certificate", "value_certificate"})
         proved = self.certificate.to_json() if self.certificate else None
         is_plain = proved is not None and proved.keys() == {"slot_prices", "job_prices"}
         return {
-            "instance": self.problem_name,
+            **data,
             "makespan": self.makespan_s,
-            "lower_bound": self.lower_bound_s,
             # The key "certificate" holds slot and job prices only; others have a key of their own.
             "certificate": proved if is_plain else None,
             **({"extended_certificate": proved} if proved and not is_plain else {}),
-            "proof": self.proof,
-            "method": self.method,
-            "seconds": dict(self.seconds),
-            "objective": self.objective,
-            "value": self.value,
-            "value_bound": self.value_bound,
-            **({"solver_bound": self.solver_bound_s, "solver": self.solver} if self.solver else {}),
             **({"value_certificate": self.value_certificate.to_json()} if self.value_certificate else {}),
-            "segments": [
-                {
-                    "job": s.job,
-                    "option": s.option,
-                    "start": s.start_s,
-                    "end": s.end_s,
-                    "work": s.work,
-                    "overhead": s.overhead_s,
-                    "gpus": [[node, list(ids)] for node, ids in s.devices],
-                }
-                for s in self.segments
-            ],
         }
 
 
-def _plan(data: Mapping[str, Any]) -> Plan:
-    certificate = data.get("certificate") or data.get("extended_certificate")
-    rows = list_at(data.get("segments"), "segments")
-    plan = Plan(
-        problem_name=text_at(data.get("instance"), "instance"),
-        segments=tuple(_segment(row, f"segment {i}") for i, row in enumerate(rows)),
-        lower_bound_s=number_or_none_at(data.get("lower_bound"), "lower_bound"),
-        certificate=Certificate.from_json(certificate) if certificate else None,
-        proof=text_at(data.get("proof", ""), "proof"),
-        method=text_at(data.get("method", ""), "method"),
-        seconds=prices_at(data.get("seconds", {}), "seconds"),
-        objective=text_at(data.get("objective", "makespan"), "objective"),
-        value=number_or_none_at(data.get("value"), "value"),
-        value_bound=number_or_none_at(data.get("value_bound"), "value_bound"),
-        value_certificate=Certificate.from_json(of_value) if (of_value := data.get("value_certificate")) else None,
-        solver_bound_s=number_or_none_at(data.get("solver_bound"), "solver_bound"),
-        solver=text_at(data.get("solver", ""), "solver"),
-    )
-    claimed_s = number_or_none_at(data.get("makespan"), "makespan")
-    if claimed_s is not None and not abs(claimed_s - plan.makespan_s) <= max(0.01, 1e-6 * abs(plan.makespan_s)):
-        raise ValueError(f"its makespan is {claimed_s}, but its last segment ends at {plan.makespan_s}")
-    return plan
+_PLAN: TypeAdapter[Plan] = TypeAdapter(Plan)
+_CLAIM: TypeAdapter[float | None] = TypeAdapter(Number | None)
 
 
-def _segment(data: Any, place: str) -> Segment:
-    row = object_at(data, place)
-    devices = []
-    for item in list_at(row.get("gpus"), f"{place}, gpus"):
-        node, ids = item if isinstance(item, list) and len(item) == 2 else (None, None)
-        ids = [index_at(device, f"{place}, gpus") for device in list_at(ids, f"{place}, gpus")]
-        devices.append((text_at(node, f"{place}, gpus"), tuple(ids)))
-    return Segment(
-        job=text_at(row.get("job"), f"{place}, job"),
-        option=index_at(row.get("option"), f"{place}, option"),
-        start_s=number_at(row.get("start"), f"{place}, start"),
-        end_s=number_at(row.get("end"), f"{place}, end"),
-        work=number_at(row.get("work"), f"{place}, work"),
-        overhead_s=number_at(row.get("overhead", 0.0), f"{place}, overhead"),
-        devices=tuple(devices),
-    )
+def _fault(details: Mapping[str, Any]) -> str:
+    place = ", ".join(map(str, details["loc"])) or "it"
+    return f"{place}: {details['msg'].lower()}, got {shown(details['input'])}"

@@ -1,4 +1,4 @@
-"""Independent verifier of plans and certificates, which uses no solver and only the standard library.
+"""Independent verifier of plans and certificates, which uses no solver.
 
 Apart from the arithmetic of `bounds.bounds` and the objectives' values and bounds, it shares
 no code with the planner, so that it finds the planner's mistakes.

@@ -6,6 +6,7 @@ import reprlib
 from collections import Counter
 from collections.abc import Collection, Hashable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
+from graphlib import CycleError, TopologicalSorter
 from typing import Any
 
 from ringmaster.text import MOST_IN_NAME, is_printable_name
@@ -383,17 +384,15 @@ def _after_faults(jobs: Sequence[PlanningJob]) -> Iterator[str]:
 
 
 def cycle_in(waits: Mapping[str, Collection[str]]) -> set[str]:
-    """Returns the nodes of a graph that lie on a cycle, or on a path between cycles; empty if there is no cycle.
+    """Returns the nodes of a cycle of a graph; empty if there is no cycle.
 
     waits: waits[a] are the nodes that a waits for.
     """
-    left = {job: set(others) for job, others in waits.items()}
-    while ready := {job for job, others in left.items() if not others}:
-        left = {job: others - ready for job, others in left.items() if job not in ready}
-    on_cycle = set(left)
-    while waiting_only := on_cycle - {other for job in on_cycle for other in left[job]}:
-        on_cycle -= waiting_only
-    return on_cycle
+    try:
+        TopologicalSorter(waits).prepare()
+    except CycleError as error:
+        return set(error.args[1])
+    return set()
 
 
 def is_amount(value: Any) -> bool:

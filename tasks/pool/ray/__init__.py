@@ -1,1 +1,7 @@
 """Ray as a provider: an actor for each node of the pool, on an existing Ray cluster or one of this machine alone."""
+
+ADDRESS, DEVICES = "RINGMASTER_RAY_ADDRESS", "RINGMASTER_RAY_DEVICES"
+"""Environment variables for the address of the Ray cluster, as `ray.init` takes it, and for the devices of a node."""
+
+LOOPBACK_ALONE = "RAY_ENABLE_WINDOWS_OR_OSX_CLUSTER"
+"""Ray's environment variable that, at 0, lets a cluster of one machine use 127.0.0.1 on Linux, too."""

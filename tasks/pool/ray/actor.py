@@ -15,10 +15,11 @@ import psutil
 import ray
 
 from ringmaster.codec import from_json
+from ringmaster.tasks.pool.engines import ALLOCATION
 from ringmaster.tasks.pool.ray import agent_parent
 from ringmaster.tasks.pool.ray.options import NodeOrder
+from ringmaster.tasks.process_identity import READY_FILE
 
-ALLOCATION, READY_FILE = "RINGMASTER_ALLOCATION", "RINGMASTER_READY_FILE"
 LOOK_EVERY_S = 0.2
 LONGEST_TAIL = 1500  # characters of a log
 
@@ -90,12 +91,5 @@ def _log(order: NodeOrder, name: str) -> Path:
 
 def is_over(allocation: str) -> bool:
     """Returns whether no process of an allocation runs on this machine any more."""
-    return not any(_allocation_of(process) == allocation for process in psutil.process_iter())
-
-
-def _allocation_of(process: psutil.Process) -> str | None:
-    try:
-        text: str | None = process.environ().get(ALLOCATION)
-    except psutil.Error:
-        return None
-    return text
+    found = psutil.process_iter(["environ"])
+    return not any((each.info["environ"] or {}).get(ALLOCATION) == allocation for each in found)

@@ -25,10 +25,12 @@ from ringmaster.errors import ChannelClosed
 from ringmaster.tasks.pool.provider import Allocation, AllocationStatus
 from ringmaster.tasks.pool.ray import actor
 from ringmaster.tasks.pool.ray.options import (
+    DATABASE,
     PREFIX,
     NodeOrder,
     RayOptions,
     cause,
+    namespace_of,
     node_environment,
     resources,
 )
@@ -193,9 +195,9 @@ def serve(actors: NodeActors, channel: Channel) -> None:
 def main() -> int:
     """Connects to Ray, and answers requests; returns the exit status."""
     channel = Channel(socket.socket(fileno=os.dup(sys.stdin.fileno())))
-    options = RayOptions.of_environment(os.environ)
+    options, namespace = RayOptions.of_environment(os.environ), namespace_of(os.environ.get(DATABASE, ""))
     try:
-        ray.init(address=options.address, namespace=options.namespace, log_to_driver=False, logging_level="error")
+        ray.init(address=options.address, namespace=namespace, log_to_driver=False, logging_level="error")
     except (ConnectionError, RuntimeError, ValueError) as error:
         channel.send({"error": f"Ray does not answer at {options.address}: {error}"})
         return 1

@@ -3,17 +3,25 @@
 from __future__ import annotations
 
 import hashlib
+import os
+import socket
+import sys
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any, Self
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Self
 from urllib.parse import urlsplit
 
-ADDRESS, DEVICES = "RINGMASTER_RAY_ADDRESS", "RINGMASTER_RAY_DEVICES"
-"""Environment variables for the address of the Ray cluster, as `ray.init` takes it, and for the devices of a node."""
+from ringmaster.extras import missing_extra, require_extra
+from ringmaster.tasks.pool.engines import EngineOptions, Service, option
+from ringmaster.tasks.pool.ray import ADDRESS, DEVICES, LOOPBACK_ALONE
 
-LOOPBACK_ALONE = "RAY_ENABLE_WINDOWS_OR_OSX_CLUSTER"
-"""Ray's environment variable that, at 0, lets a cluster of one machine use 127.0.0.1 on Linux, too."""
+if TYPE_CHECKING:
+    from ringmaster.tasks.execution.engine import Engine, EngineContext
 
+HOST = "127.0.0.1"  # of a cluster of this machine alone
+LEAVE_S = 60.0  # for its nodes to leave in order
+CONNECT_S = 5.0
 DATABASE = "RINGMASTER_DATABASE"
 PREFIX = "ray:"  # of allocations
 LONGEST_WHY = 600  # characters
@@ -25,29 +33,125 @@ KEPT = ("RINGMASTER_RAY_", "RINGMASTER_ENGINE", "RINGMASTER_NODE", "RINGMASTER_A
 """Prefixes of the variables that nodes get from the controller, and of those among them that are the controller's."""
 
 
+REMEDY = (
+    "To fix: give the address of the cluster's head, as in --address 10.0.0.5:6379; add this machine to the cluster by "
+    "`ray start --address=HEAD:6379 --num-cpus=0 --num-gpus=0`; and set RAY_AUTH_MODE and RAY_AUTH_TOKEN_PATH where "
+    "the cluster asks for a token"
+)
+
+
 @dataclass(frozen=True, kw_only=True)
-class RayOptions:
+class RayOptions(EngineOptions):
     """What is asked of Ray.
 
-    address: address of the Ray cluster, as `ray.init` takes it: "auto", or HOST:PORT.
-    devices: the devices of a node that serve: auto, cpu:N, gpu:N or gpu:all.
-    namespace: Ray's namespace of the actors, one a pool.
+    address: address of the Ray cluster, as `ray.init` takes it: "auto", or HOST:PORT; empty for a cluster of this
+        machine alone, which the pool starts.
     """
 
-    address: str
-    devices: str
-    namespace: str
+    name: str = "ray"
+    address: str = option(
+        "",
+        "Address of a Ray cluster, for example 10.0.0.5:6379; default: a new one on this machine alone.",
+        flag="--address",
+    )
+    port: int = option(6379, "Port of a Ray cluster of this machine alone.", flag="--port-ray", least=1, most=65535)
 
     @classmethod
     def of_environment(cls, environment: Mapping[str, str]) -> Self:
-        """Reads the options. Raises ValueError where `devices` cannot be understood."""
-        devices = environment.get(DEVICES) or "auto"
-        kind, _, number = devices.partition(":")
-        is_known = devices in ("auto", "gpu:all") or (kind in ("cpu", "gpu") and number.isdigit() and int(number) > 0)
-        if not is_known:
-            raise ValueError(f"{DEVICES}={devices} names no devices. To fix: auto, cpu:N, gpu:N or gpu:all")
-        namespace = namespace_of(environment.get(DATABASE, ""))
-        return cls(address=environment.get(ADDRESS) or "auto", devices=devices, namespace=namespace)
+        """Reads the options of a controller. Raises ValueError where `devices` cannot be understood."""
+        result = cls(devices=environment.get(DEVICES) or "auto", address=environment.get(ADDRESS) or "auto")
+        kind, _, number = result.devices.partition(":")
+        is_number = kind in ("cpu", "gpu") and number.isdigit() and int(number) > 0
+        if not (result.devices in ("auto", "gpu:all") or is_number):
+            raise ValueError(f"{DEVICES}={result.devices} names no devices. To fix: auto, cpu:N, gpu:N or gpu:all")
+        return result
+
+    @classmethod
+    def build(cls, context: EngineContext) -> Engine:
+        """Builds the engine; see `EngineOptions`. Raises ValueError where Ray is not installed, too."""
+        cls.of_environment(os.environ)
+        require_extra("ray", feature="engine 'ray'")
+        from ringmaster.tasks.pool.ray.ray_engine import LOG, BrokerConnection, RayActors
+        from ringmaster.tasks.pool.work_pool import build_engine
+
+        broker = BrokerConnection(log=context.folder / LOG)
+        actors = RayActors(broker)
+        return build_engine(context, lambda _: actors, name="ray", node_runs=actors, on_close=broker.close)
+
+    @property
+    def is_on_this_machine(self) -> bool:
+        """Whether the pool starts the cluster."""
+        return not self.address
+
+    def environment(self, home: Path) -> dict[str, str]:
+        """Returns the variables by which a process uses the cluster; see `EngineOptions`."""
+        cluster = head_environment(home, port=self.port) if self.is_on_this_machine else {ADDRESS: self.address}
+        return {DEVICES: self.devices, **cluster}
+
+    def services(self, home: Path) -> Sequence[Service]:
+        """Returns the head of the pool's own cluster."""
+        if not self.is_on_this_machine:
+            return ()
+        command = (sys.executable, "-m", "ringmaster.tasks.pool.ray.head", "--port", str(self.port))
+        return [
+            Service(
+                name="ray",
+                command=(*command, "--home", str(home)),
+                says_ready=True,
+                group=False,
+                grace_s=LEAVE_S + 60,
+            )
+        ]
+
+    def ports(self) -> Mapping[str, int]:
+        """Returns the port of the pool's own cluster."""
+        return {"ray": self.port} if self.is_on_this_machine else {}
+
+    def own_faults(self) -> Sequence[str]:
+        """Returns the fault of a missing package."""
+        fault = missing_extra("ray", feature="--engine ray")
+        return [fault] if fault else []
+
+    def preflight(self, home: Path) -> Sequence[str]:
+        """Returns why an existing cluster cannot lend nodes; see `EngineOptions`."""
+        if self.is_on_this_machine:
+            return []
+        from ringmaster.tasks.pool.ray import ray_engine
+
+        environment = self.environment(home)
+        try:
+            self.of_environment(environment)
+        except ValueError as error:
+            return [f"--node-devices: {error}"]
+        fault = port_fault(self.address) or ray_engine.fault(environment, log=home / ray_engine.LOG)
+        return [f"--address {self.address}: {fault}. {REMEDY}"] if fault else []
+
+
+def port_fault(address: str) -> str | None:
+    """Returns why nothing listens at HOST:PORT, which is found sooner than Ray finds it; None for other addresses."""
+    host, _, port = address.rpartition(":")
+    if not host or not port.isdecimal():
+        return None
+    try:
+        socket.create_connection((host.strip("[]"), int(port)), timeout=CONNECT_S).close()
+    except (OSError, OverflowError) as error:
+        return f"nothing answers there: {error}"
+    return None
+
+
+def token_file(home: Path) -> Path:
+    """Returns the file with the token of a home's own cluster."""
+    return home / "pool" / "ray-token"
+
+
+def head_environment(home: Path, *, port: int) -> dict[str, str]:
+    """Returns the environment variables of whoever uses a home's own cluster."""
+    return {
+        ADDRESS: f"{HOST}:{port}",
+        LOOPBACK_ALONE: "0",
+        "RAY_AUTH_MODE": "token",
+        "RAY_AUTH_TOKEN_PATH": str(token_file(home)),
+    }
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -15,12 +15,9 @@ from typing import Any
 
 from ringmaster.codec import from_json
 from ringmaster.errors import EngineUnavailable
-from ringmaster.extras import require_extra
-from ringmaster.tasks.execution.engine import EngineContext, NodeRun
-from ringmaster.tasks.pool.pool_engine import PoolEngine, pool_engine
+from ringmaster.tasks.execution.engine import NodeRun
 from ringmaster.tasks.pool.provider import Allocation, AllocationStatus
-from ringmaster.tasks.pool.ray.options import ADDRESS, LOOPBACK_ALONE, RayOptions
-from ringmaster.tasks.pool.work_pool import WorkPoolProvider
+from ringmaster.tasks.pool.ray import ADDRESS, LOOPBACK_ALONE
 from ringmaster.techniques.processes.channel import Channel
 
 logger = logging.getLogger(__name__)
@@ -30,13 +27,7 @@ ANSWER_S = 90.0  # Ray tries for a minute to reach its head
 
 LOG = "ray.log"
 LIVING = (AllocationStatus.PENDING, AllocationStatus.RUNNING, AllocationStatus.LEAVING)
-CONNECT_S = 5.0
 PREFLIGHT_ANSWER_S = 30.0  # Ray itself tries for minutes to reach a head that is not there
-REMEDY = (
-    "To fix: give the address of the cluster's head, as in --address 10.0.0.5:6379; add this machine to the cluster by "
-    "`ray start --address=HEAD:6379 --num-cpus=0 --num-gpus=0`; and set RAY_AUTH_MODE and RAY_AUTH_TOKEN_PATH where "
-    "the cluster asks for a token"
-)
 
 
 class BrokerConnection:
@@ -115,7 +106,7 @@ def broker_environment(environment: Mapping[str, str]) -> dict[str, str]:
 
     By default Ray takes 127.0.0.1 for this machine's address in the network, where a cluster on loopback is not found.
     """
-    is_loopback = RayOptions.of_environment(environment).address.startswith("127.0.0.1:")
+    is_loopback = environment.get(ADDRESS, "").startswith("127.0.0.1:")
     return {**environment, **({LOOPBACK_ALONE: "0"} if is_loopback else {})}
 
 
@@ -155,27 +146,11 @@ class RayActors:
         """Ends an actor in order."""
         self._broker.ask("end", allocation)
 
-    def cancel(self, id: str) -> None:
-        """Ends an actor whose node does not serve yet."""
-        self._broker.ask("end", id)
+    cancel = end  # of an actor whose node does not serve yet
 
     def why_ended(self, id: str) -> str:
         """Returns nothing: the actor's allocation says why."""
         return ""
-
-
-class RayProvider(WorkPoolProvider):
-    """Keeps as many actors alive as nodes are requested."""
-
-    def __init__(self, broker: BrokerConnection, **options: Any) -> None:
-        actors = RayActors(broker)
-        super().__init__(node_runs=actors, machines=actors, **options)
-        self._broker = broker
-
-    def close(self) -> None:
-        """Ends the thread, and the process that talks to Ray. Actors stay, for the next controller."""
-        self._broker.close()
-        super().close()
 
 
 def _as_run(allocation: Allocation) -> NodeRun:
@@ -187,49 +162,17 @@ def _as_run(allocation: Allocation) -> NodeRun:
     )
 
 
-def ray(context: EngineContext) -> PoolEngine:
-    """Builds the engine whose nodes are on a Ray cluster.
-
-    Raises ValueError outside of a pool, where Ray is not installed, and where the options cannot be understood.
-    """
-    RayOptions.of_environment(os.environ)
-    require_extra("ray", feature="engine 'ray'")
-    provider = RayProvider(BrokerConnection(log=context.folder / LOG), on_failure=context.on_failure)
-    engine = pool_engine(context, name="ray", provider=provider)
-    provider.begin()
-    return engine
-
-
-def faults(environment: Mapping[str, str], *, log: Path) -> Sequence[str]:
-    """Returns why Ray cannot lend nodes; empty if it can.
+def fault(environment: Mapping[str, str], *, log: Path) -> str | None:
+    """Returns why Ray does not answer; None if it does.
 
     environment: the variables of the controller that say what it asks of Ray.
     log: the file for Ray's own output.
     """
-    try:
-        RayOptions.of_environment(environment)
-    except ValueError as error:
-        return [f"--node-devices: {error}"]
-    address = environment[ADDRESS]
-    if fault := _port_fault(address):
-        return [fault]
     log.parent.mkdir(parents=True, exist_ok=True)
     broker = BrokerConnection(log=log, environment={**os.environ, **environment}, answer_s=PREFLIGHT_ANSWER_S)
     with closing(broker):
         try:
             broker.ask("look")
         except EngineUnavailable as error:
-            return [f"--address {address}: {str(error).rstrip('.')}. {REMEDY}"]
-    return []
-
-
-def _port_fault(address: str) -> str | None:
-    """Returns why nothing listens at HOST:PORT, which is found sooner than Ray finds it; None for other addresses."""
-    host, _, port = address.rpartition(":")
-    if not host or not port.isdecimal():
-        return None
-    try:
-        socket.create_connection((host.strip("[]"), int(port)), timeout=CONNECT_S).close()
-    except (OSError, OverflowError) as error:
-        return f"--address {address}: nothing answers there: {error}. {REMEDY}"
+            return str(error).rstrip(".")
     return None

@@ -5,13 +5,14 @@ from __future__ import annotations
 import json
 from collections.abc import Collection, Iterable, Mapping, Sequence
 from contextlib import suppress
-from typing import Any, ClassVar
+from dataclasses import dataclass
+from typing import Any
 
 import numpy as np
 
 from ringmaster.techniques.data.row_source import RowSource, SampleContext
 from ringmaster.techniques.data.row_tokenizer import CALLS, Message
-from ringmaster.techniques.job import DataSpec
+from ringmaster.techniques.data_source import DataOptions, column
 from ringmaster.techniques.metric import IGNORED
 
 CALL = "function_call"
@@ -31,6 +32,15 @@ WEIGHTS = (WEIGHT, "train")
 TEXT_PARTS = (None, "text", "input_text", "output_text")
 
 
+@dataclass(frozen=True, kw_only=True)
+class ChatOptions(DataOptions):
+    """The columns of a conversation."""
+
+    messages_column: str | None = column("messages", "conversations")
+    tools_column: str | None = column("tools", is_optional=True)
+    system_column: str | None = column("system", is_optional=True)
+
+
 class Chat(RowSource):
     """The tokens of a conversation, rendered by the tokenizer's chat template, with labels for the assistant's.
 
@@ -40,12 +50,7 @@ class Chat(RowSource):
     """
 
     name = "chat"
-    roles: ClassVar[Mapping[str, tuple[str, ...]]] = {
-        "messages": ("messages", "conversations"),
-        "tools": ("tools",),
-        "system": ("system",),
-    }
-    optional: ClassVar[frozenset[str]] = frozenset({"tools", "system"})
+    options_class = ChatOptions
     needs_tokenizer = True
     reads_messages = True
     encodes_texts = False  # but the conversation that a template makes of them
@@ -53,7 +58,7 @@ class Chat(RowSource):
     packs = True
     version = 3
 
-    def texts(self, row: Mapping[str, Any], *, spec: DataSpec) -> Iterable[str]:
+    def texts(self, row: Mapping[str, Any], *, context: SampleContext) -> Iterable[str]:
         """Returns the contents of the messages."""
         messages = with_system(messages_of(row["messages"]), row["system"])
         return (message["content"] for message in messages if message.get("content"))
@@ -196,7 +201,7 @@ def refuse_tools(row: Mapping[str, Any]) -> None:
         raise ValueError("a row of texts has tools. To fix: give lists of messages, which the chat template renders")
 
 
-def texts_of(values: Iterable[Any], *, spec: DataSpec) -> list[str]:
+def texts_of(values: Iterable[Any], context: SampleContext) -> list[str]:
     """Returns the texts among values, which are texts or lists of messages.
 
     The texts of messages are left out where they are not encoded by themselves, but as part of a rendered conversation.
@@ -204,7 +209,7 @@ def texts_of(values: Iterable[Any], *, spec: DataSpec) -> list[str]:
     given = [value for value in values if value is not None]
     if not any(isinstance(value, list) for value in given):
         return [value for value in given if isinstance(value, str)]
-    if spec.tokenizer is not None:
+    if context.spec.tokenizer is not None:
         return []
     return [message["content"] for value in given for message in as_messages(value) if message.get("content")]
 

@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, ClassVar
+from typing import Any
 
 import numpy as np
 
@@ -19,8 +20,20 @@ from ringmaster.techniques.data.sources.chat import (
 )
 from ringmaster.techniques.data.sources.labelled_text import text_of
 from ringmaster.techniques.data.unfit_data import are_pairs_equal
-from ringmaster.techniques.job import DataSpec
+from ringmaster.techniques.data_source import DataOptions, column
 from ringmaster.techniques.metric import IGNORED
+
+
+@dataclass(frozen=True, kw_only=True)
+class CompletionOptions(DataOptions):
+    """The columns of a prompt and its completion."""
+
+    prompt_column: str | None = column("prompt", "instruction", "question")
+    completion_column: str | None = column("completion", "response", "output", "answer")
+    input_column: str | None = column("input", is_optional=True)
+    tools_column: str | None = column("tools", is_optional=True)
+    system_column: str | None = column("system", is_optional=True)
+    history_column: str | None = column("history", is_optional=True)
 
 
 class Completion(RowSource):
@@ -32,27 +45,19 @@ class Completion(RowSource):
     """
 
     name = "completion"
-    roles: ClassVar[Mapping[str, tuple[str, ...]]] = {
-        "prompt": ("prompt", "instruction", "question"),
-        "completion": ("completion", "response", "output", "answer"),
-        "input": ("input",),
-        "tools": ("tools",),
-        "system": ("system",),
-        "history": ("history",),
-    }
-    optional: ClassVar[frozenset[str]] = frozenset({"input", "tools", "system", "history"})
+    options_class = CompletionOptions
     needs_tokenizer = True
     reads_messages = True
     is_causal = True
     packs = True
     version = 3
 
-    def texts(self, row: Mapping[str, Any], *, spec: DataSpec) -> Iterable[str]:
+    def texts(self, row: Mapping[str, Any], *, context: SampleContext) -> Iterable[str]:
         """Returns both texts, also those of messages where a tokenizer is trained on them."""
         prompt, completion = _prompt_of(row), row["completion"]
-        if spec.tokenizer is not None and isinstance(prompt, str) and isinstance(completion, str):
+        if context.spec.tokenizer is not None and isinstance(prompt, str) and isinstance(completion, str):
             return (prompt, prompt + completion)  # which are encoded
-        return texts_of((prompt, completion), spec=spec)
+        return texts_of((prompt, completion), context)
 
     def sample(self, row: Mapping[str, Any], *, context: SampleContext) -> Mapping[str, Any]:
         """Returns the tokens, and labels for those of the completion."""
@@ -100,6 +105,16 @@ def num_common(one: Sequence[Any], two: Sequence[Any]) -> int:
     return next((place for place, (a, b) in pairs if a != b), min(len(one), len(two)))
 
 
+@dataclass(frozen=True, kw_only=True)
+class PreferenceOptions(DataOptions):
+    """The columns of two answers, of which one is preferred."""
+
+    prompt_column: str | None = column("prompt", "question", is_optional=True)
+    chosen_column: str | None = column("chosen")
+    rejected_column: str | None = column("rejected")
+    tools_column: str | None = column("tools", is_optional=True)
+
+
 class Preference(RowSource):
     """Two rows of tokens, [2, tokens]: the prompt with the chosen answer, and with the rejected one.
 
@@ -108,24 +123,18 @@ class Preference(RowSource):
     """
 
     name = "preference"
-    roles: ClassVar[Mapping[str, tuple[str, ...]]] = {
-        "prompt": ("prompt", "question"),
-        "chosen": ("chosen",),
-        "rejected": ("rejected",),
-        "tools": ("tools",),
-    }
-    optional: ClassVar[frozenset[str]] = frozenset({"prompt", "tools"})
+    options_class = PreferenceOptions
     needs_tokenizer = True
     reads_messages = True
     is_causal = True
     version = 3
 
-    def texts(self, row: Mapping[str, Any], *, spec: DataSpec) -> Iterable[str]:
+    def texts(self, row: Mapping[str, Any], *, context: SampleContext) -> Iterable[str]:
         """Returns the texts, also those of messages where a tokenizer is trained on them."""
-        if spec.tokenizer is not None and all(isinstance(row[role], str) for role in ("chosen", "rejected")):
+        if context.spec.tokenizer is not None and all(isinstance(row[role], str) for role in ("chosen", "rejected")):
             prompt, *answers = _prompt_and_answers(row)
             return (prompt, *(prompt + answer for answer in answers)) if isinstance(prompt, str) else ()  # as encoded
-        return texts_of((row["prompt"], row["chosen"], row["rejected"]), spec=spec)
+        return texts_of((row["prompt"], row["chosen"], row["rejected"]), context)
 
     def sample(self, row: Mapping[str, Any], *, context: SampleContext) -> Mapping[str, Any]:
         """Returns the tokens and labels of both answers, the shorter one filled up."""

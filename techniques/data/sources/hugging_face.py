@@ -13,9 +13,8 @@ from ringmaster.techniques.data.arrow_files import Array, ArrowWriter, column_of
 from ringmaster.techniques.data.file_patterns import stamp
 from ringmaster.techniques.data.file_rows import is_held_out
 from ringmaster.techniques.data.images import pixels_of, read_image
-from ringmaster.techniques.data.row_kind import check_keys
 from ringmaster.techniques.data.stored_source import Preparation, StoredSource, described
-from ringmaster.techniques.data.tokens import write_text
+from ringmaster.techniques.data.tokens import TextOptions, write_text
 from ringmaster.techniques.data.unfit_data import SplitRows
 from ringmaster.techniques.data_source import PreparedData, Row
 from ringmaster.techniques.job import DataSpec
@@ -34,15 +33,12 @@ class HuggingFace(StoredSource):
     """
 
     name = "hugging-face"
+    options_class = TextOptions
     reads = ("dataset",)
-
-    def check(self, spec: DataSpec) -> None:
-        """Refuses keys that are not read."""
-        check_keys(spec, kind="language-modeling", columns=("text",), has_classes=False)
 
     def preparation(self, spec: DataSpec, *, cache_dir: Path) -> Preparation:
         """Returns how text becomes tokens, and how other columns are stored."""
-        return preparation_of_dataset(spec, write=lambda folder: _write(folder, spec))
+        return preparation_of_dataset(spec, write=lambda folder: _write(folder, spec, self.options(spec).text_column))
 
 
 def preparation_of_dataset(spec: DataSpec, *, write: Callable[[Path], PreparedData]) -> Preparation:
@@ -58,16 +54,18 @@ def preparation_of_dataset(spec: DataSpec, *, write: Callable[[Path], PreparedDa
     )
 
 
-def _write(folder: Path, spec: DataSpec) -> PreparedData:
+def _write(folder: Path, spec: DataSpec, text_column: str) -> PreparedData:
     splits = load_splits(spec)
     names = splits[0].column_names
-    is_text = spec.text_column in names
+    is_text = text_column in names
     if is_text or ("input_ids" in names and spec.seq_len is not None):
-        column = spec.text_column if is_text else "input_ids"
+        column = text_column if is_text else "input_ids"
         where = f"dataset {spec.dataset!r}"
-        prepared = write_text(folder, spec=spec, rows=lambda: _documents(splits, column, spec), where=where)
+        prepared = write_text(
+            folder, spec=spec, rows=lambda: _documents(splits, column, spec), where=where, column=text_column
+        )
         return with_leaks_of_splits(prepared, splits, spec, columns=[column])
-    prepared = _write_columns(folder, splits, spec)
+    prepared = _write_columns(folder, splits, spec, text_column)
     stored = open_split(folder, "training").column_names
     return with_leaks_of_splits(
         prepared, splits, spec, columns=[name for name in names if RENAMED.get(name, name) in stored]
@@ -151,14 +149,14 @@ def _documents(splits: list[Any], column: str, spec: DataSpec) -> Iterator[Row]:
             yield Row(file=file, number=index, value=None, content=content, held_out=held_out)
 
 
-def _write_columns(folder: Path, splits: list[Any], spec: DataSpec) -> PreparedData:
+def _write_columns(folder: Path, splits: list[Any], spec: DataSpec, text_column: str) -> PreparedData:
     with (
         ArrowWriter(split_file(folder, "training")) as training,
         ArrowWriter(split_file(folder, "held_out")) as held_out,
     ):
         for number, split in enumerate(splits):
             for start in range(0, len(split), ROWS_PER_CALL):
-                columns = _columns(split[start : start + ROWS_PER_CALL], spec)
+                columns = _columns(split[start : start + ROWS_PER_CALL], spec, text_column)
                 table = table_of({name: column_of(values) for name, values in columns.items()})
                 rows = range(start, min(start + ROWS_PER_CALL, len(split)))
                 chosen = np.array(
@@ -171,7 +169,7 @@ def _write_columns(folder: Path, splits: list[Any], spec: DataSpec) -> PreparedD
     return described(folder, num_labels=getattr(label, "num_classes", None))
 
 
-def _columns(batch: dict[str, list[Any]], spec: DataSpec) -> dict[str, Array]:
+def _columns(batch: dict[str, list[Any]], spec: DataSpec, text_column: str) -> dict[str, Array]:
     """The numeric and image columns of some rows. Other columns (ids, captions) are not inputs of a model."""
     columns = {}
     for name, values in batch.items():
@@ -192,7 +190,7 @@ def _columns(batch: dict[str, list[Any]], spec: DataSpec) -> dict[str, Array]:
             columns[RENAMED.get(name, name)] = column
     if not columns:
         raise ValueError(
-            f"dataset {spec.dataset!r} has neither text in {spec.text_column!r} nor columns of numbers or "
+            f"dataset {spec.dataset!r} has neither text in {text_column!r} nor columns of numbers or "
             f"images; it has {', '.join(batch)}. To fix: set text_column"
         )
     return columns

@@ -6,10 +6,10 @@ import hashlib
 import json
 from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import replace
-from functools import partial
+from dataclasses import dataclass, replace
+from functools import cached_property, partial
 from pathlib import Path, PurePosixPath
-from typing import Any, ClassVar
+from typing import Any
 
 import numpy as np
 
@@ -18,15 +18,35 @@ from ringmaster.techniques.data.file_patterns import MatchedFiles, is_litter, ma
 from ringmaster.techniques.data.file_rows import is_held_out
 from ringmaster.techniques.data.images import is_image, pixels_of, read_image
 from ringmaster.techniques.data.row_files import MAX_FAULTS
-from ringmaster.techniques.data.row_kind import Columns
-from ringmaster.techniques.data.row_source import RowSource, SampleContext
+from ringmaster.techniques.data.row_source import Columns, RowSource, SampleContext
 from ringmaster.techniques.data.stored_source import Preparation
 from ringmaster.techniques.data.unfit_data import with_leaks
-from ringmaster.techniques.data_source import MAX_SHOWN, PreparedData, Row
+from ringmaster.techniques.data_source import MAX_SHOWN, DataOptions, PreparedData, Row, column
 from ringmaster.techniques.job import DataSpec
 
 PROCESSOR = "preprocessor_config.json"
+IN_FOLDERS = ("image", "label")
+"""What is known of an image in a folder, as if it were the columns of a table."""
 SPLITS = frozenset({"train", "training", "test", "val", "valid", "validation", "eval", "dev"})
+
+
+@dataclass(frozen=True, kw_only=True)
+class ImageOptions(DataOptions):
+    """The columns of images and of their classes, and how pixels are read; see `ImageClassification`."""
+
+    image_column: str | None = column("image", "img", "path", "file_name", "file")
+    label_column: str | None = column("label", "labels", "class")
+    labels: tuple[str, ...] = ()
+    image_size: int = 224
+    mean: Any = 0.5
+    std: Any = 0.5
+    mode: str = "RGB"
+    processor: str | None = None
+
+    @cached_property
+    def resolved(self) -> ImageOptions:
+        """The options with those that the config of the processor has."""
+        return self if self.processor is None else replace(self, processor=None, **_read_processor(str(self.processor)))
 
 
 class ImageClassification(RowSource):
@@ -43,29 +63,18 @@ class ImageClassification(RowSource):
     version = 2
     pads = False
     keeps_files = False  # images are files of their own, and their pixels take more space than the files
-    roles: ClassVar[Mapping[str, tuple[str, ...]]] = {
-        "image": ("image", "img", "path", "file_name", "file"),
-        "label": ("label", "labels", "class"),
-    }
-    label_role = "label"
-    options: ClassVar[Mapping[str, Any]] = {
-        "image_size": 224,
-        "mean": 0.5,
-        "std": 0.5,
-        "mode": "RGB",
-        "processor": None,
-    }
+    options_class = ImageOptions
 
     def check(self, spec: DataSpec) -> None:
         """Refuses unknown options, and modes other than RGB and L."""
         super().check(spec)
-        if (mode := self.option(spec, "mode")) not in ("RGB", "L"):
+        if (mode := self.options(spec).mode) not in ("RGB", "L"):
             raise ValueError(f"data: mode {mode!r} of images is unknown. To fix: give RGB or L")
 
     def columns(self, spec: DataSpec, available: Sequence[str] | None = None) -> Columns:
         """Returns the columns; those of images in a folder are the roles."""
         if images_of(spec) is not None:
-            available = tuple(self.roles)
+            available = IN_FOLDERS
         return super().columns(spec, available)
 
     def preparation(self, spec: DataSpec, *, cache_dir: Path) -> Preparation:
@@ -114,10 +123,10 @@ class ImageClassification(RowSource):
 
     def sample(self, row: Mapping[str, Any], *, context: SampleContext) -> Mapping[str, Any]:
         """Returns the pixels, as bytes for the default normalisation and else normalised, and the label."""
-        how = self._processor(context.spec)
-        pixels = pixels_of(read_image(row["image"]), mode=how["mode"], size=how["image_size"])
-        if (how["mean"], how["std"]) != (0.5, 0.5):
-            mean, std = (np.asarray(how[name], np.float32).reshape(-1, 1, 1) for name in ("mean", "std"))
+        how: ImageOptions = context.options.resolved
+        pixels = pixels_of(read_image(row["image"]), mode=how.mode, size=how.image_size)
+        if (how.mean, how.std) != (0.5, 0.5):
+            mean, std = (np.asarray(each, np.float32).reshape(-1, 1, 1) for each in (how.mean, how.std))
             pixels = (pixels.astype(np.float32) / 255 - mean) / std
         return {"pixel_values": pixels, "labels": context.labels.number(row["label"])}
 
@@ -133,10 +142,10 @@ class ImageClassification(RowSource):
         return super()._write_dataset(spec, folder)
 
     def _write_processor(self, folder: Path, spec: DataSpec) -> None:
-        how = self._processor(spec)
+        how = self.options(spec).resolved
         (folder / "processor").mkdir()
-        size, mean, std = how["image_size"], how["mean"], how["std"]
-        channels = 3 if how["mode"] == "RGB" else 1
+        size, mean, std = how.image_size, how.mean, how.std
+        channels = 3 if how.mode == "RGB" else 1
         config = {
             "image_processor_type": "ViTImageProcessor",
             "do_resize": True,
@@ -147,10 +156,6 @@ class ImageClassification(RowSource):
             "image_std": std if isinstance(std, list) else [std] * channels,
         }
         (folder / "processor" / PROCESSOR).write_text(json.dumps(config, indent=1))
-
-    def _processor(self, spec: DataSpec) -> Mapping[str, Any]:
-        how = {name: self.option(spec, name) for name in self.options}
-        return how if how["processor"] is None else {**how, **_read_processor(str(how["processor"]))}
 
 
 def images_of(spec: DataSpec) -> MatchedFiles | None:

@@ -4,16 +4,31 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterable, Mapping
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from typing import Any, ClassVar
 
 import numpy as np
 
 from ringmaster.techniques.data.class_labels import as_list
 from ringmaster.techniques.data.row_source import RowSource, SampleContext
-from ringmaster.techniques.data_source import PreparedData
-from ringmaster.techniques.job import DataSpec
+from ringmaster.techniques.data_source import DataOptions, PreparedData, column
 from ringmaster.techniques.metric import IGNORED
+
+
+@dataclass(frozen=True, kw_only=True)
+class TextRegressionOptions(DataOptions):
+    """The columns of a text, or of a pair, and of its label."""
+
+    text_column: str | None = column("text", "sentence", "sentence1", "premise", "question1")
+    text_pair_column: str | None = column("text_pair", "sentence2", "hypothesis", "question2", is_optional=True)
+    label_column: str | None = column("label", "labels", "class")
+
+
+@dataclass(frozen=True, kw_only=True)
+class TextClassificationOptions(TextRegressionOptions):
+    """The same; labels: the classes, in the order of their numbers, () for those found in the data."""
+
+    labels: tuple[str, ...] = ()
 
 
 class TextClassification(RowSource):
@@ -25,16 +40,10 @@ class TextClassification(RowSource):
 
     name = "text-classification"
     version = 2
-    roles: ClassVar[Mapping[str, tuple[str, ...]]] = {
-        "text": ("text", "sentence", "sentence1", "premise", "question1"),
-        "text_pair": ("text_pair", "sentence2", "hypothesis", "question2"),
-        "label": ("label", "labels", "class"),
-    }
-    optional: ClassVar[frozenset[str]] = frozenset({"text_pair"})
-    label_role: ClassVar[str | None] = "label"
+    options_class: ClassVar[type[DataOptions]] = TextClassificationOptions
     needs_tokenizer = True
 
-    def texts(self, row: Mapping[str, Any], *, spec: DataSpec) -> Iterable[str]:
+    def texts(self, row: Mapping[str, Any], *, context: SampleContext) -> Iterable[str]:
         """Returns the text, and the second one of a pair."""
         return row["text"], row["text_pair"]
 
@@ -77,7 +86,7 @@ class TextRegression(TextClassification):
     """The tokens of a text, or of a pair, with a number, which a model with one output predicts."""
 
     name = "text-regression"
-    label_role = None
+    options_class = TextRegressionOptions
 
     def sample(self, row: Mapping[str, Any], *, context: SampleContext) -> Mapping[str, Any]:
         """Returns tokens with the tokenizer's special tokens, and the number."""
@@ -97,6 +106,15 @@ class TextRegression(TextClassification):
         return replace(prepared, num_labels=1)
 
 
+@dataclass(frozen=True, kw_only=True)
+class TokenClassificationOptions(DataOptions):
+    """The columns of words and of their classes. labels: as for texts."""
+
+    tokens_column: str | None = column("tokens", "words")
+    label_column: str | None = column("labels", "tags", "ner_tags", "pos_tags", "label")
+    labels: tuple[str, ...] = ()
+
+
 class TokenClassification(RowSource):
     """The tokens of a row's words, with a label for the first token of each word.
 
@@ -106,14 +124,10 @@ class TokenClassification(RowSource):
 
     name = "token-classification"
     version = 2
-    roles: ClassVar[Mapping[str, tuple[str, ...]]] = {
-        "tokens": ("tokens", "words"),
-        "label": ("labels", "tags", "ner_tags", "pos_tags", "label"),
-    }
-    label_role = "label"
+    options_class = TokenClassificationOptions
     needs_tokenizer = True
 
-    def texts(self, row: Mapping[str, Any], *, spec: DataSpec) -> Iterable[str]:
+    def texts(self, row: Mapping[str, Any], *, context: SampleContext) -> Iterable[str]:
         """Returns the words as they are encoded."""
         return _spaced(as_list(row["tokens"]))
 

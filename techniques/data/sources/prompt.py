@@ -4,17 +4,16 @@ from __future__ import annotations
 
 import json
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any, ClassVar
 
 import numpy as np
 
 from ringmaster.techniques.data.arrow_files import Array, Indices, Table, TableRows, padded, values_of
-from ringmaster.techniques.data.row_kind import Columns, columns_of_files
-from ringmaster.techniques.data.row_source import RowSource, SampleContext
+from ringmaster.techniques.data.row_source import Columns, RowSource, SampleContext, columns_of_files
 from ringmaster.techniques.data.samples import Collate, PaddedSamples
 from ringmaster.techniques.data.sources.chat import messages_of
-from ringmaster.techniques.data_source import PreparedData
+from ringmaster.techniques.data_source import DataOptions, PreparedData, column
 from ringmaster.techniques.job import DataSpec
 
 if TYPE_CHECKING:
@@ -49,6 +48,13 @@ class _Prompts(PaddedSamples):
         return batch
 
 
+@dataclass(frozen=True, kw_only=True)
+class PromptOptions(DataOptions):
+    """The column of prompts."""
+
+    prompt_column: str | None = column("prompt", "messages", "question", "instruction")
+
+
 class Prompt(RowSource):
     """The tokens of a prompt, and its row. A prompt is a text, or a list of messages for the tokenizer's chat template.
 
@@ -57,7 +63,7 @@ class Prompt(RowSource):
     """
 
     name = "prompt"
-    roles: ClassVar[Mapping[str, tuple[str, ...]]] = {PROMPT: ("prompt", "messages", "question", "instruction")}
+    options_class = PromptOptions
     needs_tokenizer = True
     reads_messages = True
     version = 3
@@ -74,12 +80,14 @@ class Prompt(RowSource):
             raise ValueError(f"a column has the name {taken[0]}, of an argument of rewards. To fix: rename it")
         return Columns(columns={**result.columns, **others}, roles=(PROMPT, *others), optional=frozenset(others))
 
-    def texts(self, row: Mapping[str, Any], *, spec: DataSpec) -> Iterable[str]:
+    def texts(self, row: Mapping[str, Any], *, context: SampleContext) -> Iterable[str]:
         """Returns the prompt, or the contents of its messages where a tokenizer is trained on them."""
         prompt = row[PROMPT]
         if isinstance(prompt, str):
             return (prompt,)
-        return () if spec.tokenizer is not None else [str(each.get("content", "")) for each in messages_of(prompt)]
+        return (
+            () if context.spec.tokenizer is not None else [str(each.get("content", "")) for each in messages_of(prompt)]
+        )
 
     def sample(self, row: Mapping[str, Any], *, context: SampleContext) -> Mapping[str, Any]:
         """Returns the prompt's tokens and mask, and the row as bytes."""

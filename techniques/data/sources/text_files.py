@@ -13,9 +13,8 @@ from typing import Any
 
 from ringmaster.techniques.data.encoded_rows import parts_of_files
 from ringmaster.techniques.data.file_rows import RowReading, preparation_of_files, rows_of_files
-from ringmaster.techniques.data.row_kind import check_keys
 from ringmaster.techniques.data.stored_source import Preparation, StoredSource
-from ringmaster.techniques.data.tokens import TokenCache, write_text
+from ringmaster.techniques.data.tokens import TextOptions, write_text
 from ringmaster.techniques.data_source import PreparedData, Row
 from ringmaster.techniques.job import DataSpec
 
@@ -35,15 +34,8 @@ class TextFiles(StoredSource):
     """
 
     name = "language-modeling"
+    options_class = TextOptions
     reads = ("path",)
-
-    def check(self, spec: DataSpec) -> None:
-        """Refuses keys that are not read, and options, as text has none."""
-        check_keys(spec, kind=self.name, columns=("text",), has_classes=False)
-        if spec.path is not None and spec.kwargs:
-            raise ValueError(
-                f"data: kind {self.name} has no option {min(spec.kwargs)!r}. To fix: remove kwargs, or set data.kind"
-            )
 
     def preparation(self, spec: DataSpec, *, cache_dir: Path) -> Preparation:
         """Returns how the documents become one stream of tokens, which is cut into samples."""
@@ -51,24 +43,28 @@ class TextFiles(StoredSource):
             spec,
             cache_dir=cache_dir,
             rows=self.rows,
-            write=partial(_write, cache_dir),
+            write=partial(self._write, cache_dir),
             identity_of=self.identity_of,
         )
 
     def rows(self, spec: DataSpec) -> Iterator[Row]:
         """Yields every row before tokenisation; its content is its text, a `FileText` or its token ids."""
-        return rows_of_files(spec, reading_of(spec))
+        return rows_of_files(spec, self._reading(spec))
 
+    def _reading(self, spec: DataSpec) -> RowReading:
+        column = self.options(spec).text_column
+        return RowReading(columns=(column, "input_ids"), content=partial(_content, column=column))
 
-def reading_of(spec: DataSpec) -> RowReading:
-    """Returns what is read of a row of text."""
-    return RowReading(columns=(spec.text_column, "input_ids"), content=partial(_content, column=spec.text_column))
-
-
-def _write(cache_dir: Path, folder: Path, spec: DataSpec, where: str) -> PreparedData:
-    reading = reading_of(spec)
-    kept = TokenCache(cache_dir, partial(parts_of_files, spec, reading))
-    return write_text(folder, spec=spec, rows=partial(rows_of_files, spec, reading), where=where, kept=kept)
+    def _write(self, cache_dir: Path, folder: Path, spec: DataSpec, where: str) -> PreparedData:
+        return write_text(
+            folder,
+            spec=spec,
+            rows=partial(self.rows, spec),
+            where=where,
+            column=self.options(spec).text_column,
+            cache_dir=cache_dir,
+            parts=partial(parts_of_files, spec, self._reading(spec)),
+        )
 
 
 def _content(row: Any, where: str, *, column: str) -> Content:

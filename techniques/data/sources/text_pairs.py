@@ -3,22 +3,31 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, ClassVar
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
 from ringmaster.techniques.data.arrow_files import Array
-from ringmaster.techniques.data.row_kind import Columns
-from ringmaster.techniques.data.row_source import RowSource, SampleContext
+from ringmaster.techniques.data.row_source import Columns, RowSource, SampleContext
 from ringmaster.techniques.data.samples import as_tensors
 from ringmaster.techniques.data.sources.labelled_text import text_of
 from ringmaster.techniques.data.unfit_data import are_samples_equal
+from ringmaster.techniques.data_source import DataOptions, column
 from ringmaster.techniques.job import DataSpec
 
 if TYPE_CHECKING:
     import torch
+
+
+@dataclass(frozen=True, kw_only=True)
+class Seq2SeqOptions(DataOptions):
+    """The columns of an input and its target. prefix: what is put before each input."""
+
+    input_column: str | None = column("input", "source", "document", "article")
+    target_column: str | None = column("target", "output", "summary", "highlights")
+    prefix: str = ""
 
 
 class Seq2Seq(RowSource):
@@ -28,20 +37,16 @@ class Seq2Seq(RowSource):
     """
 
     name = "seq2seq"
-    roles: ClassVar[Mapping[str, tuple[str, ...]]] = {
-        "input": ("input", "source", "document", "article"),
-        "target": ("target", "output", "summary", "highlights"),
-    }
-    options: ClassVar[Mapping[str, Any]] = {"prefix": ""}
+    options_class = Seq2SeqOptions
     needs_tokenizer = True
 
-    def texts(self, row: Mapping[str, Any], *, spec: DataSpec) -> Iterable[str]:
+    def texts(self, row: Mapping[str, Any], *, context: SampleContext) -> Iterable[str]:
         """Returns the input with its prefix, and the target."""
-        return f"{self.option(spec, 'prefix')}{row['input']}", row["target"]
+        return f"{context.options.prefix}{row['input']}", row["target"]
 
     def sample(self, row: Mapping[str, Any], *, context: SampleContext) -> Mapping[str, Any]:
         """Returns the tokens of the input, and those of the target as labels."""
-        text = f"{self.option(context.spec, 'prefix')}{text_of(row, 'input')}"
+        text = f"{context.options.prefix}{text_of(row, 'input')}"
         return {"input_ids": _ended(text, context), "labels": _ended(text_of(row, "target"), context)}
 
 
@@ -54,6 +59,15 @@ def _ended(text: str, context: SampleContext) -> list[int]:
     return [*tokens[: context.max_length - 1], tokenizer.end_id]
 
 
+@dataclass(frozen=True, kw_only=True)
+class EmbeddingOptions(DataOptions):
+    """The columns of a text, of one that belongs to it, and of one that does not."""
+
+    anchor_column: str | None = column("anchor", "query", "question", "sentence1")
+    positive_column: str | None = column("positive", "document", "answer", "sentence2")
+    negative_column: str | None = column("negative", "hard_negative", is_optional=True)
+
+
 class Embedding(RowSource):
     """Two rows of tokens, [2, tokens], with their masks: an anchor, and the text that belongs to it.
 
@@ -62,20 +76,15 @@ class Embedding(RowSource):
 
     name = "embedding"
     version = 2
-    roles: ClassVar[Mapping[str, tuple[str, ...]]] = {
-        "anchor": ("anchor", "query", "question", "sentence1"),
-        "positive": ("positive", "document", "answer", "sentence2"),
-        "negative": ("negative", "hard_negative"),
-    }
-    optional: ClassVar[frozenset[str]] = frozenset({"negative"})
+    options_class = EmbeddingOptions
     needs_tokenizer = True
 
     def columns(self, spec: DataSpec, available: Sequence[str] | None = None) -> Columns:
         """Returns the columns; where there is one of negatives, every row has one."""
         result = super().columns(spec, available)
-        return replace(result, optional=self.optional - result.columns.keys())
+        return replace(result, optional=result.optional - result.columns.keys())
 
-    def texts(self, row: Mapping[str, Any], *, spec: DataSpec) -> Iterable[str]:
+    def texts(self, row: Mapping[str, Any], *, context: SampleContext) -> Iterable[str]:
         """Returns the texts."""
         return (text for text in row.values() if text is not None)
 
@@ -84,8 +93,8 @@ class Embedding(RowSource):
         tokenizer = context.tokenizer
         texts = [
             tokenizer.with_special(tokenizer.encode(text_of(row, role)), at_most=context.max_length).tokens
-            for role in self.roles
-            if row[role] is not None or role not in self.optional
+            for role in row
+            if row[role] is not None or role != "negative"
         ]
         width = max(map(len, texts))
         return {

@@ -11,7 +11,7 @@ from prefect.client.schemas.objects import StateType
 from prefect.states import Cancelled, Crashed, Pending, Running
 
 from ringmaster.flows.batch.flow_runs import runs_fact
-from ringmaster.flows.pool.batch_runs import BEGUN_WITHIN, MOST_RUNS, CrashedRuns
+from ringmaster.flows.pool.batch_runs import BEGUN_WITHIN, MOST_RUNS, revive_crashed_runs
 from ringmaster.tasks.pool.submissions import Submissions
 from ringmaster.tasks.storage.journal import Journal
 from tests.integration.training.test_worker import prefect_server  # noqa: F401 - a fixture
@@ -42,16 +42,16 @@ def state_of(client, run):
 def test_a_run_that_crashed_is_scheduled_again_and_others_are_left_alone(client, pool_database):
     mine, others = crashed(client, "train-batch"), crashed(client, "somebody-elses")
     cancelled = crashed(client, "sweep", end=Cancelled())
-    CrashedRuns(pool_database).revive(client)
+    revive_crashed_runs(pool_database, client)
     assert (state_of(client, mine).type, state_of(client, mine).name) == (StateType.SCHEDULED, "AwaitingRetry")
     assert state_of(client, others).type == StateType.CRASHED
     assert state_of(client, cancelled).type == StateType.CANCELLED
-    assert client.read_flow_run(mine).name not in CrashedRuns(pool_database).revive(client)
+    assert client.read_flow_run(mine).name not in revive_crashed_runs(pool_database, client)
 
 
 def test_what_crashes_each_time_is_given_up(client, pool_database):
     run = crashed(client, "retrain-daily", times=MOST_RUNS)
-    CrashedRuns(pool_database).revive(client)
+    revive_crashed_runs(pool_database, client)
     assert state_of(client, run).type == StateType.CRASHED
 
 
@@ -59,16 +59,14 @@ def test_a_run_of_long_ago_goes_on_only_where_its_batch_still_stands(client, poo
     stands, forgotten = crashed(client, "submit-jobs"), crashed(client, "submit-jobs")
     Submissions(pool_database).submit(submission("b1"))
     Journal(pool_database, batch="").put(runs_fact(str(stands)), {"nightly 0": ["b1", "/runs/b1"]})
-    later = CrashedRuns(pool_database, clock=lambda: datetime.now(UTC) + timedelta(days=1))
-    later.revive(client)
+    revive_crashed_runs(pool_database, client, clock=lambda: datetime.now(UTC) + timedelta(days=1))
     assert state_of(client, stands).type == StateType.SCHEDULED
     assert state_of(client, forgotten).type == StateType.CRASHED
 
 
 def test_a_run_that_was_claimed_and_never_begun_is_scheduled_again(client, pool_database):
     claimed = crashed(client, "train-batch", end=Pending())
-    CrashedRuns(pool_database).revive(client)
+    revive_crashed_runs(pool_database, client)
     assert state_of(client, claimed).type == StateType.PENDING
-    later = CrashedRuns(pool_database, clock=lambda: datetime.now(UTC) + 2 * BEGUN_WITHIN)
-    later.revive(client)
+    revive_crashed_runs(pool_database, client, clock=lambda: datetime.now(UTC) + 2 * BEGUN_WITHIN)
     assert state_of(client, claimed).name == "AwaitingRetry"

@@ -12,7 +12,7 @@ from prefect.input import keyset_from_paused_state
 from prefect.states import Running, Suspended
 
 from ringmaster.flows.batch.batch_input import ANSWER_WITHIN_S
-from ringmaster.flows.pool.batch_runs import LateAnswers
+from ringmaster.flows.pool.batch_runs import answer_late_runs
 from ringmaster.flows.retraining.approval import NOBODY, TO_START, Start
 from tests.integration.training.test_worker import prefect_server  # noqa: F401 - a fixture
 
@@ -38,16 +38,16 @@ def waiting(client, deployment="train-batch", **parameters):
     return client.read_flow_run(run.id), keyset
 
 
-def after(seconds):
-    return LateAnswers(clock=lambda: datetime.now(UTC) + timedelta(seconds=seconds))
+def answered_after(seconds, client):
+    return answer_late_runs(client, clock=lambda: datetime.now(UTC) + timedelta(seconds=seconds))
 
 
 @pytest.mark.parametrize(("without_answer", "starts"), [("train", True), ("stop", False)])
 def test_who_does_not_answer_in_time_is_answered_for(client, without_answer, starts):
     run, keyset = waiting(client, answer_within_s=7200, without_answer=without_answer)
-    assert run.name not in after(3600).answer(client)
+    assert run.name not in answered_after(3600, client)
     assert client.read_flow_run(run.id).state.name == "Suspended"
-    assert run.name in after(7200).answer(client)
+    assert run.name in answered_after(7200, client)
     assert client.read_flow_run(run.id).state.type == StateType.SCHEDULED, "it begins anew, with the answer"
     said = Start.load(keyset, run.id)
     assert (said.start, said.name) == (starts, NOBODY)
@@ -56,12 +56,12 @@ def test_who_does_not_answer_in_time_is_answered_for(client, without_answer, sta
 
 def test_what_the_run_was_not_told_is_as_in_the_form(client):
     run, keyset = waiting(client)
-    assert run.name not in after(ANSWER_WITHIN_S / 2).answer(client)
-    assert run.name in after(ANSWER_WITHIN_S).answer(client)
+    assert run.name not in answered_after(ANSWER_WITHIN_S / 2, client)
+    assert run.name in answered_after(ANSWER_WITHIN_S, client)
     assert Start.load(keyset, run.id).start is False
 
 
 def test_runs_of_other_deployments_are_left_alone(client):
     run, _ = waiting(client, deployment="somebody-elses")
-    assert run.name not in after(10 * ANSWER_WITHIN_S).answer(client)
+    assert run.name not in answered_after(10 * ANSWER_WITHIN_S, client)
     assert client.read_flow_run(run.id).state.name == "Suspended"

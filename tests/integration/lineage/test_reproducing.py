@@ -4,8 +4,7 @@ import json
 import random
 import shutil
 from contextlib import nullcontext
-from dataclasses import dataclass, replace
-from pathlib import Path
+from dataclasses import replace
 
 import pytest
 from safetensors.numpy import load_file, save_file
@@ -17,43 +16,14 @@ from ringmaster.flows import cli
 from ringmaster.flows.lineage import reproducing
 from ringmaster.flows.lineage.home import LineageHome
 from ringmaster.flows.lineage.reproducing import ReproductionOptions, reproduce
-from ringmaster.model_lineage import Ledger, Origin
-from ringmaster.model_lineage.records import MetricPoint
-from ringmaster.tasks.datasets.recording import ROWS, dataset_inputs, rows_text
-from ringmaster.tasks.recording.mlflow_writer import CHAIN, TRAINING, TrainingRecord
-from ringmaster.tasks.recording.rows import code_version
-from ringmaster.techniques import Adapter, DataSpec
-from ringmaster.techniques.checkpoints.chain import read_chain
+from ringmaster.tasks.recording.mlflow_writer import CHAIN, TRAINING
+from ringmaster.techniques import Adapter
 from ringmaster.techniques.checkpoints.checkpoint import CheckpointFile, read_manifest, stored_manifest
 from ringmaster.techniques.checkpoints.storage import MANIFEST, LocalPlace
-from ringmaster.techniques.data import prepare
-from ringmaster.techniques.processes.events import Steps
 from tests.integration.lineage.family import in_home
+from tests.integration.lineage.trained import LINKS, job_of, record, train, write_rows
 from tests.integration.workbench import SINGLE, Layout
 from tests.matrix import matrix
-
-LINKS = (3, 6, 9)
-
-
-@dataclass
-class Recorded:
-    """A home with one recorded model, which was trained in three segments."""
-
-    home: Path
-    name: str
-    run_id: str
-    ledger: Ledger
-    rows: Path
-
-    def reproduced(self, **options):
-        options = ReproductionOptions(folder=self.home / "again", **options)
-        home = LineageHome(folder=self.home, is_fresh=True)
-        return reproduce(home, home.find(self.name), options, notice=lambda _: None)
-
-    def rewrite(self, path, change):
-        """Changes the JSON of an artifact of the model's run."""
-        value = change(json.loads(self.ledger.read_text(self.run_id, path)))
-        self.ledger.write_json(self.run_id, path, value)
 
 
 @pytest.fixture(autouse=True)
@@ -68,63 +38,22 @@ def home(tmp_path):
         yield tmp_path / "home"
 
 
-def write_rows(file, *, changed=None):
-    draw = random.Random(7)
-    lines = [" ".join(draw.choices(["alpha", "beta", "gamma", "delta", "zeta"], k=14)) for _ in range(120)]
-    if changed is not None:
-        lines[changed] += " omega"
-    file.write_text("".join(json.dumps({"text": line}) + "\n" for line in lines))
-    return file
+@pytest.fixture(scope="module")
+def trained_once(bench, tmp_path_factory):
+    """A recorded model that no test changes."""
+    home = tmp_path_factory.mktemp("once")
+    with in_home(home):
+        return train(bench, home, job_of(bench, write_rows(home / "rows.jsonl")))
 
 
-def job_of(bench, rows, **changes):
-    data = DataSpec(name="rows", version="1", path=str(rows), kind="language-modeling", seq_len=16, vocab_size=280)
-    return bench.job(data=data, num_steps=LINKS[-1], **changes)
+@pytest.fixture
+def made_once(trained_once):
+    with in_home(trained_once.home):
+        yield trained_once
 
 
-def train(bench, home, job, *, layouts=(SINGLE,) * len(LINKS), between=lambda step, root: None, weights_from=None):
-    """Trains a job link by link, and records its model as a batch does."""
-    folder, losses = home / "batches" / job.name, {}
-    for last_step, layout in zip(LINKS, layouts, strict=True):
-        trained = bench.train(
-            job,
-            layout,
-            folder,
-            last_step=last_step,
-            keep_checkpoints=10,
-            weights_from=weights_from and str(weights_from),
-        )
-        assert trained.outcome.status in ("done", "preempted"), trained.outcome
-        for event in trained.events:
-            if isinstance(event, Steps):
-                losses |= dict(enumerate(event.losses, start=event.first_step + 1))
-        between(last_step, folder / "checkpoints")
-    return record(bench, home, job, folder, losses)
-
-
-def record(bench, home, job, folder, losses, *, parents=None):
-    ledger = Ledger(f"sqlite:///{home}/mlflow.db", artifact_root=home / "mlartifacts")
-    run_id = ledger.start_job(ledger.start_batch("night", batch="night", params={}), job.name, params={})
-    ledger.log_metrics(run_id, [MetricPoint("train/loss", loss, step) for step, loss in losses.items()])
-    value = TrainingRecord(job=job, parents=parents or {}, folder=str(home), code_version=code_version(home))
-    ledger.write_json(run_id, TRAINING, to_json(value))
-    ledger.write_text(run_id, CHAIN, read_chain(folder / "checkpoints").to_text())
-    data = to_json(prepare(job.data, cache_dir=bench.cache_dir))
-    if (manifest := rows_text(data)) is not None:
-        ledger.write_text(run_id, ROWS, manifest)
-    ledger.record_model(
-        job.name,
-        run_id=run_id,
-        folder=folder / "model",
-        kind="pretrained",
-        datasets=dataset_inputs(job.data, data),
-        origin=Origin(job=job.name, num_steps=job.num_steps, checkpoints=str(folder / "checkpoints")),
-    )
-    return Recorded(home=home, name=job.name, run_id=run_id, ledger=ledger, rows=Path(job.data.path))
-
-
-def test_a_model_is_made_again_bit_by_bit_in_a_fresh_folder(bench, home, tmp_path):
-    made = train(bench, home, job_of(bench, write_rows(tmp_path / "rows.jsonl")))
+def test_a_model_is_made_again_bit_by_bit_in_a_fresh_folder(made_once):
+    made, home = made_once, made_once.home
 
     report = made.reproduced()
 
@@ -143,6 +72,17 @@ def test_layouts_that_were_switched_are_switched_again(bench, home, tmp_path):
     made = train(bench, home, job_of(bench, write_rows(tmp_path / "rows.jsonl")), layouts=layouts)
 
     assert made.reproduced().is_equal
+
+
+def test_an_exact_job_of_several_layouts_is_made_again_on_one_device(bench, home, tmp_path):
+    layouts = (Layout("ddp", 2, {"micro_batch": 4}), Layout("fsdp", 2, {"reshard": True, "micro_batch": 4}), SINGLE_4)
+    job = job_of(bench, write_rows(tmp_path / "rows.jsonl"), exact=True, exact_chunk=4)
+    made = train(bench, home, job, layouts=layouts)
+
+    report = made.reproduced(technique="single")
+
+    assert report.is_equal, report.sentences()
+    assert report.steps == 9
 
 
 def test_an_adapter_with_dropout_is_made_again_on_its_base(bench, home, tmp_path):
@@ -237,6 +177,7 @@ def skip_a_step(root, step):
     (folder / MANIFEST).write_bytes(stored_manifest(replace(manifest, step=step + 1)))
 
 
+SINGLE_4 = Layout("single", 1, {"micro_batch": 4})
 PLANTED = ("bit", "skipped step", "learning rate", "row")
 
 
@@ -308,10 +249,8 @@ def test_a_model_whose_files_were_changed_is_told_from_one_that_trained_otherwis
     assert report.causes[-1].startswith("the model's files were changed after its training")
 
 
-def test_an_audit_repeats_some_links_and_says_its_odds(bench, home, tmp_path):
-    made = train(bench, home, job_of(bench, write_rows(tmp_path / "rows.jsonl")))
-
-    report = made.reproduced(share=0.05)
+def test_an_audit_repeats_some_links_and_says_its_odds(made_once):
+    report = made_once.reproduced(share=0.05)
 
     assert report.is_equal
     assert len(report.links) == 1
@@ -319,26 +258,8 @@ def test_an_audit_repeats_some_links_and_says_its_odds(bench, home, tmp_path):
     assert "probability of 33%" in report.sentences()[0]
 
 
-def test_audits_find_a_change_as_often_as_they_say(bench, home, tmp_path):
-    flips = random.Random(1)
-
-    def between(step, root):
-        if step == LINKS[0]:
-            flip_a_bit(root, step, draw=flips)
-
-    made = train(bench, home, job_of(bench, write_rows(tmp_path / "rows.jsonl")), between=between)
-
-    reports = [made.reproduced(share=0.05, seed=seed) for seed in range(6)]
-
-    # Only the second link starts from the changed checkpoint: one of three, as the report says.
-    assert {report.is_equal for report in reports} == {True, False}
-    assert all(report.first.link.step == LINKS[0] for report in reports if not report.is_equal)
-    assert all(report.links[0].link.first_step != LINKS[0] for report in reports if report.is_equal)
-    assert {report.probability for report in reports} == {1 / 3}
-
-
-def test_what_cannot_be_made_again_says_so_before_it_starts(bench, home, tmp_path):
-    made = train(bench, home, job_of(bench, write_rows(tmp_path / "rows.jsonl")))
+def test_what_cannot_be_made_again_says_so_before_it_starts(made_once, tmp_path):
+    made, home = made_once, made_once.home
     with pytest.raises(InputError, match="other layouts than its own give other bits"):
         made.reproduced(technique="single")
 

@@ -2,7 +2,9 @@
 
 import json
 
-from ringmaster.techniques.models.peft_format import has_lost_base, on_base
+import pytest
+
+from ringmaster.techniques.models.peft_format import base_of, has_lost_base, on_base
 
 
 def adapter(folder, base):
@@ -18,6 +20,17 @@ def test_only_a_folder_that_has_gone_is_lost(tmp_path):
     assert not has_lost_base(adapter(tmp_path / "hub", "org/base"))
     assert not has_lost_base(adapter(tmp_path / "seeded", None))
     assert not has_lost_base(tmp_path)
+
+
+def test_a_base_whose_weights_are_in_the_tensor_store_alone_is_lost(tmp_path):
+    (base := tmp_path / "base").mkdir()
+    moved = adapter(tmp_path / "moved", str(base))
+    (base / "model.safetensors").write_bytes(b"weights")
+    assert base_of(moved) == base
+    (base / "model.safetensors").rename(base / "model.safetensors.stored")
+    assert has_lost_base(moved)
+    with pytest.raises(ValueError, match=r"is not there. To fix: .*`ringmaster lineage restore`"):
+        base_of(moved)
 
 
 def test_a_copy_names_the_base_that_there_is_and_is_made_again_when_that_goes_too(tmp_path):

@@ -13,6 +13,7 @@ from ringmaster.errors import BatchFileError
 from ringmaster.tasks.batch import Batch, json_schema, load_batch, parse_batch, schema
 from ringmaster.tasks.planning.objectives import PlanningTerms
 from ringmaster.techniques import Adapter, DataSpec, EvaluationSpec, Job, ModelSpec, OptimizerSpec, ScheduleSpec
+from ringmaster.techniques.data_source import BUILTIN_SOURCES, data_source_named
 from ringmaster.techniques.job import OPTIMIZERS
 
 EXAMPLES = Path(__file__).parents[3] / "examples"
@@ -56,7 +57,12 @@ def test_where_the_file_is_silent_the_defaults_are_those_of_job():
 def test_the_schema_has_the_fields_and_defaults_of_the_dataclass(section, dataclass):
     fields = {field.name: field for field in dataclasses.fields(dataclass)}
     fields.pop("loss_options", None)  # `loss` has them
-    assert set(section.model_fields) - set(schema.PLANNER_KEYS if section is schema.JobEntry else ()) == set(fields)
+    others = set(schema.PLANNER_KEYS if section is schema.JobEntry else ())
+    if section is schema.Data:
+        kinds = [data_source_named(name).options_class for name in BUILTIN_SOURCES]
+        others = {option.name for kind in kinds for option in dataclasses.fields(kind)}
+        fields.pop("options")  # the options of all kinds lie beside the other fields
+    assert set(section.model_fields) - others == set(fields)
     for name, field in fields.items():
         described = section.model_fields[name]
         assert described.description
@@ -105,7 +111,7 @@ def test_everything_that_a_job_can_say_arrives():
                 seq_len=64,
                 vocab_size=512,
                 tokenizer="org/tok",
-                text_column="body",
+                options={"text_column": "body"},
                 held_out_split="test",
                 held_out=0.0,
             ),

@@ -13,7 +13,7 @@ from pathlib import Path
 import numpy as np
 from PIL import Image
 
-from ringmaster.codec import to_json
+from ringmaster.codec import from_json, to_json
 from ringmaster.techniques.data import batch_indices, fetch, open_data, prepare, sampler_of, width_of
 from ringmaster.techniques.data.manifest import RowManifest
 from ringmaster.techniques.job import DataSpec, Job, ModelSpec
@@ -232,7 +232,7 @@ KINDS = {
 
 def recorded_kind(name, folder) -> dict:
     """Prepares a kind of data in an empty folder, and reads it; returns digests of all that comes out."""
-    spec = DataSpec(**{"vocab_size": 400, "held_out": 0.2, **KINDS[name](folder)})
+    spec = from_json(DataSpec, {"vocab_size": 400, "held_out": 0.2, **KINDS[name](folder)})
     cache_dir = folder / "cache"
     prepared = prepare(spec, cache_dir=cache_dir)
     description = to_json(prepared)

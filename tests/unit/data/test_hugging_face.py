@@ -41,7 +41,12 @@ def test_a_text_column_becomes_tokens(saved, text, tmp_path):
 def test_named_splits_are_taken_as_they_are(saved, text, tmp_path):
     parts = {name: {"body": [text(9, seed)]} for seed, name in enumerate(("fit", "check"))}
     spec = DataSpec(
-        dataset=saved(parts), text_column="body", split="fit", held_out_split="check", seq_len=8, vocab_size=300
+        dataset=saved(parts),
+        options={"text_column": "body"},
+        split="fit",
+        held_out_split="check",
+        seq_len=8,
+        vocab_size=300,
     )
     prepared = prepare(spec, cache_dir=tmp_path)
     assert prepared.num_samples > 1

@@ -11,6 +11,7 @@ import pytest
 from PIL import Image
 from transformers import AutoTokenizer
 
+from ringmaster.codec import from_json
 from ringmaster.techniques.data import fetch, open_data, prepare, sampler_of, width_of
 from ringmaster.techniques.data.inference import infer_kind
 from ringmaster.techniques.job import DataSpec, Job, ModelSpec
@@ -26,7 +27,8 @@ def jsonl(path, rows):
 
 def opened(tmp_path, kind, rows, **spec):
     """The prepared data of some rows, its training samples, and its tokenizer, if it has one."""
-    given = DataSpec(kind=kind, path=jsonl(tmp_path / "rows.jsonl", rows), **{"vocab_size": 300, "held_out": 0, **spec})
+    path = jsonl(tmp_path / "rows.jsonl", rows)
+    given = from_json(DataSpec, {"kind": kind, "path": path, "vocab_size": 300, "held_out": 0, **spec})
     prepared = prepare(given, cache_dir=tmp_path / "cache")
     training, _ = open_data(given, cache_dir=tmp_path / "cache", prepared=prepared)
     tokenizer = prepared.tokenizer_dir and AutoTokenizer.from_pretrained(prepared.tokenizer_dir)
@@ -500,7 +502,7 @@ def test_a_batch_is_as_wide_as_its_longest_sample(tmp_path):
 def test_batches_have_samples_of_similar_length(tmp_path):
     rows = [{"prompt": "q", "completion": "word " * (1 + i * 7 % 40)} for i in range(NUM_ROWS)]
     prepared, training, _ = opened(tmp_path, "completion", rows, sampling="length-grouped", vocab_size=257)
-    plain = DataSpec(kind="completion", path=str(tmp_path / "rows.jsonl"), vocab_size=257, held_out=0)
+    plain = DataSpec(kind="completion", path=str(tmp_path / "rows.jsonl"), vocab_size=257, held_out=0.0)
     assert prepared.folder == prepare(plain, cache_dir=tmp_path / "cache").folder  # prepared once
     lengths = [int((sample["labels"] != IGNORED).sum()) + 1 for sample in training]
     assert training.lengths().tolist() == lengths

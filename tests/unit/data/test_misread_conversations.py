@@ -9,6 +9,7 @@ import pyarrow.parquet
 import pytest
 from transformers import AutoTokenizer
 
+from ringmaster.codec import from_json
 from ringmaster.techniques.data import open_data, prepare
 from ringmaster.techniques.job import DataSpec
 from ringmaster.techniques.metric import IGNORED
@@ -28,7 +29,7 @@ def opened(tmp_path, rows, kind="chat", **spec):
     path = tmp_path / "rows.jsonl"
     if rows is not None:
         path.write_text("".join(json.dumps(row) + "\n" for row in rows))
-    given = DataSpec(**{"kind": kind, "path": str(path), "vocab_size": 300, "held_out": 0, **spec})
+    given = from_json(DataSpec, {"kind": kind, "path": str(path), "vocab_size": 300, "held_out": 0, **spec})
     prepared = prepare(given, cache_dir=tmp_path / "cache")
     return open_data(given, cache_dir=tmp_path / "cache", prepared=prepared)[0], AutoTokenizer.from_pretrained(
         prepared.tokenizer_dir

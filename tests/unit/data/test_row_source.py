@@ -2,7 +2,7 @@
 
 import json
 import sys
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from importlib.util import module_from_spec, spec_from_file_location
 from pathlib import Path
 
@@ -14,7 +14,14 @@ from ringmaster.techniques import data_source
 from ringmaster.techniques.data import PreparedData, encoded_rows, fetch, open_data, prepare
 from ringmaster.techniques.data.manifest import RowManifest
 from ringmaster.techniques.data.row_source import RowSource
-from ringmaster.techniques.data_source import DataSource, data_source_named, data_source_names, data_source_of
+from ringmaster.techniques.data_source import (
+    DataOptions,
+    DataSource,
+    column,
+    data_source_named,
+    data_source_names,
+    data_source_of,
+)
 from ringmaster.techniques.job import DataSpec
 from ringmaster.techniques.metric import IGNORED
 
@@ -22,16 +29,21 @@ EXAMPLE = Path(__file__).parents[3] / "examples" / "custom" / "my_data_source.py
 ROWS = [{"prompt": f"what is {i} and {i % 7}?", "answer": f"{i + i % 7}, says it", "id": i} for i in range(60)]
 
 
+@dataclass(frozen=True, kw_only=True)
+class CountOptions(DataOptions):
+    wrong: int | None = None
+    n_column: str | None = column("n", "number")
+
+
 class Counts(RowSource):
     """The digits of a number as tokens, and their sum as the label; no tokenizer."""
 
     name = "counts"
-    roles = {"n": ("n", "number")}  # noqa: RUF012
-    options = {"wrong": None}  # noqa: RUF012
+    options_class = CountOptions
 
     def sample(self, row, *, context):
         number = row["n"]
-        if number == self.option(context.spec, "wrong"):
+        if number == context.options.wrong:
             raise ValueError("this is no number of ours")
         digits = [int(digit) for digit in str(number)]
         return {"input_ids": digits, "labels": sum(digits)}

@@ -72,7 +72,7 @@ def test_parquet_says_the_same_as_jsonl(jsonl, tmp_path, text):
     jsonl("rows.jsonl", [{"body": row} for row in rows])
     pyarrow.parquet.write_table(pyarrow.table({"body": rows, "n": list(range(40))}), tmp_path / "rows.parquet")
     digests = {
-        prepare(spec_of(tmp_path / name, text_column="body"), cache_dir=tmp_path / "cache").digest
+        prepare(spec_of(tmp_path / name, options={"text_column": "body"}), cache_dir=tmp_path / "cache").digest
         for name in ("rows.jsonl", "rows.parquet")
     }
     assert len(digests) == 1

@@ -8,6 +8,7 @@ import datasets
 import pytest
 from PIL import Image
 
+from ringmaster.codec import from_json
 from ringmaster.techniques.data import prepare
 from ringmaster.techniques.job import DataSpec
 
@@ -21,7 +22,7 @@ def prepared_of(tmp_path, kind, rows, **spec):
     options = {"kind": kind, "vocab_size": 300, "held_out": 0, **spec}
     if rows is not None:
         options["path"] = jsonl(tmp_path / "d.jsonl", rows)
-    return prepare(DataSpec(**options), cache_dir=tmp_path / "cache")
+    return prepare(from_json(DataSpec, options), cache_dir=tmp_path / "cache")
 
 
 def faults_of(tmp_path, kind, rows, **spec):

@@ -4,7 +4,9 @@ from contextlib import closing
 from dataclasses import replace
 from pathlib import Path
 
+import numpy as np
 import pytest
+from safetensors.numpy import load, save
 
 from ringmaster.errors import InputError
 from ringmaster.flows.batch.run_folder import (
@@ -14,7 +16,10 @@ from ringmaster.flows.batch.run_folder import (
     fresh_folder,
     note_start,
     plain_models,
+    share_models,
 )
+from ringmaster.model_lineage.tensors import TensorStore
+from ringmaster.model_lineage.tensors.store import FileReference
 from ringmaster.tasks.batch import Batch
 from ringmaster.tasks.pool.submissions import Submissions
 from ringmaster.tasks.storage.database import Database, file_url
@@ -106,6 +111,34 @@ def test_plain_weights_of_runs_that_are_done_and_recorded_are_shared_but_those_o
     assert list(plain_models(batches, home=tmp_path, before_s=0)) == []
     with alone_in(first.parents[1]):
         assert list(plain_models(batches, home=tmp_path)) == [newest], "another process resumes the first one"
+
+
+@pytest.mark.parametrize(("num_plain", "kept"), [(None, {"2"}), ("0", set()), ("2", {"1", "2"})])
+def test_once_a_run_is_recorded_weights_of_the_runs_before_it_are_in_the_store_alone(
+    tmp_path, monkeypatch, num_plain, kept
+):
+    store, models = TensorStore(tmp_path / "tensors"), {}
+    for name in "012":
+        models[name] = plain_run(tmp_path, weights=save({"w": np.arange(9) + int(name)}))
+        store.add(models[name])
+    before = {name: model.stat().st_ino for name, model in models.items()}
+    if num_plain is not None:
+        monkeypatch.setenv("RINGMASTER_PLAIN_RUNS", num_plain)
+    share_models(models["2"].parents[1], home=tmp_path)
+    assert {name for name, model in models.items() if (model / "model.safetensors").exists()} == kept
+    assert {name: model.stat().st_ino for name, model in models.items()} == before
+    for name, model in models.items():
+        if name not in kept:
+            reference = FileReference.at(model / "model.safetensors")
+            assert reference is not None
+            store.write_file(reference, tmp_path / name)
+            assert load((tmp_path / name).read_bytes())["w"][0] == int(name)
+
+
+def test_a_number_of_plain_runs_that_is_none_is_refused(monkeypatch, tmp_path):
+    monkeypatch.setenv("RINGMASTER_PLAIN_RUNS", "few")
+    with pytest.raises(InputError, match="RINGMASTER_PLAIN_RUNS=few must be a number of runs"):
+        share_models(tmp_path / "run", home=tmp_path)
 
 
 def test_a_run_of_a_pool_is_shared_too_though_the_pool_is_down(tmp_path):

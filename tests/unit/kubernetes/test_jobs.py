@@ -12,8 +12,8 @@ import kubernetes_validate
 import pytest
 
 from ringmaster.codec import to_json
-from ringmaster.flows.services.service_files import READY_FILE, ProcessId
 from ringmaster.tasks.pool.node_agent import DRAIN_S
+from ringmaster.tasks.process_identity import READY_FILE, ProcessId
 from tests import manifests
 from tests.kubernetes_api import kubernetes_api
 
@@ -124,6 +124,20 @@ def test_job_variables_change_the_pod(jobs):
     assert (pod["terminationGracePeriodSeconds"], job["spec"]["activeDeadlineSeconds"]) == (90, 3600)
     assert pod["nodeSelector"] == {"gpu": "h200"}
     assert (pod["priorityClassName"], pod["runtimeClassName"]) == ("batch", "nvidia")
+
+
+def test_a_node_waits_in_a_queue_of_kueue_where_one_is_named(jobs):
+    _, job = started(jobs, queue="gpus", suspend=True, labels={"team": "vision"})
+    validate(job)
+    assert job["spec"]["suspend"] is True
+    labels = job["metadata"]["labels"]
+    assert (labels["kueue.x-k8s.io/queue-name"], labels["team"]) == ("gpus", "vision")
+
+
+def test_without_a_queue_a_node_starts_at_once(jobs):
+    _, job = started(jobs)
+    assert "suspend" not in job["spec"]
+    assert "kueue.x-k8s.io/queue-name" not in job["metadata"]["labels"]
 
 
 def test_the_defaults_of_the_template_keep_its_own_schema():

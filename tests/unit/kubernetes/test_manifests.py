@@ -16,8 +16,8 @@ from typer.testing import CliRunner
 from ringmaster.codec import from_json
 from ringmaster.flows import cli
 from ringmaster.flows.services.databases import databases
-from ringmaster.flows.services.engine_options import EngineOptions, NodeDeployment
-from ringmaster.flows.services.service_definitions import PoolOptions, compose
+from ringmaster.flows.services.service_definitions import PoolOptions, compose, engine_environment
+from ringmaster.tasks.pool.engines import NodeDeployment, WorkPoolOptions
 from ringmaster.tasks.pool.nodes import Timeouts
 from tests import manifests
 from tests.manifests import FOLDER, KUSTOMIZATIONS
@@ -32,7 +32,7 @@ OPTIONS = PoolOptions(
     host="0.0.0.0",
     password="PASSWORD",
 )
-ENGINE = EngineOptions(name="work-pool", work_pool="kubernetes", max_nodes=4)
+ENGINE = WorkPoolOptions(work_pool="kubernetes", max_nodes=4)
 ELASTIC = replace(OPTIONS, worker=False, engine=ENGINE)
 SERVICES = {service.name: service for service in (*compose(ELASTIC), *compose(OPTIONS))}
 OBJECTS = [each for folder in KUSTOMIZATIONS for each in manifests.resources(folder)]
@@ -88,7 +88,7 @@ def test_kustomize_puts_the_manifests_together_as_the_page_says(tmp_path):
 def test_the_controller_asks_for_nodes_of_the_work_pool():
     assert not ENGINE.faults(has_server=True)
     said = manifests.with_nodes_on_demand("controller")["env"]
-    assert {each["name"]: each["value"] for each in said} == ENGINE.environment()
+    assert {each["name"]: each["value"] for each in said} == engine_environment(ENGINE, home=HOME)
     args = manifests.with_nodes_on_demand("deployments")["args"]
     assert args[:-2] == CONTAINERS["controller", "deployments"]["args"]
     nodes = from_json(NodeDeployment, json.loads(args[-1]))

@@ -10,9 +10,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 from safetensors.numpy import save_file
 
-from ringmaster.errors import TensorStoreError
+from ringmaster.errors import TensorObjectError, TensorStoreError
 from ringmaster.model_lineage.tensors import TensorStore
-from ringmaster.model_lineage.tensors.objects import pack, unpack
+from ringmaster.model_lineage.tensors.objects import BLOCK_BYTES, pack, unpack
 from tests.children import in_a_child
 from tests.drawing import draws
 
@@ -53,13 +53,36 @@ def store(tmp_path):
 )
 def test_whatever_is_packed_comes_back(content, repeat, item_bytes, flips, has_parent):
     content = content * repeat
+    content = content[: len(content) // item_bytes * item_bytes]
     parent = bytearray(content)
     for flip in flips:
         if parent:
             parent[flip % len(parent)] ^= 1 << flip % 8
-    related = memoryview(bytes(parent)) if has_parent else None
-    parts = pack(memoryview(content), item_bytes=item_bytes, parent=related)
-    assert bytes(unpack(memoryview(b"".join(parts)), parent=related)) == content
+
+    def related():
+        return iter([np.frombuffer(parent, f"<u{item_bytes}")] if parent else []) if has_parent else None
+
+    data = memoryview(b"".join(pack(memoryview(content), item_bytes=item_bytes, parent=related())))
+    assert b"".join(bytes(block) for block in unpack(data, parent=related())) == content
+    whole = np.zeros(len(content), np.uint8)
+    assert len([*unpack(data, parent=related(), into=whole)]) == bool(content)
+    assert bytes(whole) == content
+
+
+def test_large_tensors_are_packed_block_by_block_and_chains_of_them_are_read(store):
+    items = BLOCK_BYTES // 2 * 2 + 100
+    values = [RANDOM.integers(0, 1 << 16, items, dtype=np.uint16)]
+    for _ in range(3):
+        values.append(values[-1] + RANDOM.integers(0, 9, items, dtype=np.uint16))
+    digests = [None]
+    for value in values:
+        content = memoryview(value).cast("B")
+        digests.append(store.objects.put(content, item_bytes=2, parent=digests[-1]))
+    assert [store.objects.depth(digest) for digest in digests[1:]] == [0, 1, 2, 3]
+    assert all(store.objects.get(d) == memoryview(v).cast("B") for d, v in zip(digests[1:], values, strict=True))
+    store.objects.remove(digests[1])
+    with pytest.raises(TensorObjectError, match="cannot be read without another one"):
+        store.objects.get(digests[-1])
 
 
 def test_a_model_comes_back_bit_for_bit_whatever_it_holds(store, tmp_path):

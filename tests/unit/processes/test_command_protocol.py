@@ -14,6 +14,7 @@ from ringmaster.tasks.profiling.profile_store import speed_key
 from ringmaster.techniques import DataSpec, Job, ModelSpec
 from ringmaster.techniques.checkpoints.checkpoint import CheckpointStore
 from ringmaster.techniques.data import prepare
+from ringmaster.techniques.external import protocol
 from ringmaster.techniques.external.protocol import (
     CommandFinished,
     CommandHeartbeat,
@@ -142,7 +143,9 @@ def test_lines_come_whole_however_they_are_written(tmp_path):
 
 def test_a_command_sees_the_devices_of_its_gang_and_our_interpreter_first(monkeypatch, tmp_path):
     ours = str(Path(__file__).parents[3] / "src")
-    monkeypatch.setenv("PYTHONPATH", os.pathsep.join([ours, "/their/own"]))
+    (tmp_path / "ringmaster").mkdir()
+    monkeypatch.setattr(protocol, "getsitepackages", lambda: [str(tmp_path)])
+    monkeypatch.setenv("PYTHONPATH", os.pathsep.join([str(tmp_path), ours, "/their/own"]))
     monkeypatch.setenv("PYTHONSAFEPATH", "1")  # as in the services of a pool
     on_gpus, on_cpus = (
         environment(order(slots), port=7, order_file=tmp_path / "o", report_file=tmp_path / "r")
@@ -150,7 +153,7 @@ def test_a_command_sees_the_devices_of_its_gang_and_our_interpreter_first(monkey
     )
     assert on_gpus["CUDA_VISIBLE_DEVICES"] == "GPU-2,GPU-5"
     assert (on_cpus["CUDA_VISIBLE_DEVICES"], on_cpus["OMP_NUM_THREADS"]) == ("", "2")
-    assert on_cpus["PYTHONPATH"] == "/their/own"
+    assert on_cpus["PYTHONPATH"] == f"{ours}:/their/own"  # a checkout, and nothing of what is installed beside us
     assert "PYTHONSAFEPATH" not in on_cpus  # a script finds what lies beside it
     assert on_cpus["MASTER_PORT"] == "7"
     assert words_of(order(GPUS), port=7) == ["torchrun", "--n=2", "--port", "7"]

@@ -4,6 +4,7 @@ import json
 
 import pytest
 
+from ringmaster.codec import from_json
 from ringmaster.errors import StepError
 from ringmaster.techniques import DataSpec, Job, ModelSpec, registry
 from ringmaster.techniques.estimates.preflight import preflight_job
@@ -17,7 +18,7 @@ def preflight(folder, *, evaluated=(), **data):
     job = Job(
         name="a",
         model=ModelSpec(architecture="BertForSequenceClassification", config=BERT),
-        data=DataSpec(kind="text-classification", seq_len=16, vocab_size=300, **data),
+        data=from_json(DataSpec, {"kind": "text-classification", "seq_len": 16, "vocab_size": 300, **data}),
         global_batch_size=2,
         num_steps=3,
     )

@@ -14,8 +14,8 @@ from ringmaster import extras
 from ringmaster.errors import DatabaseFileError, InputError
 from ringmaster.flows.process_log import LOG_FORMAT, log_format
 from ringmaster.flows.services.databases import databases
-from ringmaster.flows.services.engine_options import EngineOptions
 from ringmaster.flows.services.service_definitions import PoolOptions, faults
+from ringmaster.tasks.pool.ray.options import RayOptions
 from ringmaster.tasks.storage.database import Database
 from ringmaster.tasks.sweeping.space import Range, findings
 from ringmaster.techniques.data.images import read_image
@@ -87,9 +87,7 @@ def test_logs_as_json_without_their_package_are_refused(monkeypatch):
 
 def test_the_engine_ray_without_ray_is_refused(monkeypatch):
     hide(monkeypatch, "ray")
-    assert any(
-        re.search(f"needs ray, {install('ray')}", fault) for fault in EngineOptions(name="ray").faults(has_server=True)
-    )
+    assert any(re.search(f"needs ray, {install('ray')}", fault) for fault in RayOptions().faults(has_server=True))
 
 
 def test_images_without_pillow_are_refused(monkeypatch):

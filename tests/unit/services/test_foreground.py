@@ -11,8 +11,8 @@ import pytest
 from ringmaster.codec import to_json
 from ringmaster.flows import settings
 from ringmaster.flows.services import up_and_down
-from ringmaster.flows.services.service_files import Service
 from ringmaster.flows.settings import PoolAddress
+from ringmaster.tasks.pool.engines import Service
 
 LIVES = "import signal; signal.pause()"
 

@@ -8,7 +8,8 @@ from dataclasses import replace
 
 import pytest
 
-from ringmaster.flows.services.service_files import ProcessId, reap
+from ringmaster.flows.services.service_files import reap
+from ringmaster.tasks.process_identity import ProcessId
 
 WAITING = "import signal; print(flush=True); signal.pause()"
 STUBBORN = "import signal; signal.signal(signal.SIGTERM, signal.SIG_IGN); print(flush=True); signal.pause()"

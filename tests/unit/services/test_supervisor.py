@@ -10,9 +10,11 @@ import threading
 
 import pytest
 
-from ringmaster.flows.services.service_files import ProcessId, Service, ServiceFiles, ServiceState, ServiceStatus
+from ringmaster.flows.services.service_files import ServiceFiles, ServiceState, ServiceStatus
 from ringmaster.flows.services.supervisor import Supervisor, delay_s
 from ringmaster.flows.settings import PoolAddress
+from ringmaster.tasks.pool.engines import Service
+from ringmaster.tasks.process_identity import ProcessId
 from ringmaster.techniques.processes.stopped import StoppedProcesses
 
 ADDRESS = PoolAddress(database="sqlite:///x", prefect_api="http://p/api", mlflow_uri="http://m")
@@ -132,7 +134,7 @@ def test_a_service_waits_for_those_before_it_and_they_end_after_it(run, tmp_path
 
 SAYS_READY = """
 import signal, sys
-from ringmaster.flows.services.service_files import say_ready
+from ringmaster.tasks.process_identity import say_ready
 print("started", flush=True)
 signal.pthread_sigmask(signal.SIG_BLOCK, [signal.SIGUSR1])
 signal.sigwait([signal.SIGUSR1])

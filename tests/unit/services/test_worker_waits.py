@@ -9,8 +9,8 @@ from typer.testing import CliRunner
 
 from ringmaster.flows import cli, settings
 from ringmaster.flows.commands import pool as processes
-from ringmaster.flows.services.service_files import write_secret
 from ringmaster.flows.settings import PoolAddress
+from ringmaster.tasks.process_identity import write_secret
 
 ADDRESS = PoolAddress(database="sqlite:///x", prefect_api="http://p/api", mlflow_uri="http://m")
 

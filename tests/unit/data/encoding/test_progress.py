@@ -11,8 +11,8 @@ def test_a_line_says_texts_megabytes_and_speed_and_comes_once_an_interval():
     with progress_to(said.append):
         progress = TextProgress("encoding", clock=lambda: now_s[0])
     for _ in range(6):
-        progress.add(1_000_000, ends=False)
-        progress.add(2_000_000, ends=True)
+        progress.add(1_000_000, num_texts=0)
+        progress.add(2_000_000, num_texts=1)
         now_s[0] += INTERVAL_S / 2
     assert said == [
         "encoding: 2 texts, 7 MB, 1.4 MB/s",

@@ -2,7 +2,7 @@
 
 import json
 import tempfile
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 import numpy as np
@@ -17,17 +17,28 @@ from ringmaster.techniques.data.arrow_files import open_split, values_of
 from ringmaster.techniques.data.manifest import RowManifest
 from ringmaster.techniques.data.row_source import RowSource
 from ringmaster.techniques.data.stored_source import progress_to
-from ringmaster.techniques.data_source import data_source_of
+from ringmaster.techniques.data_source import DataOptions, column, data_source_of
 from ringmaster.techniques.job import DataSpec
 from ringmaster.techniques.metric import IGNORED
+
+
+@dataclass(frozen=True, kw_only=True)
+class LabelledOptions(DataOptions):
+    n_column: str | None = column("n")
+    label_column: str | None = column("label")
+    labels: tuple[str, ...] = ()
+
+
+@dataclass(frozen=True, kw_only=True)
+class LearntOptions(DataOptions):
+    n_column: str | None = column("n")
 
 
 class Labelled(RowSource):
     """The digits of a number, with its class, or with an indicator for each of its classes."""
 
     name = "labelled"
-    roles = {"n": ("n",), "label": ("label",)}  # noqa: RUF012
-    label_role = "label"
+    options_class = LabelledOptions
 
     def sample(self, row, *, context):
         value = row["label"]
@@ -49,7 +60,7 @@ class Learnt(RowSource):
     """The digits of a number, of which the digits from the third on are learnt."""
 
     name = "learnt"
-    roles = {"n": ("n",)}  # noqa: RUF012
+    options_class = LearntOptions
     is_causal = True
     packs = True
 
@@ -211,8 +222,8 @@ def test_a_class_that_appears_later_changes_the_numbers_of_others(tmp_path, read
     "changes",
     [
         {"seq_len": 4},
-        {"labels": ("b", "a")},
-        {"label_column": "other"},
+        {"options": {"labels": ("b", "a")}},
+        {"options": {"label_column": "other"}},
         {"kwargs": {"n_column": "other"}},
     ],
 )

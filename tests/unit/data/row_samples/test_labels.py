@@ -5,6 +5,7 @@ import json
 
 import pytest
 
+from ringmaster.codec import from_json
 from ringmaster.techniques.data import open_data, prepare
 from ringmaster.techniques.job import DataSpec
 from ringmaster.techniques.metric import IGNORED
@@ -14,7 +15,7 @@ WORDS = ["one", "two", "three"]
 
 
 def opened(tmp_path, **spec):
-    given = DataSpec(**{"vocab_size": 300, "held_out": 0, **spec})
+    given = from_json(DataSpec, {"vocab_size": 300, "held_out": 0, **spec})
     prepared = prepare(given, cache_dir=tmp_path / "cache")
     return prepared, open_data(given, cache_dir=tmp_path / "cache", prepared=prepared)[0]
 

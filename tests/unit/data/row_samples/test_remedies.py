@@ -5,13 +5,14 @@ import pyarrow
 import pyarrow.parquet
 import pytest
 
+from ringmaster.codec import from_json
 from ringmaster.techniques.data import prepare
 from ringmaster.techniques.job import DataSpec
 
 
 def fault_of(tmp_path, **spec):
     with pytest.raises(ValueError) as caught:
-        prepare(DataSpec(**{"seq_len": 8, "vocab_size": 300, **spec}), cache_dir=tmp_path / "cache")
+        prepare(from_json(DataSpec, {"seq_len": 8, "vocab_size": 300, **spec}), cache_dir=tmp_path / "cache")
     return str(caught.value)
 
 

@@ -2,6 +2,7 @@
 
 import pytest
 
+from ringmaster.codec import digest, from_json, to_json
 from ringmaster.techniques.data import prepare
 from ringmaster.techniques.job import DataSpec
 
@@ -19,7 +20,25 @@ from ringmaster.techniques.job import DataSpec
 )
 def test_all_keys_that_a_kind_does_not_read_are_refused(tmp_path, spec, unread):
     with pytest.raises(ValueError, match=rf"does not read {unread}\. To fix: remove what it does not read"):
-        prepare(DataSpec(**spec, seq_len=8), cache_dir=tmp_path)
+        prepare(from_json(DataSpec, {**spec, "seq_len": 8}), cache_dir=tmp_path)
+
+
+def test_a_key_that_is_not_read_is_named_with_the_kinds_that_read_it(tmp_path):
+    spec = DataSpec(kind="chat", path="a.jsonl", options={"tokens_column": "x"})
+    with pytest.raises(
+        ValueError, match=r"tokens_column is of token-classification\); its options are: messages_column"
+    ):
+        prepare(spec, cache_dir=tmp_path)
+
+
+def test_the_stored_form_is_that_of_earlier_releases():
+    """The names of prepared data and of models have its digest."""
+    options = {"label_column": "stars", "labels": ("bad", "good"), "text_column": "body"}
+    spec = DataSpec(kind="text-classification", path="a.csv", options=options)
+    stored = to_json(spec)
+    assert stored["label_column"] == "stars"
+    assert (digest(spec), digest(DataSpec(source="digits"))) == ("3ce8085ceeab575b", "a8a812fb1c6e2598")
+    assert from_json(DataSpec, {**stored, "messages_column": None}) == spec
 
 
 @pytest.mark.parametrize(
@@ -33,4 +52,4 @@ def test_all_keys_that_a_kind_does_not_read_are_refused(tmp_path, spec, unread):
 def test_keys_that_are_read_are_not_refused(tmp_path, monkeypatch, spec):
     monkeypatch.chdir(tmp_path)
     with pytest.raises(ValueError, match="matches no file"):
-        prepare(DataSpec(**spec, seq_len=8), cache_dir=tmp_path)
+        prepare(from_json(DataSpec, {**spec, "seq_len": 8}), cache_dir=tmp_path)

@@ -7,8 +7,9 @@ from ringmaster.errors import InputError
 from ringmaster.flows import settings
 from ringmaster.flows.cli import app
 from ringmaster.registry import installed
-from ringmaster.tasks.execution.engine import BUILTIN, LOCAL, WORKERS, Engine, EngineContext, build_engine, engine_names
+from ringmaster.tasks.execution.engine import Engine, EngineContext
 from ringmaster.tasks.execution.local_engine import LocalEngine
+from ringmaster.tasks.pool.engines import BUILTIN, ENGINES, LOCAL, WORKERS, build_engine
 from ringmaster.tasks.pool.pool_engine import PoolEngine
 from ringmaster.tasks.storage.database import Database, file_url
 from ringmaster.techniques.processes.forkserver_client import ForkServer
@@ -76,7 +77,7 @@ def test_a_built_in_engine_is_an_engine_and_cannot_be_shadowed(context, name, ki
 
 
 def test_names_are_listed_built_in_ones_first():
-    assert engine_names() == (*BUILTIN, "fake", "half")
+    assert tuple(ENGINES.paths()) == (*BUILTIN, "fake", "half")
 
 
 def test_an_unknown_engine_is_refused_with_the_known_ones(context):

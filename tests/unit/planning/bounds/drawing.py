@@ -11,6 +11,12 @@ from ringmaster.tasks.planning.plans.list_scheduling import Piece, schedule_piec
 SECONDS = st.integers(1, 40).map(float)
 
 
+def nested(pairs):
+    """Values by (a job, one that waits for it), as prices have them: by the second job and then by the first."""
+    jobs = {after for _, after in pairs}
+    return {job: {before: value for (before, after), value in pairs.items() if after == job} for job in jobs}
+
+
 @st.composite
 def ruled_problems(draw, *, max_jobs: int = 5, with_seconds: bool = True, with_leaving: bool = True) -> Problem:
     nodes = [PlanningNode(f"n{i}", draw(st.integers(1, 3)), draw(st.sampled_from(["", "a"]))) for i in range(2)]

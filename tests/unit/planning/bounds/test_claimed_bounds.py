@@ -15,7 +15,7 @@ from ringmaster.tasks.planning.objectives import OBJECTIVES, objective_by_name
 from ringmaster.tasks.planning.plans.plan import CompletionPrices, WindowPrices
 from ringmaster.tasks.planning.solve import solve
 from tests.drawing import draws
-from tests.unit.planning.bounds.drawing import plans_of, ruled_problems
+from tests.unit.planning.bounds.drawing import nested, plans_of, ruled_problems
 
 TINY, HUGE = 5e-324, 1.7e308
 USUAL = st.sampled_from([0.0, 0.5, 1.0, 3.0])
@@ -46,7 +46,7 @@ def windows_of(draw, problem: Problem, price, *, with_order: bool, ends: bool) -
         points,
         (*slots[:-1], {} if ends else slots[-1]),
         {job.id: draw(row) for job in problem.jobs},
-        {pair: draw(row) for pair in pairs if draw(st.booleans())},
+        nested({pair: draw(row) for pair in pairs if draw(st.booleans())}),
     )
 
 
@@ -71,7 +71,7 @@ def certificates(draw, problem: Problem) -> Certificate | None:
     waits = {(other, job.id): draw(price) for job in problem.jobs for other in job.after if draw(st.booleans())}
     windows = draw(windows_of(problem, price, with_order=True, ends=True))
     work = {job.id: draw(st.tuples(*[price] * len(windows.points_s))) for job in problem.jobs}
-    return Certificate(completions=CompletionPrices(windows, draw(by_job), waits, work))
+    return Certificate(completions=CompletionPrices(windows, draw(by_job), nested(waits), work))
 
 
 def delayed(plan: Plan) -> Plan:

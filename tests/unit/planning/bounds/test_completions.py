@@ -23,7 +23,7 @@ from ringmaster.tasks.planning.objectives import objective_by_name
 from ringmaster.tasks.planning.plans.list_scheduling import schedule
 from ringmaster.tasks.planning.plans.plan import CompletionPrices, WindowPrices
 from tests.drawing import draws
-from tests.unit.planning.bounds.drawing import plans_of, ruled_problems
+from tests.unit.planning.bounds.drawing import nested, plans_of, ruled_problems
 from tests.unit.planning.draw import tiny
 from tests.unit.planning.test_odd_problems import exhaustive
 
@@ -67,9 +67,9 @@ def tampered() -> list[tuple[str, CompletionPrices]]:
         ("last window has no end", replace(PRICES, windows=replace(windows, job_prices={"a": (0.0, 0.0, 1.0)}))),
         ("each of the 3 windows", replace(PRICES, work_prices={"a": (1.0,)})),
         ("unknown job 'x'", replace(PRICES, end_prices={"x": 0.0})),
-        ("'b', which does not wait", replace(PRICES, wait_prices={("a", "b"): 0.5})),
+        ("'b', which does not wait", replace(PRICES, wait_prices={"b": {"a": 0.5}})),
         ("end of a exceeds its weight", replace(PRICES, end_prices={"a": 1.5})),
-        ("end of c exceeds its weight", replace(PRICES, wait_prices={("a", "c"): 1.5})),
+        ("end of c exceeds its weight", replace(PRICES, wait_prices={"c": {"a": 1.5}})),
         ("must begin at 0", replace(PRICES, windows=replace(windows, points_s=(0.0, 2.0, 1.0)))),
     ]
 
@@ -127,7 +127,7 @@ def any_prices(draw, problem: Problem) -> CompletionPrices:
         ends[job.id] = 0.999 * net[job.id] * draw(st.sampled_from([0.0, 0.5, 1.0]))
     slots = [{kind: {s: draw(price) for s in (1, 2, 3)} for kind in problem.device_types} for _ in range(num - 1)]
     work = {job.id: draw(st.tuples(*[st.sampled_from([0.0, 5.0, 20.0, 80.0])] * num)) for job in problem.jobs}
-    return CompletionPrices(WindowPrices(points, (*slots, {}), own, order), ends, waits, work)
+    return CompletionPrices(WindowPrices(points, (*slots, {}), own, nested(order)), ends, nested(waits), work)
 
 
 @draws(100)

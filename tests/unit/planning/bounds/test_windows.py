@@ -23,7 +23,7 @@ from ringmaster.tasks.planning.bounds.windows import WindowModel, points_of
 from ringmaster.tasks.planning.plans.list_scheduling import schedule
 from ringmaster.tasks.planning.plans.plan import WindowPrices
 from tests.drawing import draws
-from tests.unit.planning.bounds.drawing import plans_of, ruled_problems
+from tests.unit.planning.bounds.drawing import nested, plans_of, ruled_problems
 from tests.unit.planning.draw import tiny
 from tests.unit.planning.test_odd_problems import exhaustive
 
@@ -80,9 +80,9 @@ def tampered() -> list[tuple[str, WindowPrices]]:
         ("each of the 2 windows", replace(PRICES, job_prices={"b": (1.0,)})),
         ("each of the 2 windows", replace(PRICES, slot_prices=({},))),
         ("unknown job 'x'", replace(PRICES, job_prices={"x": (1.0, 1.0)})),
-        ("'c', which does not wait for 'b'", replace(order, order_prices={("b", "c"): (1.0, 1.0)})),
-        ("exceed its own price", replace(order, order_prices={("first", "b"): (1.0, 2.0)})),
-        ("exceed its own price", replace(PRICES, order_prices={("first", "b"): (1.0, 1.0)})),
+        ("'c', which does not wait for 'b'", replace(order, order_prices={"c": {"b": (1.0, 1.0)}})),
+        ("exceed its own price", replace(order, order_prices={"b": {"first": (1.0, 2.0)}})),
+        ("exceed its own price", replace(PRICES, order_prices={"b": {"first": (1.0, 1.0)}})),
     ]
 
 
@@ -125,7 +125,7 @@ def any_prices(draw, problem: Problem) -> WindowPrices:
         out = [sum(r[i] for (a, _), r in order.items() if a == job_.id) for i in range(len(points))]
         own[job_.id] = tuple(max(x, y) + draw(price) for x, y in zip(into, out, strict=True))
     slots = tuple({kind: {s: draw(price) for s in (1, 2, 3)} for kind in problem.device_types} for _ in points)
-    return WindowPrices(points, slots, own, order)
+    return WindowPrices(points, slots, own, nested(order))
 
 
 @draws(100)

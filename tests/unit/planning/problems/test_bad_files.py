@@ -82,13 +82,13 @@ SEGMENT = {"job": "a", "option": 0, "start": 0, "end": 1, "work": 1, "gpus": [["
 @pytest.mark.parametrize(
     ("changes", "says"),
     [
-        ({"job": ["a"]}, "segment 0, job must be text"),
-        ({"option": True}, "segment 0, option must be a whole number"),
-        ({"start": "1"}, "segment 0, start must be a number"),
-        ({"end": 10**400}, "segment 0, end must be a number"),
-        ({"gpus": [[["n0"], [0]]]}, "segment 0, gpus must be text"),
-        ({"gpus": [["n0", [[0]]]]}, "segment 0, gpus must be a whole number"),
-        ({"gpus": [3]}, "segment 0, gpus must be a list"),
+        ({"job": ["a"]}, "segments, 0, job: input should be a valid string"),
+        ({"option": True}, "segments, 0, option: input should be a valid integer"),
+        ({"start": "1"}, "segments, 0, start: input should be a valid number"),
+        ({"end": 10**400}, "segments, 0, end: input should be a valid number"),
+        ({"gpus": [[["n0"], [0]]]}, "segments, 0, gpus, 0, 0: input should be a valid string"),
+        ({"gpus": [["n0", [[0]]]]}, "segments, 0, gpus, 0, 1, 0: input should be a valid integer"),
+        ({"gpus": [3]}, "segments, 0, gpus, 0: input should be a valid tuple"),
     ],
 )
 def test_a_plan_whose_values_are_of_another_kind_is_refused(changes, says):

@@ -44,7 +44,7 @@ def test_a_job_that_failed_is_retried_with_the_jobs_that_failed_because_of_it(da
         "d": JobStatus.FAILED,
     }
     retried = pool.ask(RequestKind.RETRY, batch="b1", jobs=["b"])
-    assert retried.answer == {"message": "due again: b of batch nightly-b1"}
+    assert retried.answer == {"message": "retried: b of batch nightly-b1"}
     assert pool.statuses() == {
         "a": JobStatus.RUNNING,
         "b": JobStatus.RUNNING,

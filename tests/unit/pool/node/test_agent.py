@@ -92,6 +92,19 @@ class FakeGauges:
         return {"0": "in use by a stranger"}
 
 
+class NoGauges(FakeGauges):
+    """A device monitor that measures nothing."""
+
+    def due_events(self):
+        return {}
+
+    def end(self, segment):
+        return None
+
+    def health(self):
+        return {}
+
+
 class Site:
     """A node agent and its surroundings."""
 
@@ -99,7 +112,7 @@ class Site:
         self.database, self.message_store, self.nodes = database, MessageStore(database), NodeRegistry(database)
         self.gangs, self.started, self.server = {}, [], FakeServer()
         self.is_deaf, self.is_over = False, False
-        settings = {"timeouts": QUICK, "start_gang": self.start_gang, **changes}
+        settings = {"device_monitor": NoGauges(), "timeouts": QUICK, "start_gang": self.start_gang, **changes}
         self.host = NodeAgent(
             name="n", address="127.0.0.1", devices=DEVICES, database=database, server=self.server, **settings
         )
@@ -256,7 +269,7 @@ def test_what_gauges_tell_is_mailed_and_the_nodes_health_is_told(database):
 
 
 def test_a_gang_that_cannot_be_started_has_crashed(database):
-    def refuse(*_):
+    def refuse(*_, **__):
         raise OSError("no space left on device")
 
     site = Site(database, start_gang=refuse)

@@ -1,8 +1,7 @@
 import pytest
 
+from ringmaster.tasks.pool.ray import ADDRESS, DEVICES
 from ringmaster.tasks.pool.ray.options import (
-    ADDRESS,
-    DEVICES,
     RayOptions,
     namespace_of,
     node_environment,

@@ -7,8 +7,8 @@ from ringmaster.codec import to_json
 from ringmaster.errors import EngineUnavailable
 from ringmaster.tasks.pool.provider import Allocation, AllocationStatus
 from ringmaster.tasks.pool.ray.options import cause
-from ringmaster.tasks.pool.ray.ray_engine import BrokerConnection, RayProvider
-from ringmaster.tasks.pool.work_pool import FIRST_DELAY_S
+from ringmaster.tasks.pool.ray.ray_engine import BrokerConnection, RayActors
+from ringmaster.tasks.pool.work_pool import FIRST_DELAY_S, WorkPoolProvider
 
 
 class FakeRay:
@@ -50,8 +50,9 @@ def now_s() -> list[float]:
 
 
 @pytest.fixture
-def provider(ray, now_s) -> RayProvider:
-    return RayProvider(ray, clock=lambda: now_s[0])
+def provider(ray, now_s):
+    actors = RayActors(ray)
+    return WorkPoolProvider(node_runs=actors, machines=actors, on_close=ray.close, clock=lambda: now_s[0])
 
 
 def statuses(provider):

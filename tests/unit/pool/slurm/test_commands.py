@@ -4,8 +4,8 @@ import subprocess
 
 import pytest
 
-from ringmaster.errors import EngineUnavailable, SlurmError
-from ringmaster.tasks.pool.slurm.commands import Slurm, environment_of_jobs
+from ringmaster.errors import EngineUnavailable, SchedulerError
+from ringmaster.tasks.pool.slurm.commands import Slurm
 
 EMPTY = '{"jobs": [], "errors": []}'
 
@@ -62,14 +62,14 @@ def test_commands_that_are_missing_or_hang_are_an_engine_that_is_away():
 
 def test_what_slurm_refuses_is_said_in_its_words():
     site = slurm(status=1, errors="sbatch: error: invalid partition specified: nope\n")
-    with pytest.raises(SlurmError, match="invalid partition specified: nope"):
+    with pytest.raises(SchedulerError, match="invalid partition specified: nope"):
         site.check(["--partition=nope"])
 
 
 def test_ending_what_has_ended_is_no_error():
     over = slurm(status=1, errors="scancel: error: Kill job error on job id 3: Invalid job id specified")
     over.end(3), over.cancel(3)
-    with pytest.raises(SlurmError, match="denied"):
+    with pytest.raises(SchedulerError, match="denied"):
         slurm(status=1, errors="scancel: error: Kill job error: Access/permission denied").cancel(3)
 
 
@@ -87,4 +87,4 @@ def test_no_nodes_need_no_question():
 
 def test_a_job_inherits_nothing_of_the_job_in_which_its_pool_runs():
     own = {"PATH": "/bin", "SLURM_CONF": "/etc/slurm.conf", "SLURM_JOB_ID": "3", "SLURM_MEM_PER_NODE": "100"}
-    assert environment_of_jobs(own) == {"PATH": "/bin", "SLURM_CONF": "/etc/slurm.conf"}
+    assert Slurm.environment_of_jobs(own) == {"PATH": "/bin", "SLURM_CONF": "/etc/slurm.conf"}

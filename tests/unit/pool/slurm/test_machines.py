@@ -5,22 +5,23 @@ from dataclasses import replace
 
 import pytest
 
-from ringmaster.errors import EngineUnavailable, SlurmError
+from ringmaster.errors import EngineUnavailable, SchedulerError
 from ringmaster.tasks.execution.engine import NodeRun
+from ringmaster.tasks.pool.batch_scheduler import END_GRACE_S, BatchJob, BatchMachines
 from ringmaster.tasks.pool.provider import AllocationStatus
-from ringmaster.tasks.pool.slurm.commands import SlurmJob, SlurmNode, comment_of, infrastructure_of
-from ringmaster.tasks.pool.slurm.slurm_engine import END_GRACE_S, SlurmMachines
+from ringmaster.tasks.pool.slurm.commands import Slurm, SlurmNode
 from ringmaster.tasks.pool.work_pool import WorkPoolProvider
 
 PENDING, RUNNING, LEAVING, LOST, ENDED = AllocationStatus
-JOB = SlurmJob(id=7, states=frozenset({"RUNNING"}), node="n1", comment=comment_of("abc"), end_s=500.0)
+JOB = BatchJob(id=7, states=frozenset({"RUNNING"}), node="n1", flow_run="abc", end_s=500.0)
 
 
-class FakeSlurm:
+class FakeSlurm(Slurm):
     """A cluster of two nodes, whose jobs a test sets."""
 
     def __init__(self) -> None:
-        self.known: dict[int, SlurmJob] = {}
+        super().__init__()
+        self.known: dict[int, BatchJob] = {}
         self.states = {"n1": SlurmNode(name="n1", states=frozenset({"ALLOCATED"}))}
         self.is_away = self.refuses = False
         self.asked: list[tuple[str, int]] = []
@@ -39,12 +40,12 @@ class FakeSlurm:
     def end(self, job):
         self.asked.append(("end", job))
         if self.refuses:
-            raise SlurmError("Slurm refuses scancel: Access/permission denied")
+            raise SchedulerError("Slurm refuses scancel: Access/permission denied")
 
     def cancel(self, job):
         self.asked.append(("cancel", job))
         if self.refuses:
-            raise SlurmError("Slurm refuses scancel: Access/permission denied")
+            raise SchedulerError("Slurm refuses scancel: Access/permission denied")
 
 
 class FakeNodeRuns:
@@ -69,9 +70,9 @@ class FakeNodeRuns:
         """Starts the jobs of the runs: the first runs, the others wait."""
         for id, run in self.there.items():
             number = int(id.removeprefix("run-"))
-            self.there[id] = replace(run, infrastructure=infrastructure_of(number), is_begun=number == 1)
+            self.there[id] = replace(run, infrastructure=Slurm.allocation_of(number), is_begun=number == 1)
             job = JOB if number == 1 else in_state("PENDING", node="")
-            self.slurm.known[number] = replace(job, id=number, comment=comment_of(id))
+            self.slurm.known[number] = replace(job, id=number, flow_run=id)
 
 
 @pytest.fixture
@@ -82,7 +83,7 @@ def slurm():
 @pytest.fixture
 def site(slurm):
     now = [0.0]
-    machines = SlurmMachines(slurm, clock=lambda: now[0])
+    machines = BatchMachines(slurm, clock=lambda: now[0])
     machines.now = now
     return machines
 
@@ -92,7 +93,7 @@ def in_state(*states, **changes):
 
 
 def look(site, *, runs=()):
-    return site.look([NodeRun(id="abc", infrastructure=infrastructure_of(number)) for number in runs])
+    return site.look([NodeRun(id="abc", infrastructure=Slurm.allocation_of(number)) for number in runs])
 
 
 def status(site, slurm, job):
@@ -102,7 +103,7 @@ def status(site, slurm, job):
 
 def _name(each):
     """Names a case alike in every process: the order of a set differs."""
-    return "-".join(sorted(each.states)) if isinstance(each, SlurmJob) else str(each)
+    return "-".join(sorted(each.states)) if isinstance(each, BatchJob) else str(each)
 
 
 @pytest.mark.parametrize(
@@ -173,7 +174,7 @@ def test_a_forgotten_job_has_ended_if_its_end_was_seen(site, slurm):
 
 
 def test_jobs_of_others_are_left_alone(site, slurm):
-    slurm.has(replace(JOB, comment="nightly", num_restarts=3))
+    slurm.has(replace(JOB, flow_run="", num_restarts=3))
     assert not look(site)
     assert not slurm.asked
 

@@ -6,7 +6,7 @@ import subprocess
 import pytest
 
 from ringmaster.tasks.pool.slurm.commands import Slurm, seconds_of
-from ringmaster.tasks.pool.slurm.slurm_engine import JobRequest, faults, numbers_of
+from ringmaster.tasks.pool.slurm.options import SlurmOptions, numbers_of
 
 PARTITIONS = """\
 PartitionName=cpu AllowGroups=ALL Default={default} MaxTime=1-00:00:00 MinNodes=0 Nodes=c1 State=UP TotalCPUs=4
@@ -35,10 +35,11 @@ class Site:
         return subprocess.CompletedProcess(command, 1 if self.refusal else 0, "", self.refusal)
 
     def faults(self, **asked):
-        def options(request):
-            return [f"--{name}={value}" for name, value in vars(request).items() if value]
+        return SlurmOptions(**asked).refusals(Slurm(run=self.run))
 
-        return faults(Slurm(run=self.run), JobRequest(**asked), options=options, lacking=list)
+    def asked(self):
+        """What sbatch was asked of what a test chooses."""
+        return [each for each in self.options if each.startswith(("--partition", "--time", "--gres"))]
 
 
 @pytest.mark.parametrize(
@@ -54,7 +55,8 @@ class Site:
 def test_what_the_cluster_has_is_asked_of_sbatch_as_it_is(asked):
     site = Site()
     assert site.faults(**asked) == []
-    assert site.options == [f"--{name}={value}" for name, value in asked.items()]
+    times = {"8h": "480", "3m": "3"}
+    assert site.asked() == [f"--{name}={times.get(value, value)}" for name, value in asked.items()]
 
 
 def test_all_faults_are_found_at_once_and_each_has_a_remedy():
@@ -65,7 +67,7 @@ def test_all_faults_are_found_at_once_and_each_has_a_remedy():
     assert "no node of partition gpu has that" in found[1] and "gpu:a100:4(S:0-1) or gpu:t4:2,nvme:1" in found[1]
     assert "unrecognized option '--bogus'" in found[2]
     assert all("To fix: " in fault for fault in found)
-    assert site.options == ["--partition=gpu"], "sbatch is asked about the rest"
+    assert site.asked() == ["--partition=gpu"], "sbatch is asked about the rest"
 
 
 @pytest.mark.parametrize(
@@ -100,13 +102,15 @@ def test_nodes_that_are_drained_or_down_are_waited_for(state, number):
     assert len(site.faults(partition="gpu", gres="gpu:4")) == number
 
 
-def test_a_cluster_that_is_away_and_commands_that_are_missing_are_the_only_faults():
+def test_a_cluster_that_is_away_and_commands_that_are_missing_are_the_only_faults(tmp_path, monkeypatch):
     def away(command, input, env):
         return subprocess.CompletedProcess(command, 1, "", "Unable to contact slurm controller (connect failure)")
 
-    (fault,) = faults(Slurm(run=away), JobRequest(partition="nope"), options=lambda _: [], lacking=list)
+    (fault,) = SlurmOptions(partition="nope").refusals(Slurm(run=away))
     assert "does not answer" in fault and "To fix" in fault
-    assert faults(Slurm(run=away), JobRequest(), options=lambda _: [], lacking=lambda: ["x"]) == ["x"]
+    monkeypatch.setenv("PATH", str(tmp_path))
+    (fault,) = SlurmOptions(partition="nope").preflight(tmp_path)
+    assert "sbatch, squeue, scancel, scontrol cannot be found" in fault
 
 
 @pytest.mark.parametrize(
@@ -141,22 +145,21 @@ def test_generic_resources_are_counted_by_name_and_type():
 
 
 @pytest.mark.parametrize(
-    ("asked", "options", "is_fault"),
+    ("asked", "is_fault"),
     [
-        ({"partition": "gpu"}, [], True),  # a job that shares its node is given none
-        ({"partition": "gpu", "has_whole_node": True}, [], False),
-        ({"partition": "cpu,gpu", "has_whole_node": True}, [], True),  # it may start on c1
-        ({"partition": "gpu", "gres": "gpu:2"}, ["--gres=gpu:2"], False),
-        ({"partition": "gpu"}, ["--gpus-per-node=2"], False),
-        ({"partition": "gpu"}, ["-G", "2"], False),
-        ({"partition": "gpu"}, ["--tres-per-node", "gres:gpu:2"], False),
-        ({"partition": "gpu", "script": "#!/bin/sh\n#SBATCH --gres=gpu:2\n"}, [], False),
-        ({"partition": "gpu", "script": "#!/bin/sh\n# --gres=gpu:2\n"}, ["--partition=gpu", "--gres=nvme:1"], True),
+        ({"exclusive": False}, True),  # a job that shares its node is given none
+        ({}, False),
+        ({"partition": "cpu,gpu"}, True),  # it may start on c1
+        ({"exclusive": False, "gres": "gpu:2"}, False),
+        ({"exclusive": False, "sbatch_options": ["--gpus-per-node=2"]}, False),
+        ({"exclusive": False, "sbatch_options": ["-G", "2"]}, False),
+        ({"exclusive": False, "sbatch_options": ["--tres-per-node", "gres:gpu:2"]}, False),
+        ({"exclusive": False, "batch_script": "#!/bin/sh\n#SBATCH --gres=gpu:2\n"}, False),
+        ({"exclusive": False, "batch_script": "#!/bin/sh\n# --gres=gpu:2\n", "gres": "nvme:1"}, True),
     ],
 )
-def test_gpus_that_are_to_serve_have_to_be_asked_for(asked, options, is_fault):
-    request = JobRequest(num_gpus=2, **asked)
-    found = faults(Slurm(run=Site().run), request, options=lambda _: options, lacking=list)
+def test_gpus_that_are_to_serve_have_to_be_asked_for(asked, is_fault):
+    found = Site().faults(**{"devices": "gpu:2", "partition": "gpu", **asked})
     assert [fault.startswith("--node-devices gpu:2: nothing asks Slurm for GPUs") for fault in found] == [
         True
     ] * is_fault
@@ -166,4 +169,4 @@ def test_gpus_that_are_to_serve_have_to_be_asked_for(asked, options, is_fault):
 def test_gpus_of_which_slurm_does_not_know_need_not_be_asked_for():
     site = Site()
     site.said["node"] = "NodeName=c1 Gres=(null) State=IDLE Partitions=cpu\n"
-    assert faults(Slurm(run=site.run), JobRequest(num_gpus=8), options=lambda _: [], lacking=list) == []
+    assert site.faults(devices="gpu:8") == []

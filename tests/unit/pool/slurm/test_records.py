@@ -4,15 +4,7 @@ import json
 
 import pytest
 
-from ringmaster.tasks.pool.slurm.commands import (
-    Incomplete,
-    SlurmNode,
-    comment_of,
-    infrastructure_of,
-    job_number,
-    jobs_of,
-    nodes_of,
-)
+from ringmaster.tasks.pool.slurm.commands import Slurm, SlurmNode, comment_of, nodes_of
 
 OLD = {  # as squeue 22.05 prints it
     "job_id": 7,
@@ -43,7 +35,7 @@ NEW = {  # as squeue 24.05 prints it
 
 
 def one(row):
-    (job,) = jobs_of(json.dumps({"jobs": [row], "errors": []}))
+    (job,) = Slurm().read_jobs(json.dumps({"jobs": [row], "errors": []}))
     return job
 
 
@@ -78,8 +70,8 @@ def test_the_end_of_a_job_that_waits_is_unknown():
 
 def test_a_list_with_errors_is_not_taken_for_an_empty_one():
     failed = {"errors": [{"description": "Failed while looking for jobs", "error": "Unspecified error"}], "jobs": []}
-    with pytest.raises(Incomplete, match="Failed while looking for jobs Unspecified error"):
-        jobs_of(json.dumps(failed))
+    with pytest.raises(ValueError, match="Failed while looking for jobs Unspecified error"):
+        Slurm().read_jobs(json.dumps(failed))
 
 
 def test_nodes_have_states_and_the_reasons_of_administrators():
@@ -100,6 +92,6 @@ def test_nodes_have_states_and_the_reasons_of_administrators():
 
 
 def test_jobs_have_ids_of_which_others_are_told_apart():
-    assert job_number(infrastructure_of(12)) == 12
-    assert [job_number(other) for other in ("", "slurm:", "kubernetes:12", "slurm:x")] == [None] * 4
+    assert Slurm.job_of(Slurm.allocation_of(12)) == 12
+    assert [Slurm.job_of(other) for other in ("", "slurm:", "kubernetes:12", "slurm:x")] == [None] * 4
     assert one({**OLD, "comment": "nightly"}).flow_run == ""

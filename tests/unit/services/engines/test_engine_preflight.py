@@ -8,8 +8,8 @@ import pytest
 from ringmaster.errors import InputError
 from ringmaster.flows.services import up_and_down
 from ringmaster.flows.services.databases import databases
-from ringmaster.flows.services.engine_options import EngineOptions, engine_faults
 from ringmaster.flows.services.service_definitions import PoolOptions
+from ringmaster.tasks.pool.engines import EngineOptions, engine_options
 from tests.ports import free_port
 
 SCRIPT = """\
@@ -35,12 +35,16 @@ def site(tmp_path, monkeypatch):
 
 
 def slurm(**options):
-    return EngineOptions(name="slurm", **options)
+    return engine_options("slurm", options)
+
+
+def ray(**options):
+    return engine_options("ray", options)
 
 
 def test_slurm_is_asked_for_what_the_jobs_of_nodes_will_ask(site, tmp_path):
-    engine = slurm(partition="batch", time="1h", gres="gpu:2", sbatch_options=("--account=ml",))
-    assert engine_faults(engine, home=tmp_path) == []
+    engine = slurm(partition="batch", time="1h", gres="gpu:2", sbatch_options=["--account=ml"])
+    assert engine.preflight(tmp_path) == []
     asked = (site / "asked").read_text().split()
     assert {"--test-only", "--partition=batch", "--time=60", "--gres=gpu:2", "--exclusive"} <= {*asked}
     assert asked[-1] == "--account=ml"
@@ -50,19 +54,19 @@ def test_defaults_of_a_template_count_unless_an_option_says_otherwise(site, tmp_
     template = tmp_path / "template.json"
     properties = {"partition": {"default": "old"}, "account": {"default": "ml"}, "qos": {"default": None}}
     template.write_text(json.dumps({"variables": {"properties": properties}}))
-    (fault,) = engine_faults(slurm(work_pool_template=template), home=tmp_path)
+    (fault,) = slurm(work_pool_template=template).preflight(tmp_path)
     assert "--partition old" in fault
-    assert engine_faults(slurm(work_pool_template=template, partition="batch"), home=tmp_path) == []
+    assert slurm(work_pool_template=template, partition="batch").preflight(tmp_path) == []
     assert "--account=ml" in (site / "asked").read_text()
 
 
 def test_gpus_that_nothing_asks_for_are_refused_where_jobs_share_nodes(site, tmp_path):
-    assert engine_faults(slurm(devices="gpu:2"), home=tmp_path) == []
+    assert slurm(devices="gpu:2").preflight(tmp_path) == []
     template = tmp_path / "template.json"
     template.write_text(json.dumps({"variables": {"properties": {"exclusive": {"default": False}}}}))
-    (fault,) = engine_faults(slurm(devices="gpu:2", work_pool_template=template), home=tmp_path)
+    (fault,) = slurm(devices="gpu:2", work_pool_template=template).preflight(tmp_path)
     assert "nothing asks Slurm for GPUs" in fault
-    assert engine_faults(slurm(devices="gpu:2", gres="gpu:2", work_pool_template=template), home=tmp_path) == []
+    assert slurm(devices="gpu:2", gres="gpu:2", work_pool_template=template).preflight(tmp_path) == []
 
 
 def test_up_refuses_all_faults_at_once_and_starts_nothing(site, tmp_path):
@@ -81,16 +85,16 @@ def test_up_refuses_all_faults_at_once_and_starts_nothing(site, tmp_path):
 
 def test_commands_that_are_missing_are_named(tmp_path, monkeypatch):
     monkeypatch.setenv("PATH", str(tmp_path))
-    (fault,) = engine_faults(slurm(partition="nope"), home=tmp_path)
+    (fault,) = slurm(partition="nope").preflight(tmp_path)
     assert fault.startswith("sbatch, squeue, scancel, scontrol cannot be found") and "To fix" in fault
 
 
 def test_a_ray_cluster_that_is_not_there_is_found_before_ray_would_find_it(tmp_path):
     pytest.importorskip("ray", reason="Ray is not installed: pip install 'ringmaster[ray]'")
-    engine = EngineOptions(name="ray", address=f"127.0.0.1:{free_port()}")
-    (fault,) = engine_faults(engine, home=tmp_path)
+    engine = ray(address=f"127.0.0.1:{free_port()}")
+    (fault,) = engine.preflight(tmp_path)
     assert "nothing answers there: " in fault and "To fix: " in fault
-    (fault,) = engine_faults(EngineOptions(name="ray", address=engine.address, devices="tpu:1"), home=tmp_path)
+    (fault,) = ray(address=engine.address, devices="tpu:1").preflight(tmp_path)
     assert fault.startswith("--node-devices: ")
 
 
@@ -98,14 +102,14 @@ def test_a_port_that_is_not_of_ray_is_given_up(tmp_path, monkeypatch):
     pytest.importorskip("ray", reason="Ray is not installed: pip install 'ringmaster[ray]'")
     monkeypatch.setattr("ringmaster.tasks.pool.ray.ray_engine.ANSWER_S", 0.1)
     with socket.create_server(("127.0.0.1", 0)) as other:
-        engine = EngineOptions(name="ray", address=f"127.0.0.1:{other.getsockname()[1]}")
-        (fault,) = engine_faults(engine, home=tmp_path)
+        engine = ray(address=f"127.0.0.1:{other.getsockname()[1]}")
+        (fault,) = engine.preflight(tmp_path)
     assert "Ray does not answer" in fault and "To fix: " in fault
 
 
 def test_other_engines_need_no_questions(tmp_path):
-    for engine in (EngineOptions(), EngineOptions(name="ray"), EngineOptions(name="work-pool", work_pool="x")):
-        assert engine_faults(engine, home=tmp_path) == []
+    for engine in (EngineOptions(), ray(), engine_options("work-pool", {"work_pool": "x"})):
+        assert engine.preflight(tmp_path) == []
 
 
 def ports(number):

@@ -5,11 +5,12 @@ import sys
 
 import psutil
 
-from ringmaster.flows.services import ray_head as head
+from ringmaster.tasks.pool.ray import head
+from ringmaster.tasks.pool.ray.options import head_environment, token_file
 
 
 def test_the_token_is_its_owners_alone_and_is_kept(tmp_path):
-    file = head.token_file(tmp_path)
+    file = token_file(tmp_path)
     file.parent.mkdir()
     head.make_token(file)
     token = file.read_text()
@@ -21,7 +22,7 @@ def test_the_token_is_its_owners_alone_and_is_kept(tmp_path):
 def test_a_cluster_of_one_machine_is_on_loopback_alone(tmp_path):
     command = head.command(port=7001, folder=tmp_path)
     assert "--node-ip-address=127.0.0.1" in command and "--include-dashboard=false" in command
-    assert head.environment(tmp_path, port=7001)["RAY_AUTH_MODE"] == "token"
+    assert head_environment(tmp_path, port=7001)["RAY_AUTH_MODE"] == "token"
 
 
 def test_the_nodes_of_a_home_are_found_by_their_environment(tmp_path):

@@ -8,14 +8,13 @@ from pathlib import Path
 
 import pytest
 
-from ringmaster.flows.pool.slurm.worker import (
-    BATCH_SCRIPT,
-    COMMAND,
-    SlurmJobConfiguration,
-    SlurmVariables,
-    SlurmWorker,
-)
+from ringmaster.flows.pool.batch_worker import WORKERS
+from ringmaster.tasks.pool.batch_scheduler import COMMAND
 from ringmaster.tasks.pool.slurm.commands import slurm_time
+from ringmaster.tasks.pool.slurm.options import BATCH_SCRIPT
+
+SlurmWorker = WORKERS["slurm"]
+SlurmJobConfiguration = SlurmWorker.job_configuration
 
 LOGS = Path("/shared/slurm")
 
@@ -56,12 +55,15 @@ def test_passwords_are_in_the_environment_alone():
     environment = configuration.environment({"PATH": "/bin", "SLURM_JOB_ID": "1"})
     assert environment["PASSWORD"] == "secret"
     assert environment["PATH"] == "/bin" and "SLURM_JOB_ID" not in environment
-    assert "secret" not in " ".join(configuration.arguments(flow_run="abc", log_dir=LOGS)) + configuration.batch_script
+    assert (
+        "secret"
+        not in " ".join(configuration.arguments(flow_run="abc", log_dir=LOGS)) + configuration.options.batch_script
+    )
 
 
 def test_the_base_job_template_has_a_variable_for_every_option():
     template = SlurmWorker.get_default_base_job_template()
-    names = set(SlurmVariables.model_fields)
+    names = set(SlurmWorker.job_configuration_variables.model_fields)
     assert set(template["variables"]["properties"]) == names == set(SlurmJobConfiguration.model_fields)
     assert template["variables"]["properties"]["batch_script"]["default"] == BATCH_SCRIPT
     assert SlurmWorker.get_worker_class_from_type("slurm") is SlurmWorker

@@ -11,10 +11,11 @@ pytest.importorskip("prefect")
 from prefect.client.schemas.objects import FlowRun
 
 from ringmaster.errors import EngineUnavailable
-from ringmaster.flows.pool.slurm import worker as module
-from ringmaster.flows.pool.slurm.worker import SlurmJobConfiguration, SlurmWorker
-from ringmaster.tasks.pool.slurm.commands import SlurmJob, comment_of
+from ringmaster.flows.pool import batch_worker as module
+from ringmaster.flows.pool.batch_worker import WORKERS
+from ringmaster.tasks.pool.batch_scheduler import BatchJob
 
+SlurmWorker = WORKERS["slurm"]
 RUN = FlowRun(id=UUID(int=1), flow_id=UUID(int=0), name="node")
 
 
@@ -28,7 +29,7 @@ class FakeSlurm:
         answer = self.answers.pop(0)
         if answer != "is away":
             number = len(self.accepted) + 1
-            self.accepted.append(SlurmJob(id=number, states=frozenset({"PENDING"}), comment=comment_of(str(RUN.id))))
+            self.accepted.append(BatchJob(id=number, states=frozenset({"PENDING"}), flow_run=str(RUN.id)))
         if answer != "accepts":
             raise EngineUnavailable("Socket timed out on send/recv operation")
         return number
@@ -37,7 +38,7 @@ class FakeSlurm:
         if self.num_silent_looks:
             self.num_silent_looks -= 1
             raise EngineUnavailable("Socket timed out on send/recv operation")
-        return [SlurmJob(id=99, states=frozenset({"RUNNING"}), comment=comment_of("another run")), *self.accepted]
+        return [BatchJob(id=99, states=frozenset({"RUNNING"}), flow_run="another run"), *self.accepted]
 
 
 @pytest.fixture
@@ -47,8 +48,8 @@ def submit(monkeypatch):
     monkeypatch.setattr(SlurmWorker, "get_flow_run_logger", lambda self, run: logging.getLogger(__name__))
 
     def submitted(slurm):
-        worker = SlurmWorker(work_pool_name="slurm", slurm=slurm)
-        return asyncio.run(worker._submit(RUN, SlurmJobConfiguration(), []))
+        worker = SlurmWorker(work_pool_name="slurm", scheduler=slurm)
+        return asyncio.run(worker._submit(RUN, SlurmWorker.job_configuration(), []))
 
     return submitted
 

@@ -4,13 +4,20 @@ from dataclasses import replace
 
 import pytest
 
-from ringmaster.flows.pool.slurm.worker import UNSUBMITTED_S, JobRun, SubmissionVerdict, decide, jobs_by_run
-from ringmaster.tasks.pool.slurm.commands import SlurmJob, comment_of
+from ringmaster.flows.pool import batch_worker
+from ringmaster.flows.pool.batch_worker import UNSUBMITTED_S, SubmissionVerdict, jobs_by_run
+from ringmaster.tasks.execution.engine import NodeRun
+from ringmaster.tasks.pool.batch_scheduler import BatchJob
+from ringmaster.tasks.pool.slurm.commands import Slurm
 
-RUN = JobRun(id="abc", infrastructure="slurm:7")
-JOB = SlurmJob(id=7, states=frozenset({"RUNNING"}), node="n1", comment=comment_of("abc"))
-CANCELLED = replace(RUN, is_cancelling=True)
+RUN = NodeRun(id="abc", infrastructure="slurm:7")
+JOB = BatchJob(id=7, states=frozenset({"RUNNING"}), node="n1", flow_run="abc")
+CANCELLED = replace(RUN, is_ending=True)
 UNKNOWN = replace(RUN, infrastructure="")
+
+
+def decide(run, jobs, age_s=0.0):
+    return batch_worker.decide(run, jobs, age_s=age_s, scheduler=Slurm)
 
 
 def in_state(*states, **changes):
@@ -19,7 +26,7 @@ def in_state(*states, **changes):
 
 def _name(each):
     """Names a case alike in every process: the order of a set differs."""
-    return "-".join(sorted(each.states)) if isinstance(each, SlurmJob) else str(each)
+    return "-".join(sorted(each.states)) if isinstance(each, BatchJob) else str(each)
 
 
 @pytest.mark.parametrize(
@@ -35,7 +42,6 @@ def _name(each):
         (UNKNOWN, JOB, SubmissionVerdict.ADOPT),
         (UNKNOWN, in_state("FAILED"), SubmissionVerdict.CRASHED),
         (UNKNOWN, None, SubmissionVerdict.NOTHING),
-        (replace(UNKNOWN, age_s=UNSUBMITTED_S), None, SubmissionVerdict.CRASHED),
         (CANCELLED, JOB, SubmissionVerdict.END),
         (CANCELLED, in_state("PENDING"), SubmissionVerdict.CANCEL_JOB),
         (CANCELLED, in_state("COMPLETING"), SubmissionVerdict.NOTHING),
@@ -48,6 +54,10 @@ def test_each_state_of_a_job_has_its_verdict(run, job, verdict):
     assert decide(run, jobs_by_run([] if job is None else [job])).verdict == verdict
 
 
+def test_a_run_that_nobody_submits_is_given_up_after_a_while():
+    assert decide(UNKNOWN, {}, age_s=UNSUBMITTED_S).verdict == SubmissionVerdict.CRASHED
+
+
 def test_a_crash_names_job_node_state_and_cause():
     job = in_state("NODE_FAIL", exit="signal 9", reason="NodeDown")
     assert decide(RUN, {"abc": job}).message == "Slurm job 7 has ended on n1: NODE_FAIL, signal 9 (NodeDown)"
@@ -56,5 +66,5 @@ def test_a_crash_names_job_node_state_and_cause():
 
 def test_of_several_jobs_of_a_run_the_newest_counts():
     newer = replace(JOB, id=8)
-    assert jobs_by_run([newer, JOB, replace(JOB, id=9, comment="")]) == {"abc": newer}
+    assert jobs_by_run([newer, JOB, replace(JOB, id=9, flow_run="")]) == {"abc": newer}
     assert decide(RUN, jobs_by_run([newer, JOB])).verdict == SubmissionVerdict.ADOPT

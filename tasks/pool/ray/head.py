@@ -1,4 +1,4 @@
-"""A Ray cluster of this machine alone: `python -m ringmaster.flows.services.ray_head --port N --home FOLDER`.
+"""A Ray cluster of this machine alone: `python -m ringmaster.tasks.pool.ray.head --port N --home FOLDER`.
 
 It listens on loopback alone and asks for a token, as whoever reaches a Ray cluster can run programs on it. SIGTERM ends
 it; this process ends once the nodes on it have left their pool in order.
@@ -12,38 +12,21 @@ import socket
 import subprocess
 import sys
 import sysconfig
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from contextlib import suppress
 from pathlib import Path
 
 import psutil
 
-from ringmaster.flows.services.service_files import say_ready
-from ringmaster.flows.settings import ALLOCATION
+from ringmaster.tasks.pool.engines import ALLOCATION
 from ringmaster.tasks.pool.ray.agent_parent import end_with
-from ringmaster.tasks.pool.ray.options import ADDRESS, LOOPBACK_ALONE, PREFIX
+from ringmaster.tasks.pool.ray.options import HOST, LEAVE_S, PREFIX, head_environment, token_file
+from ringmaster.tasks.process_identity import say_ready
 from ringmaster.techniques.processes.forkserver_client import ScratchFolder
 
-HOST = "127.0.0.1"
 STORE_BYTES = 100_000_000  # Ray's object store, which no node uses; the least is 75 MB
 LOOK_EVERY_S = 0.2
-LEAVE_S = 60.0  # for nodes to leave in order
 HOME = "RINGMASTER_HOME"
-
-
-def token_file(home: Path) -> Path:
-    """Returns the file with the token of a home's Ray cluster."""
-    return home / "pool" / "ray-token"
-
-
-def environment(home: Path, *, port: int) -> dict[str, str]:
-    """Returns the environment variables of whoever uses a home's Ray cluster."""
-    return {
-        ADDRESS: f"{HOST}:{port}",
-        LOOPBACK_ALONE: "0",
-        "RAY_AUTH_MODE": "token",
-        "RAY_AUTH_TOKEN_PATH": str(token_file(home)),
-    }
 
 
 def command(*, port: int, folder: Path) -> Sequence[str]:
@@ -75,7 +58,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     with ScratchFolder() as folder:
         cluster = subprocess.Popen(
             command(port=requested.port, folder=folder.path),
-            env={**os.environ, **environment(requested.home, port=requested.port)},
+            env={**os.environ, **head_environment(requested.home, port=requested.port)},
             preexec_fn=lambda: end_with(own_pid),
         )
         for number in (signal.SIGTERM, signal.SIGINT):
@@ -111,32 +94,18 @@ def make_token(file: Path) -> None:
 
 def processes_with(text: str) -> list[psutil.Process]:
     """Returns the other processes of this machine whose command line contains a text."""
-    own_pid = os.getpid()
-    return [process for process in psutil.process_iter() if process.pid != own_pid and text in _command_of(process)]
+    found = psutil.process_iter(["cmdline"])
+    return [each for each in found if each.pid != os.getpid() and text in " ".join(each.info["cmdline"] or ())]
 
 
 def nodes_of(home: Path) -> list[psutil.Process]:
     """Returns the processes of the nodes that Ray lends to a home's pool on this machine."""
-    return [process for process in psutil.process_iter() if _is_node(_environment_of(process), home)]
-
-
-def _is_node(environment: Mapping[str, str], home: Path) -> bool:
-    return environment.get(ALLOCATION, "").startswith(PREFIX) and environment.get(HOME) == str(home)
-
-
-def _command_of(process: psutil.Process) -> str:
-    try:
-        return " ".join(process.cmdline())
-    except psutil.Error:
-        return ""
-
-
-def _environment_of(process: psutil.Process) -> Mapping[str, str]:
-    try:
-        result: Mapping[str, str] = process.environ()
-    except psutil.Error:
-        return {}
-    return result
+    found = {each: each.info["environ"] or {} for each in psutil.process_iter(["environ"])}
+    return [
+        each
+        for each, variables in found.items()
+        if variables.get(ALLOCATION, "").startswith(PREFIX) and variables.get(HOME) == str(home)
+    ]
 
 
 if __name__ == "__main__":

@@ -2,7 +2,7 @@
 # The batch job of a flow run. Sites may edit this script in the work pool, on Prefect's page "Work Pools". It gets:
 #   FLOW_RUN_COMMAND   the command that runs the flow run
 #   JOB_IS_SHARED      1 if other jobs may run on this node; a node of the pool is then named after its job
-# Lines that begin with #SBATCH, directly below this text, are further options of the job.
+# Lines that begin with @DIRECTIVE@, directly below this text, are further options of the job.
 
 # The traps come first: nothing that takes time may run before them. SIGTERM and SIGUSR1 (the notice before the end of
 # the time limit) end the flow run in order.
@@ -14,12 +14,12 @@ end() {
 trap end TERM USR1
 
 # A requeued job ends at once: another one has been requested in its place.
-[ "${SLURM_RESTART_COUNT:-0}" -eq 0 ] || exit 0
+[ "@RESTARTS@" -eq 0 ] || exit 0
 
 # What a site needs before Python starts belongs here, such as: module load cuda
 
-export RINGMASTER_ALLOCATION="slurm:$SLURM_JOB_ID"
-export RINGMASTER_NODE="$SLURMD_NODENAME${JOB_IS_SHARED:+-$SLURM_JOB_ID}"
+export RINGMASTER_ALLOCATION="@ENGINE@:@JOB@"
+export RINGMASTER_NODE="@NODE@${JOB_IS_SHARED:+-@JOB@}"
 
 [ -z "$is_ending" ] || exit 0
 bash -c "exec $FLOW_RUN_COMMAND" &

@@ -1,0 +1,385 @@
+"""Undo: models that have read a row, or came from a data set or a version, are trained again as if it had not been.
+
+Every model that read the row goes back to its last checkpoint before the step that read it first, and trains on from
+there on the data without the row; a model with no such checkpoint, and all models that came from a changed one, are
+trained from their beginning. All of them are one batch, planned together, whose models become the next versions of
+their names.
+
+The order of samples without the row is that of the data without it: from the checkpoint on, step k has the samples that
+it has in a training on that data (`data.samples.Sampler`). The tokenizer stays as it is.
+
+A data set or version that is undone is taken out of the line: what came from the models that were trained on it starts
+from what these came from.
+"""
+
+from __future__ import annotations
+
+import json
+import re
+import shutil
+from collections import Counter
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, replace
+from datetime import datetime, timedelta
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from ringmaster.codec import digest, to_json
+from ringmaster.errors import InputError, input_errors
+from ringmaster.flows.lineage.bisecting import TracedRow, rows_read_by
+from ringmaster.flows.lineage.home import LineageHome
+from ringmaster.flows.lineage.reproducing import RecordedTraining
+from ringmaster.model_lineage.snapshot import LineageNode
+from ringmaster.tasks.batch import Batch
+from ringmaster.techniques.checkpoints.storage import place_of
+from ringmaster.techniques.data import prepare
+from ringmaster.techniques.data.arrow_files import Array, Table, open_split, values_of
+from ringmaster.techniques.data.row_files import content_hash
+from ringmaster.techniques.data.samples import LENGTH_GROUPED, Sampler, lengths_of
+from ringmaster.techniques.data_source import PreparedData, data_source_of
+from ringmaster.techniques.job import DataSpec, Job, WarmStart
+
+PROBED_TOKENS = 256  # that must be equal after a gap
+ROW_DIGEST = re.compile(r"[0-9a-f]{16}")
+
+
+@dataclass(frozen=True, kw_only=True)
+class UndoRequest:
+    """What is to be undone: one of the three.
+
+    row: the content hash of a row, its text, or FILE:LINE.
+    dataset: NAME@VERSION, or a name, of a data set.
+    base: a model's version.
+    text_column: the column of a row's text.
+    """
+
+    row: str | None = None
+    dataset: str | None = None
+    base: str | None = None
+    text_column: str = "text"
+
+    @property
+    def label(self) -> str:
+        """What is undone, for people."""
+        what, value = next((key, value) for key, value in self.given if value is not None)
+        return f"{what} {value}"
+
+    @property
+    def given(self) -> tuple[tuple[str, str | None], ...]:
+        """The ways to say what is to be undone."""
+        return (("row", self.row), ("dataset", self.dataset), ("base", self.base))
+
+
+@dataclass(frozen=True, kw_only=True)
+class RetrainedModel:
+    """A model that is trained again.
+
+    job: the job that trains it. first_step: the step that it starts after. why: the reason, for people.
+    """
+
+    node: LineageNode
+    job: Job
+    first_step: int
+    why: str
+
+
+@dataclass(frozen=True, kw_only=True)
+class UndoPlan:
+    """What is trained again to undo something, parents first.
+
+    removed: the models that are taken out of the line, which are not trained again.
+    """
+
+    label: str
+    models: tuple[RetrainedModel, ...]
+    removed: tuple[LineageNode, ...] = ()
+
+    @property
+    def num_steps(self) -> int:
+        """The steps of all models together."""
+        return sum(each.job.total_steps for each in self.models)
+
+    @property
+    def num_kept_steps(self) -> int:
+        """The steps before the checkpoints that models go back to."""
+        return sum(each.first_step for each in self.models)
+
+    def sentences(self) -> Iterator[str]:
+        """Yields what would be done, a line a model."""
+        for node in self.removed:
+            yield f"{node.label}: taken out of the line"
+        for each in self.models:
+            start = f"from step {each.first_step}" if each.first_step else "from its beginning"
+            yield f"{each.node.label}: {start} of {each.job.total_steps}, as {each.why}"
+        kept = self.num_kept_steps / self.num_steps if self.num_steps else 1.0
+        yield f"{len(self.models)} models to train again; {kept:.0%} of their {self.num_steps:,} steps are kept"
+
+    def batch(self, *, deadline_s: float | None) -> Batch:
+        """Returns the batch that trains the models, each of them within `deadline_s` seconds where that is given."""
+        jobs = tuple(each.job for each in self.models)
+        return Batch(
+            name=f"undo-{digest([self.label, to_json(jobs)], length=8)}",
+            jobs=jobs,
+            folder=Path.cwd(),
+            text=json.dumps({"undo": self.label}),
+            deadlines_s={} if deadline_s is None else {job.name: deadline_s for job in jobs},
+        )
+
+    def to_json(self) -> dict[str, Any]:
+        """Returns plain values."""
+        models = [
+            {"model": each.node.label, "job": each.job.name, "first_step": each.first_step, "why": each.why}
+            | {"num_steps": each.job.total_steps}
+            for each in self.models
+        ]
+        removed = [node.label for node in self.removed]
+        return {"undo": self.label, "models": models, "removed": removed, "num_kept_steps": self.num_kept_steps}
+
+
+def plan_undo(home: LineageHome, request: UndoRequest, *, folder: Path) -> UndoPlan:
+    """Returns what undoes a request. folder: where data without a row is written.
+
+    Raises InputError, with every reason, where nothing has read it, or models cannot be trained again without it.
+    """
+    if len([value for _, value in request.given if value is not None]) != 1:
+        raise InputError(["one thing is undone at a time. To fix: give one of --row, --dataset and --base"])
+    return _UndoPlanner(home, request, folder=folder).plan()
+
+
+def seconds_until(clock: str, *, now: datetime | None = None) -> float:
+    """Returns the seconds until the next time of day HH:MM. Raises InputError on another form."""
+    now = now or datetime.now()
+    try:
+        at = datetime.strptime(clock, "%H:%M").time()
+    except ValueError as error:
+        raise InputError([f"{clock!r} is not a valid time of day. To fix: write it as 06:00"]) from error
+    then = datetime.combine(now.date(), at)
+    return (then - now if then > now else then + timedelta(days=1) - now).total_seconds()
+
+
+class _UndoPlanner:
+    def __init__(self, home: LineageHome, request: UndoRequest, *, folder: Path) -> None:
+        self._home, self._request, self._folder = home, request, folder
+        self._snapshot = home.snapshot
+        self._redone: dict[str, RetrainedModel] = {}  # by model id
+        self._faults: list[str] = []
+
+    def plan(self) -> UndoPlan:
+        readers, removed = (self._row_readers(), {}) if self._request.row is not None else ({}, self._removed())
+        if not readers and not removed:
+            raise InputError([f"no recorded model has read {self._request.label}. To fix: `ringmaster datasets trace`"])
+        affected = [*readers, *removed]
+        wanted = {*affected, *self._snapshot.graph.descendants(*affected)} - set(removed)
+        for id in (each for each in self._snapshot.graph.models if each in wanted):  # parents come first
+            node = self._snapshot.nodes.get(id)
+            if node is None:
+                continue  # it was deleted
+            try:
+                self._redone[id] = self._retrained(node, hash_of_row=readers.get(id), removed=removed)
+            except InputError as error:
+                self._faults += error.faults
+        if self._faults:
+            raise InputError(self._faults)
+        return UndoPlan(label=self._request.label, models=tuple(self._redone.values()), removed=tuple(removed.values()))
+
+    def _row_readers(self) -> dict[str, str]:
+        """Returns the content hash of the row by the ids of the models that were trained on it."""
+        text = self._request.row or ""
+        traced = None if ROW_DIGEST.fullmatch(text) else TracedRow.of(text)
+        result = {}
+        for node in self._snapshot.models:
+            for dataset in node.record.datasets:
+                if dataset.context != "training" or dataset.rows_digest is None or node.record.run_id is None:
+                    continue
+                if (rows := rows_read_by(self._home, node.record.run_id)) is None:
+                    continue
+                content = (
+                    None if traced is None else traced.content(rows.columns, text_column=self._request.text_column)
+                )
+                hash_of_row = text if traced is None else None if content is None else content_hash(content)
+                if hash_of_row in rows.manifest.rows["training"]:
+                    result[node.id] = str(hash_of_row)
+        return result
+
+    def _removed(self) -> dict[str, LineageNode]:
+        """Returns the models that are taken out: a version, or those that were trained on a data set."""
+        if self._request.base is not None:
+            node = self._home.find(self._request.base)
+            return {node.id: node}
+        name, _, version = (self._request.dataset or "").partition("@")
+        nodes = [
+            node
+            for node in self._snapshot.trained_on(name)
+            if not version or any(d.version == version and d.context == "training" for d in node.record.datasets)
+        ]
+        return {node.id: node for node in nodes}
+
+    def _retrained(
+        self, node: LineageNode, *, hash_of_row: str | None, removed: Mapping[str, LineageNode]
+    ) -> RetrainedModel:
+        training = RecordedTraining.of(self._home, node)
+        job, parents = training.job, training.record.parents
+        changed = [self._home.find(uri) for uri in parents.values()]
+        is_new_below = any(parent.id in self._redone or parent.id in removed for parent in changed)
+
+        def parent_of(name: str) -> str:
+            return self._parent(self._home.find(parents[name]), removed) if name in parents else name
+
+        name = node.label.replace("/", "-v")
+        job = replace(job.renamed(name, parent_of), warm_start=None)
+        if hash_of_row is None:
+            why = "it came from what is undone"
+        else:
+            prepared = prepare(job.data, cache_dir=self._home.folder / "cache")
+            if training.chain is not None and prepared.digest != training.chain.data:
+                raise InputError(
+                    [f"{node.label}: its data has changed since, so that it is not known when it was read"]
+                )
+            data, without = self._data_without(job.data, hash_of_row, prepared)
+            step = _first_step_with(job, prepared, without)
+            start = None if is_new_below else _checkpoint_before(training, step)
+            job, why = replace(job, data=data, warm_start=start), f"step {step + 1} was the first to read it"
+        first_step = 0 if job.warm_start is None else job.warm_start.step
+        return RetrainedModel(node=node, job=job, first_step=first_step, why=why)
+
+    def _parent(self, node: LineageNode, removed: Mapping[str, LineageNode]) -> str:
+        """Returns what a job names for a parent: a job that trains it again, a version, or what it came from."""
+        if node.id in self._redone:
+            return self._redone[node.id].job.name
+        if node.id not in removed:
+            return f"models:/{node.label}"
+        if not node.record.parents:
+            raise InputError([f"{node.label} came from nothing, so that nothing is left to start from without it"])
+        return self._parent(self._snapshot.nodes[node.record.parents[0]], removed)
+
+    def _data_without(self, data: DataSpec, hash_of_row: str, prepared: PreparedData) -> tuple[DataSpec, PreparedData]:
+        """Returns data without a row, in files of its own, and what is prepared of it."""
+        rows = data_source_of(data).rows(data)
+        if rows is None:
+            raise InputError([f"{prepared.name} has no rows of files that a row could be taken out of"])
+        folder = self._folder / digest([to_json(data), hash_of_row])
+        files = {False: folder / "training.jsonl", True: folder / "held_out.jsonl"}
+        kept: dict[bool, list[Any]] = {False: [], True: []}
+        for row in rows:
+            if not isinstance(row.value, Mapping):
+                raise InputError([f"{row.file} is one text, not rows. To fix: take the text out of the file yourself"])
+            if content_hash(row.content) != hash_of_row:
+                kept[row.held_out].append(row.value)
+        folder.mkdir(parents=True, exist_ok=True)
+        try:
+            for held_out, file in files.items():
+                file.write_text("".join(json.dumps(value) + "\n" for value in kept[held_out]), encoding="utf-8")
+        except TypeError as error:
+            raise InputError([f"{prepared.name} has values that JSON cannot hold: {error}"]) from error
+        tokenizer = data.tokenizer
+        if tokenizer is None and prepared.tokenizer_dir is not None:
+            tokenizer = str(shutil.copytree(prepared.tokenizer_dir, folder / "tokenizer", dirs_exist_ok=True))
+        version = None if data.version is None else f"{data.version}-without-{hash_of_row[:8]}"
+        path, held_out_path = str(files[False]), str(files[True]) if kept[True] else None
+        result = replace(
+            data, path=path, held_out_path=held_out_path, tokenizer=tokenizer, version=version, window=None, format=None
+        )
+        with input_errors():
+            return result, prepare(result, cache_dir=self._home.folder / "cache")
+
+
+def _first_step_with(job: Job, prepared: PreparedData, without: PreparedData) -> int:
+    """Returns the first step (0-based) of a job that read a sample which the row is in."""
+    table = open_split(Path(prepared.folder), "training")
+    gone = samples_with_gaps(table, open_split(Path(without.folder), "training"))
+    lengths = lengths_of(table) if job.data.sampling == LENGTH_GROUPED else None
+    sampler = Sampler(
+        num_samples=table.num_rows, global_batch_size=job.global_batch_size, seed=job.seed, lengths=lengths
+    )
+    steps = (step for step in range(job.total_steps) if not gone.isdisjoint(sampler.indices(step).tolist()))
+    return next(steps, job.total_steps)
+
+
+def samples_with_gaps(old: Table, new: Table) -> set[int]:
+    """Returns the numbers of the samples in which something lies that was taken out of `new`.
+
+    A text that is cut into samples of equal length is compared as one sequence of tokens, as everything after a gap has
+    moved; other samples one by one.
+    """
+    tokens = [values_of(table["input_ids"]) for table in (old, new) if table.column_names == ["input_ids"]]
+    if len(tokens) == 2 and all(lengths is None and values.ndim == 2 for values, lengths in tokens):
+        size = tokens[0][0].shape[1]
+        gaps = gaps_between(tokens[0][0].ravel(), tokens[1][0].ravel())
+        return {sample for first, end in gaps for sample in range(first // size, (end - 1) // size + 1)}
+    left, gone = Counter(map(repr, new.to_pylist())), set()
+    for index, sample in enumerate(map(repr, old.to_pylist())):
+        if left[sample] > 0:
+            left[sample] -= 1
+        else:
+            gone.add(index)
+    return gone
+
+
+def gaps_between(old: Array, new: Array) -> list[tuple[int, int]]:
+    """Returns the runs (first, end) of a sequence that were taken out of it to make `new`, and perhaps more.
+
+    Where several runs would explain the difference, as the values beside them are equal, their union is returned. The
+    end of `old` may be missing in `new`, as the last tokens that fill no sample are left out; so a run of which less
+    than `PROBED_TOKENS` follow reaches to the end.
+    """
+    result: list[tuple[int, int]] = []
+    i = j = 0
+    while num := min(len(old) - i, len(new) - j):
+        different = np.flatnonzero(old[i : i + num] != new[j : j + num])
+        if not different.size:
+            break
+        i, j = i + int(different[0]), j + int(different[0])
+        lengths = range(1, len(old) - i - PROBED_TOKENS)
+        length = next((each for each in lengths if _is_continued(old[i + each :], new[j:])), None)
+        if length is None:
+            last = range(1, min(len(old) - i, PROBED_TOKENS) + 1)
+            return [*result, (min(_widened(old, i, each)[0] for each in last), len(old))]
+        result.append(_widened(old, i, length))
+        i += length
+    if not result and len(old) > len(new):
+        result.append(_widened(old, len(new), len(old) - len(new)))
+    return result
+
+
+def _widened(old: Array, first: int, length: int) -> tuple[int, int]:
+    """Returns a run (first, end) together with those before it that leave the same sequence when they are taken out."""
+    end = first + length
+    while first > 0 and old[first - 1] == old[first - 1 + length]:
+        first -= 1
+    return first, end
+
+
+def _is_continued(old: Array, new: Array) -> bool:
+    num = min(PROBED_TOKENS, len(new))
+    return bool((old[:num] == new[:num]).all())
+
+
+def _checkpoint_before(training: RecordedTraining, step: int) -> WarmStart | None:
+    """Returns the newest checkpoint of a model's training before a step (0-based) took place; None if none is left."""
+    root = training.node.record.origin.checkpoints
+    if root is None:
+        return None
+    try:
+        steps = [int(name.rpartition("-")[2]) for name in place_of(root).names()]
+    except OSError:
+        return None
+    kept = [each for each in steps if 0 < each <= step and each < training.job.total_steps]
+    return WarmStart(checkpoints=root, step=max(kept)) if kept else None
+
+
+def register(home: LineageHome, plan: UndoPlan, uris: Mapping[str, str]) -> list[str]:
+    """Registers the models of a finished batch as the next versions of the names of those that they replace.
+
+    uris: of the models, by job. Returns the new versions.
+    """
+    result = []
+    for each in plan.models:
+        if (uri := uris.get(each.job.name)) is None:
+            continue
+        name = each.node.record.registered_name
+        text = f"Trained again without {plan.label}, in place of version {each.node.record.version}."
+        added = home.ledger.add_version(home.ledger.resolve_model(uri), name, text=text)
+        result.append(f"{name}/{added.version}")
+    return result

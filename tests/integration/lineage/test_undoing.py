@@ -1,0 +1,226 @@
+"""`ringmaster lineage undo`: models are trained again as if they had never read a row."""
+
+import json
+import shutil
+from dataclasses import replace
+from datetime import datetime
+from pathlib import Path
+
+import pytest
+
+from ringmaster.errors import InputError
+from ringmaster.flows.lineage.home import LineageHome
+from ringmaster.flows.lineage.undoing import UndoRequest, plan_undo, register, seconds_until
+from ringmaster.techniques import Adapter
+from ringmaster.techniques.checkpoints.checkpoint import read_manifest, stored_manifest
+from ringmaster.techniques.checkpoints.storage import MANIFEST, LocalPlace
+from ringmaster.techniques.data import prepare
+from ringmaster.techniques.data.manifest import RowManifest
+from ringmaster.techniques.training.trainer import weights_digest
+from tests.integration.lineage.family import in_home
+from tests.integration.lineage.trained import LINKS, job_of, record, train, write_rows
+from tests.integration.workbench import SINGLE, is_bit_equal, weights_in
+
+
+@pytest.fixture
+def home(tmp_path):
+    with in_home(tmp_path / "home"):
+        (tmp_path / "home").mkdir()
+        yield tmp_path / "home"
+
+
+def lineage(home):
+    return LineageHome(folder=home, is_fresh=True)
+
+
+def planned(home, **request):
+    return plan_undo(lineage(home), UndoRequest(**request), folder=home / "undo")
+
+
+def training_rows(bench, job):
+    return RowManifest.read(Path(prepare(job.data, cache_dir=bench.cache_dir).folder)).rows["training"]
+
+
+def a_late_row(bench, home, job):
+    """A row that was read after the first checkpoint, and the plan that undoes it."""
+    for row in training_rows(bench, job):
+        plan = planned(home, row=row)
+        if plan.models[0].first_step:
+            return row, plan
+    raise AssertionError("all rows were read at once")
+
+
+def test_the_rest_is_trained_from_the_last_checkpoint_before_the_row_as_if_it_had_never_been(bench, home, tmp_path):
+    job = job_of(bench, write_rows(tmp_path / "rows.jsonl"))
+    train(bench, home, job)
+    row, plan = a_late_row(bench, home, job)
+    (model,) = plan.models
+    start = model.first_step
+    assert start in LINKS
+
+    undone = bench.train(model.job, SINGLE, tmp_path / "undone")
+
+    # The reference: the checkpoint of that step, continued by a job that has never known the row.
+    data = model.job.data
+    assert row not in training_rows(bench, model.job)
+    reference = replace(job, data=data)
+    root = tmp_path / "reference" / "checkpoints"
+    shutil.copytree(home / "batches" / job.name / "checkpoints" / f"step-{start:08d}", root / f"step-{start:08d}")
+    become(root, start, reference, digest=prepare(data, cache_dir=bench.cache_dir).digest)
+    continued = bench.train(reference, SINGLE, tmp_path / "reference")
+    assert continued.outcome.result["first_step"] == undone.outcome.result["first_step"] == start
+    assert is_bit_equal(undone.weights, continued.weights)
+    assert not is_bit_equal(undone.weights, weights_in(home / "batches" / job.name / "model"))
+
+
+def become(root, step, job, *, digest):
+    """Makes a checkpoint into one of another job."""
+    manifest = read_manifest(LocalPlace(root), f"step-{step:08d}")
+    meta = {**manifest.meta, "weights_digest": weights_digest(job, data_digest=digest)}
+    (root / f"step-{step:08d}" / MANIFEST).write_bytes(stored_manifest(replace(manifest, meta=meta)))
+
+
+def test_all_rows_but_one_are_left_in_order(bench, home, tmp_path):
+    rows = write_rows(tmp_path / "rows.jsonl")
+    job = job_of(bench, rows)
+    train(bench, home, job)
+    (row, *_) = training_rows(bench, job)
+
+    (model,) = planned(home, row=row).models
+
+    texts = [json.loads(line)["text"] for line in Path(model.job.data.path).read_text().splitlines()]
+    every = [json.loads(line)["text"] for line in rows.read_text().splitlines()]
+    assert texts == [text for text in every if text in texts]
+    assert len(training_rows(bench, job)) - len(training_rows(bench, model.job)) == 1
+    assert model.job.data.version == f"1-without-{row[:8]}"
+
+
+def tokenizer_of(bench, job):
+    return str(prepare(job.data, cache_dir=bench.cache_dir).tokenizer_dir)
+
+
+def family(bench, home, tmp_path):
+    """A base, an adapter of it on other rows, and a model of that; and one that is no relative."""
+    rows, others = write_rows(tmp_path / "rows.jsonl"), write_rows(tmp_path / "others.jsonl", seed=8)
+    base = job_of(bench, rows, name="base")
+    train(bench, home, base)
+    result, tokenizer = {"base": base}, tokenizer_of(bench, base)
+    for name, parent, data in (("child", "base", others), ("grandchild", "child", rows), ("stranger", None, others)):
+        parents = {} if parent is None else {parent: f"models:/{parent}/1"}
+        job = job_of(bench, data, name=name, base=parent)
+        job = replace(job, data=replace(job.data, name=data.stem, tokenizer=tokenizer))
+        folder, below = home / "batches" / name, parent and str(home / "batches" / parent / "model")
+        trained = bench.train(job, SINGLE, folder, weights_from=below)
+        assert trained.outcome.status == "done", trained.outcome
+        record(bench, home, job, folder, {}, parents=parents)
+        result[name] = job
+    return result
+
+
+def test_a_family_is_trained_again_in_order_and_strangers_are_left_alone(bench, home, tmp_path):
+    jobs = family(bench, home, tmp_path)
+    own = set(training_rows(bench, jobs["base"])) - set(training_rows(bench, jobs["stranger"]))
+
+    plan = planned(home, row=own.pop())
+
+    assert [each.node.label for each in plan.models] == ["base/1", "child/1", "grandchild/1"]
+    by_name = {each.node.record.registered_name: each.job for each in plan.models}
+    assert by_name["child"].base == by_name["base"].name
+    assert by_name["grandchild"].base == by_name["child"].name
+    assert by_name["child"].data == jobs["child"].data  # it never read the row
+    assert by_name["grandchild"].warm_start is None  # it came from a model that changes
+    batch = plan.batch(deadline_s=600.0)
+    assert batch.deadlines_s == dict.fromkeys(batch.deadlines_s, 600.0)
+    assert "3 models to train again" in [*plan.sentences()][-1]
+
+
+def test_a_version_is_taken_out_and_its_children_start_from_its_parent(bench, home, tmp_path):
+    family(bench, home, tmp_path)
+
+    plan = planned(home, base="child/1")
+
+    assert [node.label for node in plan.removed] == ["child/1"]
+    (model,) = plan.models
+    assert (model.node.label, model.job.base) == ("grandchild/1", "models:/base/1")
+    with pytest.raises(InputError, match="base/1 came from nothing"):
+        planned(home, base="base/1")
+
+
+def test_a_data_set_takes_out_the_models_that_were_trained_on_it(bench, home, tmp_path):
+    family(bench, home, tmp_path)
+
+    plan = planned(home, dataset="others")
+
+    assert sorted(node.label for node in plan.removed) == ["child/1", "stranger/1"]
+    assert [(each.node.label, each.job.base) for each in plan.models] == [("grandchild/1", "models:/base/1")]
+    assert planned(home, dataset="others@1").to_json()["removed"] == [node.label for node in plan.removed]
+    with pytest.raises(InputError, match="no recorded model has read dataset others@2"):
+        planned(home, dataset="others@2")
+
+
+def test_the_new_versions_stand_below_the_names_of_the_old_ones(bench, home, tmp_path):
+    job = job_of(bench, write_rows(tmp_path / "rows.jsonl"))
+    made = train(bench, home, job)
+    plan = planned(home, row=training_rows(bench, job)[0])
+    (model,) = plan.models
+    folder = home / "batches" / model.job.name
+    bench.train(model.job, SINGLE, folder)
+    record(bench, home, model.job, folder, {})
+
+    versions = register(lineage(home), plan, {model.job.name: f"models:/{model.job.name}/1"})
+
+    assert versions == [f"{made.name}/2"]
+    newest = lineage(home).find(f"{made.name}/2")
+    assert newest.record.datasets[0].version.startswith("1-without-")
+
+
+@pytest.mark.parametrize(
+    ("request_", "message"),
+    [
+        ({}, "one thing is undone at a time"),
+        ({"row": "a", "base": "b"}, "one thing is undone at a time"),
+        ({"row": "0" * 16}, "no recorded model has read row 0000000000000000"),
+        ({"row": "never written"}, "no recorded model has read row never written"),
+    ],
+)
+def test_what_nothing_has_read_is_refused(bench, home, tmp_path, request_, message):
+    train(bench, home, job_of(bench, write_rows(tmp_path / "rows.jsonl")))
+    with pytest.raises(InputError, match=message):
+        planned(home, **request_)
+
+
+def test_data_that_has_changed_since_is_refused(bench, home, tmp_path):
+    rows = write_rows(tmp_path / "rows.jsonl")
+    job = job_of(bench, rows)
+    train(bench, home, job)
+    row = training_rows(bench, job)[0]
+    write_rows(rows, changed=4)
+    with pytest.raises(InputError, match="its data has changed since"):
+        planned(home, row=row)
+
+
+def test_an_adapter_goes_back_to_a_checkpoint_of_its_own(bench, home, tmp_path):
+    rows = write_rows(tmp_path / "rows.jsonl")
+    base = job_of(bench, write_rows(tmp_path / "others.jsonl", seed=8), name="base")
+    train(bench, home, base)
+    job = job_of(bench, rows, name="tuned", base="base", adapter=Adapter(rank=2))
+    job = replace(job, data=replace(job.data, tokenizer=tokenizer_of(bench, base)))
+    below = home / "batches" / "base" / "model"
+    folder = home / "batches" / "tuned"
+    for last_step in LINKS:
+        bench.train(job, SINGLE, folder, last_step=last_step, keep_checkpoints=10, weights_from=str(below))
+    record(bench, home, job, folder, {}, parents={"base": "models:/base/1"})
+    own = sorted(set(training_rows(bench, job)) - set(training_rows(bench, base)))
+
+    (model,) = planned(home, row=own[0]).models
+
+    assert (model.node.label, model.job.base) == ("tuned/1", "models:/base/1")
+    assert model.first_step == 0 or model.job.warm_start.checkpoints == str(folder / "checkpoints")
+
+
+def test_a_deadline_is_the_next_time_of_that_clock():
+    now = datetime(2026, 3, 1, 23, 30)
+    assert seconds_until("06:00", now=now) == 6.5 * 3600
+    assert seconds_until("23:45", now=now) == 900
+    with pytest.raises(InputError, match="is not a valid time of day"):
+        seconds_until("6 am")
