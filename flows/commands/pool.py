@@ -405,14 +405,14 @@ def diagnose(
     console = error_console()
     for part in bundle.parts:
         console.print(f"{len(part.text.encode()):>9,} bytes  {part.name}")
-    for failure in bundle.failures:
-        console.print(f"without {failure.part}: {failure.error}", soft_wrap=True)
+    for part_name, error_text in bundle.failures.items():
+        console.print(f"without {part_name}: {error_text}", soft_wrap=True)
     hint = (
         "passwords, tokens and the values of unknown variables are left out; names, paths and messages are not: read it"
     )
     console.print(f"{hint} before you send it", soft_wrap=True)
     if as_json:
-        failures = {failure.part: failure.error for failure in bundle.failures}
-        print_json({"file": str(file), "parts": [part.name for part in bundle.parts], "failures": failures})
+        names = [part.name for part in bundle.parts]
+        print_json({"file": str(file), "parts": names, "failures": bundle.failures})
     else:
         output_console().print(str(file), soft_wrap=True)

@@ -177,26 +177,18 @@ class BundleFile:
 
 
 @dataclass(frozen=True, kw_only=True)
-class CollectionError:
-    """A part that could not be collected. error: the kind and the text of the error."""
-
-    part: str
-    error: str
-
-
-@dataclass(frozen=True, kw_only=True)
 class Bundle:
-    """What was collected, without secrets."""
+    """What was collected, without secrets. failures: the kind and the text of the error of each part that failed."""
 
     parts: tuple[BundleFile, ...]
-    failures: tuple[CollectionError, ...]
+    failures: Mapping[str, str]
 
     def write(self, file: Path) -> None:
         """Writes a tar.gz that only its owner can read. Its files lie in a folder with the name of the file."""
         folder = file.name.partition(".")[0] or "ringmaster"
         contents = {
             "parts": {part.name: len(part.text.encode()) for part in self.parts},
-            "failures": {failure.part: failure.error for failure in self.failures},
+            "failures": dict(self.failures),
         }
         descriptor = os.open(file, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, 0o600)
         with os.fdopen(descriptor, "wb") as opened, tarfile.open(fileobj=opened, mode="w:gz") as archive:
@@ -216,7 +208,7 @@ def collect(sources: Mapping[str, Collect], *, redact: Redactor) -> Bundle:
 
     sources: by name, a function that returns parts. It may raise anything: the error is noted under that name.
     """
-    parts, failures = list[BundleFile](), list[CollectionError]()
+    parts, failures = list[BundleFile](), dict[str, str]()
     for name, source in sources.items():
         try:
             for part in source():
@@ -224,5 +216,5 @@ def collect(sources: Mapping[str, Collect], *, redact: Redactor) -> Bundle:
                     BundleFile(name=redact(part.name), text=printable_lines(redact(part.text), limit=sys.maxsize))
                 )
         except Exception as error:  # noqa: BLE001 - noted in the bundle: what fails is what the report is about
-            failures.append(CollectionError(part=name, error=redact(f"{type(error).__name__}: {error}")))
-    return Bundle(parts=tuple(parts), failures=tuple(failures))
+            failures[name] = redact(f"{type(error).__name__}: {error}")
+    return Bundle(parts=tuple(parts), failures=failures)

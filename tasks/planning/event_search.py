@@ -19,7 +19,6 @@ from ringmaster.tasks.planning.bounds.completions import likely_ends_s
 from ringmaster.tasks.planning.bounds.job_costs import (
     earliest_ends_s,
     folded,
-    in_order,
     shortest_of,
     useful_options,
     whole_of,
@@ -272,7 +271,7 @@ def _middles(problem: Problem, bound_s: float) -> dict[str, float]:
     """Returns the middle between the earliest end of each job, and the latest if all jobs end by the bound."""
     earliest, shortest = earliest_ends_s(problem), shortest_of(problem)
     latest = {job.id: bound_s for job in problem.jobs}
-    for job in reversed(list(in_order(problem))):
+    for job in reversed(problem.in_order):
         for other in job.after:
             latest[other] = min(latest[other], latest[job.id] - shortest[job.id])
     return {job: (earliest[job] + latest[job]) / 2 for job in earliest}

@@ -264,23 +264,23 @@ class DueDecision:
     notes: tuple[str, ...] = field(default=())
 
 
-def due(standing: ServingVersions, seen: ModelObservations, rules: DueRules = DueRules()) -> DueDecision:
+def due(serving: ServingVersions, seen: ModelObservations, rules: DueRules = DueRules()) -> DueDecision:
     """Decides whether a model is due: by force, without a champion, or by new data, age, drift or a failed assertion.
 
     Drift and failed assertions make a model due only if there is new data, as the same data would yield the same model
     again. For the same reason no rule applies while a version trained on the current data waits to be compared.
     """
-    champion, latest = standing.champion, standing.latest
+    champion, latest = serving.champion, serving.latest
     if seen.is_forced:
         return DueDecision(is_due=True, why="it was requested (forced)")
     is_known = latest is not None and training_digest(latest) == seen.digest
-    if is_known and standing.candidate is not None:
+    if is_known and serving.candidate is not None:
         why = f"version {version_of(latest)} was trained on this data, and is to be compared yet"
         return DueDecision(is_due=False, why=why)
     if champion is None:
-        return _without_champion(standing, seen, is_known=is_known)
+        return _without_champion(serving, seen, is_known=is_known)
     is_new = not (is_known or seen.only_older or training_digest(champion) == seen.digest)
-    reasons = [*_by_data(standing, seen, rules, is_new=is_new), *_by_age(standing, seen, rules)]
+    reasons = [*_by_data(serving, seen, rules, is_new=is_new), *_by_age(serving, seen, rules)]
     alarms = [drift.why for drift in seen.drifts if drift.has_drifted] if rules.drift else []
     alarms += seen.failed_assertions if rules.asserts else ()
     notes = list(seen.missing)
@@ -290,11 +290,11 @@ def due(standing: ServingVersions, seen: ModelObservations, rules: DueRules = Du
         notes += [f"{alarm}, but there is no new data to learn from" for alarm in alarms]
     if reasons:
         return DueDecision(is_due=True, why="; ".join(reasons), notes=tuple(notes))
-    return DueDecision(is_due=False, why="; ".join(_why_not(standing, seen, rules, is_new=is_new)), notes=tuple(notes))
+    return DueDecision(is_due=False, why="; ".join(_why_not(serving, seen, rules, is_new=is_new)), notes=tuple(notes))
 
 
-def _without_champion(standing: ServingVersions, seen: ModelObservations, *, is_known: bool) -> DueDecision:
-    latest = standing.latest
+def _without_champion(serving: ServingVersions, seen: ModelObservations, *, is_known: bool) -> DueDecision:
+    latest = serving.latest
     if latest is None and seen.had_champion:
         why = "it was deleted from the registry; `--force` its name to have it trained anew, or take it out of the file"
         return DueDecision(is_due=False, why=why)
@@ -305,17 +305,17 @@ def _without_champion(standing: ServingVersions, seen: ModelObservations, *, is_
     return DueDecision(is_due=True, why="it has no champion yet")
 
 
-def _by_data(standing: ServingVersions, seen: ModelObservations, rules: DueRules, *, is_new: bool) -> Iterator[str]:
-    if not (is_new and rules.new_data) or _too_little(standing, seen, rules):
+def _by_data(serving: ServingVersions, seen: ModelObservations, rules: DueRules, *, is_new: bool) -> Iterator[str]:
+    if not (is_new and rules.new_data) or _too_little(serving, seen, rules):
         return
-    known = training_digest(standing.champion)
+    known = training_digest(serving.champion)
     if known is None:
         yield "it is not recorded what data the champion was trained on"
     else:
         yield f"new data: {seen.digest[:SHORT]}, the champion was trained on {known[:SHORT]}"
 
 
-def _by_age(standing: ServingVersions, seen: ModelObservations, rules: DueRules) -> Iterator[str]:
+def _by_age(serving: ServingVersions, seen: ModelObservations, rules: DueRules) -> Iterator[str]:
     if rules.max_age_days is None or seen.trained is None:
         return
     days = num_days(seen.trained, seen.run_date)
@@ -323,11 +323,11 @@ def _by_age(standing: ServingVersions, seen: ModelObservations, rules: DueRules)
         yield f"its last training is {days} days ago, and {rules.max_age_days:g} are allowed"
 
 
-def _why_not(standing: ServingVersions, seen: ModelObservations, rules: DueRules, *, is_new: bool) -> Iterator[str]:
-    champion, latest = standing.champion, standing.latest
+def _why_not(serving: ServingVersions, seen: ModelObservations, rules: DueRules, *, is_new: bool) -> Iterator[str]:
+    champion, latest = serving.champion, serving.latest
     if is_new and not rules.new_data:
         yield "there is new data, which alone does not count (new_data: false)"
-    elif is_new and (grown := _too_little(standing, seen, rules)):
+    elif is_new and (grown := _too_little(serving, seen, rules)):
         yield grown
     elif seen.only_older:
         yield "no new data: days have only left its window"
@@ -345,9 +345,9 @@ def _why_not(standing: ServingVersions, seen: ModelObservations, rules: DueRules
         yield "every assertion holds"
 
 
-def _too_little(standing: ServingVersions, seen: ModelObservations, rules: DueRules) -> str:
+def _too_little(serving: ServingVersions, seen: ModelObservations, rules: DueRules) -> str:
     """Returns why new data is too little, or "" if it is enough or was not counted."""
-    then = _num_trained_on(standing)
+    then = _num_trained_on(serving)
     if not rules.min_new_samples or then is None or seen.num_samples is None:
         return ""
     grown = seen.num_samples - then
@@ -356,8 +356,8 @@ def _too_little(standing: ServingVersions, seen: ModelObservations, rules: DueRu
     return f"new data has {max(grown, 0)} more samples, and {rules.min_new_samples} are required"
 
 
-def _num_trained_on(standing: ServingVersions) -> int | None:
-    newest = standing.latest or standing.champion
+def _num_trained_on(serving: ServingVersions) -> int | None:
+    newest = serving.latest or serving.champion
     if newest is None:
         return None
     return next((data.num_rows for data in newest.datasets if data.context == "training"), None)

@@ -191,7 +191,7 @@ class TimelineReader:
         record: SegmentRecord,
         zero_s: float,
         now_s: float,
-        standing: Mapping[str, FollowedPlan],
+        followed: Mapping[str, FollowedPlan],
         records: Mapping[str, JobRecord],
         totals: Mapping[str, int | None],
     ) -> TimelineSpan:
@@ -202,8 +202,8 @@ class TimelineReader:
         left = self._steps_left(record, records, totals)
         if pace is not None and pace.step_s is not None and left:
             ends_s = now_s + left * pace.step_s
-        elif record.job in standing:
-            ends_s = planned_end_s(standing[record.job], span) or ends_s
+        elif record.job in followed:
+            ends_s = planned_end_s(followed[record.job], span) or ends_s
         done = max(step, pace.step if pace else 0) - record.what["first_step"]
         if ends_s <= now_s and done > 0:  # longer than planned: extrapolate its pace so far
             left = record.what["last_step"] - record.what["first_step"] - done

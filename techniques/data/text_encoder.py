@@ -154,20 +154,20 @@ class WordEncoder:
 
     def __call__(self, texts: Sequence[str]) -> list[Ids]:
         """Returns the ids of each text [tokens]."""
-        words: list[list[str]] = [self.rule.words.findall(text) for text in texts]
-        ids = list(map(self._joined, words))
-        # All words of most short texts are known, so that these are looked up once.
-        if unknown := [each for each, known in zip(words, ids, strict=True) if known is None]:
-            self._learn(set(chain.from_iterable(unknown)))
-        joined = (self._joined(each) if known is None else known for each, known in zip(words, ids, strict=True))
-        return [np.frombuffer(cast(bytes, each), dtype=np.uint32) for each in joined]
-
-    def _joined(self, words: Sequence[str]) -> bytes | None:
-        """The ids of the words of a text; None where one is unknown."""
-        try:
-            return b"".join(map(self._ids.__getitem__, words))
-        except KeyError:
-            return None
+        find, unknown = self.rule.words.findall, dict[int, list[str]]()
+        ids: list[bytes] = []
+        for place, text in enumerate(texts):
+            words = find(text)
+            try:  # as all words of most short texts are known
+                ids.append(b"".join(map(self._ids.__getitem__, words)))
+            except KeyError:
+                unknown[place] = words
+                ids.append(b"")
+        if unknown:
+            self._learn(set(chain.from_iterable(unknown.values())))
+        for place, words in unknown.items():
+            ids[place] = b"".join(map(self._ids.__getitem__, words))
+        return [np.frombuffer(each, dtype=np.uint32) for each in ids]
 
     def _learn(self, used: set[str]) -> None:
         """Encodes those of some words that are unknown."""

@@ -17,7 +17,6 @@ from ringmaster.techniques.data.arrow_files import (
     SPLITS,
     ArrowWriter,
     column_of,
-    fingerprint,
     read_tables,
     split_file,
     table_of,
@@ -34,7 +33,7 @@ from ringmaster.techniques.data.encoded_rows import (
     manifest_of,
 )
 from ringmaster.techniques.data.row_files import FileText, check_tokenizer
-from ringmaster.techniques.data.stored_source import TextProgress
+from ringmaster.techniques.data.stored_source import TextProgress, described
 from ringmaster.techniques.data.text_encoder import GPT2, CutRule, Ids, TextEncoder, WordEncoder
 from ringmaster.techniques.data_source import DataOptions, PreparedData, Row
 from ringmaster.techniques.job import DataSpec
@@ -248,7 +247,8 @@ def write_text(
     rows: Callable[[], Iterator[Row]],
     where: str,
     column: str = TextOptions.text_column,
-    kept: TokenCache | None = None,
+    cache_dir: Path | None = None,
+    parts: Callable[[], Iterator[RowsPart]] | None = None,
 ) -> PreparedData:
     """Writes token samples of `spec.seq_len` into `folder`, and the manifest of named data; returns the description.
 
@@ -257,7 +257,8 @@ def write_text(
     trained, and some bytes a row.
 
     rows: returns the rows, each time it is called. where: the data, in messages. column: that of the text.
-    kept: where the tokens of single files are kept, if text is encoded by a given tokenizer, and the rows in parts.
+    cache_dir, parts: where the tokens of single files are kept, if text is encoded by a given tokenizer, and what
+        returns the rows in parts.
     """
     first = next(rows(), None)
     if first is None:
@@ -269,12 +270,12 @@ def write_text(
     if is_text:
         encoder = encoder_of(spec, documents_of(rows()) if spec.tokenizer is None else ())
         encoder.save(folder / "tokenizer")
-    is_kept = kept is not None and encoder is not None and spec.tokenizer is not None
+    is_kept = parts is not None and encoder is not None and spec.tokenizer is not None
     settings = {"kind": "tokens", "column": column, "tokenizer": content_of(folder / "tokenizer")}
-    encoded = EncodedRows(kept.cache_dir if kept and is_kept else None, aside=folder, settings=settings)
+    encoded = EncodedRows(cache_dir if is_kept else None, aside=folder, settings=settings)
     writer = _TokenWriter(spec, encoder, seq_len=spec.seq_len or len(first.content), where=where)
-    parts = kept.parts() if kept and is_kept else iter([RowsPart(rows=rows)])
-    selected = encoded.select(parts, spec, writer.encode)
+    chosen = parts() if parts is not None and is_kept else iter([RowsPart(rows=rows)])
+    selected = encoded.select(chosen, spec, writer.encode)
     if not any(each.wanted.any() for each in selected):
         raise _no_text(column, where=where)
     prepared = writer.write(folder, selected)
@@ -282,14 +283,6 @@ def write_text(
         manifest_of(selected).write(folder)
     encoded.clear()
     return prepared
-
-
-@dataclass(frozen=True)
-class TokenCache:
-    """The cache of the tokens of files. parts: returns the rows of the files, in parts."""
-
-    cache_dir: Path
-    parts: Callable[[], Iterator[RowsPart]]
 
 
 class _TokenWriter:
@@ -342,17 +335,8 @@ class _TokenWriter:
                         writers[split].write(table_of({COLUMN: column_of(tokens[:end].reshape(-1, self._seq_len))}))
                         rests[split] = tokens[end:]
         self._check_sizes(num_tokens)
-        return PreparedData(
-            name="",
-            source="",
-            digest=fingerprint(folder),
-            kind="tokens",
-            vocab_size=self._largest + 1,
-            seq_len=self._seq_len,
-            num_samples=writers["training"].num_rows,
-            num_held_out=writers["held_out"].num_rows,
-            end_of_text_id=None if self._encoder is None else self._encoder.end_of_text_id,
-        )
+        end_of_text_id = None if self._encoder is None else self._encoder.end_of_text_id
+        return described(folder, vocab_size=self._largest + 1, end_of_text_id=end_of_text_id)
 
     def _encoded(self, documents: Iterator[TextDocument]) -> Iterator[tuple[list[TextDocument], list[Ids]]]:
         """Yields texts, some pieces at a time, with the ids of each; the end-of-text token follows each text."""

@@ -32,7 +32,7 @@ from torch.utils._pytree import tree_leaves
 
 from ringmaster.codec import digest, from_json, set_fields, to_json
 from ringmaster.techniques import registry
-from ringmaster.techniques.data import Dataset, PreparedData, sampler_of, width_of
+from ringmaster.techniques.data import Dataset, Indices, PreparedData, sampler_of, width_of
 from ringmaster.techniques.data.samples import PaddedDataset
 from ringmaster.techniques.estimates.device_rates import in_children, keep, kept
 from ringmaster.techniques.estimates.layer_times import WEIGHTS_STD, kind_of
@@ -321,8 +321,11 @@ class _TimedTrainer(trainers.Trainer):
         self._end(f"ahead {i}")
         _on_gradient(out, lambda: self._begin(f"back {i}"))
 
-    def _rows(self) -> tuple[list[int], int | None]:
+    def _global_batch(self) -> tuple[Indices, int | None]:
         return self._chosen, self.width
+
+    def _places(self) -> list[range]:
+        return [range(len(self._chosen))]
 
     def _update(self, count: float) -> None:
         self._end("step")

@@ -53,7 +53,7 @@ from ringmaster.techniques.processes.ranks import Ranks
 from ringmaster.techniques.technique import TURN, Technique, data_parallel_rank, data_parallel_size, why_no_optimizer
 from ringmaster.techniques.training.adaptation import JobAdaptation
 from ringmaster.techniques.training.dropout import Draws, drawing, name_modules, seed_generators, use
-from ringmaster.techniques.training.exact_sums import use_exact_kernels
+from ringmaster.techniques.training.exact_sums import group_by_layer, use_exact_kernels
 from ringmaster.techniques.training.generation import HELD_OUT, answer_writer_of, beating, prompt_seed, rollout_of
 from ringmaster.techniques.training.gradients import compute_in_half
 from ringmaster.techniques.training.losses import disable_dropout, loss_of
@@ -301,6 +301,8 @@ class Trainer(JobTrainingState):
             model.to(ranks.device)
         technique.precision, technique.communication = self.job.precision, self.job.communication
         technique.skips_layers, technique.exact = self._sites.scalars, self.job.exact
+        if self.job.exact:
+            group_by_layer(model)
         self.model = technique.parallelize(model, ranks.mesh, order.config).train()
         if self.job.precision == "bf16-params":
             compute_in_half(technique.unwrap(self.model))
@@ -324,9 +326,9 @@ class Trainer(JobTrainingState):
         Raises ValueError, on every rank, where no sample has a label.
         """
         started_s = time.perf_counter()
-        indices = self._sampler.indices(self.next_step)
+        indices, width = self._global_batch()
         with drawing() if self._draws_by_hash else nullcontext():
-            work = _TrainerWork(self, indices, self._places(), width=self._width(self._training, indices))
+            work = _TrainerWork(self, indices, self._places(), width=width)
             reward = self._generate(work)
             work.loss_function = self.adaptation.loss.given(self._totals(self._training, work.micro_batches))
             local_sum, local_count = self._technique.forward_backward(self.model, work)
@@ -367,6 +369,11 @@ class Trainer(JobTrainingState):
         every = torch.cat(self.ranks.gather([own_rewards])[0])
         work.completions = self._rollout.with_advantages(batches, of_batch=every)
         return float(every.nanmean())
+
+    def _global_batch(self) -> tuple[Indices, int | None]:
+        """Returns the samples of the next step, and the width to which they are padded."""
+        indices = self._sampler.indices(self.next_step)
+        return indices, self._width(self._training, indices)
 
     def _places(self) -> list[range]:
         """Returns the places in the global batch of the samples of each of this rank's micro-batches."""

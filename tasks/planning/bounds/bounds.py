@@ -18,7 +18,6 @@ from ringmaster.tasks.planning.bounds.completions import completion_bound, compl
 from ringmaster.tasks.planning.bounds.job_costs import (
     earliest_ends_s,
     earliest_starts_s,
-    in_order,
     least_of,
     only,
     pack_of,
@@ -500,7 +499,7 @@ def _due_s(problem: Problem) -> dict[str, float]:
     """Returns when each job must end to meet all deadlines, its own and those of jobs that wait for it."""
     shortest = shortest_of(problem)
     due = {job.id: job.deadline_s for job in problem.jobs if job.deadline_s is not None}
-    for job in reversed(list(in_order(problem))):
+    for job in reversed(problem.in_order):
         if job.id in due:
             for other in job.after:
                 due[other] = min(due.get(other, math.inf), due[job.id] - shortest[job.id])

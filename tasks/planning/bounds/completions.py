@@ -39,7 +39,6 @@ from ringmaster.tasks.planning.bounds.job_costs import (
     LEAST,
     ROUNDING,
     earliest_starts_s,
-    in_order,
     least_of,
     shortest_s,
     whole_of,
@@ -278,7 +277,7 @@ class CompletionModel(WindowRows):
             for name in names[c] if duals[row] > 1e-12 else ():
                 waits.setdefault(name, {})[self.jobs[a].id] = duals[row] / len(names[c])
         has = {name: self.weights.get(name, 0.0) for members in names for name in members}
-        for job in reversed(list(in_order(self.problem))):
+        for job in reversed(self.problem.in_order):
             into = waits.get(job.id, {})
             out = math.fsum(by[job.id] for by in waits.values() if job.id in by)
             paid, most = math.fsum(into.values()), (has.get(job.id, 0.0) + out) * (1 - 1e-12)

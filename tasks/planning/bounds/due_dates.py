@@ -29,7 +29,6 @@ from ringmaster.tasks.planning.bounds.job_costs import (
     ROUNDING,
     earliest_ends_s,
     earliest_starts_s,
-    in_order,
     least_of,
     only,
     pack_of,
@@ -130,7 +129,7 @@ def dues_of(problem: Problem, latest: Mapping[str, float]) -> dict[str, float]:
 def factors_of(problem: Problem, latest: Mapping[str, float]) -> dict[str, float]:
     """Returns the factor of each job: its own, or the largest of those that wait for it, which end after it."""
     factors = {job.id: latest.get(job.id, 0.0) for job in problem.jobs}
-    for job in reversed(list(in_order(problem))):
+    for job in reversed(problem.in_order):
         for other in job.after:
             factors[other] = max(factors[other], factors[job.id])
     return factors

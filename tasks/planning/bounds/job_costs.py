@@ -1,9 +1,8 @@
 """Costs of jobs at given prices, what nodes earn, the options worth considering, and the order of jobs that wait."""
 
 import math
-from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import replace
-from graphlib import TopologicalSorter
 from statistics import median
 from typing import TypeVar
 
@@ -148,11 +147,6 @@ def _is_beaten(option: Option, others: Sequence[Option]) -> bool:
     )
 
 
-def in_order(problem: Problem) -> Iterator[PlanningJob]:
-    """Returns the jobs in a topological order: each job after those that it waits for."""
-    return map(problem.job, TopologicalSorter({job.id: job.after for job in problem.jobs}).static_order())
-
-
 def earliest_ends_s(problem: Problem) -> dict[str, float]:
     """Returns when each job could end if it had all devices to itself, by job id.
 
@@ -166,7 +160,7 @@ def earliest_starts_s(problem: Problem) -> dict[str, float]:
     """Returns when each job could start if every job had all devices to itself, by job id."""
     starts: dict[str, float] = {}
     shortest = shortest_of(problem)
-    for job in in_order(problem):
+    for job in problem.in_order:
         starts[job.id] = max([job.release_s, *(starts[other] + shortest[other] for other in job.after)])
     return starts
 

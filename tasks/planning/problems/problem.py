@@ -12,6 +12,7 @@ from collections import Counter, defaultdict
 from collections.abc import Hashable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
+from graphlib import TopologicalSorter
 from itertools import pairwise
 from typing import Any
 
@@ -37,11 +38,14 @@ def group_of(job: PlanningJob) -> tuple[bool, str]:
 
 
 def fair_seconds(jobs: Sequence[PlanningJob], num_devices: int) -> dict[str, float]:
-    """Returns, by job id, the seconds in which the job's group could do its jobs on its share of the devices."""
+    """Returns, by job id, the seconds in which the job's group could do its jobs on its share of the devices.
+
+    jobs: in a topological order.
+    """
     groups: dict[tuple[bool, str], list[PlanningJob]] = defaultdict(list)
     for job in jobs:
         groups[group_of(job)].append(job)
-    heads_s = _heads_s({job.id: job for job in jobs})
+    heads_s = _heads_s(jobs)
     seconds: dict[str, float] = {}
     for members in groups.values():
         rows = [(heads_s[job.id], _frontier_on(job, num_devices / len(groups))) for job in members]
@@ -100,16 +104,15 @@ def _least_s(rows: Sequence[tuple[float, Frontier]], share: float) -> float:
     return high
 
 
-def _heads_s(jobs: Mapping[str, PlanningJob]) -> dict[str, float]:
-    """Returns when each job could start if every job had all devices to itself, by job id."""
+def _heads_s(jobs: Sequence[PlanningJob]) -> dict[str, float]:
+    """Returns when each job could start if every job had all devices to itself, by job id.
+
+    jobs: in a topological order.
+    """
     heads: dict[str, float] = {}
-    left = list(jobs.values())
-    while left:
-        ready = [job for job in left if all(other in heads for other in job.after)]
-        for job in ready:
-            waits = (heads[other] + min(o.whole_s for o in jobs[other].options) for other in job.after)
-            heads[job.id] = max([job.release_s, *waits])
-        left = [job for job in left if job.id not in heads]
+    shortest = {job.id: min(option.whole_s for option in job.options) for job in jobs}
+    for job in jobs:
+        heads[job.id] = max([job.release_s, *(heads[other] + shortest[other] for other in job.after)])
     return heads
 
 
@@ -327,11 +330,17 @@ class Problem:
     @cached_property
     def fair_s(self) -> Mapping[str, float]:
         """Seconds in which each group could do its jobs on its fair share of the devices, by job; see `fair_share`."""
-        return fair_seconds(self.jobs, self.num_devices)
+        return fair_seconds(self.in_order, self.num_devices)
 
     def job(self, job_id: str) -> PlanningJob:
         """The job with that id. Raises KeyError if there is none."""
         return self._jobs[job_id]
+
+    @cached_property
+    def in_order(self) -> tuple[PlanningJob, ...]:
+        """The jobs in a topological order: each one after those that it waits for."""
+        order = TopologicalSorter({job.id: job.after for job in self.jobs}).static_order()
+        return tuple(map(self.job, order))
 
     @cached_property
     def _jobs(self) -> dict[str, PlanningJob]:

@@ -16,7 +16,7 @@ from dataclasses import dataclass, replace
 
 from ringmaster.errors import ProblemError
 from ringmaster.tasks.planning.bounds.bounds import Bound, certified_bound, pattern_bound, preemptive_bound
-from ringmaster.tasks.planning.bounds.job_costs import folded, in_order, is_foldable, only
+from ringmaster.tasks.planning.bounds.job_costs import folded, is_foldable, only
 from ringmaster.tasks.planning.fusion import choose_groups, contracted, groups_of
 from ringmaster.tasks.planning.objectives import MAKESPAN, without_deadlines
 from ringmaster.tasks.planning.plan_search import WORTH_S
@@ -98,7 +98,7 @@ def type_of(problem: Problem, device_type: str) -> str:
 def dependents(problem: Problem, names: Collection[str]) -> tuple[str, ...]:
     """Returns the jobs that wait for any of these, directly or through others, in the order of the problem."""
     dependent_names = set(names)
-    for job in in_order(problem):
+    for job in problem.in_order:
         if dependent_names & set(job.after):
             dependent_names.add(job.id)
     return tuple(job.id for job in problem.jobs if job.id in dependent_names and job.id not in names)

@@ -19,13 +19,12 @@ from ringmaster.techniques.data.arrow_files import (
     Array,
     ArrowWriter,
     column_of,
-    fingerprint,
     split_file,
     table_of,
 )
 from ringmaster.techniques.data.file_patterns import stamp
 from ringmaster.techniques.data.file_rows import held_out_keys, is_held_out
-from ringmaster.techniques.data.stored_source import Preparation, StoredSource, TextProgress, locked
+from ringmaster.techniques.data.stored_source import Preparation, StoredSource, TextProgress, described, locked
 from ringmaster.techniques.data.tokens import write_text
 from ringmaster.techniques.data_source import Dataset, DataSource, PreparedData, Row, SampleTensor, check_same
 from ringmaster.techniques.job import DataSpec
@@ -88,7 +87,7 @@ def _library_files(root: Path) -> Iterator[str]:
                 yield (Path(folder) / name).relative_to(root).as_posix()
 
 
-IMAGE_SIZE, NUM_CLASSES = 8, 10
+NUM_CLASSES = 10
 
 
 class Digits(StoredSource):
@@ -114,17 +113,7 @@ def _write_digits(folder: Path, *, share: float) -> PreparedData:
         with ArrowWriter(split_file(folder, split)) as writer:
             rows = {"pixel_values": pixels[chosen].astype(np.float32), "labels": labels[chosen]}
             writer.write(table_of({name: column_of(values) for name, values in rows.items()}))
-    return PreparedData(
-        name="",
-        source="",
-        digest=fingerprint(folder),
-        kind="images",
-        num_labels=NUM_CLASSES,
-        image_size=IMAGE_SIZE,
-        num_channels=1,
-        num_samples=int((~held_out).sum()),
-        num_held_out=int(held_out.sum()),
-    )
+    return described(folder, num_labels=NUM_CLASSES)
 
 
 def _load_digits() -> tuple[Array, Array]:

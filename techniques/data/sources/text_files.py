@@ -14,7 +14,7 @@ from typing import Any
 from ringmaster.techniques.data.encoded_rows import parts_of_files
 from ringmaster.techniques.data.file_rows import RowReading, preparation_of_files, rows_of_files
 from ringmaster.techniques.data.stored_source import Preparation, StoredSource
-from ringmaster.techniques.data.tokens import TextOptions, TokenCache, write_text
+from ringmaster.techniques.data.tokens import TextOptions, write_text
 from ringmaster.techniques.data_source import PreparedData, Row
 from ringmaster.techniques.job import DataSpec
 
@@ -56,9 +56,15 @@ class TextFiles(StoredSource):
         return RowReading(columns=(column, "input_ids"), content=partial(_content, column=column))
 
     def _write(self, cache_dir: Path, folder: Path, spec: DataSpec, where: str) -> PreparedData:
-        kept = TokenCache(cache_dir, partial(parts_of_files, spec, self._reading(spec)))
-        column = self.options(spec).text_column
-        return write_text(folder, spec=spec, rows=partial(self.rows, spec), where=where, column=column, kept=kept)
+        return write_text(
+            folder,
+            spec=spec,
+            rows=partial(self.rows, spec),
+            where=where,
+            column=self.options(spec).text_column,
+            cache_dir=cache_dir,
+            parts=partial(parts_of_files, spec, self._reading(spec)),
+        )
 
 
 def _content(row: Any, where: str, *, column: str) -> Content:

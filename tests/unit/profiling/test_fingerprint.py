@@ -18,7 +18,7 @@ from ringmaster.techniques import (
     OptimizerSpec,
     ScheduleSpec,
 )
-from ringmaster.techniques.job import ParameterGroup
+from ringmaster.techniques.job import ParameterGroup, WarmStart
 
 JOB = Job(
     name="a",
@@ -50,6 +50,7 @@ FULL = replace(
         kind="distilled", teacher="t", teacher_model=ModelSpec(from_pretrained="t"), parents=("p",), weights=(1.0,)
     ),
     loss_options={"beta": 0.1},
+    warm_start=WarmStart(checkpoints="c", step=3),
 )
 # Fields whose presence costs time, and whose values do not.
 SAME_VALUE = {"clip_grad_norm", "optimizer.layer_decay", "optimizer.groups.lr"}

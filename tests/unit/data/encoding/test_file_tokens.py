@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from ringmaster.techniques.data import encoded_rows, file_patterns, prepare
+from ringmaster.techniques.data import encoded_rows, file_patterns, prepare, tokens
 from ringmaster.techniques.data.manifest import RowManifest
 from ringmaster.techniques.data.sources import text_files
 from ringmaster.techniques.job import DataSpec
@@ -54,7 +54,7 @@ def same_as_anew(spec, tmp_path):
 def without_files_kept(spec, tmp_path, monkeypatch):
     """The same data prepared row by row."""
     with monkeypatch.context() as patch:
-        patch.setattr(text_files, "TokenCache", lambda *said: None)
+        patch.setattr(text_files, "write_text", lambda *said, parts, **given: tokens.write_text(*said, **given))
         return prepare(spec, cache_dir=tmp_path / "by-row")
 
 
