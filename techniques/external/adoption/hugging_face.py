@@ -168,8 +168,9 @@ def patch(module: ModuleType) -> None:
 
     @wraps(determine_best)
     def adopted_best(self: Any, *args: Any, **kwargs: Any) -> bool:
-        is_best = determine_best(self, *args, **kwargs)
-        return self.adopted_training.saves_best(is_best) if self.args.save_strategy == "best" else is_best
+        is_best: bool = determine_best(self, *args, **kwargs)
+        training: AdoptedTraining = self.adopted_training
+        return training.saves_best(is_best) if self.args.save_strategy == "best" else is_best
 
     trainer_class._determine_best_metric = adopted_best
     trainer_class.__init__, trainer_class.train = adopted_init, adopted_train
