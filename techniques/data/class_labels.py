@@ -66,8 +66,11 @@ class DiscoveredClasses(ClassLabels):
         """Returns the numbers of the classes in a label. Raises ValueError where it has none, or there are too many."""
         numbers = []
         for each in self._classes(value):
+            if isinstance(each, str) and (known := self._numbers.get(each)) is not None:
+                numbers.append(known)
+                continue
             check_labelled(each)
-            if not (isinstance(each, str) and each in self._numbers) and not _is_class(each):
+            if not _is_class(each):
                 raise ValueError(
                     f"label {each!r} in column {self._column!r} is not a class. To fix: give text or whole numbers, "
                     "or set data.kind to text-regression for other numbers"

@@ -19,7 +19,6 @@ from typing import Any, TypeVar
 
 from ringmaster.techniques.checkpoints.storage import is_url
 from ringmaster.techniques.data.file_patterns import FilePart, MatchedFiles, local_copies, matching
-from ringmaster.techniques.data.manifest import FILE, RowManifest
 from ringmaster.techniques.data.row_files import (
     FileText,
     RowError,
@@ -137,8 +136,8 @@ def preparation_of_files(
     """Returns how the samples of files are prepared. Files at URLs are copied into `cache_dir` first.
 
     rows: returns the rows that a spec of local files reads.
-    write: writes the samples of a spec of local files into a folder, with what messages call the data. Where it also
-        writes the manifest of data with a name, the rows are not read again for it.
+    write: writes the samples of a spec of local files into a folder, with what messages call the data, and the manifest
+        of data with a name.
     identity_of: returns, for a spec of local files, what equal rows have in common.
     """
     assert spec.path is not None
@@ -152,8 +151,6 @@ def preparation_of_files(
         files = main_files(local)
         _check_not_empty(files, where=where)
         prepared = write(folder, local, where)
-        if spec.name is not None and not (folder / FILE).exists():
-            RowManifest.of((row.content, row.held_out) for row in rows(local)).write(folder)
         # Data with a name is checked where a batch file names it. Rows held out by their content are on one side.
         if spec.name is None and (local.held_out_path is not None or len({file.held_out for file in files}) > 1):
             return with_leaks(prepared, local, partial(rows, local), identity=identity_of(local))

@@ -306,7 +306,11 @@ def hash_and_position(content: Any) -> tuple[bytes, bytes]:
     if not isinstance(content, (dict, list)):
         result = hash_bytes(content)
         return result, result
-    text, sorted_text = to_json_text(content), to_json_text(content, is_sorted=True)
+    if isinstance(content, dict) and all(type(value) is str for value in content.values()):
+        items = {name: f"{_TEXT(name)}: {_TEXT(value)}" for name, value in content.items()}
+        text, sorted_text = (f"{{{', '.join(items[name] for name in names)}}}" for names in (items, sorted(items)))
+    else:
+        text, sorted_text = to_json_text(content), to_json_text(content, is_sorted=True)
     position = hashlib.sha256(text.encode()).digest()[:8]
     return position if text == sorted_text else hashlib.sha256(sorted_text.encode()).digest()[:8], position
 

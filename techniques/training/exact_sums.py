@@ -22,7 +22,9 @@ from typing import Any
 import torch
 import torch.distributed as dist
 from torch import Tensor, nn
+from torch.utils._pytree import tree_flatten, tree_unflatten
 
+from ringmaster.techniques.models.layers import layer_names
 from ringmaster.techniques.training.gradients import local
 
 Summands = dict[Any, Tensor]
@@ -34,6 +36,38 @@ def use_exact_kernels(device: torch.device) -> None:
         os.environ.setdefault("CUBLAS_WORKSPACE_CONFIG", ":4096:8")  # read when the first product is computed
         torch.use_deterministic_algorithms(True)
         torch.utils.deterministic.fill_uninitialized_memory = False  # type: ignore[attr-defined]
+
+
+def group_by_layer(model: nn.Module) -> None:
+    """Makes each layer add up its gradients of an input before they are added to those of other layers.
+
+    FSDP's hooks do so. Without them autograd adds them one by one, which differs where layers share an input that each
+    uses several times, as the layers of a decoder share the output of the encoder.
+    """
+
+    def separate(_: nn.Module, *inputs: Any) -> Any:
+        leaves, spec = tree_flatten(inputs)
+        places = [i for i, leaf in enumerate(leaves) if isinstance(leaf, Tensor) and leaf.requires_grad]
+        if places:
+            outputs = _Together.apply(*(leaves[i] for i in places))  # type: ignore[no-untyped-call]
+            for place, output in zip(places, outputs, strict=True):
+                leaves[place] = output
+        return tree_unflatten(leaves, spec)
+
+    for name in layer_names(model):
+        model.get_submodule(name).register_forward_pre_hook(separate, with_kwargs=True)
+
+
+class _Together(torch.autograd.Function):
+    """Returns its inputs; their gradients are passed on together, once all are there."""
+
+    @staticmethod
+    def forward(ctx: Any, *inputs: Tensor) -> tuple[Tensor, ...]:
+        return inputs
+
+    @staticmethod
+    def backward(ctx: Any, *gradients: Tensor) -> tuple[Tensor, ...]:
+        return gradients
 
 
 class SumTree:

@@ -53,7 +53,7 @@ from ringmaster.techniques.processes.ranks import Ranks
 from ringmaster.techniques.technique import TURN, Technique, data_parallel_rank, data_parallel_size, why_no_optimizer
 from ringmaster.techniques.training.adaptation import JobAdaptation
 from ringmaster.techniques.training.dropout import Draws, drawing, name_modules, seed_generators, use
-from ringmaster.techniques.training.exact_sums import use_exact_kernels
+from ringmaster.techniques.training.exact_sums import group_by_layer, use_exact_kernels
 from ringmaster.techniques.training.generation import HELD_OUT, answer_writer_of, beating, prompt_seed, rollout_of
 from ringmaster.techniques.training.gradients import compute_in_half
 from ringmaster.techniques.training.losses import disable_dropout, loss_of
@@ -301,6 +301,8 @@ class Trainer(JobTrainingState):
             model.to(ranks.device)
         technique.precision, technique.communication = self.job.precision, self.job.communication
         technique.skips_layers, technique.exact = self._sites.scalars, self.job.exact
+        if self.job.exact:
+            group_by_layer(model)
         self.model = technique.parallelize(model, ranks.mesh, order.config).train()
         if self.job.precision == "bf16-params":
             compute_in_half(technique.unwrap(self.model))

@@ -43,8 +43,10 @@ class AdoptedTraining(TrainerCallback):  # type: ignore[misc]
 
     def on_step_end(self, args: Any, state: Any, control: Any, **_: Any) -> None:
         """Reports the step, and says whether to save and to stop after it."""
-        REPORTER.report(step=state.global_step, loss=float(sum(self._losses)))
-        self._losses = []
+        loss, self._losses = sum(self._losses), []
+        if args.world_size > 1:
+            loss = self._trainer.accelerator.reduce(loss, reduction="mean")
+        REPORTER.report(step=state.global_step, loss=float(loss))
         self._is_due_by_script = control.should_save
         self._is_due = REPORTER.should_save()
         control.should_save |= self._is_due
@@ -63,6 +65,11 @@ class AdoptedTraining(TrainerCallback):  # type: ignore[misc]
     def on_prediction_step(self, args: Any, state: Any, control: Any, **_: Any) -> None:
         """Reports that an evaluation goes on."""
         REPORTER.say("beat")
+
+    def saves_best(self, is_best: bool) -> bool:
+        """Returns whether a script that saves only its best models saves this one, or the job asks for it."""
+        self._is_due_by_script = is_best
+        return is_best or self._is_due
 
     def save(self, write: Callable[[], None]) -> None:
         """Writes the checkpoint of the job, the script's own, or both."""
@@ -122,7 +129,7 @@ def patch(module: ModuleType) -> None:
     """Changes `Trainer` of transformers.trainer: what it and its subclasses train is the job."""
     trainer_class = module.Trainer
     init, train, training_step = trainer_class.__init__, trainer_class.train, trainer_class.training_step
-    save_checkpoint = trainer_class._save_checkpoint
+    save_checkpoint, determine_best = trainer_class._save_checkpoint, trainer_class._determine_best_metric
     trained: list[AdoptedTraining] = []
     REPORTER.say("phase", phase="preparing", patience_s=PATIENCE_S)
 
@@ -159,5 +166,12 @@ def patch(module: ModuleType) -> None:
     def adopted_save(self: Any, *args: Any, **kwargs: Any) -> None:
         self.adopted_training.save(lambda: save_checkpoint(self, *args, **kwargs))
 
+    @wraps(determine_best)
+    def adopted_best(self: Any, *args: Any, **kwargs: Any) -> bool:
+        is_best: bool = determine_best(self, *args, **kwargs)
+        training: AdoptedTraining = self.adopted_training
+        return training.saves_best(is_best) if self.args.save_strategy == "best" else is_best
+
+    trainer_class._determine_best_metric = adopted_best
     trainer_class.__init__, trainer_class.train = adopted_init, adopted_train
     trainer_class.training_step, trainer_class._save_checkpoint = adopted_step, adopted_save

@@ -2,16 +2,18 @@
 
 import random
 from dataclasses import replace
+from itertools import product
 
 import pytest
 
-from ringmaster.techniques import Adapter, DataSpec, EvaluationSpec, ModelSpec, OptimizerSpec, ScheduleSpec
+from ringmaster.techniques import Adapter, DataSpec, EvaluationSpec, OptimizerSpec, ScheduleSpec
 from ringmaster.techniques.checkpoints.chain import read_chain
 from ringmaster.techniques.processes.events import Steps
+from tests.integration.losses.test_losses import PREFERENCES, TINY
+from tests.integration.techniques.test_architectures import spec
+from tests.integration.techniques.test_exact_dropout import FAMILIES
 from tests.integration.workbench import (
     ADAMW,
-    GPT2,
-    GPT2_WITH_DROPOUT,
     LLAMA,
     SGD,
     VIT,
@@ -39,11 +41,7 @@ PIPELINES = [
     Layout("pipeline", 2, {"micro_batch": CHUNK, "schedule": "1f1b"}),
     Layout("pipeline", 2, {"micro_batch": CHUNK, "schedule": "gpipe", "recompute": "full"}),
 ]
-BERT = ModelSpec(
-    architecture="BertForMaskedLM",
-    config={"hidden_size": 32, "intermediate_size": 64, "num_hidden_layers": 2, "num_attention_heads": 2},
-)
-MODELS = {"llama": LLAMA, "gpt2": GPT2, "gpt2-drops-out": GPT2_WITH_DROPOUT, "vit": VIT, "bert": BERT}
+MODELS = {"llama": LLAMA, "vit": VIT, "mixtral": spec("MixtralForCausalLM"), **FAMILIES}
 OPTIMIZERS = {
     "adamw": ADAMW,
     "momentum": replace(SGD, options={"momentum": 0.9, "weight_decay": 0.01}),
@@ -63,30 +61,24 @@ OTHERS = {
 
 def drawn_jobs(number):
     """Draws jobs such that every family, optimizer and setting occurs."""
-    draw, names = random.Random(20261126), []
-    while len(names) < number:
-        turn = len(names)
-        model, optimizer, other = (list(each)[turn % len(each)] for each in (MODELS, OPTIMIZERS, OTHERS))
-        if turn >= len(OTHERS):
-            model, optimizer, other = (draw.choice(list(each)) for each in (MODELS, OPTIMIZERS, OTHERS))
-        if (model, optimizer, other) not in names:
-            names.append((model, optimizer, other))
-    return names
+    draw = random.Random(20261126)
+    columns = []
+    for each in (MODELS, OPTIMIZERS, OTHERS):
+        names = [name for _ in range(number) for name in each][:number]
+        columns.append(draw.sample(names, number))
+    return list(zip(*columns, strict=True))
 
 
 def exact_job(bench, model="llama", optimizer="adamw", other="plain", **changes):
-    metrics = ("loss", "accuracy")
-    job = bench.job(
-        MODELS[model],
-        optimizer=OPTIMIZERS[optimizer],
-        global_batch_size=16,
-        exact=True,
-        exact_chunk=CHUNK,
-        evaluation=EvaluationSpec(max_batches=3, metrics=metrics),
+    plain = {
+        "optimizer": OPTIMIZERS[optimizer],
+        "global_batch_size": 16,
+        "exact_chunk": CHUNK,
+        "evaluation": EvaluationSpec(max_batches=3, metrics=("loss", "accuracy")),
         **OTHERS[other],
-        **changes,
-    )
-    return replace(job, data=DataSpec(factory="tests.unit.probing.samples:masked")) if model == "bert" else job
+    }
+    job = bench.job(MODELS[model], exact=True, **{**plain, **changes})
+    return replace(job, data=DataSpec(source="digits")) if model == "swin" else job
 
 
 def reference(bench, job, folder):
@@ -94,7 +86,8 @@ def reference(bench, job, folder):
 
 
 def assert_same_bits(trained, expected):
-    assert is_bit_equal(trained.weights, expected.weights), largest_difference(trained.weights, expected.weights)
+    difference = largest_difference(trained.weights, expected.weights)
+    assert is_bit_equal(trained.weights, expected.weights), f"{trained.order.technique}: {difference}"
     assert trained.losses == expected.losses[-len(trained.losses) :]
     result, wanted = trained.outcome.result, expected.outcome.result
     assert result["metrics"] == wanted["metrics"]
@@ -108,10 +101,10 @@ def last_state(trained):
     return chain.links[-1].tensors
 
 
-JOBS = drawn_jobs(12)
+JOBS = drawn_jobs(14)
 
 
-@pytest.mark.parametrize(("model", "optimizer", "other"), matrix(JOBS, quick=JOBS[:6:2], ids="-".join))
+@pytest.mark.parametrize(("model", "optimizer", "other"), matrix(JOBS, quick=JOBS[:2], ids="-".join))
 def test_drawn_jobs_have_the_same_bits_under_all_layouts(bench, tmp_path, model, optimizer, other):
     job = exact_job(bench, model, optimizer, other)
     expected = reference(bench, job, tmp_path)
@@ -121,11 +114,21 @@ def test_drawn_jobs_have_the_same_bits_under_all_layouts(bench, tmp_path, model,
             assert_same_bits(bench.train(job, layout, tmp_path / str(number)), expected)
 
 
-@pytest.mark.parametrize("layout", PIPELINES, ids=str)
-@pytest.mark.parametrize("other", ["plain", "clipped", "bf16"])
+@pytest.mark.parametrize(
+    ("other", "layout"),
+    matrix(product(OTHERS, PIPELINES), quick=[("clipped", PIPELINES[0])], ids=lambda pair: str(pair)),
+)
 def test_pipelines_too(bench, tmp_path, layout, other):
     job = exact_job(bench, other=other)
     assert_same_bits(bench.train(job, layout, tmp_path / "pipeline"), reference(bench, job, tmp_path))
+
+
+@pytest.mark.parametrize("layout", matrix([x for x in LAYOUTS if x.num_devices > 1], quick=[LAYOUTS[5]]))
+@pytest.mark.parametrize("adapter", matrix([None, Adapter(rank=4)], quick=[None]))
+def test_pairs_with_a_reference(bench, tmp_path, layout, adapter):
+    changes = {"loss": "dpo", "data": PREFERENCES, "adapter": adapter, "evaluation": EvaluationSpec(max_batches=2)}
+    job = replace(exact_job(bench, other="clipped", **changes), model=TINY)
+    assert_same_bits(bench.train(job, layout, tmp_path / "layout"), reference(bench, job, tmp_path))
 
 
 def test_without_exact_the_bits_differ(bench, tmp_path):
@@ -137,7 +140,7 @@ def test_without_exact_the_bits_differ(bench, tmp_path):
 
 
 def test_switches_and_kills_leave_no_trace(bench, tmp_path):
-    job = exact_job(bench, "gpt2-drops-out", "adamw", "clipped", num_steps=12)
+    job = exact_job(bench, "gpt2", "adamw", "clipped", num_steps=12)
     expected = reference(bench, job, tmp_path)
     folder = tmp_path / "switched"
     route = [LAYOUTS[1], LAYOUTS[4], LAYOUTS[5], SINGLE, LAYOUTS[2]]

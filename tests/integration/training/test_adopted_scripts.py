@@ -15,8 +15,9 @@ from ringmaster.techniques.external.child import inspect_script
 from ringmaster.techniques.processes.events import CheckpointSaved, JobReady, Steps
 from ringmaster.techniques.processes.order import TRIAL
 from ringmaster.techniques.processes.reporter import MEASURE, STOP
-from tests.integration.workbench import Layout, is_bit_equal
+from tests.integration.workbench import Layout, is_bit_equal, largest_difference
 
+pytestmark = pytest.mark.timeout(1800)  # TRL is imported up to four times
 SCRIPTS = Path(__file__).parents[1] / "scripts"
 EXAMPLE = Path(__file__).parents[3] / "examples" / "hf_trainer" / "train.py"
 TORCHRUN = (str(Path(sys.executable).with_name("torchrun")), "--standalone", "--nproc-per-node", "{num_devices}")
@@ -212,5 +213,5 @@ def test_two_devices_train_the_same_global_batch(bench, tmp_path):
     theirs = job(bench, words, tmp_path, num_steps=6, global_batch_size=8)
     alone, together = (bench.train(theirs, layout, tmp_path / str(layout.num_devices)) for layout in (ALONE, TOGETHER))
     assert (alone.outcome.status, together.outcome.status) == ("done", "done"), together.outcome
-    assert together.losses == pytest.approx(alone.losses, abs=0.1)  # of the first rank's rows
-    assert together.outcome.result["metrics"] == pytest.approx(alone.outcome.result["metrics"], abs=1e-4)
+    assert together.losses == pytest.approx(alone.losses, abs=1e-4)
+    assert largest_difference(together.weights, alone.weights) <= 1e-4

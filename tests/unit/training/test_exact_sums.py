@@ -1,20 +1,24 @@
 """Sums of exact jobs: the same bits whoever holds the summands."""
 
+import copy
 import math
 from functools import reduce
 from itertools import pairwise
 
 import pytest
 import torch
+import torch.distributed as dist
 from hypothesis import given
 from hypothesis import strategies as st
 from torch import nn
+from torch.distributed.device_mesh import init_device_mesh
+from torch.distributed.fsdp import fully_shard
 
 from ringmaster.techniques import DataSpec, GangShape, Job, ModelSpec, registry
 from ringmaster.techniques.model_facts import ModelFacts
 from ringmaster.techniques.technique import choose_chunk, why_not_exact
-from ringmaster.techniques.training.exact_sums import SumTree, sum_of_ranks, take_gradients
-from ringmaster.techniques.training.gradients import exact_norm
+from ringmaster.techniques.training.exact_sums import SumTree, group_by_layer, sum_of_ranks, take_gradients
+from ringmaster.techniques.training.gradients import exact_norm, whole
 from ringmaster.techniques.training.metrics import rounded
 
 CPU = torch.device("cpu")
@@ -133,6 +137,53 @@ def test_sums_of_rounded_values_do_not_depend_on_their_order(values, shuffled):
 def test_counts_and_what_is_not_finite_are_not_rounded():
     values = torch.tensor([0.0, 3.0, float(1 << 23), math.inf], dtype=torch.float64)
     assert torch.equal(rounded(values), values)
+
+
+class SharedInput(nn.Module):
+    """A model whose layers all use one input, each of them twice, as layers of decoders use the encoder's output."""
+
+    def __init__(self):
+        super().__init__()
+        self.entry, self.layers = nn.Linear(8, 8), nn.ModuleList(TwoUses() for _ in range(4))
+
+    def forward(self, rows):
+        shared = hidden = self.entry(rows).tanh()
+        for layer in self.layers:
+            hidden = layer(hidden, shared=shared)
+        return hidden
+
+
+class TwoUses(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.keys, self.values = nn.Linear(8, 8), nn.Linear(8, 8)
+
+    def forward(self, hidden, shared):
+        return hidden + self.keys(shared).tanh() * self.values(shared)
+
+
+def gradient_of_entry(model, *, is_sharded):
+    if is_sharded:
+        mesh = init_device_mesh("cpu", (1,))
+        for module in (*model.layers, model):
+            fully_shard(module, mesh=mesh)
+    model(torch.linspace(-1.0, 1.0, 320).view(40, 8)).square().sum().backward()
+    return whole(model.entry.weight.grad)
+
+
+def test_layers_that_share_an_input_add_its_gradients_as_under_fsdp():
+    dist.init_process_group("gloo", store=dist.HashStore(), rank=0, world_size=1)
+    try:
+        torch.manual_seed(1)
+        plain, grouped = SharedInput(), []
+        for is_sharded in (False, True):
+            group_by_layer(model := copy.deepcopy(plain))
+            grouped.append(gradient_of_entry(model, is_sharded=is_sharded))
+        assert torch.equal(*grouped)
+        alone = [gradient_of_entry(copy.deepcopy(plain), is_sharded=is_sharded) for is_sharded in (False, True)]
+        assert not torch.equal(*alone)
+    finally:
+        dist.destroy_process_group()
 
 
 FACTS = ModelFacts(num_parameters=1000, parameter_bytes=4000, largest_layer_bytes=400, num_layers=4, has_dropout=False)
