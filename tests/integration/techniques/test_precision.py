@@ -29,6 +29,7 @@ COMPILED_MESH = Layout(
         "loss_parallel": False,
     },
 )
+DDP = next(layout for layout in SWITCHED if layout.technique == "ddp")
 EXCHANGING = [layout for layout in SWITCHED if layout.technique not in ("single", "offload", "tensor", "pipeline")]
 
 
@@ -69,7 +70,7 @@ def test_a_switch_between_techniques_carries_fp32_weights_over(bench, tmp_path):
     assert trained.losses == pytest.approx(bench.reference(job).losses[3:], rel=0, abs=1e-3)
 
 
-@pytest.mark.parametrize("layout", matrix(EXCHANGING, quick=QUICK[:1]))
+@pytest.mark.parametrize("layout", matrix(EXCHANGING, quick=[*QUICK[:1], DDP]))
 def test_gradients_rounded_on_their_way_train_almost_the_same(bench, tmp_path, layout):
     job, plain = bench.job(communication="bf16"), bench.job()
     rounded = bench.train(job, layout, tmp_path / "rounded")
