@@ -55,6 +55,7 @@ DESCRIPTION_LIMIT = 5000  # the size in characters of the column for a model ver
 _CHILDREN = "\n\n**Adapted further into**\n\n"
 _STORE = "\n\n**In the tensor store**\n\n"
 _FILES = "- files and metrics: "
+_SIGNATURE = "- signed: "
 _CERTIFICATE = "- made again, bit by bit: "
 _CULPRIT = "**A fault began here**, "
 _MORE = "\n- and 1000000 more"
@@ -121,7 +122,9 @@ def _origin_lines(model: ModelRecord) -> Iterator[str]:
         yield f"- {link('what was measured of its techniques', where)}"
     if origin.num_steps:
         seed = "" if origin.seed is None else f", seed {origin.seed}"
-        yield f"- {origin.num_steps} steps{seed}"
+        where = artifact_path(experiment_id, str(model.run_id), origin.chain or "")
+        chain = f", {link('chain of its states', where)}" if origin.chain is not None else ""
+        yield f"- {origin.num_steps} steps{seed}{chain}"
     if origin.quantized_base is not None:
         yield f"- trained on its base in {code_span(origin.quantized_base)}"
     if origin.code_version is not None:
@@ -133,9 +136,21 @@ def _origin_lines(model: ModelRecord) -> Iterator[str]:
 def with_certificate(description: str, model: ModelRecord, *, path: str, day: str) -> str:
     """Returns a page's text with the line that the model was made again bit by bit, in place of an earlier one."""
     where = artifact_path(str(model.experiment_id), str(model.run_id), path)
-    lines = [line for line in description.split("\n") if not line.startswith(_CERTIFICATE)]
+    return _with_line(description, _CERTIFICATE, link(f"certificate of {day}", where))
+
+
+def with_signature(description: str, model: ModelRecord, *, digest: str) -> str:
+    """Returns a page's text with the line that the model's files are signed. digest: of the signature."""
+    files = logged_model_path(str(model.experiment_id), model.model_id)
+    proof = f"{link('model.sig', files)} ({code_span(digest[:12])}), which `ringmaster verify` checks"
+    return _with_line(description, _SIGNATURE, proof)
+
+
+def _with_line(description: str, start: str, text: str) -> str:
+    """Returns a page's text with a line about the model, in place of one that begins alike."""
+    lines = [line for line in description.split("\n") if not line.startswith(start)]
     place = next((i for i, line in enumerate(lines) if line.startswith(_FILES)), len(lines))
-    lines.insert(place, f"{_CERTIFICATE}{link(f'certificate of {day}', where)}")
+    lines.insert(place, start + text)
     return "\n".join(lines)[:DESCRIPTION_LIMIT]
 
 

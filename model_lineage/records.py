@@ -75,6 +75,7 @@ class Origin:
     batch_run_id: the MLflow run of the batch.
     plan: the path of the last plan that was executed, among the artifacts of the batch's run.
     profiles: the path of the job's profiles, among the artifacts of the model's own run.
+    chain: the path of the chain of its states there.
     technique: the technique that trained the model last, such as "fsdp x2".
     checkpoints: the folder or URL of the job's checkpoints.
     num_steps: the number of training steps.
@@ -91,6 +92,7 @@ class Origin:
     batch_run_id: str | None = None
     plan: str | None = None
     profiles: str | None = None
+    chain: str | None = None
     technique: str | None = None
     checkpoints: str | None = None
     num_steps: int | None = None

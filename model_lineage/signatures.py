@@ -81,10 +81,10 @@ class SigningKeys:
         if not file.is_file():
             return False
         try:
-            said = yaml.safe_load(file.read_text()) or {}
+            content = yaml.safe_load(file.read_text()) or {}
         except (yaml.YAMLError, UnicodeDecodeError) as error:
             raise InputError([f"{file} is no YAML: {error}. To fix: write `require_signature: [promote]`"]) from error
-        uses = said.get("require_signature") if isinstance(said, dict) and len(said) == 1 else None
+        uses = content.get("require_signature") if isinstance(content, dict) and len(content) == 1 else None
         if not isinstance(uses, list) or not set(map(str, uses)) <= {*USES}:
             remedy = f"write `require_signature:` and a list of {', '.join(USES)}"
             raise InputError([f"{file} does not say what must be verified. To fix: {remedy}"])

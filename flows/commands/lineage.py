@@ -132,6 +132,37 @@ def verify(model: Model, as_json: AsJson = False) -> None:
         console.print(message(f"made from {each['name']}: {digest}"), soft_wrap=True)
 
 
+def as_of(
+    date: Annotated[str, typer.Argument(help="Day, or time such as 2026-11-26T06:00; UTC without a time zone.")],
+    as_json: AsJson = False,
+) -> None:
+    """Say which version of each registered model served at a time, since when, by whom it was decided, and why."""
+    from datetime import UTC, datetime, timedelta
+
+    from ringmaster.tasks.retraining.promotion import all_decisions, served_at
+
+    try:
+        at = datetime.fromisoformat(date)
+    except ValueError as error:
+        raise InputError(
+            [f"{date!r} is not a valid time. To fix: write it as 2026-11-26 or 2026-11-26T06:00"]
+        ) from error
+    at = at if at.tzinfo is not None else at.replace(tzinfo=UTC)
+    with lineage_home() as home:
+        serving = served_at(
+            all_decisions(home.ledger), at + timedelta(days=1) if len(date) == len("2026-11-26") else at
+        )
+    if as_json:
+        print_json({"at": date, "serving": [asdict(each) for each in serving]})
+        return
+    for each in serving:
+        since, reasons = each.decision.at, "; ".join(each.decision.reasons)
+        line = f"{each.model}/{each.version} since {since}, {each.decision.outcome} by {each.decision.who}: {reasons}"
+        output_console().print(message(line), soft_wrap=True)
+    if not serving:
+        error_console().print(f"nothing had been promoted by {date}")
+
+
 def gc(
     yes: Annotated[bool, typer.Option("--yes", help="Drop them; without it they are only listed.")] = False,
     dry_run: Annotated[bool, typer.Option("--dry-run", help="Only list them, as without --yes.")] = False,
@@ -529,6 +560,7 @@ for command in (
     impact,
     bisect,
     undo,
+    as_of,
     export,
     import_,
     store,
@@ -536,4 +568,4 @@ for command in (
     gc,
     fsck,
 ):
-    app.command(command.__name__.rstrip("_"))(command)
+    app.command(command.__name__.rstrip("_").replace("_", "-"))(command)

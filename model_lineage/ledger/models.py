@@ -121,6 +121,8 @@ class Models(Families):
         self._log_edges(run_id, model.model_id, parent_records, datasets)
         self._log_model_metrics(run_id, model.model_id, metrics or {})
         record = self._register(model, parent_records, description)
+        if self.keys is not None and (digest := self.client.get_logged_model(record.model_id).tags.get(SIGNED)):
+            self._rewrite_page(record, lambda text: model_pages.with_signature(text, record, digest=digest))
         if datasets:
             self.write_table(run_id, model_pages.DATA_TABLE, [vars(dataset) for dataset in datasets])
         for parent in parent_records:

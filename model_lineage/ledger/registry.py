@@ -7,7 +7,7 @@ import json
 import os
 import re
 import tempfile
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, TypeVar, cast
@@ -110,6 +110,10 @@ class ModelRegistry(LedgerRuns):
         """Returns the values of a tag of registered models, by model name."""
         every = paged(self.client.search_registered_models, max_results=100)
         return {model.name: str(model.tags[key]) for model in every if key in model.tags}
+
+    def model_versions(self) -> Iterator[Any]:
+        """Yields every version of every registered model, as MLflow has it."""
+        yield from paged(self.client.search_model_versions)
 
     def _if_there(self, name: str, version: int | str) -> ModelRecord | None:
         try:

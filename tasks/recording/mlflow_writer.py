@@ -363,7 +363,7 @@ class MlflowWriter:
         data = preflight.data
         if (rows := rows_text(data)) is not None:
             self.ledger.write_text(run_id, ROWS, rows)
-        self._write_training(event, job, run_id, parents=ancestry.named_parents(job))
+        chain = self._write_training(event, job, run_id, parents=ancestry.named_parents(job))
         num_parameters = preflight.facts["num_parameters"]
         return self.ledger.record_model(
             f"{self._batch.name}.{job.name}",
@@ -379,11 +379,14 @@ class MlflowWriter:
             },
             metrics=event.details["metrics"],
             description=beside_parents(event.details.get("compared") or ()),
-            origin=self._origin(event, job, started_from=ancestry.first_weights(job)),
+            origin=self._origin(event, job, started_from=ancestry.first_weights(job), chain=chain),
         )
 
-    def _write_training(self, event: JobEnded, job: Job, run_id: str, *, parents: Mapping[str, str]) -> None:
-        """Writes what the model can be made again from: its job, its parents and the chain of its states."""
+    def _write_training(self, event: JobEnded, job: Job, run_id: str, *, parents: Mapping[str, str]) -> str | None:
+        """Writes what the model can be made again from: its job, its parents and the chain of its states.
+
+        Returns the path of the chain, or None where there is none.
+        """
         folder = str(self._batch.folder)
         record = TrainingRecord(job=job, parents=parents, folder=folder, code_version=self._code_version)
         self.ledger.write_json(run_id, TRAINING, to_json(record))
@@ -391,11 +394,13 @@ class MlflowWriter:
             chain = read_chain(self._place(event).checkpoint_dir(job))
         except ValueError as error:  # the library of a store's protocol is missing here
             self._notice(f"the states of {job.name} are not recorded: {error}")
-            return
-        if chain is not None:
-            self.ledger.write_text(run_id, CHAIN, chain.to_text())
+            return None
+        if chain is None:
+            return None
+        self.ledger.write_text(run_id, CHAIN, chain.to_text())
+        return CHAIN
 
-    def _origin(self, event: JobEnded, job: Job, *, started_from: str | None) -> Origin:
+    def _origin(self, event: JobEnded, job: Job, *, started_from: str | None, chain: str | None) -> Origin:
         segments = self._journal.segments(job.name)
         what = segments[-1].what if segments else None
         return Origin(
@@ -403,6 +408,7 @@ class MlflowWriter:
             batch_run_id=self.run_of(),
             plan=f"plan-{self.num_plans}/plan.json" if self.num_plans else None,
             profiles=PROFILES if self._known.profiles.get(job.name) else None,
+            chain=chain,
             technique=None if what is None else f"{what['technique']} x{what['num_devices']}",
             checkpoints=self._place(event).checkpoint_dir(job),
             num_steps=event.details["step"],

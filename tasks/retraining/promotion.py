@@ -3,7 +3,7 @@
 import json
 import platform
 import time
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from datetime import UTC, datetime
 from typing import Any
@@ -104,6 +104,43 @@ def read_decisions(ledger: Ledger, model: ModelRecord) -> list[DecisionRecord]:
 def champion_before(decisions: Sequence[DecisionRecord]) -> int | None:
     """Returns the champion that a version replaced when it was last promoted, or None."""
     return next((entry.champion_before for entry in reversed(decisions) if entry.outcome == PROMOTED), None)
+
+
+@dataclass(frozen=True, kw_only=True)
+class ServingVersion:
+    """The version of a registered model that was its champion at some time, and the decision that made it so."""
+
+    model: str
+    version: int
+    decision: DecisionRecord
+
+
+def served_at(decisions: Mapping[str, Iterable[DecisionRecord]], at: datetime) -> list[ServingVersion]:
+    """Returns who served at a time, by the decisions about the versions of each registered model."""
+    result = []
+    for model, entries in sorted(decisions.items()):
+        serving: list[tuple[int, DecisionRecord]] = []  # the champions one after another, without those taken back
+        for entry in sorted(entries, key=lambda entry: entry.at):
+            if not entry.at or datetime.fromisoformat(entry.at) > at:
+                continue
+            if entry.outcome == PROMOTED:
+                serving.append((entry.version, entry))
+            elif entry.outcome == ROLLED_BACK and len(serving) > 1:
+                serving.pop()
+                serving[-1] = (serving[-1][0], entry)
+        if serving:
+            version, decision = serving[-1]
+            result.append(ServingVersion(model=model, version=version, decision=decision))
+    return result
+
+
+def all_decisions(ledger: Ledger) -> dict[str, list[DecisionRecord]]:
+    """Returns all decisions by registered model: of each version, as many of the newest as its tag holds."""
+    result: dict[str, list[DecisionRecord]] = {}
+    for version in ledger.model_versions():
+        entries = json.loads(version.tags.get(TAG, "[]"))
+        result.setdefault(version.name, []).extend(from_json(DecisionRecord, entry) for entry in entries)
+    return result
 
 
 def _same(one: DecisionRecord, other: DecisionRecord) -> bool:
