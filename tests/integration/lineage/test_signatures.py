@@ -10,11 +10,16 @@ import pytest
 from cryptography.hazmat.primitives import serialization
 from cryptography.hazmat.primitives.asymmetric import ec
 from safetensors.numpy import save_file
+from typer.testing import CliRunner
 
 from ringmaster.errors import InputError, SignatureError
+from ringmaster.flows import cli
+from ringmaster.flows.batch.run_folder import base_weights
 from ringmaster.model_lineage import QUIET_ENVIRONMENT, DatasetInput, Ledger, Origin, signatures
 from ringmaster.model_lineage.ledger.registry import SIGNED
 from ringmaster.model_lineage.signatures import SIGNATURE, STATEMENT, SigningKeys
+from ringmaster.tasks.batch import Batch
+from ringmaster.techniques import DataSpec, Job, ModelSpec
 from tests.integration.lineage.family import in_home, run
 
 pytest.importorskip("model_signing")
@@ -260,6 +265,39 @@ def test_the_policy_asks_for_signatures(ledger, home, base, tmp_path):
             ledger.check_use(base, "promote")
     finally:
         policy.unlink()
+
+
+@pytest.fixture
+def unsigned(home, ledger, tmp_path):
+    """A version that was recorded without a key, in a home whose policy asks for signatures everywhere."""
+    recorder = Ledger(f"sqlite:///{home}/mlflow.db", artifact_root=home / "mlartifacts", tensors=home / "tensors")
+    name = f"unsigned-{tmp_path.name[-12:]}".replace("_", "-")
+    record_model(recorder, name, write_model(tmp_path / "model", value=5))
+    policy = home / "keys" / "policy.yaml"
+    policy.write_text("require_signature: [promote, restore, base, evaluate]\n")
+    yield name
+    policy.unlink()
+
+
+@pytest.mark.parametrize(
+    "command",
+    [("promote", "{}/1", "--why", "it looks good"), ("evaluate", "{}/1", "--data", "digits")],
+    ids=lambda command: command[0],
+)
+def test_commands_refuse_a_version_without_the_signature_that_the_policy_asks_for(unsigned, command):
+    done = CliRunner().invoke(cli.app, [word.format(unsigned) for word in command])
+
+    assert done.exit_code != 0
+    message = done.output + done.stderr + str(done.exception)
+    assert f"{unsigned}/1 was not signed when it was recorded" in message
+
+
+def test_a_batch_refuses_a_base_without_the_signature_that_the_policy_asks_for(unsigned, ledger, tmp_path):
+    job = Job(name="a", base=f"models:/{unsigned}/1", model=ModelSpec(architecture="X"), data=DataSpec(source="digits"))
+    batch = Batch(name="b", jobs=(job,), folder=tmp_path, text="")
+
+    with pytest.raises((InputError, SignatureError), match="was not signed when it was recorded"):
+        base_weights(batch, ledger, None, tmp_path / "home")
 
 
 def test_a_key_that_signs_nothing_is_told(home, tmp_path):
