@@ -91,7 +91,7 @@ class Profile:
 
     @property
     def at_once(self) -> int | None:
-        """The number of the gang's jobs that are trained at a time (`interface.turns`); None for all."""
+        """The number of the gang's jobs that are trained at a time (`techniques.turns`); None for all."""
         return self.config.get(AT_ONCE)
 
     @property

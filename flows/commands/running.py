@@ -53,9 +53,7 @@ CheckpointEvery = Annotated[
 def run(
     batch_file: BatchFile,
     as_json: AsJson = False,
-    resume: Annotated[
-        bool, typer.Option(help="Go on with the last run of this batch, which did not end well.")
-    ] = False,
+    resume: Annotated[bool, typer.Option(help="Resume the last unfinished run of this batch.")] = False,
     checkpoint_every: CheckpointEvery = None,
     seed: PlannerSeed = 0,
     dry_run: Annotated[
@@ -253,9 +251,7 @@ def profile(
 def sweep(
     sweep_file: Annotated[Path, typer.Argument(help="Sweep file; examples/sweep.yaml shows what it can say.")],
     as_json: AsJson = False,
-    resume: Annotated[
-        bool, typer.Option("--resume", help="Go on with the last run of this sweep, which did not end well.")
-    ] = False,
+    resume: Annotated[bool, typer.Option("--resume", help="Resume the last unfinished run of this sweep.")] = False,
     verbose: Verbose = False,
 ) -> None:
     """Train one job under many values as one planned batch, stop what is not worth it, and rank the rest."""
@@ -487,7 +483,7 @@ def watch(
     once: Annotated[bool, typer.Option("--once", help="Print how it stands now, and end.")] = False,
     as_json: AsJson = False,
 ) -> None:
-    """Show by device what was planned, what happens and what comes, until the batch has ended."""
+    """Show past, running and upcoming segments by device, until the batch has ended."""
     from ringmaster.flows.reports.watch import opened, watch_on, watch_once
 
     with opened(batch) as watched, suppress(KeyboardInterrupt):  # Ctrl-C is how one stops looking

@@ -33,7 +33,7 @@ from ringmaster.tasks.datasets.recording import ROWS, manifest_of
 from ringmaster.tasks.execution.local_engine import leases_of
 from ringmaster.tasks.profiling.preflight import TrialEnvironment, gang_shape, preflight_jobs, slots_of
 from ringmaster.tasks.profiling.trials import DevicesWanted
-from ringmaster.tasks.recording.mlflow_writer import CHAIN, TRAINING, TrainingRecord
+from ringmaster.tasks.recording.mlflow_writer import CHAIN, TRAINING, TrainingInputs
 from ringmaster.tasks.recording.rows import code_version
 from ringmaster.techniques import Job, registry
 from ringmaster.techniques.checkpoints.chain import (
@@ -68,7 +68,7 @@ class RecordedTraining:
     """
 
     node: LineageNode
-    record: TrainingRecord
+    record: TrainingInputs
     chain: StateChain | None
 
     @classmethod
@@ -78,7 +78,7 @@ class RecordedTraining:
         if run_id is None:
             raise InputError([f"{label} was not trained here. To fix: name a model that a batch has made"])
         try:
-            record = from_json(TrainingRecord, json.loads(home.ledger.read_text(run_id, TRAINING)))
+            record = from_json(TrainingInputs, json.loads(home.ledger.read_text(run_id, TRAINING)))
         except LedgerError as error:
             raise InputError([f"{label} was recorded without its job, by an earlier release: {error}"]) from error
         if record.job.model.command is not None:

@@ -156,7 +156,7 @@ def _recorded(run: RetrainingRun, check: InspectedModel, result: BatchResult) ->
 
 
 def _made_with(run: RetrainingRun, check: InspectedModel, newest: ModelRecord) -> dict[str, ModelRecord]:
-    """Returns the same for an earlier process of this run: the models of the newest version's batch, by job name."""
+    """Returns the same for models that were trained before a restart, by job name."""
     batch_run_id = newest.origin.batch_run_id
     of_batch = {m.origin.job: m for m in run.ledger.models() if m.origin.batch_run_id == batch_run_id}
     return {job.name: of_batch[job.name] for job in _all_jobs(check) if job.name in of_batch}

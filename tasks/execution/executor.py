@@ -292,7 +292,7 @@ class Executor:
         for name, why in stops.items():
             self._outcome_policy.stop_early(name, why)
         self._detach(stops)
-        # A group whose jobs all rest has no gang whose end could part it: its lead may end, or be left behind, now.
+        # No gang runs while all jobs of a group are at their goals, so the group is dissolved here.
         for lead in leads:
             self._outcome_policy.part_if_need_be(lead)
         if steering.goals or not planned.isdisjoint(stops):

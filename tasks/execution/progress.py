@@ -59,7 +59,7 @@ class RunningSegment:
     is_ready: whether its gang has reported that it trains.
     is_over_end: whether it has reached its planned end and goes on as no segment waits for its devices.
     is_stopping: whether it was commanded to stop.
-    beside: the other jobs that its gang trains, with the step from which.
+    beside: the first step of each other job in this gang.
     members: those of them that have not ended.
     told: the steps that members have reported.
     refusal: why the gang is stopped and its job fails: what is wrong with an event that it has reported.

@@ -20,7 +20,7 @@ def solve(
     least_segment_switches: float = 5.0,
     enough: float = 0.0,
 ) -> Plan:
-    """Returns the best plan found for a problem, never worse than any of `baselines.BASELINES`.
+    """Returns the best plan found for a problem, never worse than any of `list_scheduling.BASELINES`.
 
     Equal arguments give equal plans, unless the time limit ends the search.
 

@@ -64,7 +64,7 @@ PLANNING_WORK_S = 10.0  # seconds of a quiet machine; a busy one takes longer an
 
 
 def tidy(database: Database, *, now_s: float) -> int:
-    """Deletes rows that are older than `kept_s`; returns how many.
+    """Deletes rows that are older than `KEPT_S`; returns how many.
 
     Deleted are: answered requests; the event logs of batches that have ended and whose records MLflow has completely;
     the pool's plans except the newest one. Batches, jobs, segments and each batch's first plan are retained for good.
@@ -134,7 +134,6 @@ class PoolController:
         )
         self._standing: dict[str, ActiveBatch] = {}
         self._terms = combined_terms(())
-        self._heard_before: dict[int, int] = {}  # by adopted segment, the number of its events in the event log
         self._may_have_ended: set[str] = set()
         self._quarantine = Quarantine(database)
         self._unloggable: set[str] = set()  # batches that are about to be set aside

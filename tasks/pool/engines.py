@@ -114,7 +114,7 @@ class EngineOptions:
     that of machines of one's own, and of installed engines that are built by a function.
 
     name: name of the engine in the registry.
-    strangers: the faults of options that were given and are another engine's.
+    strangers: errors for options of other engines.
     """
 
     name: str = WORKERS

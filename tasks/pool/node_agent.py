@@ -47,7 +47,7 @@ UNHEARD = (Beat,)  # events for the supervisor only: signs that a rank is alive
 
 
 class Outbox:
-    """Sends events from a thread of its own, so that `say` never waits for the database. Safe between threads."""
+    """Sends events from a thread of its own, so that `put` never waits for the database. Safe between threads."""
 
     def __init__(self, message_store: MessageStore, node: str) -> None:
         self._message_store, self._node = message_store, node

@@ -42,8 +42,9 @@ Notice = Callable[[str], None]
 AWAY = "training goes on, and what is to be recorded waits"
 
 UNRECORDED = "unrecorded"
-"""The fact: what could not be written so far: {"events" (kind, content and time in ms of each), "points" (see
-`MlflowWriter.waiting_points`), "num_plans" (how many plans are written), "figures" (the metrics of the batch)}."""
+"""The key in the journal of what could not be written so far: {"events" (kind, content and time in ms of each),
+"points" (see `MlflowWriter.waiting_points`), "num_plans" (how many plans are written), "figures" (the metrics of the
+batch)}."""
 
 
 class RetriedWrites:
@@ -252,7 +253,7 @@ class PoolRecorder(AsyncRecorder):
     which changes nothing.
     """
 
-    CURSOR = "recorded"  # the fact: the `Position` after the last recorded event, and "plans": how many are recorded
+    CURSOR = "recorded"  # the fact: the `LogPosition` after the last recorded event, and "plans": how many are recorded
 
     def __init__(
         self,

@@ -55,12 +55,12 @@ FUSION = "fusion"
 """The fact: the decision which jobs train together: {"words", "groups" (members by lead job), "together_s", "alone_s",
 "lower_bound_s", "practice_s"}."""
 TRAINING, CHAIN = "training/job.json", "training/chain.json"
-"""The artifacts of a job's run with its `TrainingRecord`, and with the chain of its states (`checkpoints.chain`)."""
+"""The artifacts of a job's run with its `TrainingInputs`, and with the chain of its states (`checkpoints.chain`)."""
 NOT_DONE = {JobStatus.CANCELLED: ("Cancelled", "KILLED"), JobStatus.STOPPED: ("Stopped early", "FINISHED")}
 
 
 @dataclass(frozen=True, kw_only=True)
-class TrainingRecord:
+class TrainingInputs:
     """What a model was trained by, for making it again.
 
     parents: the URIs or ids of the models that it came from, by the names that the job uses.
@@ -388,7 +388,7 @@ class MlflowWriter:
         Returns the path of the chain, or None where there is none.
         """
         folder = str(self._batch.folder)
-        record = TrainingRecord(job=job, parents=parents, folder=folder, code_version=self._code_version)
+        record = TrainingInputs(job=job, parents=parents, folder=folder, code_version=self._code_version)
         self.ledger.write_json(run_id, TRAINING, to_json(record))
         try:
             chain = read_chain(self._place(event).checkpoint_dir(job))

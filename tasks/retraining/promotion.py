@@ -1,4 +1,4 @@
-"""The promotion stage: reads and moves the aliases of a registered model (see `names` for their meaning)."""
+"""The promotion stage: reads and moves the aliases of a registered model (`records.CHAMPION` and the next two)."""
 
 import json
 import platform

@@ -311,7 +311,7 @@ def _end_if_stopped(process: subprocess.Popen[bytes]) -> None:
             process.wait(timeout=stopped.look_every_s)
             return
         if stopped.among([process.pid]):
-            sys.stderr.write(f"the fork server was stopped for {stopped.after_s:.0f} s: taken for hung and killed\n")
+            sys.stderr.write(f"the fork server was stopped for {stopped.after_s:.0f} s: killed as hung\n")
             process.kill()
 
 

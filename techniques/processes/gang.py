@@ -168,13 +168,13 @@ class Gang:
 def _hung(silent: list[_Rank]) -> Outcome:
     who = ", ".join(str(rank.index) for rank in silent)
     rank = silent[0]
-    message = f"rank {who} said nothing for {rank.patience_s:.0f} s while {rank.phase}: taken for hung and killed"
+    message = f"rank {who} sent no event for {rank.patience_s:.0f} s while {rank.phase}: killed as hung"
     return Outcome(status=OutcomeStatus.CRASHED, message=message)
 
 
 def _stopped(ranks: list[_Rank], *, seconds: float) -> Outcome:
     who = ", ".join(str(rank.index) for rank in ranks)
-    message = f"rank {who} was stopped (SIGSTOP) for {seconds:.0f} s while {ranks[0].phase}: taken for hung and killed"
+    message = f"rank {who} was stopped (SIGSTOP) for {seconds:.0f} s while {ranks[0].phase}: killed as hung"
     return Outcome(status=OutcomeStatus.CRASHED, message=message, was_killed=True)
 
 

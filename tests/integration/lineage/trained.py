@@ -11,7 +11,7 @@ from ringmaster.flows.lineage.reproducing import ReproductionOptions, reproduce
 from ringmaster.model_lineage import Ledger, Origin
 from ringmaster.model_lineage.records import MetricPoint
 from ringmaster.tasks.datasets.recording import ROWS, dataset_inputs, rows_text
-from ringmaster.tasks.recording.mlflow_writer import CHAIN, TRAINING, TrainingRecord
+from ringmaster.tasks.recording.mlflow_writer import CHAIN, TRAINING, TrainingInputs
 from ringmaster.tasks.recording.rows import code_version
 from ringmaster.techniques import DataSpec
 from ringmaster.techniques.checkpoints.chain import read_chain
@@ -81,7 +81,7 @@ def record(bench, home, job, folder, losses, *, parents=None):
     ledger = Ledger(f"sqlite:///{home}/mlflow.db", artifact_root=home / "mlartifacts")
     run_id = ledger.start_job(ledger.start_batch("night", batch="night", params={}), job.name, params={})
     ledger.log_metrics(run_id, [MetricPoint("train/loss", loss, step) for step, loss in losses.items()])
-    value = TrainingRecord(job=job, parents=parents or {}, folder=str(home), code_version=code_version(home))
+    value = TrainingInputs(job=job, parents=parents or {}, folder=str(home), code_version=code_version(home))
     ledger.write_json(run_id, TRAINING, to_json(value))
     ledger.write_text(run_id, CHAIN, read_chain(folder / "checkpoints").to_text())
     data = to_json(prepare(job.data, cache_dir=bench.cache_dir))

@@ -131,4 +131,4 @@ def test_a_gang_with_a_stopped_rank_is_ended_and_may_be_tried_again(process, tmp
     stop(process.pid)
     outcome = gang.wait(lambda _: None)
     assert (outcome.status, outcome.was_killed) == ("crashed", True)
-    assert outcome.message == "rank 1 was stopped (SIGSTOP) for 0 s while starting: taken for hung and killed"
+    assert outcome.message == "rank 1 was stopped (SIGSTOP) for 0 s while starting: killed as hung"

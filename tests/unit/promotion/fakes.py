@@ -37,6 +37,9 @@ class FakeLedger:
         self.tables: dict[tuple[str, str], list[dict[str, Any]]] = {}
         self.redrawn: list[int | None] = []
 
+    def check_use(self, record: ModelRecord, use: str) -> None:
+        """No policy asks for signatures."""
+
     def models(self) -> list[ModelRecord]:
         return self.records
 

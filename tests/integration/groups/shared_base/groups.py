@@ -73,7 +73,7 @@ def tell(command, *, at="ready", job=LEADER):
 
 def assert_was_taken_for_hung(trained, pids):
     assert trained.outcome.status == "crashed"
-    assert "while training: taken for hung and killed" in trained.outcome.message
+    assert "while training: killed as hung" in trained.outcome.message
     assert pids and not [pid for pid in pids if psutil.pid_exists(pid)]
 
 

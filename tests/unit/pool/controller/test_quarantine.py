@@ -5,6 +5,7 @@ import json
 import pytest
 from sqlalchemy import text
 
+from ringmaster.tasks.execution.executor import Executor
 from ringmaster.tasks.pool import controller as controller_module
 from ringmaster.tasks.pool.active_batches import MOST_DEATHS, Quarantine
 from ringmaster.tasks.pool.event_log import BatchEvents, EventReader, LogPosition
@@ -157,9 +158,9 @@ def test_a_batch_that_ends_the_controllers_process_is_set_aside(database, monkey
 
 
 def test_a_request_that_the_controller_fails_on_is_answered_and_the_next_one_too(database, monkeypatch):
+    monkeypatch.setattr(Executor, "pause", lambda _, jobs: 1 / 0)
     pool, _ = PoolBench(database, Clock()), Worker(database, "n")
     pool.submit(submission("b1"))
-    monkeypatch.setattr(pool.executor, "pause", lambda jobs: 1 / 0)
     requests = Requests(database)
     numbers = [requests.ask(kind, {"batch": "b1", "jobs": ["a"]}) for kind in (RequestKind.PAUSE, RequestKind.CANCEL)]
     pool.step()
