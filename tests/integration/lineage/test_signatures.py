@@ -21,9 +21,9 @@ from ringmaster.model_lineage.signatures import SIGNATURE, STATEMENT, SigningKey
 from ringmaster.tasks.batch import Batch
 from ringmaster.techniques import DataSpec, Job, ModelSpec
 from tests.integration.lineage.family import in_home, run
+from tests.matrix import matrix
 
 pytest.importorskip("model_signing")
-NUM_MUTATIONS = 1000
 
 
 def make_key(folder, name="release"):
@@ -181,12 +181,13 @@ def _places(value):
         yield from _places(each)
 
 
-def test_a_thousand_changes_of_files_and_statements_are_found(ledger, home, tuned, tmp_path):
+@pytest.mark.parametrize("num_changes", matrix([100, 1000], quick=[100]))
+def test_changes_of_files_and_statements_are_all_found(ledger, home, tuned, tmp_path, num_changes):
     original = ledger.download_model(tuned.uri, tmp_path)
     digest = ledger.client.get_logged_model(tuned.model_id).tags[SIGNED]
     keys, draw = SigningKeys(home / "keys"), random.Random(0)
     signatures.verify(original, keys, signature_digest=digest)
-    for number in range(NUM_MUTATIONS):
+    for number in range(num_changes):
         copy = tmp_path / "copy"
         shutil.copytree(original, copy)
         (changed_file if number % 2 else changed_statement)(draw, copy)

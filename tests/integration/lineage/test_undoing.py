@@ -117,8 +117,22 @@ def family(bench, home, tmp_path):
     return result
 
 
-def test_a_family_is_trained_again_in_order_and_strangers_are_left_alone(bench, home, tmp_path):
-    jobs = family(bench, home, tmp_path)
+@pytest.fixture(scope="module")
+def trained_family(bench, tmp_path_factory):
+    """(the home of a family that no test changes, its jobs by name)."""
+    home = tmp_path_factory.mktemp("family")
+    with in_home(home):
+        return home, family(bench, home, home)
+
+
+@pytest.fixture
+def relatives(trained_family):
+    with in_home(trained_family[0]):
+        yield trained_family
+
+
+def test_a_family_is_trained_again_in_order_and_strangers_are_left_alone(bench, relatives):
+    home, jobs = relatives
     own = set(training_rows(bench, jobs["base"])) - set(training_rows(bench, jobs["stranger"]))
 
     plan = planned(home, row=own.pop())
@@ -134,8 +148,8 @@ def test_a_family_is_trained_again_in_order_and_strangers_are_left_alone(bench, 
     assert "3 models to train again" in [*plan.sentences()][-1]
 
 
-def test_a_version_is_taken_out_and_its_children_start_from_its_parent(bench, home, tmp_path):
-    family(bench, home, tmp_path)
+def test_a_version_is_taken_out_and_its_children_start_from_its_parent(relatives):
+    home, _ = relatives
 
     plan = planned(home, base="child/1")
 
@@ -146,8 +160,8 @@ def test_a_version_is_taken_out_and_its_children_start_from_its_parent(bench, ho
         planned(home, base="base/1")
 
 
-def test_a_data_set_takes_out_the_models_that_were_trained_on_it(bench, home, tmp_path):
-    family(bench, home, tmp_path)
+def test_a_data_set_takes_out_the_models_that_were_trained_on_it(relatives):
+    home, _ = relatives
 
     plan = planned(home, dataset="others")
 
@@ -183,8 +197,8 @@ def test_the_new_versions_stand_below_the_names_of_the_old_ones(bench, home, tmp
         ({"row": "never written"}, "no recorded model has read row never written"),
     ],
 )
-def test_what_nothing_has_read_is_refused(bench, home, tmp_path, request_, message):
-    train(bench, home, job_of(bench, write_rows(tmp_path / "rows.jsonl")))
+def test_what_nothing_has_read_is_refused(relatives, request_, message):
+    home, _ = relatives
     with pytest.raises(InputError, match=message):
         planned(home, **request_)
 
