@@ -145,7 +145,7 @@ def test_a_disk_that_stays_full_is_an_error_that_leaves_the_earlier_checkpoints(
     assert len(told) == 2 and steps_in(tmp_path) == told
     tried, waits = trained.said("checkpoint_failed")
     assert waits.step - tried.step <= 5, "it trained on with its state in memory alone"
-    assert sorted(path.name for path in (tmp_path / "checkpoints").iterdir())[0] == "latest"
+    assert min({path.name for path in (tmp_path / "checkpoints").iterdir()} - {"chain.json"}) == "latest"
     again = bench.train(job, SINGLE, tmp_path)
     assert again.outcome.result["first_step"] == told[-1]
     assert is_bit_equal(again.weights, bench.reference(job).weights)
