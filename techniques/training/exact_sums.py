@@ -49,7 +49,7 @@ def group_by_layer(model: nn.Module) -> None:
         leaves, spec = tree_flatten(inputs)
         places = [i for i, leaf in enumerate(leaves) if isinstance(leaf, Tensor) and leaf.requires_grad]
         if places:
-            outputs = _Together.apply(*(leaves[i] for i in places))  # type: ignore[no-untyped-call]
+            outputs = _GradientGroup.apply(*(leaves[i] for i in places))  # type: ignore[no-untyped-call]
             for place, output in zip(places, outputs, strict=True):
                 leaves[place] = output
         return tree_unflatten(leaves, spec)
@@ -58,7 +58,7 @@ def group_by_layer(model: nn.Module) -> None:
         model.get_submodule(name).register_forward_pre_hook(separate, with_kwargs=True)
 
 
-class _Together(torch.autograd.Function):
+class _GradientGroup(torch.autograd.Function):
     """Returns its inputs; their gradients are passed on together, once all are there."""
 
     @staticmethod

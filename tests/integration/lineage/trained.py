@@ -23,7 +23,7 @@ LINKS = (3, 6, 9)
 
 
 @dataclass
-class Recorded:
+class RecordedModel:
     """A home with one recorded model, which was trained in three segments."""
 
     home: Path
@@ -96,4 +96,4 @@ def record(bench, home, job, folder, losses, *, parents=None):
         datasets=dataset_inputs(job.data, data),
         origin=Origin(job=job.name, num_steps=job.num_steps, checkpoints=str(folder / "checkpoints")),
     )
-    return Recorded(home=home, name=job.name, run_id=run_id, ledger=ledger, rows=Path(job.data.path))
+    return RecordedModel(home=home, name=job.name, run_id=run_id, ledger=ledger, rows=Path(job.data.path))
