@@ -121,6 +121,9 @@ def open_run(
 ) -> Iterator[BatchRun[Any, Any]]:
     """Opens a run of a batch: on the pool that this machine belongs to, else on this machine alone."""
     if (pool := settings.pool()) is not None:
+        if vary := [job.name for job in batch.jobs if job.varies]:
+            remedy = "leave may_vary out, or run the batch on a machine that belongs to no pool"
+            raise InputError([f"may_vary of {', '.join(vary)}: a pool changes no batch sizes. To fix: {remedy}"])
         with open_pooled_run(batch, pool, options, sweep_scheduler=sweep_scheduler) as run:
             yield run
     else:

@@ -241,7 +241,8 @@ def update_(
         assert norm is not None
         factor = to_mean * torch.clamp(limit / (norm * to_mean + 1e-6), max=1.0)
     scale_(parameters, factor)
-    of_schedule = schedule_factor(job.schedule, step, num_steps=job.total_steps)
+    place, length = job.schedule_place(step)
+    of_schedule = schedule_factor(job.schedule, place, num_steps=length) * job.phase(step).lr_factor
     for group in optimizer.param_groups:
         group["lr"] = group[FIRST_RATE] * of_schedule
     optimizer.step()
@@ -281,13 +282,8 @@ def _build(
         raise ValueError(f"optimizer {spec.name}: {error}. To fix: correct its options") from error
 
 
-def learning_rate(job: Job, step: int) -> float:
-    """Returns the learning rate of step `step` (0-based). It depends on the step alone, so no state is restored."""
-    return job.optimizer.lr * schedule_factor(job.schedule, step, num_steps=job.total_steps)
-
-
-def schedule_factor(schedule: ScheduleSpec, step: int, *, num_steps: int) -> float:
-    """Returns the factor of the base learning rate at step `step` of `num_steps`.
+def schedule_factor(schedule: ScheduleSpec, step: float, *, num_steps: int) -> float:
+    """Returns the factor of the base learning rate at step `step` of `num_steps`. It depends on no state.
 
     With k the step (0-based), N the number of steps, W those of the warm-up, D those of the decay of "wsd", and r the
     `min_lr_ratio`:

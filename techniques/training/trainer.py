@@ -7,7 +7,7 @@ import math
 import time
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, nullcontext
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -38,7 +38,7 @@ from ringmaster.techniques.data import (
     sampler_of,
     width_of,
 )
-from ringmaster.techniques.job import Job, WarmStart
+from ringmaster.techniques.job import Job, TrainingPhase, WarmStart
 from ringmaster.techniques.loss import REWARDS
 from ringmaster.techniques.models.adaptation_support import drops_out
 from ringmaster.techniques.models.adapters import attach, trained_names, without_subtraction
@@ -58,6 +58,12 @@ from ringmaster.techniques.training.generation import HELD_OUT, answer_writer_of
 from ringmaster.techniques.training.gradients import compute_in_half
 from ringmaster.techniques.training.losses import disable_dropout, loss_of
 from ringmaster.techniques.training.metrics import MetricTotals
+from ringmaster.techniques.training.noise_scale import (
+    MEASURED_EVERY,
+    GradientNoise,
+    PreconditionedNorm,
+    probe_steps,
+)
 from ringmaster.techniques.training.optimizers import (
     ParameterSettings,
     build_optimizer,
@@ -73,6 +79,9 @@ Root = str | Path
 BY_HASH = "by-hash"
 """The value of "draws" in the metadata of checkpoints whose job draws dropout by hash. Jobs with checkpoints of earlier
 releases, which lack it, continue to draw from torch's generator, seeded by step, rank and micro-batch."""
+
+PHASES = "phases"
+"""The key, in the metadata of checkpoints, of the list of `TrainingPhase` of a job that has changed its batch size."""
 
 CHUNK = "chunk"
 """The key, in the metadata of checkpoints of exact jobs, of the samples of a chunk."""
@@ -103,6 +112,7 @@ class StepReport:
     reward: float | None = None
     num_samples: int = 0
     num_tokens: int = 0
+    noise: GradientNoise | None = None
 
 
 def batch_width(job: Job, dataset: Dataset, indices: Indices, *, divisor: int = 1) -> int | None:
@@ -166,7 +176,10 @@ class JobTrainingState:
         if checkpoint is None and start is not None:
             return self._other_checkpoint(start)
         own = weights_digest(self.job, data_digest=self.prepared.digest)
-        if checkpoint is not None and checkpoint.manifest.meta["weights_digest"] != own:
+        if checkpoint is not None and (
+            checkpoint.manifest.meta["weights_digest"] != own
+            or checkpoint.manifest.meta.get(PHASES, ()) != self._phases(checkpoint.manifest.step)
+        ):
             raise ValueError(
                 f"{checkpoint.location} is of another version of job {self.job.name}: its model, data, optimizer or "
                 "seed changed since. To fix: give the job another name, or remove the folder to start it afresh"
@@ -219,7 +232,16 @@ class JobTrainingState:
         as_json = json.loads(config.to_json_string(use_diff=False)) if hasattr(config, "to_json_string") else None
         tokenizer = self.prepared.tokenizer_dir and str(Path(self.prepared.tokenizer_dir).absolute())
         own = weights_digest(self.job, data_digest=self.prepared.digest)
-        return {"job": self.job.name, "weights_digest": own, "config": as_json, "tokenizer_dir": tokenizer}
+        meta = {"job": self.job.name, "weights_digest": own, "config": as_json, "tokenizer_dir": tokenizer}
+        return meta | ({PHASES: phases} if (phases := self._phases(self.next_step)) else {})
+
+    def _phases(self, step: int) -> Sequence[Any]:
+        """Returns the phases in which the first `step` steps were trained, beginning with that of the job as written.
+
+        None are listed before the first change.
+        """
+        begun = [to_json(phase) for phase in self.job.phases if phase.first_step < step]
+        return begun if len(begun) > 1 else ()
 
     def _to_device(self, batch: Mapping[str, Tensor]) -> dict[str, Tensor]:
         return {key: tensor.to(self.ranks.device, non_blocking=True) for key, tensor in batch.items()}
@@ -318,6 +340,9 @@ class Trainer(JobTrainingState):
         self._parameters = [p for p in self.model.parameters() if p.requires_grad]
         self._dp_rank, self._dp_size = data_parallel_rank(ranks.mesh), data_parallel_size(ranks.mesh)
         self._micro_batch: int = order.config["micro_batch"]
+        self._norm: PreconditionedNorm | None = None  # of jobs that may change their batch size
+        if order.purpose == TRAIN and technique.measures_noise and len(self.job.may_vary.global_batch_size) > 1:
+            self._norm = PreconditionedNorm(self._parameters, self.optimizer, device=ranks.device)
         beat()
 
     def step(self, asks: tuple[float, ...] = ()) -> StepReport:
@@ -332,26 +357,43 @@ class Trainer(JobTrainingState):
             reward = self._generate(work)
             work.loss_function = self.adaptation.loss.given(self._totals(self._training, work.micro_batches))
             local_sum, local_count = self._technique.forward_backward(self.model, work)
-        sums = self.ranks.sum([float(local_sum), local_count, work.num_tokens, *asks])
-        loss_sum, count, num_tokens, *totals = sums
+        sums = self.ranks.sum([float(local_sum), local_count, work.num_tokens, work.part_count, *asks])
+        loss_sum, count, num_tokens, part_count, *totals = sums
         if not count:
             raise ValueError(
-                f"step {self.next_step}: none of its {self.job.global_batch_size} samples has a label. To fix: raise "
+                f"step {self.next_step}: none of its {len(indices)} samples has a label. To fix: raise "
                 "data.seq_len, so that not all of what is learnt is cut off, or global_batch_size"
             )
-        self._update(count / self._technique.loss_replicas(self.ranks.mesh))
+        count_of_gradient = count / self._technique.loss_replicas(self.ranks.mesh)
+        to_mean = self._technique.gradient_divisor(self.ranks.mesh) / count_of_gradient
+        noise = self._noise(work, part_count / count, to_mean=to_mean) if part_count else None
+        self._update(to_mean)
         report = StepReport(
             step=self.next_step,
             loss=loss_sum / count,
             seconds=time.perf_counter() - started_s,
             asked=tuple(totals),
             reward=reward,
-            num_samples=self.job.global_batch_size,
+            num_samples=len(indices),
             num_tokens=round(num_tokens * self._dp_size / self.ranks.num_ranks),  # other axes have the same rows
+            noise=noise,
         )
         self.next_step += 1
         self._beat()
         return report
+
+    @property
+    def _phase(self) -> TrainingPhase:
+        """The phase of the next step."""
+        return self.job.phase(self.next_step)
+
+    @property
+    def _measures_noise(self) -> bool:
+        """Whether the noise scale is measured in the next step, which then has two parts at least on each rank."""
+        if self._norm is None or self.next_step == 0:  # the optimizer has no second moments yet
+            return False
+        is_probed = self.next_step < probe_steps(self.job.phase(0).num_steps)
+        return is_probed or self.next_step % MEASURED_EVERY == 0
 
     def _generate(self, work: _TrainerWork) -> float | None:
         """Writes the completions of a step on which the loss is computed; returns their mean reward.
@@ -372,16 +414,18 @@ class Trainer(JobTrainingState):
 
     def _global_batch(self) -> tuple[Indices, int | None]:
         """Returns the samples of the next step, and the width to which they are padded."""
-        indices = self._sampler.indices(self.next_step)
+        indices = self._sampler.at(self.job.samples(self.next_step))
         return indices, self._width(self._training, indices)
 
     def _places(self) -> list[range]:
         """Returns the places in the global batch of the samples of each of this rank's micro-batches."""
-        size, rows = self.job.global_batch_size, self._micro_batch
+        size, rows = self._phase.global_batch_size, self._micro_batch
         if self.job.exact and self._technique.takes_chunks == TURN:
             firsts = range(self._dp_rank * rows, size, self._dp_size * rows)
             return [range(first, first + rows) for first in firsts]
         share = size // self._dp_size
+        if self._measures_noise:
+            rows = min(rows, -(-share // 2))
         first, end = self._dp_rank * share, (self._dp_rank + 1) * share
         return [range(start, min(start + rows, end)) for start in range(first, end, rows)]
 
@@ -406,14 +450,28 @@ class Trainer(JobTrainingState):
             for name, value in zip(own_totals, self.ranks.sum([*own_totals.values()]), strict=True)
         }
 
-    def _update(self, count: float) -> None:
+    def _noise(self, work: _TrainerWork, share: float, *, to_mean: float) -> GradientNoise:
+        """Returns what the gradients of the step, and of its first micro-batches, tell of their noise.
+
+        share: of the global count, in the first micro-batches. to_mean: as for `_update`.
+        """
+        assert self._norm is not None and work.part_norm is not None
+        part, whole = float(work.part_norm), float(self._norm.squared())
+        return GradientNoise.of(
+            self.next_step,
+            part=part * (to_mean / share) ** 2,
+            whole=whole * to_mean**2,
+            part_size=len(work.places[0]) * self._dp_size,
+            size=self._phase.global_batch_size,
+        )
+
+    def _update(self, to_mean: float) -> None:
         """Turns gradients of the sum into those of the global mean, clips them, and takes an optimizer step.
 
-        With g the exchanged gradient, d the exchange's divisor, n the global count and c the clipping norm, the
-        optimizer sees g * d/n * min(1, c / |g * d/n|).
+        With g the exchanged gradient, d the exchange's divisor, n the global count, d/n = `to_mean`, and c the clipping
+        norm, the optimizer sees g * d/n * min(1, c / |g * d/n|).
         """
         self.adaptation.mask_gradients()
-        to_mean = self._technique.gradient_divisor(self.ranks.mesh) / count
         norm = self._technique.grad_norm(self._parameters) if self.job.clip_grad_norm is not None else None
         update_(self.job, self.optimizer, self._parameters, step=self.next_step, to_mean=to_mean, norm=norm)
         self._technique.after_step(self.model)
@@ -536,7 +594,7 @@ class Trainer(JobTrainingState):
         self._beat()
 
     def _autocast(self) -> AbstractContextManager[Any]:
-        enabled = self.job.precision == "bf16"
+        enabled = self._phase.precision == "bf16"
         return torch.autocast(self.ranks.device.type, dtype=torch.bfloat16, enabled=enabled)
 
 
@@ -551,6 +609,9 @@ class _TrainerWork:
         self.places = places
         self.micro_batches = [[int(indices[place]) for place in each] for each in places]
         self.loss_function = trainer.adaptation.loss
+        self.is_measured = trainer._measures_noise
+        self.part_norm: Tensor | None = None  # of the gradients of the first micro-batches of all ranks, squared
+        self.part_count = 0.0
         self._num_tokens: dict[int, int] = {}  # by micro-batch, which may be read twice
 
     @property
@@ -617,13 +678,19 @@ class _TrainerWork:
         dtype = torch.float64 if self._trainer.job.exact else torch.float32
         return torch.zeros((), device=self._trainer.ranks.device, dtype=dtype)
 
+    def measure_part(self, count: float) -> None:
+        assert self._trainer._norm is not None
+        self.part_norm, self.part_count = self._trainer._norm.squared(), count
+
     def beat(self) -> None:
         self._trainer._beat()
 
 
 def weights_digest(job: Job, *, data_digest: str) -> str:
     """Returns a digest of all that determines the job's weights: two jobs with one digest train the same model."""
-    others = ("name", "techniques", "num_devices", "evaluation", "exact", "exact_chunk")
+    others = ("name", "techniques", "num_devices", "evaluation", "exact", "exact_chunk", "may_vary", PHASES)
+    if job.phases:  # they are compared by themselves
+        job = replace(job, num_steps=job.phases[0].num_steps)
     fields = {key: value for key, value in to_json(job).items() if key not in others}
     return digest({**fields, "data_digest": data_digest})
 

@@ -275,7 +275,7 @@ def test_batches_built_in_python_are_checked_by_the_same_rules():
         "name: is no valid name, got 'bad name'. To fix: give a name of up to 100 letters, digits, '-', '_' and '.', "
         "such as tonight.",
         "objective: 'costs' is unknown. To fix: did you mean `cost`? Use one of cost, fairness, makespan, "
-        "mean_completion, weighted.",
+        "mean_completion, time-to-target, weighted.",
         "jobs[1].name: 'a' is the name of another job already. To fix: give every job a name of its own.",
         "jobs[1].base: no job is named 'nobody'. To fix: the jobs of this batch are a, c; a registered model is "
         "models:/NAME@ALIAS.",
