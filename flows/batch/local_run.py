@@ -48,6 +48,7 @@ from ringmaster.tasks.planning.gantt import counted
 from ringmaster.tasks.planning.objectives import plan_giving_up_deadlines
 from ringmaster.tasks.pool.engines import LOCAL, build_engine
 from ringmaster.tasks.profiling.preflight import AlikeJobs, distinct, with_chunk
+from ringmaster.tasks.profiling.speed_beliefs import MachineLoad
 from ringmaster.tasks.profiling.stage import ProfilingResult, profile_jobs
 from ringmaster.tasks.recording.async_recorder import JobsToRecord
 from ringmaster.tasks.recording.mlflow_writer import FLOW_RUN_PAGE
@@ -74,25 +75,35 @@ def open_local_run(
 
 
 @dataclass(frozen=True, kw_only=True)
-class LocalPlan:
-    """What is about to be executed on this machine.
+class BegunJobs:
+    """The jobs of a batch that this machine is about to run.
 
-    profiled: the profiles of the jobs.
+    profiled: their profiles at the machine's load.
     engine: starts the segments.
     cluster: the engine's devices.
-    jobs: the jobs as the executor takes them.
-    plan: the plan of the jobs; None where nothing is left to be planned.
-    surroundings: what predictions of ends take into account besides the plan.
     failures: the jobs that have failed before there was a plan.
     """
 
     profiled: ProfilingResult
+    load: MachineLoad
     engine: Engine
     cluster: Cluster
-    jobs: Sequence[JobState]
+    failures: Sequence[JobEnded]
+
+
+@dataclass(frozen=True, kw_only=True)
+class LocalPlan:
+    """What is about to be executed on this machine.
+
+    entries: the jobs as the executor takes them.
+    plan: the plan of the jobs; None where nothing is left to be planned.
+    surroundings: what predictions of ends take into account besides the plan.
+    """
+
+    jobs: BegunJobs
+    entries: Sequence[JobState]
     plan: PlanUpdate | None
     surroundings: ForecastConditions
-    failures: Sequence[JobEnded]
 
 
 class LocalRun:
@@ -153,17 +164,31 @@ class LocalRun:
             report_failure(name, why)
         return profiled
 
-    def make_plan(self, profiled: ProfilingResult) -> LocalPlan:
+    def begin(self, profiled: ProfilingResult) -> BegunJobs:
+        """Opens the engine that RINGMASTER_ENGINE names, by default this machine's, and records the jobs."""
+        node_context = self._context.node_context
+        load = node_context.load()
+        profiled = profiled_at(profiled, load)
+        engine_context = EngineContext(
+            folder=self._context.run_paths.folder,
+            cluster=node_context.cluster,
+            launcher=node_context.server,
+            spawn=as_task,
+            telemetry=self._stack.enter_context(watching(node_context.cluster)),
+        )
+        with input_errors():
+            engine = self._stack.enter_context(closing(build_engine(settings.engine(default=LOCAL), engine_context)))
+        cluster = Cluster(nodes=tuple(Node(name=node.name, devices=node.devices) for node in engine.nodes()))
+        failures = self._record_jobs(profiled, cluster)
+        return BegunJobs(profiled=profiled, load=load, engine=engine, cluster=cluster, failures=failures)
+
+    def obtain_plan(self, jobs: BegunJobs) -> LocalPlan:
         """Chooses the groups of jobs to train together, and plans what is left.
 
         Raises ProblemError if no plan meets the deadlines of a new batch.
         """
+        profiled, cluster = jobs.profiled, jobs.cluster
         current_view.get().notice(f"planning {counted(len(profiled.jobs), 'job')}")
-        load = self._context.node_context.load()
-        profiled = profiled_at(profiled, load)
-        engine = self._open_engine()
-        cluster = Cluster(nodes=tuple(Node(name=node.name, devices=node.devices) for node in engine.nodes()))
-        failures = self._begin(profiled, cluster)
         groups = choose_together(
             profiled,
             jobs=[job for job in profiled.jobs if job.name not in profiled.faults],
@@ -176,34 +201,26 @@ class LocalRun:
             work_s=PLANNING_WORK_S,
             seed=self._options.seed,
         )
-        jobs = self._job_states(profiled, groups)
+        entries = self._job_states(profiled, groups)
         job_table = JobTable(self.journal)
-        job_table.add(jobs)
+        job_table.add(entries)
         problem = problem_left(job_table, cluster, name=self.batch.name, add_terms=self._add_terms)
         plan, surroundings = None, ForecastConditions()
         if problem is not None:
-            surroundings = self._context.node_context.surroundings(load)
+            surroundings = self._context.node_context.surroundings(jobs.load)
             plan = self._plan(problem, job_table, cluster, surroundings, start=groups.plan)
-        return LocalPlan(
-            profiled=profiled,
-            engine=engine,
-            cluster=cluster,
-            jobs=jobs,
-            plan=plan,
-            surroundings=surroundings,
-            failures=failures,
-        )
+        return LocalPlan(jobs=jobs, entries=entries, plan=plan, surroundings=surroundings)
 
     def execute(self, plan: LocalPlan) -> None:
         """Executes the plan until all jobs have ended, or Ctrl-C or SIGTERM stops the batch."""
-        node_context, engine = self._context.node_context, plan.engine
+        node_context, engine, cluster = self._context.node_context, plan.jobs.engine, plan.jobs.cluster
         with ExitStack() as stack:
             executor = Executor(
                 name=self.batch.name,
-                cluster=plan.cluster,
+                cluster=cluster,
                 leases=node_context.leases,
                 holder=node_context.holder,
-                entries=plan.jobs,
+                entries=plan.entries,
                 journal=self.journal,
                 engine=engine,
                 plan=plan.plan,
@@ -226,16 +243,16 @@ class LocalRun:
                 executor.call(executor.stop_segments)
 
             # However the batch ends, its gangs end, and their devices are free for the next batch of this process.
-            stack.callback(node_context.leases.give_back, tuple(plan.cluster.lease_names().values()))
+            stack.callback(node_context.leases.give_back, tuple(cluster.lease_names().values()))
             stack.callback(engine.close)
-            stack.enter_context(following(engine, executor, cluster=plan.cluster))
+            stack.enter_context(following(engine, executor, cluster=cluster))
             stack.enter_context(stopped_by_signals(stop))
             self._listener_faults = executor.listener_faults
             executor.run()
 
     def result(self, plan: LocalPlan) -> BatchResult:
         """Returns the result so far."""
-        return self._result(plan.profiled)
+        return self._result(plan.jobs.profiled)
 
     def record(self, _: LocalPlan, result: BatchResult) -> BatchResult:
         """Records the result and waits until all is written; returns it with the URIs of the models."""
@@ -259,20 +276,7 @@ class LocalRun:
         alike = [from_json(AlikeJobs, each) for each in self.journal.get(INSPECTED, [])]
         return {name: replace(each.preflight, job=name) for each in alike for name in each.names}
 
-    def _open_engine(self) -> Engine:
-        """Builds the engine that RINGMASTER_ENGINE names, by default that of this machine."""
-        node_context = self._context.node_context
-        context = EngineContext(
-            folder=self._context.run_paths.folder,
-            cluster=node_context.cluster,
-            launcher=node_context.server,
-            spawn=as_task,
-            telemetry=self._stack.enter_context(watching(node_context.cluster)),
-        )
-        with input_errors():
-            return self._stack.enter_context(closing(build_engine(settings.engine(default=LOCAL), context)))
-
-    def _begin(self, profiled: ProfilingResult, cluster: Cluster) -> Sequence[JobEnded]:
+    def _record_jobs(self, profiled: ProfilingResult, cluster: Cluster) -> Sequence[JobEnded]:
         """Records the jobs that are about to run; returns those that have failed already.
 
         From here on, what has happened is recorded however the run is left.
@@ -328,12 +332,13 @@ class LocalRun:
         jobs = {job.name: job for job in profiled.jobs}
         return [
             JobState(
-                job=jobs.get(job.name, job),
+                local_job=job,
+                job=job,
                 profiles=profiled.profiles.get(job.name, ()),
                 place=replace(self._context.run_paths, data=data),
                 together=groups.profiles.get(job.name, ()),
             )
-            for job in self.batch.jobs
+            for job in (jobs.get(job.name, job) for job in self.batch.jobs)
         ]
 
     @contextmanager
@@ -343,13 +348,13 @@ class LocalRun:
         deadlines = DeadlineAlarms(
             self.batch.name, deadlines_s=self.batch.deadlines_s, started_s=self.journal.get("started_s")
         )
-        progress = ProgressArtifact(self.journal, total_steps=sum(job.total_steps for job in plan.profiled.jobs))
+        progress = ProgressArtifact(self.journal, total_steps=sum(job.total_steps for job in plan.jobs.profiled.jobs))
         gantt = GanttArtifact(
             TimelineReader(database, name=self.batch.name),
             look=lambda run_timeline: deadlines.tell(run_timeline, sound),
         )
         decisions = DecisionArtifact()
-        for event in plan.failures:
+        for event in plan.jobs.failures:
             decisions.listen(event)
         with ExitStack() as stack:
             for artifact in (progress, gantt, decisions):

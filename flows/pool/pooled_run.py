@@ -256,19 +256,21 @@ class PooledRun:
         profiled = replace(profiled, faults=with_orphans(profiled.jobs, profiled.faults))
         return PoolProfiles(profiled=profiled, weights=weights, checkpoint_root=checkpoint_root)
 
-    def make_plan(self, profiles: PoolProfiles | Submission) -> BatchFollower:
-        """Submits the jobs, and waits until the pool has a plan with them, or they have ended without one.
+    def begin(self, profiles: PoolProfiles | Submission) -> Submission:
+        """Submits the jobs to the pool, unless it has them already."""
+        submission = profiles if isinstance(profiles, Submission) else self._submit(profiles)
+        if submission is not profiles:
+            self._kept_node.close()
+            current_view.get().notice(f"{self._run.id} waits for its place in the pool's plan")
+        begun(self.batch, settings.home())
+        return submission
+
+    def obtain_plan(self, submission: Submission) -> BatchFollower:
+        """Waits until the pool's controller has a plan with the jobs, or they have ended without one.
 
         Returns what follows the plan.
         """
         run = self._run
-        if isinstance(profiles, Submission):
-            submission = profiles
-        else:
-            submission = self._submit(profiles)
-            self._kept_node.close()
-            current_view.get().notice(f"{run.id} waits for its place in the pool's plan")
-        begun(self.batch, settings.home())
         follower = self._stack.enter_context(
             followed_batch(
                 run,

@@ -355,7 +355,7 @@ class Executor:
             self.job_table.groups.restore(record.job)
         profiles = self.job_table.profiles[record.job]
         members = record.what.get("fellows", {})
-        beside = {self.job_table.listed(name, beside=record.job): step for name, step in members.items()}
+        beside = {self.job_table.name_of(name, like=record.job): step for name, step in members.items()}
         segment = segment_of(record, profiles=profiles)
         names, first_step = tuple(record.what["devices"]), record.what["first_step"]
         profile = profiles[segment.option]
@@ -428,7 +428,7 @@ class Executor:
             return
         lead = running.segment.job
         named = event.job if isinstance(event, JobEvent) else None
-        job = lead if named is None else self.job_table.listed(named, beside=lead)
+        job = lead if named is None else self.job_table.name_of(named, like=lead)
         refusal = self._event_fault(running, job, event)
         if refusal is None:
             try:

@@ -281,24 +281,21 @@ class GroupTable:
 class JobState:
     """A job of the table.
 
-    job: its name is unique in the table; in a pool it is "BATCH/JOB", and so are its parents' names if they are in the
-        table.
+    local_job: the job under its name within its batch, which its gangs use too.
+    job: the same job under its name in the table, which is unique there: in a pool "BATCH/JOB", and so are its
+        parents' names if they are in the table.
     profiles: the options under which the job can run alone.
     place: the folders of its batch, which use the job's name within the batch.
     batch: the batch of a pool; empty without a pool.
     together: for the lead job of a group, the options under which the group can run; its members are in the table too.
     """
 
+    local_job: Job
     job: Job
     profiles: tuple[Profile, ...]
     place: RunPaths
     batch: str = ""
     together: tuple[Profile, ...] = ()
-
-    @property
-    def local_job(self) -> Job:
-        """The job under its name within its batch, which its gangs use too."""
-        return self.job if not self.batch else _renamed(self.job, self.batch)
 
 
 class JobTable:
@@ -375,7 +372,7 @@ class JobTable:
     def _settled(self, entry: JobState, details: Mapping[str, Any]) -> JobState:
         """Replaces a placeholder by the job it now stands for, with profiles and data of a job of the same shape."""
         name, job = entry.job.name, from_json(Job, details[SETTLED])
-        like = self.entries[f"{entry.batch}/{details[LIKE]}" if entry.batch else details[LIKE]]
+        like = self.entries[self.name_of(details[LIKE], like=name)]
         data = {job.name: like.place.data[details[LIKE]]} if details[LIKE] in like.place.data else {}
         place = replace(entry.place, data={**entry.place.data, **data})
         # If it has this shape already, some options may have been removed after running out of memory: keep the rest.
@@ -383,7 +380,7 @@ class JobTable:
         profiles = entry.profiles if is_alike else like.profiles
         if not is_alike:
             self.profiles[name] = list(profiles)
-        return replace(entry, job=replace(job, name=name), profiles=profiles, place=place)
+        return replace(entry, local_job=job, job=replace(job, name=name), profiles=profiles, place=place)
 
     def remove(self, jobs: Iterable[str]) -> None:
         """Removes jobs from the table."""
@@ -440,10 +437,10 @@ class JobTable:
         """Whether `step` is the last step of a job, and not only its goal."""
         return step == (self.entries[name].job.num_steps or 0)
 
-    def listed(self, name: str, *, beside: str) -> str:
-        """Returns the table's name of a job that its gang calls `name` and that is in the batch of `beside`."""
-        batch = self.entries[beside].batch
-        return f"{batch}/{name}" if batch else name
+    def name_of(self, local_name: str, *, like: str) -> str:
+        """Returns the name in the table of a job that gangs call `local_name`, of the batch of the job `like`."""
+        batch = self.entries[like].batch
+        return f"{batch}/{local_name}" if batch else local_name
 
     def of_batch(self, batch: str) -> list[str]:
         """Returns the jobs of a batch."""
@@ -501,11 +498,11 @@ class JobTable:
 
     def with_dependents(self, jobs: Iterable[str]) -> list[str]:
         """Returns jobs, each before the jobs that depend on it, directly or not."""
-        listed_jobs = dict.fromkeys(jobs)
-        for name in list(listed_jobs):
+        ordered = dict.fromkeys(jobs)
+        for name in list(ordered):
             children = [child for child, parents in self.after.items() if name in parents]
-            listed_jobs |= dict.fromkeys(self.with_dependents(children))
-        return list(listed_jobs)
+            ordered |= dict.fromkeys(self.with_dependents(children))
+        return list(ordered)
 
     def begin_anew(self, job: str) -> None:
         """Sets a job that has ended to waiting, from its last checkpoint, under all options if none was left."""
@@ -543,8 +540,3 @@ def keeps_layout(job: Job) -> bool:
 def _has_layout(profile: Profile, layout: Mapping[str, Any]) -> bool:
     own_layout = {"technique": profile.technique, "config": dict(profile.config), "num_devices": profile.num_devices}
     return own_layout == layout
-
-
-def _renamed(job: Job, batch: str) -> Job:
-    prefix = f"{batch}/"
-    return job.renamed(job.name.removeprefix(prefix), lambda name: name.removeprefix(prefix))

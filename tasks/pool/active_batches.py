@@ -107,12 +107,12 @@ def entries_of(submission: Submission, *, struck_out: Mapping[str, Collection[Op
     for job in submission.jobs:
         profiles = submission.profiles.get(job.name, ())
         left = tuple(profile for profile in profiles if option_key(profile) not in struck_out.get(job.name, ()))
-        renamed = job.renamed(
-            submission.qualified(job.name), lambda name: submission.qualified(name) if name in names else name
-        )
         entries.append(
             JobState(
-                job=renamed,
+                local_job=job,
+                job=job.renamed(
+                    submission.qualified(job.name), lambda name: submission.qualified(name) if name in names else name
+                ),
                 profiles=left or profiles,
                 place=place,
                 batch=submission.id,
@@ -224,8 +224,9 @@ class Quarantine:
 
     def __init__(self, database: Database) -> None:
         self._database = database
-        query = select(FACTS.c.key, FACTS.c.value).where(FACTS.c.batch == "", FACTS.c.key.startswith(HANDLING))
-        result = database.read(lambda connection: connection.execute(query).all())
+        result = database.rows(
+            select(FACTS.c.key, FACTS.c.value).where(FACTS.c.batch == "", FACTS.c.key.startswith(HANDLING))
+        )
         rows = [row for row in result if isinstance(row.value, list)]
         self._num_begun: dict[str, int] = {row.key.removeprefix(HANDLING): row.value[0] for row in rows}
 

@@ -93,7 +93,7 @@ def clear_messages(database: Database) -> None:
     message_store = MessageStore(database)
     query = select(BATCHES.c.id).where(BATCHES.c.status != BatchStatus.SUBMITTED).order_by(BATCHES.c.submitted_s.desc())
     recorded = select(FACTS.c.batch).where(FACTS.c.key == IS_RECORDED, FACTS.c.value[0].as_boolean())
-    ended = database.read(lambda connection: connection.execute(query).scalars().all())
+    ended = database.scalars(query)
     is_recorded = database.read(lambda connection: set(connection.execute(recorded).scalars().all()))
     for batch in message_store.batches() & set(ended[MOST_MESSAGES:]) & is_recorded:
         message_store.clear(batch)
@@ -272,7 +272,7 @@ class PoolController:
         """Returns the batches that are not active yet; fails those that cannot be planned, without effect on others."""
         query = select(BATCHES.c.id).where(BATCHES.c.status == BatchStatus.SUBMITTED).order_by(BATCHES.c.submitted_s)
         result = []
-        for id in self._database.read(lambda connection: connection.execute(query).scalars().all()):
+        for id in self._database.scalars(query):
             if id not in self._standing:
                 recovered = self._quarantine.handle(
                     f"batch {id}", partial(self._recovered, id), set_aside=partial(self._drop, id)
@@ -397,8 +397,7 @@ class PoolController:
     # -- taking over -------------------------------------------------------------------------------------------------
 
     def _end_segments(self, where: ColumnElement[bool]) -> None:
-        query = select(SEGMENTS.c.id, SEGMENTS.c.batch).where(SEGMENTS.c.ended_s.is_(None), where)
-        rows = self._database.read(lambda connection: connection.execute(query).all())
+        rows = self._database.rows(select(SEGMENTS.c.id, SEGMENTS.c.batch).where(SEGMENTS.c.ended_s.is_(None), where))
         for row in rows:
             self._message_store.command(row.id, KILL)
             for order in self._message_store.shares(row.id):

@@ -90,9 +90,7 @@ class EventLog:
         query = select(TOLD.c.id, TOLD.c.batch, TOLD.c.kind, TOLD.c.content).where(
             TOLD.c.id > after, TOLD.c.kind.in_(kinds)
         )
-        rows = self._database.read(
-            lambda connection: connection.execute(query.order_by(TOLD.c.id).limit(MOST_AT_ONCE)).all()
-        )
+        rows = self._database.rows(query.order_by(TOLD.c.id).limit(MOST_AT_ONCE))
         result = [(row, event_of_row(row)) for row in rows]
         return [
             PoolEntry(id=row.id, batch=row.batch, event=event)
@@ -102,7 +100,7 @@ class EventLog:
 
     def newest(self) -> int:
         """Returns the number of the last event of all batches, 0 if there is none."""
-        return self._database.read(lambda connection: connection.execute(select(func.max(TOLD.c.id))).scalar()) or 0
+        return self._database.scalar(select(func.max(TOLD.c.id))) or 0
 
 
 def keep(connection: Connection, batch: str, event: ExecutionEvent) -> None:
@@ -238,8 +236,11 @@ class BatchEvents:
 
     def segments(self, kind: type[ExecutionEvent], *, until: int) -> set[int]:
         """Returns the segments of the events of that kind up to a row of the event log."""
-        query = select(_number()).where(TOLD.c.batch == self.batch, TOLD.c.kind == kind.__name__, TOLD.c.id <= until)
-        return set(self.database.read(lambda connection: connection.execute(query).scalars().all()))
+        return set(
+            self.database.scalars(
+                select(_number()).where(TOLD.c.batch == self.batch, TOLD.c.kind == kind.__name__, TOLD.c.id <= until)
+            )
+        )
 
     def is_copied(self, said: _GangRow) -> bool:
         """Returns whether an event is in the event log too: an earlier release copied the events of gangs there."""

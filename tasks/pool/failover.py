@@ -113,9 +113,7 @@ class Leadership:
         database: another connection to the same database, with shorter timeouts.
         """
         own = ROW & (EXECUTOR.c.owner == self._me)
-        (database or self._database).write(
-            lambda connection: connection.execute(update(EXECUTOR).where(own).values(owner=NOBODY))
-        )
+        database or self._database.execute(update(EXECUTOR).where(own).values(owner=NOBODY))
 
     def guarded(self, database: Database, *, on_deposed: Callable[[], None]) -> Database:
         """Returns the database with the leader's write access.
@@ -315,10 +313,11 @@ def _untold(
 
 def _numbers(database: Database, batch: str, kind: type[ExecutionEvent]) -> Sequence[int]:
     """Returns the segment number of each logged event of that kind."""
-    query = select(cast(json_field(TOLD.c.content, "number"), Integer)).where(
-        TOLD.c.batch == batch, TOLD.c.kind == kind.__name__
+    return database.scalars(
+        select(cast(json_field(TOLD.c.content, "number"), Integer)).where(
+            TOLD.c.batch == batch, TOLD.c.kind == kind.__name__
+        )
     )
-    return database.read(lambda connection: connection.execute(query).scalars().all())
 
 
 def _job_ends(database: Database, batch: str) -> dict[str, str]:

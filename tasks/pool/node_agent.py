@@ -360,7 +360,7 @@ class NodeAgent:
         numbers = [number for number, device in enumerate(self._devices) if (device.kind, device.index) in slots]
         outcome = Outcome(status=OutcomeStatus.CRASHED, message="its supervisor failed; the worker's log says why")
         try:
-            self._device_monitor.begin(segment, numbers, is_part=bool(share.meeting))
+            self._device_monitor.begin(segment, numbers, is_part=bool(share.order.meeting))
             outcome = self._gangs.run(segment, lambda event: self._hear(segment, event))
         finally:
             if (event := self._device_monitor.end(segment)) is not None:

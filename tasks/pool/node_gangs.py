@@ -109,13 +109,7 @@ class Gangs:
         with self._changed:
             run = self._runs[segment]
         share = run.share
-        order = replace(
-            share.order,
-            first_rank=share.first_rank,
-            num_ranks_in_all=share.num_ranks_in_all,
-            meeting=share.meeting,
-            ordered_at_s=time.monotonic(),  # by this machine's clock
-        )
+        order = replace(share.order, ordered_at_s=time.monotonic())  # by this machine's clock
         try:
             gang = self._start_gang(self._launcher, order, num_ranks=share.num_ranks)
         except (OSError, RuntimeError) as error:

@@ -81,12 +81,11 @@ class PoolLeases:
 
     def give_back(self, devices: Sequence[str]) -> None:
         """Ends the leases on `devices`."""
-        ended = delete(LEASES).where(LEASES.c.device.in_(devices))
-        self._database.write_later(lambda connection: connection.execute(ended))
+        self._database.execute_later(delete(LEASES).where(LEASES.c.device.in_(devices)))
 
     def held(self) -> dict[str, str]:
         """Returns the holder of each device that is leased now."""
-        rows = self._database.read(lambda connection: connection.execute(select(LEASES)).all())
+        rows = self._database.rows(select(LEASES))
         return {row.device: row.holder for row in rows}
 
 
@@ -200,11 +199,7 @@ class NodeRegistry:
 
     def remove(self, name: str, *, incarnation: str) -> None:
         """Removes a node that the executor has declared lost."""
-        self._database.write(
-            lambda connection: connection.execute(
-                delete(NODES).where(NODES.c.name == name, NODES.c.incarnation == incarnation)
-            )
-        )
+        self._database.execute(delete(NODES).where(NODES.c.name == name, NODES.c.incarnation == incarnation))
 
     def leave(self, name: str, *, incarnation: str) -> None:
         """Removes a node whose worker ends in order."""
@@ -220,8 +215,7 @@ class NodeRegistry:
 
     def left(self) -> frozenset[str]:
         """Returns the incarnations whose workers have ended in order lately."""
-        query = select(NODES.c.incarnation).where(NODES.c.status == NodeStatus.LEFT)
-        return frozenset(self._database.read(lambda connection: connection.execute(query).scalars().all()))
+        return frozenset(self._database.scalars(select(NODES.c.incarnation).where(NODES.c.status == NodeStatus.LEFT)))
 
     def note_most_lent(self, num_nodes: int) -> None:
         """Stores how many nodes the pool's engine lends at most; 0 for an engine that lends none."""
@@ -234,8 +228,7 @@ class NodeRegistry:
 
     def most_lent(self) -> int:
         """Returns how many nodes the pool's engine lends at most, by the controller that led last."""
-        query = select(ABOUT.c.value).where(ABOUT.c.key == MOST_LENT)
-        return int(self._database.read(lambda connection: connection.execute(query).scalar()) or 0)
+        return int(self._database.scalar(select(ABOUT.c.value).where(ABOUT.c.key == MOST_LENT)) or 0)
 
     def all(self) -> Sequence[NodeRecord]:
         """Returns every registered node, by name."""

@@ -146,11 +146,10 @@ def shares_of(call: SegmentCall, *, addresses: Mapping[str, str]) -> dict[str, G
         own = tuple(slot for (name, _), slot in slots if name == node)
         num_ranks = call.num_ranks * len(own) // len(slots)
         shares[node] = GangShare(
-            order=replace(call.order, slots=own),
+            order=replace(
+                call.order, slots=own, first_rank=first_rank, num_ranks_in_all=call.num_ranks, meeting=meeting
+            ),
             num_ranks=num_ranks,
-            first_rank=first_rank,
-            num_ranks_in_all=call.num_ranks,
-            meeting=meeting,
         )
         first_rank += num_ranks
     assert first_rank == call.num_ranks, f"{call.num_ranks} ranks cannot be shared by the devices of {nodes}"

@@ -20,7 +20,20 @@ from functools import partial
 from pathlib import Path
 from typing import Any, TypeVar
 
-from sqlalchemy import ColumnElement, Connection, Engine, Table, create_engine, delete, event, select, text
+from sqlalchemy import (
+    ColumnElement,
+    Connection,
+    Engine,
+    Executable,
+    Row,
+    Select,
+    Table,
+    create_engine,
+    delete,
+    event,
+    select,
+    text,
+)
 from sqlalchemy.dialects import postgresql, sqlite
 from sqlalchemy.exc import DBAPIError, SQLAlchemyError
 from sqlalchemy.exc import TimeoutError as NoConnectionFree
@@ -79,6 +92,26 @@ class Database:
     def read(self, act: Callable[[Connection], T]) -> T:
         """Runs `act`, which writes nothing, in a read transaction and returns its result."""
         return self._patiently(act, writes=False)
+
+    def rows(self, query: Select[Any]) -> Sequence[Row[Any]]:
+        """Returns the rows of a query."""
+        return self.read(lambda connection: connection.execute(query).all())
+
+    def scalars(self, query: Select[tuple[T]]) -> Sequence[T]:
+        """Returns the values of a query of one column."""
+        return self.read(lambda connection: connection.execute(query).scalars().all())
+
+    def scalar(self, query: Select[tuple[T]]) -> T | None:
+        """Returns the first value of a query of one column; None if it has no row."""
+        return self.read(lambda connection: connection.execute(query).scalar())
+
+    def execute(self, statement: Executable) -> None:
+        """Executes a statement that writes."""
+        self.write(lambda connection: connection.execute(statement))
+
+    def execute_later(self, statement: Executable) -> None:
+        """Executes a statement as `write_later` does."""
+        self.write_later(lambda connection: connection.execute(statement))
 
     def write_later(self, act: Callable[[Connection], object]) -> None:
         """Runs `act` in a write transaction, at the latest when a surrounding `together` flushes its writes."""
