@@ -12,7 +12,7 @@ from ringmaster.errors import InputError, LedgerError, ProblemError, Untrainable
 from ringmaster.flows import settings
 from ringmaster.flows.batch.artifacts import DecisionArtifact, flow_run_page, show_plan, show_records
 from ringmaster.flows.batch.context import RunContext, RunOptions, open_run_context, profiled_at
-from ringmaster.flows.batch.group_choice import ChosenGroups, choose_together, goals_in
+from ringmaster.flows.batch.group_choice import ChosenGroups, choose_job_groups, goals_in
 from ringmaster.flows.batch.result import (
     MEASURED,
     BatchResult,
@@ -154,7 +154,7 @@ class LocalRun:
         except UntrainableJobs as error:
             raise InputError([f"job {name}: {why}" for name, why in error.faults.items()]) from error
         report_refusals(profiled)
-        profiled = profiled.beside(ended, jobs=node_context.batch.jobs)
+        profiled = profiled.with_ended(ended, jobs=node_context.batch.jobs)
         self.journal.put(INSPECTED, to_json(distinct(profiled.preflights)))
         if self._scheduler is not None:
             profiled = replace(profiled, jobs=self._scheduler.judged(profiled.jobs))
@@ -189,7 +189,7 @@ class LocalRun:
         """
         profiled, cluster = jobs.profiled, jobs.cluster
         current_view.get().notice(f"planning {counted(len(profiled.jobs), 'job')}")
-        groups = choose_together(
+        groups = choose_job_groups(
             profiled,
             jobs=[job for job in profiled.jobs if job.name not in profiled.faults],
             name=self.batch.name,
@@ -336,7 +336,7 @@ class LocalRun:
                 job=job,
                 profiles=profiled.profiles.get(job.name, ()),
                 place=replace(self._context.run_paths, data=data),
-                together=groups.profiles.get(job.name, ()),
+                group_profiles=groups.profiles.get(job.name, ()),
             )
             for job in (jobs.get(job.name, job) for job in self.batch.jobs)
         ]

@@ -30,7 +30,7 @@ from ringmaster.flows.batch.flow_runs import (
     notices,
     root_run,
 )
-from ringmaster.flows.batch.group_choice import choose_together
+from ringmaster.flows.batch.group_choice import choose_job_groups
 from ringmaster.flows.batch.result import MEASURED, BatchResult, are_measured, close_records, collect, report_refusals
 from ringmaster.flows.batch.run_folder import (
     alone_in,
@@ -167,7 +167,7 @@ def cancelled_from_outside(run: PoolRun) -> Iterator[None]:
         except SystemExit:
             if not was_stopped.is_set() or signals is None:
                 raise
-            signals.asked = None  # nobody has pressed Ctrl-C
+            signals.first_signal = None  # nobody has pressed Ctrl-C
             cancel_submitted()  # a moment ago
             raise BatchCancelled(CANCELLED_EARLY.format(run.batch.name)) from None
 
@@ -332,7 +332,7 @@ class PooledRun:
             jobs = scheduler.judged(jobs)
             scheduler.begin(journal, jobs, num_slots=num_devices(run))
             details = scheduler.details()
-        together = choose_together(
+        groups = choose_job_groups(
             profiled,
             jobs=jobs,
             name=batch.name,
@@ -345,7 +345,7 @@ class PooledRun:
             objective=batch.terms.objective,
             work_s=FUSING_WORK_S,
         )
-        submission = self._submission_of(profiles, jobs, together=together.profiles)
+        submission = self._submission_of(profiles, jobs, groups=groups.profiles)
         store_weights(submission)
         check_cancelled(run)
         run.submissions.submit(submission, failed=profiled.faults, details=details)
@@ -354,7 +354,7 @@ class PooledRun:
         return submission
 
     def _submission_of(
-        self, profiles: PoolProfiles, jobs: tuple[Job, ...], *, together: Mapping[str, tuple[Any, ...]]
+        self, profiles: PoolProfiles, jobs: tuple[Job, ...], *, groups: Mapping[str, tuple[Any, ...]]
     ) -> Submission:
         flow_run, home, batch, profiled = current_flow_run(), settings.home(), self.batch, profiles.profiled
         return Submission(
@@ -373,7 +373,7 @@ class PooledRun:
             checkpoint_root=profiles.checkpoint_root,
             flow_run="" if flow_run is None else str(flow_run.id),
             started_s=float(self.journal.get("started_s")),
-            together=together,
+            together=groups,
         )
 
 

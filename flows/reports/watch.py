@@ -286,11 +286,11 @@ def changes(
     """
     wait = wait or threading.Event().wait
     seen: object = None
-    told_s = -every_s
+    shown_s = -every_s
     while True:
         signature = watched.timeline_reader.signature()
-        if signature != seen or time.monotonic() - told_s >= every_s:
-            seen, told_s = signature, time.monotonic()
+        if signature != seen or time.monotonic() - shown_s >= every_s:
+            seen, shown_s = signature, time.monotonic()
             run_timeline = watched.read()
             yield run_timeline
             if watched.is_over(run_timeline):

@@ -32,7 +32,7 @@ from ringmaster.flows.services.first_processes import ServerProcess, check_prefe
 from ringmaster.tasks.batch import Batch
 
 LONGEST_START_S = 600  # a busy machine takes minutes; a server that has ended is detected at once
-TOLD_EVERY_S = 30.0
+REPORT_EVERY_S = 30.0
 LOOK_EVERY_S = 0.1
 REMEDY = "run it again, or start the servers with `ringmaster up`, which runs then use"
 
@@ -142,8 +142,8 @@ def _variables(variables: Mapping[str, str]) -> Iterator[None]:
 
 
 def _wait_until_it_answers(url: str, process: subprocess.Popen[Any]) -> None:
-    """Waits for the server, and reports this every TOLD_EVERY_S. Raises ServerStartError."""
-    began_s = told_s = time.monotonic()
+    """Waits for the server, and reports this every REPORT_EVERY_S. Raises ServerStartError."""
+    began_s = reported_s = time.monotonic()
     answer = "nothing"
     with httpx.Client() as client:
         while True:
@@ -162,7 +162,7 @@ def _wait_until_it_answers(url: str, process: subprocess.Popen[Any]) -> None:
                 what = f"Prefect's server has not answered at {url} for {waited_s:.0f} s (last answer: {answer})"
                 remedy = f"see that this machine is not too busy and its disk not full; then {REMEDY}"
                 raise ServerStartError(f"{what}. To fix: {remedy}")
-            if time.monotonic() - told_s > TOLD_EVERY_S:
-                told_s = time.monotonic()
+            if time.monotonic() - reported_s > REPORT_EVERY_S:
+                reported_s = time.monotonic()
                 announce(f"Prefect's server has not answered for {waited_s:.0f} s; it is waited for")
             time.sleep(LOOK_EVERY_S)

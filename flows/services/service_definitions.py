@@ -187,8 +187,8 @@ def compose(options: PoolOptions) -> tuple[Service, ...]:
             grace_s=60.0,
         ),
     ]
-    asked = options.engine.services(options.home)
-    own = [replace(each, environment={**member, **each.environment}) for each in asked]
+    engine_services = options.engine.services(options.home)
+    own = [replace(each, environment={**member, **each.environment}) for each in engine_services]
     services[-1:-1] = [each for each in own if not each.after]
     if options.worker:
         worker = Service(

@@ -50,7 +50,7 @@ from ringmaster.tasks.storage.schema import EXECUTOR
 from ringmaster.techniques.processes.stopped import is_stopped
 
 LOOK_EVERY_S = 0.2
-TOLD_EVERY_S = 10.0  # without another service that is up, after which is said what is waited for
+REPORT_EVERY_S = 10.0  # without another service that is up, after which is said what is waited for
 LONGEST_LINE = 12  # lines of a log that are shown
 ANSWER_PATIENCE_S = 300.0  # timeout of a server that is up and still has to open its database
 DEADLINE_S = 900.0  # until all services must be up; each server has a shorter deadline of its own
@@ -216,7 +216,7 @@ def _follow(files: ServiceFiles, supervisor: ProcessId, members: Members, restar
     restarts: number of earlier restarts of each service.
     """
     console, began_s = error_console(), time.monotonic()
-    told_s, told_holders = began_s, ""
+    reported_s, reported_holders = began_s, ""
     names = [service.name for service in files.services()]
     here: dict[str, Callable[[], str | None]] = {CONTROLLER: members.leader, WORKER: members.node}
     done: set[str] = set()
@@ -231,13 +231,13 @@ def _follow(files: ServiceFiles, supervisor: ProcessId, members: Members, restar
             text = here[state.name]() if state.status == ServiceStatus.UP and state.name in here else ""
             if state.status in (ServiceStatus.UP, ServiceStatus.DONE) and text is not None:
                 done.add(state.name)
-                told_s = time.monotonic()
-                console.print(f"{state.name:12} up after {told_s - began_s:5.1f} s {text}")
+                reported_s = time.monotonic()
+                console.print(f"{state.name:12} up after {reported_s - began_s:5.1f} s {text}")
         if done == set(names):
             return True
         holders = _holders(files.folder.parent) if WORKER in set(names) - done else ""
-        if holders not in ("", told_holders):
-            told_holders = holders
+        if holders not in ("", reported_holders):
+            reported_holders = holders
             console.print(
                 f"{WORKER:12} waits for this machine's devices, which {holders} holds, and serves them once they are "
                 "free. To fix: let that run end, or end it by Ctrl-C in its terminal or SIGTERM to its process: its "
@@ -246,9 +246,9 @@ def _follow(files: ServiceFiles, supervisor: ProcessId, members: Members, restar
             )
         if holders and done == set(names) - {WORKER}:
             return True
-        if time.monotonic() - told_s >= TOLD_EVERY_S:
-            told_s = time.monotonic()
-            for line in _awaited(files, [state for state in states if state.name not in done], told_s - began_s):
+        if time.monotonic() - reported_s >= REPORT_EVERY_S:
+            reported_s = time.monotonic()
+            for line in _awaited(files, [state for state in states if state.name not in done], reported_s - began_s):
                 console.print(line, soft_wrap=True)
         if supervisor.wait(LOOK_EVERY_S):
             console.print(f"the supervisor has ended, see {files.log('supervisor')}", style="red")

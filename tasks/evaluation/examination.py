@@ -158,16 +158,16 @@ def _tests(
 ) -> dict[str, list[TestResult]]:
     """Returns the test results of each model, in the order of the file; all models are scored on the same cases."""
 
-    def asked(cases: Cases) -> ScoringResult:
+    def score_cases(cases: Cases) -> ScoringResult:
         return score(models, cases=cases)
 
     texts = [test for test in suite.tests if not test.of_images]
     pictures = [test for test in suite.tests if test.of_images]
-    match = run_texts(texts, score=asked, encode=suite.encode)
+    match = run_texts(texts, score=score_cases, encode=suite.encode)
     shown: dict[str, list[TestResult]] = {}
     if pictures:
         images = next((scores.inputs for scores in scored.scores.values()), None)
-        shown = run_images(pictures, models=list(models), images=images, score=asked)
+        shown = run_images(pictures, models=list(models), images=images, score=score_cases)
     order = [test.name for test in suite.tests]
     return {
         name: sorted([*match.get(name, ()), *shown.get(name, ())], key=lambda result: order.index(result.test))

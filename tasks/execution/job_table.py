@@ -181,7 +181,7 @@ class GroupTable:
     def form(self) -> None:
         """Forms the groups of jobs that are new in the table, unless they have parted."""
         for lead, entry in self._job_table.entries.items():
-            if entry.together and lead not in self._members and not self._has_parted(lead):
+            if entry.group_profiles and lead not in self._members and not self._has_parted(lead):
                 self._form(lead)
 
     def restore(self, lead: str) -> None:
@@ -189,7 +189,7 @@ class GroupTable:
 
         Its gang still runs; the group parts when that gang has ended.
         """
-        if self._job_table.entries[lead].together and lead not in self._members:
+        if self._job_table.entries[lead].group_profiles and lead not in self._members:
             self._form(lead)
 
     def members(self, lead: str) -> tuple[str, ...]:
@@ -250,7 +250,7 @@ class GroupTable:
         return {member: self._job_table.records[member].step for member in self._leads}
 
     def _form(self, lead: str) -> None:
-        members = [member.job for member in self._job_table.entries[lead].together[0].members]
+        members = [member.job for member in self._job_table.entries[lead].group_profiles[0].members]
         assert all(name in self._job_table.entries for name in members), f"{lead} leads jobs that are not listed"
         self._members[lead] = tuple(name for name in members if self._is_there(name))
         self._leads |= dict.fromkeys(self._members[lead], lead)
@@ -267,14 +267,14 @@ class GroupTable:
     def _drop(self, member: str, lead: str) -> None:
         del self._leads[member]
         self._members[lead] = tuple(name for name in self._members[lead] if name != member)
-        self._job_table.profiles[lead] = [p.beside(self._members[lead]) for p in self._job_table.profiles[lead]]
+        self._job_table.profiles[lead] = [p.restricted_to(self._members[lead]) for p in self._job_table.profiles[lead]]
 
     def _profiles(self, lead: str) -> list[Profile]:
         def up_to_goal(profile: Profile) -> Profile:
             members = tuple(replace(f, num_steps=self._job_table.totals[f.job]) for f in profile.members)
-            return replace(profile, members=members).beside(self._members[lead])
+            return replace(profile, members=members).restricted_to(self._members[lead])
 
-        return [up_to_goal(profile) for profile in self._job_table.entries[lead].together]
+        return [up_to_goal(profile) for profile in self._job_table.entries[lead].group_profiles]
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -287,7 +287,8 @@ class JobState:
     profiles: the options under which the job can run alone.
     place: the folders of its batch, which use the job's name within the batch.
     batch: the batch of a pool; empty without a pool.
-    together: for the lead job of a group, the options under which the group can run; its members are in the table too.
+    group_profiles: for the lead job of a group, the options under which the group can run; its members are in the
+        table too.
     """
 
     local_job: Job
@@ -295,7 +296,7 @@ class JobState:
     profiles: tuple[Profile, ...]
     place: RunPaths
     batch: str = ""
-    together: tuple[Profile, ...] = ()
+    group_profiles: tuple[Profile, ...] = ()
 
 
 class JobTable:
@@ -488,7 +489,7 @@ class JobTable:
                     orphans.append((job, f"its {what} {base} {gone[status]}"))
         return orphans
 
-    def standing_still(self, jobs: Sequence[str], *, paused: bool) -> list[str]:
+    def unended(self, jobs: Sequence[str], *, paused: bool) -> list[str]:
         """Returns those of `jobs` that have not ended and whose being paused equals `paused`."""
         return [
             j
@@ -504,7 +505,7 @@ class JobTable:
             ordered |= dict.fromkeys(self.with_dependents(children))
         return list(ordered)
 
-    def begin_anew(self, job: str) -> None:
+    def begin_again(self, job: str) -> None:
         """Sets a job that has ended to waiting, from its last checkpoint, under all options if none was left."""
         self.attempts.pop(job, None)
         self.profiles[job] = self.profiles[job] or list(self.entries[job].profiles)

@@ -164,7 +164,7 @@ class Starter:
         *,
         names: tuple[str, ...],
         first_step: int,
-        beside: Mapping[str, int] | None = None,
+        first_steps: Mapping[str, int] | None = None,
     ) -> None:
         """Adds a segment to the running ones."""
         self._plan_progress.running[number] = RunningSegment(
@@ -175,7 +175,7 @@ class Starter:
             number=number,
             ordered_step=segment.last_step,
             step=first_step,
-            beside=beside or {},
+            first_steps=first_steps or {},
         )
 
     def _startable(self) -> list[PlannedSegment]:
@@ -229,8 +229,8 @@ class Starter:
         job = segment.job
         profile = self._job_table.profiles[job][segment.option]
         first_step = self._job_table.records[job].step
-        beside = {name: self._job_table.records[name].step for name in members}
-        self.watch(number, segment, profile, names=names, first_step=first_step, beside=beside)
+        first_steps = {name: self._job_table.records[name].step for name in members}
+        self.watch(number, segment, profile, names=names, first_step=first_step, first_steps=first_steps)
         tell(
             SegmentStarted(
                 number=number,

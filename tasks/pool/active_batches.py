@@ -60,7 +60,7 @@ class ActiveBatch:
         return self.priorities.get("", USUAL) * self.priorities.get(job, USUAL)
 
 
-def combined_terms(standing: Iterable[ActiveBatch]) -> PlanningTerms:
+def combined_terms(active_batches: Iterable[ActiveBatch]) -> PlanningTerms:
     """Returns the terms of the plan of all batches, with times from the epoch: `on(problem, elapsed_s=now)`.
 
     Each batch's deadlines count from its own start. The objective is the one that every batch requests, if they agree
@@ -69,8 +69,8 @@ def combined_terms(standing: Iterable[ActiveBatch]) -> PlanningTerms:
     the batch's priority, times the job's own priority, and at most `HEAVIEST`. The price of devices is the highest
     price that a batch names. Jobs without a user belong to their batch.
     """
-    every = list(standing)
-    objectives = {each.submission.asked.objective for each in every} or {Makespan.name}
+    every = list(active_batches)
+    objectives = {each.submission.planning_terms.objective for each in every} or {Makespan.name}
     has_priorities = any(priority != USUAL for each in every for priority in each.priorities.values())
     objective = WeightedCompletion.name
     if len(objectives) == 1 and not has_priorities:
@@ -79,14 +79,14 @@ def combined_terms(standing: Iterable[ActiveBatch]) -> PlanningTerms:
     weights: dict[str, float] = {}
     users: dict[str, str] = {}
     for each in every:
-        batch, requested = each.submission, each.submission.asked
+        batch, requested = each.submission, each.submission.planning_terms
         for name, deadline_s in requested.deadlines_s.items():
             deadlines_s[batch.qualified(name)] = batch.started_s + deadline_s
         for job in batch.jobs:
             weight = requested.weights.get(job.name, 1.0) * each.priority(job.name)
             weights[batch.qualified(job.name)] = min(weight, HEAVIEST)
             users[batch.qualified(job.name)] = requested.users.get(job.name, batch.id)
-    prices = [each.submission.asked.price_per_device_hour for each in every]
+    prices = [each.submission.planning_terms.price_per_device_hour for each in every]
     return PlanningTerms(
         objective=objective,
         deadlines_s=deadlines_s,
@@ -116,13 +116,13 @@ def entries_of(submission: Submission, *, struck_out: Mapping[str, Collection[Op
                 profiles=left or profiles,
                 place=place,
                 batch=submission.id,
-                together=_together(submission, job.name, struck_out.get(job.name, ())),
+                group_profiles=_group_profiles(submission, job.name, struck_out.get(job.name, ())),
             )
         )
     return entries
 
 
-def _together(submission: Submission, leader: str, struck_out: Collection[OptionKey]) -> tuple[Profile, ...]:
+def _group_profiles(submission: Submission, leader: str, struck_out: Collection[OptionKey]) -> tuple[Profile, ...]:
     """Returns the profiles of the group that a job leads, with the members' names in the pool; none without a group."""
     left = [p for p in submission.together.get(leader, ()) if option_key(p) not in struck_out]
     return tuple(
@@ -144,7 +144,7 @@ def fault_of(submission: Submission) -> str | None:
         for name, profiles in submission.profiles.items()
     }
     try:
-        terms = submission.asked
+        terms = submission.planning_terms
         if terms.objective not in objective_names():
             return f"it cannot be planned: {terms.objective!r} is no objective"
         terms.on(planning_problem(jobs, untyped, anywhere, name=submission.name))

@@ -350,8 +350,8 @@ class BatchMachines:
             del self._seen[next(iter(self._seen))]
 
     def _insist(self, job: BatchJob) -> None:
-        asked_s = self._seen[job.id].ended_at_s
-        is_late = asked_s is not None and self._clock() - asked_s > END_GRACE_S
+        ended_at_s = self._seen[job.id].ended_at_s
+        is_late = ended_at_s is not None and self._clock() - ended_at_s > END_GRACE_S
         if not job.has_ended and not job.is_completing and (job.num_restarts or is_late):
             self._try(self._scheduler.cancel, job.id)
 

@@ -114,7 +114,7 @@ class EngineOptions:
     that of machines of one's own, and of installed engines that are built by a function.
 
     name: name of the engine in the registry.
-    strangers: errors for options of other engines.
+    foreign_options: errors for options of other engines.
     """
 
     name: str = WORKERS
@@ -142,7 +142,7 @@ class EngineOptions:
         "File with the base job template of the engine's work pool; default: what it has.",
         flag="--work-pool-template",
     )
-    strangers: tuple[str, ...] = ()
+    foreign_options: tuple[str, ...] = ()
 
     @property
     def lends_nodes(self) -> bool:
@@ -205,7 +205,7 @@ class EngineOptions:
             result.append(
                 f"--engine {LOCAL} runs batches without a pool. To fix: leave out --engine, or `ringmaster run`"
             )
-        result += [*self.own_faults(), *self.strangers, *self._template_faults(), *self._price_faults()]
+        result += [*self.own_faults(), *self.foreign_options, *self._template_faults(), *self._price_faults()]
         if not (self.is_on_this_machine or has_server):
             result.append(
                 f"--engine {self.name} lends other machines, which cannot share a SQLite file. To fix: "
@@ -322,11 +322,11 @@ def engine_options(name: str, values: Mapping[str, Any]) -> EngineOptions:
             given[key] = values[key]
         else:
             others.setdefault(" or ".join(sorted(flag.engines)), []).append(flag.field.metadata["flag"])
-    strangers = tuple(
+    foreign_options = tuple(
         f"{', '.join(flags)} is of --engine {engines}, not of {name}. To fix: leave it out"
         for engines, flags in others.items()
     )
-    return kind(name=name, strangers=strangers, **given)
+    return kind(name=name, foreign_options=foreign_options, **given)
 
 
 def build_engine(name: str, context: EngineContext) -> Engine:

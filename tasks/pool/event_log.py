@@ -26,7 +26,7 @@ from typing import Any, Generic, TypeVar, get_args
 
 from sqlalchemy import Connection, Integer, cast, func, insert, select
 
-from ringmaster.codec import from_json, to_json
+from ringmaster.codec import from_json, stored_as, to_json
 from ringmaster.tasks.execution.events import (
     DeviceWait,
     ExecutionEvent,
@@ -154,10 +154,10 @@ def event_of(kind: str, content: Mapping[str, Any]) -> ExecutionEvent:
 
 @dataclass(frozen=True, kw_only=True)
 class LogPosition:
-    """How far a reader has read: the last row of the event log, and the last event of a gang."""
+    """How far a reader has read: the last decision in the event log, and the last event of a gang."""
 
-    told: int = 0
-    said: int = 0
+    decision: int = stored_as("told", default=0)
+    gang_event: int = stored_as("said", default=0)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -203,7 +203,7 @@ class BatchEvents:
         reported = select(func.max(TOLD.c.id)).where(TOLD.c.batch == self.batch)
         value = select(func.max(SAID.c.id))
         result = self.database.read(lambda c: (c.execute(reported).scalar(), c.execute(value).scalar()))
-        return LogPosition(told=result[0] or 0, said=result[1] or 0)
+        return LogPosition(decision=result[0] or 0, gang_event=result[1] or 0)
 
     def follow(self, after: LogPosition, *, until: Callable[[], bool]) -> Iterator[ExecutionEvent]:
         """Yields the events after that position, and new ones until `until` returns True.
@@ -226,8 +226,8 @@ class BatchEvents:
 
         def read(connection: Connection) -> tuple[Sequence[_Decision], Sequence[_GangRow]]:
             # First the decisions: all events that they follow from are then in the other table.
-            decisions = self._decisions.after(connection, after.told, most=most)
-            return decisions, self._said.after(connection, after.said, most=most)
+            decisions = self._decisions.after(connection, after.decision, most=most)
+            return decisions, self._said.after(connection, after.gang_event, most=most)
 
         with self._lock:
             if self._copied is None:
@@ -285,8 +285,8 @@ class EventReader:
         """Returns the next events, none if there are none yet. most: the number of rows to read of each table."""
         if not self._has_begun:
             self._has_begun = True
-            self._ended = self._events.segments(SegmentEnded, until=self._at.told)
-            self._started = self._events.segments(SegmentStarted, until=self._at.told)
+            self._ended = self._events.segments(SegmentEnded, until=self._at.decision)
+            self._started = self._events.segments(SegmentStarted, until=self._at.decision)
         while True:
             before, result = self._at, self._read(most)
             if result or self._at == before:
@@ -301,7 +301,7 @@ class EventReader:
             is_last = number == len(value) == most
             if is_last and isinstance(decision.event, (SegmentEnded, JobEnded)):
                 return result  # further events of gangs may come before it
-            self._at = LogPosition(told=decision.id, said=self._at.said)
+            self._at = LogPosition(decision=decision.id, gang_event=self._at.gang_event)
             if decision.event is None:
                 self.num_unreadable += 1
                 continue
@@ -317,7 +317,7 @@ class EventReader:
         for number, each in enumerate(said):
             if each.segment not in started and each.segment > newest:
                 return number
-            self._at = LogPosition(told=self._at.told, said=each.id)
+            self._at = LogPosition(decision=self._at.decision, gang_event=each.id)
             # Maintenance has deleted the start of a segment that is older than those that have started since.
             is_late = each.segment in self._ended or each.segment not in started
             if not is_late and not isinstance(each.event, FOR_THE_EXECUTOR) and not self._events.is_copied(each):

@@ -236,8 +236,8 @@ def speeds_of(
 
 def _as_running(record: SegmentRecord, profiles: Sequence[Profile]) -> RunningSegment:
     segment, batch = _planned(record, profiles), record.job.partition("/")[0]
-    beside = {f"{batch}/{name}": step for name, step in record.what.get("fellows", {}).items()}
-    return RunningSegment(segment, profiles[segment.option], (), record.what["first_step"], beside=beside)
+    first_steps = {f"{batch}/{name}": step for name, step in record.what.get("fellows", {}).items()}
+    return RunningSegment(segment, profiles[segment.option], (), record.what["first_step"], first_steps=first_steps)
 
 
 def nodes_of(records: Iterable[SegmentRecord]) -> dict[str, Node]:

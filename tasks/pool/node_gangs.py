@@ -84,7 +84,7 @@ class Gangs:
         self._launcher, self._start_gang = launcher, start_gang
         self._changed = threading.Condition()
         self._runs: dict[int, _ShareRun] = {}
-        self._told: dict[int, list[str]] = {}  # by segment, the commands so far
+        self._commands: dict[int, list[str]] = {}  # by segment, the commands so far
         self._is_stopping = False
 
     @property
@@ -118,7 +118,7 @@ class Gangs:
             )
         with self._changed:
             run.gang = gang
-            for command in [*self._told.get(segment, ()), *[STOP] * self._is_stopping]:
+            for command in [*self._commands.get(segment, ()), *[STOP] * self._is_stopping]:
                 run.tell(command)
             if run.overruled is not None:
                 gang.kill()
@@ -130,9 +130,9 @@ class Gangs:
     def tell(self, segment: int, command: str) -> None:
         """Sends a command to the gang of a segment, even if it has not started, or runs only on other nodes."""
         with self._changed:
-            self._told.setdefault(segment, []).append(command)
-            if len(self._told) > MOST_REMEMBERED:
-                del self._told[next(iter(self._told))]
+            self._commands.setdefault(segment, []).append(command)
+            if len(self._commands) > MOST_REMEMBERED:
+                del self._commands[next(iter(self._commands))]
             if run := self._runs.get(segment):
                 run.tell(command)
 

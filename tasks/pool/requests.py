@@ -97,7 +97,7 @@ class Requests:
         here = REQUESTS.c.status == status
         return self._read(here & REQUESTS.c.kind.in_(kinds) if kinds else here)
 
-    def standing(self) -> Sequence[Request]:
+    def current(self) -> Sequence[Request]:
         """Returns the requests that are open or granted."""
         return self._read(REQUESTS.c.status.in_((RequestStatus.OPEN, RequestStatus.GRANTED)))
 

@@ -77,7 +77,7 @@ class Submission:
     keep_checkpoints: int = field(default=KEPT_CHECKPOINTS, metadata=SINCE_LATER)
 
     @property
-    def asked(self) -> PlanningTerms:
+    def planning_terms(self) -> PlanningTerms:
         """The objective, deadlines, weights and device price for its plans."""
         return PlanningTerms(**self.terms)
 
@@ -153,7 +153,7 @@ class Submissions:
     def active(self) -> Mapping[str, str]:
         """Returns the flow run of each batch that has not ended, by the batch's id, oldest first; "" for no flow run.
 
-        Unlike `standing`, it decodes no batch, which takes long for a thousand jobs.
+        Unlike `unended`, it decodes no batch, which takes long for a thousand jobs.
         """
         query = select(BATCHES.c.id, json_field(BATCHES.c.content, "flow_run"))
         rows = self._database.rows(
@@ -167,7 +167,7 @@ class Submissions:
             self._database.scalar(select(json_field(BATCHES.c.content, "flow_run")).where(BATCHES.c.id == batch)) or ""
         )
 
-    def standing(self) -> Sequence[Submission]:
+    def unended(self) -> Sequence[Submission]:
         """Returns the batches that have not ended, oldest first."""
         rows = self._database.scalars(
             select(BATCHES.c.content).where(BATCHES.c.status == BatchStatus.SUBMITTED).order_by(BATCHES.c.submitted_s)
@@ -301,7 +301,7 @@ def unsubmitted(database: Database) -> dict[str, str]:
 
     The key of one that was handed over is that of its request, of another one its id.
     """
-    submitted, requests = Submissions(database).flow_runs(), Requests(database).standing()
+    submitted, requests = Submissions(database).flow_runs(), Requests(database).current()
     waiting = {
         request.key: request
         for request in requests
@@ -315,7 +315,7 @@ def unsubmitted(database: Database) -> dict[str, str]:
 def cancel_unsubmitted(database: Database, key: str, *, why: str) -> bool:
     """Marks a batch of `unsubmitted` as cancelled; returns False if there is none with that key any more."""
     requests = Requests(database)
-    for request in requests.standing():
+    for request in requests.current():
         if request.key == key:
             return requests.note(request.id, **{CANCELLED: why})
     facts = Journal(database, batch="")

@@ -5,7 +5,7 @@ table's rows up to a number has read all rows up to it, and row locks are not ne
 
 `BatchingDatabase` carries out many writes of a thread in one transaction. A transaction costs round trips, the lock of
 all writers and a sync of the disk, and hundreds of segments may start or report at once. The writes that have no result
-are therefore put off while a thread is inside `together`. They are carried out in their order, all or none, before that
+are therefore put off while a thread is inside `batched`. They are carried out in their order, all or none, before that
 thread reads or writes anything else.
 """
 
@@ -114,14 +114,14 @@ class Database:
         self.write_later(lambda connection: connection.execute(statement))
 
     def write_later(self, act: Callable[[Connection], object]) -> None:
-        """Runs `act` in a write transaction, at the latest when a surrounding `together` flushes its writes."""
+        """Runs `act` in a write transaction, at the latest when a surrounding `batched` flushes its writes."""
         self.write(act)
 
     def insert_later(self, table: Table, **row: Any) -> None:
         """Inserts a row as `write_later` does, unless the table has one with the same unique values."""
         self.write_later(RowsToInsert(table, row))
 
-    def together(self) -> AbstractContextManager[None]:
+    def batched(self) -> AbstractContextManager[None]:
         """Lets a database that batches (`BatchingDatabase`) put off this thread's writes; others do nothing."""
         return nullcontext()
 
@@ -355,10 +355,10 @@ def _drop(connection: Connection, *, table: Table, where: ColumnElement[bool], m
 
 
 class BatchingDatabase(Database):
-    """The same database, whose `write_later` and `insert_later` wait inside `together`.
+    """The same database, whose `write_later` and `insert_later` wait inside `batched`.
 
-    A process that dies inside `together` has carried out none of the writes that waited. What it does meanwhile must
-    therefore not be visible to others except through this database. After an exception inside `together`, the writes
+    A process that dies inside `batched` has carried out none of the writes that waited. What it does meanwhile must
+    therefore not be visible to others except through this database. After an exception inside `batched`, the writes
     that wait are dropped as well.
     """
 
@@ -367,9 +367,9 @@ class BatchingDatabase(Database):
         self._database, self._mine = database, threading.local()
 
     @contextmanager
-    def together(self) -> Iterator[None]:
+    def batched(self) -> Iterator[None]:
         """Puts off the writes of this thread; carries them out at the end."""
-        assert self._waiting is None, "`together` is not nested"
+        assert self._waiting is None, "`batched` is not nested"
         self._mine.waiting = []
         try:
             yield
@@ -415,6 +415,6 @@ class BatchingDatabase(Database):
 
     @property
     def _waiting(self) -> list[Act] | None:
-        """The writes of this thread that wait; None outside of `together`."""
+        """The writes of this thread that wait; None outside of `batched`."""
         waiting: list[Act] | None = getattr(self._mine, "waiting", None)
         return waiting

@@ -174,15 +174,15 @@ def _time_faults(time: str, allowed: Sequence[SlurmPartition]) -> Sequence[str]:
     if not time:
         return []
     try:
-        asked_s = seconds_of(time)
+        time_s = seconds_of(time)
     except ValueError:
         return [f"--time {time} is no time. To fix: write it as in 30m, 8h, 2d or 1-12:00:00"]
     least_s = EMPTY_BEFORE_S + 60.0  # before anything was measured, a node would otherwise leave as it comes
-    if asked_s < least_s:
+    if time_s < least_s:
         least = f"To fix: at least --time {least_s // 60:.0f}m"
         return [f"--time {time} is too short: a node is emptied {EMPTY_BEFORE_S:.0f} s before its end. {least}"]
     limit_s = max((each.max_time_s for each in allowed), default=math.inf)
-    if asked_s <= limit_s:
+    if time_s <= limit_s:
         return []
     most = f"To fix: at most --time {limit_s // 60:.0f}m"
     return [f"--time {time} is above the limit of partition {_names(allowed)}. {most}"]
