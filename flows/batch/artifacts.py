@@ -237,7 +237,7 @@ def show_cost(batch: Batch, result: BatchResult) -> None:
 
 def cost_markdown(batch: Batch, result: BatchResult) -> str:
     """Returns the device-hours and their price, by job and in total, and the actual beside the planned duration."""
-    hours = {job["name"]: _device_hours(job) for job in result.jobs}
+    hours = {job["name"]: sum(s["device_s"] for s in job["segments"]) / HOUR_S for job in result.jobs}
     price, total = batch.price_per_device_hour, sum(hours.values())
     paid = "" if price == 1 else f", at {price:g} an hour: **{total * price:.4g}**"
     lines = [f"# What {markdown(result.batch)} cost", "", f"**{total:.4g} device-hours**{paid}.", ""]
@@ -250,10 +250,6 @@ def cost_markdown(batch: Batch, result: BatchResult) -> str:
     lines += [f"Before it, {result.num_trials} trials took {result.profiling_s:.1f} s.", ""]
     table = [f"| {markdown(name)} | {spent:.4g} | {spent * price:.4g} |" for name, spent in hours.items()]
     return "\n".join([*lines, "| job | device-hours | cost |", "|---|---:|---:|", *table]) + "\n"
-
-
-def _device_hours(job: Mapping[str, Any]) -> float:
-    return float(sum(segment["device_s"] for segment in job["segments"])) / HOUR_S
 
 
 def _write(artifact: UUID | None, rows: list[Row]) -> UUID:

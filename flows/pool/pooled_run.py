@@ -23,7 +23,6 @@ from ringmaster.flows import interrupts, settings
 from ringmaster.flows.batch.artifacts import show_records
 from ringmaster.flows.batch.context import RunOptions
 from ringmaster.flows.batch.flow_runs import (
-    current_flow_run,
     for_prefect,
     is_being_cancelled,
     is_started_by_prefect,
@@ -71,7 +70,6 @@ from ringmaster.tasks.profiling.stage import ProfilingResult
 from ringmaster.tasks.storage.database import Database, DatabaseClosed
 from ringmaster.tasks.storage.releases import check_release
 from ringmaster.tasks.sweeping.scheduler import SweepScheduler
-from ringmaster.techniques import Job
 from ringmaster.techniques.checkpoints.shared_models import store_model
 
 CANCELLED_EARLY = "batch {} was cancelled before its jobs were planned"
@@ -345,36 +343,31 @@ class PooledRun:
             objective=batch.terms.objective,
             work_s=FUSING_WORK_S,
         )
-        submission = self._submission_of(profiles, jobs, groups=groups.profiles)
+        flow_run = current_flow_run()
+        submission = Submission(
+            id=run.id,
+            name=batch.name,
+            jobs=jobs,
+            profiles={job.name: profiled.profiles[job.name] for job in jobs},
+            folder=str(run.folder),
+            cache_dir=str(settings.home() / "cache"),
+            terms=to_json(batch.terms),
+            data={job.name: profiled.preflights[job.name].data for job in jobs},
+            weights={name: str(folder) for name, folder in profiles.weights.items()},
+            import_paths=(str(batch.folder),),
+            checkpoint_every_s=self._options.checkpoint_every_s,
+            keep_checkpoints=batch.keep_checkpoints,
+            checkpoint_root=profiles.checkpoint_root,
+            flow_run="" if flow_run is None else str(flow_run.id),
+            started_s=float(journal.get("started_s")),
+            together=groups.profiles,
+        )
         store_weights(submission)
         check_cancelled(run)
         run.submissions.submit(submission, failed=profiled.faults, details=details)
         if not jobs:
             run.submissions.end(run.id)
         return submission
-
-    def _submission_of(
-        self, profiles: PoolProfiles, jobs: tuple[Job, ...], *, groups: Mapping[str, tuple[Any, ...]]
-    ) -> Submission:
-        flow_run, home, batch, profiled = current_flow_run(), settings.home(), self.batch, profiles.profiled
-        return Submission(
-            id=self._run.id,
-            name=batch.name,
-            jobs=jobs,
-            profiles={job.name: profiled.profiles[job.name] for job in jobs},
-            folder=str(self._run.folder),
-            cache_dir=str(home / "cache"),
-            terms=to_json(batch.terms),
-            data={job.name: profiled.preflights[job.name].data for job in jobs},
-            weights={name: str(folder) for name, folder in profiles.weights.items()},
-            import_paths=(str(batch.folder),),
-            checkpoint_every_s=self._options.checkpoint_every_s,
-            keep_checkpoints=self.batch.keep_checkpoints,
-            checkpoint_root=profiles.checkpoint_root,
-            flow_run="" if flow_run is None else str(flow_run.id),
-            started_s=float(self.journal.get("started_s")),
-            together=groups,
-        )
 
 
 def store_weights(submission: Submission) -> None:

@@ -179,15 +179,15 @@ def _measure(node_context: NodeContext, journal: Journal) -> ProfilingResult:
 def _num_alike(node: Node, kind: str, nodes: NodeRegistry) -> int:
     """Returns over how many nodes like this one a gang may span: those that are there, or that the engine may lend."""
     serving = [each for each in nodes.all() if each.status == NodeStatus.SERVING]
-    alike = [each for each in serving if _is_like(healthy(each), node, kind)]
+    nodes_of = [(each, healthy(each)) for each in serving]
+    alike = [
+        each
+        for each, own in nodes_of
+        if len(own.devices) == len(node.devices) and Cluster(nodes=(own,)).device_kind() == kind
+    ]
     own = [each for each in alike if not each.allocation]
     is_lent = len(own) < len(alike)
     return max(len(alike), len(own) + nodes.most_lent() if is_lent else 0, 1)
-
-
-def _is_like(node: Node, other: Node, kind: str) -> bool:
-    """Returns whether two nodes have equally many devices of the same kind, so that a gang may span both."""
-    return len(node.devices) == len(other.devices) and Cluster(nodes=(node,)).device_kind() == kind
 
 
 def _slim(profiled: ProfilingResult) -> ProfilingResult:

@@ -6,7 +6,6 @@ from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from concurrent.futures import Future
 from dataclasses import replace
 from functools import partial
-from pathlib import Path
 from typing import Any, Protocol
 
 from ringmaster.tasks.cluster import Cluster, Device
@@ -391,7 +390,7 @@ def gang_order(
         technique=registry.dotted_path(profile.technique),
         config=profile.config,
         slots=slots_of(devices),
-        folder=str(gang_folder(place, number=number, job=job.name)),
+        folder=str(place.folder / "gangs" / f"{number:04d}-{job.name}"),
         cache_dir=str(place.cache_dir),
         data=place.data.get(job.name),
         checkpoint_dir=place.checkpoint_dir(job),
@@ -412,8 +411,3 @@ def gang_order(
 def called(job: str, members: Collection[str]) -> str:
     """Returns a short name for a job and the members that are trained with it."""
     return f"{job} and {len(members)} more" if members else job
-
-
-def gang_folder(place: RunPaths, *, number: int, job: str) -> Path:
-    """Returns the folder of a segment's gang, which holds its logs."""
-    return place.folder / "gangs" / f"{number:04d}-{job}"

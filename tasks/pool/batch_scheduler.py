@@ -306,8 +306,8 @@ class BatchMachines:
         Cancels requeued jobs, and those that have not ended in order in time.
         """
         wanted = {number for run in runs if (number := self._scheduler.job_of(run.infrastructure)) is not None}
-        known = {job.id: job for job in self._scheduler.jobs()}
-        jobs = [job for job in known.values() if (job.flow_run and self._is_own(job)) or job.id in wanted]
+        known, users = {job.id: job for job in self._scheduler.jobs()}, (None, self._user_id)
+        jobs = [job for job in known.values() if (job.flow_run and job.user_id in users) or job.id in wanted]
         for job in jobs:
             self._remember(job)
         current = {job.id for job in jobs} | wanted
@@ -339,9 +339,6 @@ class BatchMachines:
             call(job)
         except SchedulerError as error:  # concerns this job alone
             logger.warning("%s job %d cannot be ended: %s", self._scheduler.title, job, error)
-
-    def _is_own(self, job: BatchJob) -> bool:
-        return job.user_id in (None, self._user_id)
 
     def _remember(self, job: BatchJob) -> None:
         seen = self._seen.pop(job.id, _KnownJob())  # the job that was seen last is the last to be forgotten
