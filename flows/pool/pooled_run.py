@@ -23,6 +23,7 @@ from ringmaster.flows import interrupts, settings
 from ringmaster.flows.batch.artifacts import show_records
 from ringmaster.flows.batch.context import RunOptions
 from ringmaster.flows.batch.flow_runs import (
+    current_flow_run,
     for_prefect,
     is_being_cancelled,
     is_started_by_prefect,
