@@ -4,7 +4,7 @@ import pytest
 
 from ringmaster.errors import EngineUnavailable, SchedulerError
 from ringmaster.tasks.pool.batch_scheduler import COMMAND, BatchMachines
-from ringmaster.tasks.pool.provider import AllocationStatus
+from ringmaster.tasks.pool.engines import AllocationStatus
 from ringmaster.tasks.pool.slurm.commands import Slurm, comment_of
 from ringmaster.tasks.pool.slurm.options import BATCH_SCRIPT, SlurmOptions
 from tests.cluster.waiting import until
