@@ -6,8 +6,7 @@ Each step is a task of the flow run in Prefect. Runs on this machine and runs on
 in what provides the devices.
 """
 
-from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import AbstractContextManager
 from typing import Any, Protocol, TypeVar, cast
 
 from prefect import flow, task
@@ -110,26 +109,18 @@ def train(batch: Batch, options: RunOptions, *, sweep_scheduler: SweepScheduler 
 
     sweep_scheduler: the scheduler of the sweep whose trials are the jobs.
     """
-    with interrupts.handled(), open_run(batch, options, sweep_scheduler=sweep_scheduler) as run:
+    opened: AbstractContextManager[BatchRun[Any, Any, Any]]
+    if (pool := settings.pool()) is None:
+        opened = open_local_run(batch, options, sweep_scheduler=sweep_scheduler)
+    else:
+        opened = open_pooled_run(batch, pool, options, sweep_scheduler=sweep_scheduler)
+    with interrupts.handled(), opened as run:
         # Quoted: Prefect looks for futures in all else, which takes seconds for the profiles of a thousand jobs.
         profiles = profile(run)
         plan = make_plan(run, quote(profiles))
         execute(run, quote(plan))
         result = evaluate(run, quote(plan))
         return record(run, quote(plan), quote(result))
-
-
-@contextmanager
-def open_run(
-    batch: Batch, options: RunOptions, *, sweep_scheduler: SweepScheduler | None
-) -> Iterator[BatchRun[Any, Any, Any]]:
-    """Opens a run of a batch: on the pool that this machine belongs to, else on this machine alone."""
-    if (pool := settings.pool()) is not None:
-        with open_pooled_run(batch, pool, options, sweep_scheduler=sweep_scheduler) as run:
-            yield run
-    else:
-        with open_local_run(batch, options, sweep_scheduler=sweep_scheduler) as local_run:
-            yield local_run
 
 
 # -- the steps ---------------------------------------------------------------------------------------------------------

@@ -183,7 +183,7 @@ class LocalRun:
         return BegunJobs(profiled=profiled, load=load, engine=engine, cluster=cluster, failures=failures)
 
     def obtain_plan(self, jobs: BegunJobs) -> LocalPlan:
-        """Chooses the groups of jobs to train together, and plans what is left.
+        """Chooses the groups of jobs to train together, plans what is left, and shows the plan.
 
         Raises ProblemError if no plan meets the deadlines of a new batch.
         """
@@ -205,11 +205,18 @@ class LocalRun:
         job_table = JobTable(self.journal)
         job_table.add(entries)
         problem = problem_left(job_table, cluster, name=self.batch.name, add_terms=self._add_terms)
-        plan, surroundings = None, ForecastConditions()
-        if problem is not None:
-            surroundings = self._context.node_context.surroundings(jobs.load)
-            plan = self._plan(problem, job_table, cluster, surroundings, start=groups.plan)
-        return LocalPlan(jobs=jobs, entries=entries, plan=plan, surroundings=surroundings)
+        if problem is None:
+            return LocalPlan(jobs=jobs, entries=entries, plan=None, surroundings=ForecastConditions())
+        surroundings, is_first = self._context.node_context.surroundings(jobs.load), not self.journal.plans()
+        plan = self._first_plan(problem, start=groups.plan) if is_first else self._later_plan(problem)
+        prediction = predict(plan_left(problem, plan, job_table.profiles), surroundings=surroundings)
+        self.journal.put(FIRST_PREDICTION, prediction.to_json())
+        self.journal.remove(NEWEST_PREDICTION)  # of a run before it was resumed
+        is_measured = are_measured(job_table.profiles)
+        self.journal.put(MEASURED, is_measured)
+        show_plan(plan, problem, prediction, device=cluster.device_kind(), is_measured=is_measured)
+        update = PlanUpdate(problem=problem, plan=plan, why="start" if is_first else "resumed")
+        return LocalPlan(jobs=jobs, entries=entries, plan=update, surroundings=surroundings)
 
     def execute(self, plan: LocalPlan) -> None:
         """Executes the plan until all jobs have ended, or Ctrl-C or SIGTERM stops the batch."""
@@ -368,26 +375,6 @@ class LocalRun:
                 log_decision,
                 decisions.listen,
             ]
-
-    def _plan(
-        self,
-        problem: Problem,
-        job_table: JobTable,
-        cluster: Cluster,
-        surroundings: ForecastConditions,
-        *,
-        start: Plan | None,
-    ) -> PlanUpdate:
-        """Plans what is left, and shows the plan. start: the plan by which the groups were chosen."""
-        is_first = not self.journal.plans()
-        plan = self._first_plan(problem, start=start) if is_first else self._later_plan(problem)
-        prediction = predict(plan_left(problem, plan, job_table.profiles), surroundings=surroundings)
-        self.journal.put(FIRST_PREDICTION, prediction.to_json())
-        self.journal.remove(NEWEST_PREDICTION)  # of a run before it was resumed
-        is_measured = are_measured(job_table.profiles)
-        self.journal.put(MEASURED, is_measured)
-        show_plan(plan, problem, prediction, device=cluster.device_kind(), is_measured=is_measured)
-        return PlanUpdate(problem=problem, plan=plan, why="start" if is_first else "resumed")
 
     def _checked_plan(self, problem: Problem, *, start: Plan | None = None) -> Plan:
         return checked_plan(

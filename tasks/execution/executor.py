@@ -52,7 +52,7 @@ Message = Event | Future[Outcome] | PendingPlan | Callable[[], None] | None
 
 
 class Executor:
-    """Executes the jobs of its job table. One thread calls `run` or `serve`; any may call `call`, `receive`, `stop`.
+    """Executes the jobs of its job table. One thread calls `run` or `serve`; any may call `call`, `post`, `stop`.
 
     name: the name of the problems that are planned.
     cluster: the devices to use.
@@ -97,7 +97,7 @@ class Executor:
             leases=leases,
             holder=holder,
             engine=engine,
-            post=self._post,
+            post=self.post,
             clock=clock,
         )
         self._plan_manager = PlanManager(
@@ -111,7 +111,7 @@ class Executor:
             replanner=replanner,
             command=self._command,
             tell=self._tell,
-            post=lambda pending_plan: self._post(0, pending_plan),
+            post=lambda pending_plan: self.post(0, pending_plan),
         )
         self._outcome_policy = OutcomePolicy(
             self.job_table,
@@ -165,15 +165,15 @@ class Executor:
     def stop(self) -> None:
         """Starts no more segments; the caller must stop the running ones. From any thread or signal handler."""
         self._stopping = True
-        self._post(0, None)
+        self.post(0, None)
 
     def call(self, action: Callable[[], None]) -> None:
         """Runs `action` on the executor's thread, between two messages. From any thread."""
-        self._post(0, action)
+        self.post(0, action)
 
-    def receive(self, number: int, event: Event) -> None:
-        """Receives an event of the gang of a segment. From any thread."""
-        self._post(number, event)
+    def post(self, number: int, message: Message) -> None:
+        """Receives a message about a segment, such as an event of its gang. From any thread."""
+        self._inbox.put((number, message))
 
     def _start(self) -> None:
         """Starts what may start. Jobs whose results depend on the layout keep the one that they start with."""
@@ -188,9 +188,6 @@ class Executor:
                 if any(s.job == job and s.option in replaced for s in self._plan_progress.planned):
                     self._plan_progress.drop(job)
                     self._plan_manager.want(f"{job} stays on {running.profile.technique}, under which it started")
-
-    def _post(self, number: int, message: Message) -> None:
-        self._inbox.put((number, message))
 
     def _give_up_planning(self) -> None:
         """Raises the last planning error if nothing runs and planning has failed repeatedly."""
@@ -350,7 +347,7 @@ class Executor:
         return not any(n == node for r in self._plan_progress.running.values() for n, _ in r.segment.devices)
 
     def adopt(self, number: int, record: SegmentRecord, future: Future[Outcome]) -> None:
-        """Takes over a segment that another executor started. Its gang's events arrive through `receive`."""
+        """Takes over a segment that another executor started. Its gang's events arrive through `post`."""
         if not is_known(record, profiles=self.job_table.profiles[record.job]):
             self.job_table.groups.restore(record.job)
         profiles = self.job_table.profiles[record.job]
@@ -360,7 +357,7 @@ class Executor:
         names, first_step = tuple(record.what["devices"]), record.what["first_step"]
         profile = profiles[segment.option]
         self._starter.watch(number, segment, profile, names=names, first_step=first_step, first_steps=first_steps)
-        future.add_done_callback(lambda ended: self._post(number, ended))
+        future.add_done_callback(lambda ended: self.post(number, ended))
 
     def _dismiss(self, jobs: Sequence[str], *, why: str) -> None:
         self._detach(jobs)

@@ -344,7 +344,7 @@ class PoolController:
         self._executor.add_jobs(entries, why=f"batch {batch.name} has {len(entries)} jobs")
         self._recall_speeds(recovered)
         for record in recovered.open:
-            future = self._engine.adopt(record.id, on_event=partial(self._executor.receive, record.id))
+            future = self._engine.adopt(record.id, on_event=partial(self._executor.post, record.id))
             self._executor.adopt(record.id, recovered.qualified(record), future)
         for record in recovered.undecided:
             self._executor.adopt(record.id, recovered.qualified(record), completed(outcome_of(record)))
