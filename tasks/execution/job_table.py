@@ -357,15 +357,14 @@ class JobTable:
         if not keeps_layout(self.entries[name].job) or self.records[name].details.get(LAYOUT):
             return set()
         replaced = {k for k, each in enumerate(self.profiles[name]) if not each.is_like(profile)}
-        layout = {"technique": profile.technique, "config": dict(profile.config), "num_devices": profile.num_devices}
-        self.write(name, details={LAYOUT: layout})
+        self.write(name, details={LAYOUT: _layout_of(profile)})
         self._pin(name)
         return replaced
 
     def _pin(self, name: str) -> None:
         """Replaces the options of a job that keeps its layout, if it has one already, by the option it ran under."""
         layout, profiles = self.records[name].details.get(LAYOUT), self.profiles[name]
-        kept = [each for each in profiles if layout and _has_layout(each, layout)]
+        kept = [each for each in profiles if layout and _layout_of(each) == layout]
         if kept and len(kept) < len(profiles):
             self._before_pinned[name] = profiles
             self.profiles[name] = kept[:1] * len(profiles)
@@ -538,6 +537,5 @@ def keeps_layout(job: Job) -> bool:
     return loss is not None and loss.generation is not None
 
 
-def _has_layout(profile: Profile, layout: Mapping[str, Any]) -> bool:
-    own_layout = {"technique": profile.technique, "config": dict(profile.config), "num_devices": profile.num_devices}
-    return own_layout == layout
+def _layout_of(profile: Profile) -> dict[str, Any]:
+    return {"technique": profile.technique, "config": dict(profile.config), "num_devices": profile.num_devices}
