@@ -20,7 +20,7 @@ from typing import Any
 from sqlalchemy import Connection, insert, select, update
 from sqlalchemy.exc import SQLAlchemyError
 
-from ringmaster.codec import SINCE_LATER, from_json, to_json
+from ringmaster.codec import from_json, to_json
 from ringmaster.tasks.execution.events import JobEnded
 from ringmaster.tasks.execution.job_table import RunPaths
 from ringmaster.tasks.planning.objectives import PlanningTerms
@@ -74,7 +74,7 @@ class Submission:
     flow_run: str = ""
     started_s: float = 0.0
     together: Mapping[str, tuple[Profile, ...]] = field(default_factory=dict)
-    keep_checkpoints: int = field(default=KEPT_CHECKPOINTS, metadata=SINCE_LATER)
+    keep_checkpoints: int = KEPT_CHECKPOINTS
 
     @property
     def planning_terms(self) -> PlanningTerms:
