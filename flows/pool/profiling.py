@@ -57,7 +57,7 @@ def profile_node(node: str, key: str) -> None:
             if not node_context.is_pool_node or node_context.cluster.nodes[0].name != node:
                 raise InputError([f"this process does not run on {node}, or that node does not serve the pool now"])
             try:
-                journal.put(_fact(node_context.cluster), to_json(_slim(_measure(node_context, journal))))
+                _measure(node_context, journal)
             except NodeUnavailable:
                 return cast(None, Cancelled(message=GONE))
 
@@ -97,7 +97,7 @@ def _measure_here(batch: Batch, journal: Journal) -> dict[str, str]:
         if not node_context.is_pool_node:  # it was one a moment ago
             return {platform.node(): GONE}
         try:
-            journal.put(_fact(node_context.cluster), to_json(_slim(_measure(node_context, journal))))
+            _measure(node_context, journal)
         except NodeUnavailable as error:
             return {node_context.cluster.nodes[0].name: str(error)}
     return {}
@@ -155,7 +155,8 @@ def merged(results: Mapping[str, ProfilingResult]) -> ProfilingResult:
     )
 
 
-def _measure(node_context: NodeContext, journal: Journal) -> ProfilingResult:
+def _measure(node_context: NodeContext, journal: Journal) -> None:
+    """Profiles the batch on this node, and stores the profiles in its journal."""
     show, node = current_view.get().notice, node_context.cluster.nodes[0]
     kind = node_context.cluster.device_kind()
 
@@ -163,7 +164,7 @@ def _measure(node_context: NodeContext, journal: Journal) -> ProfilingResult:
         show(text)
         journal.put(PROGRESS, f"{text}, on {node.name}")
 
-    return profile_task(
+    profiled = profile_task(
         node_context.batch.jobs,
         environment=node_context.environment,
         cluster=node_context.cluster,
@@ -174,6 +175,9 @@ def _measure(node_context: NodeContext, journal: Journal) -> ProfilingResult:
         policy=TrialPolicy(journal.get(TRIALS, TrialPolicy.NEEDED)),
         share=node_context.batch.profiling_share,
     )
+    # The candidates are many and no longer needed.
+    preflights = {name: replace(preflight, candidates=()) for name, preflight in profiled.preflights.items()}
+    journal.put(f"profiled:{kind}", to_json(replace(profiled, preflights=preflights)))
 
 
 def _num_alike(node: Node, kind: str, nodes: NodeRegistry) -> int:
@@ -188,16 +192,6 @@ def _num_alike(node: Node, kind: str, nodes: NodeRegistry) -> int:
     own = [each for each in alike if not each.allocation]
     is_lent = len(own) < len(alike)
     return max(len(alike), len(own) + nodes.most_lent() if is_lent else 0, 1)
-
-
-def _slim(profiled: ProfilingResult) -> ProfilingResult:
-    """Returns the profiles without the preflights' candidates, which are many and no longer needed."""
-    preflights = {name: replace(preflight, candidates=()) for name, preflight in profiled.preflights.items()}
-    return replace(profiled, preflights=preflights)
-
-
-def _fact(cluster: Cluster) -> str:
-    return f"profiled:{cluster.device_kind()}"
 
 
 def serving(batch: Batch, database: Database) -> list[NodeRecord]:
