@@ -7,7 +7,7 @@ from collections.abc import Callable, Collection, Iterable, Mapping
 from dataclasses import dataclass, field, replace
 from typing import TypeVar
 
-from sqlalchemy import Connection, delete, insert, select
+from sqlalchemy import select
 from sqlalchemy.exc import SQLAlchemyError
 
 from ringmaster.errors import ProblemError
@@ -27,6 +27,7 @@ from ringmaster.tasks.planning.objectives import Makespan, PlanningTerms, Weight
 from ringmaster.tasks.pool.submissions import Submission
 from ringmaster.tasks.profiling.search import planning_problem
 from ringmaster.tasks.storage.database import Database
+from ringmaster.tasks.storage.journal import Journal
 from ringmaster.tasks.storage.schema import FACTS
 from ringmaster.techniques import Profile
 from ringmaster.text import printable_lines
@@ -223,7 +224,7 @@ class Quarantine:
     """
 
     def __init__(self, database: Database) -> None:
-        self._database = database
+        self._facts = Journal(database, batch="")
         result = database.rows(
             select(FACTS.c.key, FACTS.c.value).where(FACTS.c.batch == "", FACTS.c.key.startswith(HANDLING))
         )
@@ -272,11 +273,7 @@ class Quarantine:
         if num_begun == self._num_begun.get(row, 0):
             return
         self._num_begun[row] = num_begun
-        key = f"{HANDLING}{row}"
-
-        def act(connection: Connection) -> None:
-            connection.execute(delete(FACTS).where(FACTS.c.batch == "", FACTS.c.key == key))
-            if num_begun:
-                connection.execute(insert(FACTS).values(batch="", key=key, value=[num_begun]))
-
-        self._database.write(act)
+        if num_begun:
+            self._facts.put(f"{HANDLING}{row}", num_begun)
+        else:
+            self._facts.remove(f"{HANDLING}{row}")

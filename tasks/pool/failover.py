@@ -98,14 +98,8 @@ class Leadership:
 
     def beat(self) -> bool:
         """Stores a heartbeat of this leader; returns False once another one leads."""
-        done = self._database.write(
-            lambda connection: (
-                connection.execute(
-                    update(EXECUTOR).where(ROW, EXECUTOR.c.owner == self._me).values(beats=EXECUTOR.c.beats + 1)
-                ).rowcount
-            )
-        )
-        return bool(done)
+        own = ROW & (EXECUTOR.c.owner == self._me)
+        return self._database.execute(update(EXECUTOR).where(own).values(beats=EXECUTOR.c.beats + 1)) > 0
 
     def resign(self, database: Database | None = None) -> None:
         """Gives up the lead, so that a candidate can take over at once.
@@ -113,7 +107,7 @@ class Leadership:
         database: another connection to the same database, with shorter timeouts.
         """
         own = ROW & (EXECUTOR.c.owner == self._me)
-        database or self._database.execute(update(EXECUTOR).where(own).values(owner=NOBODY))
+        (database or self._database).execute(update(EXECUTOR).where(own).values(owner=NOBODY))
 
     def guarded(self, database: Database, *, on_deposed: Callable[[], None]) -> Database:
         """Returns the database with the leader's write access.

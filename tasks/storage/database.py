@@ -105,9 +105,9 @@ class Database:
         """Returns the first value of a query of one column; None if it has no row."""
         return self.read(lambda connection: connection.execute(query).scalar())
 
-    def execute(self, statement: Executable) -> None:
-        """Executes a statement that writes."""
-        self.write(lambda connection: connection.execute(statement))
+    def execute(self, *statements: Executable) -> int:
+        """Executes statements that write, in one transaction; returns the number of rows that the last one changed."""
+        return self.write(lambda connection: [connection.execute(statement).rowcount for statement in statements][-1])
 
     def execute_later(self, statement: Executable) -> None:
         """Executes a statement as `write_later` does."""
@@ -364,18 +364,18 @@ class BatchingDatabase(Database):
 
     def __init__(self, database: Database) -> None:
         self.url = database.url
-        self._database, self._mine = database, threading.local()
+        self._database, self._of_thread = database, threading.local()
 
     @contextmanager
     def batched(self) -> Iterator[None]:
         """Puts off the writes of this thread; carries them out at the end."""
         assert self._waiting is None, "`batched` is not nested"
-        self._mine.waiting = []
+        self._of_thread.waiting = []
         try:
             yield
             self.flush()
         finally:
-            self._mine.waiting = None
+            self._of_thread.waiting = None
 
     def flush(self) -> None:
         """Carries out the writes that wait, in one transaction."""
@@ -395,7 +395,7 @@ class BatchingDatabase(Database):
         waiting = self._waiting
         if not waiting:
             return self._database.write(act)
-        self._mine.waiting = []
+        self._of_thread.waiting = []
 
         def all_of_them(connection: Connection) -> T:
             for each in waiting:
@@ -416,5 +416,5 @@ class BatchingDatabase(Database):
     @property
     def _waiting(self) -> list[Act] | None:
         """The writes of this thread that wait; None outside of `batched`."""
-        waiting: list[Act] | None = getattr(self._mine, "waiting", None)
+        waiting: list[Act] | None = getattr(self._of_thread, "waiting", None)
         return waiting

@@ -136,7 +136,7 @@ class Journal:
 
         batches: for a pool, restricts the result to these batches.
         """
-        query = self._mine(select(JOBS), JOBS.c.batch).order_by(JOBS.c.number)
+        query = self._own_rows(select(JOBS), JOBS.c.batch).order_by(JOBS.c.number)
         if batches is not None:
             query = query.where(JOBS.c.batch.in_(sorted(batches)))
         rows = self.database.rows(query)
@@ -192,7 +192,7 @@ class Journal:
 
         The segments of one job include those in which the gang of another job trained it, in the form of its own.
         """
-        query = self._mine(select(SEGMENTS), SEGMENTS.c.batch).order_by(SEGMENTS.c.id)
+        query = self._own_rows(select(SEGMENTS), SEGMENTS.c.batch).order_by(SEGMENTS.c.id)
         if job is None:
             rows = self.database.rows(query)
             return [segment_record(row, job=self._name(row.batch, row.job)) for row in rows]
@@ -219,7 +219,7 @@ class Journal:
         rows = self.database.scalars(query.order_by(PLANS.c.id))
         return list(rows)
 
-    def _mine(self, query: Select[Any], column: Any) -> Select[Any]:
+    def _own_rows(self, query: Select[Any], column: Any) -> Select[Any]:
         return query if self._batch is None else query.where(column == self._batch)
 
     def _parts(self, name: str) -> tuple[str, str]:
