@@ -201,7 +201,7 @@ def test_what_was_told_of_a_batch_is_read_on_from_any_event(database):
         told.append("other", event)
     entries, _ = BatchEvents(database, "b").rows(LogPosition(), most=9)
     assert [entry.event for entry in entries] == events
-    later, _ = BatchEvents(database, "b").rows(LogPosition(told=entries[0].id), most=9)
+    later, _ = BatchEvents(database, "b").rows(LogPosition(decision=entries[0].id), most=9)
     assert [entry.event for entry in later] == events[1:]
     assert told.newest() == 4
 
