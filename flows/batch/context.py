@@ -1,6 +1,6 @@
 """Resources of a running batch: its folder and journal, the fork server, the ledger, and device leases."""
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from concurrent.futures import wait
 from contextlib import ExitStack, contextmanager
 from contextvars import ContextVar
@@ -197,7 +197,7 @@ def open_node_context(batch: Batch, *, home: Path) -> Iterator[NodeContext]:
             forked = LentServer(server=fork_server_for(batch.jobs))
             stack.callback(forked.server.close)
         ledger = ledger_of(home)
-        slow = (forked.server.start, partial(warm_up_ledger, ledger, batch))
+        slow: tuple[Callable[[], object], ...] = (forked.server.start, partial(warm_up_ledger, ledger, batch))
         openings = [in_a_thread("opening", act) for act in slow]
         wait(openings)
         for opening in openings:
