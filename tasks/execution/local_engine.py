@@ -23,7 +23,15 @@ from ringmaster.model_lineage.sqlite_files import fault_of
 from ringmaster.tasks.background_worker import in_a_thread
 from ringmaster.tasks.cluster import Cluster
 from ringmaster.tasks.device_monitor import Telemetry
-from ringmaster.tasks.execution.engine import EngineContext, EngineNode, SegmentCall, SegmentTelemetry, Spawn
+from ringmaster.tasks.execution.engine import (
+    Engine,
+    EngineContext,
+    EngineNode,
+    SegmentCall,
+    SegmentTelemetry,
+    Spawn,
+    completed,
+)
 from ringmaster.tasks.execution.events import ExecutionEvent, GangReport, SegmentEnded
 from ringmaster.tasks.process_identity import identity
 from ringmaster.tasks.storage.database import Database
@@ -158,7 +166,7 @@ def local(context: EngineContext) -> LocalEngine:
     return LocalEngine(context.launcher, cluster=context.cluster, spawn=context.spawn, telemetry=context.telemetry)
 
 
-class LocalEngine:
+class LocalEngine(Engine):
     """Runs segments on this machine; their gangs end with this process.
 
     launcher: starts the processes of gangs.
@@ -185,15 +193,6 @@ class LocalEngine:
         """Returns this machine."""
         return self._nodes
 
-    def request(self, num_nodes: int) -> None:
-        """Does nothing: this machine is all there is."""
-
-    def release(self, node: str) -> None:
-        """Does nothing: this machine stays."""
-
-    def catch_up(self) -> None:
-        """Does nothing: events are passed on as they come."""
-
     def is_fenced(self, node: str) -> bool:
         """Returns True: this machine is never lost without this process."""
         return True
@@ -204,11 +203,8 @@ class LocalEngine:
 
     def adopt(self, number: int, *, on_event: Callable[[Event], None]) -> Future[Outcome]:
         """Returns a lost outcome: gangs of this machine do not outlive the process that started them."""
-        future: Future[Outcome] = Future()
-        future.set_result(
-            Outcome(status=OutcomeStatus.LOST, message="its gang ended with the process that had started it")
-        )
-        return future
+        message = "its gang ended with the process that had started it"
+        return completed(Outcome(status=OutcomeStatus.LOST, message=message))
 
     def run(self, call: SegmentCall) -> Outcome:
         """Runs a gang to its end; returns its outcome once its devices are free."""

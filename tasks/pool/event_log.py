@@ -195,7 +195,7 @@ class BatchEvents:
         self.database, self.batch = database, batch
         self._lock = threading.Lock()
         self._decisions: _RecentRows[_Decision] = _RecentRows(self._read_decisions)
-        self._said: _RecentRows[_GangRow] = _RecentRows(self._read_said)
+        self._gang_rows: _RecentRows[_GangRow] = _RecentRows(self._read_gang_rows)
         self._copied: dict[int, int] | None = None
 
     def newest(self) -> LogPosition:
@@ -227,24 +227,21 @@ class BatchEvents:
         def read(connection: Connection) -> tuple[Sequence[_Decision], Sequence[_GangRow]]:
             # First the decisions: all events that they follow from are then in the other table.
             decisions = self._decisions.after(connection, after.decision, most=most)
-            return decisions, self._said.after(connection, after.gang_event, most=most)
+            return decisions, self._gang_rows.after(connection, after.gang_event, most=most)
 
         with self._lock:
             if self._copied is None:
                 self._copied = self.database.read(self._read_copied)
             return self.database.read(read)
 
-    def segments(self, kind: type[ExecutionEvent], *, until: int) -> set[int]:
-        """Returns the segments of the events of that kind up to a row of the event log."""
-        return set(
-            self.database.scalars(
-                select(_number()).where(TOLD.c.batch == self.batch, TOLD.c.kind == kind.__name__, TOLD.c.id <= until)
-            )
-        )
+    def segments(self, kind: type[ExecutionEvent], *, until: int | None = None) -> set[int]:
+        """Returns the segments of the events of that kind, of all or up to a row of the event log."""
+        query = select(_number()).where(TOLD.c.batch == self.batch, TOLD.c.kind == kind.__name__)
+        return set(self.database.scalars(query if until is None else query.where(TOLD.c.id <= until)))
 
-    def is_copied(self, said: _GangRow) -> bool:
+    def is_copied(self, row: _GangRow) -> bool:
         """Returns whether an event is in the event log too: an earlier release copied the events of gangs there."""
-        return said.id <= (self._copied or {}).get(said.segment, 0)
+        return row.id <= (self._copied or {}).get(row.segment, 0)
 
     def _read_copied(self, connection: Connection) -> dict[int, int]:
         """Returns, by segment, the number of the last event that an earlier release copied into the event log."""
@@ -264,11 +261,11 @@ class BatchEvents:
         rows = connection.execute(query).all()
         return [_Decision(id=row.id, event=event_of_row(row), time_s=row.told_s) for row in rows]
 
-    def _read_said(self, connection: Connection, after: int, most: int) -> Sequence[_GangRow]:
+    def _read_gang_rows(self, connection: Connection, after: int, most: int) -> Sequence[_GangRow]:
         query = select(SAID.c.id, SAID.c.segment, SAID.c.content, SEGMENTS.c.job, SEGMENTS.c.started_s)
         query = query.join(SEGMENTS, SEGMENTS.c.id == SAID.c.segment).where(SEGMENTS.c.batch == self.batch)
         rows = connection.execute(query.where(SAID.c.id > after).order_by(SAID.c.id).limit(most)).all()
-        return [_said(row) for row in rows]
+        return [_gang_row(row) for row in rows]
 
 
 class EventReader:
@@ -310,11 +307,11 @@ class EventReader:
         self._take(value[number:], result)
         return result
 
-    def _take(self, said: Sequence[_GangRow], found: list[BatchEvent]) -> int:
+    def _take(self, rows: Sequence[_GangRow], found: list[BatchEvent]) -> int:
         """Adds the events up to the first one of a gang whose segment has not started; returns how many it read."""
         started = self._started
         newest = max(started, default=0)
-        for number, each in enumerate(said):
+        for number, each in enumerate(rows):
             if each.segment not in started and each.segment > newest:
                 return number
             self._at = LogPosition(decision=self._at.decision, gang_event=each.id)
@@ -323,7 +320,7 @@ class EventReader:
             if not is_late and not isinstance(each.event, FOR_THE_EXECUTOR) and not self._events.is_copied(each):
                 event = GangReport(number=each.segment, job=each.job, event=each.event)
                 found.append(BatchEvent(at=self._at, event=event, time_s=each.time_s))
-        return len(said)
+        return len(rows)
 
     def _note(self, event: ExecutionEvent) -> None:
         if isinstance(event, SegmentStarted):
@@ -364,7 +361,7 @@ def _number() -> Any:
     return cast(json_field(TOLD.c.content, "number"), Integer)
 
 
-def _said(row: Any) -> _GangRow:
+def _gang_row(row: Any) -> _GangRow:
     event = event_or_refusal(row.content)
     named = event.job if isinstance(event, JobEvent) else None
     # Events that have no time of their own are given one that stays the same however often they are read.

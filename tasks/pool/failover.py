@@ -19,7 +19,7 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import TypeVar
 
-from sqlalchemy import Connection, Integer, cast, insert, select, update
+from sqlalchemy import Connection, insert, select, update
 from sqlalchemy.exc import SQLAlchemyError
 
 from ringmaster.tasks.cluster import Device, Node
@@ -27,6 +27,7 @@ from ringmaster.tasks.execution.dispatch import PlannedSegment, device_of
 from ringmaster.tasks.execution.events import ExecutionEvent, JobEnded, SegmentEnded, SegmentStarted
 from ringmaster.tasks.execution.progress import RunningSegment, is_about
 from ringmaster.tasks.pool.active_batches import OptionKey, option_key
+from ringmaster.tasks.pool.event_log import BatchEvents
 from ringmaster.tasks.pool.submissions import Submission
 from ringmaster.tasks.process_identity import has_ended, own_process
 from ringmaster.tasks.storage.database import Database
@@ -268,7 +269,7 @@ def _untold(
     undecided: Sequence[SegmentRecord],
 ) -> list[ExecutionEvent]:
     """Returns the events that follow from the journal and are not logged, except those that await a decision."""
-    started, ended = (set(_numbers(database, batch.id, kind)) for kind in (SegmentStarted, SegmentEnded))
+    started, ended = map(BatchEvents(database, batch.id).segments, (SegmentStarted, SegmentEnded))
     untold: list[ExecutionEvent] = []
     pending = {segment.id for segment in undecided}
     for segment in segments:
@@ -303,15 +304,6 @@ def _untold(
             details = {**record.details, "step": record.step}
             untold.append(JobEnded(job=name, status=record.status, message=record.message, details=details))
     return untold
-
-
-def _numbers(database: Database, batch: str, kind: type[ExecutionEvent]) -> Sequence[int]:
-    """Returns the segment number of each logged event of that kind."""
-    return database.scalars(
-        select(cast(json_field(TOLD.c.content, "number"), Integer)).where(
-            TOLD.c.batch == batch, TOLD.c.kind == kind.__name__
-        )
-    )
 
 
 def _job_ends(database: Database, batch: str) -> dict[str, str]:
