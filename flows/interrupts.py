@@ -13,9 +13,10 @@ import signal
 import socket
 import sys
 import threading
-from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager, suppress
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from contextlib import AbstractContextManager, contextmanager, suppress
 from types import FrameType
+from typing import Any
 
 from ringmaster.text import printable
 
@@ -103,19 +104,13 @@ class Interrupts:
         finally:
             self._stop = None
 
-    @contextmanager
-    def handling(self) -> Iterator[None]:
+    def handling(self) -> AbstractContextManager[None]:
         """Installs the handlers inside the context, also where other code has replaced them.
 
         A flow run of Prefect installs its own handler for SIGTERM, which at its end sends the signal again: the answer
         to one signal would be the answer to two.
         """
-        handlers = {number: signal.signal(number, self._act) for number in SIGNALS}
-        try:
-            yield
-        finally:
-            for number, handler in handlers.items():
-                signal.signal(number, handler)
+        return signal_handler(self._act, SIGNALS)
 
     def check(self) -> None:
         """Ends the command if a signal asked for that and other code has swallowed the exception."""
@@ -146,6 +141,17 @@ class Interrupts:
                     self.say = say_on_stderr  # a thread that no longer runs may hold the view's lock
                     self.say_how_to_go_on()
                     self._end(128 + number)
+
+
+@contextmanager
+def signal_handler(handler: Callable[[int, FrameType | None], Any], numbers: Iterable[int]) -> Iterator[None]:
+    """Handles the signals with these numbers by `handler` inside the context; the main thread must enter it."""
+    before = {number: signal.signal(number, handler) for number in numbers}
+    try:
+        yield
+    finally:
+        for number, former in before.items():
+            signal.signal(number, former)
 
 
 _current: list[Interrupts] = []  # the objects that handle signals, the current one last
@@ -279,9 +285,5 @@ def stop_signals(*acts: Callable[[], object]) -> Iterator[list[Callable[[], obje
         for act in acts_now:
             act()
 
-    before = {number: signal.signal(number, stop) for number in STOP_SIGNALS}
-    try:
+    with signal_handler(stop, STOP_SIGNALS):
         yield on_stop
-    finally:
-        for number, handler in before.items():
-            signal.signal(number, handler)

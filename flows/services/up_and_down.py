@@ -12,7 +12,7 @@ import time
 import urllib.error
 import urllib.request
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import AbstractContextManager
 from http import HTTPStatus
 from pathlib import Path
 
@@ -23,6 +23,7 @@ from ringmaster.codec import to_json
 from ringmaster.errors import InputError
 from ringmaster.flows import settings
 from ringmaster.flows.environment import open_directly
+from ringmaster.flows.interrupts import signal_handler
 from ringmaster.flows.output import announce, error_console, styled
 from ringmaster.flows.process_log import LOG_FORMAT, LogFormat, ProcessRole, logging_config
 from ringmaster.flows.services.databases import make_databases
@@ -365,14 +366,9 @@ class Members:
 WATCH_EVERY_S = 3600.0  # the end of the supervisor is noticed at once; another one may follow it
 
 
-@contextmanager
-def sigterm_as_interrupt() -> Iterator[None]:
+def sigterm_as_interrupt() -> AbstractContextManager[None]:
     """Within the context, SIGTERM has the effect of Ctrl-C. For the main thread."""
-    before = signal.signal(signal.SIGTERM, signal.default_int_handler)
-    try:
-        yield
-    finally:
-        signal.signal(signal.SIGTERM, before)
+    return signal_handler(signal.default_int_handler, [signal.SIGTERM])
 
 
 def stay(home: Path) -> bool:
