@@ -85,7 +85,7 @@ BUILTIN: dict[str, str] = {
     LOCAL: "ringmaster.tasks.execution.local_engine:local",
     WORKERS: "ringmaster.tasks.pool.engines:EngineOptions",
     "work-pool": "ringmaster.tasks.pool.engines:WorkPoolOptions",
-    "slurm": "ringmaster.tasks.pool.slurm.options:SlurmOptions",
+    "slurm": "ringmaster.tasks.pool.slurm:SlurmOptions",
     "pbs": "ringmaster.tasks.pool.pbs:PbsOptions",
     "ray": "ringmaster.tasks.pool.ray.options:RayOptions",
 }
