@@ -13,8 +13,7 @@ def main() -> None:
         from ringmaster.errors import BatchCancelled, InputError, RingmasterError
         from ringmaster.flows import environment, settings
         from ringmaster.flows.cli import app
-        from ringmaster.flows.output import prepare_streams
-        from ringmaster.flows.process_log import report_faults
+        from ringmaster.flows.output import prepare_streams, report_faults
 
         prepare_streams()
         environment.report_bypass()

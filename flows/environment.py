@@ -20,7 +20,7 @@ from typing import Any
 from urllib.parse import urlsplit
 
 from ringmaster.errors import InputError
-from ringmaster.flows.output import error_console
+from ringmaster.flows.output import error_console, report_faults
 
 LOOPBACK_HOSTS = ("localhost", "127.0.0.1", "::1")
 EXCEPTIONS = ("NO_PROXY", "no_proxy")
@@ -40,8 +40,6 @@ def open_directly(request: urllib.request.Request | str, *, timeout_s: float) ->
 def report_bypass() -> None:
     """Exempts loopback from the proxies, and tells people which of them were removed."""
     if removed := bypass_proxies():
-        from ringmaster.flows.process_log import report_faults
-
         report_faults(removed)
 
 

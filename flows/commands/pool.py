@@ -15,9 +15,19 @@ import typer
 from ringmaster.errors import InputError
 from ringmaster.flows import settings
 from ringmaster.flows.commands.running import CheckpointEvery, PlannerSeed, show_result, training
-from ringmaster.flows.output import AsJson, announce, error_console, output_console, print_json
-from ringmaster.flows.process_log import LOG_FORMAT, LogFormat, ProcessRole, log_to_stderr, notice
-from ringmaster.flows.process_log import log_format as format_of_environment
+from ringmaster.flows.output import (
+    LOG_FORMAT,
+    AsJson,
+    LogFormat,
+    ProcessRole,
+    announce,
+    error_console,
+    log_to_stderr,
+    notice,
+    output_console,
+    print_json,
+)
+from ringmaster.flows.output import log_format as format_of_environment
 from ringmaster.tasks.pool.engines import ALLOCATION, BUILTIN, LOCAL, WORKERS, default_of, engine_flags, engine_options
 
 pool_app = typer.Typer(no_args_is_help=True, help="The processes of a pool: its controller, and a worker on each node.")

@@ -14,9 +14,9 @@ from sqlalchemy.exc import SQLAlchemyError
 from ringmaster.errors import input_errors
 from ringmaster.flows import settings
 from ringmaster.flows.interrupts import stop_signals
+from ringmaster.flows.output import ProcessRole, log_to_stderr
 from ringmaster.flows.pool.batch_runs import BatchRuns, answer_late_runs, revive_crashed_runs
 from ringmaster.flows.pool.segment_runs import AWAY, OpenClient, PrefectNodeRuns, SegmentRuns
-from ringmaster.flows.process_log import ProcessRole, log_to_stderr
 from ringmaster.flows.reports.progress import describe
 from ringmaster.flows.settings import PoolAddress
 from ringmaster.tasks.alarms import Alarm, DeadlineAlarms, NodeAlarms

@@ -23,7 +23,7 @@ from prefect.workers.process import ProcessWorker
 
 from ringmaster.flows import environment
 from ringmaster.flows.interrupts import end_with_parent
-from ringmaster.flows.process_log import ProcessRole, log_to_stderr
+from ringmaster.flows.output import ProcessRole, log_to_stderr
 from ringmaster.techniques.processes.stopped import StoppedProcesses
 
 logger = logging.getLogger(__name__)

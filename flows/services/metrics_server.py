@@ -26,8 +26,8 @@ from starlette.routing import Route
 
 from ringmaster.errors import InputError
 from ringmaster.flows import environment, settings
+from ringmaster.flows.output import ProcessRole, report_faults
 from ringmaster.flows.pool.batch_requests import pool_address
-from ringmaster.flows.process_log import ProcessRole, report_faults
 from ringmaster.flows.services.serving import ALLOWED_HOSTS, LOOPBACK, checked, hosts_of, serve, server_of
 from ringmaster.tasks.pool.nodes import NodeStatus
 from ringmaster.tasks.pool.pool_monitor import Measurement, PlanReason, PoolMonitor, PoolState

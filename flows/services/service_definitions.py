@@ -15,7 +15,7 @@ from pathlib import Path
 from ringmaster.codec import to_json
 from ringmaster.errors import InputError
 from ringmaster.extras import missing_extra
-from ringmaster.flows.process_log import LOG_FORMAT, LogFormat
+from ringmaster.flows.output import LOG_FORMAT, LogFormat
 from ringmaster.flows.services.databases import PoolDatabases
 from ringmaster.flows.services.service_files import SHORTEST_PASSWORD
 from ringmaster.flows.services.serving import ALLOWED_HOSTS, hosts_of, in_url, is_loopback, is_wildcard, names_of

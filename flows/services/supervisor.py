@@ -20,7 +20,7 @@ from pathlib import Path
 
 from ringmaster.flows.environment import open_directly
 from ringmaster.flows.interrupts import stop_signals
-from ringmaster.flows.process_log import ProcessRole, log_to_stderr
+from ringmaster.flows.output import ProcessRole, log_to_stderr
 from ringmaster.flows.services.service_files import ServiceFiles, ServiceState, ServiceStatus, reap
 from ringmaster.tasks.pool.engines import Service
 from ringmaster.tasks.process_identity import READY_FILE, ProcessId

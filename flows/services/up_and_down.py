@@ -24,8 +24,7 @@ from ringmaster.errors import InputError
 from ringmaster.flows import settings
 from ringmaster.flows.environment import open_directly
 from ringmaster.flows.interrupts import signal_handler
-from ringmaster.flows.output import announce, error_console, styled
-from ringmaster.flows.process_log import LOG_FORMAT, LogFormat, ProcessRole, logging_config
+from ringmaster.flows.output import LOG_FORMAT, LogFormat, ProcessRole, announce, error_console, logging_config, styled
 from ringmaster.flows.services.databases import make_databases
 from ringmaster.flows.services.first_processes import check_prefect_database
 from ringmaster.flows.services.service_definitions import (

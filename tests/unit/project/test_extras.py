@@ -12,7 +12,7 @@ from packaging.requirements import Requirement
 
 from ringmaster import extras
 from ringmaster.errors import DatabaseFileError, InputError
-from ringmaster.flows.process_log import LOG_FORMAT, log_format
+from ringmaster.flows.output import LOG_FORMAT, log_format
 from ringmaster.flows.services.databases import databases
 from ringmaster.flows.services.service_definitions import PoolOptions, faults
 from ringmaster.tasks.pool.ray.options import RayOptions
