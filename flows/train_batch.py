@@ -21,13 +21,12 @@ from ringmaster.flows import interrupts, settings
 from ringmaster.flows.batch.artifacts import show_cost
 from ringmaster.flows.batch.batch_input import BatchInput, as_batch
 from ringmaster.flows.batch.context import RunOptions
-from ringmaster.flows.batch.flow_runs import cancel_batches, ended, for_prefect, named
+from ringmaster.flows.batch.flow_runs import LocalFlow, cancel_batches, ended, for_prefect, named
 from ringmaster.flows.batch.local_run import open_local_run
 from ringmaster.flows.batch.result import BatchResult, job_rows
 from ringmaster.flows.pool.follower import IS_OVER
 from ringmaster.flows.pool.pooled_run import open_pooled_run
 from ringmaster.flows.reports.progress import current_view
-from ringmaster.flows.services.embedded_server import LocalFlow
 from ringmaster.tasks.alarms import batch_failed
 from ringmaster.tasks.alarms.task import sound
 from ringmaster.tasks.batch import Batch

@@ -18,11 +18,10 @@ from prefect.client.schemas.actions import ArtifactUpdate
 from prefect.utilities.urls import url_for
 
 from ringmaster.errors import LedgerError
-from ringmaster.flows.batch.flow_runs import current_flow_run, for_prefect
+from ringmaster.flows.batch.flow_runs import current_flow_run, for_prefect, has_lasting_server
 from ringmaster.flows.batch.result import BatchResult
 from ringmaster.flows.reports.plan_report import interval_text
 from ringmaster.flows.reports.progress import describe
-from ringmaster.flows.services.embedded_server import has_lasting_server
 from ringmaster.model_lineage import model_pages
 from ringmaster.tasks.background_worker import CoalescingWorker
 from ringmaster.tasks.batch import Batch
