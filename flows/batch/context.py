@@ -29,9 +29,9 @@ from ringmaster.tasks.background_worker import in_a_thread
 from ringmaster.tasks.batch import Batch
 from ringmaster.tasks.batch.adaptation_rules import with_teachers
 from ringmaster.tasks.cluster import Cluster, detect
+from ringmaster.tasks.execution.engine import FileLeases, leases_of
 from ringmaster.tasks.execution.forecast import ForecastConditions, errors_in
 from ringmaster.tasks.execution.job_table import RunPaths
-from ringmaster.tasks.execution.local_engine import FileLeases, leases_of
 from ringmaster.tasks.profiling.preflight import PreflightAhead, TrialEnvironment, preflight_order
 from ringmaster.tasks.profiling.profile_store import ProfileStore
 from ringmaster.tasks.profiling.speed_beliefs import MachineLoad, at_load, present_load

@@ -32,13 +32,12 @@ from ringmaster.tasks.alarms.task import sound
 from ringmaster.tasks.batch import Batch
 from ringmaster.tasks.batch.adaptation_rules import with_orphans
 from ringmaster.tasks.cluster import Cluster, Node
-from ringmaster.tasks.execution.engine import Engine, EngineContext
+from ringmaster.tasks.execution.engine import Engine, EngineContext, StepEvents, watching
 from ringmaster.tasks.execution.events import FIRST_PREDICTION, NEWEST_PREDICTION, JobEnded, Listener, PlanUpdate
 from ringmaster.tasks.execution.executor import Executor
 from ringmaster.tasks.execution.forecast import ForecastConditions, plan_left, predict
 from ringmaster.tasks.execution.job_table import JobState, JobTable
 from ringmaster.tasks.execution.known_nodes import following
-from ringmaster.tasks.execution.local_engine import StepEvents, watching
 from ringmaster.tasks.execution.plan_manager import problem_left
 from ringmaster.tasks.execution.replanner import POLICY, Replanner
 from ringmaster.tasks.execution.task import as_task

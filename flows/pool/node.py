@@ -21,7 +21,7 @@ from ringmaster.flows.pool.own_node import NodeOptions, cluster_of, fork_server_
 from ringmaster.flows.settings import PoolAddress
 from ringmaster.tasks.background_worker import running
 from ringmaster.tasks.device_monitor import Telemetry
-from ringmaster.tasks.execution.local_engine import leases_of
+from ringmaster.tasks.execution.engine import leases_of
 from ringmaster.tasks.pool.engines import ALLOCATION
 from ringmaster.tasks.pool.node_agent import DRAIN_S, NodeAgent
 from ringmaster.tasks.pool.node_gangs import hold_devices

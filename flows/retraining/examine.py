@@ -32,7 +32,7 @@ from ringmaster.tasks.datasets.naming import NamedData
 from ringmaster.tasks.evaluation import recording
 from ringmaster.tasks.evaluation.model_assertions import importable
 from ringmaster.tasks.evaluation.suite import Suite, load_suite
-from ringmaster.tasks.execution.local_engine import leases_of
+from ringmaster.tasks.execution.engine import leases_of
 from ringmaster.tasks.files import beside, is_file, text_of
 from ringmaster.tasks.profiling.preflight import Notice, TrialEnvironment
 from ringmaster.tasks.profiling.trials import DevicesWanted

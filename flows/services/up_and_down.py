@@ -40,7 +40,7 @@ from ringmaster.flows.settings import PoolAddress
 from ringmaster.model_lineage.ledger.connection import database_fault
 from ringmaster.model_lineage.tensors import TensorStore
 from ringmaster.tasks.cluster import Cluster
-from ringmaster.tasks.execution.local_engine import leases_of
+from ringmaster.tasks.execution.engine import leases_of
 from ringmaster.tasks.pool.engines import CONTROLLER, Service
 from ringmaster.tasks.pool.node_gangs import WORKER as NODE_HOLDER
 from ringmaster.tasks.pool.nodes import NodeRegistry

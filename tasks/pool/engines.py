@@ -82,7 +82,7 @@ class NodeProvider:
 
 LOCAL, WORKERS = "local", "workers"
 BUILTIN: dict[str, str] = {
-    LOCAL: "ringmaster.tasks.execution.local_engine:local",
+    LOCAL: "ringmaster.tasks.execution.engine:local",
     WORKERS: "ringmaster.tasks.pool.engines:EngineOptions",
     "work-pool": "ringmaster.tasks.pool.engines:WorkPoolOptions",
     "slurm": "ringmaster.tasks.pool.slurm:SlurmOptions",

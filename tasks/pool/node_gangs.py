@@ -8,7 +8,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 
 from ringmaster.errors import NodeAlreadyServed
-from ringmaster.tasks.execution.local_engine import FileLeases
+from ringmaster.tasks.execution.engine import FileLeases
 from ringmaster.tasks.storage.message_store import KILL, GangShare
 from ringmaster.techniques.processes.events import Event, OutcomeStatus
 from ringmaster.techniques.processes.gang import Gang, Outcome
