@@ -287,13 +287,12 @@ def is_cancelled(database: Database, id: str, *, flow_run: str) -> bool:
     """Returns whether somebody has cancelled a batch before its jobs were submitted. flow_run: that measures it."""
     if (Journal(database, batch="").get(f"{MEASURING}{id}") or {}).get(CANCELLED):
         return True
-    return any(
-        database.scalars(
-            select(json_field(REQUESTS.c.content, CANCELLED)).where(
-                REQUESTS.c.kind == RequestKind.TRAIN, json_field(REQUESTS.c.answer, "flow_run") == flow_run
-            )
+    marks = database.scalars(
+        select(json_field(REQUESTS.c.content, CANCELLED)).where(
+            REQUESTS.c.kind == RequestKind.TRAIN, json_field(REQUESTS.c.answer, "flow_run") == flow_run
         )
     )
+    return any(marks)
 
 
 def unsubmitted(database: Database) -> dict[str, str]:
