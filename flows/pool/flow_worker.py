@@ -21,7 +21,7 @@ from prefect.client.orchestration import PrefectClient, get_client
 from prefect.exceptions import ObjectAlreadyExists, ObjectNotFound
 from prefect.workers.process import ProcessWorker
 
-from ringmaster.flows import environment
+from ringmaster.flows import settings
 from ringmaster.flows.interrupts import end_with_parent
 from ringmaster.flows.output import ProcessRole, log_to_stderr
 from ringmaster.techniques.processes.stopped import StoppedProcesses
@@ -240,7 +240,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
     parser.add_argument("--queue", action="append", required=True)
     parser.add_argument("--most-runs", type=int, required=True)
     parsed = parser.parse_args(arguments)
-    environment.set_umask()
+    settings.set_umask()
     log_to_stderr(ProcessRole.FLOW_WORKER)
     end_with_parent()
     asyncio.run(_main(parsed))

@@ -18,10 +18,10 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from ringmaster.flows.environment import open_directly
 from ringmaster.flows.interrupts import stop_signals
 from ringmaster.flows.output import ProcessRole, log_to_stderr
 from ringmaster.flows.services.service_files import ServiceFiles, ServiceState, ServiceStatus, reap
+from ringmaster.flows.settings import open_directly
 from ringmaster.tasks.pool.engines import Service
 from ringmaster.tasks.process_identity import READY_FILE, ProcessId
 from ringmaster.techniques.processes.stopped import StoppedProcesses

@@ -22,7 +22,6 @@ from sqlalchemy import Connection, select
 from ringmaster.codec import to_json
 from ringmaster.errors import InputError
 from ringmaster.flows import settings
-from ringmaster.flows.environment import open_directly
 from ringmaster.flows.interrupts import signal_handler
 from ringmaster.flows.output import LOG_FORMAT, LogFormat, ProcessRole, announce, error_console, logging_config, styled
 from ringmaster.flows.services.databases import make_databases
@@ -36,7 +35,7 @@ from ringmaster.flows.services.service_definitions import (
     prefect_logging_file,
 )
 from ringmaster.flows.services.service_files import ServiceFiles, ServiceState, ServiceStatus, keep_password
-from ringmaster.flows.settings import PoolAddress
+from ringmaster.flows.settings import PoolAddress, open_directly
 from ringmaster.model_lineage.ledger.connection import database_fault
 from ringmaster.model_lineage.tensors import TensorStore
 from ringmaster.tasks.cluster import Cluster
