@@ -374,7 +374,7 @@ def local(context: EngineContext) -> LocalEngine:
     return LocalEngine(context.launcher, cluster=context.cluster, spawn=context.spawn, telemetry=context.telemetry)
 
 
-class LocalEngine(Engine):
+class LocalEngine:
     """Runs segments on this machine; their gangs end with this process.
 
     launcher: starts the processes of gangs.
@@ -400,6 +400,15 @@ class LocalEngine(Engine):
     def nodes(self) -> Sequence[EngineNode]:
         """Returns this machine."""
         return self._nodes
+
+    def request(self, num_nodes: int) -> None:
+        """Does nothing: this machine is all there is."""
+
+    def release(self, node: str) -> None:
+        """Does nothing: this machine stays."""
+
+    def catch_up(self) -> None:
+        """Does nothing: events are passed on as they come."""
 
     def is_fenced(self, node: str) -> bool:
         """Returns True: this machine is never lost without this process."""
