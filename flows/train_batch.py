@@ -7,34 +7,23 @@ in what provides the devices.
 """
 
 from contextlib import AbstractContextManager
-from prefect import flow
-from prefect import task
+from typing import Any, Protocol, TypeVar, cast
+
+from prefect import flow, task
 from prefect.artifacts import create_table_artifact
 from prefect.cache_policies import NO_CACHE
 from prefect.client.schemas.objects import State
 from prefect.states import Cancelled
 from prefect.utilities.annotations import quote
-from typing import Any
-from typing import Protocol
-from typing import TypeVar
-from typing import cast
-from ringmaster.errors import BatchCancelled
-from ringmaster.errors import BatchFailed
-from ringmaster.errors import InputError
-from ringmaster.flows import interrupts
-from ringmaster.flows import settings
+
+from ringmaster.errors import BatchCancelled, BatchFailed, InputError
+from ringmaster.flows import interrupts, settings
 from ringmaster.flows.batch.artifacts import show_cost
-from ringmaster.flows.batch.batch_input import BatchInput
-from ringmaster.flows.batch.batch_input import as_batch
+from ringmaster.flows.batch.batch_input import BatchInput, as_batch
 from ringmaster.flows.batch.context import RunOptions
-from ringmaster.flows.batch.flow_runs import LocalFlow
-from ringmaster.flows.batch.flow_runs import cancel_batches
-from ringmaster.flows.batch.flow_runs import ended
-from ringmaster.flows.batch.flow_runs import for_prefect
-from ringmaster.flows.batch.flow_runs import named
+from ringmaster.flows.batch.flow_runs import LocalFlow, cancel_batches, ended, for_prefect, named
 from ringmaster.flows.batch.local_run import open_local_run
-from ringmaster.flows.batch.result import BatchResult
-from ringmaster.flows.batch.result import job_rows
+from ringmaster.flows.batch.result import BatchResult, job_rows
 from ringmaster.flows.pool.follower import IS_OVER
 from ringmaster.flows.pool.pooled_run import open_pooled_run
 from ringmaster.flows.reports.progress import current_view

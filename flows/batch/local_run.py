@@ -1,97 +1,61 @@
 """A run of a batch on this machine alone: what the steps of `train` do there."""
 
 from __future__ import annotations
+
 import time
-from collections.abc import Iterator
-from collections.abc import Mapping
-from collections.abc import Sequence
-from contextlib import ExitStack
-from contextlib import closing
-from contextlib import contextmanager
-from dataclasses import dataclass
-from dataclasses import replace
-from ringmaster.codec import from_json
-from ringmaster.codec import to_json
-from ringmaster.errors import InputError
-from ringmaster.errors import LedgerError
-from ringmaster.errors import ProblemError
-from ringmaster.errors import UntrainableJobs
-from ringmaster.errors import input_errors
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import ExitStack, closing, contextmanager
+from dataclasses import dataclass, replace
+
+from ringmaster.codec import from_json, to_json
+from ringmaster.errors import InputError, LedgerError, ProblemError, UntrainableJobs, input_errors
 from ringmaster.flows import settings
-from ringmaster.flows.batch.artifacts import DecisionArtifact
-from ringmaster.flows.batch.artifacts import flow_run_page
-from ringmaster.flows.batch.artifacts import show_plan
-from ringmaster.flows.batch.artifacts import show_records
-from ringmaster.flows.batch.context import RunContext
-from ringmaster.flows.batch.context import RunOptions
-from ringmaster.flows.batch.context import open_run_context
-from ringmaster.flows.batch.context import profiled_at
-from ringmaster.flows.batch.group_choice import ChosenGroups
-from ringmaster.flows.batch.group_choice import choose_job_groups
-from ringmaster.flows.batch.group_choice import goals_in
-from ringmaster.flows.batch.result import BatchResult
-from ringmaster.flows.batch.result import MEASURED
-from ringmaster.flows.batch.result import are_measured
-from ringmaster.flows.batch.result import close_records
-from ringmaster.flows.batch.result import collect
-from ringmaster.flows.batch.result import failure
-from ringmaster.flows.batch.result import failure_reporter
-from ringmaster.flows.batch.result import log_decision
-from ringmaster.flows.batch.result import report_refusals
-from ringmaster.flows.batch.run_folder import is_done_and_recorded
-from ringmaster.flows.batch.run_folder import share_models
+from ringmaster.flows.batch.artifacts import DecisionArtifact, flow_run_page, show_plan, show_records
+from ringmaster.flows.batch.context import RunContext, RunOptions, open_run_context, profiled_at
+from ringmaster.flows.batch.group_choice import ChosenGroups, choose_job_groups, goals_in
+from ringmaster.flows.batch.result import (
+    MEASURED,
+    BatchResult,
+    are_measured,
+    close_records,
+    collect,
+    failure,
+    failure_reporter,
+    log_decision,
+    report_refusals,
+)
+from ringmaster.flows.batch.run_folder import is_done_and_recorded, share_models
 from ringmaster.flows.interrupts import stopped_by_signals
 from ringmaster.flows.reports.progress import current_view
 from ringmaster.tasks.alarms import DeadlineAlarms
 from ringmaster.tasks.alarms.task import sound
 from ringmaster.tasks.batch import Batch
 from ringmaster.tasks.batch.adaptation_rules import with_orphans
-from ringmaster.tasks.cluster import Cluster
-from ringmaster.tasks.cluster import Node
-from ringmaster.tasks.execution.engine import Engine
-from ringmaster.tasks.execution.engine import EngineContext
-from ringmaster.tasks.execution.engine import StepEvents
-from ringmaster.tasks.execution.engine import watching
-from ringmaster.tasks.execution.events import FIRST_PREDICTION
-from ringmaster.tasks.execution.events import JobEnded
-from ringmaster.tasks.execution.events import Listener
-from ringmaster.tasks.execution.events import NEWEST_PREDICTION
-from ringmaster.tasks.execution.events import PlanUpdate
+from ringmaster.tasks.cluster import Cluster, Node
+from ringmaster.tasks.execution.engine import Engine, EngineContext, StepEvents, watching
+from ringmaster.tasks.execution.events import FIRST_PREDICTION, NEWEST_PREDICTION, JobEnded, Listener, PlanUpdate
 from ringmaster.tasks.execution.executor import Executor
-from ringmaster.tasks.execution.forecast import ForecastConditions
-from ringmaster.tasks.execution.forecast import plan_left
-from ringmaster.tasks.execution.forecast import predict
-from ringmaster.tasks.execution.job_table import JobState
-from ringmaster.tasks.execution.job_table import JobTable
+from ringmaster.tasks.execution.forecast import ForecastConditions, plan_left, predict
+from ringmaster.tasks.execution.job_table import JobState, JobTable
 from ringmaster.tasks.execution.known_nodes import following
 from ringmaster.tasks.execution.plan_manager import problem_left
-from ringmaster.tasks.execution.replanner import POLICY
-from ringmaster.tasks.execution.replanner import Replanner
-from ringmaster.tasks.execution.target_scheduler import TargetScheduler
-from ringmaster.tasks.execution.target_scheduler import Variant
-from ringmaster.tasks.execution.target_scheduler import variant_jobs
+from ringmaster.tasks.execution.replanner import POLICY, Replanner
+from ringmaster.tasks.execution.target_scheduler import TargetScheduler, Variant, variant_jobs
 from ringmaster.tasks.execution.task import as_task
-from ringmaster.tasks.planning import Plan
-from ringmaster.tasks.planning import Problem
+from ringmaster.tasks.planning import Plan, Problem
 from ringmaster.tasks.planning.fusion import checked_plan
 from ringmaster.tasks.planning.gantt import counted
 from ringmaster.tasks.planning.objectives import plan_giving_up_deadlines
-from ringmaster.tasks.pool.engines import LOCAL
-from ringmaster.tasks.pool.engines import build_engine
-from ringmaster.tasks.profiling.preflight import AlikeJobs
-from ringmaster.tasks.profiling.preflight import distinct
-from ringmaster.tasks.profiling.preflight import with_chunk
+from ringmaster.tasks.pool.engines import LOCAL, build_engine
+from ringmaster.tasks.profiling.preflight import AlikeJobs, distinct, with_chunk
 from ringmaster.tasks.profiling.speed_beliefs import MachineLoad
-from ringmaster.tasks.profiling.stage import ProfilingResult
-from ringmaster.tasks.profiling.stage import profile_jobs
+from ringmaster.tasks.profiling.stage import ProfilingResult, profile_jobs
 from ringmaster.tasks.recording.async_recorder import JobsToRecord
 from ringmaster.tasks.recording.mlflow_writer import FLOW_RUN_PAGE
-from ringmaster.tasks.storage.journal import JobStatus
-from ringmaster.tasks.storage.journal import begin
+from ringmaster.tasks.storage.journal import JobStatus, begin
 from ringmaster.tasks.sweeping.scheduler import SweepScheduler
 from ringmaster.tasks.timeline.reader import TimelineReader
-from ringmaster.tasks.timeline.task import GanttArtifact
-from ringmaster.tasks.timeline.task import ProgressArtifact
+from ringmaster.tasks.timeline.task import GanttArtifact, ProgressArtifact
 from ringmaster.techniques import Profile
 from ringmaster.techniques.preflight import Preflight
 
