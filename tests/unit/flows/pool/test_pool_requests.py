@@ -103,21 +103,24 @@ def test_the_commands_ask_and_print_the_answer(pool):
         executor.held_back = {"a", "b"}
         assert run("jobs", "pause", "nightly", "a") == (0, "nightly-1: pause: a\n")
         assert run("jobs", "resume", "nightly") == (0, "nightly-1: resume: a, b\n")
-        assert run("jobs", "set-priority", "nightly", "2.5", "b") == (0, "nightly-1: set-priority: b\n")
+        assert run("jobs", "set", "nightly", "b", "priority=2.5") == (0, "nightly-1: set: b\n")
         code, output = run("jobs", "cancel", "nightly", "--json")
         assert (code, json.loads(output)) == (
             0,
             [{"batch": "nightly-1", "is_done": True, "message": "cancel: a, b"}],
         )
-    (asked,) = [r for r in Requests(pool).open(status=RequestStatus.DONE) if r.kind == RequestKind.SET_PRIORITY]
-    assert asked.content == {"batch": "nightly-1", "jobs": ["b"], "priority": 2.5}
+    (asked,) = [r for r in Requests(pool).open(status=RequestStatus.DONE) if r.kind == RequestKind.SET]
+    assert asked.content == {"batch": "nightly-1", "jobs": ["b"], "settings": {"priority": 2.5}}
 
 
 @pytest.mark.parametrize(
     ("arguments", "told"),
     [
         (("jobs", "cancel", "other"), "there is no batch 'other'; active batches: nightly (nightly-1)"),
-        (("jobs", "set-priority", "nightly", "0"), "a priority must be a number above 0"),
+        (("jobs", "set", "nightly", "priority=0"), "priority must be a number above 0"),
+        (("jobs", "set", "nightly", "steps=1.5", "colour=3"), "colour cannot be set"),
+        (("jobs", "clone", "nightly", "c"), "batch nightly has no job c; it has a, b"),
+        (("jobs", "clone", "nightly", "a", "--set", "seed"), "'seed' is not KEY=VALUE"),
         (("submit", "missing.yaml", "--batch", "a/b"), "'a/b' is not a valid name"),
     ],
 )
