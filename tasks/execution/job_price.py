@@ -89,7 +89,7 @@ def price_of(
     best: tuple[tuple[float, float, float], PlannedSegment, bool, PlanSimulator] | None = None
     for segment, is_first in _places(now, kept, job, last_step=last_step, out=out):
         new = now.fork()
-        new.planned.insert(0 if is_first else len(new.planned), segment)
+        new.insert(segment, is_first=is_first)
         value_s = left_s(new, now, policy)
         if job not in new.ended_s:
             continue
