@@ -159,21 +159,24 @@ def _answers(
         return ask_about(database, RequestKind(what.action), batch=batch, jobs=jobs)
     if isinstance(what, SetAction):
         return ask_about(database, RequestKind.SET, batch=batch, jobs=jobs, settings=what.model_dump(exclude_none=True))
-    asked: dict[str, Any] = {
-        "batch": batch,
-        "job": what.clone,
-        "settings_of_clone": what.settings,
-        "name": what.name,
-        "is_warm": what.warm,
-        "at_step": what.at_step,
-    }
-    priced = clone_job(database, **asked, is_dry=True)
-    if what.only_price:
-        return [priced]
-    if priced.jump is not None and not what.accept_jump:
-        jump = "{before:.3g} to {after:.3g} after step {step}".format(**priced.jump)
-        raise InputError([f'the learning rate jumps from {jump}. To fix: tick "Accept a jump of the step"'])
-    return [priced, clone_job(database, **asked)]
+
+    def accept(priced: ControllerAnswer) -> None:
+        get_run_logger().info(printable(priced.message))
+        if priced.jump and not (what.only_price or what.accept_jump):
+            raise InputError([f'{priced.jump}. To fix: tick "Accept a jump of the step"'])
+
+    answer = clone_job(
+        database,
+        batch=batch,
+        job=what.clone,
+        settings_of_clone=what.settings,
+        name=what.name,
+        is_warm=what.warm,
+        at_step=what.at_step,
+        is_dry=what.only_price,
+        accept=accept,
+    )
+    return [answer]
 
 
 def _batch(jobs: JobsOfFile | JobsWrittenOut) -> Batch:

@@ -214,7 +214,7 @@ def set_of_jobs(
         with database_of(batch) as database:
             answers = ask_about(database, RequestKind.SET, batch=batch, jobs=jobs, **more)
         if jumps := [answer.message for answer in answers if "learning rate jumps" in answer.message]:
-            _consent("; ".join(jumps))
+            _consent("; ".join(jumps), is_given=False)
     _request("set", batch, jobs, as_json=as_json, settings=settings_of_jobs)
 
 
@@ -238,39 +238,37 @@ def clone(
     as_json: AsJson = False,
 ) -> None:
     """Add a job to a batch that runs: one of its jobs with other settings. Its price is shown first."""
-    from ringmaster.flows.pool.batch_requests import clone_job, database_of
+    from ringmaster.flows.pool.batch_requests import ControllerAnswer, clone_job, database_of
 
-    asked: dict[str, Any] = {
-        "batch": batch,
-        "job": job,
-        "settings_of_clone": _values(changes),
-        "name": name,
-        "is_warm": warm,
-        "at_step": at_step,
-    }
+    def accept(priced: ControllerAnswer) -> None:
+        error_console().print(priced.message, soft_wrap=True)
+        if priced.jump:
+            _consent(priced.jump, is_given=dry_run or yes)
+
     with database_of(batch) as database:
-        answer = clone_job(database, **asked, is_dry=True)
-        error_console().print(answer.message, soft_wrap=True)
-        if answer.jump is not None:
-            rates = f"{answer.jump['before']:.3g} to {answer.jump['after']:.3g}"
-            what = f"after step {answer.jump['step']} the learning rate jumps from {rates}"
-            if dry_run or yes:
-                error_console().print(what, style="yellow")
-            else:
-                _consent(what)
-        if not dry_run and answer.is_done:
-            answer = clone_job(database, **asked)
+        answer = clone_job(
+            database,
+            batch=batch,
+            job=job,
+            settings_of_clone=_values(changes),
+            name=name,
+            is_warm=warm,
+            at_step=at_step,
+            is_dry=dry_run,
+            accept=accept,
+        )
     if as_json:
         print_json(vars(answer))
     raise typer.Exit(0 if answer.is_done else 1)
 
 
-def _consent(what: str) -> None:
-    """Asks before the size of a step jumps. Raises InputError where nobody can answer."""
-    if not sys.stdin.isatty():
+def _consent(what: str, *, is_given: bool) -> None:
+    """Says how the size of a step jumps, and asks. Raises InputError where nobody can answer."""
+    if not (is_given or sys.stdin.isatty()):
         raise InputError([f"{what}, which may harm the training. To fix: add --yes if it is meant"])
     error_console().print(what, style="yellow", soft_wrap=True)
-    typer.confirm("Go on?", err=True, abort=True)
+    if not is_given:
+        typer.confirm("Go on?", err=True, abort=True)
 
 
 def _values(words: Iterable[str]) -> dict[str, Any]:

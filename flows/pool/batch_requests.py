@@ -37,14 +37,14 @@ class ControllerAnswer:
     batch: id of the batch.
     is_done: whether the controller has performed the request; if not, it will.
     message: the answer's text.
-    price, jump: of a clone: what it costs (`JobPrice`), and how the size of a step jumps (`StepJump`).
+    price, jump: of a clone: what it costs (`JobPrice`), and how the size of a step jumps, if it does.
     """
 
     batch: str
     is_done: bool
     message: str
     price: Mapping[str, Any] | None = None
-    jump: Mapping[str, Any] | None = None
+    jump: str = ""
 
 
 def pool_address() -> settings.PoolAddress:
@@ -93,10 +93,14 @@ def clone_job(
     is_warm: bool = False,
     at_step: int | None = None,
     is_dry: bool = False,
+    accept: Callable[[ControllerAnswer], None],
 ) -> ControllerAnswer:
-    """Asks for a clone of a job, or for its price alone; see `RequestKind`.
+    """Asks for the price of a clone of a job and, unless `is_dry`, for the clone; see `RequestKind`.
 
-    name: of the clone; by default the job's with a number. Raises InputError with all faults.
+    name: of the clone; by default the job's with a number.
+    accept: is called with the price; may raise.
+
+    Raises InputError with all faults.
     """
     keys = [*meant(database, batch=batch, jobs=[job])]
     if len(keys) > 1:
@@ -120,7 +124,10 @@ def clone_job(
     if faults:
         raise InputError(faults)
     more = {"settings": dict(settings_of_clone), "name": name, "is_warm": is_warm, "at_step": at_step}
-    (answer,) = ask_about(database, RequestKind.CLONE, batch=batch, jobs=[job], is_dry=is_dry, **more)
+    (answer,) = ask_about(database, RequestKind.CLONE, batch=key or batch, jobs=[job], is_dry=True, **more)
+    accept(answer)
+    if not is_dry and answer.is_done:
+        (answer,) = ask_about(database, RequestKind.CLONE, batch=key or batch, jobs=[job], **more)
     return answer
 
 
@@ -161,7 +168,7 @@ def ask_about(
             is_done=request.status == RequestStatus.DONE,
             message=str(request.answer.get("message", late)),
             price=request.answer.get("price"),
-            jump=request.answer.get("jump"),
+            jump=str(request.answer.get("jump", "")),
         )
         for key, request in result.items()
     ]

@@ -101,7 +101,7 @@ def price_of(
     _, segment, is_first, new = best
     later_s = {other: new.ended_s[other] - end_s for other, end_s in kept.ended_s.items() if other in new.ended_s}
     without_s, with_s = bounds_s
-    kept_s, new_s = (max(ends_s.values(), default=now.now_s) - now.now_s for ends_s in (kept.ended_s, new.ended_s))
+    kept_s, new_s = (max([now.now_s, *ends_s.values()]) - now.now_s for ends_s in (kept.ended_s, new.ended_s))
     return JobPrice(
         segment=segment,
         is_first=is_first,

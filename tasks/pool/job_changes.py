@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -27,35 +27,20 @@ LARGEST_JUMP = 0.2  # of the logarithm of a step's size, beyond which a person i
 START = "start"  # the folder of a clone's checkpoints with that of its source
 
 
-@dataclass(frozen=True, kw_only=True)
-class StepJump:
-    """How a change makes the size of the next step jump, which a learning rate scales.
+def step_jump(before: Job, after: Job, *, step: int) -> str:
+    """Returns how a change makes the size of the next step jump, which a learning rate scales, in a sentence.
 
-    step: the steps that are done. before, after: the learning rate of the next one.
+    Empty where it jumps too little to be asked about.
+
+    step: the steps that are done.
     """
-
-    step: int
-    before: float
-    after: float
-
-    @property
-    def factor(self) -> float:
-        """By what the next step grows."""
-        return self.after / self.before if self.before else math.inf
-
-    def in_words(self) -> str:
-        """Returns it in a sentence."""
-        rates = f"from {self.before:.3g} to {self.after:.3g}"
-        return f"after step {self.step} the learning rate jumps {rates}, by a factor of {self.factor:.3g}"
-
-
-def step_jump(before: Job, after: Job, *, step: int) -> StepJump | None:
-    """Returns the jump at a step, None where it is too small to be asked about."""
     if step == 0 or step >= min(before.total_steps, after.total_steps):
-        return None
-    jump = StepJump(step=step, before=before.learning_rate(step), after=after.learning_rate(step))
-    is_small = 0 < jump.factor < math.inf and abs(math.log(jump.factor)) <= LARGEST_JUMP
-    return None if is_small or jump.before == jump.after else jump
+        return ""
+    rates = before.learning_rate(step), after.learning_rate(step)
+    if rates[0] == rates[1] or (min(rates) > 0 and abs(math.log(rates[1] / rates[0])) <= LARGEST_JUMP):
+        return ""
+    factor = f", by a factor of {rates[1] / rates[0]:.3g}" if rates[0] else ""
+    return f"after step {step} the learning rate jumps from {rates[0]:.3g} to {rates[1]:.3g}{factor}"
 
 
 def clone_faults(settings: Mapping[str, Any]) -> list[str]:

@@ -9,7 +9,6 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
-from ringmaster.codec import to_json
 from ringmaster.errors import CheckpointNotFound, RequestRefused
 from ringmaster.tasks.execution.dispatch import DeviceId
 from ringmaster.tasks.execution.engine import EngineNode
@@ -237,7 +236,7 @@ class RequestHandler:
                 changed_job = replace(job, num_steps=num_steps, num_epochs=None, warm_start=own)
                 changed_jobs.append((name, changed_job))
                 if jump := step_jump(job, changed_job, step=record.step):
-                    jumps.append(f"{name}: {jump.in_words()}")
+                    jumps.append(f"{name}: {jump}")
         if faults:
             raise RequestRefused("; ".join(faults))
         if not is_dry:
@@ -267,7 +266,7 @@ class RequestHandler:
         except ValueError as error:
             raise RequestRefused(f"these settings make no job: {error}") from error
         job, step, batch_jobs = replace(job, warm_start=None), 0, {each.name for each in batch.jobs}
-        jump = None
+        jump = ""
         if content.get("is_warm"):
             step = warm_step(entry, at_step=content.get("at_step"))
             if job.total_steps <= step:
@@ -298,7 +297,7 @@ class RequestHandler:
                 "least_s": price.least_s, "most_s": price.most_s, "ends_s": price.ends_s,
                 "delays_s": dict(price.delays_s),
             },
-            "jump": None if jump is None else to_json(jump),
+            "jump": jump,
         }  # fmt: skip
 
     def _inherit_terms(self, batch: Submission, source: str, name: str) -> None:
