@@ -210,9 +210,10 @@ def set_of_jobs(
         from ringmaster.flows.pool.batch_requests import ask_about, database_of
         from ringmaster.tasks.pool.requests import RequestKind
 
-        more = {"settings": settings_of_jobs, "is_dry": True}
         with database_of(batch) as database:
-            answers = ask_about(database, RequestKind.SET, batch=batch, jobs=jobs, **more)
+            answers = ask_about(
+                database, RequestKind.SET, batch=batch, jobs=jobs, settings=settings_of_jobs, is_dry=True
+            )
         if jumps := [answer.message for answer in answers if "learning rate jumps" in answer.message]:
             _consent("; ".join(jumps), is_given=False)
     _request("set", batch, jobs, as_json=as_json, settings=settings_of_jobs)

@@ -113,7 +113,7 @@ def clone_job(
     faults += clone_faults(settings_of_clone)
     if at_step is not None and not is_warm:
         faults.append("a step is for a warm clone, which goes on from a checkpoint. To fix: add --warm")
-    (source,) = [each for each in Batch.from_json(journal.get("batch")).jobs if each.name == job] or [None]
+    source = next((each for each in Batch.from_json(journal.get("batch")).jobs if each.name == job), None)
     if source is not None and source.parents == () and not faults:
         try:  # by the rules of batch files, with all faults at once
             known_steps = {} if source.num_steps is not None else {"num_steps": 1, "num_epochs": None}
@@ -123,7 +123,7 @@ def clone_job(
             faults.append(str(error))
     if faults:
         raise InputError(faults)
-    more = {"settings": dict(settings_of_clone), "name": name, "is_warm": is_warm, "at_step": at_step}
+    more: dict[str, Any] = {"settings": dict(settings_of_clone), "name": name, "is_warm": is_warm, "at_step": at_step}
     (answer,) = ask_about(database, RequestKind.CLONE, batch=key or batch, jobs=[job], is_dry=True, **more)
     accept(answer)
     if not is_dry and answer.is_done:
@@ -195,9 +195,9 @@ def meant(
 
     Raises InputError, which lists the existing names, if there is nothing of that name.
     """
-    if own := Journal(database, batch=ALONE).jobs():  # a run on this machine alone
-        if unknown := [job for job in jobs if job not in own]:
-            raise InputError([f"batch {batch} has no job {', '.join(unknown)}; it has {', '.join(own)}"])
+    if alone := Journal(database, batch=ALONE).jobs():  # a run on this machine alone
+        if unknown := [job for job in jobs if job not in alone]:
+            raise InputError([f"batch {batch} has no job {', '.join(unknown)}; it has {', '.join(alone)}"])
         return {ALONE: list(jobs)}
     every = Submissions(database).names()
     standing = {key: name for key, name, status in every if status == BatchStatus.SUBMITTED}
