@@ -170,6 +170,7 @@ def table(rows: Sequence[Mapping]) -> str:
         kept, draws = sum(row["kept"] for row in own), sum(row["draws"] for row in own)
         lines.append(
             f"| {name} | {statistics.fmean(row['cost'] for row in own):.0%} | "
+            f"{statistics.fmean(row['regret'] for row in own):.1%} | "
             f"{min(row['regret'] for row in own):.1%} to {max(row['regret'] for row in own):.1%} | "
             f"{max(row['worst'] for row in own):.1%} | {kept} of {draws} |"
         )
@@ -178,8 +179,8 @@ def table(rows: Sequence[Mapping]) -> str:
 network on digits, {NUM_STEPS} steps each, under constant and cosine rates and two training seeds; goals of `cut`: at
 most {GOALS["cost"]:.0%} of the steps, and a mean regret of {GOALS["regret"]:.0%}.
 
-| policy | steps trained | mean regret | worst | best one kept |
-|---|---:|---:|---:|---:|
+| policy | steps trained | mean regret | by schedule and seed | worst | best one kept |
+|---|---:|---:|---:|---:|---:|
 {chr(10).join(lines)}
 """
 

@@ -16,9 +16,9 @@ from typing import Any
 
 from ringmaster.codec import from_json, to_json
 from ringmaster.errors import RequestRefused
+from ringmaster.tasks.batch.grid import SAME_SHAPE, with_values
 from ringmaster.tasks.execution.job_table import JobState
 from ringmaster.tasks.pool.requests import MOST_PRIORITY, SETTINGS
-from ringmaster.tasks.sweeping.space import SAME_SHAPE, with_values
 from ringmaster.techniques import Job
 from ringmaster.techniques.checkpoints.storage import LocalPlace, is_url
 from ringmaster.techniques.job import OPTIMIZER_OPTIONS

@@ -20,8 +20,9 @@ from ringmaster.codec import digest
 from ringmaster.errors import BatchFileError
 from ringmaster.tasks.batch import Batch, Fault, parse_batch
 from ringmaster.tasks.batch.document import Finding, place_text
+from ringmaster.tasks.batch.grid import with_values
 from ringmaster.tasks.sweeping import space as spaces
-from ringmaster.tasks.sweeping.space import MOST_TRIALS, CategoricalRange, Parameter, Values, combinations, with_values
+from ringmaster.tasks.sweeping.space import MOST_TRIALS, CategoricalRange, Parameter, Values, combinations
 from ringmaster.techniques import Job
 
 NONE, CUT, ASHA, HALVING, MEDIAN = "none", "cut", "asha", "halving", "median"
