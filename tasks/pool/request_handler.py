@@ -31,7 +31,7 @@ OTHER_VERSION = "To fix: have the same version on all machines, and restart what
 class RequestHandler:
     """Answers requests. Must be called from the executor's thread.
 
-    standing: the batches that have not ended, by id.
+    active_batches: the batches that have not ended, by id.
     quarantine: sets aside the requests that this controller fails on.
     on_terms: called when a person has set priorities, weights or deadlines, with the reason for a new plan, if any.
     clock: monotonic seconds.
@@ -43,13 +43,13 @@ class RequestHandler:
         database: Database,
         *,
         executor: Executor,
-        standing: Mapping[str, ActiveBatch],
+        active_batches: Mapping[str, ActiveBatch],
         quarantine: Quarantine,
         on_terms: Callable[[ActiveBatch, str], None],
         clock: Callable[[], float],
         silent_s: float,
     ) -> None:
-        self._database, self._executor, self._standing = database, executor, standing
+        self._database, self._executor, self._active_batches = database, executor, active_batches
         self._quarantine, self._on_terms = quarantine, on_terms
         self._silences = SilenceMonitor(clock=clock, silent_s=silent_s, blind_s=BLIND_S)
         self._node_silences = SilenceMonitor(clock=clock, silent_s=silent_s, blind_s=BLIND_S)
@@ -94,16 +94,16 @@ class RequestHandler:
                 is_done.set()
 
         while not until.wait(LOOK_EVERY_S):
-            if requests := self.about_batches(self._requests.standing()):
+            if requests := self.about_batches(self._requests.current()):
                 is_done.clear()
                 self._executor.call(partial(answer, requests))
                 while not (is_done.wait(LOOK_EVERY_S) or until.is_set()):
                     pass
 
-    def about_batches(self, standing: Sequence[Request]) -> Sequence[Request]:
+    def about_batches(self, current: Sequence[Request]) -> Sequence[Request]:
         """Returns the open requests about batches."""
         kinds = (*self._acts, None)
-        return [each for each in standing if each.kind in kinds and each.status == RequestStatus.OPEN]
+        return [each for each in current if each.kind in kinds and each.status == RequestStatus.OPEN]
 
     def answer(self, requests: Sequence[Request]) -> None:
         """Carries out and answers requests about batches."""
@@ -130,7 +130,9 @@ class RequestHandler:
     def _set_aside(self, request: Request, message: str) -> None:
         """Refuses a request that this controller fails on. A sweep that is not steered any more would never end."""
         self._refuse(request, message)
-        if request.kind == RequestKind.DIRECT and (batch := self._standing.get(str(request.content.get("batch")))):
+        if request.kind == RequestKind.DIRECT and (
+            batch := self._active_batches.get(str(request.content.get("batch")))
+        ):
             self._fail(batch.submission, f"the request that steers it was refused: {message}")
 
     def _fail(self, batch: Submission, message: str) -> None:
@@ -145,7 +147,7 @@ class RequestHandler:
     def _cancel_unsubmitted(self, content: Mapping[str, Any]) -> str | None:
         """Cancels a batch whose jobs are not measured yet; returns None if the request is not about one."""
         key, why = str(content.get("batch", "")), str(content.get("message") or "cancelled by hand")
-        if key in self._standing or key not in (names := unsubmitted(self._database)):
+        if key in self._active_batches or key not in (names := unsubmitted(self._database)):
             return None
         if content.get("jobs"):
             raise RequestRefused(
@@ -203,7 +205,7 @@ class RequestHandler:
         text = f"{words} for {_names(batch, jobs) if content.get('jobs') else f'batch {batch.name}'}"
         if content.get("is_dry"):
             return "; ".join([f"would set {text}", *jumps])
-        active, journal = self._standing[batch.id], Journal(self._database, batch=batch.id)
+        active, journal = self._active_batches[batch.id], Journal(self._database, batch=batch.id)
         priorities, changes = dict(active.priorities), {key: dict(own) for key, own in active.changes.items()}
         if "priority" in settings:
             priorities |= dict.fromkeys(jobs if content.get("jobs") else [""], float(settings["priority"]))
@@ -302,7 +304,7 @@ class RequestHandler:
 
     def _inherit_terms(self, batch: Submission, source: str, name: str) -> None:
         """Gives a clone the priority, the weight and the user of its source."""
-        active = self._standing[batch.id]
+        active = self._active_batches[batch.id]
         origin = active.changes.get("like", {}).get(source, source)
         changes = {**active.changes, "like": {**active.changes.get("like", {}), name: origin}}
         priorities = {**active.priorities, name: active.priorities.get(source, USUAL)}
@@ -328,9 +330,9 @@ class RequestHandler:
 
     def _batch(self, name: str) -> Submission:
         """Returns the active batch with that id, or the only one with that name."""
-        if name in self._standing:
-            return self._standing[name].submission
-        named = [each.submission for each in self._standing.values() if each.submission.name == name]
+        if name in self._active_batches:
+            return self._active_batches[name].submission
+        named = [each.submission for each in self._active_batches.values() if each.submission.name == name]
         if len(named) == 1:
             return named[0]
         if named:
@@ -338,7 +340,7 @@ class RequestHandler:
             raise RequestRefused(f"several batches are named {name}: {ids}. To fix: say which by its id")
         if self._submissions.status(name) is not None:
             raise RequestRefused(f"batch {name} has ended")
-        there = ", ".join(f"{each.submission.name} ({batch})" for batch, each in self._standing.items())
+        there = ", ".join(f"{each.submission.name} ({batch})" for batch, each in self._active_batches.items())
         raise RequestRefused(f"there is no batch {name!r}. There is: {there or 'none'}")
 
     # -- requests for nodes ------------------------------------------------------------------------------------------
@@ -353,13 +355,13 @@ class RequestHandler:
 
     # -- requests for idle devices -----------------------------------------------------------------------------------
 
-    def take_loans(self, standing: Sequence[Request], *, there: Mapping[str, EngineNode]) -> None:
+    def take_loans(self, current: Sequence[Request], *, there: Mapping[str, EngineNode]) -> None:
         """Takes in the requests for devices; ends those whose node is gone or that are not renewed.
 
         Refuses new ones of a node that leaves. Those that were granted before end with their trials.
         """
         loans = {}
-        lend = [each for each in standing if each.kind == RequestKind.LEND]
+        lend = [each for each in current if each.kind == RequestKind.LEND]
         requested = sorted(lend, key=lambda each: each.status == RequestStatus.OPEN)
         silent = self._silences.among(requested)
         for request in requested:
@@ -389,7 +391,7 @@ class RequestHandler:
             node, wanted = there[loan.content["node"]], _wanted(loan)
             usable = [device for device in range(len(node.devices)) if device not in node.faults]
             idle = [device for device in usable if lease_name(node, device) not in busy]
-            lent = wanted.of(idle, are_others_at_work=bool(self._standing))
+            lent = wanted.of(idle, are_others_at_work=bool(self._active_batches))
             names = [lease_name(node, device) for device in lent]
             if names and self._leases.take(names, holder=LOAN.format(number)):
                 self._requests.answer(number, status=RequestStatus.GRANTED, answer={"devices": names})

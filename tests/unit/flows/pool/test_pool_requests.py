@@ -168,7 +168,7 @@ def run_here(tmp_path, monkeypatch):
     handler = RequestHandler(
         bench.journal.database,
         executor=bench.executor,
-        standing=standing,
+        active_batches=standing,
         quarantine=Quarantine(bench.journal.database),
         on_terms=lambda active, why: standing.update({ALONE: active}),
         clock=time.monotonic,
