@@ -11,14 +11,19 @@ The outcome of a gang that trains a group is that of its lead job; each member h
 cannot continue as it is (three crashes, no memory under any option), the group parts before any job fails.
 """
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
+from collections.abc import Mapping
 from typing import Any
-
-from ringmaster.tasks.execution.events import ExecutionEvent, JobEnded
-from ringmaster.tasks.execution.job_table import EVALUATED, JobTable
-from ringmaster.tasks.execution.progress import PlanProgress, RunningSegment
-from ringmaster.tasks.storage.journal import ENDED, JobStatus
-from ringmaster.techniques.processes.events import REACHED, OutcomeStatus
+from ringmaster.tasks.execution.events import ExecutionEvent
+from ringmaster.tasks.execution.events import JobEnded
+from ringmaster.tasks.execution.job_table import EVALUATED
+from ringmaster.tasks.execution.job_table import JobTable
+from ringmaster.tasks.execution.progress import PlanProgress
+from ringmaster.tasks.execution.progress import RunningSegment
+from ringmaster.tasks.storage.journal import ENDED
+from ringmaster.tasks.storage.journal import JobStatus
+from ringmaster.techniques.processes.events import OutcomeStatus
+from ringmaster.techniques.processes.events import REACHED
 from ringmaster.techniques.processes.gang import Outcome
 from ringmaster.text import printable_lines
 
@@ -29,7 +34,7 @@ FIRST_PAUSE_S = 1.0  # before a crashed segment is retried, as the cause may be 
 class OutcomePolicy:
     """Decides for one executor.
 
-    tell: receives execution events.
+    notify: receives execution events.
     want: requests a new plan, with the reason.
     hold_back: keeps a job from starting for some seconds.
     forget_speed: drops the measured speeds of a job whose options change.
@@ -40,13 +45,13 @@ class OutcomePolicy:
         job_table: JobTable,
         plan_progress: PlanProgress,
         *,
-        tell: Callable[[ExecutionEvent], None],
+        notify: Callable[[ExecutionEvent], None],
         want: Callable[[str], None],
         hold_back: Callable[[str, float], None],
         forget_speed: Callable[[str], None],
     ) -> None:
         self._job_table, self._plan_progress = job_table, plan_progress
-        self._tell, self._want, self._hold_back, self._forget_speed = tell, want, hold_back, forget_speed
+        self._notify, self._want, self._hold_back, self._forget_speed = notify, want, hold_back, forget_speed
 
     def decide(self, running: RunningSegment, outcome: Outcome) -> str:
         """Acts on an outcome. Returns a description of what follows."""
@@ -138,7 +143,7 @@ class OutcomePolicy:
         self._plan_progress.drop(job)
         record = self._job_table.write(job, status=status, message=message)
         self._job_table.groups.ended(job)
-        self._tell(JobEnded(job=job, status=status, message=message, details=record.details))
+        self._notify(JobEnded(job=job, status=status, message=message, details=record.details))
 
     def _on_done(self, running: RunningSegment, outcome: Outcome) -> str:
         job, step = running.segment.job, outcome.result["step"]
@@ -174,7 +179,7 @@ class OutcomePolicy:
             job, status=JobStatus.DONE, step=result["step"], message=message, details=details
         )
         self._job_table.groups.ended(job)
-        self._tell(
+        self._notify(
             JobEnded(
                 job=job, status=JobStatus.DONE, message=message, details={**record.details, "step": result["step"]}
             )

@@ -1,21 +1,28 @@
 """The optimizer of a job, its learning-rate schedule, and the steps that they take, independent of parallelism."""
 
 from __future__ import annotations
-
-import math
-from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import dataclass, replace
+import torch
+from collections.abc import Callable
+from collections.abc import Iterable
+from collections.abc import Mapping
+from collections.abc import Sequence
+from dataclasses import dataclass
+from dataclasses import replace
 from difflib import get_close_matches
 from fnmatch import fnmatchcase
-from typing import Any
-
-import torch
-from torch import Tensor, nn
+from torch import Tensor
+from torch import nn
 from torch.distributed.tensor import DTensor
-
-from ringmaster.techniques.job import OF_WHOLE_TENSORS, OPTIMIZER_OPTIONS, Job, OptimizerSpec, ScheduleSpec
+from typing import Any
+from ringmaster.techniques.job import Job
+from ringmaster.techniques.job import OF_WHOLE_TENSORS
+from ringmaster.techniques.job import OPTIMIZER_OPTIONS
+from ringmaster.techniques.job import OptimizerSpec
 from ringmaster.techniques.models.layers import layer_names
-from ringmaster.techniques.training.gradients import local, scale_, share_of, whole
+from ringmaster.techniques.training.gradients import local
+from ringmaster.techniques.training.gradients import scale_
+from ringmaster.techniques.training.gradients import share_of
+from ringmaster.techniques.training.gradients import whole
 
 MOST_LISTED = 5
 
@@ -242,7 +249,7 @@ def update_(
         factor = to_mean * torch.clamp(limit / (norm * to_mean + 1e-6), max=1.0)
     scale_(parameters, factor)
     place, length = job.schedule_place(step)
-    of_schedule = schedule_factor(job.schedule, place, num_steps=length) * job.phase(step).lr_factor
+    of_schedule = job.schedule.factor(place, num_steps=length) * job.phase(step).lr_factor
     for group in optimizer.param_groups:
         group["lr"] = group[FIRST_RATE] * of_schedule
     optimizer.step()
@@ -280,35 +287,6 @@ def _build(
         return cls(given, **arguments)
     except (TypeError, ValueError) as error:
         raise ValueError(f"optimizer {spec.name}: {error}. To fix: correct its options") from error
-
-
-def schedule_factor(schedule: ScheduleSpec, step: float, *, num_steps: int) -> float:
-    """Returns the factor of the base learning rate at step `step` of `num_steps`. It depends on no state.
-
-    With k the step (0-based), N the number of steps, W those of the warm-up, D those of the decay of "wsd", and r the
-    `min_lr_ratio`:
-
-        k < W       (k + 1) / W                                 linear warm-up
-        constant    1
-        linear      r + (1 - r) (1 - p)                         p = (k - W) / (N - W)
-        cosine      r + (1 - r) (1 + cos(pi p)) / 2             the same p
-        wsd         1 before step N - D, then r + (1 - r) (1 - p)    p = (k - (N - D)) / D
-
-    After the warm-up these are `get_linear_schedule_with_warmup`, `get_cosine_with_min_lr_schedule_with_warmup` and
-    `get_wsd_schedule` (decay_type="linear") of transformers. In the warm-up they are one step ahead of transformers,
-    whose first step has the learning rate 0 and changes nothing.
-
-    Source of "wsd": Hu et al., MiniCPM (arXiv:2404.06395).
-    """
-    num_warmup = schedule.num_warmup_steps(num_steps)
-    if step < num_warmup:
-        return (step + 1) / num_warmup
-    first = num_steps - schedule.num_decay_steps(num_steps) if schedule.name == "wsd" else num_warmup
-    if schedule.name == "constant" or step < first:
-        return 1.0
-    progress = (step - first) / max(num_steps - first, 1)
-    factor = 0.5 * (1.0 + math.cos(math.pi * progress)) if schedule.name == "cosine" else 1.0 - progress
-    return factor * (1.0 - schedule.min_lr_ratio) + schedule.min_lr_ratio
 
 
 class Lion(torch.optim.Optimizer):
