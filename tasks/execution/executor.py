@@ -15,13 +15,13 @@ from dataclasses import replace
 from functools import partial
 from itertools import count
 
-from ringmaster.tasks.execution.job_price import JobPrice
 from sqlalchemy.exc import SQLAlchemyError
 
 from ringmaster.tasks.cluster import Cluster
 from ringmaster.tasks.execution.dispatch import Command, DeviceId
 from ringmaster.tasks.execution.engine import Engine
 from ringmaster.tasks.execution.events import GangReport, Listener, Listeners, PlanUpdate, SegmentEnded
+from ringmaster.tasks.execution.job_price import JobPrice
 from ringmaster.tasks.execution.job_table import CHOICE, JobState, JobTable, SteeringPolicy, SteeringRequest
 from ringmaster.tasks.execution.outcome_policy import OutcomePolicy
 from ringmaster.tasks.execution.plan_manager import AddTerms, Forecaster, MakePlan, PlanManager

@@ -18,29 +18,17 @@ in the journal holds all of this, so that another executor that takes over finds
 """
 
 from __future__ import annotations
-from collections.abc import Callable
-from collections.abc import Iterable
-from collections.abc import Mapping
-from collections.abc import Sequence
-from dataclasses import dataclass
-from dataclasses import field
-from dataclasses import replace
+
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass, field, replace
 from pathlib import Path
-from typing import Any
-from typing import Protocol
-from ringmaster.codec import digest
-from ringmaster.codec import from_json
-from ringmaster.codec import to_json
+from typing import Any, Protocol
+
+from ringmaster.codec import digest, from_json, to_json
 from ringmaster.tasks.execution.events import ExecutionEvent
-from ringmaster.tasks.storage.journal import ENDED
-from ringmaster.tasks.storage.journal import JobRecord
-from ringmaster.tasks.storage.journal import JobStatus
-from ringmaster.tasks.storage.journal import Journal
-from ringmaster.tasks.storage.journal import changed
-from ringmaster.techniques import Job
-from ringmaster.techniques import Profile
-from ringmaster.techniques.checkpoints.storage import is_url
-from ringmaster.techniques.checkpoints.storage import join_root
+from ringmaster.tasks.storage.journal import ENDED, JobRecord, JobStatus, Journal, changed
+from ringmaster.techniques import Job, Profile
+from ringmaster.techniques.checkpoints.storage import is_url, join_root
 from ringmaster.techniques.job import TrainingPhase
 from ringmaster.techniques.loss import loss_function_of
 from ringmaster.techniques.processes.order import KEPT_CHECKPOINTS

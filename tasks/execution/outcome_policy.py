@@ -11,19 +11,14 @@ The outcome of a gang that trains a group is that of its lead job; each member h
 cannot continue as it is (three crashes, no memory under any option), the group parts before any job fails.
 """
 
-from collections.abc import Callable
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from typing import Any
-from ringmaster.tasks.execution.events import ExecutionEvent
-from ringmaster.tasks.execution.events import JobEnded
-from ringmaster.tasks.execution.job_table import EVALUATED
-from ringmaster.tasks.execution.job_table import JobTable
-from ringmaster.tasks.execution.progress import PlanProgress
-from ringmaster.tasks.execution.progress import RunningSegment
-from ringmaster.tasks.storage.journal import ENDED
-from ringmaster.tasks.storage.journal import JobStatus
-from ringmaster.techniques.processes.events import OutcomeStatus
-from ringmaster.techniques.processes.events import REACHED
+
+from ringmaster.tasks.execution.events import ExecutionEvent, JobEnded
+from ringmaster.tasks.execution.job_table import EVALUATED, JobTable
+from ringmaster.tasks.execution.progress import PlanProgress, RunningSegment
+from ringmaster.tasks.storage.journal import ENDED, JobStatus
+from ringmaster.techniques.processes.events import REACHED, OutcomeStatus
 from ringmaster.techniques.processes.gang import Outcome
 from ringmaster.text import printable_lines
 

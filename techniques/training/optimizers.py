@@ -1,28 +1,20 @@
 """The optimizer of a job, its learning-rate schedule, and the steps that they take, independent of parallelism."""
 
 from __future__ import annotations
-import torch
-from collections.abc import Callable
-from collections.abc import Iterable
-from collections.abc import Mapping
-from collections.abc import Sequence
-from dataclasses import dataclass
-from dataclasses import replace
+
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass, replace
 from difflib import get_close_matches
 from fnmatch import fnmatchcase
-from torch import Tensor
-from torch import nn
-from torch.distributed.tensor import DTensor
 from typing import Any
-from ringmaster.techniques.job import Job
-from ringmaster.techniques.job import OF_WHOLE_TENSORS
-from ringmaster.techniques.job import OPTIMIZER_OPTIONS
-from ringmaster.techniques.job import OptimizerSpec
+
+import torch
+from torch import Tensor, nn
+from torch.distributed.tensor import DTensor
+
+from ringmaster.techniques.job import OF_WHOLE_TENSORS, OPTIMIZER_OPTIONS, Job, OptimizerSpec
 from ringmaster.techniques.models.layers import layer_names
-from ringmaster.techniques.training.gradients import local
-from ringmaster.techniques.training.gradients import scale_
-from ringmaster.techniques.training.gradients import share_of
-from ringmaster.techniques.training.gradients import whole
+from ringmaster.techniques.training.gradients import local, scale_, share_of, whole
 
 MOST_LISTED = 5
 
