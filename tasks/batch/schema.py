@@ -378,6 +378,28 @@ class WarmStartSection(Section):
     step: Whole = Field(description="the step of the checkpoint, such as 60")
 
 
+class LocalUpdatesSection(Section):
+    """Optimizer steps that workers take on their own, and an outer step on their mean after each round of them."""
+
+    workers: Whole = Field(description="the number of workers, which share each global batch, such as 4")
+    sync_every: Whole = Field(description="the steps of a worker between two exchanges, such as 32")
+    outer_lr: Positive = Field(default=job.LocalUpdates.outer_lr, description="the outer learning rate; 1 averages")
+    outer_momentum: Annotated[float, Field(ge=0, lt=1)] = Field(
+        default=job.LocalUpdates.outer_momentum, description="the outer (Nesterov) momentum, such as 0.9; 0 for none"
+    )
+    warmup_steps: Annotated[int, Field(ge=0, le=MOST_WHOLE)] = Field(
+        default=job.LocalUpdates.warmup_steps, description="the first steps, with an exchange at each, such as 128"
+    )
+
+
+class NumericsSection(Section):
+    """How far a step may be from a plain one, so that the search may choose its kernels."""
+
+    tolerance: Annotated[float, Field(gt=0, le=0.1)] = Field(
+        description="the largest relative difference of loss and gradients, such as 1e-5"
+    )
+
+
 class JobEntry(Section):
     """One model to train."""
 
@@ -452,6 +474,15 @@ class JobEntry(Section):
     )
     exact_chunk: Whole | None = Field(
         default=None, description="the samples of one forward and backward of an exact job, such as 4"
+    )
+    local_updates: LocalUpdatesSection | None = Field(
+        default=None,
+        description="exchanges between devices every few steps only, such as {workers: 4, sync_every: 32}, or leave "
+        "the key out: at each step",
+    )
+    numerics: NumericsSection | None = Field(
+        default=None,
+        description="lets the search choose kernels within a tolerance, such as {tolerance: 1e-5}, or leave it out",
     )
     deadline_s: Positive | None = Field(
         default=None, description="the seconds from the batch's start by which the job must have ended, such as 3600"
