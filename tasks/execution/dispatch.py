@@ -108,7 +108,7 @@ def startable(
     running: Iterable[PlannedSegment],
     done_jobs: Collection[str],
     after: Mapping[str, Collection[str]],
-    beside: Collection[str] = (),
+    other_jobs: Collection[str] = (),
     num_devices: float = math.inf,
     quotas: UserQuotas = NO_QUOTAS,
 ) -> list[PlannedSegment]:
@@ -118,12 +118,12 @@ def startable(
 
     planned: the segments that have not started yet, in order.
     after: the jobs that each job depends on, if any.
-    beside: further jobs that running gangs train.
+    other_jobs: further jobs that running gangs train.
     num_devices: the number of devices that there are, if it is known: nothing starts once all of them are busy.
     """
     running = list(running)
     busy = {device for segment in running for device in segment.devices}
-    active_jobs = {*(segment.job for segment in running), *beside}
+    active_jobs = {*(segment.job for segment in running), *other_jobs}
     held = Counter[str]()  # by user, the devices of segments that run or come first
     for segment in running:
         if (user := quotas.user(segment.job)) is not None:
@@ -165,14 +165,14 @@ def end_of(
         devices of several such gangs would otherwise wait for each of them in turn, without end.
     """
     others = [other for other in running if other.job != segment.job and other.job not in over]
-    heirs = startable(planned, running=others, done_jobs=done_jobs, after=after, quotas=quotas)
-    following = next((heir for heir in heirs if heir.job == segment.job), None)
+    next_segments = startable(planned, running=others, done_jobs=done_jobs, after=after, quotas=quotas)
+    following = next((each for each in next_segments if each.job == segment.job), None)
     if following is not None:
         return following if is_same_gang(following, segment) else "ends"
     user = quotas.user(segment.job)
     is_awaited = any(
-        not set(heir.devices).isdisjoint(segment.devices) or (user is not None and quotas.user(heir.job) == user)
-        for heir in heirs
+        not set(each.devices).isdisjoint(segment.devices) or (user is not None and quotas.user(each.job) == user)
+        for each in next_segments
     )
     return "ends" if is_awaited else "goes on"
 

@@ -105,8 +105,13 @@ class Prediction:
     @property
     def end(self) -> PredictedEnd:
         """The end of the batch."""
-        bounds = {"earliest_s": self.earliest_s, "latest_s": self.latest_s}
-        return PredictedEnd(end_s=self.makespan_s, low_s=self.low_s, high_s=self.high_s, **bounds)
+        return PredictedEnd(
+            end_s=self.makespan_s,
+            low_s=self.low_s,
+            high_s=self.high_s,
+            earliest_s=self.earliest_s,
+            latest_s=self.latest_s,
+        )
 
     def to_json(self) -> dict[str, Any]:
         """Returns the JSON form, with seconds to a thousandth."""
@@ -154,8 +159,8 @@ class SegmentStarted:
     first_step: int
     attempt: int
     members: tuple[str, ...] = stored_as("fellows", default=())
-    num_steps: tuple[int, ...] = field(default=(), metadata=SINCE_LATER)
-    predicted_bytes: int | None = field(default=None, metadata=SINCE_LATER)
+    num_steps: tuple[int, ...] = ()
+    predicted_bytes: int | None = None
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -180,7 +185,7 @@ class SegmentEnded:
     outcome: Outcome
     decision: str
     members: tuple[str, ...] = stored_as("fellows", default=())
-    profile: Profile | None = field(default=None, metadata=SINCE_LATER)
+    profile: Profile | None = None
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -1,19 +1,21 @@
 from xml.etree import ElementTree
 
 from hypothesis import given
+from rich.console import Console
 
+from ringmaster.flows.reports.plan_report import print_gantt
 from ringmaster.tasks.planning import Option, Plan, PlanningJob, PlanningNode, Problem, Segment, solve
-from ringmaster.tasks.planning.gantt import axis, job_lines, margin_and_columns, render_svg, rows
+from ringmaster.tasks.planning.gantt import render_svg, rows
 from ringmaster.tasks.planning.plans.list_scheduling import BASELINES
 from tests.drawing import draws
 from tests.unit.planning.draw import problems, tiny
 
 
-def text_of(plan, problem, width=100):
-    """The plan as a terminal shows it."""
-    margin, columns = margin_and_columns(problem, width)
-    lines = [f"{name:>{margin}} |{''.join(piece.text for piece in row)}|" for name, row in rows(plan, problem, columns)]
-    return "\n".join([*lines, axis(plan, margin, columns), *job_lines(plan, problem, width)])
+def render_text(plan, problem, width=100):
+    console = Console(width=width, color_system=None)
+    with console.capture() as capture:
+        print_gantt(plan, problem, console)
+    return capture.get()
 
 
 @draws(20)
@@ -24,11 +26,11 @@ def test_pictures_are_well_formed(problem):
     titles = [node.text for node in root.iter("{http://www.w3.org/2000/svg}title")]
     for job in problem.jobs:
         assert any(title.startswith(f"{job.id}: ") for title in titles)
-    assert max(map(len, text_of(plan, problem, width=80).splitlines())) <= 80
+    assert max(map(len, render_text(plan, problem, width=80).splitlines())) <= 80
 
 
 def test_text_names_jobs_devices_and_techniques():
-    text = text_of(solve(tiny()), tiny(), width=90)
+    text = render_text(solve(tiny()), tiny(), width=90)
     for word in ("n0:0", "n0:1", "j3", "single", "A"):
         assert word in text
 
@@ -62,6 +64,6 @@ def test_a_fused_group_is_labelled_with_its_leader_and_names_all():
     picture = render_svg(plan, problem)
     assert "a +1 · fused" in picture
     assert "together with b" in picture
-    text = text_of(plan, problem)
+    text = render_text(plan, problem)
     assert "a +1 · fused" in text
     assert "b: with a, fused x1 0 s..8 s" in text
