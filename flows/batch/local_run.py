@@ -357,7 +357,7 @@ class LocalRun:
         progress = ProgressArtifact(self.journal, total_steps=sum(job.total_steps for job in plan.jobs.profiled.jobs))
         gantt = GanttArtifact(
             TimelineReader(database, name=self.batch.name),
-            look=lambda run_timeline: deadlines.tell(run_timeline, sound),
+            look=lambda run_timeline: deadlines.report_late(run_timeline, sound),
         )
         decisions = DecisionArtifact()
         for event in plan.jobs.failures:

@@ -231,17 +231,21 @@ class Listeners:
         self._listeners, self._on_fault = [*listeners], on_fault
         self.faults: dict[Listener, str] = {}
 
-    def tell(self, event: ExecutionEvent) -> None:
+    def add(self, listener: Listener) -> None:
+        """Adds a listener."""
+        self._listeners.append(listener)
+
+    def notify(self, event: ExecutionEvent) -> None:
         """Passes an event on."""
         for listener in [*self._listeners]:
-            self.guard(listener, lambda listener=listener: listener(event))  # type: ignore[misc]
+            self.guard(listener, listener, event)
 
-    def guard(self, listener: Listener, action: Callable[[], None]) -> None:
+    def guard(self, listener: Listener, action: Callable[..., None], *of: object) -> None:
         """Performs an action of a listener; detaches the listener if it raises. Does nothing if it is detached."""
         if listener not in self._listeners:
             return
         try:
-            action()
+            action(*of)
         except DatabaseClosed:  # this process is ending
             raise
         except Exception as error:

@@ -237,11 +237,11 @@ class PoolController:
         self._tidy_up()
         self._is_due.set()
 
-    def _answer_requests(self, asked: Sequence[Request]) -> None:
+    def _answer_requests(self, requests: Sequence[Request]) -> None:
         """Answers requests, after the executor has heard the events that their senders may have read."""
-        if asked:
+        if requests:
             self._engine.catch_up()
-            self._executor.call(partial(self._request_handler.answer, asked))
+            self._executor.call(partial(self._request_handler.answer, requests))
 
     def _look_at_nodes(self) -> None:
         now_s = self._clock()
