@@ -363,6 +363,12 @@ class PlanSimulator:
                 other._put(replace(stretch, first_step=step, works_from_s=from_s, step_s=believed_s))
         return other
 
+    def insert(self, segment: PlannedSegment, *, is_first: bool) -> None:
+        """Plans a further segment before all that waits, or after it."""
+        self.planned.insert(0 if is_first else len(self.planned), segment)
+        self._devices |= set(segment.devices)
+        self._may_start = True
+
     def adopt(self, planned: Sequence[PlannedSegment]) -> None:
         """Follows another plan from now on. Gangs that it leaves in place continue."""
         done = [s for s in planned if s.job not in self.ended_s]

@@ -6,10 +6,12 @@ runs. Batches that arrive later share the devices and may change what is predict
 
 import math
 import time
-from collections.abc import Callable, Collection, Iterable
+from collections.abc import Callable, Collection, Iterable, Sequence
 from dataclasses import replace
 from functools import partial
 from itertools import count
+
+from ringmaster.tasks.execution.job_price import JobPrice
 
 from ringmaster.tasks.cluster import Cluster
 from ringmaster.tasks.execution.dispatch import Command, DeviceId, PlannedSegment, UserQuotas, in_steps
@@ -32,6 +34,7 @@ from ringmaster.tasks.execution.replanner import PendingPlan, Replanner, State
 from ringmaster.tasks.planning import Plan, Problem
 from ringmaster.tasks.profiling.search import planning_problem
 from ringmaster.tasks.storage.journal import ENDED, Journal
+from ringmaster.techniques import Job, Profile
 from ringmaster.techniques.processes.events import Steps
 
 MakePlan = Callable[[Problem], Plan]
@@ -147,6 +150,24 @@ class PlanManager:
         fresh = in_steps(planned.plan, num_steps=steps, steps_done=done)
         self._plan_progress.planned += self._explored(fresh)
         self._follow(planned.problem, planned.plan, why=planned.why)
+
+    def price(self, job: Job, *, profiles: Sequence[Profile], step: int) -> tuple[Problem, JobPrice] | None:
+        """Returns what a further job costs, with the problem; None where it has no place in the plan now."""
+        if self.replanner is None:
+            return None
+        state = self.state()
+        if not any(each.name == job.name for each in state.jobs):
+            state = replace(state, jobs=[*state.jobs, job])
+        return self.replanner.price(
+            replace(state, profiles={**state.profiles, job.name: profiles}, steps={**state.steps, job.name: step}),
+            job.name,
+        )
+
+    def take_in(self, problem: Problem, price: JobPrice, *, why: str) -> None:
+        """Follows the plan by which a further job was priced: all that runs goes on."""
+        planned = self._plan_progress.planned
+        planned.insert(0 if price.is_first else len(planned), price.segment)
+        self._follow(problem, price.plan, why=why)
 
     def seconds_to_look(self) -> float:
         """Returns the seconds until `look` may have something to do."""

@@ -394,7 +394,8 @@ class PlanProgress:
         job = running.segment.job
         is_replaced = running.is_stopping or running.is_over_end
         if not (is_replaced and any(segment.job == job for segment in self.planned)):
-            self.planned.insert(0, running.segment)
+            last_step = min(running.segment.last_step, self._totals[job])  # the job's steps may have been changed
+            self.planned.insert(0, replace(running.segment, last_step=last_step))
 
     def follow(self, fresh: Sequence[PlannedSegment]) -> list[Command]:
         """Follows a new plan. Gangs that it leaves in place continue; the others are commanded to stop."""

@@ -60,9 +60,9 @@ def test_a_priority_changes_what_is_minimised_and_outlives_the_executor(database
     pool.pass_seconds(1, Worker(database, num_devices=1))
     pool.submit(submission("b1"), submission("b2"))
     assert pool.plans[-1].job("b2/a").weight == 1.0
-    done = pool.ask(RequestKind.SET_PRIORITY, batch="nightly-b2", jobs=[], priority=4)
+    done = pool.ask(RequestKind.SET, batch="nightly-b2", jobs=[], settings={"priority": 4})
     assert (done.status, done.answer) == (RequestStatus.DONE, {"message": "priority 4 for batch nightly-b2"})
-    pool.ask(RequestKind.SET_PRIORITY, batch="b2", jobs=["a"], priority=0.5)
+    pool.ask(RequestKind.SET, batch="b2", jobs=["a"], settings={"priority": 0.5})
     assert pool.objectives == ["weighted"]
     after = PoolBench(database, pool.clock)
     after.step()
@@ -73,8 +73,10 @@ def test_a_priority_changes_what_is_minimised_and_outlives_the_executor(database
 def test_priorities_that_no_planner_can_weigh_with_disturb_nobody(database, pool):
     pool.pass_seconds(1, Worker(database, num_devices=1))
     pool.submit(submission("b1", terms=PlanningTerms(weights={"a": 1e14})), submission("b2"))
-    refused = pool.ask(RequestKind.SET_PRIORITY, batch="b2", jobs=[], priority=1e16)
+    refused = pool.ask(RequestKind.SET, batch="b2", jobs=[], settings={"priority": 1e16})
     assert (refused.status, "at most 1000" in refused.answer["message"]) == (RequestStatus.REFUSED, True)
     for jobs in ([], ["a"]):
-        assert pool.ask(RequestKind.SET_PRIORITY, batch="b1", jobs=jobs, priority=1000).status == RequestStatus.DONE
+        assert (
+            pool.ask(RequestKind.SET, batch="b1", jobs=jobs, settings={"priority": 1000}).status == RequestStatus.DONE
+        )
     assert {row.id: row.weight for row in pool.plans[-1].jobs}["b1/a"] == HEAVIEST
