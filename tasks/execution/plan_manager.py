@@ -11,8 +11,6 @@ from dataclasses import replace
 from functools import partial
 from itertools import count
 
-from ringmaster.tasks.execution.job_price import JobPrice
-
 from ringmaster.tasks.cluster import Cluster
 from ringmaster.tasks.execution.dispatch import Command, DeviceId, PlannedSegment, UserQuotas, in_steps
 from ringmaster.tasks.execution.events import (
@@ -28,6 +26,7 @@ from ringmaster.tasks.execution.events import (
     predictions_in,
 )
 from ringmaster.tasks.execution.forecast import Draws, predict, spread_of
+from ringmaster.tasks.execution.job_price import JobPrice
 from ringmaster.tasks.execution.job_table import JobTable
 from ringmaster.tasks.execution.progress import PlanProgress
 from ringmaster.tasks.execution.replanner import PendingPlan, Replanner, State
