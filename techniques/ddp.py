@@ -4,13 +4,15 @@ Source: Li et al., PyTorch Distributed, VLDB 2020 (arXiv:2006.15704).
 """
 
 from __future__ import annotations
-
-from contextlib import AbstractContextManager, nullcontext
-from typing import TYPE_CHECKING, Any
-
+from contextlib import AbstractContextManager
+from contextlib import nullcontext
+from typing import Any
+from typing import TYPE_CHECKING
 from ringmaster.techniques.data_parallel import DataParallel
-from ringmaster.techniques.job import DISTILLED, PRUNED
-from ringmaster.techniques.technique import RUN, Config
+from ringmaster.techniques.job import DISTILLED
+from ringmaster.techniques.job import PRUNED
+from ringmaster.techniques.technique import Config
+from ringmaster.techniques.technique import RUN
 
 if TYPE_CHECKING:
     from torch import nn
@@ -29,6 +31,7 @@ class Ddp(DataParallel):
     generates = True
     takes_chunks = RUN
     measures_noise = True
+    takes_kernels = True
 
     def parallelize(self, model: nn.Module, mesh: DeviceMesh | None, config: Config) -> nn.Module:
         """Wraps the model in `DistributedDataParallel`; gradients are views of its communication buckets."""

@@ -40,6 +40,7 @@ from ringmaster.techniques.job import (
     Adapter,
     EvaluationSpec,
     Job,
+    LocalUpdates,
     ModelSpec,
     OptimizerSpec,
     ScheduleSpec,
@@ -62,6 +63,7 @@ def job_findings(raw: Any) -> Iterator[Finding]:
     yield from _arguments(job)
     yield from _length(job)
     yield from _exact(job)
+    yield from _local_updates(job)
     yield from _text(job)
     yield from training_findings(job)
     yield from _loss(job)
@@ -100,6 +102,9 @@ def _variables(job: Raw) -> Iterator[Finding]:
         yield Finding(place, "is chosen on the way to a target, and there is none", "give a target, or leave it out")
     if job.get("exact"):
         yield Finding(("exact",), "fixes all bits, and what may_vary lists changes them", "leave one of the two out")
+    if job.get("local_updates") is not None:
+        problem = "has an exchange every few steps, in which no batch size may vary"
+        yield Finding(("local_updates",), problem, "leave it out, or may_vary")
     if job.get("warm_start") is not None:
         problem = "passes over the first steps, by which may_vary is decided"
         yield Finding(("warm_start",), problem, "leave one of the two out")
@@ -277,11 +282,40 @@ def _length(job: Raw) -> Iterator[Finding]:
 
 def _exact(job: Raw) -> Iterator[Finding]:
     chunk, size = job.get("exact_chunk"), job.get("global_batch_size", Job.global_batch_size)
-    if chunk is not None and job.get("exact") is not True:
+    workers = _mapping(job.get("local_updates")).get("workers")
+    if chunk is not None and job.get("exact") is not True and workers is None:
         yield Finding(("exact_chunk",), "goes with exact: true", "set exact: true, or leave exact_chunk out")
-    elif isinstance(chunk, int) and isinstance(size, int) and chunk > 0 and _is_no_power(size, chunk):
-        problem = f"divides global_batch_size {size} into a number of chunks that is no power of two"
-        yield Finding(("exact_chunk",), problem, f"give {size} divided by 1, 2, 4, 8 or so")
+    elif isinstance(chunk, int) and _are_counts(chunk, size):
+        what = f"global_batch_size {size}"
+        if _are_counts(workers):
+            size //= workers
+            what = f"a worker's {size} samples"
+        if _is_no_power(size, chunk):
+            problem = f"divides {what} into a number of chunks that is no power of two"
+            yield Finding(("exact_chunk",), problem, f"give {size} divided by 1, 2, 4, 8 or so")
+
+
+def _local_updates(job: Raw) -> Iterator[Finding]:
+    local = _mapping(job.get("local_updates"))
+    workers, warmup = local.get("workers"), local.get("warmup_steps", LocalUpdates.warmup_steps)
+    size, num_steps = job.get("global_batch_size", Job.global_batch_size), job.get("num_steps")
+    if _are_counts(size, workers) and size % workers:
+        problem = f"is {workers}, and global_batch_size {size} cannot be divided by it"
+        yield Finding(("local_updates", "workers"), problem, "give a number that divides it")
+    if local.get("outer_momentum") and not warmup:
+        problem = "goes with a warm-up: without one it wrecks the first rounds"
+        yield Finding(("local_updates", "outer_momentum"), problem, "give warmup_steps, such as 128, or leave it out")
+    if _are_counts(warmup, num_steps) and warmup >= num_steps:
+        problem = f"is {warmup}, and the job has {num_steps} steps"
+        yield Finding(("local_updates", "warmup_steps"), problem, "give fewer, or leave local_updates out")
+    if job.get("numerics") is not None and (local or job.get("exact") is True):
+        yield Finding(("numerics",), "does not go with the same bits everywhere", "leave one of the two out")
+    if local and _mapping(job.get("model")).get("command") is not None:
+        yield Finding(("local_updates",), "is for jobs that Ringmaster trains, not for commands", "leave it out")
+
+
+def _are_counts(*values: Any) -> bool:
+    return all(isinstance(value, int) and not isinstance(value, bool) and value > 0 for value in values)
 
 
 def _is_no_power(size: int, chunk: int) -> bool:

@@ -6,52 +6,57 @@ field's description completes the sentence "To fix: give ..."; editors show it t
 
 from collections.abc import Mapping
 from difflib import get_close_matches
-from types import UnionType
-from typing import Annotated, Any, Self, Union, get_args, get_origin
-
-from pydantic import BaseModel, ConfigDict, Field, WithJsonSchema, model_validator
+from pydantic import BaseModel
+from pydantic import ConfigDict
+from pydantic import Field
+from pydantic import WithJsonSchema
+from pydantic import model_validator
 from pydantic.functional_validators import AfterValidator
-
+from types import UnionType
+from typing import Annotated
+from typing import Any
+from typing import Self
+from typing import Union
+from typing import get_args
+from typing import get_origin
 from ringmaster.tasks.batch import references
 from ringmaster.tasks.batch.document import Place
-from ringmaster.tasks.batch.references import (
-    MOST_AT_ONCE,
-    MOST_EPOCHS,
-    MOST_WHOLE,
-    AdaptationKind,
-    AdapterKind,
-    Adopt,
-    Attention,
-    BaseAdapter,
-    ColumnType,
-    Command,
-    Communication,
-    DataKind,
-    Devices,
-    EvaluationMetric,
-    Factory,
-    FileFormat,
-    Folder,
-    FreezePattern,
-    Initialization,
-    Kwargs,
-    Loss,
-    Method,
-    ModuleName,
-    Name,
-    Objective,
-    OptimizerName,
-    Padding,
-    Parent,
-    Pattern,
-    Positive,
-    Precision,
-    Quantization,
-    Sampling,
-    ScheduleName,
-    Source,
-    Whole,
-)
+from ringmaster.tasks.batch.references import AdaptationKind
+from ringmaster.tasks.batch.references import AdapterKind
+from ringmaster.tasks.batch.references import Adopt
+from ringmaster.tasks.batch.references import Attention
+from ringmaster.tasks.batch.references import BaseAdapter
+from ringmaster.tasks.batch.references import ColumnType
+from ringmaster.tasks.batch.references import Command
+from ringmaster.tasks.batch.references import Communication
+from ringmaster.tasks.batch.references import DataKind
+from ringmaster.tasks.batch.references import Devices
+from ringmaster.tasks.batch.references import EvaluationMetric
+from ringmaster.tasks.batch.references import Factory
+from ringmaster.tasks.batch.references import FileFormat
+from ringmaster.tasks.batch.references import Folder
+from ringmaster.tasks.batch.references import FreezePattern
+from ringmaster.tasks.batch.references import Initialization
+from ringmaster.tasks.batch.references import Kwargs
+from ringmaster.tasks.batch.references import Loss
+from ringmaster.tasks.batch.references import MOST_AT_ONCE
+from ringmaster.tasks.batch.references import MOST_EPOCHS
+from ringmaster.tasks.batch.references import MOST_WHOLE
+from ringmaster.tasks.batch.references import Method
+from ringmaster.tasks.batch.references import ModuleName
+from ringmaster.tasks.batch.references import Name
+from ringmaster.tasks.batch.references import Objective
+from ringmaster.tasks.batch.references import OptimizerName
+from ringmaster.tasks.batch.references import Padding
+from ringmaster.tasks.batch.references import Parent
+from ringmaster.tasks.batch.references import Pattern
+from ringmaster.tasks.batch.references import Positive
+from ringmaster.tasks.batch.references import Precision
+from ringmaster.tasks.batch.references import Quantization
+from ringmaster.tasks.batch.references import Sampling
+from ringmaster.tasks.batch.references import ScheduleName
+from ringmaster.tasks.batch.references import Source
+from ringmaster.tasks.batch.references import Whole
 from ringmaster.tasks.planning.objectives import objective_names
 from ringmaster.techniques import job
 from ringmaster.techniques.data.row_files import FORMATS
@@ -408,6 +413,28 @@ class VariablesSection(Section):
     ] = Field(default=job.Variables.learning_rate_rule, description=f"one of {', '.join(job.LEARNING_RATE_RULES)}")
 
 
+class LocalUpdatesSection(Section):
+    """Optimizer steps that workers take on their own, and an outer step on their mean after each round of them."""
+
+    workers: Whole = Field(description="the number of workers, which share each global batch, such as 4")
+    sync_every: Whole = Field(description="the steps of a worker between two exchanges, such as 32")
+    outer_lr: Positive = Field(default=job.LocalUpdates.outer_lr, description="the outer learning rate; 1 averages")
+    outer_momentum: Annotated[float, Field(ge=0, lt=1)] = Field(
+        default=job.LocalUpdates.outer_momentum, description="the outer (Nesterov) momentum, such as 0.9; 0 for none"
+    )
+    warmup_steps: Annotated[int, Field(ge=0, le=MOST_WHOLE)] = Field(
+        default=job.LocalUpdates.warmup_steps, description="the first steps, with an exchange at each, such as 128"
+    )
+
+
+class NumericsSection(Section):
+    """How far a step may be from a plain one, so that the search may choose its kernels."""
+
+    tolerance: Annotated[float, Field(gt=0, le=0.1)] = Field(
+        description="the largest relative difference of loss and gradients, such as 1e-5"
+    )
+
+
 class JobEntry(Section):
     """One model to train."""
 
@@ -490,6 +517,15 @@ class JobEntry(Section):
         default_factory=VariablesSection,
         description="what may be chosen for `objective: time-to-target`, such as {global_batch_size: [16, 64]}",
     )
+    local_updates: LocalUpdatesSection | None = Field(
+        default=None,
+        description="exchanges between devices every few steps only, such as {workers: 4, sync_every: 32}, or leave "
+        "the key out: at each step",
+    )
+    numerics: NumericsSection | None = Field(
+        default=None,
+        description="lets the search choose kernels within a tolerance, such as {tolerance: 1e-5}, or leave it out",
+    )
     deadline_s: Positive | None = Field(
         default=None, description="the seconds from the batch's start by which the job must have ended, such as 3600"
     )
@@ -498,7 +534,7 @@ class JobEntry(Section):
     )
     user: Name | None = Field(
         default=None,
-        description="whose job it is, for `objective: fairness`, such as ana; alone if the key is left out",
+        description="whose job it is, for `objective: fairness` and `users`, such as ana; alone if the key is left out",
     )
 
 
@@ -508,6 +544,15 @@ class GridEntry(Section):
     template: dict[str, Any] = Field(description="a job, whose name the names of all combinations start with")
     over: Annotated[dict[str, Annotated[list[Any], Field(min_length=1)]], Field(min_length=1)] = Field(
         description="lists of values by key, such as {optimizer.lr: [1e-4, 3e-4]}"
+    )
+
+
+class UserSection(Section):
+    """What the jobs of a user may hold at a time; both limits hold where both are given."""
+
+    max_devices: Whole | None = Field(default=None, description="the most devices, such as 4")
+    share: Annotated[float, Field(gt=0, le=1)] | None = Field(
+        default=None, description="the most devices as a share of all, such as 0.5; a job alone may always run"
     )
 
 
@@ -532,6 +577,9 @@ class BatchEntry(Section):
         description="how many checkpoints a job keeps, such as 20: more let audits start from more steps",
     )
     devices: Devices = Field(default="auto", description="auto, {cpu: 2}, {gpu: 2} or {gpu: all}")
+    users: dict[Name, UserSection] = Field(
+        default={}, description="quotas of users, such as {ana: {max_devices: 4, share: 0.5}}"
+    )
     datasets: dict[str, DatasetSection] | str | None = Field(
         default=None, description="data sets by name, or a file with them, such as datasets.yaml"
     )

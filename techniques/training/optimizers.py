@@ -188,10 +188,12 @@ def build_optimizer(
     parameters: Iterable[nn.Parameter],
     *,
     settings: Mapping[nn.Parameter, ParameterSettings] | None = None,
+    kernels: Mapping[str, bool] | None = None,
 ) -> torch.optim.Optimizer:
     """Returns the job's optimizer with its quickest kernels, and a group for parameters of equal settings.
 
     settings: of each parameter; the job's learning rate, and no more, where there are none.
+    kernels: the arguments that choose kernels; None for the plain ones.
     Raises ValueError on an unknown option.
     """
     spec, of = job.optimizer, settings or {}
@@ -200,7 +202,9 @@ def build_optimizer(
         if parameter.requires_grad:
             groups.setdefault(of.get(parameter, ParameterSettings(lr=spec.lr)), []).append(parameter)
     if spec.name != "muon":
-        return _build(spec.name, groups, job=job, options=_options(spec))
+        return _build(
+            spec.name, groups, job=job, options={**_options(spec), **(kernels or {})}, has_kernels=bool(kernels)
+        )
     matrices = {key: group for key, group in groups.items() if key.is_matrix}
     others = {key: group for key, group in groups.items() if not key.is_matrix}
     options = _options(spec)
@@ -260,9 +264,10 @@ def _build(
     *,
     job: Job,
     options: Mapping[str, Any],
+    has_kernels: bool = False,
 ) -> torch.optim.Optimizer:
     """Returns the optimizer `name`, gathering parameters that ranks hold in parts where it needs whole ones."""
-    spec, kernels = job.optimizer, EXACT_KERNELS if job.exact else KERNELS
+    spec, kernels = job.optimizer, {} if has_kernels else EXACT_KERNELS if job.is_exact else KERNELS
     given: list[dict[str, Any]] = [
         {"params": group, "lr": key.lr, FIRST_RATE: key.lr}
         | ({} if key.weight_decay is None else {"weight_decay": key.weight_decay})
