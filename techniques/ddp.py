@@ -4,15 +4,13 @@ Source: Li et al., PyTorch Distributed, VLDB 2020 (arXiv:2006.15704).
 """
 
 from __future__ import annotations
-from contextlib import AbstractContextManager
-from contextlib import nullcontext
-from typing import Any
-from typing import TYPE_CHECKING
+
+from contextlib import AbstractContextManager, nullcontext
+from typing import TYPE_CHECKING, Any
+
 from ringmaster.techniques.data_parallel import DataParallel
-from ringmaster.techniques.job import DISTILLED
-from ringmaster.techniques.job import PRUNED
-from ringmaster.techniques.technique import Config
-from ringmaster.techniques.technique import RUN
+from ringmaster.techniques.job import DISTILLED, PRUNED
+from ringmaster.techniques.technique import RUN, Config
 
 if TYPE_CHECKING:
     from torch import nn

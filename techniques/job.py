@@ -1,16 +1,12 @@
 """Job and its parts: everything that determines the trained weights, and nothing about parallelism."""
 
 import math
-from collections.abc import Callable
-from collections.abc import Mapping
-from dataclasses import dataclass
-from dataclasses import field
-from dataclasses import replace
-from itertools import pairwise
-from itertools import product
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field, replace
+from itertools import pairwise, product
 from typing import Any
-from ringmaster.codec import SINCE_LATER
-from ringmaster.codec import stored_flat
+
+from ringmaster.codec import SINCE_LATER, stored_flat
 
 PRECISIONS = ("fp32", "bf16", "bf16-params")
 COMMUNICATIONS = ("fp32", "bf16")

@@ -1,22 +1,25 @@
 """Training in one process: the reference whose weights every other technique must reproduce."""
 
 from __future__ import annotations
+
 from collections.abc import Iterator
 from typing import TYPE_CHECKING
-from ringmaster.techniques.job import DISTILLED
-from ringmaster.techniques.job import Job
-from ringmaster.techniques.job import PRUNED
-from ringmaster.techniques.technique import Config
-from ringmaster.techniques.technique import GangShape
-from ringmaster.techniques.technique import RECOMPUTE
-from ringmaster.techniques.technique import RUN
-from ringmaster.techniques.technique import Technique
-from ringmaster.techniques.technique import micro_batches
-from ringmaster.techniques.technique import undivided_batch_only
+
+from ringmaster.techniques.job import DISTILLED, PRUNED, Job
+from ringmaster.techniques.technique import (
+    RECOMPUTE,
+    RUN,
+    Config,
+    GangShape,
+    Technique,
+    micro_batches,
+    undivided_batch_only,
+)
 
 if TYPE_CHECKING:
     from torch import nn
     from torch.distributed.device_mesh import DeviceMesh
+
     from ringmaster.techniques.model_facts import ModelFacts
 
 

@@ -5,28 +5,21 @@ A data-parallel technique is about fifteen lines: a name, its requirements, its 
 """
 
 from __future__ import annotations
-from abc import ABC
-from abc import abstractmethod
-from collections.abc import Iterable
-from collections.abc import Iterator
-from collections.abc import Mapping
-from contextlib import AbstractContextManager
-from contextlib import nullcontext
+
+from abc import ABC, abstractmethod
+from collections.abc import Iterable, Iterator, Mapping
+from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
 from functools import cached_property
-from typing import Any
-from typing import ClassVar
-from typing import Protocol
-from typing import TYPE_CHECKING
-from ringmaster.techniques.job import Job
-from ringmaster.techniques.job import OF_WHOLE_TENSORS
-from ringmaster.techniques.job import VIRTUAL_TOKENS
+from typing import TYPE_CHECKING, Any, ClassVar, Protocol
+
+from ringmaster.techniques.job import OF_WHOLE_TENSORS, VIRTUAL_TOKENS, Job
 
 if TYPE_CHECKING:
     import torch
-    from torch import Tensor
-    from torch import nn
+    from torch import Tensor, nn
     from torch.distributed.device_mesh import DeviceMesh
+
     from ringmaster.techniques.checkpoints.state import Reader
     from ringmaster.techniques.model_facts import ModelFacts
     from ringmaster.techniques.training.exact_sums import SumTree

@@ -6,57 +6,52 @@ field's description completes the sentence "To fix: give ..."; editors show it t
 
 from collections.abc import Mapping
 from difflib import get_close_matches
-from pydantic import BaseModel
-from pydantic import ConfigDict
-from pydantic import Field
-from pydantic import WithJsonSchema
-from pydantic import model_validator
-from pydantic.functional_validators import AfterValidator
 from types import UnionType
-from typing import Annotated
-from typing import Any
-from typing import Self
-from typing import Union
-from typing import get_args
-from typing import get_origin
+from typing import Annotated, Any, Self, Union, get_args, get_origin
+
+from pydantic import BaseModel, ConfigDict, Field, WithJsonSchema, model_validator
+from pydantic.functional_validators import AfterValidator
+
 from ringmaster.tasks.batch import references
 from ringmaster.tasks.batch.document import Place
-from ringmaster.tasks.batch.references import AdaptationKind
-from ringmaster.tasks.batch.references import AdapterKind
-from ringmaster.tasks.batch.references import Adopt
-from ringmaster.tasks.batch.references import Attention
-from ringmaster.tasks.batch.references import BaseAdapter
-from ringmaster.tasks.batch.references import ColumnType
-from ringmaster.tasks.batch.references import Command
-from ringmaster.tasks.batch.references import Communication
-from ringmaster.tasks.batch.references import DataKind
-from ringmaster.tasks.batch.references import Devices
-from ringmaster.tasks.batch.references import EvaluationMetric
-from ringmaster.tasks.batch.references import Factory
-from ringmaster.tasks.batch.references import FileFormat
-from ringmaster.tasks.batch.references import Folder
-from ringmaster.tasks.batch.references import FreezePattern
-from ringmaster.tasks.batch.references import Initialization
-from ringmaster.tasks.batch.references import Kwargs
-from ringmaster.tasks.batch.references import Loss
-from ringmaster.tasks.batch.references import MOST_AT_ONCE
-from ringmaster.tasks.batch.references import MOST_EPOCHS
-from ringmaster.tasks.batch.references import MOST_WHOLE
-from ringmaster.tasks.batch.references import Method
-from ringmaster.tasks.batch.references import ModuleName
-from ringmaster.tasks.batch.references import Name
-from ringmaster.tasks.batch.references import Objective
-from ringmaster.tasks.batch.references import OptimizerName
-from ringmaster.tasks.batch.references import Padding
-from ringmaster.tasks.batch.references import Parent
-from ringmaster.tasks.batch.references import Pattern
-from ringmaster.tasks.batch.references import Positive
-from ringmaster.tasks.batch.references import Precision
-from ringmaster.tasks.batch.references import Quantization
-from ringmaster.tasks.batch.references import Sampling
-from ringmaster.tasks.batch.references import ScheduleName
-from ringmaster.tasks.batch.references import Source
-from ringmaster.tasks.batch.references import Whole
+from ringmaster.tasks.batch.references import (
+    MOST_AT_ONCE,
+    MOST_EPOCHS,
+    MOST_WHOLE,
+    AdaptationKind,
+    AdapterKind,
+    Adopt,
+    Attention,
+    BaseAdapter,
+    ColumnType,
+    Command,
+    Communication,
+    DataKind,
+    Devices,
+    EvaluationMetric,
+    Factory,
+    FileFormat,
+    Folder,
+    FreezePattern,
+    Initialization,
+    Kwargs,
+    Loss,
+    Method,
+    ModuleName,
+    Name,
+    Objective,
+    OptimizerName,
+    Padding,
+    Parent,
+    Pattern,
+    Positive,
+    Precision,
+    Quantization,
+    Sampling,
+    ScheduleName,
+    Source,
+    Whole,
+)
 from ringmaster.tasks.planning.objectives import objective_names
 from ringmaster.techniques import job
 from ringmaster.techniques.data.row_files import FORMATS

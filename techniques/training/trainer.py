@@ -1,110 +1,88 @@
 """Trainer: trains one job, one global step at a time, under any technique."""
 
 from __future__ import annotations
+
 import json
 import math
 import sys
 import time
-import torch
-from collections.abc import Callable
-from collections.abc import Iterable
-from collections.abc import Iterator
-from collections.abc import Mapping
-from collections.abc import Sequence
-from contextlib import AbstractContextManager
-from contextlib import nullcontext
-from dataclasses import dataclass
-from dataclasses import replace
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from contextlib import AbstractContextManager, nullcontext
+from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
-from torch import Tensor
-from torch import nn
 from typing import Any
-from ringmaster.codec import digest
-from ringmaster.codec import from_json
-from ringmaster.codec import to_json
+
+import torch
+from torch import Tensor, nn
+
+from ringmaster.codec import digest, from_json, to_json
 from ringmaster.errors import CheckpointNotFound
-from ringmaster.techniques.checkpoints.chain import ChainWriter
-from ringmaster.techniques.checkpoints.chain import StateChain
-from ringmaster.techniques.checkpoints.chain import present_environment
-from ringmaster.techniques.checkpoints.checkpoint import Checkpoint
-from ringmaster.techniques.checkpoints.checkpoint import CheckpointStore
-from ringmaster.techniques.checkpoints.checkpoint import WritePieces
-from ringmaster.techniques.checkpoints.checkpoint import folder_of
+from ringmaster.techniques.checkpoints.chain import ChainWriter, StateChain, present_environment
+from ringmaster.techniques.checkpoints.checkpoint import Checkpoint, CheckpointStore, WritePieces, folder_of
 from ringmaster.techniques.checkpoints.shared_models import store_model
-from ringmaster.techniques.checkpoints.state import HostCopies
-from ringmaster.techniques.checkpoints.state import Reader
-from ringmaster.techniques.checkpoints.state import named_state
-from ringmaster.techniques.checkpoints.state import piece_writer
-from ringmaster.techniques.checkpoints.state import read_whole
-from ringmaster.techniques.checkpoints.state import restore_model
-from ringmaster.techniques.data import Dataset
-from ringmaster.techniques.data import Indices
-from ringmaster.techniques.data import PreparedData
-from ringmaster.techniques.data import fetch
-from ringmaster.techniques.data import num_tokens_of
-from ringmaster.techniques.data import open_data
-from ringmaster.techniques.data import prepare
-from ringmaster.techniques.data import sampler_of
-from ringmaster.techniques.data import width_of
-from ringmaster.techniques.job import Job
-from ringmaster.techniques.job import TrainingPhase
-from ringmaster.techniques.job import WarmStart
+from ringmaster.techniques.checkpoints.state import (
+    HostCopies,
+    Reader,
+    named_state,
+    piece_writer,
+    read_whole,
+    restore_model,
+)
+from ringmaster.techniques.data import (
+    Dataset,
+    Indices,
+    PreparedData,
+    fetch,
+    num_tokens_of,
+    open_data,
+    prepare,
+    sampler_of,
+    width_of,
+)
+from ringmaster.techniques.job import Job, TrainingPhase, WarmStart
 from ringmaster.techniques.loss import REWARDS
 from ringmaster.techniques.models.adaptation_support import drops_out
-from ringmaster.techniques.models.adapters import attach
-from ringmaster.techniques.models.adapters import trained_names
-from ringmaster.techniques.models.adapters import without_subtraction
+from ringmaster.techniques.models.adapters import attach, trained_names, without_subtraction
 from ringmaster.techniques.models.build import build_model
-from ringmaster.techniques.models.export import export_adapter
-from ringmaster.techniques.models.export import export_model
+from ringmaster.techniques.models.export import export_adapter, export_model
 from ringmaster.techniques.models.layers import check_components
 from ringmaster.techniques.models.peft_format import initial_adapter
 from ringmaster.techniques.models.quantization import quantize_base
 from ringmaster.techniques.probing import draws_of
-from ringmaster.techniques.processes.order import GangOrder
-from ringmaster.techniques.processes.order import TRAIN
-from ringmaster.techniques.processes.order import TRIAL
+from ringmaster.techniques.processes.order import TRAIN, TRIAL, GangOrder
 from ringmaster.techniques.processes.ranks import Ranks
-from ringmaster.techniques.technique import KERNELS
-from ringmaster.techniques.technique import TURN
-from ringmaster.techniques.technique import Technique
-from ringmaster.techniques.technique import data_parallel_rank
-from ringmaster.techniques.technique import data_parallel_size
-from ringmaster.techniques.technique import why_no_optimizer
+from ringmaster.techniques.technique import (
+    KERNELS,
+    TURN,
+    Technique,
+    data_parallel_rank,
+    data_parallel_size,
+    why_no_optimizer,
+)
 from ringmaster.techniques.training.adaptation import JobAdaptation
-from ringmaster.techniques.training.dropout import Draws
-from ringmaster.techniques.training.dropout import drawing
-from ringmaster.techniques.training.dropout import name_modules
-from ringmaster.techniques.training.dropout import seed_generators
-from ringmaster.techniques.training.dropout import use
-from ringmaster.techniques.training.exact_sums import group_by_layer
-from ringmaster.techniques.training.exact_sums import use_exact_kernels
-from ringmaster.techniques.training.generation import HELD_OUT
-from ringmaster.techniques.training.generation import answer_writer_of
-from ringmaster.techniques.training.generation import beating
-from ringmaster.techniques.training.generation import prompt_seed
-from ringmaster.techniques.training.generation import rollout_of
+from ringmaster.techniques.training.dropout import Draws, drawing, name_modules, seed_generators, use
+from ringmaster.techniques.training.exact_sums import group_by_layer, use_exact_kernels
+from ringmaster.techniques.training.generation import HELD_OUT, answer_writer_of, beating, prompt_seed, rollout_of
 from ringmaster.techniques.training.gradients import compute_in_half
-from ringmaster.techniques.training.kernels import StepSample
-from ringmaster.techniques.training.kernels import optimizer_kernels
-from ringmaster.techniques.training.kernels import sampled_updates
-from ringmaster.techniques.training.kernels import use_kernels
-from ringmaster.techniques.training.kernels import why_kernels_differ
-from ringmaster.techniques.training.local_updates import LocalWorkers
-from ringmaster.techniques.training.local_updates import WORKERS
-from ringmaster.techniques.training.losses import disable_dropout
-from ringmaster.techniques.training.losses import loss_of
+from ringmaster.techniques.training.kernels import (
+    StepSample,
+    optimizer_kernels,
+    sampled_updates,
+    use_kernels,
+    why_kernels_differ,
+)
+from ringmaster.techniques.training.local_updates import WORKERS, LocalWorkers
+from ringmaster.techniques.training.losses import disable_dropout, loss_of
 from ringmaster.techniques.training.metrics import MetricTotals
-from ringmaster.techniques.training.noise_scale import GradientNoise
-from ringmaster.techniques.training.noise_scale import MEASURED_EVERY
-from ringmaster.techniques.training.noise_scale import PreconditionedNorm
-from ringmaster.techniques.training.noise_scale import probe_steps
-from ringmaster.techniques.training.optimizers import ParameterSettings
-from ringmaster.techniques.training.optimizers import build_optimizer
-from ringmaster.techniques.training.optimizers import freeze
-from ringmaster.techniques.training.optimizers import parameter_settings
-from ringmaster.techniques.training.optimizers import update_
+from ringmaster.techniques.training.noise_scale import MEASURED_EVERY, GradientNoise, PreconditionedNorm, probe_steps
+from ringmaster.techniques.training.optimizers import (
+    ParameterSettings,
+    build_optimizer,
+    freeze,
+    parameter_settings,
+    update_,
+)
 from ringmaster.techniques.training.recomputation import compile_layers
 
 Root = str | Path

@@ -1,29 +1,24 @@
 """Fingerprints are equal where jobs cannot differ in speed, and differ where they can."""
 
-import pytest
 from collections.abc import Mapping
-from dataclasses import field
-from dataclasses import fields
-from dataclasses import is_dataclass
-from dataclasses import make_dataclass
-from dataclasses import replace
+from dataclasses import field, fields, is_dataclass, make_dataclass, replace
+
+import pytest
+
 from ringmaster.codec import SINCE_LATER
 from ringmaster.tasks.profiling import profile_store as module
-from ringmaster.tasks.profiling.profile_store import fingerprint
-from ringmaster.tasks.profiling.profile_store import speed_key
-from ringmaster.techniques import AdaptationSpec
-from ringmaster.techniques import Adapter
-from ringmaster.techniques import DataSpec
-from ringmaster.techniques import EvaluationSpec
-from ringmaster.techniques import Job
-from ringmaster.techniques import ModelSpec
-from ringmaster.techniques import OptimizerSpec
-from ringmaster.techniques import ScheduleSpec
-from ringmaster.techniques.job import LocalUpdates
-from ringmaster.techniques.job import Numerics
-from ringmaster.techniques.job import ParameterGroup
-from ringmaster.techniques.job import Target
-from ringmaster.techniques.job import WarmStart
+from ringmaster.tasks.profiling.profile_store import fingerprint, speed_key
+from ringmaster.techniques import (
+    AdaptationSpec,
+    Adapter,
+    DataSpec,
+    EvaluationSpec,
+    Job,
+    ModelSpec,
+    OptimizerSpec,
+    ScheduleSpec,
+)
+from ringmaster.techniques.job import LocalUpdates, Numerics, ParameterGroup, Target, WarmStart
 
 JOB = Job(
     name="a",
