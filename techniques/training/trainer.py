@@ -440,8 +440,8 @@ class Trainer(JobTrainingState):
     ) -> tuple[list[float], float | None]:
         """Computes the gradients of the samples at `places` of the global batch.
 
-        Returns the sum of the loss, its count, the number of tokens and the count of a part whose gradients were measured
-        by themselves; and the mean reward of completions.
+        Returns the sum of the loss, its count, the number of tokens and the count of a part whose gradients were
+        measured by themselves; and the mean reward of completions.
         """
         with drawing() if self._draws_by_hash else nullcontext():
             work = _TrainerWork(self, indices, places, width=width)
