@@ -303,6 +303,7 @@ def imported_by(*names: str) -> set[str]:
         ("techniques", "ringmaster.techniques.registry", "ringmaster.techniques.metrics.classification"),
         ("ringmaster.tasks.batch",),
         ("ringmaster.tasks.cluster",),
+        ("ringmaster.flows.lineage.bisecting",),
     ],
     ids=lambda names: names[-1],
 )
