@@ -52,7 +52,7 @@ Message = Event | Future[Outcome] | PendingPlan | Callable[[], None] | None
 
 
 class Executor:
-    """Executes the jobs of its job table. One thread calls `run` or `serve`; any thread may use `call`, `said`, `stop`.
+    """Executes the jobs of its job table. One thread calls `run` or `serve`; any may call `call`, `post`, `stop`.
 
     name: the name of the problems that are planned.
     cluster: the devices to use.
@@ -97,7 +97,7 @@ class Executor:
             leases=leases,
             holder=holder,
             engine=engine,
-            post=self._post,
+            post=self.post,
             clock=clock,
         )
         self._plan_manager = PlanManager(
@@ -111,7 +111,7 @@ class Executor:
             replanner=replanner,
             command=self._command,
             tell=self._tell,
-            post=lambda pending_plan: self._post(0, pending_plan),
+            post=lambda pending_plan: self.post(0, pending_plan),
         )
         self._outcome_policy = OutcomePolicy(
             self.job_table,
@@ -140,7 +140,7 @@ class Executor:
         self._outcome_policy.fail_orphans()
         if self._first_plan is None:
             self._plan_manager.replan(why="start" if not self._journal.plans() else "resumed")
-        with self._journal.database.together():
+        with self._journal.database.batched():
             while self._plan_progress.running or (self._has_more() and not self._stopping):
                 if not self._stopping:
                     self._start()
@@ -155,7 +155,7 @@ class Executor:
 
         num_turns: how many times to handle the messages that are there before it returns; None for no limit.
         """
-        with self._journal.database.together():
+        with self._journal.database.batched():
             for _ in count() if num_turns is None else range(num_turns):
                 if self._stopping:
                     return
@@ -165,15 +165,15 @@ class Executor:
     def stop(self) -> None:
         """Starts no more segments; the caller must stop the running ones. From any thread or signal handler."""
         self._stopping = True
-        self._post(0, None)
+        self.post(0, None)
 
     def call(self, action: Callable[[], None]) -> None:
         """Runs `action` on the executor's thread, between two messages. From any thread."""
-        self._post(0, action)
+        self.post(0, action)
 
-    def said(self, number: int, event: Event) -> None:
-        """Receives an event of the gang of a segment. From any thread."""
-        self._post(number, event)
+    def post(self, number: int, message: Message) -> None:
+        """Receives a message about a segment, such as an event of its gang. From any thread."""
+        self._inbox.put((number, message))
 
     def _start(self) -> None:
         """Starts what may start. Jobs whose results depend on the layout keep the one that they start with."""
@@ -188,9 +188,6 @@ class Executor:
                 if any(s.job == job and s.option in replaced for s in self._plan_progress.planned):
                     self._plan_progress.drop(job)
                     self._plan_manager.want(f"{job} stays on {running.profile.technique}, under which it started")
-
-    def _post(self, number: int, message: Message) -> None:
-        self._inbox.put((number, message))
 
     def _give_up_planning(self) -> None:
         """Raises the last planning error if nothing runs and planning has failed repeatedly."""
@@ -248,7 +245,7 @@ class Executor:
 
     def cancel(self, jobs: Sequence[str], *, message: str) -> None:
         """Cancels jobs for good. Running ones write a checkpoint first."""
-        left = self.job_table.standing_still(jobs, paused=False) + self.job_table.standing_still(jobs, paused=True)
+        left = self.job_table.unended(jobs, paused=False) + self.job_table.unended(jobs, paused=True)
         self._outcome_policy.cancel(*left, message=message)
         self._dismiss(jobs, why="jobs were cancelled")
 
@@ -261,7 +258,7 @@ class Executor:
 
     def pause(self, jobs: Sequence[str]) -> None:
         """Pauses jobs until they are resumed. Running ones write a checkpoint first."""
-        for job in self.job_table.standing_still(jobs, paused=False):
+        for job in self.job_table.unended(jobs, paused=False):
             self.job_table.write(job, status=JobStatus.PAUSED)
             self._plan_progress.drop(job)
         self._dismiss(jobs, why="jobs were paused")
@@ -269,7 +266,7 @@ class Executor:
     def resume(self, jobs: Sequence[str]) -> None:
         """Resumes paused jobs."""
         active = self._plan_progress.active_jobs
-        for job in self.job_table.standing_still(jobs, paused=True):
+        for job in self.job_table.unended(jobs, paused=True):
             self.job_table.write(job, status=JobStatus.RUNNING if job in active else JobStatus.WAITING)
         self._plan_manager.want("jobs were resumed")
 
@@ -277,7 +274,7 @@ class Executor:
         """Makes jobs that have failed or were cancelled due again, with the jobs that failed because of them."""
         for job in self.job_table.with_dependents(jobs):
             if self.job_table.records[job].status in (JobStatus.FAILED, JobStatus.CANCELLED):
-                self.job_table.begin_anew(job)
+                self.job_table.begin_again(job)
         self._plan_manager.want("jobs were retried")
 
     def direct(self, steering: SteeringRequest) -> None:
@@ -350,17 +347,17 @@ class Executor:
         return not any(n == node for r in self._plan_progress.running.values() for n, _ in r.segment.devices)
 
     def adopt(self, number: int, record: SegmentRecord, future: Future[Outcome]) -> None:
-        """Takes over a segment that another executor started. Its gang's events arrive through `said`."""
+        """Takes over a segment that another executor started. Its gang's events arrive through `post`."""
         if not is_known(record, profiles=self.job_table.profiles[record.job]):
             self.job_table.groups.restore(record.job)
         profiles = self.job_table.profiles[record.job]
         members = record.what.get("fellows", {})
-        beside = {self.job_table.listed(name, beside=record.job): step for name, step in members.items()}
+        first_steps = {self.job_table.name_of(name, like=record.job): step for name, step in members.items()}
         segment = segment_of(record, profiles=profiles)
         names, first_step = tuple(record.what["devices"]), record.what["first_step"]
         profile = profiles[segment.option]
-        self._starter.watch(number, segment, profile, names=names, first_step=first_step, beside=beside)
-        future.add_done_callback(lambda ended: self._post(number, ended))
+        self._starter.watch(number, segment, profile, names=names, first_step=first_step, first_steps=first_steps)
+        future.add_done_callback(lambda ended: self.post(number, ended))
 
     def _dismiss(self, jobs: Sequence[str], *, why: str) -> None:
         self._detach(jobs)
@@ -428,7 +425,7 @@ class Executor:
             return
         lead = running.segment.job
         named = event.job if isinstance(event, JobEvent) else None
-        job = lead if named is None else self.job_table.listed(named, beside=lead)
+        job = lead if named is None else self.job_table.name_of(named, like=lead)
         refusal = self._event_fault(running, job, event)
         if refusal is None:
             try:
@@ -445,7 +442,7 @@ class Executor:
         """Returns why an event of a gang must not be acted on, or None."""
         if isinstance(event, RefusedEvent):
             return event.message
-        if job != running.segment.job and job not in running.beside:
+        if job != running.segment.job and job not in running.first_steps:
             return f"its event {event.NAME!r} is about {job!r:.100}, which its gang does not train"
         last_step = self.job_table.entries[job].job.num_steps
         if (
@@ -458,7 +455,7 @@ class Executor:
 
     def _refuse(self, running: RunningSegment, job: str, message: str) -> None:
         """Fails a job because of an event of its gang, of which the other jobs continue."""
-        if job in running.beside:
+        if job in running.first_steps:
             self.fail([job], message=message)
         elif not running.refusal:  # it fails once its gang has ended
             running.refusal = message
@@ -506,7 +503,7 @@ class Executor:
                 segment=running.segment,
                 outcome=outcome,
                 decision=decision,
-                members=tuple(running.beside),
+                members=tuple(running.first_steps),
                 profile=running.profile if is_out_of_memory else running.measured(outcome.result),
             )
         )

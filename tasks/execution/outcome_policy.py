@@ -60,7 +60,7 @@ class OutcomePolicy:
         }[outcome.status]
         decision = act(running, outcome)
         for name, its in dict(outcome.result.get("fellows", {})).items():
-            self.follow(running, self._job_table.listed(name, beside=running.segment.job), its)
+            self.follow(running, self._job_table.name_of(name, like=running.segment.job), its)
         for member in running.members:  # not reported: the gang did not end in order
             if self._job_table.records[member].status == JobStatus.RUNNING:
                 self._goes_on(member, self._job_table.records[member].step)

@@ -6,7 +6,6 @@ from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from concurrent.futures import Future
 from dataclasses import replace
 from functools import partial
-from pathlib import Path
 from typing import Any, Protocol
 
 from ringmaster.tasks.cluster import Cluster, Device
@@ -164,7 +163,7 @@ class Starter:
         *,
         names: tuple[str, ...],
         first_step: int,
-        beside: Mapping[str, int] | None = None,
+        first_steps: Mapping[str, int] | None = None,
     ) -> None:
         """Adds a segment to the running ones."""
         self._plan_progress.running[number] = RunningSegment(
@@ -175,7 +174,7 @@ class Starter:
             number=number,
             ordered_step=segment.last_step,
             step=first_step,
-            beside=beside or {},
+            first_steps=first_steps or {},
         )
 
     def _startable(self) -> list[PlannedSegment]:
@@ -229,8 +228,8 @@ class Starter:
         job = segment.job
         profile = self._job_table.profiles[job][segment.option]
         first_step = self._job_table.records[job].step
-        beside = {name: self._job_table.records[name].step for name in members}
-        self.watch(number, segment, profile, names=names, first_step=first_step, beside=beside)
+        first_steps = {name: self._job_table.records[name].step for name in members}
+        self.watch(number, segment, profile, names=names, first_step=first_step, first_steps=first_steps)
         tell(
             SegmentStarted(
                 number=number,
@@ -391,7 +390,7 @@ def gang_order(
         technique=registry.dotted_path(profile.technique),
         config=profile.config,
         slots=slots_of(devices),
-        folder=str(gang_folder(place, number=number, job=job.name)),
+        folder=str(place.folder / "gangs" / f"{number:04d}-{job.name}"),
         cache_dir=str(place.cache_dir),
         data=place.data.get(job.name),
         checkpoint_dir=place.checkpoint_dir(job),
@@ -412,8 +411,3 @@ def gang_order(
 def called(job: str, members: Collection[str]) -> str:
     """Returns a short name for a job and the members that are trained with it."""
     return f"{job} and {len(members)} more" if members else job
-
-
-def gang_folder(place: RunPaths, *, number: int, job: str) -> Path:
-    """Returns the folder of a segment's gang, which holds its logs."""
-    return place.folder / "gangs" / f"{number:04d}-{job}"

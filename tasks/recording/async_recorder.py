@@ -265,7 +265,7 @@ class PoolRecorder(AsyncRecorder):
         notice: Notice,
     ) -> None:
         at = journal.get(self.CURSOR, {})
-        after = LogPosition(told=at.get("told", 0), said=at.get("said", 0))
+        after = LogPosition(decision=at.get("told", 0), gang_event=at.get("said", 0))
         self._reader = EventReader(events, after)
         self._is_over = threading.Event()
         super().__init__(ledger, journal, batch=batch, notice=notice, num_plans=at.get("plans", 0))

@@ -7,9 +7,9 @@ from functools import partial
 import pytest
 
 from ringmaster.codec import from_json, to_json
+from ringmaster.tasks.execution.engine import FileLeases
 from ringmaster.tasks.execution.events import DeviceWait, GangReport, JobEnded, PlanUpdate, SegmentEnded, SegmentStarted
 from ringmaster.tasks.execution.executor import AT_ONCE_S
-from ringmaster.tasks.execution.local_engine import FileLeases
 from ringmaster.tasks.execution.starter import LEASE_RETRY_S
 from ringmaster.tasks.storage.journal import JobStatus, begin
 from ringmaster.techniques.processes.events import (

@@ -206,7 +206,7 @@ def test_a_segment_that_another_executor_started_is_gone_on_with(tmp_path):
         again.leases.take_each([[name]], holder="test")
     again.executor.job_table.refresh()
     for record in running:
-        future = pool.gangs.adopt(record.id, on_event=partial(again.executor.said, record.id))
+        future = pool.gangs.adopt(record.id, on_event=partial(again.executor.post, record.id))
         again.executor.adopt(record.id, record, future)
     pool.at(300.0, again.executor.stop)
     again.executor.replan_soon(why="adopted")
