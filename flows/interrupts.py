@@ -77,7 +77,7 @@ class Interrupts:
             self.say(f"to go on: {self._go_on}")
 
     @contextmanager
-    def heard(self) -> Iterator[None]:
+    def answering(self) -> Iterator[None]:
         """Handles signals inside the context; the main thread must enter it."""
         ours, theirs = socket.socketpair()
         ours.setblocking(False)
@@ -170,7 +170,7 @@ def answered(interrupts: Interrupts) -> Iterator[None]:
         return
     _current.append(interrupts)
     try:
-        with interrupts.heard():
+        with interrupts.answering():
             yield
     finally:
         _current.remove(interrupts)

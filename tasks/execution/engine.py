@@ -17,6 +17,7 @@ from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from concurrent.futures import Future
 from contextlib import closing, contextmanager, nullcontext
 from dataclasses import dataclass, field
+from functools import partial
 from pathlib import Path
 from typing import Protocol, runtime_checkable
 
@@ -416,7 +417,7 @@ class LocalEngine:
 
     def start(self, call: SegmentCall) -> Future[Outcome]:
         """Starts a segment; returns the future of its outcome."""
-        return self._spawn(call.label, lambda: self.run(call))
+        return self._spawn(call.label, partial(self.run, call))
 
     def adopt(self, number: int, *, on_event: Callable[[Event], None]) -> Future[Outcome]:
         """Returns a lost outcome: gangs of this machine do not outlive the process that started them."""

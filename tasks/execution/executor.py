@@ -12,6 +12,7 @@ import time
 from collections.abc import Callable, Collection, Iterable, Sequence
 from concurrent.futures import Future
 from dataclasses import replace
+from functools import partial
 from itertools import count
 
 from sqlalchemy.exc import SQLAlchemyError
@@ -19,7 +20,8 @@ from sqlalchemy.exc import SQLAlchemyError
 from ringmaster.tasks.cluster import Cluster
 from ringmaster.tasks.execution.dispatch import Command, DeviceId
 from ringmaster.tasks.execution.engine import Engine
-from ringmaster.tasks.execution.events import ExecutionEvent, GangReport, Listener, Listeners, PlanUpdate, SegmentEnded
+from ringmaster.tasks.execution.events import GangReport, Listener, Listeners, PlanUpdate, SegmentEnded
+from ringmaster.tasks.execution.job_price import JobPrice
 from ringmaster.tasks.execution.job_table import JobState, JobTable, SteeringPolicy, SteeringRequest
 from ringmaster.tasks.execution.outcome_policy import OutcomePolicy
 from ringmaster.tasks.execution.plan_manager import AddTerms, Forecaster, MakePlan, PlanManager
@@ -27,6 +29,7 @@ from ringmaster.tasks.execution.progress import PlanProgress, RunningSegment
 from ringmaster.tasks.execution.replanner import PendingPlan, Replanner
 from ringmaster.tasks.execution.starter import Leases, Starter, is_known, segment_of
 from ringmaster.tasks.storage.journal import ENDED, JobStatus, Journal, SegmentRecord
+from ringmaster.techniques import Job
 from ringmaster.techniques.processes.events import (
     CheckpointFailed,
     CheckpointSaved,
@@ -89,6 +92,7 @@ class Executor:
         self._stopping, self._steering, self._first_plan = False, steering, plan
         self._bound: set[int] = set()  # the running segments whose jobs keep their layout, where they have to
         self._retry_in_s = math.inf  # until a segment that could not start is tried again
+        self._listeners = Listeners([*listeners, *([] if steering is None else [steering.listen])])
         self.job_table = JobTable(journal)
         self._plan_progress = PlanProgress(totals=self.job_table.totals, after=self.job_table.after)
         self._starter = Starter(
@@ -98,6 +102,7 @@ class Executor:
             holder=holder,
             engine=engine,
             post=self.post,
+            notify=self._listeners.notify,
             clock=clock,
         )
         self._plan_manager = PlanManager(
@@ -110,20 +115,21 @@ class Executor:
             add_terms=add_terms,
             replanner=replanner,
             command=self._command,
-            tell=self._tell,
+            notify=self._listeners.notify,
             post=lambda pending_plan: self.post(0, pending_plan),
         )
         self._outcome_policy = OutcomePolicy(
             self.job_table,
             self._plan_progress,
-            tell=self._tell,
+            notify=self._listeners.notify,
             want=self._plan_manager.want,
             hold_back=self._starter.hold_back,
             forget_speed=self._plan_manager.forget_speed,
         )
-        self._forecaster = Forecaster(self._plan_manager, self.job_table, journal, tell=self._tell, clock=clock)
-        steers = [] if steering is None else [steering.listen]
-        self._listeners = Listeners([*listeners, *steers, self._forecaster.listen])
+        self._forecaster = Forecaster(
+            self._plan_manager, self.job_table, journal, notify=self._listeners.notify, clock=clock
+        )
+        self._listeners.add(self._forecaster.listen)
         self.job_table.add(entries)
 
     # -- running ------------------------------------------------------------------------------------------------------
@@ -178,7 +184,7 @@ class Executor:
     def _start(self) -> None:
         """Starts what may start. Jobs whose results depend on the layout keep the one that they start with."""
         plan_manager = self._plan_manager
-        self._retry_in_s = self._starter.start_what_can(plan_manager.cluster, tell=self._tell, out=plan_manager.out)
+        self._retry_in_s = self._starter.start_what_can(plan_manager.cluster, out=plan_manager.out)
         fresh = [r for number, r in self._plan_progress.running.items() if number not in self._bound]
         self._bound = {*self._plan_progress.running}
         for running in fresh:
@@ -207,7 +213,7 @@ class Executor:
     def _call_steering(self, action: Callable[[], None]) -> None:
         steering = self._steering
         assert steering is not None, "it was attached"
-        self.call(lambda: self._listeners.guard(steering.listen, action))
+        self.call(partial(self._listeners.guard, steering.listen, action))
 
     def _has_more(self) -> bool:
         return bool(self._plan_progress.planned) or self._plan_manager.is_wanted or self._is_steered()
@@ -235,6 +241,31 @@ class Executor:
         self.job_table.add(entries)
         self._outcome_policy.fail_orphans()
         self._plan_manager.want(why)
+
+    def price(self, job: Job, *, source: str, step: int) -> JobPrice | None:
+        """Returns what a clone of a job would cost, under the clone's name in the table; None where it has to wait.
+
+        step: that from which it would go on.
+        """
+        priced = self._plan_manager.price(job, profiles=self.job_table.profiles[source], step=step)
+        return None if priced is None else priced[1]
+
+    def clone(self, name: str, job: Job, *, source: str, step: int | None) -> None:
+        """Adds a clone of a job of the table, and plans it where it costs least; see `JobTable.clone`."""
+        self.job_table.clone(name, job, source=source, step=step)
+        entry, why = self.job_table.entries[name], f"{name} is a clone of {source}"
+        priced = self._plan_manager.price(entry.job, profiles=self.job_table.profiles[name], step=step or 0)
+        if priced is None:
+            self._plan_manager.want(why)
+        else:
+            self._plan_manager.take_in(*priced, why=why)
+
+    def redefine(self, name: str, job: Job, *, why: str) -> None:
+        """Replaces the definition of a job. A gang that trains it writes a checkpoint first, and it goes on from it."""
+        self.job_table.redefine(name, job)
+        self._plan_progress.drop(name)
+        self._plan_manager.forget_speed(name)
+        self._dismiss([name], why=why)
 
     def forget(self, batch: str) -> None:
         """Removes a batch's jobs from the table, which have ended or are given up. Nothing follows from their gangs."""
@@ -445,6 +476,8 @@ class Executor:
         if job != running.segment.job and job not in running.first_steps:
             return f"its event {event.NAME!r} is about {job!r:.100}, which its gang does not train"
         last_step = self.job_table.entries[job].job.num_steps
+        if running.is_stopping:  # the job's steps may have been changed
+            return None
         if (
             isinstance(event, (JobReady, Steps, EvaluationReported, CheckpointSaved))
             and last_step
@@ -481,7 +514,7 @@ class Executor:
                 self.job_table.write(job, message=waits_for)
         if isinstance(event, EvaluationReported):
             self.job_table.evaluated(job, event.step, event.metrics)
-        self._tell(GangReport(number=running.number, job=job, event=event))
+        self._listeners.notify(GangReport(number=running.number, job=job, event=event))
 
     def _end(self, number: int, outcome: Outcome) -> None:
         running = self._plan_progress.running.pop(number, None)
@@ -497,7 +530,7 @@ class Executor:
         decision = self._decide(running, outcome)
         if self._plan_manager.drop_unusable():  # its remaining steps were put back into the plan
             self._plan_manager.want(f"{running.segment.job} has lost its devices")
-        self._tell(
+        self._listeners.notify(
             SegmentEnded(
                 number=number,
                 segment=running.segment,
@@ -520,9 +553,6 @@ class Executor:
             what = f"its gang ended with an outcome that cannot be read: {type(error).__name__}: {error}"
             self.fail(jobs, message=printable_lines(what))
             return "the job has failed"
-
-    def _tell(self, event: ExecutionEvent) -> None:
-        self._listeners.tell(event)
 
 
 def _outcome(future: Future[Outcome]) -> Outcome:

@@ -250,9 +250,9 @@ class BatchEvents:
         for segment, num_copies in Counter(connection.execute(copies).scalars().all()).items():
             query = select(SAID.c.id, SAID.c.content).where(SAID.c.segment == segment).order_by(SAID.c.id)
             rows = connection.execute(query).all()
-            heard = [row.id for row in rows if not isinstance(event_or_refusal(row.content), FOR_THE_EXECUTOR)]
-            if heard:
-                result[segment] = heard[:num_copies][-1]
+            shown = [row.id for row in rows if not isinstance(event_or_refusal(row.content), FOR_THE_EXECUTOR)]
+            if shown:
+                result[segment] = shown[:num_copies][-1]
         return result
 
     def _read_decisions(self, connection: Connection, after: int, most: int) -> Sequence[_Decision]:

@@ -391,7 +391,7 @@ class NodeAgent:
                     idle_since_s = time.monotonic()
                 for id, segment, command in self._message_store.commands(after=self._last_command):
                     self._last_command = id
-                    self._gangs.tell(segment, command)
+                    self._gangs.send(segment, command)
                 for order in self._message_store.orders(incarnation=self._incarnation):
                     if order.status == OrderStatus.GIVEN:
                         self._take(order.segment)

@@ -67,7 +67,7 @@ class _ShareRun:
     gang: Gang | None = None
     overruled: Outcome | None = None
 
-    def tell(self, command: str) -> None:
+    def send(self, command: str) -> None:
         """Sends a command to the gang. A gang that has not started receives the stored commands at its start."""
         if self.gang is None:
             return
@@ -119,7 +119,7 @@ class Gangs:
         with self._changed:
             run.gang = gang
             for command in [*self._commands.get(segment, ()), *[STOP] * self._is_stopping]:
-                run.tell(command)
+                run.send(command)
             if run.overruled is not None:
                 gang.kill()
         outcome = gang.wait(on_event)
@@ -127,28 +127,28 @@ class Gangs:
             return run.overruled
         return outcome
 
-    def tell(self, segment: int, command: str) -> None:
+    def send(self, segment: int, command: str) -> None:
         """Sends a command to the gang of a segment, even if it has not started, or runs only on other nodes."""
         with self._changed:
             self._commands.setdefault(segment, []).append(command)
             if len(self._commands) > MOST_REMEMBERED:
                 del self._commands[next(iter(self._commands))]
             if run := self._runs.get(segment):
-                run.tell(command)
+                run.send(command)
 
     def stop_all(self) -> None:
         """Commands every gang, including those that have not started, to write a checkpoint and end."""
         with self._changed:
             self._is_stopping = True
             for run in self._runs.values():
-                run.tell(STOP)
+                run.send(STOP)
 
     def end_all(self, outcome: Outcome) -> None:
         """Kills all gangs; `outcome` becomes the outcome of each."""
         with self._changed:
             for run in self._runs.values():
                 run.overruled = outcome
-                run.tell(KILL)
+                run.send(KILL)
 
     def join(self, *, within_s: float) -> bool:
         """Waits at most `within_s` until all shares are dismissed; returns whether they are."""

@@ -174,7 +174,7 @@ class _SegmentInFlight:
     nodes: Mapping[str, str]
     on_event: Callable[[Event], None]
     future: Future[Outcome] = field(default_factory=Future)
-    heard: dict[str, int] = field(default_factory=dict)  # by node, the number of its last event
+    last_events: dict[str, int] = field(default_factory=dict)  # by node, the number of its last event
     outcomes: dict[str, Outcome] = field(default_factory=dict)
     refusal: str = ""
 
@@ -353,9 +353,9 @@ class PoolEngine:
     def _hear(self, event: GangEvent) -> None:
         """Acts on an event once: an adopted segment's events arrive through both `adopt` and `catch_up`."""
         flight = self._flights.get(event.segment)
-        if flight is None or event.number <= flight.heard.get(event.node, -1):
+        if flight is None or event.number <= flight.last_events.get(event.node, -1):
             return
-        flight.heard[event.node] = event.number
+        flight.last_events[event.node] = event.number
         if isinstance(event.content, ShareEnded):
             self._end_share(flight, event.node, outcome_of(event.content))
         elif isinstance(event.content, RefusedEvent):

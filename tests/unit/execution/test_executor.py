@@ -264,7 +264,7 @@ def test_two_batches_share_the_devices_and_none_serves_two(tmp_path):
             other = benches[1]
             begin(other.journal, other.jobs, faults={})
             other.executor._plan_manager.replan(why="start")
-            assert other.executor._starter.start_what_can(other.cluster, tell=other.executor._tell) == LEASE_RETRY_S
+            assert other.executor._starter.start_what_can(other.cluster) == LEASE_RETRY_S
         return plain_get(timeout)
 
     benches[0].executor._inbox.get = get
