@@ -37,7 +37,7 @@ from ringmaster.tasks.cluster import Cluster, Node
 from ringmaster.tasks.execution.engine import Engine, EngineContext, StepEvents, watching
 from ringmaster.tasks.execution.events import FIRST_PREDICTION, NEWEST_PREDICTION, JobEnded, Listener, PlanUpdate
 from ringmaster.tasks.execution.executor import Executor
-from ringmaster.tasks.execution.forecast import ForecastConditions, plan_left, predict
+from ringmaster.tasks.execution.forecast import ForecastConditions, predict_plan
 from ringmaster.tasks.execution.job_table import JobState, JobTable
 from ringmaster.tasks.execution.known_nodes import following
 from ringmaster.tasks.execution.plan_manager import problem_left
@@ -227,7 +227,7 @@ class LocalRun:
             return LocalPlan(jobs=jobs, entries=entries, plan=None, surroundings=ForecastConditions())
         surroundings, is_first = self._context.node_context.surroundings(jobs.load), not self.journal.plans()
         plan = self._first_plan(problem, start=groups.plan) if is_first else self._later_plan(problem)
-        prediction = predict(plan_left(problem, plan, job_table.profiles), surroundings=surroundings)
+        prediction = predict_plan(problem, plan, job_table.profiles, surroundings=surroundings)
         self.journal.put(FIRST_PREDICTION, prediction.to_json())
         self.journal.remove(NEWEST_PREDICTION)  # of a run before it was resumed
         is_measured = are_measured(job_table.profiles)

@@ -17,12 +17,12 @@ from pathlib import Path
 from typing import Any, Self
 
 from ringmaster.errors import InputError, LedgerError, input_errors
+from ringmaster.files import write_atomically
 from ringmaster.flows.lineage.home import LineageHome
 from ringmaster.model_lineage import DatasetInput
 from ringmaster.model_lineage.exporting import node_json
 from ringmaster.model_lineage.graph import BisectionResult, BreakingAdaptation, blame, every_bad, first_bad
 from ringmaster.model_lineage.snapshot import LineageNode
-from ringmaster.model_lineage.tensors.objects import write_once
 from ringmaster.tasks.datasets.recording import ROWS
 from ringmaster.techniques.data.manifest import RowManifest
 from ringmaster.techniques.data.row_files import content_hash, read_rows
@@ -120,7 +120,7 @@ class TestResults:
     def put(self, key: str, is_good: bool | None) -> None:
         """Stores a result; None means that the model cannot be tested."""
         self.known[key] = is_good
-        write_once(self._file, json.dumps(self.known).encode())
+        write_atomically(self._file, json.dumps(self.known).encode())
 
     def forget(self) -> None:
         """Deletes all results, as the search has ended, or starts anew."""

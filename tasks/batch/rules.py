@@ -37,6 +37,7 @@ from ringmaster.techniques.job import (
     VIRTUAL_TOKENS,
     Adapter,
     Job,
+    LocalUpdates,
     ModelSpec,
     OptimizerSpec,
     ScheduleSpec,
@@ -59,6 +60,7 @@ def job_findings(raw: Any) -> Iterator[Finding]:
     yield from _arguments(job)
     yield from _length(job)
     yield from _exact(job)
+    yield from _local_updates(job)
     yield from _text(job)
     yield from training_findings(job)
     yield from _loss(job)
@@ -212,11 +214,40 @@ def _length(job: Raw) -> Iterator[Finding]:
 
 def _exact(job: Raw) -> Iterator[Finding]:
     chunk, size = job.get("exact_chunk"), job.get("global_batch_size", Job.global_batch_size)
-    if chunk is not None and job.get("exact") is not True:
+    workers = _mapping(job.get("local_updates")).get("workers")
+    if chunk is not None and job.get("exact") is not True and workers is None:
         yield Finding(("exact_chunk",), "goes with exact: true", "set exact: true, or leave exact_chunk out")
-    elif isinstance(chunk, int) and isinstance(size, int) and chunk > 0 and _is_no_power(size, chunk):
-        problem = f"divides global_batch_size {size} into a number of chunks that is no power of two"
-        yield Finding(("exact_chunk",), problem, f"give {size} divided by 1, 2, 4, 8 or so")
+    elif isinstance(chunk, int) and _are_counts(chunk, size):
+        what = f"global_batch_size {size}"
+        if _are_counts(workers):
+            size //= workers
+            what = f"a worker's {size} samples"
+        if _is_no_power(size, chunk):
+            problem = f"divides {what} into a number of chunks that is no power of two"
+            yield Finding(("exact_chunk",), problem, f"give {size} divided by 1, 2, 4, 8 or so")
+
+
+def _local_updates(job: Raw) -> Iterator[Finding]:
+    local = _mapping(job.get("local_updates"))
+    workers, warmup = local.get("workers"), local.get("warmup_steps", LocalUpdates.warmup_steps)
+    size, num_steps = job.get("global_batch_size", Job.global_batch_size), job.get("num_steps")
+    if _are_counts(size, workers) and size % workers:
+        problem = f"is {workers}, and global_batch_size {size} cannot be divided by it"
+        yield Finding(("local_updates", "workers"), problem, "give a number that divides it")
+    if local.get("outer_momentum") and not warmup:
+        problem = "goes with a warm-up: without one it wrecks the first rounds"
+        yield Finding(("local_updates", "outer_momentum"), problem, "give warmup_steps, such as 128, or leave it out")
+    if _are_counts(warmup, num_steps) and warmup >= num_steps:
+        problem = f"is {warmup}, and the job has {num_steps} steps"
+        yield Finding(("local_updates", "warmup_steps"), problem, "give fewer, or leave local_updates out")
+    if job.get("numerics") is not None and (local or job.get("exact") is True):
+        yield Finding(("numerics",), "does not go with the same bits everywhere", "leave one of the two out")
+    if local and _mapping(job.get("model")).get("command") is not None:
+        yield Finding(("local_updates",), "is for jobs that Ringmaster trains, not for commands", "leave it out")
+
+
+def _are_counts(*values: Any) -> bool:
+    return all(isinstance(value, int) and not isinstance(value, bool) and value > 0 for value in values)
 
 
 def _is_no_power(size: int, chunk: int) -> bool:

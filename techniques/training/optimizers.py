@@ -186,10 +186,12 @@ def build_optimizer(
     parameters: Iterable[nn.Parameter],
     *,
     settings: Mapping[nn.Parameter, ParameterSettings] | None = None,
+    kernels: Mapping[str, bool] | None = None,
 ) -> torch.optim.Optimizer:
     """Returns the job's optimizer with its quickest kernels, and a group for parameters of equal settings.
 
     settings: of each parameter; the job's learning rate, and no more, where there are none.
+    kernels: the arguments that choose kernels; None for the plain ones.
     Raises ValueError on an unknown option.
     """
     spec, of = job.optimizer, settings or {}
@@ -198,7 +200,9 @@ def build_optimizer(
         if parameter.requires_grad:
             groups.setdefault(of.get(parameter, ParameterSettings(lr=spec.lr)), []).append(parameter)
     if spec.name != "muon":
-        return _build(spec.name, groups, job=job, options=_options(spec))
+        return _build(
+            spec.name, groups, job=job, options={**_options(spec), **(kernels or {})}, has_kernels=bool(kernels)
+        )
     matrices = {key: group for key, group in groups.items() if key.is_matrix}
     others = {key: group for key, group in groups.items() if not key.is_matrix}
     options = _options(spec)
@@ -257,6 +261,7 @@ def _build(
     *,
     job: Job,
     options: Mapping[str, Any],
+    has_kernels: bool = False,
 ) -> torch.optim.Optimizer:
     """Returns the optimizer `name`, gathering parameters that ranks hold in parts where it needs whole ones."""
     spec = job.optimizer
@@ -268,8 +273,9 @@ def _build(
     given = given or [
         {"params": [], FIRST_RATE: spec.lr}
     ]  # a rank may own no parameter; unlike a list, a group may be empty
-    cls, arguments = CLASSES[name], {"lr": spec.lr, **KERNELS.get(name, {}), **options}
-    if job.exact and cls is torch.optim.AdamW:
+    kernels = {} if has_kernels else KERNELS.get(name, {})
+    cls, arguments = CLASSES[name], {"lr": spec.lr, **kernels, **options}
+    if job.is_exact and name == "adamw" and not has_kernels:
         cls = AlignedAdamW
     is_divided = any(isinstance(p, DTensor) for group in groups.values() for p in group)
     try:
