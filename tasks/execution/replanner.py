@@ -15,7 +15,7 @@ from functools import partial
 from ringmaster.tasks.background_worker import in_a_thread
 from ringmaster.tasks.cluster import Cluster
 from ringmaster.tasks.execution.dispatch import DeviceId, OngoingSegment, PlannedSegment, PlanSimulator, in_steps
-from ringmaster.tasks.execution.forecast import Draws, ForecastConditions, options_of, seconds_left
+from ringmaster.tasks.execution.forecast import Draws, EarliestEnds, ForecastConditions, options_of, seconds_left
 from ringmaster.tasks.execution.job_price import JobPrice, price_of
 from ringmaster.tasks.execution.job_table import keeps_layout
 from ringmaster.tasks.execution.progress import RunningSegment
@@ -34,9 +34,11 @@ from ringmaster.tasks.execution.replan_policy import (
 )
 from ringmaster.tasks.planning import Plan, Problem
 from ringmaster.tasks.planning.bounds.bounds import preemptive_bound
+from ringmaster.tasks.planning.plans.plan import Certificate
 from ringmaster.tasks.profiling.search import planning_problem, switch_cost_s
 from ringmaster.tasks.profiling.speed_beliefs import SpeedBelief, SpeedBeliefs, errors_of
 from ringmaster.techniques import Job, Profile
+from ringmaster.text import enumerated
 
 logger = logging.getLogger(__name__)
 
@@ -44,7 +46,6 @@ logger = logging.getLogger(__name__)
 POLICY = ReplanPolicy(worth_s=5.0)
 RETRY_S = 5.0  # before planning again after a needed plan could not be made
 BLIND_S = 1.0  # before the next look if no end can be forecast: segments are about to stop, or their node is gone
-MOST_LISTED = 10  # jobs to name in a log line
 REPORTS_S = 0.2  # between two reports of a gang whose steps are shorter
 LOOKS = 5  # checks of the forecast between two plans by the clock
 LOOK_SHARE = 0.05  # of the time, that such checks take at most: a forecast of a thousand jobs takes part of a second
@@ -139,6 +140,8 @@ class Replanner:
         self._began_s, self.surroundings = clock(), surroundings or ForecastConditions()
         self._beliefs, self._when = SpeedBeliefs(), ReplanTrigger(policy)
         self._pending_plan: PendingPlan | None = None
+        self._certificate: Certificate | None = None  # of the plan that is followed
+        self._heard_s: dict[str, float] = {}  # by job, when its gang last reported
         # `_blind_s`: until when no improvement is looked for.
         self._look_s, self._blind_s, self._retry_s, self._generation = 0.0, 0.0, 0.0, 0
         self._stuck: set[str] = set()  # jobs without devices, as last logged
@@ -146,6 +149,7 @@ class Replanner:
 
     def hear(self, running: RunningSegment) -> None:
         """Records the measured speed of a running segment."""
+        self._heard_s[running.segment.job] = self._now_s()
         expected_s = running.profile.restricted_to(running.members).together_s
         if (step_s := running.step_s) and expected_s > 0:  # a command may report no seconds
             errors = errors_of(running.profile)
@@ -176,9 +180,10 @@ class Replanner:
         if self._pending_plan is not None and not self._pending_plan.is_needed:
             self.void()
 
-    def planned(self, state: State) -> None:
+    def planned(self, state: State, *, certificate: Certificate | None = None) -> None:
         """Records that a plan was made and is followed from now on."""
         self.void()
+        self._certificate = certificate
         state, left = self._plannable(state)
         if left is not None:
             self._expect(self.timeline(state, left))
@@ -284,12 +289,21 @@ class Replanner:
         }
         return explored(planned, jobs, switch_cost_s=left.switch_cost_s, most=self._policy.most_explored)
 
-    def seconds_left(self, state: State) -> dict[str, Draws]:
-        """Returns draws of the seconds until each job ends by the plan that is followed, from what is believed."""
+    def seconds_left(self, state: State) -> tuple[dict[str, Draws], EarliestEnds | None]:
+        """Returns draws of the seconds until each job ends by the plan that is followed, and the least by any plan."""
         state, left = self._plannable(state)
         if left is None:
-            return {}
-        return seconds_left(self.timeline(state, left), self._beliefs, options_of(state.profiles))
+            return {}, None
+        running = [each.segment.job for each in state.running]
+        least = EarliestEnds.of_profiles(
+            left,
+            state.profiles,
+            beliefs=self._beliefs,
+            certificate=self._certificate,
+            load=self.surroundings.load.ratio,
+            silences_s={job: self._now_s() - self._heard_s.get(job, 0.0) for job in running},
+        )
+        return seconds_left(self.timeline(state, left), self._beliefs, options_of(state.profiles)), least
 
     def price(self, state: State, job: str) -> tuple[Problem, JobPrice] | None:
         """Returns what a job costs of which nothing is planned yet, with the problem; None where it has no place now.
@@ -397,9 +411,9 @@ class Replanner:
     def _say_stuck(self, jobs: set[str]) -> None:
         """Logs the jobs that have no devices, and those that have devices again, on each change."""
         if outcome := self._stuck - jobs:
-            logger.info("devices are there again for %s: %s", self._name, _listed(outcome))
+            logger.info("devices are there again for %s: %s", self._name, enumerated(sorted(outcome)))
         if jobs - self._stuck:
-            logger.warning("no devices are there for %s: %s", self._name, _listed(jobs))
+            logger.warning("no devices are there for %s: %s", self._name, enumerated(sorted(jobs)))
         self._stuck = jobs
 
     def _now_s(self) -> float:
@@ -435,12 +449,6 @@ class Replanner:
     def _expect(self, ahead: PlanSimulator) -> None:
         self._when.planned(self._now_s(), _ends(ahead))
         self._look_s = self._now_s() + self._policy.least * self._when.first_s / LOOKS
-
-
-def _listed(jobs: set[str]) -> str:
-    """Returns the names of jobs, at most `MOST_LISTED` of them."""
-    first = sorted(jobs)[:MOST_LISTED]
-    return ", ".join(first) + (f" and {len(jobs) - len(first)} more" if len(jobs) > len(first) else "")
 
 
 def _out(state: State, left: Problem) -> set[DeviceId]:

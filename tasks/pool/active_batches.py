@@ -94,7 +94,7 @@ def combined_terms(active_batches: Iterable[ActiveBatch]) -> PlanningTerms:
     and nobody has set a priority or a weight; without batches it is the makespan. Otherwise it is the sum of weight x
     end over all jobs. A job's weight is the weight that its batch gives it, times
     the batch's priority, times the job's own priority, and at most `HEAVIEST`. The price of devices is the highest
-    price that a batch names. Jobs without a user belong to their batch.
+    price that a batch names. Jobs without a user belong to their batch. A user's quota is the least that a batch names.
     """
     every = list(active_batches)
     objectives = {each.submission.planning_terms.objective for each in every} or {Makespan.name}
@@ -106,8 +106,14 @@ def combined_terms(active_batches: Iterable[ActiveBatch]) -> PlanningTerms:
     deadlines_s: dict[str, float] = {}
     weights: dict[str, float] = {}
     users: dict[str, str] = {}
+    max_devices: dict[str, int] = {}
+    shares: dict[str, float] = {}
     for each in every:
         batch, requested = each.submission, each.terms
+        for user, most in requested.max_devices.items():
+            max_devices[user] = min(most, max_devices.get(user, most))
+        for user, share in requested.shares.items():
+            shares[user] = min(share, shares.get(user, share))
         for name, deadline_s in requested.deadlines_s.items():
             deadlines_s[batch.qualified(name)] = batch.started_s + deadline_s
         for job in each.jobs:
@@ -121,6 +127,8 @@ def combined_terms(active_batches: Iterable[ActiveBatch]) -> PlanningTerms:
         weights=weights,
         users=users,
         price_per_device_hour=max(prices, default=1.0),
+        max_devices=max_devices,
+        shares=shares,
     )
 
 

@@ -41,6 +41,13 @@ def test_jobs_without_a_user_belong_to_their_batch():
     assert terms.users == {"x/a": "ana", "x/b": "x", "y/a": "y", "y/b": "ana"}
 
 
+def test_a_user_has_the_least_quota_of_all_batches():
+    terms = [{"max_devices": {"ana": 4}, "shares": {"ben": 0.5}}, {"max_devices": {"ana": 2, "kim": 1}}]
+    combined = combined_terms([standing(name, **each) for name, each in zip("xy", terms, strict=True)])
+    assert combined.max_devices == {"ana": 2, "kim": 1}
+    assert combined.shares == {"ben": 0.5}
+
+
 def test_a_deadline_is_closer_when_the_batch_waited_before(database, pool):
     pool.pass_seconds(10, Worker(database))
     pool.submit(submission(terms=PlanningTerms(deadlines_s={"a": 300.0})))
