@@ -8,8 +8,6 @@ from contextlib import ExitStack, closing, contextmanager
 from dataclasses import dataclass, replace
 from functools import partial
 
-from ringmaster.tasks.execution.target_scheduler import TargetScheduler, Variant, variant_jobs
-
 from ringmaster.codec import from_json, to_json
 from ringmaster.errors import InputError, LedgerError, ProblemError, UntrainableJobs, input_errors
 from ringmaster.flows import settings
@@ -44,6 +42,7 @@ from ringmaster.tasks.execution.job_table import JobState, JobTable, clones_in
 from ringmaster.tasks.execution.known_nodes import following
 from ringmaster.tasks.execution.plan_manager import problem_left
 from ringmaster.tasks.execution.replanner import POLICY, Replanner
+from ringmaster.tasks.execution.target_scheduler import TargetScheduler, Variant, variant_jobs
 from ringmaster.tasks.execution.task import as_task
 from ringmaster.tasks.planning import Plan, Problem
 from ringmaster.tasks.planning.fusion import checked_plan
