@@ -257,7 +257,7 @@ _PATTERNS = (
     (PlanReason.DEADLINE, r"in danger of missing their deadlines"),
     (PlanReason.CLOCK, r"the clock$"),
     (PlanReason.FORECAST, r".* is (late|early) by \d+ s"),
-    (PlanReason.REQUEST, r"jobs were (cancelled|paused|resumed|retried)|the priorities of batch"),
+    (PlanReason.REQUEST, r"jobs were (cancelled|paused|resumed|retried)|the priorities of batch|a person has set"),
     (PlanReason.GROUP, r".* continues? alone"),
     (PlanReason.STEERING, r".* (may train on|stopped early)$|.* stays on .*, under which it started"),
 )
