@@ -133,10 +133,13 @@ def _merged(spec: ModelSpec, data: PreparedData, seed: int, folder: Path) -> nn.
     from ringmaster.techniques.models.adapters import attach
 
     _check_vocabulary(folder, data)
-    model, adapter = build_model(spec, data=data, seed=seed, weights_from=base_of(folder)), read_adapter(folder)
-    if quantized_base(folder):
-        quantize_base(model, adapter)
-    return merge(attach(model, adapter, seed=seed))
+    return merge(attach(build_base(spec, data=data, seed=seed, folder=folder), read_adapter(folder), seed=seed))
+
+
+def build_base(spec: ModelSpec, *, data: PreparedData, seed: int, folder: Path) -> nn.Module:
+    """The model that the adapter in a folder is on, quantized as it was when the adapter was trained."""
+    model = build_model(spec, data=data, seed=seed, weights_from=base_of(folder))
+    return quantize_base(model, read_adapter(folder)) if quantized_base(folder) else model
 
 
 def _fresh(spec: ModelSpec, data: PreparedData) -> nn.Module:

@@ -217,21 +217,19 @@ def _lazy(files: Iterable[Path]) -> NamedTensors:
 
 
 def _write_hugging_face(place: LocalPlace, tensors: NamedTensors) -> None:
-    shards: list[NamedTensors] = [{}]
-    for name, tensor in tensors.items():
-        if shards[-1] and sum(t.num_bytes for t in shards[-1].values()) + tensor.num_bytes > SHARD_BYTES:
-            shards.append({})
-        shards[-1][name] = tensor
-    if len(shards) == 1:
-        place.write("model.safetensors", blocks_of(shards[0], metadata={"format": "pt"}))
-        return
-    where: dict[str, str] = {}
-    for number, shard in enumerate(shards, start=1):
-        file = f"model-{number:05d}-of-{len(shards):05d}.safetensors"
-        place.write(file, blocks_of(shard, metadata={"format": "pt"}))
-        where |= dict.fromkeys(shard, file)
-    index = {"metadata": {"total_size": sum(t.num_bytes for t in tensors.values())}, "weight_map": where}
-    place.write("model.safetensors.index.json", [json.dumps(index, indent=2).encode()])
+    from huggingface_hub import split_state_dict_into_shards_factory
+
+    parts = split_state_dict_into_shards_factory(
+        tensors,
+        get_storage_size=lambda tensor: tensor.num_bytes,
+        filename_pattern="model{suffix}.safetensors",
+        max_shard_size=SHARD_BYTES,
+    )
+    for file, names in parts.filename_to_tensors.items():
+        place.write(file, blocks_of({name: tensors[name] for name in names}, metadata={"format": "pt"}))
+    if parts.is_sharded:
+        index = {"metadata": parts.metadata, "weight_map": parts.tensor_to_filename}
+        place.write("model.safetensors.index.json", [json.dumps(index, indent=2).encode()])
 
 
 def _write_megatron(place: LocalPlace, ranks: list[list[NamedTensors]]) -> None:

@@ -24,10 +24,9 @@ from ringmaster.techniques.job import Adapter, EvaluationSpec, Job, ModelSpec
 from ringmaster.techniques.loss import reward_names
 from ringmaster.techniques.metric import Metric, ModelMetric, Outputs, scored_metrics
 from ringmaster.techniques.models.adapters import attach, first_state, own_leaves, pretrained_state, sites
-from ringmaster.techniques.models.build import build_model
+from ringmaster.techniques.models.build import build_base, build_model
 from ringmaster.techniques.models.facts import has_experts
-from ringmaster.techniques.models.peft_format import base_of, is_adapter, quantized_base, read_adapter
-from ringmaster.techniques.models.quantization import quantize_base
+from ringmaster.techniques.models.peft_format import is_adapter, read_adapter
 from ringmaster.techniques.scoring.scored_rows import MAX_LOGITS, MAX_ROWS, ScoredRows, max_tokens
 from ringmaster.techniques.scoring.scoring_order import SCORES, model_spec, tokenizer_of
 from ringmaster.techniques.training.fused.adapter_batches import AdapterBatch
@@ -198,11 +197,9 @@ def build_scored_model(model_dir: Path, rows: ScoredRows) -> tuple[nn.Module, Mo
     spec = model_spec(model_dir)
     if spec.factory is None:
         spec = replace(spec, attention=rows.job.model.attention)
-    weights = base_of(model_dir) if is_adapter(model_dir) else model_dir
-    model = build_model(spec, data=rows.prepared, seed=rows.job.seed, weights_from=weights and weights.absolute())
-    if is_adapter(model_dir) and quantized_base(model_dir):
-        quantize_base(model, read_adapter(model_dir))
-    return model, spec
+    if is_adapter(model_dir):
+        return build_base(spec, data=rows.prepared, seed=rows.job.seed, folder=model_dir), spec
+    return build_model(spec, data=rows.prepared, seed=rows.job.seed, weights_from=model_dir.absolute()), spec
 
 
 @torch.no_grad()
