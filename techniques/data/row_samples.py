@@ -31,7 +31,6 @@ from ringmaster.techniques.data.arrow_files import (
     Table,
     column_of,
     fingerprint,
-    is_ragged,
     num_values,
     read_tables,
     split_file,
@@ -371,9 +370,10 @@ class RowSamples:
                 counts.num_left_out += int((each.wanted & ~has_sample).sum())
                 counts.num_truncated += int(each.encoded.column("num_cut")[each.wanted].sum())
                 for split, table in self._selected(each, np.flatnonzero(has_sample), labels):
-                    counts.longest = max(counts.longest, self._longest(table))
+                    of_samples = lengths_of(table, uncut=self._kind.uncut)
+                    counts.longest = max(counts.longest, int(of_samples.max(initial=0)))
                     if split == "training":
-                        lengths.append(lengths_of(table))
+                        lengths.append(of_samples)
                     if packer is not None and split == "training":
                         write(training, packer.add(_rows_of(table)))
                     else:
@@ -413,11 +413,6 @@ class RowSamples:
                 if (mask := chosen[split][here]).any():
                     yield split, table if mask.all() else table.filter(mask)
 
-    def _longest(self, table: Table) -> int:
-        """The most tokens of a sample."""
-        ragged = [each.name for each in table.schema if is_ragged(each) and each.name not in self._kind.uncut]
-        return max((int(values_of(table[name])[1].max()) for name in ragged), default=0)  # type: ignore[union-attr]
-
     # Describing them
 
     def _described(self, labels: ClassLabels | None, counts: SampleCounts) -> PreparedData:
@@ -425,7 +420,9 @@ class RowSamples:
         width = self._max_length if self._spec.packing else self._spec.seq_len or counts.longest
         padding = {**self._kind.padding, TOKENS: tokenizer.pad_id if tokenizer is not None else 0}
         stored = next(read_tables(split_file(folder, "training")))
-        samples = PaddedSamples(stored, collate=self._kind.collate, width=width, padding=padding)
+        samples = PaddedSamples(
+            stored, collate=self._kind.collate, width=width, padding=padding, uncut=self._kind.uncut
+        )
         batch = samples.rows([0])
         shapes = {name: tuple(tensor.shape[1:]) for name, tensor in batch.items()}
         if labels is not None and self._finds_classes and shapes.get(LABELS) == (2,):

@@ -264,14 +264,14 @@ class GroupMember(JobTrainingState):
         self._idle = frozenset(at_rest)
         self.next_step += 1
 
-    def held_out(self) -> Iterator[tuple[dict[str, Tensor], list[int]]]:
+    def held_out(self, *, max_batches: int | None = None) -> Iterator[tuple[dict[str, Tensor], list[int]]]:
         """Yields this rank's share of each held-out global batch, and the numbers of its rows, if its metrics count.
 
         All ranks get the same number of rows at a time. Rows that cannot be divided evenly go to every rank, and only
-        the first rank counts them: the others get no numbers.
+        the first rank counts them: the others get no numbers. max_batches: at most so many, and those of the job.
         """
-        size, num_rows = self.job.global_batch_size, len(self._held_out)
-        for first in range(0, min(num_rows, self.job.evaluation.max_batches * size), size):
+        size, num_rows, most = self.job.global_batch_size, len(self._held_out), self.job.evaluation.max_batches
+        for first in range(0, min(num_rows, min(most, max_batches or most) * size), size):
             rows = range(first, min(first + size, num_rows))
             is_divided = len(rows) % self.ranks.num_ranks == 0
             own_rows = self._share(rows) if is_divided else list(rows)
