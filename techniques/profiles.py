@@ -8,7 +8,7 @@ from itertools import islice
 from typing import Any, Self
 
 from ringmaster.codec import SINCE_LATER, stored_as
-from ringmaster.techniques.turns import AT_ONCE, num_steps_of_gang
+from ringmaster.techniques.training.fused.group_requirements import AT_ONCE, num_steps_of_gang
 
 MEASURED, PREDICTED = "measured", "predicted"
 """The sources of a profile: a trial or a segment that trained has measured it, or nothing has."""
