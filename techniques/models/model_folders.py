@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from pathlib import Path
 from typing import Any
@@ -16,6 +16,7 @@ CONFIG, FACTORY = "config.json", "model.json"
 WEIGHTS, INDEX = "model.safetensors", "model.safetensors.index.json"
 """The file of the weights of a model, or the one that names the files of their parts."""
 
+MAX_NAMED = 3
 COPY_AGAIN = "To fix: copy or save the model again"
 QUANTIZATION = "ringmaster_quantization"
 """The config key that describes a quantization by Ringmaster."""
@@ -87,6 +88,20 @@ def tensors_in(path: Path) -> dict[str, tuple[str, tuple[int, ...]]]:
         raise ValueError(
             f"model: {path} is not a valid safetensors file, or not whole: {error}. {COPY_AGAIN}"
         ) from error
+
+
+def misfits(stored: Mapping[str, Sequence[int]], wanted: Mapping[str, Sequence[int]]) -> list[str]:
+    """Returns a message for each tensor that is missing, that a model does not have, or that has another shape."""
+    wrong = [f"{name} is missing" for name in sorted(wanted.keys() - stored.keys())]
+    wrong += [f"{name} has no place" for name in sorted(stored.keys() - wanted.keys())]
+    shapes = [(name, list(stored[name]), list(wanted[name])) for name in sorted(stored.keys() & wanted.keys())]
+    return wrong + [f"{name} is {one}, not {other}" for name, one, other in shapes if one != other]
+
+
+def few(faults: Sequence[str]) -> str:
+    """Returns the first of some faults, and how many more there are."""
+    more = f", and {len(faults) - MAX_NAMED} more" if len(faults) > MAX_NAMED else ""
+    return ", ".join(faults[:MAX_NAMED]) + more
 
 
 def read_json(file: Path) -> dict[str, Any]:

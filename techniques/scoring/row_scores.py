@@ -23,7 +23,7 @@ from ringmaster.errors import NoCommonBase
 from ringmaster.techniques.job import Adapter, EvaluationSpec, Job, ModelSpec
 from ringmaster.techniques.loss import reward_names
 from ringmaster.techniques.metric import Metric, ModelMetric, Outputs, scored_metrics
-from ringmaster.techniques.models.adapters import attach, first_state, own_leaves, pretrained_state, sites
+from ringmaster.techniques.models.adapters import attach, first_state, own_leaves, sites
 from ringmaster.techniques.models.build import build_base, build_model
 from ringmaster.techniques.models.facts import has_experts
 from ringmaster.techniques.models.peft_format import is_adapter, read_adapter
@@ -95,11 +95,10 @@ class CommonBase:
             return
         adapter, model = read_adapter(folder), self._stem.model
         at = sites(model, adapter)
-        state = pretrained_state(folder, first_state(model, adapter, at, seed=0))
+        state = {key: value.to(self._device) for key, value in first_state(model, adapter, at, seed=0).items()}
         own = own_leaves(model, adapter)
         self._stem.open(at, own)
-        placed = {key: value.to(self._device) for key, value in state.items()}
-        self._adapter_modules[name] = adapter_modules_of(adapter, at, own, placed)
+        self._adapter_modules[name] = adapter_modules_of(adapter, at, own, state)
 
     @torch.no_grad()
     def answers(self, questions: Iterable[ScoringQuery]) -> Iterator[tuple[ScoringQuery, CausalLMOutput]]:

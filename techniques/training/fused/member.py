@@ -21,7 +21,7 @@ from ringmaster.techniques.checkpoints.checkpoint import WritePieces
 from ringmaster.techniques.checkpoints.shared_models import store_model
 from ringmaster.techniques.checkpoints.state import HostCopies, Reader, named_state, piece_writer, restore_model
 from ringmaster.techniques.data import fetch
-from ringmaster.techniques.models.adapters import AdaptedLinear, first_state, own_leaves, pretrained_state, sites
+from ringmaster.techniques.models.adapters import AdaptedLinear, first_state, own_leaves, sites
 from ringmaster.techniques.models.export import export_adapter
 from ringmaster.techniques.models.peft_format import PREFIX, resolved
 from ringmaster.techniques.processes.order import GangOrder
@@ -184,8 +184,6 @@ class GroupMember(JobTrainingState):
         self.sites: list[AdaptedLinear] = sites(model, self._adapter)
         self.own: list[str] = own_leaves(model, self._adapter)
         state = first_state(model, self._adapter, self.sites, seed=self.job.seed)
-        if self._adapter.from_pretrained is not None:
-            state = pretrained_state(Path(self._adapter.from_pretrained), state)
         state = {name: whole(value).to(device).float() for name, value in state.items()}
         self.tree = tree_of(in_order_of(model, state))
         settings = parameter_settings(self.job, self.tree)
