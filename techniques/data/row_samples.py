@@ -370,10 +370,10 @@ class RowSamples:
                 counts.num_left_out += int((each.wanted & ~has_sample).sum())
                 counts.num_truncated += int(each.encoded.column("num_cut")[each.wanted].sum())
                 for split, table in self._selected(each, np.flatnonzero(has_sample), labels):
-                    of_samples = lengths_of(table, uncut=self._kind.uncut)
-                    counts.longest = max(counts.longest, int(of_samples.max(initial=0)))
+                    longest = lengths_of(table, uncut=self._kind.uncut).max(initial=0)
+                    counts.longest = max(counts.longest, int(longest))
                     if split == "training":
-                        lengths.append(of_samples)
+                        lengths.append(lengths_of(table))
                     if packer is not None and split == "training":
                         write(training, packer.add(_rows_of(table)))
                     else:
