@@ -41,9 +41,9 @@ from prefect.workers.process import ProcessWorker
 from ringmaster.codec import from_json
 from ringmaster.errors import InputError
 from ringmaster.flows import settings
+from ringmaster.flows.output import notice, report_faults
 from ringmaster.flows.pool.node import serve_node_run, wait_for
 from ringmaster.flows.pool.segment_runs import NODE_DEPLOYMENT
-from ringmaster.flows.process_log import notice, report_faults
 from ringmaster.flows.settings import NOTIFY
 from ringmaster.tasks import alarms
 from ringmaster.tasks.pool.engines import NodeDeployment
@@ -120,7 +120,11 @@ def _block(client: SyncPrefectClient, target: str) -> UUID:
         raise InputError([f"{NOTIFY}: Prefect has no block {target!r}. To fix: {remedy}"]) from error
 
 
-FORMER = ("segment/segment", "profile-node/profile-node")  # of earlier releases, which stood among those for people
+# Deployments of earlier releases: those that stood among those for people, and those that `control-jobs` replaces.
+FORMER = (
+    *("segment/segment", "profile-node/profile-node", "cancel-jobs/cancel-jobs", "pause-jobs/pause-jobs"),
+    *("resume-jobs/resume-jobs", "set-priority/set-priority"),
+)
 PROJECT = Path(__file__).absolute().parents[1]
 AUTOMATION = "ringmaster-silent-runs"
 # A server that restarts receives no heartbeats for a minute. That must not count as the silence of the runs.

@@ -12,8 +12,7 @@ from ringmaster.flows import settings
 from ringmaster.flows.batch import flow_runs
 from ringmaster.flows.batch.batch_input import HIDDEN, Resume, titled
 from ringmaster.flows.batch.context import RunOptions
-from ringmaster.flows.batch.flow_runs import cancel_batches, ended, named
-from ringmaster.flows.services.embedded_server import LocalFlow
+from ringmaster.flows.batch.flow_runs import LocalFlow, cancel_batches, ended, named
 from ringmaster.flows.sweep_form import (
     DeviceChoice,
     EarlyStopping,
@@ -107,8 +106,9 @@ def sweep(
     spec = spec_of(form)
     sweep_scheduler = SweepScheduler(spec)
     result = train(spec.batch(), RunOptions(resume=resume, seed=seed), sweep_scheduler=sweep_scheduler)
+    clones = [row["name"] for row in result.jobs if row["name"] not in spec.trials]
     rows = leaderboard(
-        spec.trials,
+        [*spec.trials, *clones],
         objective=spec.objective,
         values=sweep_scheduler.values,
         reports=sweep_scheduler.reports,

@@ -320,6 +320,34 @@ class ScheduleSpec:
         """Returns the steps in which "wsd" decays, of a job of `num_steps` steps."""
         return math.ceil((DECAY_RATIO if self.decay_ratio is None else self.decay_ratio) * num_steps)
 
+    def factor(self, step: int, *, num_steps: int) -> float:
+        """Returns the factor of the base learning rate at step `step` of `num_steps`.
+
+        With k the step (0-based), N the number of steps, W those of the warm-up, D those of the decay of "wsd", and r
+        the `min_lr_ratio`:
+
+            k < W       (k + 1) / W                                 linear warm-up
+            constant    1
+            linear      r + (1 - r) (1 - p)                         p = (k - W) / (N - W)
+            cosine      r + (1 - r) (1 + cos(pi p)) / 2             the same p
+            wsd         1 before step N - D, then r + (1 - r) (1 - p)    p = (k - (N - D)) / D
+
+        After the warm-up these are `get_linear_schedule_with_warmup`, `get_cosine_with_min_lr_schedule_with_warmup`
+        and `get_wsd_schedule` (decay_type="linear") of transformers. In the warm-up they are one step ahead of
+        transformers, whose first step has the learning rate 0 and changes nothing.
+
+        Source of "wsd": Hu et al., MiniCPM (arXiv:2404.06395).
+        """
+        num_warmup = self.num_warmup_steps(num_steps)
+        if step < num_warmup:
+            return (step + 1) / num_warmup
+        first = num_steps - self.num_decay_steps(num_steps) if self.name == "wsd" else num_warmup
+        if self.name == "constant" or step < first:
+            return 1.0
+        progress = (step - first) / max(num_steps - first, 1)
+        factor = 0.5 * (1.0 + math.cos(math.pi * progress)) if self.name == "cosine" else 1.0 - progress
+        return factor * (1.0 - self.min_lr_ratio) + self.min_lr_ratio
+
 
 @dataclass(frozen=True, kw_only=True)
 class EvaluationSpec:
@@ -378,7 +406,7 @@ class WarmStart:
     """A checkpoint of another job of the same model, from which a job goes on: weights, optimizer and step.
 
     Attributes:
-        checkpoints: the folder or URL of that job's checkpoints.
+        checkpoints: the folder or URL of that job's checkpoints. The job's own ones: from before it was changed.
         step: the step of the checkpoint, after which this job trains on.
     """
 
@@ -470,6 +498,10 @@ class Job:
             teacher = value.teacher and rename(value.teacher)
             value = replace(value, teacher=teacher, parents=tuple(map(rename, value.parents)))
         return replace(self, name=name, base=base, adaptation=value)
+
+    def learning_rate(self, step: int) -> float:
+        """Returns the learning rate of step `step` (0-based). It depends on the step alone, so no state is restored."""
+        return self.optimizer.lr * self.schedule.factor(step, num_steps=self.total_steps)
 
     @property
     def total_steps(self) -> int:

@@ -91,7 +91,7 @@ class Profile:
 
     @property
     def at_once(self) -> int | None:
-        """The number of the gang's jobs that are trained at a time (`techniques.turns`); None for all."""
+        """The number of the gang's jobs that are trained at a time (`fused.group_requirements`); None for all."""
         return self.config.get(AT_ONCE)
 
     @property
@@ -133,7 +133,7 @@ class Profile:
         members = tuple(replace(member, end_s=member.end_s * ratio) for member in self.members)
         return replace(self, **seconds, stall_s=stall_s, members=members, load=load).at_pace(ratio)
 
-    def beside(self, jobs: Collection[str]) -> Self:
+    def restricted_to(self, jobs: Collection[str]) -> Self:
         """Returns the same profile with only those members that are among `jobs`.
 
         The key is that of the whole group. What fewer jobs take is not stored under it.

@@ -9,20 +9,20 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from functools import partial
 from typing import Any, cast
-from urllib.parse import urlsplit
+from urllib.parse import quote, urlsplit
 from uuid import UUID
 
 from prefect.artifacts import create_markdown_artifact, create_table_artifact
 from prefect.client.orchestration import get_client
 from prefect.client.schemas.actions import ArtifactUpdate
+from prefect.exceptions import ObjectNotFound
 from prefect.utilities.urls import url_for
 
 from ringmaster.errors import LedgerError
-from ringmaster.flows.batch.flow_runs import current_flow_run, for_prefect
+from ringmaster.flows.batch.flow_runs import current_flow_run, for_prefect, has_lasting_server
 from ringmaster.flows.batch.result import BatchResult
 from ringmaster.flows.reports.plan_report import interval_text
 from ringmaster.flows.reports.progress import describe
-from ringmaster.flows.services.embedded_server import has_lasting_server
 from ringmaster.model_lineage import model_pages
 from ringmaster.tasks.background_worker import CoalescingWorker
 from ringmaster.tasks.batch import Batch
@@ -37,6 +37,7 @@ from ringmaster.tasks.timeline.task import DRAW_EVERY_S, tolerant
 from ringmaster.techniques.processes.events import EvaluationReported
 from ringmaster.text import markdown
 
+CONTROL = "control-jobs/control-jobs"
 VERSION = re.compile(r"models:/([^/@]+)/(\d+)")
 
 
@@ -44,6 +45,25 @@ def flow_run_page() -> str | None:
     """Returns the URL of the current flow run in Prefect's UI; None outside a flow run or without a lasting server."""
     run = current_flow_run()
     return url_for("flow-run", obj_id=run.id) if run is not None and has_lasting_server() else None
+
+
+def show_control(batch: str) -> None:
+    """Links to the form that controls the jobs of a batch of a pool.
+
+    Prefect's own Cancel is there for runs of deployments only, not for batches that a command line has started.
+
+    batch: the id of the batch.
+    """
+    with get_client(sync_client=True) as client:
+        try:
+            deployment = client.read_deployment_by_name(CONTROL)
+        except ObjectNotFound:  # a Prefect server of one's own, without it
+            return
+    if (page := url_for("deployment", obj_id=deployment.id)) is None:
+        return
+    text = "clone, change, pause, resume or cancel jobs of this batch"
+    link = model_pages.link(text, f"{page}/run?parameters={quote(json.dumps({'batch': batch}))}")
+    create_markdown_artifact(key="control", markdown=f"A form to {link}.", description="Control of the batch's jobs")
 
 
 def show_records(recorder: AsyncRecorder, result: BatchResult) -> None:
@@ -237,7 +257,7 @@ def show_cost(batch: Batch, result: BatchResult) -> None:
 
 def cost_markdown(batch: Batch, result: BatchResult) -> str:
     """Returns the device-hours and their price, by job and in total, and the actual beside the planned duration."""
-    hours = {job["name"]: _device_hours(job) for job in result.jobs}
+    hours = {job["name"]: sum(s["device_s"] for s in job["segments"]) / HOUR_S for job in result.jobs}
     price, total = batch.price_per_device_hour, sum(hours.values())
     paid = "" if price == 1 else f", at {price:g} an hour: **{total * price:.4g}**"
     lines = [f"# What {markdown(result.batch)} cost", "", f"**{total:.4g} device-hours**{paid}.", ""]
@@ -250,10 +270,6 @@ def cost_markdown(batch: Batch, result: BatchResult) -> str:
     lines += [f"Before it, {result.num_trials} trials took {result.profiling_s:.1f} s.", ""]
     table = [f"| {markdown(name)} | {spent:.4g} | {spent * price:.4g} |" for name, spent in hours.items()]
     return "\n".join([*lines, "| job | device-hours | cost |", "|---|---:|---:|", *table]) + "\n"
-
-
-def _device_hours(job: Mapping[str, Any]) -> float:
-    return float(sum(segment["device_s"] for segment in job["segments"])) / HOUR_S
 
 
 def _write(artifact: UUID | None, rows: list[Row]) -> UUID:

@@ -20,13 +20,12 @@ from sqlalchemy.exc import SQLAlchemyError
 from ringmaster.codec import from_json, to_json
 from ringmaster.errors import DatabaseFileError, InputError
 from ringmaster.flows import settings
-from ringmaster.flows.output import error_console, fitting_columns, output_console, print_json, styled
+from ringmaster.flows.output import error_console, fitting_columns, output_console, print_json, report_faults, styled
 from ringmaster.flows.pool.batch_requests import open_database
-from ringmaster.flows.process_log import report_faults
 from ringmaster.tasks.execution.events import PredictedEnd
 from ringmaster.tasks.execution.progress import JobFigures
 from ringmaster.tasks.planning.gantt import COLOURS, GanttCells, seconds_text
-from ringmaster.tasks.pool.submissions import BatchStatus, PendingBatch, Submissions, pending
+from ringmaster.tasks.pool.submissions import BatchStatus, Submissions, pending
 from ringmaster.tasks.storage.database import Database, file_url
 from ringmaster.tasks.storage.journal import (
     LEADER,
@@ -286,11 +285,11 @@ def changes(
     """
     wait = wait or threading.Event().wait
     seen: object = None
-    told_s = -every_s
+    shown_s = -every_s
     while True:
         signature = watched.timeline_reader.signature()
-        if signature != seen or time.monotonic() - told_s >= every_s:
-            seen, told_s = signature, time.monotonic()
+        if signature != seen or time.monotonic() - shown_s >= every_s:
+            seen, shown_s = signature, time.monotonic()
             run_timeline = watched.read()
             yield run_timeline
             if watched.is_over(run_timeline):
@@ -389,15 +388,11 @@ def _runs_on_pool(*, has_figures: bool) -> Iterator[StatusRun]:
             own = (_of_batch(options, key), _of_batch(lines, key))
             rows = _rows(records[key], name, key, options=own[0], lines=own[1])
             yield StatusRun(batch=name, folder=Path(folders[key]), rows=rows)
-        for result in pending(database):
-            yield StatusRun(
-                batch=result.name, folder=settings.home() / "batches" / result.name, rows=_pending_rows(result)
-            )
-
-
-def _pending_rows(batch: PendingBatch) -> list[dict[str, Any]]:
-    """Returns a row for each job of a batch that was handed over, and of which no job is in a plan yet."""
-    return [_row(batch.name, batch.run, job, status=batch.status, step=0, message=batch.message) for job in batch.jobs]
+        for each in pending(database):  # it was handed over, and none of its jobs is in a plan yet
+            rows = [
+                _row(each.name, each.run, job, status=each.status, step=0, message=each.message) for job in each.jobs
+            ]
+            yield StatusRun(batch=each.name, folder=settings.home() / "batches" / each.name, rows=rows)
 
 
 def _rows(

@@ -461,7 +461,7 @@ class JobEntry(Section):
     )
     user: Name | None = Field(
         default=None,
-        description="whose job it is, for `objective: fairness`, such as ana; alone if the key is left out",
+        description="whose job it is, for `objective: fairness` and `users`, such as ana; alone if the key is left out",
     )
 
 
@@ -471,6 +471,15 @@ class GridEntry(Section):
     template: dict[str, Any] = Field(description="a job, whose name the names of all combinations start with")
     over: Annotated[dict[str, Annotated[list[Any], Field(min_length=1)]], Field(min_length=1)] = Field(
         description="lists of values by key, such as {optimizer.lr: [1e-4, 3e-4]}"
+    )
+
+
+class UserSection(Section):
+    """What the jobs of a user may hold at a time; both limits hold where both are given."""
+
+    max_devices: Whole | None = Field(default=None, description="the most devices, such as 4")
+    share: Annotated[float, Field(gt=0, le=1)] | None = Field(
+        default=None, description="the most devices as a share of all, such as 0.5; a job alone may always run"
     )
 
 
@@ -495,6 +504,9 @@ class BatchEntry(Section):
         description="how many checkpoints a job keeps, such as 20: more let audits start from more steps",
     )
     devices: Devices = Field(default="auto", description="auto, {cpu: 2}, {gpu: 2} or {gpu: all}")
+    users: dict[Name, UserSection] = Field(
+        default={}, description="quotas of users, such as {ana: {max_devices: 4, share: 0.5}}"
+    )
     datasets: dict[str, DatasetSection] | str | None = Field(
         default=None, description="data sets by name, or a file with them, such as datasets.yaml"
     )

@@ -5,9 +5,9 @@ from __future__ import annotations
 import logging
 from collections.abc import Callable, Collection, Iterable, Mapping
 from dataclasses import dataclass, field, replace
-from typing import TypeVar
+from typing import Any, TypeVar
 
-from sqlalchemy import Connection, delete, insert, select
+from sqlalchemy import select
 from sqlalchemy.exc import SQLAlchemyError
 
 from ringmaster.errors import ProblemError
@@ -27,6 +27,7 @@ from ringmaster.tasks.planning.objectives import Makespan, PlanningTerms, Weight
 from ringmaster.tasks.pool.submissions import Submission
 from ringmaster.tasks.profiling.search import planning_problem
 from ringmaster.tasks.storage.database import Database
+from ringmaster.tasks.storage.journal import Journal
 from ringmaster.tasks.storage.schema import FACTS
 from ringmaster.techniques import Profile
 from ringmaster.text import printable_lines
@@ -34,6 +35,7 @@ from ringmaster.text import printable_lines
 logger = logging.getLogger(__name__)
 
 PRIORITIES = "priorities"  # the key of a batch's fact: priorities that a person has set, by job; "" for the batch
+TERMS = "terms"  # the key of a batch's fact: {"weights", "deadlines_s"} that a person has set, and {"like"} of clones
 USUAL = 1.0
 HEAVIEST = 1e12  # the limit of a job's weight: planners refuse values above 1e15, and their sums too
 
@@ -50,49 +52,83 @@ class ActiveBatch:
     """A batch that has not ended.
 
     priorities: by job name, "" for the whole batch; 1 for jobs that are not named.
+    changes: by job, the weights and deadlines that a person has set, and of a clone the job that it is like (`TERMS`).
     """
 
     submission: Submission
     priorities: Mapping[str, float] = field(default_factory=dict)
+    changes: Mapping[str, Mapping[str, Any]] = field(default_factory=dict)
+
+    @classmethod
+    def of(cls, submission: Submission, journal: Journal) -> ActiveBatch:
+        """Returns a batch with what a person has set, which is in its journal."""
+        return cls(submission=submission, priorities=journal.get(PRIORITIES, {}), changes=journal.get(TERMS, {}))
+
+    @property
+    def terms(self) -> PlanningTerms:
+        """The terms of its plans."""
+        own, like = self.submission.planning_terms, self.changes.get("like", {})
+        inherited = {name: own.weights[source] for name, source in like.items() if source in own.weights}
+        users = {name: own.users[source] for name, source in like.items() if source in own.users}
+        return replace(
+            own,
+            weights={**own.weights, **inherited, **self.changes.get("weights", {})},
+            deadlines_s={**own.deadlines_s, **self.changes.get("deadlines_s", {})},
+            users={**own.users, **users},
+        )
+
+    @property
+    def jobs(self) -> list[str]:
+        """The names of its jobs and of their clones."""
+        return [*(job.name for job in self.submission.jobs), *self.changes.get("like", {})]
 
     def priority(self, job: str) -> float:
         """Returns the priority of a job, by its name within the batch: the batch's priority times the job's own."""
         return self.priorities.get("", USUAL) * self.priorities.get(job, USUAL)
 
 
-def combined_terms(standing: Iterable[ActiveBatch]) -> PlanningTerms:
+def combined_terms(active_batches: Iterable[ActiveBatch]) -> PlanningTerms:
     """Returns the terms of the plan of all batches, with times from the epoch: `on(problem, elapsed_s=now)`.
 
     Each batch's deadlines count from its own start. The objective is the one that every batch requests, if they agree
-    and nobody has set a priority; without batches it is the makespan. Otherwise it is the sum of weight x end over all
-    jobs. A job's weight is the weight that its batch gives it, times
+    and nobody has set a priority or a weight; without batches it is the makespan. Otherwise it is the sum of weight x
+    end over all jobs. A job's weight is the weight that its batch gives it, times
     the batch's priority, times the job's own priority, and at most `HEAVIEST`. The price of devices is the highest
-    price that a batch names. Jobs without a user belong to their batch.
+    price that a batch names. Jobs without a user belong to their batch. A user's quota is the least that a batch names.
     """
-    every = list(standing)
-    objectives = {each.submission.asked.objective for each in every} or {Makespan.name}
+    every = list(active_batches)
+    objectives = {each.submission.planning_terms.objective for each in every} or {Makespan.name}
     has_priorities = any(priority != USUAL for each in every for priority in each.priorities.values())
+    has_priorities |= any(each.changes.get("weights") for each in every)
     objective = WeightedCompletion.name
     if len(objectives) == 1 and not has_priorities:
         (objective,) = objectives
     deadlines_s: dict[str, float] = {}
     weights: dict[str, float] = {}
     users: dict[str, str] = {}
+    max_devices: dict[str, int] = {}
+    shares: dict[str, float] = {}
     for each in every:
-        batch, requested = each.submission, each.submission.asked
+        batch, requested = each.submission, each.terms
+        for user, most in requested.max_devices.items():
+            max_devices[user] = min(most, max_devices.get(user, most))
+        for user, share in requested.shares.items():
+            shares[user] = min(share, shares.get(user, share))
         for name, deadline_s in requested.deadlines_s.items():
             deadlines_s[batch.qualified(name)] = batch.started_s + deadline_s
-        for job in batch.jobs:
-            weight = requested.weights.get(job.name, 1.0) * each.priority(job.name)
-            weights[batch.qualified(job.name)] = min(weight, HEAVIEST)
-            users[batch.qualified(job.name)] = requested.users.get(job.name, batch.id)
-    prices = [each.submission.asked.price_per_device_hour for each in every]
+        for job in each.jobs:
+            weight = requested.weights.get(job, 1.0) * each.priority(job)
+            weights[batch.qualified(job)] = min(weight, HEAVIEST)
+            users[batch.qualified(job)] = requested.users.get(job, batch.id)
+    prices = [each.submission.planning_terms.price_per_device_hour for each in every]
     return PlanningTerms(
         objective=objective,
         deadlines_s=deadlines_s,
         weights=weights,
         users=users,
         price_per_device_hour=max(prices, default=1.0),
+        max_devices=max_devices,
+        shares=shares,
     )
 
 
@@ -107,22 +143,22 @@ def entries_of(submission: Submission, *, struck_out: Mapping[str, Collection[Op
     for job in submission.jobs:
         profiles = submission.profiles.get(job.name, ())
         left = tuple(profile for profile in profiles if option_key(profile) not in struck_out.get(job.name, ()))
-        renamed = job.renamed(
-            submission.qualified(job.name), lambda name: submission.qualified(name) if name in names else name
-        )
         entries.append(
             JobState(
-                job=renamed,
+                local_job=job,
+                job=job.renamed(
+                    submission.qualified(job.name), lambda name: submission.qualified(name) if name in names else name
+                ),
                 profiles=left or profiles,
                 place=place,
                 batch=submission.id,
-                together=_together(submission, job.name, struck_out.get(job.name, ())),
+                group_profiles=_group_profiles(submission, job.name, struck_out.get(job.name, ())),
             )
         )
     return entries
 
 
-def _together(submission: Submission, leader: str, struck_out: Collection[OptionKey]) -> tuple[Profile, ...]:
+def _group_profiles(submission: Submission, leader: str, struck_out: Collection[OptionKey]) -> tuple[Profile, ...]:
     """Returns the profiles of the group that a job leads, with the members' names in the pool; none without a group."""
     left = [p for p in submission.together.get(leader, ()) if option_key(p) not in struck_out]
     return tuple(
@@ -144,7 +180,7 @@ def fault_of(submission: Submission) -> str | None:
         for name, profiles in submission.profiles.items()
     }
     try:
-        terms = submission.asked
+        terms = submission.planning_terms
         if terms.objective not in objective_names():
             return f"it cannot be planned: {terms.objective!r} is no objective"
         terms.on(planning_problem(jobs, untyped, anywhere, name=submission.name))
@@ -223,9 +259,10 @@ class Quarantine:
     """
 
     def __init__(self, database: Database) -> None:
-        self._database = database
-        query = select(FACTS.c.key, FACTS.c.value).where(FACTS.c.batch == "", FACTS.c.key.startswith(HANDLING))
-        result = database.read(lambda connection: connection.execute(query).all())
+        self._facts = Journal(database, batch="")
+        result = database.rows(
+            select(FACTS.c.key, FACTS.c.value).where(FACTS.c.batch == "", FACTS.c.key.startswith(HANDLING))
+        )
         rows = [row for row in result if isinstance(row.value, list)]
         self._num_begun: dict[str, int] = {row.key.removeprefix(HANDLING): row.value[0] for row in rows}
 
@@ -271,11 +308,7 @@ class Quarantine:
         if num_begun == self._num_begun.get(row, 0):
             return
         self._num_begun[row] = num_begun
-        key = f"{HANDLING}{row}"
-
-        def act(connection: Connection) -> None:
-            connection.execute(delete(FACTS).where(FACTS.c.batch == "", FACTS.c.key == key))
-            if num_begun:
-                connection.execute(insert(FACTS).values(batch="", key=key, value=[num_begun]))
-
-        self._database.write(act)
+        if num_begun:
+            self._facts.put(f"{HANDLING}{row}", num_begun)
+        else:
+            self._facts.remove(f"{HANDLING}{row}")

@@ -18,6 +18,10 @@ from ringmaster.tasks.storage.database import Database, DatabaseClosed, insert_o
 from ringmaster.tasks.storage.schema import REQUESTS
 
 MOST_PRIORITY = 1000.0
+SETTINGS = ("steps", "weight", "deadline", "priority")
+"""What can be set of a running job: its number of steps; the weight of its end; its deadline, in seconds from the start
+of its batch; its priority, which multiplies the weight.
+"""
 LOOK_EVERY_S = 0.2
 LAST_RENEWAL_S = 2.0
 
@@ -38,7 +42,12 @@ ANSWERED = (RequestStatus.GRANTED, RequestStatus.DONE, RequestStatus.REFUSED)
 class RequestKind(StrEnum):
     """The kinds of requests.
 
-    - `CANCEL`, `PAUSE`, `RESUME`, `RETRY` and `SET_PRIORITY` name a `batch`, and `jobs` of it or all ([]).
+    - `CANCEL`, `PAUSE`, `RESUME` and `RETRY` name a `batch`, and `jobs` of it or all ([]). A run on one machine alone
+      has the name "".
+    - `SET` changes `settings` of such jobs, by name: those of `SETTINGS`.
+    - `CLONE` adds a job with the name `name` that differs from the only one of `jobs` in `settings`, by dotted key. A
+      clone that `is_warm` goes on from its source's checkpoint of `at_step`, or its newest one. If it `is_dry`, the
+      answer alone is requested: the `price` and the `jump` of the step.
     - `DIRECT` steers the jobs of a `batch` by its other keys, which are those of `SteeringRequest`.
     - `LEND` requests idle devices of a `node`, as many as its keys of `DevicesWanted` state. It holds until it is
       withdrawn, or until the requester no longer `renew`s it.
@@ -51,7 +60,8 @@ class RequestKind(StrEnum):
     PAUSE = "pause"
     RESUME = "resume"
     RETRY = "retry"
-    SET_PRIORITY = "set-priority"
+    SET = "set"
+    CLONE = "clone"
     DIRECT = "direct"
     LEND = "lend"
     NODE = "node"
@@ -97,7 +107,7 @@ class Requests:
         here = REQUESTS.c.status == status
         return self._read(here & REQUESTS.c.kind.in_(kinds) if kinds else here)
 
-    def standing(self) -> Sequence[Request]:
+    def current(self) -> Sequence[Request]:
         """Returns the requests that are open or granted."""
         return self._read(REQUESTS.c.status.in_((RequestStatus.OPEN, RequestStatus.GRANTED)))
 
@@ -111,8 +121,7 @@ class Requests:
         return request
 
     def _read(self, where: ColumnElement[bool]) -> Sequence[Request]:
-        query = select(REQUESTS).where(where).order_by(REQUESTS.c.id)
-        rows = self._database.read(lambda connection: connection.execute(query).all())
+        rows = self._database.rows(select(REQUESTS).where(where).order_by(REQUESTS.c.id))
         return [_request(row._mapping) for row in rows]
 
     def answer(
@@ -125,7 +134,7 @@ class Requests:
         """Answers a request, or withdraws it."""
         act = update(REQUESTS).where(REQUESTS.c.id == number)
         values = {"status": status, "answer": dict(answer or {})}
-        self._database.write(lambda connection: connection.execute(act.values(**values)))
+        self._database.execute(act.values(**values))
 
     def renew(self, number: int) -> bool:
         """Renews a request, as a sign that the requester is alive; returns whether the request is open or granted.

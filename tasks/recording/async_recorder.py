@@ -47,7 +47,7 @@ UNRECORDED = "unrecorded"
 batch)}."""
 
 
-class RetriedWrites:
+class RetriedWrites(OutageRetry):
     """Performs actions one after another, retrying each while MLflow is unavailable, until the patience ends.
 
     faults: descriptions of what can never be recorded.
@@ -55,39 +55,24 @@ class RetriedWrites:
     """
 
     def __init__(self, notice: Notice) -> None:
+        super().__init__(notice, away=AWAY)
         self.faults: list[str] = []
-        self._waiting = OutageRetry(notice, away=AWAY)
-
-    @property
-    def is_away(self) -> bool:
-        """Whether a call waits for MLflow now."""
-        return self._waiting.is_away
-
-    @property
-    def gave_up(self) -> bool:
-        """Whether the patience has ended."""
-        return self._waiting.gave_up
 
     def do(self, action: Callable[[], None]) -> bool:
         """Performs an action. Returns whether it succeeded."""
-        waiting = self._waiting
         if self.gave_up:
             return False
         try:
-            waiting.call(action)
+            self.call(action)
         except LedgerError as error:
             later = f"not all was written: {error} Then `ringmaster run --resume` records the rest"
-            self.faults.append(later if waiting.gave_up else str(error))
+            self.faults.append(later if self.gave_up else str(error))
             return False
         except Exception as error:
             logger.exception("a record cannot be written")
             self.faults.append(f"{type(error).__name__}: {error}")
             return False
         return True
-
-    def hurry(self, patience_s: float) -> None:
-        """Limits further waiting for MLflow to `patience_s` seconds. From any thread."""
-        self._waiting.hurry(patience_s)
 
 
 class AsyncRecorder:
@@ -113,7 +98,7 @@ class AsyncRecorder:
         if num_plans < 0:  # a resumed batch continues the count of plans
             num_plans = self._unrecorded.get("num_plans", len(journal.plans()))
         self._writer = MlflowWriter(ledger, journal, batch=batch, num_plans=num_plans, notice=notice)
-        self._insist = RetriedWrites(notice)
+        self._writes = RetriedWrites(notice)
         self._num_dropped = 0
         self._has_heard = self._has_stopped = False
         self._figures: Mapping[str, float] = {}
@@ -138,7 +123,7 @@ class AsyncRecorder:
         except LedgerError as error:
             if not error.may_pass:
                 raise
-            self._todo.put(partial(self._insist.do, begin))
+            self._todo.put(partial(self._writes.do, begin))
         self._todo.put(self._write_unrecorded)
 
     def listen(self, event: ExecutionEvent) -> None:
@@ -157,7 +142,7 @@ class AsyncRecorder:
             metrics = {**metrics, **self._unrecorded.get("figures", {})}
         self._figures = metrics
         action = partial(self._writer.finish, status=status, metrics=metrics, table=table)
-        self._todo.put(partial(self._insist.do, action))
+        self._todo.put(partial(self._writes.do, action))
 
     def close(self, *, patience_s: float | None = None) -> list[str]:
         """Waits until everything is written, and returns descriptions of what could not be. That waits in the journal.
@@ -165,21 +150,21 @@ class AsyncRecorder:
         patience_s: how long to wait if MLflow is unavailable; by default `PATIENCE_AT_END_S`.
         """
         patience_s = PATIENCE_AT_END_S if patience_s is None else patience_s
-        if self._insist.is_away and math.isfinite(patience_s):
+        if self._writes.is_away and math.isfinite(patience_s):
             self._notice(f"waiting at most {patience_s:.0f} s for MLflow to come back")
-        self._insist.hurry(patience_s)
+        self._writes.hurry(patience_s)
         self._todo.put(None)
         self._thread.join()
         if self._num_dropped:
             dropped = f"{self._num_dropped} reports of step times and losses: MLflow was away for too long"
-            self._insist.faults.append(dropped)
+            self._writes.faults.append(dropped)
         self._store_unwritten()
         return self._faults
 
     @property
     def is_complete(self) -> bool:
         """Whether all is recorded. Valid after `close`."""
-        return not (self._insist.gave_up or self._has_stopped or self._faults)
+        return not (self._writes.gave_up or self._has_stopped or self._faults)
 
     def run_of(self, job: str | None = None) -> str | None:
         """Returns the MLflow run of the batch or of a job, None before it is open."""
@@ -189,13 +174,13 @@ class AsyncRecorder:
 
     @property
     def _faults(self) -> list[str]:
-        return list(dict.fromkeys([*self._writer.faults, *self._insist.faults]))
+        return list(dict.fromkeys([*self._writer.faults, *self._writes.faults]))
 
     def _write(self, event: ExecutionEvent, *, at_ms: int) -> None:
         """Writes an event. One that cannot be written is kept, and the points of a gang's event wait for `flush`."""
-        if isinstance(event, GangReport) and self._insist.gave_up:
+        if isinstance(event, GangReport) and self._writes.gave_up:
             self._writer.write(event, at_ms=at_ms)
-        elif not self._insist.do(partial(self._writer.write, event, at_ms=at_ms)):
+        elif not self._writes.do(partial(self._writer.write, event, at_ms=at_ms)):
             self._unwritten.append((event, at_ms))
 
     def _write_unrecorded(self) -> None:
@@ -222,21 +207,18 @@ class AsyncRecorder:
         self._journal.put(UNRECORDED, kept if self._faults else {})
 
     def _work(self) -> None:
+        flushed_s = time.monotonic()
         try:
-            self._write_all()
+            while (action := self._next(flushed_s)) is not None:
+                action()
+                if time.monotonic() - flushed_s >= FLUSH_EVERY_S:
+                    self._writes.do(self._writer.flush)
+                    flushed_s = time.monotonic()
         except Exception as error:
             logger.exception("the recorder ends here")
             self._has_stopped = True
             fault = f"the records have stopped: {type(error).__name__}: {error}"
-            self._insist.faults.append(printable_lines(fault))
-
-    def _write_all(self) -> None:
-        flushed_s = time.monotonic()
-        while (action := self._next(flushed_s)) is not None:
-            action()
-            if time.monotonic() - flushed_s >= FLUSH_EVERY_S:
-                self._insist.do(self._writer.flush)
-                flushed_s = time.monotonic()
+            self._writes.faults.append(printable_lines(fault))
 
     def _next(self, flushed_s: float) -> Callable[[], object] | None:
         """Returns the next action; one without effect when it is time to flush."""
@@ -265,7 +247,7 @@ class PoolRecorder(AsyncRecorder):
         notice: Notice,
     ) -> None:
         at = journal.get(self.CURSOR, {})
-        after = LogPosition(told=at.get("told", 0), said=at.get("said", 0))
+        after = LogPosition(decision=at.get("told", 0), gang_event=at.get("said", 0))
         self._reader = EventReader(events, after)
         self._is_over = threading.Event()
         super().__init__(ledger, journal, batch=batch, notice=notice, num_plans=at.get("plans", 0))
@@ -290,7 +272,7 @@ class PoolRecorder(AsyncRecorder):
         return faults
 
     def _follow(self) -> None:
-        while not self._insist.gave_up and self._record_page():
+        while not self._writes.gave_up and self._record_page():
             pass
 
     def _record_page(self) -> bool:
@@ -301,8 +283,8 @@ class PoolRecorder(AsyncRecorder):
         num_unwritten = len(self._unwritten)
         for entry in entries:
             self._write(entry.event, at_ms=int(entry.time_s * 1000))
-        self._insist.do(self._writer.flush)
-        if self._insist.gave_up:
+        self._writes.do(self._writer.flush)
+        if self._writes.gave_up:
             del self._unwritten[num_unwritten:]  # the next recorder reads them again
             return False
         if entries:

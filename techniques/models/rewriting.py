@@ -31,7 +31,7 @@ from ringmaster.techniques.models.peft_format import base_of, is_adapter, quanti
 from ringmaster.techniques.models.quantization import quantize
 from ringmaster.techniques.processes.events import JobReady, TrialMeasured
 from ringmaster.techniques.processes.order import GangOrder, Slot
-from ringmaster.techniques.processes.ranks import Ranks, join, take_device
+from ringmaster.techniques.processes.ranks import Ranks, join
 from ringmaster.techniques.processes.reporter import Reporter
 from ringmaster.techniques.technique import Config, GangShape, Technique
 from ringmaster.techniques.training.adaptation import prune
@@ -58,17 +58,13 @@ class EvaluationOrder:
     cache_dir: str
 
 
-def evaluate_model(order: EvaluationOrder) -> dict[str, float]:
-    """The metrics, computed by the loop that evaluates a job at its end, so that both results are comparable.
+def evaluator(order: EvaluationOrder, *, ranks: Ranks, beat: Callable[[], None]) -> Trainer:
+    """Returns a trainer whose `evaluate` computes a model's metrics as a job's evaluation at its end does.
+
+    ranks: a single process.
 
     Raises ValueError if the weights do not fit the job's model, or were trained with another tokenizer.
     """
-    device = take_device((order.slot,), 0, num_ranks=1)
-    return evaluator(order, ranks=Ranks(rank=0, num_ranks=1, device=device, mesh=None), beat=lambda: None).evaluate()
-
-
-def evaluator(order: EvaluationOrder, *, ranks: Ranks, beat: Callable[[], None]) -> Trainer:
-    """A trainer that evaluates on the device of `ranks`, a single process. Raises the errors of `evaluate_model`."""
     order = of_folder(order)
     prepared = from_json(PreparedData, order.data)
     technique = registry.load(registry.dotted_path(TECHNIQUE))

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from difflib import get_close_matches
@@ -13,7 +12,7 @@ import torch
 from torch import Tensor, nn
 from torch.distributed.tensor import DTensor
 
-from ringmaster.techniques.job import OF_WHOLE_TENSORS, OPTIMIZER_OPTIONS, Job, OptimizerSpec, ScheduleSpec
+from ringmaster.techniques.job import OF_WHOLE_TENSORS, OPTIMIZER_OPTIONS, Job, OptimizerSpec
 from ringmaster.techniques.models.layers import layer_names
 from ringmaster.techniques.training.gradients import local, scale_, share_of, whole
 
@@ -241,7 +240,7 @@ def update_(
         assert norm is not None
         factor = to_mean * torch.clamp(limit / (norm * to_mean + 1e-6), max=1.0)
     scale_(parameters, factor)
-    of_schedule = schedule_factor(job.schedule, step, num_steps=job.total_steps)
+    of_schedule = job.schedule.factor(step, num_steps=job.total_steps)
     for group in optimizer.param_groups:
         group["lr"] = group[FIRST_RATE] * of_schedule
     optimizer.step()
@@ -279,40 +278,6 @@ def _build(
         return cls(given, **arguments)
     except (TypeError, ValueError) as error:
         raise ValueError(f"optimizer {spec.name}: {error}. To fix: correct its options") from error
-
-
-def learning_rate(job: Job, step: int) -> float:
-    """Returns the learning rate of step `step` (0-based). It depends on the step alone, so no state is restored."""
-    return job.optimizer.lr * schedule_factor(job.schedule, step, num_steps=job.total_steps)
-
-
-def schedule_factor(schedule: ScheduleSpec, step: int, *, num_steps: int) -> float:
-    """Returns the factor of the base learning rate at step `step` of `num_steps`.
-
-    With k the step (0-based), N the number of steps, W those of the warm-up, D those of the decay of "wsd", and r the
-    `min_lr_ratio`:
-
-        k < W       (k + 1) / W                                 linear warm-up
-        constant    1
-        linear      r + (1 - r) (1 - p)                         p = (k - W) / (N - W)
-        cosine      r + (1 - r) (1 + cos(pi p)) / 2             the same p
-        wsd         1 before step N - D, then r + (1 - r) (1 - p)    p = (k - (N - D)) / D
-
-    After the warm-up these are `get_linear_schedule_with_warmup`, `get_cosine_with_min_lr_schedule_with_warmup` and
-    `get_wsd_schedule` (decay_type="linear") of transformers. In the warm-up they are one step ahead of transformers,
-    whose first step has the learning rate 0 and changes nothing.
-
-    Source of "wsd": Hu et al., MiniCPM (arXiv:2404.06395).
-    """
-    num_warmup = schedule.num_warmup_steps(num_steps)
-    if step < num_warmup:
-        return (step + 1) / num_warmup
-    first = num_steps - schedule.num_decay_steps(num_steps) if schedule.name == "wsd" else num_warmup
-    if schedule.name == "constant" or step < first:
-        return 1.0
-    progress = (step - first) / max(num_steps - first, 1)
-    factor = 0.5 * (1.0 + math.cos(math.pi * progress)) if schedule.name == "cosine" else 1.0 - progress
-    return factor * (1.0 - schedule.min_lr_ratio) + schedule.min_lr_ratio
 
 
 class Lion(torch.optim.Optimizer):

@@ -163,10 +163,11 @@ class JobTrainingState:
         store, start = self.store(root), self.job.warm_start
         is_own = start is None or known_step > start.step
         checkpoint, self.passed_over = store.newest(known_step=known_step * is_own), tuple(store.passed_over)
-        if checkpoint is None and start is not None:
+        is_changed = start is not None and str(start.checkpoints) == str(root)  # it was steered: `jobs set`
+        if checkpoint is None and start is not None and not is_changed:
             return self._other_checkpoint(start)
         own = weights_digest(self.job, data_digest=self.prepared.digest)
-        if checkpoint is not None and checkpoint.manifest.meta["weights_digest"] != own:
+        if checkpoint is not None and checkpoint.manifest.meta["weights_digest"] != own and not is_changed:
             raise ValueError(
                 f"{checkpoint.location} is of another version of job {self.job.name}: its model, data, optimizer or "
                 "seed changed since. To fix: give the job another name, or remove the folder to start it afresh"

@@ -71,7 +71,10 @@ DAMAGES = {
     "request: broken JSON": REQUEST.format("cancel", "{"),
     "request: another kind of JSON": REQUEST.format("pause", "[]"),
     "request: no such job": REQUEST.format("retry", '{"batch": "b1", "jobs": 7}'),
-    "request: priority": REQUEST.format("set-priority", '{"batch": "b1", "priority": "high"}'),
+    "request: priority": REQUEST.format("set", '{"batch": "b1", "settings": {"priority": "high"}}'),
+    "request: no settings": REQUEST.format("set", '{"batch": "b1", "settings": 7}'),
+    "request: a clone of nothing": REQUEST.format("clone", '{"batch": "b1", "jobs": ["a", 7], "settings": []}'),
+    "fact: terms": "INSERT INTO facts (batch, key, value) VALUES ('b1', 'terms', '[{\"weights\": 7}]')",
     "loan: no number": REQUEST.format("lend", '{"node": "n", "least": "one", "most": 2, "beats": 0}'),
     "loan: no node": REQUEST.format("lend", '{"node": ["n"], "least": 1, "most": 2, "beats": 0}'),
     "loan: broken JSON": REQUEST.format("lend", "{"),
@@ -101,7 +104,7 @@ def test_what_is_damaged_harms_its_own_batch_at_most(database, damage, changes_c
     for record in Journal(database, batch="b1").jobs().values():
         assert record.status == JobStatus.DONE or record.message, "a job that fails says why"
     requests = Requests(database)
-    assert requests.standing() == []
+    assert requests.current() == []
     number = requests.ask(RequestKind.CANCEL, {"batch": "b1", "jobs": []})
     pool.step()
     assert "has ended" in requests.read(number).answer["message"]
