@@ -525,10 +525,8 @@ def _is_class(value: str) -> bool:
 
 
 def _parquet(stream: BinaryIO, path: str, columns: Sequence[str] | None) -> Iterator[tuple[int, Any]]:
-    try:
-        import pyarrow.parquet  # type: ignore[import-untyped]
-    except ModuleNotFoundError as error:
-        raise ValueError(f"{path} needs pyarrow. To fix: pip install pyarrow, or give JSONL") from error
+    import pyarrow.parquet  # type: ignore[import-untyped]
+
     try:
         # A buffer makes it read column chunks in parts; by default it reads them whole.
         table = pyarrow.parquet.ParquetFile(stream, buffer_size=BYTES_PER_READ)

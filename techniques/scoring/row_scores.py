@@ -214,20 +214,14 @@ def score_alone(model_dir: Path, rows: ScoredRows, *, device: torch.device, coun
     loss = loss_of(named, model, spec, options=rows.job.loss_options)
     if rows.job.precision == "bf16-params":
         compute_in_half(model)
-    rollout = rollout_of(
-        loss.function,
-        model=model,
-        tokenizer_dir=rows.prepared.tokenizer_dir,
-        device=device,
-        autocast=lambda: torch.autocast(device.type, dtype=torch.bfloat16, enabled=rows.job.precision == "bf16"),
-    )
-    answers = answer_writer_of(
-        rows.job.evaluation if rows.cases is None else EvaluationSpec(),
-        model=model,
-        tokenizer_dir=rows.prepared.tokenizer_dir,
-        device=device,
-        autocast=lambda: torch.autocast(device.type, dtype=torch.bfloat16, enabled=rows.job.precision == "bf16"),
-    )
+    writes: dict[str, Any] = {
+        "model": model,
+        "tokenizer_dir": rows.prepared.tokenizer_dir,
+        "device": device,
+        "autocast": lambda: torch.autocast(device.type, dtype=torch.bfloat16, enabled=rows.job.precision == "bf16"),
+    }
+    rollout = rollout_of(loss.function, **writes)
+    answers = answer_writer_of(rows.job.evaluation if rows.cases is None else EvaluationSpec(), **writes)
     collected, config, metrics = ScoreCollector(), getattr(model, "config", None), metrics_of(rows.job)
     for numbers, batch in rows.chunks(model_dir, config=config, shifted=loss.shifted, device=device):
         known = rows.known(batch)

@@ -125,10 +125,8 @@ def _write_digits(folder: Path, *, share: float) -> PreparedData:
 
 
 def _load_digits() -> tuple[Array, Array]:
-    try:
-        from sklearn.datasets import load_digits
-    except ModuleNotFoundError as error:
-        raise ValueError("data source 'digits' needs scikit-learn. To fix: pip install scikit-learn") from error
+    from sklearn.datasets import load_digits
+
     data = load_digits()
     return data.images[:, None].astype(np.float64), data.target.astype(np.int64)
 
