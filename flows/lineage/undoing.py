@@ -286,7 +286,7 @@ def _first_step_with(job: Job, prepared: PreparedData, without: PreparedData) ->
     sampler = Sampler(
         num_samples=table.num_rows, global_batch_size=job.global_batch_size, seed=job.seed, lengths=lengths
     )
-    steps = (step for step in range(job.total_steps) if not gone.isdisjoint(sampler.indices(step).tolist()))
+    steps = (step for step in range(job.total_steps) if not gone.isdisjoint(sampler.at(job.samples(step)).tolist()))
     return next(steps, job.total_steps)
 
 

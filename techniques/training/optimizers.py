@@ -242,7 +242,8 @@ def update_(
         assert norm is not None
         factor = to_mean * torch.clamp(limit / (norm * to_mean + 1e-6), max=1.0)
     scale_(parameters, factor)
-    of_schedule = job.schedule.factor(step, num_steps=job.total_steps)
+    place, length = job.schedule_place(step)
+    of_schedule = job.schedule.factor(place, num_steps=length) * job.phase(step).lr_factor
     for group in optimizer.param_groups:
         group["lr"] = group[FIRST_RATE] * of_schedule
     optimizer.step()
