@@ -378,6 +378,58 @@ class WarmStartSection(Section):
     step: Whole = Field(description="the step of the checkpoint, such as 60")
 
 
+def _metric_of_target(name: str) -> str:
+    return references.metric(name.removeprefix("eval/"))
+
+
+class TargetSection(Section):
+    """A value of a metric on held-out data at which the job ends."""
+
+    metric: Annotated[str, AfterValidator(_metric_of_target), WithJsonSchema({"type": "string"})] = Field(
+        description="a metric of the evaluation, such as eval/loss"
+    )
+    at_most: float | None = Field(default=None, description="the value to fall to, such as 2.0")
+    at_least: float | None = Field(default=None, description="the value to rise to, such as 0.9")
+
+
+class VariablesSection(Section):
+    """What may be chosen of a job on the way to its target: [how](time-to-target.md)."""
+
+    global_batch_size: list[Annotated[int, Field(ge=2, le=MOST_AT_ONCE)]] = Field(
+        default=[], description="batch sizes, the job's own among them, such as [16, 32, 64]"
+    )
+    precision: list[Annotated[str, AfterValidator(references.one_of(job.VARIABLE_PRECISIONS))]] = Field(
+        default=[], description=f"out of {', '.join(job.VARIABLE_PRECISIONS)}, the job's own among them"
+    )
+    learning_rate_rule: Annotated[
+        str,
+        AfterValidator(references.one_of(job.LEARNING_RATE_RULES)),
+        WithJsonSchema({"enum": list(job.LEARNING_RATE_RULES)}),
+    ] = Field(default=job.Variables.learning_rate_rule, description=f"one of {', '.join(job.LEARNING_RATE_RULES)}")
+
+
+class LocalUpdatesSection(Section):
+    """Optimizer steps that workers take on their own, and an outer step on their mean after each round of them."""
+
+    workers: Whole = Field(description="the number of workers, which share each global batch, such as 4")
+    sync_every: Whole = Field(description="the steps of a worker between two exchanges, such as 32")
+    outer_lr: Positive = Field(default=job.LocalUpdates.outer_lr, description="the outer learning rate; 1 averages")
+    outer_momentum: Annotated[float, Field(ge=0, lt=1)] = Field(
+        default=job.LocalUpdates.outer_momentum, description="the outer (Nesterov) momentum, such as 0.9; 0 for none"
+    )
+    warmup_steps: Annotated[int, Field(ge=0, le=MOST_WHOLE)] = Field(
+        default=job.LocalUpdates.warmup_steps, description="the first steps, with an exchange at each, such as 128"
+    )
+
+
+class NumericsSection(Section):
+    """How far a step may be from a plain one, so that the search may choose its kernels."""
+
+    tolerance: Annotated[float, Field(gt=0, le=0.1)] = Field(
+        description="the largest relative difference of loss and gradients, such as 1e-5"
+    )
+
+
 class JobEntry(Section):
     """One model to train."""
 
@@ -453,6 +505,22 @@ class JobEntry(Section):
     exact_chunk: Whole | None = Field(
         default=None, description="the samples of one forward and backward of an exact job, such as 4"
     )
+    target: TargetSection | None = Field(
+        default=None, description="where the job ends early, such as {metric: eval/loss, at_most: 2.0}"
+    )
+    may_vary: VariablesSection = Field(
+        default_factory=VariablesSection,
+        description="what may be chosen for `objective: time-to-target`, such as {global_batch_size: [16, 64]}",
+    )
+    local_updates: LocalUpdatesSection | None = Field(
+        default=None,
+        description="exchanges between devices every few steps only, such as {workers: 4, sync_every: 32}, or leave "
+        "the key out: at each step",
+    )
+    numerics: NumericsSection | None = Field(
+        default=None,
+        description="lets the search choose kernels within a tolerance, such as {tolerance: 1e-5}, or leave it out",
+    )
     deadline_s: Positive | None = Field(
         default=None, description="the seconds from the batch's start by which the job must have ended, such as 3600"
     )
@@ -490,7 +558,7 @@ class BatchEntry(Section):
         default="batch", description="a name of up to 100 letters, digits, '-', '_' and '.', such as tonight"
     )
     objective: Objective = Field(
-        default="makespan", description="makespan, weighted, mean_completion, fairness or cost"
+        default="makespan", description="makespan, weighted, mean_completion, fairness, cost or time-to-target"
     )
     price_per_device_hour: Positive = Field(
         default=1.0, description="what a device costs an hour, for `objective: cost`, such as 2.5"

@@ -22,8 +22,9 @@ import torch
 import transformers
 
 from ringmaster.codec import digest, from_json, to_json
+from ringmaster.files import write_value
 from ringmaster.techniques import registry
-from ringmaster.techniques.estimates.device_rates import keep, run_in_children
+from ringmaster.techniques.estimates.device_rates import run_in_children
 from ringmaster.techniques.estimates.rank_memory import RankEstimate, RankScenario, estimate_rank
 from ringmaster.techniques.job import EvaluationSpec, Job, ScheduleSpec
 from ringmaster.techniques.model_facts import ModelFacts
@@ -150,7 +151,7 @@ def _run(missing: Sequence[tuple[Path, RankScenario]], *, at_once: int, until_s:
     for number, estimate, fault in run_in_children(works, at_once=at_once, until_s=until_s):
         if fault:
             print(f"a memory estimate: {fault}", file=sys.stderr)
-        keep(estimate or EstimateError(message=fault), missing[number][0])
+        write_value(estimate or EstimateError(message=fault), missing[number][0])
 
 
 def _told(scene: RankScenario) -> Any:
@@ -214,7 +215,7 @@ def single_scene(workload: Workload, *, num_rows: int) -> RankScenario:
     """Returns the scene of the job on one device with `num_rows` rows: what its model computes and stores."""
     shape = GangShape(kind="cpu", num_devices=1, memory_bytes=0)
     config = {"micro_batch": num_rows, "recompute": "none"}
-    job = replace(workload.job, global_batch_size=num_rows)
+    job = replace(workload.job.synchronous, global_batch_size=num_rows)
     path = registry.BUILTIN["single"]
     return RankScenario(
         job=job, data=workload.data, technique=path, config=config, shape=shape, cache_dir=workload.cache_dir
@@ -296,7 +297,7 @@ def _scenes(workload: Workload, choice: Choice) -> Iterable[RankScenario]:
     technique, config, shape = choice
     axes, num_ranks = technique.mesh_shape(shape, config), technique.num_ranks(shape)
     job = workload.job
-    if config.get("schedule") != "gpipe" and not job.exact:  # an exact job keeps more sums of more micro-batches
+    if config.get("schedule") != "gpipe" and not job.is_exact:  # an exact job keeps more sums of more micro-batches
         num_slices = data_parallel(axes)
         fill = _to_fill(axes.get("pp", 1), schedule=config.get("schedule", "1f1b"))
         rows = min(job.global_batch_size // num_slices, fill * int(config["micro_batch"]))
