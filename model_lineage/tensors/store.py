@@ -22,9 +22,8 @@ from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from tempfile import TemporaryDirectory
 
-from ringmaster.files import write_atomically
-
 from ringmaster.errors import TensorObjectError, TensorStoreError
+from ringmaster.files import write_atomically
 from ringmaster.model_lineage.tensors.model_files import (
     MappedTensorFile,
     ModelFile,
