@@ -307,7 +307,8 @@ def record(rows: list[dict[str, Any]]) -> None:
     RESULTS.write_text(json.dumps({"date": date.today().isoformat(), "rows": rows}, indent=1) + "\n")
     page = PAGE.read_text()
     before, rest = page.split(BEGIN, 1)
-    body = [BEGIN, f"{date.today().isoformat()}.", *summary(rows), "", *table(rows), END]
+    runs = f"{date.today().isoformat()}, {len(rows)} of {SEEDS * len(TASKS)} runs."
+    body = [BEGIN, runs, *summary(rows), "", *table(rows), END]
     PAGE.write_text(before + "\n".join(body) + rest.split(END, 1)[1])
 
 
