@@ -20,7 +20,7 @@ from prefect.states import Cancelled, Failed, Pending, to_state_create
 from ringmaster.errors import RunFailed, RunInterrupted
 from ringmaster.flows import settings
 from ringmaster.flows.reports.progress import current_view
-from ringmaster.model_lineage.waiting import OutageRetry
+from ringmaster.model_lineage.mlflow_calls import OutageRetry
 from ringmaster.tasks.pool.requests import RequestKind, Requests
 from ringmaster.tasks.storage.database import Database
 from ringmaster.tasks.storage.journal import Journal

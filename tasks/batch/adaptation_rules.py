@@ -8,7 +8,7 @@ from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
-from ringmaster.tasks.batch.document import Finding, Place, got
+from ringmaster.tasks.batch.document import Finding, Place, as_mapping, findings_where, got
 from ringmaster.tasks.batch.references import closest, is_folder
 from ringmaster.techniques.job import (
     ADAPTATIONS,
@@ -51,37 +51,96 @@ TOKENIZER = ("source", "path", "dataset", "factory", "kwargs", "vocab_size", "te
 
 def adaptation_findings(job: Raw) -> Iterator[Finding]:
     """Yields the faults in the adaptation of one job; places are relative to the job."""
-    adaptation = _mapping(job.get("adaptation"))
+    adaptation = as_mapping(job.get("adaptation"))
     kind = str(adaptation.get("kind"))
     if kind not in ADAPTATIONS:
         return
     at = ("adaptation",)
-    for key, owner in OF_KIND.items():
-        if owner != kind and adaptation.get(key) not in (None, [], (), getattr(AdaptationSpec, key, None)):
-            yield Finding((*at, key), f"is for {owner} models, and this one is {kind}", f"remove {key}")
     method, methods = adaptation.get("method"), ADAPTATIONS[kind]
-    if method is None and methods:
-        yield Finding((*at, "method"), "is missing", f"give {' or '.join(methods)}")
-    elif method is not None and method not in methods:
-        remedy = closest(str(method), methods) if methods else "remove method"
-        yield Finding((*at, "method"), f"{method!r} is no way to get a {kind} model", remedy)
-    yield from _others(job, kind)
-    yield from {DISTILLED: _distilled, PRUNED: _pruned, QUANTIZED: _quantized, MERGED: _merged}[kind](job, adaptation)
+    yield from findings_where(
+        *(
+            (
+                owner != kind and adaptation.get(key) not in (None, [], (), getattr(AdaptationSpec, key, None)),
+                (*at, key),
+                f"is for {owner} models, and this one is {kind}",
+                f"remove {key}",
+            )
+            for key, owner in OF_KIND.items()
+        ),
+        (method is None and methods, (*at, "method"), "is missing", f"give {' or '.join(methods)}"),
+        (
+            method is not None and method not in methods,
+            (*at, "method"),
+            f"{method!r} is no way to get a {kind} model",
+            closest(str(method), methods) if methods else "remove method",
+        ),
+        (
+            job.get("adapter") is not None,
+            ("adapter",),
+            f"does not go with a {kind} model",
+            "train the adapter in a job of its own, and adapt its result",
+        ),
+        (
+            as_mapping(job.get("model")).get("command") is not None,
+            ("model",),
+            f"is a command's, which cannot be {kind} from outside",
+            "remove the adaptation: the command does it on its own",
+        ),
+        (
+            kind in (PRUNED, QUANTIZED)
+            and job.get("base") is None
+            and as_mapping(job.get("model")).get("from_pretrained") is None,
+            ("base",),
+            f"is missing: a {kind} model comes from another",
+            "give a job's name, models:/NAME@ALIAS or a folder",
+        ),
+        *(
+            (
+                kind in REWRITING and job.get(key),
+                (key,),
+                f"is given, and a {kind} model is not trained",
+                f"remove {key}; to train further, name this job as the base of another",
+            )
+            for key in ("num_steps", "num_epochs")
+        ),
+        (
+            kind == DISTILLED and adaptation.get("teacher") is None,
+            (*at, "teacher"),
+            "is missing",
+            "give a job's name, models:/NAME@ALIAS or a folder",
+        ),
+        (
+            kind == DISTILLED and job.get("loss") is not None,
+            ("loss",),
+            "does not go with a teacher, whose logits are weighed against the model's own loss",
+            "remove loss, or the adaptation",
+        ),
+        (
+            kind == PRUNED
+            and method == "2:4"
+            and adaptation.get("sparsity", AdaptationSpec.sparsity) != AdaptationSpec.sparsity,
+            (*at, "sparsity"),
+            f"of 2:4 is always {AdaptationSpec.sparsity}, {got(adaptation.get('sparsity'))}",
+            "remove sparsity, or prune by magnitude",
+        ),
+    )
+    if kind == MERGED:
+        yield from _merged(job, adaptation)
 
 
 def is_rewriting(job: Raw) -> bool:
     """Whether a job's adaptation never involves training."""
-    return _mapping(job.get("adaptation")).get("kind") in REWRITING
+    return as_mapping(job.get("adaptation")).get("kind") in REWRITING
 
 
 def may_have_no_steps(job: Raw) -> bool:
     """Whether a job may have zero steps."""
-    return is_rewriting(job) or _mapping(job.get("adaptation")).get("kind") == PRUNED
+    return is_rewriting(job) or as_mapping(job.get("adaptation")).get("kind") == PRUNED
 
 
 def parents_of(job: Raw) -> Iterator[tuple[Place, str]]:
     """Yields the parent models of a job as the job names them, each with its place."""
-    adaptation = _mapping(job.get("adaptation"))
+    adaptation = as_mapping(job.get("adaptation"))
     parents = adaptation.get("parents")
     named: list[tuple[Place, Any]] = [
         (("base",), job.get("base")),
@@ -124,7 +183,7 @@ def parent_findings(
     if key == ("adaptation", "teacher"):
         yield from _another_vocabulary(place, job, parent, other)
         return
-    if _mapping(other.get("adaptation")).get("kind") == QUANTIZED:
+    if as_mapping(other.get("adaptation")).get("kind") == QUANTIZED:
         yield Finding(
             place,
             f"{parent} is quantized, and a quantized model is neither trained nor rewritten further",
@@ -162,74 +221,48 @@ def _with_base_adapter(job: Job, jobs: Mapping[str, Job]) -> Adapter | None:
     return replace(resolved(theirs.exported), from_pretrained=None, base_adapter=CONTINUE, dropout=dropout)
 
 
-def _distilled(job: Raw, adaptation: Raw) -> Iterator[Finding]:
-    if adaptation.get("teacher") is None:
-        yield Finding(("adaptation", "teacher"), "is missing", "give a job's name, models:/NAME@ALIAS or a folder")
-    if job.get("loss") is not None:
-        message = "does not go with a teacher, whose logits are weighed against the model's own loss"
-        yield Finding(("loss",), message, "remove loss, or the adaptation")
-
-
-def _pruned(job: Raw, adaptation: Raw) -> Iterator[Finding]:
-    yield from _without_base(job, PRUNED)
-    if (
-        adaptation.get("method") == "2:4"
-        and adaptation.get("sparsity", AdaptationSpec.sparsity) != AdaptationSpec.sparsity
-    ):
-        message = f"of 2:4 is always {AdaptationSpec.sparsity}, {got(adaptation.get('sparsity'))}"
-        yield Finding(("adaptation", "sparsity"), message, "remove sparsity, or prune by magnitude")
-
-
-def _quantized(job: Raw, adaptation: Raw) -> Iterator[Finding]:
-    yield from _without_base(job, QUANTIZED)
-    yield from _without_steps(job, QUANTIZED)
-
-
 def _merged(job: Raw, adaptation: Raw) -> Iterator[Finding]:
-    yield from _without_steps(job, MERGED)
     parents, weights, at = adaptation.get("parents"), adaptation.get("weights"), ("adaptation",)
     parents, weights = (value if isinstance(value, list) else [] for value in (parents, weights))
-    if len(set(map(str, parents))) < 2:
-        yield Finding((*at, "parents"), "must be two models or more", "give jobs, registered models or folders")
-    if weights and len(weights) != len(parents):
-        message = f"are {len(weights)}, and there are {len(parents)} parents"
-        yield Finding((*at, "weights"), message, "give one for each of the parents, or none")
-    if adaptation.get("method") == "task-arithmetic" and job.get("base") is None:
-        yield Finding(("base",), "is missing", "give the base that the parents were trained from")
-    if adaptation.get("method") == "average":
-        if job.get("base") is not None:
-            yield Finding(("base",), "has no part in an average", "name it among the parents, or remove it")
-        numbers = [weight for weight in weights if isinstance(weight, (int, float))]
-        if numbers and (min(numbers) < 0 or sum(numbers) <= 0):
-            yield Finding((*at, "weights"), "of an average must not be negative, nor all 0", "give weights above 0")
-
-
-def _others(job: Raw, kind: str) -> Iterator[Finding]:
-    """Yields a fault for each key that no adaptation can be combined with."""
-    if job.get("adapter") is not None:
-        message = f"does not go with a {kind} model"
-        yield Finding(("adapter",), message, "train the adapter in a job of its own, and adapt its result")
-    if _mapping(job.get("model")).get("command") is not None:
-        message = f"is a command's, which cannot be {kind} from outside"
-        yield Finding(("model",), message, "remove the adaptation: the command does it on its own")
-
-
-def _without_base(job: Raw, kind: str) -> Iterator[Finding]:
-    if job.get("base") is None and _mapping(job.get("model")).get("from_pretrained") is None:
-        message = f"is missing: a {kind} model comes from another"
-        yield Finding(("base",), message, "give a job's name, models:/NAME@ALIAS or a folder")
-
-
-def _without_steps(job: Raw, kind: str) -> Iterator[Finding]:
-    for key in ("num_steps", "num_epochs"):
-        if job.get(key):
-            remedy = f"remove {key}; to train further, name this job as the base of another"
-            yield Finding((key,), f"is given, and a {kind} model is not trained", remedy)
+    method, has_base = adaptation.get("method"), job.get("base") is not None
+    numbers = [weight for weight in weights if isinstance(weight, (int, float))]
+    yield from findings_where(
+        (
+            len(set(map(str, parents))) < 2,
+            (*at, "parents"),
+            "must be two models or more",
+            "give jobs, registered models or folders",
+        ),
+        (
+            weights and len(weights) != len(parents),
+            (*at, "weights"),
+            f"are {len(weights)}, and there are {len(parents)} parents",
+            "give one for each of the parents, or none",
+        ),
+        (
+            method == "task-arithmetic" and not has_base,
+            ("base",),
+            "is missing",
+            "give the base that the parents were trained from",
+        ),
+        (
+            method == "average" and has_base,
+            ("base",),
+            "has no part in an average",
+            "name it among the parents, or remove it",
+        ),
+        (
+            method == "average" and numbers and (min(numbers) < 0 or sum(numbers) <= 0),
+            (*at, "weights"),
+            "of an average must not be negative, nor all 0",
+            "give weights above 0",
+        ),
+    )
 
 
 def _another_model(place: Place, job: Raw, parent: str, other: Raw, *, exactly: bool) -> Iterator[Finding]:
     """Yields why the weights of `other` do not fit `job`. exactly: whether differing configs are faults too."""
-    own, theirs = _mapping(job.get("model")), _mapping(other.get("model"))
+    own, theirs = as_mapping(job.get("model")), as_mapping(other.get("model"))
     a, b = own.get("architecture"), theirs.get("architecture")
     if a and b and a != b:
         remedy = f"use the same architecture, or another base than {parent}"
@@ -239,25 +272,34 @@ def _another_model(place: Place, job: Raw, parent: str, other: Raw, *, exactly: 
         if (own.get("factory") is None) == (theirs.get("factory") is None) and not own.get("from_pretrained"):
             own_value, other_value = own.get(key) or None, theirs.get(key) or None
             if own_value != other_value and not theirs.get("from_pretrained"):
-                message = f"{parent} has another model.{key}, so that its shapes do not match"
-                yield Finding(place, message, "merge models of one architecture and size")
+                yield Finding(
+                    place,
+                    f"{parent} has another model.{key}, so that its shapes do not match",
+                    "merge models of one architecture and size",
+                )
                 return
 
 
 def _another_vocabulary(place: Place, job: Raw, parent: str, other: Raw) -> Iterator[Finding]:
     """Yields why the teacher `other` and `job` have different vocabularies, so that their logits do not match."""
-    own, theirs = _mapping(job.get("data")), _mapping(other.get("data"))
+    own, theirs = as_mapping(job.get("data")), as_mapping(other.get("data"))
     if not (own.get("seq_len") or theirs.get("seq_len")):
         return
     keys = ("tokenizer",) if own.get("tokenizer") or theirs.get("tokenizer") else TOKENIZER
     if differing := [key for key in keys if own.get(key) != theirs.get(key)]:
-        message = f"{parent} learnt another vocabulary: its data.{differing[0]} is another"
-        yield Finding(place, message, "give both jobs the same data, or the same data.tokenizer")
+        yield Finding(
+            place,
+            f"{parent} learnt another vocabulary: its data.{differing[0]} is another",
+            "give both jobs the same data, or the same data.tokenizer",
+        )
         return
-    sizes = [_mapping(_mapping(j.get("model")).get("config")).get("vocab_size") for j in (job, other)]
+    sizes = [as_mapping(as_mapping(j.get("model")).get("config")).get("vocab_size") for j in (job, other)]
     if None not in sizes and sizes[0] != sizes[1]:
-        message = f"{parent} has a vocabulary of {sizes[1]} tokens, and this job one of {sizes[0]}"
-        yield Finding(place, message, "give both models the same vocab_size")
+        yield Finding(
+            place,
+            f"{parent} has a vocabulary of {sizes[1]} tokens, and this job one of {sizes[0]}",
+            "give both models the same vocab_size",
+        )
 
 
 def circles_of(jobs: Mapping[str, Raw]) -> dict[Edge, list[str]]:
@@ -282,10 +324,6 @@ def circles_of(jobs: Mapping[str, Raw]) -> dict[Edge, list[str]]:
             circles[job, parent] = [] if i else circle
             parents[job] = [other for other in parents[job] if other != parent]
     return circles
-
-
-def _mapping(raw: Any) -> Raw:
-    return raw if isinstance(raw, Mapping) else {}
 
 
 TOKENIZER_FILE = "tokenizer.json"

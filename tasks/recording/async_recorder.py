@@ -18,7 +18,7 @@ from typing import Any
 from ringmaster.codec import to_json
 from ringmaster.errors import LedgerError
 from ringmaster.model_lineage.ledger.ledger import Ledger
-from ringmaster.model_lineage.waiting import OutageRetry
+from ringmaster.model_lineage.mlflow_calls import OutageRetry
 from ringmaster.tasks.batch import Batch
 from ringmaster.tasks.execution.events import ExecutionEvent, GangReport, JobEnded, PredictionUpdate
 from ringmaster.tasks.pool.event_log import BatchEvents, EventReader, LogPosition, content_of, event_of, kind_of
@@ -47,47 +47,31 @@ UNRECORDED = "unrecorded"
 batch)}."""
 
 
-class RetriedWrites:
+class RetriedWrites(OutageRetry):
     """Performs actions one after another, retrying each while MLflow is unavailable, until the patience ends.
 
     faults: descriptions of what can never be recorded.
-    gave_up: whether the patience has ended; nothing is written any more.
     """
 
     def __init__(self, notice: Notice) -> None:
+        super().__init__(notice, away=AWAY)
         self.faults: list[str] = []
-        self._waiting = OutageRetry(notice, away=AWAY)
-
-    @property
-    def is_away(self) -> bool:
-        """Whether a call waits for MLflow now."""
-        return self._waiting.is_away
-
-    @property
-    def gave_up(self) -> bool:
-        """Whether the patience has ended."""
-        return self._waiting.gave_up
 
     def do(self, action: Callable[[], None]) -> bool:
         """Performs an action. Returns whether it succeeded."""
-        waiting = self._waiting
         if self.gave_up:
             return False
         try:
-            waiting.call(action)
+            self.call(action)
         except LedgerError as error:
             later = f"not all was written: {error} Then `ringmaster run --resume` records the rest"
-            self.faults.append(later if waiting.gave_up else str(error))
+            self.faults.append(later if self.gave_up else str(error))
             return False
         except Exception as error:
             logger.exception("a record cannot be written")
             self.faults.append(f"{type(error).__name__}: {error}")
             return False
         return True
-
-    def hurry(self, patience_s: float) -> None:
-        """Limits further waiting for MLflow to `patience_s` seconds. From any thread."""
-        self._waiting.hurry(patience_s)
 
 
 class AsyncRecorder:
@@ -227,8 +211,7 @@ class AsyncRecorder:
         except Exception as error:
             logger.exception("the recorder ends here")
             self._has_stopped = True
-            fault = f"the records have stopped: {type(error).__name__}: {error}"
-            self._insist.faults.append(printable_lines(fault))
+            self._insist.faults.append(printable_lines(f"the records have stopped: {type(error).__name__}: {error}"))
 
     def _write_all(self) -> None:
         flushed_s = time.monotonic()
@@ -265,8 +248,7 @@ class PoolRecorder(AsyncRecorder):
         notice: Notice,
     ) -> None:
         at = journal.get(self.CURSOR, {})
-        after = LogPosition(told=at.get("told", 0), said=at.get("said", 0))
-        self._reader = EventReader(events, after)
+        self._reader = EventReader(events, LogPosition(told=at.get("told", 0), said=at.get("said", 0)))
         self._is_over = threading.Event()
         super().__init__(ledger, journal, batch=batch, notice=notice, num_plans=at.get("plans", 0))
 

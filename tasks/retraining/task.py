@@ -1,4 +1,4 @@
-"""Promotion as a Prefect task."""
+"""Evaluation and promotion of a candidate as Prefect tasks."""
 
 from typing import Any
 
@@ -8,8 +8,16 @@ from prefect.cache_policies import NO_CACHE
 from ringmaster.errors import PromotionRefused
 from ringmaster.model_lineage import Ledger, ModelRecord
 from ringmaster.tasks.alarms.task import sound
+from ringmaster.tasks.evaluation.examination import ExaminationResult, examine
 from ringmaster.tasks.retraining.policy import PromotionDecision
 from ringmaster.tasks.retraining.promotion import MoveLog, apply
+
+
+@task(name="examine", task_run_name="examine {name}", retries=1, cache_policy=NO_CACHE, persist_result=False)
+def examine_task(name: str, **asked: Any) -> ExaminationResult:
+    """Examines a model; `asked` are the arguments of `examination.examine`."""
+    model = asked.pop("model")
+    return examine(model, **asked)
 
 
 def _may_be_tried_again(task: Any, run: Any, state: Any) -> bool:
