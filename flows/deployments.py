@@ -41,9 +41,9 @@ from prefect.workers.process import ProcessWorker
 from ringmaster.codec import from_json
 from ringmaster.errors import InputError
 from ringmaster.flows import settings
+from ringmaster.flows.output import notice, report_faults
 from ringmaster.flows.pool.node import serve_node_run, wait_for
 from ringmaster.flows.pool.segment_runs import NODE_DEPLOYMENT
-from ringmaster.flows.process_log import notice, report_faults
 from ringmaster.flows.settings import NOTIFY
 from ringmaster.tasks import alarms
 from ringmaster.tasks.pool.engines import NodeDeployment

@@ -11,15 +11,14 @@ def main() -> None:
     """Runs the command line. Faults in the user's input are shown without a traceback, with exit status 2."""
     with interrupts.command(sys.argv[1:]):
         from ringmaster.errors import BatchCancelled, InputError, RingmasterError
-        from ringmaster.flows import environment, settings
+        from ringmaster.flows import settings
         from ringmaster.flows.cli import app
-        from ringmaster.flows.output import prepare_streams
-        from ringmaster.flows.process_log import report_faults
+        from ringmaster.flows.output import prepare_streams, report_faults
 
         prepare_streams()
-        environment.report_bypass()
+        settings.report_bypass()
         try:
-            environment.keep_to_owner(settings.home())
+            settings.keep_to_owner(settings.home())
             app()
         except InputError as error:
             report_faults(error.faults)

@@ -13,9 +13,10 @@ import signal
 import socket
 import sys
 import threading
-from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager, suppress
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from contextlib import AbstractContextManager, contextmanager, suppress
 from types import FrameType
+from typing import Any
 
 from ringmaster.text import printable
 
@@ -60,7 +61,7 @@ class Interrupts:
         kill: Callable[[], None] = kill_everything,
         end: Callable[[int], None] = os._exit,
     ) -> None:
-        self.asked: int | None = None  # the first signal
+        self.first_signal: int | None = None
         self.say = say
         self._go_on, self._kill, self._end = go_on, kill, end
         self._stop: Callable[[], None] | None = None
@@ -68,7 +69,7 @@ class Interrupts:
     @property
     def exit_code(self) -> int:
         """The exit status of a process that a signal has ended, by the convention of shells: 130 for Ctrl-C."""
-        return 128 + (self.asked or 0)
+        return 128 + (self.first_signal or 0)
 
     def say_how_to_go_on(self) -> None:
         """Shows the command that resumes."""
@@ -76,7 +77,7 @@ class Interrupts:
             self.say(f"to go on: {self._go_on}")
 
     @contextmanager
-    def heard(self) -> Iterator[None]:
+    def answering(self) -> Iterator[None]:
         """Handles signals inside the context; the main thread must enter it."""
         ours, theirs = socket.socketpair()
         ours.setblocking(False)
@@ -103,29 +104,23 @@ class Interrupts:
         finally:
             self._stop = None
 
-    @contextmanager
-    def handling(self) -> Iterator[None]:
+    def handling(self) -> AbstractContextManager[None]:
         """Installs the handlers inside the context, also where other code has replaced them.
 
         A flow run of Prefect installs its own handler for SIGTERM, which at its end sends the signal again: the answer
         to one signal would be the answer to two.
         """
-        handlers = {number: signal.signal(number, self._act) for number in SIGNALS}
-        try:
-            yield
-        finally:
-            for number, handler in handlers.items():
-                signal.signal(number, handler)
+        return signal_handler(self._act, SIGNALS)
 
     def check(self) -> None:
         """Ends the command if a signal asked for that and other code has swallowed the exception."""
-        if self.asked is not None:
+        if self.first_signal is not None:
             raise SystemExit(self.exit_code)
 
     def _act(self, number: int, frame: FrameType | None) -> None:
         """Handles a signal in the main thread; the answering thread handles the second one."""
-        is_first = self.asked is None
-        self.asked = self.asked or number
+        is_first = self.first_signal is None
+        self.first_signal = self.first_signal or number
         if self._stop is None:
             raise SystemExit(self.exit_code)  # no KeyboardInterrupt, as some libraries catch it
         if is_first:
@@ -134,18 +129,29 @@ class Interrupts:
 
     def _answer(self, pipe: socket.socket) -> None:
         """Reads signals until the pipe is closed; acknowledges the first, and kills at the second."""
-        num_asked = 0
+        num_signals = 0
         while numbers := pipe.recv(64):
             for number in numbers:
-                num_asked += number in SIGNALS
-                if number in SIGNALS and num_asked == 1:
+                num_signals += number in SIGNALS
+                if number in SIGNALS and num_signals == 1:
                     self.say(STOPPING)
-                elif number in SIGNALS and num_asked == 2:
+                elif number in SIGNALS and num_signals == 2:
                     self._kill()
                     say_on_stderr("killed")
                     self.say = say_on_stderr  # a thread that no longer runs may hold the view's lock
                     self.say_how_to_go_on()
                     self._end(128 + number)
+
+
+@contextmanager
+def signal_handler(handler: Callable[[int, FrameType | None], Any], numbers: Iterable[int]) -> Iterator[None]:
+    """Handles the signals with these numbers by `handler` inside the context; the main thread must enter it."""
+    before = {number: signal.signal(number, handler) for number in numbers}
+    try:
+        yield
+    finally:
+        for number, former in before.items():
+            signal.signal(number, former)
 
 
 _current: list[Interrupts] = []  # the objects that handle signals, the current one last
@@ -164,7 +170,7 @@ def answered(interrupts: Interrupts) -> Iterator[None]:
         return
     _current.append(interrupts)
     try:
-        with interrupts.heard():
+        with interrupts.answering():
             yield
     finally:
         _current.remove(interrupts)
@@ -198,7 +204,7 @@ def handled() -> Iterator[None]:
 
 
 @contextmanager
-def said_by(say: Say) -> Iterator[None]:
+def answers_shown_by(say: Say) -> Iterator[None]:
     """Inside the context, `say` shows the answers to signals."""
     interrupts = current()
     if interrupts is None:
@@ -228,7 +234,7 @@ def command(arguments: Sequence[str]) -> Iterator[None]:
         with answered(interrupts):
             yield
     except SystemExit as end:
-        if interrupts.asked is None or not end.code:
+        if interrupts.first_signal is None or not end.code:
             raise
         interrupts.say_how_to_go_on()  # after the answer, which has been shown by the time that `answered` ends
         raise SystemExit(interrupts.exit_code) from None
@@ -269,19 +275,15 @@ def stop_signals(*acts: Callable[[], object]) -> Iterator[list[Callable[[], obje
     that loses patience kills the process anyway.
     """
     on_stop = [*acts]
-    is_asked = False
+    is_stopping = False
 
     def stop(number: int, _: FrameType | None) -> None:
-        nonlocal is_asked
-        if not on_stop or (is_asked and number == signal.SIGINT):
-            raise SystemExit(128 + number if is_asked else 0)
-        acts_now, is_asked = [] if is_asked else [*on_stop], True
+        nonlocal is_stopping
+        if not on_stop or (is_stopping and number == signal.SIGINT):
+            raise SystemExit(128 + number if is_stopping else 0)
+        acts_now, is_stopping = [] if is_stopping else [*on_stop], True
         for act in acts_now:
             act()
 
-    before = {number: signal.signal(number, stop) for number in STOP_SIGNALS}
-    try:
+    with signal_handler(stop, STOP_SIGNALS):
         yield on_stop
-    finally:
-        for number, handler in before.items():
-            signal.signal(number, handler)

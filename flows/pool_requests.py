@@ -9,15 +9,14 @@ from pathlib import Path
 from typing import Annotated, Any
 
 from prefect import flow, get_run_logger
-from pydantic import BaseModel, ConfigDict, Field
+from pydantic import ConfigDict, Field
 
 from ringmaster.errors import BatchFailed
-from ringmaster.flows.batch.batch_input import CheckpointEvery, titled
+from ringmaster.flows.batch.batch_input import BatchOfFile, CheckpointEvery, FormSection, titled
 from ringmaster.flows.batch.flow_runs import cancel_batches, ended, kept_result, named
 from ringmaster.flows.pool.batch_requests import ask_about, open_database, pool_address
-from ringmaster.flows.settings import located
 from ringmaster.flows.train_batch import train_batch
-from ringmaster.tasks.batch import Batch, load_batch, parse_batch
+from ringmaster.tasks.batch import Batch, parse_batch
 from ringmaster.tasks.batch.references import NAME_PATTERN
 from ringmaster.tasks.pool.requests import MOST_PRIORITY, RequestKind
 from ringmaster.text import printable
@@ -28,29 +27,22 @@ NewName = Annotated[str, titled("Batch", pattern=NAME_PATTERN)]
 Priority = Annotated[float, titled("Priority", gt=0, le=MOST_PRIORITY)]
 
 
-class JobsOfFile(BaseModel):
-    """The jobs of a batch file."""
-
-    model_config = ConfigDict(title="A batch file", extra="forbid")
-
-    path: str = Field(
-        title="Batch file",
-        description="The path of the file, absolute or relative to the folder that contains RINGMASTER_HOME.",
-    )
-
-
-class JobsWrittenOut(BaseModel):
+class JobsWrittenOut(FormSection):
     """Jobs that are given as the text of a batch file."""
 
-    model_config = ConfigDict(title="Jobs written out", extra="forbid")
+    model_config = ConfigDict(title="Jobs written out")
 
     text: str = Field(title="Jobs", description="The complete text of a batch file, as YAML or JSON.")
     folder: str = Field(
         default=".", title="Folder", description="Relative paths and factories in the text are resolved in this folder."
     )
 
+    def batch(self) -> Batch:
+        """Returns the jobs as a batch. Raises BatchFileError with every fault."""
+        return parse_batch(self.text, folder=Path(self.folder), name="jobs")
 
-EXAMPLE = JobsOfFile(path="examples/tiny_batch.yaml")
+
+EXAMPLE = BatchOfFile(path="examples/tiny_batch.yaml")
 
 
 @flow(
@@ -62,7 +54,7 @@ EXAMPLE = JobsOfFile(path="examples/tiny_batch.yaml")
 )
 def submit_jobs(
     batch: NewName = "tiny",
-    jobs: Annotated[JobsOfFile | JobsWrittenOut, titled("Jobs")] = EXAMPLE,
+    jobs: Annotated[BatchOfFile | JobsWrittenOut, titled("Jobs")] = EXAMPLE,
     checkpoint_every_s: CheckpointEvery = None,
 ) -> dict[str, Any]:
     """Adds jobs to those that the pool trains; they join the plan that all batches share.
@@ -73,9 +65,8 @@ def submit_jobs(
         checkpoint_every_s: The number of seconds between checkpoints. By default, it follows from the cost of one.
     """
     pool_address()
-    match = replace(_batch(jobs), name=batch)
     with kept_result() as end:
-        end.result = train_batch(match, name=batch, checkpoint_every_s=checkpoint_every_s)
+        end.result = train_batch(replace(jobs.batch(), name=batch), name=batch, checkpoint_every_s=checkpoint_every_s)
     result = end.result
     return ended(result.to_json(), status=result.status, message=result.summary(), failure=BatchFailed)
 
@@ -133,9 +124,3 @@ def _ask(kind: RequestKind, batch: str, jobs: list[str], **more: Any) -> list[st
     for line in lines:
         get_run_logger().info(line)
     return lines
-
-
-def _batch(jobs: JobsOfFile | JobsWrittenOut) -> Batch:
-    if isinstance(jobs, JobsOfFile):
-        return load_batch(located(jobs.path))
-    return parse_batch(jobs.text, folder=Path(jobs.folder), name="jobs")

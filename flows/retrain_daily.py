@@ -7,7 +7,7 @@ from pydantic import Field
 
 from ringmaster.errors import RetrainingFailed
 from ringmaster.flows.batch.batch_input import HIDDEN, titled
-from ringmaster.flows.batch.flow_runs import cancel_batches, ended, named
+from ringmaster.flows.batch.flow_runs import LocalFlow, cancel_batches, ended, named
 from ringmaster.flows.reports.progress import current_view
 from ringmaster.flows.retraining.compare_models import compare_models, interrupted
 from ringmaster.flows.retraining.inspect_models import inspect_models
@@ -15,7 +15,6 @@ from ringmaster.flows.retraining.report import report
 from ringmaster.flows.retraining.retraining_run import RetrainingRun, open_run
 from ringmaster.flows.retraining.select_models import select_models
 from ringmaster.flows.retraining.train_models import train_models
-from ringmaster.flows.services.embedded_server import LocalFlow
 from ringmaster.flows.settings import located
 from ringmaster.tasks.retraining.production import load_production
 from ringmaster.tasks.retraining.report import FAILED

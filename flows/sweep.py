@@ -12,8 +12,7 @@ from ringmaster.flows import settings
 from ringmaster.flows.batch import flow_runs
 from ringmaster.flows.batch.batch_input import HIDDEN, Resume, titled
 from ringmaster.flows.batch.context import RunOptions
-from ringmaster.flows.batch.flow_runs import cancel_batches, ended, named
-from ringmaster.flows.services.embedded_server import LocalFlow
+from ringmaster.flows.batch.flow_runs import LocalFlow, cancel_batches, ended, named
 from ringmaster.flows.sweep_form import (
     DeviceChoice,
     EarlyStopping,

@@ -6,8 +6,7 @@ Each step is a task of the flow run in Prefect. Runs on this machine and runs on
 in what provides the devices.
 """
 
-from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import AbstractContextManager
 from typing import Any, Protocol, TypeVar, cast
 
 from prefect import flow, task
@@ -22,13 +21,12 @@ from ringmaster.flows import interrupts, settings
 from ringmaster.flows.batch.artifacts import show_cost
 from ringmaster.flows.batch.batch_input import BatchInput, as_batch
 from ringmaster.flows.batch.context import RunOptions
-from ringmaster.flows.batch.flow_runs import cancel_batches, ended, for_prefect, named
+from ringmaster.flows.batch.flow_runs import LocalFlow, cancel_batches, ended, for_prefect, named
 from ringmaster.flows.batch.local_run import open_local_run
 from ringmaster.flows.batch.result import BatchResult, job_rows
 from ringmaster.flows.pool.follower import IS_OVER
 from ringmaster.flows.pool.pooled_run import open_pooled_run
 from ringmaster.flows.reports.progress import current_view
-from ringmaster.flows.services.embedded_server import LocalFlow
 from ringmaster.tasks.alarms import batch_failed
 from ringmaster.tasks.alarms.task import sound
 from ringmaster.tasks.batch import Batch
@@ -36,10 +34,11 @@ from ringmaster.tasks.storage.journal import Journal
 from ringmaster.tasks.sweeping.scheduler import SweepScheduler
 
 ProfilesT = TypeVar("ProfilesT")
+JobsT = TypeVar("JobsT")
 PlanT = TypeVar("PlanT")
 
 
-class BatchRun(Protocol[ProfilesT, PlanT]):
+class BatchRun(Protocol[ProfilesT, JobsT, PlanT]):
     """A run of a batch, on this machine or on a pool: what the steps do there. Each hands its result to the next."""
 
     batch: Batch
@@ -48,8 +47,11 @@ class BatchRun(Protocol[ProfilesT, PlanT]):
     def profile(self) -> ProfilesT:
         """Measures what is not known of the jobs, unless a pool has the jobs already."""
 
-    def make_plan(self, profiles: ProfilesT, /) -> PlanT:
-        """Plans the jobs that are left."""
+    def begin(self, profiles: ProfilesT, /) -> JobsT:
+        """Hands the jobs to what executes them: this machine's engine, or the pool. From here on they are recorded."""
+
+    def obtain_plan(self, jobs: JobsT, /) -> PlanT:
+        """Returns a plan of the jobs that are left: makes it, or waits until the pool's controller has made it."""
 
     def execute(self, plan: PlanT, /) -> None:
         """Runs the batch until it ends or is stopped."""
@@ -106,26 +108,18 @@ def train(batch: Batch, options: RunOptions, *, sweep_scheduler: SweepScheduler 
 
     sweep_scheduler: the scheduler of the sweep whose trials are the jobs.
     """
-    with interrupts.handled(), open_run(batch, options, sweep_scheduler=sweep_scheduler) as run:
+    opened: AbstractContextManager[BatchRun[Any, Any, Any]]
+    if (pool := settings.pool()) is None:
+        opened = open_local_run(batch, options, sweep_scheduler=sweep_scheduler)
+    else:
+        opened = open_pooled_run(batch, pool, options, sweep_scheduler=sweep_scheduler)
+    with interrupts.handled(), opened as run:
         # Quoted: Prefect looks for futures in all else, which takes seconds for the profiles of a thousand jobs.
         profiles = profile(run)
         plan = make_plan(run, quote(profiles))
         execute(run, quote(plan))
         result = evaluate(run, quote(plan))
         return record(run, quote(plan), quote(result))
-
-
-@contextmanager
-def open_run(
-    batch: Batch, options: RunOptions, *, sweep_scheduler: SweepScheduler | None
-) -> Iterator[BatchRun[Any, Any]]:
-    """Opens a run of a batch: on the pool that this machine belongs to, else on this machine alone."""
-    if (pool := settings.pool()) is not None:
-        with open_pooled_run(batch, pool, options, sweep_scheduler=sweep_scheduler) as run:
-            yield run
-    else:
-        with open_local_run(batch, options, sweep_scheduler=sweep_scheduler) as local_run:
-            yield local_run
 
 
 # -- the steps ---------------------------------------------------------------------------------------------------------
@@ -146,26 +140,26 @@ def _may_help(_task: Any, _run: Any, state: State[Any]) -> bool:
     cache_policy=NO_CACHE,
     persist_result=False,
 )
-def profile(run: BatchRun[Any, Any]) -> Any:
+def profile(run: BatchRun[Any, Any, Any]) -> Any:
     """Checks each job and measures it under the techniques and numbers of devices that it may use."""
     return run.profile()
 
 
 @task(name="make plan", task_run_name="make plan", cache_policy=NO_CACHE, persist_result=False)
-def make_plan(run: BatchRun[Any, Any], profiles: Any) -> Any:
+def make_plan(run: BatchRun[Any, Any, Any], profiles: Any) -> Any:
     """Plans all jobs together: technique, devices and time of each. On a pool, together with the other batches."""
-    return run.make_plan(profiles)
+    return run.obtain_plan(run.begin(profiles))
 
 
 # No retries: the executor retries each job, and on a pool a flow run that is retried resumes the batch.
 @task(name="execute", task_run_name="execute", cache_policy=NO_CACHE, persist_result=False)
-def execute(run: BatchRun[Any, Any], plan: Any) -> None:
+def execute(run: BatchRun[Any, Any, Any], plan: Any) -> None:
     """Trains the jobs by the plan, which is renewed as they go on. Each model is evaluated and recorded as it ends."""
     run.execute(plan)
 
 
 @task(name="evaluate", task_run_name="evaluate", cache_policy=NO_CACHE, persist_result=False)
-def evaluate(run: BatchRun[Any, Any], plan: Any) -> BatchResult:
+def evaluate(run: BatchRun[Any, Any, Any], plan: Any) -> BatchResult:
     """Collects how the jobs ended and the metrics of their models, and shows them with what they cost."""
     result = run.result(plan)
     rows = job_rows(result)
@@ -177,7 +171,7 @@ def evaluate(run: BatchRun[Any, Any], plan: Any) -> BatchResult:
 
 
 @task(name="record", task_run_name="record", cache_policy=NO_CACHE, persist_result=False)
-def record(run: BatchRun[Any, Any], plan: Any, result: Any) -> BatchResult:
+def record(run: BatchRun[Any, Any, Any], plan: Any, result: Any) -> BatchResult:
     """Records the result in MLflow, and waits until models, metrics and lineage are recorded."""
     current_view.get().notice("recording models, metrics and lineage")
     recorded: BatchResult = run.record(plan, result)

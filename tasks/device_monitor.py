@@ -360,7 +360,7 @@ class Telemetry:
     def sample(self) -> None:
         """Samples every device once."""
         samples = {number: sample for probe in self._probes for number, sample in probe.samples().items()}
-        strangers = {number: self._stranger(number, sample) for number, sample in samples.items()}
+        foreign_processes = {number: self._foreign_process(number, sample) for number, sample in samples.items()}
         with self._lock:
             now_s = self._sampled_s = self._clock()
             for number, sample in samples.items():
@@ -368,7 +368,7 @@ class Telemetry:
                     if number in meter.numbers:
                         self._measure(meter, number, sample, now_s)
                 self._last[number] = (now_s, sample)
-            self._judge(samples, strangers)
+            self._judge(samples, foreign_processes)
 
     def _work(self) -> None:
         while not self._closing.wait(SAMPLE_EVERY_S):
@@ -397,16 +397,16 @@ class Telemetry:
         meter.samples, meter.said_s = {}, self._clock()
         return DeviceTelemetry(wall_s=self._wall(), node=meter.node, devices=devices)
 
-    def _stranger(self, number: int, sample: Sample) -> int | None:
+    def _foreign_process(self, number: int, sample: Sample) -> int | None:
         """Returns the id of a foreign process on a GPU, None if there is none."""
         if self._devices[number].kind != "gpu" or not self._knows_pids:
             return None
         return next((pid for pid in sample.pids if not is_ours(pid, own_pid=self._own_pid)), None)
 
-    def _judge(self, samples: Mapping[int, Sample], strangers: Mapping[int, int | None]) -> None:
+    def _judge(self, samples: Mapping[int, Sample], foreign_processes: Mapping[int, int | None]) -> None:
         reasons = {}
         for number, sample in samples.items():
-            pid = strangers[number]
+            pid = foreign_processes[number]
             self._strange[number] = 0 if pid is None else self._strange.get(number, 0) + 1
             if sample.fault:
                 reasons[str(number)] = sample.fault

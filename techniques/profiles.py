@@ -133,7 +133,7 @@ class Profile:
         members = tuple(replace(member, end_s=member.end_s * ratio) for member in self.members)
         return replace(self, **seconds, stall_s=stall_s, members=members, load=load).at_pace(ratio)
 
-    def beside(self, jobs: Collection[str]) -> Self:
+    def restricted_to(self, jobs: Collection[str]) -> Self:
         """Returns the same profile with only those members that are among `jobs`.
 
         The key is that of the whole group. What fewer jobs take is not stored under it.

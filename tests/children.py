@@ -13,7 +13,7 @@ _context = multiprocessing.get_context("forkserver")
 _context.set_forkserver_preload(
     [
         "ringmaster.model_lineage.tensors",
-        "ringmaster.tasks.execution.local_engine",
+        "ringmaster.tasks.execution.engine",
         "ringmaster.techniques.checkpoints.checkpoint",
     ]
 )

@@ -215,7 +215,7 @@ def main() -> int:
     from rich.console import Console
     from rich.markdown import Markdown
 
-    from ringmaster.flows.batch.context import lent_server
+    from ringmaster.flows.batch.context import LentServer, lent_server
     from ringmaster.flows.batch.flow_runs import kept_result
     from ringmaster.flows.retrain_daily import retrain_daily
     from ringmaster.flows.retraining.retraining_run import current_clock
@@ -229,7 +229,7 @@ def main() -> int:
 
     console, started_s, num_wrong = Console(), time.monotonic(), 0
     with ForkServer(preload=["transformers:LlamaForCausalLM"]) as server:  # shared by all runs, which import torch once
-        lent_server.set(server)
+        lent_server.set(LentServer(server=server))
         for number, night in enumerate(NIGHTS, start=1):
             console.rule(f"night {number}, {night.date}: {night.before}")
             night.happens()

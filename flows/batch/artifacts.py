@@ -18,11 +18,10 @@ from prefect.client.schemas.actions import ArtifactUpdate
 from prefect.utilities.urls import url_for
 
 from ringmaster.errors import LedgerError
-from ringmaster.flows.batch.flow_runs import current_flow_run, for_prefect
+from ringmaster.flows.batch.flow_runs import current_flow_run, for_prefect, has_lasting_server
 from ringmaster.flows.batch.result import BatchResult
 from ringmaster.flows.reports.plan_report import interval_text
 from ringmaster.flows.reports.progress import describe
-from ringmaster.flows.services.embedded_server import has_lasting_server
 from ringmaster.model_lineage import model_pages
 from ringmaster.tasks.background_worker import CoalescingWorker
 from ringmaster.tasks.batch import Batch
@@ -235,7 +234,7 @@ def show_cost(batch: Batch, result: BatchResult) -> None:
 
 def cost_markdown(batch: Batch, result: BatchResult) -> str:
     """Returns the device-hours and their price, by job and in total, and the actual beside the planned duration."""
-    hours = {job["name"]: _device_hours(job) for job in result.jobs}
+    hours = {job["name"]: sum(s["device_s"] for s in job["segments"]) / HOUR_S for job in result.jobs}
     price, total = batch.price_per_device_hour, sum(hours.values())
     paid = "" if price == 1 else f", at {price:g} an hour: **{total * price:.4g}**"
     lines = [f"# What {markdown(result.batch)} cost", "", f"**{total:.4g} device-hours**{paid}.", ""]
@@ -248,10 +247,6 @@ def cost_markdown(batch: Batch, result: BatchResult) -> str:
     lines += [f"Before it, {result.num_trials} trials took {result.profiling_s:.1f} s.", ""]
     table = [f"| {markdown(name)} | {spent:.4g} | {spent * price:.4g} |" for name, spent in hours.items()]
     return "\n".join([*lines, "| job | device-hours | cost |", "|---|---:|---:|", *table]) + "\n"
-
-
-def _device_hours(job: Mapping[str, Any]) -> float:
-    return float(sum(segment["device_s"] for segment in job["segments"])) / HOUR_S
 
 
 def _write(artifact: UUID | None, rows: list[Row]) -> UUID:

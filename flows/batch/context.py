@@ -1,13 +1,12 @@
 """Resources of a running batch: its folder and journal, the fork server, the ledger, and device leases."""
 
-import threading
 from collections.abc import Callable, Iterator, Mapping
+from concurrent.futures import wait
 from contextlib import ExitStack, contextmanager
 from contextvars import ContextVar
 from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
-from typing import Any
 
 from ringmaster.errors import InputError, LedgerError, input_errors
 from ringmaster.flows import settings
@@ -24,14 +23,15 @@ from ringmaster.flows.batch.run_folder import (
 from ringmaster.flows.output import announce
 from ringmaster.flows.pool.own_node import fork_server_of, lent, lent_here, own_node
 from ringmaster.flows.reports.progress import current_view
-from ringmaster.flows.services import first_processes
+from ringmaster.flows.services.first_processes import fork_server_for
 from ringmaster.model_lineage.ledger.ledger import Ledger
+from ringmaster.tasks.background_worker import in_a_thread
 from ringmaster.tasks.batch import Batch
 from ringmaster.tasks.batch.adaptation_rules import with_teachers
 from ringmaster.tasks.cluster import Cluster, detect
+from ringmaster.tasks.execution.engine import FileLeases, leases_of
 from ringmaster.tasks.execution.forecast import ForecastConditions, errors_in
 from ringmaster.tasks.execution.job_table import RunPaths
-from ringmaster.tasks.execution.local_engine import FileLeases, leases_of
 from ringmaster.tasks.profiling.preflight import PreflightAhead, TrialEnvironment, preflight_order
 from ringmaster.tasks.profiling.profile_store import ProfileStore
 from ringmaster.tasks.profiling.speed_beliefs import MachineLoad, at_load, present_load
@@ -121,8 +121,19 @@ class RunContext:
     run_paths: RunPaths
 
 
-# An open fork server of a flow that runs a batch as a part of its work. The batch uses it and leaves it open.
-lent_server: ContextVar[ForkServerClient | None] = ContextVar("lent_server", default=None)
+@dataclass(frozen=True, kw_only=True)
+class LentServer:
+    """An open fork server that a batch uses and leaves open.
+
+    preflight: the inspection of the batch's jobs that it has begun; None where it has begun none.
+    """
+
+    server: ForkServerClient
+    preflight: PreflightAhead | None = None
+
+
+lent_server: ContextVar[LentServer | None] = ContextVar("lent_server", default=None)
+"""The fork server of the command or the flow that runs a batch as a part of its work."""
 
 
 def ledger_of(home: Path) -> Ledger:
@@ -141,32 +152,27 @@ def warm_up_ledger(ledger: Ledger, batch: Batch) -> None:
         raise InputError([str(error)]) from error
 
 
-def start_preflight(batch: Batch, *, home: Path) -> None:
-    """Starts to inspect the jobs of a batch in its fork server, which was started ahead of the flow that will use it.
+def start_preflight(batch: Batch, *, server: ForkServerClient, home: Path) -> PreflightAhead | None:
+    """Starts to inspect the jobs of a batch in the fork server that was started ahead of its flow.
 
-    Jobs that adapt models which are not in the batch are inspected later, once the records have been asked for these.
-    Raises InputError if the requested devices do not exist.
+    Jobs that adapt models which are not in the batch are inspected later, once the records have been asked for these:
+    None is returned. Raises InputError if the requested devices do not exist.
     """
     cluster, names = _cluster(batch, home), {job.name for job in batch.jobs}
-    if all(names.issuperset(job.parents) for job in batch.jobs):
-        server = first_processes.started_fork_server(batch)
-        order = preflight_order(
-            batch.jobs, environment=_environment(batch, cluster, server=server, home=home), cluster=cluster
-        )
-        _preflights[batch.name] = PreflightAhead(order, server=server, notice=announce)
+    if not all(names.issuperset(job.parents) for job in batch.jobs):
+        return None
+    environment = _environment(batch, cluster, LentServer(server=server), home=home)
+    order = preflight_order(batch.jobs, environment=environment, cluster=cluster)
+    return PreflightAhead(order, server=server, notice=announce)
 
 
-_preflights: dict[str, PreflightAhead] = {}  # that were started ahead of the flow that will use them, by batch name
-
-
-def _environment(batch: Batch, cluster: Cluster, *, server: ForkServerClient, home: Path) -> TrialEnvironment:
-    ahead = _preflights.pop(batch.name, None)
+def _environment(batch: Batch, cluster: Cluster, lent: LentServer, *, home: Path) -> TrialEnvironment:
     return TrialEnvironment(
-        server=server,
+        server=lent.server,
         devices=cluster.nodes[0].devices,
         cache_dir=home / "cache",
         import_paths=(str(batch.folder),),
-        preflight_ahead=None if ahead is None else ahead.result,
+        preflight_ahead=None if lent.preflight is None else lent.preflight.result,
     )
 
 
@@ -184,20 +190,24 @@ def open_node_context(batch: Batch, *, home: Path) -> Iterator[NodeContext]:
         lend: Lend = partial(lent_here, leases, cluster, f"batch {batch.name}", current_view.get().notice)
         if node is not None:
             lend = partial(lent, node.requests, node.record, batch.name)
-        server = lent_server.get()
-        if server is None and node is not None and (link := fork_server_of(home, node.record.name)).exists():
-            server = ForkServerClient(link.readlink())
-        if server is None:
-            server = first_processes.take_fork_server(batch)
-            stack.callback(server.close)
+        forked = lent_server.get()
+        if forked is None and node is not None and (link := fork_server_of(home, node.record.name)).exists():
+            forked = LentServer(server=ForkServerClient(link.readlink()))
+        if forked is None:
+            forked = LentServer(server=fork_server_for(batch.jobs))
+            stack.callback(forked.server.close)
         ledger = ledger_of(home)
-        _together(server.start, partial(warm_up_ledger, ledger, batch))
+        slow: tuple[Callable[[], object], ...] = (forked.server.start, partial(warm_up_ledger, ledger, batch))
+        openings = [in_a_thread("opening", act) for act in slow]
+        wait(openings)
+        for opening in openings:
+            opening.result()
         yield NodeContext(
             batch=batch,
             cluster=cluster,
             ledger=ledger,
-            server=server,
-            environment=_environment(batch, cluster, server=server, home=home),
+            server=forked.server,
+            environment=_environment(batch, cluster, forked, home=home),
             known=profile_store(ledger),
             leases=leases,
             lend=lend,
@@ -268,25 +278,6 @@ def _cluster(batch: Batch, home: Path) -> Cluster:
     idle_first = sorted(every.lease_names().items(), key=lambda item: item[1] in held)
     chosen = sorted(place for place, _ in idle_first[: len(cluster.devices)])
     return Cluster(nodes=(replace(every.nodes[0], devices=tuple(every.device(*place) for place in chosen)),))
-
-
-def _together(*actions: Callable[[], Any]) -> None:
-    """Runs slow, independent actions in parallel; raises the first error."""
-    errors: list[Exception] = []
-
-    def attempt(action: Callable[[], Any]) -> None:
-        try:
-            action()
-        except (OSError, ValueError, RuntimeError) as error:
-            errors.append(error)
-
-    threads = [threading.Thread(target=attempt, args=(action,)) for action in actions]
-    for thread in threads:
-        thread.start()
-    for thread in threads:
-        thread.join()
-    if errors:
-        raise errors[0]
 
 
 NUM_EARLIER = 20  # runs of the batch whose errors correct a prediction

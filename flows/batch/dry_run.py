@@ -61,7 +61,7 @@ class DryRun:
     late: jobs whose deadlines no plan meets.
     gains: what more devices would gain, in sentences.
     prediction: the predicted ends of the batch and its jobs; on a pool, without other batches.
-    standing: number of jobs of other batches that the pool trains too, which the plan leaves out.
+    num_other_jobs: number of jobs of other batches that the pool trains too, which the plan leaves out.
     """
 
     batch: str
@@ -78,7 +78,7 @@ class DryRun:
     late: tuple[str, ...] = ()
     gains: tuple[str, ...] = ()
     prediction: Prediction | None = None
-    standing: int = 0
+    num_other_jobs: int = 0
 
     @property
     def device_hours(self) -> float:
@@ -155,8 +155,8 @@ def dry_run(batch: Batch, *, profiles: Profiles = "predict", seed: int = 0) -> D
     else:
         with closing(Database(pool.database)) as database:
             profiled, cluster = _profile_on(database, batch, policy=policy)
-            standing = sum(len(each.jobs) for each in Submissions(database).standing())
-        result = _planned(batch, profiled, cluster, seed=seed, num_others=standing)
+            num_other_jobs = sum(len(each.jobs) for each in Submissions(database).unended())
+        result = _planned(batch, profiled, cluster, seed=seed, num_others=num_other_jobs)
         result = _with_prediction(result, profiled, ForecastConditions())
     _write(result)
     return result
@@ -217,7 +217,7 @@ def _planned(batch: Batch, profiled: ProfilingResult, cluster: Cluster, *, seed:
         folder=stamped_folder(settings.home() / "plans" / batch.name),
         faults=faults,
         unfit=profiled.unfit,
-        standing=num_others,
+        num_other_jobs=num_others,
     )
     if not jobs:
         return result
@@ -263,8 +263,8 @@ def _sentences(dry_run: DryRun) -> Iterator[str]:
         yield f"No plan meets these deadlines: {', '.join(dry_run.late)}. Give those jobs more time or fewer steps."
     for job, fault in dry_run.faults.items():
         yield f"{job} cannot be trained: {fault}"
-    if dry_run.standing:
-        yield f"The pool has {dry_run.standing} jobs of other batches, which share its devices: it may end later."
+    if dry_run.num_other_jobs:
+        yield f"The pool has {dry_run.num_other_jobs} jobs of other batches, which share its devices: it may end later."
     yield f"As files: {dry_run.folder}."
 
 

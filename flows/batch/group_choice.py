@@ -33,7 +33,7 @@ class ChosenGroups:
     plan: Plan | None = None
 
 
-def choose_together(
+def choose_job_groups(
     profiled: ProfilingResult,
     *,
     jobs: Sequence[Job],
@@ -103,7 +103,7 @@ def _candidates(groups: Mapping[str, Sequence[Profile]], names: Collection[str])
     """Returns the groups, restricted to the jobs in `names`."""
     result: dict[str, tuple[Profile, ...]] = {}
     for lead, profiles in groups.items():
-        left = tuple(p for p in (profile.beside(names) for profile in profiles) if p.members)
+        left = tuple(p for p in (profile.restricted_to(names) for profile in profiles) if p.members)
         if lead in names and left:
             result[lead] = left
     return result

@@ -12,7 +12,7 @@ from ringmaster.errors import InputError, LedgerError, ProblemError, Untrainable
 from ringmaster.flows import settings
 from ringmaster.flows.batch.artifacts import DecisionArtifact, flow_run_page, show_plan, show_records
 from ringmaster.flows.batch.context import RunContext, RunOptions, open_run_context, profiled_at
-from ringmaster.flows.batch.group_choice import ChosenGroups, choose_together, goals_in
+from ringmaster.flows.batch.group_choice import ChosenGroups, choose_job_groups, goals_in
 from ringmaster.flows.batch.result import (
     MEASURED,
     BatchResult,
@@ -32,13 +32,12 @@ from ringmaster.tasks.alarms.task import sound
 from ringmaster.tasks.batch import Batch
 from ringmaster.tasks.batch.adaptation_rules import with_orphans
 from ringmaster.tasks.cluster import Cluster, Node
-from ringmaster.tasks.execution.engine import Engine, EngineContext
+from ringmaster.tasks.execution.engine import Engine, EngineContext, StepEvents, watching
 from ringmaster.tasks.execution.events import FIRST_PREDICTION, NEWEST_PREDICTION, JobEnded, Listener, PlanUpdate
 from ringmaster.tasks.execution.executor import Executor
 from ringmaster.tasks.execution.forecast import ForecastConditions, plan_left, predict
 from ringmaster.tasks.execution.job_table import JobState, JobTable
 from ringmaster.tasks.execution.known_nodes import following
-from ringmaster.tasks.execution.local_engine import StepEvents, watching
 from ringmaster.tasks.execution.plan_manager import problem_left
 from ringmaster.tasks.execution.replanner import POLICY, Replanner
 from ringmaster.tasks.execution.task import as_task
@@ -48,6 +47,7 @@ from ringmaster.tasks.planning.gantt import counted
 from ringmaster.tasks.planning.objectives import plan_giving_up_deadlines
 from ringmaster.tasks.pool.engines import LOCAL, build_engine
 from ringmaster.tasks.profiling.preflight import AlikeJobs, distinct, with_chunk
+from ringmaster.tasks.profiling.speed_beliefs import MachineLoad
 from ringmaster.tasks.profiling.stage import ProfilingResult, profile_jobs
 from ringmaster.tasks.recording.async_recorder import JobsToRecord
 from ringmaster.tasks.recording.mlflow_writer import FLOW_RUN_PAGE
@@ -74,25 +74,35 @@ def open_local_run(
 
 
 @dataclass(frozen=True, kw_only=True)
-class LocalPlan:
-    """What is about to be executed on this machine.
+class BegunJobs:
+    """The jobs of a batch that this machine is about to run.
 
-    profiled: the profiles of the jobs.
+    profiled: their profiles at the machine's load.
     engine: starts the segments.
     cluster: the engine's devices.
-    jobs: the jobs as the executor takes them.
-    plan: the plan of the jobs; None where nothing is left to be planned.
-    surroundings: what predictions of ends take into account besides the plan.
     failures: the jobs that have failed before there was a plan.
     """
 
     profiled: ProfilingResult
+    load: MachineLoad
     engine: Engine
     cluster: Cluster
-    jobs: Sequence[JobState]
+    failures: Sequence[JobEnded]
+
+
+@dataclass(frozen=True, kw_only=True)
+class LocalPlan:
+    """What is about to be executed on this machine.
+
+    entries: the jobs as the executor takes them.
+    plan: the plan of the jobs; None where nothing is left to be planned.
+    surroundings: what predictions of ends take into account besides the plan.
+    """
+
+    jobs: BegunJobs
+    entries: Sequence[JobState]
     plan: PlanUpdate | None
     surroundings: ForecastConditions
-    failures: Sequence[JobEnded]
 
 
 class LocalRun:
@@ -143,7 +153,7 @@ class LocalRun:
         except UntrainableJobs as error:
             raise InputError([f"job {name}: {why}" for name, why in error.faults.items()]) from error
         report_refusals(profiled)
-        profiled = profiled.beside(ended, jobs=node_context.batch.jobs)
+        profiled = profiled.with_ended(ended, jobs=node_context.batch.jobs)
         self.journal.put(INSPECTED, to_json(distinct(profiled.preflights)))
         if self._scheduler is not None:
             profiled = replace(profiled, jobs=self._scheduler.judged(profiled.jobs))
@@ -153,18 +163,32 @@ class LocalRun:
             report_failure(name, why)
         return profiled
 
-    def make_plan(self, profiled: ProfilingResult) -> LocalPlan:
-        """Chooses the groups of jobs to train together, and plans what is left.
+    def begin(self, profiled: ProfilingResult) -> BegunJobs:
+        """Opens the engine that RINGMASTER_ENGINE names, by default this machine's, and records the jobs."""
+        node_context = self._context.node_context
+        load = node_context.load()
+        profiled = profiled_at(profiled, load)
+        engine_context = EngineContext(
+            folder=self._context.run_paths.folder,
+            cluster=node_context.cluster,
+            launcher=node_context.server,
+            spawn=as_task,
+            telemetry=self._stack.enter_context(watching(node_context.cluster)),
+        )
+        with input_errors():
+            engine = self._stack.enter_context(closing(build_engine(settings.engine(default=LOCAL), engine_context)))
+        cluster = Cluster(nodes=tuple(Node(name=node.name, devices=node.devices) for node in engine.nodes()))
+        failures = self._record_jobs(profiled, cluster)
+        return BegunJobs(profiled=profiled, load=load, engine=engine, cluster=cluster, failures=failures)
+
+    def obtain_plan(self, jobs: BegunJobs) -> LocalPlan:
+        """Chooses the groups of jobs to train together, plans what is left, and shows the plan.
 
         Raises ProblemError if no plan meets the deadlines of a new batch.
         """
+        profiled, cluster = jobs.profiled, jobs.cluster
         current_view.get().notice(f"planning {counted(len(profiled.jobs), 'job')}")
-        load = self._context.node_context.load()
-        profiled = profiled_at(profiled, load)
-        engine = self._open_engine()
-        cluster = Cluster(nodes=tuple(Node(name=node.name, devices=node.devices) for node in engine.nodes()))
-        failures = self._begin(profiled, cluster)
-        groups = choose_together(
+        groups = choose_job_groups(
             profiled,
             jobs=[job for job in profiled.jobs if job.name not in profiled.faults],
             name=self.batch.name,
@@ -176,34 +200,33 @@ class LocalRun:
             work_s=PLANNING_WORK_S,
             seed=self._options.seed,
         )
-        jobs = self._job_states(profiled, groups)
+        entries = self._job_states(profiled, groups)
         job_table = JobTable(self.journal)
-        job_table.add(jobs)
+        job_table.add(entries)
         problem = problem_left(job_table, cluster, name=self.batch.name, add_terms=self._add_terms)
-        plan, surroundings = None, ForecastConditions()
-        if problem is not None:
-            surroundings = self._context.node_context.surroundings(load)
-            plan = self._plan(problem, job_table, cluster, surroundings, start=groups.plan)
-        return LocalPlan(
-            profiled=profiled,
-            engine=engine,
-            cluster=cluster,
-            jobs=jobs,
-            plan=plan,
-            surroundings=surroundings,
-            failures=failures,
-        )
+        if problem is None:
+            return LocalPlan(jobs=jobs, entries=entries, plan=None, surroundings=ForecastConditions())
+        surroundings, is_first = self._context.node_context.surroundings(jobs.load), not self.journal.plans()
+        plan = self._first_plan(problem, start=groups.plan) if is_first else self._later_plan(problem)
+        prediction = predict(plan_left(problem, plan, job_table.profiles), surroundings=surroundings)
+        self.journal.put(FIRST_PREDICTION, prediction.to_json())
+        self.journal.remove(NEWEST_PREDICTION)  # of a run before it was resumed
+        is_measured = are_measured(job_table.profiles)
+        self.journal.put(MEASURED, is_measured)
+        show_plan(plan, problem, prediction, device=cluster.device_kind(), is_measured=is_measured)
+        update = PlanUpdate(problem=problem, plan=plan, why="start" if is_first else "resumed")
+        return LocalPlan(jobs=jobs, entries=entries, plan=update, surroundings=surroundings)
 
     def execute(self, plan: LocalPlan) -> None:
         """Executes the plan until all jobs have ended, or Ctrl-C or SIGTERM stops the batch."""
-        node_context, engine = self._context.node_context, plan.engine
+        node_context, engine, cluster = self._context.node_context, plan.jobs.engine, plan.jobs.cluster
         with ExitStack() as stack:
             executor = Executor(
                 name=self.batch.name,
-                cluster=plan.cluster,
+                cluster=cluster,
                 leases=node_context.leases,
                 holder=node_context.holder,
-                entries=plan.jobs,
+                entries=plan.entries,
                 journal=self.journal,
                 engine=engine,
                 plan=plan.plan,
@@ -226,16 +249,16 @@ class LocalRun:
                 executor.call(executor.stop_segments)
 
             # However the batch ends, its gangs end, and their devices are free for the next batch of this process.
-            stack.callback(node_context.leases.give_back, tuple(plan.cluster.lease_names().values()))
+            stack.callback(node_context.leases.give_back, tuple(cluster.lease_names().values()))
             stack.callback(engine.close)
-            stack.enter_context(following(engine, executor, cluster=plan.cluster))
+            stack.enter_context(following(engine, executor, cluster=cluster))
             stack.enter_context(stopped_by_signals(stop))
             self._listener_faults = executor.listener_faults
             executor.run()
 
     def result(self, plan: LocalPlan) -> BatchResult:
         """Returns the result so far."""
-        return self._result(plan.profiled)
+        return self._result(plan.jobs.profiled)
 
     def record(self, _: LocalPlan, result: BatchResult) -> BatchResult:
         """Records the result and waits until all is written; returns it with the URIs of the models."""
@@ -259,20 +282,7 @@ class LocalRun:
         alike = [from_json(AlikeJobs, each) for each in self.journal.get(INSPECTED, [])]
         return {name: replace(each.preflight, job=name) for each in alike for name in each.names}
 
-    def _open_engine(self) -> Engine:
-        """Builds the engine that RINGMASTER_ENGINE names, by default that of this machine."""
-        node_context = self._context.node_context
-        context = EngineContext(
-            folder=self._context.run_paths.folder,
-            cluster=node_context.cluster,
-            launcher=node_context.server,
-            spawn=as_task,
-            telemetry=self._stack.enter_context(watching(node_context.cluster)),
-        )
-        with input_errors():
-            return self._stack.enter_context(closing(build_engine(settings.engine(default=LOCAL), context)))
-
-    def _begin(self, profiled: ProfilingResult, cluster: Cluster) -> Sequence[JobEnded]:
+    def _record_jobs(self, profiled: ProfilingResult, cluster: Cluster) -> Sequence[JobEnded]:
         """Records the jobs that are about to run; returns those that have failed already.
 
         From here on, what has happened is recorded however the run is left.
@@ -328,12 +338,13 @@ class LocalRun:
         jobs = {job.name: job for job in profiled.jobs}
         return [
             JobState(
-                job=jobs.get(job.name, job),
+                local_job=job,
+                job=job,
                 profiles=profiled.profiles.get(job.name, ()),
                 place=replace(self._context.run_paths, data=data),
-                together=groups.profiles.get(job.name, ()),
+                group_profiles=groups.profiles.get(job.name, ()),
             )
-            for job in self.batch.jobs
+            for job in (jobs.get(job.name, job) for job in self.batch.jobs)
         ]
 
     @contextmanager
@@ -343,13 +354,13 @@ class LocalRun:
         deadlines = DeadlineAlarms(
             self.batch.name, deadlines_s=self.batch.deadlines_s, started_s=self.journal.get("started_s")
         )
-        progress = ProgressArtifact(self.journal, total_steps=sum(job.total_steps for job in plan.profiled.jobs))
+        progress = ProgressArtifact(self.journal, total_steps=sum(job.total_steps for job in plan.jobs.profiled.jobs))
         gantt = GanttArtifact(
             TimelineReader(database, name=self.batch.name),
-            look=lambda run_timeline: deadlines.tell(run_timeline, sound),
+            look=lambda run_timeline: deadlines.report_late(run_timeline, sound),
         )
         decisions = DecisionArtifact()
-        for event in plan.failures:
+        for event in plan.jobs.failures:
             decisions.listen(event)
         with ExitStack() as stack:
             for artifact in (progress, gantt, decisions):
@@ -363,26 +374,6 @@ class LocalRun:
                 log_decision,
                 decisions.listen,
             ]
-
-    def _plan(
-        self,
-        problem: Problem,
-        job_table: JobTable,
-        cluster: Cluster,
-        surroundings: ForecastConditions,
-        *,
-        start: Plan | None,
-    ) -> PlanUpdate:
-        """Plans what is left, and shows the plan. start: the plan by which the groups were chosen."""
-        is_first = not self.journal.plans()
-        plan = self._first_plan(problem, start=start) if is_first else self._later_plan(problem)
-        prediction = predict(plan_left(problem, plan, job_table.profiles), surroundings=surroundings)
-        self.journal.put(FIRST_PREDICTION, prediction.to_json())
-        self.journal.remove(NEWEST_PREDICTION)  # of a run before it was resumed
-        is_measured = are_measured(job_table.profiles)
-        self.journal.put(MEASURED, is_measured)
-        show_plan(plan, problem, prediction, device=cluster.device_kind(), is_measured=is_measured)
-        return PlanUpdate(problem=problem, plan=plan, why="start" if is_first else "resumed")
 
     def _checked_plan(self, problem: Problem, *, start: Plan | None = None) -> Plan:
         return checked_plan(

@@ -382,7 +382,7 @@ def failure_reporter(*, but: Iterable[str] = ()) -> ReportFailure:
     def report(job: str, why: str) -> None:
         if job not in reported:
             reported.add(job)
-            listeners.tell(failure(job, why))
+            listeners.notify(failure(job, why))
 
     return report
 

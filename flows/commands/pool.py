@@ -15,9 +15,19 @@ import typer
 from ringmaster.errors import InputError
 from ringmaster.flows import settings
 from ringmaster.flows.commands.running import CheckpointEvery, PlannerSeed, show_result, training
-from ringmaster.flows.output import AsJson, announce, error_console, output_console, print_json, styled
-from ringmaster.flows.process_log import LOG_FORMAT, LogFormat, ProcessRole, log_to_stderr, notice
-from ringmaster.flows.process_log import log_format as format_of_environment
+from ringmaster.flows.output import (
+    LOG_FORMAT,
+    AsJson,
+    LogFormat,
+    ProcessRole,
+    announce,
+    error_console,
+    log_to_stderr,
+    notice,
+    output_console,
+    print_json,
+)
+from ringmaster.flows.output import log_format as format_of_environment
 from ringmaster.tasks.pool.engines import ALLOCATION, BUILTIN, LOCAL, WORKERS, default_of, engine_flags, engine_options
 
 pool_app = typer.Typer(no_args_is_help=True, help="The processes of a pool: its controller, and a worker on each node.")
@@ -367,13 +377,8 @@ def _print_address(home: Path, as_json: bool) -> None:
     else:
         for name, url in urls.items():
             output_console().print(f"{name:8} {url}", soft_wrap=True)
-    console = error_console()
-    if not address.password:
-        what = "this pool was started by an earlier release, without a password: any web page can run programs here"
-        console.print(styled(f"{what}.", "red"), "To fix: `ringmaster down`, then `ringmaster up`")
-        return
     how = f"only you may read: `cat {kept}`" if kept.exists() else "this pool was started with"
-    console.print(
+    error_console().print(
         f"All ask for a password, the one that {how}",
         f"  Prefect's page asks for one line: {address.username}:PASSWORD",
         f"  MLflow's page and the metrics ask for a user, {address.username}, and PASSWORD",

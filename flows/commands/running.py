@@ -187,15 +187,16 @@ def training(batch: Batch, *, is_verbose: bool, is_resumed: bool = False) -> Ite
     with ExitStack() as stack:
         with working(STARTING_SERVERS) if is_alone else nullcontext():
             if is_alone:
-                from ringmaster.flows.services.first_processes import close_unused, start_first_processes
+                from ringmaster.flows.services.first_processes import start_first_processes
 
-                stack.callback(close_unused)
-                start_first_processes(batch)
-                from ringmaster.flows.batch.context import ledger_of, start_preflight, warm_up_ledger
+                server = start_first_processes(batch)
+                stack.callback(server.close)
+                from ringmaster.flows.batch import context
 
-                if not is_resumed:
-                    start_preflight(batch, home=settings.home())
-                warm_up_ledger(ledger_of(settings.home()), batch)
+                preflight = None if is_resumed else context.start_preflight(batch, server=server, home=settings.home())
+                token = context.lent_server.set(context.LentServer(server=server, preflight=preflight))
+                stack.callback(context.lent_server.reset, token)
+                context.warm_up_ledger(context.ledger_of(settings.home()), batch)
             from prefect.settings import PREFECT_FLOWS_HEARTBEAT_FREQUENCY, temporary_settings
 
             from ringmaster.flows.batch.flow_runs import kept_result

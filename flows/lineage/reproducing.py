@@ -30,7 +30,7 @@ from ringmaster.model_lineage.snapshot import LineageNode
 from ringmaster.model_lineage.tensors.comparison import SAME, tensor_changes, tensors_of_folder
 from ringmaster.tasks.cluster import Device, detect
 from ringmaster.tasks.datasets.recording import ROWS, manifest_of
-from ringmaster.tasks.execution.local_engine import leases_of
+from ringmaster.tasks.execution.engine import leases_of
 from ringmaster.tasks.profiling.preflight import TrialEnvironment, gang_shape, preflight_jobs, slots_of
 from ringmaster.tasks.profiling.trials import DevicesWanted
 from ringmaster.tasks.recording.mlflow_writer import CHAIN, TRAINING, TrainingInputs

@@ -118,14 +118,14 @@ def meant(
     Raises InputError, which lists the existing names, if there is nothing of that name.
     """
     every = Submissions(database).names()
-    standing = {key: name for key, name, status in every if status == BatchStatus.SUBMITTED}
+    active = {key: name for key, name, status in every if status == BatchStatus.SUBMITTED}
     early = unsubmitted(database)
-    known = standing | (early if kind == RequestKind.CANCEL else {})
+    known = active | (early if kind == RequestKind.CANCEL else {})
     chosen = [key for key in known if key == batch] or [key for key, name in known.items() if name == batch]
     if not chosen and batch in (*early, *early.values()):
         raise InputError([f"batch {batch!r} is not measured yet. To fix: cancel it, or wait until it is planned"])
     if not chosen:
-        there = ", ".join(sorted({f"{name} ({key})" for key, name in standing.items()})) or "none"
+        there = ", ".join(sorted({f"{name} ({key})" for key, name in active.items()})) or "none"
         has_ended = any(batch in (key, name) for key, name, _ in every)
         what = f"batch {batch!r} has ended" if has_ended else f"there is no batch {batch!r}"
         raise InputError([f"{what}; active batches: {there}"])

@@ -182,11 +182,11 @@ class BatchRuns:
         runs = _runs_of(client, granted)
         states = {number: run.state and (run.state.type, run.state.timestamp) for number, run in runs.items()}
         silent = self._silences.among(granted, states=states)
-        standing = {*self._submissions.active().values()}
+        active = {*self._submissions.active().values()}
         for request in granted:
             if (run := runs.get(request.id)) is not None:
-                is_silent, is_standing = request.id in silent, str(run.id) in standing
-                act = partial(self._judge, client, request, run, is_silent=is_silent, is_standing=is_standing)
+                is_silent, is_active = request.id in silent, str(run.id) in active
+                act = partial(self._judge, client, request, run, is_silent=is_silent, is_active=is_active)
             else:
                 act = partial(self._begin_again, request)
             self._handle(request, act)
@@ -220,13 +220,13 @@ class BatchRuns:
             client.set_flow_run_state(run.id, Cancelled(message=why), force=True)
 
     def _judge(
-        self, client: SyncPrefectClient, request: Request, run: FlowRun, *, is_silent: bool, is_standing: bool
+        self, client: SyncPrefectClient, request: Request, run: FlowRun, *, is_silent: bool, is_active: bool
     ) -> None:
         if (state := run.state) is None:
             return
-        if (why := request.content.get(CANCELLED)) and not is_standing:
+        if (why := request.content.get(CANCELLED)) and not is_active:
             self._cancel(client, run, str(why))
-        has_crashed_too_often = run.run_count >= MOST_RUNS and not is_standing
+        has_crashed_too_often = run.run_count >= MOST_RUNS and not is_active
         if state.is_final() and (state.type != StateType.CRASHED or has_crashed_too_often):
             status = RequestStatus.DONE if state.type == StateType.COMPLETED else RequestStatus.REFUSED
             message = f"its flow run is {state.name}: {state.message or ''}".rstrip(": ")

@@ -14,9 +14,9 @@ from sqlalchemy.exc import SQLAlchemyError
 from ringmaster.errors import input_errors
 from ringmaster.flows import settings
 from ringmaster.flows.interrupts import stop_signals
+from ringmaster.flows.output import ProcessRole, log_to_stderr
 from ringmaster.flows.pool.batch_runs import BatchRuns, answer_late_runs, revive_crashed_runs
 from ringmaster.flows.pool.segment_runs import AWAY, OpenClient, PrefectNodeRuns, SegmentRuns
-from ringmaster.flows.process_log import ProcessRole, log_to_stderr
 from ringmaster.flows.reports.progress import describe
 from ringmaster.flows.settings import PoolAddress
 from ringmaster.tasks.alarms import Alarm, DeadlineAlarms, NodeAlarms
@@ -88,9 +88,9 @@ class PoolAlarms:
 
 def _watch(batch: Submission | None) -> DeadlineAlarms | None:
     """Returns the watch over a batch's deadlines, None if it has none."""
-    if batch is None or not batch.asked.deadlines_s:
+    if batch is None or not batch.planning_terms.deadlines_s:
         return None
-    return DeadlineAlarms(batch.name, deadlines_s=batch.asked.deadlines_s, started_s=batch.started_s)
+    return DeadlineAlarms(batch.name, deadlines_s=batch.planning_terms.deadlines_s, started_s=batch.started_s)
 
 
 def serve_pool(address: PoolAddress, *, notice: Notice, seed: int = 0) -> None:
@@ -156,8 +156,8 @@ def _taken_over(database: Database, stopping: threading.Event, *, seed: int) -> 
         )
         controller.take_over(executor)
         failure.add_done_callback(lambda _: executor.call(_give_up))
-        pacemaker = threading.Thread(target=partial(controller.keep_ticking, stopping), name="pacemaker", daemon=True)
-        pacemaker.start()
+        ticker = threading.Thread(target=partial(controller.keep_ticking, stopping), name="pacemaker", daemon=True)
+        ticker.start()
         # Twice the usual timeout, as no device is at stake and a process that has just begun may be slow.
         batch_runs = BatchRuns(database, silent_s=2 * Timeouts.of_environment().lost_after_s)
         watchers: Mapping[str, tuple[Callable[[], object], float]] = {
@@ -208,12 +208,12 @@ def _lead(leadership: Leadership, database: Database, notice: Notice) -> None:
 
     Raises ReleaseMismatch if a controller of another release has it, which it would not give up.
     """
-    is_told = False
+    has_notified = False
     while not leadership.claim():
         database.read(check_release)
-        if not is_told:
+        if not has_notified:
             notice("another controller leads, or did until a moment ago: standing by")
-            is_told = True
+            has_notified = True
         time.sleep(STAND_BY_S)
 
 

@@ -21,9 +21,9 @@ from prefect.client.orchestration import PrefectClient, get_client
 from prefect.exceptions import ObjectAlreadyExists, ObjectNotFound
 from prefect.workers.process import ProcessWorker
 
-from ringmaster.flows import environment
+from ringmaster.flows import settings
 from ringmaster.flows.interrupts import end_with_parent
-from ringmaster.flows.process_log import ProcessRole, log_to_stderr
+from ringmaster.flows.output import ProcessRole, log_to_stderr
 from ringmaster.techniques.processes.stopped import StoppedProcesses
 
 logger = logging.getLogger(__name__)
@@ -219,11 +219,17 @@ def _cause(error: BaseException) -> BaseException:
     return error
 
 
-async def _main(asked: argparse.Namespace) -> None:
+async def _main(arguments: argparse.Namespace) -> None:
     stopping, loop = asyncio.Event(), asyncio.get_running_loop()
     for number in (signal.SIGTERM, signal.SIGINT):  # even if the parent process had them ignored
         loop.add_signal_handler(number, stopping.set)
-    await serve(name=asked.name, work_pool=asked.pool, queues=asked.queue, most_runs=asked.most_runs, stopping=stopping)
+    await serve(
+        name=arguments.name,
+        work_pool=arguments.pool,
+        queues=arguments.queue,
+        most_runs=arguments.most_runs,
+        stopping=stopping,
+    )
 
 
 def main(arguments: Sequence[str] | None = None) -> None:
@@ -233,11 +239,11 @@ def main(arguments: Sequence[str] | None = None) -> None:
     parser.add_argument("--pool", required=True)
     parser.add_argument("--queue", action="append", required=True)
     parser.add_argument("--most-runs", type=int, required=True)
-    requested = parser.parse_args(arguments)
-    environment.set_umask()
+    parsed = parser.parse_args(arguments)
+    settings.set_umask()
     log_to_stderr(ProcessRole.FLOW_WORKER)
     end_with_parent()
-    asyncio.run(_main(requested))
+    asyncio.run(_main(parsed))
 
 
 if __name__ == "__main__":

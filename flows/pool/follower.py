@@ -296,12 +296,12 @@ class BatchFollower:
     def _show(self, event: ExecutionEvent) -> None:
         if isinstance(event, PlanUpdate):
             self._keep_first_plan(event)
-        self._listeners.tell(event)
+        self._listeners.notify(event)
         if isinstance(event, PlanUpdate) or time.monotonic() - self._looked_s >= EVERY_S:
             self._looked_s = time.monotonic()
             _, prediction = predictions_in({NEWEST_PREDICTION: self._journal.get(NEWEST_PREDICTION)})
             if prediction is not None:
-                self._listeners.tell(PredictionUpdate(batch="", prediction=prediction))
+                self._listeners.notify(PredictionUpdate(batch="", prediction=prediction))
 
     def _keep_first_plan(self, event: PlanUpdate) -> None:
         """Stores the first plan since the start, to compare the result with; the pool plans all its batches."""

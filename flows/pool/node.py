@@ -15,13 +15,13 @@ from prefect.runtime import flow_run
 from ringmaster.errors import InputError, NodeAlreadyServed, ReleaseMismatch, input_errors
 from ringmaster.flows import settings
 from ringmaster.flows.interrupts import stop_signals
+from ringmaster.flows.output import ProcessRole, log_to_stderr, logs_to
 from ringmaster.flows.pool.flow_worker import DEFAULT_QUEUE, REQUESTS_QUEUE, FlowWorker, queue_of
 from ringmaster.flows.pool.own_node import NodeOptions, cluster_of, fork_server_of, node_name
-from ringmaster.flows.process_log import ProcessRole, log_to_stderr, logs_to
 from ringmaster.flows.settings import PoolAddress
 from ringmaster.tasks.background_worker import running
 from ringmaster.tasks.device_monitor import Telemetry
-from ringmaster.tasks.execution.local_engine import leases_of
+from ringmaster.tasks.execution.engine import leases_of
 from ringmaster.tasks.pool.engines import ALLOCATION
 from ringmaster.tasks.pool.node_agent import DRAIN_S, NodeAgent
 from ringmaster.tasks.pool.node_gangs import hold_devices

@@ -14,7 +14,7 @@ from ringmaster.flows import settings
 from ringmaster.flows.settings import PoolAddress
 from ringmaster.tasks.batch.references import NAME_REMEDY, is_name
 from ringmaster.tasks.cluster import Cluster, Device, Node, detect
-from ringmaster.tasks.execution.local_engine import FileLeases
+from ringmaster.tasks.execution.engine import FileLeases
 from ringmaster.tasks.pool.node_agent import DRAIN_S
 from ringmaster.tasks.pool.nodes import NodeRecord, NodeRegistry, NodeStatus, Timeouts
 from ringmaster.tasks.pool.requests import RequestKind, Requests, RequestStatus

@@ -30,7 +30,7 @@ from ringmaster.flows.batch.flow_runs import (
     notices,
     root_run,
 )
-from ringmaster.flows.batch.group_choice import choose_together
+from ringmaster.flows.batch.group_choice import choose_job_groups
 from ringmaster.flows.batch.result import MEASURED, BatchResult, are_measured, close_records, collect, report_refusals
 from ringmaster.flows.batch.run_folder import (
     alone_in,
@@ -71,7 +71,6 @@ from ringmaster.tasks.profiling.stage import ProfilingResult
 from ringmaster.tasks.storage.database import Database, DatabaseClosed
 from ringmaster.tasks.storage.schema import check_release
 from ringmaster.tasks.sweeping.scheduler import SweepScheduler
-from ringmaster.techniques import Job
 from ringmaster.techniques.checkpoints.shared_models import store_model
 
 CANCELLED_EARLY = "batch {} was cancelled before its jobs were planned"
@@ -167,7 +166,7 @@ def cancelled_from_outside(run: PoolRun) -> Iterator[None]:
         except SystemExit:
             if not was_stopped.is_set() or signals is None:
                 raise
-            signals.asked = None  # nobody has pressed Ctrl-C
+            signals.first_signal = None  # nobody has pressed Ctrl-C
             cancel_submitted()  # a moment ago
             raise BatchCancelled(CANCELLED_EARLY.format(run.batch.name)) from None
 
@@ -256,19 +255,21 @@ class PooledRun:
         profiled = replace(profiled, faults=with_orphans(profiled.jobs, profiled.faults))
         return PoolProfiles(profiled=profiled, weights=weights, checkpoint_root=checkpoint_root)
 
-    def make_plan(self, profiles: PoolProfiles | Submission) -> BatchFollower:
-        """Submits the jobs, and waits until the pool has a plan with them, or they have ended without one.
+    def begin(self, profiles: PoolProfiles | Submission) -> Submission:
+        """Submits the jobs to the pool, unless it has them already."""
+        submission = profiles if isinstance(profiles, Submission) else self._submit(profiles)
+        if submission is not profiles:
+            self._kept_node.close()
+            current_view.get().notice(f"{self._run.id} waits for its place in the pool's plan")
+        begun(self.batch, settings.home())
+        return submission
+
+    def obtain_plan(self, submission: Submission) -> BatchFollower:
+        """Waits until the pool's controller has a plan with the jobs, or they have ended without one.
 
         Returns what follows the plan.
         """
         run = self._run
-        if isinstance(profiles, Submission):
-            submission = profiles
-        else:
-            submission = self._submit(profiles)
-            self._kept_node.close()
-            current_view.get().notice(f"{run.id} waits for its place in the pool's plan")
-        begun(self.batch, settings.home())
         follower = self._stack.enter_context(
             followed_batch(
                 run,
@@ -330,7 +331,7 @@ class PooledRun:
             jobs = scheduler.judged(jobs)
             scheduler.begin(journal, jobs, num_slots=num_devices(run))
             details = scheduler.details()
-        together = choose_together(
+        groups = choose_job_groups(
             profiled,
             jobs=jobs,
             name=batch.name,
@@ -343,36 +344,31 @@ class PooledRun:
             objective=batch.terms.objective,
             work_s=FUSING_WORK_S,
         )
-        submission = self._submission_of(profiles, jobs, together=together.profiles)
+        flow_run = current_flow_run()
+        submission = Submission(
+            id=run.id,
+            name=batch.name,
+            jobs=jobs,
+            profiles={job.name: profiled.profiles[job.name] for job in jobs},
+            folder=str(run.folder),
+            cache_dir=str(settings.home() / "cache"),
+            terms=to_json(batch.terms),
+            data={job.name: profiled.preflights[job.name].data for job in jobs},
+            weights={name: str(folder) for name, folder in profiles.weights.items()},
+            import_paths=(str(batch.folder),),
+            checkpoint_every_s=self._options.checkpoint_every_s,
+            keep_checkpoints=batch.keep_checkpoints,
+            checkpoint_root=profiles.checkpoint_root,
+            flow_run="" if flow_run is None else str(flow_run.id),
+            started_s=float(journal.get("started_s")),
+            together=groups.profiles,
+        )
         store_weights(submission)
         check_cancelled(run)
         run.submissions.submit(submission, failed=profiled.faults, details=details)
         if not jobs:
             run.submissions.end(run.id)
         return submission
-
-    def _submission_of(
-        self, profiles: PoolProfiles, jobs: tuple[Job, ...], *, together: Mapping[str, tuple[Any, ...]]
-    ) -> Submission:
-        flow_run, home, batch, profiled = current_flow_run(), settings.home(), self.batch, profiles.profiled
-        return Submission(
-            id=self._run.id,
-            name=batch.name,
-            jobs=jobs,
-            profiles={job.name: profiled.profiles[job.name] for job in jobs},
-            folder=str(self._run.folder),
-            cache_dir=str(home / "cache"),
-            terms=to_json(batch.terms),
-            data={job.name: profiled.preflights[job.name].data for job in jobs},
-            weights={name: str(folder) for name, folder in profiles.weights.items()},
-            import_paths=(str(batch.folder),),
-            checkpoint_every_s=self._options.checkpoint_every_s,
-            keep_checkpoints=self.batch.keep_checkpoints,
-            checkpoint_root=profiles.checkpoint_root,
-            flow_run="" if flow_run is None else str(flow_run.id),
-            started_s=float(self.journal.get("started_s")),
-            together=together,
-        )
 
 
 def store_weights(submission: Submission) -> None:

@@ -57,7 +57,7 @@ def profile_node(node: str, key: str) -> None:
             if not node_context.is_pool_node or node_context.cluster.nodes[0].name != node:
                 raise InputError([f"this process does not run on {node}, or that node does not serve the pool now"])
             try:
-                journal.put(_fact(node_context.cluster), to_json(_slim(_measure(node_context, journal))))
+                _measure(node_context, journal)
             except NodeUnavailable:
                 return cast(None, Cancelled(message=GONE))
 
@@ -97,7 +97,7 @@ def _measure_here(batch: Batch, journal: Journal) -> dict[str, str]:
         if not node_context.is_pool_node:  # it was one a moment ago
             return {platform.node(): GONE}
         try:
-            journal.put(_fact(node_context.cluster), to_json(_slim(_measure(node_context, journal))))
+            _measure(node_context, journal)
         except NodeUnavailable as error:
             return {node_context.cluster.nodes[0].name: str(error)}
     return {}
@@ -155,7 +155,8 @@ def merged(results: Mapping[str, ProfilingResult]) -> ProfilingResult:
     )
 
 
-def _measure(node_context: NodeContext, journal: Journal) -> ProfilingResult:
+def _measure(node_context: NodeContext, journal: Journal) -> None:
+    """Profiles the batch on this node, and stores the profiles in its journal."""
     show, node = current_view.get().notice, node_context.cluster.nodes[0]
     kind = node_context.cluster.device_kind()
 
@@ -163,7 +164,7 @@ def _measure(node_context: NodeContext, journal: Journal) -> ProfilingResult:
         show(text)
         journal.put(PROGRESS, f"{text}, on {node.name}")
 
-    return profile_task(
+    profiled = profile_task(
         node_context.batch.jobs,
         environment=node_context.environment,
         cluster=node_context.cluster,
@@ -174,30 +175,23 @@ def _measure(node_context: NodeContext, journal: Journal) -> ProfilingResult:
         policy=TrialPolicy(journal.get(TRIALS, TrialPolicy.NEEDED)),
         share=node_context.batch.profiling_share,
     )
+    # The candidates are many and no longer needed.
+    preflights = {name: replace(preflight, candidates=()) for name, preflight in profiled.preflights.items()}
+    journal.put(f"profiled:{kind}", to_json(replace(profiled, preflights=preflights)))
 
 
 def _num_alike(node: Node, kind: str, nodes: NodeRegistry) -> int:
     """Returns over how many nodes like this one a gang may span: those that are there, or that the engine may lend."""
     serving = [each for each in nodes.all() if each.status == NodeStatus.SERVING]
-    alike = [each for each in serving if _is_like(healthy(each), node, kind)]
+    nodes_of = [(each, healthy(each)) for each in serving]
+    alike = [
+        each
+        for each, own in nodes_of
+        if len(own.devices) == len(node.devices) and Cluster(nodes=(own,)).device_kind() == kind
+    ]
     own = [each for each in alike if not each.allocation]
     is_lent = len(own) < len(alike)
     return max(len(alike), len(own) + nodes.most_lent() if is_lent else 0, 1)
-
-
-def _is_like(node: Node, other: Node, kind: str) -> bool:
-    """Returns whether two nodes have equally many devices of the same kind, so that a gang may span both."""
-    return len(node.devices) == len(other.devices) and Cluster(nodes=(node,)).device_kind() == kind
-
-
-def _slim(profiled: ProfilingResult) -> ProfilingResult:
-    """Returns the profiles without the preflights' candidates, which are many and no longer needed."""
-    preflights = {name: replace(preflight, candidates=()) for name, preflight in profiled.preflights.items()}
-    return replace(profiled, preflights=preflights)
-
-
-def _fact(cluster: Cluster) -> str:
-    return f"profiled:{cluster.device_kind()}"
 
 
 def serving(batch: Batch, database: Database) -> list[NodeRecord]:

@@ -260,8 +260,7 @@ class SegmentRuns:
 
     def _key(self, number: int) -> str | None:
         """Returns the key of a segment, which no other database of a pool has."""
-        query = select(SEGMENTS.c.key).where(SEGMENTS.c.id == number)
-        return self._database.read(lambda connection: connection.execute(query).scalar())
+        return self._database.scalar(select(SEGMENTS.c.key).where(SEGMENTS.c.id == number))
 
     # -- from Prefect to the pool ------------------------------------------------------------------------------------
 

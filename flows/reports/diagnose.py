@@ -283,7 +283,7 @@ def hardware(home: Path) -> Iterator[BundleFile]:
         "load": os.getloadavg(),
         "memory_bytes": {"total": memory.total, "available": memory.available, "swap": swap.total},
         "disk_bytes": {str(place): _disk(place) for place in (home, Path("/tmp"), Path("/dev/shm"))},
-        "uptime_s": round(_uptime_s()),
+        "uptime_s": round(float(Path("/proc/uptime").read_text().split()[0])),
     }
     yield BundleFile.of_json("machine.json", result)
 
@@ -311,10 +311,6 @@ def _disk(place: Path) -> dict[str, int] | None:
         return None
     usage = shutil.disk_usage(place)
     return {"total": usage.total, "free": usage.free}
-
-
-def _uptime_s() -> float:
-    return float(Path("/proc/uptime").read_text().split()[0])
 
 
 DATABASE_PATIENCE_S = 5.0

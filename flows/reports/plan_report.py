@@ -99,13 +99,10 @@ def _comparison(plan: Plan, simple: Mapping[str, float]) -> Table:
         cut = "▸" if seconds > longest_s else ""
         style = {"no plan beats": "red", "this plan": "green"}.get(name, "dim")
         table.add_row(
-            name, styled("█" * (length - len(cut)) + cut, style), f"{seconds:.1f} s", f"{_human(seconds)}{value}"
+            *(name, styled("█" * (length - len(cut)) + cut, style), f"{seconds:.1f} s"),
+            f"({seconds_text(seconds)}) {value}" if seconds >= 300 else value,
         )
     return table
-
-
-def _human(seconds: float) -> str:
-    return f"({seconds_text(seconds)}) " if seconds >= 300 else ""
 
 
 def _quality(plan: Plan, problem: Problem) -> str:

@@ -14,7 +14,7 @@ from rich.progress_bar import ProgressBar
 from rich.spinner import Spinner
 from rich.table import Table
 
-from ringmaster.flows.interrupts import said_by
+from ringmaster.flows.interrupts import answers_shown_by
 from ringmaster.flows.output import announced_by, fitting_columns, styled
 from ringmaster.tasks.background_worker import running
 from ringmaster.tasks.execution.events import (
@@ -330,7 +330,7 @@ class LiveView(ConsoleView):
 def shown(console: Console, *, is_verbose: bool = False) -> Iterator[None]:
     """Shows the progress of the enclosed work: a live table if the console is a terminal, lines elsewhere."""
     make = LiveView if console.is_terminal else LinesView
-    with make(console, is_verbose=is_verbose) as view, said_by(view.say), announced_by(view.notice):
+    with make(console, is_verbose=is_verbose) as view, answers_shown_by(view.say), announced_by(view.notice):
         token = current_view.set(view)
         try:
             yield

@@ -20,9 +20,8 @@ from sqlalchemy.exc import SQLAlchemyError
 from ringmaster.codec import from_json, to_json
 from ringmaster.errors import DatabaseFileError, InputError
 from ringmaster.flows import settings
-from ringmaster.flows.output import error_console, fitting_columns, output_console, print_json, styled
+from ringmaster.flows.output import error_console, fitting_columns, output_console, print_json, report_faults, styled
 from ringmaster.flows.pool.batch_requests import open_database
-from ringmaster.flows.process_log import report_faults
 from ringmaster.tasks.execution.events import PredictedEnd
 from ringmaster.tasks.execution.progress import JobFigures
 from ringmaster.tasks.planning.gantt import COLOURS, GanttCells, seconds_text
@@ -283,11 +282,11 @@ def changes(
     """
     wait = wait or threading.Event().wait
     seen: object = None
-    told_s = -every_s
+    shown_s = -every_s
     while True:
         signature = watched.timeline_reader.signature()
-        if signature != seen or time.monotonic() - told_s >= every_s:
-            seen, told_s = signature, time.monotonic()
+        if signature != seen or time.monotonic() - shown_s >= every_s:
+            seen, shown_s = signature, time.monotonic()
             run_timeline = watched.read()
             yield run_timeline
             if watched.is_over(run_timeline):

@@ -21,8 +21,7 @@ from prefect.input import RunInput, keyset_from_base_key, read_flow_run_input
 from pydantic import Field
 
 from ringmaster.flows import settings
-from ringmaster.flows.batch.flow_runs import current_flow_run
-from ringmaster.flows.services.embedded_server import has_lasting_server
+from ringmaster.flows.batch.flow_runs import current_flow_run, has_lasting_server
 from ringmaster.tasks.background_worker import running
 
 POLL_S = 5

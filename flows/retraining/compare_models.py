@@ -22,7 +22,7 @@ from ringmaster.flows.retraining.train_models import keep_trained, row_of
 from ringmaster.model_lineage import Ledger, ModelRecord
 from ringmaster.tasks.cluster import Device
 from ringmaster.tasks.evaluation import recording
-from ringmaster.tasks.evaluation.examination import ExaminationResult
+from ringmaster.tasks.evaluation.examination import ExaminationRequest, ExaminationResult
 from ringmaster.tasks.evaluation.scores import score_models
 from ringmaster.tasks.evaluation.suite import Suite
 from ringmaster.tasks.profiling.preflight import TrialEnvironment, preflight_jobs
@@ -100,11 +100,8 @@ def _is_to_be_compared(check: InspectedModel, chosen: SelectedModels, result: Ba
         return not check.due.is_due
     if result is None:  # an earlier process of this run has trained it
         return True
-    return any((row := row_of(job.name, result)) and row["status"] == JobStatus.DONE for job in _jobs(check))
-
-
-def _jobs(check: InspectedModel) -> list[Job]:
-    return [check.model.job, *check.model.variants]
+    rows = (row_of(job.name, result) for job in check.model.trained_jobs)
+    return any(row is not None and row["status"] == JobStatus.DONE for row in rows)
 
 
 def _model_result(run: RetrainingRun, check: InspectedModel) -> ModelResult:
@@ -354,18 +351,20 @@ def _judged(
     result: list[ExaminationResult] = [
         examine_task(
             rival.name,
-            model=rival.candidate_dir,
-            against=rival.champion_dir,
-            job=rival.job,
-            data=data,
-            suite=suite,
-            metrics=[metric, *(name for name in rival.job.evaluation.metrics if name != metric)],
-            max_rows=max_rows,
-            is_whole=rival.is_whole,
-            trained_on=rival.trained_on,
-            environment=environment,
-            device=device,
-            folder=rule.folder,
+            rival.candidate_dir,
+            ExaminationRequest(
+                against=rival.champion_dir,
+                job=rival.job,
+                data=data,
+                suite=suite,
+                metrics=[metric, *(name for name in rival.job.evaluation.metrics if name != metric)],
+                max_rows=max_rows,
+                is_whole=rival.is_whole,
+                trained_on=rival.trained_on,
+                environment=environment,
+                device=device,
+                folder=rule.folder,
+            ),
         )
         for suite in rule.suites or (Suite(name="metrics"),)
     ]

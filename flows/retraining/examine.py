@@ -32,7 +32,7 @@ from ringmaster.tasks.datasets.naming import NamedData
 from ringmaster.tasks.evaluation import recording
 from ringmaster.tasks.evaluation.model_assertions import importable
 from ringmaster.tasks.evaluation.suite import Suite, load_suite
-from ringmaster.tasks.execution.local_engine import leases_of
+from ringmaster.tasks.execution.engine import leases_of
 from ringmaster.tasks.files import beside, is_file, text_of
 from ringmaster.tasks.profiling.preflight import Notice, TrialEnvironment
 from ringmaster.tasks.profiling.trials import DevicesWanted
@@ -152,13 +152,12 @@ def examine_models(
     _check_needs(suite, data)
     folder = Path() if tests is None else tests.parent
     with one_device(folder, notice=notice) as (environment, device), importable(Path.cwd()):
-        from ringmaster.tasks.evaluation.examination import examine_each
+        from ringmaster.tasks.evaluation.examination import ExaminationRequest, examine_each
 
-        result = examine_each(
-            {model.label: model.folder for model in models},
+        request = ExaminationRequest(
             job=_job(data, models[0].folder),
             held_out=data is not None,
-            suite=suite,
+            suite=suite or Suite(name="metrics"),
             against=None if against is None else against.folder,
             metrics=metrics or None,
             max_rows=max_rows,
@@ -168,6 +167,7 @@ def examine_models(
             device=device,
             folder=folder,
         )
+        result = examine_each({model.label: model.folder for model in models}, request)
     return list(result.values())
 
 
@@ -190,15 +190,17 @@ def examine_by(
         return [
             examination.examine(
                 model.folder,
-                job=_job(data, model.folder),
-                suite=suite,
-                against=None if against is None else against.folder,
-                metrics=None if policy.metric is None else [policy.metric],
-                max_rows=policy.max_rows if all_rows else policy.num_rows,
-                is_whole=all_rows,
-                environment=environment,
-                device=device,
-                folder=policy.folder,
+                examination.ExaminationRequest(
+                    job=_job(data, model.folder),
+                    suite=suite,
+                    against=None if against is None else against.folder,
+                    metrics=None if policy.metric is None else [policy.metric],
+                    max_rows=policy.max_rows if all_rows else policy.num_rows,
+                    is_whole=all_rows,
+                    environment=environment,
+                    device=device,
+                    folder=policy.folder,
+                ),
             )
             for suite in policy.suites or (Suite(name="metrics"),)
         ]

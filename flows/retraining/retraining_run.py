@@ -11,7 +11,7 @@ from typing import Any
 
 from ringmaster.errors import InputError, RetrainingInProgress, input_errors
 from ringmaster.flows import settings
-from ringmaster.flows.batch.context import NodeContext, lent_server, open_node_context
+from ringmaster.flows.batch.context import LentServer, NodeContext, lent_server, open_node_context
 from ringmaster.flows.batch.flow_runs import current_flow_run
 from ringmaster.flows.retraining.examine import open_move_log
 from ringmaster.model_lineage import Ledger, ModelRecord
@@ -225,7 +225,7 @@ def _open_node_context(production: Production) -> Iterator[NodeContext]:
         text="",
     )
     with open_node_context(every_job, home=settings.home()) as node_context:
-        token = lent_server.set(node_context.server)
+        token = lent_server.set(LentServer(server=node_context.server))
         try:
             yield node_context
         finally:

@@ -62,7 +62,7 @@ def _choose(run: RetrainingRun, checks: Mapping[str, InspectedModel]) -> Selecte
     due = {name: check for name, check in checks.items() if check.due is not None and check.due.is_due}
     if not due:
         return SelectedModels()
-    jobs = {job.name: job for check in due.values() for job in _jobs(check)}
+    jobs = {job.name: job for check in due.values() for job in _trainable_jobs(check)}
     began_s = time.monotonic()
     # If the run's deadline has passed, nothing is profiled either.
     profiled = (
@@ -108,10 +108,10 @@ def _plan(limits: RunLimits, problem: Problem) -> Plan:
     return checked_fusion(problem, work_s=PLANNING_WORK_S, seed=0, objective=_terms(limits, ()).objective).together
 
 
-def _jobs(check: InspectedModel) -> Iterator[Job]:
+def _trainable_jobs(check: InspectedModel) -> Iterator[Job]:
     """Yields the model's job and those of its sweep, each based on a version of the champion, as an alias may move."""
     champion = check.standing.champion
-    for job in (check.model.job, *check.model.variants):
+    for job in check.model.trained_jobs:
         if check.model.warm_start and champion is not None:
             job = replace(job, base=f"models:/{check.model.registered_name}/{version_of(champion)}")
         yield job

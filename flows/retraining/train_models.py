@@ -24,7 +24,6 @@ from ringmaster.tasks.batch import Batch
 from ringmaster.tasks.retraining.drift import TrainingRecord, input_features, references_of
 from ringmaster.tasks.storage.database import Database
 from ringmaster.tasks.storage.journal import JobStatus
-from ringmaster.techniques import Job
 from ringmaster.techniques.metric import ranked
 
 
@@ -74,7 +73,7 @@ def _left_to_train(run: RetrainingRun, checks: Mapping[str, InspectedModel], bat
             newest = now[check.model.registered_name].latest
             if newest is not None and check.has_made(newest):
                 _finish_training(run, check, _made_with(run, check, newest))
-                batch = _without(batch, {job.name for job in _all_jobs(check)})
+                batch = _without(batch, {job.name for job in check.model.trained_jobs})
     gone = {job.name for job in batch.jobs if job.base is not None and not _is_there(run, job.base)}
     if gone:
         current_view.get().notice(f"deleted from the registry meanwhile: {', '.join(sorted(gone))}")
@@ -112,10 +111,6 @@ def _without(batch: Batch, names: set[str]) -> Batch:
     return replace(batch, jobs=jobs, deadlines_s=deadlines_s)
 
 
-def _all_jobs(check: InspectedModel) -> list[Job]:
-    return [check.model.job, *check.model.variants]
-
-
 def _finish_training(run: RetrainingRun, check: InspectedModel, made: Mapping[str, ModelRecord]) -> None:
     """Completes the training of a model's jobs; it is idempotent. made: the models by job name."""
     for record in made.values():
@@ -147,7 +142,7 @@ def keep_trained(run: RetrainingRun, record: ModelRecord, kept: TrainingRecord) 
 
 def _recorded(run: RetrainingRun, check: InspectedModel, result: BatchResult) -> dict[str, ModelRecord]:
     """Returns the models that a model's jobs made, by job name."""
-    rows = {job.name: row_of(job.name, result) for job in _all_jobs(check)}
+    rows = {job.name: row_of(job.name, result) for job in check.model.trained_jobs}
     return {
         name: run.ledger.resolve_model(row["model_uri"])
         for name, row in rows.items()
@@ -159,7 +154,7 @@ def _made_with(run: RetrainingRun, check: InspectedModel, newest: ModelRecord) -
     """Returns the same for models that were trained before a restart, by job name."""
     batch_run_id = newest.origin.batch_run_id
     of_batch = {m.origin.job: m for m in run.ledger.models() if m.origin.batch_run_id == batch_run_id}
-    return {job.name: of_batch[job.name] for job in _all_jobs(check) if job.name in of_batch}
+    return {job.name: of_batch[job.name] for job in check.model.trained_jobs if job.name in of_batch}
 
 
 def _choose_of_sweep(run: RetrainingRun, check: InspectedModel, made: Mapping[str, ModelRecord]) -> None:

@@ -12,9 +12,7 @@ import secrets
 import socket
 import subprocess
 import sys
-import threading
 from collections.abc import Iterable, Mapping
-from contextlib import suppress
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -23,6 +21,7 @@ from ringmaster.errors import InputError
 from ringmaster.flows.services.serving import ALLOWED_HOSTS, LOOPBACK
 from ringmaster.flows.settings import PoolAddress
 from ringmaster.model_lineage.sqlite_files import alone_in, fault_of
+from ringmaster.tasks.background_worker import in_a_thread
 from ringmaster.tasks.batch import Batch
 from ringmaster.techniques import Job
 from ringmaster.techniques.processes.forkserver_client import ForkServer
@@ -33,44 +32,23 @@ DATABASE = "PREFECT_SERVER_DATABASE_CONNECTION_URL", "PREFECT_API_DATABASE_CONNE
 """Environment variables with the URL of another database than the SQLite file in Prefect's home."""
 
 _servers: list[ServerProcess] = []  # started ahead of the first flow, which will use it
-_fork_servers: dict[str, ForkServer] = {}  # started ahead of the flow that will use them, by batch name
 
 
-def start_first_processes(batch: Batch) -> None:
-    """Starts Prefect's server and the fork server of a batch; waits for neither.
+def start_first_processes(batch: Batch) -> ForkServer:
+    """Starts Prefect's server and the fork server of a batch; waits for neither. Returns the latter, to be closed.
 
     Raises InputError where Prefect's database cannot be used.
     """
     start_server()
-    fork_server = _fork_servers[batch.name] = fork_server_for(batch.jobs)
-
-    def start() -> None:
-        with suppress(RuntimeError):  # its first user starts it again, and gets the error
-            fork_server.start()
-
-    threading.Thread(target=start, name="fork server", daemon=True).start()
+    fork_server = fork_server_for(batch.jobs)
+    in_a_thread("fork server", fork_server.start)  # if it fails, its first user starts it again, and gets the error
+    return fork_server
 
 
 def fork_server_for(jobs: Iterable[Job]) -> ForkServer:
     """Returns a fork server that imports the architectures of jobs, so that no worker needs to."""
     architectures = [job.model.architecture for job in jobs if job.model.architecture]
     return ForkServer(preload=tuple(f"transformers:{name}" for name in dict.fromkeys(architectures)))
-
-
-def started_fork_server(batch: Batch) -> ForkServer:
-    """Returns the fork server that was started ahead for a batch; its user will take it later."""
-    return _fork_servers[batch.name]
-
-
-def take_fork_server(batch: Batch) -> ForkServer:
-    """Returns the fork server that was started ahead for a batch, or a new one; the caller closes it."""
-    return _fork_servers.pop(batch.name, None) or fork_server_for(batch.jobs)
-
-
-def close_unused() -> None:
-    """Closes the fork servers that were started ahead and not used."""
-    while _fork_servers:
-        _fork_servers.popitem()[1].close()
 
 
 def start_server() -> None:

@@ -25,9 +25,9 @@ from starlette.responses import PlainTextResponse, Response
 from starlette.routing import Route
 
 from ringmaster.errors import InputError
-from ringmaster.flows import environment, settings
+from ringmaster.flows import settings
+from ringmaster.flows.output import ProcessRole, report_faults
 from ringmaster.flows.pool.batch_requests import pool_address
-from ringmaster.flows.process_log import ProcessRole, report_faults
 from ringmaster.flows.services.serving import ALLOWED_HOSTS, LOOPBACK, checked, hosts_of, serve, server_of
 from ringmaster.tasks.pool.nodes import NodeStatus
 from ringmaster.tasks.pool.pool_monitor import Measurement, PlanReason, PoolMonitor, PoolState
@@ -212,7 +212,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     parser.add_argument("--host", default=LOOPBACK[0])
     parser.add_argument("--port", type=int, required=True)
     requested = parser.parse_args(arguments)
-    environment.set_umask()
+    settings.set_umask()
     try:
         pool = _pool()
     except InputError as error:

@@ -15,9 +15,9 @@ from prefect.server.api.server import create_app
 from prefect.server.database import provide_database_interface
 from prefect.settings import get_current_settings
 
-from ringmaster.flows import environment
+from ringmaster.flows import settings
 from ringmaster.flows.interrupts import end_with_parent
-from ringmaster.flows.process_log import ProcessRole
+from ringmaster.flows.output import ProcessRole
 from ringmaster.flows.services.databases import prefect_database
 from ringmaster.flows.services.serving import ALLOWED_HOSTS, LOOPBACK, checked, hosts_of, serve, server_of
 from ringmaster.model_lineage.sqlite_files import alone_in
@@ -30,7 +30,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
     parser.add_argument("--port", type=int, required=True)
     parser.add_argument("--until-stdin-ends", action="store_true")
     requested = parser.parse_args(arguments)
-    environment.set_umask()
+    settings.set_umask()
     if requested.until_stdin_ends:
         end_with_parent()
     if (file := prefect_database()) is not None:

@@ -15,7 +15,7 @@ from pathlib import Path
 from ringmaster.codec import to_json
 from ringmaster.errors import InputError
 from ringmaster.extras import missing_extra
-from ringmaster.flows.process_log import LOG_FORMAT, LogFormat
+from ringmaster.flows.output import LOG_FORMAT, LogFormat
 from ringmaster.flows.services.databases import PoolDatabases
 from ringmaster.flows.services.service_files import SHORTEST_PASSWORD
 from ringmaster.flows.services.serving import ALLOWED_HOSTS, hosts_of, in_url, is_loopback, is_wildcard, names_of
@@ -187,8 +187,8 @@ def compose(options: PoolOptions) -> tuple[Service, ...]:
             grace_s=60.0,
         ),
     ]
-    asked = options.engine.services(options.home)
-    own = [replace(each, environment={**member, **each.environment}) for each in asked]
+    engine_services = options.engine.services(options.home)
+    own = [replace(each, environment={**member, **each.environment}) for each in engine_services]
     services[-1:-1] = [each for each in own if not each.after]
     if options.worker:
         worker = Service(
@@ -293,7 +293,9 @@ def _mlflow_environment(options: PoolOptions, address: PoolAddress) -> Mapping[s
         "MLFLOW_FLASK_SERVER_SECRET_KEY": secrets.token_hex(32),
         # By default MLflow accepts any name with the prefix of a private address, such as 10.evil.example.
         "MLFLOW_SERVER_ALLOWED_HOSTS": ",".join(
-            pattern for name in _names(options) for pattern in (in_url(name), _with_any_port(name))
+            pattern
+            for name in map(in_url, _names(options))
+            for pattern in (name, f"{name.replace('[', '[[]')}:*")  # with any port; a bracket is special in patterns
         ),
     }
     if not is_loopback(options.host):
@@ -303,8 +305,3 @@ def _mlflow_environment(options: PoolOptions, address: PoolAddress) -> Mapping[s
 
 def _names(options: PoolOptions) -> tuple[str, ...]:
     return names_of(options.host, further=hosts_of(os.environ.get(ALLOWED_HOSTS, "")))
-
-
-def _with_any_port(name: str) -> str:
-    """Returns MLflow's pattern for a name with any port. A bracket is special in such patterns, and is escaped."""
-    return f"{in_url(name).replace('[', '[[]')}:*"

@@ -97,7 +97,7 @@ class ServiceFiles:
 
     def is_ready(self, name: str, process: ProcessId) -> bool:
         """Returns whether that process has reported that it is ready."""
-        value = self._said(self.ready(name).name)
+        value = self._content_of(self.ready(name).name)
         return bool(value) and from_json(ProcessId, value) == process
 
     def write_services(self, services: Sequence[Service], *, address: PoolAddress) -> None:
@@ -108,11 +108,11 @@ class ServiceFiles:
 
     def services(self) -> tuple[Service, ...]:
         """Returns the definitions of the services."""
-        return tuple(from_json(Service, each) for each in self._said("services.json")["services"])
+        return tuple(from_json(Service, each) for each in self._content_of("services.json")["services"])
 
     def address(self) -> PoolAddress:
         """Returns the address of the pool."""
-        return from_json(PoolAddress, self._said("services.json")["address"])
+        return from_json(PoolAddress, self._content_of("services.json")["address"])
 
     def write_states(self, states: Sequence[ServiceState]) -> None:
         """Writes the states of the services, and this process as their supervisor."""
@@ -121,7 +121,7 @@ class ServiceFiles:
 
     def states(self, *, by: ProcessId | None = None) -> tuple[ServiceState, ...]:
         """Returns the states of the services in the order in which they start; none if `by` is another supervisor."""
-        value = self._said("state.json")
+        value = self._content_of("state.json")
         if by is not None and value.get("by") != to_json(by):
             return ()
         return tuple(from_json(ServiceState, each) for each in value.get("services", ()))
@@ -132,7 +132,7 @@ class ServiceFiles:
 
     def supervisor(self) -> ProcessId | None:
         """Returns the process that supervises the services; None where it has ended."""
-        value = self._said("supervisor.json")
+        value = self._content_of("supervisor.json")
         process = from_json(ProcessId, value) if value else None
         return process if process is not None and process.lives() else None
 
@@ -147,7 +147,7 @@ class ServiceFiles:
             else:
                 yield True
 
-    def _said(self, name: str) -> dict[str, Any]:
+    def _content_of(self, name: str) -> dict[str, Any]:
         try:
             fields: dict[str, Any] = json.loads((self.folder / name).read_text())
         except FileNotFoundError:

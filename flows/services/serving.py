@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING
 
 import psutil
 
-from ringmaster.flows.process_log import ProcessRole, is_json, log_to_stderr
+from ringmaster.flows.output import ProcessRole, is_json, log_to_stderr
 
 if TYPE_CHECKING:
     import uvicorn

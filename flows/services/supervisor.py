@@ -18,10 +18,10 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from ringmaster.flows.environment import open_directly
 from ringmaster.flows.interrupts import stop_signals
-from ringmaster.flows.process_log import ProcessRole, log_to_stderr
+from ringmaster.flows.output import ProcessRole, log_to_stderr
 from ringmaster.flows.services.service_files import ServiceFiles, ServiceState, ServiceStatus, reap
+from ringmaster.flows.settings import open_directly
 from ringmaster.tasks.pool.engines import Service
 from ringmaster.tasks.process_identity import READY_FILE, ProcessId
 from ringmaster.techniques.processes.stopped import StoppedProcesses
@@ -130,11 +130,11 @@ class Supervisor:
         self._stopped = stopped or StoppedProcesses(clock=clock)
         self._children = {service.name: ServiceProcess(service) for service in services}
         self._selector = selectors.DefaultSelector()
-        self._told: list[ServiceState] = []
+        self._written_states: list[ServiceState] = []
         self._ending = False
-        self._bell, self._rope = os.pipe()
-        os.set_blocking(self._rope, False)
-        self._selector.register(self._bell, selectors.EVENT_READ, None)
+        self._wake_reader, self._wake_writer = os.pipe()
+        os.set_blocking(self._wake_writer, False)
+        self._selector.register(self._wake_reader, selectors.EVENT_READ, None)
         for state in files.states():
             self._adopt(state)
 
@@ -142,13 +142,13 @@ class Supervisor:
         """Makes `run` end the services and return; a signal handler may call it."""
         self._ending = True
         with contextlib.suppress(BlockingIOError):
-            os.write(self._rope, b"x")
+            os.write(self._wake_writer, b"x")
 
     def run(self) -> None:
         """Keeps the services running until `stop` is called."""
         while not self._ending:
             self.step()
-            for key, _ in self._selector.select(self._patience_s()):
+            for key, _ in self._selector.select(self._wait_s()):
                 if key.data is not None:
                     self._ended(key.data)
         self._end_all()
@@ -164,7 +164,7 @@ class Supervisor:
                 self._check(child, child.service.ready_url)
         if self._stopped.is_due():
             self._end_stopped()
-        self._tell()
+        self._write_states()
 
     def _check(self, child: ServiceProcess, url: str) -> None:
         """Kills a server that has not answered for HUNG_S; its end has it started again."""
@@ -277,7 +277,7 @@ class Supervisor:
         child.process = child.descriptor = None
         return code
 
-    def _patience_s(self) -> float:
+    def _wait_s(self) -> float:
         """Returns how long to wait for an event."""
         statuses = {child.status for child in self._children.values()}
         if ServiceStatus.STARTING in statuses:
@@ -289,24 +289,24 @@ class Supervisor:
         for child in reversed(self._children.values()):
             if child.process is not None:
                 child.status = ServiceStatus.ENDING
-                self._tell()
+                self._write_states()
                 in_order = child.process.end(grace_s=child.service.grace_s, group=child.service.group)
                 child.message = (
                     "" if in_order else f"killed: it had not ended {child.service.grace_s:.0f} s after SIGTERM"
                 )
                 self._let_go(child)
             child.status = ServiceStatus.ENDED
-        self._tell()
+        self._write_states()
 
-    def _tell(self) -> None:
+    def _write_states(self) -> None:
         states = [child.state() for child in self._children.values()]
-        if states != self._told:
+        if states != self._written_states:
             try:
                 self._files.write_states(states)
             except OSError as error:  # the services matter more; the next step writes the states again
                 logger.warning("the states of the services cannot be written: %s", error)
                 return
-            self._told = states
+            self._written_states = states
 
 
 def main(folder: Path) -> int:

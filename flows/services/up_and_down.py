@@ -12,7 +12,7 @@ import time
 import urllib.error
 import urllib.request
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import AbstractContextManager
 from http import HTTPStatus
 from pathlib import Path
 
@@ -22,9 +22,8 @@ from sqlalchemy import Connection, select
 from ringmaster.codec import to_json
 from ringmaster.errors import InputError
 from ringmaster.flows import settings
-from ringmaster.flows.environment import open_directly
-from ringmaster.flows.output import announce, error_console, styled
-from ringmaster.flows.process_log import LOG_FORMAT, LogFormat, ProcessRole, logging_config
+from ringmaster.flows.interrupts import signal_handler
+from ringmaster.flows.output import LOG_FORMAT, LogFormat, ProcessRole, announce, error_console, logging_config, styled
 from ringmaster.flows.services.databases import make_databases
 from ringmaster.flows.services.first_processes import check_prefect_database
 from ringmaster.flows.services.service_definitions import (
@@ -36,11 +35,11 @@ from ringmaster.flows.services.service_definitions import (
     prefect_logging_file,
 )
 from ringmaster.flows.services.service_files import ServiceFiles, ServiceState, ServiceStatus, keep_password
-from ringmaster.flows.settings import PoolAddress
+from ringmaster.flows.settings import PoolAddress, open_directly
 from ringmaster.model_lineage.ledger.connection import database_fault
 from ringmaster.model_lineage.tensors import TensorStore
 from ringmaster.tasks.cluster import Cluster
-from ringmaster.tasks.execution.local_engine import leases_of
+from ringmaster.tasks.execution.engine import leases_of
 from ringmaster.tasks.pool.engines import CONTROLLER, Service
 from ringmaster.tasks.pool.node_gangs import WORKER as NODE_HOLDER
 from ringmaster.tasks.pool.nodes import NodeRegistry
@@ -50,7 +49,7 @@ from ringmaster.tasks.storage.schema import EXECUTOR
 from ringmaster.techniques.processes.stopped import is_stopped
 
 LOOK_EVERY_S = 0.2
-TOLD_EVERY_S = 10.0  # without another service that is up, after which is said what is waited for
+REPORT_EVERY_S = 10.0  # without another service that is up, after which is said what is waited for
 LONGEST_LINE = 12  # lines of a log that are shown
 ANSWER_PATIENCE_S = 300.0  # timeout of a server that is up and still has to open its database
 DEADLINE_S = 900.0  # until all services must be up; each server has a shorter deadline of its own
@@ -216,7 +215,7 @@ def _follow(files: ServiceFiles, supervisor: ProcessId, members: Members, restar
     restarts: number of earlier restarts of each service.
     """
     console, began_s = error_console(), time.monotonic()
-    told_s, told_holders = began_s, ""
+    reported_s, reported_holders = began_s, ""
     names = [service.name for service in files.services()]
     here: dict[str, Callable[[], str | None]] = {CONTROLLER: members.leader, WORKER: members.node}
     done: set[str] = set()
@@ -231,13 +230,13 @@ def _follow(files: ServiceFiles, supervisor: ProcessId, members: Members, restar
             text = here[state.name]() if state.status == ServiceStatus.UP and state.name in here else ""
             if state.status in (ServiceStatus.UP, ServiceStatus.DONE) and text is not None:
                 done.add(state.name)
-                told_s = time.monotonic()
-                console.print(f"{state.name:12} up after {told_s - began_s:5.1f} s {text}")
+                reported_s = time.monotonic()
+                console.print(f"{state.name:12} up after {reported_s - began_s:5.1f} s {text}")
         if done == set(names):
             return True
         holders = _holders(files.folder.parent) if WORKER in set(names) - done else ""
-        if holders not in ("", told_holders):
-            told_holders = holders
+        if holders not in ("", reported_holders):
+            reported_holders = holders
             console.print(
                 f"{WORKER:12} waits for this machine's devices, which {holders} holds, and serves them once they are "
                 "free. To fix: let that run end, or end it by Ctrl-C in its terminal or SIGTERM to its process: its "
@@ -246,9 +245,9 @@ def _follow(files: ServiceFiles, supervisor: ProcessId, members: Members, restar
             )
         if holders and done == set(names) - {WORKER}:
             return True
-        if time.monotonic() - told_s >= TOLD_EVERY_S:
-            told_s = time.monotonic()
-            for line in _awaited(files, [state for state in states if state.name not in done], told_s - began_s):
+        if time.monotonic() - reported_s >= REPORT_EVERY_S:
+            reported_s = time.monotonic()
+            for line in _awaited(files, [state for state in states if state.name not in done], reported_s - began_s):
                 console.print(line, soft_wrap=True)
         if supervisor.wait(LOOK_EVERY_S):
             console.print(f"the supervisor has ended, see {files.log('supervisor')}", style="red")
@@ -365,14 +364,9 @@ class Members:
 WATCH_EVERY_S = 3600.0  # the end of the supervisor is noticed at once; another one may follow it
 
 
-@contextmanager
-def sigterm_as_interrupt() -> Iterator[None]:
+def sigterm_as_interrupt() -> AbstractContextManager[None]:
     """Within the context, SIGTERM has the effect of Ctrl-C. For the main thread."""
-    before = signal.signal(signal.SIGTERM, signal.default_int_handler)
-    try:
-        yield
-    finally:
-        signal.signal(signal.SIGTERM, before)
+    return signal_handler(signal.default_int_handler, [signal.SIGTERM])
 
 
 def stay(home: Path) -> bool:

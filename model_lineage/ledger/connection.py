@@ -57,11 +57,11 @@ def is_of_ledger(name: str, experiment: str) -> bool:
     return name == experiment or name.startswith(f"{experiment}/")
 
 
-def paged(search: Callable[..., Any], *asked: Any, max_results: int = _PAGE, **options: Any) -> Iterator[Any]:
+def paged(search: Callable[..., Any], *arguments: Any, max_results: int = _PAGE, **options: Any) -> Iterator[Any]:
     """Yields the results of one of MLflow's searches, page by page. asked, options: the search's arguments."""
     token = None
     while True:
-        page = search(*asked, max_results=max_results, page_token=token, **options)
+        page = search(*arguments, max_results=max_results, page_token=token, **options)
         yield from page
         token = page.token
         if not token:

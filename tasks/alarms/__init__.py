@@ -112,7 +112,7 @@ class DeadlineAlarms:
                 result.append(self._alarm(job, deadline_s=deadline_s, late_s=late_s))
         return result
 
-    def tell(self, run_timeline: RunTimeline, sound: Callable[[Alarm], None]) -> None:
+    def report_late(self, run_timeline: RunTimeline, sound: Callable[[Alarm], None]) -> None:
         """Passes the alarms that `look` returns to `sound`."""
         for alarm in self.look(run_timeline):
             sound(alarm)

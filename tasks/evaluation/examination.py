@@ -6,7 +6,7 @@ A metric has its value and confidence interval over all rows and over each slice
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -57,57 +57,67 @@ class ExaminationResult:
         }
 
 
-def examine(model: Path, **asked: Any) -> ExaminationResult:
-    """Examines the model in a folder; the arguments `asked` are those of `examine_each`."""
-    return examine_each({MODEL: model}, **asked)[MODEL]
+@dataclass(frozen=True, kw_only=True)
+class ExaminationRequest:
+    """What models are examined on, and by what.
 
-
-def examine_each(
-    models: Mapping[str, Path],
-    *,
-    job: Job,
-    data: Mapping[str, Any] | None = None,
-    held_out: bool = True,
-    suite: Suite | None = None,
-    against: Path | None = None,
-    metrics: Sequence[str] | None = None,
-    max_rows: int | None = None,
-    is_whole: bool = False,
-    trained_on: TrainingData | None = None,
-    progress: Progress | None = None,
-    environment: TrialEnvironment,
-    device: Device,
-    folder: Path | None = None,
-) -> dict[str, ExaminationResult]:
-    """Examines models on the same rows and cases, on one device; adapters of one base share a copy of the base.
-
-    models: the models' folders by name.
-    job, data, max_rows, is_whole, trained_on, progress: as in `score_models`.
+    job, environment, device, data, max_rows, is_whole, trained_on, progress: as in `score_models`.
     held_out: whether to read held-out rows.
     against: the folder of a model that each is compared with.
     metrics: the names of the metrics; None stands for the defaults of the model's kind.
     folder: the suite's folder, from which its functions are imported.
     """
-    suite = suite or Suite(name="metrics")
+
+    job: Job
+    environment: TrialEnvironment
+    device: Device
+    data: Mapping[str, Any] | None = None
+    held_out: bool = True
+    suite: Suite = field(default_factory=lambda: Suite(name="metrics"))
+    against: Path | None = None
+    metrics: Sequence[str] | None = None
+    max_rows: int | None = None
+    is_whole: bool = False
+    trained_on: TrainingData | None = None
+    progress: Progress | None = None
+    folder: Path | None = None
+
+
+def examine(model: Path, request: ExaminationRequest) -> ExaminationResult:
+    """Examines the model in a folder."""
+    return examine_each({MODEL: model}, request)[MODEL]
+
+
+def examine_each(models: Mapping[str, Path], request: ExaminationRequest) -> dict[str, ExaminationResult]:
+    """Examines models on the same rows and cases, on one device; adapters of one base share a copy of the base.
+
+    models: the models' folders by name.
+    """
+    job, suite, metrics = request.job, request.suite, request.metrics
     if metrics is not None:
         job = replace(job, evaluation=replace(job.evaluation, metrics=tuple(metrics)))
-    score = partial(score_models, job=job, progress=progress, environment=environment, device=device)
-    scored, requested = ScoringResult(), {**models, **({} if against is None else {OTHER: against})}
-    if held_out:
+    score = partial(
+        score_models, job=job, progress=request.progress, environment=request.environment, device=request.device
+    )
+    requested = {**models, **({} if request.against is None else {OTHER: request.against})}
+    scored = ScoringResult()
+    if request.held_out:
         slicers = {entry.name: entry.by for entry in suite.slices if entry.by is not None}
         scored = score(
             requested,
-            data=data,
+            data=request.data,
             slicers=slicers,
             keep_inputs=any(test.held_out is not None for test in suite.tests),
-            max_rows=max_rows,
-            is_whole=is_whole,
-            trained_on=trained_on,
+            max_rows=request.max_rows,
+            is_whole=request.is_whole,
+            trained_on=request.trained_on,
         )
     elif any(isinstance(metric, ModelMetric) for metric in metrics_named(metrics or ())):
-        scored = score(requested, cases=Cases(texts=()), max_rows=max_rows, is_whole=is_whole)
+        scored = score(requested, cases=Cases(texts=()), max_rows=request.max_rows, is_whole=request.is_whole)
     tests = _tests(suite, models, scored, score)
-    return {name: _examined(name, suite, scored, tests[name], metrics=metrics, folder=folder) for name in models}
+    return {
+        name: _examined(name, suite, scored, tests[name], metrics=metrics, folder=request.folder) for name in models
+    }
 
 
 def _examined(
@@ -147,16 +157,16 @@ def _tests(
 ) -> dict[str, list[TestResult]]:
     """Returns the test results of each model, in the order of the file; all models are scored on the same cases."""
 
-    def asked(cases: Cases) -> ScoringResult:
+    def score_cases(cases: Cases) -> ScoringResult:
         return score(models, cases=cases)
 
     texts = [test for test in suite.tests if not test.of_images]
     pictures = [test for test in suite.tests if test.of_images]
-    match = run_texts(texts, score=asked, encode=suite.encode)
+    match = run_texts(texts, score=score_cases, encode=suite.encode)
     shown: dict[str, list[TestResult]] = {}
     if pictures:
         images = next((scores.inputs for scores in scored.scores.values()), None)
-        shown = run_images(pictures, models=list(models), images=images, score=asked)
+        shown = run_images(pictures, models=list(models), images=images, score=score_cases)
     order = [test.name for test in suite.tests]
     return {
         name: sorted([*match.get(name, ()), *shown.get(name, ())], key=lambda result: order.index(result.test))

@@ -78,18 +78,18 @@ def startable(
     running: Iterable[PlannedSegment],
     done_jobs: Collection[str],
     after: Mapping[str, Collection[str]],
-    beside: Collection[str] = (),
+    other_jobs: Collection[str] = (),
     num_devices: float = math.inf,
 ) -> list[PlannedSegment]:
     """Returns the segments of `planned` that may start now, in their order.
 
     planned: the segments that have not started yet, in order.
     after: the jobs that each job depends on, if any.
-    beside: further jobs that running gangs train.
+    other_jobs: further jobs that running gangs train.
     num_devices: the number of devices that there are, if it is known: nothing starts once all of them are busy.
     """
     busy = {device for segment in running for device in segment.devices}
-    active_jobs = {*(segment.job for segment in running), *beside}
+    active_jobs = {*(segment.job for segment in running), *other_jobs}
     result = []
     for segment in planned:
         if len(busy) >= num_devices:
@@ -122,11 +122,11 @@ def end_of(
         devices of several such gangs would otherwise wait for each of them in turn, without end.
     """
     others = [other for other in running if other.job != segment.job and other.job not in over]
-    heirs = startable(planned, running=others, done_jobs=done_jobs, after=after)
-    following = next((heir for heir in heirs if heir.job == segment.job), None)
+    next_segments = startable(planned, running=others, done_jobs=done_jobs, after=after)
+    following = next((each for each in next_segments if each.job == segment.job), None)
     if following is not None:
         return following if is_same_gang(following, segment) else "ends"
-    is_awaited = any(not set(heir.devices).isdisjoint(segment.devices) for heir in heirs)
+    is_awaited = any(not set(each.devices).isdisjoint(segment.devices) for each in next_segments)
     return "ends" if is_awaited else "goes on"
 
 

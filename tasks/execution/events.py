@@ -7,7 +7,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
-from ringmaster.codec import SINCE_LATER, from_json, stored_as, to_json
+from ringmaster.codec import from_json, stored_as, to_json
 from ringmaster.tasks.execution.dispatch import PlannedSegment
 from ringmaster.tasks.planning import Plan, Problem
 from ringmaster.tasks.storage.database import DatabaseClosed
@@ -125,8 +125,8 @@ class SegmentStarted:
     first_step: int
     attempt: int
     members: tuple[str, ...] = stored_as("fellows", default=())
-    num_steps: tuple[int, ...] = field(default=(), metadata=SINCE_LATER)
-    predicted_bytes: int | None = field(default=None, metadata=SINCE_LATER)
+    num_steps: tuple[int, ...] = ()
+    predicted_bytes: int | None = None
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -151,7 +151,7 @@ class SegmentEnded:
     outcome: Outcome
     decision: str
     members: tuple[str, ...] = stored_as("fellows", default=())
-    profile: Profile | None = field(default=None, metadata=SINCE_LATER)
+    profile: Profile | None = None
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -197,17 +197,21 @@ class Listeners:
         self._listeners, self._on_fault = [*listeners], on_fault
         self.faults: dict[Listener, str] = {}
 
-    def tell(self, event: ExecutionEvent) -> None:
+    def add(self, listener: Listener) -> None:
+        """Adds a listener."""
+        self._listeners.append(listener)
+
+    def notify(self, event: ExecutionEvent) -> None:
         """Passes an event on."""
         for listener in [*self._listeners]:
-            self.guard(listener, lambda listener=listener: listener(event))  # type: ignore[misc]
+            self.guard(listener, listener, event)
 
-    def guard(self, listener: Listener, action: Callable[[], None]) -> None:
+    def guard(self, listener: Listener, action: Callable[..., None], *of: object) -> None:
         """Performs an action of a listener; detaches the listener if it raises. Does nothing if it is detached."""
         if listener not in self._listeners:
             return
         try:
-            action()
+            action(*of)
         except DatabaseClosed:  # this process is ending
             raise
         except Exception as error:

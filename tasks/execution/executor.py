@@ -12,6 +12,7 @@ import time
 from collections.abc import Callable, Collection, Iterable, Sequence
 from concurrent.futures import Future
 from dataclasses import replace
+from functools import partial
 from itertools import count
 
 from sqlalchemy.exc import SQLAlchemyError
@@ -19,7 +20,7 @@ from sqlalchemy.exc import SQLAlchemyError
 from ringmaster.tasks.cluster import Cluster
 from ringmaster.tasks.execution.dispatch import Command, DeviceId
 from ringmaster.tasks.execution.engine import Engine
-from ringmaster.tasks.execution.events import ExecutionEvent, GangReport, Listener, Listeners, PlanUpdate, SegmentEnded
+from ringmaster.tasks.execution.events import GangReport, Listener, Listeners, PlanUpdate, SegmentEnded
 from ringmaster.tasks.execution.job_table import JobState, JobTable, SteeringPolicy, SteeringRequest
 from ringmaster.tasks.execution.outcome_policy import OutcomePolicy
 from ringmaster.tasks.execution.plan_manager import AddTerms, Forecaster, MakePlan, PlanManager
@@ -52,7 +53,7 @@ Message = Event | Future[Outcome] | PendingPlan | Callable[[], None] | None
 
 
 class Executor:
-    """Executes the jobs of its job table. One thread calls `run` or `serve`; any thread may use `call`, `said`, `stop`.
+    """Executes the jobs of its job table. One thread calls `run` or `serve`; any may call `call`, `post`, `stop`.
 
     name: the name of the problems that are planned.
     cluster: the devices to use.
@@ -89,6 +90,7 @@ class Executor:
         self._stopping, self._steering, self._first_plan = False, steering, plan
         self._bound: set[int] = set()  # the running segments whose jobs keep their layout, where they have to
         self._retry_in_s = math.inf  # until a segment that could not start is tried again
+        self._listeners = Listeners([*listeners, *([] if steering is None else [steering.listen])])
         self.job_table = JobTable(journal)
         self._plan_progress = PlanProgress(totals=self.job_table.totals, after=self.job_table.after)
         self._starter = Starter(
@@ -97,7 +99,8 @@ class Executor:
             leases=leases,
             holder=holder,
             engine=engine,
-            post=self._post,
+            post=self.post,
+            notify=self._listeners.notify,
             clock=clock,
         )
         self._plan_manager = PlanManager(
@@ -110,20 +113,21 @@ class Executor:
             add_terms=add_terms,
             replanner=replanner,
             command=self._command,
-            tell=self._tell,
-            post=lambda pending_plan: self._post(0, pending_plan),
+            notify=self._listeners.notify,
+            post=lambda pending_plan: self.post(0, pending_plan),
         )
         self._outcome_policy = OutcomePolicy(
             self.job_table,
             self._plan_progress,
-            tell=self._tell,
+            notify=self._listeners.notify,
             want=self._plan_manager.want,
             hold_back=self._starter.hold_back,
             forget_speed=self._plan_manager.forget_speed,
         )
-        self._forecaster = Forecaster(self._plan_manager, self.job_table, journal, tell=self._tell, clock=clock)
-        steers = [] if steering is None else [steering.listen]
-        self._listeners = Listeners([*listeners, *steers, self._forecaster.listen])
+        self._forecaster = Forecaster(
+            self._plan_manager, self.job_table, journal, notify=self._listeners.notify, clock=clock
+        )
+        self._listeners.add(self._forecaster.listen)
         self.job_table.add(entries)
 
     # -- running ------------------------------------------------------------------------------------------------------
@@ -140,7 +144,7 @@ class Executor:
         self._outcome_policy.fail_orphans()
         if self._first_plan is None:
             self._plan_manager.replan(why="start" if not self._journal.plans() else "resumed")
-        with self._journal.database.together():
+        with self._journal.database.batched():
             while self._plan_progress.running or (self._has_more() and not self._stopping):
                 if not self._stopping:
                     self._start()
@@ -155,7 +159,7 @@ class Executor:
 
         num_turns: how many times to handle the messages that are there before it returns; None for no limit.
         """
-        with self._journal.database.together():
+        with self._journal.database.batched():
             for _ in count() if num_turns is None else range(num_turns):
                 if self._stopping:
                     return
@@ -165,20 +169,20 @@ class Executor:
     def stop(self) -> None:
         """Starts no more segments; the caller must stop the running ones. From any thread or signal handler."""
         self._stopping = True
-        self._post(0, None)
+        self.post(0, None)
 
     def call(self, action: Callable[[], None]) -> None:
         """Runs `action` on the executor's thread, between two messages. From any thread."""
-        self._post(0, action)
+        self.post(0, action)
 
-    def said(self, number: int, event: Event) -> None:
-        """Receives an event of the gang of a segment. From any thread."""
-        self._post(number, event)
+    def post(self, number: int, message: Message) -> None:
+        """Receives a message about a segment, such as an event of its gang. From any thread."""
+        self._inbox.put((number, message))
 
     def _start(self) -> None:
         """Starts what may start. Jobs whose results depend on the layout keep the one that they start with."""
         plan_manager = self._plan_manager
-        self._retry_in_s = self._starter.start_what_can(plan_manager.cluster, tell=self._tell, out=plan_manager.out)
+        self._retry_in_s = self._starter.start_what_can(plan_manager.cluster, out=plan_manager.out)
         fresh = [r for number, r in self._plan_progress.running.items() if number not in self._bound]
         self._bound = {*self._plan_progress.running}
         for running in fresh:
@@ -188,9 +192,6 @@ class Executor:
                 if any(s.job == job and s.option in replaced for s in self._plan_progress.planned):
                     self._plan_progress.drop(job)
                     self._plan_manager.want(f"{job} stays on {running.profile.technique}, under which it started")
-
-    def _post(self, number: int, message: Message) -> None:
-        self._inbox.put((number, message))
 
     def _give_up_planning(self) -> None:
         """Raises the last planning error if nothing runs and planning has failed repeatedly."""
@@ -210,7 +211,7 @@ class Executor:
     def _call_steering(self, action: Callable[[], None]) -> None:
         steering = self._steering
         assert steering is not None, "it was attached"
-        self.call(lambda: self._listeners.guard(steering.listen, action))
+        self.call(partial(self._listeners.guard, steering.listen, action))
 
     def _has_more(self) -> bool:
         return bool(self._plan_progress.planned) or self._plan_manager.is_wanted or self._is_steered()
@@ -248,7 +249,7 @@ class Executor:
 
     def cancel(self, jobs: Sequence[str], *, message: str) -> None:
         """Cancels jobs for good. Running ones write a checkpoint first."""
-        left = self.job_table.standing_still(jobs, paused=False) + self.job_table.standing_still(jobs, paused=True)
+        left = self.job_table.unended(jobs, paused=False) + self.job_table.unended(jobs, paused=True)
         self._outcome_policy.cancel(*left, message=message)
         self._dismiss(jobs, why="jobs were cancelled")
 
@@ -261,7 +262,7 @@ class Executor:
 
     def pause(self, jobs: Sequence[str]) -> None:
         """Pauses jobs until they are resumed. Running ones write a checkpoint first."""
-        for job in self.job_table.standing_still(jobs, paused=False):
+        for job in self.job_table.unended(jobs, paused=False):
             self.job_table.write(job, status=JobStatus.PAUSED)
             self._plan_progress.drop(job)
         self._dismiss(jobs, why="jobs were paused")
@@ -269,7 +270,7 @@ class Executor:
     def resume(self, jobs: Sequence[str]) -> None:
         """Resumes paused jobs."""
         active = self._plan_progress.active_jobs
-        for job in self.job_table.standing_still(jobs, paused=True):
+        for job in self.job_table.unended(jobs, paused=True):
             self.job_table.write(job, status=JobStatus.RUNNING if job in active else JobStatus.WAITING)
         self._plan_manager.want("jobs were resumed")
 
@@ -277,7 +278,7 @@ class Executor:
         """Makes jobs that have failed or were cancelled due again, with the jobs that failed because of them."""
         for job in self.job_table.with_dependents(jobs):
             if self.job_table.records[job].status in (JobStatus.FAILED, JobStatus.CANCELLED):
-                self.job_table.begin_anew(job)
+                self.job_table.begin_again(job)
         self._plan_manager.want("jobs were retried")
 
     def direct(self, steering: SteeringRequest) -> None:
@@ -350,17 +351,17 @@ class Executor:
         return not any(n == node for r in self._plan_progress.running.values() for n, _ in r.segment.devices)
 
     def adopt(self, number: int, record: SegmentRecord, future: Future[Outcome]) -> None:
-        """Takes over a segment that another executor started. Its gang's events arrive through `said`."""
+        """Takes over a segment that another executor started. Its gang's events arrive through `post`."""
         if not is_known(record, profiles=self.job_table.profiles[record.job]):
             self.job_table.groups.restore(record.job)
         profiles = self.job_table.profiles[record.job]
         members = record.what.get("fellows", {})
-        beside = {self.job_table.listed(name, beside=record.job): step for name, step in members.items()}
+        first_steps = {self.job_table.name_of(name, like=record.job): step for name, step in members.items()}
         segment = segment_of(record, profiles=profiles)
         names, first_step = tuple(record.what["devices"]), record.what["first_step"]
         profile = profiles[segment.option]
-        self._starter.watch(number, segment, profile, names=names, first_step=first_step, beside=beside)
-        future.add_done_callback(lambda ended: self._post(number, ended))
+        self._starter.watch(number, segment, profile, names=names, first_step=first_step, first_steps=first_steps)
+        future.add_done_callback(lambda ended: self.post(number, ended))
 
     def _dismiss(self, jobs: Sequence[str], *, why: str) -> None:
         self._detach(jobs)
@@ -428,7 +429,7 @@ class Executor:
             return
         lead = running.segment.job
         named = event.job if isinstance(event, JobEvent) else None
-        job = lead if named is None else self.job_table.listed(named, beside=lead)
+        job = lead if named is None else self.job_table.name_of(named, like=lead)
         refusal = self._event_fault(running, job, event)
         if refusal is None:
             try:
@@ -445,7 +446,7 @@ class Executor:
         """Returns why an event of a gang must not be acted on, or None."""
         if isinstance(event, RefusedEvent):
             return event.message
-        if job != running.segment.job and job not in running.beside:
+        if job != running.segment.job and job not in running.first_steps:
             return f"its event {event.NAME!r} is about {job!r:.100}, which its gang does not train"
         last_step = self.job_table.entries[job].job.num_steps
         if (
@@ -458,7 +459,7 @@ class Executor:
 
     def _refuse(self, running: RunningSegment, job: str, message: str) -> None:
         """Fails a job because of an event of its gang, of which the other jobs continue."""
-        if job in running.beside:
+        if job in running.first_steps:
             self.fail([job], message=message)
         elif not running.refusal:  # it fails once its gang has ended
             running.refusal = message
@@ -484,7 +485,7 @@ class Executor:
                 self.job_table.write(job, message=waits_for)
         if isinstance(event, EvaluationReported):
             self.job_table.evaluated(job, event.step, event.metrics)
-        self._tell(GangReport(number=running.number, job=job, event=event))
+        self._listeners.notify(GangReport(number=running.number, job=job, event=event))
 
     def _end(self, number: int, outcome: Outcome) -> None:
         running = self._plan_progress.running.pop(number, None)
@@ -500,13 +501,13 @@ class Executor:
         decision = self._decide(running, outcome)
         if self._plan_manager.drop_unusable():  # its remaining steps were put back into the plan
             self._plan_manager.want(f"{running.segment.job} has lost its devices")
-        self._tell(
+        self._listeners.notify(
             SegmentEnded(
                 number=number,
                 segment=running.segment,
                 outcome=outcome,
                 decision=decision,
-                members=tuple(running.beside),
+                members=tuple(running.first_steps),
                 profile=running.profile if is_out_of_memory else running.measured(outcome.result),
             )
         )
@@ -523,9 +524,6 @@ class Executor:
             what = f"its gang ended with an outcome that cannot be read: {type(error).__name__}: {error}"
             self.fail(jobs, message=printable_lines(what))
             return "the job has failed"
-
-    def _tell(self, event: ExecutionEvent) -> None:
-        self._listeners.tell(event)
 
 
 def _outcome(future: Future[Outcome]) -> Outcome:

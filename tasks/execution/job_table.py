@@ -181,7 +181,7 @@ class GroupTable:
     def form(self) -> None:
         """Forms the groups of jobs that are new in the table, unless they have parted."""
         for lead, entry in self._job_table.entries.items():
-            if entry.together and lead not in self._members and not self._has_parted(lead):
+            if entry.group_profiles and lead not in self._members and not self._has_parted(lead):
                 self._form(lead)
 
     def restore(self, lead: str) -> None:
@@ -189,7 +189,7 @@ class GroupTable:
 
         Its gang still runs; the group parts when that gang has ended.
         """
-        if self._job_table.entries[lead].together and lead not in self._members:
+        if self._job_table.entries[lead].group_profiles and lead not in self._members:
             self._form(lead)
 
     def members(self, lead: str) -> tuple[str, ...]:
@@ -250,7 +250,7 @@ class GroupTable:
         return {member: self._job_table.records[member].step for member in self._leads}
 
     def _form(self, lead: str) -> None:
-        members = [member.job for member in self._job_table.entries[lead].together[0].members]
+        members = [member.job for member in self._job_table.entries[lead].group_profiles[0].members]
         assert all(name in self._job_table.entries for name in members), f"{lead} leads jobs that are not listed"
         self._members[lead] = tuple(name for name in members if self._is_there(name))
         self._leads |= dict.fromkeys(self._members[lead], lead)
@@ -267,38 +267,36 @@ class GroupTable:
     def _drop(self, member: str, lead: str) -> None:
         del self._leads[member]
         self._members[lead] = tuple(name for name in self._members[lead] if name != member)
-        self._job_table.profiles[lead] = [p.beside(self._members[lead]) for p in self._job_table.profiles[lead]]
+        self._job_table.profiles[lead] = [p.restricted_to(self._members[lead]) for p in self._job_table.profiles[lead]]
 
     def _profiles(self, lead: str) -> list[Profile]:
         def up_to_goal(profile: Profile) -> Profile:
             members = tuple(replace(f, num_steps=self._job_table.totals[f.job]) for f in profile.members)
-            return replace(profile, members=members).beside(self._members[lead])
+            return replace(profile, members=members).restricted_to(self._members[lead])
 
-        return [up_to_goal(profile) for profile in self._job_table.entries[lead].together]
+        return [up_to_goal(profile) for profile in self._job_table.entries[lead].group_profiles]
 
 
 @dataclass(frozen=True, kw_only=True)
 class JobState:
     """A job of the table.
 
-    job: its name is unique in the table; in a pool it is "BATCH/JOB", and so are its parents' names if they are in the
-        table.
+    local_job: the job under its name within its batch, which its gangs use too.
+    job: the same job under its name in the table, which is unique there: in a pool "BATCH/JOB", and so are its
+        parents' names if they are in the table.
     profiles: the options under which the job can run alone.
     place: the folders of its batch, which use the job's name within the batch.
     batch: the batch of a pool; empty without a pool.
-    together: for the lead job of a group, the options under which the group can run; its members are in the table too.
+    group_profiles: for the lead job of a group, the options under which the group can run; its members are in the
+        table too.
     """
 
+    local_job: Job
     job: Job
     profiles: tuple[Profile, ...]
     place: RunPaths
     batch: str = ""
-    together: tuple[Profile, ...] = ()
-
-    @property
-    def local_job(self) -> Job:
-        """The job under its name within its batch, which its gangs use too."""
-        return self.job if not self.batch else _renamed(self.job, self.batch)
+    group_profiles: tuple[Profile, ...] = ()
 
 
 class JobTable:
@@ -359,15 +357,14 @@ class JobTable:
         if not keeps_layout(self.entries[name].job) or self.records[name].details.get(LAYOUT):
             return set()
         replaced = {k for k, each in enumerate(self.profiles[name]) if not each.is_like(profile)}
-        layout = {"technique": profile.technique, "config": dict(profile.config), "num_devices": profile.num_devices}
-        self.write(name, details={LAYOUT: layout})
+        self.write(name, details={LAYOUT: _layout_of(profile)})
         self._pin(name)
         return replaced
 
     def _pin(self, name: str) -> None:
         """Replaces the options of a job that keeps its layout, if it has one already, by the option it ran under."""
         layout, profiles = self.records[name].details.get(LAYOUT), self.profiles[name]
-        kept = [each for each in profiles if layout and _has_layout(each, layout)]
+        kept = [each for each in profiles if layout and _layout_of(each) == layout]
         if kept and len(kept) < len(profiles):
             self._before_pinned[name] = profiles
             self.profiles[name] = kept[:1] * len(profiles)
@@ -375,7 +372,7 @@ class JobTable:
     def _settled(self, entry: JobState, details: Mapping[str, Any]) -> JobState:
         """Replaces a placeholder by the job it now stands for, with profiles and data of a job of the same shape."""
         name, job = entry.job.name, from_json(Job, details[SETTLED])
-        like = self.entries[f"{entry.batch}/{details[LIKE]}" if entry.batch else details[LIKE]]
+        like = self.entries[self.name_of(details[LIKE], like=name)]
         data = {job.name: like.place.data[details[LIKE]]} if details[LIKE] in like.place.data else {}
         place = replace(entry.place, data={**entry.place.data, **data})
         # If it has this shape already, some options may have been removed after running out of memory: keep the rest.
@@ -383,7 +380,7 @@ class JobTable:
         profiles = entry.profiles if is_alike else like.profiles
         if not is_alike:
             self.profiles[name] = list(profiles)
-        return replace(entry, job=replace(job, name=name), profiles=profiles, place=place)
+        return replace(entry, local_job=job, job=replace(job, name=name), profiles=profiles, place=place)
 
     def remove(self, jobs: Iterable[str]) -> None:
         """Removes jobs from the table."""
@@ -440,10 +437,10 @@ class JobTable:
         """Whether `step` is the last step of a job, and not only its goal."""
         return step == (self.entries[name].job.num_steps or 0)
 
-    def listed(self, name: str, *, beside: str) -> str:
-        """Returns the table's name of a job that its gang calls `name` and that is in the batch of `beside`."""
-        batch = self.entries[beside].batch
-        return f"{batch}/{name}" if batch else name
+    def name_of(self, local_name: str, *, like: str) -> str:
+        """Returns the name in the table of a job that gangs call `local_name`, of the batch of the job `like`."""
+        batch = self.entries[like].batch
+        return f"{batch}/{local_name}" if batch else local_name
 
     def of_batch(self, batch: str) -> list[str]:
         """Returns the jobs of a batch."""
@@ -491,7 +488,7 @@ class JobTable:
                     orphans.append((job, f"its {what} {base} {gone[status]}"))
         return orphans
 
-    def standing_still(self, jobs: Sequence[str], *, paused: bool) -> list[str]:
+    def unended(self, jobs: Sequence[str], *, paused: bool) -> list[str]:
         """Returns those of `jobs` that have not ended and whose being paused equals `paused`."""
         return [
             j
@@ -501,13 +498,13 @@ class JobTable:
 
     def with_dependents(self, jobs: Iterable[str]) -> list[str]:
         """Returns jobs, each before the jobs that depend on it, directly or not."""
-        listed_jobs = dict.fromkeys(jobs)
-        for name in list(listed_jobs):
+        ordered = dict.fromkeys(jobs)
+        for name in list(ordered):
             children = [child for child, parents in self.after.items() if name in parents]
-            listed_jobs |= dict.fromkeys(self.with_dependents(children))
-        return list(listed_jobs)
+            ordered |= dict.fromkeys(self.with_dependents(children))
+        return list(ordered)
 
-    def begin_anew(self, job: str) -> None:
+    def begin_again(self, job: str) -> None:
         """Sets a job that has ended to waiting, from its last checkpoint, under all options if none was left."""
         self.attempts.pop(job, None)
         self.profiles[job] = self.profiles[job] or list(self.entries[job].profiles)
@@ -540,11 +537,5 @@ def keeps_layout(job: Job) -> bool:
     return loss is not None and loss.generation is not None
 
 
-def _has_layout(profile: Profile, layout: Mapping[str, Any]) -> bool:
-    own_layout = {"technique": profile.technique, "config": dict(profile.config), "num_devices": profile.num_devices}
-    return own_layout == layout
-
-
-def _renamed(job: Job, batch: str) -> Job:
-    prefix = f"{batch}/"
-    return job.renamed(job.name.removeprefix(prefix), lambda name: name.removeprefix(prefix))
+def _layout_of(profile: Profile) -> dict[str, Any]:
+    return {"technique": profile.technique, "config": dict(profile.config), "num_devices": profile.num_devices}

@@ -29,7 +29,7 @@ FIRST_PAUSE_S = 1.0  # before a crashed segment is retried, as the cause may be 
 class OutcomePolicy:
     """Decides for one executor.
 
-    tell: receives execution events.
+    notify: receives execution events.
     want: requests a new plan, with the reason.
     hold_back: keeps a job from starting for some seconds.
     forget_speed: drops the measured speeds of a job whose options change.
@@ -40,13 +40,13 @@ class OutcomePolicy:
         job_table: JobTable,
         plan_progress: PlanProgress,
         *,
-        tell: Callable[[ExecutionEvent], None],
+        notify: Callable[[ExecutionEvent], None],
         want: Callable[[str], None],
         hold_back: Callable[[str, float], None],
         forget_speed: Callable[[str], None],
     ) -> None:
         self._job_table, self._plan_progress = job_table, plan_progress
-        self._tell, self._want, self._hold_back, self._forget_speed = tell, want, hold_back, forget_speed
+        self._notify, self._want, self._hold_back, self._forget_speed = notify, want, hold_back, forget_speed
 
     def decide(self, running: RunningSegment, outcome: Outcome) -> str:
         """Acts on an outcome. Returns a description of what follows."""
@@ -60,7 +60,7 @@ class OutcomePolicy:
         }[outcome.status]
         decision = act(running, outcome)
         for name, its in dict(outcome.result.get("fellows", {})).items():
-            self.follow(running, self._job_table.listed(name, beside=running.segment.job), its)
+            self.follow(running, self._job_table.name_of(name, like=running.segment.job), its)
         for member in running.members:  # not reported: the gang did not end in order
             if self._job_table.records[member].status == JobStatus.RUNNING:
                 self._goes_on(member, self._job_table.records[member].step)
@@ -138,7 +138,7 @@ class OutcomePolicy:
         self._plan_progress.drop(job)
         record = self._job_table.write(job, status=status, message=message)
         self._job_table.groups.ended(job)
-        self._tell(JobEnded(job=job, status=status, message=message, details=record.details))
+        self._notify(JobEnded(job=job, status=status, message=message, details=record.details))
 
     def _on_done(self, running: RunningSegment, outcome: Outcome) -> str:
         job, step = running.segment.job, outcome.result["step"]
@@ -170,7 +170,7 @@ class OutcomePolicy:
             details["compared"] = compared
         record = self._job_table.write(job, status=JobStatus.DONE, step=result["step"], message="", details=details)
         self._job_table.groups.ended(job)
-        self._tell(
+        self._notify(
             JobEnded(job=job, status=JobStatus.DONE, message="", details={**record.details, "step": result["step"]})
         )
 

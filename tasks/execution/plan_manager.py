@@ -47,7 +47,7 @@ class PlanManager:
     cluster, out: the devices that exist, and those of them that must not be used.
     replanner: None if the first plan is followed to its end.
     command: sends commands that change where gangs end.
-    tell: receives an event for each plan that is followed.
+    notify: receives an event for each plan that is followed.
     post: passes a pending plan whose plan is made to the executor, from any thread; the executor then calls `weigh`.
     """
 
@@ -63,7 +63,7 @@ class PlanManager:
         add_terms: AddTerms,
         replanner: Replanner | None,
         command: Callable[[Iterable[Command]], None],
-        tell: Callable[[ExecutionEvent], None],
+        notify: Callable[[ExecutionEvent], None],
         post: Callable[[PendingPlan], None],
     ) -> None:
         self._name, self.cluster, self._job_table, self._plan_progress, self._journal = (
@@ -74,7 +74,7 @@ class PlanManager:
             journal,
         )
         self._make_plan, self._on_terms, self.replanner = make_plan, add_terms, replanner
-        self._command, self._tell, self._post = command, tell, post
+        self._command, self._notify, self._post = command, notify, post
         self.out: frozenset[DeviceId] = frozenset()
         self._wanted: dict[int, str] = {}  # reasons for a new plan, in order of their requests
         self._numbers = count()
@@ -220,7 +220,7 @@ class PlanManager:
         self._journal.write_plan({"problem": problem.to_json(), "plan": plan.to_json()}, why=why)
         if self.replanner is not None:
             self.replanner.planned(self.state())
-        self._tell(PlanUpdate(problem=problem, plan=plan, why=why))
+        self._notify(PlanUpdate(problem=problem, plan=plan, why=why))
 
 
 def problem_left(
@@ -246,7 +246,7 @@ class Forecaster:
     """Predicts the ends of each batch of an executor's job table; a listener of the executor.
 
     plan_manager: re-plans by what it believes of the jobs' speeds; nothing is predicted without a replanner.
-    tell: receives a `PredictionUpdate` for each batch.
+    notify: receives a `PredictionUpdate` for each batch.
     clock: monotonic seconds.
     wall_clock: seconds since the epoch.
     """
@@ -259,12 +259,12 @@ class Forecaster:
         job_table: JobTable,
         journal: Journal,
         *,
-        tell: Callable[[ExecutionEvent], None],
+        notify: Callable[[ExecutionEvent], None],
         clock: Callable[[], float] = time.monotonic,
         wall_clock: Callable[[], float] = time.time,
     ) -> None:
         self._plan_manager, self._job_table, self._journal = plan_manager, job_table, journal
-        self._tell, self._clock, self._wall_clock = tell, clock, wall_clock
+        self._notify, self._clock, self._wall_clock = notify, clock, wall_clock
         self._since_s: dict[str, float] = {}  # by batch, when it began
         self._first_spread: dict[str, float] = {}  # by batch, of the first forecast
         self._made_s = self._free_s = -math.inf  # when the newest forecast was made, and until when none is made
@@ -311,4 +311,4 @@ class Forecaster:
             made_s=now_s - since_s,
         )
         journal.put_later({**facts, NEWEST_PREDICTION: prediction.to_json()})
-        self._tell(PredictionUpdate(batch=batch, prediction=prediction))
+        self._notify(PredictionUpdate(batch=batch, prediction=prediction))

@@ -40,7 +40,7 @@ def is_about(event: Event, job: str) -> bool:
     return named is None or named == job.rpartition("/")[2]
 
 
-def step_told(event: Event) -> int | None:
+def reported_step(event: Event) -> int | None:
     """Returns the step that a job has reached according to an event, None if the event does not say."""
     return event.step if isinstance(event, (JobReady, Steps)) else None
 
@@ -59,9 +59,9 @@ class RunningSegment:
     is_ready: whether its gang has reported that it trains.
     is_over_end: whether it has reached its planned end and goes on as no segment waits for its devices.
     is_stopping: whether it was commanded to stop.
-    beside: the first step of each other job in this gang.
+    first_steps: the first step of each other job in this gang.
     members: those of them that have not ended.
-    told: the steps that members have reported.
+    reported_steps: the steps that members have reported.
     refusal: why the gang is stopped and its job fails: what is wrong with an event that it has reported.
     """
 
@@ -75,18 +75,18 @@ class RunningSegment:
     is_ready: bool = False
     is_over_end: bool = False
     is_stopping: bool = False
-    beside: Mapping[str, int] = field(default_factory=dict)
+    first_steps: Mapping[str, int] = field(default_factory=dict)
     members: set[str] = field(init=False)
-    told: dict[str, int] = field(default_factory=dict)
+    reported_steps: dict[str, int] = field(default_factory=dict)
     refusal: str = ""
     _steps_s: deque[float] = field(default_factory=lambda: deque(maxlen=MOST_STEPS))
     _mean_s: float | None = None  # of `_steps_s`, once it was asked for
     _is_warm: bool = False
     _learnt: dict[str, Any] = field(default_factory=dict)  # what its gang has reported, as fields of a profile
-    _together: Profile | None = None  # what was measured of its whole group, once a member has left
+    _whole_group: Profile | None = None  # what was measured of its whole group, once a member has left
 
     def __post_init__(self) -> None:
-        self.members = set(self.beside)
+        self.members = set(self.first_steps)
 
     def may_go_on(self, last_step: int) -> bool:
         """Whether its gang can be commanded to end at `last_step`.
@@ -104,7 +104,7 @@ class RunningSegment:
         """Takes in an event of its gang about its own job."""
         if isinstance(event, CheckpointSaved):
             self._learnt |= {"save_s": event.seconds, "stall_s": event.stall_s}
-        if (step := step_told(event)) is None:
+        if (step := reported_step(event)) is None:
             return
         self.is_ready, self.step = True, max(self.step, step)
         if isinstance(event, JobReady):
@@ -119,8 +119,8 @@ class RunningSegment:
         """Records that a member has left. What its group takes together is measured until then, and the rest anew."""
         if member not in self.members:
             return
-        if self.members == set(self.beside):
-            self._together = self.measured({})
+        if self.members == set(self.first_steps):
+            self._whole_group = self.measured({})
         self.members.discard(member)
         self._steps_s.clear()
         self._mean_s = None
@@ -132,11 +132,11 @@ class RunningSegment:
 
         result: of its gang, if it has ended in order.
         """
-        if self.members != set(self.beside):
-            return self._together
+        if self.members != set(self.first_steps):
+            return self._whole_group
         if not self.step_s or self.profile.key is None:  # a command may report no seconds
             return None
-        if {member.job for member in self.profile.members} != set(self.beside):  # some rest, or have ended before
+        if {member.job for member in self.profile.members} != set(self.first_steps):  # some rest, or have ended before
             return None
         ends = {name: result[name] for name in ("save_s", "evaluate_s", "export_s") if name in result}
         learnt = {name: value for name, value in (self._learnt | ends).items() if value}
@@ -149,18 +149,18 @@ class RunningSegment:
             device_type="",
             members=(),
             own_step_s=0.0,
-            **({} if self.beside else learnt),
+            **({} if self.first_steps else learnt),
         )
 
     def hear_of(self, member: str, event: Event) -> None:
         """Takes in an event of its gang about a member."""
-        if (step := step_told(event)) is not None:
-            self.told[member] = max(self.told.get(member, 0), step)
+        if (step := reported_step(event)) is not None:
+            self.reported_steps[member] = max(self.reported_steps.get(member, 0), step)
 
     def step_of(self, member: str) -> int:
         """Returns a member's step as far as it is known. Members that are all trained at once advance together."""
         ahead = self.step - self.first_step if self.profile.at_once is None else 0
-        return max(self.told.get(member, 0), self.beside[member] + ahead)
+        return max(self.reported_steps.get(member, 0), self.first_steps[member] + ahead)
 
     @property
     def step_s(self) -> float | None:
@@ -246,7 +246,7 @@ class JobProgress:
 
     def hear(self, event: Event, *, now_s: float = 0.0) -> None:
         """Takes in an event."""
-        self.step = max(self.step, step_told(event) or 0)
+        self.step = max(self.step, reported_step(event) or 0)
         match event:
             case PhaseStarted() if event.phase != self.phase:
                 self.phase, self.phase_s = event.phase, now_s
@@ -348,8 +348,10 @@ class PlanProgress:
         steps: the steps done, by job.
         """
         self.planned = [s for s in self.planned if s.last_step > steps[s.job] or s.last_step == self._totals[s.job]]
-        beside = {job for running in self.running.values() for job in running.members}
-        return startable(self.planned, running=self._segments(), done_jobs=done_jobs, after=self._after, beside=beside)
+        members = {job for running in self.running.values() for job in running.members}
+        return startable(
+            self.planned, running=self._segments(), done_jobs=done_jobs, after=self._after, other_jobs=members
+        )
 
     def begun(self, segments: Sequence[PlannedSegment]) -> None:
         """Removes planned segments that have been started."""

@@ -6,7 +6,6 @@ from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from concurrent.futures import Future
 from dataclasses import replace
 from functools import partial
-from pathlib import Path
 from typing import Any, Protocol
 
 from ringmaster.tasks.cluster import Cluster, Device
@@ -60,6 +59,7 @@ class Starter:
     leases, holder: the ledger that leases devices, and the name under which the executor leases them.
     engine: runs the segments.
     post: receives the events of a segment's gang, and at last its outcome, by the segment's number.
+    notify: receives execution events.
     held_nodes, vacated: nodes and devices on which no segment starts.
     """
 
@@ -72,10 +72,11 @@ class Starter:
         holder: str,
         engine: Engine,
         post: Callable[[int, Event | Future[Outcome]], None],
+        notify: Callable[[ExecutionEvent], None],
         clock: Callable[[], float],
     ) -> None:
         self._job_table, self._plan_progress, self._leases, self._holder = job_table, plan_progress, leases, holder
-        self._engine, self._post, self._clock = engine, post, clock
+        self._engine, self._post, self._notify, self._clock = engine, post, notify, clock
         self.held_nodes: set[str] = set()
         self.vacated: set[DeviceId] = set()
         self._not_before_s: dict[str, float] = {}
@@ -85,9 +86,7 @@ class Starter:
         """Keeps a job from starting for some seconds."""
         self._not_before_s[job] = self._clock() + seconds
 
-    def start_what_can(
-        self, cluster: Cluster, *, tell: Callable[[ExecutionEvent], None], out: Collection[DeviceId] = ()
-    ) -> float:
+    def start_what_can(self, cluster: Cluster, *, out: Collection[DeviceId] = ()) -> float:
         """Starts all segments that may start. Returns the seconds until a retry may start more.
 
         out: devices of `cluster` that must not be used.
@@ -101,7 +100,7 @@ class Starter:
             gangs = [tuple(lease_names[device] for device in segment.devices) for segment in startable]
             are_taken = self._leases.take_each(gangs, holder=self._holder)
             attempts = list(zip(startable, gangs, are_taken, strict=True))
-            for call in self._begin([(s, names) for s, names, is_taken in attempts if is_taken], cluster, tell=tell):
+            for call in self._begin([(s, names) for s, names, is_taken in attempts if is_taken], cluster):
                 self._engine.start(call).add_done_callback(partial(self._post, call.number))
             if missing := {name for _, names, is_taken in attempts if not is_taken for name in names}:
                 held = self._leases.held()
@@ -110,7 +109,7 @@ class Starter:
                 holders = {holder for name, holder in held.items() if name in missing}
                 again_s = min(again_s, LEASE_RETRY_S)
         if holders and holders != self._waited_for:
-            tell(DeviceWait(holders=tuple(sorted(holders))))
+            self._notify(DeviceWait(holders=tuple(sorted(holders))))
         self._waited_for = holders
         return again_s
 
@@ -164,7 +163,7 @@ class Starter:
         *,
         names: tuple[str, ...],
         first_step: int,
-        beside: Mapping[str, int] | None = None,
+        first_steps: Mapping[str, int] | None = None,
     ) -> None:
         """Adds a segment to the running ones."""
         self._plan_progress.running[number] = RunningSegment(
@@ -175,7 +174,7 @@ class Starter:
             number=number,
             ordered_step=segment.last_step,
             step=first_step,
-            beside=beside or {},
+            first_steps=first_steps or {},
         )
 
     def _startable(self) -> list[PlannedSegment]:
@@ -193,8 +192,6 @@ class Starter:
         self,
         leased: Sequence[tuple[PlannedSegment, tuple[str, ...]]],
         cluster: Cluster,
-        *,
-        tell: Callable[[ExecutionEvent], None],
     ) -> list[SegmentCall]:
         """Records the start of segments with the names of their leases, and returns the calls that start them."""
         if not leased:
@@ -211,7 +208,7 @@ class Starter:
         self._job_table.write_all(changes)
         self._plan_progress.begun([segment for segment, _ in leased])
         return [
-            self._call(number, segment, cluster=cluster, names=names, members=its, tell=tell)
+            self._call(number, segment, cluster=cluster, names=names, members=its)
             for number, (segment, names), its in zip(numbers, leased, members, strict=True)
         ]
 
@@ -223,15 +220,14 @@ class Starter:
         cluster: Cluster,
         names: tuple[str, ...],
         members: Mapping[str, int],
-        tell: Callable[[ExecutionEvent], None],
     ) -> SegmentCall:
         """Adds a segment whose start is recorded to the running ones, reports it, and returns the call."""
         job = segment.job
         profile = self._job_table.profiles[job][segment.option]
         first_step = self._job_table.records[job].step
-        beside = {name: self._job_table.records[name].step for name in members}
-        self.watch(number, segment, profile, names=names, first_step=first_step, beside=beside)
-        tell(
+        first_steps = {name: self._job_table.records[name].step for name in members}
+        self.watch(number, segment, profile, names=names, first_step=first_step, first_steps=first_steps)
+        self._notify(
             SegmentStarted(
                 number=number,
                 segment=segment,
@@ -249,7 +245,7 @@ class Starter:
             f" steps {first_step}-{segment.last_step}",
             order=self._order(segment, profile, cluster=cluster, number=number, members=members),
             num_ranks=profile.num_ranks,
-            on_event=lambda event: self._post(number, event),
+            on_event=partial(self._post, number),
             number=number,
             job=job,
             batch=self._job_table.entries[job].batch,
@@ -391,7 +387,7 @@ def gang_order(
         technique=registry.dotted_path(profile.technique),
         config=profile.config,
         slots=slots_of(devices),
-        folder=str(gang_folder(place, number=number, job=job.name)),
+        folder=str(place.folder / "gangs" / f"{number:04d}-{job.name}"),
         cache_dir=str(place.cache_dir),
         data=place.data.get(job.name),
         checkpoint_dir=place.checkpoint_dir(job),
@@ -412,8 +408,3 @@ def gang_order(
 def called(job: str, members: Collection[str]) -> str:
     """Returns a short name for a job and the members that are trained with it."""
     return f"{job} and {len(members)} more" if members else job
-
-
-def gang_folder(place: RunPaths, *, number: int, job: str) -> Path:
-    """Returns the folder of a segment's gang, which holds its logs."""
-    return place.folder / "gangs" / f"{number:04d}-{job}"

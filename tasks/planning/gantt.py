@@ -392,16 +392,6 @@ def pieces(bars: Sequence[Bar], columns: int, *, end_s: float) -> list[GanttCell
     return [*cells, GanttCells(IDLE * (columns - at), None)]
 
 
-def render_text(plan: Plan, problem: Problem, width: int = 100) -> str:
-    """Draws the plan in `width` columns: a line per device, a letter per job, and below a line per job."""
-    margin, columns = margin_and_columns(problem, width)
-    lines = [
-        f"{printable(name, limit=margin):>{margin}} |{''.join(piece.text for piece in pieces)}|"
-        for name, pieces in rows(plan, problem, columns)
-    ]
-    return "\n".join([*lines, axis(plan, margin, columns), *job_lines(plan, problem, width)])
-
-
 def margin_and_columns(problem: Problem, width: int) -> tuple[int, int]:
     """Returns the number of columns for the devices' names, and for the time."""
     margin = min(24, max(len(f"{node.id}:{node.num_devices - 1}") for node in problem.nodes))

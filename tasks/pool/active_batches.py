@@ -7,7 +7,7 @@ from collections.abc import Callable, Collection, Iterable, Mapping
 from dataclasses import dataclass, field, replace
 from typing import TypeVar
 
-from sqlalchemy import Connection, delete, insert, select
+from sqlalchemy import select
 from sqlalchemy.exc import SQLAlchemyError
 
 from ringmaster.errors import ProblemError
@@ -27,6 +27,7 @@ from ringmaster.tasks.planning.objectives import Makespan, PlanningTerms, Weight
 from ringmaster.tasks.pool.submissions import Submission
 from ringmaster.tasks.profiling.search import planning_problem
 from ringmaster.tasks.storage.database import Database
+from ringmaster.tasks.storage.journal import Journal
 from ringmaster.tasks.storage.schema import FACTS
 from ringmaster.techniques import Profile
 from ringmaster.text import printable_lines
@@ -60,7 +61,7 @@ class ActiveBatch:
         return self.priorities.get("", USUAL) * self.priorities.get(job, USUAL)
 
 
-def combined_terms(standing: Iterable[ActiveBatch]) -> PlanningTerms:
+def combined_terms(active_batches: Iterable[ActiveBatch]) -> PlanningTerms:
     """Returns the terms of the plan of all batches, with times from the epoch: `on(problem, elapsed_s=now)`.
 
     Each batch's deadlines count from its own start. The objective is the one that every batch requests, if they agree
@@ -69,8 +70,8 @@ def combined_terms(standing: Iterable[ActiveBatch]) -> PlanningTerms:
     the batch's priority, times the job's own priority, and at most `HEAVIEST`. The price of devices is the highest
     price that a batch names. Jobs without a user belong to their batch.
     """
-    every = list(standing)
-    objectives = {each.submission.asked.objective for each in every} or {Makespan.name}
+    every = list(active_batches)
+    objectives = {each.submission.planning_terms.objective for each in every} or {Makespan.name}
     has_priorities = any(priority != USUAL for each in every for priority in each.priorities.values())
     objective = WeightedCompletion.name
     if len(objectives) == 1 and not has_priorities:
@@ -79,14 +80,14 @@ def combined_terms(standing: Iterable[ActiveBatch]) -> PlanningTerms:
     weights: dict[str, float] = {}
     users: dict[str, str] = {}
     for each in every:
-        batch, requested = each.submission, each.submission.asked
+        batch, requested = each.submission, each.submission.planning_terms
         for name, deadline_s in requested.deadlines_s.items():
             deadlines_s[batch.qualified(name)] = batch.started_s + deadline_s
         for job in batch.jobs:
             weight = requested.weights.get(job.name, 1.0) * each.priority(job.name)
             weights[batch.qualified(job.name)] = min(weight, HEAVIEST)
             users[batch.qualified(job.name)] = requested.users.get(job.name, batch.id)
-    prices = [each.submission.asked.price_per_device_hour for each in every]
+    prices = [each.submission.planning_terms.price_per_device_hour for each in every]
     return PlanningTerms(
         objective=objective,
         deadlines_s=deadlines_s,
@@ -107,22 +108,22 @@ def entries_of(submission: Submission, *, struck_out: Mapping[str, Collection[Op
     for job in submission.jobs:
         profiles = submission.profiles.get(job.name, ())
         left = tuple(profile for profile in profiles if option_key(profile) not in struck_out.get(job.name, ()))
-        renamed = job.renamed(
-            submission.qualified(job.name), lambda name: submission.qualified(name) if name in names else name
-        )
         entries.append(
             JobState(
-                job=renamed,
+                local_job=job,
+                job=job.renamed(
+                    submission.qualified(job.name), lambda name: submission.qualified(name) if name in names else name
+                ),
                 profiles=left or profiles,
                 place=place,
                 batch=submission.id,
-                together=_together(submission, job.name, struck_out.get(job.name, ())),
+                group_profiles=_group_profiles(submission, job.name, struck_out.get(job.name, ())),
             )
         )
     return entries
 
 
-def _together(submission: Submission, leader: str, struck_out: Collection[OptionKey]) -> tuple[Profile, ...]:
+def _group_profiles(submission: Submission, leader: str, struck_out: Collection[OptionKey]) -> tuple[Profile, ...]:
     """Returns the profiles of the group that a job leads, with the members' names in the pool; none without a group."""
     left = [p for p in submission.together.get(leader, ()) if option_key(p) not in struck_out]
     return tuple(
@@ -144,7 +145,7 @@ def fault_of(submission: Submission) -> str | None:
         for name, profiles in submission.profiles.items()
     }
     try:
-        terms = submission.asked
+        terms = submission.planning_terms
         if terms.objective not in objective_names():
             return f"it cannot be planned: {terms.objective!r} is no objective"
         terms.on(planning_problem(jobs, untyped, anywhere, name=submission.name))
@@ -223,9 +224,10 @@ class Quarantine:
     """
 
     def __init__(self, database: Database) -> None:
-        self._database = database
-        query = select(FACTS.c.key, FACTS.c.value).where(FACTS.c.batch == "", FACTS.c.key.startswith(HANDLING))
-        result = database.read(lambda connection: connection.execute(query).all())
+        self._facts = Journal(database, batch="")
+        result = database.rows(
+            select(FACTS.c.key, FACTS.c.value).where(FACTS.c.batch == "", FACTS.c.key.startswith(HANDLING))
+        )
         rows = [row for row in result if isinstance(row.value, list)]
         self._num_begun: dict[str, int] = {row.key.removeprefix(HANDLING): row.value[0] for row in rows}
 
@@ -271,11 +273,7 @@ class Quarantine:
         if num_begun == self._num_begun.get(row, 0):
             return
         self._num_begun[row] = num_begun
-        key = f"{HANDLING}{row}"
-
-        def act(connection: Connection) -> None:
-            connection.execute(delete(FACTS).where(FACTS.c.batch == "", FACTS.c.key == key))
-            if num_begun:
-                connection.execute(insert(FACTS).values(batch="", key=key, value=[num_begun]))
-
-        self._database.write(act)
+        if num_begun:
+            self._facts.put(f"{HANDLING}{row}", num_begun)
+        else:
+            self._facts.remove(f"{HANDLING}{row}")

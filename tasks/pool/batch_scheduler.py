@@ -22,8 +22,17 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, ClassVar, Self
 
 from ringmaster.errors import EngineUnavailable, SchedulerError
-from ringmaster.tasks.pool.engines import CONTROLLER, EngineOptions, NodeDeployment, Service, default_of, option
-from ringmaster.tasks.pool.provider import MOST_REMEMBERED, Allocation, AllocationStatus
+from ringmaster.tasks.pool.engines import (
+    CONTROLLER,
+    MOST_REMEMBERED,
+    Allocation,
+    AllocationStatus,
+    EngineOptions,
+    NodeDeployment,
+    Service,
+    default_of,
+    option,
+)
 
 if TYPE_CHECKING:
     from ringmaster.tasks.execution.engine import Engine, EngineContext, NodeRun
@@ -306,8 +315,8 @@ class BatchMachines:
         Cancels requeued jobs, and those that have not ended in order in time.
         """
         wanted = {number for run in runs if (number := self._scheduler.job_of(run.infrastructure)) is not None}
-        known = {job.id: job for job in self._scheduler.jobs()}
-        jobs = [job for job in known.values() if (job.flow_run and self._is_own(job)) or job.id in wanted]
+        known, users = {job.id: job for job in self._scheduler.jobs()}, (None, self._user_id)
+        jobs = [job for job in known.values() if (job.flow_run and job.user_id in users) or job.id in wanted]
         for job in jobs:
             self._remember(job)
         current = {job.id for job in jobs} | wanted
@@ -340,9 +349,6 @@ class BatchMachines:
         except SchedulerError as error:  # concerns this job alone
             logger.warning("%s job %d cannot be ended: %s", self._scheduler.title, job, error)
 
-    def _is_own(self, job: BatchJob) -> bool:
-        return job.user_id in (None, self._user_id)
-
     def _remember(self, job: BatchJob) -> None:
         seen = self._seen.pop(job.id, _KnownJob())  # the job that was seen last is the last to be forgotten
         self._seen[job.id] = replace(seen, node=job.node or seen.node, has_ended=job.has_ended)
@@ -350,8 +356,8 @@ class BatchMachines:
             del self._seen[next(iter(self._seen))]
 
     def _insist(self, job: BatchJob) -> None:
-        asked_s = self._seen[job.id].ended_at_s
-        is_late = asked_s is not None and self._clock() - asked_s > END_GRACE_S
+        ended_at_s = self._seen[job.id].ended_at_s
+        is_late = ended_at_s is not None and self._clock() - ended_at_s > END_GRACE_S
         if not job.has_ended and not job.is_completing and (job.num_restarts or is_late):
             self._try(self._scheduler.cancel, job.id)
 

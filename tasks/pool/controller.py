@@ -93,7 +93,7 @@ def clear_messages(database: Database) -> None:
     message_store = MessageStore(database)
     query = select(BATCHES.c.id).where(BATCHES.c.status != BatchStatus.SUBMITTED).order_by(BATCHES.c.submitted_s.desc())
     recorded = select(FACTS.c.batch).where(FACTS.c.key == IS_RECORDED, FACTS.c.value[0].as_boolean())
-    ended = database.read(lambda connection: connection.execute(query).scalars().all())
+    ended = database.scalars(query)
     is_recorded = database.read(lambda connection: set(connection.execute(recorded).scalars().all()))
     for batch in message_store.batches() & set(ended[MOST_MESSAGES:]) & is_recorded:
         message_store.clear(batch)
@@ -132,7 +132,7 @@ class PoolController:
             EventLog(database),
             MessageStore(database),
         )
-        self._standing: dict[str, ActiveBatch] = {}
+        self._active_batches: dict[str, ActiveBatch] = {}
         self._terms = combined_terms(())
         self._may_have_ended: set[str] = set()
         self._quarantine = Quarantine(database)
@@ -158,7 +158,7 @@ class PoolController:
         if isinstance(event, (GangReport, PredictionUpdate)):
             return  # followers read it where its node, or the forecaster, has stored it
         batch = batch_of(event)
-        for one in [batch] if batch is not None else list(self._standing):
+        for one in [batch] if batch is not None else list(self._active_batches):
             self._quarantine.handle(
                 f"an event of batch {one}",
                 partial(self._log, event, one),
@@ -181,7 +181,7 @@ class PoolController:
         self._request_handler = RequestHandler(
             self._database,
             executor=executor,
-            standing=self._standing,
+            active_batches=self._active_batches,
             quarantine=self._quarantine,
             on_priority=self._on_priority,
             clock=self._clock,
@@ -213,7 +213,7 @@ class PoolController:
 
     def keep_ticking(self, until: threading.Event) -> None:
         """Has the executor's thread call `tick` periodically; returns once `until` is set."""
-        while not until.wait(TICK_S if self._standing else IDLE_TICK_S):
+        while not until.wait(TICK_S if self._active_batches else IDLE_TICK_S):
             if self._is_due.is_set():  # otherwise the last tick is not done yet
                 self._is_due.clear()
                 self._executor.call(self.tick)
@@ -223,9 +223,9 @@ class PoolController:
         self._look_at_nodes()
         for recovered in self._new_batches():
             self._take_on(recovered)
-        standing = Requests(self._database).standing()
-        self._answer_requests(self._request_handler.about_batches(standing))
-        self._request_handler.take_loans(standing, there=self._known_nodes.there)
+        current = Requests(self._database).current()
+        self._answer_requests(self._request_handler.about_batches(current))
+        self._request_handler.take_loans(current, there=self._known_nodes.there)
         self._request_handler.grant(self._known_nodes.there)
         for batch in list(self._may_have_ended):
             self._quarantine.handle(
@@ -237,11 +237,11 @@ class PoolController:
         self._tidy_up()
         self._is_due.set()
 
-    def _answer_requests(self, asked: Sequence[Request]) -> None:
+    def _answer_requests(self, requests: Sequence[Request]) -> None:
         """Answers requests, after the executor has heard the events that their senders may have read."""
-        if asked:
+        if requests:
             self._engine.catch_up()
-            self._executor.call(partial(self._request_handler.answer, asked))
+            self._executor.call(partial(self._request_handler.answer, requests))
 
     def _look_at_nodes(self) -> None:
         now_s = self._clock()
@@ -272,8 +272,8 @@ class PoolController:
         """Returns the batches that are not active yet; fails those that cannot be planned, without effect on others."""
         query = select(BATCHES.c.id).where(BATCHES.c.status == BatchStatus.SUBMITTED).order_by(BATCHES.c.submitted_s)
         result = []
-        for id in self._database.read(lambda connection: connection.execute(query).scalars().all()):
-            if id not in self._standing:
+        for id in self._database.scalars(query):
+            if id not in self._active_batches:
                 recovered = self._quarantine.handle(
                     f"batch {id}", partial(self._recovered, id), set_aside=partial(self._drop, id)
                 )
@@ -303,13 +303,13 @@ class PoolController:
 
     def _set_aside(self, id: str, message: str) -> None:
         """Fails the jobs of an active batch that this controller fails on; their gangs are stopped."""
-        if id in self._standing:
+        if id in self._active_batches:
             self._executor.fail(self._executor.job_table.of_batch(id), message=message)
 
     def _drop(self, id: str, message: str) -> None:
         """Ends a batch that this controller cannot take on or end. Its gangs are killed."""
         self._may_have_ended.discard(id)
-        self._standing.pop(id, None)
+        self._active_batches.pop(id, None)
         self._executor.forget(id)
         self._combine_terms()
         self._refuse(id, message)
@@ -333,7 +333,7 @@ class PoolController:
         """Takes on a batch: a new one, or one of a former controller with all that is open or undecided."""
         batch = recovered.batch
         priorities = Journal(self._database, batch=batch.id).get(PRIORITIES, {})
-        self._standing[batch.id] = ActiveBatch(submission=batch, priorities=priorities)
+        self._active_batches[batch.id] = ActiveBatch(submission=batch, priorities=priorities)
         self._combine_terms()
         for name, job in recovered.jobs.items():
             if job.status not in ENDED and not batch.profiles.get(name):
@@ -344,7 +344,7 @@ class PoolController:
         self._executor.add_jobs(entries, why=f"batch {batch.name} has {len(entries)} jobs")
         self._recall_speeds(recovered)
         for record in recovered.open:
-            future = self._engine.adopt(record.id, on_event=partial(self._executor.said, record.id))
+            future = self._engine.adopt(record.id, on_event=partial(self._executor.post, record.id))
             self._executor.adopt(record.id, recovered.qualified(record), future)
         for record in recovered.undecided:
             self._executor.adopt(record.id, recovered.qualified(record), completed(outcome_of(record)))
@@ -372,7 +372,7 @@ class PoolController:
         """Ends a batch once all of its jobs and segments have ended; its last gangs may end a moment after its jobs."""
         self._may_have_ended.discard(id)
         job_table = self._executor.job_table
-        if id not in self._standing or any(
+        if id not in self._active_batches or any(
             job_table.records[job].status not in ENDED for job in job_table.of_batch(id)
         ):
             return
@@ -380,25 +380,24 @@ class PoolController:
             return
         self._submissions.end(id)
         self._executor.forget(id)
-        logger.info("batch %s (%s) has ended", self._standing.pop(id).submission.name, id)
+        logger.info("batch %s (%s) has ended", self._active_batches.pop(id).submission.name, id)
         self._combine_terms()
         clear_messages(self._database)
 
-    def _on_priority(self, standing: ActiveBatch, priorities: Mapping[str, float]) -> None:
-        self._standing[standing.submission.id] = replace(standing, priorities=priorities)
+    def _on_priority(self, active: ActiveBatch, priorities: Mapping[str, float]) -> None:
+        self._active_batches[active.submission.id] = replace(active, priorities=priorities)
         self._combine_terms()
-        self._executor.replan_soon(why=f"the priorities of batch {standing.submission.name} changed")
+        self._executor.replan_soon(why=f"the priorities of batch {active.submission.name} changed")
 
     def _combine_terms(self) -> None:
-        before, self._terms = self._terms.objective, combined_terms(self._standing.values())
+        before, self._terms = self._terms.objective, combined_terms(self._active_batches.values())
         if self._terms.objective != before:
             self.on_objective(self._terms.objective)
 
     # -- taking over -------------------------------------------------------------------------------------------------
 
     def _end_segments(self, where: ColumnElement[bool]) -> None:
-        query = select(SEGMENTS.c.id, SEGMENTS.c.batch).where(SEGMENTS.c.ended_s.is_(None), where)
-        rows = self._database.read(lambda connection: connection.execute(query).all())
+        rows = self._database.rows(select(SEGMENTS.c.id, SEGMENTS.c.batch).where(SEGMENTS.c.ended_s.is_(None), where))
         for row in rows:
             self._message_store.command(row.id, KILL)
             for order in self._message_store.shares(row.id):

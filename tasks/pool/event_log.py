@@ -26,7 +26,7 @@ from typing import Any, Generic, TypeVar, get_args
 
 from sqlalchemy import Connection, Integer, cast, func, insert, select
 
-from ringmaster.codec import from_json, to_json
+from ringmaster.codec import from_json, stored_as, to_json
 from ringmaster.tasks.execution.events import (
     DeviceWait,
     ExecutionEvent,
@@ -90,9 +90,7 @@ class EventLog:
         query = select(TOLD.c.id, TOLD.c.batch, TOLD.c.kind, TOLD.c.content).where(
             TOLD.c.id > after, TOLD.c.kind.in_(kinds)
         )
-        rows = self._database.read(
-            lambda connection: connection.execute(query.order_by(TOLD.c.id).limit(MOST_AT_ONCE)).all()
-        )
+        rows = self._database.rows(query.order_by(TOLD.c.id).limit(MOST_AT_ONCE))
         result = [(row, event_of_row(row)) for row in rows]
         return [
             PoolEntry(id=row.id, batch=row.batch, event=event)
@@ -102,7 +100,7 @@ class EventLog:
 
     def newest(self) -> int:
         """Returns the number of the last event of all batches, 0 if there is none."""
-        return self._database.read(lambda connection: connection.execute(select(func.max(TOLD.c.id))).scalar()) or 0
+        return self._database.scalar(select(func.max(TOLD.c.id))) or 0
 
 
 def keep(connection: Connection, batch: str, event: ExecutionEvent) -> None:
@@ -156,10 +154,10 @@ def event_of(kind: str, content: Mapping[str, Any]) -> ExecutionEvent:
 
 @dataclass(frozen=True, kw_only=True)
 class LogPosition:
-    """How far a reader has read: the last row of the event log, and the last event of a gang."""
+    """How far a reader has read: the last decision in the event log, and the last event of a gang."""
 
-    told: int = 0
-    said: int = 0
+    decision: int = stored_as("told", default=0)
+    gang_event: int = stored_as("said", default=0)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -197,7 +195,7 @@ class BatchEvents:
         self.database, self.batch = database, batch
         self._lock = threading.Lock()
         self._decisions: _RecentRows[_Decision] = _RecentRows(self._read_decisions)
-        self._said: _RecentRows[_GangRow] = _RecentRows(self._read_said)
+        self._gang_rows: _RecentRows[_GangRow] = _RecentRows(self._read_gang_rows)
         self._copied: dict[int, int] | None = None
 
     def newest(self) -> LogPosition:
@@ -205,7 +203,7 @@ class BatchEvents:
         reported = select(func.max(TOLD.c.id)).where(TOLD.c.batch == self.batch)
         value = select(func.max(SAID.c.id))
         result = self.database.read(lambda c: (c.execute(reported).scalar(), c.execute(value).scalar()))
-        return LogPosition(told=result[0] or 0, said=result[1] or 0)
+        return LogPosition(decision=result[0] or 0, gang_event=result[1] or 0)
 
     def follow(self, after: LogPosition, *, until: Callable[[], bool]) -> Iterator[ExecutionEvent]:
         """Yields the events after that position, and new ones until `until` returns True.
@@ -228,22 +226,22 @@ class BatchEvents:
 
         def read(connection: Connection) -> tuple[Sequence[_Decision], Sequence[_GangRow]]:
             # First the decisions: all events that they follow from are then in the other table.
-            decisions = self._decisions.after(connection, after.told, most=most)
-            return decisions, self._said.after(connection, after.said, most=most)
+            decisions = self._decisions.after(connection, after.decision, most=most)
+            return decisions, self._gang_rows.after(connection, after.gang_event, most=most)
 
         with self._lock:
             if self._copied is None:
                 self._copied = self.database.read(self._read_copied)
             return self.database.read(read)
 
-    def segments(self, kind: type[ExecutionEvent], *, until: int) -> set[int]:
-        """Returns the segments of the events of that kind up to a row of the event log."""
-        query = select(_number()).where(TOLD.c.batch == self.batch, TOLD.c.kind == kind.__name__, TOLD.c.id <= until)
-        return set(self.database.read(lambda connection: connection.execute(query).scalars().all()))
+    def segments(self, kind: type[ExecutionEvent], *, until: int | None = None) -> set[int]:
+        """Returns the segments of the events of that kind, of all or up to a row of the event log."""
+        query = select(_number()).where(TOLD.c.batch == self.batch, TOLD.c.kind == kind.__name__)
+        return set(self.database.scalars(query if until is None else query.where(TOLD.c.id <= until)))
 
-    def is_copied(self, said: _GangRow) -> bool:
+    def is_copied(self, row: _GangRow) -> bool:
         """Returns whether an event is in the event log too: an earlier release copied the events of gangs there."""
-        return said.id <= (self._copied or {}).get(said.segment, 0)
+        return row.id <= (self._copied or {}).get(row.segment, 0)
 
     def _read_copied(self, connection: Connection) -> dict[int, int]:
         """Returns, by segment, the number of the last event that an earlier release copied into the event log."""
@@ -252,9 +250,9 @@ class BatchEvents:
         for segment, num_copies in Counter(connection.execute(copies).scalars().all()).items():
             query = select(SAID.c.id, SAID.c.content).where(SAID.c.segment == segment).order_by(SAID.c.id)
             rows = connection.execute(query).all()
-            heard = [row.id for row in rows if not isinstance(event_or_refusal(row.content), FOR_THE_EXECUTOR)]
-            if heard:
-                result[segment] = heard[:num_copies][-1]
+            shown = [row.id for row in rows if not isinstance(event_or_refusal(row.content), FOR_THE_EXECUTOR)]
+            if shown:
+                result[segment] = shown[:num_copies][-1]
         return result
 
     def _read_decisions(self, connection: Connection, after: int, most: int) -> Sequence[_Decision]:
@@ -263,11 +261,11 @@ class BatchEvents:
         rows = connection.execute(query).all()
         return [_Decision(id=row.id, event=event_of_row(row), time_s=row.told_s) for row in rows]
 
-    def _read_said(self, connection: Connection, after: int, most: int) -> Sequence[_GangRow]:
+    def _read_gang_rows(self, connection: Connection, after: int, most: int) -> Sequence[_GangRow]:
         query = select(SAID.c.id, SAID.c.segment, SAID.c.content, SEGMENTS.c.job, SEGMENTS.c.started_s)
         query = query.join(SEGMENTS, SEGMENTS.c.id == SAID.c.segment).where(SEGMENTS.c.batch == self.batch)
         rows = connection.execute(query.where(SAID.c.id > after).order_by(SAID.c.id).limit(most)).all()
-        return [_said(row) for row in rows]
+        return [_gang_row(row) for row in rows]
 
 
 class EventReader:
@@ -284,8 +282,8 @@ class EventReader:
         """Returns the next events, none if there are none yet. most: the number of rows to read of each table."""
         if not self._has_begun:
             self._has_begun = True
-            self._ended = self._events.segments(SegmentEnded, until=self._at.told)
-            self._started = self._events.segments(SegmentStarted, until=self._at.told)
+            self._ended = self._events.segments(SegmentEnded, until=self._at.decision)
+            self._started = self._events.segments(SegmentStarted, until=self._at.decision)
         while True:
             before, result = self._at, self._read(most)
             if result or self._at == before:
@@ -300,7 +298,7 @@ class EventReader:
             is_last = number == len(value) == most
             if is_last and isinstance(decision.event, (SegmentEnded, JobEnded)):
                 return result  # further events of gangs may come before it
-            self._at = LogPosition(told=decision.id, said=self._at.said)
+            self._at = LogPosition(decision=decision.id, gang_event=self._at.gang_event)
             if decision.event is None:
                 self.num_unreadable += 1
                 continue
@@ -309,20 +307,20 @@ class EventReader:
         self._take(value[number:], result)
         return result
 
-    def _take(self, said: Sequence[_GangRow], found: list[BatchEvent]) -> int:
+    def _take(self, rows: Sequence[_GangRow], found: list[BatchEvent]) -> int:
         """Adds the events up to the first one of a gang whose segment has not started; returns how many it read."""
         started = self._started
         newest = max(started, default=0)
-        for number, each in enumerate(said):
+        for number, each in enumerate(rows):
             if each.segment not in started and each.segment > newest:
                 return number
-            self._at = LogPosition(told=self._at.told, said=each.id)
+            self._at = LogPosition(decision=self._at.decision, gang_event=each.id)
             # Maintenance has deleted the start of a segment that is older than those that have started since.
             is_late = each.segment in self._ended or each.segment not in started
             if not is_late and not isinstance(each.event, FOR_THE_EXECUTOR) and not self._events.is_copied(each):
                 event = GangReport(number=each.segment, job=each.job, event=each.event)
                 found.append(BatchEvent(at=self._at, event=event, time_s=each.time_s))
-        return len(said)
+        return len(rows)
 
     def _note(self, event: ExecutionEvent) -> None:
         if isinstance(event, SegmentStarted):
@@ -363,7 +361,7 @@ def _number() -> Any:
     return cast(json_field(TOLD.c.content, "number"), Integer)
 
 
-def _said(row: Any) -> _GangRow:
+def _gang_row(row: Any) -> _GangRow:
     event = event_or_refusal(row.content)
     named = event.job if isinstance(event, JobEvent) else None
     # Events that have no time of their own are given one that stays the same however often they are read.

@@ -19,7 +19,7 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import TypeVar
 
-from sqlalchemy import Connection, Integer, cast, insert, select, update
+from sqlalchemy import Connection, insert, select, update
 from sqlalchemy.exc import SQLAlchemyError
 
 from ringmaster.tasks.cluster import Device, Node
@@ -27,6 +27,7 @@ from ringmaster.tasks.execution.dispatch import PlannedSegment, device_of
 from ringmaster.tasks.execution.events import ExecutionEvent, JobEnded, SegmentEnded, SegmentStarted
 from ringmaster.tasks.execution.progress import RunningSegment, is_about
 from ringmaster.tasks.pool.active_batches import OptionKey, option_key
+from ringmaster.tasks.pool.event_log import BatchEvents
 from ringmaster.tasks.pool.submissions import Submission
 from ringmaster.tasks.process_identity import has_ended, own_process
 from ringmaster.tasks.storage.database import Database
@@ -98,14 +99,8 @@ class Leadership:
 
     def beat(self) -> bool:
         """Stores a heartbeat of this leader; returns False once another one leads."""
-        done = self._database.write(
-            lambda connection: (
-                connection.execute(
-                    update(EXECUTOR).where(ROW, EXECUTOR.c.owner == self._me).values(beats=EXECUTOR.c.beats + 1)
-                ).rowcount
-            )
-        )
-        return bool(done)
+        own = ROW & (EXECUTOR.c.owner == self._me)
+        return self._database.execute(update(EXECUTOR).where(own).values(beats=EXECUTOR.c.beats + 1)) > 0
 
     def resign(self, database: Database | None = None) -> None:
         """Gives up the lead, so that a candidate can take over at once.
@@ -113,9 +108,7 @@ class Leadership:
         database: another connection to the same database, with shorter timeouts.
         """
         own = ROW & (EXECUTOR.c.owner == self._me)
-        (database or self._database).write(
-            lambda connection: connection.execute(update(EXECUTOR).where(own).values(owner=NOBODY))
-        )
+        (database or self._database).execute(update(EXECUTOR).where(own).values(owner=NOBODY))
 
     def guarded(self, database: Database, *, on_deposed: Callable[[], None]) -> Database:
         """Returns the database with the leader's write access.
@@ -238,8 +231,8 @@ def speeds_of(
 
 def _as_running(record: SegmentRecord, profiles: Sequence[Profile]) -> RunningSegment:
     segment, batch = _planned(record, profiles), record.job.partition("/")[0]
-    beside = {f"{batch}/{name}": step for name, step in record.what.get("fellows", {}).items()}
-    return RunningSegment(segment, profiles[segment.option], (), record.what["first_step"], beside=beside)
+    first_steps = {f"{batch}/{name}": step for name, step in record.what.get("fellows", {}).items()}
+    return RunningSegment(segment, profiles[segment.option], (), record.what["first_step"], first_steps=first_steps)
 
 
 def nodes_of(records: Iterable[SegmentRecord]) -> dict[str, Node]:
@@ -276,7 +269,7 @@ def _untold(
     undecided: Sequence[SegmentRecord],
 ) -> list[ExecutionEvent]:
     """Returns the events that follow from the journal and are not logged, except those that await a decision."""
-    started, ended = (set(_numbers(database, batch.id, kind)) for kind in (SegmentStarted, SegmentEnded))
+    started, ended = map(BatchEvents(database, batch.id).segments, (SegmentStarted, SegmentEnded))
     untold: list[ExecutionEvent] = []
     pending = {segment.id for segment in undecided}
     for segment in segments:
@@ -311,14 +304,6 @@ def _untold(
             details = {**record.details, "step": record.step}
             untold.append(JobEnded(job=name, status=record.status, message=record.message, details=details))
     return untold
-
-
-def _numbers(database: Database, batch: str, kind: type[ExecutionEvent]) -> Sequence[int]:
-    """Returns the segment number of each logged event of that kind."""
-    query = select(cast(json_field(TOLD.c.content, "number"), Integer)).where(
-        TOLD.c.batch == batch, TOLD.c.kind == kind.__name__
-    )
-    return database.read(lambda connection: connection.execute(query).scalars().all())
 
 
 def _job_ends(database: Database, batch: str) -> dict[str, str]:

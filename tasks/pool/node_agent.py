@@ -53,7 +53,7 @@ class Outbox:
         self._message_store, self._node = message_store, node
         self._changed = threading.Condition()
         self._left: dict[int, deque[tuple[int, Event]]] = {}  # by segment, the events that are not sent yet
-        self._said: dict[int, int] = {}  # by segment, how many events it has reported
+        self._num_events: dict[int, int] = {}  # by segment, how many events it has reported
         self._is_urgent = self._closing = False
         self._thread = threading.Thread(target=self._work, name="outbox", daemon=True)
         self._thread.start()
@@ -61,8 +61,8 @@ class Outbox:
     def put(self, segment: int, event: Event) -> None:
         """Queues an event of a segment's share; a `ShareEnded` is sent at once, others within a tenth of a second."""
         with self._changed:
-            number = self._said.get(segment, 0)
-            self._said[segment] = number + 1
+            number = self._num_events.get(segment, 0)
+            self._num_events[segment] = number + 1
             self._left.setdefault(segment, deque()).append((number, event))
             self._is_urgent |= isinstance(event, ShareEnded)
             self._changed.notify_all()
@@ -160,17 +160,17 @@ class Heartbeat:
 
     def _once(self) -> float | None:
         """Sends one heartbeat; returns the seconds until the next attempt, None for the end."""
-        asked_s = seconds_since_boot()
+        begun_s = seconds_since_boot()
         try:
-            is_mine = self._beat()
+            is_own = self._beat()
         except DBAPIError as error:
             if not self._is_away:
                 logger.warning("the pool's database does not answer, trying again: %s", error.orig)
             self._is_away = True
             return min(AGAIN_S, self._every_s)
         self._is_away = False
-        if is_mine:
-            self._tick(asked_s)
+        if is_own:
+            self._tick(begun_s)
             return self._every_s
         return 0.0 if self._on_replaced() else None
 
@@ -207,7 +207,9 @@ class NodeAgent:
         self._device_monitor = device_monitor
         self._gangs = Gangs(server, start_gang=start_gang)
         self._message_store, self._nodes = MessageStore(database), NodeRegistry(database)
-        self._hasty = Database(database.url, patience_s=0.0)  # for calls that must not wait until the database is back
+        self._quick_database = Database(
+            database.url, patience_s=0.0
+        )  # for calls that must not wait until the database is back
         self._outbox = Outbox(self._message_store, name)
         timeouts = timeouts or Timeouts()
         self._pulse = Heartbeat(
@@ -261,7 +263,7 @@ class NodeAgent:
         self._outbox.flush(within_s=FAREWELL_S)
         self._pulse.stop(within_s=FAREWELL_S)
         with suppress(SQLAlchemyError):  # unreachable: the executor will find the node silent
-            NodeRegistry(self._hasty).leave(self.name, incarnation=self._incarnation)
+            NodeRegistry(self._quick_database).leave(self.name, incarnation=self._incarnation)
         self.close()
 
     def close(self) -> None:
@@ -271,7 +273,7 @@ class NodeAgent:
         self._pulse.stop(within_s=0.0)
         self._outbox.close()
         self._server.close()
-        self._hasty.close()
+        self._quick_database.close()
 
     # -- the node in the registry ------------------------------------------------------------------------------------
 
@@ -294,7 +296,7 @@ class NodeAgent:
             self.ended.set()  # so that the worker ends, and another one can be started
         assert is_whole, "a node without its outbox or its order thread must send no heartbeats"
         status = NodeStatus.LEAVING if self._is_leaving else NodeStatus.SERVING
-        return NodeRegistry(self._hasty).beat(
+        return NodeRegistry(self._quick_database).beat(
             self.name, incarnation=self._incarnation, health=self._device_monitor.health(), status=status
         )
 
@@ -360,7 +362,7 @@ class NodeAgent:
         numbers = [number for number, device in enumerate(self._devices) if (device.kind, device.index) in slots]
         outcome = Outcome(status=OutcomeStatus.CRASHED, message="its supervisor failed; the worker's log says why")
         try:
-            self._device_monitor.begin(segment, numbers, is_part=bool(share.meeting))
+            self._device_monitor.begin(segment, numbers, is_part=bool(share.order.meeting))
             outcome = self._gangs.run(segment, lambda event: self._hear(segment, event))
         finally:
             if (event := self._device_monitor.end(segment)) is not None:
@@ -389,7 +391,7 @@ class NodeAgent:
                     idle_since_s = time.monotonic()
                 for id, segment, command in self._message_store.commands(after=self._last_command):
                     self._last_command = id
-                    self._gangs.tell(segment, command)
+                    self._gangs.send(segment, command)
                 for order in self._message_store.orders(incarnation=self._incarnation):
                     if order.status == OrderStatus.GIVEN:
                         self._take(order.segment)

@@ -8,7 +8,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 
 from ringmaster.errors import NodeAlreadyServed
-from ringmaster.tasks.execution.local_engine import FileLeases
+from ringmaster.tasks.execution.engine import FileLeases
 from ringmaster.tasks.storage.message_store import KILL, GangShare
 from ringmaster.techniques.processes.events import Event, OutcomeStatus
 from ringmaster.techniques.processes.gang import Gang, Outcome
@@ -67,7 +67,7 @@ class _ShareRun:
     gang: Gang | None = None
     overruled: Outcome | None = None
 
-    def tell(self, command: str) -> None:
+    def send(self, command: str) -> None:
         """Sends a command to the gang. A gang that has not started receives the stored commands at its start."""
         if self.gang is None:
             return
@@ -84,7 +84,7 @@ class Gangs:
         self._launcher, self._start_gang = launcher, start_gang
         self._changed = threading.Condition()
         self._runs: dict[int, _ShareRun] = {}
-        self._told: dict[int, list[str]] = {}  # by segment, the commands so far
+        self._commands: dict[int, list[str]] = {}  # by segment, the commands so far
         self._is_stopping = False
 
     @property
@@ -109,13 +109,7 @@ class Gangs:
         with self._changed:
             run = self._runs[segment]
         share = run.share
-        order = replace(
-            share.order,
-            first_rank=share.first_rank,
-            num_ranks_in_all=share.num_ranks_in_all,
-            meeting=share.meeting,
-            ordered_at_s=time.monotonic(),  # by this machine's clock
-        )
+        order = replace(share.order, ordered_at_s=time.monotonic())  # by this machine's clock
         try:
             gang = self._start_gang(self._launcher, order, num_ranks=share.num_ranks)
         except (OSError, RuntimeError) as error:
@@ -124,8 +118,8 @@ class Gangs:
             )
         with self._changed:
             run.gang = gang
-            for command in [*self._told.get(segment, ()), *[STOP] * self._is_stopping]:
-                run.tell(command)
+            for command in [*self._commands.get(segment, ()), *[STOP] * self._is_stopping]:
+                run.send(command)
             if run.overruled is not None:
                 gang.kill()
         outcome = gang.wait(on_event)
@@ -133,28 +127,28 @@ class Gangs:
             return run.overruled
         return outcome
 
-    def tell(self, segment: int, command: str) -> None:
+    def send(self, segment: int, command: str) -> None:
         """Sends a command to the gang of a segment, even if it has not started, or runs only on other nodes."""
         with self._changed:
-            self._told.setdefault(segment, []).append(command)
-            if len(self._told) > MOST_REMEMBERED:
-                del self._told[next(iter(self._told))]
+            self._commands.setdefault(segment, []).append(command)
+            if len(self._commands) > MOST_REMEMBERED:
+                del self._commands[next(iter(self._commands))]
             if run := self._runs.get(segment):
-                run.tell(command)
+                run.send(command)
 
     def stop_all(self) -> None:
         """Commands every gang, including those that have not started, to write a checkpoint and end."""
         with self._changed:
             self._is_stopping = True
             for run in self._runs.values():
-                run.tell(STOP)
+                run.send(STOP)
 
     def end_all(self, outcome: Outcome) -> None:
         """Kills all gangs; `outcome` becomes the outcome of each."""
         with self._changed:
             for run in self._runs.values():
                 run.overruled = outcome
-                run.tell(KILL)
+                run.send(KILL)
 
     def join(self, *, within_s: float) -> bool:
         """Waits at most `within_s` until all shares are dismissed; returns whether they are."""

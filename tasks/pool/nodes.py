@@ -81,12 +81,11 @@ class PoolLeases:
 
     def give_back(self, devices: Sequence[str]) -> None:
         """Ends the leases on `devices`."""
-        ended = delete(LEASES).where(LEASES.c.device.in_(devices))
-        self._database.write_later(lambda connection: connection.execute(ended))
+        self._database.execute_later(delete(LEASES).where(LEASES.c.device.in_(devices)))
 
     def held(self) -> dict[str, str]:
         """Returns the holder of each device that is leased now."""
-        rows = self._database.read(lambda connection: connection.execute(select(LEASES)).all())
+        rows = self._database.rows(select(LEASES))
         return {row.device: row.holder for row in rows}
 
 
@@ -179,63 +178,44 @@ class NodeRegistry:
         """
         row = to_json(_checked(node))
 
-        def act(connection: Connection) -> None:
-            connection.execute(delete(NODES).where(NODES.c.name == node.name))
-            connection.execute(insert(NODES).values(**row, since_s=time.time()))
-
-        self._database.write(act)
+        self._database.execute(
+            delete(NODES).where(NODES.c.name == node.name), insert(NODES).values(**row, since_s=time.time())
+        )
 
     def beat(self, name: str, *, incarnation: str, health: Mapping[str, str], status: str = NodeStatus.SERVING) -> bool:
         """Stores a heartbeat; returns False if the node belongs to another incarnation by now, or was removed."""
-
-        def act(connection: Connection) -> bool:
-            done = connection.execute(
-                update(NODES)
-                .where(NODES.c.name == name, NODES.c.incarnation == incarnation, NODES.c.status != NodeStatus.LEFT)
-                .values(beats=NODES.c.beats + 1, health=dict(health), status=status)
-            )
-            return bool(done.rowcount)
-
-        return self._database.write(act)
+        beat = (
+            update(NODES)
+            .where(NODES.c.name == name, NODES.c.incarnation == incarnation, NODES.c.status != NodeStatus.LEFT)
+            .values(beats=NODES.c.beats + 1, health=dict(health), status=status)
+        )
+        return self._database.execute(beat) > 0
 
     def remove(self, name: str, *, incarnation: str) -> None:
         """Removes a node that the executor has declared lost."""
-        self._database.write(
-            lambda connection: connection.execute(
-                delete(NODES).where(NODES.c.name == name, NODES.c.incarnation == incarnation)
-            )
-        )
+        self._database.execute(delete(NODES).where(NODES.c.name == name, NODES.c.incarnation == incarnation))
 
     def leave(self, name: str, *, incarnation: str) -> None:
         """Removes a node whose worker ends in order."""
-
-        def act(connection: Connection) -> None:
-            now_s = time.time()
-            own = (NODES.c.name == name, NODES.c.incarnation == incarnation)
-            connection.execute(update(NODES).where(*own).values(status=NodeStatus.LEFT, since_s=now_s))
-            is_old = NODES.c.since_s < now_s - LEFT_KEPT_S
-            connection.execute(delete(NODES).where(NODES.c.status == NodeStatus.LEFT, is_old))
-
-        self._database.write(act)
+        now_s, own = time.time(), (NODES.c.name == name, NODES.c.incarnation == incarnation)
+        self._database.execute(
+            update(NODES).where(*own).values(status=NodeStatus.LEFT, since_s=now_s),
+            delete(NODES).where(NODES.c.status == NodeStatus.LEFT, NODES.c.since_s < now_s - LEFT_KEPT_S),
+        )
 
     def left(self) -> frozenset[str]:
         """Returns the incarnations whose workers have ended in order lately."""
-        query = select(NODES.c.incarnation).where(NODES.c.status == NodeStatus.LEFT)
-        return frozenset(self._database.read(lambda connection: connection.execute(query).scalars().all()))
+        return frozenset(self._database.scalars(select(NODES.c.incarnation).where(NODES.c.status == NodeStatus.LEFT)))
 
     def note_most_lent(self, num_nodes: int) -> None:
         """Stores how many nodes the pool's engine lends at most; 0 for an engine that lends none."""
-
-        def act(connection: Connection) -> None:
-            connection.execute(delete(ABOUT).where(ABOUT.c.key == MOST_LENT))
-            connection.execute(insert(ABOUT).values(key=MOST_LENT, value=str(num_nodes)))
-
-        self._database.write(act)
+        self._database.execute(
+            delete(ABOUT).where(ABOUT.c.key == MOST_LENT), insert(ABOUT).values(key=MOST_LENT, value=str(num_nodes))
+        )
 
     def most_lent(self) -> int:
         """Returns how many nodes the pool's engine lends at most, by the controller that led last."""
-        query = select(ABOUT.c.value).where(ABOUT.c.key == MOST_LENT)
-        return int(self._database.read(lambda connection: connection.execute(query).scalar()) or 0)
+        return int(self._database.scalar(select(ABOUT.c.value).where(ABOUT.c.key == MOST_LENT)) or 0)
 
     def all(self) -> Sequence[NodeRecord]:
         """Returns every registered node, by name."""

@@ -23,8 +23,8 @@ from concurrent.futures import Future
 from dataclasses import dataclass, field, replace
 
 from ringmaster.tasks.execution.engine import EngineContext, EngineNode, SegmentCall, completed
+from ringmaster.tasks.pool.engines import GONE, MOST_REMEMBERED, Allocation, AllocationStatus, NodeProvider
 from ringmaster.tasks.pool.nodes import BLIND_S, NodeRecord, NodeRegistry, NodeStatus, Timeouts
-from ringmaster.tasks.pool.provider import GONE, MOST_REMEMBERED, Allocation, AllocationStatus, NodeProvider
 from ringmaster.tasks.storage.database import Database, DatabaseClosed
 from ringmaster.tasks.storage.message_store import KILL, GangEvent, GangShare, MessageStore, OrderRecord, OrderStatus
 from ringmaster.techniques.processes.events import Event, OutcomeStatus, RefusedEvent, ShareEnded
@@ -146,11 +146,10 @@ def shares_of(call: SegmentCall, *, addresses: Mapping[str, str]) -> dict[str, G
         own = tuple(slot for (name, _), slot in slots if name == node)
         num_ranks = call.num_ranks * len(own) // len(slots)
         shares[node] = GangShare(
-            order=replace(call.order, slots=own),
+            order=replace(
+                call.order, slots=own, first_rank=first_rank, num_ranks_in_all=call.num_ranks, meeting=meeting
+            ),
             num_ranks=num_ranks,
-            first_rank=first_rank,
-            num_ranks_in_all=call.num_ranks,
-            meeting=meeting,
         )
         first_rank += num_ranks
     assert first_rank == call.num_ranks, f"{call.num_ranks} ranks cannot be shared by the devices of {nodes}"
@@ -175,7 +174,7 @@ class _SegmentInFlight:
     nodes: Mapping[str, str]
     on_event: Callable[[Event], None]
     future: Future[Outcome] = field(default_factory=Future)
-    heard: dict[str, int] = field(default_factory=dict)  # by node, the number of its last event
+    last_events: dict[str, int] = field(default_factory=dict)  # by node, the number of its last event
     outcomes: dict[str, Outcome] = field(default_factory=dict)
     refusal: str = ""
 
@@ -354,9 +353,9 @@ class PoolEngine:
     def _hear(self, event: GangEvent) -> None:
         """Acts on an event once: an adopted segment's events arrive through both `adopt` and `catch_up`."""
         flight = self._flights.get(event.segment)
-        if flight is None or event.number <= flight.heard.get(event.node, -1):
+        if flight is None or event.number <= flight.last_events.get(event.node, -1):
             return
-        flight.heard[event.node] = event.number
+        flight.last_events[event.node] = event.number
         if isinstance(event.content, ShareEnded):
             self._end_share(flight, event.node, outcome_of(event.content))
         elif isinstance(event.content, RefusedEvent):

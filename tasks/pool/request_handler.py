@@ -26,7 +26,7 @@ OTHER_VERSION = "To fix: have the same version on all machines, and restart what
 class RequestHandler:
     """Answers requests. Must be called from the executor's thread.
 
-    standing: the batches that have not ended, by id.
+    active_batches: the batches that have not ended, by id.
     quarantine: sets aside the requests that this controller fails on.
     on_priority: called when a person has set priorities.
     clock: monotonic seconds.
@@ -38,13 +38,13 @@ class RequestHandler:
         database: Database,
         *,
         executor: Executor,
-        standing: Mapping[str, ActiveBatch],
+        active_batches: Mapping[str, ActiveBatch],
         quarantine: Quarantine,
         on_priority: Callable[[ActiveBatch, Mapping[str, float]], None],
         clock: Callable[[], float],
         silent_s: float,
     ) -> None:
-        self._database, self._executor, self._standing = database, executor, standing
+        self._database, self._executor, self._active_batches = database, executor, active_batches
         self._quarantine, self._on_priority = quarantine, on_priority
         self._silences = SilenceMonitor(clock=clock, silent_s=silent_s, blind_s=BLIND_S)
         self._node_silences = SilenceMonitor(clock=clock, silent_s=silent_s, blind_s=BLIND_S)
@@ -74,10 +74,10 @@ class RequestHandler:
 
     # -- requests about batches --------------------------------------------------------------------------------------
 
-    def about_batches(self, standing: Sequence[Request]) -> Sequence[Request]:
+    def about_batches(self, current: Sequence[Request]) -> Sequence[Request]:
         """Returns the open requests about batches."""
         kinds = (*self._acts, None)
-        return [each for each in standing if each.kind in kinds and each.status == RequestStatus.OPEN]
+        return [each for each in current if each.kind in kinds and each.status == RequestStatus.OPEN]
 
     def answer(self, requests: Sequence[Request]) -> None:
         """Carries out and answers requests about batches."""
@@ -103,7 +103,9 @@ class RequestHandler:
     def _set_aside(self, request: Request, message: str) -> None:
         """Refuses a request that this controller fails on. A sweep that is not steered any more would never end."""
         self._refuse(request, message)
-        if request.kind == RequestKind.DIRECT and (batch := self._standing.get(str(request.content.get("batch")))):
+        if request.kind == RequestKind.DIRECT and (
+            batch := self._active_batches.get(str(request.content.get("batch")))
+        ):
             self._fail(batch.submission, f"the request that steers it was refused: {message}")
 
     def _fail(self, batch: Submission, message: str) -> None:
@@ -118,7 +120,7 @@ class RequestHandler:
     def _cancel_unsubmitted(self, content: Mapping[str, Any]) -> str | None:
         """Cancels a batch whose jobs are not measured yet; returns None if the request is not about one."""
         key, why = str(content.get("batch", "")), str(content.get("message") or "cancelled by hand")
-        if key in self._standing or key not in (names := unsubmitted(self._database)):
+        if key in self._active_batches or key not in (names := unsubmitted(self._database)):
             return None
         if content.get("jobs"):
             raise RequestRefused(
@@ -172,11 +174,11 @@ class RequestHandler:
                 f"not {priority!r}"
             )
         batch, jobs = self._jobs(content, verb="given a priority", fits=lambda record: record.status not in ENDED)
-        standing = self._standing[batch.id]
+        active = self._active_batches[batch.id]
         names = jobs if content.get("jobs") else [""]
-        fresh = {**standing.priorities, **dict.fromkeys(names, float(priority))}  # type: ignore[arg-type]
+        fresh = {**active.priorities, **dict.fromkeys(names, float(priority))}  # type: ignore[arg-type]
         Journal(self._database, batch=batch.id).put(PRIORITIES, fresh)
-        self._on_priority(standing, fresh)
+        self._on_priority(active, fresh)
         return f"priority {priority:g} for {_names(batch, jobs) if content.get('jobs') else f'batch {batch.name}'}"
 
     def _jobs(
@@ -198,9 +200,9 @@ class RequestHandler:
 
     def _batch(self, name: str) -> Submission:
         """Returns the active batch with that id, or the only one with that name."""
-        if name in self._standing:
-            return self._standing[name].submission
-        named = [each.submission for each in self._standing.values() if each.submission.name == name]
+        if name in self._active_batches:
+            return self._active_batches[name].submission
+        named = [each.submission for each in self._active_batches.values() if each.submission.name == name]
         if len(named) == 1:
             return named[0]
         if named:
@@ -208,7 +210,7 @@ class RequestHandler:
             raise RequestRefused(f"several batches are named {name}: {ids}. To fix: say which by its id")
         if self._submissions.status(name) is not None:
             raise RequestRefused(f"batch {name} has ended")
-        there = ", ".join(f"{each.submission.name} ({batch})" for batch, each in self._standing.items())
+        there = ", ".join(f"{each.submission.name} ({batch})" for batch, each in self._active_batches.items())
         raise RequestRefused(f"there is no batch {name!r}. There is: {there or 'none'}")
 
     # -- requests for nodes ------------------------------------------------------------------------------------------
@@ -223,13 +225,13 @@ class RequestHandler:
 
     # -- requests for idle devices -----------------------------------------------------------------------------------
 
-    def take_loans(self, standing: Sequence[Request], *, there: Mapping[str, EngineNode]) -> None:
+    def take_loans(self, current: Sequence[Request], *, there: Mapping[str, EngineNode]) -> None:
         """Takes in the requests for devices; ends those whose node is gone or that are not renewed.
 
         Refuses new ones of a node that leaves. Those that were granted before end with their trials.
         """
         loans = {}
-        lend = [each for each in standing if each.kind == RequestKind.LEND]
+        lend = [each for each in current if each.kind == RequestKind.LEND]
         requested = sorted(lend, key=lambda each: each.status == RequestStatus.OPEN)
         silent = self._silences.among(requested)
         for request in requested:
@@ -259,7 +261,7 @@ class RequestHandler:
             node, wanted = there[loan.content["node"]], _wanted(loan)
             usable = [device for device in range(len(node.devices)) if device not in node.faults]
             idle = [device for device in usable if lease_name(node, device) not in busy]
-            lent = wanted.of(idle, are_others_at_work=bool(self._standing))
+            lent = wanted.of(idle, are_others_at_work=bool(self._active_batches))
             names = [lease_name(node, device) for device in lent]
             if names and self._leases.take(names, holder=LOAN.format(number)):
                 self._requests.answer(number, status=RequestStatus.GRANTED, answer={"devices": names})

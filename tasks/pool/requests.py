@@ -97,7 +97,7 @@ class Requests:
         here = REQUESTS.c.status == status
         return self._read(here & REQUESTS.c.kind.in_(kinds) if kinds else here)
 
-    def standing(self) -> Sequence[Request]:
+    def current(self) -> Sequence[Request]:
         """Returns the requests that are open or granted."""
         return self._read(REQUESTS.c.status.in_((RequestStatus.OPEN, RequestStatus.GRANTED)))
 
@@ -111,8 +111,7 @@ class Requests:
         return request
 
     def _read(self, where: ColumnElement[bool]) -> Sequence[Request]:
-        query = select(REQUESTS).where(where).order_by(REQUESTS.c.id)
-        rows = self._database.read(lambda connection: connection.execute(query).all())
+        rows = self._database.rows(select(REQUESTS).where(where).order_by(REQUESTS.c.id))
         return [_request(row._mapping) for row in rows]
 
     def answer(
@@ -125,7 +124,7 @@ class Requests:
         """Answers a request, or withdraws it."""
         act = update(REQUESTS).where(REQUESTS.c.id == number)
         values = {"status": status, "answer": dict(answer or {})}
-        self._database.write(lambda connection: connection.execute(act.values(**values)))
+        self._database.execute(act.values(**values))
 
     def renew(self, number: int) -> bool:
         """Renews a request, as a sign that the requester is alive; returns whether the request is open or granted.

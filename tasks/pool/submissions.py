@@ -20,7 +20,7 @@ from typing import Any
 from sqlalchemy import Connection, insert, select, update
 from sqlalchemy.exc import SQLAlchemyError
 
-from ringmaster.codec import SINCE_LATER, from_json, to_json
+from ringmaster.codec import from_json, to_json
 from ringmaster.tasks.execution.events import JobEnded
 from ringmaster.tasks.execution.job_table import RunPaths
 from ringmaster.tasks.planning.objectives import PlanningTerms
@@ -74,10 +74,10 @@ class Submission:
     flow_run: str = ""
     started_s: float = 0.0
     together: Mapping[str, tuple[Profile, ...]] = field(default_factory=dict)
-    keep_checkpoints: int = field(default=KEPT_CHECKPOINTS, metadata=SINCE_LATER)
+    keep_checkpoints: int = KEPT_CHECKPOINTS
 
     @property
-    def asked(self) -> PlanningTerms:
+    def planning_terms(self) -> PlanningTerms:
         """The objective, deadlines, weights and device price for its plans."""
         return PlanningTerms(**self.terms)
 
@@ -153,55 +153,51 @@ class Submissions:
     def active(self) -> Mapping[str, str]:
         """Returns the flow run of each batch that has not ended, by the batch's id, oldest first; "" for no flow run.
 
-        Unlike `standing`, it decodes no batch, which takes long for a thousand jobs.
+        Unlike `unended`, it decodes no batch, which takes long for a thousand jobs.
         """
         query = select(BATCHES.c.id, json_field(BATCHES.c.content, "flow_run"))
-        ordered = query.where(BATCHES.c.status == BatchStatus.SUBMITTED).order_by(BATCHES.c.submitted_s)
-        rows = self._database.read(lambda connection: connection.execute(ordered).all())
+        rows = self._database.rows(
+            query.where(BATCHES.c.status == BatchStatus.SUBMITTED).order_by(BATCHES.c.submitted_s)
+        )
         return {id: flow_run or "" for id, flow_run in rows}
 
     def flow_run(self, batch: str) -> str:
         """Returns the flow run under which the segments of a batch are shown; empty for none."""
-        query = select(json_field(BATCHES.c.content, "flow_run")).where(BATCHES.c.id == batch)
-        return self._database.read(lambda connection: connection.execute(query).scalar()) or ""
+        return (
+            self._database.scalar(select(json_field(BATCHES.c.content, "flow_run")).where(BATCHES.c.id == batch)) or ""
+        )
 
-    def standing(self) -> Sequence[Submission]:
+    def unended(self) -> Sequence[Submission]:
         """Returns the batches that have not ended, oldest first."""
-        query = (
+        rows = self._database.scalars(
             select(BATCHES.c.content).where(BATCHES.c.status == BatchStatus.SUBMITTED).order_by(BATCHES.c.submitted_s)
         )
-        rows = self._database.read(lambda connection: connection.execute(query).scalars().all())
         return [from_json(Submission, content) for content in rows]
 
     def find(self, batch: str) -> Submission | None:
         """Returns the batch with that id, or None."""
-        query = select(BATCHES.c.content).where(BATCHES.c.id == batch)
-        content = self._database.read(lambda connection: connection.execute(query).scalar())
+        content = self._database.scalar(select(BATCHES.c.content).where(BATCHES.c.id == batch))
         return None if content is None else from_json(Submission, content)
 
     def status(self, batch: str) -> BatchStatus | None:
         """Returns the state of a batch; None if there is no such batch."""
-        query = select(BATCHES.c.status).where(BATCHES.c.id == batch)
-        result = self._database.read(lambda connection: connection.execute(query).scalar())
+        result = self._database.scalar(select(BATCHES.c.status).where(BATCHES.c.id == batch))
         return None if result is None else BatchStatus(result)
 
     def names(self) -> Sequence[tuple[str, str, str]]:
         """Returns (id, name, status) of every batch that was ever submitted, oldest first."""
         query = select(BATCHES.c.id, json_field(BATCHES.c.content, "name"), BATCHES.c.status)
-        ordered = query.order_by(BATCHES.c.submitted_s)
-        rows = self._database.read(lambda connection: connection.execute(ordered).all())
+        rows = self._database.rows(query.order_by(BATCHES.c.submitted_s))
         return [(row[0], row[1] or row[0], row[2]) for row in rows]
 
     def folders(self) -> Mapping[str, str]:
         """Returns the folder of the run of every batch that was ever submitted, by its id."""
-        query = select(BATCHES.c.id, BATCHES.c.content["folder"].as_string())
-        rows = self._database.read(lambda connection: connection.execute(query).all())
+        rows = self._database.rows(select(BATCHES.c.id, BATCHES.c.content["folder"].as_string()))
         return {row[0]: row[1] for row in rows}
 
     def flow_runs(self) -> set[str]:
         """Returns the ids of the flow runs that have submitted a batch."""
-        query = select(json_field(BATCHES.c.content, "flow_run"))
-        return set(self._database.read(lambda connection: connection.execute(query).scalars().all()))
+        return set(self._database.scalars(select(json_field(BATCHES.c.content, "flow_run"))))
 
     def end(self, batch: str, *, message: str = "") -> None:
         """Marks a batch as ended, once all of its jobs have ended. message: why the pool has refused it, if so."""
@@ -213,9 +209,7 @@ class Submissions:
 
     def _set(self, batch: str, status: BatchStatus, *, message: str = "") -> None:
         values = {"status": status, "message": message}
-        self._database.write(
-            lambda connection: connection.execute(update(BATCHES).where(BATCHES.c.id == batch).values(**values))
-        )
+        self._database.execute(update(BATCHES).where(BATCHES.c.id == batch).values(**values))
 
 
 MEASURING = "measuring "  # begins the key of the pool's fact about a batch that is being measured
@@ -283,7 +277,7 @@ def measurements(database: Database) -> list[BatchMeasurement]:
     """Returns the batches that are being measured, and those whose process died meanwhile."""
     query = select(FACTS.c.value).where(FACTS.c.batch == "", FACTS.c.key.startswith(MEASURING)).order_by(FACTS.c.key)
     result = []
-    for value in database.read(lambda connection: connection.execute(query).scalars().all()):
+    for value in database.scalars(query):
         with suppress(ValueError, LookupError, TypeError):
             result.append(from_json(BatchMeasurement, value[0]))
     return result
@@ -293,10 +287,12 @@ def is_cancelled(database: Database, id: str, *, flow_run: str) -> bool:
     """Returns whether somebody has cancelled a batch before its jobs were submitted. flow_run: that measures it."""
     if (Journal(database, batch="").get(f"{MEASURING}{id}") or {}).get(CANCELLED):
         return True
-    query = select(json_field(REQUESTS.c.content, CANCELLED)).where(
-        REQUESTS.c.kind == RequestKind.TRAIN, json_field(REQUESTS.c.answer, "flow_run") == flow_run
+    marks = database.scalars(
+        select(json_field(REQUESTS.c.content, CANCELLED)).where(
+            REQUESTS.c.kind == RequestKind.TRAIN, json_field(REQUESTS.c.answer, "flow_run") == flow_run
+        )
     )
-    return any(database.read(lambda connection: connection.execute(query).scalars().all()))
+    return any(marks)
 
 
 def unsubmitted(database: Database) -> dict[str, str]:
@@ -304,7 +300,7 @@ def unsubmitted(database: Database) -> dict[str, str]:
 
     The key of one that was handed over is that of its request, of another one its id.
     """
-    submitted, requests = Submissions(database).flow_runs(), Requests(database).standing()
+    submitted, requests = Submissions(database).flow_runs(), Requests(database).current()
     waiting = {
         request.key: request
         for request in requests
@@ -318,7 +314,7 @@ def unsubmitted(database: Database) -> dict[str, str]:
 def cancel_unsubmitted(database: Database, key: str, *, why: str) -> bool:
     """Marks a batch of `unsubmitted` as cancelled; returns False if there is none with that key any more."""
     requests = Requests(database)
-    for request in requests.standing():
+    for request in requests.current():
         if request.key == key:
             return requests.note(request.id, **{CANCELLED: why})
     facts = Journal(database, batch="")

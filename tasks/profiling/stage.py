@@ -81,7 +81,7 @@ class ProfilingResult:
         """The jobs that cannot take a step, whatever the devices: their data, model or settings are at fault."""
         return tuple(job for job in self.faults if job not in self.preflights)
 
-    def beside(self, ended: Mapping[str, Preflight], *, jobs: Sequence[Job]) -> ProfilingResult:
+    def with_ended(self, ended: Mapping[str, Preflight], *, jobs: Sequence[Job]) -> ProfilingResult:
         """Returns this result with jobs that have ended, and have no options, in the order of the batch's `jobs`."""
         resolved = {job.name: job for job in self.jobs}
         resolved |= {job.name: resolve_steps(job, ended[job.name]) for job in jobs if job.name in ended}

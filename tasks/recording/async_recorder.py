@@ -97,7 +97,7 @@ class AsyncRecorder:
         if num_plans < 0:  # a resumed batch continues the count of plans
             num_plans = self._unrecorded.get("num_plans", len(journal.plans()))
         self._writer = MlflowWriter(ledger, journal, batch=batch, num_plans=num_plans, notice=notice)
-        self._insist = RetriedWrites(notice)
+        self._writes = RetriedWrites(notice)
         self._num_dropped = 0
         self._has_heard = self._has_stopped = False
         self._figures: Mapping[str, float] = {}
@@ -122,7 +122,7 @@ class AsyncRecorder:
         except LedgerError as error:
             if not error.may_pass:
                 raise
-            self._todo.put(partial(self._insist.do, begin))
+            self._todo.put(partial(self._writes.do, begin))
         self._todo.put(self._write_unrecorded)
 
     def listen(self, event: ExecutionEvent) -> None:
@@ -141,7 +141,7 @@ class AsyncRecorder:
             metrics = {**metrics, **self._unrecorded.get("figures", {})}
         self._figures = metrics
         action = partial(self._writer.finish, status=status, metrics=metrics, table=table)
-        self._todo.put(partial(self._insist.do, action))
+        self._todo.put(partial(self._writes.do, action))
 
     def close(self, *, patience_s: float | None = None) -> list[str]:
         """Waits until everything is written, and returns descriptions of what could not be. That waits in the journal.
@@ -149,21 +149,21 @@ class AsyncRecorder:
         patience_s: how long to wait if MLflow is unavailable; by default `PATIENCE_AT_END_S`.
         """
         patience_s = PATIENCE_AT_END_S if patience_s is None else patience_s
-        if self._insist.is_away and math.isfinite(patience_s):
+        if self._writes.is_away and math.isfinite(patience_s):
             self._notice(f"waiting at most {patience_s:.0f} s for MLflow to come back")
-        self._insist.hurry(patience_s)
+        self._writes.hurry(patience_s)
         self._todo.put(None)
         self._thread.join()
         if self._num_dropped:
             dropped = f"{self._num_dropped} reports of step times and losses: MLflow was away for too long"
-            self._insist.faults.append(dropped)
+            self._writes.faults.append(dropped)
         self._store_unwritten()
         return self._faults
 
     @property
     def is_complete(self) -> bool:
         """Whether all is recorded. Valid after `close`."""
-        return not (self._insist.gave_up or self._has_stopped or self._faults)
+        return not (self._writes.gave_up or self._has_stopped or self._faults)
 
     def run_of(self, job: str | None = None) -> str | None:
         """Returns the MLflow run of the batch or of a job, None before it is open."""
@@ -173,13 +173,13 @@ class AsyncRecorder:
 
     @property
     def _faults(self) -> list[str]:
-        return list(dict.fromkeys([*self._writer.faults, *self._insist.faults]))
+        return list(dict.fromkeys([*self._writer.faults, *self._writes.faults]))
 
     def _write(self, event: ExecutionEvent, *, at_ms: int) -> None:
         """Writes an event. One that cannot be written is kept, and the points of a gang's event wait for `flush`."""
-        if isinstance(event, GangReport) and self._insist.gave_up:
+        if isinstance(event, GangReport) and self._writes.gave_up:
             self._writer.write(event, at_ms=at_ms)
-        elif not self._insist.do(partial(self._writer.write, event, at_ms=at_ms)):
+        elif not self._writes.do(partial(self._writer.write, event, at_ms=at_ms)):
             self._unwritten.append((event, at_ms))
 
     def _write_unrecorded(self) -> None:
@@ -206,20 +206,18 @@ class AsyncRecorder:
         self._journal.put(UNRECORDED, kept if self._faults else {})
 
     def _work(self) -> None:
+        flushed_s = time.monotonic()
         try:
-            self._write_all()
+            while (action := self._next(flushed_s)) is not None:
+                action()
+                if time.monotonic() - flushed_s >= FLUSH_EVERY_S:
+                    self._writes.do(self._writer.flush)
+                    flushed_s = time.monotonic()
         except Exception as error:
             logger.exception("the recorder ends here")
             self._has_stopped = True
-            self._insist.faults.append(printable_lines(f"the records have stopped: {type(error).__name__}: {error}"))
-
-    def _write_all(self) -> None:
-        flushed_s = time.monotonic()
-        while (action := self._next(flushed_s)) is not None:
-            action()
-            if time.monotonic() - flushed_s >= FLUSH_EVERY_S:
-                self._insist.do(self._writer.flush)
-                flushed_s = time.monotonic()
+            fault = f"the records have stopped: {type(error).__name__}: {error}"
+            self._writes.faults.append(printable_lines(fault))
 
     def _next(self, flushed_s: float) -> Callable[[], object] | None:
         """Returns the next action; one without effect when it is time to flush."""
@@ -248,7 +246,8 @@ class PoolRecorder(AsyncRecorder):
         notice: Notice,
     ) -> None:
         at = journal.get(self.CURSOR, {})
-        self._reader = EventReader(events, LogPosition(told=at.get("told", 0), said=at.get("said", 0)))
+        after = LogPosition(decision=at.get("told", 0), gang_event=at.get("said", 0))
+        self._reader = EventReader(events, after)
         self._is_over = threading.Event()
         super().__init__(ledger, journal, batch=batch, notice=notice, num_plans=at.get("plans", 0))
 
@@ -272,7 +271,7 @@ class PoolRecorder(AsyncRecorder):
         return faults
 
     def _follow(self) -> None:
-        while not self._insist.gave_up and self._record_page():
+        while not self._writes.gave_up and self._record_page():
             pass
 
     def _record_page(self) -> bool:
@@ -283,8 +282,8 @@ class PoolRecorder(AsyncRecorder):
         num_unwritten = len(self._unwritten)
         for entry in entries:
             self._write(entry.event, at_ms=int(entry.time_s * 1000))
-        self._insist.do(self._writer.flush)
-        if self._insist.gave_up:
+        self._writes.do(self._writer.flush)
+        if self._writes.gave_up:
             del self._unwritten[num_unwritten:]  # the next recorder reads them again
             return False
         if entries:

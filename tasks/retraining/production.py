@@ -223,6 +223,11 @@ class ProductionModel:
         return self.job.name
 
     @property
+    def trained_jobs(self) -> tuple[Job, ...]:
+        """The model's job, and those of its sweep."""
+        return (self.job, *self.variants)
+
+    @property
     def metric(self) -> str:
         """The metric by which versions are compared: the first one of the model's evaluation."""
         return self.job.evaluation.metrics[0]

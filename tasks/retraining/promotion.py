@@ -260,12 +260,10 @@ class MoveLog:
         return self._database.write(act)
 
     def _give_up(self, model: str, token: str) -> None:
-        self._database.write(
-            lambda connection: connection.execute(update(MOVES).where(_of(model, token)).values(pid=0))
-        )
+        self._database.execute(update(MOVES).where(_of(model, token)).values(pid=0))
 
     def _end(self, model: str, token: str) -> None:
-        self._database.write(lambda connection: connection.execute(delete(MOVES).where(_of(model, token))))
+        self._database.execute(delete(MOVES).where(_of(model, token)))
 
 
 def _of(model: str, token: str) -> Any:

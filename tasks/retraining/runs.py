@@ -121,7 +121,7 @@ class RetrainingRuns:
             return known
         record = RunRecord(name=name, run_date=run_date, began_s=self._clock())
         try:
-            self._database.write(lambda connection: connection.execute(insert(RUNS).values(**to_json(record))))
+            self._database.execute(insert(RUNS).values(**to_json(record)))
         except IntegrityError:  # a commit whose answer was lost is retried
             record = self.find(name, run_date) or record
         return record
@@ -130,7 +130,7 @@ class RetrainingRuns:
         """Saves the status and content of a run."""
         values = {"status": record.status, "content": json.loads(json.dumps(record.content, default=dict))}
         where = (RUNS.c.name == record.name) & (RUNS.c.night == record.run_date)
-        self._database.write(lambda connection: connection.execute(update(RUNS).where(where).values(**values)))
+        self._database.execute(update(RUNS).where(where).values(**values))
 
     @contextmanager
     def held(self, name: str, run_date: str, *, silence_s: float = SILENCE_S, beat_s: float = BEAT_S) -> Iterator[None]:
@@ -157,7 +157,7 @@ class RetrainingRuns:
                 )
             self._drop((HOLDERS.c.token == result["token"]) & (HOLDERS.c.beats == result["beats"]))
         try:
-            self._database.write(lambda connection: connection.execute(insert(HOLDERS).values(**own)))
+            self._database.execute(insert(HOLDERS).values(**own))
         except IntegrityError:  # another process was faster, or a commit whose answer was lost is retried
             if (now := self._holder_of(name)) is None or now["token"] != own["token"]:
                 raise RetrainingInProgress(f"a run of {name} was begun by another process just now") from None
@@ -173,10 +173,10 @@ class RetrainingRuns:
     def _beat(self, token: str, beat_s: float, is_done: threading.Event) -> None:
         beat = update(HOLDERS).where(HOLDERS.c.token == token).values(beats=HOLDERS.c.beats + 1)
         while not is_done.wait(beat_s):
-            self._database.write(lambda connection: connection.execute(beat))
+            self._database.execute(beat)
 
     def _drop(self, where: Any) -> None:
-        self._database.write(lambda connection: connection.execute(delete(HOLDERS).where(where)))
+        self._database.execute(delete(HOLDERS).where(where))
 
     def _holder_of(self, name: str) -> Mapping[str, Any] | None:
         query = select(HOLDERS).where(HOLDERS.c.name == name)

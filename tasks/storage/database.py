@@ -5,7 +5,7 @@ table's rows up to a number has read all rows up to it, and row locks are not ne
 
 `BatchingDatabase` carries out many writes of a thread in one transaction. A transaction costs round trips, the lock of
 all writers and a sync of the disk, and hundreds of segments may start or report at once. The writes that have no result
-are therefore put off while a thread is inside `together`. They are carried out in their order, all or none, before that
+are therefore put off while a thread is inside `batched`. They are carried out in their order, all or none, before that
 thread reads or writes anything else.
 """
 
@@ -20,7 +20,20 @@ from functools import partial
 from pathlib import Path
 from typing import Any, TypeVar
 
-from sqlalchemy import ColumnElement, Connection, Engine, Table, create_engine, delete, event, select, text
+from sqlalchemy import (
+    ColumnElement,
+    Connection,
+    Engine,
+    Executable,
+    Row,
+    Select,
+    Table,
+    create_engine,
+    delete,
+    event,
+    select,
+    text,
+)
 from sqlalchemy.dialects import postgresql, sqlite
 from sqlalchemy.exc import DBAPIError, SQLAlchemyError
 from sqlalchemy.exc import TimeoutError as NoConnectionFree
@@ -79,15 +92,35 @@ class Database:
         """Runs `act`, which writes nothing, in a read transaction and returns its result."""
         return self._patiently(act, writes=False)
 
+    def rows(self, query: Select[Any]) -> Sequence[Row[Any]]:
+        """Returns the rows of a query."""
+        return self.read(lambda connection: connection.execute(query).all())
+
+    def scalars(self, query: Select[tuple[T]]) -> Sequence[T]:
+        """Returns the values of a query of one column."""
+        return self.read(lambda connection: connection.execute(query).scalars().all())
+
+    def scalar(self, query: Select[tuple[T]]) -> T | None:
+        """Returns the first value of a query of one column; None if it has no row."""
+        return self.read(lambda connection: connection.execute(query).scalar())
+
+    def execute(self, *statements: Executable) -> int:
+        """Executes statements that write, in one transaction; returns the number of rows that the last one changed."""
+        return self.write(lambda connection: [connection.execute(statement).rowcount for statement in statements][-1])
+
+    def execute_later(self, statement: Executable) -> None:
+        """Executes a statement as `write_later` does."""
+        self.write_later(lambda connection: connection.execute(statement))
+
     def write_later(self, act: Callable[[Connection], object]) -> None:
-        """Runs `act` in a write transaction, at the latest when a surrounding `together` flushes its writes."""
+        """Runs `act` in a write transaction, at the latest when a surrounding `batched` flushes its writes."""
         self.write(act)
 
     def insert_later(self, table: Table, **row: Any) -> None:
         """Inserts a row as `write_later` does, unless the table has one with the same unique values."""
         self.write_later(RowsToInsert(table, row))
 
-    def together(self) -> AbstractContextManager[None]:
+    def batched(self) -> AbstractContextManager[None]:
         """Lets a database that batches (`BatchingDatabase`) put off this thread's writes; others do nothing."""
         return nullcontext()
 
@@ -323,27 +356,27 @@ def _drop(connection: Connection, *, table: Table, where: ColumnElement[bool], m
 
 
 class BatchingDatabase(Database):
-    """The same database, whose `write_later` and `insert_later` wait inside `together`.
+    """The same database, whose `write_later` and `insert_later` wait inside `batched`.
 
-    A process that dies inside `together` has carried out none of the writes that waited. What it does meanwhile must
-    therefore not be visible to others except through this database. After an exception inside `together`, the writes
+    A process that dies inside `batched` has carried out none of the writes that waited. What it does meanwhile must
+    therefore not be visible to others except through this database. After an exception inside `batched`, the writes
     that wait are dropped as well.
     """
 
     def __init__(self, database: Database) -> None:
         self.url = database.url
-        self._database, self._mine = database, threading.local()
+        self._database, self._of_thread = database, threading.local()
 
     @contextmanager
-    def together(self) -> Iterator[None]:
+    def batched(self) -> Iterator[None]:
         """Puts off the writes of this thread; carries them out at the end."""
-        assert self._waiting is None, "`together` is not nested"
-        self._mine.waiting = []
+        assert self._waiting is None, "`batched` is not nested"
+        self._of_thread.waiting = []
         try:
             yield
             self.flush()
         finally:
-            self._mine.waiting = None
+            self._of_thread.waiting = None
 
     def flush(self) -> None:
         """Carries out the writes that wait, in one transaction."""
@@ -363,7 +396,7 @@ class BatchingDatabase(Database):
         waiting = self._waiting
         if not waiting:
             return self._database.write(act)
-        self._mine.waiting = []
+        self._of_thread.waiting = []
 
         def all_of_them(connection: Connection) -> T:
             for each in waiting:
@@ -383,6 +416,6 @@ class BatchingDatabase(Database):
 
     @property
     def _waiting(self) -> list[Act] | None:
-        """The writes of this thread that wait; None outside of `together`."""
-        waiting: list[Act] | None = getattr(self._mine, "waiting", None)
+        """The writes of this thread that wait; None outside of `batched`."""
+        waiting: list[Act] | None = getattr(self._of_thread, "waiting", None)
         return waiting

@@ -117,29 +117,29 @@ class Journal:
 
     def get(self, key: str, default: Any = None) -> Any:
         """Returns a fact of the whole batch."""
-        query = select(FACTS.c.value).where(FACTS.c.batch == (self._batch or ""), FACTS.c.key == key)
-        result = self.database.read(lambda connection: connection.execute(query).scalar())
+        result = self.database.scalar(
+            select(FACTS.c.value).where(FACTS.c.batch == (self._batch or ""), FACTS.c.key == key)
+        )
         return result[0] if isinstance(result, list) and result else default  # a damaged one counts as missing
 
     def remove(self, key: str) -> None:
         """Deletes a fact of the whole batch."""
         here = (FACTS.c.batch == (self._batch or "")) & (FACTS.c.key == key)
-        self.database.write(lambda connection: connection.execute(delete(FACTS).where(here)))
+        self.database.execute(delete(FACTS).where(here))
 
     def drop_facts(self) -> None:
         """Deletes the facts of the whole batch."""
-        query = delete(FACTS).where(FACTS.c.batch == (self._batch or ""))
-        self.database.write(lambda connection: connection.execute(query))
+        self.database.execute(delete(FACTS).where(FACTS.c.batch == (self._batch or "")))
 
     def jobs(self, *, batches: Collection[str] | None = None) -> dict[str, JobRecord]:
         """Returns all jobs by name, in the order in which they were first written.
 
         batches: for a pool, restricts the result to these batches.
         """
-        query = self._mine(select(JOBS), JOBS.c.batch).order_by(JOBS.c.number)
+        query = self._own_rows(select(JOBS), JOBS.c.batch).order_by(JOBS.c.number)
         if batches is not None:
             query = query.where(JOBS.c.batch.in_(sorted(batches)))
-        rows = self.database.read(lambda connection: connection.execute(query).all())
+        rows = self.database.rows(query)
         records = [_job_record(self._name(row.batch, row.name), row._mapping) for row in rows]
         return {record.name: record for record in records}
 
@@ -185,17 +185,16 @@ class Journal:
     def end_segment(self, number: int, outcome: Mapping[str, Any]) -> None:
         """Records how a segment ended."""
         values = {"ended_s": time.time(), "outcome": _plain(outcome)}
-        ended = update(SEGMENTS).where(SEGMENTS.c.id == number).values(**values)
-        self.database.write_later(lambda connection: connection.execute(ended))
+        self.database.execute_later(update(SEGMENTS).where(SEGMENTS.c.id == number).values(**values))
 
     def segments(self, job: str | None = None) -> list[SegmentRecord]:
         """Returns the started segments of one job or of all, in order.
 
         The segments of one job include those in which the gang of another job trained it, in the form of its own.
         """
-        query = self._mine(select(SEGMENTS), SEGMENTS.c.batch).order_by(SEGMENTS.c.id)
+        query = self._own_rows(select(SEGMENTS), SEGMENTS.c.batch).order_by(SEGMENTS.c.id)
         if job is None:
-            rows = self.database.read(lambda connection: connection.execute(query).all())
+            rows = self.database.rows(query)
             return [segment_record(row, job=self._name(row.batch, row.job)) for row in rows]
         batch, name = self._parts(job)
         of_job = select(JOBS.c.details).where(JOBS.c.batch == batch, JOBS.c.name == name)
@@ -217,10 +216,10 @@ class Journal:
     def plans(self, *, since_s: float = 0.0) -> list[dict[str, Any]]:
         """Returns the plans that were made since `since_s`, oldest first."""
         query = select(PLANS.c.content).where(PLANS.c.batch == (self._batch or ""), PLANS.c.made_s >= since_s)
-        rows = self.database.read(lambda connection: connection.execute(query.order_by(PLANS.c.id)).scalars().all())
+        rows = self.database.scalars(query.order_by(PLANS.c.id))
         return list(rows)
 
-    def _mine(self, query: Select[Any], column: Any) -> Select[Any]:
+    def _own_rows(self, query: Select[Any], column: Any) -> Select[Any]:
         return query if self._batch is None else query.where(column == self._batch)
 
     def _parts(self, name: str) -> tuple[str, str]:

@@ -32,17 +32,13 @@ class OrderStatus(StrEnum):
 
 @dataclass(frozen=True, kw_only=True)
 class GangShare:
-    """A node's part of a gang: ranks `first_rank` to `first_rank + num_ranks - 1` of the gang's `num_ranks_in_all`.
+    """A node's part of a gang: as many ranks, from the first one of its order on.
 
-    order: the order of the whole gang, but with the slots of this node alone.
-    meeting: the address "host:port" at which the ranks of several nodes meet; empty if one node has all ranks.
+    order: the order of the whole gang, but with the slots and the first rank of this node alone.
     """
 
     order: GangOrder
     num_ranks: int
-    first_rank: int = 0
-    num_ranks_in_all: int = 0
-    meeting: str = ""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -59,7 +55,8 @@ class OrderRecord:
     @property
     def first_rank(self) -> int:
         """The first rank of its share, as far as that can be read."""
-        first = self.content.get("first_rank") if isinstance(self.content, Mapping) else None
+        order = self.content.get("order") if isinstance(self.content, Mapping) else None
+        first = order.get("first_rank") if isinstance(order, Mapping) else None
         return first if isinstance(first, int) else 0
 
     @property
@@ -118,7 +115,7 @@ class MessageStore:
         query = select(SAID).where(SAID.c.id > after).order_by(SAID.c.id).limit(WORDS_A_PAGE)
         if segments is not None:
             query = query.where(SAID.c.segment.in_(segments))
-        rows = self._database.read(lambda connection: connection.execute(query).all())
+        rows = self._database.rows(query)
         return [
             GangEvent(
                 id=row.id,
@@ -132,13 +129,12 @@ class MessageStore:
 
     def newest_event(self) -> int:
         """Returns the id of the newest event, 0 if there is none."""
-        newest = self._database.read(lambda connection: connection.execute(select(func.max(SAID.c.id))).scalar())
+        newest = self._database.scalar(select(func.max(SAID.c.id)))
         return newest or 0
 
     def shares(self, segment: int) -> Sequence[OrderRecord]:
         """Returns the orders of a segment, including ended ones, by their first rank."""
-        query = select(ORDERS).where(ORDERS.c.segment == segment)
-        rows = self._database.read(lambda connection: connection.execute(query).all())
+        rows = self._database.rows(select(ORDERS).where(ORDERS.c.segment == segment))
         return sorted((_order(row._mapping) for row in rows), key=lambda order: order.first_rank)
 
     def withdraw(self, segment: int, node: str) -> bool:
@@ -155,8 +151,7 @@ class MessageStore:
 
     def batches(self) -> set[str]:
         """Returns the batches that have orders, including ended ones."""
-        query = select(ORDERS.c.batch).distinct()
-        return set(self._database.read(lambda connection: connection.execute(query).scalars().all()))
+        return set(self._database.scalars(select(ORDERS.c.batch).distinct()))
 
     def clear(self, batch: str) -> None:
         """Deletes the events, commands and orders of a batch's segments, all of which have ended.
@@ -169,7 +164,7 @@ class MessageStore:
         for table in (SAID, COMMANDS):
             newest = select(func.max(table.c.id)).scalar_subquery()
             delete_in_chunks(self._database, table, table.c.segment.in_(segments) & (table.c.id < newest))
-        self._database.write(lambda connection: connection.execute(delete(ORDERS).where(ORDERS.c.batch == batch)))
+        self._database.execute(delete(ORDERS).where(ORDERS.c.batch == batch))
 
     # -- a node's side -----------------------------------------------------------------------------------------------
 
@@ -217,12 +212,10 @@ class MessageStore:
 
     def commands(self, *, after: int) -> Sequence[tuple[int, int, str]]:
         """Returns (id, segment, command) of all commands after that id, in order."""
-        rows = self._database.read(
-            lambda connection: connection.execute(
-                select(COMMANDS.c.id, COMMANDS.c.segment, COMMANDS.c.command)
-                .where(COMMANDS.c.id > after)
-                .order_by(COMMANDS.c.id)
-            ).all()
+        rows = self._database.rows(
+            select(COMMANDS.c.id, COMMANDS.c.segment, COMMANDS.c.command)
+            .where(COMMANDS.c.id > after)
+            .order_by(COMMANDS.c.id)
         )
         return [(row.id, row.segment, row.command) for row in rows]
 
@@ -237,14 +230,13 @@ class MessageStore:
             query = query.where(ORDERS.c.node == node)
         if incarnation is not None:
             query = query.where(ORDERS.c.incarnation == incarnation)
-        rows = self._database.read(lambda connection: connection.execute(query).all())
+        rows = self._database.rows(query)
         return [_order(row._mapping) for row in rows]
 
     def end(self, segment: int, node: str) -> None:
         """Ends an order whose node will report nothing more, because the order was withdrawn or the node is lost."""
         here = (ORDERS.c.segment == segment) & (ORDERS.c.node == node)
-        ended = update(ORDERS).where(here).values(status=OrderStatus.ENDED)
-        self._database.write_later(lambda connection: connection.execute(ended))
+        self._database.execute_later(update(ORDERS).where(here).values(status=OrderStatus.ENDED))
 
 
 def _order(row: Mapping[Any, Any]) -> OrderRecord:

@@ -131,7 +131,7 @@ class Archive:
         return newest, [(row.segment, event_or_refusal(row.content)) for row in self._rows(query.order_by(SAID.c.id))]
 
     def _rows(self, query: Select[Any]) -> Sequence[Any]:
-        return self.database.read(lambda connection: connection.execute(query).all())
+        return self.database.rows(query)
 
     def _name(self, batch: str, job: str) -> str:
         return f"{batch}/{job}" if self.is_pool else job

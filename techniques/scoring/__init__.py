@@ -1,7 +1,7 @@
 """Scores of trained models on single rows: losses, hits, predictions and probabilities; many adapters over one base.
 
 The rows are a job's held-out rows, in the order in which an evaluation reads them, or literal cases. The scores summed
-over all held-out rows equal the results of `evaluate_model`. `score_together` scores in this process, `main` in a
+over all held-out rows equal the metrics of an evaluation. `score_together` scores in this process, `main` in a
 worker process. Importing this package does not import torch.
 """
 

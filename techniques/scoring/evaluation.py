@@ -42,19 +42,13 @@ class EvaluationOrder:
     import_paths: tuple[str, ...] = ()
 
 
-def evaluate_model(order: EvaluationOrder) -> dict[str, float]:
-    """The metrics, computed by the loop that evaluates a job at its end, so that both results are comparable.
+def evaluator(order: EvaluationOrder, *, ranks: Ranks, beat: Callable[[], None]) -> Trainer:
+    """Returns a trainer whose `evaluate` computes a model's metrics as a job's evaluation at its end does.
+
+    ranks: a single process.
 
     Raises ValueError if the weights do not fit the job's model, or were trained with another tokenizer.
     """
-    from ringmaster.techniques.processes.ranks import Ranks, take_device
-
-    device = take_device((order.slot,), 0, num_ranks=1)
-    return evaluator(order, ranks=Ranks(rank=0, num_ranks=1, device=device, mesh=None), beat=lambda: None).evaluate()
-
-
-def evaluator(order: EvaluationOrder, *, ranks: Ranks, beat: Callable[[], None]) -> Trainer:
-    """A trainer that evaluates on the device of `ranks`, a single process. Raises the errors of `evaluate_model`."""
     from ringmaster.techniques.data import PreparedData
     from ringmaster.techniques.training.trainer import Trainer
 

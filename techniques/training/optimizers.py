@@ -281,11 +281,6 @@ def _build(
         raise ValueError(f"optimizer {spec.name}: {error}. To fix: correct its options") from error
 
 
-def learning_rate(job: Job, step: int) -> float:
-    """Returns the learning rate of step `step` (0-based). It depends on the step alone, so no state is restored."""
-    return job.optimizer.lr * schedule_factor(job.schedule, step, num_steps=job.total_steps)
-
-
 def schedule_factor(schedule: ScheduleSpec, step: int, *, num_steps: int) -> float:
     """Returns the factor of the base learning rate at step `step` of `num_steps`.
 

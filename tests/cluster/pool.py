@@ -143,9 +143,9 @@ class Pool:
     def abandon(self):
         """Cancels the batches that a failed test has left behind, so that they do not affect the next test."""
         requests = Requests(self.database)
-        for submission in Submissions(self.database).standing():
+        for submission in Submissions(self.database).unended():
             requests.ask(RequestKind.CANCEL, {"batch": submission.id, "jobs": []})
-        until("nothing is left", lambda: not Submissions(self.database).standing(), seconds=PATIENCE_S)
+        until("nothing is left", lambda: not Submissions(self.database).unended(), seconds=PATIENCE_S)
 
     def _all_serve(self):
         for name, worker in self.workers.items():

@@ -17,7 +17,7 @@ from pathlib import Path
 
 import pytest
 
-from ringmaster.tasks.pool.slurm.commands import Slurm
+from ringmaster.tasks.pool.slurm import Slurm
 from tests.cluster.machines import end
 from tests.cluster.waiting import until
 from tests.ports import free_ports

@@ -4,9 +4,8 @@ import pytest
 
 from ringmaster.errors import EngineUnavailable, SchedulerError
 from ringmaster.tasks.pool.batch_scheduler import COMMAND, BatchMachines
-from ringmaster.tasks.pool.provider import AllocationStatus
-from ringmaster.tasks.pool.slurm.commands import Slurm, comment_of
-from ringmaster.tasks.pool.slurm.options import BATCH_SCRIPT, SlurmOptions
+from ringmaster.tasks.pool.engines import AllocationStatus
+from ringmaster.tasks.pool.slurm import BATCH_SCRIPT, Slurm, SlurmOptions, comment_of
 from tests.cluster.waiting import until
 
 # Ends in order: it says so, and takes a moment.

@@ -16,7 +16,7 @@ from typing import Any
 from ringmaster.codec import from_json
 from ringmaster.errors import EngineUnavailable
 from ringmaster.tasks.execution.engine import NodeRun
-from ringmaster.tasks.pool.provider import Allocation, AllocationStatus
+from ringmaster.tasks.pool.engines import Allocation, AllocationStatus
 from ringmaster.tasks.pool.ray import ADDRESS, LOOPBACK_ALONE
 from ringmaster.techniques.processes.channel import Channel
 
@@ -131,7 +131,16 @@ class RayActors:
 
     def live(self) -> Sequence[NodeRun]:
         """Returns the actors that lived at the last look."""
-        return [_as_run(each) for each in self._seen.values() if each.status in LIVING]
+        return [
+            NodeRun(
+                id=each.id,
+                infrastructure=each.id,
+                is_begun=each.status != AllocationStatus.PENDING,
+                is_ending=each.status == AllocationStatus.LEAVING,
+            )
+            for each in self._seen.values()
+            if each.status in LIVING
+        ]
 
     def allocation_of(self, run: NodeRun) -> str:
         """Returns the id of the actor's allocation."""
@@ -151,15 +160,6 @@ class RayActors:
     def why_ended(self, id: str) -> str:
         """Returns nothing: the actor's allocation says why."""
         return ""
-
-
-def _as_run(allocation: Allocation) -> NodeRun:
-    return NodeRun(
-        id=allocation.id,
-        infrastructure=allocation.id,
-        is_begun=allocation.status != AllocationStatus.PENDING,
-        is_ending=allocation.status == AllocationStatus.LEAVING,
-    )
 
 
 def fault(environment: Mapping[str, str], *, log: Path) -> str | None:

@@ -16,7 +16,7 @@ from ringmaster.errors import BatchFileError
 from ringmaster.registry import installed
 from ringmaster.tasks.batch import parse_batch
 from ringmaster.tasks.cluster import Device
-from ringmaster.tasks.evaluation.examination import examine
+from ringmaster.tasks.evaluation.examination import ExaminationRequest, examine
 from ringmaster.tasks.evaluation.recording import figure
 from ringmaster.tasks.profiling.preflight import TrialEnvironment
 from ringmaster.tasks.retraining.policy import PromotionPolicy, decide_by, load_policy
@@ -104,10 +104,11 @@ def test_it_is_measured_by_the_trainer_scored_by_row_and_decides_on_promotions(s
         server=bench.server, devices=(DEVICE,), cache_dir=bench.cache_dir, import_paths=paths
     )
     unnamed = replace(job, evaluation=EvaluationSpec(max_batches=3))  # the metric is named by a policy
-    found = examine(
-        folder, job=unnamed, data=to_json(prepare(job.data, cache_dir=bench.cache_dir)), metrics=[GAP],
+    request = ExaminationRequest(
+        job=unnamed, data=to_json(prepare(job.data, cache_dir=bench.cache_dir)), metrics=[GAP],
         against=Path(worse.order.model_dir), environment=environment, device=DEVICE,
     )  # fmt: skip
+    found = examine(folder, request)
     (line,) = found.measured
     assert (line.value, line.other) == (pytest.approx(value, rel=1e-4), pytest.approx(other, rel=1e-4))
     assert line.gain == pytest.approx(other - value, rel=1e-3)

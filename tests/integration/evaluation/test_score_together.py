@@ -11,7 +11,7 @@ from safetensors.torch import load_file, save_file
 
 from ringmaster.codec import to_json
 from ringmaster.tasks.cluster import Device
-from ringmaster.tasks.evaluation.examination import examine, examine_each
+from ringmaster.tasks.evaluation.examination import ExaminationRequest, examine, examine_each
 from ringmaster.tasks.evaluation.scores import Cases, score_models
 from ringmaster.tasks.evaluation.suite import load_suite
 from ringmaster.tasks.profiling.preflight import TrialEnvironment
@@ -235,12 +235,13 @@ def test_a_suite_asks_many_adapters_the_same_cases_at_once(words, bench, tmp_pat
     models = words.adapters()
     asked = {"job": words.job, "data": to_json(words.prepared), "suite": load_suite(tmp_path / "tests.yaml")}
     asked |= {"against": words.base, "max_rows": 20, "environment": environment, "device": DEVICE, "folder": tmp_path}
-    found = examine_each({**models, "gone": tmp_path / "gone"}, **asked)
+    request = ExaminationRequest(**asked)
+    found = examine_each({**models, "gone": tmp_path / "gone"}, request)
     assert len(server.targets) == 2  # one process for the rows, one for the cases
     assert {name: examined.num_rows for name, examined in found.items()} == {**dict.fromkeys(models, 20), "gone": 0}
     assert "holds no model" in found["gone"].faults[0]
     assert not found["gone"].passed
     for name, folder in models.items():
-        assert found[name] == examine(folder, **asked)
+        assert found[name] == examine(folder, request)
     gains = {examined.measured[0].gain for name, examined in found.items() if name != "gone"}
     assert len(gains) == len(models)

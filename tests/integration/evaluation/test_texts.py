@@ -6,7 +6,7 @@ from tokenizers import Tokenizer, models, pre_tokenizers, processors
 from transformers import BertConfig, BertForSequenceClassification, PreTrainedTokenizerFast
 
 from ringmaster.tasks.cluster import Device
-from ringmaster.tasks.evaluation.examination import examine
+from ringmaster.tasks.evaluation.examination import ExaminationRequest, examine
 from ringmaster.tasks.evaluation.suite import load_suite
 from ringmaster.tasks.profiling.preflight import TrialEnvironment
 from ringmaster.techniques import DataSpec, EvaluationSpec, Job, ModelSpec
@@ -60,9 +60,10 @@ def classifier(tmp_path_factory):
 
 
 def results(classifier, suite, *, environment, folder):
-    found = examine(
-        classifier, job=JOB, held_out=False, suite=suite, environment=environment, device=DEVICE, folder=folder
+    request = ExaminationRequest(
+        job=JOB, held_out=False, suite=suite, environment=environment, device=DEVICE, folder=folder
     )
+    found = examine(classifier, request)
     assert not found.faults
     return {test.test: test for test in found.tests}
 

@@ -5,8 +5,7 @@ import threading
 import pytest
 
 from ringmaster.tasks.cluster import Cluster
-from ringmaster.tasks.execution.engine import SegmentCall
-from ringmaster.tasks.execution.local_engine import LocalEngine
+from ringmaster.tasks.execution.engine import LocalEngine, SegmentCall
 from ringmaster.techniques.processes.events import Steps
 from ringmaster.techniques.processes.reporter import STOP, until
 from tests.integration.workbench import SINGLE, Layout
@@ -74,7 +73,7 @@ def test_closing_ends_gangs_side_by_side(bench, tmp_path):
 
 
 def test_what_cannot_be_started_is_reported_to_the_caller(bench, tmp_path, monkeypatch):
-    monkeypatch.setattr("ringmaster.tasks.execution.local_engine.Gang", lambda *_, **__: 1 / 0)
+    monkeypatch.setattr("ringmaster.tasks.execution.engine.Gang", lambda *_, **__: 1 / 0)
     order = bench.order(bench.job(num_steps=1), SINGLE, tmp_path / "gang")
     with pytest.raises(ZeroDivisionError):
         LocalEngine(bench.server, cluster=Cluster(nodes=())).start(segment(1, order, SINGLE)).result()

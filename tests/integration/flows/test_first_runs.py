@@ -18,7 +18,7 @@ from ringmaster.flows.services.databases import prefect_database
 from ringmaster.flows.services.prefect_server import create_database
 from ringmaster.model_lineage import Ledger
 from ringmaster.tasks.cluster import detect
-from ringmaster.tasks.execution.local_engine import leases_of
+from ringmaster.tasks.execution.engine import leases_of
 from ringmaster.tasks.storage.database import Database
 import mlflow  # so that both begin at once
 import alembic.command

@@ -17,8 +17,9 @@ from ringmaster.techniques.estimates.memory import Workload, forecast_memory
 from ringmaster.techniques.estimates.preflight import preflight_job
 from ringmaster.techniques.models.adaptation_support import copies_reference, why_no_adaptation
 from ringmaster.techniques.preflight import FROM_META_STEP, PreflightOrder
-from ringmaster.techniques.scoring.evaluation import EvaluationOrder, evaluate_model
+from ringmaster.techniques.scoring.evaluation import EvaluationOrder
 from ringmaster.techniques.training.fused.group_requirements import why_not_together
+from tests.integration.evaluating import evaluate_model
 from tests.integration.losses.pairs import VOCAB_SIZE, preferences
 from tests.integration.techniques.test_conformance import PLAIN_MESH
 from tests.integration.workbench import (

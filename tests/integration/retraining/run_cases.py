@@ -261,14 +261,14 @@ def watched(folder: Path) -> Any:
 def main(folder: Path) -> None:
     """Runs all cases with one fork server."""
     from ringmaster.flows import settings
-    from ringmaster.flows.batch.context import lent_server
+    from ringmaster.flows.batch.context import LentServer, lent_server
     from ringmaster.tasks.retraining import report
     from ringmaster.techniques.processes.forkserver_client import ForkServer
 
     settings.embed(settings.home())
     report.WAITS_S = (0.0, 0.0)
     with ForkServer(preload=["transformers:LlamaForCausalLM"]) as server:
-        lent_server.set(server)
+        lent_server.set(LentServer(server=server))
         cases = (twice, cut_short, cut_sweep, half_way, deleted, short, held, swept, watched)
         answers = {case.__name__: case(folder) for case in cases}
     (folder / "answers.json").write_text(json.dumps(answers))

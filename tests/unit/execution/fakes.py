@@ -194,7 +194,7 @@ class Bench:
         self._busy = {}
 
     def entry(self, job, *profiles):
-        return JobState(job=job, profiles=profiles, place=self.place)
+        return JobState(local_job=job, job=job, profiles=profiles, place=self.place)
 
     def run(self):
         begin(self.journal, self.jobs, faults={})

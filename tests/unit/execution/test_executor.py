@@ -7,9 +7,9 @@ from functools import partial
 import pytest
 
 from ringmaster.codec import from_json, to_json
+from ringmaster.tasks.execution.engine import FileLeases
 from ringmaster.tasks.execution.events import DeviceWait, GangReport, JobEnded, PlanUpdate, SegmentEnded, SegmentStarted
 from ringmaster.tasks.execution.executor import AT_ONCE_S
-from ringmaster.tasks.execution.local_engine import FileLeases
 from ringmaster.tasks.execution.starter import LEASE_RETRY_S
 from ringmaster.tasks.storage.journal import JobStatus, begin
 from ringmaster.techniques.processes.events import (
@@ -264,7 +264,7 @@ def test_two_batches_share_the_devices_and_none_serves_two(tmp_path):
             other = benches[1]
             begin(other.journal, other.jobs, faults={})
             other.executor._plan_manager.replan(why="start")
-            assert other.executor._starter.start_what_can(other.cluster, tell=other.executor._tell) == LEASE_RETRY_S
+            assert other.executor._starter.start_what_can(other.cluster) == LEASE_RETRY_S
         return plain_get(timeout)
 
     benches[0].executor._inbox.get = get

@@ -3,8 +3,8 @@
 import pytest
 import torch
 
+from ringmaster.tasks.execution.engine import EVERY_S, MOST_PHASES, MOST_STEPS, StepEvents
 from ringmaster.tasks.execution.events import GangReport
-from ringmaster.tasks.execution.local_engine import EVERY_S, MOST_PHASES, MOST_STEPS, StepEvents
 from ringmaster.tasks.execution.progress import JobFigures, JobProgress, range_text
 from ringmaster.tasks.recording.rows import metric_points
 from ringmaster.tasks.storage.database import Database, file_url

@@ -105,7 +105,7 @@ def test_what_is_stored_is_on_a_quiet_machine(tmp_path):
 
 def test_a_group_is_measured_while_all_of_its_jobs_are_there():
     group = replace(predicted(), members=(GroupMemberProfile(job="b", num_steps=5, step_s=1.0),), own_step_s=1.0)
-    gang = running(group, beside={"b": 0})
+    gang = running(group, first_steps={"b": 0})
     gang.hear(steps(0, *[2.0] * 8))
     gang.lose("b")
     assert gang.step_s is None
@@ -119,9 +119,9 @@ def test_a_group_is_measured_while_all_of_its_jobs_are_there():
 def test_what_is_left_of_a_group_is_not_stored_as_the_whole_group():
     members = tuple(GroupMemberProfile(job=name, num_steps=5, step_s=1.0) for name in "bc")
     whole = replace(predicted(), members=members, own_step_s=1.0)
-    left = whole.beside(["b"])
+    left = whole.restricted_to(["b"])
     for option in (whole, left):  # c rests for now, or has ended
-        gang = running(option, beside={"b": 3})
+        gang = running(option, first_steps={"b": 3})
         gang.hear(steps(3, *[2.0] * 8))
         assert gang.measured({}) is None
     store, rows = opened_store()

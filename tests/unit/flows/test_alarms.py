@@ -68,7 +68,7 @@ def test_what_has_ended_or_has_no_deadline_is_in_no_danger():
 
 def test_alarms_are_told_to_whoever_listens():
     heard = []
-    DeadlineAlarms("nightly", deadlines_s={"a": 100.0}, started_s=1010.0).tell(standing(130.0), heard.append)
+    DeadlineAlarms("nightly", deadlines_s={"a": 100.0}, started_s=1010.0).report_late(standing(130.0), heard.append)
     (told,) = heard
     assert told.resource == "ringmaster.job.nightly.a"
     assert told.message.startswith("a of batch nightly is forecast to end 20 s after its deadline")

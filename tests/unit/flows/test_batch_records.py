@@ -115,7 +115,7 @@ def test_what_failed_before_it_was_planned_is_recorded_but_not_what_had_ended_in
     profiled = ProfilingResult(
         jobs=(job("c"),), preflights={}, profiles={"c": (profile(),)}, faults={"a": WHY, "b": "its data has gone"}
     )
-    LocalRun(context, RunOptions(), sweep_scheduler=None, stack=ExitStack())._begin(profiled, cluster(1))
+    LocalRun(context, RunOptions(), sweep_scheduler=None, stack=ExitStack())._record_jobs(profiled, cluster(1))
     assert heard == [JobEnded(job="a", status=JobStatus.FAILED, message=WHY, details={})]
     assert set(began[0].jobs) == {"a", "b", "c"}, "one that was never surveyed has a run in MLflow, too"
     journal.close()

@@ -28,7 +28,7 @@ def profile(step_s, source="measured"):
     return Profile(technique="single", num_devices=1, num_ranks=1, step_s=step_s, peak_bytes=1, source=source)
 
 
-def planned(tmp_path, monkeypatch, *, jobs, profiles, groups=None, faults=None, standing=0, unfit=(), **batch):
+def planned(tmp_path, monkeypatch, *, jobs, profiles, groups=None, faults=None, num_other_jobs=0, unfit=(), **batch):
     """The dry run of a batch. unfit: the jobs that cannot take a step; the others have a preflight."""
     monkeypatch.setattr(rooms.settings, "home", lambda: tmp_path)
     asked = Batch(name="nightly", jobs=tuple(jobs), folder=Path(), text="", **batch)
@@ -40,7 +40,7 @@ def planned(tmp_path, monkeypatch, *, jobs, profiles, groups=None, faults=None, 
         faults=faults or {},
         num_trials=3,
     )
-    return rooms._planned(asked, profiled, CLUSTER, seed=0, num_others=standing)
+    return rooms._planned(asked, profiled, CLUSTER, seed=0, num_others=num_other_jobs)
 
 
 def test_what_it_comes_to(tmp_path, monkeypatch):
@@ -49,7 +49,7 @@ def test_what_it_comes_to(tmp_path, monkeypatch):
         monkeypatch,
         jobs=[job("a"), job("b")],
         profiles={"a": (profile(36.0),), "b": (profile(18.0, PREDICTED),)},
-        standing=4,
+        num_other_jobs=4,
         price_per_device_hour=2.0,
     )
     assert found.plan.makespan_s == pytest.approx(3600, rel=0.01)

@@ -11,10 +11,10 @@ from prefect.context import refresh_global_settings_context
 from prefect.settings import PREFECT_API_AUTH_STRING, PREFECT_API_URL, temporary_settings
 
 from ringmaster.errors import InputError, ServerStartError
+from ringmaster.flows.batch import flow_runs as module
+from ringmaster.flows.batch.flow_runs import LocalFlow, embedded_server, has_lasting_server
 from ringmaster.flows.retrain_daily import retrain_daily
-from ringmaster.flows.services import embedded_server as module
 from ringmaster.flows.services import first_processes
-from ringmaster.flows.services.embedded_server import LocalFlow, embedded_server, has_lasting_server
 from ringmaster.flows.services.first_processes import ServerProcess
 from ringmaster.flows.services.serving import ALLOWED_HOSTS
 from ringmaster.flows.sweep import sweep

@@ -4,7 +4,7 @@ import pytest
 
 from ringmaster.errors import ProblemError
 from ringmaster.flows.batch import group_choice
-from ringmaster.flows.batch.group_choice import choose_together, goals_in
+from ringmaster.flows.batch.group_choice import choose_job_groups, goals_in
 from ringmaster.tasks.execution.job_table import GOAL, LEFT, PARTED
 from ringmaster.tasks.planning import fusion as checked_plans
 from ringmaster.tasks.profiling.search import planning_problem
@@ -39,7 +39,7 @@ def without_prefect(monkeypatch):
 def choose(journal, *groups, goals=None, add_terms=lambda problem: problem):
     profiled = ProfilingResult(jobs=tuple(JOBS), preflights={}, profiles={each.name: (profile(),) for each in JOBS})
     profiled = type(profiled)(**{**vars(profiled), "groups": {"a": tuple(groups)}})
-    return choose_together(
+    return choose_job_groups(
         profiled,
         jobs=JOBS,
         name="nightly",

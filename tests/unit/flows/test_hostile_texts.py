@@ -30,8 +30,14 @@ from ringmaster.flows.batch.dry_run import DryRun
 from ringmaster.flows.batch.result import BatchResult, job_rows
 from ringmaster.flows.commands import planning
 from ringmaster.flows.lineage.views import diff_view, impact_view, print_view, show_view
-from ringmaster.flows.output import TextConsole, prepare_streams, write_document, write_uncaught
-from ringmaster.flows.process_log import TextFormatter, report_faults
+from ringmaster.flows.output import (
+    TextConsole,
+    TextFormatter,
+    prepare_streams,
+    report_faults,
+    write_document,
+    write_uncaught,
+)
 from ringmaster.flows.reports.plan_report import print_plan, print_report
 from ringmaster.flows.reports.progress import LinesView, LiveView
 from ringmaster.flows.reports.watch import LineBudget, picture, status_table

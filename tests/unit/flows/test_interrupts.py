@@ -13,10 +13,10 @@ from ringmaster.flows.interrupts import (
     STOPPING,
     Interrupts,
     answered,
+    answers_shown_by,
     command,
     command_that_goes_on,
     handled,
-    said_by,
     stopped_by_signals,
 )
 
@@ -147,8 +147,8 @@ def test_other_threads_leave_signals_alone():
 def test_a_view_shows_the_answer_while_it_is_there():
     first, view = Told(), Told()
     interrupted = Interrupts(say=first)
-    with said_by(view), answered(interrupted), stopped_by_signals(lambda: None):
-        with said_by(view):
+    with answers_shown_by(view), answered(interrupted), stopped_by_signals(lambda: None):
+        with answers_shown_by(view):
             press()
             view.wait(STOPPING)
         assert interrupted.say is first
@@ -181,7 +181,7 @@ def test_a_command_that_came_to_its_end_all_the_same_has_its_own_exit_code(capfd
     for code, expected in ((0, 0), (1, 130)):
         with pytest.raises(SystemExit) as end, command(["run", "f.yaml"]), stopped_by_signals(stopped := lambda: None):
             press()
-            while interrupts.current().asked is None:
+            while interrupts.current().first_signal is None:
                 pass
             assert stopped
             raise SystemExit(code)

@@ -1,12 +1,21 @@
 from xml.etree import ElementTree
 
 from hypothesis import given
+from rich.console import Console
 
+from ringmaster.flows.reports.plan_report import print_gantt
 from ringmaster.tasks.planning import Option, Plan, PlanningJob, PlanningNode, Problem, Segment, solve
-from ringmaster.tasks.planning.gantt import render_svg, render_text, rows
+from ringmaster.tasks.planning.gantt import render_svg, rows
 from ringmaster.tasks.planning.plans.list_scheduling import BASELINES
 from tests.drawing import draws
 from tests.unit.planning.draw import problems, tiny
+
+
+def render_text(plan, problem, width=100):
+    console = Console(width=width, color_system=None)
+    with console.capture() as capture:
+        print_gantt(plan, problem, console)
+    return capture.get()
 
 
 @draws(20)

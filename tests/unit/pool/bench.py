@@ -243,7 +243,7 @@ def run(pool, gangs, *, moves=30):
     """Lets gangs and executor take turns until no batch is active."""
     for _ in range(moves):
         pool.step(seconds=0.1)
-        if not Submissions(pool.database).standing():
+        if not Submissions(pool.database).unended():
             return
         gangs.move()
     raise AssertionError(f"it did not come to its end: {pool.statuses()}")

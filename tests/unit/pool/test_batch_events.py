@@ -101,7 +101,7 @@ def test_what_comes_after_the_end_of_a_segment_is_dropped(database):
     assert seen(reads.read()) == ["1 starts", "a has ended", "1 ends"]
     story.say(number, JobReady(step=0))
     assert reads.read() == []
-    assert reader(database, LogPosition(told=3)).read() == []
+    assert reader(database, LogPosition(decision=3)).read() == []
 
 
 def test_a_member_of_a_group_is_named_and_ends_by_the_executors_decision(database):

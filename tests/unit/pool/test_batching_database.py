@@ -50,7 +50,7 @@ def commands(database):
 
 def test_writes_wait_for_the_end_and_share_a_transaction(database, counted, batching):
     store = MessageStore(batching)
-    with batching.together():
+    with batching.batched():
         for number in range(5):
             store.command(number, f"c{number}")
         assert commands(database) == []
@@ -67,7 +67,7 @@ def test_outside_of_it_each_write_is_carried_out_at_once(database, counted, batc
 
 def test_a_thread_reads_what_it_has_written(batching):
     journal = Journal(batching, batch="b")
-    with batching.together():
+    with batching.batched():
         journal.change_jobs({"a": {"status": JobStatus.RUNNING, "details": {"x": 1}}})
         assert journal.jobs()["a"].status == JobStatus.RUNNING
         journal.change_jobs({"a": {"step": 3, "details": {"y": 2}}})
@@ -77,7 +77,7 @@ def test_a_thread_reads_what_it_has_written(batching):
 
 def test_a_write_with_a_result_takes_those_that_wait_along(counted, batching):
     journal, store = Journal(batching, batch="b"), MessageStore(batching)
-    with batching.together():
+    with batching.batched():
         store.command(1, "before")
         (first, second) = journal.start_segments([("a", {}), ("b", {})])
         assert counted.num_writes == 1
@@ -87,7 +87,7 @@ def test_a_write_with_a_result_takes_those_that_wait_along(counted, batching):
 
 def test_the_order_of_writes_is_kept(database, batching):
     store = MessageStore(batching)
-    with batching.together():
+    with batching.batched():
         store.give(7, batch="b", shares={"n": ("one", share())})
         store.end(7, "n")
         store.give(8, batch="b", shares={"n": ("one", share())})
@@ -97,7 +97,7 @@ def test_the_order_of_writes_is_kept(database, batching):
 
 def test_changes_of_a_job_that_follow_each_other_are_joined(counted, batching):
     journal = Journal(batching, batch="b")
-    with batching.together():
+    with batching.batched():
         journal.change_jobs({"a": {"status": JobStatus.RUNNING, "details": {"x": 1, "y": 1}}, "b": {"step": 1}})
         journal.change_jobs({"a": {"step": 3, "details": {"y": 2}}, "b": {"message": "slow"}})
         assert counted.num_writes == 0
@@ -108,7 +108,7 @@ def test_changes_of_a_job_that_follow_each_other_are_joined(counted, batching):
 
 
 def test_another_thread_does_not_wait(database, batching):
-    with batching.together():
+    with batching.batched():
         MessageStore(batching).command(1, "mine")
         other = threading.Thread(target=lambda: MessageStore(batching).command(2, "theirs"))
         other.start(), other.join()
@@ -116,11 +116,11 @@ def test_another_thread_does_not_wait(database, batching):
 
 
 def test_after_an_exception_nothing_that_waits_is_written(database, batching):
-    with pytest.raises(KeyError), batching.together():
+    with pytest.raises(KeyError), batching.batched():
         MessageStore(batching).command(1, "lost")
         raise KeyError
     assert commands(database) == []
-    with batching.together():
+    with batching.batched():
         MessageStore(batching).command(1, "again")
     assert commands(database) == ["again"]
 

@@ -172,15 +172,15 @@ def test_a_batch_is_submitted_once_with_its_jobs(database):
     submissions = Submissions(database)
     submissions.submit(submission(), failed={"c": "no technique can train it"})
     submissions.submit(submission(jobs=("x",)))
-    assert submissions.standing() == [submission()]
-    assert submissions.find("nightly-1").asked.deadlines_s == {"a": 60.0}
+    assert submissions.unended() == [submission()]
+    assert submissions.find("nightly-1").planning_terms.deadlines_s == {"a": 60.0}
     jobs = Journal(database, batch="nightly-1").jobs()
     assert {name: record.status for name, record in jobs.items()} == {"a": "waiting", "b": "waiting", "c": "failed"}
     every = Journal(database, batch=None)
     every.write_job("nightly-1/a", status=JobStatus.DONE, step=10)
     assert Journal(database, batch="nightly-1").jobs()["a"].step == 10
     submissions.end("nightly-1")
-    assert submissions.standing() == []
+    assert submissions.unended() == []
 
 
 def test_the_flow_runs_of_active_batches_are_known_without_reading_the_batches(database):
@@ -201,7 +201,7 @@ def test_what_was_told_of_a_batch_is_read_on_from_any_event(database):
         told.append("other", event)
     entries, _ = BatchEvents(database, "b").rows(LogPosition(), most=9)
     assert [entry.event for entry in entries] == events
-    later, _ = BatchEvents(database, "b").rows(LogPosition(told=entries[0].id), most=9)
+    later, _ = BatchEvents(database, "b").rows(LogPosition(decision=entries[0].id), most=9)
     assert [entry.event for entry in later] == events[1:]
     assert told.newest() == 4
 

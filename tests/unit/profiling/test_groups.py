@@ -77,7 +77,7 @@ def test_what_was_not_tried_is_predicted_from_what_was():
         assert profile.startup_s == pytest.approx(1.9 + 0.1 * size)
         assert profile.stall_s == pytest.approx(0.1 * size)
         assert profile.source == ("measured" if size in (2, 8, 16) else "predicted")
-        assert profile.beside([profile.members[0].job]).together_s == pytest.approx(1.6)
+        assert profile.restricted_to([profile.members[0].job]).together_s == pytest.approx(1.6)
     assert set(by_size(groups)) == {2, 4, 8, 16}
     assert set(groups) == {f"job-{i:02}" for i in range(0, 16, 2)}
 

@@ -12,7 +12,7 @@ from packaging.requirements import Requirement
 
 from ringmaster import extras
 from ringmaster.errors import DatabaseFileError, InputError
-from ringmaster.flows.process_log import LOG_FORMAT, log_format
+from ringmaster.flows.output import LOG_FORMAT, log_format
 from ringmaster.flows.services.databases import databases
 from ringmaster.flows.services.service_definitions import PoolOptions, faults
 from ringmaster.tasks.pool.ray.options import RayOptions
@@ -30,7 +30,7 @@ from ringmaster.extras import PACKAGES
 for package in [package for packages in PACKAGES.values() for package in packages]:
     sys.modules[package] = None
 import ringmaster.flows.cli, ringmaster.flows.commands.running, ringmaster.flows.train_batch
-import ringmaster.flows.batch.local_run, ringmaster.flows.services.embedded_server
+import ringmaster.flows.batch.local_run, ringmaster.flows.batch.flow_runs
 import ringmaster.tasks.sweeping.spec, ringmaster.techniques.data.sources.image_classification
 """
 

@@ -9,12 +9,12 @@ from datetime import datetime, timedelta
 import pytest
 
 from ringmaster.errors import InputError
-from ringmaster.flows.process_log import LOG_FORMAT, LogFormat, ProcessRole, log_format, logging_config
+from ringmaster.flows.output import LOG_FORMAT, LogFormat, ProcessRole, log_format, logging_config
 
 # A process of a pool, with loggers of ours and of others.
 PROCESS = """
 import logging, sys, threading, warnings
-from ringmaster.flows.process_log import ProcessRole, log_to_stderr, notice, report_faults
+from ringmaster.flows.output import ProcessRole, log_to_stderr, notice, report_faults
 other = logging.getLogger("sqlalchemy.engine")
 other.addHandler(logging.StreamHandler(sys.stderr))
 other.propagate = False
@@ -75,7 +75,7 @@ def test_text_is_the_default_and_has_what_it_had():
     ids=["process", "thread"],
 )
 def test_an_error_that_nobody_catches_is_a_record_too(program):
-    start = "import threading\nfrom ringmaster.flows.process_log import ProcessRole, log_to_stderr\n"
+    start = "import threading\nfrom ringmaster.flows.output import ProcessRole, log_to_stderr\n"
     said = stderr_of(f"{start}log_to_stderr(ProcessRole.NODE)\n{program}", **{LOG_FORMAT: "json"})
     (line,) = [json.loads(each) for each in said.splitlines()]
     assert "no such thing" in line["exception"]
@@ -86,7 +86,7 @@ def test_prefect_and_mlflow_log_through_the_same_handler():
     """Both configure logging when they are imported, Prefect also when its server is made."""
     program = """
 import logging
-from ringmaster.flows.process_log import ProcessRole, log_to_stderr
+from ringmaster.flows.output import ProcessRole, log_to_stderr
 log_to_stderr(ProcessRole.PREFECT)
 from prefect import flow
 from prefect.logging.configuration import setup_logging

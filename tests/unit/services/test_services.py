@@ -8,7 +8,7 @@ from dataclasses import replace
 import pytest
 
 from ringmaster.errors import InputError
-from ringmaster.flows.process_log import LOG_FORMAT, LogFormat
+from ringmaster.flows.output import LOG_FORMAT, LogFormat
 from ringmaster.flows.services.databases import PoolDatabases, databases, make_databases
 from ringmaster.flows.services.service_definitions import (
     PoolOptions,

@@ -15,7 +15,7 @@ PASSWORD = "correct horse battery"
 
 @pytest.fixture
 def tell(tmp_path, capsys):
-    """A function that prints the address of a pool with or without a password, and returns stdout and stderr."""
+    """A function that prints the address of a pool, and returns stdout and stderr."""
 
     def tell(*, password, as_json=False):
         address = PoolAddress(
@@ -39,10 +39,6 @@ def test_where_the_password_is_and_how_each_page_asks_for_it(tell, tmp_path, as_
     assert PASSWORD not in said.out + said.err
     if as_json:
         assert json.loads(said.out)["password_file"] == str(tmp_path / "pool" / "password")
-
-
-def test_a_pool_that_an_earlier_release_left_open_is_told(tell):
-    assert "To fix: `ringmaster down`, then `ringmaster up`" in " ".join(tell(password="").err.split())
 
 
 def test_a_password_that_is_kept_nowhere_is_the_one_that_was_given(tell):

@@ -17,7 +17,7 @@ from ringmaster.flows.services.databases import databases
 from ringmaster.flows.services.service_definitions import PoolOptions
 from ringmaster.flows.settings import PoolAddress
 from ringmaster.tasks.cluster import Cluster
-from ringmaster.tasks.execution.local_engine import leases_of
+from ringmaster.tasks.execution.engine import leases_of
 from ringmaster.tasks.pool.engines import Service
 from ringmaster.techniques.processes.stopped import is_stopped
 from tests.ports import free_port

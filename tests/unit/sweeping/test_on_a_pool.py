@@ -85,7 +85,7 @@ def test_a_sweep_on_a_pool(database, sampler, dies):
     for move in range(120):
         pool.step(seconds=0.1)
         flow.hear()
-        if not Submissions(database).standing():
+        if not Submissions(database).unended():
             break
         gangs.move()
         if move % 7 == 3 and dies == "the executor":

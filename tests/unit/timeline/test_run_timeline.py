@@ -3,8 +3,8 @@
 import pytest
 from sqlalchemy import select
 
+from ringmaster.tasks.execution.engine import StepEvents
 from ringmaster.tasks.execution.events import GangReport
-from ringmaster.tasks.execution.local_engine import StepEvents
 from ringmaster.tasks.pool.submissions import Submission, Submissions
 from ringmaster.tasks.storage.journal import Journal
 from ringmaster.tasks.storage.message_store import MessageStore

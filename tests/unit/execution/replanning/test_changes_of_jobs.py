@@ -206,7 +206,7 @@ def test_a_segment_that_another_executor_started_is_gone_on_with(tmp_path):
         again.leases.take_each([[name]], holder="test")
     again.executor.job_table.refresh()
     for record in running:
-        future = pool.gangs.adopt(record.id, on_event=partial(again.executor.said, record.id))
+        future = pool.gangs.adopt(record.id, on_event=partial(again.executor.post, record.id))
         again.executor.adopt(record.id, record, future)
     pool.at(300.0, again.executor.stop)
     again.executor.replan_soon(why="adopted")
@@ -230,7 +230,11 @@ def test_names_within_a_batch_reach_the_gang(tmp_path):
     jobs = [replace(job("night/base"), num_steps=5), replace(job("night/child", base="night/base"), num_steps=5)]
     begin(pool.bench.journal, jobs, faults={})
     pool.gangs.step_s.update({(n, registry.dotted_path("single"), 1): 1.0 for n in ("base", "child")})
-    entries = [replace(pool.bench.entry(each, profile()), batch="night") for each in jobs]
+    local = {"night/base": job("base"), "night/child": job("child", base="base")}
+    entries = [
+        replace(pool.bench.entry(each, profile()), batch="night", local_job=replace(local[each.name], num_steps=5))
+        for each in jobs
+    ]
     pool.at(0.0, lambda: pool.executor.add_jobs(entries, why="night"))
     pool.serve(until_s=50.0)
     assert pool.statuses == {"night/base": JobStatus.DONE, "night/child": JobStatus.DONE}

@@ -34,7 +34,7 @@ class PlayedExecutor:
     def turn(self):
         """Does all that is due."""
         self._answer()
-        for batch in self._submissions.standing():
+        for batch in self._submissions.unended():
             self._train(batch, Journal(self._database, batch=batch.id))
 
     def _answer(self):

@@ -487,7 +487,7 @@ def test_a_command_that_measures_a_batch_is_stopped_where_the_batch_is_cancelled
     with interrupts.answered(interrupts.Interrupts(say=lambda line: None)):
         with pytest.raises(BatchCancelled, match="batch nightly was cancelled before its jobs were planned"):
             bench.train()
-        assert interrupts.current().asked is None, "the command exits with 1, as nobody has interrupted it"
+        assert interrupts.current().first_signal is None, "the command exits with 1, as nobody has interrupted it"
     assert bench.ids() == []
     assert pending(bench.database) == []
 

@@ -64,7 +64,7 @@ def play(database, *, lives):
         for worker in gangs.workers:
             worker.beat()
         gangs.move()
-        if not Submissions(database).standing():
+        if not Submissions(database).unended():
             return pool, gangs
     raise AssertionError(f"it did not come to its end: {pool.statuses()}")
 
@@ -101,7 +101,7 @@ def num_writes(tmp_path):
     gangs = Gangs(Worker(database, "n1", num_devices=1), Worker(database, "n2", num_devices=1))
     Submissions(database).submit(submission(jobs=("a", "b", "c"), bases={"c": "a"}))
     pool = PoolBench(database, Clock(), led=counted)
-    while Submissions(database).standing():
+    while Submissions(database).unended():
         pool.step(seconds=1.0)
         gangs.move()
     database.close()

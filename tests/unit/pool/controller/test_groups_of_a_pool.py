@@ -136,7 +136,7 @@ def play(database, *, lives=(), how=ALL):
         for worker in gangs.workers:
             worker.beat()
         gangs.move()
-        if not Submissions(database).standing():
+        if not Submissions(database).unended():
             return pool, gangs, 10_000 - led.left
     raise AssertionError(f"it did not come to its end: {pool.statuses()}")
 

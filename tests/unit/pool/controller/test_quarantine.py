@@ -101,7 +101,7 @@ def test_what_is_damaged_harms_its_own_batch_at_most(database, damage, changes_c
     for record in Journal(database, batch="b1").jobs().values():
         assert record.status == JobStatus.DONE or record.message, "a job that fails says why"
     requests = Requests(database)
-    assert requests.standing() == []
+    assert requests.current() == []
     number = requests.ask(RequestKind.CANCEL, {"batch": "b1", "jobs": []})
     pool.step()
     assert "has ended" in requests.read(number).answer["message"]

@@ -3,7 +3,7 @@
 import pytest
 
 from ringmaster.errors import NodeAlreadyServed
-from ringmaster.tasks.execution.local_engine import FileLeases
+from ringmaster.tasks.execution.engine import FileLeases
 from ringmaster.tasks.pool.node_gangs import hold_devices
 
 DEVICES = ("here:cpu:0", "here:cpu:1")

@@ -5,7 +5,7 @@ import subprocess
 import pytest
 
 from ringmaster.errors import EngineUnavailable, SchedulerError
-from ringmaster.tasks.pool.slurm.commands import Slurm
+from ringmaster.tasks.pool.slurm import Slurm
 
 EMPTY = '{"jobs": [], "errors": []}'
 

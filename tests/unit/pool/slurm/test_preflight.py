@@ -5,8 +5,7 @@ import subprocess
 
 import pytest
 
-from ringmaster.tasks.pool.slurm.commands import Slurm, seconds_of
-from ringmaster.tasks.pool.slurm.options import SlurmOptions, numbers_of
+from ringmaster.tasks.pool.slurm import Slurm, SlurmOptions, numbers_of, seconds_of
 
 PARTITIONS = """\
 PartitionName=cpu AllowGroups=ALL Default={default} MaxTime=1-00:00:00 MinNodes=0 Nodes=c1 State=UP TotalCPUs=4

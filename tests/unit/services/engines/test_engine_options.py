@@ -15,7 +15,7 @@ from ringmaster.tasks.planning.whatif.nodes import NodePrices
 from ringmaster.tasks.pool.engines import EngineOptions, NodeDeployment, WorkPoolOptions, engine_options
 from ringmaster.tasks.pool.node_scaler import ElasticityOptions
 from ringmaster.tasks.pool.ray.options import RayOptions
-from ringmaster.tasks.pool.slurm.options import SlurmOptions
+from ringmaster.tasks.pool.slurm import SlurmOptions
 
 HOME = Path("/srv/ringmaster")
 WORK_POOL = WorkPoolOptions(work_pool="gpus", max_nodes=4, idle_s=60.0, devices="cpu:2")

@@ -10,8 +10,7 @@ import pytest
 
 from ringmaster.flows.pool.batch_worker import WORKERS
 from ringmaster.tasks.pool.batch_scheduler import COMMAND
-from ringmaster.tasks.pool.slurm.commands import slurm_time
-from ringmaster.tasks.pool.slurm.options import BATCH_SCRIPT
+from ringmaster.tasks.pool.slurm import BATCH_SCRIPT, slurm_time
 
 SlurmWorker = WORKERS["slurm"]
 SlurmJobConfiguration = SlurmWorker.job_configuration

@@ -8,7 +8,7 @@ from ringmaster.flows.pool import batch_worker
 from ringmaster.flows.pool.batch_worker import UNSUBMITTED_S, SubmissionVerdict, jobs_by_run
 from ringmaster.tasks.execution.engine import NodeRun
 from ringmaster.tasks.pool.batch_scheduler import BatchJob
-from ringmaster.tasks.pool.slurm.commands import Slurm
+from ringmaster.tasks.pool.slurm import Slurm
 
 RUN = NodeRun(id="abc", infrastructure="slurm:7")
 JOB = BatchJob(id=7, states=frozenset({"RUNNING"}), node="n1", flow_run="abc")

@@ -1,0 +1,9 @@
+"""The metrics of a model in a folder, by the loop that evaluates a job at its end."""
+
+from ringmaster.techniques.processes.ranks import Ranks, take_device
+from ringmaster.techniques.scoring.evaluation import evaluator
+
+
+def evaluate_model(order):
+    device = take_device((order.slot,), 0, num_ranks=1)
+    return evaluator(order, ranks=Ranks(rank=0, num_ranks=1, device=device, mesh=None), beat=lambda: None).evaluate()
