@@ -19,7 +19,7 @@ from ringmaster.techniques.data import batch_indices, fetch, open_data, prepare
 from ringmaster.techniques.models.build import build_model
 from ringmaster.techniques.training.losses import loss_of
 from ringmaster.techniques.training.metrics import MetricTotals
-from ringmaster.techniques.training.optimizers import build_optimizer, schedule_factor
+from ringmaster.techniques.training.optimizers import build_optimizer
 
 
 def train(job, *, cache: Path, models: Path) -> dict[str, float]:
@@ -42,7 +42,7 @@ def train(job, *, cache: Path, models: Path) -> dict[str, float]:
         if job.clip_grad_norm is not None:
             torch.nn.utils.clip_grad_norm_(model.parameters(), job.clip_grad_norm)
         for group in optimizer.param_groups:
-            group["lr"] = job.optimizer.lr * schedule_factor(job.schedule, step, num_steps=job.total_steps)
+            group["lr"] = job.learning_rate(step)
         optimizer.step()
         optimizer.zero_grad()
         every = job.evaluation.every_steps

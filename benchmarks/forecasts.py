@@ -1,108 +1,137 @@
-"""Predicted ends of simulated batches: how many ends lie in their 90 % interval, and how far predictions are off.
+"""Predicted ends on simulated pools: how many latest ends hold, whether a job ends before its earliest, and widths.
 
-usage: python -m benchmarks.forecasts [--draws N] [--sizes FACTOR ...] [--family NAME]
+usage: python -m benchmarks.forecasts [--pools N] [--family NAME] [--planner rules | search] [--table]
 
-True runtimes are the predicted ones times factors of the machine, the technique, the job and the option, whose errors
-are those that are believed in times FACTOR. What no profile contains stretches all that is left by a factor, too. Ends
-are predicted at the start and after 10 % and 50 % of the planned makespan.
+On each pool half of the jobs arrive later, unknown before; true runtimes are the predicted ones times factors of each
+job (25 %) and option (10 %); devices fail about once in a run and are back after ten minutes; and what no profile
+contains stretches all that is left by a factor (8 %). Ends are predicted at the start and after 10, 25 and 50 % of the
+first plan's makespan. `--table` writes the table between the markers in docs/benchmarks.md.
 """
 
 import argparse
 import math
+import os
 import random
 import statistics
-from dataclasses import dataclass, field
+from collections.abc import Callable
+from dataclasses import dataclass, field, replace
+from datetime import date
+from pathlib import Path
 
 from benchmarks.planning.families import draw
 from benchmarks.simulation.simulated_runs import simulate
 from ringmaster.tasks.execution.events import PredictedEnd
-from ringmaster.tasks.planning import Plan, Problem
+from ringmaster.tasks.planning import Plan, Problem, solve
+from ringmaster.tasks.planning.bounds.job_costs import only
 from ringmaster.tasks.planning.plans.list_scheduling import BASELINES
-from ringmaster.tasks.profiling.speed_beliefs import OF_MEASUREMENTS, OF_PREDICTIONS, SpeedErrors
+from ringmaster.tasks.profiling.speed_beliefs import SpeedErrors
 
-SHARES = (0.0, 0.1, 0.5)
+PAGE = Path(__file__).resolve().parents[1] / "docs" / "benchmarks.md"
+BEGIN, END = "<!-- forecasts -->", "<!-- /forecasts -->"
+SHARES = (0.0, 0.1, 0.25, 0.5)
+ERRORS = SpeedErrors(machine=0.0, technique=0.0, job=0.25, option=0.1)
 UNKNOWN = 0.08  # what no profile contains: the deviation of the factor of all that is left
+FAILURES, DAY_S = 1.0, 86_400.0  # failures in a makespan, on all devices
+PLANNERS: dict[str, Callable[[Problem], Plan]] = {
+    "rules": lambda problem: min((baseline(problem) for baseline in BASELINES), key=lambda plan: plan.makespan_s),
+    "search": lambda problem: solve(problem, work_s=0.3),
+}
 
 
 @dataclass
-class IntervalCoverage:
-    """Ends of one kind, of the batch or of jobs, at one time: which lie in their interval, and errors."""
+class PredictionErrors:
+    """Ends of one kind, of the pool or of its jobs, predicted at one time."""
 
+    is_met: list[bool] = field(default_factory=list)
+    num_early: int = 0
     inside: list[bool] = field(default_factory=list)
     errors: list[float] = field(default_factory=list)
-    half_widths: list[float] = field(default_factory=list)
+    widths: list[float] = field(default_factory=list)
+    certified_widths: list[float] = field(default_factory=list)
 
-    def add(self, predicted: PredictedEnd, actual_s: float, *, made_s: float) -> None:
+    def add(self, predicted: PredictedEnd, actual_s: float) -> None:
+        earliest_s, latest_s = predicted.bounds_s
+        self.is_met.append(actual_s <= latest_s)
+        self.num_early += actual_s < earliest_s
         self.inside.append(predicted.low_s <= actual_s <= predicted.high_s)
         self.errors.append(abs(predicted.end_s / actual_s - 1))
-        self.half_widths.append((predicted.high_s - predicted.low_s) / 2 / predicted.end_s)
+        self.widths.append((predicted.high_s - predicted.low_s) / predicted.end_s)
+        self.certified_widths.append((latest_s - earliest_s) / predicted.end_s)
 
     def line(self, name: str) -> str:
-        return (
-            f"| {name} | {len(self.inside)} | {statistics.mean(self.inside):.0%} | "
-            f"{statistics.median(self.errors):.1%} | {statistics.median(self.half_widths):.0%} |"
-        )
+        shares = (statistics.mean(self.is_met), statistics.mean(self.inside))
+        medians = map(statistics.median, (self.errors, self.widths, self.certified_widths))
+        cells = [name, str(len(self.is_met)), f"{shares[0]:.1%}", str(self.num_early), f"{shares[1]:.1%}"]
+        return "| " + " | ".join([*cells, *(f"{median:.0%}" for median in medians)]) + " |"
 
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--draws", type=int, default=30)
-    parser.add_argument("--sizes", nargs="*", type=float, default=[0.5, 1.0, 1.5])
-    parser.add_argument("--family", default="scale-10x8")
+    parser.add_argument("--pools", type=int, default=200)
+    parser.add_argument("--family", default="scale-20x16")
+    parser.add_argument("--planner", choices=PLANNERS, default="rules")
+    parser.add_argument("--table", action="store_true")
     chosen = parser.parse_args()
-    print("| errors, ends | ends | in their interval | median error | median half-width |")
-    print("| --- | ---: | ---: | ---: | ---: |")
-    for name, errors in (("predicted", OF_PREDICTIONS), ("measured", OF_MEASUREMENTS)):
-        for size in chosen.sizes:
-            ends = {(share, of): IntervalCoverage() for share in SHARES for of in ("batch", "jobs")}
-            for seed in range(chosen.draws):
-                measure(draw(chosen.family, seed=seed), errors, size, seed=seed, ends=ends)
-            for (share, of), found in ends.items():
-                print(found.line(f"{name}, {size:g} times, {of} at {share:.0%}"), flush=True)
+    ends = {(share, of): PredictionErrors() for share in SHARES for of in ("the last job", "jobs")}
+    for seed in range(chosen.pools):
+        measure(draw(chosen.family, seed=seed), seed=seed, planner=PLANNERS[chosen.planner], ends=ends)
+    lines = [
+        "| ends, predicted after | ends | by the latest | before the earliest | in the 90 % interval | off by | width "
+        "of the interval | from the earliest to the latest |",
+        "| --- | ---: | ---: | ---: | ---: | ---: | ---: | ---: |",
+        *(found.line(f"{of}, {share:.0%}") for (share, of), found in ends.items()),
+    ]
+    print("\n".join(lines))
+    if chosen.table:
+        about = f"{date.today().isoformat()}, {os.cpu_count()} cores, {chosen.pools} pools of `{chosen.family}`."
+        before, rest = PAGE.read_text().split(BEGIN, 1)
+        PAGE.write_text("\n".join([before + BEGIN, about, "", *lines, END]) + rest.split(END, 1)[1])
 
 
 def measure(
-    problem: Problem, errors: SpeedErrors, size: float, *, seed: int, ends: dict[tuple[float, str], IntervalCoverage]
+    problem: Problem,
+    *,
+    seed: int,
+    planner: Callable[[Problem], Plan],
+    ends: dict[tuple[float, str], PredictionErrors],
 ) -> None:
-    """Adds the ends of one simulated batch."""
+    """Adds the ends of one simulated pool."""
     numbers = random.Random(seed)
-    plan = by_rules(problem)
+    makespan_s = planner(problem).makespan_s
+    jobs = [
+        replace(job, release_s=numbers.uniform(0.0, makespan_s / 2)) if i % 2 else job
+        for i, job in enumerate(problem.jobs)
+    ]
+    problem = replace(problem, jobs=tuple(jobs))
+    first = planner(only(problem, [job.id for job in jobs if not job.release_s]))
     came = simulate(
         problem,
-        plan,
+        first,
         seed=seed,
         replan="clock",
-        factors=true_factors(problem, errors, size, numbers),
-        errors=errors,
-        make_plan=by_rules,
-        predict_at_s=[share * plan.makespan_s for share in SHARES],
+        factors=true_factors(problem, numbers),
+        errors=ERRORS,
+        make_plan=planner,
+        failures_per_day=FAILURES * DAY_S / makespan_s / problem.num_devices,
+        predict_at_s=[share * makespan_s for share in SHARES],
+        arrivals=True,
     )
-    stretch = math.exp(numbers.gauss(0.0, size * UNKNOWN))
+    stretch = math.exp(numbers.gauss(0.0, UNKNOWN))
     for share, prediction in zip(SHARES, came.predictions, strict=False):
         made_s = prediction.made_s
-        ends[share, "batch"].add(prediction.end, made_s + (came.makespan_s - made_s) * stretch, made_s=made_s)
+        last_s = max(came.ended_s[job] for job in prediction.jobs)
+        ends[share, "the last job"].add(prediction.end, made_s + (last_s - made_s) * stretch)
         for job, end in prediction.jobs.items():
-            ends[share, "jobs"].add(end, made_s + (came.ended_s[job] - made_s) * stretch, made_s=made_s)
+            ends[share, "jobs"].add(end, made_s + (came.ended_s[job] - made_s) * stretch)
 
 
-def by_rules(problem: Problem) -> Plan:
-    """Returns the best plan of simple rules, in milliseconds: forecasts do not depend on how good a plan is."""
-    return min((baseline(problem) for baseline in BASELINES), key=lambda plan: plan.makespan_s)
-
-
-def true_factors(
-    problem: Problem, errors: SpeedErrors, size: float, numbers: random.Random
-) -> dict[tuple[str, int], float]:
+def true_factors(problem: Problem, numbers: random.Random) -> dict[tuple[str, int], float]:
     """Returns the true over the predicted runtime of each option of each job."""
-    techniques = sorted({option.technique for job in problem.jobs for option in job.options})
-    of_machine = numbers.gauss(0, errors.machine)
-    of_technique = {technique: numbers.gauss(0, errors.technique) for technique in techniques}
     found = {}
     for job in problem.jobs:
-        of_job = numbers.gauss(0, errors.job)
-        for number, option in enumerate(job.options):
-            own = numbers.gauss(0, errors.option)
-            found[job.id, number] = math.exp(size * (of_machine + of_technique[option.technique] + of_job + own))
+        of_job = numbers.gauss(0, ERRORS.job)
+        for number in range(len(job.options)):
+            found[job.id, number] = math.exp(of_job + numbers.gauss(0, ERRORS.option))
     return found
 
 

@@ -136,11 +136,11 @@ def ip(*arguments):
     subprocess.run(["ip", *arguments], check=True)
 
 
-def measure(*, rate, num_rounds, rows):
-    """Returns the seconds a step of each round."""
+def lines_of_ranks(*arguments, rate):
+    """Runs a Python program as two ranks, one in each namespace; returns the JSON lines that rank 0 prints."""
     with two_namespaces(rate) as names, tempfile.TemporaryDirectory() as folder:
-        environment = {**os.environ, "GLOO_SOCKET_IFNAME": "slow", "PYTHONPATH": str(ROOT)}
-        command = [sys.executable, __file__, "--folder", folder, "--rounds", str(num_rounds), "--rows", str(rows)]
+        environment = {**os.environ, "GLOO_SOCKET_IFNAME": "slow", "PYTHONPATH": f"{ROOT}:{ROOT / 'src'}"}
+        command = [sys.executable, *arguments, "--folder", folder]
         ranks = [
             subprocess.Popen(
                 ["ip", "netns", "exec", name, *command, "--rank", str(rank)],
@@ -151,7 +151,7 @@ def measure(*, rate, num_rounds, rows):
             for rank, name in enumerate(names)
         ]
         try:
-            output, _ = ranks[0].communicate(timeout=1200)
+            output, _ = ranks[0].communicate(timeout=3000)
             if ranks[0].returncode or ranks[1].wait(timeout=60):
                 raise RuntimeError("a rank failed; what it said is above")
         finally:
@@ -206,7 +206,7 @@ def main():
         rank_main(given.rank, folder=given.folder, num_rounds=given.rounds, rows=given.rows)
     if os.geteuid() != 0:
         sys.exit("network namespaces need root. To fix: run it with sudo")
-    rounds = measure(rate=given.rate, num_rounds=given.rounds, rows=given.rows)
+    rounds = lines_of_ranks(__file__, "--rounds", str(given.rounds), "--rows", str(given.rows), rate=given.rate)
     result = write(rounds, rate=given.rate, rows=given.rows)
     print(json.dumps({"median": result["median"], "ratio": result["ratio"]}, indent=1))
 

@@ -120,7 +120,11 @@ def _block(client: SyncPrefectClient, target: str) -> UUID:
         raise InputError([f"{NOTIFY}: Prefect has no block {target!r}. To fix: {remedy}"]) from error
 
 
-FORMER = ("segment/segment", "profile-node/profile-node")  # of earlier releases, which stood among those for people
+# Deployments of earlier releases: those that stood among those for people, and those that `control-jobs` replaces.
+FORMER = (
+    *("segment/segment", "profile-node/profile-node", "cancel-jobs/cancel-jobs", "pause-jobs/pause-jobs"),
+    *("resume-jobs/resume-jobs", "set-priority/set-priority"),
+)
 PROJECT = Path(__file__).absolute().parents[1]
 AUTOMATION = "ringmaster-silent-runs"
 # A server that restarts receives no heartbeats for a minute. That must not count as the silence of the runs.

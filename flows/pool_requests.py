@@ -1,30 +1,30 @@
 """Requests to a running pool, as flows whose deployments have forms in Prefect's UI.
 
-The command line makes the same requests without a flow run: `ringmaster submit`, and `ringmaster jobs` with
-`cancel`, `pause`, `resume` and `set-priority`.
+The command line makes the same requests without a flow run: `ringmaster submit` and `ringmaster jobs`.
 """
 
+from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
-from typing import Annotated, Any
+from typing import Annotated, Any, Literal
 
 from prefect import flow, get_run_logger
 from pydantic import ConfigDict, Field
 
-from ringmaster.errors import BatchFailed
+from ringmaster.errors import BatchFailed, InputError
 from ringmaster.flows.batch.batch_input import BatchOfFile, CheckpointEvery, FormSection, titled
 from ringmaster.flows.batch.flow_runs import cancel_batches, ended, kept_result, named
-from ringmaster.flows.pool.batch_requests import ask_about, open_database, pool_address
+from ringmaster.flows.pool.batch_requests import ControllerAnswer, ask_about, clone_job, database_of, pool_address
 from ringmaster.flows.train_batch import train_batch
 from ringmaster.tasks.batch import Batch, parse_batch
 from ringmaster.tasks.batch.references import NAME_PATTERN
 from ringmaster.tasks.pool.requests import MOST_PRIORITY, RequestKind
+from ringmaster.tasks.storage.database import Database
 from ringmaster.text import printable
 
 BatchName = Annotated[str, titled("Batch", min_length=1)]
 JobNames = Annotated[list[str], titled("Jobs", examples=[["llama", "vit-lr1e-3"]])]
 NewName = Annotated[str, titled("Batch", pattern=NAME_PATTERN)]
-Priority = Annotated[float, titled("Priority", gt=0, le=MOST_PRIORITY)]
 
 
 class JobsWrittenOut(FormSection):
@@ -71,56 +71,100 @@ def submit_jobs(
     return ended(result.to_json(), status=result.status, message=result.summary(), failure=BatchFailed)
 
 
-@flow(name="cancel-jobs", flow_run_name=named("cancel {batch}"), persist_result=True, result_serializer="json")
-def cancel_jobs(batch: BatchName, jobs: JobNames = []) -> list[str]:  # noqa: B006 - never changed
-    """Cancels a batch, or some of its jobs, for good; jobs that run write a checkpoint first.
+class CloneAction(FormSection):
+    """Add a job like another one, with other settings."""
+
+    model_config = ConfigDict(title="Clone")
+
+    clone: str = Field(title="Job to clone", min_length=1)
+    settings: dict[str, Any] = Field(
+        default={}, title="Settings", description='What differs, as JSON, such as {"optimizer.lr": 1e-4}.'
+    )
+    warm: bool = Field(
+        default=False, title="Warm", description="Go on from the newest checkpoint of the job, optimizer included."
+    )
+    at_step: int | None = Field(
+        default=None, ge=1, title="At step", description="The step of an earlier checkpoint that is kept. For Warm."
+    )
+    name: str = Field(default="", title="Name", description="By default that of the job with a number.")
+    only_price: bool = Field(default=False, title="Only show the price", description="Start nothing.")
+    accept_jump: bool = Field(
+        default=False,
+        title="Accept a jump of the step",
+        description="Start it although the learning rate jumps by more than a fifth at its first step.",
+    )
+
+
+class SetAction(FormSection):
+    """Change settings of jobs that run or wait. Empty fields stay as they are."""
+
+    model_config = ConfigDict(title="Set")
+
+    steps: int | None = Field(default=None, ge=1, title="Steps")
+    weight: float | None = Field(default=None, gt=0, title="Weight", description="Of the end of each job.")
+    deadline: float | None = Field(
+        default=None, gt=0, title="Deadline (seconds)", description="From the start of the batch."
+    )
+    priority: float | None = Field(
+        default=None, gt=0, le=MOST_PRIORITY, title="Priority", description="1 is usual; with 2, an end counts twice."
+    )
+
+
+class StateAction(FormSection):
+    """Pause, resume or cancel jobs; those that run write a checkpoint first."""
+
+    model_config = ConfigDict(title="Pause, resume or cancel")
+
+    action: Literal["pause", "resume", "cancel"] = Field(default="pause", title="Action")
+
+
+JobAction = Annotated[StateAction | CloneAction | SetAction, titled("What to do")]
+
+
+@flow(name="control-jobs", flow_run_name=named("control {batch}"), persist_result=True, result_serializer="json")
+def control_jobs(
+    batch: BatchName,
+    what: JobAction = StateAction(),
+    jobs: JobNames = [],  # noqa: B006 - never changed
+) -> list[str]:
+    """Clones, changes, pauses, resumes or cancels jobs of a batch that runs, wherever the batch was started.
 
     Args:
         batch: The name or the id of the batch.
-        jobs: The names of the jobs to cancel. If the list is empty, this is the whole batch.
+        what: What is done with its jobs.
+        jobs: The names of the jobs. If the list is empty, this is the whole batch. A clone names its job itself.
     """
-    return _ask(RequestKind.CANCEL, batch, jobs)
-
-
-@flow(name="pause-jobs", flow_run_name=named("pause {batch}"), persist_result=True, result_serializer="json")
-def pause_jobs(batch: BatchName, jobs: JobNames = []) -> list[str]:  # noqa: B006 - never changed
-    """Pauses a batch, or some of its jobs, until they are resumed; jobs that run write a checkpoint first.
-
-    Args:
-        batch: The name or the id of the batch.
-        jobs: The names of the jobs to pause. If the list is empty, this is the whole batch.
-    """
-    return _ask(RequestKind.PAUSE, batch, jobs)
-
-
-@flow(name="resume-jobs", flow_run_name=named("resume {batch}"), persist_result=True, result_serializer="json")
-def resume_jobs(batch: BatchName, jobs: JobNames = []) -> list[str]:  # noqa: B006 - never changed
-    """Resumes paused jobs from their checkpoints.
-
-    Args:
-        batch: The name or the id of the batch.
-        jobs: The names of the jobs to resume. If the list is empty, these are all paused jobs of the batch.
-    """
-    return _ask(RequestKind.RESUME, batch, jobs)
-
-
-@flow(name="set-priority", flow_run_name=named("priority of {batch}"), persist_result=True, result_serializer="json")
-def set_priority(batch: BatchName, priority: Priority = 1.0, jobs: JobNames = []) -> list[str]:  # noqa: B006
-    """Sets the priority of a batch, or of some of its jobs, relative to all others; the pool then re-plans.
-
-    Args:
-        batch: The name or the id of the batch.
-        priority: The weight of the jobs' end times in the plan. The default is 1. With 2, an end time counts twice.
-        jobs: The names of the jobs. If the list is empty, this is the whole batch.
-    """
-    return _ask(RequestKind.SET_PRIORITY, batch, jobs, priority=priority)
-
-
-def _ask(kind: RequestKind, batch: str, jobs: list[str], **more: Any) -> list[str]:
-    """Returns and logs the answers of the pool's executor. Raises InputError where it refuses."""
-    with open_database(pool_address()) as database:
-        answers = ask_about(database, kind, batch=batch, jobs=jobs, **more)
+    with database_of(batch) as database:
+        answers = _answers(database, batch, what, jobs)
     lines = [printable(f"{answer.batch}: {answer.message}") for answer in answers]
     for line in lines:
         get_run_logger().info(line)
     return lines
+
+
+def _answers(
+    database: Database, batch: str, what: StateAction | CloneAction | SetAction, jobs: Sequence[str]
+) -> Sequence[ControllerAnswer]:
+    """Returns the answers of the executor. Raises InputError where it refuses."""
+    if isinstance(what, StateAction):
+        return ask_about(database, RequestKind(what.action), batch=batch, jobs=jobs)
+    if isinstance(what, SetAction):
+        return ask_about(database, RequestKind.SET, batch=batch, jobs=jobs, settings=what.model_dump(exclude_none=True))
+
+    def accept(priced: ControllerAnswer) -> None:
+        get_run_logger().info(printable(priced.message))
+        if priced.jump and not (what.only_price or what.accept_jump):
+            raise InputError([f'{priced.jump}. To fix: tick "Accept a jump of the step"'])
+
+    answer = clone_job(
+        database,
+        batch=batch,
+        job=what.clone,
+        settings_of_clone=what.settings,
+        name=what.name,
+        is_warm=what.warm,
+        at_step=what.at_step,
+        is_dry=what.only_price,
+        accept=accept,
+    )
+    return [answer]

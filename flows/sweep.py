@@ -106,8 +106,9 @@ def sweep(
     spec = spec_of(form)
     sweep_scheduler = SweepScheduler(spec)
     result = train(spec.batch(), RunOptions(resume=resume, seed=seed), sweep_scheduler=sweep_scheduler)
+    clones = [row["name"] for row in result.jobs if row["name"] not in spec.trials]
     rows = leaderboard(
-        spec.trials,
+        [*spec.trials, *clones],
         objective=spec.objective,
         values=sweep_scheduler.values,
         reports=sweep_scheduler.reports,

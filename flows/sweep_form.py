@@ -149,10 +149,11 @@ class EarlyStopping(FormSection):
 
     model_config = ConfigDict(title="Early stopping")
 
-    policy: Literal["none", "asha", "halving", "median"] = Field(
-        default="asha",
+    policy: Literal["cut", "asha", "halving", "median", "none"] = Field(
+        default="cut",
         title="Policy",
-        description="asha pauses each trial at a rung, and continues the best ones when devices are free. halving "
+        description="cut compares the trials at 4 and at 10 percent of their steps, and trains the best fifth to the "
+        "end. asha pauses each trial at a rung, and continues the best ones when devices are free. halving "
         "continues them when all trials have reached the rung. median stops a trial that is worse than half of the "
         "others at its step. none trains all trials to their end.",
     )
@@ -161,21 +162,23 @@ class EarlyStopping(FormSection):
         ge=1,
         title="First rung",
         description="The number of steps before a trial is compared with others. With asha and halving, each further "
-        "rung is this number times a power of the reduction factor. By default it is the number of steps divided by "
-        "the square of the reduction factor, and at least a tenth of the steps.",
+        "rung is this number times a power of the reduction factor. By default it is 10 with cut, else the number of "
+        "steps divided by the square of the reduction factor, and at least a tenth of the steps.",
     )
     reduction_factor: int = Field(
         default=4,
         ge=2,
         le=100,
         title="Reduction factor",
-        description="One in this many trials continues from each rung.",
+        description="With asha and halving, one in this many trials continues from each rung.",
     )
 
     @model_validator(mode="before")
     @classmethod
     def _by_name(cls, value: Any) -> Any:
-        """Also accepts the name of a policy alone."""
+        """Also accepts the name of a policy alone. A reduction factor without a name is ASHA's."""
+        if isinstance(value, dict) and "reduction_factor" in value:
+            return {"policy": "asha", **value}
         return {"policy": value} if isinstance(value, str) else value
 
     def stopping(self) -> StoppingPolicy:

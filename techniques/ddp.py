@@ -28,6 +28,7 @@ class Ddp(DataParallel):
     whole_tensors = True
     generates = True
     takes_chunks = RUN
+    takes_kernels = True
 
     def parallelize(self, model: nn.Module, mesh: DeviceMesh | None, config: Config) -> nn.Module:
         """Wraps the model in `DistributedDataParallel`; gradients are views of its communication buckets."""

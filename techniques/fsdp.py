@@ -60,7 +60,7 @@ class Fsdp(DataParallel):
         sizes = micro_batches(job, num_slices=gang.num_devices)
         variants: list[Config] = []
         num_replicas = max(gang.num_nodes, 2)  # one group a node, or two groups; at least two devices in each
-        if gang.num_devices % num_replicas == 0 and gang.num_devices > num_replicas and not job.exact:
+        if gang.num_devices % num_replicas == 0 and gang.num_devices > num_replicas and not job.is_exact:
             variants.append({"num_replicas": num_replicas})
         if gang.kind == "gpu":  # on a CPU the same cores gather and compute, so prefetching gains nothing
             variants.append({"prefetch": 2})
@@ -72,7 +72,7 @@ class Fsdp(DataParallel):
             for micro_batch in sizes[:1] if recompute == "selective" else sizes:
                 yield {"micro_batch": micro_batch, "recompute": recompute, "reshard": True}
         # A CPU slot's memory is host memory already; and the GPUs' links gather no tensors that lie in host memory.
-        if gang.kind == "gpu" and job.optimizer.name not in OF_WHOLE_TENSORS and not job.exact:
+        if gang.kind == "gpu" and job.optimizer.name not in OF_WHOLE_TENSORS and not job.is_exact:
             yield {"micro_batch": sizes[-1], "recompute": "full", "reshard": True, "offload": True}
 
     def mesh_shape(self, gang: GangShape, config: Config) -> dict[str, int]:

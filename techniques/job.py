@@ -73,6 +73,8 @@ BESIDE_MODEL_AND_LOSS = (
             "compile",
             "exact",
             "exact_chunk",
+            "local_updates",
+            "numerics",
             "adapter",
             "freeze",
             "adaptation",
@@ -320,6 +322,34 @@ class ScheduleSpec:
         """Returns the steps in which "wsd" decays, of a job of `num_steps` steps."""
         return math.ceil((DECAY_RATIO if self.decay_ratio is None else self.decay_ratio) * num_steps)
 
+    def factor(self, step: int, *, num_steps: int) -> float:
+        """Returns the factor of the base learning rate at step `step` of `num_steps`.
+
+        With k the step (0-based), N the number of steps, W those of the warm-up, D those of the decay of "wsd", and r
+        the `min_lr_ratio`:
+
+            k < W       (k + 1) / W                                 linear warm-up
+            constant    1
+            linear      r + (1 - r) (1 - p)                         p = (k - W) / (N - W)
+            cosine      r + (1 - r) (1 + cos(pi p)) / 2             the same p
+            wsd         1 before step N - D, then r + (1 - r) (1 - p)    p = (k - (N - D)) / D
+
+        After the warm-up these are `get_linear_schedule_with_warmup`, `get_cosine_with_min_lr_schedule_with_warmup`
+        and `get_wsd_schedule` (decay_type="linear") of transformers. In the warm-up they are one step ahead of
+        transformers, whose first step has the learning rate 0 and changes nothing.
+
+        Source of "wsd": Hu et al., MiniCPM (arXiv:2404.06395).
+        """
+        num_warmup = self.num_warmup_steps(num_steps)
+        if step < num_warmup:
+            return (step + 1) / num_warmup
+        first = num_steps - self.num_decay_steps(num_steps) if self.name == "wsd" else num_warmup
+        if self.name == "constant" or step < first:
+            return 1.0
+        progress = (step - first) / max(num_steps - first, 1)
+        factor = 0.5 * (1.0 + math.cos(math.pi * progress)) if self.name == "cosine" else 1.0 - progress
+        return factor * (1.0 - self.min_lr_ratio) + self.min_lr_ratio
+
 
 @dataclass(frozen=True, kw_only=True)
 class EvaluationSpec:
@@ -378,12 +408,56 @@ class WarmStart:
     """A checkpoint of another job of the same model, from which a job goes on: weights, optimizer and step.
 
     Attributes:
-        checkpoints: the folder or URL of that job's checkpoints.
+        checkpoints: the folder or URL of that job's checkpoints. The job's own ones: from before it was changed.
         step: the step of the checkpoint, after which this job trains on.
     """
 
     checkpoints: str
     step: int
+
+
+@dataclass(frozen=True, kw_only=True)
+class LocalUpdates:
+    """Optimizer steps that workers take on their own, and an outer step on their mean after each round of them.
+
+    A worker trains on its share of each global batch with its own optimizer. With a the weights at the start of a
+    round, w_k those of worker k at its end, d = a - mean(w_k), mu the outer momentum and eta the outer learning rate:
+
+        u <- mu u + d;    a <- a - eta (d + mu u)
+
+    With eta = 1 and mu = 0 it is averaging. Source: Douillard et al., DiLoCo (arXiv:2311.08105).
+
+    Attributes:
+        workers: their number, which the gang's number of devices must divide.
+        sync_every: the steps of a round. The last round ends with the job.
+        outer_lr, outer_momentum: eta and mu.
+        warmup_steps: the job's first steps, in which the gradient is averaged over all workers at each step.
+    """
+
+    workers: int
+    sync_every: int
+    outer_lr: float = 1.0
+    outer_momentum: float = 0.0
+    warmup_steps: int = 0
+
+    def ends_round(self, step: int, *, num_steps: int) -> bool:
+        """Returns whether the weights of all workers agree after `step` of `num_steps` steps."""
+        return step <= self.warmup_steps or step == num_steps or (step - self.warmup_steps) % self.sync_every == 0
+
+    def exchanges_a_step(self, *, num_steps: int) -> float:
+        """Returns how many exchanges of all trained weights there are for each of `num_steps` steps, on average."""
+        num_local = max(num_steps - self.warmup_steps, 0)
+        return (num_steps - num_local + math.ceil(num_local / self.sync_every)) / max(num_steps, 1)
+
+
+@dataclass(frozen=True, kw_only=True)
+class Numerics:
+    """What may differ from a plain step, so that other kernels may compute it: see `training.kernels`.
+
+    tolerance: the largest relative difference of the loss and of each gradient.
+    """
+
+    tolerance: float
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -413,6 +487,9 @@ class Job:
             order (`training.exact_sums`).
         exact_chunk: the samples of one forward and backward of an exact job, which decide its bits; the global batch is
             a power of two of them. None until it is chosen in the preflight.
+        local_updates: steps that workers take on their own between exchanges; None for an exchange at each step. Such
+            a job has the same bits on any number of devices, as an exact one.
+        numerics: lets the search choose other kernels, whose steps are compared with plain ones; None for plain ones.
         adaptation: how the model is derived from other models besides training; None for plain training.
         components: named parts of the model, each with the prefix of its parameters' names, such as {"tower":
             "vision_model"}. The lineage recognizes them in every model that contains them.
@@ -450,6 +527,18 @@ class Job:
     quantize_base: str | None = field(default=None, metadata=SINCE_LATER)
     warm_start: WarmStart | None = field(default=None, metadata=SINCE_LATER)
     exact_chunk: int | None = field(default=None, metadata=SINCE_LATER)
+    local_updates: LocalUpdates | None = field(default=None, metadata=SINCE_LATER)
+    numerics: Numerics | None = field(default=None, metadata=SINCE_LATER)
+
+    @property
+    def is_exact(self) -> bool:
+        """Whether the job's result has the same bits on any number of devices."""
+        return self.exact or self.local_updates is not None
+
+    @property
+    def synchronous(self) -> "Job":
+        """The job with one optimizer for all devices."""
+        return self if self.local_updates is None else replace(self, local_updates=None, exact=True)
 
     @property
     def parents(self) -> tuple[str, ...]:
@@ -470,6 +559,10 @@ class Job:
             teacher = value.teacher and rename(value.teacher)
             value = replace(value, teacher=teacher, parents=tuple(map(rename, value.parents)))
         return replace(self, name=name, base=base, adaptation=value)
+
+    def learning_rate(self, step: int) -> float:
+        """Returns the learning rate of step `step` (0-based). It depends on the step alone, so no state is restored."""
+        return self.optimizer.lr * self.schedule.factor(step, num_steps=self.total_steps)
 
     @property
     def total_steps(self) -> int:

@@ -69,12 +69,12 @@ class Pipeline(Technique):
         Fewer micro-batches are larger. Schedules other than `QUICKEST` get the first count only.
         """
         rows, num = job.global_batch_size, gang.num_devices
-        counts = [rows // micro_batches(job)[0]] if job.exact else micro_batch_counts(rows, num)
+        counts = [rows // micro_batches(job)[0]] if job.is_exact else micro_batch_counts(rows, num)
         for recompute in RECOMPUTE:
             for schedule, stages_a_device in STAGES_A_DEVICE.items():
                 if facts.num_layers < stages_a_device * num:
                     continue
-                if job.exact and schedule == "zero_bubble":  # it computes the halves of a backward apart
+                if job.is_exact and schedule == "zero_bubble":  # it computes the halves of a backward apart
                     continue
                 # Zero bubble runs backward twice, and selective checkpointing allows one read of each stored tensor.
                 if recompute == "selective" and schedule == "zero_bubble":

@@ -16,6 +16,7 @@ BUILTIN: dict[str, str] = {
     "context": "ringmaster.techniques.context:Context",
     "pipeline": "ringmaster.techniques.pipeline:Pipeline",
     "mesh": "ringmaster.techniques.mesh:Mesh",
+    "local": "ringmaster.techniques.local:Local",
     "offload": "ringmaster.techniques.offload:Offload",
     "command": "ringmaster.techniques.command:Command",
     "rewrite": "ringmaster.techniques.rewrite:Rewrite",

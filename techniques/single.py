@@ -34,6 +34,7 @@ class Single(Technique):
     whole_tensors = True
     generates = True
     takes_chunks = RUN
+    takes_kernels = True
 
     def supports(self, job: Job, gang: GangShape, facts: ModelFacts) -> str | None:
         """Requires one node, and one GPU at most, as one process cannot combine GPUs but can combine cores."""

@@ -29,6 +29,9 @@ Config = Mapping[str, Any]
 # The activations that a layer recomputes in backward, the quickest mode first: see `training.recomputation`.
 RECOMPUTE = ("none", "selective", "full")
 
+# The config key of the kernels that compute a step, of jobs with `numerics`: see `training.kernels`.
+KERNELS = "kernels"
+
 # How ranks take the chunks of an exact job: see `Technique.takes_chunks`.
 RUN, TURN = "run", "turn"
 
@@ -113,6 +116,10 @@ class Technique(ABC):
     # How a rank takes the chunks of an exact job, where sums have the bits of those of `single`: a RUN of consecutive
     # chunks, or one of each n consecutive ones in TURN. None: the technique adds in an order of its own.
     takes_chunks: ClassVar[str | None] = None
+    # Whether it trains jobs with local updates, and only these.
+    updates_locally: ClassVar[bool] = False
+    # Whether the kernels of a job with `numerics` may be chosen: see `training.kernels`.
+    takes_kernels: ClassVar[bool] = False
     # The job's precisions of computation and of communication between ranks, set by the harness before `parallelize`.
     precision: str = "fp32"
     communication: str = "fp32"
@@ -314,10 +321,13 @@ LEAST_CHUNK = 4
 def choose_chunk(job: Job, gangs: Iterable[GangShape], facts: ModelFacts) -> int | None:
     """Returns the chunk of an exact job: its batch over the largest gang that can share it; None for other jobs.
 
-    The number of chunks is a power of two. A batch that must not be divided is one chunk.
+    The number of chunks is a power of two. A batch that must not be divided is one chunk. With local updates, so is a
+    worker's share.
     """
-    if not job.exact or job.exact_chunk is not None:
+    if not job.is_exact or job.exact_chunk is not None:
         return job.exact_chunk
+    if job.local_updates is not None:
+        return job.global_batch_size // job.local_updates.workers
     size, num_chunks = job.global_batch_size, 1
     sizes = [gang.num_devices for gang in gangs if job.num_devices is None or gang.num_devices in job.num_devices]
     most = 1 if undivided_batch_only(job, facts) else max(sizes, default=1)
@@ -328,29 +338,34 @@ def choose_chunk(job: Job, gangs: Iterable[GangShape], facts: ModelFacts) -> int
 
 def why_not_exact(technique: Technique, job: Job, gang: GangShape, facts: ModelFacts) -> str | None:
     """Returns why an exact job would not have the bits of `single` under a technique on a gang, or None."""
-    if not job.exact or not job.trains or job.model.command is not None:
+    if not job.is_exact or not job.trains or job.model.command is not None:
         return None
+    what = "exact: true" if job.exact else "local_updates"
     if technique.takes_chunks is None:
-        return "exact: true, and its sums within a sample depend on the number of devices"
+        return f"{what}, and its sums within a sample depend on the number of devices"
     num_ranks = technique.num_ranks(gang)
     if gang.num_devices > num_ranks:
-        return "exact: true, and a kernel of more threads adds in another order"
+        return f"{what}, and a kernel of more threads adds in another order"
     if num_ranks == 1:
         return None
     if job.communication != "fp32":
-        return f"exact: true, and communication: {job.communication} rounds what only several devices send"
+        return f"{what}, and communication: {job.communication} rounds what only several devices send"
     chunk = job.exact_chunk or job.global_batch_size
     if technique.divides_layers and facts.decoder is not None and facts.decoder.is_tied and facts.num_trained is None:
-        return "exact: true, and embedding and head are one weight, whose gradients are added once a step"
+        return f"{what}, and embedding and head are one weight, whose gradients are added once a step"
     if (job.global_batch_size // chunk) % num_ranks:
         chunks = f"{job.global_batch_size // chunk} chunks of {chunk} samples"
-        return f"exact: true, and its {chunks} cannot be divided by {num_ranks} devices (exact_chunk sets the chunk)"
+        return f"{what}, and its {chunks} cannot be divided by {num_ranks} devices (exact_chunk sets the chunk)"
     return None
 
 
 def why_no_optimizer(technique: Technique, job: Job) -> str | None:
     """Returns why a technique cannot take the steps of a job's optimizer exactly, or None."""
     name = job.optimizer.name
+    if technique.updates_locally != (job.local_updates is not None):
+        if technique.updates_locally:
+            return f"{technique.name} is for jobs with local_updates"
+        return f"local_updates, of which {technique.name} knows nothing"
     if name in OF_WHOLE_TENSORS and not technique.whole_tensors:
         return f"{name} needs whole matrices, and {technique.name} holds a part of each"
     return None
@@ -376,7 +391,7 @@ def micro_batches(job: Job, *, num_slices: int = 1, at_most: int = 3) -> list[in
     For an exact job, that is its chunk.
     """
     sizes = [job.global_batch_size // num_slices]
-    if job.exact:
+    if job.is_exact:
         return [job.exact_chunk or job.global_batch_size]
     while len(sizes) < at_most and sizes[-1] % 2 == 0 and sizes[-1] > 1:
         sizes.append(sizes[-1] // 2)

@@ -66,7 +66,7 @@ class Zero2(DataParallel):
             for bucket_bytes in smaller or BUCKET_BYTES[-1:]:
                 for micro_batch in micro_batches(job, num_slices=gang.num_devices):
                     config = {"micro_batch": micro_batch, "recompute": recompute, "bucket_bytes": bucket_bytes}
-                    is_shared = recompute == "full" or job.exact
+                    is_shared = recompute == "full" or job.is_exact
                     yield {**config, "every_micro_batch": is_shared and micro_batch < rows}
 
     def estimate_memory(self, job: Job, gang: GangShape, config: Config, facts: ModelFacts) -> int:

@@ -13,9 +13,16 @@ from functools import partial
 from random import Random
 from typing import Literal
 
-from ringmaster.tasks.execution.dispatch import DeviceId, OngoingSegment, PlannedSegment, PlanSimulator, in_steps
+from ringmaster.tasks.execution.dispatch import (
+    DeviceId,
+    OngoingSegment,
+    PlannedSegment,
+    PlanSimulator,
+    SimulatedSegment,
+    in_steps,
+)
 from ringmaster.tasks.execution.events import Prediction
-from ringmaster.tasks.execution.forecast import predict, seconds_left
+from ringmaster.tasks.execution.forecast import EarliestEnds, predict, seconds_left
 from ringmaster.tasks.execution.replan_policy import (
     ExploredJob,
     ReplanPolicy,
@@ -53,6 +60,7 @@ class SimulationResult:
     value: the value of the plan's objective; None where that is the makespan.
     ended_s: when each job ended.
     predictions: the predictions at the times that were requested.
+    segments: all segments, in order of their ends.
     """
 
     makespan_s: float
@@ -63,6 +71,7 @@ class SimulationResult:
     value: float | None = None
     ended_s: Mapping[str, float] = field(default_factory=dict, compare=False)
     predictions: tuple[Prediction, ...] = field(default=(), compare=False)
+    segments: tuple[SimulatedSegment, ...] = field(default=(), compare=False)
 
 
 def simulate(
@@ -81,6 +90,7 @@ def simulate(
     factors: Mapping[tuple[str, int], float] | None = None,
     errors: SpeedErrors | None = None,
     predict_at_s: Sequence[float] = (),
+    arrivals: bool = False,
 ) -> SimulationResult:
     """Simulates a plan with each job's true runtime off by N(0, noise) of itself, and with random device failures.
 
@@ -94,6 +104,8 @@ def simulate(
     factors: the true over the predicted runtime by job and option, instead of drawn ones.
     errors: the errors of predictions that are believed in; by default those that are drawn.
     predict_at_s: when ends are predicted.
+    arrivals: a job with a release is unknown before it, as on a pool to which it is submitted then; `plan` has only the
+        other jobs.
 
     Fused groups of the plan stay as they are, each as a job with its lead job's name. Raises ValueError if a job
     changes its group, and if a node has a time until which it is available, which the executor does not support either.
@@ -107,7 +119,7 @@ def simulate(
     steps = num_steps or {job.id: SHARES for job in problem.jobs}
     solver = make_plan or (lambda rest: solve(rest, seed=seed, objective=plan.objective))
     policy = policy or ReplanPolicy(objective=plan.objective)
-    return _Run(problem, plan, world, errors, steps, replan, policy, solver, predict_at_s).run()
+    return _Run(problem, plan, world, errors, steps, replan, policy, solver, predict_at_s, arrivals=arrivals).run()
 
 
 def clairvoyant(
@@ -197,7 +209,11 @@ class _Run:
         policy: ReplanPolicy,
         make_plan: MakePlan,
         predict_at_s: Sequence[float],
+        *,
+        arrivals: bool,
     ) -> None:
+        self.arrive_s = sorted({job.release_s for job in problem.jobs if job.release_s > 0}) if arrivals else []
+        self.certificate = plan.certificate
         self.problem, self.world, self.num_steps, self.policy = problem, world, num_steps, policy
         self.replan, self.make_plan, self.objective = replan, make_plan, plan.objective
         self.jobs = {job.id: job for job in problem.jobs}
@@ -210,19 +226,22 @@ class _Run:
         self._expect()
 
     def run(self) -> SimulationResult:
-        while not self.now.is_over:
+        while self.arrive_s or not self.now.is_over:
             ended = set(self.now.ended_s)
             clock_s = self.when.next_s if self.replan == "clock" else math.inf
             while self.predict_at_s and self.predict_at_s[0] <= self.now.now_s:
                 self.predict_at_s.pop(0)
                 self.predictions.append(self._prediction())
-            until_s = min(clock_s, self.world.fails_at_s, *self.predict_at_s)
+            until_s = min(clock_s, self.world.fails_at_s, *self.predict_at_s, *self.arrive_s[:1])
             happened = self.now.advance(until_s)
             assert happened or until_s < math.inf, "a job can never start"
             if not happened and self.now.now_s >= self.world.fails_at_s:
                 self._fail()
             self._measure()
-            if self._is_time(ended):
+            if self.arrive_s and self.now.now_s >= self.arrive_s[0]:
+                self.arrive_s.pop(0)
+                self._replan(is_needed=True)
+            elif self._is_time(ended):
                 self._replan()
         value = None
         if self.objective != MAKESPAN.name:
@@ -237,6 +256,7 @@ class _Run:
             value,
             dict(self.now.ended_s),
             tuple(self.predictions),
+            tuple(self.now.segments),
         )
 
     def _prediction(self) -> Prediction:
@@ -245,7 +265,11 @@ class _Run:
         }
         options = {key: (technique, self.errors) for key, technique in techniques.items()}
         left = seconds_left(self.now.fork(self._believed_step_s), self.beliefs, options)
-        return predict(left, made_s=self.now.now_s)
+        rest = _scaled(self._left({job: self.now.step_of(job) for job in left}), self._ratio)
+        least = EarliestEnds(rest, options, beliefs=self.beliefs, certificate=self.certificate)
+        return predict(
+            left, made_s=self.now.now_s, earliest_s=least.of_jobs(), earliest_last_s=least.of_last(list(left))
+        )
 
     def _is_time(self, ended: Collection[str]) -> bool:
         if self.replan == "never" or self.now.is_over:
@@ -264,9 +288,10 @@ class _Run:
         )
         self.num_failures += failed is not None
 
-    def _replan(self) -> None:
+    def _replan(self, *, is_needed: bool = False) -> None:
         now = self.now
-        todo = [job for job in self.problem.jobs if job.id not in now.ended_s]
+        unknown_s = min(self.arrive_s, default=math.inf)
+        todo = [job for job in self.problem.jobs if job.id not in now.ended_s and job.release_s < unknown_s]
         steps = {job.id: now.step_of(job.id) for job in todo}
         left = self._left(steps)
         rest = remaining(
@@ -275,13 +300,14 @@ class _Run:
             started=[job for job in now.ran if job in steps],
             out=now.out,
         )
-        left_s = max(self._forecast_s().values()) - now.now_s
-        if rest is not None and could_gain(rest, left_s, policy=self.policy):
+        left_s = max(self._forecast_s().values(), default=now.now_s) - now.now_s
+        if rest is not None and (is_needed or could_gain(rest, left_s, policy=self.policy)):
             self.num_plans += 1
             plan = plan_rest(rest, self.make_plan)
             fresh = in_steps(plan, num_steps=self.num_steps, steps_done=steps)
             optimistic = partial(self._believed_step_s, optimism=self.policy.optimism)
-            if is_worth_it(now.fork(optimistic), fresh, policy=self.policy):
+            if is_needed or is_worth_it(now.fork(optimistic), fresh, policy=self.policy):
+                self.certificate = plan.certificate
                 now.adopt(self._explored(left, fresh, steps=steps, running=now.running))
                 self.num_adopted += 1
         self._expect()

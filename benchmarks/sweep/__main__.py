@@ -2,6 +2,7 @@
 
     python -m benchmarks.sweep                # three rounds, 20 minutes and more on two cores
     python -m benchmarks.sweep --quick        # one round of short trials, about a minute; writes nothing
+    python -m benchmarks.sweep --product      # 32 adapters, with and without groups and early stopping; with --quick, 8
 
 The sweep is examples/recipes/sweep.yaml, on the base that examples/recipes/make_base.py trains. Three commands take
 turns, each with an empty home:
@@ -64,10 +65,14 @@ def main() -> None:
     parser.add_argument("--rounds", type=int, default=3, help="of each contender")
     parser.add_argument("--threads", type=int, help="of the script with peft; by default, as many as are fastest")
     parser.add_argument("--quick", action="store_true", help="short trials, which test this benchmark")
+    parser.add_argument("--product", action="store_true", help="what groups and early stopping save, and both")
     options = parser.parse_args()
     if not (DATA / "base").exists():
         subprocess.run([sys.executable, ROOT / "examples" / "recipes" / "make_base.py"], check=True)
     with tempfile.TemporaryDirectory(prefix="bench-sweep-") as folder:
+        if options.product:
+            print(json.dumps(measure_product(Path(folder), quick=options.quick), indent=1))
+            return
         measured = measure(
             Path(folder), rounds=1 if options.quick else options.rounds, threads=options.threads, quick=options.quick
         )
@@ -140,6 +145,34 @@ def measure(folder: Path, *, rounds: int, threads: int | None, quick: bool) -> d
     }
 
 
+def measure_product(folder: Path, *, quick: bool) -> list[dict[str, Any]]:
+    """Returns what one sweep takes with and without groups of trials in a gang, and with and without early stopping.
+
+    device_s: of all segments, with their starts and evaluations. times: the first row's over this one's.
+    """
+    raw = yaml.safe_load(FILE.read_text())
+    job = raw["template"]["job"]
+    job["num_steps"] = QUICK["num_steps"] if quick else job["num_steps"]
+    job["model"]["from_pretrained"] = str(DATA / "base")
+    job["data"] = {key: str(DATA / Path(value).name) for key, value in job["data"].items()}
+    rates = [3e-4 * 1.7**k for k in range(4 if quick else 8)]
+    raw["space"] = {"optimizer.lr": rates, "adapter.rank": [4, 8] if quick else [4, 8, 16, 32]}
+    raw["num_trials"] = len(rates) * len(raw["space"]["adapter.rank"])
+    rows: list[dict[str, Any]] = []
+    for techniques, policy in product((["single"], None), ("none", "cut")):
+        job.pop("techniques", None)
+        job |= {"techniques": techniques} if techniques else {}
+        home = folder / f"product-{len(rows)}"
+        home.mkdir()
+        found = by_ringmaster({**raw, "early_stopping": {"policy": policy}}, home)
+        row = {"groups": techniques is None, "policy": policy, "loss": found["reported"]}
+        row |= {key: found[key] for key in ("seconds", "device_s", "training_s")}
+        first = rows[0] if rows else row
+        rows.append({**row, "times": first["device_s"] / row["device_s"], "loss_ratio": row["loss"] / first["loss"]})
+        say(f"{rows[-1]}")
+    return rows
+
+
 def best_threads(sweep: Sweep, folder: Path) -> int:
     """Returns the number of threads at which the script trains a tenth of one configuration fastest."""
     few = replace(sweep, num_steps=max(sweep.num_steps // 10, 30), configurations=sweep.configurations[:1])
@@ -178,6 +211,7 @@ def by_ringmaster(raw: Mapping[str, Any], home: Path) -> dict[str, Any]:
         "model": model_dir,
         "reported": best["held-out loss"],
         "training_s": batch["makespan_s"],
+        "device_s": sum(segment["device_s"] for job in batch["jobs"] for segment in job["segments"]),
         "evaluations": [*evaluations_of(home / "home"), *final_evaluations(batch, timeline)],
         "spans": [
             {**span, "start_s": timeline["zero_s"] + span["start_s"], "end_s": timeline["zero_s"] + span["end_s"]}

@@ -1,122 +1,188 @@
-"""Benchmark of early stopping: the same sweep with and without ASHA, compared by device time and by winner.
+"""Benchmark of early stopping: what each policy costs, and what it loses, on recorded learning curves.
 
-    python -m benchmarks.sweep.early_stopping               # five seeds, about eight minutes on two cores
-    python -m benchmarks.sweep.early_stopping --seeds 3     # one of them; the others' rows stay
+    python -m benchmarks.sweep.early_stopping             # trains the curves, ten seconds
+    python -m benchmarks.sweep.early_stopping --quick     # few of them; writes nothing
 
-Both sweeps have the same sixteen trials, since trials are a function of the seed. Device time is the sum of every
-segment's seconds, with its start, evaluations and checkpoint, times its devices.
+A population of configurations of a small network on the 8x8 digits is trained to the end, under two training seeds and
+two schedules, with an evaluation at each hundredth of the steps. Draws of thirty of them are then replayed under each
+policy by its own code (`StoppingPolicy.judge`), two at a time. The cost is the share of all steps that are trained;
+the regret is how much more the winner loses than the best of the draw trained to its end.
 """
 
 from __future__ import annotations
 
 import argparse
 import json
-import os
+import math
 import platform
 import re
 import statistics
-import tempfile
+from collections.abc import Mapping, Sequence
 from datetime import date
+from os import sched_getaffinity
 from pathlib import Path
+from random import Random
+
+from ringmaster.tasks.sweeping.spec import StoppingPolicy, TrialState
 
 ROOT = Path(__file__).parents[2]
 PAGE = ROOT / "docs" / "benchmarks.md"
 RESULTS = ROOT / "benchmarks" / "results" / "sweeps.json"
-SEEDS = range(5)
-GOAL = 0.5  # of the device time without early stopping
-NUM_STEPS, NUM_TRIALS, MIN_STEPS, FACTOR = 400, 16, 50, 2
-
-JOB = {
-    "model": {
-        "architecture": "LlamaForCausalLM",
-        "config": {"hidden_size": 64, "intermediate_size": 128, "num_hidden_layers": 2, "num_attention_heads": 4},
-    },
-    "data": {"source": "python-stdlib", "seq_len": 32, "vocab_size": 512},
-    "global_batch_size": 16,
-    "num_steps": NUM_STEPS,
-    "clip_grad_norm": 1.0,
-    "evaluation": {"every_steps": MIN_STEPS, "metrics": ["loss"], "max_batches": 4},
-    "techniques": ["single"],
-    "num_devices": [1],
+NUM_STEPS, BATCH, POPULATION = 300, 16, 90
+NUM_DRAWS, NUM_TRIALS, NUM_SLOTS = 10, 30, 2
+GOALS = {"cost": 0.25, "regret": 0.01}
+POLICIES = {
+    "cut": StoppingPolicy(),
+    "asha": StoppingPolicy(policy="asha"),
+    "halving": StoppingPolicy(policy="halving"),
+    "median": StoppingPolicy(policy="median"),
+    "none": StoppingPolicy(policy="none"),
 }
+
+Curve = Mapping[int, float]  # the held-out loss by step
 
 
 def main() -> None:
-    """Measures the requested seeds, and writes the table."""
-    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-    parser.add_argument("--seeds", nargs="*", type=int, default=list(SEEDS))
-    chosen = parser.parse_args()
-    with tempfile.TemporaryDirectory(prefix="bench-early-stopping-") as home:
-        os.environ["RINGMASTER_HOME"] = home
-        for seed in chosen.seeds:
-            row = {"seed": seed, "none": swept("none", seed=seed), "asha": swept("asha", seed=seed)}
-            write(row)
-            print(line(row), flush=True)
+    """Trains the curves, replays the draws, and writes the table."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--quick", action="store_true", help="few configurations and draws; writes nothing")
+    quick = parser.parse_args().quick
+    keys = [("constant", 0)] if quick else [(kind, seed) for kind in ("constant", "cosine") for seed in (0, 1)]
+    curves = {key: _trained(*key, num=NUM_TRIALS if quick else POPULATION) for key in keys}
+    rows = measured(curves, num_draws=1 if quick else NUM_DRAWS)
+    print(table(rows))
+    if not quick:
+        RESULTS.write_text(json.dumps({"date": date.today().isoformat(), "rows": rows}, indent=1) + "\n")
+        marked = r"(?s)(<!-- sweeps -->\n).*?(<!-- /sweeps -->)"
+        PAGE.write_text(re.sub(marked, lambda m: m[1] + table(rows) + m[2], PAGE.read_text()))
 
 
-def swept(policy: str, *, seed: int) -> dict:
-    """Runs one sweep; returns its device seconds, its winner with its values, and the number of completed trials."""
-    from ringmaster.flows import settings
+def _trained(kind: str, seed: int, *, num: int) -> list[Curve]:
+    """Returns the learning curves of configurations that differ in rate, decay and first weights, trained side by side.
 
-    settings.embed(settings.home())
-    from ringmaster.flows.sweep import sweep
+    Each is a network of its own: the batched products mix nothing, and AdamW updates each element by itself.
+    """
+    import torch
+    from sklearn.datasets import load_digits
+    from torch.nn import functional
 
-    result = sweep(
-        name=f"bench-{policy}-{seed}",
-        template={"job": JOB},
-        space=[{"key": "optimizer.lr", "low": 1e-4, "high": 1e-1, "log": True}],
-        num_trials=NUM_TRIALS,
-        early_stopping={"policy": policy, "min_steps": MIN_STEPS, "reduction_factor": FACTOR},
-        objective="loss",
-        devices={"kind": "cpu", "count": 2},
-        seed=seed,
-    )
-    rows = result["leaderboard"]
-    return {
-        "device_s": sum(row["device seconds"] for row in rows),
-        "steps": sum(row["steps"] for row in rows),
-        "makespan_s": result["batch"]["makespan_s"],
-        "num_done": sum(row["status"] == "done" for row in rows),
-        "winner": result["best"]["job"],
-        "lr": result["best"]["optimizer.lr"],
-        "loss": result["best"]["held-out loss"],
-    }
+    torch.set_num_threads(1)
+    draw, width = Random(0), 48
+    drawn = [(10 ** draw.uniform(-4.5, -0.7), 10 ** draw.uniform(-4, -1), draw.uniform(0.3, 3.0)) for _ in range(num)]
+    rates, decays, scales = (torch.tensor(each).view(num, 1, 1) for each in zip(*drawn, strict=True))
+    digits = load_digits()
+    rows, labels = torch.tensor(digits.data, dtype=torch.float32) / 16, torch.tensor(digits.target)
+    order = torch.Generator().manual_seed(seed)
+    first = torch.randn(num, 64, width, generator=order) * scales / 8
+    second = torch.randn(num, width, 10, generator=order) * scales / width**0.5
+    weights = [first, torch.zeros(num, 1, width), second, torch.zeros(num, 1, 10)]
+    moments = [(torch.zeros_like(weight), torch.zeros_like(weight)) for weight in weights]
+
+    def losses(at: torch.Tensor) -> torch.Tensor:
+        hidden = torch.relu(rows[at] @ weights[0] + weights[1])
+        logits = hidden @ weights[2] + weights[3]
+        return functional.cross_entropy(logits.flatten(0, 1), labels[at].repeat(num), reduction="none").view(num, -1)
+
+    curves: list[dict[int, float]] = [{} for _ in range(num)]
+    for step in range(1, NUM_STEPS + 1):
+        factor = (1 + math.cos(math.pi * (step - 1) / NUM_STEPS)) / 2 if kind == "cosine" else 1.0
+        for weight in weights:
+            weight.requires_grad_()
+        loss = losses(torch.randint(1400, (BATCH,), generator=order)).mean(1).sum()
+        gradients = torch.autograd.grad(loss, weights)
+        with torch.no_grad():
+            for i, (weight, gradient) in enumerate(zip(weights, gradients, strict=True)):
+                mean, square = moments[i]
+                mean.lerp_(gradient, 0.1)
+                square.lerp_(gradient**2, 0.001)
+                update = (mean / (1 - 0.9**step)) / ((square / (1 - 0.999**step)).sqrt() + 1e-8)
+                weights[i] = weight - factor * rates * (update + decays * weight)
+            if step % (NUM_STEPS // 100) == 0:
+                for curve, value in zip(curves, losses(torch.arange(1400, len(rows))).mean(1).tolist(), strict=True):
+                    curve[step] = value
+    return list(curves)
 
 
-def line(row: dict) -> str:
-    """Returns a row of the table."""
-    none, asha = row["none"], row["asha"]
-    share = asha["device_s"] / none["device_s"]
-    same = "the same" if none["winner"] == asha["winner"] else f"{asha['winner']}, loss {asha['loss']:.4f}"
-    return (
-        f"| {row['seed']} | {none['device_s']:.0f} | {asha['device_s']:.0f} | {share:.0%} | "
-        f"{asha['steps'] / none['steps']:.0%} | {asha['num_done']} | "
-        f"{none['winner']} (lr {none['lr']:.2g}, loss {none['loss']:.4f}) | {same} |"
-    )
+def measured(curves: Mapping[tuple[str, int], Sequence[Curve]], *, num_draws: int) -> list[dict]:
+    """Returns what each policy costs and loses, by schedule and training seed, over the draws."""
+    result = []
+    for name, policy in POLICIES.items():
+        for (kind, seed), population in curves.items():
+            draws = [Random(number).sample(population, NUM_TRIALS) for number in range(num_draws)]
+            pairs = [replayed(policy, draw) for draw in draws]
+            regrets = [regret for _, regret in pairs]
+            result.append(
+                {
+                    "policy": name,
+                    "schedule": kind,
+                    "seed": seed,
+                    "cost": statistics.fmean(cost for cost, _ in pairs),
+                    "regret": statistics.fmean(regrets),
+                    "worst": max(regrets),
+                    "kept": sum(regret == 0 for regret in regrets),
+                    "draws": num_draws,
+                }
+            )
+    return result
 
 
-def write(row: dict) -> None:
-    """Adds a row to the results, and rewrites the table in the docs."""
-    known = json.loads(RESULTS.read_text())["rows"] if RESULTS.exists() else []
-    rows = sorted([*(r for r in known if r["seed"] != row["seed"]), row], key=lambda r: r["seed"])
-    machine = f"{os.cpu_count()} cores, {platform.machine()}, shared"
-    RESULTS.write_text(
-        json.dumps({"date": date.today().isoformat(), "machine": machine, "rows": rows}, indent=1) + "\n"
-    )
-    shares = [r["asha"]["device_s"] / r["none"]["device_s"] for r in rows]
-    num_same = sum(r["asha"]["winner"] == r["none"]["winner"] for r in rows)
-    text = f"""{date.today().isoformat()}, {machine}; {NUM_TRIALS} trials of a small Llama, {NUM_STEPS} steps each,
-learning rates from 1e-4 to 1e-1; rungs at {MIN_STEPS} steps and {FACTOR} times as many, and so on.
+def replayed(policy: StoppingPolicy, curves: Sequence[Curve]) -> tuple[float, float]:
+    """Returns the share of the steps that a policy trains, and the regret of its winner.
 
-| seed | device seconds without | with ASHA | share | share of the steps | to the end | best without | best with ASHA |
-|---:|---:|---:|---:|---:|---:|---|---|
-{chr(10).join(map(line, rows))}
+    Trials go on one evaluation at a time, those that were started first first, `NUM_SLOTS` of them side by side.
+    """
+    first = policy.rungs(NUM_STEPS)[0]
+    goals, steps, stopped = dict.fromkeys(range(len(curves)), first), dict.fromkeys(range(len(curves)), 0), set()
+    every = NUM_STEPS // 100
+    while True:
+        running = [n for n in goals if n not in stopped and steps[n] < goals[n]][:NUM_SLOTS]
+        for number in running:
+            steps[number] = min(steps[number] + every, goals[number])
+        trials = [
+            TrialState(
+                name=str(n),
+                total=NUM_STEPS,
+                goal=goals[n],
+                scores={step: _score(loss) for step, loss in curve.items() if step <= steps[n]},
+                has_ended=n in stopped or steps[n] >= NUM_STEPS,
+            )
+            for n, curve in enumerate(curves)
+        ]
+        decisions = policy.judge(trials, num_slots=NUM_SLOTS)
+        goals |= {int(name): goal for name, goal in decisions.goals.items()}
+        stopped |= {int(name) for name in decisions.stops}
+        if not running and not decisions.goals and not decisions.stops:
+            break
+    last = {n: curve[NUM_STEPS] for n, curve in enumerate(curves) if math.isfinite(curve[NUM_STEPS])}
+    won = min(last[n] for n in last if steps[n] >= NUM_STEPS)
+    return sum(steps.values()) / (len(curves) * NUM_STEPS), won / min(last.values()) - 1
 
-The device time is {statistics.median(shares):.0%} in the median and {max(shares):.0%} at the most (goal {GOAL:.0%});
-the winner is the same for {num_same} of {len(rows)} seeds.
+
+def _score(loss: float) -> float:
+    return -loss if math.isfinite(loss) else -math.inf
+
+
+def table(rows: Sequence[Mapping]) -> str:
+    """Returns the figures as a table in Markdown, with what was measured."""
+    lines = []
+    for name in POLICIES:
+        own = [row for row in rows if row["policy"] == name]
+        kept, draws = sum(row["kept"] for row in own), sum(row["draws"] for row in own)
+        lines.append(
+            f"| {name} | {statistics.fmean(row['cost'] for row in own):.0%} | "
+            f"{statistics.fmean(row['regret'] for row in own):.1%} | "
+            f"{min(row['regret'] for row in own):.1%} to {max(row['regret'] for row in own):.1%} | "
+            f"{max(row['worst'] for row in own):.1%} | {kept} of {draws} |"
+        )
+    machine = f"{len(sched_getaffinity(0))} cores, {platform.machine()}"
+    return f"""{date.today().isoformat()}, {machine}; {NUM_DRAWS} draws of {NUM_TRIALS} configurations of a small
+network on digits, {NUM_STEPS} steps each, under constant and cosine rates and two training seeds; goals of `cut`: at
+most {GOALS["cost"]:.0%} of the steps, and a mean regret of {GOALS["regret"]:.0%}.
+
+| policy | steps trained | mean regret | by schedule and seed | worst | best one kept |
+|---|---:|---:|---:|---:|---:|
+{chr(10).join(lines)}
 """
-    page = PAGE.read_text()
-    PAGE.write_text(re.sub(r"(?s)(<!-- sweeps -->\n).*?(<!-- /sweeps -->)", lambda m: m[1] + text + m[2], page))
 
 
 if __name__ == "__main__":

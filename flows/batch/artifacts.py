@@ -9,12 +9,13 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from functools import partial
 from typing import Any, cast
-from urllib.parse import urlsplit
+from urllib.parse import quote, urlsplit
 from uuid import UUID
 
 from prefect.artifacts import create_markdown_artifact, create_table_artifact
 from prefect.client.orchestration import get_client
 from prefect.client.schemas.actions import ArtifactUpdate
+from prefect.exceptions import ObjectNotFound
 from prefect.utilities.urls import url_for
 
 from ringmaster.errors import LedgerError
@@ -36,6 +37,7 @@ from ringmaster.tasks.timeline.task import DRAW_EVERY_S, tolerant
 from ringmaster.techniques.processes.events import EvaluationReported
 from ringmaster.text import markdown
 
+CONTROL = "control-jobs/control-jobs"
 VERSION = re.compile(r"models:/([^/@]+)/(\d+)")
 
 
@@ -43,6 +45,25 @@ def flow_run_page() -> str | None:
     """Returns the URL of the current flow run in Prefect's UI; None outside a flow run or without a lasting server."""
     run = current_flow_run()
     return url_for("flow-run", obj_id=run.id) if run is not None and has_lasting_server() else None
+
+
+def show_control(batch: str) -> None:
+    """Links to the form that controls the jobs of a batch of a pool.
+
+    Prefect's own Cancel is there for runs of deployments only, not for batches that a command line has started.
+
+    batch: the id of the batch.
+    """
+    with get_client(sync_client=True) as client:
+        try:
+            deployment = client.read_deployment_by_name(CONTROL)
+        except ObjectNotFound:  # a Prefect server of one's own, without it
+            return
+    if (page := url_for("deployment", obj_id=deployment.id)) is None:
+        return
+    text = "clone, change, pause, resume or cancel jobs of this batch"
+    link = model_pages.link(text, f"{page}/run?parameters={quote(json.dumps({'batch': batch}))}")
+    create_markdown_artifact(key="control", markdown=f"A form to {link}.", description="Control of the batch's jobs")
 
 
 def show_records(recorder: AsyncRecorder, result: BatchResult) -> None:

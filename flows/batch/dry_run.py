@@ -28,7 +28,7 @@ from ringmaster.tasks.batch import Batch
 from ringmaster.tasks.batch.adaptation_rules import with_orphans
 from ringmaster.tasks.cluster import Cluster
 from ringmaster.tasks.execution.events import Prediction
-from ringmaster.tasks.execution.forecast import ForecastConditions, plan_left, predict
+from ringmaster.tasks.execution.forecast import ForecastConditions, predict_plan
 from ringmaster.tasks.planning import Plan, Problem, gantt
 from ringmaster.tasks.planning.fusion import Fusion, checked_fusion
 from ringmaster.tasks.planning.gantt import seconds_text
@@ -175,9 +175,7 @@ def _with_prediction(dry_run: DryRun, profiled: ProfilingResult, surroundings: F
         return dry_run
     # In the plan, the options of a group follow those of the job that leads it.
     options = {job: (*own, *profiled.groups.get(job, ())) for job, own in profiled.profiles.items()}
-    return replace(
-        dry_run, prediction=predict(plan_left(dry_run.problem, dry_run.plan, options), surroundings=surroundings)
-    )
+    return replace(dry_run, prediction=predict_plan(dry_run.problem, dry_run.plan, options, surroundings=surroundings))
 
 
 def _profile_here(node_context: NodeContext, *, policy: TrialPolicy) -> ProfilingResult:

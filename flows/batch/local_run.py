@@ -6,6 +6,7 @@ import time
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import ExitStack, closing, contextmanager
 from dataclasses import dataclass, replace
+from functools import partial
 
 from ringmaster.codec import from_json, to_json
 from ringmaster.errors import InputError, LedgerError, ProblemError, UntrainableJobs, input_errors
@@ -29,13 +30,14 @@ from ringmaster.flows.interrupts import stopped_by_signals
 from ringmaster.flows.reports.progress import current_view
 from ringmaster.tasks.alarms import DeadlineAlarms
 from ringmaster.tasks.alarms.task import sound
+from ringmaster.tasks.background_worker import running
 from ringmaster.tasks.batch import Batch
 from ringmaster.tasks.batch.adaptation_rules import with_orphans
 from ringmaster.tasks.cluster import Cluster, Node
 from ringmaster.tasks.execution.engine import Engine, EngineContext, StepEvents, watching
 from ringmaster.tasks.execution.events import FIRST_PREDICTION, NEWEST_PREDICTION, JobEnded, Listener, PlanUpdate
 from ringmaster.tasks.execution.executor import Executor
-from ringmaster.tasks.execution.forecast import ForecastConditions, plan_left, predict
+from ringmaster.tasks.execution.forecast import ForecastConditions, predict_plan
 from ringmaster.tasks.execution.job_table import JobState, JobTable
 from ringmaster.tasks.execution.known_nodes import following
 from ringmaster.tasks.execution.plan_manager import problem_left
@@ -45,7 +47,10 @@ from ringmaster.tasks.planning import Plan, Problem
 from ringmaster.tasks.planning.fusion import checked_plan
 from ringmaster.tasks.planning.gantt import counted
 from ringmaster.tasks.planning.objectives import plan_giving_up_deadlines
+from ringmaster.tasks.pool.active_batches import ActiveBatch, Quarantine, combined_terms
 from ringmaster.tasks.pool.engines import LOCAL, build_engine
+from ringmaster.tasks.pool.request_handler import RequestHandler
+from ringmaster.tasks.pool.submissions import ALONE, Submission
 from ringmaster.tasks.profiling.preflight import AlikeJobs, distinct, with_chunk
 from ringmaster.tasks.profiling.speed_beliefs import MachineLoad
 from ringmaster.tasks.profiling.stage import ProfilingResult, profile_jobs
@@ -59,6 +64,7 @@ from ringmaster.techniques.preflight import Preflight
 
 INSPECTED = "inspected"  # the fact: what was found of the jobs, a list of `AlikeJobs`
 PLANNING_WORK_S = 10.0  # seconds of a quiet machine; a busy one takes longer and plans the same
+SILENT_S = 30.0  # of a request to be renewed; those about a run on this machine are not
 
 
 @contextmanager
@@ -121,7 +127,20 @@ class LocalRun:
         self._is_recorded = False
         self._listener_faults: Mapping[Listener, str] = {}
         self._began_at_s, self._profiling_s = time.time(), 0.0
-        self.journal.put("started_s", self.journal.get("started_s", self._began_at_s))  # resuming keeps deadlines
+        started_s = self.journal.get("started_s", self._began_at_s)  # resuming keeps deadlines
+        self.journal.put("started_s", started_s)
+        submission = Submission(
+            id=ALONE,
+            name=self.batch.name,
+            jobs=self.batch.jobs,
+            profiles={},
+            folder=str(context.run_paths.folder),
+            cache_dir=str(context.run_paths.cache_dir),
+            terms=to_json(self.batch.terms),
+            started_s=float(started_s),
+        )
+        self._active_batches = {ALONE: ActiveBatch.of(submission, self.journal)}
+        self._terms = combined_terms(self._active_batches.values())
         self.journal.put("status", JobStatus.RUNNING)
         self.journal.put(FLOW_RUN_PAGE, flow_run_page())
 
@@ -196,7 +215,7 @@ class LocalRun:
             journal=self.journal,
             goals=goals_in(self.journal.jobs()),
             add_terms=self._add_terms,
-            objective=self.batch.terms.objective,
+            objective=self._terms.objective,
             work_s=PLANNING_WORK_S,
             seed=self._options.seed,
         )
@@ -208,7 +227,7 @@ class LocalRun:
             return LocalPlan(jobs=jobs, entries=entries, plan=None, surroundings=ForecastConditions())
         surroundings, is_first = self._context.node_context.surroundings(jobs.load), not self.journal.plans()
         plan = self._first_plan(problem, start=groups.plan) if is_first else self._later_plan(problem)
-        prediction = predict(plan_left(problem, plan, job_table.profiles), surroundings=surroundings)
+        prediction = predict_plan(problem, plan, job_table.profiles, surroundings=surroundings)
         self.journal.put(FIRST_PREDICTION, prediction.to_json())
         self.journal.remove(NEWEST_PREDICTION)  # of a run before it was resumed
         is_measured = are_measured(job_table.profiles)
@@ -221,6 +240,13 @@ class LocalRun:
         """Executes the plan until all jobs have ended, or Ctrl-C or SIGTERM stops the batch."""
         node_context, engine, cluster = self._context.node_context, plan.jobs.engine, plan.jobs.cluster
         with ExitStack() as stack:
+            replanner = Replanner(
+                name=self.batch.name,
+                make_plan=self._checked_plan,
+                add_terms=self._add_terms,
+                policy=replace(POLICY, objective=self._terms.objective),
+                surroundings=plan.surroundings,
+            )
             executor = Executor(
                 name=self.batch.name,
                 cluster=cluster,
@@ -232,13 +258,7 @@ class LocalRun:
                 plan=plan.plan,
                 make_plan=self._later_plan,
                 add_terms=self._add_terms,
-                replanner=Replanner(
-                    name=self.batch.name,
-                    make_plan=self._checked_plan,
-                    add_terms=self._add_terms,
-                    policy=replace(POLICY, objective=self.batch.terms.objective),
-                    surroundings=plan.surroundings,
-                ),
+                replanner=replanner,
                 listeners=stack.enter_context(self._listeners(plan)),
                 steering=self._scheduler,
             )
@@ -253,6 +273,16 @@ class LocalRun:
             stack.callback(engine.close)
             stack.enter_context(following(engine, executor, cluster=cluster))
             stack.enter_context(stopped_by_signals(stop))
+            handler = RequestHandler(
+                self.journal.database,
+                executor=executor,
+                active_batches=self._active_batches,
+                quarantine=Quarantine(self.journal.database),
+                on_terms=partial(self._on_terms, executor, replanner),
+                clock=time.monotonic,
+                silent_s=SILENT_S,
+            )
+            stack.enter_context(running(handler.keep_answering, name="requests"))
             self._listener_faults = executor.listener_faults
             executor.run()
 
@@ -380,7 +410,7 @@ class LocalRun:
             problem,
             work_s=PLANNING_WORK_S,
             seed=self._options.seed,
-            objective=self.batch.terms.objective,
+            objective=self._terms.objective,
             start=start,
         )
 
@@ -403,9 +433,17 @@ class LocalRun:
             current_view.get().notice(f"deadlines that cannot be met any more: {', '.join(given_up)}")
         return plan
 
+    def _on_terms(self, executor: Executor, replanner: Replanner, active: ActiveBatch, why: str) -> None:
+        """Plans under the priorities, weights and deadlines that a person has set."""
+        self._active_batches[ALONE] = active
+        self._terms = combined_terms([active])
+        replanner.pursue(self._terms.objective)
+        if why:
+            executor.replan_soon(why=why)
+
     def _add_terms(self, problem: Problem) -> Problem:
         """Applies the batch's terms to a problem; deadlines count from the batch's first start."""
-        return self.batch.terms.on(problem, elapsed_s=self._elapsed_s())
+        return self._terms.on(problem, elapsed_s=time.time())
 
     def _elapsed_s(self) -> float:
         return time.time() - float(self.journal.get("started_s"))

@@ -56,6 +56,15 @@ def alone_in(folder: Path, *, waits: bool = False) -> Iterator[None]:
         yield
 
 
+def is_going_on(folder: Path) -> bool:
+    """Returns whether a process has the lock of the folder of a run."""
+    try:
+        with alone_in(folder):
+            return False
+    except InputError:
+        return True
+
+
 STARTING = "starting"
 """A file in the folder of a batch's runs: a run is starting, and has no folder of its own yet. If the file exists
 later, that run was killed before it began.

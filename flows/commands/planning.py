@@ -193,6 +193,10 @@ def whatif(
         typer.Option(metavar="N[:TYPE]", help="Add N devices to the node where they gain most by the prices."),
     ] = None,
     add_node: Annotated[list[str] | None, typer.Option(metavar="N[:TYPE]", help="Add a node of N devices.")] = None,
+    add_quota: Annotated[
+        list[str] | None,
+        typer.Option(metavar="USER:N[:OTHER]", help="Let a user hold N more devices at a time, and another N less."),
+    ] = None,
     without: Annotated[
         list[str] | None, typer.Option(metavar="JOB[,JOB...]", help="Leave these jobs out together.")
     ] = None,
@@ -229,9 +233,10 @@ def whatif(
     """
     due_s = [seconds_until(text, now=datetime.now().astimezone()) for text in deadline or ()]
     counts = [_devices(text) for text in (*(add_devices or ()), *(add_node or ()))]
-    if not (counts or without or due_s or explain):
+    quotas = [_quota(text) for text in add_quota or ()]
+    if not (counts or quotas or without or due_s or explain):
         raise InputError(
-            ["nothing is asked. To fix: give --add-devices, --add-node, --without, --deadline or --explain"]
+            ["nothing is asked. To fix: --add-devices, --add-node, --add-quota, --without, --deadline or --explain"]
         )
     limits: dict[str, Any] = {"work_s": work, "time_limit_s": time_limit, "seed": seed}
     if file.suffix.lower() in (".yaml", ".yml"):
@@ -239,11 +244,12 @@ def whatif(
     else:
         problem = read_problem(file)
         planned = _made(problem, limits) if plan is None else read_plan(plan)
-    from ringmaster.tasks.planning.whatif.gains import Deadline, MoreDevices, MoreNodes, WhatIf
+    from ringmaster.tasks.planning.whatif.gains import Deadline, MoreDevices, MoreNodes, MoreQuota, WhatIf
 
     more = len(add_devices or ())
     changes: list[Change] = [MoreDevices(num_devices=num, device_type=kind) for num, kind in counts[:more]]
     changes += [MoreNodes(num_devices=num, device_type=kind) for num, kind in counts[more:]]
+    changes += [MoreQuota(user=user, num_devices=num, taken_from=other) for user, num, other in quotas]
     changes += [_left_out(problem, text) for text in without or ()]
     _check(problem, changes)
     # A batch was profiled and planned meanwhile.
@@ -329,6 +335,15 @@ def _devices(text: str) -> tuple[int, str]:
     if result := DEVICES.fullmatch(text):
         return int(result[1]), result[2] or ""
     raise InputError([f"{text!r} is not a valid number of devices. To fix: give a number from 1 on, or 2:TYPE"])
+
+
+def _quota(text: str) -> tuple[str, int, str]:
+    """Returns a user, the number of further devices, and the user who may hold as many less, or ""."""
+    user, _, rest = text.partition(":")
+    number, _, other = rest.partition(":")
+    if user and number.isdecimal() and int(number[:9]) > 0:
+        return user, int(number[:9]), other
+    raise InputError([f"--add-quota {text!r} is not a user and a number of devices. To fix: as in ana:1 or ana:1:ben"])
 
 
 def _check(problem: Problem, changes: Iterable[Change]) -> None:

@@ -1,11 +1,12 @@
-"""Commands of a pool: its processes, and requests that add, cancel, pause, resume and prioritize jobs."""
+"""Commands of a pool: its processes, and requests that add, clone, change, cancel, pause and resume jobs."""
 
 import inspect
 import json
 import os
+import sys
 import time
-from collections.abc import Callable
-from contextlib import nullcontext
+from collections.abc import Callable, Iterable
+from contextlib import nullcontext, suppress
 from dataclasses import replace
 from pathlib import Path
 from typing import Annotated, Any
@@ -32,7 +33,7 @@ from ringmaster.tasks.pool.engines import ALLOCATION, BUILTIN, LOCAL, WORKERS, d
 
 pool_app = typer.Typer(no_args_is_help=True, help="The processes of a pool: its controller, and a worker on each node.")
 jobs_app = typer.Typer(
-    no_args_is_help=True, help="Cancel, pause and resume jobs that a pool trains, and set their priorities."
+    no_args_is_help=True, help="Clone, change, cancel, pause and resume jobs of a batch that runs, here or on a pool."
 )
 
 LOOK_EVERY_S = 1.0  # for a pool that is not there yet
@@ -42,6 +43,7 @@ LONGEST_DRAIN_S = 25.0  # of the 30 s that a spot notice gives
 BatchName = Annotated[
     str, typer.Argument(metavar="BATCH", help="Name of a batch, or the id that `ringmaster status` shows.")
 ]
+Yes = Annotated[bool, typer.Option("--yes", help="Do not ask where a change makes the size of a step jump.")]
 Jobs = Annotated[list[str] | None, typer.Argument(metavar="[JOB]...", help="Names of its jobs; default: all jobs.")]
 
 
@@ -194,31 +196,123 @@ def resume(batch: BatchName, jobs: Jobs = None, as_json: AsJson = False) -> None
     _request("resume", batch, jobs, as_json=as_json)
 
 
-@jobs_app.command()
-def set_priority(
+@jobs_app.command("set")
+def set_of_jobs(
     batch: BatchName,
-    priority: Annotated[float, typer.Argument(metavar="N", help="Weight of an end; 1 is usual, 2 counts twice.")],
-    jobs: Jobs = None,
+    words: Annotated[
+        list[str],
+        typer.Argument(
+            metavar="[JOB]... KEY=VALUE...",
+            help="Jobs, by default all, and what is set of them: steps, weight, deadline (seconds from the batch's "
+            "start) or priority (1 is usual, 2 counts twice).",
+        ),
+    ],
+    yes: Yes = False,
     as_json: AsJson = False,
 ) -> None:
-    """Say how much a batch, or some of its jobs, matters beside all others: the plan is made anew."""
-    from ringmaster.tasks.pool.requests import MOST_PRIORITY
+    """Change the steps, weight, deadline or priority of jobs that run or wait: the plan is made anew."""
+    from ringmaster.tasks.pool.job_changes import setting_faults
 
-    if not 0 < priority <= MOST_PRIORITY:
-        valid = f"must be a number above 0 and at most {MOST_PRIORITY:.0f}, got {priority:g}"
-        raise InputError([f"a priority {valid}. To fix: 1 is usual, 2 counts twice"])
-    _request("set-priority", batch, jobs, as_json=as_json, priority=priority)
+    settings_of_jobs, jobs = _values(word for word in words if "=" in word), [word for word in words if "=" not in word]
+    if faults := setting_faults(settings_of_jobs):
+        raise InputError(faults)
+    if "steps" in settings_of_jobs and not yes:
+        from ringmaster.flows.pool.batch_requests import ask_about, database_of
+        from ringmaster.tasks.pool.requests import RequestKind
+
+        with database_of(batch) as database:
+            answers = ask_about(
+                database, RequestKind.SET, batch=batch, jobs=jobs, settings=settings_of_jobs, is_dry=True
+            )
+        if jumps := [answer.message for answer in answers if "learning rate jumps" in answer.message]:
+            _consent("; ".join(jumps), is_given=False)
+    _request("set", batch, jobs, as_json=as_json, settings=settings_of_jobs)
+
+
+@jobs_app.command()
+def clone(
+    batch: BatchName,
+    job: Annotated[str, typer.Argument(metavar="JOB", help="Name of the job to clone, in any state.")],
+    changes: Annotated[
+        list[str],
+        typer.Option("--set", metavar="KEY=VALUE", help="What differs, such as optimizer.lr=1e-4; may be repeated."),
+    ] = [],  # noqa: B006 - never changed
+    warm: Annotated[
+        bool, typer.Option("--warm", help="Go on from the job's newest checkpoint, optimizer included.")
+    ] = False,
+    at_step: Annotated[
+        int | None, typer.Option(help="With --warm: the step of an earlier checkpoint that is kept.", min=1)
+    ] = None,
+    name: Annotated[str, typer.Option(help="Name of the clone; default: JOB-clone1, ...")] = "",
+    dry_run: Annotated[bool, typer.Option("--dry-run", help="Only show what it delays, and for whom.")] = False,
+    yes: Yes = False,
+    as_json: AsJson = False,
+) -> None:
+    """Add a job to a batch that runs: one of its jobs with other settings. Its price is shown first."""
+    from ringmaster.flows.pool.batch_requests import ControllerAnswer, clone_job, database_of
+
+    def accept(priced: ControllerAnswer) -> None:
+        error_console().print(priced.message, soft_wrap=True)
+        if priced.jump:
+            _consent(priced.jump, is_given=dry_run or yes)
+
+    with database_of(batch) as database:
+        answer = clone_job(
+            database,
+            batch=batch,
+            job=job,
+            settings_of_clone=_values(changes),
+            name=name,
+            is_warm=warm,
+            at_step=at_step,
+            is_dry=dry_run,
+            accept=accept,
+        )
+    if as_json:
+        print_json(vars(answer))
+    raise typer.Exit(0 if answer.is_done else 1)
+
+
+def _consent(what: str, *, is_given: bool) -> None:
+    """Says how the size of a step jumps, and asks. Raises InputError where nobody can answer."""
+    if not (is_given or sys.stdin.isatty()):
+        raise InputError([f"{what}, which may harm the training. To fix: add --yes if it is meant"])
+    error_console().print(what, style="yellow", soft_wrap=True)
+    if not is_given:
+        typer.confirm("Go on?", err=True, abort=True)
+
+
+def _values(words: Iterable[str]) -> dict[str, Any]:
+    """Returns settings that are written as KEY=VALUE, with values as in YAML. Raises InputError with all faults."""
+    import yaml
+
+    values, faults = {}, []
+    for word in words:
+        key, sign, text = word.partition("=")
+        try:
+            value = yaml.safe_load(text)
+        except yaml.YAMLError:
+            value = None
+        if isinstance(value, str):  # YAML takes 1e-4 for text
+            with suppress(ValueError):
+                value = float(value)
+        if not key or not sign or value is None:
+            faults.append(f"{word!r} is not KEY=VALUE. To fix: write it like optimizer.lr=1e-4")
+        values[key] = value
+    if faults:
+        raise InputError(faults)
+    return values
 
 
 def _request(kind: str, batch: str, jobs: list[str] | None, *, as_json: bool, **more: Any) -> None:
-    """Sends the controller a request, and prints its answers; exit 1 where none has answered yet."""
-    from ringmaster.flows.pool.batch_requests import ask_about, open_database, pool_address
+    """Sends a request to what executes the batch, and prints its answers; exit 1 where none has answered yet."""
+    from ringmaster.flows.pool.batch_requests import ask_about, database_of
     from ringmaster.tasks.pool.requests import RequestKind
 
-    with open_database(pool_address()) as database:
+    with database_of(batch) as database:
         answers = ask_about(database, RequestKind(kind), batch=batch, jobs=jobs or (), **more)
     if as_json:
-        print_json([vars(answer) for answer in answers])
+        print_json([{key: getattr(answer, key) for key in ("batch", "is_done", "message")} for answer in answers])
     else:
         for answer in answers:
             error_console().print(f"{answer.batch}: {answer.message}")

@@ -508,7 +508,7 @@ def reproduce(
     Returns None for a dry run. Raises InputError, with every reason, where it cannot be made again.
     """
     training = RecordedTraining.of(home, node)
-    if options.technique is not None and not training.job.exact:
+    if options.technique is not None and not training.job.is_exact:
         raise InputError(
             [
                 f"{node.label} was not trained with exact: true, so that other layouts than its own give other bits. "

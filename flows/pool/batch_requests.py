@@ -1,23 +1,29 @@
 """Requests of a person about batches that run on a pool: finding the batch, asking, and waiting for the answer."""
 
 import threading
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import closing, contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+from itertools import count
 from typing import Any
 
 from sqlalchemy.exc import DBAPIError
 
 from ringmaster.errors import InputError
 from ringmaster.flows import settings
+from ringmaster.flows.batch.run_folder import is_going_on
+from ringmaster.tasks.batch import Batch
+from ringmaster.tasks.batch.references import NAME_REMEDY, is_name
+from ringmaster.tasks.pool.job_changes import clone_faults, with_settings
 from ringmaster.tasks.pool.requests import RequestKind, Requests, RequestStatus
-from ringmaster.tasks.pool.submissions import BatchStatus, Submissions, unsubmitted
-from ringmaster.tasks.storage.database import Database
+from ringmaster.tasks.pool.submissions import ALONE, BatchStatus, Submissions, unsubmitted
+from ringmaster.tasks.storage.database import Database, file_url
 from ringmaster.tasks.storage.journal import Journal
 
 DATABASE_PATIENCE_S = 15.0  # for a person who waits at a command
 ANSWER_PATIENCE_S = 20.0  # longer than the replacement of a controller takes
 
+ALONE_OVER = "no run of batch {!r} goes on on this machine, and no pool is up here. To fix: see `ringmaster status`"
 NO_POOL = (
     "no pool is up here. To fix: `ringmaster up` starts one on this machine; RINGMASTER_DATABASE, PREFECT_API_URL and "
     "MLFLOW_TRACKING_URI name one elsewhere"
@@ -31,11 +37,14 @@ class ControllerAnswer:
     batch: id of the batch.
     is_done: whether the controller has performed the request; if not, it will.
     message: the answer's text.
+    price, jump: of a clone: what it costs (`JobPrice`), and how the size of a step jumps, if it does.
     """
 
     batch: str
     is_done: bool
     message: str
+    price: Mapping[str, Any] | None = None
+    jump: str = ""
 
 
 def pool_address() -> settings.PoolAddress:
@@ -55,6 +64,71 @@ def open_database(address: settings.PoolAddress) -> Iterator[Database]:
         raise InputError([f"the pool's database does not answer: {error.orig}. To fix: see that it runs"]) from error
     with closing(database):
         yield database
+
+
+@contextmanager
+def database_of(batch: str) -> Iterator[Database]:
+    """Opens the database of the pool or, without one, of the run of a batch that goes on on this machine.
+
+    Raises InputError if there is neither.
+    """
+    if (address := settings.pool()) is not None:
+        with open_database(address) as database:
+            yield database
+        return
+    folders = sorted((settings.home() / "batches" / batch).glob("*/journal.db")) if is_name(batch) else []
+    if not folders or not is_going_on(folders[-1].parent):
+        raise InputError([ALONE_OVER.format(batch) if folders else NO_POOL])
+    with closing(Database(file_url(folders[-1]), patience_s=DATABASE_PATIENCE_S)) as database:
+        yield database
+
+
+def clone_job(
+    database: Database,
+    *,
+    batch: str,
+    job: str,
+    settings_of_clone: Mapping[str, Any],
+    name: str = "",
+    is_warm: bool = False,
+    at_step: int | None = None,
+    is_dry: bool = False,
+    accept: Callable[[ControllerAnswer], None],
+) -> ControllerAnswer:
+    """Asks for the price of a clone of a job and, unless `is_dry`, for the clone; see `RequestKind`.
+
+    name: of the clone; by default the job's with a number.
+    accept: is called with the price; may raise.
+
+    Raises InputError with all faults.
+    """
+    keys = [*meant(database, batch=batch, jobs=[job])]
+    if len(keys) > 1:
+        raise InputError([f"several batches have a job {job}: {', '.join(keys)}. To fix: say which by its id"])
+    (key,) = keys
+    journal = Journal(database, batch=key)
+    known = journal.jobs()
+    name = name or next(name for n in count(1) if (name := f"{job}-clone{n}") not in known)
+    faults = [] if is_name(name) else [f"{name!r} is not a valid name. {NAME_REMEDY}"]
+    faults += clone_faults(settings_of_clone)
+    if at_step is not None and not is_warm:
+        faults.append("a step is for a warm clone, which goes on from a checkpoint. To fix: add --warm")
+    source = next((each for each in Batch.from_json(journal.get("batch")).jobs if each.name == job), None)
+    if source is not None and source.parents == () and not faults:
+        try:  # by the rules of batch files, with all faults at once
+            known_steps = {} if source.num_steps is not None else {"num_steps": 1, "num_epochs": None}
+            clone = with_settings(replace(source, **known_steps), settings_of_clone, name=name)  # type: ignore[arg-type]
+            Batch.of(name=batch, jobs=[clone])
+        except ValueError as error:
+            faults.append(str(error))
+    if faults:
+        raise InputError(faults)
+    more: dict[str, Any] = {"settings": dict(settings_of_clone), "name": name, "is_warm": is_warm, "at_step": at_step}
+    (answer,) = ask_about(database, RequestKind.CLONE, batch=key or batch, jobs=[job], is_dry=True, **more)
+    accept(answer)
+    if not is_dry and answer.is_done:
+        (answer,) = ask_about(database, RequestKind.CLONE, batch=key or batch, jobs=[job], **more)
+    return answer
 
 
 def ask_about(
@@ -90,7 +164,11 @@ def ask_about(
     late = "no controller has answered yet: it is done once one leads (`ringmaster pool controller`)"
     return [
         ControllerAnswer(
-            batch=key, is_done=request.status == RequestStatus.DONE, message=str(request.answer.get("message", late))
+            batch=key or batch,
+            is_done=request.status == RequestStatus.DONE,
+            message=str(request.answer.get("message", late)),
+            price=request.answer.get("price"),
+            jump=str(request.answer.get("jump", "")),
         )
         for key, request in result.items()
     ]
@@ -117,6 +195,10 @@ def meant(
 
     Raises InputError, which lists the existing names, if there is nothing of that name.
     """
+    if alone := Journal(database, batch=ALONE).jobs():  # a run on this machine alone
+        if unknown := [job for job in jobs if job not in alone]:
+            raise InputError([f"batch {batch} has no job {', '.join(unknown)}; it has {', '.join(alone)}"])
+        return {ALONE: list(jobs)}
     every = Submissions(database).names()
     active = {key: name for key, name, status in every if status == BatchStatus.SUBMITTED}
     early = unsubmitted(database)

@@ -18,7 +18,7 @@ from prefect.exceptions import TerminationSignal
 
 from ringmaster.codec import digest, from_json, to_json
 from ringmaster.errors import InputError
-from ringmaster.flows.batch.artifacts import DecisionArtifact, PlanArtifact, flow_run_page
+from ringmaster.flows.batch.artifacts import DecisionArtifact, PlanArtifact, flow_run_page, show_control
 from ringmaster.flows.batch.flow_runs import is_being_cancelled, is_started_by_prefect, notices, root_run, runs_fact
 from ringmaster.flows.batch.result import log_decision
 from ringmaster.flows.batch.run_folder import fresh_folder, is_batch, was_being_started
@@ -36,7 +36,7 @@ from ringmaster.tasks.execution.events import (
     PredictionUpdate,
     predictions_in,
 )
-from ringmaster.tasks.execution.job_table import SteeringRequest
+from ringmaster.tasks.execution.job_table import SteeringRequest, clones_in
 from ringmaster.tasks.execution.plan_manager import EVERY_S
 from ringmaster.tasks.pool.event_log import BatchEvents, LogPosition
 from ringmaster.tasks.pool.nodes import NodeRegistry
@@ -105,7 +105,8 @@ def reopen(run: PoolRun, submission: Submission) -> LogPosition:
         return LogPosition()
     # The controller has dropped a batch that has ended, and reads it again from here.
     # Some jobs may wait already: an earlier process that reopened the batch may have died on the way.
-    again = [job.name for job in submission.jobs if records[job.name].status not in (JobStatus.DONE, JobStatus.STOPPED)]
+    names = [*(job.name for job in submission.jobs), *(clone.name for clone in clones_in(records))]
+    again = [name for name in names if records[name].status not in (JobStatus.DONE, JobStatus.STOPPED)]
     for name in again:
         run.journal.write_job(name, status=JobStatus.WAITING, message="")
     last = BatchEvents(run.database, run.id).newest()
@@ -175,6 +176,7 @@ def shown_in_prefect(run: PoolRun, submission: Submission) -> Sequence[Listener]
     """Returns listeners that show a batch's plan, progress, Gantt chart and decisions in Prefect's pages."""
     total_steps = sum(job.total_steps for job in submission.jobs)
     timeline_reader = TimelineReader(run.database, name="the pool", is_pool=True)
+    show_control(run.id)
     kinds = {device.device_kind() for node in NodeRegistry(run.database).all() for device in node.devices}
     return [
         PlanArtifact(run.batch.name, device=" + ".join(sorted(kinds))).listen,

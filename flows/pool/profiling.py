@@ -134,7 +134,7 @@ def merged(results: Mapping[str, ProfilingResult]) -> ProfilingResult:
         for name in names
     }
     for name, job in jobs.items():
-        if job.exact:  # kernels of another kind of device have other bits
+        if job.is_exact:  # kernels of another kind of device have other bits
             profiles[name] = tuple(p for p in profiles[name] if p.device_type == profiles[name][0].device_type)
     groups: dict[str, tuple[Profile, ...]] = {}
     for kind, profiled in results.items():

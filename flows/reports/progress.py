@@ -34,7 +34,7 @@ from ringmaster.tasks.execution.starter import called
 from ringmaster.tasks.planning.gantt import counted
 from ringmaster.tasks.storage.journal import JobStatus
 from ringmaster.techniques.metric import why_undefined
-from ringmaster.techniques.processes.events import CheckpointFailed, EvaluationReported, PhaseStarted
+from ringmaster.techniques.processes.events import CheckpointFailed, EvaluationReported, KernelsRefused, PhaseStarted
 from ringmaster.text import printable
 
 LINES_EVERY_S = 30.0  # between the lines about each running job in a log
@@ -358,7 +358,7 @@ def _described(event: ExecutionEvent) -> tuple[str, str]:
             return f"{who} at step {first} on {_devices(segment.devices)}{again}", ""
         case GangReport(job=job, event=EvaluationReported(step=step, metrics=metrics)):
             return f"{job} at step {step}: {_metrics(metrics)}", ""
-        case GangReport(event=CheckpointFailed(message=message)):
+        case GangReport(event=CheckpointFailed(message=message) | KernelsRefused(message=message)):
             return f"warning: {message}", "yellow"
         case SegmentEnded(segment=segment, outcome=outcome, decision=decision) if outcome.message:
             return f"{segment.job}: {printable(outcome.message)}; {decision}", "yellow"

@@ -91,6 +91,12 @@ STATE_GAUGES: Sequence[tuple[str, str, Sequence[str], Callable[[PoolState], Rows
         lambda state: list(state.jobs.items()),
     ),
     (
+        "ringmaster_job_end_timestamp_seconds",
+        "When a job of an active batch ends, since the epoch: the certified earliest, the median and the latest end.",
+        ["batch", "job", "end"],
+        lambda state: list(state.ends.items()),
+    ),
+    (
         "ringmaster_plan_timestamp_seconds",
         "Time at which the last plan was made, since the epoch.",
         [],

@@ -2,7 +2,7 @@
 
 import re
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import replace
+from dataclasses import fields, replace
 from graphlib import CycleError, TopologicalSorter
 from itertools import pairwise
 from pathlib import Path
@@ -18,6 +18,7 @@ from ringmaster.techniques.job import (
     MERGED,
     PRUNED,
     QUANTIZED,
+    VIRTUAL_TOKENS,
     AdaptationSpec,
     Adapter,
     Job,
@@ -47,6 +48,8 @@ REWRITING = (QUANTIZED, MERGED)
 """The kinds that involve no training."""
 TOKENIZER = ("source", "path", "dataset", "factory", "kwargs", "vocab_size", "text_column", "split")
 """The data keys that determine the vocabulary a model learns if no tokenizer is named."""
+DEFAULTS = {field.name: field.default for field in fields(Adapter)}
+"""What the keys of an adapter are where they are not given."""
 
 
 def adaptation_findings(job: Raw) -> Iterator[Finding]:
@@ -404,3 +407,50 @@ def with_orphans(jobs: Sequence[Job], faults: Mapping[str, str]) -> dict[str, st
             return all_faults
         for job, gone in orphans:
             all_faults[job.name] = f"its {'base' if gone[0] == job.base else 'parent'} {gone[0]} has failed"
+
+
+def base_findings(job: Raw, jobs: Mapping[str, Raw]) -> Iterator[Finding]:
+    """Yields why a job cannot go on from the adapter of its base, or from that base with its adapter merged into it."""
+    base, own = job.get("base"), as_mapping(job.get("adapter"))
+    theirs, wanted = jobs.get(str(base), {}).get("adapter"), own.get("base_adapter")
+    place = ("adapter", "base_adapter")
+    if wanted == CONTINUE and own.get("from_pretrained") is not None:
+        yield Finding(place, "is continue beside another adapter in from_pretrained", "leave one of the two out")
+        return
+    if not isinstance(theirs, Mapping):
+        if wanted == CONTINUE and (base is None or base in jobs):
+            yield Finding(place, "is continue, and the base is no adapter", "leave it out, or name a base that is one")
+        elif wanted == CONTINUE:
+            yield Finding(
+                place,
+                "is for the adapter of a job of the same batch",
+                "give the adapter's folder as from_pretrained, and what it is on as base; or merge it",
+            )
+        return
+    if job.get("adapter") is None or wanted == MERGE or own.get("from_pretrained") is not None:
+        if (kind := theirs.get("kind")) in VIRTUAL_TOKENS:
+            yield Finding(("base",), f"{base} trains a {kind}, which no weights can hold", f"take the base of {base}")
+        return
+    model, of_base = (as_mapping(each.get("model")) for each in (job, jobs[str(base)]))
+    if model != of_base and model.get("architecture") == of_base.get("architecture"):  # others are faults of any base
+        yield Finding(("model",), f"is not that of {base}, whose adapter is continued", f"take the model of {base}")
+    first = jobs[str(base)]  # the job that begins the adapter
+    while isinstance((below := jobs.get(str(first.get("base")), {})).get("adapter"), Mapping) and (
+        as_mapping(first["adapter"]).get("base_adapter") != MERGE
+    ):
+        first = below
+    theirs = as_mapping(first["adapter"])
+    if job.get("quantize_base") != jobs[str(base)].get("quantize_base"):
+        yield Finding(("quantize_base",), f"is not that of {base}, whose adapter is continued", f"take that of {base}")
+    for key, default in DEFAULTS.items():
+        given, other = (_as_set(adapter.get(key, default)) for adapter in (own, theirs))
+        if key not in ("from_pretrained", "base_adapter") and given not in (_as_set(default), other):
+            yield Finding(
+                ("adapter", key),
+                f"is {own[key]!r}, and the adapter of {base}, which is continued, has another",
+                f"leave {key} out; or set base_adapter: merge, for a new one",
+            )
+
+
+def _as_set(value: Any) -> Any:
+    return sorted(map(str, value)) if isinstance(value, (list, tuple)) else value

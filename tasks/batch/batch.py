@@ -44,7 +44,8 @@ class Batch:
             registered objective. Deadlines come first.
         deadlines_s: by job name, the seconds from the batch's start within which the job must end.
         weights: by job name, the weight of the job's end; 1 by default.
-        users: by job name, whose job it is, for the objective "fairness".
+        users: by job name, whose job it is, for the objective "fairness" and for `quotas`.
+        quotas: by user, what the user's jobs may hold at a time: `max_devices`, `share` of all devices, or both.
         price_per_device_hour: for the objective "cost"; at 1 the cost is in device-hours.
         profiling_share: the largest fraction of the batch's predicted time that profiling may take.
         keep_checkpoints: how many checkpoints of each job are kept.
@@ -65,11 +66,15 @@ class Batch:
     price_per_device_hour: float = 1.0
     profiling_share: float = PROFILING_SHARE
     keep_checkpoints: int = KEPT_CHECKPOINTS
+    quotas: Mapping[str, Mapping[str, float]] = field(default_factory=dict)
 
     @property
     def terms(self) -> PlanningTerms:
-        """The objective, deadlines, weights and price that the batch's plans must follow."""
+        """The objective, deadlines, weights, price and quotas that the batch's plans must follow."""
+        quotas = self.quotas.items()
         return PlanningTerms(
+            max_devices={user: int(quota["max_devices"]) for user, quota in quotas if "max_devices" in quota},
+            shares={user: quota["share"] for user, quota in quotas if "share" in quota},
             objective=self.objective,
             deadlines_s=self.deadlines_s,
             weights=self.weights,
@@ -152,6 +157,7 @@ class Batch:
             price_per_device_hour=entry.price_per_device_hour,
             profiling_share=entry.profiling_share,
             keep_checkpoints=entry.keep_checkpoints,
+            quotas={user: quota.model_dump(exclude_none=True) for user, quota in entry.users.items()},
         )
 
     def to_json(self) -> dict[str, Any]:
@@ -163,6 +169,7 @@ class Batch:
         later: dict[str, Any] = {"users": dict(self.users)} if self.users else {}
         later |= {} if self.profiling_share == PROFILING_SHARE else {"profiling_share": self.profiling_share}
         later |= {} if self.keep_checkpoints == KEPT_CHECKPOINTS else {"keep_checkpoints": self.keep_checkpoints}
+        later |= {"quotas": {user: dict(quota) for user, quota in self.quotas.items()}} if self.quotas else {}
         return {
             "name": self.name,
             "jobs": [to_json(job) for job in self.jobs],

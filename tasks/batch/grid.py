@@ -165,3 +165,39 @@ def number_text(value: float) -> str:
         return str(value)
     scientific, plain = f"{Decimal(repr(value)).normalize():e}", repr(value)
     return scientific if len(scientific) < len(plain) else plain
+
+
+# Keys that affect neither a trial's speed nor its size: one profile serves all of their values.
+SAME_SHAPE = (
+    "optimizer.lr",
+    "optimizer.options.",
+    "schedule.",
+    "clip_grad_norm",
+    "seed",
+    "num_steps",
+    "num_epochs",
+    "loss.temperature",
+    "loss.label_smoothing",
+    "loss.gamma",
+    "loss.epsilon",
+    "loss.epsilon_high",
+)
+
+
+def with_values(template: Mapping[str, Any], values: Mapping[str, Any]) -> dict[str, Any]:
+    """Returns a job's plain values with others at some dotted keys.
+
+    A loss that is given by its name alone becomes a mapping with that name. Any other value on the way that is not a
+    mapping is replaced; another check reports it.
+    """
+    raw = copy.deepcopy(dict(template))
+    for key, value in values.items():
+        *path, last = key.split(".")
+        name_loss(raw, path)
+        place = raw
+        for part in path:
+            if not isinstance(place.get(part), dict):
+                place[part] = {}
+            place = place[part]
+        place[last] = copy.deepcopy(value)
+    return raw

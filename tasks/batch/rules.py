@@ -6,13 +6,15 @@ The rules work on plain mappings, so that a fault elsewhere in a job does not hi
 
 import math
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import fields, replace
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 from ringmaster.extras import missing_extra
 from ringmaster.tasks.batch.adaptation_rules import (
+    DEFAULTS,
     adaptation_findings,
+    base_findings,
     circles_of,
     is_rewriting,
     may_have_no_steps,
@@ -28,15 +30,14 @@ from ringmaster.techniques.data.file_rows import moment
 from ringmaster.techniques.job import (
     ADAPTERS,
     ATTENTIONS,
-    CONTINUE,
     DECAY_RATIO,
-    MERGE,
     OPTIMIZER_OPTIONS,
     PRUNED,
     SCHEDULES,
     VIRTUAL_TOKENS,
     Adapter,
     Job,
+    LocalUpdates,
     ModelSpec,
     OptimizerSpec,
     ScheduleSpec,
@@ -59,6 +60,7 @@ def job_findings(raw: Any) -> Iterator[Finding]:
     yield from _arguments(job)
     yield from _length(job)
     yield from _exact(job)
+    yield from _local_updates(job)
     yield from _text(job)
     yield from training_findings(job)
     yield from _loss(job)
@@ -264,14 +266,59 @@ def _length(job: Raw) -> Iterator[Finding]:
 
 def _exact(job: Raw) -> Iterator[Finding]:
     chunk, size = job.get("exact_chunk"), job.get("global_batch_size", Job.global_batch_size)
-    if chunk is not None and job.get("exact") is not True:
+    workers = as_mapping(job.get("local_updates")).get("workers")
+    if chunk is not None and job.get("exact") is not True and workers is None:
         yield Finding(("exact_chunk",), "goes with exact: true", "set exact: true, or leave exact_chunk out")
-    elif isinstance(chunk, int) and isinstance(size, int) and chunk > 0 and size not in (chunk << i for i in range(64)):
-        yield Finding(
-            ("exact_chunk",),
-            f"divides global_batch_size {size} into a number of chunks that is no power of two",
-            f"give {size} divided by 1, 2, 4, 8 or so",
-        )
+    elif isinstance(chunk, int) and _are_counts(chunk, size):
+        what = f"global_batch_size {size}"
+        if _are_counts(workers):
+            size //= workers
+            what = f"a worker's {size} samples"
+        if size % chunk or (size // chunk).bit_count() != 1:
+            problem = f"divides {what} into a number of chunks that is no power of two"
+            yield Finding(("exact_chunk",), problem, f"give {size} divided by 1, 2, 4, 8 or so")
+
+
+def _local_updates(job: Raw) -> Iterator[Finding]:
+    local = as_mapping(job.get("local_updates"))
+    workers, warmup = local.get("workers"), local.get("warmup_steps", LocalUpdates.warmup_steps)
+    size, num_steps = job.get("global_batch_size", Job.global_batch_size), job.get("num_steps")
+    yield from findings_where(
+        (
+            _are_counts(size, workers) and size % workers > 0,
+            ("local_updates", "workers"),
+            f"is {workers}, and global_batch_size {size} cannot be divided by it",
+            "give a number that divides it",
+        ),
+        (
+            bool(local.get("outer_momentum")) and not warmup,
+            ("local_updates", "outer_momentum"),
+            "goes with a warm-up: without one it wrecks the first rounds",
+            "give warmup_steps, such as 128, or leave it out",
+        ),
+        (
+            _are_counts(warmup, num_steps) and warmup >= num_steps,
+            ("local_updates", "warmup_steps"),
+            f"is {warmup}, and the job has {num_steps} steps",
+            "give fewer, or leave local_updates out",
+        ),
+        (
+            job.get("numerics") is not None and (bool(local) or job.get("exact") is True),
+            ("numerics",),
+            "does not go with the same bits everywhere",
+            "leave one of the two out",
+        ),
+        (
+            bool(local) and as_mapping(job.get("model")).get("command") is not None,
+            ("local_updates",),
+            "is for jobs that Ringmaster trains, not for commands",
+            "leave it out",
+        ),
+    )
+
+
+def _are_counts(*values: Any) -> bool:
+    return all(isinstance(value, int) and not isinstance(value, bool) and value > 0 for value in values)
 
 
 def _text(job: Raw) -> Iterator[Finding]:
@@ -353,7 +400,6 @@ OF_KINDS = {
     "modules_to_save": ("lora", "ia3"),
 }
 """The kinds that have each key, for the keys that not all kinds have."""
-DEFAULTS = {field.name: field.default for field in fields(Adapter)}
 CAUSAL = ("ForCausalLM", "LMHeadModel")
 
 
@@ -401,53 +447,6 @@ def _quantized_base(job: Raw, adapter: Any) -> Iterator[Finding]:
         ),
         (problem, place, problem, remedy),
     )
-
-
-def base_findings(job: Raw, jobs: Mapping[str, Raw]) -> Iterator[Finding]:
-    """Yields why a job cannot go on from the adapter of its base, or from that base with its adapter merged into it."""
-    base, own = job.get("base"), as_mapping(job.get("adapter"))
-    theirs, wanted = jobs.get(str(base), {}).get("adapter"), own.get("base_adapter")
-    place = ("adapter", "base_adapter")
-    if wanted == CONTINUE and own.get("from_pretrained") is not None:
-        yield Finding(place, "is continue beside another adapter in from_pretrained", "leave one of the two out")
-        return
-    if not isinstance(theirs, Mapping):
-        if wanted == CONTINUE and (base is None or base in jobs):
-            yield Finding(place, "is continue, and the base is no adapter", "leave it out, or name a base that is one")
-        elif wanted == CONTINUE:
-            yield Finding(
-                place,
-                "is for the adapter of a job of the same batch",
-                "give the adapter's folder as from_pretrained, and what it is on as base; or merge it",
-            )
-        return
-    if job.get("adapter") is None or wanted == MERGE or own.get("from_pretrained") is not None:
-        if (kind := theirs.get("kind")) in VIRTUAL_TOKENS:
-            yield Finding(("base",), f"{base} trains a {kind}, which no weights can hold", f"take the base of {base}")
-        return
-    model, of_base = (as_mapping(each.get("model")) for each in (job, jobs[str(base)]))
-    if model != of_base and model.get("architecture") == of_base.get("architecture"):  # others are faults of any base
-        yield Finding(("model",), f"is not that of {base}, whose adapter is continued", f"take the model of {base}")
-    first = jobs[str(base)]  # the job that begins the adapter
-    while isinstance((below := jobs.get(str(first.get("base")), {})).get("adapter"), Mapping) and (
-        as_mapping(first["adapter"]).get("base_adapter") != MERGE
-    ):
-        first = below
-    theirs = as_mapping(first["adapter"])
-    if job.get("quantize_base") != jobs[str(base)].get("quantize_base"):
-        yield Finding(("quantize_base",), f"is not that of {base}, whose adapter is continued", f"take that of {base}")
-    for key, default in DEFAULTS.items():
-        given, other = (_as_set(adapter.get(key, default)) for adapter in (own, theirs))
-        if key not in ("from_pretrained", "base_adapter") and given not in (_as_set(default), other):
-            yield Finding(
-                ("adapter", key),
-                f"is {own[key]!r}, and the adapter of {base}, which is continued, has another",
-                f"leave {key} out; or set base_adapter: merge, for a new one",
-            )
-
-
-def _as_set(value: Any) -> Any:
-    return sorted(map(str, value)) if isinstance(value, (list, tuple)) else value
 
 
 def _of_other_kinds(adapter: Raw, kind: str) -> Iterator[Finding]:

@@ -378,6 +378,28 @@ class WarmStartSection(Section):
     step: Whole = Field(description="the step of the checkpoint, such as 60")
 
 
+class LocalUpdatesSection(Section):
+    """Optimizer steps that workers take on their own, and an outer step on their mean after each round of them."""
+
+    workers: Whole = Field(description="the number of workers, which share each global batch, such as 4")
+    sync_every: Whole = Field(description="the steps of a worker between two exchanges, such as 32")
+    outer_lr: Positive = Field(default=job.LocalUpdates.outer_lr, description="the outer learning rate; 1 averages")
+    outer_momentum: Annotated[float, Field(ge=0, lt=1)] = Field(
+        default=job.LocalUpdates.outer_momentum, description="the outer (Nesterov) momentum, such as 0.9; 0 for none"
+    )
+    warmup_steps: Annotated[int, Field(ge=0, le=MOST_WHOLE)] = Field(
+        default=job.LocalUpdates.warmup_steps, description="the first steps, with an exchange at each, such as 128"
+    )
+
+
+class NumericsSection(Section):
+    """How far a step may be from a plain one, so that the search may choose its kernels."""
+
+    tolerance: Annotated[float, Field(gt=0, le=0.1)] = Field(
+        description="the largest relative difference of loss and gradients, such as 1e-5"
+    )
+
+
 class JobEntry(Section):
     """One model to train."""
 
@@ -453,6 +475,15 @@ class JobEntry(Section):
     exact_chunk: Whole | None = Field(
         default=None, description="the samples of one forward and backward of an exact job, such as 4"
     )
+    local_updates: LocalUpdatesSection | None = Field(
+        default=None,
+        description="exchanges between devices every few steps only, such as {workers: 4, sync_every: 32}, or leave "
+        "the key out: at each step",
+    )
+    numerics: NumericsSection | None = Field(
+        default=None,
+        description="lets the search choose kernels within a tolerance, such as {tolerance: 1e-5}, or leave it out",
+    )
     deadline_s: Positive | None = Field(
         default=None, description="the seconds from the batch's start by which the job must have ended, such as 3600"
     )
@@ -461,7 +492,7 @@ class JobEntry(Section):
     )
     user: Name | None = Field(
         default=None,
-        description="whose job it is, for `objective: fairness`, such as ana; alone if the key is left out",
+        description="whose job it is, for `objective: fairness` and `users`, such as ana; alone if the key is left out",
     )
 
 
@@ -471,6 +502,15 @@ class GridEntry(Section):
     template: dict[str, Any] = Field(description="a job, whose name the names of all combinations start with")
     over: Annotated[dict[str, Annotated[list[Any], Field(min_length=1)]], Field(min_length=1)] = Field(
         description="lists of values by key, such as {optimizer.lr: [1e-4, 3e-4]}"
+    )
+
+
+class UserSection(Section):
+    """What the jobs of a user may hold at a time; both limits hold where both are given."""
+
+    max_devices: Whole | None = Field(default=None, description="the most devices, such as 4")
+    share: Annotated[float, Field(gt=0, le=1)] | None = Field(
+        default=None, description="the most devices as a share of all, such as 0.5; a job alone may always run"
     )
 
 
@@ -495,6 +535,9 @@ class BatchEntry(Section):
         description="how many checkpoints a job keeps, such as 20: more let audits start from more steps",
     )
     devices: Devices = Field(default="auto", description="auto, {cpu: 2}, {gpu: 2} or {gpu: all}")
+    users: dict[Name, UserSection] = Field(
+        default={}, description="quotas of users, such as {ana: {max_devices: 4, share: 0.5}}"
+    )
     datasets: dict[str, DatasetSection] | str | None = Field(
         default=None, description="data sets by name, or a file with them, such as datasets.yaml"
     )

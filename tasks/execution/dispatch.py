@@ -9,11 +9,12 @@ from __future__ import annotations
 
 import copy
 import math
+from collections import Counter
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from typing import Literal
 
-from ringmaster.tasks.planning import Plan, Problem
+from ringmaster.tasks.planning import Plan, Problem, Segment
 
 DeviceId = tuple[str, int]
 """The name of a node, and the number of a device on it."""
@@ -49,14 +50,17 @@ def in_steps(plan: Plan, *, num_steps: Mapping[str, int], steps_done: Mapping[st
     steps_done: the steps that each job has done; the plan covers the steps from there to `num_steps`.
     """
     planned: list[PlannedSegment] = []
-    for job in dict.fromkeys(segment.job for segment in plan.segments):
+    of_jobs: dict[str, list[Segment]] = {}
+    for segment in sorted(plan.segments, key=lambda segment: (segment.start_s, segment.end_s)):
+        of_jobs.setdefault(segment.job, []).append(segment)
+    for job, segments in of_jobs.items():
         done = first = steps_done.get(job, 0)
-        share, segments = 0.0, plan.segments_of(job)
+        share, num_before = 0.0, len(planned)
         for i, segment in enumerate(segments):
             share += segment.work
             is_last = i == len(segments) - 1
             last = num_steps[job] if is_last else first + round(share * (num_steps[job] - first))
-            is_alone = is_last and not any(other.job == job for other in planned)
+            is_alone = is_last and len(planned) == num_before
             if last > done or is_alone:
                 planned.append(
                     PlannedSegment(
@@ -72,6 +76,32 @@ def in_steps(plan: Plan, *, num_steps: Mapping[str, int], steps_done: Mapping[st
     return sorted(planned, key=lambda segment: (segment.start_s, segment.end_s, segment.job))
 
 
+@dataclass(frozen=True, kw_only=True)
+class UserQuotas:
+    """The most devices that the jobs of a user may hold at a time.
+
+    limits: by user; others have no limit.
+    users: by job.
+    """
+
+    limits: Mapping[str, int] = field(default_factory=dict)
+    users: Mapping[str, str] = field(default_factory=dict)
+
+    @classmethod
+    def of(cls, problem: Problem) -> UserQuotas:
+        """Returns the quotas of a problem."""
+        limits = problem.limits
+        return cls(limits=limits, users={job.id: job.group for job in problem.jobs if job.group in limits})
+
+    def user(self, job: str) -> str | None:
+        """Returns the user of a job that has a quota, else None."""
+        user = self.users.get(job)
+        return user if user in self.limits else None
+
+
+NO_QUOTAS = UserQuotas()
+
+
 def startable(
     planned: Sequence[PlannedSegment],
     *,
@@ -80,21 +110,32 @@ def startable(
     after: Mapping[str, Collection[str]],
     other_jobs: Collection[str] = (),
     num_devices: float = math.inf,
+    quotas: UserQuotas = NO_QUOTAS,
 ) -> list[PlannedSegment]:
     """Returns the segments of `planned` that may start now, in their order.
+
+    A segment that waits also precedes later ones of its user, as it does on its devices, where both exceed the quota.
 
     planned: the segments that have not started yet, in order.
     after: the jobs that each job depends on, if any.
     other_jobs: further jobs that running gangs train.
     num_devices: the number of devices that there are, if it is known: nothing starts once all of them are busy.
     """
+    running = list(running)
     busy = {device for segment in running for device in segment.devices}
     active_jobs = {*(segment.job for segment in running), *other_jobs}
+    held = Counter[str]()  # by user, the devices of segments that run or come first
+    for segment in running:
+        if (user := quotas.user(segment.job)) is not None:
+            held[user] += len(segment.devices)
     result = []
     for segment in planned:
         if len(busy) >= num_devices:
             break
         is_free = busy.isdisjoint(segment.devices) and segment.job not in active_jobs
+        if segment.job not in active_jobs and (user := quotas.user(segment.job)) is not None:
+            held[user] += len(segment.devices)
+            is_free = is_free and held[user] <= quotas.limits[user]
         if is_free and all(other in done_jobs for other in after.get(segment.job, ())):
             result.append(segment)
         # Whether it starts or waits, it precedes later segments of its job and on its devices.
@@ -111,10 +152,12 @@ def end_of(
     done_jobs: Collection[str],
     after: Mapping[str, Collection[str]],
     over: Collection[str] = (),
+    quotas: UserQuotas = NO_QUOTAS,
 ) -> PlannedSegment | Literal["ends", "goes on"]:
     """Decides what happens when a running segment reaches its planned last step.
 
-    The segment "ends" if its job's next segment or another segment on its devices could start once it has ended. If the
+    The segment "ends" if its job's next segment or another segment on its devices, or within the quota of its user,
+    could start once it has ended. If the
     next segment has the same gang, it is returned: the gang continues with it without interruption. Else the segment
     "goes on", as no ready segment waits for its devices.
 
@@ -122,11 +165,15 @@ def end_of(
         devices of several such gangs would otherwise wait for each of them in turn, without end.
     """
     others = [other for other in running if other.job != segment.job and other.job not in over]
-    next_segments = startable(planned, running=others, done_jobs=done_jobs, after=after)
+    next_segments = startable(planned, running=others, done_jobs=done_jobs, after=after, quotas=quotas)
     following = next((each for each in next_segments if each.job == segment.job), None)
     if following is not None:
         return following if is_same_gang(following, segment) else "ends"
-    is_awaited = any(not set(each.devices).isdisjoint(segment.devices) for each in next_segments)
+    user = quotas.user(segment.job)
+    is_awaited = any(
+        not set(each.devices).isdisjoint(segment.devices) or (user is not None and quotas.user(each.job) == user)
+        for each in next_segments
+    )
     return "ends" if is_awaited else "goes on"
 
 
@@ -269,6 +316,7 @@ class PlanSimulator:
         self._devices = {(node.id, number) for node in problem.nodes for number in range(node.num_devices)}
         self._devices |= {device for segment in (*self._busy, *self.planned) for device in segment.devices}
         self._after = {job.id: (*job.after, *_gate(job.id, job.release_s)) for job in problem.jobs}
+        self._quotas = UserQuotas.of(problem)
         self._gates = [(job.release_s, gate) for job in problem.jobs for gate in _gate(job.id, job.release_s)]
         # What other jobs wait for and is no job of the problem has been done before.
         self._met = {other for job in problem.jobs for other in job.after} - set(self._jobs)
@@ -314,6 +362,12 @@ class PlanSimulator:
                 believed_s = step_s(job, stretch.segment.option)
                 other._put(replace(stretch, first_step=step, works_from_s=from_s, step_s=believed_s))
         return other
+
+    def insert(self, segment: PlannedSegment, *, is_first: bool) -> None:
+        """Plans a further segment before all that waits, or after it."""
+        self.planned.insert(0 if is_first else len(self.planned), segment)
+        self._devices |= set(segment.devices)
+        self._may_start = True
 
     def adopt(self, planned: Sequence[PlannedSegment]) -> None:
         """Follows another plan from now on. Gangs that it leaves in place continue."""
@@ -426,7 +480,12 @@ class PlanSimulator:
             return
         self._may_start = False
         starting = startable(
-            self.planned, running=self._busy, done_jobs=self._done, after=self._after, num_devices=len(self._devices)
+            self.planned,
+            running=self._busy,
+            done_jobs=self._done,
+            after=self._after,
+            num_devices=len(self._devices),
+            quotas=self._quotas,
         )
         for segment in starting:
             self.planned.remove(segment)
@@ -454,7 +513,13 @@ class PlanSimulator:
 
     def _end_of(self, segment: PlannedSegment) -> PlannedSegment | Literal["ends", "goes on"]:
         return end_of(
-            segment, self.planned, running=self._busy, done_jobs=self._done, after=self._after, over=self._over
+            segment,
+            self.planned,
+            running=self._busy,
+            done_jobs=self._done,
+            after=self._after,
+            over=self._over,
+            quotas=self._quotas,
         )
 
     def _come_to_end(self, job: str) -> None:

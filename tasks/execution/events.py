@@ -7,7 +7,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
-from ringmaster.codec import from_json, stored_as, to_json
+from ringmaster.codec import SINCE_LATER, from_json, stored_as, to_json
 from ringmaster.tasks.execution.dispatch import PlannedSegment
 from ringmaster.tasks.planning import Plan, Problem
 from ringmaster.tasks.storage.database import DatabaseClosed
@@ -32,19 +32,44 @@ NEWEST_PREDICTION = "newest_prediction"
 
 @dataclass(frozen=True, kw_only=True)
 class PredictedEnd:
-    """When something ends: the median, and the interval that contains the end with probability `COVERAGE`."""
+    """When something ends.
+
+    end_s: the median.
+    low_s, high_s: the interval that contains the end with probability `COVERAGE`.
+    earliest_s: no plan ends it before, as long as no step is quicker than `SpeedBelief.least_ratio` says; None in
+        predictions of earlier releases.
+    latest_s: it ends by then with probability `COVERAGE`; None like `earliest_s`.
+    """
 
     end_s: float
     low_s: float
     high_s: float
+    earliest_s: float | None = field(default=None, metadata=SINCE_LATER)
+    latest_s: float | None = field(default=None, metadata=SINCE_LATER)
+
+    @property
+    def bounds_s(self) -> tuple[float, float]:
+        """The certified earliest and the latest end; the interval in predictions of earlier releases."""
+        earliest_s = self.low_s if self.earliest_s is None else self.earliest_s
+        return earliest_s, self.high_s if self.latest_s is None else self.latest_s
+
+    def mapped(self, change: Callable[[float], float]) -> PredictedEnd:
+        """Returns the end with all times changed."""
+        return PredictedEnd(
+            end_s=change(self.end_s),
+            low_s=change(self.low_s),
+            high_s=change(self.high_s),
+            earliest_s=None if self.earliest_s is None else change(self.earliest_s),
+            latest_s=None if self.latest_s is None else change(self.latest_s),
+        )
 
     def later(self, seconds: float) -> PredictedEnd:
         """Returns the same end in seconds that count from `seconds` earlier."""
-        return PredictedEnd(end_s=self.end_s + seconds, low_s=self.low_s + seconds, high_s=self.high_s + seconds)
+        return self.mapped(lambda at_s: at_s + seconds)
 
     def not_before(self, now_s: float) -> PredictedEnd:
         """Returns the end of something that has not ended at `now_s`."""
-        return PredictedEnd(end_s=max(self.end_s, now_s), low_s=max(self.low_s, now_s), high_s=max(self.high_s, now_s))
+        return self.mapped(lambda at_s: max(at_s, now_s))
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -60,6 +85,7 @@ class Prediction:
     jobs: the end of each job that has not ended.
     since_s: the batch's begin, in seconds since the epoch; 0 if it has not begun.
     made_s: when it was made.
+    earliest_s, latest_s: the certified earliest and the latest end of the batch, as in `PredictedEnd`.
     """
 
     makespan_s: float
@@ -73,11 +99,19 @@ class Prediction:
     jobs: Mapping[str, PredictedEnd] = field(default_factory=dict)
     since_s: float = 0.0
     made_s: float = 0.0
+    earliest_s: float | None = field(default=None, metadata=SINCE_LATER)
+    latest_s: float | None = field(default=None, metadata=SINCE_LATER)
 
     @property
     def end(self) -> PredictedEnd:
         """The end of the batch."""
-        return PredictedEnd(end_s=self.makespan_s, low_s=self.low_s, high_s=self.high_s)
+        return PredictedEnd(
+            end_s=self.makespan_s,
+            low_s=self.low_s,
+            high_s=self.high_s,
+            earliest_s=self.earliest_s,
+            latest_s=self.latest_s,
+        )
 
     def to_json(self) -> dict[str, Any]:
         """Returns the JSON form, with seconds to a thousandth."""

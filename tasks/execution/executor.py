@@ -21,6 +21,7 @@ from ringmaster.tasks.cluster import Cluster
 from ringmaster.tasks.execution.dispatch import Command, DeviceId
 from ringmaster.tasks.execution.engine import Engine
 from ringmaster.tasks.execution.events import GangReport, Listener, Listeners, PlanUpdate, SegmentEnded
+from ringmaster.tasks.execution.job_price import JobPrice
 from ringmaster.tasks.execution.job_table import JobState, JobTable, SteeringPolicy, SteeringRequest
 from ringmaster.tasks.execution.outcome_policy import OutcomePolicy
 from ringmaster.tasks.execution.plan_manager import AddTerms, Forecaster, MakePlan, PlanManager
@@ -28,6 +29,7 @@ from ringmaster.tasks.execution.progress import PlanProgress, RunningSegment
 from ringmaster.tasks.execution.replanner import PendingPlan, Replanner
 from ringmaster.tasks.execution.starter import Leases, Starter, is_known, segment_of
 from ringmaster.tasks.storage.journal import ENDED, JobStatus, Journal, SegmentRecord
+from ringmaster.techniques import Job
 from ringmaster.techniques.processes.events import (
     CheckpointFailed,
     CheckpointSaved,
@@ -240,6 +242,31 @@ class Executor:
         self._outcome_policy.fail_orphans()
         self._plan_manager.want(why)
 
+    def price(self, job: Job, *, source: str, step: int) -> JobPrice | None:
+        """Returns what a clone of a job would cost, under the clone's name in the table; None where it has to wait.
+
+        step: that from which it would go on.
+        """
+        priced = self._plan_manager.price(job, profiles=self.job_table.profiles[source], step=step)
+        return None if priced is None else priced[1]
+
+    def clone(self, name: str, job: Job, *, source: str, step: int | None) -> None:
+        """Adds a clone of a job of the table, and plans it where it costs least; see `JobTable.clone`."""
+        self.job_table.clone(name, job, source=source, step=step)
+        entry, why = self.job_table.entries[name], f"{name} is a clone of {source}"
+        priced = self._plan_manager.price(entry.job, profiles=self.job_table.profiles[name], step=step or 0)
+        if priced is None:
+            self._plan_manager.want(why)
+        else:
+            self._plan_manager.take_in(*priced, why=why)
+
+    def redefine(self, name: str, job: Job, *, why: str) -> None:
+        """Replaces the definition of a job. A gang that trains it writes a checkpoint first, and it goes on from it."""
+        self.job_table.redefine(name, job)
+        self._plan_progress.drop(name)
+        self._plan_manager.forget_speed(name)
+        self._dismiss([name], why=why)
+
     def forget(self, batch: str) -> None:
         """Removes a batch's jobs from the table, which have ended or are given up. Nothing follows from their gangs."""
         jobs = self.job_table.of_batch(batch)
@@ -449,6 +476,8 @@ class Executor:
         if job != running.segment.job and job not in running.first_steps:
             return f"its event {event.NAME!r} is about {job!r:.100}, which its gang does not train"
         last_step = self.job_table.entries[job].job.num_steps
+        if running.is_stopping:  # the job's steps may have been changed
+            return None
         if (
             isinstance(event, (JobReady, Steps, EvaluationReported, CheckpointSaved))
             and last_step

@@ -27,10 +27,14 @@ further error of its own, as jobs do not slow each other down equally: its varia
 errors of jobs in earlier runs had beyond their batch's, with `LEAST_SPREAD` counting for NU runs. Earlier errors are
 taken to be errors of speeds: as the running batch measures its own, m fades with their variance. The module has no
 clock and no I/O, and its random numbers have a fixed seed.
+
+The *earliest* ends are certified: no plan ends a job before, as long as no step is quicker than the lower end of its
+interval, `CERTAIN` standard deviations below its median (`EarliestEnds`). They follow from the runtimes by arithmetic.
 """
 
 import math
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, field, replace
 from statistics import NormalDist
 
@@ -40,6 +44,10 @@ from numpy.typing import NDArray
 from ringmaster.tasks.execution.dispatch import DeviceId, PlanSimulator, in_steps
 from ringmaster.tasks.execution.events import COVERAGE, PredictedEnd, Prediction
 from ringmaster.tasks.planning import Plan, Problem
+from ringmaster.tasks.planning.bounds.bounds import certified_bound
+from ringmaster.tasks.planning.bounds.job_costs import earliest_ends_s, only
+from ringmaster.tasks.planning.plans.plan import Certificate
+from ringmaster.tasks.planning.problems.problem_parts import LEAST_RUNTIME_S
 from ringmaster.tasks.profiling.speed_beliefs import MachineLoad, SpeedBeliefs, SpeedErrors, errors_of
 from ringmaster.techniques import Profile
 
@@ -51,6 +59,8 @@ LEAST_SPREAD = 0.1  # what no profile contains: records, evaluation beside train
 PASSING_SHARE = 0.1
 LEAST_S = 1e-3  # until a job ends that is about to
 SHARES = 10**6  # steps of a job of which only the plan is known: shares of its work
+LATEST = 0.9  # the share of ends that are not after the latest end
+CERTAIN = 4.0  # standard deviations between the median of a runtime and its lower end: one in 30,000 is below
 
 Draws = NDArray[np.float64]
 OptionKey = tuple[str, int]
@@ -130,6 +140,93 @@ def seconds_left(
     return ended | {member: draw for job, draw in ended.items() for member in ahead.problem.job(job).members}
 
 
+class EarliestEnds:
+    """The seconds before which jobs cannot end, by whatever plan, on the devices of a problem.
+
+    Each runtime is at its lower end: without a start, a save, an evaluation, an export and the step in progress, and
+    `CERTAIN` standard deviations below its median, `LEAST_SPREAD` included. A job that is stopped before its last step
+    may end before. A job that is trained together with others has no earliest end, as they may have different numbers
+    of steps.
+
+    problem: what is left of each job at the median speeds.
+    options: by job and option, the technique and the prior errors.
+    fixed_s: by job and option, the seconds of it that may be over already, or be none.
+    certificate: prices of a plan, which bound the end of several jobs together; any prices do.
+    load: of the machine; it may end.
+    """
+
+    def __init__(
+        self,
+        problem: Problem,
+        options: Mapping[OptionKey, tuple[str, SpeedErrors]],
+        *,
+        beliefs: SpeedBeliefs,
+        fixed_s: Mapping[OptionKey, float] | None = None,
+        certificate: Certificate | None = None,
+        load: float = 1.0,
+    ) -> None:
+        known_s, self._certificate = fixed_s or {}, certificate
+        jobs = []
+        for job in problem.jobs:
+            least = []
+            for k, option in enumerate(job.options):
+                technique, errors = options[job.id, k]
+                spread = beliefs.of(job.id, k, technique=technique, errors=errors).spread
+                ratio = math.exp(-CERTAIN * math.hypot(spread, LEAST_SPREAD)) / load
+                work_s = option.runtime_s - known_s.get((job.id, k), 0.0)
+                least.append(replace(option, runtime_s=max(work_s * ratio, LEAST_RUNTIME_S)))
+            jobs.append(replace(job, options=tuple(least)))
+        self.problem = replace(problem, jobs=tuple(jobs), switch_cost_s=0.0)
+
+    @classmethod
+    def of_profiles(
+        cls,
+        problem: Problem,
+        profiles: Mapping[str, Sequence[Profile]],
+        *,
+        beliefs: SpeedBeliefs | None = None,
+        certificate: Certificate | None = None,
+        load: float = 1.0,
+        silences_s: Mapping[str, float] | None = None,
+    ) -> "EarliestEnds":
+        """Returns the earliest ends where option k of a job is its profile k.
+
+        silences_s: by job that runs, how old what is known of its steps is.
+        """
+        options, beliefs = options_of(profiles), beliefs or SpeedBeliefs()
+        fixed_s = {}
+        for job, job_profiles in profiles.items():
+            for k, each in enumerate(job_profiles):
+                technique, errors = options[job, k]
+                step_s = each.step_s * beliefs.of(job, k, technique=technique, errors=errors).ratio()
+                fixed_s[job, k] = each.startup_s + each.save_s + each.evaluate_s + each.export_s + step_s
+                fixed_s[job, k] += (silences_s or {}).get(job, 0.0)
+        return cls(problem, options, beliefs=beliefs, fixed_s=fixed_s, certificate=certificate, load=load)
+
+    def of_jobs(self) -> dict[str, float]:
+        """Returns the earliest end of each job (`earliest_ends_s`)."""
+        together = {name for job in self.problem.jobs if job.members for name in (job.id, *job.members)}
+        together |= {name for job in self.problem.jobs for o in job.options if o.jobs for name in (job.id, *o.jobs)}
+        jobs = (
+            replace(job, options=tuple(replace(o, runtime_s=LEAST_RUNTIME_S) for o in job.options))
+            if job.id in together
+            else job
+            for job in self.problem.jobs
+        )
+        ends_s = earliest_ends_s(replace(self.problem, jobs=tuple(jobs)) if together else self.problem)
+        return ends_s | dict.fromkeys(together, 0.0)
+
+    def of_last(self, names: Collection[str]) -> float:
+        """Returns the earliest end of the last of some jobs, as the prices prove it (`certified_bound`)."""
+        left = {job.id for job in self.problem.jobs}
+        some = left.intersection(names)
+        if some and self._certificate is not None:
+            problem = self.problem if some == left else only(self.problem, some)
+            with suppress(ValueError):  # prices of whole jobs cannot be checked on many devices
+                return certified_bound(self._certificate.only(some), problem)
+        return 0.0
+
+
 def plan_left(
     problem: Problem,
     plan: Plan,
@@ -152,6 +249,19 @@ def plan_left(
     )
     left = seconds_left(ahead, beliefs or SpeedBeliefs(), options_of(profiles))
     return left | {member: left[lead] for member, lead in leads.items() if lead in left}
+
+
+def predict_plan(
+    problem: Problem, plan: Plan, profiles: Mapping[str, Sequence[Profile]], *, surroundings: ForecastConditions
+) -> Prediction:
+    """Returns the prediction for a plan that has not begun; option k of a job is its profile k."""
+    least = EarliestEnds.of_profiles(problem, profiles, certificate=plan.certificate, load=surroundings.load.ratio)
+    return predict(
+        plan_left(problem, plan, profiles),
+        surroundings=surroundings,
+        earliest_s=least.of_jobs(),
+        earliest_last_s=least.of_last([job.id for job in problem.jobs]),
+    )
 
 
 def _waiting_for_leads(problem: Problem, plan: Plan) -> tuple[Problem, dict[str, str]]:
@@ -184,6 +294,8 @@ def spread_of(left: Mapping[str, Draws]) -> float:
 def predict(
     left: Mapping[str, Draws],
     *,
+    earliest_s: Mapping[str, float] | None = None,
+    earliest_last_s: float = 0.0,
     surroundings: ForecastConditions | None = None,
     first_spread: float | None = None,
     since_s: float = 0.0,
@@ -192,31 +304,39 @@ def predict(
     """Returns the prediction for jobs that end together as a batch.
 
     left: draws of the seconds until each job ends (`seconds_left`); at least one job.
+    earliest_s, earliest_last_s: the seconds until the earliest ends of jobs and of the last of them (`EarliestEnds`).
     first_spread: `spread_of` the first forecast, if this is a later one.
     since_s: the batch's begin, in seconds since the epoch.
     made_s: the seconds from then to now.
     """
-    about = surroundings or ForecastConditions()
+    about, known_s = surroundings or ForecastConditions(), earliest_s or {}
     load, last = about.load, _last(left)
     speeds = spread_of(left)
     common = math.hypot(LEAST_SPREAD, load.spread, PASSING_SHARE * math.log(load.ratio))
     spread = math.hypot(speeds, common)
     centre, half = corrected(spread, about.earlier)
+    _, half_to_latest = corrected(spread, about.earlier, probability=LATEST)
     fade = 1.0 if not first_spread else min(1.0, speeds / first_spread) ** 2
-    z = NormalDist().inv_cdf((1 + COVERAGE) / 2)
-    stretch = half / (z * spread)
+    z, z_latest = (NormalDist().inv_cdf(probability) for probability in ((1 + COVERAGE) / 2, LATEST))
+    stretch, stretch_to_latest = half / (z * spread), half_to_latest / (z_latest * spread)
     factor = np.exp(common * _Normals(seed=SURROUNDINGS)())
 
-    def end_of(draws: Draws, *, own_spread: float = 0.0) -> PredictedEnd:
+    def end_of(draws: Draws, *, least_s: float, own_spread: float = 0.0) -> PredictedEnd:
         some = np.maximum(draws, LEAST_S) * factor
-        low, median, high = np.quantile(some, [(1 - COVERAGE) / 2, 0.5, (1 + COVERAGE) / 2])
-        centre_s = median * math.exp(centre * fade)
+        low, median, late, high = np.quantile(some, [(1 - COVERAGE) / 2, 0.5, LATEST, (1 + COVERAGE) / 2])
+        centre_s = max(median * math.exp(centre * fade), least_s)
         below, above = (math.hypot(stretch * math.log(quantile / median), z * own_spread) for quantile in (low, high))
-        ends = centre_s, centre_s * math.exp(-below), centre_s * math.exp(above)
-        end_s, low_s, high_s = (made_s + float(seconds) for seconds in ends)
-        return PredictedEnd(end_s=end_s, low_s=low_s, high_s=high_s)
+        to_latest = math.hypot(stretch_to_latest * math.log(late / median), z_latest * own_spread)
+        end = PredictedEnd(
+            end_s=centre_s,
+            low_s=max(centre_s * math.exp(-below), least_s),
+            high_s=centre_s * math.exp(above),
+            earliest_s=least_s,
+            latest_s=centre_s * math.exp(to_latest),
+        )
+        return end.mapped(lambda seconds: made_s + float(seconds))
 
-    end, own_spread = end_of(last), _own_spread(about.earlier)
+    end, own_spread = end_of(last, least_s=max([earliest_last_s, *known_s.values()])), _own_spread(about.earlier)
     return Prediction(
         makespan_s=end.end_s,
         low_s=end.low_s,
@@ -225,14 +345,18 @@ def predict(
         spread=spread,
         num_earlier=len(about.earlier),
         uncorrected_s=made_s + float(np.median(last * factor)),
-        jobs={job: end_of(draws, own_spread=own_spread) for job, draws in left.items()},
+        jobs={job: end_of(draws, own_spread=own_spread, least_s=known_s.get(job, 0.0)) for job, draws in left.items()},
         since_s=since_s,
         made_s=made_s,
+        earliest_s=end.earliest_s,
+        latest_s=end.latest_s,
     )
 
 
-def corrected(spread: float, earlier: Sequence[EarlierRun]) -> tuple[float, float]:
-    """Returns the centre of the next run's error, and half of the interval's width, both as logarithms.
+def corrected(
+    spread: float, earlier: Sequence[EarlierRun], *, probability: float = (1 + COVERAGE) / 2
+) -> tuple[float, float]:
+    """Returns the centre of the next run's error, and what it is below with a probability, from there, as logarithms.
 
     `spread` and those of earlier runs exceed 0.
     """
@@ -242,7 +366,7 @@ def corrected(spread: float, earlier: Sequence[EarlierRun]) -> tuple[float, floa
     squares = sum(weight * run.error**2 for weight, run in zip(weights, earlier, strict=True))
     freedom = NU + len(earlier)
     tau = max(NU + squares - precision * centre**2, 0.0) / freedom
-    half = t_quantile((1 + COVERAGE) / 2, freedom=freedom) * math.sqrt(tau * (spread**2 / 2 + 1 / precision))
+    half = t_quantile(probability, freedom=freedom) * math.sqrt(tau * (spread**2 / 2 + 1 / precision))
     return centre, half
 
 

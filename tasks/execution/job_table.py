@@ -83,12 +83,13 @@ class RunPaths:
 
 
 GOAL, RESTED, EVALUATED = "goal", "rested", "evaluated"
-SETTLED, LIKE = "job", "like"
+SETTLED, LIKE, CLONED = "job", "like", "cloned"
 """Keys of a job's details.
 
 GOAL: its goal. RESTED: the goal that it has reached. EVALUATED: the step and metrics of its last evaluation, stored for
-jobs that have a goal. SETTLED: the job that its placeholder became. LIKE: the job of the same shape whose data and
-profiles it uses.
+jobs that have a goal. SETTLED: the job that its placeholder became, or that a person has made of it. LIKE: the job of
+the same shape whose data and profiles it uses. CLONED: of a clone, {"job": its source, "step": the step from which it
+goes on}.
 """
 
 PARTED, LEFT = "parted", "left_group"
@@ -163,6 +164,11 @@ class SteeringPolicy(Protocol):
 
     def is_open(self) -> bool:
         """Returns whether jobs may get more to train although nothing is left now."""
+
+
+def clones_in(records: Mapping[str, JobRecord]) -> list[Job]:
+    """Returns the jobs that were cloned while their batch ran, in order."""
+    return [from_json(Job, each.details[SETTLED]) for each in records.values() if each.details.get(CLONED)]
 
 
 def _names(names: Mapping[str, Any]) -> str:
@@ -329,10 +335,23 @@ class JobTable:
 
     def _read(self, entries: Mapping[str, JobState]) -> None:
         known = self.journal.jobs(batches={entry.batch for entry in entries.values()})
-        self.records |= {name: known.get(name, JobRecord(name=name)) for name in entries}
-        for name in list(entries):
+        clones = [name for name, record in known.items() if record.details.get(CLONED) and name not in self.entries]
+        for name in clones:
+            self._enter_clone(name, known[name].details)
+        self.records |= {name: known.get(name, JobRecord(name=name)) for name in (*entries, *clones)}
+        for name in dict.fromkeys((*entries, *clones)):
             self._take_in(name)
         self.groups.form()
+
+    def _enter_clone(self, name: str, details: Mapping[str, Any]) -> None:
+        """Adds a clone, which `_take_in` then defines. Its source was added before."""
+        prefix = name[: name.rfind("/") + 1]
+        source = self.entries[prefix + details[CLONED]["job"]]
+        local_job = replace(source.local_job, name=name.removeprefix(prefix))
+        self.entries[name] = replace(source, local_job=local_job, job=replace(source.job, name=name), group_profiles=())
+        self.profiles[name] = list(source.profiles)
+        if source.job.name in self.after:
+            self.after[name] = self.after[source.job.name]
 
     def _take_in(self, name: str) -> None:
         """Updates a job from its record: its definition if it was a placeholder, and its goal."""
@@ -373,14 +392,20 @@ class JobTable:
         """Replaces a placeholder by the job it now stands for, with profiles and data of a job of the same shape."""
         name, job = entry.job.name, from_json(Job, details[SETTLED])
         like = self.entries[self.name_of(details[LIKE], like=name)]
-        data = {job.name: like.place.data[details[LIKE]]} if details[LIKE] in like.place.data else {}
-        place = replace(entry.place, data={**entry.place.data, **data})
+        data, weights = like.place.data, like.place.weights
+        own_data = {job.name: data[details[LIKE]]} if details[LIKE] in data else {}
+        own_weights = {job.name: weights[details[LIKE]]} if details[LIKE] in weights else {}
+        place = replace(
+            entry.place, data={**entry.place.data, **own_data}, weights={**entry.place.weights, **own_weights}
+        )
         # If it has this shape already, some options may have been removed after running out of memory: keep the rest.
         is_alike = bool(entry.profiles) and all(profile in like.profiles for profile in entry.profiles)
         profiles = entry.profiles if is_alike else like.profiles
         if not is_alike:
             self.profiles[name] = list(profiles)
-        return replace(entry, local_job=job, job=replace(job, name=name), profiles=profiles, place=place)
+        prefix = name[: name.rfind("/") + 1]
+        listed = job.renamed(name, lambda other: prefix + other if prefix + other in self.entries else other)
+        return replace(entry, local_job=job, job=listed, profiles=profiles, place=place)
 
     def remove(self, jobs: Iterable[str]) -> None:
         """Removes jobs from the table."""
@@ -399,7 +424,25 @@ class JobTable:
         self.journal.change_jobs(changes)
         self.records |= {job: changed(self.records[job], its) for job, its in changes.items()}
 
-    # -- goals and placeholders, for steered batches -------------------------------------------------------------------
+    # -- goals, placeholders, clones and changes, for steered batches --------------------------------------------------
+
+    def clone(self, name: str, job: Job, *, source: str, step: int | None) -> None:
+        """Adds a job that differs from another one of the table in what affects neither its speed nor its size.
+
+        job: under its name within the batch. step: the step of the source's checkpoint from which it goes on, if any.
+        """
+        own = self.entries[source].local_job.name
+        like = self.records[source].details.get(LIKE, own)
+        details = {SETTLED: to_json(job), LIKE: like, CLONED: {"job": own, "step": step}}
+        self.records[name] = self.journal.write_job(name, details=details)
+        self._enter_clone(name, details)
+        self._take_in(name)
+
+    def redefine(self, name: str, job: Job) -> None:
+        """Replaces the definition of a job by one of the same speed and size, under its name within the batch."""
+        like = self.records[name].details.get(LIKE, job.name)
+        self.write(name, details={SETTLED: to_json(job), LIKE: like, RESTED: None})
+        self._take_in(name)
 
     def settle(self, name: str, job: Job, *, like: str) -> None:
         """Defines the job of a placeholder. A job that has begun or ended stays unchanged.

@@ -6,12 +6,13 @@ runs. Batches that arrive later share the devices and may change what is predict
 
 import math
 import time
-from collections.abc import Callable, Collection, Iterable
+from collections.abc import Callable, Collection, Iterable, Sequence
 from dataclasses import replace
+from functools import partial
 from itertools import count
 
 from ringmaster.tasks.cluster import Cluster
-from ringmaster.tasks.execution.dispatch import Command, DeviceId, PlannedSegment, in_steps
+from ringmaster.tasks.execution.dispatch import Command, DeviceId, PlannedSegment, UserQuotas, in_steps
 from ringmaster.tasks.execution.events import (
     FIRST_PREDICTION,
     NEWEST_PREDICTION,
@@ -19,17 +20,20 @@ from ringmaster.tasks.execution.events import (
     GangReport,
     JobEnded,
     PlanUpdate,
+    Prediction,
     PredictionUpdate,
     SegmentEnded,
     predictions_in,
 )
-from ringmaster.tasks.execution.forecast import Draws, ForecastConditions, predict, spread_of
+from ringmaster.tasks.execution.forecast import Draws, predict, spread_of
+from ringmaster.tasks.execution.job_price import JobPrice
 from ringmaster.tasks.execution.job_table import JobTable
 from ringmaster.tasks.execution.progress import PlanProgress
 from ringmaster.tasks.execution.replanner import PendingPlan, Replanner, State
 from ringmaster.tasks.planning import Plan, Problem
 from ringmaster.tasks.profiling.search import planning_problem
 from ringmaster.tasks.storage.journal import ENDED, Journal
+from ringmaster.techniques import Job, Profile
 from ringmaster.techniques.processes.events import Steps
 
 MakePlan = Callable[[Problem], Plan]
@@ -146,6 +150,24 @@ class PlanManager:
         self._plan_progress.planned += self._explored(fresh)
         self._follow(planned.problem, planned.plan, why=planned.why)
 
+    def price(self, job: Job, *, profiles: Sequence[Profile], step: int) -> tuple[Problem, JobPrice] | None:
+        """Returns what a further job costs, with the problem; None where it has no place in the plan now."""
+        if self.replanner is None:
+            return None
+        state = self.state()
+        if not any(each.name == job.name for each in state.jobs):
+            state = replace(state, jobs=[*state.jobs, job])
+        return self.replanner.price(
+            replace(state, profiles={**state.profiles, job.name: profiles}, steps={**state.steps, job.name: step}),
+            job.name,
+        )
+
+    def take_in(self, problem: Problem, price: JobPrice, *, why: str) -> None:
+        """Follows the plan by which a further job was priced: all that runs goes on."""
+        planned = self._plan_progress.planned
+        planned.insert(0 if price.is_first else len(planned), price.segment)
+        self._follow(problem, price.plan, why=why)
+
     def seconds_to_look(self) -> float:
         """Returns the seconds until `look` may have something to do."""
         if self.replanner is None:
@@ -217,9 +239,11 @@ class PlanManager:
         return steps
 
     def _follow(self, problem: Problem, plan: Plan, *, why: str) -> None:
+        quotas, before = UserQuotas.of(problem), self._plan_progress.quotas
+        self._plan_progress.quotas = replace(quotas, users={**before.users, **quotas.users})  # of what runs, too
         self._journal.write_plan({"problem": problem.to_json(), "plan": plan.to_json()}, why=why)
         if self.replanner is not None:
-            self.replanner.planned(self.state())
+            self.replanner.planned(self.state(), certificate=plan.certificate)
         self._notify(PlanUpdate(problem=problem, plan=plan, why=why))
 
 
@@ -286,29 +310,34 @@ class Forecaster:
         if (replanner := self._plan_manager.replanner) is None:
             return
         of_batches: dict[str, dict[str, Draws]] = {}
-        for job, draws in replanner.seconds_left(self._plan_manager.state()).items():
+        left, least = replanner.seconds_left(self._plan_manager.state())
+        for job, draws in left.items():
             if (entry := self._job_table.entries.get(job)) is not None:
-                of_batches.setdefault(entry.batch, {})[entry.local_job.name] = draws
+                of_batches.setdefault(entry.batch, {})[job] = draws
         self._since_s = {batch: at_s for batch, at_s in self._since_s.items() if batch in of_batches}
-        for batch, left in of_batches.items():
-            self._predict(batch, left, replanner.surroundings)
+        earliest_s = {} if least is None else least.of_jobs()
+        for batch, of_jobs in of_batches.items():
+            local = {job: self._job_table.entries[job].local_job.name for job in of_jobs}
+            predict_batch = partial(
+                predict,
+                {local[job]: draws for job, draws in of_jobs.items()},
+                surroundings=replanner.surroundings,
+                earliest_s={local[job]: earliest_s[job] for job in of_jobs if job in earliest_s},
+                earliest_last_s=0.0 if least is None else least.of_last(of_jobs),
+            )
+            self._predict(batch, predict_batch, spread=spread_of(of_jobs))
 
-    def _predict(self, batch: str, left: dict[str, Draws], surroundings: ForecastConditions) -> None:
+    def _predict(self, batch: str, predict_batch: Callable[..., Prediction], *, spread: float) -> None:
         journal, now_s = Journal(self._journal.database, batch=batch), self._wall_clock()
         facts = {}
         if batch not in self._since_s:
             first, _ = predictions_in({FIRST_PREDICTION: journal.get(FIRST_PREDICTION)})
             self._since_s[batch] = (first.since_s if first is not None else 0.0) or now_s
-            self._first_spread[batch] = spread_of(left)
-            first = first or predict(left, surroundings=surroundings)
+            self._first_spread[batch] = spread
+            first = first or predict_batch()
             facts[FIRST_PREDICTION] = replace(first, since_s=self._since_s[batch]).to_json()
         since_s = self._since_s[batch]
-        prediction = predict(
-            left,
-            surroundings=surroundings,
-            first_spread=self._first_spread[batch],
-            since_s=since_s,
-            made_s=now_s - since_s,
-        )
+        first_spread = self._first_spread[batch]
+        prediction = predict_batch(first_spread=first_spread, since_s=since_s, made_s=now_s - since_s)
         journal.put_later({**facts, NEWEST_PREDICTION: prediction.to_json()})
         self._notify(PredictionUpdate(batch=batch, prediction=prediction))

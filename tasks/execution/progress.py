@@ -7,7 +7,15 @@ from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
 
-from ringmaster.tasks.execution.dispatch import Command, DeviceId, PlannedSegment, end_of, hand_over, startable
+from ringmaster.tasks.execution.dispatch import (
+    NO_QUOTAS,
+    Command,
+    DeviceId,
+    PlannedSegment,
+    end_of,
+    hand_over,
+    startable,
+)
 from ringmaster.tasks.planning.gantt import seconds_text
 from ringmaster.techniques import Profile
 from ringmaster.techniques.processes.events import (
@@ -335,6 +343,7 @@ class PlanProgress:
     def __init__(self, *, totals: Mapping[str, int], after: Mapping[str, Collection[str]]) -> None:
         self.planned: list[PlannedSegment] = []
         self.running: dict[int, RunningSegment] = {}
+        self.quotas = NO_QUOTAS
         self._totals, self._after = totals, after
 
     @property
@@ -350,7 +359,12 @@ class PlanProgress:
         self.planned = [s for s in self.planned if s.last_step > steps[s.job] or s.last_step == self._totals[s.job]]
         members = {job for running in self.running.values() for job in running.members}
         return startable(
-            self.planned, running=self._segments(), done_jobs=done_jobs, after=self._after, other_jobs=members
+            self.planned,
+            running=self._segments(),
+            done_jobs=done_jobs,
+            after=self._after,
+            other_jobs=members,
+            quotas=self.quotas,
         )
 
     def begun(self, segments: Sequence[PlannedSegment]) -> None:
@@ -380,7 +394,8 @@ class PlanProgress:
         job = running.segment.job
         is_replaced = running.is_stopping or running.is_over_end
         if not (is_replaced and any(segment.job == job for segment in self.planned)):
-            self.planned.insert(0, running.segment)
+            last_step = min(running.segment.last_step, self._totals[job])  # the job's steps may have been changed
+            self.planned.insert(0, replace(running.segment, last_step=last_step))
 
     def follow(self, fresh: Sequence[PlannedSegment]) -> list[Command]:
         """Follows a new plan. Gangs that it leaves in place continue; the others are commanded to stop."""
@@ -412,7 +427,13 @@ class PlanProgress:
                 continue
             over = {r.segment.job for r in self.running.values() if r.is_over_end}
             end = end_of(
-                segment, self.planned, running=self._segments(), done_jobs=done_jobs, after=self._after, over=over
+                segment,
+                self.planned,
+                running=self._segments(),
+                done_jobs=done_jobs,
+                after=self._after,
+                over=over,
+                quotas=self.quotas,
             )
             if isinstance(end, PlannedSegment):
                 if not running.may_go_on(end.last_step):

@@ -361,7 +361,7 @@ def is_worth_it(now: PlanSimulator, fresh: Sequence[PlannedSegment], *, policy: 
     """
     kept, new = now.fork(), now.fork()
     new.adopt(fresh)
-    kept_s, new_s = _left_s(kept, now, policy), _left_s(new, now, policy)
+    kept_s, new_s = left_s(kept, now, policy), left_s(new, now, policy)
     if new_s == math.inf:
         return False
     more_switches = max(0, new.num_switches - kept.num_switches)
@@ -370,16 +370,16 @@ def is_worth_it(now: PlanSimulator, fresh: Sequence[PlannedSegment], *, policy: 
     return kept_s == math.inf or (late_s > price_s or (late_s >= 0 and kept_s - new_s > price_s))
 
 
-def _left_s(ahead: PlanSimulator, now: PlanSimulator, policy: ReplanPolicy) -> float:
+def left_s(ahead: PlanSimulator, now: PlanSimulator, policy: ReplanPolicy) -> float:
     """Returns the objective in seconds from `now`, over the jobs that end in `ahead`, which is simulated to its end."""
     if ahead.finish() == math.inf:
         return math.inf
-    left_s = {job: end_s - now.now_s for job, end_s in ahead.ended_s.items() if job not in now.ended_s}
+    ends_s = {job: end_s - now.now_s for job, end_s in ahead.ended_s.items() if job not in now.ended_s}
     held_before_s = now.held_s
     held_s = {node: held - held_before_s.get(node, 0.0) for node, held in ahead.held_s.items()}
     num_devices = {node.id: node.num_devices for node in ahead.problem.nodes}
     of = objective_by_name(policy.objective).coefficients(ahead.problem)
-    return of.in_seconds(left_s, held_s, num_devices=num_devices)
+    return of.in_seconds(ends_s, held_s, num_devices=num_devices)
 
 
 def _size(option: Option) -> Size:

@@ -15,7 +15,8 @@ from functools import partial
 from ringmaster.tasks.background_worker import in_a_thread
 from ringmaster.tasks.cluster import Cluster
 from ringmaster.tasks.execution.dispatch import DeviceId, OngoingSegment, PlannedSegment, PlanSimulator, in_steps
-from ringmaster.tasks.execution.forecast import Draws, ForecastConditions, options_of, seconds_left
+from ringmaster.tasks.execution.forecast import Draws, EarliestEnds, ForecastConditions, options_of, seconds_left
+from ringmaster.tasks.execution.job_price import JobPrice, price_of
 from ringmaster.tasks.execution.job_table import keeps_layout
 from ringmaster.tasks.execution.progress import RunningSegment
 from ringmaster.tasks.execution.replan_policy import (
@@ -32,6 +33,8 @@ from ringmaster.tasks.execution.replan_policy import (
     remaining,
 )
 from ringmaster.tasks.planning import Plan, Problem
+from ringmaster.tasks.planning.bounds.bounds import preemptive_bound
+from ringmaster.tasks.planning.plans.plan import Certificate
 from ringmaster.tasks.profiling.search import planning_problem, switch_cost_s
 from ringmaster.tasks.profiling.speed_beliefs import SpeedBelief, SpeedBeliefs, errors_of
 from ringmaster.techniques import Job, Profile
@@ -43,6 +46,7 @@ POLICY = ReplanPolicy(worth_s=5.0)
 RETRY_S = 5.0  # before planning again after a needed plan could not be made
 BLIND_S = 1.0  # before the next look if no end can be forecast: segments are about to stop, or their node is gone
 MOST_LISTED = 10  # jobs to name in a log line
+REPORTS_S = 0.2  # between two reports of a gang whose steps are shorter
 LOOKS = 5  # checks of the forecast between two plans by the clock
 LOOK_SHARE = 0.05  # of the time, that such checks take at most: a forecast of a thousand jobs takes part of a second
 
@@ -136,6 +140,8 @@ class Replanner:
         self._began_s, self.surroundings = clock(), surroundings or ForecastConditions()
         self._beliefs, self._when = SpeedBeliefs(), ReplanTrigger(policy)
         self._pending_plan: PendingPlan | None = None
+        self._certificate: Certificate | None = None  # of the plan that is followed
+        self._heard_s: dict[str, float] = {}  # by job, when its gang last reported
         # `_blind_s`: until when no improvement is looked for.
         self._look_s, self._blind_s, self._retry_s, self._generation = 0.0, 0.0, 0.0, 0
         self._stuck: set[str] = set()  # jobs without devices, as last logged
@@ -143,6 +149,7 @@ class Replanner:
 
     def hear(self, running: RunningSegment) -> None:
         """Records the measured speed of a running segment."""
+        self._heard_s[running.segment.job] = self._now_s()
         expected_s = running.profile.restricted_to(running.members).together_s
         if (step_s := running.step_s) and expected_s > 0:  # a command may report no seconds
             errors = errors_of(running.profile)
@@ -173,9 +180,10 @@ class Replanner:
         if self._pending_plan is not None and not self._pending_plan.is_needed:
             self.void()
 
-    def planned(self, state: State) -> None:
+    def planned(self, state: State, *, certificate: Certificate | None = None) -> None:
         """Records that a plan was made and is followed from now on."""
         self.void()
+        self._certificate = certificate
         state, left = self._plannable(state)
         if left is not None:
             self._expect(self.timeline(state, left))
@@ -281,12 +289,44 @@ class Replanner:
         }
         return explored(planned, jobs, switch_cost_s=left.switch_cost_s, most=self._policy.most_explored)
 
-    def seconds_left(self, state: State) -> dict[str, Draws]:
-        """Returns draws of the seconds until each job ends by the plan that is followed, from what is believed."""
+    def seconds_left(self, state: State) -> tuple[dict[str, Draws], EarliestEnds | None]:
+        """Returns draws of the seconds until each job ends by the plan that is followed, and the least by any plan."""
         state, left = self._plannable(state)
         if left is None:
-            return {}
-        return seconds_left(self.timeline(state, left), self._beliefs, options_of(state.profiles))
+            return {}, None
+        running = [each.segment.job for each in state.running]
+        least = EarliestEnds.of_profiles(
+            left,
+            state.profiles,
+            beliefs=self._beliefs,
+            certificate=self._certificate,
+            load=self.surroundings.load.ratio,
+            silences_s={job: self._now_s() - self._heard_s.get(job, 0.0) for job in running},
+        )
+        return seconds_left(self.timeline(state, left), self._beliefs, options_of(state.profiles)), least
+
+    def price(self, state: State, job: str) -> tuple[Problem, JobPrice] | None:
+        """Returns what a job costs of which nothing is planned yet, with the problem; None where it has no place now.
+
+        state: with that job.
+        """
+        state, left = self._plannable(state)
+        if left is None or job not in state.steps:
+            return None
+        others = state.only([name for name in state.steps if name != job])
+        bounds_s = tuple(
+            0.0 if not part.jobs or (rest := self._rest(part, optimism=0.0)) is None
+            else preemptive_bound(rest.problem).seconds
+            for part in (others, state)
+        )  # fmt: skip
+        (last_step,) = (each.total_steps for each in state.jobs if each.name == job)
+        now = self.timeline(state, left)
+        unreported_s = max((stretch.step_s for stretch in now.running.values()), default=0.0)
+        price = price_of(
+            now, job, last_step=last_step, policy=self._policy, bounds_s=(bounds_s[0], bounds_s[1]),
+            slack_s=unreported_s + REPORTS_S if now.running else 0.0, out=_out(state, left),
+        )  # fmt: skip
+        return None if price is None else (left, price)
 
     def timeline(self, state: State, left: Problem | None = None) -> PlanSimulator:
         """Returns a simulator of the batch from now on, at the speeds that are known."""
@@ -340,9 +380,9 @@ class Replanner:
         )
         return self._pending_plan
 
-    def _rest(self, state: State) -> RemainingProblem | None:
+    def _rest(self, state: State, *, optimism: float | None = None) -> RemainingProblem | None:
         """Returns the problem to plan; None if some job has no option for the devices that are there."""
-        left = self._left(state, optimism=self._policy.optimism)
+        left = self._left(state, optimism=self._policy.optimism if optimism is None else optimism)
         there = set(state.cluster.lease_names()) - set(state.out)
         goes_on = [r.segment for r in state.running if not r.is_stopping and there.issuperset(r.segment.devices)]
         return remaining(

@@ -66,7 +66,12 @@ class Contraction:
         self._ones: dict[Group, PlanningJob] = {}
 
     def of(self, groups: Iterable[Group]) -> Contracted | None:
-        """Returns the contracted problem, or None, as `contract` does."""
+        """Returns the contracted problem, or None, as `contract` does.
+
+        Where quotas limit groups of jobs, such as those of a user, jobs of different ones are not trained together.
+        """
+        if self.problem.limits and any(len({self.problem.job(name).group for name in group}) > 1 for group in groups):
+            return None
         ones = {group: self.as_one(group) for group in sorted(groups, key=lambda group: self._places[group][0])}
         name_of = {name: one.id for group, one in ones.items() for name in group}
         jobs = tuple(
@@ -77,7 +82,7 @@ class Contraction:
             return None
         problem = self.problem
         return Contracted(
-            Problem(problem.name, problem.nodes, jobs, problem.switch_cost_s),
+            replace(problem, jobs=jobs),
             {one.id: tuple(self._places[group]) for group, one in ones.items()},
         )
 

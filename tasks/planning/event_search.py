@@ -17,8 +17,10 @@ from enum import StrEnum
 from ringmaster.tasks.planning.bounds.bounds import pattern_bound
 from ringmaster.tasks.planning.bounds.completions import likely_ends_s
 from ringmaster.tasks.planning.bounds.job_costs import (
+    NarrowedProblem,
     earliest_ends_s,
     folded,
+    narrowed,
     shortest_of,
     useful_options,
     whole_of,
@@ -339,8 +341,7 @@ def plan_by_events(
     def planned(order: OrderFound, trial: int) -> Plan | None:
         segments = _planned(order, safe.problem, least_s=least_s, seed=MAX_TRIALS * seed + trial, work=work)
         work.charge(PER_RETIMED_S * len(problem.jobs))
-        original = [replace(each, option=safe.options[each.job][each.option]) for each in segments]
-        exact = exactly(problem, original, objective=objective, least_s=least_s)
+        exact = exactly(problem, safe.original(segments), objective=objective, least_s=least_s)
         return replace(start, segments=exact, method="event order") if exact else None
 
     best: Plan | None = None
@@ -362,15 +363,7 @@ def plan_by_events(
     return best
 
 
-@dataclass(frozen=True)
-class MemorySafe:
-    """A problem in which memory cannot run out; options[job] are the indices that its options have in the original."""
-
-    problem: Problem
-    options: Mapping[str, tuple[int, ...]]
-
-
-def within_fair_memory(problem: Problem) -> MemorySafe | None:
+def within_fair_memory(problem: Problem) -> NarrowedProblem | None:
     """Returns the problem with those options that take no more host memory than their share of a node's devices.
 
     Any such options fit a node together if their devices do. Returns None where a job would have no option left.
@@ -379,17 +372,14 @@ def within_fair_memory(problem: Problem) -> MemorySafe | None:
         (node.host_memory_bytes / node.num_devices for node in problem.nodes if node.host_memory_bytes is not None),
         default=math.inf,
     )
-    kept, jobs = {}, []
-    for job in problem.jobs:
-        fits = [k for k, o in enumerate(job.options) if o.host_memory_bytes <= per_device * o.slot]
-        if not fits or (job.running is not None and job.running.option not in fits):
-            return None
-        kept[job.id] = tuple(fits)
-        running = job.running and replace(job.running, option=fits.index(job.running.option))
-        options = tuple(replace(job.options[k], host_memory_bytes=0) for k in fits)
-        jobs.append(replace(job, options=options, running=running))
+    safe = narrowed(problem, lambda _, option: option.host_memory_bytes <= per_device * option.slot)
+    if safe is None:
+        return None
     nodes = tuple(replace(node, host_memory_bytes=None) for node in problem.nodes)
-    return MemorySafe(replace(problem, nodes=nodes, jobs=tuple(jobs)), kept)
+    jobs = (
+        replace(job, options=tuple(replace(o, host_memory_bytes=0) for o in job.options)) for job in safe.problem.jobs
+    )
+    return replace(safe, problem=replace(safe.problem, nodes=nodes, jobs=tuple(jobs)))
 
 
 def _planned(ordered: OrderFound, problem: Problem, *, least_s: float, seed: int, work: WorkBudget) -> list[Segment]:

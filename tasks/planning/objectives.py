@@ -9,11 +9,13 @@ list schedules, annealing over lists, retiming, replanning, and the lower bound.
 entry points of the group `ringmaster.objectives`.
 """
 
+import math
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import cache
 
+from ringmaster.codec import SINCE_LATER
 from ringmaster.errors import ProblemError
 from ringmaster.registry import Registry
 from ringmaster.tasks.planning.bounds.bounds import (
@@ -27,6 +29,7 @@ from ringmaster.tasks.planning.bounds.bounds import (
 from ringmaster.tasks.planning.bounds.due_dates import best_latest_bound, latest_bound
 from ringmaster.tasks.planning.plans.plan import Certificate, Plan
 from ringmaster.tasks.planning.problems.problem import Problem
+from ringmaster.tasks.planning.problems.problem_parts import PlanningJob
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -291,6 +294,8 @@ class PlanningTerms:
     weights: by job; 1 for jobs that are not named.
     users: by job, whose job it is; jobs that are not named are groups of their own.
     price_per_device_hour: price of any device, in any currency; at 1, a cost is in device-hours.
+    max_devices, shares: by user, the most devices that the user's jobs may hold at a time, as a number and as a share
+        of all devices. A quota never keeps a job from running: it is at least the smallest gang of each.
     """
 
     objective: str = "makespan"
@@ -298,6 +303,8 @@ class PlanningTerms:
     weights: Mapping[str, float] = field(default_factory=dict)
     users: Mapping[str, str] = field(default_factory=dict)
     price_per_device_hour: float = 1.0
+    max_devices: Mapping[str, int] = field(default_factory=dict, metadata=SINCE_LATER)
+    shares: Mapping[str, float] = field(default_factory=dict, metadata=SINCE_LATER)
 
     def on(self, problem: Problem, *, elapsed_s: float = 0.0) -> Problem:
         """Returns the problem under these terms, with its time 0 `elapsed_s` seconds after the start of the batch.
@@ -319,7 +326,15 @@ class PlanningTerms:
             replace(node, price=self.price_per_device_hour / HOUR_S if is_paid else node.price)
             for node in problem.nodes
         )
-        return replace(problem, jobs=jobs, nodes=nodes)
+        return replace(problem, jobs=jobs, nodes=nodes, quotas=self._quotas(jobs, problem.num_devices))
+
+    def _quotas(self, jobs: Sequence[PlanningJob], num_devices: int) -> dict[str, int]:
+        quotas = {}
+        for user in self.max_devices.keys() | self.shares.keys():
+            smallest = (min(o.num_devices for o in job.options if not o.jobs) for job in jobs if job.group == user)
+            share = math.floor(self.shares.get(user, 1.0) * num_devices)
+            quotas[user] = max(1, min(share, self.max_devices.get(user, share)), *smallest)
+        return quotas
 
     def _due_s(self, jobs: Sequence[str], *, elapsed_s: float) -> float | None:
         due_s = [self.deadlines_s[name] for name in jobs if name in self.deadlines_s]

@@ -22,7 +22,7 @@ from ringmaster.tasks.planning.bounds.bounds import (
     rigid_bound,
     unmet,
 )
-from ringmaster.tasks.planning.bounds.job_costs import folded, is_foldable, without_overheads
+from ringmaster.tasks.planning.bounds.job_costs import folded, is_foldable, narrowed, without_overheads
 from ringmaster.tasks.planning.objectives import Objective, lateness_s
 from ringmaster.tasks.planning.plans.plan import Plan
 from ringmaster.tasks.planning.problems.problem import Problem
@@ -34,6 +34,7 @@ MAX_JOBS_OF_MILP, MAX_DEVICES_OF_MILP = 12, 4
 MILP_S = 0.5  # work of the time-indexed MILP, about; its nodes limit it
 WORTH_S = 5.0  # seconds that a longer search must be able to save, since it takes some itself
 ENOUGH_BY_EVENTS = 0.02  # share above the bound up to which a plan by events is not followed by lists of jobs
+SHARE_OF_NO_QUOTAS = 0.5  # of the work, for a plan without quotas, from which the search within them begins
 SHARE_OF_EVENTS = 0.7  # of the time that is left, for plans by events
 FEW = 14  # jobs up to which annealing is short, since the exhaustive search continues from its plan
 PER_PLACEMENT_S = 1.5e-5  # work of a placement of local search
@@ -121,7 +122,7 @@ class PlanSearch:
         if not self.objective.only_last_end or not self._only_waits() or self._is_worth_it(self.bound.seconds):
             self.best = self._improved(self.best)
         before = self.best
-        if self.preemption != "never" and self._is_worth_searching():
+        if self.preemption != "never" and not self.problem.limits and self._is_worth_searching():
             self._by_events()
         is_late = lateness_s(self.best, self.problem) > 1e-6 * self.best.makespan_s
         if (is_late or self._share_above_bound() > ENOUGH_BY_EVENTS) and self._is_worth_searching():
@@ -228,6 +229,8 @@ class PlanSearch:
             jobs = sorted(self.problem.jobs, key=lambda job: (-job.options[relaxed[job.id]].runtime_s, job.id))
             choices = [(job.id, relaxed[job.id]) for job in jobs]
             makers.append(lambda: Plan(self.problem.name, schedule(self.problem, choices), method="pattern MILP"))
+        if self.problem.limits:
+            makers.append(self._within_quotas)
         plans, faults = [], []
         for make in makers:
             try:
@@ -240,6 +243,35 @@ class PlanSearch:
         if self._is_small() or any(job.after for job in self.problem.jobs):
             best = self._improved(best)
         return best
+
+    def _within_quotas(self) -> Plan:
+        """Returns a plan that is searched for without quotas; where it exceeds them, its segments are placed anew."""
+        from ringmaster.tasks.planning.plans.list_scheduling import schedule_pieces
+        from ringmaster.tasks.planning.plans.retiming import exactly
+        from ringmaster.tasks.planning.plans.verify import verify
+
+        limits = self.problem.limits
+        small = narrowed(self.problem, lambda job, o: o.num_devices <= limits.get(job.group, self.problem.num_devices))
+        if small is None:
+            raise NoRoomError("a job that runs exceeds its quota")
+        with self.work.part(SHARE_OF_NO_QUOTAS) as work:
+            free = PlanSearch(
+                replace(small.problem, quotas={}),
+                work=work,
+                seed=self.seed,
+                preemption=self.preemption,
+                objective=self.objective,
+                least_segment_s=self.least_segment_s,
+                enough=self.enough,
+            ).run()
+        segments = small.original(free.segments)
+        plan = Plan(self.problem.name, tuple(segments), method=free.method)
+        if not verify(plan, self.problem):
+            return plan
+        in_order = sorted(segments, key=lambda segment: (segment.start_s, segment.job))
+        placed = schedule_pieces(self.problem, [(s.job, s.option, s.work) for s in in_order])
+        exact = exactly(self.problem, placed, objective=self.objective, least_s=self.least_segment_s)
+        return replace(plan, segments=exact or placed)
 
     def _improved(self, plan: Plan, *, effort: int = 1, seed: int | None = None, bound_s: float | None = None) -> Plan:
         """Returns the plan after local search over lists.

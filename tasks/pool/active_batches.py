@@ -5,7 +5,7 @@ from __future__ import annotations
 import logging
 from collections.abc import Callable, Collection, Iterable, Mapping
 from dataclasses import dataclass, field, replace
-from typing import TypeVar
+from typing import Any, TypeVar
 
 from sqlalchemy import select
 from sqlalchemy.exc import SQLAlchemyError
@@ -35,6 +35,7 @@ from ringmaster.text import printable_lines
 logger = logging.getLogger(__name__)
 
 PRIORITIES = "priorities"  # the key of a batch's fact: priorities that a person has set, by job; "" for the batch
+TERMS = "terms"  # the key of a batch's fact: {"weights", "deadlines_s"} that a person has set, and {"like"} of clones
 USUAL = 1.0
 HEAVIEST = 1e12  # the limit of a job's weight: planners refuse values above 1e15, and their sums too
 
@@ -51,10 +52,35 @@ class ActiveBatch:
     """A batch that has not ended.
 
     priorities: by job name, "" for the whole batch; 1 for jobs that are not named.
+    changes: by job, the weights and deadlines that a person has set, and of a clone the job that it is like (`TERMS`).
     """
 
     submission: Submission
     priorities: Mapping[str, float] = field(default_factory=dict)
+    changes: Mapping[str, Mapping[str, Any]] = field(default_factory=dict)
+
+    @classmethod
+    def of(cls, submission: Submission, journal: Journal) -> ActiveBatch:
+        """Returns a batch with what a person has set, which is in its journal."""
+        return cls(submission=submission, priorities=journal.get(PRIORITIES, {}), changes=journal.get(TERMS, {}))
+
+    @property
+    def terms(self) -> PlanningTerms:
+        """The terms of its plans."""
+        own, like = self.submission.planning_terms, self.changes.get("like", {})
+        inherited = {name: own.weights[source] for name, source in like.items() if source in own.weights}
+        users = {name: own.users[source] for name, source in like.items() if source in own.users}
+        return replace(
+            own,
+            weights={**own.weights, **inherited, **self.changes.get("weights", {})},
+            deadlines_s={**own.deadlines_s, **self.changes.get("deadlines_s", {})},
+            users={**own.users, **users},
+        )
+
+    @property
+    def jobs(self) -> list[str]:
+        """The names of its jobs and of their clones."""
+        return [*(job.name for job in self.submission.jobs), *self.changes.get("like", {})]
 
     def priority(self, job: str) -> float:
         """Returns the priority of a job, by its name within the batch: the batch's priority times the job's own."""
@@ -65,28 +91,35 @@ def combined_terms(active_batches: Iterable[ActiveBatch]) -> PlanningTerms:
     """Returns the terms of the plan of all batches, with times from the epoch: `on(problem, elapsed_s=now)`.
 
     Each batch's deadlines count from its own start. The objective is the one that every batch requests, if they agree
-    and nobody has set a priority; without batches it is the makespan. Otherwise it is the sum of weight x end over all
-    jobs. A job's weight is the weight that its batch gives it, times
+    and nobody has set a priority or a weight; without batches it is the makespan. Otherwise it is the sum of weight x
+    end over all jobs. A job's weight is the weight that its batch gives it, times
     the batch's priority, times the job's own priority, and at most `HEAVIEST`. The price of devices is the highest
-    price that a batch names. Jobs without a user belong to their batch.
+    price that a batch names. Jobs without a user belong to their batch. A user's quota is the least that a batch names.
     """
     every = list(active_batches)
     objectives = {each.submission.planning_terms.objective for each in every} or {Makespan.name}
     has_priorities = any(priority != USUAL for each in every for priority in each.priorities.values())
+    has_priorities |= any(each.changes.get("weights") for each in every)
     objective = WeightedCompletion.name
     if len(objectives) == 1 and not has_priorities:
         (objective,) = objectives
     deadlines_s: dict[str, float] = {}
     weights: dict[str, float] = {}
     users: dict[str, str] = {}
+    max_devices: dict[str, int] = {}
+    shares: dict[str, float] = {}
     for each in every:
-        batch, requested = each.submission, each.submission.planning_terms
+        batch, requested = each.submission, each.terms
+        for user, most in requested.max_devices.items():
+            max_devices[user] = min(most, max_devices.get(user, most))
+        for user, share in requested.shares.items():
+            shares[user] = min(share, shares.get(user, share))
         for name, deadline_s in requested.deadlines_s.items():
             deadlines_s[batch.qualified(name)] = batch.started_s + deadline_s
-        for job in batch.jobs:
-            weight = requested.weights.get(job.name, 1.0) * each.priority(job.name)
-            weights[batch.qualified(job.name)] = min(weight, HEAVIEST)
-            users[batch.qualified(job.name)] = requested.users.get(job.name, batch.id)
+        for job in each.jobs:
+            weight = requested.weights.get(job, 1.0) * each.priority(job)
+            weights[batch.qualified(job)] = min(weight, HEAVIEST)
+            users[batch.qualified(job)] = requested.users.get(job, batch.id)
     prices = [each.submission.planning_terms.price_per_device_hour for each in every]
     return PlanningTerms(
         objective=objective,
@@ -94,6 +127,8 @@ def combined_terms(active_batches: Iterable[ActiveBatch]) -> PlanningTerms:
         weights=weights,
         users=users,
         price_per_device_hour=max(prices, default=1.0),
+        max_devices=max_devices,
+        shares=shares,
     )
 
 

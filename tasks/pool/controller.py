@@ -12,7 +12,6 @@ import logging
 import threading
 import time
 from collections.abc import Callable, Collection, Mapping, Sequence
-from dataclasses import replace
 from functools import partial
 
 from sqlalchemy import ColumnElement, exists, select
@@ -20,12 +19,12 @@ from sqlalchemy import ColumnElement, exists, select
 from ringmaster.tasks.execution.engine import Engine, completed
 from ringmaster.tasks.execution.events import ExecutionEvent, GangReport, JobEnded, PredictionUpdate, SegmentEnded
 from ringmaster.tasks.execution.executor import Executor
+from ringmaster.tasks.execution.job_table import LIKE
 from ringmaster.tasks.execution.known_nodes import KnownNodes
 from ringmaster.tasks.execution.progress import RunningSegment
 from ringmaster.tasks.planning import Plan, Problem
 from ringmaster.tasks.planning.fusion import checked_plan
 from ringmaster.tasks.pool.active_batches import (
-    PRIORITIES,
     ActiveBatch,
     Quarantine,
     as_logged,
@@ -183,7 +182,7 @@ class PoolController:
             executor=executor,
             active_batches=self._active_batches,
             quarantine=self._quarantine,
-            on_priority=self._on_priority,
+            on_terms=self._on_terms,
             clock=self._clock,
             silent_s=self._timeouts.lost_after_s,
         )
@@ -332,11 +331,10 @@ class PoolController:
     def _inherit(self, recovered: RecoveredState) -> None:
         """Takes on a batch: a new one, or one of a former controller with all that is open or undecided."""
         batch = recovered.batch
-        priorities = Journal(self._database, batch=batch.id).get(PRIORITIES, {})
-        self._active_batches[batch.id] = ActiveBatch(submission=batch, priorities=priorities)
+        self._active_batches[batch.id] = ActiveBatch.of(batch, Journal(self._database, batch=batch.id))
         self._combine_terms()
         for name, job in recovered.jobs.items():
-            if job.status not in ENDED and not batch.profiles.get(name):
+            if job.status not in ENDED and not batch.profiles.get(job.details.get(LIKE, name)):
                 self._fail(batch.id, name, "it was submitted without a profile")
         for event in recovered.untold:
             self._event_log.append(batch.id, event)
@@ -384,10 +382,11 @@ class PoolController:
         self._combine_terms()
         clear_messages(self._database)
 
-    def _on_priority(self, active: ActiveBatch, priorities: Mapping[str, float]) -> None:
-        self._active_batches[active.submission.id] = replace(active, priorities=priorities)
+    def _on_terms(self, active: ActiveBatch, why: str) -> None:
+        self._active_batches[active.submission.id] = active
         self._combine_terms()
-        self._executor.replan_soon(why=f"the priorities of batch {active.submission.name} changed")
+        if why:
+            self._executor.replan_soon(why=why)
 
     def _combine_terms(self) -> None:
         before, self._terms = self._terms.objective, combined_terms(self._active_batches.values())

@@ -18,13 +18,24 @@ from sqlalchemy import Connection, func, or_, select
 from sqlalchemy.exc import SQLAlchemyError
 
 from ringmaster.tasks.cluster import Cluster, Node
-from ringmaster.tasks.execution.events import JobEnded
+from ringmaster.tasks.execution.events import NEWEST_PREDICTION, JobEnded, predictions_in
 from ringmaster.tasks.planning import Plan
 from ringmaster.tasks.pool.nodes import NodeRecord, NodeStatus, is_loan, read_nodes
 from ringmaster.tasks.pool.requests import RequestKind, RequestStatus
 from ringmaster.tasks.pool.submissions import BatchStatus
 from ringmaster.tasks.storage.database import Database
-from ringmaster.tasks.storage.schema import BATCHES, EXECUTOR, JOBS, LEASES, PLANS, REQUESTS, SEGMENTS, TOLD, json_field
+from ringmaster.tasks.storage.schema import (
+    BATCHES,
+    EXECUTOR,
+    FACTS,
+    JOBS,
+    LEASES,
+    PLANS,
+    REQUESTS,
+    SEGMENTS,
+    TOLD,
+    json_field,
+)
 
 logger = logging.getLogger(__name__)
 
@@ -106,6 +117,7 @@ class PoolState:
     leader: None before a controller has led for the first time.
     batches: the number of batches in each stage.
     jobs: the number of jobs by name of their batch and status, for active batches alone.
+    ends: the predicted ends of jobs by batch, job and which end ("earliest", "median", "latest"), since the epoch.
     """
 
     nodes: tuple[NodeReading, ...]
@@ -113,6 +125,7 @@ class PoolState:
     batches: Mapping[BatchStage, int]
     jobs: Mapping[tuple[str, str], int]
     plan: PlanState | None
+    ends: Mapping[tuple[str, str, str], float] = field(default_factory=dict)
 
 
 class StateReader:
@@ -132,6 +145,7 @@ class StateReader:
             batches=self._stages(connection),
             jobs=self._jobs(connection),
             plan=self._plan,
+            ends=self._ends(connection),
         )
 
     def _active(self, connection: Connection) -> dict[str, tuple[str, str]]:
@@ -162,6 +176,19 @@ class StateReader:
         for batch, status, number in connection.execute(query.group_by(JOBS.c.batch, JOBS.c.status)):
             result[self._batches[batch][0], status] += number  # batches of one name count together
         return dict(result)
+
+    def _ends(self, connection: Connection) -> dict[tuple[str, str, str], float]:
+        query = select(FACTS.c.batch, FACTS.c.value).where(FACTS.c.key == NEWEST_PREDICTION)
+        result: dict[tuple[str, str, str], float] = {}
+        for batch, value in connection.execute(query.where(FACTS.c.batch.in_(list(self._batches)))):
+            _, prediction = predictions_in({NEWEST_PREDICTION: value[0]})
+            if prediction is None:
+                continue
+            for job, end in prediction.jobs.items():
+                earliest_s, latest_s = end.later(prediction.since_s).bounds_s
+                ends_s = {"earliest": earliest_s, "median": prediction.since_s + end.end_s, "latest": latest_s}
+                result |= {(self._batches[batch][0], job, which): at_s for which, at_s in ends_s.items()}
+        return result
 
     def _newest_plan(self, connection: Connection) -> PlanState | None:
         newest = connection.execute(select(func.max(PLANS.c.id)).where(PLANS.c.batch == "")).scalar()

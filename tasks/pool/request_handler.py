@@ -2,23 +2,28 @@
 
 from __future__ import annotations
 
+import threading
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import fields
+from dataclasses import fields, replace
 from functools import partial
+from pathlib import Path
 from typing import Any
 
-from ringmaster.errors import RequestRefused
+from ringmaster.errors import CheckpointNotFound, RequestRefused
 from ringmaster.tasks.execution.dispatch import DeviceId
 from ringmaster.tasks.execution.engine import EngineNode
 from ringmaster.tasks.execution.executor import Executor
-from ringmaster.tasks.execution.job_table import SteeringRequest
-from ringmaster.tasks.pool.active_batches import PRIORITIES, ActiveBatch, Quarantine
+from ringmaster.tasks.execution.job_table import CLONED, SteeringRequest
+from ringmaster.tasks.pool.active_batches import PRIORITIES, TERMS, USUAL, ActiveBatch, Quarantine
+from ringmaster.tasks.pool.job_changes import setting_faults, start_root, step_jump, warm_step, with_settings
 from ringmaster.tasks.pool.nodes import BLIND_S, LOAN, PoolLeases, is_loan
-from ringmaster.tasks.pool.requests import MOST_PRIORITY, Request, RequestKind, Requests, RequestStatus, SilenceMonitor
+from ringmaster.tasks.pool.requests import LOOK_EVERY_S, Request, RequestKind, Requests, RequestStatus, SilenceMonitor
 from ringmaster.tasks.pool.submissions import Submission, Submissions, cancel_unsubmitted, unsubmitted
 from ringmaster.tasks.profiling.trials import DevicesWanted
 from ringmaster.tasks.storage.database import Database
 from ringmaster.tasks.storage.journal import ENDED, JobRecord, JobStatus, Journal
+from ringmaster.techniques.checkpoints.checkpoint import link_checkpoint
+from ringmaster.techniques.job import WarmStart
 
 OTHER_VERSION = "To fix: have the same version on all machines, and restart what is older"
 
@@ -28,7 +33,7 @@ class RequestHandler:
 
     active_batches: the batches that have not ended, by id.
     quarantine: sets aside the requests that this controller fails on.
-    on_priority: called when a person has set priorities.
+    on_terms: called when a person has set priorities, weights or deadlines, with the reason for a new plan, if any.
     clock: monotonic seconds.
     silent_s: the time without a renewal after which the holder of a loan counts as dead.
     """
@@ -40,18 +45,18 @@ class RequestHandler:
         executor: Executor,
         active_batches: Mapping[str, ActiveBatch],
         quarantine: Quarantine,
-        on_priority: Callable[[ActiveBatch, Mapping[str, float]], None],
+        on_terms: Callable[[ActiveBatch, str], None],
         clock: Callable[[], float],
         silent_s: float,
     ) -> None:
         self._database, self._executor, self._active_batches = database, executor, active_batches
-        self._quarantine, self._on_priority = quarantine, on_priority
+        self._quarantine, self._on_terms = quarantine, on_terms
         self._silences = SilenceMonitor(clock=clock, silent_s=silent_s, blind_s=BLIND_S)
         self._node_silences = SilenceMonitor(clock=clock, silent_s=silent_s, blind_s=BLIND_S)
         self._requests, self._leases = Requests(database), PoolLeases(database)
         self._submissions = Submissions(database)
         self._loans: dict[int, Request] = {}
-        self._acts: Mapping[RequestKind, Callable[[Mapping[str, Any]], str]] = {
+        self._acts: Mapping[RequestKind, Callable[[Mapping[str, Any]], str | Mapping[str, Any]]] = {
             RequestKind.CANCEL: self._cancel,
             RequestKind.PAUSE: partial(
                 self._change,
@@ -68,11 +73,32 @@ class RequestHandler:
                 fits=(JobStatus.FAILED, JobStatus.CANCELLED).__contains__,
                 act=executor.retry,
             ),
-            RequestKind.SET_PRIORITY: self._set_priority,
+            RequestKind.SET: self._set,
+            RequestKind.CLONE: self._clone,
             RequestKind.DIRECT: self._direct,
         }
 
     # -- requests about batches --------------------------------------------------------------------------------------
+
+    def keep_answering(self, until: threading.Event) -> None:
+        """Answers the requests about a run on this machine alone; returns once `until` is set. On a thread of its own.
+
+        A pool's controller looks at its requests by itself.
+        """
+        is_done = threading.Event()
+
+        def answer(requests: Sequence[Request]) -> None:
+            try:
+                self.answer(requests)
+            finally:
+                is_done.set()
+
+        while not until.wait(LOOK_EVERY_S):
+            if requests := self.about_batches(self._requests.current()):
+                is_done.clear()
+                self._executor.call(partial(answer, requests))
+                while not (is_done.wait(LOOK_EVERY_S) or until.is_set()):
+                    pass
 
     def about_batches(self, current: Sequence[Request]) -> Sequence[Request]:
         """Returns the open requests about batches."""
@@ -90,11 +116,12 @@ class RequestHandler:
         try:
             if request.kind is None:
                 raise RequestRefused(f"the executor has no such requests. {OTHER_VERSION}")
-            message = self._acts[request.kind](request.content)
+            answer = self._acts[request.kind](request.content)
         except RequestRefused as error:
             self._refuse(request, str(error))
         else:
-            self._requests.answer(request.id, status=RequestStatus.DONE, answer={"message": message})
+            answer = {"message": answer} if isinstance(answer, str) else answer
+            self._requests.answer(request.id, status=RequestStatus.DONE, answer=answer)
 
     def _refuse(self, request: Request, message: str) -> None:
         status = RequestStatus.REFUSED if request.status == RequestStatus.OPEN else RequestStatus.WITHDRAWN
@@ -165,21 +192,124 @@ class RequestHandler:
         )
         return requested.in_words() or "settled"
 
-    def _set_priority(self, content: Mapping[str, Any]) -> str:
-        priority = content.get("priority")
-        is_number = isinstance(priority, (int, float)) and not isinstance(priority, bool)
-        if not is_number or not 0 < float(priority) <= MOST_PRIORITY:  # type: ignore[arg-type]
-            raise RequestRefused(
-                f"a priority is a number above 0 and at most {MOST_PRIORITY:.0f} (1 is usual, 2 counts twice), "
-                f"not {priority!r}"
+    def _set(self, content: Mapping[str, Any]) -> str:
+        """Changes settings of jobs: their steps, and the terms of their plan."""
+        settings = content.get("settings")
+        if not isinstance(settings, Mapping) or (faults := setting_faults(settings)):
+            raise RequestRefused("; ".join(faults) if isinstance(settings, Mapping) else f"settings are {settings!r}")
+        batch, jobs = self._jobs(content, verb="changed", fits=lambda record: record.status not in ENDED)
+        jumps: list[str] = []
+        if (num_steps := settings.get("steps")) is not None:
+            jumps = self._set_steps(batch, jobs, int(num_steps), is_dry=bool(content.get("is_dry")))
+        words = ", ".join(f"{key} {value:g}" for key, value in settings.items())
+        text = f"{words} for {_names(batch, jobs) if content.get('jobs') else f'batch {batch.name}'}"
+        if content.get("is_dry"):
+            return "; ".join([f"would set {text}", *jumps])
+        active, journal = self._active_batches[batch.id], Journal(self._database, batch=batch.id)
+        priorities, changes = dict(active.priorities), {key: dict(own) for key, own in active.changes.items()}
+        if "priority" in settings:
+            priorities |= dict.fromkeys(jobs if content.get("jobs") else [""], float(settings["priority"]))
+        for key, field in (("weight", "weights"), ("deadline", "deadlines_s")):
+            if key in settings:
+                changes[field] = {**changes.get(field, {}), **dict.fromkeys(jobs, float(settings[key]))}
+        if set(settings) - {"steps"}:
+            journal.put_all({PRIORITIES: priorities, TERMS: changes})
+            why = f"a person has set {words} in batch {batch.name}"
+            self._on_terms(replace(active, priorities=priorities, changes=changes), why)
+        return "; ".join([text, *jumps])
+
+    def _set_steps(self, batch: Submission, jobs: Sequence[str], num_steps: int, *, is_dry: bool) -> list[str]:
+        """Changes the steps of jobs; returns how their learning rates jump, in sentences."""
+        table, changed_jobs, faults, jumps = self._executor.job_table, [], [], []
+        for name in jobs:
+            entry, record = table.entries[batch.qualified(name)], table.records[batch.qualified(name)]
+            job, start = entry.local_job, entry.job.warm_start
+            root = entry.place.checkpoint_dir(job)
+            if job.model.command is not None or job.adaptation is not None:
+                faults.append(f"{name} does not train by steps that Ringmaster counts")
+            elif num_steps <= record.step:
+                faults.append(f"{name} has taken {record.step} steps already")
+            elif start is not None and start.checkpoints != root and record.step <= start.step:
+                faults.append(f"{name} is a warm clone without a checkpoint of its own yet: set it once it has one")
+            else:
+                step = 0 if start is None or start.checkpoints == root else start.step
+                has_begun = record.step > step or record.status == JobStatus.RUNNING
+                own = WarmStart(checkpoints=root, step=0) if has_begun else start
+                changed_job = replace(job, num_steps=num_steps, num_epochs=None, warm_start=own)
+                changed_jobs.append((name, changed_job))
+                if jump := step_jump(job, changed_job, step=record.step):
+                    jumps.append(f"{name}: {jump}")
+        if faults:
+            raise RequestRefused("; ".join(faults))
+        if not is_dry:
+            for name, changed_job in changed_jobs:
+                self._executor.redefine(
+                    batch.qualified(name), changed_job, why=f"a person has set {num_steps} steps for {name}"
+                )
+        return jumps
+
+    def _clone(self, content: Mapping[str, Any]) -> Mapping[str, Any]:
+        """Prices a clone of a job and, unless it is a dry request, starts it."""
+        requested = [str(job) for job in content.get("jobs") or ()]
+        if len(requested) != 1:
+            raise RequestRefused(f"a clone has one source, got {', '.join(requested) or 'none'}")
+        batch, (source,) = self._jobs(content, verb="cloned", fits=lambda record: True)
+        name, settings = str(content.get("name", "")), content.get("settings") or {}
+        table, of_source = self._executor.job_table, batch.qualified(source)
+        entry, record = table.entries.get(of_source), table.records.get(batch.qualified(name))
+        if entry is None or not table.profiles[of_source]:
+            raise RequestRefused(f"{source} cannot be trained here, so it cannot be cloned")
+        if record is not None and record.details.get(CLONED, {}).get("job") == source:
+            return {"message": f"{name} is a clone of {source}"}  # this request, before the controller died
+        if record is not None or not name:
+            raise RequestRefused(f"batch {batch.name} has a job {name!r} already. To fix: choose another --name")
+        try:
+            job = with_settings(entry.local_job, settings, name=name)
+        except ValueError as error:
+            raise RequestRefused(f"these settings make no job: {error}") from error
+        job, step, batch_jobs = replace(job, warm_start=None), 0, {each.name for each in batch.jobs}
+        jump = ""
+        if content.get("is_warm"):
+            step = warm_step(entry, at_step=content.get("at_step"))
+            if job.total_steps <= step:
+                raise RequestRefused(f"num_steps must be more than the {step} of the checkpoint, got {job.total_steps}")
+            jump = step_jump(entry.local_job, job, step=step)
+            start = start_root(entry, name)
+            job = replace(job, warm_start=WarmStart(checkpoints=str(start), step=step))
+            if not content.get("is_dry"):
+                try:
+                    link_checkpoint(Path(entry.place.checkpoint_dir(entry.local_job)), step, to=start)
+                except CheckpointNotFound as error:
+                    raise RequestRefused(f"{error}. To fix: clone it again") from error
+        price = self._executor.price(
+            job.renamed(batch.qualified(name), lambda other: batch.qualified(other) if other in batch_jobs else other),
+            source=of_source,
+            step=step,
+        )
+        if not content.get("is_dry"):
+            self._inherit_terms(batch, source, name)
+            self._executor.clone(
+                batch.qualified(name), job, source=of_source, step=step if content.get("is_warm") else None
             )
-        batch, jobs = self._jobs(content, verb="given a priority", fits=lambda record: record.status not in ENDED)
+        words = "it waits for others, so its price is not known yet" if price is None else price.in_words()
+        origin = f"from its checkpoint of step {step}" if content.get("is_warm") else "from its first step"
+        return {
+            "message": f"{name}: a clone of {source} {origin}: {words}",
+            "price": None if price is None else {
+                "least_s": price.least_s, "most_s": price.most_s, "ends_s": price.ends_s,
+                "delays_s": dict(price.delays_s),
+            },
+            "jump": jump,
+        }  # fmt: skip
+
+    def _inherit_terms(self, batch: Submission, source: str, name: str) -> None:
+        """Gives a clone the priority, the weight and the user of its source."""
         active = self._active_batches[batch.id]
-        names = jobs if content.get("jobs") else [""]
-        fresh = {**active.priorities, **dict.fromkeys(names, float(priority))}  # type: ignore[arg-type]
-        Journal(self._database, batch=batch.id).put(PRIORITIES, fresh)
-        self._on_priority(active, fresh)
-        return f"priority {priority:g} for {_names(batch, jobs) if content.get('jobs') else f'batch {batch.name}'}"
+        origin = active.changes.get("like", {}).get(source, source)
+        changes = {**active.changes, "like": {**active.changes.get("like", {}), name: origin}}
+        priorities = {**active.priorities, name: active.priorities.get(source, USUAL)}
+        Journal(self._database, batch=batch.id).put_all({PRIORITIES: priorities, TERMS: changes})
+        self._on_terms(replace(active, priorities=priorities, changes=changes), "")
 
     def _jobs(
         self, content: Mapping[str, Any], *, verb: str, fits: Callable[[JobRecord], bool]

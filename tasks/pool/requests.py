@@ -18,6 +18,10 @@ from ringmaster.tasks.storage.database import Database, DatabaseClosed, insert_o
 from ringmaster.tasks.storage.schema import REQUESTS
 
 MOST_PRIORITY = 1000.0
+SETTINGS = ("steps", "weight", "deadline", "priority")
+"""What can be set of a running job: its number of steps; the weight of its end; its deadline, in seconds from the start
+of its batch; its priority, which multiplies the weight.
+"""
 LOOK_EVERY_S = 0.2
 LAST_RENEWAL_S = 2.0
 
@@ -38,7 +42,12 @@ ANSWERED = (RequestStatus.GRANTED, RequestStatus.DONE, RequestStatus.REFUSED)
 class RequestKind(StrEnum):
     """The kinds of requests.
 
-    - `CANCEL`, `PAUSE`, `RESUME`, `RETRY` and `SET_PRIORITY` name a `batch`, and `jobs` of it or all ([]).
+    - `CANCEL`, `PAUSE`, `RESUME` and `RETRY` name a `batch`, and `jobs` of it or all ([]). A run on one machine alone
+      has the name "".
+    - `SET` changes `settings` of such jobs, by name: those of `SETTINGS`.
+    - `CLONE` adds a job with the name `name` that differs from the only one of `jobs` in `settings`, by dotted key. A
+      clone that `is_warm` goes on from its source's checkpoint of `at_step`, or its newest one. If it `is_dry`, the
+      answer alone is requested: the `price` and the `jump` of the step.
     - `DIRECT` steers the jobs of a `batch` by its other keys, which are those of `SteeringRequest`.
     - `LEND` requests idle devices of a `node`, as many as its keys of `DevicesWanted` state. It holds until it is
       withdrawn, or until the requester no longer `renew`s it.
@@ -51,7 +60,8 @@ class RequestKind(StrEnum):
     PAUSE = "pause"
     RESUME = "resume"
     RETRY = "retry"
-    SET_PRIORITY = "set-priority"
+    SET = "set"
+    CLONE = "clone"
     DIRECT = "direct"
     LEND = "lend"
     NODE = "node"

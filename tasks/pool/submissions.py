@@ -33,6 +33,8 @@ from ringmaster.tasks.storage.schema import BATCHES, FACTS, JOBS, REQUESTS, json
 from ringmaster.techniques import Job, Profile
 from ringmaster.techniques.processes.order import KEPT_CHECKPOINTS
 
+ALONE = ""  # the id of a batch that runs on one machine alone, in its own database
+
 
 class BatchStatus(StrEnum):
     """The states of a batch in a pool."""
@@ -82,8 +84,8 @@ class Submission:
         return PlanningTerms(**self.terms)
 
     def qualified(self, job: str) -> str:
-        """Returns a job's name in the pool."""
-        return f"{self.id}/{job}"
+        """Returns a job's name in the pool; a run on one machine alone, whose id is empty, has plain names."""
+        return f"{self.id}/{job}" if self.id else job
 
     def run_folder(self) -> Path:
         """Returns the folder of this run."""

@@ -21,7 +21,7 @@ FAR_BEHIND = 1.15
 FAR_BEHIND_PREDICTED = 1.6
 MOST_MISSES = 4  # configs in a row that are not faster than the best, after which a search ends
 TRIED_SHARE, FEWEST_TRIALS = 1 / 4, 3  # the candidates of a gang size that are tried: their share, and at least so many
-OUT_OF_MEMORY, FAILED, KILLED, TIMED_OUT = "out_of_memory", "failed", "killed", "timed_out"
+OUT_OF_MEMORY, FAILED, KILLED, TIMED_OUT, REFUSED = "out_of_memory", "failed", "killed", "timed_out", "refused"
 
 MOST_REASONS = 3
 MORE = "--verbose shows all that was left out"
@@ -31,8 +31,8 @@ MORE = "--verbose shows all that was left out"
 class FailedTrial:
     """A trial that gave no profile.
 
-    kind: "out_of_memory", which another attempt would repeat; "killed" from outside; "timed_out", as it took longer
-        than a trial may; "failed" in any other way.
+    kind: "out_of_memory", which another attempt would repeat; "refused" of kernels; "killed" from outside;
+        "timed_out", as it took longer than a trial may; "failed" in any other way.
     """
 
     kind: str
@@ -78,7 +78,7 @@ class ConfigSearch:
                 if num_misses == MOST_MISSES:
                     return None
                 best_s = min(best_s, result.step_s)
-            elif result.kind != OUT_OF_MEMORY:
+            elif result.kind not in (OUT_OF_MEMORY, REFUSED):
                 return None
         return None
 

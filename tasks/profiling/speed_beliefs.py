@@ -34,7 +34,7 @@ import json
 import math
 import os
 import platform
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Hashable, Iterable, Mapping, Sequence
 from contextlib import closing
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -241,6 +241,7 @@ class SpeedBeliefs:
     def __init__(self) -> None:
         self._measured: dict[str, dict[Option, _Measurement]] = {}
         self._posterior: _Posterior | None = None  # of the machine and the techniques, until something is measured
+        self._beliefs: dict[Hashable, SpeedBelief] = {}  # equal ones of thousands of options, until then
 
     def note(self, job: str, option: Option, ratio: float, *, technique: str, errors: SpeedErrors) -> None:
         """Records the measured over the predicted seconds of a step under an option; replaces its last measurement.
@@ -262,6 +263,20 @@ class SpeedBeliefs:
         """Returns the belief about an option."""
         posterior = self._posterior_now()
         known = self._measured.get(job, {})
+        key = (job if known else None, option if option in known else None, technique, errors)
+        if key not in self._beliefs:
+            self._beliefs[key] = self._belief(option, known, posterior, technique=technique, errors=errors)
+        return self._beliefs[key]
+
+    def _belief(
+        self,
+        option: Option,
+        known: Mapping[Option, _Measurement],
+        posterior: _Posterior,
+        *,
+        technique: str,
+        errors: SpeedErrors,
+    ) -> SpeedBelief:
         mean, variance = posterior.common(known.values(), technique=technique, errors=errors)
         own = errors.option**2
         if (measurement := known.get(option)) is None:
@@ -311,7 +326,7 @@ class SpeedBeliefs:
 
     def _posterior_now(self) -> _Posterior:
         if self._posterior is None:
-            self._posterior = _Posterior.of(self._measured)
+            self._posterior, self._beliefs = _Posterior.of(self._measured), {}
         return self._posterior
 
 

@@ -20,6 +20,7 @@ from ringmaster.tasks.profiling.search import (
     FAILED,
     KILLED,
     OUT_OF_MEMORY,
+    REFUSED,
     TIMED_OUT,
     ConfigSearch,
     FailedTrial,
@@ -34,6 +35,7 @@ from ringmaster.techniques.processes.gang import Gang, Outcome
 from ringmaster.techniques.processes.order import TRIAL, GangOrder
 from ringmaster.techniques.processes.reporter import MEASURE, STOP
 from ringmaster.techniques.profiles import ProfileKey
+from ringmaster.techniques.technique import KERNELS
 
 _Device = TypeVar("_Device")
 
@@ -214,7 +216,8 @@ class _TrialWave:
         if index in self._killed:
             return FailedTrial(kind=TIMED_OUT, message=f"it took more than {self._limit_s:.0f} s")
         outcome = self._ended[index]
-        return FailedTrial(kind=_kind(outcome), message=outcome.message)
+        is_refused = outcome.status == OutcomeStatus.INVALID and KERNELS in self._runs[index].trial.candidate.config
+        return FailedTrial(kind=REFUSED if is_refused else _kind(outcome), message=outcome.message)
 
 
 def _kind(outcome: Outcome) -> str:

@@ -23,7 +23,7 @@ from ringmaster.tasks.execution.events import (
     SegmentEnded,
     SegmentStarted,
 )
-from ringmaster.tasks.execution.job_table import LIKE, SETTLED, RunPaths
+from ringmaster.tasks.execution.job_table import CLONED, LIKE, SETTLED, RunPaths
 from ringmaster.tasks.planning import gantt
 from ringmaster.tasks.planning.gantt import beside_plan
 from ringmaster.tasks.profiling.profile_store import MeasuredOptions, ProfileStore
@@ -56,6 +56,7 @@ FUSION = "fusion"
 "lower_bound_s", "practice_s"}."""
 TRAINING, CHAIN = "training/job.json", "training/chain.json"
 """The artifacts of a job's run with its `TrainingInputs`, and with the chain of its states (`checkpoints.chain`)."""
+CLONE_TAG = "ringmaster.clone_of"  # a tag of the run of a clone: its source, and the step from which it goes on
 NOT_DONE = {JobStatus.CANCELLED: ("Cancelled", "KILLED"), JobStatus.STOPPED: ("Stopped early", "FINISHED")}
 
 
@@ -274,7 +275,7 @@ class MlflowWriter:
             for name, record in self._journal.jobs().items()
             if record.status == JobStatus.DONE
             and not record.details.get("model_uri")
-            and name in self._known.preflights
+            and self._like(name) in self._known.preflights
         ]
 
     def _job_run(self, name: str) -> str:
@@ -286,7 +287,8 @@ class MlflowWriter:
             job = self._job(name)
             preflight = self._known.preflights.get(self._like(name))
             params = job_params(job, columns=dict(preflight.data.get("columns", ())) if preflight else {})
-            run_id = self.ledger.start_job(batch_run, name, params=params, tags={"ringmaster.job": name})
+            tags = {"ringmaster.job": name, **({CLONE_TAG: origin} if (origin := self._clone_of(name)) else {})}
+            run_id = self.ledger.start_job(batch_run, name, params=params, tags=tags)
             rows = [profile_row(profile) for profile in self._known.profiles.get(self._like(name), ())]
             if rows:
                 self.ledger.write_table(run_id, PROFILES, rows)
@@ -301,6 +303,15 @@ class MlflowWriter:
     def _like(self, name: str) -> str:
         """Returns the job whose preflight and profiles hold for a job: usually the job itself."""
         return str(self._details(name).get(LIKE, name))
+
+    def _clone_of(self, name: str) -> str:
+        """Returns of which job a job is a clone, and from which step on; empty for one that is none."""
+        clone = self._details(name).get(CLONED)
+        if not clone:
+            return ""
+        return (
+            f"{clone['job']}, from its first step" if clone["step"] is None else f"{clone['job']}, step {clone['step']}"
+        )
 
     def _details(self, name: str) -> Mapping[str, Any]:
         record = self._journal.jobs().get(name)
@@ -365,6 +376,7 @@ class MlflowWriter:
             self.ledger.write_text(run_id, ROWS, rows)
         chain = self._write_training(event, job, run_id, parents=ancestry.named_parents(job))
         num_parameters = preflight.facts["num_parameters"]
+        origin, compared = self._clone_of(event.job), event.details.get("compared") or ()
         return self.ledger.record_model(
             f"{self._batch.name}.{job.name}",
             run_id=run_id,
@@ -378,7 +390,9 @@ class MlflowWriter:
                 "num_steps": event.details["step"],
             },
             metrics=event.details["metrics"],
-            description=beside_parents(event.details.get("compared") or ()),
+            description="\n\n".join(
+                filter(None, (origin and f"A clone of {markdown(origin)}.", beside_parents(compared)))
+            ),
             origin=self._origin(event, job, started_from=ancestry.first_weights(job), chain=chain),
         )
 

@@ -1,6 +1,5 @@
 """The search space of a sweep: values or ranges by dotted keys of a job, with all faults reported at once."""
 
-import copy
 import itertools
 import math
 from collections.abc import Iterator, Mapping, Sequence
@@ -9,27 +8,11 @@ from typing import Any
 
 from ringmaster.extras import install_command, missing_packages
 from ringmaster.tasks.batch.document import Finding
-from ringmaster.tasks.batch.grid import name_loss
+from ringmaster.tasks.batch.grid import SAME_SHAPE
 
 MOST_TRIALS = 1000
 MOST_KEYS = 50
 MOST_SHAPES = 16  # the most shapes that are profiled for a sweep whose trials are not all known at its start
-
-# Keys that affect neither a trial's speed nor its size: one profile serves all of their values.
-SAME_SHAPE = (
-    "optimizer.lr",
-    "optimizer.options.",
-    "schedule.",
-    "clip_grad_norm",
-    "seed",
-    "num_steps",
-    "num_epochs",
-    "loss.temperature",
-    "loss.label_smoothing",
-    "loss.gamma",
-    "loss.epsilon",
-    "loss.epsilon_high",
-)
 
 Values = Mapping[str, Any]
 """A trial's values by dotted key."""
@@ -133,25 +116,6 @@ def shapes(space: Sequence[Parameter]) -> list[Values]:
         for p in space
     ]
     return list(combinations(fixed))
-
-
-def with_values(template: Mapping[str, Any], values: Values) -> dict[str, Any]:
-    """Returns a job's plain values with others at some dotted keys.
-
-    A loss that is given by its name alone becomes a mapping with that name. Any other value on the way that is not a
-    mapping is replaced; another check reports it.
-    """
-    raw = copy.deepcopy(dict(template))
-    for key, value in values.items():
-        *path, last = key.split(".")
-        name_loss(raw, path)
-        place = raw
-        for part in path:
-            if not isinstance(place.get(part), dict):
-                place[part] = {}
-            place = place[part]
-        place[last] = copy.deepcopy(value)
-    return raw
 
 
 def findings(space: Sequence[Parameter], *, sampler: str, num_trials: int | None) -> list[Finding]:

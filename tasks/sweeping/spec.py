@@ -20,11 +20,20 @@ from ringmaster.codec import digest
 from ringmaster.errors import BatchFileError
 from ringmaster.tasks.batch import Batch, Fault, parse_batch
 from ringmaster.tasks.batch.document import Finding, place_text
+from ringmaster.tasks.batch.grid import with_values
 from ringmaster.tasks.sweeping import space as spaces
-from ringmaster.tasks.sweeping.space import MOST_TRIALS, CategoricalRange, Parameter, Values, combinations, with_values
+from ringmaster.tasks.sweeping.space import MOST_TRIALS, CategoricalRange, Parameter, Values, combinations
 from ringmaster.techniques import Job
 
-NONE, ASHA, HALVING, MEDIAN = "none", "asha", "halving", "median"
+NONE, CUT, ASHA, HALVING, MEDIAN = "none", "cut", "asha", "halving", "median"
+CUTS = ((0.04, 2 / 5), (0.10, 1 / 2))
+"""The rungs of `cut` as shares of a trial's steps, and the share of the trials there that go on from each.
+
+Bad trials show in the first tenth of their steps, and the best few cannot be told apart before the end: a fifth is kept
+to the end.
+"""
+NUM_AVERAGED = 3  # evaluations up to a rung, whose mean `cut` compares
+EARLIEST_CUT = 10  # steps: before that, a learning curve says nothing
 FEWEST_OTHERS = 3  # the fewest other trials for a meaningful median
 
 
@@ -53,6 +62,10 @@ class TrialState:
         """Returns the best score up to a step."""
         return max((score for at, score in self.scores.items() if at <= step), default=-math.inf)
 
+    def mean(self, step: int, count: int) -> float:
+        """Returns the mean of the last `count` scores up to a step."""
+        return statistics.fmean([self.scores[at] for at in sorted(self.scores) if at <= step][-count:])
+
 
 @dataclass(frozen=True, kw_only=True)
 class StoppingDecisions:
@@ -70,20 +83,20 @@ EARLIEST = 10
 class StoppingPolicy:
     """A stopping policy and its parameters.
 
-    policy: "none", "asha", "halving" or "median".
+    policy: "none", "cut", "asha", "halving" or "median".
     min_steps: the first rung; None for the total divided twice by the reduction factor, but at least a tenth of the
-        total.
-    reduction_factor: eta; one trial in eta goes on from each rung.
+        total. With "cut", no rung lies before it; None for `EARLIEST_CUT`.
+    reduction_factor: eta; with "asha" and "halving", one trial in eta goes on from each rung.
     """
 
-    policy: str = ASHA
+    policy: str = CUT
     min_steps: int | None = None
     reduction_factor: int = 4
 
     @property
     def has_rungs(self) -> bool:
         """Whether trials pause at rungs."""
-        return self.policy in (ASHA, HALVING)
+        return self.policy in (CUT, ASHA, HALVING)
 
     def first_step(self, total: int) -> int:
         """Returns the step at which a trial of `total` steps is first compared."""
@@ -92,14 +105,16 @@ class StoppingPolicy:
     def judged(self, job: Job) -> Job:
         """Returns a trial that is evaluated where the policy compares it: at its rungs, or as often as the first rung.
 
-        Evaluations that the trial has anyway are kept.
+        Evaluations that the trial has anyway are kept. Those that are averaged are a hundredth of the steps apart.
         """
         evaluation, total = job.evaluation, job.num_steps
         if total is None:  # once its steps are known
             return job
         if self.has_rungs:
-            rungs = {*evaluation.at_steps, *self.rungs(total)[:-1]}
-            return replace(job, evaluation=replace(evaluation, at_steps=tuple(sorted(rungs))))
+            num_before = NUM_AVERAGED if self.policy == CUT else 1
+            at = {r - k * max(1, total // 100) for r in self.rungs(total)[:-1] for k in range(num_before)}
+            steps = sorted({*evaluation.at_steps, *(step for step in at if step > 0)})
+            return replace(job, evaluation=replace(evaluation, at_steps=tuple(steps)))
         if self.policy == MEDIAN and evaluation.every_steps is None:
             return replace(job, evaluation=replace(evaluation, every_steps=self.first_step(total)))
         return job
@@ -111,12 +126,33 @@ class StoppingPolicy:
         """
         if not self.has_rungs:
             return [total]
+        if self.policy == CUT:
+            return [*self._cuts(total), total]
         rungs = []
         first = step = self.first_step(total)
         while step < total and (step == first or 2 * step <= total):
             rungs.append(step)
             step *= self.reduction_factor
         return [*rungs, total]
+
+    def _cuts(self, total: int) -> dict[int, float]:
+        """Returns the rungs of `cut` in the first half of a trial, and the share that goes on; equal rungs are one."""
+        cuts: dict[int, float] = {}
+        for at, share in CUTS:
+            step = max(math.ceil(at * total), self.min_steps or EARLIEST_CUT)
+            if 2 * step <= total:
+                cuts[step] = cuts.get(step, 1.0) * share
+        return cuts
+
+    def num_kept(self, num: int, *, rung: int, total: int) -> int:
+        """Returns how many of `num` trials go on from a rung; at least one does."""
+        if self.policy == CUT:
+            return max(1, math.ceil(round(num * self._cuts(total)[rung], 6)))
+        return max(1, num // self.reduction_factor)
+
+    def score(self, trial: TrialState, rung: int) -> float:
+        """Returns the score by which a trial is compared at a rung that it has reached."""
+        return trial.mean(rung, NUM_AVERAGED) if self.policy == CUT else trial.scores[rung]
 
     def judge(self, trials: Sequence[TrialState], *, num_slots: int) -> StoppingDecisions:
         """Returns the decisions that follow from the trials' states. num_slots: how many trials can run in parallel."""
@@ -143,38 +179,40 @@ class StoppingPolicy:
 
 
 def _by_rungs(stopping: StoppingPolicy, trials: Sequence[TrialState], *, num_slots: int) -> StoppingDecisions:
-    """Asynchronous successive halving (Li et al., 2020, arXiv:1810.05934, algorithm 2), or the synchronous version.
+    """Asynchronous successive halving (Li et al., 2020, arXiv:1810.05934, algorithm 2), the synchronous version, or
+    the cuts.
 
-    Of the n trials that have reached a rung, the best n // eta may go on. Both versions wait where waiting costs
-    nothing. ASHA promotes no trial while other trials can use the devices, because further arrivals at the rung can
-    only improve the choice. Once no trial is to come, the choice is final, and all of the best go on together: the plan
-    then sees all that is left. Halving promotes none before that. A trial that can no longer be among the best is
-    stopped.
+    Of the trials that have reached a rung, the best may go on. All versions wait where waiting costs nothing: no trial
+    is promoted while other trials can use the devices, because further arrivals at the rung can only improve the
+    choice. Once no trial is to come, the choice is final, and all of the best go on together: the plan then sees all
+    that is left. Before that, ASHA promotes the best n // eta of the n trials at the rung, the cuts those that no later
+    arrival can displace, and halving none. A trial that can no longer be among the best is stopped.
     """
     if not trials:
         return StoppingDecisions()
-    eta, goals, stops = stopping.reduction_factor, {}, {}
-    rungs = stopping.rungs(trials[0].total)
+    goals, stops, total = {}, {}, trials[0].total
     num_under_way = sum(trial.is_under_way for trial in trials)
-    for rung, following in reversed(list(itertools.pairwise(rungs))):
-        there = sorted((t for t in trials if rung in t.scores), key=lambda t: -t.scores[rung])
+    for rung, following in reversed(list(itertools.pairwise(stopping.rungs(total)))):
+        scores = {trial.name: stopping.score(trial, rung) for trial in trials if rung in trial.scores}
+        there = sorted((t for t in trials if t.name in scores), key=lambda t: -scores[t.name])
         num_to_come = sum(not t.has_ended and rung not in t.scores for t in trials)
-        most = max(1, (len(there) + num_to_come) // eta)
+        most = stopping.num_kept(len(there) + num_to_come, rung=rung, total=total)
         is_final = num_to_come == 0
-        now = most if is_final else 0 if stopping.policy == HALVING else len(there) // eta
+        early = {ASHA: len(there) // stopping.reduction_factor, CUT: most - num_to_come}
+        now = most if is_final else early.get(stopping.policy, 0)
         for place, trial in enumerate(there):
             if trial.has_ended or trial.goal != rung:
                 continue
-            if place >= most or math.isinf(trial.scores[rung]):
-                stops[trial.name] = _why(trial, rung, place=place, num=len(there))
+            if place >= most or math.isinf(scores[trial.name]):
+                stops[trial.name] = _why(scores[trial.name], rung, place=place, num=len(there))
             elif place < now and (is_final or num_under_way <= num_slots):
                 goals[trial.name] = following
                 num_under_way += 1
     return StoppingDecisions(goals=goals, stops=stops)
 
 
-def _why(trial: TrialState, step: int, *, place: int, num: int) -> str:
-    if math.isinf(trial.scores[step]):
+def _why(score: float, step: int, *, place: int, num: int) -> str:
+    if math.isinf(score):
         return f"stopped early at step {step}: its score is no number"
     return f"stopped early at step {step}: number {place + 1} of the {num} trials that have come there"
 

@@ -228,10 +228,9 @@ def headline(run_timeline: RunTimeline) -> list[str]:
 
 
 def end_text(predicted: PredictedEnd) -> str:
-    """Returns a predicted end with its interval: "21 s (18 to 25 s)"."""
-    low, end, high = (
-        seconds_text(max(0.0, s), like=predicted.high_s) for s in (predicted.low_s, predicted.end_s, predicted.high_s)
-    )
+    """Returns a predicted end with the certified earliest and the latest one: "21 s (15 to 25 s)"."""
+    earliest_s, latest_s = predicted.bounds_s
+    low, end, high = (seconds_text(max(0.0, s), like=latest_s) for s in (earliest_s, predicted.end_s, latest_s))
     return f"{end} ({low.rpartition(' ')[0]} to {high})"
 
 

@@ -18,6 +18,7 @@ manifest, is skipped, and the next older one is used.
 from __future__ import annotations
 
 import json
+import os
 import re
 import shutil
 from collections.abc import Callable, Iterable, Iterator, Mapping
@@ -278,6 +279,30 @@ def copy_checkpoint(root: str | Path, step: int, *, to: Path) -> None:
         raise CheckpointError(f"{place.location(name)} is damaged or gone")
     for file in (*checkpoint.manifest.files, MANIFEST):
         target.write(f"{name}/{file}", place.blocks(f"{name}/{file}"))
+
+
+def link_checkpoint(root: Path, step: int, *, to: Path) -> None:
+    """Makes a checkpoint stay in another folder although its job removes older ones: as links, else as copies.
+
+    Raises CheckpointNotFound where it is gone.
+    """
+    name = folder_of(step)
+    if (to / name).exists():
+        return
+    aside = to / f"{name}.tmp"
+    shutil.rmtree(aside, ignore_errors=True)
+    try:
+        shutil.copytree(root / name, aside, copy_function=_link)
+    except (OSError, shutil.Error) as error:
+        raise CheckpointNotFound(f"the checkpoint of step {step} in {root} is gone: {error}") from error
+    aside.rename(to / name)
+
+
+def _link(source: str, target: str) -> None:
+    try:
+        os.link(source, target)
+    except OSError:  # another disk
+        shutil.copyfile(source, target)
 
 
 def read_manifest(place: CheckpointRoot, name: str) -> CheckpointManifest | None:

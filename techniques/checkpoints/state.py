@@ -149,7 +149,10 @@ class Reader:
 
     def states_of(self, parameter: str) -> list[str]:
         """Returns the names of a parameter's stored optimizer tensors, e.g. exp_avg, exp_avg_sq, step."""
-        prefix = f"optimizer/{parameter}/"
+        return self.names_under(f"optimizer/{parameter}/")
+
+    def names_under(self, prefix: str) -> list[str]:
+        """Returns the rest of the names of the stored tensors whose names begin with `prefix`."""
         return [name.removeprefix(prefix) for name in self._checkpoint.manifest.tensors if name.startswith(prefix)]
 
     def whole(self, name: str) -> Tensor:

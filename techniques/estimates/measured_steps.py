@@ -135,7 +135,7 @@ def measured_step_times(
 def _measurable(job: Job) -> Job:
     """The job without the weights of other models, which need not be there yet and do not matter to times."""
     adapter = None if job.adapter is None else replace(resolved(job.adapter), from_pretrained=None)
-    return replace(job, base=None, adaptation=None, compile=False, adapter=adapter, components=None)
+    return replace(job.synchronous, base=None, adaptation=None, compile=False, adapter=adapter, components=None)
 
 
 def _measured(
@@ -312,13 +312,13 @@ class _TimedTrainer(trainers.Trainer):
     def _global_batch(self) -> tuple[Indices, int | None]:
         return self._chosen, self.width
 
-    def _places(self) -> list[range]:
+    def _places(self, index: int, num_shares: int) -> list[range]:
         return [range(len(self._chosen))]
 
-    def _update(self, count: float) -> None:
+    def _update(self, optimizer: torch.optim.Optimizer, count: float) -> None:
         self._end("step")
         self._begin("update")
-        super()._update(count)
+        super()._update(optimizer, count)
         self._end("update")
 
 

@@ -214,7 +214,7 @@ def single_scene(workload: Workload, *, num_rows: int) -> RankScenario:
     """Returns the scene of the job on one device with `num_rows` rows: what its model computes and stores."""
     shape = GangShape(kind="cpu", num_devices=1, memory_bytes=0)
     config = {"micro_batch": num_rows, "recompute": "none"}
-    job = replace(workload.job, global_batch_size=num_rows)
+    job = replace(workload.job.synchronous, global_batch_size=num_rows)
     path = registry.BUILTIN["single"]
     return RankScenario(
         job=job, data=workload.data, technique=path, config=config, shape=shape, cache_dir=workload.cache_dir
@@ -296,7 +296,7 @@ def _scenes(workload: Workload, choice: Choice) -> Iterable[RankScenario]:
     technique, config, shape = choice
     axes, num_ranks = technique.mesh_shape(shape, config), technique.num_ranks(shape)
     job = workload.job
-    if config.get("schedule") != "gpipe" and not job.exact:  # an exact job keeps more sums of more micro-batches
+    if config.get("schedule") != "gpipe" and not job.is_exact:  # an exact job keeps more sums of more micro-batches
         num_slices = data_parallel(axes)
         fill = _to_fill(axes.get("pp", 1), schedule=config.get("schedule", "1f1b"))
         rows = min(job.global_batch_size // num_slices, fill * int(config["micro_batch"]))

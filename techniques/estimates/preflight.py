@@ -34,7 +34,15 @@ from ringmaster.techniques.processes.events import (
     PreflightStarted,
     event_to_json,
 )
-from ringmaster.techniques.technique import GangShape, Technique, choose_chunk, why_no_optimizer, why_not_exact
+from ringmaster.techniques.technique import (
+    KERNELS,
+    GangShape,
+    Technique,
+    choose_chunk,
+    why_no_optimizer,
+    why_not_exact,
+)
+from ringmaster.techniques.training.kernels import kernel_choices
 from ringmaster.techniques.training.optimizers import check_options, freeze, parameter_settings
 
 ROOM_TO_SPARE = 4  # factor over weights, gradients and optimizer state, which leaves memory for activations
@@ -118,6 +126,12 @@ def preflight_job(job: Job, order: PreflightOrder) -> Preflight:
                     )
                 )
             refusals += [refusal for refusal, _ in too_large]
+            choices = kernel_choices(job, device_kind=shape.kind) if technique.takes_kernels else {}
+            refusals += [
+                Refusal(technique=name, num_devices=shape.num_devices, reason=why, config={KERNELS: kernels})
+                for kernels, why in choices.items()
+                if why
+            ]
         candidates += [candidate for group in listed.values() for candidate in group]
     return Preflight(
         job=job.name,

@@ -37,10 +37,11 @@ from ringmaster.techniques.models.peft_format import resolved
 from ringmaster.techniques.probing import known_draws
 from ringmaster.techniques.processes.order import TRIAL, GangOrder, Slot
 from ringmaster.techniques.processes.ranks import Ranks
-from ringmaster.techniques.technique import GangShape
+from ringmaster.techniques.technique import KERNELS, GangShape
 from ringmaster.techniques.training import trainer as trainers
 from ringmaster.techniques.training.dropout import DrawSites
 from ringmaster.techniques.training.gradients import local
+from ringmaster.techniques.training.kernels import ATTENTION
 from ringmaster.techniques.training.trainer import WIDTH_MULTIPLE
 
 SETTING_UP = "setting up"
@@ -242,7 +243,9 @@ def estimate_rank(scene: RankScenario) -> RankEstimate:
         purpose=TRIAL,
         job=replace(scene.job, compile=False, adapter=_fresh(scene.job.adapter)),
         technique=scene.technique,
-        config=scene.config,
+        config={
+            key: value for key, value in scene.config.items() if key != KERNELS or str(value).startswith(ATTENTION)
+        },
         slots=slots,
         folder=scene.cache_dir,
         cache_dir=scene.cache_dir,
@@ -344,6 +347,7 @@ def _stand_in(scene: RankScenario) -> None:
             "kept",
             lambda keys, shape, p, device: torch.empty(len(keys), *shape, dtype=torch.bool, device=device),
         ),
+        (trainers, "why_kernels_differ", lambda name, *, use, **_: use() and ""),
         (trainers, "prepare", lambda *_, pinned, **__: pinned),
         (trainers, "rollout_of", lambda function, *, model, **_: _rollout(function, model)),
         (trainers, "build_model", lambda spec, *, data, seed, **_: _model(scene, data, seed)),

@@ -35,8 +35,9 @@ from ringmaster.techniques.models.adaptation_support import bytes_beside, copies
 from ringmaster.techniques.models.facts import model_facts
 from ringmaster.techniques.preflight import ARITHMETIC, Candidate, Forecast, PreflightOrder, Refusal
 from ringmaster.techniques.processes.order import Slot
-from ringmaster.techniques.technique import WEIGHT_BYTES, Config, GangShape, Technique
+from ringmaster.techniques.technique import KERNELS, WEIGHT_BYTES, Config, GangShape, Technique
 from ringmaster.techniques.training.adaptation import teacher_model
+from ringmaster.techniques.training.kernels import kernel_choices
 
 FORWARD_SHARE = 1 / 3  # of a micro-batch, where it was not measured: backward has twice as many operations
 RECOMPUTED = 0.03  # the part of a micro-batch that selective recomputation computes again
@@ -133,7 +134,8 @@ def predicted_step_s(
     computing_s *= 1 + WAITS.get(schedule, 1.0) * (pipeline - 1) / num_micro_batches
     if times is not None and pipeline > 1:
         computing_s *= times.imbalance(config, num_ranks=pipeline)
-    updating_s = alone.update_s / sharding(axes) / min(faster, 2.0)
+    num_workers = job.local_updates.workers / slices if job.local_updates is not None else 1.0  # each has an optimizer
+    updating_s = num_workers * alone.update_s / sharding(axes) / min(faster, 2.0)
     sent = _sent(axes, config, workload, rows=rows, num_micro_batches=num_micro_batches)
     sending_s = sent.num_bytes / rates.link_bytes_per_s
     sending_s += sent.num_messages * rates.message_s + sent.num_wrapped * rates.wrapped_message_s
@@ -161,10 +163,16 @@ def _sent(
     own_bytes = facts.parameter_bytes / axes.get("tp", 1) / axes.get("pp", 1)
     updated = facts.num_updated / max(facts.num_parameters, 1)  # of mine: beside an adapter no weight has a gradient
     shards = axes.get("dp_shard", 1) if not config.get("sharded") else axes.get("cp", 1)
+    every, copies = 1.0, 1.0  # exchanges of gradients a step, and what is sent in one, in sums of all ranks
+    if (local := workload.job.local_updates) is not None:
+        every = local.exchanges_a_step(num_steps=workload.job.num_steps or 1)
+        copies = (
+            local.workers / axes.get("dp_replicate", 1) + 1
+        ) / 2  # a rank sends the summand of each of its workers
     for size in (axes.get("dp_replicate", 1), axes.get("cp", 1) if not config.get("sharded") else 1):
         if size > 1:
-            sent.num_bytes += 2 * (size - 1) / size * updated * own_bytes / axes.get("dp_shard", 1)
-            sent.num_messages += layers / 4
+            sent.num_bytes += 2 * every * copies * (size - 1) / size * updated * own_bytes / axes.get("dp_shard", 1)
+            sent.num_messages += every * layers / 4
     if shards > 1:  # gathered for each forward, and again for each backward if resharded; reduced once
         gathers = (2 if config.get("reshard", True) else 1) * k
         sent.num_bytes += (gathers + updated) * (shards - 1) / shards * own_bytes
@@ -248,8 +256,19 @@ class Estimator:
         return candidates, too_large
 
     def _configs(self, technique: Technique, shape: GangShape) -> Iterator[Config]:
-        """The technique's configs, with stages balanced by measured times if a device is available to measure on."""
-        for config in technique.configs(self._job, shape, self._facts):
+        """The technique's configs, with stages balanced by measured times if a device is available to measure on.
+
+        Those with other kernels follow them; layers are recomputed by the plain ones only.
+        """
+        plain = list(technique.configs(self._job, shape, self._facts))
+        choices = kernel_choices(self._job, device_kind=shape.kind) if technique.takes_kernels else {}
+        others = [
+            {**config, KERNELS: name}
+            for config in plain
+            for name, reason in choices.items()
+            if not reason and config.get("recompute") == "none"
+        ]
+        for config in (*plain, *others):
             num_stages = technique.num_stages(shape, config)
             times = self._times(config) if num_stages > 1 else None
             if times is None:

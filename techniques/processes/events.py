@@ -317,6 +317,17 @@ class CheckpointFailed(JobEvent):
 
 
 @dataclass(frozen=True, kw_only=True)
+class KernelsRefused(JobEvent):
+    """Kernels that a job's `numerics` permit differ from the plain ones on these devices, which compute the segment."""
+
+    NAME = "kernels_refused"
+    message: str
+
+    def __post_init__(self) -> None:
+        object.__setattr__(self, "message", printable_lines(str(self.message)))
+
+
+@dataclass(frozen=True, kw_only=True)
 class JobOfGroupEnded(JobEvent):
     """One job of a group has ended, and the gang continues. outcome: in the form of a `RankResult.result`."""
 
@@ -419,7 +430,7 @@ _CLASSES: Mapping[str, type[Event]] = {
     for cls in (
         *(RankStarted, Beat, PhaseStarted, RankFailed, RankResult, RankExited),
         *(PreflightStarted, DataProgress, PreflightDone, PreflightFailed, TrialMeasured, ReferenceTimed),
-        *(JobReady, Steps, EvaluationReported, CheckpointSaved, CheckpointFailed, JobOfGroupEnded),
+        *(JobReady, Steps, EvaluationReported, CheckpointSaved, CheckpointFailed, KernelsRefused, JobOfGroupEnded),
         *(DeviceTelemetry, ShareEnded),
         *(RowsScored, ScoringProgress, ModelFailed),
     )

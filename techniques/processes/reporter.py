@@ -20,6 +20,7 @@ from ringmaster.techniques.processes.events import (
     JobEvent,
     JobOfGroupEnded,
     JobReady,
+    KernelsRefused,
     PhaseStarted,
     RankResult,
     Steps,
@@ -108,7 +109,7 @@ def _log_line(event: Event) -> str | None:
             return f"{_of(event.job)}evaluated at step {step}: {_metrics_text(metrics)}"
         case CheckpointSaved(step=step):
             return f"{_of(event.job)}saved a checkpoint of step {step}"
-        case CheckpointFailed(message=message):
+        case CheckpointFailed(message=message) | KernelsRefused(message=message):
             return f"{_of(event.job)}{message}"
         case JobOfGroupEnded(outcome=outcome) | RankResult(result=outcome) if "step" in outcome:
             job = event.job if isinstance(event, JobOfGroupEnded) else None

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from difflib import get_close_matches
@@ -13,7 +12,7 @@ import torch
 from torch import Tensor, nn
 from torch.distributed.tensor import DTensor
 
-from ringmaster.techniques.job import OF_WHOLE_TENSORS, OPTIMIZER_OPTIONS, Job, OptimizerSpec, ScheduleSpec
+from ringmaster.techniques.job import OF_WHOLE_TENSORS, OPTIMIZER_OPTIONS, Job, OptimizerSpec
 from ringmaster.techniques.models.layers import layer_names
 from ringmaster.techniques.training.gradients import local, scale_, share_of, whole
 
@@ -189,10 +188,12 @@ def build_optimizer(
     parameters: Iterable[nn.Parameter],
     *,
     settings: Mapping[nn.Parameter, ParameterSettings] | None = None,
+    kernels: Mapping[str, bool] | None = None,
 ) -> torch.optim.Optimizer:
     """Returns the job's optimizer with its quickest kernels, and a group for parameters of equal settings.
 
     settings: of each parameter; the job's learning rate, and no more, where there are none.
+    kernels: the arguments that choose kernels; None for the plain ones.
     Raises ValueError on an unknown option.
     """
     spec, of = job.optimizer, settings or {}
@@ -201,7 +202,9 @@ def build_optimizer(
         if parameter.requires_grad:
             groups.setdefault(of.get(parameter, ParameterSettings(lr=spec.lr)), []).append(parameter)
     if spec.name != "muon":
-        return _build(spec.name, groups, job=job, options=_options(spec))
+        return _build(
+            spec.name, groups, job=job, options={**_options(spec), **(kernels or {})}, has_kernels=bool(kernels)
+        )
     matrices = {key: group for key, group in groups.items() if key.is_matrix}
     others = {key: group for key, group in groups.items() if not key.is_matrix}
     options = _options(spec)
@@ -241,7 +244,7 @@ def update_(
         assert norm is not None
         factor = to_mean * torch.clamp(limit / (norm * to_mean + 1e-6), max=1.0)
     scale_(parameters, factor)
-    of_schedule = schedule_factor(job.schedule, step, num_steps=job.total_steps)
+    of_schedule = job.schedule.factor(step, num_steps=job.total_steps)
     for group in optimizer.param_groups:
         group["lr"] = group[FIRST_RATE] * of_schedule
     optimizer.step()
@@ -260,9 +263,10 @@ def _build(
     *,
     job: Job,
     options: Mapping[str, Any],
+    has_kernels: bool = False,
 ) -> torch.optim.Optimizer:
     """Returns the optimizer `name`, gathering parameters that ranks hold in parts where it needs whole ones."""
-    spec, kernels = job.optimizer, EXACT_KERNELS if job.exact else KERNELS
+    spec, kernels = job.optimizer, {} if has_kernels else EXACT_KERNELS if job.is_exact else KERNELS
     given: list[dict[str, Any]] = [
         {"params": group, "lr": key.lr, FIRST_RATE: key.lr}
         | ({} if key.weight_decay is None else {"weight_decay": key.weight_decay})
@@ -279,35 +283,6 @@ def _build(
         return cls(given, **arguments)
     except (TypeError, ValueError) as error:
         raise ValueError(f"optimizer {spec.name}: {error}. To fix: correct its options") from error
-
-
-def schedule_factor(schedule: ScheduleSpec, step: int, *, num_steps: int) -> float:
-    """Returns the factor of the base learning rate at step `step` of `num_steps`.
-
-    With k the step (0-based), N the number of steps, W those of the warm-up, D those of the decay of "wsd", and r the
-    `min_lr_ratio`:
-
-        k < W       (k + 1) / W                                 linear warm-up
-        constant    1
-        linear      r + (1 - r) (1 - p)                         p = (k - W) / (N - W)
-        cosine      r + (1 - r) (1 + cos(pi p)) / 2             the same p
-        wsd         1 before step N - D, then r + (1 - r) (1 - p)    p = (k - (N - D)) / D
-
-    After the warm-up these are `get_linear_schedule_with_warmup`, `get_cosine_with_min_lr_schedule_with_warmup` and
-    `get_wsd_schedule` (decay_type="linear") of transformers. In the warm-up they are one step ahead of transformers,
-    whose first step has the learning rate 0 and changes nothing.
-
-    Source of "wsd": Hu et al., MiniCPM (arXiv:2404.06395).
-    """
-    num_warmup = schedule.num_warmup_steps(num_steps)
-    if step < num_warmup:
-        return (step + 1) / num_warmup
-    first = num_steps - schedule.num_decay_steps(num_steps) if schedule.name == "wsd" else num_warmup
-    if schedule.name == "constant" or step < first:
-        return 1.0
-    progress = (step - first) / max(num_steps - first, 1)
-    factor = 0.5 * (1.0 + math.cos(math.pi * progress)) if schedule.name == "cosine" else 1.0 - progress
-    return factor * (1.0 - schedule.min_lr_ratio) + schedule.min_lr_ratio
 
 
 class Lion(torch.optim.Optimizer):

@@ -81,13 +81,29 @@ def _policy(_: Any, operator: Any, *args: Any, **kwargs: Any) -> CheckpointPolic
     return CheckpointPolicy.MUST_SAVE if is_dear else CheckpointPolicy.PREFER_RECOMPUTE
 
 
-def compile_layers(model: nn.Module, *, device_type: str) -> None:
-    """Compiles the forward of each repeated layer, or of the whole model if it has none; called before the layout.
+def why_not_compiled(device_type: str) -> str:
+    """Returns why layers cannot be compiled for such a device: a CPU needs a C++ compiler. "" where they can be."""
+    if device_type == "cpu" and not any(map(shutil.which, ("g++", "clang++", "c++"))):
+        return "compile: true needs a C++ compiler on a CPU. To fix: install g++, or leave `compile` out"
+    return ""
+
+
+def compile_layers(model: nn.Module, *, device_type: str, mode: str = "default") -> Callable[[], None]:
+    """Compiles the forward of each repeated layer, or of the whole model if it has none; called after the layout.
 
     A layer's `forward` is replaced rather than the layer wrapped, so that parameters keep their names, and the hooks
-    that a technique adds to a layer are not compiled. Raises ValueError without the C++ compiler that a CPU needs.
+    that a technique adds to a layer are not compiled. Returns a function that undoes it. Raises ValueError where
+    `why_not_compiled`.
     """
-    if device_type == "cpu" and not any(map(shutil.which, ("g++", "clang++", "c++"))):
-        raise ValueError("compile: true needs a C++ compiler on a CPU. To fix: install g++, or leave `compile` out")
-    for part in [model.get_submodule(name) for name in layer_names(model)] or [model]:
-        part.forward = torch.compile(part.forward, dynamic=False)
+    if reason := why_not_compiled(device_type):
+        raise ValueError(reason)
+    parts = [model.get_submodule(name) for name in layer_names(model)] or [model]
+    plain = [part.forward for part in parts]
+    for part in parts:
+        part.forward = torch.compile(part.forward, dynamic=False, mode=mode)
+
+    def undo() -> None:
+        for part, forward in zip(parts, plain, strict=True):
+            part.forward = forward
+
+    return undo

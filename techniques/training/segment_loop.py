@@ -22,6 +22,7 @@ from ringmaster.techniques.processes.events import (
     CheckpointFailed,
     EvaluationReported,
     JobReady,
+    KernelsRefused,
     OutcomeStatus,
     Steps,
     TrialMeasured,
@@ -87,7 +88,8 @@ def trial(trainer: TrialSubject, order: GangOrder, reporter: Reporter) -> dict[s
         _, (stop, measure) = _timed_step(trainer, reporter)
         if measure and not seconds:
             seconds = _measure(trainer, reporter)
-            median_s = statistics.median(seconds)
+            exchange_s = trainer.exchange_s() if isinstance(trainer, Trainer) else 0.0
+            median_s = statistics.median(seconds) + exchange_s
             # The first steps are slower; their excess over the median counts as start-up time.
             startup_s = ready_s - len(warm_up) * median_s
             measured = {
@@ -98,7 +100,7 @@ def trial(trainer: TrialSubject, order: GangOrder, reporter: Reporter) -> dict[s
                 "peak_bytes": int(trainer.ranks.max(trainer.ranks.peak_bytes())),  # of the rank that held most
             }
             profile = {**measured, **_measure_saving(trainer, order)}
-            reporter.send(TrialMeasured(profile=profile, mean_step_s=statistics.fmean(seconds)))
+            reporter.send(TrialMeasured(profile=profile, mean_step_s=statistics.fmean(seconds) + exchange_s))
     reporter.send(time_on_ranks(trainer.ranks))
     return {"status": "done"}
 
@@ -176,6 +178,8 @@ def train(trainer: Trainer, order: GangOrder, reporter: Reporter) -> dict[str, A
     startup_s = time.monotonic() - order.ordered_at_s
     reporter.send(JobReady(step=first_step, startup_s=startup_s))
     tell_passed_over(trainer.passed_over, reporter, step=first_step)
+    if trainer.kernels_refused:
+        reporter.send(KernelsRefused(message=trainer.kernels_refused))
     saver = Saver(trainer, trainer.store(root), reporter, ranks=trainer.ranks)
     stopped = _steps(trainer, order, reporter, saver)
     if not stopped and 0 < trainer.next_step == first_step and evaluation_due(order, first_step):

@@ -4,10 +4,12 @@ from __future__ import annotations
 
 import json
 import math
+import sys
 import time
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, nullcontext
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -50,12 +52,27 @@ from ringmaster.techniques.models.quantization import quantize_base
 from ringmaster.techniques.probing import draws_of
 from ringmaster.techniques.processes.order import TRAIN, TRIAL, GangOrder
 from ringmaster.techniques.processes.ranks import Ranks
-from ringmaster.techniques.technique import TURN, Technique, data_parallel_rank, data_parallel_size, why_no_optimizer
+from ringmaster.techniques.technique import (
+    KERNELS,
+    TURN,
+    Technique,
+    data_parallel_rank,
+    data_parallel_size,
+    why_no_optimizer,
+)
 from ringmaster.techniques.training.adaptation import JobAdaptation
 from ringmaster.techniques.training.dropout import Draws, drawing, name_modules, seed_generators, use
 from ringmaster.techniques.training.exact_sums import group_by_layer, use_exact_kernels
 from ringmaster.techniques.training.generation import HELD_OUT, answer_writer_of, beating, prompt_seed, rollout_of
 from ringmaster.techniques.training.gradients import compute_in_half
+from ringmaster.techniques.training.kernels import (
+    StepSample,
+    optimizer_kernels,
+    sampled_updates,
+    use_kernels,
+    why_kernels_differ,
+)
+from ringmaster.techniques.training.local_updates import WORKERS, LocalWorkers
 from ringmaster.techniques.training.losses import disable_dropout, loss_of
 from ringmaster.techniques.training.metrics import MetricTotals
 from ringmaster.techniques.training.optimizers import (
@@ -163,10 +180,11 @@ class JobTrainingState:
         store, start = self.store(root), self.job.warm_start
         is_own = start is None or known_step > start.step
         checkpoint, self.passed_over = store.newest(known_step=known_step * is_own), tuple(store.passed_over)
-        if checkpoint is None and start is not None:
+        is_changed = start is not None and str(start.checkpoints) == str(root)  # it was steered: `jobs set`
+        if checkpoint is None and start is not None and not is_changed:
             return self._other_checkpoint(start)
         own = weights_digest(self.job, data_digest=self.prepared.digest)
-        if checkpoint is not None and checkpoint.manifest.meta["weights_digest"] != own:
+        if checkpoint is not None and checkpoint.manifest.meta["weights_digest"] != own and not is_changed:
             raise ValueError(
                 f"{checkpoint.location} is of another version of job {self.job.name}: its model, data, optimizer or "
                 "seed changed since. To fix: give the job another name, or remove the folder to start it afresh"
@@ -236,7 +254,7 @@ class Trainer(JobTrainingState):
     ) -> None:
         super().__init__(order, ranks)
         self._technique, self._beat = technique, beat
-        if self.job.exact:
+        if self.job.is_exact:
             use_exact_kernels(ranks.device)
         beat()
         folder = Path(order.weights_from) if order.weights_from else None
@@ -300,8 +318,8 @@ class Trainer(JobTrainingState):
         if not technique.moves_model:
             model.to(ranks.device)
         technique.precision, technique.communication = self.job.precision, self.job.communication
-        technique.skips_layers, technique.exact = self._sites.scalars, self.job.exact
-        if self.job.exact:
+        technique.skips_layers, technique.exact = self._sites.scalars, self.job.is_exact
+        if self.job.is_exact:
             group_by_layer(model)
         self.model = technique.parallelize(model, ranks.mesh, order.config).train()
         if self.job.precision == "bf16-params":
@@ -310,14 +328,35 @@ class Trainer(JobTrainingState):
             compile_layers(technique.unwrap(self.model), device_type=ranks.device.type)
         self.adaptation.lay_out(technique.unwrap(self.model))
         names = technique.parameter_names(self.model)
-        self.optimizer = build_optimizer(
+        build = partial(
+            build_optimizer,
             self.job,
             technique.optimizer_parameters(self.model),
             settings={parameter: settings[name] for parameter, name in names.items() if name in settings},
         )
+        self.optimizer = build()
         self._parameters = [p for p in self.model.parameters() if p.requires_grad]
         self._dp_rank, self._dp_size = data_parallel_rank(ranks.mesh), data_parallel_size(ranks.mesh)
         self._micro_batch: int = order.config["micro_batch"]
+        self._workers: LocalWorkers | None = None
+        if (local := self.job.local_updates) is not None:
+            num_own = local.workers // ranks.num_ranks
+            self._workers = LocalWorkers(
+                # A trial measures the steps inside a round, and `exchange_s` what is exchanged.
+                replace(local, warmup_steps=0, sync_every=sys.maxsize) if order.purpose == TRIAL else local,
+                num_steps=self.job.total_steps,
+                parameters={names[parameter]: parameter for parameter in self._parameters},
+                optimizer=self.optimizer,
+                build=build,
+                own=range(ranks.rank * num_own, (ranks.rank + 1) * num_own),
+                group=None if ranks.mesh is None else ranks.mesh.get_group(),
+                beat=beat,
+            )
+        self.kernels_refused = ""
+        if (kernels := order.config.get(KERNELS)) is not None:
+            self.kernels_refused = self._take_kernels(kernels, build)
+            if self.kernels_refused and order.purpose == TRIAL:
+                raise ValueError(self.kernels_refused)
         beat()
 
     def step(self, asks: tuple[float, ...] = ()) -> StepReport:
@@ -327,19 +366,20 @@ class Trainer(JobTrainingState):
         """
         started_s = time.perf_counter()
         indices, width = self._global_batch()
-        with drawing() if self._draws_by_hash else nullcontext():
-            work = _TrainerWork(self, indices, self._places(), width=width)
-            reward = self._generate(work)
-            work.loss_function = self.adaptation.loss.given(self._totals(self._training, work.micro_batches))
-            local_sum, local_count = self._technique.forward_backward(self.model, work)
-        sums = self.ranks.sum([float(local_sum), local_count, work.num_tokens, *asks])
-        loss_sum, count, num_tokens, *totals = sums
+        if self._workers is None:
+            share, reward = self._share(indices, self._places(self._dp_rank, self._dp_size), width=width)
+        else:
+            share, reward = self._shares_of_workers(self._workers, indices, width=width), None
+        loss_sum, count, num_tokens, *totals = self.ranks.sum([*share, *asks])
         if not count:
             raise ValueError(
                 f"step {self.next_step}: none of its {self.job.global_batch_size} samples has a label. To fix: raise "
                 "data.seq_len, so that not all of what is learnt is cut off, or global_batch_size"
             )
-        self._update(count / self._technique.loss_replicas(self.ranks.mesh))
+        if self._workers is None or self._workers.warms_up(self.next_step):
+            self._update(self.optimizer, count / self._technique.loss_replicas(self.ranks.mesh))
+        if self._workers is not None:
+            self._workers.end_step(self.next_step + 1)
         report = StepReport(
             step=self.next_step,
             loss=loss_sum / count,
@@ -352,6 +392,90 @@ class Trainer(JobTrainingState):
         self.next_step += 1
         self._beat()
         return report
+
+    def _share(
+        self, indices: Indices, places: Sequence[range], *, width: int | None
+    ) -> tuple[list[float], float | None]:
+        """Computes the gradients of the samples at `places` of the global batch.
+
+        Returns the sum of the loss, its count and the number of tokens; and the mean reward of completions.
+        """
+        with drawing() if self._draws_by_hash else nullcontext():
+            work = _TrainerWork(self, indices, places, width=width)
+            reward = self._generate(work)
+            work.loss_function = self.adaptation.loss.given(self._totals(self._training, work.micro_batches))
+            loss_sum, count = self._technique.forward_backward(self.model, work)
+        return [float(loss_sum), count, work.num_tokens], reward
+
+    def _shares_of_workers(self, workers: LocalWorkers, indices: Indices, *, width: int | None) -> list[float]:
+        """Takes a step of each of the rank's workers, or in the warm-up their common gradient; returns the sums."""
+        sums = [0.0, 0.0, 0.0]
+        for number, optimizer in workers.each(self.next_step):
+            share, _ = self._share(indices, self._places(number, workers.spec.workers), width=width)
+            if workers.warms_up(self.next_step):
+                workers.take_gradients()
+            else:  # the gradients of a share without labels are zeros
+                self._update(optimizer, share[1] or 1.0)
+            sums = [total + value for total, value in zip(sums, share, strict=True)]
+        return sums
+
+    def exchange_s(self) -> float:
+        """Returns the seconds that exchanges between workers add to a step on average; 0 where each step has its own.
+
+        A trial calls it, whose state is not kept.
+        """
+        if self._workers is None:
+            return 0.0
+        assert self.job.local_updates is not None
+        self.ranks.agree(True)
+        started_s = time.perf_counter()
+        self._workers.synchronize()
+        if self.ranks.device.type == "cuda":
+            torch.cuda.synchronize()
+        seconds = self.ranks.max(time.perf_counter() - started_s)
+        return seconds * self.job.local_updates.exchanges_a_step(num_steps=self.job.total_steps)
+
+    def _take_kernels(self, name: str, build: Callable[..., torch.optim.Optimizer]) -> str:
+        """Has steps computed by the kernels `name` if they agree with plain ones; returns why they do not, or ""."""
+        assert self.job.numerics is not None, "only such jobs have kernels to choose from"
+        arguments = optimizer_kernels(name, self.job)
+        plain = other = self._sample_step
+        if arguments is not None:
+            others = partial(build, kernels=arguments)
+            plain, other = partial(self._sample_update, build), partial(self._sample_update, others)
+        refused = why_kernels_differ(
+            name,
+            plain=plain,
+            use=partial(use_kernels, self._technique.unwrap(self.model), name, device_type=self.ranks.device.type),
+            other=other,
+            tolerance=self.job.numerics.tolerance,
+            agree=self.ranks.max,
+        )
+        if arguments is not None and not refused:
+            self.optimizer = build(kernels=arguments)
+        return refused
+
+    def _sample_step(self, step: int) -> StepSample:
+        """Returns the loss and the gradients of a step, after which the job is as before."""
+        buffers = [buffer.clone() for buffer in self.model.buffers()]
+        self.next_step, before = step, self.next_step
+        indices, width = self._global_batch()
+        share, _ = self._share(indices, self._places(self._dp_rank, self._dp_size), width=width)
+        self.next_step = before
+        loss_sum, count, _ = self.ranks.sum(share)
+        gradients = [parameter.grad.clone() for parameter in self._parameters if parameter.grad is not None]
+        for parameter in self._parameters:
+            parameter.grad = None
+        with torch.no_grad():
+            for buffer, value in zip(self.model.buffers(), buffers, strict=True):
+                buffer.copy_(value)
+        self._beat()
+        return loss_sum / max(count, 1.0), gradients
+
+    def _sample_update(self, build: Callable[[], torch.optim.Optimizer], step: int) -> StepSample:
+        """Returns what steps of an optimizer do, after which the job is as before."""
+        updated = self._technique.optimizer_parameters(self.model)
+        return sampled_updates(updated, build, seed=step, lr=self.job.optimizer.lr)
 
     def _generate(self, work: _TrainerWork) -> float | None:
         """Writes the completions of a step on which the loss is computed; returns their mean reward.
@@ -375,14 +499,14 @@ class Trainer(JobTrainingState):
         indices = self._sampler.indices(self.next_step)
         return indices, self._width(self._training, indices)
 
-    def _places(self) -> list[range]:
-        """Returns the places in the global batch of the samples of each of this rank's micro-batches."""
+    def _places(self, index: int, num_shares: int) -> list[range]:
+        """Returns the places in the global batch of the samples of each micro-batch of a share: by default a rank's."""
         size, rows = self.job.global_batch_size, self._micro_batch
-        if self.job.exact and self._technique.takes_chunks == TURN:
-            firsts = range(self._dp_rank * rows, size, self._dp_size * rows)
+        if self.job.is_exact and self._technique.takes_chunks == TURN:
+            firsts = range(index * rows, size, num_shares * rows)
             return [range(first, first + rows) for first in firsts]
-        share = size // self._dp_size
-        first, end = self._dp_rank * share, (self._dp_rank + 1) * share
+        share = size // num_shares
+        first, end = index * share, (index + 1) * share
         return [range(start, min(start + rows, end)) for start in range(first, end, rows)]
 
     def _width(self, dataset: Dataset, indices: Indices) -> int | None:
@@ -406,7 +530,7 @@ class Trainer(JobTrainingState):
             for name, value in zip(own_totals, self.ranks.sum([*own_totals.values()]), strict=True)
         }
 
-    def _update(self, count: float) -> None:
+    def _update(self, optimizer: torch.optim.Optimizer, count: float) -> None:
         """Turns gradients of the sum into those of the global mean, clips them, and takes an optimizer step.
 
         With g the exchanged gradient, d the exchange's divisor, n the global count and c the clipping norm, the
@@ -415,7 +539,7 @@ class Trainer(JobTrainingState):
         self.adaptation.mask_gradients()
         to_mean = self._technique.gradient_divisor(self.ranks.mesh) / count
         norm = self._technique.grad_norm(self._parameters) if self.job.clip_grad_norm is not None else None
-        update_(self.job, self.optimizer, self._parameters, step=self.next_step, to_mean=to_mean, norm=norm)
+        update_(self.job, optimizer, self._parameters, step=self.next_step, to_mean=to_mean, norm=norm)
         self._technique.after_step(self.model)
         for parameter in self._parameters:  # not `optimizer.zero_grad`, as the optimizer may hold only a share of them
             parameter.grad = None
@@ -426,8 +550,10 @@ class Trainer(JobTrainingState):
         chunks = list(self._held_out_chunks(max_batches or self.job.evaluation.max_batches))
         totals = self._totals(self._held_out, [rows for rows, counted, _ in chunks if counted])
         names, loss = self.job.evaluation.metrics, self._loss.given(totals)
-        metrics = MetricTotals(names, loss=loss, data=self.prepared, exact=self.job.exact)
+        metrics = MetricTotals(names, loss=loss, data=self.prepared, exact=self.job.is_exact)
         work = _TrainerWork(self)
+        if self._workers is not None:
+            self._workers.load_anchor()
         self.model.eval()
         model = self._technique.unwrap(self.model)
         for rows, counted, width in chunks:
@@ -483,12 +609,15 @@ class Trainer(JobTrainingState):
     def written(self) -> dict[str, Tensor]:
         """Returns the tensors, by canonical name, of which this rank writes its parts into a checkpoint."""
         model = self._technique.unwrap(self.model)
+        if self._workers is not None and self._workers.has_begun:
+            shared = {**named_state(model, only=self._stored), **self._workers.shared_state()}
+            return (shared if self.ranks.rank == 0 else {}) | self._workers.own_state(self.next_step)
         named = {**named_state(model, only=self._stored), **self._technique.optimizer_state(self.model, self.optimizer)}
         return {k: v for k, v in named.items() if self._technique.writes(k, v, rank=self.ranks.rank)}
 
     def checkpoint_meta(self) -> dict[str, Any]:
         """Returns the metadata of the job that a checkpoint stores."""
-        meta = self.model_meta(self._plain) | ({CHUNK: self._micro_batch} if self.job.exact else {})
+        meta = self.model_meta(self._plain) | ({CHUNK: self._micro_batch} if self.job.is_exact else {})
         return {**meta, "draws": BY_HASH} if self._draws_by_hash else meta
 
     def restore(self, root: Root, *, known_step: int = 0) -> int:
@@ -500,8 +629,10 @@ class Trainer(JobTrainingState):
         if checkpoint is None:
             return 0
         self._draws_by_hash = self._draws_by_hash and checkpoint.manifest.meta.get("draws") == BY_HASH
-        if self.job.exact:
-            chunk = checkpoint.manifest.meta.get(CHUNK, self.job.global_batch_size)  # earlier releases divided none
+        if self.job.is_exact:
+            # Earlier releases divided none. With local updates, one without it is of a plain job (`warm_start`).
+            undivided = self.job.global_batch_size if self._workers is None else self._micro_batch
+            chunk = checkpoint.manifest.meta.get(CHUNK, undivided)
             if chunk != self._micro_batch:
                 raise ValueError(
                     f"{checkpoint.location} was trained exactly, in chunks of {chunk} samples, and not of "
@@ -511,6 +642,13 @@ class Trainer(JobTrainingState):
         with Reader(checkpoint) as reader:
             restore_model(reader, model, only=self._stored)
             self._technique.restore_optimizer(reader, self.model, self.optimizer)
+            if self._workers is not None:
+                self._workers.restore(reader, checkpoint.manifest.step)
+            elif reader.names_under(WORKERS):
+                raise ValueError(
+                    f"{checkpoint.location} has a state for each worker of local updates. To fix: give job "
+                    f"{self.job.name} the local_updates of the job that wrote it"
+                )
         self.next_step = checkpoint.manifest.step
         return self.next_step
 
@@ -569,7 +707,7 @@ class _TrainerWork:
             return self.completed(self.completions[index])
         if not trainer._draws_by_hash:
             first = self.places[index].start
-            of_rank = (0, first // trainer._micro_batch) if trainer.job.exact else (trainer._dp_rank, index)
+            of_rank = (0, first // trainer._micro_batch) if trainer.job.is_exact else (trainer._dp_rank, index)
             _seed(_derived_seed(trainer.job.seed, self._step, *of_rank), device=trainer.ranks.device)
             batch = fetch(trainer._training, rows, width=self.width)
             self._num_tokens[index] = num_tokens_of(batch)
@@ -614,7 +752,7 @@ class _TrainerWork:
 
     def zero(self) -> Tensor:
         # Sums of a few fp32 losses have no error in fp64, so that an exact job's do not depend on their order.
-        dtype = torch.float64 if self._trainer.job.exact else torch.float32
+        dtype = torch.float64 if self._trainer.job.is_exact else torch.float32
         return torch.zeros((), device=self._trainer.ranks.device, dtype=dtype)
 
     def beat(self) -> None:

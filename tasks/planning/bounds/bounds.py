@@ -52,6 +52,8 @@ def certified_bound(certificate: Certificate, problem: Problem) -> float:
     job runs once at a time, from its release on. Where all nodes stay available, T is the right side divided by sum_n
     pack(G_n) + sum_j l_j.
     cost_j is the least that the job costs, see `costs_of`. Nodes with other types of devices have prices of their own.
+    A device that a group with a quota of Q devices holds costs a further price q per second; all of its jobs together
+    pay at most Q q per second, which is added to the left side.
     With work prices, the formula is that of `bound_by_work`; with prices by window, that of `window_bound`.
 
     The result is infinite where the nodes become unavailable too early for all work. Raises ValueError where a price is
@@ -70,7 +72,8 @@ def certified_bound(certificate: Certificate, problem: Problem) -> float:
     cost = sum(costs_of(certificate, problem).values())
     cost += sum(own.get(job.id, 0.0) * job.release_s for job in problem.jobs)
     pack = {kind: pack_of(certificate.prices_of(kind), problem) for kind in problem.device_types}
-    rates = [Rate(0.0, math.inf, sum(own.values()))]
+    quotas = sum(price * problem.quotas.get(group, 0) for group, price in certificate.quota_prices.items())
+    rates = [Rate(0.0, math.inf, sum(own.values()) + quotas)]
     for node in problem.nodes:
         until_s = math.inf if node.available_until_s is None else node.available_until_s
         rates.append(Rate(0.0, until_s, pack[node.device_type][node.num_devices]))
@@ -80,7 +83,7 @@ def certified_bound(certificate: Certificate, problem: Problem) -> float:
 def _scaled(certificate: Certificate) -> Certificate:
     """Returns prices in another unit, which prove the same. Raises ValueError where one is negative or not finite."""
     every: list[Mapping[Any, float]] = [certificate.slot_prices, *certificate.typed_prices.values()]
-    every += [certificate.job_prices, certificate.work_prices, certificate.cover_prices]
+    every += [certificate.job_prices, certificate.work_prices, certificate.cover_prices, certificate.quota_prices]
     scaled = scaling_of(price for prices in every for price in prices.values())
 
     def changed(prices: Mapping[Any, float]) -> dict[Any, float]:
@@ -92,6 +95,7 @@ def _scaled(certificate: Certificate) -> Certificate:
         work_prices=changed(certificate.work_prices),
         typed_prices={kind: changed(prices) for kind, prices in certificate.typed_prices.items()},
         cover_prices=changed(certificate.cover_prices),
+        quota_prices=changed(certificate.quota_prices),
     )
 
 
@@ -111,10 +115,12 @@ def costs_of(certificate: Certificate, problem: Problem) -> dict[str, float]:
         return {job.id: cheapest(job, certificate, types, problem.switch_cost_s) for job in problem.jobs}
     own, rows = certificate.job_prices, []
     for job in problem.jobs:
+        quota_price = certificate.quota_prices.get(job.group, 0.0)
         for o in job.options:
             members = (job.id, *o.jobs)
             kinds = types if not o.device_type else (o.device_type,)
             price = o.num_nodes * min(certificate.prices_of(kind).get(o.slot, 0.0) for kind in kinds)
+            price += quota_price * o.num_devices
             rows.append((members, (price + sum(own.get(name, 0.0) for name in members)) * o.runtime_s))
     return _covering(rows, certificate.cover_prices)
 
@@ -202,10 +208,10 @@ def cost_bound(problem: Problem, prices: Mapping[str, float]) -> float:
 
 def cheapest(job: PlanningJob, certificate: Certificate, types: Iterable[str], switch_cost_s: float = 0.0) -> float:
     """Returns the least that a job costs at the prices, including start-up, save, evaluation and switches."""
-    own = certificate.job_prices.get(job.id, 0.0)
+    own, of_quota = certificate.job_prices.get(job.id, 0.0), certificate.quota_prices.get(job.group, 0.0)
     prices = [
         min(
-            (o.num_nodes * certificate.prices_of(kind).get(o.slot, 0.0) + own)
+            (o.num_nodes * certificate.prices_of(kind).get(o.slot, 0.0) + own + of_quota * o.num_devices)
             for kind in types
             if o.device_type in ("", kind)
         )
@@ -352,11 +358,11 @@ def critical_path(problem: Problem) -> Certificate | None:
     """Returns the prices of the longest chain of `after`: 1 a second for its jobs. None for fused problems."""
     if problem.is_fused:
         return None
-    ends_s, jobs = earliest_ends_s(problem), {job.id: job for job in problem.jobs}
+    starts_s, ends_s = earliest_starts_s(problem), earliest_ends_s(problem)
     chain = [max(ends_s, key=lambda job: ends_s[job])]
-    while after := jobs[chain[0]].after:
+    while after := problem.job(chain[0]).after:
         last = max(after, key=lambda job: ends_s[job])
-        if ends_s[last] <= jobs[chain[0]].release_s:
+        if ends_s[last] < starts_s[chain[0]]:  # its release decides, or the devices that all jobs before it need
             break
         chain.insert(0, last)
     own, order = dict.fromkeys(chain, (1.0,)), {job: {before: (1.0,)} for before, job in pairwise(chain)}

@@ -2,10 +2,11 @@
 
 import math
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from statistics import median
 from typing import TypeVar
 
+from ringmaster.tasks.planning.plans.plan import Segment
 from ringmaster.tasks.planning.problems.problem import Problem
 from ringmaster.tasks.planning.problems.problem_parts import Option, PlanningJob
 
@@ -148,20 +149,30 @@ def _is_beaten(option: Option, others: Sequence[Option]) -> bool:
 
 
 def earliest_ends_s(problem: Problem) -> dict[str, float]:
-    """Returns when each job could end if it had all devices to itself, by job id.
-
-    A job starts at its release or at the latest end of the jobs that it waits for, and runs under its fastest option.
-    """
+    """Returns the seconds before which no plan ends each job, by job id: its earliest start and fastest option."""
     heads_s, shortest = earliest_starts_s(problem), shortest_of(problem)
     return {job: head_s + shortest[job] for job, head_s in heads_s.items()}
 
 
 def earliest_starts_s(problem: Problem) -> dict[str, float]:
-    """Returns when each job could start if every job had all devices to itself, by job id."""
+    """Returns the seconds before which no plan starts each job, by job id.
+
+    A job starts after its release and after the earliest ends of the jobs that it waits for. Until then, all jobs that
+    it waits for, directly or through others, have taken their least device-seconds:
+
+        start_j  >=  sum over those jobs of least_of(job, price_o = devices_o)  /  all devices
+    """
     starts: dict[str, float] = {}
-    shortest = shortest_of(problem)
+    shortest, areas = shortest_of(problem), dict[str, float]()
     for job in problem.in_order:
         starts[job.id] = max([job.release_s, *(starts[other] + shortest[other] for other in job.after)])
+        before = problem.ancestors[job.id]
+        if len(before) > 1 and not problem.is_fused:
+            for other in before - areas.keys():
+                row = problem.job(other)
+                areas[other] = least_of(row, [o.num_devices for o in row.options], problem.switch_cost_s)
+            area = math.fsum(areas[other] for other in before) * (1 - ROUNDING)
+            starts[job.id] = max(starts[job.id], area / problem.num_devices)
     return starts
 
 
@@ -169,6 +180,7 @@ def is_foldable(problem: Problem) -> bool:
     """Whether the problem would be plain but for seconds beside runtimes and jobs that run at time 0."""
     return (
         not problem.is_fused
+        and not problem.limits
         and not any(job.after or job.release_s or job.deadline_s is not None for job in problem.jobs)
         and not any(node.available_until_s is not None or node.host_memory_bytes is not None for node in problem.nodes)
     )
@@ -212,6 +224,31 @@ def only(problem: Problem, names: Collection[str]) -> Problem:
             # The index of a running option is invalid once options are moved.
             jobs.append(replace(kept, running=None, started=False) if problem.is_fused else kept)
     return replace(problem, jobs=tuple(jobs))
+
+
+@dataclass(frozen=True)
+class NarrowedProblem:
+    """A problem with some of the options; options[job] are the indices that they have in the original."""
+
+    problem: Problem
+    options: Mapping[str, tuple[int, ...]]
+
+    def original(self, segments: Iterable[Segment]) -> list[Segment]:
+        """Returns segments of a plan with the options of the original."""
+        return [replace(each, option=self.options[each.job][each.option]) for each in segments]
+
+
+def narrowed(problem: Problem, fits: Callable[[PlanningJob, Option], bool]) -> NarrowedProblem | None:
+    """Returns the problem with the options that fit; None where a job has none left, or not the one that it runs."""
+    kept, jobs = {}, []
+    for job in problem.jobs:
+        left = tuple(k for k, option in enumerate(job.options) if fits(job, option))
+        if not left or (job.running is not None and job.running.option not in left):
+            return None
+        kept[job.id] = left
+        running = job.running and replace(job.running, option=left.index(job.running.option))
+        jobs.append(replace(job, options=tuple(job.options[k] for k in left), running=running))
+    return NarrowedProblem(replace(problem, jobs=tuple(jobs)), kept)
 
 
 def without_overheads(problem: Problem) -> Problem | None:

@@ -169,6 +169,7 @@ class PatternModel:
         work   sum_o y[c,o] / seconds[o]  >= m[c]                                 for each class c, over the
                options o that do its work: its own, and fused groups that include it
         time   sum_o y[c,o] - m[c] T      <= - m[c] release[c]                    for each class c, over the same
+        quota  sum_{c,o of group} devices[o] y[c,o] - quota T <= 0                for each group with a quota
         slots  sum_{c,o of slot s} nodes[o] y[c,o] - sum_{g,v} f[g,v,s]  <= 0     for each type and slot size s
         walk   sum_s f[g,v,s] - sum_s f[g,v-s,s] - (x[g] if v = 0 else 0) = 0     for each group g and position v
         nodes  x[g] - nodes[g] T          <= 0, x[g] <= nodes[g] end[g]           for each group g
@@ -188,6 +189,8 @@ class PatternModel:
         self.lp = LinearProgram()
         self.lp.column(cost=1.0)  # T
         self._work, self._time = self._class_rows()
+        self._quota = {group: self.lp.row(-math.inf, 0.0) for group in problem.limits}
+        self.lp.columns[0] += [(row, -float(problem.limits[group])) for group, row in self._quota.items()]
         self.options = self._find_options()
         for kind, slot in sorted({(c.kind, self._option(c).slot) for c in self.options}):
             self.lp.slot_row(kind, slot)
@@ -233,6 +236,8 @@ class PatternModel:
         entries += [(self._time[c], scale) for c in column.rows]
         option = self._option(column)
         entries.append((self.lp.slot_row(column.kind, option.slot), scale * option.num_nodes))
+        if (row := self._quota.get(self.problem.jobs[column.job].group)) is not None:
+            entries.append((row, scale * option.num_devices))
         most = float(len(self.classes[column.rows[0]])) if is_integer else math.inf
         self.lp.column(entries, upper=most, is_integer=is_integer)
 
@@ -307,9 +312,10 @@ class PatternModel:
         if self.problem.is_fused:
             rows = zip(self.classes, self._work, strict=True)
             cover = {self.problem.jobs[j].id: max(0.0, float(duals[row])) for jobs, row in rows for j in jobs}
-        if len(typed) == 1:
-            return Certificate(next(iter(typed.values())), own, cover_prices=cover)
-        return Certificate(job_prices=own, typed_prices=typed, cover_prices=cover)
+        quotas = {group: price for group, row in self._quota.items() if (price := -float(duals[row])) > 0}
+        slots = next(iter(typed.values())) if len(typed) == 1 else {}
+        more = {} if len(typed) == 1 else typed
+        return Certificate(slots, own, cover_prices=cover, typed_prices=more, quota_prices=quotas)
 
     @property
     def work_s(self) -> float:

@@ -4,11 +4,14 @@
 """
 
 import heapq
+import math
 import random
+from bisect import bisect_left, bisect_right
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import replace
 
 import numpy as np
+from numpy.typing import NDArray
 
 from ringmaster.errors import NoRoomError
 from ringmaster.tasks.planning.bounds.job_costs import useful_options, whole_of
@@ -20,6 +23,37 @@ from ringmaster.tasks.planning.problems.problem_parts import Option, PlanningJob
 Gang = tuple[tuple[str, tuple[int, ...]], ...]
 Choice = tuple[str, int]  # a job's id and the index of its option
 Piece = tuple[str, int, float]  # a choice, and the share of the job that it does
+
+
+class SharedAmount:
+    """Records how much of something that gangs share is used when: host memory, or the devices of a quota."""
+
+    def __init__(self, most: float) -> None:
+        self._most, self._times_s, self._used = most, [0.0], [0.0]
+
+    def earliest(self, amount: float, start_s: float, length_s: float) -> float:
+        """Returns the earliest time from `start_s` at which there is enough for `length_s`; infinite for too much."""
+        if amount > self._most:
+            return math.inf
+        i = bisect_right(self._times_s, start_s) - 1
+        while i < len(self._times_s) and self._times_s[i] < start_s + length_s:
+            if self._used[i] + amount > self._most:
+                start_s = self._times_s[i + 1]  # nothing is used after the last time
+            i += 1
+        return start_s
+
+    def take(self, amount: float, start_s: float, end_s: float) -> None:
+        """Uses an amount from `start_s` to `end_s`."""
+        first, last = self._split_at(start_s), self._split_at(end_s)
+        for i in range(first, last):
+            self._used[i] += amount
+
+    def _split_at(self, at_s: float) -> int:
+        i = bisect_left(self._times_s, at_s)
+        if i == len(self._times_s) or self._times_s[i] != at_s:
+            self._times_s.insert(i, at_s)
+            self._used.insert(i, self._used[i - 1])
+        return i
 
 
 class DeviceTimeline:
@@ -36,8 +70,13 @@ class DeviceTimeline:
         never = [node.available_until_s for node in problem.nodes]
         self._until_s = np.array([np.inf if until_s is None else until_s for until_s in never])
         self._price = np.array([(prices or {}).get(node.id, 0.0) for node in problem.nodes])
-        self._is_uniform = len(problem.device_types) == 1 and not any(node.host_memory_bytes for node in problem.nodes)
-        self._memory: list[list[tuple[float, float, int]]] = [[] for _ in sizes]
+        # By kind of option, the nodes that it cannot use.
+        self._unfit: dict[tuple[str, int, int], NDArray[np.bool_]] = {}
+        self._memory = [
+            SharedAmount(math.inf if node.host_memory_bytes is None else node.host_memory_bytes)
+            for node in problem.nodes
+        ]
+        self._quotas = {group: SharedAmount(most) for group, most in problem.limits.items()}
 
     def earliest(
         self,
@@ -46,6 +85,7 @@ class DeviceTimeline:
         *,
         length_s: float | None = None,
         cheaply_by_s: float | None = None,
+        group: str = "",
     ) -> tuple[float, list[int]]:
         """Returns the earliest start from `ready_s` at which the gang fits, and its nodes.
 
@@ -53,14 +93,31 @@ class DeviceTimeline:
 
         length_s: seconds for which the gang must fit; None for those of the whole job.
         cheaply_by_s: take the cheapest nodes instead, where the job then still ends by that time.
+        group: whose quota the gang needs.
 
         Raises NoRoomError where the gang fits nowhere.
         """
         whole_s = option.whole_s if length_s is None else length_s
+        quota = self._quotas.get(group)
+        while True:
+            start_s, nodes = self._earliest(option, ready_s, whole_s, cheaply_by_s=cheaply_by_s)
+            ready_s = start_s if quota is None else quota.earliest(option.num_devices, start_s, whole_s)
+            if ready_s <= start_s:
+                return start_s, nodes
+            if ready_s == math.inf:
+                raise NoRoomError(f"the quota of {group} is less than {option.num_devices} devices")
+
+    def _earliest(
+        self, option: Option, ready_s: float, whole_s: float, *, cheaply_by_s: float | None
+    ) -> tuple[float, list[int]]:
         starts = np.maximum(self._free_s[:, option.slot - 1], ready_s)
-        if not self._is_uniform:
-            for v, node in enumerate(self._nodes):
-                starts[v] = self._with_memory(option, v, starts[v], whole_s) if option.runs_on(node) else np.inf
+        kind = (option.device_type, option.slot, option.host_memory_bytes)
+        if kind not in self._unfit:
+            self._unfit[kind] = np.array([not option.runs_on(node) for node in self._nodes])
+        starts[self._unfit[kind]] = np.inf
+        if option.host_memory_bytes:
+            for v in np.flatnonzero(np.isfinite(starts)):
+                starts[v] = self._with_memory(option, int(v), starts[v], whole_s)
         starts[starts + whole_s > self._until_s] = np.inf
         if option.num_nodes > 1 or cheaply_by_s is not None:
             keys = (np.arange(len(starts)), starts)
@@ -88,12 +145,17 @@ class DeviceTimeline:
         """Returns the earliest start of the gang on one given node."""
         return float(self._free_s[node, option.slot - 1])
 
-    def take(self, option: Option, start_s: float, nodes: Sequence[int], length_s: float | None = None) -> Gang:
+    def take(
+        self, option: Option, start_s: float, nodes: Sequence[int], length_s: float | None = None, *, group: str = ""
+    ) -> Gang:
         """Reserves a gang from `start_s` for `length_s` seconds, on the devices that became free last.
 
         length_s: None for all of the option's seconds.
+        group: whose quota the gang takes.
         """
         gang, end_s = [], start_s + (option.whole_s if length_s is None else length_s)
+        if group in self._quotas:
+            self._quotas[group].take(option.num_devices, start_s, end_s)
         for v in nodes:
             free_s, device = self._free_s[v], self._device[v]
             top = int(np.searchsorted(free_s, start_s, side="right"))
@@ -102,12 +164,16 @@ class DeviceTimeline:
             gang.append(self._held(option, v, start_s, end_s, ids))
         return tuple(gang)
 
-    def hold(self, option: Option, devices: Gang, length_s: float) -> None:
+    def hold(self, option: Option, devices: Gang, length_s: float, *, group: str = "") -> None:
         """Reserves given devices from time 0, for a job that runs there already. Nothing else may be on them yet.
 
         Raises NoRoomError where the devices become unavailable before the end.
         """
         index = {node.id: v for v, node in enumerate(self._nodes)}
+        if group in self._quotas:
+            if self._quotas[group].earliest(option.num_devices, 0.0, length_s) > 0.0:
+                raise NoRoomError(f"what runs of {group} exceeds its quota")
+            self._quotas[group].take(option.num_devices, 0.0, length_s)
         for name, ids in devices:
             v = index[name]
             if length_s > self._until_s[v]:
@@ -127,20 +193,13 @@ class DeviceTimeline:
     ) -> tuple[str, tuple[int, ...]]:
         order = np.argsort(self._free_s[v], kind="stable")
         self._free_s[v], self._device[v] = self._free_s[v][order], self._device[v][order]
-        if option.host_memory_bytes and self._nodes[v].host_memory_bytes is not None:
-            self._memory[v].append((start_s, end_s, option.host_memory_bytes))
+        if option.host_memory_bytes:
+            self._memory[v].take(option.host_memory_bytes, start_s, end_s)
         return self._nodes[v].id, ids
 
     def _with_memory(self, option: Option, v: int, start_s: float, length_s: float) -> float:
         """Returns the earliest start from `start_s` at which the node has host memory for the option's run."""
-        limit = self._nodes[v].host_memory_bytes
-        if limit is None or not option.host_memory_bytes:
-            return start_s
-        for candidate_s in [start_s, *sorted(end for _, end, _ in self._memory[v] if end > start_s)]:
-            beside = [row for row in self._memory[v] if row[1] > candidate_s and row[0] < candidate_s + length_s]
-            if sum(row[2] for row in beside) + option.host_memory_bytes <= limit:
-                return candidate_s
-        return np.inf
+        return self._memory[v].earliest(option.host_memory_bytes, start_s, length_s)
 
 
 def schedule(
@@ -198,14 +257,14 @@ def schedule_pieces(
         length_s = paid_s + share * option.runtime_s
         if is_first and job.running is not None and k == job.running.option:
             start_s, gang = 0.0, job.running.devices
-            timeline.hold(option, gang, length_s)
+            timeline.hold(option, gang, length_s, group=job.group)
         else:
             waits = (ends[other] for other in job.after) if is_first else (ends[job_id],)
             by_s = (np.inf if job.deadline_s is None else job.deadline_s) if prices else None
             start_s, nodes = timeline.earliest(
-                option, max([job.release_s, *waits]), length_s=length_s, cheaply_by_s=by_s
+                option, max([job.release_s, *waits]), length_s=length_s, cheaply_by_s=by_s, group=job.group
             )
-            gang = timeline.take(option, start_s, nodes, length_s)
+            gang = timeline.take(option, start_s, nodes, length_s, group=job.group)
         ends[job_id] = start_s + length_s
         if one_a_node:
             timeline.fill([node for node, _ in gang], ends[job_id])

@@ -162,6 +162,8 @@ class Certificate:
     typed_prices: slot prices by device type of the node, where there are several types.
     cover_prices: worth of a job's whole work, by job id, where options train several jobs; used with slot and job
         prices.
+    quota_prices: worth of a device per second while a group with a quota holds it, by group; used with slot and job
+        prices.
     windows: prices by window of time; where there are any, they are the proof, and the others are empty.
     completions: prices that prove a bound on the sum of weight x end; the others are then empty.
     due: prices by window between due dates, which prove a bound on the largest of factor x end; the others are then
@@ -176,6 +178,7 @@ class Certificate:
     windows: WindowPrices | None = None
     completions: CompletionPrices | None = None
     due: WindowPrices | None = None
+    quota_prices: Mapping[str, Number] = field(default_factory=dict)
 
     def prices_of(self, device_type: str) -> Mapping[int, float]:
         """Slot prices on nodes of a device type."""

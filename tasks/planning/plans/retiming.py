@@ -19,6 +19,7 @@ from ringmaster.tasks.planning.problems.problem_parts import PlanningJob
 
 LATE = 1e3  # weight of a second of lateness, in seconds of the objective
 TRIFLE = 1e-6  # weight of early ends, which break ties
+SAME = 1e-12  # relative difference of times that count as equal
 
 
 def retimed(
@@ -28,7 +29,7 @@ def retimed(
 
         min T + sum_j ends_j end_j + sum_n prices_n held_n  +  LATE lateness  +  TRIFLE ends
         work       sum_i (end_i - start_i - overhead_i) / runtime_i = 1           over the segments i of each job
-        order      start_k >= end_i         where k follows i on a device, of a job, by `after`, in a full host memory
+        order      start_k >= end_i         where k follows i on a device, of a job, by `after`, in full memory or quota
         length     end_i - start_i >= overhead_i, and >= least_s for jobs with several segments
         windows    start >= release, end <= deadline + late, end <= the node's last second, latest_j end <= T
 
@@ -233,13 +234,19 @@ def _followers(problem: Problem, rows: Sequence[Segment], of_job: dict[str, list
         yield from pairwise(own_rows)
     for job in problem.jobs:
         yield from ((of_job[other][-1], of_job[job.id][0]) for other in job.after)
-    jobs = {job.id: job for job in problem.jobs}
-    full = {node.id for node in problem.nodes if node.host_memory_bytes is not None}
-    for v in sorted(full):
-        here = [i for i, row in enumerate(rows) if any(name == v for name, _ in row.devices)]
-        here = [i for i in here if jobs[rows[i].job].options[rows[i].option].host_memory_bytes]
+    shares: dict[tuple[str, str], list[int]] = {}  # the segments that share a node's memory, or a quota
+    memory = {node.id for node in problem.nodes if node.host_memory_bytes is not None}
+    for i, row in enumerate(rows):
+        job = problem.job(row.job)
+        if job.group in problem.limits:
+            shares.setdefault(("quota", job.group), []).append(i)
+        if job.options[row.option].host_memory_bytes:
+            for v, _ in row.devices:
+                if v in memory:
+                    shares.setdefault(("memory", v), []).append(i)
+    for here in shares.values():  # those that do not overlap stay in order, so that no more of them run together
         for i in here:
-            yield from ((i, k) for k in here if rows[k].start_s >= rows[i].end_s and k > i)
+            yield from ((i, k) for k in here if k > i and rows[k].start_s >= rows[i].end_s * (1 - SAME))
 
 
 def _end(i: int, num: int) -> list[tuple[int, float]]:

@@ -29,6 +29,7 @@ def verify(plan: Plan, problem: Problem) -> list[str]:
        continues unchanged until its pin ends or it is done.
     3. Gangs: a gang has the option's size, number of nodes and device type, on devices that exist and are still
        available. No device serves two segments at a time, and the host memory of a node suffices for all gangs on it.
+       The gangs of a group's jobs hold no more devices at a time than its quota.
     4. Order: a job's segments do not overlap, start after its release and after the end of every job that it waits for,
        and end by its deadline.
     5. Bounds: the lower bound is not above the makespan, and the certificate proves it, or counting, or arithmetic
@@ -57,7 +58,7 @@ def verify(plan: Plan, problem: Problem) -> list[str]:
             faults.append(f"device {node}:{device} serves {a.job} and {b.job} at {b.start_s}")
     for job in problem.jobs:
         faults += _job_faults(job, by_job, jobs, problem.switch_cost_s, tolerance_s)
-    faults += _memory_faults(plan, problem, tolerance_s) if not faults else []
+    faults += _shared_faults(plan, problem, tolerance_s) if not faults else []
     is_readable = all(_unreadable(segment, jobs) is None for segment in plan.segments)
     return faults + list(_bound_faults(plan, problem, is_readable=is_readable))
 
@@ -116,22 +117,31 @@ def _work(segment: Segment, option: Option) -> float:
     return (segment.end_s - segment.start_s - segment.overhead_s) / option.runtime_s
 
 
-def _memory_faults(plan: Plan, problem: Problem, tolerance_s: float) -> Iterator[str]:
+def _shared_faults(plan: Plan, problem: Problem, tolerance_s: float) -> Iterator[str]:
+    """Yields faults of what gangs share: the host memory of a node, and the quota of a group."""
+    rows = [(segment, problem.job(segment.job)) for segment in plan.segments]
     for node in problem.nodes:
-        if node.host_memory_bytes is None:
-            continue
-        changes = []
-        for segment in plan.segments:
-            if any(name == node.id for name, _ in segment.devices):
-                size = problem.job(segment.job).options[segment.option].host_memory_bytes
-                changes += [(segment.start_s, size), (segment.end_s, -size)]
-        used, over_s = 0, 0.0
-        for (now_s, change), (next_s, _) in pairwise(sorted(changes)):
-            used += change
-            over_s += next_s - now_s if used > node.host_memory_bytes else 0.0
-            if over_s > tolerance_s:
+        if node.host_memory_bytes is not None:
+            here = [(s, job) for s, job in rows if any(name == node.id for name, _ in s.devices)]
+            uses = [(s, job.options[s.option].host_memory_bytes) for s, job in here]
+            for now_s, used in _overuse(uses, node.host_memory_bytes, tolerance_s):
                 yield f"node {node.id}: gangs take {used} bytes of {node.host_memory_bytes} at {now_s}"
-                break
+    for group, most in problem.quotas.items():
+        uses = [(s, sum(len(ids) for _, ids in s.devices)) for s, job in rows if job.group == group]
+        for now_s, used in _overuse(uses, most, tolerance_s):
+            yield f"{group}: its jobs hold {used} devices at {now_s}, its quota is {most}"
+
+
+def _overuse(uses: Sequence[tuple[Segment, int]], most: int, tolerance_s: float) -> Iterator[tuple[float, int]]:
+    """Yields when more than `most` is used for too long, all such times together, and how much; at most once."""
+    used, over_s = 0, 0.0
+    changes = sorted(pair for s, amount in uses for pair in ((s.start_s, amount), (s.end_s, -amount)))
+    for (now_s, change), (next_s, _) in pairwise(changes):
+        used += change
+        over_s += next_s - now_s if used > most else 0.0
+        if over_s > tolerance_s:
+            yield now_s, used
+            return
 
 
 def _job_faults(

@@ -10,7 +10,7 @@ from __future__ import annotations
 import math
 from collections import Counter, defaultdict
 from collections.abc import Hashable, Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from functools import cached_property
 from graphlib import TopologicalSorter
 from itertools import pairwise
@@ -23,6 +23,7 @@ from ringmaster.tasks.planning.problems.problem_parts import (
     PlanningJob,
     PlanningNode,
     faults_of,
+    quota_faults,
     shown,
 )
 
@@ -122,6 +123,7 @@ _PROBLEM_KEYS = {
     "nodes": ("nodes", True),
     "jobs": ("jobs", True),
     "switch_cost": ("switch_cost_s", False),
+    "quotas": ("quotas", False),
 }
 _NODE_KEYS = {
     "id": ("id", True),
@@ -176,14 +178,13 @@ def read_fields(data: Any) -> tuple[dict[str, Any], list[str]]:
     return fields | {"nodes": nodes, "jobs": jobs}, faults
 
 
-def write_fields(
-    *, name: str, nodes: Sequence[PlanningNode], jobs: Sequence[PlanningJob], switch_cost_s: float
-) -> dict[str, Any]:
+def write_fields(problem: Problem) -> dict[str, Any]:
     """The JSON object that `read_fields` reads, without values that are at their default."""
     return {
-        "name": name,
-        "switch_cost": switch_cost_s,
-        "nodes": [_write(node, _NODE_KEYS) for node in nodes],
+        "name": problem.name,
+        "switch_cost": problem.switch_cost_s,
+        **({"quotas": dict(problem.quotas)} if problem.quotas else {}),
+        "nodes": [_write(node, _NODE_KEYS) for node in problem.nodes],
         "jobs": [
             _write(job, _JOB_KEYS)
             | {"options": [_write(option, _OPTION_KEYS) for option in job.options]}
@@ -195,7 +196,7 @@ def write_fields(
                 if job.running
                 else {}
             )
-            for job in jobs
+            for job in problem.jobs
         ],
     }
 
@@ -264,16 +265,18 @@ class Problem:
     Every job has an option of its own, beside those of fused groups.
 
     switch_cost_s: seconds that a job pays when it continues under another option, on other devices or after a pause.
+    quotas: by group (`PlanningJob.group`), the most devices that its jobs may hold at the same time.
     """
 
     name: str
     nodes: tuple[PlanningNode, ...]
     jobs: tuple[PlanningJob, ...]
     switch_cost_s: float = 60.0
+    quotas: Mapping[str, int] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
         faults = faults_of(name=self.name, nodes=self.nodes, jobs=self.jobs, switch_cost_s=self.switch_cost_s)
-        if messages := list(faults):
+        if messages := [*faults, *quota_faults(self.quotas, self.jobs)]:
             raise ProblemError(messages)
 
     @cached_property
@@ -296,12 +299,19 @@ class Problem:
         return tuple(kind for kind in self.device_types if option.device_type in ("", kind))
 
     @cached_property
+    def limits(self) -> Mapping[str, int]:
+        """The quotas that can bind: of groups with jobs, and of fewer devices than there are."""
+        groups = {job.group for job in self.jobs}
+        return {group: most for group, most in self.quotas.items() if group in groups and most < self.num_devices}
+
+    @cached_property
     def is_plain(self) -> bool:
         """Whether jobs may run at any time, in any order, on any node, with no seconds beside their runtimes."""
         return (
             not any(job.after or job.release_s or job.deadline_s is not None for job in self.jobs)
             and not any(job.started for job in self.jobs)
             and not self.is_fused
+            and not self.limits
             and not any(node.available_until_s is not None or node.host_memory_bytes is not None for node in self.nodes)
             and not any(o.startup_s or o.save_s or o.evaluate_s for job in self.jobs for o in job.options)
         )
@@ -343,6 +353,14 @@ class Problem:
         return tuple(map(self.job, order))
 
     @cached_property
+    def ancestors(self) -> Mapping[str, frozenset[str]]:
+        """By job id, the jobs that must have ended before it starts."""
+        before: dict[str, frozenset[str]] = {}
+        for job in self.in_order:
+            before[job.id] = frozenset(job.after).union(*(before[other] for other in job.after))
+        return before
+
+    @cached_property
     def _jobs(self) -> dict[str, PlanningJob]:
         return {job.id: job for job in self.jobs}
 
@@ -360,7 +378,7 @@ class Problem:
 
     def to_json(self) -> dict[str, Any]:
         """The JSON object that `from_json` reads, without values that are at their default."""
-        return write_fields(name=self.name, nodes=self.nodes, jobs=self.jobs, switch_cost_s=self.switch_cost_s)
+        return write_fields(self)
 
 
 def likeness(job: PlanningJob) -> Hashable:

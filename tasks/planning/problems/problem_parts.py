@@ -104,7 +104,8 @@ class PlanningJob:
     release_s: earliest start.
     deadline_s: latest end; None for no deadline.
     weight: factor of the job's end in the objective `weighted`.
-    group: the user or batch whose job it is, for the objective `fairness`; "" where the job is a group of its own.
+    group: the user or batch whose job it is, for the objective `fairness` and quotas; "" where the job is a group of
+        its own.
     running: what the job runs at time 0; None where it does not run.
     started: the job has a checkpoint, so its first segment pays the switch cost, unless that segment continues what is
         running. A running job has always started.
@@ -189,6 +190,21 @@ def faults_of(
             yield from _carried_faults(f"{place}, running", job, job.running, by_id)
     yield from _shared_device_faults(jobs)
     yield from _after_faults(jobs)
+
+
+def quota_faults(quotas: Any, jobs: Sequence[PlanningJob]) -> Iterator[str]:
+    """Yields what is wrong with quotas: they are no numbers of devices, or a job can never run within its own."""
+    if not _is_mapping(quotas):
+        yield f"problem: quotas must be an object with a number of devices for each group, not {shown(quotas)}"
+        return
+    for group, most in quotas.items():
+        if not (is_printable_name(group) and _is_count(most)):
+            yield f"problem: quotas must give a group a whole number > 0 of devices, not {shown(group)}: {shown(most)}"
+            continue
+        for job in jobs:
+            sizes = [option.num_devices for option in job.options if not option.jobs and _is_count(option.num_devices)]
+            if job.group == group and sizes and min(sizes) > most:
+                yield f"job {shown(job.id)}: needs {min(sizes)} devices, the quota of {group} is {most}"
 
 
 def shown(value: Any) -> str:

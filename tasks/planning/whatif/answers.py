@@ -3,8 +3,8 @@
 import heapq
 import math
 from collections import Counter, defaultdict
-from collections.abc import Callable, Iterator, Sequence
-from dataclasses import asdict, dataclass, replace
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import asdict, dataclass, field, replace
 from enum import StrEnum
 from functools import partial
 from typing import Any
@@ -25,6 +25,7 @@ from ringmaster.tasks.planning.whatif.gains import (
     Gain,
     MoreDevices,
     MoreNodes,
+    MoreQuota,
     WhatIf,
     changed,
     dependents,
@@ -71,11 +72,14 @@ class Explanation:
     own_time: jobs that bind by their own length, which no further device shortens, with their share of the bound; in
         descending order.
     jobs: the jobs that cost most, in descending order.
+    quotas: by user, the devices of the quota, its share of the bound, and what one more device gains at most, by the
+        prices alone.
     """
 
     nodes: tuple[NodePrice, ...]
     own_time: tuple[tuple[str, float], ...]
     jobs: tuple[JobCost, ...]
+    quotas: Mapping[str, tuple[int, float, float]] = field(default_factory=dict)
 
 
 def explain(what_if: WhatIf, *, most_jobs: int = MOST_EXPLAINED) -> Explanation:
@@ -88,20 +92,30 @@ def explain(what_if: WhatIf, *, most_jobs: int = MOST_EXPLAINED) -> Explanation:
         worth[_kind_of_nodes(node)] += _earned(rate, until_s=what_if.bound_s)
     for job, rate in rates_of_jobs(prices, problem):
         own[job] += _earned(rate, until_s=what_if.bound_s)
-    total = math.fsum([*worth.values(), *own.values()]) or 1.0
+    of_quotas = {
+        user: what_if.certificate.quota_prices.get(user, 0.0) * most * what_if.bound_s
+        for user, most in problem.limits.items()
+    }
+    total = math.fsum([*worth.values(), *own.values(), *of_quotas.values()]) or 1.0
     first = {_kind_of_nodes(node): node for node in reversed(problem.nodes)}
     nodes = tuple(
         NodePrice(
             node=first[kind],
             num_nodes=count,
             share=worth[kind] / total,
-            one_more_s=_one_more_s(what_if, first[kind]),
+            one_more_s=_gain_by_prices_s(
+                what_if, MoreDevices(num_devices=1, device_type=first[kind].device_type), on=first[kind].id
+            ),
         )
         for kind, count in Counter(map(_kind_of_nodes, problem.nodes)).items()
     )
     binding = [(job, earned / total) for job, earned in own.items() if earned > LEAST_OF_BOUND * total]
     binding.sort(key=lambda pair: -pair[1])
-    return Explanation(nodes=nodes, own_time=tuple(binding), jobs=costliest(what_if, most_jobs))
+    quotas = {
+        user: (problem.limits[user], earned / total, _gain_by_prices_s(what_if, MoreQuota(user=user)))
+        for user, earned in of_quotas.items()
+    }
+    return Explanation(nodes=nodes, own_time=tuple(binding), jobs=costliest(what_if, most_jobs), quotas=quotas)
 
 
 def costliest(what_if: WhatIf, most: int, *, anew: bool = True) -> tuple[JobCost, ...]:
@@ -142,10 +156,9 @@ def _earned(rate: Rate, *, until_s: float) -> float:
     return rate.worth * max(0.0, min(rate.end_s, until_s) - rate.start_s)
 
 
-def _one_more_s(what_if: WhatIf, node: PlanningNode) -> float:
-    change = MoreDevices(num_devices=1, device_type=node.device_type)
-    problem = changed(what_if.problem, change, on=node.id)
-    return max(0.0, what_if.makespan_s - what_if.bound_by_prices_s(problem))
+def _gain_by_prices_s(what_if: WhatIf, change: Change, *, on: str = "") -> float:
+    """Returns what a change gains at most, by the prices alone. on: as in `changed`."""
+    return max(0.0, what_if.makespan_s - what_if.bound_by_prices_s(changed(what_if.problem, change, on=on)))
 
 
 MAX_MORE = 1024  # devices or nodes that are considered
@@ -340,12 +353,17 @@ def change_text(gain: Gain, *, device: str = "") -> str:
             return f"{_more(num_nodes, 'node')} of {counted(num, 'device')}{_kind(kind, device)}"
         case FewerJobs(jobs=jobs):
             return f"{', '.join(jobs)} left out"
+        case MoreQuota(user=user, num_devices=num, taken_from=other):
+            return f"{_more(num, 'device')} for {user}" + (f" and as many less for {other}" if other else "")
 
 
 def gain_lines(gain: Gain, what_if: WhatIf) -> Iterator[str]:
     """Yields the answer about a change: the certain interval or, once it is known, what planning anew gave."""
     if gain.planned_s is None:
         yield f"With {change_text(gain)}: the best plan ends {_between(gain)} earlier, for certain."
+        for each in gain.users:
+            then = f"No plan then ends the jobs of {each.user} before {seconds_text(each.bound_s)}"
+            yield f"{then}; {_compared(each.bound_s, each.before_s, at_least=True)}."
         return
     assert gain.makespan_s is not None
     old_s = what_if.makespan_s
@@ -353,6 +371,20 @@ def gain_lines(gain: Gain, what_if: WhatIf) -> Iterator[str]:
         f"Planned anew: it ends after {seconds_text(gain.makespan_s, like=old_s)} instead of {seconds_text(old_s)}, "
         f"{seconds_text(gain.planned_s)} earlier; the best plan {_between(gain)}, for certain."
     )
+    for each in gain.users:
+        if each.planned_s is not None:
+            then = f"The jobs of {each.user} then end after {seconds_text(each.planned_s)}"
+            yield f"{then}, {_compared(each.planned_s, each.before_s)}."
+
+
+def _compared(then_s: float, before_s: float, *, at_least: bool = False) -> str:
+    """Returns a time beside that of the plan: "12 min later than by the plan"."""
+    if then_s > before_s * (1 + SAME):
+        return f"{'at least ' if at_least else ''}{seconds_text(then_s - before_s)} later than by the plan"
+    if at_least:
+        return f"by the plan after {seconds_text(before_s)}"
+    earlier_s = before_s - then_s
+    return f"{seconds_text(earlier_s)} earlier than by the plan" if earlier_s > SAME * before_s else "as by the plan"
 
 
 def deadline_lines(answer: DeadlineAnswer) -> Iterator[str]:
@@ -395,6 +427,11 @@ def explanation_lines(explanation: Explanation) -> Iterator[str]:
         yield (
             f"{price.share:.0%} of the bound is due to {nodes} {names} ({counted(price.node.num_devices, 'device')}"
             f"{kind}){left}: one more device there gains at most {seconds_text(price.one_more_s)}."
+        )
+    for user, (most, share, one_more_s) in explanation.quotas.items():
+        yield (
+            f"{share:.0%} of the bound is due to the quota of {user} ({counted(most, 'device')}): one more gains at "
+            f"most {seconds_text(one_more_s)}."
         )
     for job, share in explanation.own_time:
         if share >= LEAST_SHARE:
@@ -456,6 +493,8 @@ def question_json(question: Change | Deadline) -> dict[str, Any]:
             return {"question": "add_node", **asdict(question)}
         case FewerJobs():
             return {"question": "without", "jobs": list(question.jobs)}
+        case MoreQuota():
+            return {"question": "add_quota", **asdict(question)}
         case Deadline():
             return {"question": "deadline", "due_s": question.due_s}
 
@@ -471,6 +510,7 @@ def gain_json(gain: Gain) -> dict[str, Any]:
         "gain_planned_s": gain.planned_s,
         "lower_bound_s": gain.bound_s,
         "makespan_s": gain.makespan_s,
+        **({"users": [asdict(each) for each in gain.users]} if gain.users else {}),
     }
 
 
@@ -503,5 +543,9 @@ def explanation_json(explanation: Explanation) -> dict[str, Any]:
             for price in explanation.nodes
         ],
         "own_time": dict(explanation.own_time),
+        "quotas": {
+            user: {"num_devices": most, "share": share, "one_more_gains_most_s": one_more_s}
+            for user, (most, share, one_more_s) in explanation.quotas.items()
+        },
         "jobs": [{"job": cost.job, **gain_json(cost.gain)} for cost in explanation.jobs],
     }

@@ -52,13 +52,22 @@ class FewerJobs:
 
 
 @dataclass(frozen=True, kw_only=True)
+class MoreQuota:
+    """The jobs of `user` may hold `num_devices` more at a time, and those of `taken_from`, if any, as many less."""
+
+    user: str
+    num_devices: int = 1
+    taken_from: str = ""
+
+
+@dataclass(frozen=True, kw_only=True)
 class Deadline:
     """All jobs are to end within `due_s` seconds from the start of the plan."""
 
     due_s: float
 
 
-Change = MoreDevices | MoreNodes | FewerJobs
+Change = MoreDevices | MoreNodes | FewerJobs | MoreQuota
 
 
 def changed(problem: Problem, change: Change, *, on: str = "") -> Problem:
@@ -81,6 +90,15 @@ def changed(problem: Problem, change: Change, *, on: str = "") -> Problem:
             return replace(problem, nodes=(*problem.nodes, *_new_nodes(problem, change)))
         case FewerJobs():
             return _without(problem, change.jobs)
+        case MoreQuota():
+            quotas = dict(problem.quotas)
+            for user, more in ((change.user, change.num_devices), (change.taken_from, -change.num_devices)):
+                if user and user not in quotas:
+                    known = ", ".join(quotas) or "none"
+                    raise ProblemError([f"{user!r} has no quota. To fix: name a user with one; there are {known}"])
+                if user:
+                    quotas[user] += more
+            return replace(problem, quotas=quotas)
 
 
 def type_of(problem: Problem, device_type: str) -> str:
@@ -207,6 +225,16 @@ def _valid(rows: Sequence[Sequence[Segment]], problem: Problem) -> Iterator[Plan
 
 
 @dataclass(frozen=True, kw_only=True)
+class UserEnd:
+    """The end of the last job of a user: by the plan, by a bound under the change, and by the plan under the change."""
+
+    user: str
+    before_s: float
+    bound_s: float
+    planned_s: float | None = None
+
+
+@dataclass(frozen=True, kw_only=True)
 class Gain:
     """The answer about a change, in seconds.
 
@@ -216,6 +244,7 @@ class Gain:
     bound_s: no plan of the changed problem ends before.
     makespan_s: the end of the best known plan of it; None where no plan is known.
     planned_s: what a plan that was searched for gains over the old one; None before.
+    users: of a change of quotas, when the jobs of each user with a quota end.
     """
 
     change: Change
@@ -226,6 +255,7 @@ class Gain:
     bound_s: float
     makespan_s: float | None
     planned_s: float | None = None
+    users: tuple[UserEnd, ...] = ()
 
 
 class WhatIf:
@@ -291,13 +321,22 @@ class WhatIf:
         bound = preemptive_bound(problem) if anew else Bound(by_prices_s, None, "prices of another plan")
         bound_s = max(by_prices_s, bound.seconds)
         plan = quick_plan(problem, bound=bound, start=self.plan, before=self.problem)
-        return self._gain(
+        gain = self._gain(
             change,
             on=on,
             by_prices_s=by_prices_s,
             bound_s=bound_s,
             makespan_s=None if plan is None else plan.makespan_s,
         )
+        if not isinstance(change, MoreQuota):
+            return gain
+        ends_s = last_ends_s(self.plan, self.problem)
+        users = tuple(
+            UserEnd(user=user, before_s=ends_s[user], bound_s=preemptive_bound(_of_user(problem, user)).seconds)
+            for user in problem.quotas
+            if user in ends_s
+        )
+        return replace(gain, users=users)
 
     def planned(self, gain: Gain, *, work_s: float = WORK_S, time_limit_s: float = 300.0, seed: int = 0) -> Gain:
         """Returns the gain after the changed problem was planned anew; the interval is narrower then.
@@ -310,7 +349,9 @@ class WhatIf:
         bound_s = max(gain.bound_s, _proof(plan, problem)[1])
         by_prices_s = self.makespan_s - gain.most_by_prices_s
         answer = self._gain(gain.change, on=gain.on, by_prices_s=by_prices_s, bound_s=bound_s, makespan_s=makespan_s)
-        return replace(answer, planned_s=self.makespan_s - makespan_s)
+        ends_s = last_ends_s(plan, problem)
+        users = tuple(replace(each, planned_s=ends_s[each.user]) for each in gain.users)
+        return replace(answer, planned_s=self.makespan_s - makespan_s, users=users)
 
     def _gain(self, change: Change, *, on: str, by_prices_s: float, bound_s: float, makespan_s: float | None) -> Gain:
         most_s = max(0.0, self.makespan_s - bound_s)
@@ -324,6 +365,21 @@ class WhatIf:
             bound_s=bound_s,
             makespan_s=makespan_s,
         )
+
+
+def last_ends_s(plan: Plan, problem: Problem) -> dict[str, float]:
+    """Returns the end of the last job of each user by a plan."""
+    ends_s: dict[str, float] = {}
+    for segment in plan.segments:
+        owner = problem.job(segment.job)
+        for name in (owner.id, *owner.options[segment.option].jobs):
+            user = problem.job(name).group
+            ends_s[user] = max(segment.end_s, ends_s.get(user, 0.0))
+    return ends_s
+
+
+def _of_user(problem: Problem, user: str) -> Problem:
+    return only(problem, [job.id for job in problem.jobs if job.group == user])
 
 
 def _proof(plan: Plan, problem: Problem) -> tuple[Certificate, float]:

@@ -8,10 +8,13 @@ from torch import nn
 
 from ringmaster.techniques import registry
 from ringmaster.techniques.data import prepare
+from ringmaster.techniques.job import Numerics
 from ringmaster.techniques.models.facts import model_facts
+from ringmaster.techniques.processes.order import TRIAL
+from ringmaster.techniques.technique import KERNELS
 from ringmaster.techniques.training.gradients import compute_in_half
 from tests.integration.techniques.test_conformance import QUICK, SWITCHED
-from tests.integration.workbench import ADAMW, GPT2, RESNET, SINGLE, VIT, Layout, is_bit_equal
+from tests.integration.workbench import ADAMW, GPT2, RESNET, SINGLE, VIT, Layout, is_bit_equal, largest_difference
 from tests.matrix import matrix
 
 HALF = {"precision": "bf16-params"}
@@ -98,6 +101,34 @@ def test_compiled_layers_train_alike(bench, tmp_path, layout):
 def test_compiled_layers_in_bf16(bench, tmp_path, precision):
     losses = bench.train(bench.job(precision=precision, compile=True), SINGLE, tmp_path).losses
     assert losses == pytest.approx(bench.reference(bench.job(precision=precision)).losses, rel=0, abs=2e-3)
+
+
+KERNELS_OF = [
+    Layout("single", 1, {KERNELS: "attention:eager"}),
+    Layout("single", 1, {KERNELS: "compile:default"}),
+    Layout("single", 1, {KERNELS: "optimizer:foreach", "micro_batch": 4}),
+    Layout("ddp", 2, {KERNELS: "attention:eager", "micro_batch": 2}),
+    Layout("zero1", 2, {KERNELS: "optimizer:foreach"}),
+]
+
+
+@pytest.mark.timeout(900)
+@pytest.mark.parametrize("layout", matrix(KERNELS_OF, quick=KERNELS_OF[:1]))
+def test_permitted_kernels_train_almost_the_same(bench, tmp_path, layout):
+    job = bench.job(optimizer=ADAMW)
+    trained = bench.train(replace(job, numerics=Numerics(tolerance=1e-5)), layout, tmp_path)
+    assert not trained.said("kernels_refused")
+    assert largest_difference(trained.weights, bench.reference(job).weights) <= 1e-4
+
+
+def test_kernels_beyond_the_tolerance_are_left_out_with_the_reason(bench, tmp_path):
+    job = bench.job(numerics=Numerics(tolerance=1e-12))
+    trained = bench.train(job, KERNELS_OF[0], tmp_path / "segment")
+    (refused,) = trained.said("kernels_refused")
+    assert "attention:eager are left out: its step differs from the plain one by" in refused.message
+    assert is_bit_equal(trained.weights, bench.reference(replace(job, numerics=None)).weights)
+    trial = bench.train(job, KERNELS_OF[0], tmp_path / "trial", purpose=TRIAL)
+    assert (trial.outcome.status, refused.message in trial.outcome.message) == ("invalid", True)
 
 
 def test_what_compilers_do_wrong_is_never_offered(bench):

@@ -1,11 +1,14 @@
 """`warm_start`: a job goes on from a checkpoint of another one, bit by bit as that one would."""
 
+import shutil
 from dataclasses import replace
 
 import pytest
 
+from ringmaster.tasks.pool.job_changes import START, with_settings
 from ringmaster.techniques import Adapter
 from ringmaster.techniques.checkpoints.chain import read_chain
+from ringmaster.techniques.checkpoints.checkpoint import copy_checkpoint, link_checkpoint
 from ringmaster.techniques.job import WarmStart
 from tests.integration.workbench import SINGLE, is_bit_equal, weights_in
 
@@ -57,3 +60,58 @@ def test_a_checkpoint_that_is_gone_is_named(bench, tmp_path):
 
     assert outcome.status == "invalid" or outcome.status == "crashed"
     assert "no whole checkpoint is there. To fix: bring it back, or leave out warm_start" in outcome.message
+
+
+CHANGES = [
+    {"optimizer.lr": 0.01},
+    {"schedule.name": "cosine"},
+    {"optimizer.options.weight_decay": 0.1},
+    {},
+    {"num_steps": 9},
+    {"clip_grad_norm": 0.5},
+    {"seed": 7},
+    {"optimizer.lr": 0.003, "schedule.warmup_steps": 6},
+]
+
+
+@pytest.mark.parametrize("num_clones", [2, pytest.param(8, marks=pytest.mark.full)])
+def test_clones_of_a_job_that_goes_on_are_bit_equal_to_offline_continuations_although_killed(
+    bench, tmp_path, num_clones
+):
+    adamw = replace(bench.job().optimizer, name="adamw", options={"weight_decay": 0.01})
+    job = bench.job(num_steps=8, optimizer=replace(adamw, lr=0.003))
+    checkpoints = tmp_path / "source" / "checkpoints"
+    bench.train(job, SINGLE, tmp_path / "source", last_step=3)
+    clones = []
+    for number, changes in enumerate(CHANGES[:num_clones]):
+        folder = tmp_path / f"clone{number}"
+        link_checkpoint(checkpoints, 3, to=folder / "checkpoints" / START)
+        start = WarmStart(checkpoints=str(folder / "checkpoints" / START), step=3)
+        clones.append((replace(with_settings(job, changes, name=f"clone{number}"), warm_start=start), folder))
+    copy_checkpoint(checkpoints, 3, to=tmp_path / "kept")
+    for last_step in (4, 5, 8):  # the source removes the checkpoint of step 3
+        bench.train(job, SINGLE, tmp_path / "source", last_step=last_step)
+    assert not (checkpoints / "step-00000003").exists()
+
+    for clone, folder in clones:
+        offline = replace(clone, warm_start=WarmStart(checkpoints=str(tmp_path / "kept"), step=3))
+        whole = bench.train(offline, SINGLE, tmp_path / f"offline-{clone.name}")
+        bench.train(clone, SINGLE, folder, last_step=5)
+        shutil.rmtree(folder / "checkpoints" / "step-00000005")  # it died before it was written, and begins anew
+        rest = bench.train(clone, SINGLE, folder)
+        assert rest.outcome.result["first_step"] == 3
+        assert is_bit_equal(rest.weights, whole.weights), clone
+
+
+def test_a_job_whose_steps_are_changed_goes_on_from_its_own_checkpoint(bench, tmp_path):
+    job = bench.job(num_steps=8, schedule=replace(bench.job().schedule, name="cosine"))
+    bench.train(job, SINGLE, tmp_path / "job", last_step=3)
+    copy_checkpoint(tmp_path / "job" / "checkpoints", 3, to=tmp_path / "kept")
+    own = bench.order(job, SINGLE, tmp_path / "job").checkpoint_dir
+    longer = replace(job, num_steps=12, warm_start=WarmStart(checkpoints=str(own), step=0))
+
+    rest = bench.train(longer, SINGLE, tmp_path / "job", known_step=3)
+
+    offline = replace(longer, warm_start=WarmStart(checkpoints=str(tmp_path / "kept"), step=3))
+    assert rest.outcome.result["first_step"] == 3
+    assert is_bit_equal(rest.weights, bench.train(offline, SINGLE, tmp_path / "offline").weights)

@@ -286,6 +286,21 @@ def test_batches_built_in_python_are_checked_by_the_same_rules():
     ]
 
 
+def test_quotas_of_users():
+    text = """
+        users: {ana: {max_devices: 4, share: 0.5}, ben: {share: 0.25}}
+        jobs:
+          - {name: a, model: {from_pretrained: org/model}, data: {source: digits}, num_steps: 1, user: ana}
+        """
+    batch = parse(text)
+    assert batch.terms.max_devices == {"ana": 4}
+    assert batch.terms.shares == {"ana": 0.5, "ben": 0.25}
+    assert Batch.from_json(batch.to_json()) == batch
+    with pytest.raises(BatchFileError) as caught:
+        parse(text.replace("0.25", "1.5").replace("4", "0"))
+    assert {fault.place for fault in caught.value.faults} == {"users.ana.max_devices", "users.ben.share"}
+
+
 def test_what_only_the_planner_reads_stands_beside_the_jobs(tmp_path: Path):
     batch = parse("""
         objective: cost

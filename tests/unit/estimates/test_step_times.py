@@ -14,6 +14,7 @@ from ringmaster.techniques.estimates.time_estimate import (
     predicted_step_s,
     times_by_operations,
 )
+from ringmaster.techniques.job import LocalUpdates
 from ringmaster.techniques.model_facts import Decoder, ModelFacts
 from ringmaster.techniques.technique import GangShape
 
@@ -51,7 +52,7 @@ RATES = Rates(
 FREE = replace(RATES, operators_per_s=1e15, watched_operators_per_s=1e15, message_s=0.0, wrapped_message_s=0.0)
 
 
-def step_s(technique, *, rates=RATES, times=None, alone=None, num_devices=2, **config):
+def step_s(technique, *, rates=RATES, times=None, alone=None, num_devices=2, workload=WORKLOAD, **config):
     shape = GangShape(kind="cpu", num_devices=num_devices, memory_bytes=1 << 33)
     config = {"micro_batch": 16 // num_devices, "recompute": "none", **config}
     laid_out = registry.load(registry.BUILTIN[technique])
@@ -60,7 +61,7 @@ def step_s(technique, *, rates=RATES, times=None, alone=None, num_devices=2, **c
         laid_out,
         config,
         shape,
-        workload=WORKLOAD,
+        workload=workload,
         alone=alone,
         num_operators=OUTLINE.num_operators,
         rates=rates,
@@ -116,6 +117,21 @@ def test_heads_are_more_messages_than_keys_and_sharded_weights_more_than_whole_o
 
     assert context("all_gather", False) < context("ulysses", False) < context("ulysses", True)
     assert context("all_gather", False) < context("all_gather", True)
+
+
+def test_local_updates_pay_over_slow_links_alone():
+    def local_s(rates, **changes):
+        local = LocalUpdates(**{"workers": 2, "sync_every": 10, **changes})
+        workload = replace(WORKLOAD, job=replace(JOB, num_steps=100, local_updates=local))
+        return step_s("local", rates=rates, workload=workload)
+
+    slow = replace(FREE, link_bytes_per_s=2.5e6)  # 20 Mbit/s
+    computing_s = step_s("ddp", rates=replace(FREE, link_bytes_per_s=1e15))
+    assert step_s("ddp", rates=slow) - computing_s == pytest.approx(4e6 / 2.5e6)
+    assert local_s(slow) - computing_s == pytest.approx(0.1 * 4e6 / 2.5e6)
+    assert local_s(slow, warmup_steps=50) - computing_s == pytest.approx(0.55 * 4e6 / 2.5e6)
+    assert step_s("ddp", rates=FREE) < 1.15 * local_s(FREE)
+    assert local_s(slow, workers=4) > local_s(slow)
 
 
 def test_the_slowest_stage_is_waited_for():

@@ -1,9 +1,12 @@
 """The memory that sharding saves, as techniques estimate it before any trial."""
 
+from dataclasses import replace
+
 import pytest
 
 from ringmaster.techniques import DataSpec, Job, ModelSpec, OptimizerSpec, registry
 from ringmaster.techniques.estimates.time_estimate import MOST_CONFIGS
+from ringmaster.techniques.job import LocalUpdates
 from ringmaster.techniques.model_facts import ModelFacts
 from ringmaster.techniques.technique import GangShape
 
@@ -27,8 +30,8 @@ JOB = Job(
 BUCKETS = 3 * (32 << 20)
 
 
-def needs(name, **config):
-    return registry.load(registry.dotted_path(name)).estimate_memory(JOB, GANG, {"micro_batch": 8, **config}, FACTS)
+def needs(name, *, job=JOB, **config):
+    return registry.load(registry.dotted_path(name)).estimate_memory(job, GANG, {"micro_batch": 8, **config}, FACTS)
 
 
 def test_what_is_divided_is_counted_once_over_the_devices():
@@ -36,6 +39,14 @@ def test_what_is_divided_is_counted_once_over_the_devices():
     assert needs("zero1") == 8 * P + 8 * P // 8
     assert needs("zero2", bucket_bytes=32 << 20) == 4 * P + 12 * P // 8 + BUCKETS
     assert needs("fsdp", reshard=True) == 16 * P // 8 + 2 * FACTS.largest_layer_bytes
+
+
+def test_each_local_worker_has_weights_and_optimizer_state_of_its_own():
+    def local(**changes):
+        return needs("local", job=replace(JOB, local_updates=LocalUpdates(sync_every=8, **changes)))
+
+    assert local(workers=8) == 16 * P + 4 * P
+    assert local(workers=32, outer_momentum=0.9) == 16 * P + 3 * 12 * P + 8 * P
 
 
 def test_gradients_that_wait_for_the_last_micro_batch_are_whole():

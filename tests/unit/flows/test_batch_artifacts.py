@@ -1,5 +1,6 @@
 """Artifacts of a batch's flow run: its plan, its decisions as they are made, and its cost."""
 
+from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace
 from uuid import uuid4
@@ -102,6 +103,8 @@ def test_the_plan_says_when_the_batch_will_end_and_how_sure_that_is():
     plan = solve(problem)
     found = Prediction(makespan_s=21.0, low_s=18.0, high_s=24.5, load=1.0, spread=0.1, num_earlier=3)
     assert "Likely 18.0 to 24.5 s in 90 % of runs." in plan_markdown(plan, problem, found)
+    certain = plan_markdown(plan, problem, replace(found, earliest_s=15.0, latest_s=23.0))
+    assert "Likely 18.0 to 24.5 s in 90 % of runs, never before 15.0 s." in certain
     assert "Predicted" not in plan_markdown(plan, problem)
 
 

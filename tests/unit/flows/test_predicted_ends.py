@@ -12,7 +12,11 @@ from ringmaster.tasks.timeline.reader import TimelineReader
 
 
 def prediction(**changes):
-    ends = {"a": PredictedEnd(end_s=100.0, low_s=80.0, high_s=130.0), "b": PredictedEnd(end_s=9.0, low_s=8.0, high_s=9)}
+    bounds = {"earliest_s": 60.0, "latest_s": 120.0}
+    ends = {
+        "a": PredictedEnd(end_s=100.0, low_s=80.0, high_s=130.0, **bounds),
+        "b": PredictedEnd(end_s=9.0, low_s=8.0, high_s=9),
+    }
     figures = {"makespan_s": 100.0, "low_s": 80.0, "high_s": 130.0, "load": 1.0, "spread": 0.1, "num_earlier": 0}
     return Prediction(**figures, jobs=ends, **changes)
 
@@ -31,6 +35,8 @@ def test_status_says_in_how_long_each_job_ends_that_has_not_ended(tmp_path, monk
     assert rows["b"]["ends_in"] is None
     assert rows["a"]["ends_in"]["end_s"] == pytest.approx(80.0, abs=5.0)
     assert rows["a"]["ends_in"]["low_s"] < rows["a"]["ends_in"]["end_s"] < rows["a"]["ends_in"]["high_s"]
+    assert rows["a"]["ends_in"]["earliest_s"] == pytest.approx(40.0, abs=5.0)
+    assert rows["a"]["ends_in"]["latest_s"] == pytest.approx(100.0, abs=5.0)
     text = status_table(rows.values()).plain
     assert "ends in" in text.splitlines()[0]
     assert " to " in text.splitlines()[1]

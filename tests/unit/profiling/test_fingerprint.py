@@ -18,7 +18,7 @@ from ringmaster.techniques import (
     OptimizerSpec,
     ScheduleSpec,
 )
-from ringmaster.techniques.job import ParameterGroup, WarmStart
+from ringmaster.techniques.job import LocalUpdates, Numerics, ParameterGroup, WarmStart
 
 JOB = Job(
     name="a",
@@ -51,6 +51,8 @@ FULL = replace(
     ),
     loss_options={"beta": 0.1},
     warm_start=WarmStart(checkpoints="c", step=3),
+    local_updates=LocalUpdates(workers=2, sync_every=8),
+    numerics=Numerics(tolerance=1e-5),
 )
 # Fields whose presence costs time, and whose values do not.
 SAME_VALUE = {"clip_grad_norm", "optimizer.layer_decay", "optimizer.groups.lr"}

@@ -35,6 +35,7 @@ STATE = PoolState(
     batches=dict.fromkeys(BatchStage, 2),
     jobs={("nightly", "running"): 5},
     plan=PlanState(id=8, made_s=1e9, makespan_s=600.0, gap=0.25),
+    ends={("nightly", "llama", "earliest"): 1e9 + 60},
 )
 KNOWN = Measurement(
     state=STATE,
@@ -75,6 +76,7 @@ def test_what_is_known_is_on_the_page():
         ("ringmaster_device_seconds_total", "n1", "idle"): 30,
         ("ringmaster_batches", "queued"): 2,
         ("ringmaster_jobs", "nightly", "running"): 5,
+        ("ringmaster_job_end_timestamp_seconds", "nightly", "earliest", "llama"): 1e9 + 60,
         ("ringmaster_segments_running",): 3,
         ("ringmaster_plan_makespan_seconds",): 600,
         ("ringmaster_plan_gap_ratio",): 0.25,
@@ -106,7 +108,7 @@ def test_every_metric_has_a_help_text_and_a_name_that_ends_with_its_unit():
         if re.search(r"\b[Tt]ime\b", family.documentation.split(",")[0]):
             assert family.name.endswith("_seconds"), family.name
     labels = {name for family in families for sample in family.samples for name in sample.labels}
-    assert labels == {"node", "state", "status", "stage", "batch", "reason", "version"}
+    assert labels == {"node", "state", "status", "stage", "batch", "job", "end", "reason", "version"}
 
 
 def test_the_page_of_operations_lists_exactly_these_metrics_with_their_labels():

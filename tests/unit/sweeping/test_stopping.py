@@ -5,10 +5,12 @@ import math
 import pytest
 
 from ringmaster.tasks.sweeping.spec import StoppingPolicy, TrialState
+from tests.unit.sweeping.sweeps import TEMPLATE, spec
 
 ASHA = StoppingPolicy(policy="asha", min_steps=4, reduction_factor=4)
 HALVING = StoppingPolicy(policy="halving", min_steps=4, reduction_factor=4)
 MEDIAN = StoppingPolicy(policy="median", min_steps=4)
+CUT = StoppingPolicy()
 
 
 def at_rung(scores, *, rung=4, total=64, goal=None):
@@ -27,6 +29,10 @@ def at_rung(scores, *, rung=4, total=64, goal=None):
         (StoppingPolicy(policy="asha", reduction_factor=3), 90, [10, 30, 90]),
         (StoppingPolicy(policy="asha"), 3, [1, 3]),
         (StoppingPolicy(policy="asha"), 160, [16, 64, 160]),
+        (CUT, 1000, [40, 100, 1000]),
+        (CUT, 60, [10, 60]),
+        (CUT, 15, [15]),
+        (StoppingPolicy(min_steps=4), 64, [4, 7, 64]),
         (MEDIAN, 64, [64]),
         (StoppingPolicy(policy="none"), 64, [64]),
     ],
@@ -79,6 +85,25 @@ def test_what_is_no_number_never_goes_on():
 def test_trials_that_failed_leave_room_for_others():
     trials = [*at_rung([5.0, 4.0, 3.0]), TrialState(name="failed", total=64, goal=4, has_ended=True)]
     assert HALVING.judge(trials, num_slots=2).goals == {"t0": 16}
+
+
+@pytest.mark.parametrize(("num", "kept"), [(30, (12, 6)), (8, (4, 2)), (32, (13, 7)), (3, (2, 1)), (1, (1, 1))])
+def test_a_cut_keeps_two_of_five_and_then_a_fifth(num, kept):
+    first = CUT.judge(at_rung([float(-i) for i in range(num)], rung=40, total=1000), num_slots=2)
+    assert len(first.goals) == kept[0] and len(first.stops) == num - kept[0]
+    second = CUT.judge(at_rung([float(-i) for i in range(kept[0])], rung=100, total=1000), num_slots=2)
+    assert second.goals == {f"t{i}": 1000 for i in range(kept[1])}
+    assert CUT.num_kept(30, rung=10, total=60) == 6, "one rung that stands for both"
+
+
+def test_a_cut_compares_means_of_three_evaluations_and_trains_on_whom_no_later_arrival_displaces():
+    lucky = TrialState(name="lucky", total=1000, goal=40, scores={20: 0.0, 30: 0.0, 40: 2.0})
+    steady = TrialState(name="steady", total=1000, goal=40, scores={5: -9.0, 20: 1.0, 30: 1.0, 40: 1.0})
+    late = TrialState(name="late", total=1000, goal=40)
+    assert list(CUT.judge([lucky, steady], num_slots=2).goals) == ["steady"]
+    assert list(CUT.judge([lucky, steady, late], num_slots=2).goals) == ["steady"], "two of three are kept"
+    (job, *_) = spec(stopping=CUT, template={**TEMPLATE, "num_steps": 1000}).batch().jobs
+    assert job.evaluation.at_steps == (20, 30, 40, 80, 90, 100)
 
 
 def test_the_median_rule():

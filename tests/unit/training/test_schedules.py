@@ -6,13 +6,12 @@ from transformers import get_cosine_with_min_lr_schedule_with_warmup, get_linear
 
 from ringmaster.codec import to_json
 from ringmaster.techniques import ScheduleSpec
-from ringmaster.techniques.training.optimizers import schedule_factor
 
 NUM_STEPS, NUM_WARMUP = 50, 5
 
 
 def factors(schedule, *, num_steps=NUM_STEPS):
-    return [schedule_factor(schedule, step, num_steps=num_steps) for step in range(num_steps)]
+    return [schedule.factor(step, num_steps=num_steps) for step in range(num_steps)]
 
 
 def of_transformers(make, **options):

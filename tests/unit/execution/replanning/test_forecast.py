@@ -10,6 +10,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from scipy.stats import t as student
 
+from ringmaster.tasks.execution.dispatch import PlanSimulator, in_steps
 from ringmaster.tasks.execution.events import (
     COVERAGE,
     FIRST_PREDICTION,
@@ -19,26 +20,31 @@ from ringmaster.tasks.execution.events import (
     predictions_in,
 )
 from ringmaster.tasks.execution.forecast import (
+    CERTAIN,
     LEAST_SPREAD,
     NU,
     EarlierRun,
+    EarliestEnds,
     ForecastConditions,
     corrected,
     errors_in,
     job_error,
     plan_left,
     predict,
+    predict_plan,
     spread_of,
     t_quantile,
 )
 from ringmaster.tasks.execution.plan_manager import EVERY_S, MOST_SHARE
 from ringmaster.tasks.execution.replanner import Replanner
 from ringmaster.tasks.planning import Option, Plan, PlanningJob, PlanningNode, Problem, Segment
+from ringmaster.tasks.planning.bounds.bounds import preemptive_bound
 from ringmaster.tasks.profiling.speed_beliefs import OF_PREDICTIONS, MachineLoad, SpeedBeliefs, errors_of
 from ringmaster.tasks.timeline.reader import TimelineReader
 from ringmaster.tasks.timeline.run_timeline import headline
 from ringmaster.techniques import Profile
 from ringmaster.techniques.profiles import PREDICTED
+from tests.drawing import draws
 from tests.unit.execution.fakes import in_a_row
 from tests.unit.execution.fakes import profile as fake_profile
 from tests.unit.execution.replanning.test_replan_policy import bench_of
@@ -90,8 +96,28 @@ def test_predictions_follow_what_running_segments_measure(tmp_path):
     early = next(each for each in predictions if each.made_s > 0.1 * ended_s)
     assert math.isclose(early.makespan_s, ended_s, rel_tol=0.06)
     assert early.low_s < ended_s < early.high_s
+    assert all(early.made_s < end.earliest_s < end.end_s < end.latest_s for end in (early.end, *early.jobs.values()))
     assert math.isclose(early.jobs["a"].end_s, ended_s / 2, rel_tol=0.06)
     assert all(each.makespan_s >= each.made_s for each in predictions)
+
+
+@pytest.mark.parametrize("factor", [0.6, 1.0, 1.5])
+def test_no_job_ends_before_its_earliest_end(tmp_path, factor):
+    ended_s = {}
+
+    def note_ends(bench):
+        def listen(event):
+            if isinstance(event, JobEnded):
+                ended_s[event.job] = bench.runner.now_s
+
+        bench.other_listeners.append(listen)
+
+    factors = {"a": factor, "b": 1.0, "c": 1.0, "d": factor}
+    _, predictions = running_batch(tmp_path, factors=factors, before=note_ends)
+    for each in predictions:
+        assert all(end.earliest_s <= ended_s[job] + 1e-3 for job, end in each.jobs.items())
+        assert each.earliest_s <= max(ended_s.values()) + 1e-3
+    assert max(each.earliest_s for each in predictions) > 0.8 * max(ended_s.values())
 
 
 def test_a_timeline_has_the_predicted_ends_of_the_batch_and_of_jobs_that_have_not_ended(tmp_path):
@@ -207,7 +233,7 @@ def test_each_interval_contains_its_end(spread, earlier):
     draws = {"a": 50 * np.exp(spread * np.linspace(-2, 2, 200)), "b": 100 * np.exp(spread * np.linspace(2, -2, 200))}
     found = predict(draws, surroundings=ForecastConditions(earlier=earlier), made_s=7.0)
     for end in (found.end, *found.jobs.values()):
-        assert 7.0 < end.low_s < end.end_s < end.high_s
+        assert 7.0 == end.earliest_s < end.low_s < end.end_s < end.latest_s < end.high_s
     assert found.makespan_s >= max(end.end_s for end in found.jobs.values()) - 1e-6
 
 
@@ -225,6 +251,57 @@ def test_what_no_profile_contains_is_independent_of_the_speeds(num_jobs):
     assert found.spread == pytest.approx(math.hypot(spread_of(left), LEAST_SPREAD))
     half = math.log(found.high_s / found.low_s) / 2
     assert half == pytest.approx(corrected(found.spread, ())[1], rel=0.05)
+
+
+@st.composite
+def plans_and_factors(draw):
+    """A plan of jobs of which some wait for others, and true over predicted runtimes within their intervals."""
+    num_jobs = draw(st.integers(1, 6))
+    after = {i: tuple(f"j{k}" for k in draw(st.sets(st.integers(0, i - 1), max_size=3))) for i in range(1, num_jobs)}
+    problem, plan = plan_of(*((draw(st.integers(0, 1)), 100.0 * i) for i in range(num_jobs)), after=after)
+    spread = SpeedBeliefs().of("j0", 0, technique="single", errors=errors_of(profile(PREDICTED))).spread
+    least = math.exp(-CERTAIN * math.hypot(spread, LEAST_SPREAD))
+    return problem, plan, {job.id: draw(st.floats(least, 3.0) | st.just(least)) for job in problem.jobs}
+
+
+@draws(60)
+@given(plans_and_factors(), st.booleans())
+def test_nothing_ends_before_its_earliest_end_while_runtimes_are_in_their_intervals(drawn, has_prices):
+    problem, plan, factors = drawn
+    certificate = preemptive_bound(problem).certificate if has_prices else None
+    least = EarliestEnds.of_profiles(problem, {job: [profile(PREDICTED)] for job in factors}, certificate=certificate)
+    num_steps = dict.fromkeys(factors, 1000)
+    ahead = PlanSimulator(
+        problem,
+        in_steps(plan, num_steps=num_steps, steps_done={}),
+        num_steps=num_steps,
+        step_s=lambda job, option: factors[job] / 10,
+    )
+    last_s, earliest_s = ahead.finish(), least.of_jobs()
+    assert earliest_s.keys() == ahead.ended_s.keys()
+    assert all(ahead.ended_s[job] >= at_s - 1e-6 for job, at_s in earliest_s.items())
+    assert last_s >= least.of_last(list(factors)) - 1e-6
+    some = list(factors)[::2]
+    assert max(ahead.ended_s[job] for job in some) >= least.of_last(some) - 1e-6
+
+
+def test_a_job_ends_after_what_all_jobs_before_it_need():
+    """Six jobs on two devices take three times as long as one of them, before the seventh starts."""
+    problem, plan = plan_of(*((i % 2, 50.0 * i) for i in range(7)), after={6: tuple(f"j{i}" for i in range(6))})
+    least = EarliestEnds.of_profiles(problem, {job.id: [profile()] for job in problem.jobs}, certificate=None).of_jobs()
+    assert least["j6"] == pytest.approx(4 * least["j0"])
+    assert predict_plan(
+        problem, plan, {job.id: [profile()] for job in problem.jobs}, surroundings=ForecastConditions()
+    ).earliest_s == pytest.approx(least["j6"])
+
+
+def test_jobs_of_a_group_have_no_earliest_end_of_their_own():
+    problem, _ = plan_of((0, 0.0), (1, 0.0))
+    lead = replace(problem.jobs[0], members=("m",))
+    grouped = replace(problem, jobs=(lead, problem.jobs[1]))
+    least = EarliestEnds.of_profiles(grouped, {"j0": [profile()], "j1": [profile()]})
+    assert least.of_jobs()["j0"] == least.of_jobs()["m"] == 0.0
+    assert least.of_jobs()["j1"] > 0.0
 
 
 def test_errors_of_earlier_runs_fade_as_speeds_are_measured():

@@ -1,6 +1,9 @@
 """Requests of users to a pool: batches found by name, answers, and refusals that list what exists."""
 
 import json
+import queue
+import time
+from contextlib import suppress
 from dataclasses import replace
 
 import pytest
@@ -9,14 +12,19 @@ from typer.testing import CliRunner
 from ringmaster.errors import BatchFileError, InputError
 from ringmaster.flows import cli, entry
 from ringmaster.flows.batch.batch_input import EXAMPLES, MOST_PARAMETER_BYTES, as_batch, as_parameter, batch_in_file
+from ringmaster.flows.batch.run_folder import alone_in
 from ringmaster.flows.pool import batch_requests
 from ringmaster.flows.pool.batch_requests import NO_POOL, ask_about, meant
+from ringmaster.tasks.background_worker import running
 from ringmaster.tasks.batch import Batch
+from ringmaster.tasks.pool.active_batches import ActiveBatch, Quarantine
+from ringmaster.tasks.pool.request_handler import RequestHandler
 from ringmaster.tasks.pool.requests import RequestKind, Requests, RequestStatus
-from ringmaster.tasks.pool.submissions import Submission, Submissions
+from ringmaster.tasks.pool.submissions import ALONE, Submission, Submissions
 from ringmaster.tasks.storage.database import Database, file_url
-from ringmaster.tasks.storage.journal import JobStatus, Journal
-from tests.unit.execution.fakes import job, profile
+from ringmaster.tasks.storage.journal import JobStatus, Journal, begin
+from ringmaster.techniques import DataSpec, Job, ModelSpec
+from tests.unit.execution.fakes import Bench, job, profile
 from tests.unit.flows.pool.standing_pool import played
 
 
@@ -103,21 +111,24 @@ def test_the_commands_ask_and_print_the_answer(pool):
         executor.held_back = {"a", "b"}
         assert run("jobs", "pause", "nightly", "a") == (0, "nightly-1: pause: a\n")
         assert run("jobs", "resume", "nightly") == (0, "nightly-1: resume: a, b\n")
-        assert run("jobs", "set-priority", "nightly", "2.5", "b") == (0, "nightly-1: set-priority: b\n")
+        assert run("jobs", "set", "nightly", "b", "priority=2.5") == (0, "nightly-1: set: b\n")
         code, output = run("jobs", "cancel", "nightly", "--json")
         assert (code, json.loads(output)) == (
             0,
             [{"batch": "nightly-1", "is_done": True, "message": "cancel: a, b"}],
         )
-    (asked,) = [r for r in Requests(pool).open(status=RequestStatus.DONE) if r.kind == RequestKind.SET_PRIORITY]
-    assert asked.content == {"batch": "nightly-1", "jobs": ["b"], "priority": 2.5}
+    (asked,) = [r for r in Requests(pool).open(status=RequestStatus.DONE) if r.kind == RequestKind.SET]
+    assert asked.content == {"batch": "nightly-1", "jobs": ["b"], "settings": {"priority": 2.5}}
 
 
 @pytest.mark.parametrize(
     ("arguments", "told"),
     [
         (("jobs", "cancel", "other"), "there is no batch 'other'; active batches: nightly (nightly-1)"),
-        (("jobs", "set-priority", "nightly", "0"), "a priority must be a number above 0"),
+        (("jobs", "set", "nightly", "priority=0"), "priority must be a number above 0"),
+        (("jobs", "set", "nightly", "steps=1.5", "colour=3"), "colour cannot be set"),
+        (("jobs", "clone", "nightly", "c"), "batch nightly has no job c; it has a, b"),
+        (("jobs", "clone", "nightly", "a", "--set", "seed"), "'seed' is not KEY=VALUE"),
         (("submit", "missing.yaml", "--batch", "a/b"), "'a/b' is not a valid name"),
     ],
 )
@@ -133,6 +144,82 @@ def test_without_a_pool_it_is_told_how_to_have_one(tmp_path, monkeypatch, comman
     monkeypatch.setenv("RINGMASTER_HOME", str(tmp_path))
     monkeypatch.delenv("RINGMASTER_DATABASE", raising=False)
     assert run("jobs", command, "nightly") == (entry.INPUT_FAULT, NO_POOL)
+
+
+@pytest.fixture
+def run_here(tmp_path, monkeypatch):
+    """A run of the batch `nightly` that goes on on this machine: an executor that answers, and its folder."""
+    monkeypatch.setenv("RINGMASTER_HOME", str(tmp_path))
+    for variable in ("PREFECT_API_URL", "MLFLOW_TRACKING_URI", "RINGMASTER_DATABASE"):
+        monkeypatch.delenv(variable, raising=False)
+    folder = tmp_path / "batches" / "nightly" / "1"
+    folder.mkdir(parents=True)
+    vit = ModelSpec(architecture="ViTForImageClassification", config={"image_size": 8, "patch_size": 2})
+    jobs = [Job(name=name, model=vit, data=DataSpec(source="digits"), num_steps=20) for name in "ab"]
+    bench = Bench(folder, jobs)
+    begin(bench.journal, jobs, faults={})
+    bench.executor.job_table.refresh()
+    bench.journal.put("batch", Batch.of(name="nightly", jobs=jobs, folder=tmp_path).to_json())
+    submission = Submission(
+        id=ALONE, name="nightly", jobs=tuple(jobs), profiles={}, folder=str(folder), cache_dir=str(folder)
+    )
+    standing, inbox = {ALONE: ActiveBatch(submission=submission)}, queue.SimpleQueue()
+    bench.executor._inbox = inbox
+    handler = RequestHandler(
+        bench.journal.database,
+        executor=bench.executor,
+        active_batches=standing,
+        quarantine=Quarantine(bench.journal.database),
+        on_terms=lambda active, why: standing.update({ALONE: active}),
+        clock=time.monotonic,
+        silent_s=30.0,
+    )
+
+    def work(over):
+        while not over.is_set():
+            with suppress(queue.Empty):
+                inbox.get(timeout=0.05)[1]()
+
+    bench.standing = standing
+    with alone_in(folder), running(handler.keep_answering, name="requests"), running(work, name="executor"):
+        yield bench
+
+
+def test_without_a_pool_the_run_on_this_machine_is_controlled(run_here):
+    checkpoint = run_here.place.folder / "checkpoints" / "a" / "step-00000010"
+    checkpoint.mkdir(parents=True)
+    (checkpoint / "manifest.json").write_text("{}")
+    code, output = run("jobs", "clone", "nightly", "a", "--set", "optimizer.lr=5e-4", "--warm", "--dry-run")
+    assert (code, list(run_here.statuses)) == (0, ["a", "b"])
+    assert "after step 10 the learning rate jumps from 0.001 to 0.0005" in output
+    code, output = run("jobs", "clone", "nightly", "a", "--set", "optimizer.lr=5e-4", "--warm")
+    assert (code, "To fix: add --yes" in output) == (entry.INPUT_FAULT, True)
+    code, output = run("jobs", "clone", "nightly", "a", "--set", "optimizer.lr=5e-4", "--warm", "--yes")
+    assert "a-clone1: a clone of a from its checkpoint of step 10" in " ".join(output.split())
+    clone = run_here.executor.job_table.entries["a-clone1"].job
+    assert (clone.optimizer.lr, clone.warm_start.step, run_here.journal.jobs()["a-clone1"].step) == (5e-4, 10, 10)
+    assert (run_here.place.folder / "checkpoints" / "a-clone1" / "start" / "step-00000010").is_dir()
+    assert run("jobs", "pause", "nightly", "b") == (0, "nightly: paused: b of batch nightly\n")
+    code, output = run("jobs", "set", "nightly", "a", "steps=30", "weight=2", "deadline=60")
+    assert (code, run_here.executor.job_table.entries["a"].job.num_steps) == (0, 30)
+    terms = run_here.standing[ALONE].terms
+    assert (terms.weights, terms.deadlines_s) == ({"a": 2.0}, {"a": 60.0})
+
+
+@pytest.mark.parametrize(
+    ("arguments", "told"),
+    [
+        (("clone", "nightly", "a", "--set", "optimizer.lr=-1", "--at-step", "3"), "a step is for a warm clone"),
+        (("clone", "nightly", "a", "--set", "optimizer.lr=-1"), "optimizer.lr"),
+        (("clone", "nightly", "a", "--set", "precision=bf16"), "precision changes the speed or size of a job"),
+        (("clone", "nightly", "a", "--warm"), "a has no checkpoint yet"),
+        (("set", "nightly", "c", "steps=30"), "batch nightly has no job c; it has a, b"),
+        (("pause", "other"), NO_POOL),
+    ],
+)
+def test_what_a_run_on_this_machine_cannot_do_is_refused(run_here, arguments, told):
+    code, output = run("jobs", *arguments)
+    assert (code, told in output) == (entry.INPUT_FAULT, True), output
 
 
 def test_status_and_logs_look_at_batches_of_the_pool(pool, tmp_path):

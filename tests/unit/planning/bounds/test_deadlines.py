@@ -53,9 +53,17 @@ def test_the_first_conflict_and_the_worst_are_told():
 
 
 def test_a_job_is_due_for_those_that_wait_for_it():
+    bases = (single("base"), single("other"))
+    tuned = (single("a", after=("base",), deadline_s=25.0), single("b", after=("other",), deadline_s=25.0))
+    first, last = told(Problem("p", (PlanningNode("n", 1),), (*bases, *tuned)))
+    assert first.startswith("jobs base, other: cannot all end by 15.0 s")
+    assert "cannot all end by 25.0 s" in last
+
+
+def test_a_job_cannot_start_before_all_that_it_waits_for_fits_the_devices():
     jobs = (single("base"), single("other"), single("tuned", after=("base", "other"), deadline_s=25.0))
     (fault,) = told(Problem("p", (PlanningNode("n", 1),), jobs))
-    assert fault.startswith("jobs base, other: cannot all end by 15.0 s")
+    assert fault == "job tuned: cannot end before 30.0 s, its deadline is 25.0 s: 5.0 s too late"
 
 
 def test_deadlines_beside_nodes_that_go_away():

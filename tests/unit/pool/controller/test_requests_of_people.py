@@ -100,9 +100,26 @@ def test_a_retried_job_that_ran_out_of_memory_everywhere_has_all_its_options_aga
             "of batch nightly-b1 a is waiting: it cannot be retried",
         ),
         (
-            RequestKind.SET_PRIORITY,
-            {"batch": "b1", "priority": -1},
-            "a priority is a number above 0 and at most 1000 (1 is usual, 2 counts twice), not -1",
+            RequestKind.SET,
+            {"batch": "b1", "settings": {"priority": -1, "colour": 1}},
+            "colour cannot be set. To fix: choose from steps, weight, deadline, priority; "
+            "priority must be a number above 0 and at most 1000 (1 is usual, 2 counts twice), got -1",
+        ),
+        (
+            RequestKind.CLONE,
+            {"batch": "b1", "jobs": ["a"], "name": "b", "settings": {}},
+            "batch nightly-b1 has a job 'b' already. To fix: choose another --name",
+        ),
+        (
+            RequestKind.CLONE,
+            {"batch": "b1", "jobs": ["a"], "name": "c", "settings": {"global_batch_size": 8}},
+            "these settings make no job: global_batch_size changes the speed or size of a job, so no clone can differ "
+            "in it. To fix: submit it as a job with warm_start, which is measured first",
+        ),
+        (
+            RequestKind.CLONE,
+            {"batch": "b1", "jobs": ["a"], "name": "c", "is_warm": True},
+            "a has no checkpoint yet. To fix: wait for one, or leave out --warm",
         ),
         (RequestKind.LEND, {"node": "n7", "least": 1, "most": 1}, "there is no node 'n7'. There is: n"),
     ],

@@ -41,6 +41,13 @@ def test_jobs_without_a_user_belong_to_their_batch():
     assert terms.users == {"x/a": "ana", "x/b": "x", "y/a": "y", "y/b": "ana"}
 
 
+def test_a_user_has_the_least_quota_of_all_batches():
+    terms = [{"max_devices": {"ana": 4}, "shares": {"ben": 0.5}}, {"max_devices": {"ana": 2, "kim": 1}}]
+    combined = combined_terms([standing(name, **each) for name, each in zip("xy", terms, strict=True)])
+    assert combined.max_devices == {"ana": 2, "kim": 1}
+    assert combined.shares == {"ben": 0.5}
+
+
 def test_a_deadline_is_closer_when_the_batch_waited_before(database, pool):
     pool.pass_seconds(10, Worker(database))
     pool.submit(submission(terms=PlanningTerms(deadlines_s={"a": 300.0})))
@@ -53,9 +60,9 @@ def test_a_priority_changes_what_is_minimised_and_outlives_the_executor(database
     pool.pass_seconds(1, Worker(database, num_devices=1))
     pool.submit(submission("b1"), submission("b2"))
     assert pool.plans[-1].job("b2/a").weight == 1.0
-    done = pool.ask(RequestKind.SET_PRIORITY, batch="nightly-b2", jobs=[], priority=4)
+    done = pool.ask(RequestKind.SET, batch="nightly-b2", jobs=[], settings={"priority": 4})
     assert (done.status, done.answer) == (RequestStatus.DONE, {"message": "priority 4 for batch nightly-b2"})
-    pool.ask(RequestKind.SET_PRIORITY, batch="b2", jobs=["a"], priority=0.5)
+    pool.ask(RequestKind.SET, batch="b2", jobs=["a"], settings={"priority": 0.5})
     assert pool.objectives == ["weighted"]
     after = PoolBench(database, pool.clock)
     after.step()
@@ -66,8 +73,10 @@ def test_a_priority_changes_what_is_minimised_and_outlives_the_executor(database
 def test_priorities_that_no_planner_can_weigh_with_disturb_nobody(database, pool):
     pool.pass_seconds(1, Worker(database, num_devices=1))
     pool.submit(submission("b1", terms=PlanningTerms(weights={"a": 1e14})), submission("b2"))
-    refused = pool.ask(RequestKind.SET_PRIORITY, batch="b2", jobs=[], priority=1e16)
+    refused = pool.ask(RequestKind.SET, batch="b2", jobs=[], settings={"priority": 1e16})
     assert (refused.status, "at most 1000" in refused.answer["message"]) == (RequestStatus.REFUSED, True)
     for jobs in ([], ["a"]):
-        assert pool.ask(RequestKind.SET_PRIORITY, batch="b1", jobs=jobs, priority=1000).status == RequestStatus.DONE
+        assert (
+            pool.ask(RequestKind.SET, batch="b1", jobs=jobs, settings={"priority": 1000}).status == RequestStatus.DONE
+        )
     assert {row.id: row.weight for row in pool.plans[-1].jobs}["b1/a"] == HEAVIEST

@@ -5,11 +5,13 @@ from dataclasses import replace
 import pytest
 from sqlalchemy.exc import OperationalError
 
+from ringmaster.tasks.execution.events import NEWEST_PREDICTION, PredictedEnd, Prediction
 from ringmaster.tasks.pool.nodes import LOAN, NodeStatus, PoolLeases
 from ringmaster.tasks.pool.pool_monitor import BatchStage, DeviceStatus, PlanReason, PoolMonitor
 from ringmaster.tasks.pool.requests import RequestKind, Requests, RequestStatus
 from ringmaster.tasks.pool.submissions import Submissions
 from ringmaster.tasks.storage.database import Database
+from ringmaster.tasks.storage.journal import Journal
 from ringmaster.tasks.storage.schema import EXECUTOR
 from tests.unit.pool.bench import Clock, Gangs, submission, worker_of
 
@@ -175,6 +177,16 @@ def test_batches_by_stage_and_jobs_of_active_batches_by_status(monitor, database
     assert state.jobs == {("one", "waiting"): 2, ("one", "failed"): 1}
     Submissions(database).end("b1")
     assert sampled(monitor).state.jobs == {}
+
+
+def test_predicted_ends_of_the_jobs_of_active_batches_since_the_epoch(monitor, database):
+    Submissions(database).submit(submission("b1", name="nightly"))
+    end = PredictedEnd(end_s=60.0, low_s=50.0, high_s=80.0, earliest_s=40.0, latest_s=75.0)
+    figures = {"makespan_s": 60.0, "low_s": 50.0, "high_s": 80.0, "load": 1.0, "spread": 0.1, "num_earlier": 0}
+    prediction = Prediction(**figures, jobs={"a": end}, since_s=1000.0)
+    Journal(database, batch="b1").put(NEWEST_PREDICTION, prediction.to_json())
+    keys = [("nightly", "a", which) for which in ("earliest", "median", "latest")]
+    assert sampled(monitor).state.ends == dict(zip(keys, (1040.0, 1060.0, 1075.0), strict=True))
 
 
 def test_batches_of_one_name_count_together(monitor, database):

@@ -1,0 +1,113 @@
+"""What a person may change of a job that runs: its clones, and its settings.
+
+A clone has its source's speed and size, so it needs no profile of its own: it differs in the keys of `SAME_SHAPE` only.
+A warm one goes on from a checkpoint of its source, which is linked into the clone's own folder, as its source removes
+older checkpoints. Training from it is equal, bit by bit, to training on from the checkpoint under the changed settings:
+weights, optimizer and position in the data come from it, and learning rate and schedule from the clone.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+from ringmaster.codec import from_json, to_json
+from ringmaster.errors import RequestRefused
+from ringmaster.tasks.batch.grid import SAME_SHAPE, with_values
+from ringmaster.tasks.execution.job_table import JobState
+from ringmaster.tasks.pool.requests import MOST_PRIORITY, SETTINGS
+from ringmaster.techniques import Job
+from ringmaster.techniques.checkpoints.storage import LocalPlace, is_url
+from ringmaster.techniques.job import OPTIMIZER_OPTIONS
+
+LARGEST_JUMP = 0.2  # of the logarithm of a step's size, beyond which a person is asked
+START = "start"  # the folder of a clone's checkpoints with that of its source
+
+
+def step_jump(before: Job, after: Job, *, step: int) -> str:
+    """Returns how a change makes the size of the next step jump, which a learning rate scales, in a sentence.
+
+    Empty where it jumps too little to be asked about.
+
+    step: the steps that are done.
+    """
+    if step == 0 or step >= min(before.total_steps, after.total_steps):
+        return ""
+    rates = before.learning_rate(step), after.learning_rate(step)
+    if rates[0] == rates[1] or (min(rates) > 0 and abs(math.log(rates[1] / rates[0])) <= LARGEST_JUMP):
+        return ""
+    factor = f", by a factor of {rates[1] / rates[0]:.3g}" if rates[0] else ""
+    return f"after step {step} the learning rate jumps from {rates[0]:.3g} to {rates[1]:.3g}{factor}"
+
+
+def clone_faults(settings: Mapping[str, Any]) -> list[str]:
+    """Returns which keys a clone cannot differ in, with the remedy."""
+    unknown = [key for key in settings if not any(key == each or key.startswith(each) for each in SAME_SHAPE)]
+    remedy = "To fix: submit it as a job with warm_start, which is measured first"
+    return [f"{key} changes the speed or size of a job, so no clone can differ in it. {remedy}" for key in unknown]
+
+
+def with_settings(job: Job, settings: Mapping[str, Any], *, name: str) -> Job:
+    """Returns a job with other values at dotted keys. Raises ValueError where they are of a wrong type.
+
+    Options of the optimizer that the job's optimizer does not have are refused, as they would end its clone.
+    """
+    if faults := clone_faults(settings):
+        raise ValueError("; ".join(faults))
+    plain: Mapping[str, Any] = to_json(job)
+    values = {f"loss_options.{key[5:]}" if key.startswith("loss.") else key: value for key, value in settings.items()}
+    if "num_steps" in values or "num_epochs" in values:
+        plain = {**plain, "num_epochs": None, "num_steps": None if "num_epochs" in values else plain["num_steps"]}
+    if "num_epochs" in values:
+        raise ValueError("num_epochs: a job that runs counts in steps. To fix: set num_steps")
+    changed: Job = from_json(Job, {**with_values(plain, values), "name": name})
+    if unknown := set(changed.optimizer.options) - set(OPTIMIZER_OPTIONS.get(changed.optimizer.name, ())):
+        raise ValueError(f"optimizer.options: {changed.optimizer.name} has no {', '.join(sorted(unknown))}")
+    return changed
+
+
+def setting_faults(settings: Mapping[str, Any]) -> list[str]:
+    """Returns what is wrong with the settings of running jobs, with remedies."""
+    faults = [
+        f"{key} cannot be set. To fix: choose from {', '.join(SETTINGS)}" for key in settings.keys() - {*SETTINGS}
+    ]
+    for key, value in settings.items():
+        is_number = isinstance(value, (int, float)) and not isinstance(value, bool) and math.isfinite(value)
+        most = MOST_PRIORITY if key == "priority" else math.inf
+        if key in SETTINGS and (not is_number or not 0 < value <= most or (key == "steps" and value != int(value))):
+            kind = "a whole number" if key == "steps" else "a number"
+            up_to = f" and at most {most:.0f} (1 is usual, 2 counts twice)" if most < math.inf else ""
+            faults.append(f"{key} must be {kind} above 0{up_to}, got {value!r}")
+    return faults or ([] if settings else [f"nothing is set. To fix: give some of {', '.join(SETTINGS)}"])
+
+
+def warm_step(source: JobState, *, at_step: Any) -> int:
+    """Returns the step of the checkpoint from which a clone goes on. Raises RequestRefused where there is none."""
+    job, root = source.local_job, source.place.checkpoint_dir(source.local_job)
+    if job.model.command is not None or not job.trains:
+        raise RequestRefused(f"{job.name} has no checkpoints that Ringmaster can read. To fix: leave out --warm")
+    if is_url(root):
+        remedy = "To fix: leave out --warm, or keep checkpoints in a folder"
+        raise RequestRefused(
+            f"the checkpoints of {job.name} are in {root}, where none can be kept for a clone. {remedy}"
+        )
+    steps = [
+        int(name.rpartition("-")[2]) for name in LocalPlace(Path(root)).names() if name.rpartition("-")[2].isdigit()
+    ]
+    if not steps:
+        raise RequestRefused(f"{job.name} has no checkpoint yet. To fix: wait for one, or leave out --warm")
+    if at_step is None:
+        return max(steps)
+    if at_step not in steps:
+        there = ", ".join(map(str, sorted(steps)))
+        remedy = "To fix: choose one of these; keep_checkpoints of the batch keeps more"
+        raise RequestRefused(f"{job.name} has no checkpoint of step {at_step}, only of: {there}. {remedy}")
+    return int(at_step)
+
+
+def start_root(source: JobState, name: str) -> Path:
+    """Returns the folder of a clone's checkpoints in which its source's checkpoint is kept."""
+    return Path(source.place.checkpoint_dir(replace(source.local_job, name=name))) / START

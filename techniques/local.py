@@ -1,0 +1,83 @@
+"""Local updates: each worker takes optimizer steps on its own share of the batch; every few steps they are averaged.
+
+The job defines the workers, and not the gang: a device holds one of them, or several in turn, with equal results.
+
+Sources: Douillard et al., DiLoCo (arXiv:2311.08105); McMahan et al., Federated Averaging (arXiv:1602.05629).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import TYPE_CHECKING
+
+from ringmaster.techniques.job import Job
+from ringmaster.techniques.loss import loss_function_of
+from ringmaster.techniques.technique import (
+    OPTIMIZER_STATE_BYTES,
+    RECOMPUTE,
+    RUN,
+    WEIGHT_BYTES,
+    Config,
+    GangShape,
+    Technique,
+    training_state_bytes,
+    undivided_batch_only,
+)
+
+if TYPE_CHECKING:
+    from torch import nn
+    from torch.distributed.device_mesh import DeviceMesh
+
+    from ringmaster.techniques.model_facts import ModelFacts
+
+
+class Local(Technique):
+    """Holds one or several of the job's workers on each device, which exchange weights at the ends of rounds only.
+
+    The harness takes the workers' steps: see `training.local_updates`.
+    """
+
+    name = "local"
+    summary = "workers with optimizers of their own, averaged every few steps"
+    needs = "a job with `local_updates`; devices that divide its workers; the state of these in each device's memory"
+    takes_4_bits = True
+    whole_tensors = True
+    takes_chunks = RUN
+    updates_locally = True
+
+    def supports(self, job: Job, gang: GangShape, facts: ModelFacts) -> str | None:
+        """Requires that each device has equally many workers, and a batch that they may divide."""
+        if job.local_updates is None:
+            return f"{self.name} is for jobs with local_updates"
+        if job.local_updates.workers % gang.num_devices:
+            return f"{job.local_updates.workers} workers cannot be divided by {gang.num_devices} devices"
+        loss = loss_function_of(job.loss, job.loss_options)
+        if loss is not None and loss.total_names:
+            return f"the loss {loss.name} counts over all workers at each step"
+        return undivided_batch_only(job, facts)
+
+    def configs(self, job: Job, gang: GangShape, facts: ModelFacts) -> Iterator[Config]:
+        """Yields modes of recomputation; the micro-batch decides the bits, and so is the job's."""
+        assert job.local_updates is not None
+        micro_batch = job.exact_chunk or job.global_batch_size // job.local_updates.workers
+        for recompute in RECOMPUTE:
+            yield {"micro_batch": micro_batch, "recompute": recompute}
+
+    def estimate_memory(self, job: Job, gang: GangShape, config: Config, facts: ModelFacts) -> int:
+        """Returns the bytes of one training state, and of each further worker's weights and optimizer state.
+
+        Those of the last round's weights and of the outer momentum are added.
+        """
+        spec = job.local_updates
+        assert spec is not None
+        more = spec.workers // gang.num_devices - 1
+        of_worker = WEIGHT_BYTES + OPTIMIZER_STATE_BYTES[job.optimizer.name]
+        of_rounds = WEIGHT_BYTES * (2 if spec.outer_momentum else 1)
+        return training_state_bytes(job, facts) + facts.num_updated * (more * of_worker + of_rounds)
+
+    def parallelize(self, model: nn.Module, mesh: DeviceMesh | None, config: Config) -> nn.Module:
+        """Applies recomputation; each device has the whole model."""
+        from ringmaster.techniques.training.recomputation import recompute_layers
+
+        recompute_layers(model, config["recompute"])
+        return model
