@@ -22,6 +22,7 @@ from typing import Any
 from urllib.parse import quote
 
 from ringmaster.errors import LedgerError, UnknownModel
+from ringmaster.files import write_atomically
 from ringmaster.model_lineage.graph import Graph
 from ringmaster.model_lineage.ledger.connection import database_fault, paged
 from ringmaster.model_lineage.ledger.ledger import Ledger
@@ -36,7 +37,6 @@ from ringmaster.model_lineage.ledger.registry import (
 )
 from ringmaster.model_lineage.records import CHAMPION, COMPONENT, DatasetInput, ModelRecord
 from ringmaster.model_lineage.tensors import TensorStore
-from ringmaster.model_lineage.tensors.objects import write_once
 
 READY = 2  # a value of MLflow's LoggedModelStatus
 NEW_FOR_MS = 600_000  # younger rows are requested again, as their tags may have been incomplete
@@ -166,7 +166,7 @@ def _read_client(ledger: Ledger, file: Path, *, is_fresh: bool) -> tuple[list[Mo
         "changed_ms": changed_ms,
         "rows": [asdict(row) for row in ordered],
     }
-    write_once(file, json.dumps(fields).encode())
+    write_atomically(file, json.dumps(fields).encode())
     models = paged(ledger.client.search_registered_models)
     return ordered, {model.name: {a: int(v) for a, v in model.aliases.items()} for model in models if model.aliases}
 

@@ -1,4 +1,4 @@
-"""Validation of adaptations: the keys of each kind, whether the parent models fit each other, and what they imply."""
+"""Validation of adaptations and adapters: the keys of each kind, whether the parent models fit each other, and what they imply."""
 
 import re
 from collections.abc import Iterator, Mapping, Sequence
@@ -8,10 +8,12 @@ from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
+from ringmaster.extras import missing_extra
 from ringmaster.tasks.batch.document import Finding, Place, as_mapping, findings_where, got
 from ringmaster.tasks.batch.references import closest, is_folder
 from ringmaster.techniques.job import (
     ADAPTATIONS,
+    ADAPTERS,
     CONTINUE,
     DISTILLED,
     MERGE,
@@ -23,6 +25,7 @@ from ringmaster.techniques.job import (
     Adapter,
     Job,
 )
+from ringmaster.techniques.models.architectures import architecture_in
 from ringmaster.techniques.models.model_folders import model_of_folder, quantization_of, tensor_shapes
 from ringmaster.techniques.models.peft_format import resolved
 
@@ -50,6 +53,20 @@ TOKENIZER = ("source", "path", "dataset", "factory", "kwargs", "vocab_size", "te
 """The data keys that determine the vocabulary a model learns if no tokenizer is named."""
 DEFAULTS = {field.name: field.default for field in fields(Adapter)}
 """What the keys of an adapter are where they are not given."""
+OF_KINDS = {
+    "rank": ("lora",),
+    "alpha": ("lora",),
+    "rank_stabilised": ("lora",),
+    "targets": ("lora", "ia3"),
+    "feedforward": ("ia3",),
+    "num_virtual_tokens": VIRTUAL_TOKENS,
+    "dora": ("lora",),
+    "dropout": ("lora",),
+    "initialization": ("lora",),
+    "modules_to_save": ("lora", "ia3"),
+}
+"""The kinds that have each key, for the keys that not all kinds have."""
+CAUSAL = ("ForCausalLM", "LMHeadModel")
 
 
 def adaptation_findings(job: Raw) -> Iterator[Finding]:
@@ -454,3 +471,91 @@ def base_findings(job: Raw, jobs: Mapping[str, Raw]) -> Iterator[Finding]:
 
 def _as_set(value: Any) -> Any:
     return sorted(map(str, value)) if isinstance(value, (list, tuple)) else value
+
+
+def adapter_findings(job: Raw) -> Iterator[Finding]:
+    """Yields the faults in the adapter of one job; places are relative to the job."""
+    adapter = job.get("adapter")
+    yield from _quantized_base(job, adapter)
+    if not isinstance(adapter, Mapping):
+        return
+    if adapter.get("from_pretrained") is not None and adapter.get("initialization") not in (None, "default"):
+        yield Finding(("adapter", "initialization"), "is for a new adapter", "leave it out: the folder has the values")
+    kind = adapter.get("kind", Adapter.kind)
+    if kind in ADAPTERS and adapter.get("from_pretrained") is None:
+        yield from _of_other_kinds(adapter, str(kind))
+    yield from _on_model(job, adapter, str(kind))
+    if job.get("adaptation") is not None:
+        yield Finding(
+            ("adapter",), "stands beside an adaptation", "train the adapter in a job of its own, and adapt its result"
+        )
+
+
+def _quantized_base(job: Raw, adapter: Any) -> Iterator[Finding]:
+    if job.get("quantize_base") is None:
+        return
+    place, has_adapter = ("quantize_base",), isinstance(adapter, Mapping)
+    problem, _, remedy = (missing_extra("quantization", feature="a base in 4 bits") or "").partition(". To fix: ")
+    yield from findings_where(
+        (
+            not has_adapter,
+            place,
+            "is for a base that stays frozen below an adapter",
+            "give an adapter, or leave it out",
+        ),
+        (
+            has_adapter and adapter.get("initialization") not in (None, "default"),
+            ("adapter", "initialization"),
+            "subtracts from the base's weights, which are in 4 bits",
+            "leave it out",
+        ),
+        (
+            job.get("compile"),
+            ("compile",),
+            "compiles layers, and those of 4 bits are not compiled",
+            "leave it out",
+        ),
+        (problem, place, problem, remedy),
+    )
+
+
+def _of_other_kinds(adapter: Raw, kind: str) -> Iterator[Finding]:
+    for key, kinds in OF_KINDS.items():
+        given = adapter.get(key)
+        given = tuple(given) if isinstance(given, list) else given
+        if kind not in kinds and given is not None and given != DEFAULTS[key]:
+            yield Finding(("adapter", key), f"is for {' and '.join(kinds)}, and this one is {kind}", f"remove {key}")
+    targets, scaled = adapter.get("targets"), adapter.get("feedforward")
+    if kind == "ia3" and isinstance(scaled, list) and isinstance(targets, list):
+        known = {name for name in targets if isinstance(name, str)}
+        for i, name in enumerate(scaled):
+            if isinstance(name, str) and name not in known:
+                yield Finding(("adapter", "feedforward", i), f"{name!r} is no target", "name it among targets too")
+
+
+def _on_model(job: Raw, adapter: Raw, kind: str) -> Iterator[Finding]:
+    model = job.get("model")
+    if not isinstance(model, Mapping):
+        return
+    if model.get("command") is not None:
+        yield Finding(("adapter",), "does not go with a command", "hand it to the command as kwargs")
+        return
+    if job.get("base") is None and model.get("from_pretrained") is None and set(model) & {"architecture", "factory"}:
+        yield Finding(
+            ("adapter",),
+            "has no base: the weights that it leaves alone would be random ones",
+            "give a base, or a model by from_pretrained; or leave the adapter out to train every weight",
+        )
+    architecture = _architecture(model)
+    if kind in VIRTUAL_TOKENS and architecture is not None and not architecture.endswith(CAUSAL):
+        yield Finding(
+            ("adapter", "kind"), f"{kind} is for causal language models, and the model is {architecture}", "take lora"
+        )
+
+
+def _architecture(model: Raw) -> str | None:
+    """Returns the class of a model, or None if neither the file nor a local folder gives it."""
+    named, folder = model.get("architecture"), model.get("from_pretrained")
+    if isinstance(named, str):
+        return named
+    return architecture_in(Path(folder)) if isinstance(folder, str) else None

@@ -1,19 +1,17 @@
 """Validation rules between several values of a batch: exclusions, requirements and references.
 
-The rules work on plain mappings, so that a fault elsewhere in a job does not hide theirs. Those of adaptations are in
-`adaptation_rules`.
+The rules work on plain mappings, so that a fault elsewhere in a job does not hide theirs. Those of adaptations and adapters
+are in `adaptation_rules`.
 """
 
 import math
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import replace
-from pathlib import Path
 from typing import Any
 
-from ringmaster.extras import missing_extra
 from ringmaster.tasks.batch.adaptation_rules import (
-    DEFAULTS,
     adaptation_findings,
+    adapter_findings,
     base_findings,
     circles_of,
     is_rewriting,
@@ -24,18 +22,18 @@ from ringmaster.tasks.batch.adaptation_rules import (
 from ringmaster.tasks.batch.document import Finding, Place, as_mapping, findings_where, got
 from ringmaster.tasks.batch.references import closest, loss_parts
 from ringmaster.tasks.batch.schema import Data, JobEntry, ModelSection, Section, misspelt
+from ringmaster.tasks.planning.objectives import TIME_TO_TARGET
 from ringmaster.techniques.checkpoints.checkpoint import folder_of
 from ringmaster.techniques.checkpoints.storage import place_of
 from ringmaster.techniques.data.file_rows import moment
 from ringmaster.techniques.job import (
-    ADAPTERS,
     ATTENTIONS,
     DECAY_RATIO,
+    MEASURED_OPTIMIZERS,
     OPTIMIZER_OPTIONS,
     PRUNED,
     SCHEDULES,
-    VIRTUAL_TOKENS,
-    Adapter,
+    EvaluationSpec,
     Job,
     LocalUpdates,
     ModelSpec,
@@ -43,7 +41,6 @@ from ringmaster.techniques.job import (
     ScheduleSpec,
 )
 from ringmaster.techniques.loss import is_named, loss_class, loss_names, option_faults, options_of
-from ringmaster.techniques.models.architectures import architecture_in
 
 Raw = Mapping[str, Any]
 PlacedJob = tuple[Callable[[Place], Place], Any]
@@ -67,6 +64,71 @@ def job_findings(raw: Any) -> Iterator[Finding]:
     yield from adaptation_findings(job)
     yield from adapter_findings(job)
     yield from _warm_start(job)
+    yield from _target(job)
+    yield from _variables(job)
+
+
+def _target(job: Raw) -> Iterator[Finding]:
+    """Yields why a job cannot end at its target; places are relative to the job."""
+    target, evaluation = job.get("target"), as_mapping(job.get("evaluation"))
+    if not isinstance(target, Mapping):
+        return
+    if len([key for key in ("at_most", "at_least") if target.get(key) is not None]) != 1:
+        yield Finding(("target",), "does not say one bound", "give one of at_most and at_least")
+    metric, metrics = target.get("metric"), evaluation.get("metrics", EvaluationSpec.metrics)
+    if isinstance(metric, str) and isinstance(metrics, (list, tuple)) and metric.removeprefix("eval/") not in metrics:
+        yield Finding(("target", "metric"), f"{metric} is not evaluated", "name it in evaluation.metrics too")
+    if not evaluation.get("every_steps") and not evaluation.get("at_steps"):
+        remedy = "give evaluation.every_steps, such as 50"
+        yield Finding(("target",), "is looked for in evaluations on the way, and there are none", remedy)
+    if as_mapping(job.get("model")).get("command") is not None:
+        yield Finding(("target",), "is for jobs that Ringmaster trains, not for commands", "leave it out")
+    if is_rewriting(job):
+        yield Finding(("target",), "stands beside an adaptation that trains nothing", "leave it out")
+
+
+def _variables(job: Raw) -> Iterator[Finding]:
+    """Yields why what a job lists under `may_vary` cannot be chosen; places are relative to the job."""
+    variables, place = job.get("may_vary"), ("may_vary",)
+    if not isinstance(variables, Mapping):
+        return
+    if job.get("target") is None:
+        yield Finding(place, "is chosen on the way to a target, and there is none", "give a target, or leave it out")
+    if job.get("exact"):
+        yield Finding(("exact",), "fixes all bits, and what may_vary lists changes them", "leave one of the two out")
+    if job.get("local_updates") is not None:
+        problem = "has an exchange every few steps, in which no batch size may vary"
+        yield Finding(("local_updates",), problem, "leave it out, or may_vary")
+    if job.get("warm_start") is not None:
+        problem = "passes over the first steps, by which may_vary is decided"
+        yield Finding(("warm_start",), problem, "leave one of the two out")
+    if as_mapping(job.get("data")).get("kind") == "prompt":
+        problem = "is prompt, and a job that trains on what it generates may not vary"
+        yield Finding(("data", "kind"), problem, "leave may_vary out")
+    for key, default in (("global_batch_size", Job.global_batch_size), ("precision", Job.precision)):
+        values, own = variables.get(key), job.get(key, default)
+        if isinstance(values, list) and values and own not in values:
+            yield Finding((*place, key), f"lacks the job's own {own}", f"add {own}, or set {key} to one of the list")
+    if not isinstance(variables.get("global_batch_size"), list) or len(variables["global_batch_size"]) < 2:
+        return
+    name = as_mapping(job.get("optimizer")).get("name", OptimizerSpec.name)
+    if name not in MEASURED_OPTIMIZERS:
+        problem = f"needs the noise scale, which is measured with {' and '.join(MEASURED_OPTIMIZERS)}, not {name}"
+        yield Finding((*place, "global_batch_size"), problem, "take one of these optimizers, or leave it out")
+    if as_mapping(job.get("data")).get("sampling") == "length-grouped":
+        problem = "does not go with length-grouped sampling, whose groups depend on the batch size"
+        yield Finding((*place, "global_batch_size"), problem, "set data.sampling: random, or leave it out")
+
+
+def objective_findings(objective: Any, jobs: Sequence[PlacedJob]) -> Iterator[Finding]:
+    """Yields the faults between the objective and what jobs list under `may_vary`; places are relative to the batch."""
+    entries = [(place, as_mapping(raw)) for place, raw in jobs]
+    if objective == TIME_TO_TARGET and not any(job.get("target") is not None for _, job in entries):
+        yield Finding(("objective",), "is time-to-target, and no job has a target", "give a job a target")
+    for place, job in entries:
+        if job.get("may_vary") is not None and objective != TIME_TO_TARGET:
+            problem = "is chosen for the objective time-to-target alone"
+            yield Finding(place(("may_vary",)), problem, f"set objective: {TIME_TO_TARGET}, or leave it out")
 
 
 def _warm_start(job: Raw) -> Iterator[Finding]:
@@ -385,110 +447,6 @@ def not_finite(value: Any, *, place: Place) -> Iterator[Finding]:
             yield from not_finite(item, place=(*place, i))
     elif isinstance(value, float) and not math.isfinite(value):
         yield Finding(place, f"must be a finite number, {got(value)}", "give a finite number")
-
-
-OF_KINDS = {
-    "rank": ("lora",),
-    "alpha": ("lora",),
-    "rank_stabilised": ("lora",),
-    "targets": ("lora", "ia3"),
-    "feedforward": ("ia3",),
-    "num_virtual_tokens": VIRTUAL_TOKENS,
-    "dora": ("lora",),
-    "dropout": ("lora",),
-    "initialization": ("lora",),
-    "modules_to_save": ("lora", "ia3"),
-}
-"""The kinds that have each key, for the keys that not all kinds have."""
-CAUSAL = ("ForCausalLM", "LMHeadModel")
-
-
-def adapter_findings(job: Raw) -> Iterator[Finding]:
-    """Yields the faults in the adapter of one job; places are relative to the job."""
-    adapter = job.get("adapter")
-    yield from _quantized_base(job, adapter)
-    if not isinstance(adapter, Mapping):
-        return
-    if adapter.get("from_pretrained") is not None and adapter.get("initialization") not in (None, "default"):
-        yield Finding(("adapter", "initialization"), "is for a new adapter", "leave it out: the folder has the values")
-    kind = adapter.get("kind", Adapter.kind)
-    if kind in ADAPTERS and adapter.get("from_pretrained") is None:
-        yield from _of_other_kinds(adapter, str(kind))
-    yield from _on_model(job, adapter, str(kind))
-    if job.get("adaptation") is not None:
-        yield Finding(
-            ("adapter",), "stands beside an adaptation", "train the adapter in a job of its own, and adapt its result"
-        )
-
-
-def _quantized_base(job: Raw, adapter: Any) -> Iterator[Finding]:
-    if job.get("quantize_base") is None:
-        return
-    place, has_adapter = ("quantize_base",), isinstance(adapter, Mapping)
-    problem, _, remedy = (missing_extra("quantization", feature="a base in 4 bits") or "").partition(". To fix: ")
-    yield from findings_where(
-        (
-            not has_adapter,
-            place,
-            "is for a base that stays frozen below an adapter",
-            "give an adapter, or leave it out",
-        ),
-        (
-            has_adapter and adapter.get("initialization") not in (None, "default"),
-            ("adapter", "initialization"),
-            "subtracts from the base's weights, which are in 4 bits",
-            "leave it out",
-        ),
-        (
-            job.get("compile"),
-            ("compile",),
-            "compiles layers, and those of 4 bits are not compiled",
-            "leave it out",
-        ),
-        (problem, place, problem, remedy),
-    )
-
-
-def _of_other_kinds(adapter: Raw, kind: str) -> Iterator[Finding]:
-    for key, kinds in OF_KINDS.items():
-        given = adapter.get(key)
-        given = tuple(given) if isinstance(given, list) else given
-        if kind not in kinds and given is not None and given != DEFAULTS[key]:
-            yield Finding(("adapter", key), f"is for {' and '.join(kinds)}, and this one is {kind}", f"remove {key}")
-    targets, scaled = adapter.get("targets"), adapter.get("feedforward")
-    if kind == "ia3" and isinstance(scaled, list) and isinstance(targets, list):
-        known = {name for name in targets if isinstance(name, str)}
-        for i, name in enumerate(scaled):
-            if isinstance(name, str) and name not in known:
-                yield Finding(("adapter", "feedforward", i), f"{name!r} is no target", "name it among targets too")
-
-
-def _on_model(job: Raw, adapter: Raw, kind: str) -> Iterator[Finding]:
-    model = job.get("model")
-    if not isinstance(model, Mapping):
-        return
-    if model.get("command") is not None:
-        yield Finding(("adapter",), "does not go with a command", "hand it to the command as kwargs")
-        return
-    if job.get("base") is None and model.get("from_pretrained") is None and set(model) & {"architecture", "factory"}:
-        yield Finding(
-            ("adapter",),
-            "has no base: the weights that it leaves alone would be random ones",
-            "give a base, or a model by from_pretrained; or leave the adapter out to train every weight",
-        )
-    architecture = _architecture(model)
-    if kind in VIRTUAL_TOKENS and architecture is not None and not architecture.endswith(CAUSAL):
-        yield Finding(
-            ("adapter", "kind"), f"{kind} is for causal language models, and the model is {architecture}", "take lora"
-        )
-
-
-def _architecture(model: Raw) -> str | None:
-    """Returns the class of a model, or None if neither the file nor a local folder gives it."""
-    named, folder = model.get("architecture"), model.get("from_pretrained")
-    if isinstance(named, str):
-        return named
-    return architecture_in(Path(folder)) if isinstance(folder, str) else None
 
 
 def training_findings(job: Raw) -> Iterator[Finding]:

@@ -29,7 +29,8 @@ from torch._C._distributed_c10d import FileStore  # the source of torch.distribu
 from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
 from torch.distributed.tensor import DTensor, Partial, Replicate
 
-from ringmaster.codec import digest, from_json, to_json
+from ringmaster.codec import digest, to_json
+from ringmaster.files import read_value, write_value
 from ringmaster.techniques.checkpoints.checkpoint import CheckpointStore
 from ringmaster.techniques.checkpoints.state import HostCopies, piece_writer, read_whole
 from ringmaster.techniques.estimates.rank_memory import LiveBytes
@@ -45,35 +46,19 @@ from ringmaster.techniques.training.recomputation import recompute_layers
 T = TypeVar("T")
 
 
-def kept(cls: type[T], file: Path) -> T | None:
-    """Returns the value in a file; None where there is none, or one that cannot be read: it is measured again."""
-    try:
-        return from_json(cls, json.loads(file.read_text()))
-    except (OSError, ValueError):  # a power failure may leave an empty file
-        return None
-
-
-def keep(value: Any, file: Path) -> None:
-    """Writes a value into a file. A reader sees the old or the new one."""
-    file.parent.mkdir(parents=True, exist_ok=True)
-    aside = file.with_suffix(f".{os.getpid()}")
-    aside.write_text(json.dumps(to_json(value)))
-    aside.replace(file)
-
-
 def measured_once(cls: type[T], file: Path, measure: Callable[[], T], *, otherwise: str) -> T | None:
     """Returns the value in a file, or what `measure` returns, which is then kept there.
 
     otherwise: what is done where it raises RuntimeError, for the log; the value is None then.
     """
-    if (known := kept(cls, file)) is not None:
+    if (known := read_value(cls, file)) is not None:
         return known
     try:
         value = measure()
     except RuntimeError as error:
         print(f"{otherwise}: {error}", file=sys.stderr)
         return None
-    keep(value, file)
+    write_value(value, file)
     return value
 
 
@@ -257,7 +242,7 @@ def rates(slots: Sequence[Slot], *, precision: str, cache_dir: Path) -> Rates | 
     key = [os.uname().nodename, [to_json(slot) for slot in slots], dtype, torch.__version__, VERSION]
     file = cache_dir / f"rates-{digest(key)}.json"
     if file in _failed:
-        return kept(Rates, file)
+        return read_value(Rates, file)
     measured = measured_once(Rates, file, lambda: _measured(slots, dtype), otherwise="no step is predicted")
     if measured is None:
         _failed.add(file)
@@ -428,9 +413,9 @@ def disk_rates(cache_dir: Path) -> DiskRates:
     """Returns the rates of the disk that `cache_dir` lies on, which are measured once for each machine."""
     file = cache_dir / f"disk-{digest([os.uname().nodename, DISK_VERSION])}.json"
     cache_dir.mkdir(parents=True, exist_ok=True)
-    if (known := kept(DiskRates, file)) is None:
+    if (known := read_value(DiskRates, file)) is None:
         known = _measured_disk(cache_dir)
-        keep(known, file)
+        write_value(known, file)
     return known
 
 
