@@ -1,4 +1,4 @@
-"""Validation of adaptations and adapters: the keys of each kind, whether the parent models fit each other, and what they imply."""
+"""Validation of adaptations and adapters: the keys of each kind, whether models fit each other, what they imply."""
 
 import re
 from collections.abc import Iterator, Mapping, Sequence

@@ -1,7 +1,7 @@
 """Validation rules between several values of a batch: exclusions, requirements and references.
 
-The rules work on plain mappings, so that a fault elsewhere in a job does not hide theirs. Those of adaptations and adapters
-are in `adaptation_rules`.
+The rules work on plain mappings, so that a fault elsewhere in a job does not hide theirs. Those of adaptations and
+adapters are in `adaptation_rules`.
 """
 
 import math
