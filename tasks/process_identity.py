@@ -15,6 +15,7 @@ from typing import Any
 import psutil
 
 from ringmaster.codec import to_json
+from ringmaster.files import write_atomically
 
 PROC = Path("/proc")
 UNKNOWN = ""
@@ -173,8 +174,4 @@ def say_ready() -> None:
 
 def write_secret(file: Path, text: str) -> None:
     """Atomically writes a file that only its owner can read."""
-    aside = file.with_name(f".{file.name}.{os.getpid()}")
-    descriptor = os.open(aside, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, 0o600)
-    with os.fdopen(descriptor, "w") as opened:
-        opened.write(text)
-    aside.replace(file)
+    write_atomically(file, text.encode(), mode=0o600)

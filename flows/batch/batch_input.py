@@ -1,7 +1,6 @@
 """Batches as flows are given them: a value in Python, JSON, a file, or the fields of a form in Prefect's UI."""
 
 import json
-import os
 import re
 from pathlib import Path
 from typing import Annotated, Any, Literal, cast
@@ -11,6 +10,7 @@ from pydantic.functional_validators import AfterValidator
 from pydantic.json_schema import SkipJsonSchema
 
 from ringmaster.codec import digest
+from ringmaster.files import write_atomically
 from ringmaster.flows import settings
 from ringmaster.flows.settings import EXAMPLES, located
 from ringmaster.tasks.batch import Batch, load_batch, parse_batch
@@ -45,10 +45,7 @@ def batch_in_file(batch: Batch) -> Path:
     """Writes a batch, paths resolved, into a file on the storage that all nodes share; returns the file."""
     file = settings.home() / "batches" / batch.name / f"submitted-{digest(batch.to_json())}.json"
     if not file.exists():
-        file.parent.mkdir(parents=True, exist_ok=True)
-        aside = file.with_suffix(f".{os.getpid()}")
-        aside.write_text(json.dumps(batch.to_json()))
-        aside.replace(file)
+        write_atomically(file, json.dumps(batch.to_json()).encode())
     return file
 
 

@@ -12,7 +12,6 @@ from rich.table import Column, Table
 from rich.text import Text
 
 from ringmaster.flows import settings
-from ringmaster.flows.batch.result import BatchResult
 from ringmaster.flows.output import message, styled
 from ringmaster.tasks.planning.bounds.bounds import COUNTING
 from ringmaster.tasks.planning.gantt import (
@@ -26,9 +25,9 @@ from ringmaster.tasks.planning.gantt import (
     seconds_text,
 )
 from ringmaster.tasks.planning.plans.plan import Segment
-from ringmaster.tasks.storage.journal import JobStatus
 
 if TYPE_CHECKING:
+    from ringmaster.flows.batch.result import BatchResult
     from ringmaster.tasks.execution.events import Prediction
     from ringmaster.tasks.planning import Plan, Problem
 
@@ -184,6 +183,8 @@ def _models(result: BatchResult) -> list[str]:
 
 def _next_steps(result: BatchResult) -> list[str]:
     """Returns what the user may do next, each as a command."""
+    from ringmaster.tasks.storage.journal import JobStatus  # imports SQLAlchemy
+
     failed = [job["name"] for job in result.jobs if job["status"] not in (JobStatus.DONE, JobStatus.STOPPED)]
     lines = []
     if failed:

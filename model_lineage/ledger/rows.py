@@ -18,10 +18,10 @@ from typing import Any
 from urllib.parse import quote
 
 from ringmaster.errors import LedgerError
+from ringmaster.files import write_atomically
 from ringmaster.model_lineage.ledger.connection import database_fault, paged
 from ringmaster.model_lineage.ledger.ledger import Ledger
 from ringmaster.model_lineage.ledger.registry import CHILD, KIND, MODEL_ID
-from ringmaster.model_lineage.tensors.objects import write_once
 
 READY = 2  # a value of MLflow's LoggedModelStatus
 NEW_FOR_MS = 600_000  # younger rows are requested again, as their tags may have been incomplete
@@ -152,7 +152,7 @@ def _read_client(ledger: Ledger, file: Path, *, is_fresh: bool) -> tuple[list[Mo
         "changed_ms": changed_ms,
         "rows": [asdict(row) for row in ordered],
     }
-    write_once(file, json.dumps(fields).encode())
+    write_atomically(file, json.dumps(fields).encode())
     models = paged(ledger.client.search_registered_models)
     return ordered, {model.name: {a: int(v) for a, v in model.aliases.items()} for model in models if model.aliases}
 

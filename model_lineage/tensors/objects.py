@@ -11,12 +11,9 @@ from __future__ import annotations
 
 import hashlib
 import mmap
-import os
 import struct
 import threading
-import uuid
 from collections.abc import Iterator, Sequence
-from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
@@ -26,6 +23,7 @@ import xxhash
 import zstandard
 
 from ringmaster.errors import TensorObjectError
+from ringmaster.files import write_atomically
 
 DEEPEST = 4  # the longest chain of differences; each link costs another read
 _DIGEST_BYTES = 32
@@ -62,7 +60,7 @@ class Objects:
         head = bytes([0]) + _NOBODY
         if parent is not None and needs_parent(parts[0]):
             head = bytes([self.depth(parent) + 1]) + bytes.fromhex(parent)
-        write_once(self._path(digest), _MAGIC, head, *parts)
+        write_atomically(self._path(digest), _MAGIC, head, *parts)
         return digest
 
     def get(self, digest: str) -> memoryview:
@@ -130,22 +128,6 @@ class Objects:
         if len(data) < _HEADER.size or head[:4] not in (_MAGIC, _OLD_MAGIC) or data[1] not in _WORDS:
             raise TensorObjectError(f"object {digest} is damaged: it does not begin as objects do")
         return head, data
-
-
-def write_once(path: Path, *parts: Any) -> None:
-    """Writes a file that is synced before it gets its name; an existing file of that name is replaced."""
-    path.parent.mkdir(parents=True, exist_ok=True)
-    aside = path.with_name(f".{uuid.uuid4().hex}")
-    try:
-        with aside.open("xb") as file:
-            file.writelines(parts)
-            file.flush()
-            os.fsync(file.fileno())
-        aside.replace(path)
-    except BaseException:
-        with suppress(FileNotFoundError):
-            aside.unlink()
-        raise
 
 
 NOISE = 0.97  # a plane that compresses to more than this fraction is stored uncompressed, which is faster to read

@@ -23,6 +23,7 @@ from pathlib import Path
 from tempfile import TemporaryDirectory
 
 from ringmaster.errors import TensorObjectError, TensorStoreError
+from ringmaster.files import write_atomically
 from ringmaster.model_lineage.tensors.model_files import (
     MappedTensorFile,
     ModelFile,
@@ -36,7 +37,7 @@ from ringmaster.model_lineage.tensors.model_files import (
     plain_layout,
     read_layout,
 )
-from ringmaster.model_lineage.tensors.objects import Objects, digest_of, write_once
+from ringmaster.model_lineage.tensors.objects import Objects, digest_of
 
 NUM_THREADS = min(8, 2 * (os.cpu_count() or 1))  # hashing, zstd and numpy release the GIL, and syncing waits
 WEIGHTS = ".safetensors"
@@ -76,7 +77,7 @@ class FileReference:
 
     def write(self, file: Path) -> None:
         """Lets the reference stand for a file; the plain file, if there is one, is removed."""
-        write_once(Path(f"{file}{REFERENCE}"), json.dumps(asdict(self)).encode())
+        write_atomically(Path(f"{file}{REFERENCE}"), json.dumps(asdict(self)).encode())
         file.unlink(missing_ok=True)
 
 
@@ -127,7 +128,7 @@ class TensorStore:
             if owner is not None:
                 self.own(model.id, owner)
             if not self._path(model.id).exists():
-                write_once(self._path(model.id), _listed(files))
+                write_atomically(self._path(model.id), _listed(files))
         return model
 
     def restore(self, id: str, folder: Path) -> None:

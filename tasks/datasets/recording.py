@@ -8,7 +8,6 @@ from typing import Any
 from ringmaster.model_lineage.records import DatasetInput
 from ringmaster.techniques.data.arrow_files import fingerprint
 from ringmaster.techniques.data.manifest import FILE, RowManifest
-from ringmaster.techniques.data.stored_source import DESCRIPTION
 from ringmaster.techniques.job import DataSpec
 
 ROWS = f"data/{FILE}"
@@ -50,6 +49,8 @@ def dataset_inputs(spec: DataSpec, prepared: Mapping[str, Any]) -> list[DatasetI
 
 def _held_out_digest(prepared: Mapping[str, Any]) -> str:
     """Returns the digest of the held-out samples alone; of all samples where another machine holds the data."""
+    from ringmaster.techniques.data.stored_source import DESCRIPTION  # imports torch
+
     folder = Path(prepared["folder"])
     is_here = bool(prepared["folder"]) and (folder / DESCRIPTION).is_file()
     return fingerprint(folder, splits=("held_out",)) if is_here else str(prepared["digest"])

@@ -32,7 +32,6 @@ from __future__ import annotations
 
 import json
 import math
-import os
 import platform
 from collections.abc import Callable, Hashable, Iterable, Mapping, Sequence
 from contextlib import closing
@@ -45,6 +44,7 @@ from numpy.typing import NDArray
 
 from ringmaster.codec import digest
 from ringmaster.errors import ChannelClosed
+from ringmaster.files import write_atomically
 from ringmaster.tasks.cluster import Device
 from ringmaster.techniques import Profile
 from ringmaster.techniques.processes.channel import Channel
@@ -103,10 +103,7 @@ class QuietTimes:
         except (OSError, ValueError):  # there is none; a power failure may leave an empty one
             kept = []
         kept = [*kept, timed.fastest_s][-NUM_KEPT:]
-        self._folder.mkdir(parents=True, exist_ok=True)
-        scratch = file.with_suffix(f".{os.getpid()}")
-        scratch.write_text(json.dumps(kept))
-        scratch.replace(file)  # a reader sees the old or the new list
+        write_atomically(file, json.dumps(kept).encode())
         return min(kept)
 
 

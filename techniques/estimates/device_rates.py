@@ -20,7 +20,7 @@ from dataclasses import dataclass
 from datetime import timedelta
 from functools import cache, partial
 from pathlib import Path
-from typing import Any, NoReturn, TypeVar
+from typing import Any, NoReturn
 
 import torch
 import torch.distributed as dist
@@ -29,7 +29,8 @@ from torch._C._distributed_c10d import FileStore  # the source of torch.distribu
 from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
 from torch.distributed.tensor import DTensor, Partial, Replicate
 
-from ringmaster.codec import digest, from_json, to_json
+from ringmaster.codec import digest, to_json
+from ringmaster.files import read_value, write_value
 from ringmaster.techniques.checkpoints.checkpoint import CheckpointStore
 from ringmaster.techniques.checkpoints.state import HostCopies, piece_writer, read_whole
 from ringmaster.techniques.estimates.rank_memory import LiveBytes
@@ -41,25 +42,6 @@ from ringmaster.techniques.processes.order import Slot
 from ringmaster.techniques.processes.ranks import BACKENDS, Ranks, take_device
 from ringmaster.techniques.technique import OPTIMIZER_STATE_BYTES, WEIGHT_BYTES
 from ringmaster.techniques.training.recomputation import recompute_layers
-
-T = TypeVar("T")
-
-
-def kept(cls: type[T], file: Path) -> T | None:
-    """Returns the value in a file; None where there is none, or one that cannot be read: it is measured again."""
-    try:
-        return from_json(cls, json.loads(file.read_text()))
-    except (OSError, ValueError):  # a power failure may leave an empty file
-        return None
-
-
-def keep(value: Any, file: Path) -> None:
-    """Writes a value into a file. A reader sees the old or the new one."""
-    file.parent.mkdir(parents=True, exist_ok=True)
-    aside = file.with_suffix(f".{os.getpid()}")
-    aside.write_text(json.dumps(to_json(value)))
-    aside.replace(file)
-
 
 PATIENCE_S = 180.0
 
@@ -239,7 +221,7 @@ def rates(slots: Sequence[Slot], *, precision: str, cache_dir: Path) -> Rates | 
     """
     key = [os.uname().nodename, [to_json(slot) for slot in slots], _dtype(precision), torch.__version__, VERSION]
     file = cache_dir / f"rates-{digest(key)}.json"
-    if (known := kept(Rates, file)) is not None or file in _failed:
+    if (known := read_value(Rates, file)) is not None or file in _failed:
         return known
     try:
         measured = _measured(slots, precision)
@@ -247,7 +229,7 @@ def rates(slots: Sequence[Slot], *, precision: str, cache_dir: Path) -> Rates | 
         print(f"no step is predicted: {error}", file=sys.stderr)
         _failed.add(file)
         return None
-    keep(measured, file)
+    write_value(measured, file)
     return measured
 
 
@@ -420,11 +402,11 @@ def segment_costs(
 def disk_rates(cache_dir: Path) -> DiskRates:
     """Returns the rates of the disk that `cache_dir` lies on, which are measured once for each machine."""
     file = cache_dir / f"disk-{digest([os.uname().nodename, DISK_VERSION])}.json"
-    if (known := kept(DiskRates, file)) is not None:
+    if (known := read_value(DiskRates, file)) is not None:
         return known
     cache_dir.mkdir(parents=True, exist_ok=True)
     measured = _measured_disk(cache_dir)
-    keep(measured, file)
+    write_value(measured, file)
     return measured
 
 

@@ -23,8 +23,9 @@ import transformers
 from torch import Tensor, nn
 
 from ringmaster.codec import digest, from_json, set_fields, to_json
+from ringmaster.files import read_value, write_value
 from ringmaster.techniques.data import PreparedData
-from ringmaster.techniques.estimates.device_rates import in_children, keep, kept
+from ringmaster.techniques.estimates.device_rates import in_children
 from ringmaster.techniques.job import BESIDE_MODEL_AND_LOSS, Job
 from ringmaster.techniques.model_facts import ModelFacts
 from ringmaster.techniques.models.build import skeleton
@@ -105,7 +106,7 @@ def layer_times(
     libraries = [torch.__version__, transformers.__version__]
     what = [set_fields(job, but=BESIDE_MODEL_AND_LOSS | {"evaluation"}), facts, rows]
     file = cache_dir / f"layer-times-{digest([what, machine, libraries, VERSION], length=32)}.json"
-    if (known := kept(LayerTimes, file)) is not None:
+    if (known := read_value(LayerTimes, file)) is not None:
         return known
     try:
         answers = in_children(
@@ -115,7 +116,7 @@ def layer_times(
         print(f"stages are balanced by parameters: {error}", file=sys.stderr)
         return None
     measured = _mean([from_json(LayerTimes, one) for one in answers])
-    keep(measured, file)
+    write_value(measured, file)
     return measured
 
 

@@ -31,10 +31,11 @@ from torch import Tensor, nn
 from torch.utils._pytree import tree_leaves
 
 from ringmaster.codec import digest, from_json, set_fields, to_json
+from ringmaster.files import read_value, write_value
 from ringmaster.techniques import registry
 from ringmaster.techniques.data import Dataset, Indices, PreparedData, sampler_of, width_of
 from ringmaster.techniques.data.samples import PaddedDataset
-from ringmaster.techniques.estimates.device_rates import in_children, keep, kept
+from ringmaster.techniques.estimates.device_rates import in_children
 from ringmaster.techniques.estimates.layer_times import WEIGHTS_STD, kind_of
 from ringmaster.techniques.job import BESIDE_ONE_STEP, Job
 from ringmaster.techniques.model_facts import ModelFacts
@@ -123,7 +124,7 @@ def measured_step_times(
     machine = [os.uname().nodename, [to_json(slot) for slot in slots], torch.__version__, transformers.__version__]
     what = [set_fields(_measurable(job), but=BESIDE_ONE_STEP), data.digest, facts, width]
     file = cache_dir / f"step-times-{digest([what, machine, VERSION], length=32)}.json"
-    if (known := kept(StepTimes, file)) is not None:
+    if (known := read_value(StepTimes, file)) is not None:
         return known
     with TemporaryDirectory(dir=cache_dir) as folder:
         measure = partial(_measured, job, data=data, facts=facts, width=width, cache_dir=cache_dir, folder=folder)
@@ -133,7 +134,7 @@ def measured_step_times(
             print(f"steps are predicted by operations: {error}", file=sys.stderr)
             return None
     times: StepTimes = from_json(StepTimes, {key: fmean(one[key] for one in answers) for key in answers[0]})
-    keep(times, file)
+    write_value(times, file)
     return times
 
 

@@ -22,8 +22,9 @@ import torch
 import transformers
 
 from ringmaster.codec import digest, from_json, to_json
+from ringmaster.files import write_value
 from ringmaster.techniques import registry
-from ringmaster.techniques.estimates.device_rates import keep, run_in_children
+from ringmaster.techniques.estimates.device_rates import run_in_children
 from ringmaster.techniques.estimates.rank_memory import RankEstimate, RankScenario, estimate_rank
 from ringmaster.techniques.job import EvaluationSpec, Job, ScheduleSpec
 from ringmaster.techniques.model_facts import ModelFacts
@@ -150,7 +151,7 @@ def _run(missing: Sequence[tuple[Path, RankScenario]], *, at_once: int, until_s:
     for number, estimate, fault in run_in_children(works, at_once=at_once, until_s=until_s):
         if fault:
             print(f"a memory estimate: {fault}", file=sys.stderr)
-        keep(estimate or EstimateError(message=fault), missing[number][0])
+        write_value(estimate or EstimateError(message=fault), missing[number][0])
 
 
 def _told(scene: RankScenario) -> Any:

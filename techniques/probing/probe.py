@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import inspect
-import json
-import os
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import nullcontext
 from dataclasses import dataclass, replace
@@ -15,8 +13,9 @@ import torch
 import transformers
 from torch import Tensor, nn
 
-from ringmaster.codec import digest, from_json, set_fields, to_json
+from ringmaster.codec import digest, set_fields
 from ringmaster.errors import ModelTooLarge, StepError
+from ringmaster.files import read_value, write_value
 from ringmaster.registry import resolve
 from ringmaster.techniques.data import Dataset, PreparedData, fetch, open_data
 from ringmaster.techniques.data_source import installed_source
@@ -350,7 +349,7 @@ def draws_of(job: Job, *, data: PreparedData, cache_dir: Path) -> DrawSites:
 
 def known_draws(job: Job, *, data: PreparedData, cache_dir: Path) -> DrawSites | None:
     """The cached result of `draws_of` on this machine; None if there is none."""
-    return _read(DrawSites, _file("draws", job, data, cache_dir))
+    return read_value(DrawSites, _file("draws", job, data, cache_dir))
 
 
 class _TinyStep:
@@ -465,18 +464,11 @@ class _MadeUpSamples:
 
 def _once(cls: type[T], file: Path, find: Callable[[], T]) -> T:
     """The value in the file; if there is no file, finds the value and writes it."""
-    if (known := _read(cls, file)) is not None:
+    if (known := read_value(cls, file)) is not None:
         return known
     value = find()
-    file.parent.mkdir(parents=True, exist_ok=True)
-    aside = file.with_suffix(f".{os.getpid()}")
-    aside.write_text(json.dumps(to_json(value)))
-    aside.replace(file)
+    write_value(value, file)
     return value
-
-
-def _read(cls: type[T], file: Path) -> T | None:
-    return from_json(cls, json.loads(file.read_text())) if file.exists() else None
 
 
 def _file(what: str, job: Job, data: PreparedData, cache_dir: Path) -> Path:
