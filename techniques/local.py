@@ -39,6 +39,7 @@ class Local(Single):
     adaptations = frozenset()
     generates = False
     takes_kernels = False
+    measures_noise = False
     updates_locally = True
 
     def supports(self, job: Job, gang: GangShape, facts: ModelFacts) -> str | None:
