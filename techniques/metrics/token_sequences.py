@@ -69,10 +69,6 @@ class ExactMatch(Metric):
         labelled = counted.any(1)
         return {"exact_rows": ((predicted == labels) | ~counted).all(1) & labelled, "labelled_rows": labelled}
 
-    def value(self, sums: Mapping[str, Values]) -> Values:
-        """Returns the share."""
-        return sums["exact_rows"] / sums["labelled_rows"]
-
 
 class RougeL(Metric):
     """The mean over rows of the F-measure of the longest common subsequence of words (Lin, ROUGE, 2004, section 3).
@@ -101,10 +97,6 @@ class RougeL(Metric):
             counted.append(float(bool(true)))
             result.append(f_measure(*(words_of(each, outputs.tokenizer_dir) for each in (own, true))))
         return dict(zip(self.sums, labels.new_tensor([result, counted], dtype=torch.float64), strict=True))
-
-    def value(self, sums: Mapping[str, Values]) -> Values:
-        """Returns the mean."""
-        return sums["rouge_l_sums"] / sums["rouge_l_rows"]
 
 
 def f_measure(candidate: Sequence[Hashable], reference: Sequence[Hashable]) -> float:
@@ -252,11 +244,6 @@ class GeneratedText(Metric):
     @abstractmethod
     def likeness(self, written: Sequence[int], answer: Sequence[int], outputs: Outputs) -> float:
         """Returns a number from 0 to 1 for two texts, given as tokens."""
-
-    def value(self, sums: Mapping[str, Values]) -> Values:
-        """Returns the mean."""
-        likeness, rows = (sums[name] for name in self.sums)
-        return likeness / rows
 
 
 class GeneratedExactMatch(GeneratedText):
