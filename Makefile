@@ -33,7 +33,7 @@ export HF_HUB_DISABLE_TELEMETRY := 1
 .DEFAULT_GOAL := help
 .DELETE_ON_ERROR:
 .PHONY: help demo demo-lineage demo-reproduce demo-undo demo-retrain test test-full test-cluster test-slurm test-ray test-browser test-lowest test-newest lint docs docs-serve check-style check-format check-types check-imports format bench \
-	bench-planning bench-techniques bench-gpu bench-simulate bench-learning bench-predictions bench-lineage bench-execution bench-start bench-sweep bench-adapters code-size environment constraints clean
+	bench-planning bench-techniques bench-gpu bench-simulate bench-learning bench-predictions bench-lineage bench-execution bench-start bench-sweep bench-target bench-adapters code-size environment constraints clean
 
 help:  ## Say what can be made
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / {printf "  make %-16s %s\n", $$1, $$2}' Makefile
@@ -164,6 +164,10 @@ bench-start: $(READY)  ## Measure the first minute: whole commands beside script
 # About 20 minutes on two quiet cores; BENCH=--quick for two, BENCH="--rounds 1" for a third.
 bench-sweep: $(READY)  ## Measure a sweep of adapters against peft, one trial after another, and Ray Tune
 	$(BIN)/python -m benchmarks.sweep $(BENCH)
+
+# About 10 minutes on one core; BENCH="--seeds 1" for a third.
+bench-target: $(READY)  ## Measure batch sizes that are chosen on the way to a target beside an exhaustive search
+	$(BIN)/python -m benchmarks.target $(BENCH)
 
 code-size: $(READY)  ## Count files, statements, names and words
 	$(BIN)/python -m benchmarks.code_size

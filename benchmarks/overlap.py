@@ -1,11 +1,11 @@
-"""The gain of overlap: `zero2` against itself without overlap, with two ranks connected by a slow link.
+"""Communication over a slow link: `zero2` with and without overlap, and exact `ddp` against ordinary `ddp`.
 
     python benchmarks/overlap.py [--rate 200mbit] [--rounds 5]     (as root: it makes network namespaces)
 
-Each rank runs in a network namespace of its own. Virtual interfaces connect them, limited to the rate by a token bucket
-(tbf) on either side. Both contenders run in the same two processes and take turns of some steps each; seconds a step
-are compared within a round. Writes benchmarks/results/overlap.json and the section of docs/benchmarks.md between the
-markers `<!-- overlap -->`.
+Two ranks run in network namespaces of their own. Virtual interfaces connect them, limited to the rate by a token
+bucket (tbf) on either side. All contenders run in the same two processes and take turns of some steps each; seconds a
+step are compared within a round. Writes benchmarks/results/overlap.json and the section of docs/benchmarks.md between
+the markers `<!-- overlap -->`.
 """
 
 import argparse
@@ -19,12 +19,14 @@ import sys
 import tempfile
 import time
 from contextlib import contextmanager
+from dataclasses import replace
 from datetime import date
 from pathlib import Path
 
 ROOT = Path(__file__).resolve().parents[1]
 RESULTS, PAGE = ROOT / "benchmarks" / "results" / "overlap.json", ROOT / "docs" / "benchmarks.md"
-GOAL = 1.6
+GOAL, EXACT_GOAL = 1.6, 1.3
+WITHOUT, WITH, ORDINARY, EXACT = "`zero2` without overlap", "`zero2`", "`ddp`", "`ddp`, `exact: true`"
 SEQ_LEN, VOCAB_SIZE, NUM_SAMPLES = 256, 1024, 4096
 BUCKET_BYTES = 1_200_000
 MODEL = {
@@ -35,7 +37,7 @@ MODEL = {
     "num_key_value_heads": 4,
     "max_position_embeddings": SEQ_LEN,
 }
-STEPS_A_ROUND = 4
+STEPS_A_ROUND, CHUNKS_A_RANK = 4, 2
 
 
 class Tokens:
@@ -58,56 +60,66 @@ def tokens():
 
 
 def rank_main(rank, *, folder, num_rounds, rows):
-    """Trains one rank under both contenders in turn; rank 0 prints the seconds of each round."""
+    """Trains one rank under all contenders in turn; rank 0 prints the seconds and sent bytes a step of each round."""
+    import psutil
 
     from ringmaster.techniques import DataSpec, Job, ModelSpec, registry
     from ringmaster.techniques.processes.order import TRIAL, GangOrder, Slot
     from ringmaster.techniques.processes.ranks import join
     from ringmaster.techniques.training.trainer import Trainer
 
-    model = ModelSpec(architecture="LlamaForCausalLM", config={**MODEL, "vocab_size": VOCAB_SIZE})
     job = Job(
         name="overlap",
-        model=model,
+        model=ModelSpec(architecture="LlamaForCausalLM", config={**MODEL, "vocab_size": VOCAB_SIZE}),
         data=DataSpec(factory="overlap:tokens"),
         global_batch_size=2 * rows,
         num_steps=10_000,
     )
     cores = sorted(os.sched_getaffinity(0))
     slots = tuple(Slot(kind="cpu", index=i, cores=(cores[i % len(cores)],)) for i in range(2))
-
-    def order(overlap):
-        config = {"micro_batch": rows, "recompute": "none", "bucket_bytes": BUCKET_BYTES, "overlap": overlap}
-        return GangOrder(
+    chunk = rows // CHUNKS_A_RANK
+    exact = replace(job, exact=True, exact_chunk=chunk)
+    contenders = {
+        WITHOUT: (job, "zero2", {"micro_batch": rows, "bucket_bytes": BUCKET_BYTES, "overlap": False}),
+        WITH: (job, "zero2", {"micro_batch": rows, "bucket_bytes": BUCKET_BYTES, "overlap": True}),
+        ORDINARY: (job, "ddp", {"micro_batch": rows}),
+        EXACT: (exact, "ddp", {"micro_batch": chunk}),
+    }
+    orders = {
+        name: GangOrder(
             purpose=TRIAL,
             job=job,
-            technique=registry.dotted_path("zero2"),
-            config=config,
+            technique=registry.dotted_path(technique),
+            config={"recompute": "none", **config},
             slots=slots,
             folder=str(folder),
             cache_dir=str(folder / "cache"),
         )
-
-    ranks = join(order(True), rank, num_ranks=2, axes={"dp_replicate": 2})
+        for name, (job, technique, config) in contenders.items()
+    }
+    ranks = join(orders[WITH], rank, num_ranks=2, axes={"dp_replicate": 2})
     trainers = {
-        overlap: Trainer(order(overlap), registry.load(order(overlap).technique), ranks, beat=lambda: None)
-        for overlap in (False, True)
+        name: Trainer(order, registry.load(order.technique), ranks, beat=lambda: None) for name, order in orders.items()
     }
 
-    def seconds_a_step(trainer, num_steps):
+    def num_bytes():
+        return psutil.net_io_counters(pernic=True)["slow"].bytes_sent
+
+    def measure(trainer, num_steps):
         ranks.agree(True)
-        started_s = time.perf_counter()
+        started_s, sent_before = time.perf_counter(), num_bytes()
         for _ in range(num_steps):
             trainer.step()
-        trainer.model.wait_for_weights()
-        return ranks.max(time.perf_counter() - started_s) / num_steps
+        getattr(trainer.model, "wait_for_weights", lambda: None)()
+        seconds = ranks.max(time.perf_counter() - started_s) / num_steps
+        return {"seconds": seconds, "megabytes": (num_bytes() - sent_before) / num_steps / 1e6}
 
     for trainer in trainers.values():
-        seconds_a_step(trainer, 1)
+        measure(trainer, 1)
     for _ in range(num_rounds):
-        took = {str(overlap): seconds_a_step(trainer, STEPS_A_ROUND) for overlap, trainer in trainers.items()}
+        result = {name: measure(trainer, STEPS_A_ROUND) for name, trainer in trainers.items()}
         if rank == 0:
-            print(json.dumps({"without_s": took["False"], "with_s": took["True"]}), flush=True)
+            print(json.dumps(result), flush=True)
     ranks.agree(True)
     os._exit(0)
 
@@ -162,8 +174,15 @@ def lines_of_ranks(*arguments, rate):
 
 def write(rounds, *, rate, rows):
     """Writes the result as JSON, and as a table in the docs."""
-    ratios = [one["without_s"] / one["with_s"] for one in rounds]
-    middle = {key: statistics.median(one[key] for one in rounds) for key in rounds[0]}
+    middle = {
+        name: {key: statistics.median(one[name][key] for one in rounds) for key in rounds[0][name]}
+        for name in rounds[0]
+    }
+
+    def ratio(name, other, key="seconds"):
+        return statistics.median(one[name][key] / one[other][key] for one in rounds)
+
+    gain, slower = ratio(WITHOUT, WITH), ratio(EXACT, ORDINARY)
     result = {
         "date": date.today().isoformat(),
         "machine": f"{os.cpu_count()} cores, {platform.machine()}, shared",
@@ -173,21 +192,24 @@ def write(rounds, *, rate, rows):
         "model": MODEL,
         "rounds": rounds,
         "median": middle,
-        "ratio": statistics.median(ratios),
-        "goal": GOAL,
+        "gain_of_overlap": gain,
+        "exact": {"seconds": slower, "bytes": ratio(EXACT, ORDINARY, "megabytes")},
+        "goals": {"gain_of_overlap": GOAL, "exact": EXACT_GOAL},
     }
     RESULTS.parent.mkdir(exist_ok=True)
     RESULTS.write_text(json.dumps(result, indent=1) + "\n")
+    table = "\n".join(f"| {name} | {one['seconds']:.2f} | {one['megabytes']:.1f} |" for name, one in middle.items())
     text = f"""{result["date"]}, {result["machine"]}; {rate} between two ranks of a Llama of
-{MODEL["num_hidden_layers"]} layers and width {MODEL["hidden_size"]}, {rows} x {SEQ_LEN} tokens a rank, buckets of
-{BUCKET_BYTES / 1e6:g} MB; medians of {len(rounds)} rounds of {STEPS_A_ROUND} steps.
+{MODEL["num_hidden_layers"]} layers and width {MODEL["hidden_size"]}, {rows} x {SEQ_LEN} tokens a rank, exact steps in
+{CHUNKS_A_RANK} chunks of them, buckets of {BUCKET_BYTES / 1e6:g} MB; medians of {len(rounds)} rounds of
+{STEPS_A_ROUND} steps.
 
-| | seconds a step |
-|---|---|
-| without overlap | {middle["without_s"]:.2f} |
-| with overlap | {middle["with_s"]:.2f} |
+| | seconds a step | MB sent a step and rank |
+|---|---|---|
+{table}
 
-With overlap {result["ratio"]:.2f} times as fast ({min(ratios):.2f} to {max(ratios):.2f}); the goal is {GOAL}.
+With overlap {gain:.2f} times as fast (goal {GOAL}). Exact steps take {slower:.2f} times an ordinary one's seconds and
+{result["exact"]["bytes"]:.2f} times its bytes (goal at most {EXACT_GOAL}).
 """
     page = PAGE.read_text()
     PAGE.write_text(re.sub(r"(?s)(<!-- overlap -->\n).*?(<!-- /overlap -->)", lambda m: m[1] + text + m[2], page))
@@ -208,7 +230,7 @@ def main():
         sys.exit("network namespaces need root. To fix: run it with sudo")
     rounds = lines_of_ranks(__file__, "--rounds", str(given.rounds), "--rows", str(given.rows), rate=given.rate)
     result = write(rounds, rate=given.rate, rows=given.rows)
-    print(json.dumps({"median": result["median"], "ratio": result["ratio"]}, indent=1))
+    print(json.dumps({key: result[key] for key in ("median", "gain_of_overlap", "exact")}, indent=1))
 
 
 if __name__ == "__main__":

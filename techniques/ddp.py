@@ -28,6 +28,7 @@ class Ddp(DataParallel):
     whole_tensors = True
     generates = True
     takes_chunks = RUN
+    measures_noise = True
     takes_kernels = True
 
     def parallelize(self, model: nn.Module, mesh: DeviceMesh | None, config: Config) -> nn.Module:

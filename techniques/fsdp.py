@@ -41,6 +41,7 @@ class Fsdp(DataParallel):
     takes_4_bits = True
     whole_tensors = True
     takes_chunks = TURN
+    measures_noise = True
     saves_memory_of = "ddp"
     moves_model = True
 

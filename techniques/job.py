@@ -3,6 +3,7 @@
 import math
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, replace
+from itertools import pairwise, product
 from typing import Any
 
 from ringmaster.codec import SINCE_LATER, stored_flat
@@ -46,6 +47,11 @@ ADAPTATIONS: Mapping[str, tuple[str, ...]] = {
     MERGED: ("average", "task-arithmetic"),
 }
 """The kinds of adaptation besides plain training, and the methods of each."""
+MEASURED_OPTIMIZERS = ("adamw", "sgd")
+"""The optimizers with which the noise scale of the gradient can be measured."""
+LEARNING_RATE_RULES = ("damped-gain", "square-root")
+VARIABLE_PRECISIONS = ("fp32", "bf16")
+"""The precisions between which a job may change: its state is the same in both."""
 FRESH_HEAD = frozenset({"num_labels", "id2label", "architectures"})
 """Keys of a pretrained model's `config` that may give it a head which its file lacks."""
 OF_SAMPLES = frozenset(
@@ -59,7 +65,7 @@ OF_SAMPLES = frozenset(
 BESIDE_ONE_STEP = frozenset(
     {
         *("name", "base", "seed", "num_steps", "num_epochs", "schedule", "optimizer.lr", "warm_start"),
-        *("evaluation.every_steps", "evaluation.at_steps"),
+        *("evaluation.every_steps", "evaluation.at_steps", "target", "may_vary", "phases"),
     }
 )
 """The fields of a job on which neither what a step needs nor what it costs depends."""
@@ -322,7 +328,7 @@ class ScheduleSpec:
         """Returns the steps in which "wsd" decays, of a job of `num_steps` steps."""
         return math.ceil((DECAY_RATIO if self.decay_ratio is None else self.decay_ratio) * num_steps)
 
-    def factor(self, step: int, *, num_steps: int) -> float:
+    def factor(self, step: float, *, num_steps: int) -> float:
         """Returns the factor of the base learning rate at step `step` of `num_steps`.
 
         With k the step (0-based), N the number of steps, W those of the warm-up, D those of the decay of "wsd", and r
@@ -367,9 +373,14 @@ class EvaluationSpec:
     max_batches: int = 16
     max_new_tokens: int = 64
 
-    def is_due(self, step: int) -> bool:
-        """Returns whether an evaluation is due after `step` steps, apart from that at the end."""
-        return step in self.at_steps or (self.every_steps is not None and step % self.every_steps == 0)
+    def is_due(self, place: float, *, before: float) -> bool:
+        """Returns whether an evaluation is due after the step from `before` to `place`, apart from that at the end.
+
+        Both are places in the job's schedule: the numbers of steps, unless the batch size has changed.
+        """
+        every = self.every_steps
+        is_regular = every is not None and place // every > before // every
+        return is_regular or any(before < step <= place for step in self.at_steps)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -414,6 +425,65 @@ class WarmStart:
 
     checkpoints: str
     step: int
+
+
+@dataclass(frozen=True, kw_only=True)
+class Target:
+    """A value of a metric on held-out data at which a job ends: `at_most` or `at_least`, one of the two."""
+
+    metric: str
+    at_most: float | None = None
+    at_least: float | None = None
+
+    def is_reached(self, metrics: Mapping[str, float]) -> bool:
+        """Returns whether an evaluation has reached the target."""
+        value = metrics.get(self.metric, math.nan)
+        return value <= self.at_most if self.at_most is not None else value >= (self.at_least or 0.0)
+
+    def __str__(self) -> str:
+        bound = f"at most {self.at_most:g}" if self.at_most is not None else f"at least {self.at_least:g}"
+        return f"{self.metric} {bound}"
+
+
+@dataclass(frozen=True, kw_only=True)
+class Variables:
+    """What may be chosen of a job on the way to its target: its own value first, and the others that are permitted.
+
+    Attributes:
+        global_batch_size, precision: the values; empty where nothing may be chosen.
+        learning_rate_rule: how the learning rate follows the batch size (`training.noise_scale`).
+    """
+
+    global_batch_size: tuple[int, ...] = ()
+    precision: tuple[str, ...] = ()
+    learning_rate_rule: str = "damped-gain"
+
+    def choices(self, job: "Job") -> list[tuple[int, str]]:
+        """Returns the pairs of batch size and precision that a job may be trained with, its own first."""
+        own = (job.global_batch_size, job.precision)
+        pairs = product(self.global_batch_size or own[:1], self.precision or own[1:])
+        return list(dict.fromkeys((own, *pairs)))
+
+
+@dataclass(frozen=True, kw_only=True)
+class TrainingPhase:
+    """A stretch of a job's steps with a global batch size of its own.
+
+    The list of a job's phases begins with the job as it was written. What a step trains on is a function of the seed,
+    the step and this list.
+
+    Attributes:
+        first_step: the step (0-based) with which it begins; it lasts to the next phase.
+        global_batch_size, precision: of its steps.
+        lr_factor: the factor of the learning rate.
+        num_steps: the number of the job's steps if this phase is the last one.
+    """
+
+    first_step: int
+    global_batch_size: int
+    precision: str
+    lr_factor: float
+    num_steps: int
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -498,6 +568,9 @@ class Job:
         warm_start: a checkpoint of another job, from which this one goes on: its first step is the one after it.
         freeze: glob patterns of the names of parameters that are not trained, in order: as in a .gitignore, "!" takes
             parameters out again, and the last pattern that matches decides. ("*", "!classifier.*") trains a head alone.
+        target: the job ends when an evaluation reaches it, and after `num_steps` at the latest.
+        may_vary: what may be chosen on the way to the target; nothing else is.
+        phases: the batch sizes of a job that has changed its own on the way; empty for one that has not.
     """
 
     name: str
@@ -527,6 +600,9 @@ class Job:
     quantize_base: str | None = field(default=None, metadata=SINCE_LATER)
     warm_start: WarmStart | None = field(default=None, metadata=SINCE_LATER)
     exact_chunk: int | None = field(default=None, metadata=SINCE_LATER)
+    target: Target | None = field(default=None, metadata=SINCE_LATER)
+    may_vary: Variables = field(default=Variables(), metadata=SINCE_LATER)
+    phases: tuple[TrainingPhase, ...] = field(default=(), metadata=SINCE_LATER)
     local_updates: LocalUpdates | None = field(default=None, metadata=SINCE_LATER)
     numerics: Numerics | None = field(default=None, metadata=SINCE_LATER)
 
@@ -562,7 +638,63 @@ class Job:
 
     def learning_rate(self, step: int) -> float:
         """Returns the learning rate of step `step` (0-based). It depends on the step alone, so no state is restored."""
-        return self.optimizer.lr * self.schedule.factor(step, num_steps=self.total_steps)
+        place, length = self.schedule_place(step)
+        return self.optimizer.lr * self.schedule.factor(place, num_steps=length) * self.phase(step).lr_factor
+
+    @property
+    def varies(self) -> bool:
+        """Whether its batch size or precision is still to be chosen."""
+        return not self.phases and len(self.may_vary.choices(self)) > 1
+
+    def phase(self, step: int) -> TrainingPhase:
+        """Returns the phase of a step (0-based)."""
+        own = (TrainingPhase(
+            first_step=0,
+            global_batch_size=self.global_batch_size,
+            precision=self.precision,
+            lr_factor=1.0,
+            num_steps=self.num_steps or 0,
+        ),)  # fmt: skip
+        return next(phase for phase in reversed(self.phases or own) if phase.first_step <= step)
+
+    def is_evaluated(self, step: int) -> bool:
+        """Returns whether the job is evaluated after `step` steps, before its last."""
+        if not 0 < step < self.total_steps:
+            return False
+        return self.evaluation.is_due(self.schedule_place(step)[0], before=self.schedule_place(step - 1)[0])
+
+    def in_phase(self, step: int) -> "Job":
+        """Returns the job with the batch size and the precision of a step, which determine how long it takes."""
+        if not self.phases:
+            return self
+        phase = self.phase(step)
+        return replace(self, global_batch_size=phase.global_batch_size, precision=phase.precision)
+
+    def samples(self, step: int) -> range:
+        """Returns the places of a step's samples in the endless stream of the job's samples."""
+        first, phase = 0, self.phase(step)
+        for earlier, following in pairwise(self.phases):
+            if following.first_step <= step:
+                first += (following.first_step - earlier.first_step) * earlier.global_batch_size
+        first += (step - phase.first_step) * phase.global_batch_size
+        return range(first, first + phase.global_batch_size)
+
+    def schedule_place(self, step: int) -> tuple[float, int]:
+        """Returns where the schedule stands at a step, and its length, in steps of the job as it was written.
+
+        With N these steps, and a phase from step f at the place p with n steps to the end: p + (step - f) (N - p) / n.
+        So the schedule ends with the last step, whatever the phases.
+        """
+        if not self.phases:
+            return step, self.total_steps
+        place, length = 0.0, self.phases[0].num_steps
+        for i, phase in enumerate(self.phases):
+            is_last = i + 1 == len(self.phases) or step < self.phases[i + 1].first_step
+            end = step if is_last else self.phases[i + 1].first_step
+            place += (end - phase.first_step) * (length - place) / (phase.num_steps - phase.first_step)
+            if is_last:
+                break
+        return place, length
 
     @property
     def total_steps(self) -> int:

@@ -34,6 +34,7 @@ class Single(Technique):
     whole_tensors = True
     generates = True
     takes_chunks = RUN
+    measures_noise = True
     takes_kernels = True
 
     def supports(self, job: Job, gang: GangShape, facts: ModelFacts) -> str | None:

@@ -62,6 +62,12 @@ class StepWork(Protocol):
     def num_micro_batches(self) -> int:
         """The number of forward passes that the share is divided into; at least one."""
 
+    is_measured: bool
+    """Whether the gradients of the first micro-batch are measured by themselves (`training.noise_scale`)."""
+
+    def measure_part(self, count: float) -> None:
+        """Measures the gradients of the first micro-batch, which all ranks have exchanged. count: of its loss here."""
+
     def batch(self, index: int) -> dict[str, Tensor]:
         """Returns a micro-batch on this rank's device, and seeds its random numbers."""
 
@@ -116,6 +122,9 @@ class Technique(ABC):
     # How a rank takes the chunks of an exact job, where sums have the bits of those of `single`: a RUN of consecutive
     # chunks, or one of each n consecutive ones in TURN. None: the technique adds in an order of its own.
     takes_chunks: ClassVar[str | None] = None
+    # Whether the ranks' gradients of one micro-batch can be exchanged by themselves, and are then whole or sharded as
+    # the optimizer's state is. If so, the noise scale can be measured.
+    measures_noise: ClassVar[bool] = False
     # Whether it trains jobs with local updates, and only these.
     updates_locally: ClassVar[bool] = False
     # Whether the kernels of a job with `numerics` may be chosen: see `training.kernels`.
@@ -172,9 +181,12 @@ class Technique(ABC):
         loss_sum, count = work.zero(), 0.0
         for i in range(work.num_micro_batches):
             batch = work.batch(i)
-            with self.accumulate(model, is_last=i == work.num_micro_batches - 1):
+            is_first_part = work.is_measured and i == 0
+            with self.accumulate(model, is_last=is_first_part or i == work.num_micro_batches - 1):
                 part, part_count = work.loss(self.forward(model, batch, work), batch)
                 part.backward()  # type: ignore[no-untyped-call]
+            if is_first_part:
+                work.measure_part(float(part_count))
             if self.exact:
                 self.add_chunk(model, is_last=i == work.num_micro_batches - 1)
             loss_sum = loss_sum + part.detach()  # not in place: the sum may become a sharded tensor

@@ -32,6 +32,7 @@ class Zero1(Ddp):
     summary = "a replica a device, gradients averaged by all-reduce, optimizer state divided"
     needs = "two devices or more; weights, gradients and 1/n of the optimizer state in each device's memory"
     saves_memory_of = "ddp"
+    measures_noise = False  # no rank has all second moments
 
     def estimate_memory(self, job: Job, gang: GangShape, config: Config, facts: ModelFacts) -> int:
         """Returns the bytes of whole weights and gradients, and of a share of the optimizer state."""

@@ -82,6 +82,7 @@ def reproduce() -> None:
 
 def undo() -> None:
     """Trains both models again as if a row had never been, and makes the new base again from its lineage."""
+    ringmaster("promote", "provenance.base/1", "--why", "the first one")
     say("One row has to go: every model that has read it is trained again without it.")
     row = f"{HOME / 'rows.jsonl'}:{1 + LATE_ROW}"
     dry = json.loads(ringmaster("lineage", "undo", "--row", row, "--dry-run", "--json"))
@@ -90,6 +91,9 @@ def undo() -> None:
     )
     done = json.loads(ringmaster("lineage", "undo", "--row", row, "--json"))
     expect(done["versions"] == ["provenance.base/2", "provenance.tuned/2"], "both have a new version")
+    reasons = {each["model"]: each["why"] for each in done["promotions"]}
+    expect("on " in reasons["provenance.base/2"], "the base was compared with the one that serves")
+    expect("does not serve" in reasons["provenance.tuned/2"], "only versions of models that serve are promoted")
 
     say("The new base is what its lineage says, too.")
     expect(reproduced("provenance.base/2")["is_equal"], "the new base is equal")

@@ -38,10 +38,11 @@ from ringmaster.tasks.execution.engine import Engine, EngineContext, StepEvents,
 from ringmaster.tasks.execution.events import FIRST_PREDICTION, NEWEST_PREDICTION, JobEnded, Listener, PlanUpdate
 from ringmaster.tasks.execution.executor import Executor
 from ringmaster.tasks.execution.forecast import ForecastConditions, predict_plan
-from ringmaster.tasks.execution.job_table import JobState, JobTable
+from ringmaster.tasks.execution.job_table import JobState, JobTable, clones_in
 from ringmaster.tasks.execution.known_nodes import following
 from ringmaster.tasks.execution.plan_manager import problem_left
 from ringmaster.tasks.execution.replanner import POLICY, Replanner
+from ringmaster.tasks.execution.target_scheduler import TargetScheduler, Variant, variant_jobs
 from ringmaster.tasks.execution.task import as_task
 from ringmaster.tasks.planning import Plan, Problem
 from ringmaster.tasks.planning.fusion import checked_plan
@@ -60,9 +61,14 @@ from ringmaster.tasks.storage.journal import JobStatus, begin
 from ringmaster.tasks.sweeping.scheduler import SweepScheduler
 from ringmaster.tasks.timeline.reader import TimelineReader
 from ringmaster.tasks.timeline.task import GanttArtifact, ProgressArtifact
+from ringmaster.techniques import Profile
 from ringmaster.techniques.preflight import Preflight
 
 INSPECTED = "inspected"  # the fact: what was found of the jobs, a list of `AlikeJobs`
+SEARCH_FIRST = (
+    "batch sizes are chosen on the way to the targets. A better learning rate may be worth as much: search it first "
+    "(ringmaster sweep, 5 values within a factor of 10, a tenth of the steps)"
+)
 PLANNING_WORK_S = 10.0  # seconds of a quiet machine; a busy one takes longer and plans the same
 SILENT_S = 30.0  # of a request to be renewed; those about a run on this machine are not
 
@@ -124,6 +130,8 @@ class LocalRun:
     ) -> None:
         self._context, self._options, self._scheduler, self._stack = context, options, sweep_scheduler, stack
         self.batch, self.journal, self._recorder = context.node_context.batch, context.journal, context.recorder
+        self._variants: Mapping[str, Mapping[Variant, tuple[Profile, ...]]] = {}
+        self._target_scheduler: TargetScheduler | None = None
         self._is_recorded = False
         self._listener_faults: Mapping[Listener, str] = {}
         self._began_at_s, self._profiling_s = time.time(), 0.0
@@ -176,11 +184,41 @@ class LocalRun:
         self.journal.put(INSPECTED, to_json(distinct(profiled.preflights)))
         if self._scheduler is not None:
             profiled = replace(profiled, jobs=self._scheduler.judged(profiled.jobs))
+        self._variants = self._profile_variants(profiled)
         self._profiling_s += time.monotonic() - began_s
         profiled = replace(profiled, faults=with_orphans(profiled.jobs, profiled.faults))
         for name, why in profiled.faults.items():
             report_failure(name, why)
         return profiled
+
+    def _profile_variants(self, profiled: ProfilingResult) -> dict[str, dict[Variant, tuple[Profile, ...]]]:
+        """Returns the options of the jobs that may change their batch size or precision, by variant.
+
+        Raises InputError where the batch of such a job must stay whole, so that its noise cannot be measured.
+        """
+        node_context = self._context.node_context
+        jobs = [job for job in profiled.jobs if job.varies and job.name not in profiled.faults]
+        undivided = {job.name: profiled.preflights[job.name].facts.get("whole_batch") for job in jobs}
+        if faults := [
+            f"job {name}: may_vary: its batch must stay whole: {why}" for name, why in undivided.items() if why
+        ]:
+            raise InputError(faults)
+        others = {job.name: variant_jobs(job) for job in jobs}
+        if not others:
+            return {}
+        offered = profile_jobs(
+            [job for own in others.values() for job in own.values()],
+            environment=node_context.environment,
+            cluster=node_context.cluster,
+            known=node_context.known,
+            lend=node_context.lend,
+            share=node_context.batch.profiling_share,
+        ).profiles
+        return {
+            job.name: {(job.global_batch_size, job.precision): profiled.profiles[job.name]}
+            | {variant: offered.get(other.name, ()) for variant, other in others[job.name].items()}
+            for job in jobs
+        }
 
     def begin(self, profiled: ProfilingResult) -> BegunJobs:
         """Opens the engine that RINGMASTER_ENGINE names, by default this machine's, and records the jobs."""
@@ -260,7 +298,7 @@ class LocalRun:
                 add_terms=self._add_terms,
                 replanner=replanner,
                 listeners=stack.enter_context(self._listeners(plan)),
-                steering=self._scheduler,
+                steering=self._scheduler or self._target_scheduler,
             )
 
             def stop() -> None:
@@ -325,7 +363,7 @@ class LocalRun:
                 num_trials=profiled.num_trials,
             )
         self._stack.callback(self._record_interrupted, profiled)
-        begin(self.journal, self.batch.jobs, faults=profiled.faults)
+        begin(self.journal, (*self.batch.jobs, *clones_in(self.journal.jobs())), faults=profiled.faults)
         records = self.journal.jobs()
         failures = [
             failure(name, why) for name, why in profiled.faults.items() if records[name].status == JobStatus.FAILED
@@ -337,6 +375,13 @@ class LocalRun:
             self._scheduler.begin(self.journal, jobs, num_slots=len(cluster.devices))
             for name, details in self._scheduler.details().items():
                 self.journal.write_job(name, details=details)
+        elif self._variants:
+            jobs = {job.name: job for job in profiled.jobs if job.name in self._variants}
+            notice = current_view.get().notice
+            self._target_scheduler = TargetScheduler(self.journal, jobs, self._variants, notice=notice)
+            for name, details in self._target_scheduler.details().items():
+                self.journal.write_job(name, details=details)
+            notice(SEARCH_FIRST)
         return failures
 
     def _record_interrupted(self, profiled: ProfilingResult) -> None:
@@ -373,6 +418,7 @@ class LocalRun:
                 profiles=profiled.profiles.get(job.name, ()),
                 place=replace(self._context.run_paths, data=data),
                 group_profiles=groups.profiles.get(job.name, ()),
+                variants=self._variants.get(job.name, {}),
             )
             for job in (jobs.get(job.name, job) for job in self.batch.jobs)
         ]

@@ -330,14 +330,25 @@ def undo(
     deadline: Annotated[str | None, typer.Option(help="Time of day by which all is trained, such as 06:00.")] = None,
     text_column: Annotated[str, typer.Option(help="Column that holds the text of a row in a file.")] = "text",
     dry_run: Annotated[bool, typer.Option("--dry-run", help="Only say which models would be trained again.")] = False,
+    policy: Annotated[
+        Path | None, typer.Option(help="Policy file for the promotion of the new versions; default: the plain rule.")
+    ] = None,
+    promote: Annotated[
+        bool, typer.Option(help="Promote the new versions of models that serve, if the policy agrees.")
+    ] = True,
     as_json: AsJson = False,
 ) -> None:
     """Train all models that have read a row, or came from a data set or version, again as if it had not been."""
+    from ringmaster.flows.commands.models import sound_alarm
     from ringmaster.flows.commands.running import show_result, training
+    from ringmaster.flows.lineage import undoing
     from ringmaster.flows.lineage.undoing import UndoRequest, plan_undo, register, seconds_until
+    from ringmaster.flows.retraining.examine import open_move_log
+    from ringmaster.tasks.retraining.policy import load_policy
 
     request = UndoRequest(row=row, dataset=dataset, base=base, text_column=text_column)
     deadline_s = None if deadline is None else seconds_until(deadline)
+    rules = None if policy is None else load_policy(policy)
     with lineage_home(is_fresh=True) as home:
         plan = plan_undo(home, request, folder=home.folder / "undo")
         for sentence in plan.sentences():
@@ -353,13 +364,21 @@ def undo(
         exit_code = show_result(end.result, as_json=False)
         uris = {job["name"]: job["model_uri"] for job in end.result.jobs if job["model_uri"]}
         versions = register(home, plan, uris)
-    for version in versions:
-        error_console().print(
-            f"{version} is trained without {plan.label}; `ringmaster promote {version}` decides on it"
-        )
+    promotions = []
+    with lineage_home(is_fresh=True) as home, open_move_log() as log:
+        for version in versions if promote else ():
+            decision = undoing.promote(
+                home, version, policy=rules, log=log, notice=error_console().print, sound=sound_alarm
+            )
+            error_console().print(message(version.sentence(decision)), soft_wrap=True)
+            promotions.append({"model": version.label, "is_promoted": decision.promote, "why": decision.why})
+    if not promote:
+        for version in versions:
+            error_console().print(f"{version.label} is made; `ringmaster promote {version.label}` decides on it")
     if as_json:
         device_s = sum(segment["device_s"] for job in end.result.jobs for segment in job["segments"])
-        print_json({**plan.to_json(), "versions": versions, "device_s": device_s, "batch": batch.name})
+        result = {**plan.to_json(), "versions": [each.label for each in versions], "promotions": promotions}
+        print_json({**result, "device_s": device_s, "batch": batch.name})
     raise typer.Exit(exit_code)
 
 

@@ -54,7 +54,7 @@ def promote(
         who=getpass.getuser(),
     )
     with _promotions() as (home, log):
-        done = promote_by_hand(home, requested, log=log, notice=error_console().print, sound=_sound)
+        done = promote_by_hand(home, requested, log=log, notice=error_console().print, sound=sound_alarm)
     if as_json:
         print_json(done.to_json())
     else:
@@ -80,7 +80,7 @@ def rollback(
         error_console().print(f"version {restored} of {name} serves again; version {taken_back} does not")
 
 
-def _sound(alarm: Alarm) -> None:
+def sound_alarm(alarm: Alarm) -> None:
     """Tells the pool's Prefect server, whose automations tell people; without a pool there is nobody to tell."""
     if settings.pool() is None:
         return

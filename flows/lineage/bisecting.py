@@ -19,6 +19,7 @@ from typing import Any, Self
 from ringmaster.errors import InputError, LedgerError, input_errors
 from ringmaster.files import write_atomically
 from ringmaster.flows.lineage.home import LineageHome
+from ringmaster.model_lineage import DatasetInput
 from ringmaster.model_lineage.exporting import node_json
 from ringmaster.model_lineage.graph import BisectionResult, BreakingAdaptation, blame, every_bad, first_bad
 from ringmaster.model_lineage.snapshot import LineageNode
@@ -246,17 +247,23 @@ USES = {"training": "trained", "held_out": "evaluated"}
 
 @dataclass(frozen=True, kw_only=True)
 class TracedRow:
-    """A row to search for: a text, or the mapping in a line of a file. place: what it is called in messages."""
+    """A row to search for: a text, the mapping in a line of a file, or the hash of what was read of it.
+
+    place: what it is called in messages. hash: of its content, where only that is known.
+    """
 
     value: Any
     place: str
+    hash: str | None = None
 
     @classmethod
     def of(cls, row: str) -> Self:
-        """Returns the row of that text or, if it has the form FILE:LINE, the one in that line.
+        """Returns the row of that text, of a content hash, or of the form FILE:LINE, which is the one in that line.
 
         Raises InputError if the file has no such row.
         """
+        if re.fullmatch(r"[0-9a-f]{16}", row):
+            return cls(value=row, place=row, hash=row)
         match = re.fullmatch(r"(.+):(\d+)", row)
         if match is None or not Path(match[1]).is_file():
             return cls(value=row, place=row)
@@ -266,14 +273,16 @@ class TracedRow:
                     return cls(value=value, place=row)
         raise InputError([f"{row} holds no row. To fix: check the number of the line"])
 
-    def content(self, columns: Sequence[str], *, text_column: str) -> Any:
-        """Returns what a job reads of the row: the values of `columns` or, without any, the text; None if neither."""
+    def hash_of(self, columns: Sequence[str], *, text_column: str) -> str | None:
+        """Returns the hash of what a job reads of the row: `columns` or, without any, the text; None if neither."""
+        if self.hash is not None:
+            return self.hash
         if not isinstance(self.value, Mapping):
-            return None if columns else self.value
+            return None if columns else content_hash(self.value)
         if columns:
-            return {name: self.value.get(name) for name in columns}
+            return content_hash({name: self.value.get(name) for name in columns})
         text = self.value.get(text_column)
-        return text if isinstance(text, str) else None
+        return content_hash(text) if isinstance(text, str) else None
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -284,8 +293,10 @@ class ReadRows:
     columns: tuple[str, ...]
 
 
-def readers_of(row: TracedRow, home: LineageHome, *, text_column: str = "text") -> list[dict[str, Any]]:
-    """Returns the models that have read a row of that content, the newest last: model, use and data set.
+def reads_of(
+    row: TracedRow, home: LineageHome, *, text_column: str = "text"
+) -> list[tuple[LineageNode, DatasetInput, str]]:
+    """Returns the models that have read a row, the newest last, each with the data set and the hash of the row there.
 
     Raises InputError if the row has no text, and nothing has read other columns of it.
     """
@@ -298,14 +309,30 @@ def readers_of(row: TracedRow, home: LineageHome, *, text_column: str = "text") 
             if dataset.rows_digest not in known:
                 known[dataset.rows_digest] = rows_read_by(home, node.record.run_id)
             rows = known[dataset.rows_digest]
-            content = None if rows is None else row.content(rows.columns, text_column=text_column)
-            side = "training" if dataset.context == "training" else "held_out"
-            if rows is not None and content is not None and content_hash(content) in rows.manifest.rows[side]:
-                use = {"model": node.label, "use": USES[side], "data": dataset.label}
-                result.append({**use, "split": dataset.split, "window": dataset.window})
-    if not result and row.content((), text_column=text_column) is None:
+            hash = None if rows is None else row.hash_of(rows.columns, text_column=text_column)
+            if rows is not None and hash is not None and hash in rows.manifest.rows[_side(dataset)]:
+                result.append((node, dataset, hash))
+    if not result and row.hash_of((), text_column=text_column) is None:
         raise InputError([f"{row.place} has no text in column {text_column!r}. To fix: name another by --text-column"])
     return result
+
+
+def readers_of(row: TracedRow, home: LineageHome, *, text_column: str = "text") -> list[dict[str, Any]]:
+    """Returns what `reads_of` returns, for people: model, use and data set."""
+    return [
+        {
+            "model": node.label,
+            "use": USES[_side(dataset)],
+            "data": dataset.label,
+            "split": dataset.split,
+            "window": dataset.window,
+        }
+        for node, dataset, _ in reads_of(row, home, text_column=text_column)
+    ]
+
+
+def _side(dataset: DatasetInput) -> str:
+    return "training" if dataset.context == "training" else "held_out"
 
 
 def rows_read_by(home: LineageHome, run_id: str) -> ReadRows | None:

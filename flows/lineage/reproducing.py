@@ -15,22 +15,22 @@ import random
 import shutil
 import time
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from contextlib import ExitStack, contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass, replace
 from datetime import UTC, datetime
 from pathlib import Path
-from typing import Any
 
 from ringmaster.codec import from_json, to_json
 from ringmaster.errors import InputError, LedgerError
 from ringmaster.flows.lineage.home import LineageHome
-from ringmaster.flows.pool.own_node import lent, lent_here, own_node
+from ringmaster.flows.lineage.views import RepeatedLink, ReproductionReport
+from ringmaster.flows.pool.own_node import own_devices
 from ringmaster.flows.services.first_processes import fork_server_for
+from ringmaster.model_lineage.ledger.runs import flat_params
 from ringmaster.model_lineage.snapshot import LineageNode
 from ringmaster.model_lineage.tensors.comparison import SAME, tensor_changes, tensors_of_folder
-from ringmaster.tasks.cluster import Device, detect
+from ringmaster.tasks.cluster import detect
 from ringmaster.tasks.datasets.recording import ROWS, manifest_of
-from ringmaster.tasks.execution.engine import leases_of
 from ringmaster.tasks.profiling.preflight import TrialEnvironment, gang_shape, preflight_jobs, slots_of
 from ringmaster.tasks.profiling.trials import DevicesWanted
 from ringmaster.tasks.recording.mlflow_writer import CHAIN, TRAINING, TrainingInputs
@@ -52,10 +52,10 @@ from ringmaster.techniques.preflight import Preflight
 from ringmaster.techniques.processes.events import Event, OutcomeStatus, Steps
 from ringmaster.techniques.processes.gang import Gang
 from ringmaster.techniques.processes.order import TRAIN, GangOrder, Slot
+from ringmaster.text import enumerated
 
 CERTIFICATE = "training/reproduced.json"
 """The artifact of a model's run with the report of its newest whole reproduction that was equal."""
-MOST_NAMED = 8  # rows, fields or tensors in one sentence
 Notice = Callable[[str], None]
 """Receives a line of progress for a person."""
 
@@ -74,26 +74,19 @@ class RecordedTraining:
     @classmethod
     def of(cls, home: LineageHome, node: LineageNode) -> RecordedTraining:
         """Returns the record of a model. Raises InputError where it cannot be made again from it."""
-        run_id, label = node.record.run_id, node.label
-        if run_id is None:
-            raise InputError([f"{label} was not trained here. To fix: name a model that a batch has made"])
-        try:
-            record = from_json(TrainingInputs, json.loads(home.ledger.read_text(run_id, TRAINING)))
-        except LedgerError as error:
-            raise InputError([f"{label} was recorded without its job, by an earlier release: {error}"]) from error
+        if node.record.run_id is None:
+            raise InputError([f"{node.label} was not trained here. To fix: name a model that a batch has made"])
+        record = from_json(TrainingInputs, json.loads(_recorded(home, node, TRAINING, what="its job")))
         if record.job.model.command is not None:
-            raise InputError([f"{label} was trained by a command of its own, which alone knows what its steps do"])
+            raise InputError([f"{node.label} was trained by a command of its own, which alone knows what its steps do"])
         if not record.job.trains:
             return cls(node=node, record=record, chain=None)
+        text = _recorded(home, node, CHAIN, what="the chain of its states")
         try:
-            chain = StateChain.parse(home.ledger.read_text(run_id, CHAIN))
-        except LedgerError as error:
-            raise InputError([f"{label} was recorded without the chain of its states: {error}"]) from error
+            return cls(node=node, record=record, chain=StateChain.parse(text))
         except (ValueError, TypeError, KeyError, AttributeError) as error:
-            raise InputError(
-                [f"the chain of the states of {label} was changed after it was recorded: {error}"]
-            ) from error
-        return cls(node=node, record=record, chain=chain)
+            why = f"the chain of the states of {node.label} was changed after it was recorded: {error}"
+            raise InputError([why]) from error
 
     @property
     def job(self) -> Job:
@@ -106,84 +99,11 @@ class RecordedTraining:
         return () if self.chain is None else self.chain.links
 
 
-@dataclass(frozen=True, kw_only=True)
-class RepeatedLink:
-    """A link of a model's chain that was trained again. tensors: the names of those that differ."""
-
-    link: StateLink
-    tensors: tuple[str, ...]
-
-
-@dataclass(frozen=True, kw_only=True)
-class ReproductionReport:
-    """The result of a reproduction, or of an audit.
-
-    is_equal: whether all that was compared has the same bits.
-    links: the links that were trained again, and num_links how many there are.
-    steps, num_steps: how many steps were trained again, and how many the model has.
-    first_step: the first step whose loss differs; None where none does, or no losses are recorded.
-    files: the tensors of the model's files that differ from those of the repeated training, or of the last link.
-    causes: what is different about the repeated training, or about the record.
-    folder: the model that the repeated training made; None for an audit.
-    """
-
-    model: str
-    is_equal: bool
-    links: tuple[RepeatedLink, ...]
-    num_links: int
-    steps: int
-    num_steps: int
-    first_step: int | None
-    files: tuple[str, ...]
-    causes: tuple[str, ...]
-    folder: Path | None
-
-    @property
-    def first(self) -> RepeatedLink | None:
-        """The first repeated link that differs."""
-        return next((each for each in self.links if each.tensors), None)
-
-    @property
-    def probability(self) -> float:
-        """The probability with which a change of one recorded state is found by a draw of as many states."""
-        return len(self.links) / self.num_links if self.num_links else 1.0
-
-    def sentences(self) -> list[str]:
-        """Returns the report as sentences."""
-        what = f"{self.steps:,} of {self.num_steps:,} steps, {len(self.links)} of {self.num_links} recorded states"
-        if self.is_equal:
-            equal = f"{self.model} was made again ({what}): every tensor is equal, bit by bit"
-            chance = f"a change of one state would have been found with a probability of {self.probability:.0%}"
-            return [equal if self.folder is not None else f"{self.model}: {what} are equal, bit by bit; {chance}"]
-        result = [f"{self.model} is not what its training makes again ({what})"]
-        if self.first is not None:
-            link, step = self.first.link, self.first_step
-            where = f"step {step}" if step is not None else f"the steps {link.first_step + 1} to {link.step}"
-            result.append(
-                f"first difference: {where}, in {_listed(self.first.tensors)} of the state after step {link.step}"
-            )
-        if self.files:
-            result.append(f"different in the model's files: {_listed(self.files)}")
-        return [*result, *(f"cause: {cause}" for cause in self.causes)]
-
-    def to_json(self) -> dict[str, Any]:
-        """Returns plain values."""
-        first = self.first
-        difference = None if first is None else {"first_step": first.link.first_step, "last_step": first.link.step}
-        return {
-            "model": self.model,
-            "is_equal": self.is_equal,
-            "num_steps": self.num_steps,
-            "repeated_steps": self.steps,
-            "states": [each.link.step for each in self.links],
-            "num_states": self.num_links,
-            "probability": self.probability,
-            "first_difference": difference and {**difference, "tensors": list(first.tensors if first else ())},
-            "first_step": self.first_step,
-            "files": list(self.files),
-            "causes": list(self.causes),
-            "folder": self.folder and str(self.folder),
-        }
+def _recorded(home: LineageHome, node: LineageNode, path: str, *, what: str) -> str:
+    try:
+        return home.ledger.read_text(str(node.record.run_id), path)
+    except LedgerError as error:
+        raise InputError([f"{node.label} was recorded without {what}, by an earlier release: {error}"]) from error
 
 
 class Reproduction:
@@ -199,31 +119,23 @@ class Reproduction:
     ) -> None:
         self.home, self.training, self._folder, self._notice = home, training, folder, notice
         self._technique, self._job = technique, training.job
-        self._devices: tuple[Device, ...] = ()
-        self._environment: TrialEnvironment | None = None
         self._losses: dict[int, float] = {}
-        self._preflight: Preflight | None = None
-        self._weights: dict[str, Path] = {}
+        self._weights: dict[str, Path] = {}  # of the parents, by the names that the job gives them
 
     # -- before anything trains ----------------------------------------------------------------------------------------
 
-    def missing_parents(self) -> list[LineageNode]:
-        """Returns the parents whose files are nowhere to be found, which must be made again first."""
-        result = []
+    def find_parents(self, make: Callable[[LineageNode], Path | None]) -> None:
+        """Finds the files of the parents. make: makes a parent again whose files are nowhere to be found."""
         for name, uri in self.training.record.parents.items():
-            if name in self._weights or not self._is_parent(name):
+            if name not in self._job.parents:
                 continue
             node = self.home.find(uri)
             try:
-                self._weights[name] = self.home.model_dir(node)
+                folder: Path | None = self.home.model_dir(node)
             except ValueError:  # InputError, TensorStoreError
-                result.append(node)
-        return result
-
-    def take_parent(self, node: LineageNode, folder: Path) -> None:
-        """Takes a parent's files from the folder where it was made again."""
-        for name, uri in self.training.record.parents.items():
-            if self.home.find(uri).id == node.id:
+                self._notice(f"{node.label}, from which it came, is nowhere to be found, and is made again first")
+                folder = make(node)
+            if folder is not None:
                 self._weights[name] = folder
 
     def inspect(self) -> list[str]:
@@ -231,24 +143,23 @@ class Reproduction:
 
         Raises InputError, with every reason, where the model cannot be made again.
         """
-        job, training = self._job, self.training
-        assert self._environment is not None
-        cluster = replace(detect(), nodes=(replace(detect().nodes[0], devices=self._devices),))
-        shapes = [replace(gang_shape(self._devices), num_devices=1)]
+        job, training, devices = self._job, self.training, self._environment.devices
+        cluster = replace(detect(), nodes=(replace(detect().nodes[0], devices=devices),))
+        shapes = [replace(gang_shape(devices), num_devices=1)]
         own = job if self._technique is None else replace(job, techniques=(self._technique,), num_devices=None)
         preflights, faults = preflight_jobs(
             [own], environment=self._environment, cluster=cluster, notice=self._notice, shapes=shapes
         )
         if job.name in faults:
             raise InputError([f"{training.node.label} cannot be made again: {faults[job.name]}"])
-        self._preflight = preflights[job.name]
+        self._preflight: Preflight = preflights[job.name]
         return [*self._changes_of_code(), *self._changes_of_data(), *self._changes_of_environment()]
 
     def contradictions(self) -> list[str]:
         """Returns where the record contradicts the chain of the model's states."""
-        trained, recorded = to_json(self._job), to_json(self.training.record.job)
-        fields = sorted(_differing(trained, recorded))
-        values = ", ".join(f"{name} is {_at(recorded, name)!r} and was {_at(trained, name)!r}" for name in fields)
+        trained, recorded = flat_params(to_json(self._job)), flat_params(to_json(self.training.record.job))
+        fields = sorted(name for name in {*trained, *recorded} if trained.get(name) != recorded.get(name))
+        values = ", ".join(f"{name} is {recorded.get(name)!r} and was {trained.get(name)!r}" for name in fields)
         return [f"the recorded job was changed after the training: {values}"] if fields else []
 
     def _changes_of_code(self) -> Iterator[str]:
@@ -257,16 +168,13 @@ class Reproduction:
             yield f"the code was {then} and is {now}"
 
     def _changes_of_data(self) -> Iterator[str]:
-        chain, prepared = self.training.chain, self._prepared()
+        chain, prepared = self.training.chain, self._preflight.data
         if chain is None or chain.data == prepared["digest"]:
             return
-        now, run_id = manifest_of(prepared), self.training.node.record.run_id
-        assert run_id is not None
-        try:
-            then = RowManifest.from_json(json.loads(self.home.ledger.read_text(run_id, ROWS)))
-        except LedgerError:
-            then = None
-        rows = "" if now is None or then is None else _changed_rows(then, now)
+        now, rows = manifest_of(prepared), ""
+        with suppress(LedgerError):
+            text = self.home.ledger.read_text(str(self.training.node.record.run_id), ROWS)
+            rows = "" if now is None else _changed_rows(RowManifest.from_json(json.loads(text)), now)
         yield f"the data has changed: its samples were {chain.data} and are {prepared['digest']}{rows}"
 
     def _changes_of_environment(self) -> Iterator[str]:
@@ -280,12 +188,12 @@ class Reproduction:
             if environment.device != (here := self.device_name()):
                 yield f"the device was {environment.device} and is {here}: another kind of device rounds differently"
             cores = {core for each in detect().devices for core in each.cores}
-            if self._devices[0].kind == "cpu" and environment.num_threads > len(cores):
+            if self._environment.devices[0].kind == "cpu" and environment.num_threads > len(cores):
                 yield f"each rank had {environment.num_threads} threads, and this machine has {len(cores)} cores"
 
     def device_name(self) -> str:
         """Returns the kind of device that trains here, as links of chains name it."""
-        device = self._devices[0]
+        device = self._environment.devices[0]
         return cpu_name() if device.kind == "cpu" else device.name
 
     def intention(self, links: Sequence[StateLink]) -> str:
@@ -301,27 +209,25 @@ class Reproduction:
     @contextmanager
     def devices(self) -> Iterator[None]:
         """Within the context, the devices that are needed are leased."""
-        needed = self._num_devices
-        with ExitStack() as stack:
-            node = stack.enter_context(own_node())
-            cluster = detect() if node is None else node.cluster
+        links = self.training.links if self._technique is None else ()
+        needed = max((link.environment.num_devices for link in links), default=1)
+        base = self._job.base
+        with (
+            own_devices(self.home.folder, whose="reproduction", notice=self._notice) as (cluster, lend),
+            fork_server_for([self._job]) as server,
+        ):
             there = len(cluster.nodes[0].devices)
             if needed > there and cluster.nodes[0].devices[0].kind != "cpu":
                 raise InputError([f"{self.training.node.label} was trained on {needed} devices, and here are {there}"])
-            wanted = DevicesWanted(least=min(needed, there), most=needed, presses=True)
-            here = lent_here(leases_of(self.home.folder, cluster), cluster, "reproduction", self._notice, wanted)
-            self._devices = stack.enter_context(
-                here if node is None else lent(node.requests, node.record, whose="reproduction", wanted=wanted)
-            )
-            record = self.training.record
-            self._environment = TrialEnvironment(
-                server=stack.enter_context(fork_server_for([self._job])),
-                devices=self._devices,
-                cache_dir=self._folder / "cache",
-                import_paths=(record.folder,),
-                weights=self._parents_by_key(),
-            )
-            yield
+            with lend(DevicesWanted(least=min(needed, there), most=needed, presses=True)) as devices:
+                self._environment = TrialEnvironment(
+                    server=server,
+                    devices=devices,
+                    cache_dir=self._folder / "cache",
+                    import_paths=(self.training.record.folder,),
+                    weights={self._job.name if name == base else name: path for name, path in self._weights.items()},
+                )
+                yield
 
     def repeat(self) -> list[RepeatedLink]:
         """Trains the job again from its beginning, and compares the state at each link with the record."""
@@ -357,9 +263,7 @@ class Reproduction:
 
     def first_different_loss(self) -> int | None:
         """Returns the first step whose loss differs from the recorded one; None where none does."""
-        run_id = self.training.node.record.run_id
-        assert run_id is not None
-        known = self.home.ledger.metric_history(run_id, "train/loss")
+        known = self.home.ledger.metric_history(str(self.training.node.record.run_id), "train/loss")
         return next(
             (step for step in sorted(self._losses) if known.get(step, self._losses[step]) != self._losses[step]), None
         )
@@ -386,6 +290,49 @@ class Reproduction:
             each.name for each in tensor_changes(recorded, tensors_of_folder(self.model_folder)) if each.what != SAME
         ]
 
+    def report_of_whole(self, repeated: Sequence[RepeatedLink], causes: Sequence[str]) -> ReproductionReport:
+        """Returns the report of what `repeat` returned; stores it as the model's certificate where all is equal."""
+        if repeated and repeated[-1].tensors:
+            return self.report(repeated, causes)
+        files = self.changed_files()
+        if files and self.training.links:
+            causes = [*causes, "the model's files were changed after its training: all of its states are equal"]
+        report = self.report(repeated, causes, files=files, folder=self.model_folder)
+        if report.is_equal:
+            chain, at = self.training.chain, datetime.now(UTC).isoformat(timespec="seconds")
+            made_by = {"at": at, "device": self.device_name(), "versions": dict(versions())}
+            certificate = {**report.to_json(), "folder": None, "chain": chain and chain.head, **made_by}
+            record = self.training.node.record
+            self.home.ledger.certify(record, certificate, path=CERTIFICATE, day=at.partition("T")[0])
+        return report
+
+    def report(
+        self,
+        repeated: Sequence[RepeatedLink],
+        causes: Sequence[str],
+        *,
+        files: Sequence[str] = (),
+        folder: Path | None = None,
+    ) -> ReproductionReport:
+        """Returns the report of links that were trained again, and of files that differ."""
+        is_equal = not (files or self.contradictions() or any(each.tensors for each in repeated))
+        unknown = (
+            "data, job, libraries, devices and threads are those of the record: the steps above were not trained as "
+            "recorded (a step was left out, or memory, a checkpoint or the record was changed)"
+        )
+        return ReproductionReport(
+            model=self.training.node.label,
+            is_equal=is_equal,
+            links=tuple(repeated),
+            num_links=len(self.training.links),
+            steps=sum(each.link.step - each.link.first_step for each in repeated),
+            num_steps=self._job.total_steps,
+            first_step=None if is_equal else self.first_different_loss(),
+            files=tuple(files),
+            causes=() if is_equal else tuple(causes or [unknown]),
+            folder=folder,
+        )
+
     def _repeated(self, link: StateLink, root: Path) -> RepeatedLink:
         self._notice(f"{self.training.node.label}: steps {link.first_step + 1} to {link.step}")
         layout = link.environment if self._technique is None else self._layout_here()
@@ -396,25 +343,22 @@ class Reproduction:
 
     def _train(self, layout: TrainingEnvironment, *, last_step: int, root: Path) -> None:
         """Runs one gang up to `last_step`. Raises InputError where it fails."""
-        assert self._environment is not None
-        shape = replace(gang_shape(self._devices), num_devices=layout.num_devices)
+        shape = replace(gang_shape(self._environment.devices), num_devices=layout.num_devices)
         num_ranks = registry.load(layout.technique).num_ranks(shape)
         parents = {name: str(path) for name, path in self._weights.items()}
-        job = self._job
-        base = None if job.base is None else parents.get(job.base)
         order = GangOrder(
             purpose=TRAIN,
-            job=job,
+            job=self._job,
             technique=layout.technique,
             config=layout.config,
             slots=self._slots(layout, num_ranks=num_ranks),
             folder=str(self._folder / "gangs" / f"{last_step:08d}"),
             cache_dir=str(self._environment.cache_dir),
-            data=self._prepared(),
+            data=self._preflight.data,
             checkpoint_dir=str(root),
             model_dir=str(self.model_folder),
-            weights_from=base,
-            parents=parents if job.adaptation is not None else {},
+            weights_from=parents.get(self._job.base or ""),
+            parents=parents if self._job.adaptation is not None else {},
             last_step=last_step,
             import_paths=self._environment.import_paths,
             ordered_at_s=time.monotonic(),
@@ -427,25 +371,6 @@ class Reproduction:
         if isinstance(event, Steps):
             self._losses |= dict(enumerate(event.losses, start=event.first_step + 1))
 
-    @property
-    def _num_devices(self) -> int:
-        """The number of devices that are needed."""
-        if self._technique is not None:
-            return 1
-        return max((link.environment.num_devices for link in self.training.links), default=1)
-
-    def _is_parent(self, name: str) -> bool:
-        return name in self._job.parents
-
-    def _parents_by_key(self) -> dict[str, Path]:
-        """Returns the folders of the parents by the keys of `TrialEnvironment.weights`."""
-        base = self._job.base
-        return {self._job.name if name == base else name: folder for name, folder in self._weights.items()}
-
-    def _prepared(self) -> Mapping[str, Any]:
-        assert self._preflight is not None
-        return self._preflight.data
-
     def _layouts(self) -> list[TrainingEnvironment]:
         """Returns the layouts under which the model is trained again, in order."""
         if self._technique is not None or not self.training.links:
@@ -454,7 +379,6 @@ class Reproduction:
 
     def _layout_here(self) -> TrainingEnvironment:
         """Returns the first layout that the preflight found for one device."""
-        assert self._preflight is not None
         if not self._preflight.candidates:
             reasons = [each.reason for each in self._preflight.refusals]
             raise InputError([f"{self.training.node.label} cannot be trained here: {(reasons or ['no option'])[0]}"])
@@ -464,13 +388,13 @@ class Reproduction:
             config=first.config,
             num_devices=first.num_devices,
             device=self.device_name(),
-            num_threads=len(self._devices[0].cores) or 1,
+            num_threads=len(self._environment.devices[0].cores) or 1,
             versions=versions(),
         )
 
     def _slots(self, layout: TrainingEnvironment, *, num_ranks: int) -> tuple[Slot, ...]:
         """Returns the slots of a layout: on CPUs, with as many cores in all as its ranks had threads."""
-        slots = slots_of(self._devices)
+        slots = slots_of(self._environment.devices)
         if slots[0].kind != "cpu":
             return slots[: layout.num_devices]
         cores = sorted({core for slot in slots for core in slot.cores})
@@ -518,13 +442,14 @@ def reproduce(
     own = options.folder / node.id
     shutil.rmtree(own, ignore_errors=True)  # checkpoints of an earlier try would be continued
     work = Reproduction(home, training, folder=own, technique=options.technique, notice=notice)
-    for parent in work.missing_parents():
-        notice(f"{parent.label}, from which it came, is nowhere to be found, and is made again first")
-        made = reproduce(home, parent, replace(options, share=1.0), notice=notice)
-        if made is not None and made.folder is not None:
-            if not made.is_equal:
-                raise InputError(made.sentences())
-            work.take_parent(parent, made.folder)
+
+    def make(parent: LineageNode) -> Path | None:
+        report = reproduce(home, parent, replace(options, share=1.0), notice=notice)
+        if report is not None and not report.is_equal:
+            raise InputError(report.sentences())
+        return None if report is None else report.folder
+
+    work.find_parents(make)
     with work.devices():
         causes = [*work.contradictions(), *work.inspect()]
         for cause in causes:
@@ -534,79 +459,12 @@ def reproduce(
             notice(work.intention(links))
             return None
         if options.share < 1:
-            return _audited(work, links, options, causes)
-        return _repeated(work, causes)
-
-
-def _repeated(work: Reproduction, causes: Sequence[str]) -> ReproductionReport:
-    training, repeated = work.training, work.repeat()
-    is_whole = not (repeated and repeated[-1].tensors)
-    files = work.changed_files() if is_whole else []
-    causes = list(causes)
-    if files and training.links and is_whole:
-        causes.append("the model's files were changed after its training: all of its states are equal")
-    report = _report(work, repeated, files=files, causes=causes, folder=work.model_folder if is_whole else None)
-    if report.is_equal:
-        _certify(work, report)
-    return report
-
-
-def _certify(work: Reproduction, report: ReproductionReport) -> None:
-    """Stores the report of a whole and equal reproduction as the model's certificate."""
-    training, chain = work.training, work.training.chain
-    at = datetime.now(UTC).isoformat(timespec="seconds")
-    certificate = {
-        **report.to_json(),
-        "folder": None,
-        "chain": None if chain is None else chain.head,
-        "at": at,
-        "device": work.device_name(),
-        "versions": dict(versions()),
-    }
-    work.home.ledger.certify(training.node.record, certificate, path=CERTIFICATE, day=at.partition("T")[0])
-
-
-def _audited(
-    work: Reproduction, links: Sequence[StateLink], options: ReproductionOptions, causes: Sequence[str]
-) -> ReproductionReport:
-    if not links:
-        raise InputError(
-            [f"{work.training.node.label} has no checkpoints left to start from. To fix: leave out --share"]
-        )
-    number = max(1, round(options.share * len(links)))
-    drawn = random.Random(options.seed).sample(list(links), min(number, len(links)))
-    repeated = work.audit(sorted(drawn, key=lambda link: link.step))
-    return _report(work, repeated, files=(), causes=causes, folder=None)
-
-
-def _report(
-    work: Reproduction,
-    repeated: Sequence[RepeatedLink],
-    *,
-    files: Sequence[str],
-    causes: Sequence[str],
-    folder: Path | None,
-) -> ReproductionReport:
-    training = work.training
-    is_equal = not (files or work.contradictions() or any(each.tensors for each in repeated))
-    causes = list(causes)
-    if not is_equal and not causes:
-        causes.append(
-            "data, job, libraries, devices and threads are those of the record: the steps above were not trained as "
-            "recorded (a step was left out, or memory, a checkpoint or the record was changed)"
-        )
-    return ReproductionReport(
-        model=training.node.label,
-        is_equal=is_equal,
-        links=tuple(repeated),
-        num_links=len(training.links),
-        steps=sum(each.link.step - each.link.first_step for each in repeated),
-        num_steps=training.job.total_steps,
-        first_step=None if is_equal else work.first_different_loss(),
-        files=tuple(files),
-        causes=() if is_equal else tuple(causes),
-        folder=folder,
-    )
+            if not links:
+                raise InputError([f"{node.label} has no checkpoints left to start from. To fix: leave out --share"])
+            number = min(max(1, round(options.share * len(links))), len(links))
+            drawn = random.Random(options.seed).sample(list(links), number)
+            return work.report(work.audit(sorted(drawn, key=lambda link: link.step)), causes)
+        return work.report_of_whole(work.repeat(), causes)
 
 
 def _changed(recorded: Mapping[str, str], now: Mapping[str, str]) -> tuple[str, ...]:
@@ -626,29 +484,8 @@ def _changed_rows(then: RowManifest, now: RowManifest) -> str:
     """Returns which rows were removed and which are new, by their content hashes."""
     parts = []
     for split in then.rows:
-        gone = sorted(set(then.rows[split]) - set(now.rows.get(split, ())))
-        new = sorted(set(now.rows.get(split, ())) - set(then.rows[split]))
-        for what, hashes in (("gone", gone), ("new", new)):
+        before, after = set(then.rows[split]), set(now.rows.get(split, ()))
+        for what, hashes in (("gone", sorted(before - after)), ("new", sorted(after - before))):
             if hashes:
-                parts.append(f"{len(hashes)} rows of {split} {what} ({_listed([each[:12] for each in hashes])})")
+                parts.append(f"{len(hashes)} rows of {split} {what} ({enumerated([each[:12] for each in hashes])})")
     return f"; {'; '.join(parts)}" if parts else ""
-
-
-def _differing(one: Any, other: Any, prefix: str = "") -> Iterator[str]:
-    """Yields the dotted names of the fields in which two JSON values differ."""
-    if isinstance(one, Mapping) and isinstance(other, Mapping):
-        for key in {*one, *other}:
-            yield from _differing(one.get(key), other.get(key), f"{prefix}.{key}" if prefix else key)
-    elif one != other:
-        yield prefix
-
-
-def _at(value: Any, name: str) -> Any:
-    for key in name.split("."):
-        value = value.get(key) if isinstance(value, Mapping) else None
-    return value
-
-
-def _listed(names: Sequence[str]) -> str:
-    more = f" and {len(names) - MOST_NAMED} more" if len(names) > MOST_NAMED else ""
-    return ", ".join(names[:MOST_NAMED]) + more

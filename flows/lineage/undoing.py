@@ -15,10 +15,9 @@ from what these came from.
 from __future__ import annotations
 
 import json
-import re
 import shutil
 from collections import Counter
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, replace
 from datetime import datetime, timedelta
 from pathlib import Path
@@ -27,12 +26,18 @@ from typing import Any
 import numpy as np
 
 from ringmaster.codec import digest, to_json
-from ringmaster.errors import InputError, input_errors
-from ringmaster.flows.lineage.bisecting import TracedRow, rows_read_by
+from ringmaster.errors import InputError, PromotionRefused, input_errors
+from ringmaster.flows.lineage.bisecting import TracedRow, reads_of
 from ringmaster.flows.lineage.home import LineageHome
 from ringmaster.flows.lineage.reproducing import RecordedTraining
+from ringmaster.flows.retraining.examine import judge_version
+from ringmaster.model_lineage.records import CHAMPION
 from ringmaster.model_lineage.snapshot import LineageNode
+from ringmaster.tasks.alarms import Alarm
 from ringmaster.tasks.batch import Batch
+from ringmaster.tasks.retraining import promotion
+from ringmaster.tasks.retraining.policy import OF_POLICY, PLAIN_RULE, PromotionDecision, PromotionPolicy
+from ringmaster.tasks.retraining.promotion import MoveLog
 from ringmaster.techniques.checkpoints.storage import place_of
 from ringmaster.techniques.data import prepare
 from ringmaster.techniques.data.arrow_files import Array, Table, open_split, values_of
@@ -42,7 +47,6 @@ from ringmaster.techniques.data_source import PreparedData, data_source_of
 from ringmaster.techniques.job import DataSpec, Job, WarmStart
 
 PROBED_TOKENS = 256  # that must be equal after a gap
-ROW_DIGEST = re.compile(r"[0-9a-f]{16}")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -109,7 +113,9 @@ class UndoPlan:
     def sentences(self) -> Iterator[str]:
         """Yields what would be done, a line a model."""
         for node in self.removed:
-            yield f"{node.label}: taken out of the line"
+            serving = node.carrying(CHAMPION)
+            more = "" if serving is None else f"; {serving.label} serves until another version is promoted"
+            yield f"{node.label}: taken out of the line{more}"
         for each in self.models:
             start = f"from step {each.first_step}" if each.first_step else "from its beginning"
             yield f"{each.node.label}: {start} of {each.job.total_steps}, as {each.why}"
@@ -186,22 +192,9 @@ class _UndoPlanner:
 
     def _row_readers(self) -> dict[str, str]:
         """Returns the content hash of the row by the ids of the models that were trained on it."""
-        text = self._request.row or ""
-        traced = None if ROW_DIGEST.fullmatch(text) else TracedRow.of(text)
-        result = {}
-        for node in self._snapshot.models:
-            for dataset in node.record.datasets:
-                if dataset.context != "training" or dataset.rows_digest is None or node.record.run_id is None:
-                    continue
-                if (rows := rows_read_by(self._home, node.record.run_id)) is None:
-                    continue
-                content = (
-                    None if traced is None else traced.content(rows.columns, text_column=self._request.text_column)
-                )
-                hash_of_row = text if traced is None else None if content is None else content_hash(content)
-                if hash_of_row in rows.manifest.rows["training"]:
-                    result[node.id] = str(hash_of_row)
-        return result
+        row = TracedRow.of(self._request.row or "")
+        reads = reads_of(row, self._home, text_column=self._request.text_column)
+        return {node.id: hash for node, dataset, hash in reads if dataset.context == "training"}
 
     def _removed(self) -> dict[str, LineageNode]:
         """Returns the models that are taken out: a version, or those that were trained on a data set."""
@@ -293,7 +286,7 @@ def _first_step_with(job: Job, prepared: PreparedData, without: PreparedData) ->
     sampler = Sampler(
         num_samples=table.num_rows, global_batch_size=job.global_batch_size, seed=job.seed, lengths=lengths
     )
-    steps = (step for step in range(job.total_steps) if not gone.isdisjoint(sampler.indices(step).tolist()))
+    steps = (step for step in range(job.total_steps) if not gone.isdisjoint(sampler.at(job.samples(step)).tolist()))
     return next(steps, job.total_steps)
 
 
@@ -369,17 +362,69 @@ def _checkpoint_before(training: RecordedTraining, step: int) -> WarmStart | Non
     return WarmStart(checkpoints=root, step=max(kept)) if kept else None
 
 
-def register(home: LineageHome, plan: UndoPlan, uris: Mapping[str, str]) -> list[str]:
-    """Registers the models of a finished batch as the next versions of the names of those that they replace.
+@dataclass(frozen=True, kw_only=True)
+class ReplacingVersion:
+    """A new version of the name under which the version that it replaces serves, or is registered."""
 
-    uris: of the models, by job. Returns the new versions.
+    label: str
+    model: RetrainedModel
+    replaced: LineageNode
+
+    def sentence(self, decision: PromotionDecision) -> str:
+        """Returns what became of it."""
+        served = "serves" if decision.promote else "is not promoted"
+        return f"{self.label}, made in place of {self.replaced.label}, {served}: {decision.why}"
+
+
+def register(home: LineageHome, plan: UndoPlan, uris: Mapping[str, str]) -> list[ReplacingVersion]:
+    """Registers the models of a finished batch as the next versions of those that they replace.
+
+    uris: of the models, by job.
     """
     result = []
     for each in plan.models:
         if (uri := uris.get(each.job.name)) is None:
             continue
-        name = each.node.record.registered_name
-        text = f"Trained again without {plan.label}, in place of version {each.node.record.version}."
-        added = home.ledger.add_version(home.ledger.resolve_model(uri), name, text=text)
-        result.append(f"{name}/{added.version}")
+        replaced = each.node.carrying(CHAMPION) or each.node
+        text = f"Trained again without {plan.label}, in place of version {replaced.record.version}."
+        record = home.ledger.resolve_model(uri)
+        added = home.ledger.add_version(record, replaced.record.registered_name, text=text)
+        label = f"{added.registered_name}/{added.version}"
+        result.append(ReplacingVersion(label=label, model=each, replaced=replaced))
     return result
+
+
+def promote(
+    home: LineageHome,
+    version: ReplacingVersion,
+    *,
+    policy: PromotionPolicy | None,
+    log: MoveLog,
+    notice: Callable[[str], None],
+    sound: Callable[[Alarm], None],
+) -> PromotionDecision:
+    """Promotes a version if the one that it replaces serves and the policy agrees; returns the decision.
+
+    home: one that knows the new version.
+    policy: None for the plain rule of retraining. What a policy has promoted is then left to that policy.
+    """
+    replaced, ledger = version.replaced, home.ledger
+    made = promotion.read_decisions(ledger, replaced.record)
+    if CHAMPION not in replaced.aliases:
+        return PromotionDecision(promote=False, why=f"{replaced.label} does not serve")
+    if policy is None and made and made[-1].who.startswith(OF_POLICY):
+        return PromotionDecision(promote=False, why=f"the {made[-1].who} decides. To fix: name its file by --policy")
+    rule, who = policy or PLAIN_RULE, PLAIN_RULE.name if policy is None else OF_POLICY + policy.name
+    job, champion = version.model.job, replaced.record.version
+    rule = replace(rule, metric=rule.metric or job.evaluation.metrics[0])
+    try:
+        node = home.find(version.label)
+        decision = judge_version(home, node, rule, data=job.data, against=replaced.label, notice=notice)
+        if decision.promote and rule.approval_s is not None:
+            decision = replace(decision, promote=False, why=f"it waits for approval: {decision.why}")
+            promotion.leave_waiting(ledger, node.record, decision.why, who=who)
+        else:
+            promotion.apply(ledger, node.record, decision, log=log, champion=champion, who=who, sound=sound)
+    except (InputError, PromotionRefused) as error:
+        return PromotionDecision(promote=False, why=str(error))
+    return decision

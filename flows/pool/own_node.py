@@ -7,6 +7,7 @@ import time
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack, closing, contextmanager
 from dataclasses import asdict, dataclass
+from functools import partial
 from pathlib import Path
 
 from ringmaster.errors import DevicesBusy, InputError, NodeUnavailable
@@ -14,11 +15,11 @@ from ringmaster.flows import settings
 from ringmaster.flows.settings import PoolAddress
 from ringmaster.tasks.batch.references import NAME_REMEDY, is_name
 from ringmaster.tasks.cluster import Cluster, Device, Node, detect
-from ringmaster.tasks.execution.engine import FileLeases
+from ringmaster.tasks.execution.engine import FileLeases, leases_of
 from ringmaster.tasks.pool.node_agent import DRAIN_S
 from ringmaster.tasks.pool.nodes import NodeRecord, NodeRegistry, NodeStatus, Timeouts
 from ringmaster.tasks.pool.requests import RequestKind, Requests, RequestStatus
-from ringmaster.tasks.profiling.trials import DevicesWanted
+from ringmaster.tasks.profiling.trials import DevicesWanted, Lend
 from ringmaster.tasks.storage.database import Database
 
 
@@ -183,3 +184,14 @@ def lent_here(
         yield tuple(names[name] for name in lent)
     finally:
         leases.give_back(lent)
+
+
+@contextmanager
+def own_devices(home: Path, *, whose: str, notice: Callable[[str], None]) -> Iterator[tuple[Cluster, Lend]]:
+    """Yields the devices of this machine and what lends them: on a node of a pool its controller, else this home."""
+    with own_node() as node:
+        if node is not None:
+            yield node.cluster, partial(lent, node.requests, node.record, whose)
+        else:
+            cluster = detect()
+            yield cluster, partial(lent_here, leases_of(home, cluster), cluster, whose, notice)

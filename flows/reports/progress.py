@@ -382,7 +382,7 @@ def _described(event: ExecutionEvent) -> tuple[str, str]:
             if status != JobStatus.DONE:
                 return f"{job} has failed: {message}", "red"
             causes = why_undefined(details["metrics"])
-            text = "; ".join([f"{job} is done: {_metrics(details['metrics'])}", *causes])
+            text = "; ".join([f"{job} is done: {_metrics(details['metrics'])}", *filter(None, [message]), *causes])
             return text, "yellow" if causes else "green"
         case DeviceWait():
             return _waiting(event), ""

@@ -29,7 +29,7 @@ from ringmaster.tasks.evaluation.task import examine_task
 from ringmaster.tasks.profiling.preflight import TrialEnvironment, preflight_jobs
 from ringmaster.tasks.retraining import promotion
 from ringmaster.tasks.retraining.drift import references_of, scored_features
-from ringmaster.tasks.retraining.policy import PLAIN_RULE, PromotionDecision, PromotionPolicy, decide_by
+from ringmaster.tasks.retraining.policy import OF_POLICY, PLAIN_RULE, PromotionDecision, PromotionPolicy, decide_by
 from ringmaster.tasks.retraining.production import with_tokenizer_of
 from ringmaster.tasks.retraining.promotion import ServingVersions, leave_waiting
 from ringmaster.tasks.retraining.report import FAILED, KEPT, LEFT, PROMOTED, ModelResult
@@ -241,7 +241,7 @@ def _carry_out(
 ) -> ModelResult:
     """Moves the aliases by a decision, once a person has approved it if the policy requires that."""
     policy = run.production.policy
-    who = PLAIN_RULE.name if policy is None else f"policy {policy.name}"
+    who = PLAIN_RULE.name if policy is None else OF_POLICY + policy.name
     if policy is not None and policy.approval_s is not None and decision.promote:
         answer = ask(_question(model_result, candidate, decision), timeout_s=policy.approval_s)
         if answer.approved is None:

@@ -19,7 +19,7 @@ from ringmaster.codec import from_json, to_json
 from ringmaster.errors import InputError, SignatureError, input_errors
 from ringmaster.flows import settings
 from ringmaster.flows.lineage.home import LineageHome
-from ringmaster.flows.pool.own_node import lent, lent_here, own_node
+from ringmaster.flows.pool.own_node import own_devices
 from ringmaster.model_lineage.records import CHAMPION
 from ringmaster.model_lineage.snapshot import LineageNode
 from ringmaster.tasks.alarms import Alarm
@@ -27,17 +27,16 @@ from ringmaster.tasks.batch import document
 from ringmaster.tasks.batch.document import got, place_text
 from ringmaster.tasks.batch.schema import Data
 from ringmaster.tasks.batch.yaml_sections import findings
-from ringmaster.tasks.cluster import Device, detect
+from ringmaster.tasks.cluster import Device
 from ringmaster.tasks.datasets.naming import NamedData
 from ringmaster.tasks.evaluation import recording
 from ringmaster.tasks.evaluation.model_assertions import importable
 from ringmaster.tasks.evaluation.suite import Suite, load_suite
-from ringmaster.tasks.execution.engine import leases_of
 from ringmaster.tasks.files import beside, is_file, text_of
 from ringmaster.tasks.profiling.preflight import Notice, TrialEnvironment
 from ringmaster.tasks.profiling.trials import DevicesWanted
 from ringmaster.tasks.retraining import promotion
-from ringmaster.tasks.retraining.policy import PromotionDecision, PromotionPolicy, decide_by, load_policy
+from ringmaster.tasks.retraining.policy import OF_POLICY, PromotionDecision, PromotionPolicy, decide_by, load_policy
 from ringmaster.tasks.retraining.promotion import MoveLog
 from ringmaster.tasks.storage.database import Database, file_url
 from ringmaster.techniques import DataSpec, EvaluationSpec, Job, ModelSpec
@@ -234,18 +233,14 @@ def one_device(folder: Path, *, notice: Notice) -> Iterator[tuple[TrialEnvironme
     home, wanted = settings.home(), DevicesWanted(least=1, most=1, presses=True)
     home.mkdir(parents=True, exist_ok=True)
     with ExitStack() as stack:
-        node = stack.enter_context(own_node())
-        cluster = detect() if node is None else node.cluster
+        cluster, lend = stack.enter_context(own_devices(home, whose="evaluation", notice=notice))
         environment = TrialEnvironment(
             server=stack.enter_context(ForkServer()),
             devices=cluster.nodes[0].devices,
             cache_dir=home / "cache",
             import_paths=(str(folder.resolve()), str(Path.cwd())),
         )
-        here = lent_here(leases_of(home, cluster), cluster, "evaluation", notice, wanted)
-        (device,) = stack.enter_context(
-            here if node is None else lent(node.requests, node.record, whose="evaluation", wanted=wanted)
-        )
+        (device,) = stack.enter_context(lend(wanted))
         yield environment, device
 
 
@@ -349,7 +344,11 @@ def promote_by_hand(
         decision, who = PromotionDecision(promote=True, why=request.why, reasons=(request.why,)), request.who
     else:
         against = request.against or (None if champion is None else f"{name}/{champion}")
-        decision, who = _judged(home, node, policy, request, against=against, notice=notice)
+        data = data_spec(request.data or "", all_rows=request.all_rows)
+        decision = judge_version(
+            home, node, policy, data=data, all_rows=request.all_rows, against=against, notice=notice
+        )
+        decision, who = _with_word_of(request, policy, decision)
     promotion.apply(home.ledger, node.record, decision, log=log, champion=champion, who=who, sound=sound)
     return Promotion(name=name, version=version, before=champion, decision=decision)
 
@@ -366,31 +365,37 @@ def _begun_before(home: LineageHome, node: LineageNode) -> Promotion:
     )
 
 
-def _judged(
+def judge_version(
     home: LineageHome,
     node: LineageNode,
     policy: PromotionPolicy,
-    request: PromotionRequest,
     *,
+    data: DataSpec,
+    all_rows: bool = False,
     against: str | None,
     notice: Notice,
-) -> tuple[PromotionDecision, str]:
-    """Returns the decision, by the policy or by the person against it, and who made it."""
+) -> PromotionDecision:
+    """Evaluates a version for a policy, compared with another model, and records that; returns the decision."""
     other = None if against is None else find(against, home)
     model = EvaluatedModel(label=node.label, folder=home.model_dir(node), record=node.record)
-    data = data_spec(request.data or "", all_rows=request.all_rows)
-    result = examine_by(policy, model, data=data, all_rows=request.all_rows, against=other, notice=notice)
+    result = examine_by(policy, model, data=data, all_rows=all_rows, against=other, notice=notice)
     for examined in result:
         recording.record(home.ledger, node.record, examined, other=None if other is None else other.label)
     metric = next((line.metric for examined in result for line in examined.measured), EvaluationSpec.metrics[0])
-    decision = decide_by(policy, result, metric=metric, is_first=other is None)
+    return decide_by(policy, result, metric=metric, is_first=other is None)
+
+
+def _with_word_of(
+    request: PromotionRequest, policy: PromotionPolicy, decision: PromotionDecision
+) -> tuple[PromotionDecision, str]:
+    """Returns a policy's decision, or that of the person who agrees or forces another, and who made it."""
     if decision.promote and policy.approval_s is not None:
         agrees = f"{request.who} agrees" + (f": {request.why}" if request.why else "")
         return replace(decision, reasons=(*decision.reasons, agrees)), request.who
     if not decision.promote and request.force:
         forced = f"promoted all the same by {request.who}: {request.why}"
         return replace(decision, promote=True, why=forced, reasons=(*decision.reasons, forced)), request.who
-    return decision, f"policy {policy.name}"
+    return decision, OF_POLICY + policy.name
 
 
 def _check(request: PromotionRequest) -> None:

@@ -134,6 +134,12 @@ def listed(faults: Sequence[object], *, between: str = "\n") -> str:
     return between.join(first_of(faults))
 
 
+def enumerated(names: Sequence[str], *, most: int = 8) -> str:
+    """Returns the first names in one sentence, followed by how many more there are."""
+    more = f" and {len(names) - most} more" if len(names) > most else ""
+    return ", ".join(names[:most]) + more
+
+
 def shortened(text: str, most: int) -> str:
     """Returns `text`, cut to `most` characters."""
     return text if len(text) <= most else f"{text[: most - 3]}..."

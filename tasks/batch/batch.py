@@ -245,6 +245,7 @@ def _check(raw: Mapping[str, Any], *, folder: Path) -> tuple[BatchEntry | None, 
     for origin, job in placed:
         findings += [replace(finding, place=origin(finding.place)) for finding in rules.job_findings(job)]
     findings += rules.batch_findings(placed)
+    findings += rules.objective_findings(raw.get("objective"), placed)
     findings += rules.not_finite({key: value for key, value in values.items() if key not in ("jobs", "grid")}, place=())
     if not raw.get("jobs") and not raw.get("grid"):
         findings.append(Finding(("jobs",), "has no job", "give at least one job, under `jobs:` or by `grid:`"))

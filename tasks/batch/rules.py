@@ -22,6 +22,7 @@ from ringmaster.tasks.batch.adaptation_rules import (
 from ringmaster.tasks.batch.document import Finding, Place, got
 from ringmaster.tasks.batch.references import closest, loss_parts
 from ringmaster.tasks.batch.schema import Data, JobEntry, ModelSection, Section, misspelt
+from ringmaster.tasks.planning.objectives import TIME_TO_TARGET
 from ringmaster.techniques.checkpoints.checkpoint import folder_of
 from ringmaster.techniques.checkpoints.storage import place_of
 from ringmaster.techniques.data.file_rows import moment
@@ -30,12 +31,14 @@ from ringmaster.techniques.job import (
     ATTENTIONS,
     CONTINUE,
     DECAY_RATIO,
+    MEASURED_OPTIMIZERS,
     MERGE,
     OPTIMIZER_OPTIONS,
     PRUNED,
     SCHEDULES,
     VIRTUAL_TOKENS,
     Adapter,
+    EvaluationSpec,
     Job,
     LocalUpdates,
     ModelSpec,
@@ -67,6 +70,71 @@ def job_findings(raw: Any) -> Iterator[Finding]:
     yield from adaptation_findings(job)
     yield from adapter_findings(job)
     yield from _warm_start(job)
+    yield from _target(job)
+    yield from _variables(job)
+
+
+def _target(job: Raw) -> Iterator[Finding]:
+    """Yields why a job cannot end at its target; places are relative to the job."""
+    target, evaluation = job.get("target"), _mapping(job.get("evaluation"))
+    if not isinstance(target, Mapping):
+        return
+    if len([key for key in ("at_most", "at_least") if target.get(key) is not None]) != 1:
+        yield Finding(("target",), "does not say one bound", "give one of at_most and at_least")
+    metric, metrics = target.get("metric"), evaluation.get("metrics", EvaluationSpec.metrics)
+    if isinstance(metric, str) and isinstance(metrics, (list, tuple)) and metric.removeprefix("eval/") not in metrics:
+        yield Finding(("target", "metric"), f"{metric} is not evaluated", "name it in evaluation.metrics too")
+    if not evaluation.get("every_steps") and not evaluation.get("at_steps"):
+        remedy = "give evaluation.every_steps, such as 50"
+        yield Finding(("target",), "is looked for in evaluations on the way, and there are none", remedy)
+    if _mapping(job.get("model")).get("command") is not None:
+        yield Finding(("target",), "is for jobs that Ringmaster trains, not for commands", "leave it out")
+    if is_rewriting(job):
+        yield Finding(("target",), "stands beside an adaptation that trains nothing", "leave it out")
+
+
+def _variables(job: Raw) -> Iterator[Finding]:
+    """Yields why what a job lists under `may_vary` cannot be chosen; places are relative to the job."""
+    variables, place = job.get("may_vary"), ("may_vary",)
+    if not isinstance(variables, Mapping):
+        return
+    if job.get("target") is None:
+        yield Finding(place, "is chosen on the way to a target, and there is none", "give a target, or leave it out")
+    if job.get("exact"):
+        yield Finding(("exact",), "fixes all bits, and what may_vary lists changes them", "leave one of the two out")
+    if job.get("local_updates") is not None:
+        problem = "has an exchange every few steps, in which no batch size may vary"
+        yield Finding(("local_updates",), problem, "leave it out, or may_vary")
+    if job.get("warm_start") is not None:
+        problem = "passes over the first steps, by which may_vary is decided"
+        yield Finding(("warm_start",), problem, "leave one of the two out")
+    if _mapping(job.get("data")).get("kind") == "prompt":
+        problem = "is prompt, and a job that trains on what it generates may not vary"
+        yield Finding(("data", "kind"), problem, "leave may_vary out")
+    for key, default in (("global_batch_size", Job.global_batch_size), ("precision", Job.precision)):
+        values, own = variables.get(key), job.get(key, default)
+        if isinstance(values, list) and values and own not in values:
+            yield Finding((*place, key), f"lacks the job's own {own}", f"add {own}, or set {key} to one of the list")
+    if not isinstance(variables.get("global_batch_size"), list) or len(variables["global_batch_size"]) < 2:
+        return
+    name = _mapping(job.get("optimizer")).get("name", OptimizerSpec.name)
+    if name not in MEASURED_OPTIMIZERS:
+        problem = f"needs the noise scale, which is measured with {' and '.join(MEASURED_OPTIMIZERS)}, not {name}"
+        yield Finding((*place, "global_batch_size"), problem, "take one of these optimizers, or leave it out")
+    if _mapping(job.get("data")).get("sampling") == "length-grouped":
+        problem = "does not go with length-grouped sampling, whose groups depend on the batch size"
+        yield Finding((*place, "global_batch_size"), problem, "set data.sampling: random, or leave it out")
+
+
+def objective_findings(objective: Any, jobs: Sequence[PlacedJob]) -> Iterator[Finding]:
+    """Yields the faults between the objective and what jobs list under `may_vary`; places are relative to the batch."""
+    entries = [(place, _mapping(raw)) for place, raw in jobs]
+    if objective == TIME_TO_TARGET and not any(job.get("target") is not None for _, job in entries):
+        yield Finding(("objective",), "is time-to-target, and no job has a target", "give a job a target")
+    for place, job in entries:
+        if job.get("may_vary") is not None and objective != TIME_TO_TARGET:
+            problem = "is chosen for the objective time-to-target alone"
+            yield Finding(place(("may_vary",)), problem, f"set objective: {TIME_TO_TARGET}, or leave it out")
 
 
 def _warm_start(job: Raw) -> Iterator[Finding]:

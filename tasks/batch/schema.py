@@ -378,6 +378,36 @@ class WarmStartSection(Section):
     step: Whole = Field(description="the step of the checkpoint, such as 60")
 
 
+def _metric_of_target(name: str) -> str:
+    return references.metric(name.removeprefix("eval/"))
+
+
+class TargetSection(Section):
+    """A value of a metric on held-out data at which the job ends."""
+
+    metric: Annotated[str, AfterValidator(_metric_of_target), WithJsonSchema({"type": "string"})] = Field(
+        description="a metric of the evaluation, such as eval/loss"
+    )
+    at_most: float | None = Field(default=None, description="the value to fall to, such as 2.0")
+    at_least: float | None = Field(default=None, description="the value to rise to, such as 0.9")
+
+
+class VariablesSection(Section):
+    """What may be chosen of a job on the way to its target: [how](time-to-target.md)."""
+
+    global_batch_size: list[Annotated[int, Field(ge=2, le=MOST_AT_ONCE)]] = Field(
+        default=[], description="batch sizes, the job's own among them, such as [16, 32, 64]"
+    )
+    precision: list[Annotated[str, AfterValidator(references.one_of(job.VARIABLE_PRECISIONS))]] = Field(
+        default=[], description=f"out of {', '.join(job.VARIABLE_PRECISIONS)}, the job's own among them"
+    )
+    learning_rate_rule: Annotated[
+        str,
+        AfterValidator(references.one_of(job.LEARNING_RATE_RULES)),
+        WithJsonSchema({"enum": list(job.LEARNING_RATE_RULES)}),
+    ] = Field(default=job.Variables.learning_rate_rule, description=f"one of {', '.join(job.LEARNING_RATE_RULES)}")
+
+
 class LocalUpdatesSection(Section):
     """Optimizer steps that workers take on their own, and an outer step on their mean after each round of them."""
 
@@ -475,6 +505,13 @@ class JobEntry(Section):
     exact_chunk: Whole | None = Field(
         default=None, description="the samples of one forward and backward of an exact job, such as 4"
     )
+    target: TargetSection | None = Field(
+        default=None, description="where the job ends early, such as {metric: eval/loss, at_most: 2.0}"
+    )
+    may_vary: VariablesSection = Field(
+        default_factory=VariablesSection,
+        description="what may be chosen for `objective: time-to-target`, such as {global_batch_size: [16, 64]}",
+    )
     local_updates: LocalUpdatesSection | None = Field(
         default=None,
         description="exchanges between devices every few steps only, such as {workers: 4, sync_every: 32}, or leave "
@@ -521,7 +558,7 @@ class BatchEntry(Section):
         default="batch", description="a name of up to 100 letters, digits, '-', '_' and '.', such as tonight"
     )
     objective: Objective = Field(
-        default="makespan", description="makespan, weighted, mean_completion, fairness or cost"
+        default="makespan", description="makespan, weighted, mean_completion, fairness, cost or time-to-target"
     )
     price_per_device_hour: Positive = Field(
         default=1.0, description="what a device costs an hour, for `objective: cost`, such as 2.5"

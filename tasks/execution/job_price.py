@@ -56,7 +56,7 @@ class JobPrice:
 
     def in_words(self) -> str:
         """Returns the price in a sentence."""
-        last = "the last job ends no later" if self.most_s < LEAST_DELAY_S else ""
+        last = "the last job ends no later" if self.most_s < 0.5 else ""
         last = last or f"the last job ends {range_text(self.least_s, self.most_s)} later"
         worst = heapq.nlargest(MOST_NAMED, self.delays_s, key=lambda job: self.delays_s[job])
         named = [f"{job.rpartition('/')[2]} by {seconds_text(self.delays_s[job])}" for job in worst]

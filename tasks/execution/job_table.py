@@ -29,6 +29,7 @@ from ringmaster.tasks.execution.events import ExecutionEvent
 from ringmaster.tasks.storage.journal import ENDED, JobRecord, JobStatus, Journal, changed
 from ringmaster.techniques import Job, Profile
 from ringmaster.techniques.checkpoints.storage import is_url, join_root
+from ringmaster.techniques.job import TrainingPhase
 from ringmaster.techniques.loss import loss_function_of
 from ringmaster.techniques.processes.order import KEPT_CHECKPOINTS
 
@@ -84,8 +85,10 @@ class RunPaths:
 
 GOAL, RESTED, EVALUATED = "goal", "rested", "evaluated"
 SETTLED, LIKE, CLONED = "job", "like", "cloned"
+PHASES, CHOICE = "phases", "choice"
 """Keys of a job's details.
 
+PHASES: the phases of a job that has got another batch size or precision, and CHOICE why it has, or has not.
 GOAL: its goal. RESTED: the goal that it has reached. EVALUATED: the step and metrics of its last evaluation, stored for
 jobs that have a goal. SETTLED: the job that its placeholder became, or that a person has made of it. LIKE: the job of
 the same shape whose data and profiles it uses. CLONED: of a clone, {"job": its source, "step": the step from which it
@@ -106,12 +109,16 @@ class SteeringRequest:
     likes: for each of them, a job of the batch that cannot differ from it in speed or size.
     goals: the new goals. A goal is never lowered.
     stops: the reasons of jobs that are stopped early.
+    phases: the phases of jobs that get another batch size or precision from their goal on.
+    choices: by job, why it gets another one, or does not.
     """
 
     jobs: Mapping[str, Job] = field(default_factory=dict)
     likes: Mapping[str, str] = field(default_factory=dict)
     goals: Mapping[str, int] = field(default_factory=dict)
     stops: Mapping[str, str] = field(default_factory=dict)
+    phases: Mapping[str, tuple[TrainingPhase, ...]] = field(default_factory=dict)
+    choices: Mapping[str, str] = field(default_factory=dict)
 
     def __bool__(self) -> bool:
         return bool(self.jobs or self.goals or self.stops)
@@ -136,9 +143,9 @@ class SteeringRequest:
 
     def in_words(self) -> str:
         """Returns the reason for a new plan."""
-        parts = []
-        if self.goals:
-            parts.append(f"{_names(self.goals)} may train on")
+        parts = list(self.choices.values())
+        if goals := {name: goal for name, goal in self.goals.items() if name not in self.choices}:
+            parts.append(f"{_names(goals)} may train on")
         if self.stops:
             parts.append(f"{_names(self.stops)} stopped early")
         return "; ".join(parts)
@@ -293,6 +300,7 @@ class JobState:
     profiles: the options under which the job can run alone.
     place: the folders of its batch, which use the job's name within the batch.
     batch: the batch of a pool; empty without a pool.
+    variants: by batch size and precision, the options of a job that may change them.
     group_profiles: for the lead job of a group, the options under which the group can run; its members are in the
         table too.
     """
@@ -303,6 +311,7 @@ class JobState:
     place: RunPaths
     batch: str = ""
     group_profiles: tuple[Profile, ...] = ()
+    variants: Mapping[tuple[int, str], tuple[Profile, ...]] = field(default_factory=dict)
 
 
 class JobTable:
@@ -358,6 +367,12 @@ class JobTable:
         entry, details = self.entries[name], self.records[name].details
         if SETTLED in details:
             entry = self.entries[name] = self._settled(entry, details)
+        if (job := with_phases(entry.job, details)) != entry.job:
+            phase = job.phases[-1]
+            profiles = entry.variants.get((phase.global_batch_size, phase.precision), entry.profiles)
+            local_job = with_phases(entry.local_job, details)
+            entry = self.entries[name] = replace(entry, local_job=local_job, job=job, profiles=profiles)
+            self.profiles[name] = list(profiles)
         # A job that could not be inspected has no number of steps, and will not run.
         start = entry.job.warm_start
         if start is not None and self.records[name].step < start.step:
@@ -454,6 +469,11 @@ class JobTable:
         if record.step == 0 and record.status == JobStatus.WAITING and not record.details.get(GOAL):
             self.write(name, details={SETTLED: to_json(job), LIKE: like})
             self._take_in(name)
+
+    def change_phases(self, name: str, phases: Sequence[TrainingPhase]) -> None:
+        """Gives a job another batch size or precision, from the step at which it rests."""
+        self.write(name, details={PHASES: to_json(list(phases))})
+        self._take_in(name)
 
     def allow(self, name: str, goal: int) -> None:
         """Raises a job's goal, the step up to which it may train. A goal is never lowered."""
@@ -569,6 +589,14 @@ class JobTable:
         """Counts a crash of a job. Returns the number of its crashes without progress."""
         self.attempts[job] = 1 if made_progress else self.attempts.get(job, 0) + 1
         return self.attempts[job]
+
+
+def with_phases(job: Job, details: Mapping[str, Any]) -> Job:
+    """Returns a job with the phases that its details have, if they have any, unless it was defined with some."""
+    if job.phases or not details.get(PHASES):
+        return job
+    phases = tuple(from_json(TrainingPhase, phase) for phase in details[PHASES])
+    return replace(job, phases=phases, num_steps=phases[-1].num_steps)
 
 
 def keeps_layout(job: Job) -> bool:

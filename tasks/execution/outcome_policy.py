@@ -18,7 +18,7 @@ from ringmaster.tasks.execution.events import ExecutionEvent, JobEnded
 from ringmaster.tasks.execution.job_table import EVALUATED, JobTable
 from ringmaster.tasks.execution.progress import PlanProgress, RunningSegment
 from ringmaster.tasks.storage.journal import ENDED, JobStatus
-from ringmaster.techniques.processes.events import OutcomeStatus
+from ringmaster.techniques.processes.events import REACHED, OutcomeStatus
 from ringmaster.techniques.processes.gang import Outcome
 from ringmaster.text import printable_lines
 
@@ -143,7 +143,7 @@ class OutcomePolicy:
     def _on_done(self, running: RunningSegment, outcome: Outcome) -> str:
         job, step = running.segment.job, outcome.result["step"]
         self._job_table.attempts.pop(job, None)
-        is_end = self._job_table.is_whole(job, step)
+        is_end = self._job_table.is_whole(job, step) or bool(outcome.result.get(REACHED))
         if self._is_dismissed(job) and not (is_end and self._job_table.records[job].status == JobStatus.PAUSED):
             return self._dismissed(job, step)
         if not is_end and step >= self._job_table.totals[job]:
@@ -166,12 +166,18 @@ class OutcomePolicy:
         """Ends a job that has reached its last step and has written its model."""
         entry = self._job_table.entries[job]
         details = {"metrics": result["metrics"], "model_dir": str(entry.place.model_dir(entry.local_job.name))}
-        if compared := result.get("compared"):
-            details["compared"] = compared
-        record = self._job_table.write(job, status=JobStatus.DONE, step=result["step"], message="", details=details)
+        details |= {key: result[key] for key in ("compared", REACHED) if result.get(key) is not None}
+        message = ""
+        if (target := entry.job.target) is not None:
+            message = f"{'reached' if result.get(REACHED) else 'did not reach'} {target}, after step {result['step']}"
+        record = self._job_table.write(
+            job, status=JobStatus.DONE, step=result["step"], message=message, details=details
+        )
         self._job_table.groups.ended(job)
         self._notify(
-            JobEnded(job=job, status=JobStatus.DONE, message="", details={**record.details, "step": result["step"]})
+            JobEnded(
+                job=job, status=JobStatus.DONE, message=message, details={**record.details, "step": result["step"]}
+            )
         )
 
     def _on_preempted(self, running: RunningSegment, outcome: Outcome) -> str:

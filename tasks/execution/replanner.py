@@ -38,6 +38,7 @@ from ringmaster.tasks.planning.plans.plan import Certificate
 from ringmaster.tasks.profiling.search import planning_problem, switch_cost_s
 from ringmaster.tasks.profiling.speed_beliefs import SpeedBelief, SpeedBeliefs, errors_of
 from ringmaster.techniques import Job, Profile
+from ringmaster.text import enumerated
 
 logger = logging.getLogger(__name__)
 
@@ -45,7 +46,6 @@ logger = logging.getLogger(__name__)
 POLICY = ReplanPolicy(worth_s=5.0)
 RETRY_S = 5.0  # before planning again after a needed plan could not be made
 BLIND_S = 1.0  # before the next look if no end can be forecast: segments are about to stop, or their node is gone
-MOST_LISTED = 10  # jobs to name in a log line
 REPORTS_S = 0.2  # between two reports of a gang whose steps are shorter
 LOOKS = 5  # checks of the forecast between two plans by the clock
 LOOK_SHARE = 0.05  # of the time, that such checks take at most: a forecast of a thousand jobs takes part of a second
@@ -411,9 +411,9 @@ class Replanner:
     def _say_stuck(self, jobs: set[str]) -> None:
         """Logs the jobs that have no devices, and those that have devices again, on each change."""
         if outcome := self._stuck - jobs:
-            logger.info("devices are there again for %s: %s", self._name, _listed(outcome))
+            logger.info("devices are there again for %s: %s", self._name, enumerated(sorted(outcome)))
         if jobs - self._stuck:
-            logger.warning("no devices are there for %s: %s", self._name, _listed(jobs))
+            logger.warning("no devices are there for %s: %s", self._name, enumerated(sorted(jobs)))
         self._stuck = jobs
 
     def _now_s(self) -> float:
@@ -449,12 +449,6 @@ class Replanner:
     def _expect(self, ahead: PlanSimulator) -> None:
         self._when.planned(self._now_s(), _ends(ahead))
         self._look_s = self._now_s() + self._policy.least * self._when.first_s / LOOKS
-
-
-def _listed(jobs: set[str]) -> str:
-    """Returns the names of jobs, at most `MOST_LISTED` of them."""
-    first = sorted(jobs)[:MOST_LISTED]
-    return ", ".join(first) + (f" and {len(jobs) - len(first)} more" if len(jobs) > len(first) else "")
 
 
 def _out(state: State, left: Problem) -> set[DeviceId]:

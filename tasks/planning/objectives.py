@@ -31,6 +31,9 @@ from ringmaster.tasks.planning.plans.plan import Certificate, Plan
 from ringmaster.tasks.planning.problems.problem import Problem
 from ringmaster.tasks.planning.problems.problem_parts import PlanningJob
 
+TIME_TO_TARGET = "time-to-target"
+"""The objective under which jobs may change what they list under `may_vary`."""
+
 
 @dataclass(frozen=True, kw_only=True)
 class Coefficients:
@@ -221,6 +224,12 @@ class MeanCompletion(Objective):
         return Coefficients(ends={job: count / total for job, count in counts.items()})
 
 
+class TimeToTarget(MeanCompletion):
+    """The mean of the moments at which jobs reach their targets, and others end, for batches that may vary jobs."""
+
+    name = TIME_TO_TARGET
+
+
 class WeightedCompletion(Objective):
     """The sum of weight x end over all jobs."""
 
@@ -262,7 +271,7 @@ OBJECTIVES = Registry(
     group="ringmaster.objectives",
     builtin={
         each.name: f"{__name__}:{each.__name__}"
-        for each in (Makespan, WeightedCompletion, MeanCompletion, Fairness, Cost)
+        for each in (Makespan, WeightedCompletion, MeanCompletion, Fairness, Cost, TimeToTarget)
     },
 )
 

@@ -23,7 +23,7 @@ from ringmaster.tasks.execution.events import (
     SegmentEnded,
     SegmentStarted,
 )
-from ringmaster.tasks.execution.job_table import CLONED, LIKE, SETTLED, RunPaths
+from ringmaster.tasks.execution.job_table import CHOICE, CLONED, LIKE, PHASES, SETTLED, RunPaths, with_phases
 from ringmaster.tasks.planning import gantt
 from ringmaster.tasks.planning.gantt import beside_plan
 from ringmaster.tasks.profiling.profile_store import MeasuredOptions, ProfileStore
@@ -45,7 +45,14 @@ from ringmaster.techniques.checkpoints.chain import read_chain
 from ringmaster.techniques.checkpoints.shared_models import fetch_model
 from ringmaster.techniques.metric import why_undefined
 from ringmaster.techniques.preflight import Preflight
-from ringmaster.techniques.processes.events import CheckpointFailed, CheckpointSaved, Event, JobReady, OutcomeStatus
+from ringmaster.techniques.processes.events import (
+    REACHED,
+    CheckpointFailed,
+    CheckpointSaved,
+    Event,
+    JobReady,
+    OutcomeStatus,
+)
 from ringmaster.text import markdown
 
 PROFILES = "profiles.json"  # among the artifacts of a job's run
@@ -271,7 +278,7 @@ class MlflowWriter:
     def unrecorded_ends(self) -> list[JobEnded]:
         """Returns the ends of jobs that are done and have no record, after a kill or an MLflow outage."""
         return [
-            JobEnded(job=name, status=JobStatus.DONE, message="", details=end_details(record))
+            JobEnded(job=name, status=JobStatus.DONE, message=record.message, details=end_details(record))
             for name, record in self._journal.jobs().items()
             if record.status == JobStatus.DONE
             and not record.details.get("model_uri")
@@ -298,7 +305,8 @@ class MlflowWriter:
     def _job(self, name: str) -> Job:
         """Returns the current definition of a job, which may have been a placeholder."""
         settled = self._details(name).get(SETTLED)
-        return self._known.jobs[name] if settled is None else from_json(Job, settled)
+        job = self._known.jobs[name] if settled is None else from_json(Job, settled)
+        return with_phases(job, self._details(name))
 
     def _like(self, name: str) -> str:
         """Returns the job whose preflight and profiles hold for a job: usually the job itself."""
@@ -388,6 +396,7 @@ class MlflowWriter:
                 **({"num_parameters": num_parameters} if num_parameters else {}),
                 **({"whole_batch": why} if (why := preflight.facts.get("whole_batch")) else {}),
                 "num_steps": event.details["step"],
+                **{key: event.details[key] for key in (PHASES, CHOICE, REACHED) if event.details.get(key) is not None},
             },
             metrics=event.details["metrics"],
             description="\n\n".join(

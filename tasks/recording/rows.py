@@ -20,6 +20,7 @@ from ringmaster.techniques.data.row_source import RowSource
 from ringmaster.techniques.data_source import data_source_of
 from ringmaster.techniques.loss import loss_function_of, options_of
 from ringmaster.techniques.processes.events import DeviceTelemetry, EvaluationReported, Event, Steps
+from ringmaster.techniques.training.noise_scale import noise_blocks
 
 
 def end_details(record: JobRecord) -> dict[str, Any]:
@@ -67,6 +68,8 @@ def metric_points(event: Event, *, at_ms: int) -> list[MetricPoint]:
             rewards = enumerate(event.rewards, start=event.first_step + 1)
             losses += [MetricPoint("train/reward", reward, step, now_ms) for step, reward in rewards]
             losses += [MetricPoint("train/step_s", seconds, step, now_ms) for step, (_, seconds) in rows]
+            for block in noise_blocks(event.noise, most=1):  # of one report: a mean over many is near the truth
+                losses.append(MetricPoint("train/noise_scale", block.scale, event.step, now_ms))
             return losses + [MetricPoint(key, value, event.step, now_ms) for key, value in _speed(event).items()]
         case EvaluationReported():
             return [MetricPoint(f"eval/{key}", value, event.step, at_ms) for key, value in event.metrics.items()]

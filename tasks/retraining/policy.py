@@ -125,6 +125,8 @@ def _read_suite(folder: Path, name: str, suites: list[Suite]) -> Iterator[Findin
             yield Finding((), f"{place} {fault.message}", fault.remedy)
 
 
+OF_POLICY = "policy "
+"""What precedes the name of a policy where a decision names who made it."""
 PLAIN_RULE = PromotionPolicy(name="rule", significance=None)
 """What decides without a policy file: a challenger that is better by the model's `min_gain` is promoted."""
 

@@ -160,10 +160,15 @@ class ChainWriter:
         """Returns the writer for a segment that starts after `step` steps.
 
         chain: the job's, without links; the stored one is continued where it is of a job that trains the same weights.
+            It is linked anew where the job has got another batch size, which is part of the job.
         """
         stored = read_chain(root)
         if stored is not None and stored.weights == chain.weights:
-            chain = stored.up_to(step)
+            if stored.job.get("phases") == chain.job.get("phases"):
+                chain = stored
+            for link in stored.links if chain is not stored else ():
+                chain = chain.add(replace(link, parent=chain.head))
+            chain = chain.up_to(step)
         return cls(root=root, chain=chain, first_step=step, environment=environment)
 
     def extend(self, step: int, *, always: bool) -> None:

@@ -203,9 +203,12 @@ class Sampler:
 
     def indices(self, step: int) -> NDArray[np.int64]:
         """Returns the indices [global_batch_size] of the samples in the global batch of `step` (0-based)."""
-        first = step * self._size
-        epochs, offsets = np.divmod(np.arange(first, first + self._size, dtype=np.int64), self._num_samples)
-        batch = np.empty(self._size, dtype=np.int64)
+        return self.at(range(step * self._size, (step + 1) * self._size))
+
+    def at(self, places: range) -> NDArray[np.int64]:
+        """Returns the indices of the samples at some places of the stream."""
+        epochs, offsets = np.divmod(np.asarray(places, dtype=np.int64), self._num_samples)
+        batch = np.empty(len(places), dtype=np.int64)
         for epoch in range(int(epochs[0]), int(epochs[-1]) + 1):
             here = epochs == epoch
             batch[here] = self._order_of(epoch)[offsets[here]]

@@ -16,10 +16,15 @@ from typing import Any, ClassVar, Self
 from ringmaster.codec import SINCE_LATER, from_json, to_json
 from ringmaster.techniques.metric import checked_values
 from ringmaster.techniques.preflight import Preflight
+from ringmaster.techniques.training.noise_scale import GradientNoise
 from ringmaster.text import printable_lines, storable_values
 
 MOST_STEPS = 2**53  # JSON's whole numbers; a job has fewer
 MOST_IN_REFUSED = 200  # characters of a refused event that a message quotes
+
+
+REACHED = "reached_target"
+"""The key of a result with whether the target is reached, of a job that has ended and has one."""
 
 
 class OutcomeStatus(StrEnum):
@@ -228,6 +233,7 @@ class Steps(JobEvent):
     losses, seconds: of each step; the losses are empty where only the progress is stored.
     rewards: the mean reward of each step's completions; empty for losses that generate none.
     wall_s: the time of the report in seconds since the epoch.
+    noise: what some of the steps have measured of the gradient's noise.
     num_samples, num_tokens: of these steps on all ranks; tokens without padding, 0 where the samples have none.
     peak_bytes: the most memory that the device of rank 0 (its process, on CPU slots) has held so far; 0 if unknown.
     """
@@ -241,6 +247,7 @@ class Steps(JobEvent):
     num_samples: int = field(default=0, metadata=SINCE_LATER)
     num_tokens: int = field(default=0, metadata=SINCE_LATER)
     peak_bytes: int = field(default=0, metadata=SINCE_LATER)
+    noise: tuple[GradientNoise, ...] = field(default=(), metadata=SINCE_LATER)
 
     def __post_init__(self) -> None:
         _check_step(self.first_step)
@@ -268,6 +275,7 @@ class Steps(JobEvent):
             seconds=self.seconds[num_left_out:],
             losses=self.losses[num_left_out:],
             rewards=(),
+            noise=(),
             num_samples=round(self.num_samples * share),
             num_tokens=round(self.num_tokens * share),
         )

@@ -16,6 +16,7 @@ Source of the chunks: Li et al., EasyScale (SC 2023).
 from __future__ import annotations
 
 import os
+from collections import deque
 from collections.abc import Iterable
 from typing import Any
 
@@ -135,18 +136,24 @@ def sum_of_ranks(summands: Tensor, *, num_ranks: int) -> Tensor:
     return parts[0]
 
 
+MOST_SENT = 2
+"""Buckets whose parts are on their way while the sums before them are gathered: a slow link is never idle."""
+
+
 class BucketSums:
     """Adds the gradients in DDP's buckets along the tree, over this rank's chunks and then over the ranks.
 
-    `send` is DDP's communication hook. It sends each bucket during the backward of the last chunk, part q to rank q,
-    which adds. `finish` gathers the sums. So it sends what a ring sends, 2 (p - 1) / p of the gradient.
+    `send` is DDP's communication hook. During the backward of the last chunk it sends part q of each bucket to rank q,
+    which adds, and gathers the sums. So it sends what a ring sends, 2 (p - 1) / p of the gradient. All ranks call these
+    operations in one order.
 
     tree: the chunks before the last one.
     """
 
     def __init__(self, group: dist.ProcessGroup) -> None:
         self._group, self.tree = group, SumTree()
-        self._under_way: list[tuple[Tensor, Tensor, Tensor, Any]] = []
+        self._sent: deque[tuple[Tensor, Tensor, Tensor, Any]] = deque()
+        self._gathering: list[tuple[Tensor, Tensor, Tensor, Any]] = []
 
     def send(self, bucket: Any) -> torch.futures.Future[Tensor]:
         """Sends a bucket; what it returns is no sum yet."""
@@ -155,22 +162,28 @@ class BucketSums:
         sent = nn.functional.pad(flat, (0, -len(flat) % self._group.size()))
         arriving = torch.empty_like(sent)
         work = dist.all_to_all_single(arriving, sent, group=self._group, async_op=True)
-        self._under_way.append((flat, sent, arriving, work))
+        self._sent.append((flat, sent, arriving, work))
+        if len(self._sent) > MOST_SENT:
+            self._gather()
         future = torch.futures.Future[Tensor](devices=[flat.device] if flat.is_cuda else None)
         future.set_result(flat)
         return future
 
+    def _gather(self) -> None:
+        """Waits for the parts of the first bucket that was sent, adds them, and gathers the sums."""
+        flat, sent, arriving, work = self._sent.popleft()
+        work.wait()
+        own = sum_of_ranks(arriving, num_ranks=self._group.size())
+        self._gathering.append((flat, sent, own, all_gather(sent, own, group=self._group, async_op=True)))
+
     def finish(self) -> None:
         """Replaces the gradients in the buckets by their sums."""
-        gathering = []
-        for flat, sent, arriving, work in self._under_way:
-            work.wait()
-            own = sum_of_ranks(arriving, num_ranks=self._group.size())
-            gathering.append((flat, sent, own, all_gather(sent, own, group=self._group, async_op=True)))
-        for flat, gathered, _, work in gathering:
+        while self._sent:
+            self._gather()
+        for flat, gathered, _, work in self._gathering:
             work.wait()
             flat.copy_(gathered[: len(flat)])
-        self._under_way.clear()
+        self._gathering.clear()
         self.tree.clear()
 
 

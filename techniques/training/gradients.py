@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections import defaultdict
-from collections.abc import Collection, Iterable, Sequence
+from collections.abc import Callable, Collection, Iterable, Sequence
 from functools import partial
 from typing import Any
 
@@ -120,6 +120,19 @@ def global_norm(
     for gradients, groups in parts:
         square += _summed(torch.nn.utils.get_total_norm(gradients).square(), groups)
     return _summed(square, [] if group is None else [group]).sqrt()
+
+
+def squared_norm(
+    parameters: Sequence[nn.Parameter], *, scaled: Callable[[nn.Parameter], Tensor], device: torch.device
+) -> Tensor:
+    """Returns the squared L2 norm of all gradients together, as `scaled` returns a rank's part of each of them."""
+    squares: dict[Layout | None, Tensor] = defaultdict(lambda: torch.zeros((), device=device))
+    for parameter in parameters:
+        if parameter.grad is not None:
+            squares[_layout(parameter.grad)] += scaled(parameter).float().square().sum()
+    return sum(
+        (_summed(each, _shard_groups(layout)) for layout, each in squares.items()), torch.zeros((), device=device)
+    )
 
 
 def exact_norm(parts: GradientParts, *, group: dist.ProcessGroup | None, device: torch.device) -> Tensor:

@@ -175,8 +175,6 @@ def _check_groups(spec: OptimizerSpec, names: list[str]) -> None:
 
 # The quickest kernels that also support sharded tensors: fused SGD has no sharding strategy (torch 2.13).
 KERNELS: dict[str, dict[str, Any]] = {"adamw": {"fused": True}, "sgd": {"foreach": True}}
-EXACT_KERNELS = {**KERNELS, "adamw": {"foreach": True}}
-"""Those that compute each element alike. At the end of a tensor the fused AdamW rounds differently, on CPUs."""
 OF_ADAMW = "adamw_"
 """The prefix of Muon's options for the parameters that AdamW updates."""
 FIRST_RATE = "initial_lr"
@@ -244,7 +242,8 @@ def update_(
         assert norm is not None
         factor = to_mean * torch.clamp(limit / (norm * to_mean + 1e-6), max=1.0)
     scale_(parameters, factor)
-    of_schedule = job.schedule.factor(step, num_steps=job.total_steps)
+    place, length = job.schedule_place(step)
+    of_schedule = job.schedule.factor(place, num_steps=length) * job.phase(step).lr_factor
     for group in optimizer.param_groups:
         group["lr"] = group[FIRST_RATE] * of_schedule
     optimizer.step()
@@ -266,7 +265,7 @@ def _build(
     has_kernels: bool = False,
 ) -> torch.optim.Optimizer:
     """Returns the optimizer `name`, gathering parameters that ranks hold in parts where it needs whole ones."""
-    spec, kernels = job.optimizer, {} if has_kernels else EXACT_KERNELS if job.is_exact else KERNELS
+    spec = job.optimizer
     given: list[dict[str, Any]] = [
         {"params": group, "lr": key.lr, FIRST_RATE: key.lr}
         | ({} if key.weight_decay is None else {"weight_decay": key.weight_decay})
@@ -275,7 +274,10 @@ def _build(
     given = given or [
         {"params": [], FIRST_RATE: spec.lr}
     ]  # a rank may own no parameter; unlike a list, a group may be empty
-    cls, arguments = CLASSES[name], {"lr": spec.lr, **kernels.get(name, {}), **options}
+    kernels = {} if has_kernels else KERNELS.get(name, {})
+    cls, arguments = CLASSES[name], {"lr": spec.lr, **kernels, **options}
+    if job.is_exact and name == "adamw" and not has_kernels:
+        cls = AlignedAdamW
     is_divided = any(isinstance(p, DTensor) for group in groups.values() for p in group)
     try:
         if name in OF_WHOLE_TENSORS and is_divided:
@@ -332,6 +334,65 @@ class Lion(torch.optim.Optimizer):
             torch._foreach_add_(weights, direction, alpha=-rate)
             torch._foreach_mul_(averages, beta2)
             torch._foreach_add_(averages, gradients, alpha=1.0 - beta2)
+
+
+VECTOR = 16  # fp32 elements of the widest vector of a CPU
+
+
+class AlignedAdamW(torch.optim.AdamW):
+    """AdamW by PyTorch's fused kernel, with the same bits for an element wherever it lies in a tensor.
+
+    On CPUs the kernel computes whole vectors of elements, and those at the end of a tensor one by one, which may round
+    differently. Here elements that fill no vector are copied into one of their own.
+    """
+
+    @torch.no_grad()
+    def step(self, closure: Any = None) -> None:  # type: ignore[override]
+        """Updates all parameters that have a gradient."""
+        assert closure is None, "the gradients are there already"
+        for group in self.param_groups:
+            names = ["exp_avg", "exp_avg_sq", *(["max_exp_avg_sq"] if group["amsgrad"] else [])]
+            parts: list[list[Tensor]] = []
+            steps: list[Tensor] = []
+            ends: list[tuple[Tensor, Tensor]] = []
+            for parameter in group["params"]:
+                if parameter.grad is None:
+                    continue
+                state = self.state[parameter]
+                if not state:
+                    state |= {name: torch.zeros_like(parameter) for name in names}
+                    state["step"] = torch.zeros((), device=parameter.device)
+                state["step"] += 1
+                tensors = [local(each).view(-1) for each in (parameter, *(state[name] for name in names))]
+                tensors.insert(1, local(parameter.grad).reshape(-1))
+                size = len(tensors[0]) // VECTOR * VECTOR
+                if size:
+                    parts.append([each[:size] for each in tensors])
+                    steps.append(state["step"])
+                if size < len(tensors[0]):
+                    rest = [each[size:] for each in tensors]
+                    parts.append([nn.functional.pad(each, (0, VECTOR - len(each))) for each in rest])
+                    steps.append(state["step"])
+                    ends += zip(rest, parts[-1], strict=True)
+            if parts:
+                weights, gradients, averages, squares, *largest = [list(each) for each in zip(*parts, strict=True)]
+                torch._fused_adamw_(
+                    weights,
+                    gradients,
+                    averages,
+                    squares,
+                    largest[0] if largest else [],
+                    steps,
+                    amsgrad=group["amsgrad"],
+                    lr=group["lr"],
+                    beta1=group["betas"][0],
+                    beta2=group["betas"][1],
+                    weight_decay=group["weight_decay"],
+                    eps=group["eps"],
+                    maximize=False,
+                )
+            for end, padded in ends:
+                end.copy_(padded[: len(end)])
 
 
 class GatheringOptimizer(torch.optim.Optimizer):

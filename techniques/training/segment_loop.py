@@ -19,6 +19,7 @@ from ringmaster.techniques.checkpoints.state import HostCopies
 from ringmaster.techniques.estimates.device_rates import standard_error, time_on_ranks
 from ringmaster.techniques.models.rewriting import COMPARING_PATIENCE_S, compare
 from ringmaster.techniques.processes.events import (
+    REACHED,
     CheckpointFailed,
     EvaluationReported,
     JobReady,
@@ -181,22 +182,25 @@ def train(trainer: Trainer, order: GangOrder, reporter: Reporter) -> dict[str, A
     if trainer.kernels_refused:
         reporter.send(KernelsRefused(message=trainer.kernels_refused))
     saver = Saver(trainer, trainer.store(root), reporter, ranks=trainer.ranks)
-    stopped = _steps(trainer, order, reporter, saver)
-    if not stopped and 0 < trainer.next_step == first_step and evaluation_due(order, first_step):
+    stopped, reached = False, None
+    if order.job.is_evaluated(first_step) and (order.job.target is not None or first_step >= order.last_step):
         # The gang that trained up to this step may have died before it reported the metrics.
-        reporter.phase("evaluating", patience_s=SAVE_PATIENCE_S)
-        reporter.send(EvaluationReported(step=first_step, metrics=trainer.evaluate(), wall_s=time.time()))
+        reached = _evaluate(trainer, order, reporter)
+    if reached is None:
+        stopped, reached = _steps(trainer, order, reporter, saver)
     result: dict[str, Any] = {"first_step": first_step, "step": trainer.next_step, "startup_s": startup_s}
     if trainer.next_step > first_step:
         reporter.phase("saving", patience_s=SAVE_PATIENCE_S)
         result["save_s"] = saver.save_at_once(gives_up=lambda: reporter.told(STOP))
         if result["save_s"] is None:  # a command has ended the wait for a full disk
             return {"status": OutcomeStatus.PREEMPTED, **result, "step": saver.saved_step, "save_s": 0.0}
-    if trainer.next_step == order.job.total_steps:
+    if reached is not None or trainer.next_step == order.job.total_steps:
         reporter.phase("evaluating", patience_s=SAVE_PATIENCE_S)
         started_s = time.perf_counter()
-        result["metrics"] = trainer.evaluate()
+        result["metrics"] = reached or trainer.evaluate()
         result["evaluate_s"] = time.perf_counter() - started_s
+        if (target := order.job.target) is not None:
+            result[REACHED] = target.is_reached(result["metrics"])
         reporter.phase("exporting", patience_s=SAVE_PATIENCE_S)
         started_s = time.perf_counter()
         if not _exported(trainer, order, reporter):
@@ -246,8 +250,21 @@ def _compared(trainer: Trainer, order: GangOrder, reporter: Reporter) -> Any:
     return None
 
 
-def _steps(trainer: Trainer, order: GangOrder, reporter: Reporter, saver: Saver) -> bool:
-    """Trains the steps of the segment; returns whether a command stopped it early."""
+def _evaluate(trainer: Trainer, order: GangOrder, reporter: Reporter) -> dict[str, float] | None:
+    """Evaluates and reports the present state; returns the metrics if they have reached the job's target."""
+    reporter.phase("evaluating", patience_s=SAVE_PATIENCE_S)
+    metrics, target = trainer.evaluate(), order.job.target
+    reporter.send(EvaluationReported(step=trainer.next_step, metrics=metrics, wall_s=time.time()))
+    return metrics if target is not None and target.is_reached(metrics) else None
+
+
+def _steps(
+    trainer: Trainer, order: GangOrder, reporter: Reporter, saver: Saver
+) -> tuple[bool, dict[str, float] | None]:
+    """Trains the steps of the segment, until an evaluation has reached the job's target.
+
+    Returns whether a command stopped it early, and the metrics that have reached the target.
+    """
     progress = StepProgress(reporter, trainer.ranks)
     timeout = StepTimeout(reporter)
     every_s, saved_s, last_step = order.checkpoint_every_s, time.monotonic(), order.last_step
@@ -270,34 +287,29 @@ def _steps(trainer: Trainer, order: GangOrder, reporter: Reporter, saver: Saver)
             progress.flush()
             reporter.phase("saving", patience_s=SAVE_PATIENCE_S)
             if saver.save_at_once(gives_up=lambda: reporter.told(STOP)) is None:
-                return True
+                return True, None
             saved_s = time.monotonic()
             timeout.announce()
         if stop and trainer.next_step < last_step:
             progress.flush()
-            return True
+            return True, None
         if save and trainer.next_step < last_step:
             saved_s = time.monotonic()
             reporter.phase("saving", patience_s=SAVE_PATIENCE_S)
             saver.begin()
             timeout.announce()
-        if evaluation_due(order, trainer.next_step):
+        if order.job.is_evaluated(trainer.next_step):
             progress.flush()
-            reporter.phase("evaluating", patience_s=SAVE_PATIENCE_S)
-            reporter.send(EvaluationReported(step=trainer.next_step, metrics=trainer.evaluate(), wall_s=time.time()))
+            if (reached := _evaluate(trainer, order, reporter)) is not None:
+                return False, reached
             timeout.announce()
     progress.flush()
-    return False
+    return False, None
 
 
 def lost_loss(loss: float, *, step: int) -> str:
     """Returns the message for a loss that is not finite."""
     return f"the loss became {loss} at step {step}. To fix: a lower learning rate, a warm-up, or clip_grad_norm"
-
-
-def evaluation_due(order: GangOrder, step: int) -> bool:
-    """Returns whether the job is to be evaluated after `step` steps, before its last."""
-    return step < order.job.total_steps and order.job.evaluation.is_due(step)
 
 
 class StepProgress:
@@ -327,6 +339,7 @@ class StepProgress:
                     num_samples=sum(report.num_samples for report in self._steps),
                     num_tokens=sum(report.num_tokens for report in self._steps),
                     peak_bytes=self._ranks.peak_bytes(),
+                    noise=tuple(report.noise for report in self._steps if report.noise is not None),
                 )
             )
         self._steps, self._sent_s = [], time.monotonic()

@@ -40,7 +40,7 @@ from ringmaster.techniques.data import (
     sampler_of,
     width_of,
 )
-from ringmaster.techniques.job import Job, WarmStart
+from ringmaster.techniques.job import Job, TrainingPhase, WarmStart
 from ringmaster.techniques.loss import REWARDS
 from ringmaster.techniques.models.adaptation_support import drops_out
 from ringmaster.techniques.models.adapters import attach, trained_names, without_subtraction
@@ -75,6 +75,7 @@ from ringmaster.techniques.training.kernels import (
 from ringmaster.techniques.training.local_updates import WORKERS, LocalWorkers
 from ringmaster.techniques.training.losses import disable_dropout, loss_of
 from ringmaster.techniques.training.metrics import MetricTotals
+from ringmaster.techniques.training.noise_scale import MEASURED_EVERY, GradientNoise, PreconditionedNorm, probe_steps
 from ringmaster.techniques.training.optimizers import (
     ParameterSettings,
     build_optimizer,
@@ -90,6 +91,9 @@ Root = str | Path
 BY_HASH = "by-hash"
 """The value of "draws" in the metadata of checkpoints whose job draws dropout by hash. Jobs with checkpoints of earlier
 releases, which lack it, continue to draw from torch's generator, seeded by step, rank and micro-batch."""
+
+PHASES = "phases"
+"""The key, in the metadata of checkpoints, of the list of `TrainingPhase` of a job that has changed its batch size."""
 
 CHUNK = "chunk"
 """The key, in the metadata of checkpoints of exact jobs, of the samples of a chunk."""
@@ -120,6 +124,7 @@ class StepReport:
     reward: float | None = None
     num_samples: int = 0
     num_tokens: int = 0
+    noise: GradientNoise | None = None
 
 
 def batch_width(job: Job, dataset: Dataset, indices: Indices, *, divisor: int = 1) -> int | None:
@@ -184,7 +189,14 @@ class JobTrainingState:
         if checkpoint is None and start is not None and not is_changed:
             return self._other_checkpoint(start)
         own = weights_digest(self.job, data_digest=self.prepared.digest)
-        if checkpoint is not None and checkpoint.manifest.meta["weights_digest"] != own and not is_changed:
+        if (
+            checkpoint is not None
+            and not is_changed
+            and (
+                checkpoint.manifest.meta["weights_digest"] != own
+                or checkpoint.manifest.meta.get(PHASES, ()) != self._phases(checkpoint.manifest.step)
+            )
+        ):
             raise ValueError(
                 f"{checkpoint.location} is of another version of job {self.job.name}: its model, data, optimizer or "
                 "seed changed since. To fix: give the job another name, or remove the folder to start it afresh"
@@ -237,7 +249,16 @@ class JobTrainingState:
         as_json = json.loads(config.to_json_string(use_diff=False)) if hasattr(config, "to_json_string") else None
         tokenizer = self.prepared.tokenizer_dir and str(Path(self.prepared.tokenizer_dir).absolute())
         own = weights_digest(self.job, data_digest=self.prepared.digest)
-        return {"job": self.job.name, "weights_digest": own, "config": as_json, "tokenizer_dir": tokenizer}
+        meta = {"job": self.job.name, "weights_digest": own, "config": as_json, "tokenizer_dir": tokenizer}
+        return meta | ({PHASES: phases} if (phases := self._phases(self.next_step)) else {})
+
+    def _phases(self, step: int) -> Sequence[Any]:
+        """Returns the phases in which the first `step` steps were trained, beginning with that of the job as written.
+
+        None are listed before the first change.
+        """
+        begun = [to_json(phase) for phase in self.job.phases if phase.first_step < step]
+        return begun if len(begun) > 1 else ()
 
     def _to_device(self, batch: Mapping[str, Tensor]) -> dict[str, Tensor]:
         return {key: tensor.to(self.ranks.device, non_blocking=True) for key, tensor in batch.items()}
@@ -338,6 +359,8 @@ class Trainer(JobTrainingState):
         self._parameters = [p for p in self.model.parameters() if p.requires_grad]
         self._dp_rank, self._dp_size = data_parallel_rank(ranks.mesh), data_parallel_size(ranks.mesh)
         self._micro_batch: int = order.config["micro_batch"]
+        self._norm: PreconditionedNorm | None = None  # of jobs that may change their batch size
+        self._part: tuple[Tensor, int] | None = None  # the squared norm of a step's first micro-batches, and their size
         self._workers: LocalWorkers | None = None
         if (local := self.job.local_updates) is not None:
             num_own = local.workers // ranks.num_ranks
@@ -357,6 +380,8 @@ class Trainer(JobTrainingState):
             self.kernels_refused = self._take_kernels(kernels, build)
             if self.kernels_refused and order.purpose == TRIAL:
                 raise ValueError(self.kernels_refused)
+        if order.purpose == TRAIN and technique.measures_noise and len(self.job.may_vary.global_batch_size) > 1:
+            self._norm = PreconditionedNorm(self._parameters, self.optimizer, device=ranks.device)
         beat()
 
     def step(self, asks: tuple[float, ...] = ()) -> StepReport:
@@ -370,14 +395,17 @@ class Trainer(JobTrainingState):
             share, reward = self._share(indices, self._places(self._dp_rank, self._dp_size), width=width)
         else:
             share, reward = self._shares_of_workers(self._workers, indices, width=width), None
-        loss_sum, count, num_tokens, *totals = self.ranks.sum([*share, *asks])
+        loss_sum, count, num_tokens, part_count, *totals = self.ranks.sum([*share, *asks])
         if not count:
             raise ValueError(
-                f"step {self.next_step}: none of its {self.job.global_batch_size} samples has a label. To fix: raise "
+                f"step {self.next_step}: none of its {len(indices)} samples has a label. To fix: raise "
                 "data.seq_len, so that not all of what is learnt is cut off, or global_batch_size"
             )
+        noise = None
         if self._workers is None or self._workers.warms_up(self.next_step):
-            self._update(self.optimizer, count / self._technique.loss_replicas(self.ranks.mesh))
+            count_of_gradient = count / self._technique.loss_replicas(self.ranks.mesh)
+            noise = self._noise(part_count / count, count_of_gradient) if part_count else None
+            self._update(self.optimizer, count_of_gradient)
         if self._workers is not None:
             self._workers.end_step(self.next_step + 1)
         report = StepReport(
@@ -386,30 +414,46 @@ class Trainer(JobTrainingState):
             seconds=time.perf_counter() - started_s,
             asked=tuple(totals),
             reward=reward,
-            num_samples=self.job.global_batch_size,
+            num_samples=len(indices),
             num_tokens=round(num_tokens * self._dp_size / self.ranks.num_ranks),  # other axes have the same rows
+            noise=noise,
         )
         self.next_step += 1
         self._beat()
         return report
+
+    @property
+    def _phase(self) -> TrainingPhase:
+        """The phase of the next step."""
+        return self.job.phase(self.next_step)
+
+    @property
+    def _measures_noise(self) -> bool:
+        """Whether the noise scale is measured in the next step, which then has two parts at least on each rank."""
+        if self._norm is None or self.next_step == 0:  # the optimizer has no second moments yet
+            return False
+        is_probed = self.next_step < probe_steps(self.job.phase(0).num_steps)
+        return is_probed or self.next_step % MEASURED_EVERY == 0
 
     def _share(
         self, indices: Indices, places: Sequence[range], *, width: int | None
     ) -> tuple[list[float], float | None]:
         """Computes the gradients of the samples at `places` of the global batch.
 
-        Returns the sum of the loss, its count and the number of tokens; and the mean reward of completions.
+        Returns the sum of the loss, its count, the number of tokens and the count of a part whose gradients were
+        measured by themselves; and the mean reward of completions.
         """
         with drawing() if self._draws_by_hash else nullcontext():
             work = _TrainerWork(self, indices, places, width=width)
             reward = self._generate(work)
             work.loss_function = self.adaptation.loss.given(self._totals(self._training, work.micro_batches))
             loss_sum, count = self._technique.forward_backward(self.model, work)
-        return [float(loss_sum), count, work.num_tokens], reward
+        self._part = None if work.part_norm is None else (work.part_norm, len(places[0]) * self._dp_size)
+        return [float(loss_sum), count, work.num_tokens, work.part_count], reward
 
     def _shares_of_workers(self, workers: LocalWorkers, indices: Indices, *, width: int | None) -> list[float]:
         """Takes a step of each of the rank's workers, or in the warm-up their common gradient; returns the sums."""
-        sums = [0.0, 0.0, 0.0]
+        sums = [0.0] * 4
         for number, optimizer in workers.each(self.next_step):
             share, _ = self._share(indices, self._places(number, workers.spec.workers), width=width)
             if workers.warms_up(self.next_step):
@@ -462,7 +506,7 @@ class Trainer(JobTrainingState):
         indices, width = self._global_batch()
         share, _ = self._share(indices, self._places(self._dp_rank, self._dp_size), width=width)
         self.next_step = before
-        loss_sum, count, _ = self.ranks.sum(share)
+        loss_sum, count, *_ = self.ranks.sum(share)
         gradients = [parameter.grad.clone() for parameter in self._parameters if parameter.grad is not None]
         for parameter in self._parameters:
             parameter.grad = None
@@ -496,16 +540,18 @@ class Trainer(JobTrainingState):
 
     def _global_batch(self) -> tuple[Indices, int | None]:
         """Returns the samples of the next step, and the width to which they are padded."""
-        indices = self._sampler.indices(self.next_step)
+        indices = self._sampler.at(self.job.samples(self.next_step))
         return indices, self._width(self._training, indices)
 
     def _places(self, index: int, num_shares: int) -> list[range]:
         """Returns the places in the global batch of the samples of each micro-batch of a share: by default a rank's."""
-        size, rows = self.job.global_batch_size, self._micro_batch
+        size, rows = self._phase.global_batch_size, self._micro_batch
         if self.job.is_exact and self._technique.takes_chunks == TURN:
             firsts = range(index * rows, size, num_shares * rows)
             return [range(first, first + rows) for first in firsts]
         share = size // num_shares
+        if self._measures_noise:
+            rows = min(rows, -(-share // 2))
         first, end = index * share, (index + 1) * share
         return [range(start, min(start + rows, end)) for start in range(first, end, rows)]
 
@@ -529,6 +575,22 @@ class Trainer(JobTrainingState):
             name: value / num_replicas
             for name, value in zip(own_totals, self.ranks.sum([*own_totals.values()]), strict=True)
         }
+
+    def _noise(self, share: float, count: float) -> GradientNoise:
+        """Returns what the gradients of the step, and of its first micro-batches, tell of their noise.
+
+        share: of the global count, in the first micro-batches. count: as for `_update`.
+        """
+        assert self._norm is not None and self._part is not None
+        to_mean = self._technique.gradient_divisor(self.ranks.mesh) / count
+        (part, part_size), whole = self._part, self._norm.squared()
+        return GradientNoise.of(
+            self.next_step,
+            part=float(part) * (to_mean / share) ** 2,
+            whole=float(whole) * to_mean**2,
+            part_size=part_size,
+            size=self._phase.global_batch_size,
+        )
 
     def _update(self, optimizer: torch.optim.Optimizer, count: float) -> None:
         """Turns gradients of the sum into those of the global mean, clips them, and takes an optimizer step.
@@ -674,7 +736,7 @@ class Trainer(JobTrainingState):
         self._beat()
 
     def _autocast(self) -> AbstractContextManager[Any]:
-        enabled = self.job.precision == "bf16"
+        enabled = self._phase.precision == "bf16"
         return torch.autocast(self.ranks.device.type, dtype=torch.bfloat16, enabled=enabled)
 
 
@@ -689,6 +751,9 @@ class _TrainerWork:
         self.places = places
         self.micro_batches = [[int(indices[place]) for place in each] for each in places]
         self.loss_function = trainer.adaptation.loss
+        self.is_measured = trainer._measures_noise
+        self.part_norm: Tensor | None = None  # of the gradients of the first micro-batches of all ranks, squared
+        self.part_count = 0.0
         self._num_tokens: dict[int, int] = {}  # by micro-batch, which may be read twice
 
     @property
@@ -755,13 +820,19 @@ class _TrainerWork:
         dtype = torch.float64 if self._trainer.job.is_exact else torch.float32
         return torch.zeros((), device=self._trainer.ranks.device, dtype=dtype)
 
+    def measure_part(self, count: float) -> None:
+        assert self._trainer._norm is not None
+        self.part_norm, self.part_count = self._trainer._norm.squared(), count
+
     def beat(self) -> None:
         self._trainer._beat()
 
 
 def weights_digest(job: Job, *, data_digest: str) -> str:
     """Returns a digest of all that determines the job's weights: two jobs with one digest train the same model."""
-    others = ("name", "techniques", "num_devices", "evaluation", "exact", "exact_chunk")
+    others = ("name", "techniques", "num_devices", "evaluation", "exact", "exact_chunk", "may_vary", PHASES)
+    if job.phases:  # they are compared by themselves
+        job = replace(job, num_steps=job.phases[0].num_steps)
     fields = {key: value for key, value in to_json(job).items() if key not in others}
     return digest({**fields, "data_digest": data_digest})
 

@@ -36,6 +36,7 @@ from ringmaster.tasks.planning.bounds.windows import (
 from ringmaster.tasks.planning.plans.plan import Certificate, Plan, WindowPrices
 from ringmaster.tasks.planning.problems.problem import Problem, frontier, least_within
 from ringmaster.tasks.planning.problems.problem_parts import Option, PlanningJob
+from ringmaster.text import enumerated
 
 MAX_STATES = 600  # limit of the dynamic program that checks work prices
 
@@ -466,8 +467,8 @@ def _departure(problem: Problem) -> str | None:
     there = sum(node.num_devices * (node.available_until_s or 0.0) for node in problem.nodes)
     missing = f", {needed - there:.1f} more than the nodes give" if needed > there else ""
     return (
-        f"jobs {_listed(few)}: cannot all be done before the nodes go away, the last one at {last_s} s: they take at "
-        f"least {needed:.1f} device-seconds{missing}"
+        f"jobs {enumerated(few)}: cannot all be done before the nodes go away, the last one at {last_s} s: they take "
+        f"at least {needed:.1f} device-seconds{missing}"
     )
 
 
@@ -492,7 +493,7 @@ def _joint_conflict(problem: Problem, names: Sequence[str], due_s: float, missin
     few_s = _needed_s(problem, few)
     every = "" if len(few) == len(names) else f"; all {len(names)} jobs due by then miss {missing_s:.1f} s"
     return (
-        f"jobs {_listed(few)}: cannot all end by {due_s} s: together they need at least {few_s:.1f} s, "
+        f"jobs {enumerated(few)}: cannot all end by {due_s} s: together they need at least {few_s:.1f} s, "
         f"{few_s - due_s:.1f} s more{every}"
     )
 
@@ -536,7 +537,3 @@ def _fewer(names: Sequence[str], is_conflict: Callable[[Sequence[str]], bool]) -
                 start += size
         size //= 2
     return left
-
-
-def _listed(names: Sequence[str], most: int = 12) -> str:
-    return ", ".join(names[:most]) + (f" and {len(names) - most} more" if len(names) > most else "")

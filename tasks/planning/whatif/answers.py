@@ -3,7 +3,7 @@
 import heapq
 import math
 from collections import Counter, defaultdict
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import asdict, dataclass, field, replace
 from enum import StrEnum
 from functools import partial
@@ -31,6 +31,7 @@ from ringmaster.tasks.planning.whatif.gains import (
     dependents,
 )
 from ringmaster.tasks.planning.work import WORK_S
+from ringmaster.text import enumerated
 
 MOST_EXPLAINED = 10  # whose costs are explained
 LEAST_OF_BOUND = 1e-6  # of the bound, of a job that binds by its own length
@@ -449,9 +450,9 @@ def _job_and_waiting(cost: JobCost) -> str:
     waiting = cost.gain.change.jobs[1:]
     parts = [cost.job]
     if waiting:
-        parts.append(f"with {_listed(waiting)} that {'waits' if len(waiting) == 1 else 'wait'} for it")
+        parts.append(f"with {enumerated(waiting, most=5)} that {'waits' if len(waiting) == 1 else 'wait'} for it")
     if cost.members:
-        parts.append(f"with {_listed(cost.members)} trained together with {'them' if waiting else 'it'}")
+        parts.append(f"with {enumerated(cost.members, most=5)} trained together with {'them' if waiting else 'it'}")
     return ", ".join(parts)
 
 
@@ -478,10 +479,6 @@ def _kind(device_type: str, device: str = "") -> str:
 
 def _more(number: int, what: str) -> str:
     return f"one more {what}" if number == 1 else f"{number} more {what}s"
-
-
-def _listed(names: Sequence[str], most: int = 5) -> str:
-    return ", ".join(names[:most]) + (f" and {len(names) - most} more" if len(names) > most else "")
 
 
 def question_json(question: Change | Deadline) -> dict[str, Any]:

@@ -35,7 +35,6 @@ from ringmaster.techniques.training.segment_loop import (
     SAVE_PATIENCE_S,
     StepProgress,
     StepTimeout,
-    evaluation_due,
     lost_loss,
     tell_passed_over,
 )
@@ -352,7 +351,7 @@ class MemberSession:
     @property
     def wants_metrics(self) -> bool:
         """Whether an evaluation is due after this step, which is not the job's last."""
-        return self.member.next_step > 0 and evaluation_due(self.member.order, self.member.next_step)
+        return self.member.job.is_evaluated(self.member.next_step)
 
     def go_on(self, num_steps: int) -> None:
         """Extends `last_step` to `num_steps` beyond the ordered last step, at most to the job's last."""

@@ -129,7 +129,7 @@ def found(*, passes):
 def test_what_a_policy_refuses_a_person_may_force(ledger, tmp_path, monkeypatch):
     (tmp_path / "policy.yaml").write_text("name: careful\n")
     asked, told = [], []
-    monkeypatch.setattr(models, "_sound", told.append)
+    monkeypatch.setattr(models, "sound_alarm", told.append)
 
     def examine_by(policy, model, *, data, all_rows, against, notice):
         assert not all_rows

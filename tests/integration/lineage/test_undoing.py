@@ -10,7 +10,12 @@ import pytest
 
 from ringmaster.errors import InputError
 from ringmaster.flows.lineage.home import LineageHome
-from ringmaster.flows.lineage.undoing import UndoRequest, plan_undo, register, seconds_until
+from ringmaster.flows.lineage.undoing import UndoRequest, plan_undo, promote, register, seconds_until
+from ringmaster.flows.retraining import examine
+from ringmaster.model_lineage.records import CHAMPION
+from ringmaster.tasks.evaluation.examination import ExaminationResult, SliceMetric
+from ringmaster.tasks.retraining.policy import PromotionPolicy
+from ringmaster.tasks.retraining.promotion import DecisionRecord, read_decisions, write_decision
 from ringmaster.techniques import Adapter
 from ringmaster.techniques.checkpoints.checkpoint import read_manifest, stored_manifest
 from ringmaster.techniques.checkpoints.storage import MANIFEST, LocalPlace
@@ -50,9 +55,24 @@ def a_late_row(bench, home, job):
     raise AssertionError("all rows were read at once")
 
 
-def test_the_rest_is_trained_from_the_last_checkpoint_before_the_row_as_if_it_had_never_been(bench, home, tmp_path):
-    job = job_of(bench, write_rows(tmp_path / "rows.jsonl"))
-    train(bench, home, job)
+@pytest.fixture(scope="module")
+def trained_alone(bench, tmp_path_factory):
+    """(the home of one model that no test changes, its job)."""
+    home = tmp_path_factory.mktemp("alone")
+    job = job_of(bench, write_rows(home / "rows.jsonl"))
+    with in_home(home):
+        train(bench, home, job)
+    return home, job
+
+
+@pytest.fixture
+def alone(trained_alone):
+    with in_home(trained_alone[0]):
+        yield trained_alone
+
+
+def test_the_rest_is_trained_from_the_last_checkpoint_before_the_row_as_if_it_had_never_been(bench, alone, tmp_path):
+    home, job = alone
     row, plan = a_late_row(bench, home, job)
     (model,) = plan.models
     start = model.first_step
@@ -80,16 +100,14 @@ def become(root, step, job, *, digest):
     (root / f"step-{step:08d}" / MANIFEST).write_bytes(stored_manifest(replace(manifest, meta=meta)))
 
 
-def test_all_rows_but_one_are_left_in_order(bench, home, tmp_path):
-    rows = write_rows(tmp_path / "rows.jsonl")
-    job = job_of(bench, rows)
-    train(bench, home, job)
+def test_all_rows_but_one_are_left_in_order(bench, alone):
+    home, job = alone
     (row, *_) = training_rows(bench, job)
 
     (model,) = planned(home, row=row).models
 
     texts = [json.loads(line)["text"] for line in Path(model.job.data.path).read_text().splitlines()]
-    every = [json.loads(line)["text"] for line in rows.read_text().splitlines()]
+    every = [json.loads(line)["text"] for line in Path(job.data.path).read_text().splitlines()]
     assert texts == [text for text in every if text in texts]
     assert len(training_rows(bench, job)) - len(training_rows(bench, model.job)) == 1
     assert model.job.data.version == f"1-without-{row[:8]}"
@@ -103,7 +121,7 @@ def family(bench, home, tmp_path):
     """A base, an adapter of it on other rows, and a model of that; and one that is no relative."""
     rows, others = write_rows(tmp_path / "rows.jsonl"), write_rows(tmp_path / "others.jsonl", seed=8)
     base = job_of(bench, rows, name="base")
-    train(bench, home, base)
+    train(bench, home, base, layouts=(SINGLE,))
     result, tokenizer = {"base": base}, tokenizer_of(bench, base)
     for name, parent, data in (("child", "base", others), ("grandchild", "child", rows), ("stranger", None, others)):
         parents = {} if parent is None else {parent: f"models:/{parent}/1"}
@@ -172,20 +190,76 @@ def test_a_data_set_takes_out_the_models_that_were_trained_on_it(relatives):
         planned(home, dataset="others@2")
 
 
-def test_the_new_versions_stand_below_the_names_of_the_old_ones(bench, home, tmp_path):
+@pytest.fixture
+def replaced(bench, home, tmp_path, monkeypatch):
+    """(the home, a new version that was recorded in place of a model, and the gains that examinations will find)."""
     job = job_of(bench, write_rows(tmp_path / "rows.jsonl"))
-    made = train(bench, home, job)
+    made = train(bench, home, job, layouts=(SINGLE,))
+    made.ledger.set_alias(made.name, CHAMPION, 1)
     plan = planned(home, row=training_rows(bench, job)[0])
-    (model,) = plan.models
-    folder = home / "batches" / model.job.name
-    bench.train(model.job, SINGLE, folder)
-    record(bench, home, model.job, folder, {})
+    record(bench, home, plan.models[0].job, home / "batches" / job.name, {})
+    (version,) = register(lineage(home), plan, {plan.models[0].job.name: f"models:/{plan.models[0].job.name}/1"})
+    gains = []
 
-    versions = register(lineage(home), plan, {model.job.name: f"models:/{model.job.name}/1"})
+    def examine_by(policy, model, *, data, all_rows, against, notice):
+        gain = gains.pop()
+        interval = {"low": 1.9, "high": 2.1, "level": 0.95, "gain_low": gain - 0.1, "gain_high": gain + 0.1}
+        whole = SliceMetric(
+            metric=policy.metric, slice="all", num_rows=20, value=2.0, other=2.0 + gain, gain=gain, **interval
+        )
+        assert (model.label, against.label, data.version) == (version.label, f"{made.name}/1", job_version)
+        return [ExaminationResult(num_rows=20, measured=(replace(whole, p_better=0.01),))]
 
-    assert versions == [f"{made.name}/2"]
-    newest = lineage(home).find(f"{made.name}/2")
-    assert newest.record.datasets[0].version.startswith("1-without-")
+    job_version = plan.models[0].job.data.version
+    monkeypatch.setattr(examine, "examine_by", examine_by)
+    return home, version, gains
+
+
+def promoted(home, version, *, policy=None):
+    with examine.open_move_log() as log:
+        told = {"notice": lambda _: None, "sound": lambda _: None}
+        decision = promote(lineage(home), version, policy=policy, log=log, **told)
+    name = version.label.partition("/")[0]
+    return decision, lineage(home).ledger.get_alias(name, CHAMPION).version
+
+
+def test_a_new_version_is_promoted_where_the_one_it_replaces_serves_and_the_rule_agrees(replaced):
+    home, version, gains = replaced
+    assert lineage(home).find(version.label).record.datasets[0].version.startswith("1-without-")
+    gains += [0.5, -0.5]
+
+    decision, champion = promoted(home, version)
+    assert (decision.promote, champion) == (False, 1)
+    assert "the new model is worse by 0.5" in version.sentence(decision)
+
+    decision, champion = promoted(home, version)
+    assert (decision.promote, champion) == (True, 2)
+    made = read_decisions(lineage(home).ledger, lineage(home).find(version.label).record)
+    assert [(each.outcome, each.who) for each in made] == [("kept", "rule"), ("promoted", "rule")]
+
+    idle = replace(version, replaced=replace(version.replaced, aliases=()))
+    assert "does not serve" in promoted(home, idle)[0].why
+
+
+def test_policies_decide_on_what_they_have_promoted(replaced):
+    home, version, gains = replaced
+    by_policy = DecisionRecord(version=1, outcome="promoted", reasons=("good",), who="policy careful")
+    write_decision(lineage(home).ledger, version.replaced.record, by_policy)
+    decision, champion = promoted(home, version)
+    assert (decision.promote, champion) == (False, 1)
+    assert "the policy careful decides. To fix: name its file by --policy" in decision.why
+
+    gains += [0.5, 0.5]
+    decision, champion = promoted(home, version, policy=PromotionPolicy(name="careful", approval_s=60.0))
+    assert (decision.promote, champion) == (False, 1)
+    assert decision.why.startswith("it waits for approval: ")
+
+    keys = home / "keys"
+    keys.mkdir()
+    (keys / "policy.yaml").write_text("require_signature: [promote]\n")
+    decision, champion = promoted(home, version, policy=PromotionPolicy(name="careful"))
+    assert (decision.promote, champion) == (False, 1)
+    assert "was not signed" in decision.why
 
 
 @pytest.mark.parametrize(
@@ -203,20 +277,21 @@ def test_what_nothing_has_read_is_refused(relatives, request_, message):
         planned(home, **request_)
 
 
-def test_data_that_has_changed_since_is_refused(bench, home, tmp_path):
-    rows = write_rows(tmp_path / "rows.jsonl")
-    job = job_of(bench, rows)
-    train(bench, home, job)
+def test_data_that_has_changed_since_is_refused(bench, alone):
+    home, job = alone
     row = training_rows(bench, job)[0]
-    write_rows(rows, changed=4)
-    with pytest.raises(InputError, match="its data has changed since"):
-        planned(home, row=row)
+    write_rows(Path(job.data.path), changed=4)
+    try:
+        with pytest.raises(InputError, match="its data has changed since"):
+            planned(home, row=row)
+    finally:
+        write_rows(Path(job.data.path))
 
 
 def test_an_adapter_goes_back_to_a_checkpoint_of_its_own(bench, home, tmp_path):
     rows = write_rows(tmp_path / "rows.jsonl")
     base = job_of(bench, write_rows(tmp_path / "others.jsonl", seed=8), name="base")
-    train(bench, home, base)
+    train(bench, home, base, layouts=(SINGLE,))
     job = job_of(bench, rows, name="tuned", base="base", adapter=Adapter(rank=2))
     job = replace(job, data=replace(job.data, tokenizer=tokenizer_of(bench, base)))
     below = home / "batches" / "base" / "model"

@@ -32,10 +32,10 @@ class RecordedModel:
     ledger: Ledger
     rows: Path
 
-    def reproduced(self, **options):
+    def reproduced(self, notice=lambda _: None, **options):
         options = ReproductionOptions(folder=self.home / "again", **options)
         home = LineageHome(folder=self.home, is_fresh=True)
-        return reproduce(home, home.find(self.name), options, notice=lambda _: None)
+        return reproduce(home, home.find(self.name), options, notice=notice)
 
     def rewrite(self, path, change):
         """Changes the JSON of an artifact of the model's run."""
@@ -58,9 +58,9 @@ def job_of(bench, rows, **changes):
 
 
 def train(bench, home, job, *, layouts=(SINGLE,) * len(LINKS), between=lambda step, root: None, weights_from=None):
-    """Trains a job link by link, and records its model as a batch does."""
+    """Trains a job link by link, one for each layout, and records its model as a batch does."""
     folder, losses = home / "batches" / job.name, {}
-    for last_step, layout in zip(LINKS, layouts, strict=True):
+    for last_step, layout in zip(LINKS[-len(layouts) :], layouts, strict=True):
         trained = bench.train(
             job,
             layout,

@@ -41,6 +41,12 @@ PIPELINES = [
     Layout("pipeline", 2, {"micro_batch": CHUNK, "schedule": "1f1b"}),
     Layout("pipeline", 2, {"micro_batch": CHUNK, "schedule": "gpipe", "recompute": "full"}),
 ]
+EIGHT = [
+    Layout("ddp", 8, {"micro_batch": 2}),
+    Layout("zero1", 8, {"micro_batch": 2}),
+    Layout("zero2", 8, {"micro_batch": 2, "bucket_bytes": 1 << 13}),
+    Layout("fsdp", 8, {"micro_batch": 2, "reshard": True}),
+]
 MODELS = {"llama": LLAMA, "vit": VIT, "mixtral": spec("MixtralForCausalLM"), **FAMILIES}
 OPTIMIZERS = {
     "adamw": ADAMW,
@@ -102,6 +108,7 @@ def last_state(trained):
 
 
 JOBS = drawn_jobs(14)
+GPT2 = ("gpt2", "adamw", "clipped")
 
 
 @pytest.mark.parametrize(("model", "optimizer", "other"), matrix(JOBS, quick=JOBS[:2], ids="-".join))
@@ -139,11 +146,13 @@ def test_without_exact_the_bits_differ(bench, tmp_path):
     assert not is_bit_equal(one.weights, other.weights)
 
 
-def test_switches_and_kills_leave_no_trace(bench, tmp_path):
-    job = exact_job(bench, "gpt2", "adamw", "clipped", num_steps=12)
+@pytest.mark.parametrize(("model", "optimizer", "other"), matrix([GPT2, *JOBS], quick=[GPT2], ids="-".join))
+def test_switches_and_kills_leave_no_trace(bench, tmp_path, model, optimizer, other):
+    job = exact_job(bench, model, optimizer, other, num_steps=12)
     expected = reference(bench, job, tmp_path)
-    folder = tmp_path / "switched"
-    route = [LAYOUTS[1], LAYOUTS[4], LAYOUTS[5], SINGLE, LAYOUTS[2]]
+    folder, draw = tmp_path / "switched", random.Random(model)
+    layouts = [x for x in LAYOUTS if x.technique != "zero2" or optimizer not in ("adafactor", "muon")]
+    route = [*draw.sample(layouts, 4), SINGLE]
 
     def kill(gang, event):
         if isinstance(event, Steps):
@@ -153,9 +162,18 @@ def test_switches_and_kills_leave_no_trace(bench, tmp_path):
         bench.train(job, layout, folder, last_step=2 * number)
         killed = bench.train(job, layout, folder, on_event=kill)
         assert killed.outcome.status != "done"
-    trained = bench.train(job, LAYOUTS[8], folder)
+    trained = bench.train(job, draw.choice(layouts), folder)
     assert trained.outcome.result["first_step"] == 2 * len(route)
     assert_same_bits(trained, expected)
+
+
+@pytest.mark.full
+@pytest.mark.parametrize("layout", EIGHT, ids=str)
+@pytest.mark.parametrize("model", ["llama", "t5"])
+def test_eight_ranks_too(bench, tmp_path, layout, model):
+    job = exact_job(bench, model, other="clipped", exact_chunk=2)
+    expected = bench.train(job, Layout("single", 1, {"micro_batch": 2}), tmp_path / "single")
+    assert_same_bits(bench.train(job, layout, tmp_path / "eight"), expected)
 
 
 def test_a_checkpoint_of_other_chunks_is_refused(bench, tmp_path):

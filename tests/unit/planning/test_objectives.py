@@ -124,12 +124,13 @@ def test_it_is_found_by_the_command_that_plans(installed, tmp_path):
 
 
 def test_editors_offer_it(installed):
-    assert json_schema()["properties"]["objective"]["enum"][:7] == [
+    assert json_schema()["properties"]["objective"]["enum"][:8] == [
         "makespan",
         "weighted",
         "mean_completion",
         "fairness",
         "cost",
+        "time-to-target",
         "mean",
         "urgent",
     ]
@@ -180,7 +181,10 @@ def test_without_its_package_a_name_is_unknown_everywhere(fresh, tmp_path):
     problem.write_text(json.dumps(two().to_json()))
     refused = CliRunner().invoke(app, ["plan", str(problem), "--objective", "mean"], env={"COLUMNS": "200"})
     assert refused.exit_code == 2
-    assert "'mean' is not one of 'makespan', 'weighted', 'mean_completion', 'fairness', 'cost'." in refused.output
+    assert (
+        "'mean' is not one of 'makespan', 'weighted', 'mean_completion', 'fairness', 'cost', 'time-to-target'."
+        in refused.output
+    )
     plan = Plan.from_json(solve(two()).to_json() | {"objective": "mean"})
     assert verify(plan, two()) == ["the objective 'mean' is unknown. To fix: install the package that registers it"]
 

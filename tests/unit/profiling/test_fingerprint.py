@@ -18,7 +18,7 @@ from ringmaster.techniques import (
     OptimizerSpec,
     ScheduleSpec,
 )
-from ringmaster.techniques.job import LocalUpdates, Numerics, ParameterGroup, WarmStart
+from ringmaster.techniques.job import LocalUpdates, Numerics, ParameterGroup, Target, WarmStart
 
 JOB = Job(
     name="a",
@@ -51,6 +51,7 @@ FULL = replace(
     ),
     loss_options={"beta": 0.1},
     warm_start=WarmStart(checkpoints="c", step=3),
+    target=Target(metric="loss", at_most=1.0),
     local_updates=LocalUpdates(workers=2, sync_every=8),
     numerics=Numerics(tolerance=1e-5),
 )

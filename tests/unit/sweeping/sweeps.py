@@ -67,7 +67,7 @@ class Gangs(FakeRunner):
         call, future = self.running.pop(self.draw.randrange(len(self.running)))
         job, last = call.order.job, call.order.last_step
         first = self.steps.get(job.name, 0)
-        due = [step for step in range(first + 1, last + 1) if job.evaluation.is_due(step) and step < job.num_steps]
+        due = [step for step in range(first + 1, last + 1) if job.is_evaluated(step)]
         for step in due or ([first] if first == last and first and first < job.num_steps else []):
             call.on_event(EvaluationReported(step=step, metrics={"loss": loss(job, step)}))
         self.steps[job.name] = last

@@ -23,7 +23,7 @@ class Evaluating(Gangs):
     def _move(self, worker, segment, order):
         job, last = order.job, order.last_step
         first = self.steps.get(job.name, 0)
-        due = [step for step in range(first + 1, last + 1) if job.evaluation.is_due(step) and step < job.num_steps]
+        due = [step for step in range(first + 1, last + 1) if job.is_evaluated(step)]
         for step in due or ([first] if first == last and 0 < first < job.num_steps else []):
             worker.say(segment, "metrics", step=step, metrics={"loss": loss(job, step)})
         self.trained.append((job.name, first, last))

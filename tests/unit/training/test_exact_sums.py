@@ -20,6 +20,7 @@ from ringmaster.techniques.technique import choose_chunk, why_not_exact
 from ringmaster.techniques.training.exact_sums import SumTree, group_by_layer, sum_of_ranks, take_gradients
 from ringmaster.techniques.training.gradients import exact_norm, whole
 from ringmaster.techniques.training.metrics import rounded
+from ringmaster.techniques.training.optimizers import AlignedAdamW
 
 CPU = torch.device("cpu")
 POWERS = st.sampled_from([1, 2, 4, 8, 16])
@@ -116,6 +117,31 @@ def test_a_norm_has_the_same_bits_however_it_is_divided(seed, size, cuts, expone
 
 def norm(gradients):
     return exact_norm([(gradients, [])], group=None, device=CPU)
+
+
+@given(
+    seed=st.integers(0, 1 << 30),
+    size=st.integers(1, 100),
+    cuts=st.lists(st.integers(0, 100), max_size=4),
+    amsgrad=st.booleans(),
+)
+def test_adamw_has_the_same_bits_however_a_tensor_is_divided(seed, size, cuts, amsgrad):
+    draw = torch.Generator().manual_seed(seed)
+    weight, *gradients = torch.randn(4, size, generator=draw)
+    edges = sorted({0, size, *(min(cut, size) for cut in cuts)})
+
+    def trained(edges, optimizer):
+        parts = [nn.Parameter(weight[first:last].clone()) for first, last in pairwise(edges)]
+        steps = optimizer(parts, lr=0.1, weight_decay=0.1, amsgrad=amsgrad, fused=True)
+        for gradient in gradients:
+            for part, (first, last) in zip(parts, pairwise(edges), strict=True):
+                part.grad = gradient[first:last].clone()
+            steps.step()
+        return torch.cat([part.detach() for part in parts])
+
+    whole = trained([0, size], AlignedAdamW)
+    assert torch.equal(trained(edges, AlignedAdamW), whole)
+    assert torch.allclose(trained([0, size], torch.optim.AdamW), whole, atol=1e-6)
 
 
 def test_norms_of_nothing_and_of_no_number():

@@ -1,0 +1,309 @@
+"""Batch sizes that are chosen on the way to a target, beside those that an exhaustive search would choose.
+
+usage: python -m benchmarks.target [--tasks TASK ...] [--seeds N]
+
+Three tasks: an MLP on digits (with SGD and AdamW), a Llama on bytes of text, and a BERT that classifies made-up
+sequences. A run with batches of 16 sets the target: what it reaches after its steps. Runs with each other batch size,
+and the learning rate that the noise scale of the first run's probe calls for, tell how many steps each takes; and a run
+that changes its batch size after the probe, by the code that changes it in a batch, what the choice is worth.
+
+Seconds are those of a model, a + c B a step, whose figures are fitted to the processor time of steps: another process
+on the machine makes no difference. A whole run writes benchmarks/results/target.json and the table between the markers
+in docs/benchmarks.md; a partial run prints.
+"""
+
+import argparse
+import json
+import statistics
+import tempfile
+import time
+from collections.abc import Iterator
+from dataclasses import replace
+from datetime import date
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor, nn
+
+from ringmaster.tasks.execution.target_scheduler import LEAST_GAIN, choose_variant
+from ringmaster.techniques import DataSpec, EvaluationSpec, Job, ModelSpec, OptimizerSpec, registry
+from ringmaster.techniques.job import Target, TrainingPhase, Variables
+from ringmaster.techniques.processes.order import TRAIN, GangOrder, Slot
+from ringmaster.techniques.processes.ranks import alone
+from ringmaster.techniques.training.noise_scale import (
+    GradientNoise,
+    learning_rate_factor,
+    noise_blocks,
+    probe_steps,
+    ratio_interval,
+    steps_ratio,
+)
+from ringmaster.techniques.training.trainer import Trainer
+
+ROOT = Path(__file__).resolve().parent.parent
+RESULTS, PAGE = ROOT / "benchmarks" / "results" / "target.json", ROOT / "docs" / "benchmarks.md"
+BEGIN, END = "<!-- target -->", "<!-- /target -->"
+OWN, SIZES = 16, (16, 32, 64, 128)
+EVALUATED_SAMPLES = 160  # between two evaluations
+LONGEST = 1.5  # of the samples in proportion to which a larger batch is given steps, before it counts as not there
+TIMED_STEPS = 30
+SEEDS = 3
+
+
+class Mlp(nn.Module):
+    """Two hidden layers on the pixels of a digit."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.layers = nn.Sequential(nn.Linear(64, 64), nn.ReLU(), nn.Linear(64, 64), nn.ReLU(), nn.Linear(64, 10))
+
+    def forward(self, pixel_values: Tensor) -> Tensor:
+        """Returns logits [batch, 10]."""
+        logits: Tensor = self.layers(pixel_values.flatten(1))
+        return logits
+
+
+class Majorities(torch.utils.data.Dataset[dict[str, Tensor]]):
+    """Made-up sequences of 24 of 64 tokens; the label is which quarter of the vocabulary has most of them."""
+
+    num_labels = 4
+
+    def __init__(self, size: int, *, seed: int) -> None:
+        self.tokens = torch.randint(64, (size, 24), generator=torch.Generator().manual_seed(seed))
+        self.labels = nn.functional.one_hot(self.tokens // 16, 4).sum(1).argmax(1)
+
+    def __len__(self) -> int:
+        return len(self.labels)
+
+    def __getitem__(self, index: int) -> dict[str, Tensor]:
+        return {"input_ids": self.tokens[index], "labels": self.labels[index]}
+
+
+def majorities() -> tuple[Majorities, Majorities]:
+    """Returns the data (training, held_out)."""
+    return Majorities(8192, seed=0), Majorities(512, seed=1)
+
+
+def mlp() -> nn.Module:
+    """Returns the model of the digits."""
+    return Mlp()
+
+
+_TINY = {"hidden_size": 32, "intermediate_size": 64, "num_hidden_layers": 2, "num_attention_heads": 2}
+_DIGITS = {
+    "model": ModelSpec(factory="benchmarks.target:mlp"),
+    "data": DataSpec(source="digits"),
+    "loss": "cross-entropy",
+}
+TASKS: dict[str, dict[str, Any]] = {
+    "digits, SGD": {**_DIGITS, "optimizer": OptimizerSpec(name="sgd", lr=0.05), "num_steps": 1500},
+    "digits, AdamW": {**_DIGITS, "optimizer": OptimizerSpec(lr=1e-3), "num_steps": 800},
+    "Llama, AdamW": {
+        "model": ModelSpec(architecture="LlamaForCausalLM", config={**_TINY, "num_key_value_heads": 2}),
+        "data": DataSpec(source="python-stdlib", seq_len=64, vocab_size=257),
+        "optimizer": OptimizerSpec(lr=2e-3),
+        "num_steps": 800,
+    },
+    "BERT, AdamW": {
+        "model": ModelSpec(
+            architecture="BertForSequenceClassification",
+            config={**_TINY, "vocab_size": 64, "hidden_dropout_prob": 0.0, "attention_probs_dropout_prob": 0.0},
+        ),
+        "data": DataSpec(factory="benchmarks.target:majorities"),
+        "optimizer": OptimizerSpec(lr=1e-3),
+        "num_steps": 1000,
+    },
+}
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--tasks", nargs="*", default=[*TASKS], choices=[*TASKS])
+    parser.add_argument("--seeds", type=int, default=SEEDS)
+    chosen = parser.parse_args()
+    torch.set_num_threads(1)
+    rows: list[dict[str, Any]] = []
+    print("\n".join(table([])))
+    with tempfile.TemporaryDirectory() as folder:
+        for task in chosen.tasks:
+            for seed in range(chosen.seeds):
+                rows.append({"task": task, "seed": seed, **measure(task, seed, Path(folder) / f"{task}-{seed}")})
+                print(line(rows[-1]), flush=True)
+    print("\n".join(summary(rows)))
+    if chosen == parser.parse_args([]):
+        record(rows)
+
+
+class Run:
+    """A job that trains in this process, alone on one thread."""
+
+    def __init__(self, job: Job, folder: Path) -> None:
+        order = GangOrder(
+            purpose=TRAIN,
+            job=job,
+            technique=registry.dotted_path("single"),
+            config={"micro_batch": max(SIZES), "recompute": "none"},
+            slots=(Slot(kind="cpu", index=0),),
+            folder=str(folder),
+            cache_dir=str(folder.parent / "cache"),
+            checkpoint_dir=str(folder / "checkpoints"),
+            last_step=job.total_steps,
+        )
+        self.job, self.folder, self.noise = job, folder, list[GradientNoise]()
+        technique = registry.load(order.technique)
+        self.trainer = Trainer(order, technique, alone(torch.device("cpu")), beat=lambda: None)
+        self.trainer.restore(self.folder / "checkpoints")
+
+    def losses(self, last_step: int) -> Iterator[tuple[int, float]]:
+        """Trains up to a step; yields the step and the loss of each evaluation on the way."""
+        while self.trainer.next_step < last_step:
+            report = self.trainer.step()
+            if report.noise is not None:
+                self.noise.append(report.noise)
+            if self.job.is_evaluated(self.trainer.next_step) or self.trainer.next_step == last_step:
+                yield self.trainer.next_step, self.trainer.evaluate()["loss"]
+
+    def step_s(self) -> float:
+        """Returns the processor time of a step, of several those that others have disturbed least."""
+        times = []
+        for _ in range(TIMED_STEPS):
+            began_s = time.thread_time()
+            self.trainer.step()
+            times.append(time.thread_time() - began_s)
+        return float(np.quantile(times, 0.2))
+
+
+def job_of(task: str, seed: int, *, size: int = OWN, num_steps: int | None = None) -> Job:
+    """Returns the job of a task with batches of `size`."""
+    values = TASKS[task]
+    evaluation = EvaluationSpec(every_steps=max(1, EVALUATED_SAMPLES // size), max_batches=max(1, 512 // size))
+    job = Job(name="job", seed=seed, global_batch_size=size, evaluation=evaluation, **values)
+    return replace(job, num_steps=num_steps or job.num_steps)
+
+
+def measure(task: str, seed: int, folder: Path) -> dict[str, Any]:
+    """Returns the figures of a task and a seed."""
+    own = job_of(task, seed)
+    step_s = dict(zip(SIZES, step_costs(task, folder), strict=True))
+    varying = replace(own, may_vary=Variables(global_batch_size=SIZES), target=Target(metric="loss", at_most=0.0))
+    first, probe = probe_steps(own.total_steps), Run(varying, folder / "probe")
+    early = dict(probe.losses(first))
+    probe.trainer.save(folder / "probe" / "checkpoints")
+    measured = [each for each in probe.noise if each.step < int(0.9 * first)]
+    blocks = noise_blocks(measured)
+    # The target is what the last steps reach on average: a single evaluation may be lucky.
+    losses = {**early, **dict(Run(own, folder / "own").losses(own.total_steps))}
+    target = statistics.fmean([*losses.values()][-5:])
+    steps = {OWN: reached(losses.items(), target, default=own.total_steps)}
+    for size in SIZES[1:]:
+        factor = learning_rate_factor(blocks, size=OWN, new_size=size)
+        job = job_of(task, seed, size=size, num_steps=round(LONGEST * own.total_steps))
+        job = replace(job, optimizer=replace(job.optimizer, lr=job.optimizer.lr * factor))
+        steps[size] = reached(Run(job, folder / str(size)).losses(job.total_steps), target, default=job.total_steps)
+    seconds = {size: steps[size] * step_s[size] for size in SIZES}
+    choice = choose_variant(
+        varying, measured, first_step=first, step_s={(size, "fp32"): cost for size, cost in step_s.items()}
+    )
+    size = min(
+        SIZES, key=lambda each: step_s[each] * (steps_ratio(blocks, size=OWN, new_size=each) if each != OWN else 1)
+    )
+    inside = {
+        each: low * steps[OWN] <= steps[each] <= high * steps[OWN]
+        for each in SIZES[1:]
+        for low, high in [ratio_interval(blocks, size=OWN, new_size=each)]
+    }
+    return {
+        "noise_scale": choice.noise_scale,
+        "target": target,
+        "steps": steps,
+        "predicted": {each: steps[OWN] * steps_ratio(blocks, size=OWN, new_size=each) for each in SIZES[1:]},
+        "inside": inside,
+        "step_s": step_s,
+        "best": min(seconds, key=lambda each: seconds[each]),
+        "chosen": size,
+        "regret": seconds[size] / min(seconds.values()),
+        "gain": changed_gain(varying, choice.phases(own), folder, target, early=early, own=steps[OWN], step_s=step_s),
+        "promised": choice.gain,
+    }
+
+
+def reached(losses: Any, target: float, *, default: int) -> int:
+    """Returns the step of the first evaluation that has reached the target."""
+    return next((step for step, loss in losses if loss <= target), default)
+
+
+def changed_gain(
+    job: Job,
+    phases: tuple[TrainingPhase, ...],
+    folder: Path,
+    target: float,
+    *,
+    early: dict[int, float],
+    own: int,
+    step_s: dict[int, float],
+) -> float:
+    """Returns by what factor the target is reached sooner by a run that changes its batch size after the probe."""
+    if not phases or any(loss <= target for loss in early.values()):
+        return 1.0
+    changed = replace(job, phases=phases, num_steps=phases[-1].num_steps)
+    first, size = phases[-1].first_step, phases[-1].global_batch_size
+    last = reached(Run(changed, folder / "probe").losses(changed.total_steps), target, default=0)
+    # A job that has not reached its target is begun again with its own batch size.
+    rest_s = (last - first) * step_s[size] if last else (changed.total_steps - first) * step_s[size] + own * step_s[OWN]
+    return own * step_s[OWN] / (first * step_s[OWN] + rest_s)
+
+
+def step_costs(task: str, folder: Path) -> list[float]:
+    """Returns the seconds of a step for each batch size, by a line through the measured ones."""
+    timed = [Run(job_of(task, 0, size=size, num_steps=10**6), folder / f"time-{size}").step_s() for size in SIZES]
+    slope, start = np.polyfit(SIZES, timed, 1)
+    return [float(max(start, 0.0) + slope * size) for size in SIZES]
+
+
+def line(row: dict[str, Any]) -> str:
+    """Returns a row of the table."""
+    steps = ", ".join(str(row["steps"][size]) for size in SIZES)
+    predicted = ", ".join(f"{each:.0f}" for each in row["predicted"].values())
+    return (
+        f"| {row['task']} | {row['seed']} | {row['noise_scale']:.1f} | {steps} | {predicted} | "
+        f"{sum(row['inside'].values())} of {len(row['inside'])} | {row['best']} | {row['chosen']} | "
+        f"{row['regret']:.2f} | {row['promised']:.2f} | {row['gain']:.2f} |"
+    )
+
+
+def table(rows: list[dict[str, Any]]) -> list[str]:
+    """Returns the rows as lines of markdown."""
+    return [
+        f"| task | seed | noise scale | steps at {', '.join(map(str, SIZES))} | predicted | inside | best | chosen | "
+        "regret | promised | sooner |",
+        "| --- | ---: | ---: | ---: | ---: | ---: | ---: | ---: | ---: | ---: | ---: |",
+        *map(line, rows),
+    ]
+
+
+def summary(rows: list[dict[str, Any]]) -> list[str]:
+    """Returns the figures that have goals."""
+    regrets = [row["regret"] for row in rows]
+    inside = [each for row in rows for each in row["inside"].values()]
+    digits = [row["gain"] for row in rows if row["task"].startswith("digits")]
+    sooner = f"{min(digits):.2f} to {max(digits):.2f} times sooner on digits (goal 1.7)" if digits else ""
+    return [
+        f"Regret {statistics.median(regrets):.2f} in the median (goal 1.07), {max(regrets):.2f} at worst (goal 1.25); "
+        f"{sum(inside)} of {len(inside)} predicted numbers of steps inside their interval (goal 9 of 10); {sooner}. "
+        f"Nothing changes for less than {LEAST_GAIN:.0%}."
+    ]
+
+
+def record(rows: list[dict[str, Any]]) -> None:
+    """Writes the measurements."""
+    RESULTS.write_text(json.dumps({"date": date.today().isoformat(), "rows": rows}, indent=1) + "\n")
+    page = PAGE.read_text()
+    before, rest = page.split(BEGIN, 1)
+    body = [BEGIN, f"{date.today().isoformat()}.", *summary(rows), "", *table(rows), END]
+    PAGE.write_text(before + "\n".join(body) + rest.split(END, 1)[1])
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,114 @@
+"""Jobs that end at a target, and jobs that change their batch size and precision on the way."""
+
+from dataclasses import replace
+
+import pytest
+
+from ringmaster.codec import from_json
+from ringmaster.techniques import EvaluationSpec, Job
+from ringmaster.techniques.checkpoints.chain import read_chain
+from ringmaster.techniques.checkpoints.checkpoint import CheckpointStore
+from ringmaster.techniques.job import Target, TrainingPhase, Variables
+from ringmaster.techniques.processes.events import REACHED, EvaluationReported, Steps
+from ringmaster.techniques.processes.reporter import STOP
+from tests.integration.workbench import ADAMW, SINGLE, Layout, is_bit_equal, largest_difference
+
+VARYING = Variables(global_batch_size=(8, 16))
+DDP, FSDP = Layout("ddp", 2), Layout("fsdp", 2, {"reshard": False})
+
+
+def phases(job, *, first_step=4, size=16, precision="fp32", num_steps=9):
+    changed = TrainingPhase(
+        first_step=first_step, global_batch_size=size, precision=precision, lr_factor=1.5, num_steps=num_steps
+    )
+    return replace(job, phases=(job.phase(0), changed), num_steps=num_steps)
+
+
+def test_a_job_ends_where_an_evaluation_reaches_its_target(bench, tmp_path):
+    job = bench.job(num_steps=12, evaluation=EvaluationSpec(every_steps=2, max_batches=1))
+    losses = [event.metrics["loss"] for event in bench.reference(job).said("metrics")]
+    limit = losses[2]  # after six steps
+
+    trained = bench.train(replace(job, target=Target(metric="loss", at_most=limit)), SINGLE, tmp_path)
+
+    first = next(k for k, loss in enumerate(losses) if loss <= limit)
+    result = trained.outcome.result
+    assert (trained.outcome.status, result["step"], result[REACHED]) == ("done", 2 * (first + 1), True)
+    assert result["metrics"]["loss"] == losses[first] and trained.weights
+    missed = bench.train(replace(job, target=Target(metric="loss", at_most=0.0)), SINGLE, tmp_path / "missed")
+    assert (missed.outcome.result["step"], missed.outcome.result[REACHED]) == (12, False)
+
+
+def test_a_gang_that_died_before_it_reported_the_target_ends_there_again(bench, tmp_path):
+    job = bench.job(num_steps=12, evaluation=EvaluationSpec(every_steps=2, max_batches=1))
+    job = replace(job, target=Target(metric="loss", at_most=100.0))
+    bench.train(job, SINGLE, tmp_path, last_step=2)
+
+    again = bench.train(job, SINGLE, tmp_path, known_step=2)
+
+    assert (again.outcome.result["step"], again.outcome.result[REACHED]) == (2, True)
+    assert [event.step for event in again.events if isinstance(event, EvaluationReported)] == [2]
+
+
+@pytest.mark.parametrize("optimizer", [ADAMW, replace(ADAMW, name="sgd", lr=0.1)], ids=["adamw", "sgd"])
+def test_a_changed_batch_size_is_part_of_the_job_however_it_is_trained(bench, tmp_path, optimizer):
+    job = bench.job(num_steps=12, optimizer=optimizer, may_vary=VARYING)
+    changed = phases(job)
+    bench.train(job, SINGLE, tmp_path / "own", last_step=4)
+
+    rest = bench.train(changed, SINGLE, tmp_path / "own", known_step=4)
+
+    whole = bench.train(changed, SINGLE, tmp_path / "whole")
+    assert is_bit_equal(rest.weights, whole.weights)
+    assert [event.num_samples for event in whole.events if isinstance(event, Steps)] and rest.losses == whole.losses[4:]
+    divided = bench.train(changed, DDP, tmp_path / "ddp")
+    assert largest_difference(divided.weights, whole.weights) < (3e-7 if optimizer.name == "sgd" else 1e-4)
+    assert not is_bit_equal(whole.weights, bench.reference(replace(job, num_steps=9)).weights)
+    meta = CheckpointStore(str(tmp_path / "own" / "checkpoints")).newest().manifest.meta
+    assert [each["global_batch_size"] for each in meta["phases"]] == [8, 16]
+    chain = read_chain(tmp_path / "own" / "checkpoints")
+    assert from_json(Job, chain.job) == changed and [link.step for link in chain.links] == [4, 9]
+
+
+def test_a_kill_after_the_change_leaves_no_trace(bench, tmp_path):
+    changed = phases(bench.job(num_steps=12, optimizer=ADAMW, may_vary=VARYING), precision="bf16")
+
+    def stop_at_six(gang, event):
+        if isinstance(event, Steps) and event.step >= 5:
+            gang.send(STOP)
+
+    bench.train(changed, SINGLE, tmp_path / "two", last_step=6, on_event=stop_at_six)
+    rest = bench.train(changed, SINGLE, tmp_path / "two", known_step=1)
+
+    assert is_bit_equal(rest.weights, bench.reference(changed).weights)
+
+
+def test_a_checkpoint_of_another_batch_size_is_refused(bench, tmp_path):
+    job = bench.job(num_steps=12, may_vary=VARYING)
+    bench.train(phases(job), SINGLE, tmp_path, last_step=6)
+
+    outcome = bench.train(phases(job, first_step=3), SINGLE, tmp_path, known_step=6).outcome
+
+    assert outcome.status == "invalid" and "is of another version of job" in outcome.message
+
+
+@pytest.mark.parametrize("layout", [SINGLE, DDP, FSDP], ids=str)
+def test_the_noise_is_measured_alike_in_every_layout(bench, tmp_path, layout):
+    job = bench.job(num_steps=6, global_batch_size=8, optimizer=ADAMW, may_vary=VARYING)
+    config = {"micro_batch": 2} if layout == SINGLE else {"micro_batch": 4 // 2}
+
+    trained = bench.train(job, replace(layout, config={**layout.config, **config}), tmp_path)
+    noise = [each for event in trained.events if isinstance(event, Steps) for each in event.noise]
+
+    other = bench.reference(job)  # in one micro-batch, which is divided for the measurement
+    assert [each.step for each in noise] == [1, 2, 3, 4, 5]
+    assert largest_difference(trained.weights, other.weights) < 1e-4
+    assert all(each.num_samples == 8 and each.signal + each.noise / 8 > 0 for each in noise)
+    if layout != SINGLE:  # the same parts: half of each rank's share, and the same sums
+        assert noise[0].noise != 0
+
+
+def test_a_job_that_may_not_vary_measures_nothing(bench):
+    assert not [
+        each for event in bench.reference(bench.job()).events if isinstance(event, Steps) for each in event.noise
+    ]

@@ -1,0 +1,95 @@
+"""Phases of a job: which samples a step reads, where its schedule stands, and when it is evaluated."""
+
+from dataclasses import replace
+from itertools import pairwise
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from ringmaster.codec import from_json, to_json
+from ringmaster.techniques import DataSpec, EvaluationSpec, Job, ModelSpec
+from ringmaster.techniques.job import Target, TrainingPhase, Variables
+
+PLAIN = Job(
+    name="a",
+    model=ModelSpec(factory="a:b"),
+    data=DataSpec(source="digits"),
+    num_steps=100,
+    global_batch_size=16,
+    evaluation=EvaluationSpec(every_steps=25, at_steps=(3, 90)),
+)
+
+
+def phase(first_step, size, num_steps, *, lr_factor=1.0, precision="fp32"):
+    return TrainingPhase(
+        first_step=first_step,
+        global_batch_size=size,
+        precision=precision,
+        lr_factor=lr_factor,
+        num_steps=num_steps,
+    )
+
+
+CHANGED = replace(PLAIN, num_steps=55, phases=(phase(0, 16, 100), phase(10, 64, 55, lr_factor=2.0, precision="bf16")))
+
+
+def test_a_job_without_phases_has_that_of_its_own():
+    assert PLAIN.phase(7) == phase(0, 16, 100) and PLAIN.in_phase(7) is PLAIN
+    assert PLAIN.samples(7) == range(112, 128) and PLAIN.schedule_place(7) == (7, 100)
+    assert [step for step in range(101) if PLAIN.is_evaluated(step)] == [3, 25, 50, 75, 90]
+    assert "phases" not in to_json(PLAIN) and "may_vary" not in to_json(PLAIN) and "target" not in to_json(PLAIN)
+
+
+def test_the_samples_of_steps_follow_each_other_without_a_gap():
+    ranges = [CHANGED.samples(step) for step in range(CHANGED.total_steps)]
+    assert [sample for each in ranges for sample in each] == list(range(10 * 16 + 45 * 64))
+    assert (len(ranges[9]), len(ranges[10])) == (16, 64)
+
+
+def test_a_schedule_ends_with_the_last_step_and_evaluations_keep_their_places_in_it():
+    places = [CHANGED.schedule_place(step)[0] for step in range(56)]
+    assert places[10] == 10 and places[11] == 12 and places[55] == pytest.approx(100)
+    assert [step for step in range(56) if CHANGED.is_evaluated(step)] == [3, 18, 30, 43, 50]
+
+
+def test_a_step_has_the_batch_size_and_the_precision_of_its_phase():
+    other = CHANGED.in_phase(30)
+    assert (other.global_batch_size, other.precision) == (64, "bf16")
+    assert CHANGED.in_phase(9) == CHANGED
+    assert from_json(Job, to_json(CHANGED)) == CHANGED
+
+
+@given(st.lists(st.tuples(st.integers(1, 30), st.sampled_from([4, 8, 64]), st.integers(31, 200)), max_size=3))
+def test_any_list_of_phases_reads_each_sample_once_and_ends_its_schedule(changes):
+    phases, first = [phase(0, 16, 100)], 0
+    for length, size, rest in changes:
+        first += length
+        phases.append(phase(first, size, first + rest))
+    job = replace(PLAIN, num_steps=phases[-1].num_steps, phases=tuple(phases))
+
+    ends = [job.samples(step) for step in range(job.total_steps)]
+
+    assert all(one.stop == other.start for one, other in pairwise(ends)) and ends[0].start == 0
+    places = [job.schedule_place(step)[0] for step in range(job.total_steps + 1)]
+    assert places == sorted(places) and places[-1] == pytest.approx(100)
+
+
+@pytest.mark.parametrize(
+    ("target", "metrics", "is_reached"),
+    [
+        (Target(metric="loss", at_most=2.0), {"loss": 2.0}, True),
+        (Target(metric="loss", at_most=2.0), {"loss": 2.01}, False),
+        (Target(metric="accuracy", at_least=0.9), {"accuracy": 0.95}, True),
+        (Target(metric="accuracy", at_least=0.9), {"accuracy": float("nan")}, False),
+        (Target(metric="accuracy", at_least=0.0), {}, False),
+    ],
+)
+def test_a_target_is_reached_by_an_evaluation_of_its_metric(target, metrics, is_reached):
+    assert target.is_reached(metrics) == is_reached
+
+
+def test_the_choices_of_a_job_begin_with_its_own():
+    variables = Variables(global_batch_size=(64, 16), precision=("bf16", "fp32"))
+    assert variables.choices(PLAIN) == [(16, "fp32"), (64, "bf16"), (64, "fp32"), (16, "bf16")]
+    assert Variables().choices(PLAIN) == [(16, "fp32")]
