@@ -17,7 +17,7 @@ import json
 import statistics
 import tempfile
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from dataclasses import replace
 from datetime import date
 from pathlib import Path
@@ -91,14 +91,19 @@ def mlp() -> nn.Module:
     return Mlp()
 
 
+def cross_entropy(logits: Tensor, batch: Mapping[str, Tensor]) -> tuple[Tensor, int]:
+    """Returns the loss of the MLP as (sum, count)."""
+    return nn.functional.cross_entropy(logits, batch["labels"], reduction="sum"), len(logits)
+
+
 _TINY = {"hidden_size": 32, "intermediate_size": 64, "num_hidden_layers": 2, "num_attention_heads": 2}
 _DIGITS = {
     "model": ModelSpec(factory="benchmarks.target:mlp"),
     "data": DataSpec(source="digits"),
-    "loss": "cross-entropy",
+    "loss": "benchmarks.target:cross_entropy",
 }
 TASKS: dict[str, dict[str, Any]] = {
-    "digits, SGD": {**_DIGITS, "optimizer": OptimizerSpec(name="sgd", lr=0.05), "num_steps": 1500},
+    "digits, SGD": {**_DIGITS, "optimizer": OptimizerSpec(name="sgd", lr=0.05), "num_steps": 1000},
     "digits, AdamW": {**_DIGITS, "optimizer": OptimizerSpec(lr=1e-3), "num_steps": 800},
     "Llama, AdamW": {
         "model": ModelSpec(architecture="LlamaForCausalLM", config={**_TINY, "num_key_value_heads": 2}),
@@ -123,17 +128,18 @@ def main() -> None:
     parser.add_argument("--tasks", nargs="*", default=[*TASKS], choices=[*TASKS])
     parser.add_argument("--seeds", type=int, default=SEEDS)
     chosen = parser.parse_args()
+    is_whole = chosen == parser.parse_args([])
     torch.set_num_threads(1)
     rows: list[dict[str, Any]] = []
     print("\n".join(table([])))
     with tempfile.TemporaryDirectory() as folder:
-        for task in chosen.tasks:
-            for seed in range(chosen.seeds):
+        for seed in range(chosen.seeds):
+            for task in chosen.tasks:
                 rows.append({"task": task, "seed": seed, **measure(task, seed, Path(folder) / f"{task}-{seed}")})
                 print(line(rows[-1]), flush=True)
+                if is_whole:
+                    record(rows)
     print("\n".join(summary(rows)))
-    if chosen == parser.parse_args([]):
-        record(rows)
 
 
 class Run:
@@ -297,7 +303,7 @@ def summary(rows: list[dict[str, Any]]) -> list[str]:
 
 
 def record(rows: list[dict[str, Any]]) -> None:
-    """Writes the measurements."""
+    """Writes the measurements so far, so that an interrupted run keeps its rows."""
     RESULTS.write_text(json.dumps({"date": date.today().isoformat(), "rows": rows}, indent=1) + "\n")
     page = PAGE.read_text()
     before, rest = page.split(BEGIN, 1)

@@ -76,7 +76,7 @@ class CloneAction(FormSection):
 
     model_config = ConfigDict(title="Clone")
 
-    clone: str = Field(title="Job to clone", min_length=1)
+    clone: str = Field(title="Job to clone", min_length=1, description="The name of a job of the batch, in any state.")
     settings: dict[str, Any] = Field(
         default={}, title="Settings", description='What differs, as JSON, such as {"optimizer.lr": 1e-4}.'
     )
@@ -100,7 +100,7 @@ class SetAction(FormSection):
 
     model_config = ConfigDict(title="Set")
 
-    steps: int | None = Field(default=None, ge=1, title="Steps")
+    steps: int | None = Field(default=None, ge=1, title="Steps", description="The number of steps of each job.")
     weight: float | None = Field(default=None, gt=0, title="Weight", description="Of the end of each job.")
     deadline: float | None = Field(
         default=None, gt=0, title="Deadline (seconds)", description="From the start of the batch."
@@ -115,7 +115,9 @@ class StateAction(FormSection):
 
     model_config = ConfigDict(title="Pause, resume or cancel")
 
-    action: Literal["pause", "resume", "cancel"] = Field(default="pause", title="Action")
+    action: Literal["pause", "resume", "cancel"] = Field(
+        default="pause", title="Action", description="A cancelled job ends for good."
+    )
 
 
 JobAction = Annotated[StateAction | CloneAction | SetAction, titled("What to do")]

@@ -17,7 +17,7 @@ from ringmaster.tasks.cluster import Device
 from ringmaster.tasks.pool.nodes import NodeRecord, NodeRegistry, NodeStatus, Timeouts
 from ringmaster.tasks.storage.database import Database
 from ringmaster.tasks.storage.message_store import KILL, GangShare, MessageStore, OrderStatus
-from ringmaster.tasks.storage.schema import NODES, ORDERS, SAID
+from ringmaster.tasks.storage.schema import GANG_EVENTS, NODES, ORDERS
 from ringmaster.techniques.processes.events import (
     CheckpointSaved,
     Event,
@@ -208,7 +208,7 @@ class SimulatedNodes:
             return
 
         def act(connection) -> None:
-            connection.execute(insert(SAID), rows)
+            connection.execute(insert(GANG_EVENTS), rows)
             if ended:
                 connection.execute(update(ORDERS).where(ORDERS.c.segment.in_(ended)).values(status=OrderStatus.ENDED))
 

@@ -29,7 +29,7 @@ from ringmaster.techniques.processes.stopped import StoppedProcesses
 logger = logging.getLogger(__name__)
 
 DEFAULT_QUEUE = "default"  # the queue of batches, sweeps and retraining runs, which any machine may run
-REQUESTS_QUEUE = "requests"  # the queue of flows that take seconds, such as cancel-jobs: they overtake batches
+REQUESTS_QUEUE = "requests"  # the queue of flows that take seconds, such as control-jobs: they overtake batches
 MOST_SHORT_RUNS = 3  # runs at once of any other queue than DEFAULT_QUEUE, in the whole pool
 LOOK_EVERY_S = 0.5
 POLL_EVERY_S = 4  # interval of polling for flow runs

@@ -43,7 +43,7 @@ from ringmaster.tasks.pool.submissions import BatchStatus, Submissions
 from ringmaster.tasks.storage.database import Database, delete_in_chunks
 from ringmaster.tasks.storage.journal import ENDED, JobStatus, Journal
 from ringmaster.tasks.storage.message_store import KILL, MessageStore
-from ringmaster.tasks.storage.schema import BATCHES, FACTS, PLANS, REQUESTS, SEGMENTS, TOLD
+from ringmaster.tasks.storage.schema import BATCHES, EVENT_LOG, FACTS, PLANS, REQUESTS, SEGMENTS
 from ringmaster.techniques.processes.events import OutcomeStatus
 
 logger = logging.getLogger(__name__)
@@ -71,14 +71,14 @@ def tidy(database: Database, *, now_s: float) -> int:
     """
     until_s = now_s - KEPT_S
     # Facts are stored as lists of one value.
-    is_done = (BATCHES.c.id == TOLD.c.batch) & (BATCHES.c.status == BatchStatus.ENDED)
-    is_recorded = (FACTS.c.batch == TOLD.c.batch) & (FACTS.c.key == IS_RECORDED) & FACTS.c.value[0].as_boolean()
+    is_done = (BATCHES.c.id == EVENT_LOG.c.batch) & (BATCHES.c.status == BatchStatus.ENDED)
+    is_recorded = (FACTS.c.batch == EVENT_LOG.c.batch) & (FACTS.c.key == IS_RECORDED) & FACTS.c.value[0].as_boolean()
     newest = select(PLANS.c.id).where(PLANS.c.batch == POOLS_OWN).order_by(PLANS.c.id.desc()).limit(1).scalar_subquery()
-    of_done_batches = exists().where(is_done).correlate(TOLD) & exists().where(is_recorded).correlate(TOLD)
+    of_done_batches = exists().where(is_done).correlate(EVENT_LOG) & exists().where(is_recorded).correlate(EVENT_LOG)
     drops = {
         REQUESTS: (REQUESTS.c.made_s < until_s)
         & REQUESTS.c.status.in_((RequestStatus.DONE, RequestStatus.REFUSED, RequestStatus.WITHDRAWN)),
-        TOLD: (TOLD.c.told_s < until_s) & of_done_batches,
+        EVENT_LOG: (EVENT_LOG.c.told_s < until_s) & of_done_batches,
         PLANS: (PLANS.c.made_s < until_s) & (PLANS.c.batch == POOLS_OWN) & (PLANS.c.id != newest),
     }
     return sum(delete_in_chunks(database, table, where) for table, where in drops.items())

@@ -38,7 +38,7 @@ from ringmaster.tasks.execution.events import (
 )
 from ringmaster.tasks.planning import Plan, Problem
 from ringmaster.tasks.storage.database import Database
-from ringmaster.tasks.storage.schema import SAID, SEGMENTS, TOLD, json_field
+from ringmaster.tasks.storage.schema import EVENT_LOG, GANG_EVENTS, SEGMENTS, json_field
 from ringmaster.techniques.processes.events import (
     DeviceTelemetry,
     EvaluationReported,
@@ -82,15 +82,15 @@ class EventLog:
 
     def append(self, batch: str, event: ExecutionEvent) -> None:
         """Stores an event of a batch. The event names jobs by their names within the batch."""
-        self._database.insert_later(TOLD, **_row(batch, event))
+        self._database.insert_later(EVENT_LOG, **_row(batch, event))
 
     def segment_events(self, *, after: int) -> list[PoolEntry]:
         """Returns the starts and ends of the segments of all batches after the event with that number, in order."""
         kinds = (SegmentStarted.__name__, SegmentEnded.__name__)
-        query = select(TOLD.c.id, TOLD.c.batch, TOLD.c.kind, TOLD.c.content).where(
-            TOLD.c.id > after, TOLD.c.kind.in_(kinds)
+        query = select(EVENT_LOG.c.id, EVENT_LOG.c.batch, EVENT_LOG.c.kind, EVENT_LOG.c.content).where(
+            EVENT_LOG.c.id > after, EVENT_LOG.c.kind.in_(kinds)
         )
-        rows = self._database.rows(query.order_by(TOLD.c.id).limit(MOST_AT_ONCE))
+        rows = self._database.rows(query.order_by(EVENT_LOG.c.id).limit(MOST_AT_ONCE))
         result = [(row, event_of_row(row)) for row in rows]
         return [
             PoolEntry(id=row.id, batch=row.batch, event=event)
@@ -100,12 +100,12 @@ class EventLog:
 
     def newest(self) -> int:
         """Returns the number of the last event of all batches, 0 if there is none."""
-        return self._database.scalar(select(func.max(TOLD.c.id))) or 0
+        return self._database.scalar(select(func.max(EVENT_LOG.c.id))) or 0
 
 
 def keep(connection: Connection, batch: str, event: ExecutionEvent) -> None:
     """Stores an event as part of a transaction."""
-    connection.execute(insert(TOLD).values(**_row(batch, event)))
+    connection.execute(insert(EVENT_LOG).values(**_row(batch, event)))
 
 
 def _row(batch: str, event: ExecutionEvent) -> dict[str, Any]:
@@ -200,8 +200,8 @@ class BatchEvents:
 
     def newest(self) -> LogPosition:
         """Returns the position after all events so far."""
-        reported = select(func.max(TOLD.c.id)).where(TOLD.c.batch == self.batch)
-        value = select(func.max(SAID.c.id))
+        reported = select(func.max(EVENT_LOG.c.id)).where(EVENT_LOG.c.batch == self.batch)
+        value = select(func.max(GANG_EVENTS.c.id))
         result = self.database.read(lambda c: (c.execute(reported).scalar(), c.execute(value).scalar()))
         return LogPosition(decision=result[0] or 0, gang_event=result[1] or 0)
 
@@ -236,8 +236,8 @@ class BatchEvents:
 
     def segments(self, kind: type[ExecutionEvent], *, until: int | None = None) -> set[int]:
         """Returns the segments of the events of that kind, of all or up to a row of the event log."""
-        query = select(_number()).where(TOLD.c.batch == self.batch, TOLD.c.kind == kind.__name__)
-        return set(self.database.scalars(query if until is None else query.where(TOLD.c.id <= until)))
+        query = select(_number()).where(EVENT_LOG.c.batch == self.batch, EVENT_LOG.c.kind == kind.__name__)
+        return set(self.database.scalars(query if until is None else query.where(EVENT_LOG.c.id <= until)))
 
     def is_copied(self, row: _GangRow) -> bool:
         """Returns whether an event is in the event log too: an earlier release copied the events of gangs there."""
@@ -245,10 +245,14 @@ class BatchEvents:
 
     def _read_copied(self, connection: Connection) -> dict[int, int]:
         """Returns, by segment, the number of the last event that an earlier release copied into the event log."""
-        copies = select(_number()).where(TOLD.c.batch == self.batch, TOLD.c.kind == _FORMER_NAMES[GangReport])
+        copies = select(_number()).where(EVENT_LOG.c.batch == self.batch, EVENT_LOG.c.kind == _FORMER_NAMES[GangReport])
         result = {}
         for segment, num_copies in Counter(connection.execute(copies).scalars().all()).items():
-            query = select(SAID.c.id, SAID.c.content).where(SAID.c.segment == segment).order_by(SAID.c.id)
+            query = (
+                select(GANG_EVENTS.c.id, GANG_EVENTS.c.content)
+                .where(GANG_EVENTS.c.segment == segment)
+                .order_by(GANG_EVENTS.c.id)
+            )
             rows = connection.execute(query).all()
             shown = [row.id for row in rows if not isinstance(event_or_refusal(row.content), FOR_THE_EXECUTOR)]
             if shown:
@@ -256,15 +260,19 @@ class BatchEvents:
         return result
 
     def _read_decisions(self, connection: Connection, after: int, most: int) -> Sequence[_Decision]:
-        query = select(TOLD.c.id, TOLD.c.kind, TOLD.c.content, TOLD.c.told_s)
-        query = query.where(TOLD.c.batch == self.batch, TOLD.c.id > after).order_by(TOLD.c.id).limit(most)
+        query = select(EVENT_LOG.c.id, EVENT_LOG.c.kind, EVENT_LOG.c.content, EVENT_LOG.c.told_s)
+        query = (
+            query.where(EVENT_LOG.c.batch == self.batch, EVENT_LOG.c.id > after).order_by(EVENT_LOG.c.id).limit(most)
+        )
         rows = connection.execute(query).all()
         return [_Decision(id=row.id, event=event_of_row(row), time_s=row.told_s) for row in rows]
 
     def _read_gang_rows(self, connection: Connection, after: int, most: int) -> Sequence[_GangRow]:
-        query = select(SAID.c.id, SAID.c.segment, SAID.c.content, SEGMENTS.c.job, SEGMENTS.c.started_s)
-        query = query.join(SEGMENTS, SEGMENTS.c.id == SAID.c.segment).where(SEGMENTS.c.batch == self.batch)
-        rows = connection.execute(query.where(SAID.c.id > after).order_by(SAID.c.id).limit(most)).all()
+        query = select(
+            GANG_EVENTS.c.id, GANG_EVENTS.c.segment, GANG_EVENTS.c.content, SEGMENTS.c.job, SEGMENTS.c.started_s
+        )
+        query = query.join(SEGMENTS, SEGMENTS.c.id == GANG_EVENTS.c.segment).where(SEGMENTS.c.batch == self.batch)
+        rows = connection.execute(query.where(GANG_EVENTS.c.id > after).order_by(GANG_EVENTS.c.id).limit(most)).all()
         return [_gang_row(row) for row in rows]
 
 
@@ -358,7 +366,7 @@ class _RecentRows(Generic[Row]):
 
 
 def _number() -> Any:
-    return cast(json_field(TOLD.c.content, "number"), Integer)
+    return cast(json_field(EVENT_LOG.c.content, "number"), Integer)
 
 
 def _gang_row(row: Any) -> _GangRow:

@@ -33,7 +33,7 @@ from ringmaster.tasks.process_identity import has_ended, own_process
 from ringmaster.tasks.storage.database import Database
 from ringmaster.tasks.storage.journal import ENDED, JobRecord, JobStatus, Journal, SegmentRecord
 from ringmaster.tasks.storage.message_store import MessageStore
-from ringmaster.tasks.storage.schema import EXECUTOR, TOLD, json_field
+from ringmaster.tasks.storage.schema import EVENT_LOG, EXECUTOR, json_field
 from ringmaster.techniques import Profile
 from ringmaster.techniques.processes.events import OutcomeStatus
 from ringmaster.techniques.processes.gang import Outcome
@@ -308,8 +308,12 @@ def _untold(
 
 def _job_ends(database: Database, batch: str) -> dict[str, str]:
     """Returns, by job, the status in its last logged `JobEnded` event."""
-    job, status = (json_field(TOLD.c.content, key) for key in ("job", "status"))
-    query = select(job, status).where(TOLD.c.batch == batch, TOLD.c.kind == JobEnded.__name__).order_by(TOLD.c.id)
+    job, status = (json_field(EVENT_LOG.c.content, key) for key in ("job", "status"))
+    query = (
+        select(job, status)
+        .where(EVENT_LOG.c.batch == batch, EVENT_LOG.c.kind == JobEnded.__name__)
+        .order_by(EVENT_LOG.c.id)
+    )
     return dict(database.read(lambda connection: [(row[0], row[1]) for row in connection.execute(query).all()]))
 
 

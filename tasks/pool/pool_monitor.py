@@ -26,6 +26,7 @@ from ringmaster.tasks.pool.submissions import BatchStatus
 from ringmaster.tasks.storage.database import Database
 from ringmaster.tasks.storage.schema import (
     BATCHES,
+    EVENT_LOG,
     EXECUTOR,
     FACTS,
     JOBS,
@@ -33,7 +34,6 @@ from ringmaster.tasks.storage.schema import (
     PLANS,
     REQUESTS,
     SEGMENTS,
-    TOLD,
     json_field,
 )
 
@@ -257,7 +257,7 @@ _PATTERNS = (
     (PlanReason.DEADLINE, r"in danger of missing their deadlines"),
     (PlanReason.CLOCK, r"the clock$"),
     (PlanReason.FORECAST, r".* is (late|early) by \d+ s"),
-    (PlanReason.REQUEST, r"jobs were (cancelled|paused|resumed|retried)|the priorities of batch"),
+    (PlanReason.REQUEST, r"jobs were (cancelled|paused|resumed|retried)|the priorities of batch|a person has set"),
     (PlanReason.GROUP, r".* continues? alone"),
     (PlanReason.STEERING, r".* (may train on|stopped early)$|.* stays on .*, under which it started"),
 )
@@ -294,7 +294,7 @@ class PoolCounts:
 def begin(connection: Connection) -> PoolCounts:
     """Returns counts of zero, to which `count` adds what happens from now on."""
     last_plan, last_segment, last_event = (
-        int(connection.execute(select(func.max(table.c.id))).scalar() or 0) for table in (PLANS, SEGMENTS, TOLD)
+        int(connection.execute(select(func.max(table.c.id))).scalar() or 0) for table in (PLANS, SEGMENTS, EVENT_LOG)
     )
     running = connection.execute(select(SEGMENTS.c.id).where(SEGMENTS.c.ended_s.is_(None))).scalars().all()
     return PoolCounts(last_plan=last_plan, last_segment=last_segment, last_event=last_event, running=frozenset(running))
@@ -326,10 +326,10 @@ def _with_segments(connection: Connection, before: PoolCounts) -> PoolCounts:
 
 
 def _with_jobs(connection: Connection, before: PoolCounts) -> PoolCounts:
-    status = json_field(TOLD.c.content, "status")
-    ended = select(status).where(TOLD.c.id > before.last_event, TOLD.c.kind == JobEnded.__name__)
-    newest = connection.execute(select(func.max(TOLD.c.id))).scalar() or 0
-    jobs = Counter(before.jobs) + Counter(connection.execute(ended.where(TOLD.c.id <= newest)).scalars().all())
+    status = json_field(EVENT_LOG.c.content, "status")
+    ended = select(status).where(EVENT_LOG.c.id > before.last_event, EVENT_LOG.c.kind == JobEnded.__name__)
+    newest = connection.execute(select(func.max(EVENT_LOG.c.id))).scalar() or 0
+    jobs = Counter(before.jobs) + Counter(connection.execute(ended.where(EVENT_LOG.c.id <= newest)).scalars().all())
     return replace(before, jobs=jobs, last_event=max(before.last_event, int(newest)))
 
 

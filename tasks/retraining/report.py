@@ -20,7 +20,7 @@ from ringmaster.tasks.retraining.selection import day_text
 from ringmaster.text import markdown
 
 PROMOTED, KEPT, UNCHANGED, FAILED, LEFT = "promoted", "kept", "unchanged", "failed", "left"
-SAID = {LEFT: "left for the next run"}
+OUTCOME_TEXTS = {LEFT: "left for the next run"}
 """The display text of an outcome, where it differs from the outcome's name."""
 
 
@@ -105,7 +105,9 @@ class RetrainingReport:
     def headline(self) -> str:
         """Returns the results in one line."""
         counts = {outcome: self._num(outcome) for outcome in (PROMOTED, KEPT, FAILED, LEFT)}
-        reported = ", ".join(f"{count} {SAID.get(o, o)}" for o, count in counts.items() if count) or "nothing changed"
+        reported = (
+            ", ".join(f"{count} {OUTCOME_TEXTS.get(o, o)}" for o, count in counts.items() if count) or "nothing changed"
+        )
         return f"{self.num_due} of {len(self.model_results)} models were due; {reported}."
 
     @property
@@ -148,7 +150,7 @@ class RetrainingReport:
         lines += [
             "",
             *(
-                f"- **{markdown(v.model)}** {SAID.get(v.outcome, v.outcome)}: {markdown(v.why)}"
+                f"- **{markdown(v.model)}** {OUTCOME_TEXTS.get(v.outcome, v.outcome)}: {markdown(v.why)}"
                 for v in self.model_results
                 if v.why
             ),
@@ -212,7 +214,7 @@ def cost_of_batch(batch: Mapping[str, Any], *, price_per_device_hour: float = 1.
 
 
 def _outcome(v: ModelResult) -> str:
-    text = f"**{SAID.get(v.outcome, v.outcome)}**" if v.outcome != UNCHANGED else UNCHANGED
+    text = f"**{OUTCOME_TEXTS.get(v.outcome, v.outcome)}**" if v.outcome != UNCHANGED else UNCHANGED
     serves = "none" if v.serves is None else f"version {v.serves}"
     champion = _value(v, v.champion_version, v.champion_value)
     challenger = _value(v, v.candidate_version, v.candidate_value)

@@ -14,7 +14,7 @@ from sqlalchemy import Connection, delete, func, insert, select, update
 
 from ringmaster.codec import from_json, to_json
 from ringmaster.tasks.storage.database import Database, delete_in_chunks
-from ringmaster.tasks.storage.schema import COMMANDS, ORDERS, SAID
+from ringmaster.tasks.storage.schema import COMMANDS, GANG_EVENTS, ORDERS
 from ringmaster.techniques.processes.events import Event, ShareEnded, event_or_refusal, event_to_json
 from ringmaster.techniques.processes.order import GangOrder
 
@@ -113,9 +113,9 @@ class MessageStore:
                 return result
 
     def _page(self, *, after: int, segments: Collection[int] | None) -> list[GangEvent]:
-        query = select(SAID).where(SAID.c.id > after).order_by(SAID.c.id).limit(WORDS_A_PAGE)
+        query = select(GANG_EVENTS).where(GANG_EVENTS.c.id > after).order_by(GANG_EVENTS.c.id).limit(WORDS_A_PAGE)
         if segments is not None:
-            query = query.where(SAID.c.segment.in_(segments))
+            query = query.where(GANG_EVENTS.c.segment.in_(segments))
         rows = self._database.rows(query)
         return [
             GangEvent(
@@ -130,7 +130,7 @@ class MessageStore:
 
     def newest_event(self) -> int:
         """Returns the id of the newest event, 0 if there is none."""
-        newest = self._database.scalar(select(func.max(SAID.c.id)))
+        newest = self._database.scalar(select(func.max(GANG_EVENTS.c.id)))
         return newest or 0
 
     def shares(self, segment: int) -> Sequence[OrderRecord]:
@@ -162,7 +162,7 @@ class MessageStore:
         """
 
         segments = select(ORDERS.c.segment).where(ORDERS.c.batch == batch)
-        for table in (SAID, COMMANDS):
+        for table in (GANG_EVENTS, COMMANDS):
             newest = select(func.max(table.c.id)).scalar_subquery()
             delete_in_chunks(self._database, table, table.c.segment.in_(segments) & (table.c.id < newest))
         self._database.execute(delete(ORDERS).where(ORDERS.c.batch == batch))
@@ -194,8 +194,8 @@ class MessageStore:
         """
 
         def act(connection: Connection) -> None:
-            here = (SAID.c.segment == segment) & (SAID.c.node == node)
-            known = connection.execute(select(func.max(SAID.c.number)).where(here)).scalar()
+            here = (GANG_EVENTS.c.segment == segment) & (GANG_EVENTS.c.node == node)
+            known = connection.execute(select(func.max(GANG_EVENTS.c.number)).where(here)).scalar()
             for number, content in events:
                 if known is None or number > known:
                     row = {
@@ -204,7 +204,7 @@ class MessageStore:
                         "number": number,
                         "content": _storable(event_to_json(content)),
                     }
-                    connection.execute(insert(SAID).values(**row))
+                    connection.execute(insert(GANG_EVENTS).values(**row))
             if any(isinstance(content, ShareEnded) for _, content in events):
                 share = (ORDERS.c.segment == segment) & (ORDERS.c.node == node)
                 connection.execute(update(ORDERS).where(share).values(status=OrderStatus.ENDED))

@@ -158,7 +158,7 @@ ORDERS = Table(
 
 # The events of gangs, for the executor and the followers of a batch.
 # number: counts the node's events of this segment, from 0.
-SAID = Table(
+GANG_EVENTS = Table(
     "said",
     METADATA,
     Column("id", NUMBER, primary_key=True, autoincrement=True),
@@ -179,7 +179,7 @@ COMMANDS = Table(
 )
 
 # The event log: the JSON forms of the executor's decisions, for the followers of a batch.
-TOLD = Table(
+EVENT_LOG = Table(
     "told",
     METADATA,
     Column("id", NUMBER, primary_key=True, autoincrement=True),

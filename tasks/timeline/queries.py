@@ -18,7 +18,7 @@ from ringmaster.tasks.planning import Plan, Problem, Segment
 from ringmaster.tasks.pool.submissions import BatchStatus
 from ringmaster.tasks.storage.database import Database
 from ringmaster.tasks.storage.journal import ENDED, JobRecord, SegmentRecord, segment_record
-from ringmaster.tasks.storage.schema import BATCHES, FACTS, JOBS, NODES, PLANS, SAID, SEGMENTS
+from ringmaster.tasks.storage.schema import BATCHES, FACTS, GANG_EVENTS, JOBS, NODES, PLANS, SEGMENTS
 from ringmaster.tasks.timeline.run_timeline import NOW_RUNNING, TO_COME, TimelineSpan
 from ringmaster.techniques.processes.events import Event, OutcomeStatus, event_or_refusal
 
@@ -48,7 +48,7 @@ class Archive:
             select(func.count(SEGMENTS.c.id), func.count(SEGMENTS.c.ended_s)),
             select(JOBS.c.status, func.count(), func.sum(JOBS.c.step)).group_by(JOBS.c.status).order_by(JOBS.c.status),
             select(BATCHES.c.id, BATCHES.c.status).order_by(BATCHES.c.id),
-            select(func.max(SAID.c.id)),
+            select(func.max(GANG_EVENTS.c.id)),
             select(NODES.c.name, NODES.c.incarnation, NODES.c.status, NODES.c.health).order_by(NODES.c.name),
         ]
         rows = self.database.read(lambda connection: [connection.execute(query).all() for query in queries])
@@ -123,12 +123,16 @@ class Archive:
 
         The result begins with the number of the newest event.
         """
-        newest: int = self._rows(select(func.max(SAID.c.id)))[0][0] or 0
+        newest: int = self._rows(select(func.max(GANG_EVENTS.c.id)))[0][0] or 0
         after = max(after, newest - most)
         if not segments or newest <= after:
             return newest, []
-        query = select(SAID.c.segment, SAID.c.content).where(SAID.c.id > after, SAID.c.segment.in_(segments))
-        return newest, [(row.segment, event_or_refusal(row.content)) for row in self._rows(query.order_by(SAID.c.id))]
+        query = select(GANG_EVENTS.c.segment, GANG_EVENTS.c.content).where(
+            GANG_EVENTS.c.id > after, GANG_EVENTS.c.segment.in_(segments)
+        )
+        return newest, [
+            (row.segment, event_or_refusal(row.content)) for row in self._rows(query.order_by(GANG_EVENTS.c.id))
+        ]
 
     def _rows(self, query: Select[Any]) -> Sequence[Any]:
         return self.database.rows(query)

@@ -37,7 +37,8 @@ for name, deployment in json.load(sys.stdin).items():
         "flow": flow.name, "schema": schema, "errors": [str(error) for error in errors],
         "schedules": len(schedules), "serializer": str(flow.result_serializer), "persist": flow.persist_result,
         "wrong priority": [
-            str(error) for error in validate({**given, "batch": "b", "priority": 0}, schema, raise_on_error=False)
+            str(error)
+            for error in validate({**given, "batch": "b", "what": {"priority": 0}}, schema, raise_on_error=False)
         ],
         "wrong batches": [
             [str(error) for error in validate({**given, "batch": wrong}, schema, raise_on_error=False)]

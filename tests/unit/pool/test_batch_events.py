@@ -13,7 +13,7 @@ from ringmaster.tasks.pool.event_log import BatchEvents, EventLog, EventReader, 
 from ringmaster.tasks.storage.database import Database, file_url
 from ringmaster.tasks.storage.journal import JobStatus, Journal
 from ringmaster.tasks.storage.message_store import MessageStore
-from ringmaster.tasks.storage.schema import TOLD
+from ringmaster.tasks.storage.schema import EVENT_LOG
 from ringmaster.techniques.processes.events import (
     EvaluationReported,
     JobOfGroupEnded,
@@ -191,7 +191,7 @@ def test_what_an_earlier_release_has_copied_into_the_log_comes_once(database):
     for step in range(2):
         story.say(number, JobReady(step=step))
         content = {"number": number, "job": "a", "event": {"event": "ready", "step": step, "startup_s": 1.0}}
-        row = insert(TOLD).values(batch="b", kind="GangSaid", content=content, told_s=time.time())
+        row = insert(EVENT_LOG).values(batch="b", kind="GangSaid", content=content, told_s=time.time())
         database.write(lambda connection, row=row: connection.execute(row))
     story.say(number, JobReady(step=2))
     story.end(number)

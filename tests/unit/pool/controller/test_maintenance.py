@@ -10,7 +10,7 @@ from ringmaster.tasks.pool.requests import RequestKind, Requests, RequestStatus
 from ringmaster.tasks.pool.submissions import Submissions
 from ringmaster.tasks.storage.database import Database, delete_in_chunks, file_url
 from ringmaster.tasks.storage.journal import JobStatus, Journal
-from ringmaster.tasks.storage.schema import PLANS, REQUESTS, TOLD
+from ringmaster.tasks.storage.schema import EVENT_LOG, PLANS, REQUESTS
 from tests.unit.pool.bench import submission
 
 NOW_S = 1e9
@@ -26,7 +26,7 @@ def database(tmp_path):
 
 def age(database):
     """Makes all rows old."""
-    for table, column in ((REQUESTS, "made_s"), (TOLD, "told_s"), (PLANS, "made_s")):
+    for table, column in ((REQUESTS, "made_s"), (EVENT_LOG, "told_s"), (PLANS, "made_s")):
         database.write(lambda c, table=table, column=column: c.execute(update(table).values({column: OLD_S})))
 
 
@@ -87,6 +87,6 @@ def test_many_rows_are_dropped_a_portion_at_a_time_so_that_others_may_write(data
         EventLog(database).append("b1", JobEnded(job=f"j{number}", status=JobStatus.DONE, message="", details={}))
     sizes, write = [], database.write
     monkeypatch.setattr(database, "write", lambda act: sizes.append(write(act)) or sizes[-1])
-    assert delete_in_chunks(database, TOLD, TOLD.c.batch == "b1", most_rows=3) == 7
+    assert delete_in_chunks(database, EVENT_LOG, EVENT_LOG.c.batch == "b1", most_rows=3) == 7
     assert sizes == [3, 3, 1, 0]
     assert not decisions(database, "b1")

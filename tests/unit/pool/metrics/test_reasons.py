@@ -34,6 +34,7 @@ TEXTS = {
     "jobs were resumed": PlanReason.REQUEST,
     "jobs were retried": PlanReason.REQUEST,
     "the priorities of batch nightly changed": PlanReason.REQUEST,
+    "a person has set 100 steps for llama": PlanReason.REQUEST,
     "a, b and 3 others may train on; c stopped early": PlanReason.STEERING,
     "c stopped early": PlanReason.STEERING,
     "b1/llama stays on ddp, under which it started": PlanReason.STEERING,

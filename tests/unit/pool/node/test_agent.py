@@ -231,7 +231,7 @@ def test_an_order_that_was_withdrawn_is_not_run(site, monkeypatch):
 def test_commands_reach_their_gang_also_before_it_has_started(site):
     site.message_store.command(1, "until 5")
     site.message_store.command(2, "stop")  # a segment of another node
-    until(lambda: site.host._gangs._told)
+    until(lambda: site.host._gangs._commands)
     site.give(1)
     until(lambda: 1 in site.gangs and site.gangs[1].told == ["until 5"])
     site.message_store.command(1, "until 8")
