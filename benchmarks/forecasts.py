@@ -1,14 +1,17 @@
 """Predicted ends on simulated pools: how many latest ends hold, whether a job ends before its earliest, and widths.
 
-usage: python -m benchmarks.forecasts [--pools N] [--family NAME] [--planner rules | search] [--table]
+usage: python -m benchmarks.forecasts [--pools N] [--family NAME] [--planner rules | search] [--table] [--first N]
+           [--save FILE] [--load FILE ...]
 
 On each pool half of the jobs arrive later, unknown before; true runtimes are the predicted ones times factors of each
 job (25 %) and option (10 %); devices fail about once in a run and are back after ten minutes; and what no profile
-contains stretches all that is left by a factor (8 %). Ends are predicted at the start and after 10, 25 and 50 % of the
-first plan's makespan. `--table` writes the table between the markers in docs/benchmarks.md.
+contains stretches all that is left by a factor (8 %). Latest ends learn from the pools before (`EndScores`). Ends are
+predicted at the start and after 10, 25 and 50 % of the first plan's makespan. `--table` writes the table between the
+markers in docs/benchmarks.md.
 """
 
 import argparse
+import json
 import math
 import os
 import random
@@ -21,6 +24,7 @@ from pathlib import Path
 from benchmarks.planning.families import draw
 from benchmarks.simulation.simulated_runs import simulate
 from ringmaster.tasks.execution.events import PredictedEnd
+from ringmaster.tasks.execution.forecast import EndScores
 from ringmaster.tasks.planning import Plan, Problem, solve
 from ringmaster.tasks.planning.bounds.job_costs import only
 from ringmaster.tasks.planning.plans.list_scheduling import BASELINES
@@ -58,6 +62,12 @@ class PredictionErrors:
         self.widths.append((predicted.high_s - predicted.low_s) / predicted.end_s)
         self.certified_widths.append((latest_s - earliest_s) / predicted.end_s)
 
+    def join(self, other: dict) -> None:
+        """Adds what another process has found."""
+        self.num_early += other.pop("num_early")
+        for name, values in other.items():
+            getattr(self, name).extend(values)
+
     def line(self, name: str) -> str:
         shares = (statistics.mean(self.is_met), statistics.mean(self.inside))
         medians = map(statistics.median, (self.errors, self.widths, self.certified_widths))
@@ -71,10 +81,19 @@ def main() -> None:
     parser.add_argument("--family", default="scale-20x16")
     parser.add_argument("--planner", choices=PLANNERS, default="rules")
     parser.add_argument("--table", action="store_true")
+    parser.add_argument("--first", type=int, default=0, help="the seed of the first pool")
+    parser.add_argument("--save", type=Path, help="a file for what is found, of a part of the pools")
+    parser.add_argument("--load", type=Path, nargs="*", default=[], help="files of the other parts")
     chosen = parser.parse_args()
+    seeds, scores = range(chosen.first, chosen.first + chosen.pools), (EndScores(), EndScores())
     ends = {(share, of): PredictionErrors() for share in SHARES for of in ("the last job", "jobs")}
-    for seed in range(chosen.pools):
-        measure(draw(chosen.family, seed=seed), seed=seed, planner=PLANNERS[chosen.planner], ends=ends)
+    for seed in seeds:
+        measure(draw(chosen.family, seed=seed), seed=seed, planner=PLANNERS[chosen.planner], ends=ends, scores=scores)
+        if chosen.save:  # what an interrupted run has found is kept
+            chosen.save.write_text(json.dumps([vars(found) for found in ends.values()]))
+    for file in chosen.load:
+        for found, more in zip(ends.values(), json.loads(file.read_text()), strict=True):
+            found.join(more)
     lines = [
         "| ends, predicted after | ends | by the latest | before the earliest | in the 90 % interval | off by | width "
         "of the interval | from the earliest to the latest |",
@@ -83,7 +102,8 @@ def main() -> None:
     ]
     print("\n".join(lines))
     if chosen.table:
-        about = f"{date.today().isoformat()}, {os.cpu_count()} cores, {chosen.pools} pools of `{chosen.family}`."
+        num_pools = len(ends[SHARES[0], "the last job"].is_met)
+        about = f"{date.today().isoformat()}, {os.cpu_count()} cores, {num_pools} pools of `{chosen.family}`."
         before, rest = PAGE.read_text().split(BEGIN, 1)
         PAGE.write_text("\n".join([before + BEGIN, about, "", *lines, END]) + rest.split(END, 1)[1])
 
@@ -94,6 +114,7 @@ def measure(
     seed: int,
     planner: Callable[[Problem], Plan],
     ends: dict[tuple[float, str], PredictionErrors],
+    scores: tuple[EndScores, EndScores],
 ) -> None:
     """Adds the ends of one simulated pool."""
     numbers = random.Random(seed)
@@ -115,14 +136,19 @@ def measure(
         failures_per_day=FAILURES * DAY_S / makespan_s / problem.num_devices,
         predict_at_s=[share * makespan_s for share in SHARES],
         arrivals=True,
+        z_latest=(scores[0].z_latest, scores[1].z_latest),
     )
     stretch = math.exp(numbers.gauss(0.0, UNKNOWN))
     for share, prediction in zip(SHARES, came.predictions, strict=False):
         made_s = prediction.made_s
         last_s = max(came.ended_s[job] for job in prediction.jobs)
-        ends[share, "the last job"].add(prediction.end, made_s + (last_s - made_s) * stretch)
-        for job, end in prediction.jobs.items():
-            ends[share, "jobs"].add(end, made_s + (came.ended_s[job] - made_s) * stretch)
+        rows = [("the last job", prediction.end, last_s, scores[1])]
+        rows += [("jobs", end, came.ended_s[job], scores[0]) for job, end in prediction.jobs.items()]
+        for name, end, ended_s, known in rows:
+            actual_s = made_s + (ended_s - made_s) * stretch
+            ends[share, name].add(end, actual_s)
+            known.note(name, end, made_s=made_s)
+            known.close(name, actual_s)
 
 
 def true_factors(problem: Problem, numbers: random.Random) -> dict[tuple[str, int], float]:

@@ -103,7 +103,7 @@ _DIGITS = {
     "loss": "benchmarks.target:cross_entropy",
 }
 TASKS: dict[str, dict[str, Any]] = {
-    "digits, SGD": {**_DIGITS, "optimizer": OptimizerSpec(name="sgd", lr=0.05), "num_steps": 1500},
+    "digits, SGD": {**_DIGITS, "optimizer": OptimizerSpec(name="sgd", lr=0.05), "num_steps": 1000},
     "digits, AdamW": {**_DIGITS, "optimizer": OptimizerSpec(lr=1e-3), "num_steps": 800},
     "Llama, AdamW": {
         "model": ModelSpec(architecture="LlamaForCausalLM", config={**_TINY, "num_key_value_heads": 2}),
@@ -128,17 +128,18 @@ def main() -> None:
     parser.add_argument("--tasks", nargs="*", default=[*TASKS], choices=[*TASKS])
     parser.add_argument("--seeds", type=int, default=SEEDS)
     chosen = parser.parse_args()
+    is_whole = chosen == parser.parse_args([])
     torch.set_num_threads(1)
     rows: list[dict[str, Any]] = []
     print("\n".join(table([])))
     with tempfile.TemporaryDirectory() as folder:
-        for task in chosen.tasks:
-            for seed in range(chosen.seeds):
+        for seed in range(chosen.seeds):
+            for task in chosen.tasks:
                 rows.append({"task": task, "seed": seed, **measure(task, seed, Path(folder) / f"{task}-{seed}")})
                 print(line(rows[-1]), flush=True)
+                if is_whole:
+                    record(rows)
     print("\n".join(summary(rows)))
-    if chosen == parser.parse_args([]):
-        record(rows)
 
 
 class Run:
@@ -302,7 +303,7 @@ def summary(rows: list[dict[str, Any]]) -> list[str]:
 
 
 def record(rows: list[dict[str, Any]]) -> None:
-    """Writes the measurements."""
+    """Writes the measurements so far, so that an interrupted run keeps its rows."""
     RESULTS.write_text(json.dumps({"date": date.today().isoformat(), "rows": rows}, indent=1) + "\n")
     page = PAGE.read_text()
     before, rest = page.split(BEGIN, 1)

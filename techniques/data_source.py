@@ -7,7 +7,7 @@ function of the job's seed and the step. A data source never shuffles, draws or 
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, fields
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, ClassVar, Protocol, Self
@@ -126,6 +126,25 @@ class PreparedData:
         """The folder with the image processor's config, or None where the data is no images."""
         folder = Path(self.folder) / "processor"
         return folder if self.folder and folder.is_dir() else None
+
+
+def shape_fields(shapes: Mapping[str, tuple[int, ...]]) -> dict[str, Any]:
+    """Returns the fields of a `PreparedData` that follow from the shapes of a sample's tensors."""
+    tokens, image = shapes.get("input_ids"), shapes.get("pixel_values", ())
+    return {
+        "kind": "tokens" if tokens else "images" if image else "other",
+        "seq_len": tokens[-1] if tokens else None,
+        "image_size": image[-1] if len(image) == 3 and image[-1] == image[-2] else None,
+        "num_channels": image[0] if len(image) == 3 else None,
+    }
+
+
+def sample_tensors(tensors: Mapping[str, Any], shapes: Mapping[str, tuple[int, ...]]) -> tuple[SampleTensor, ...]:
+    """Describes the tensors of a sample. tensors: the sample, or a batch. shapes: of one sample."""
+    return tuple(
+        SampleTensor(name=name, dtype=str(tensors[name].dtype).removeprefix("torch."), shape=shape)
+        for name, shape in shapes.items()
+    )
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -149,14 +149,15 @@ class Metric(ABC):
         fails; the scoring of rows leaves the metric out.
         """
 
-    @abstractmethod
     def value(self, sums: Mapping[str, Values]) -> Values:
         """Returns the metric of total sums: scalars, or arrays of one shape with totals of several sets of rows.
 
-        The total of vectors has one dimension more, the last one, [..., k]. Totals that are all multiplied by one
-        number have the same value, as several ranks may count the same rows. It may divide by zero: the metric of
-        nothing is NaN.
+        By default the first of two sums by the second: a mean, or a share. The total of vectors has one dimension more,
+        the last one, [..., k]. Totals that are all multiplied by one number have the same value, as several ranks may
+        count the same rows. It may divide by zero: the metric of nothing is NaN.
         """
+        first, second = (sums[name] for name in self.sums)
+        return first / second
 
     def value_of_rows(self, rows: Mapping[str, Values], counts: Values) -> Values:
         """Returns the metric of samples of rows, [...].

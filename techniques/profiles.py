@@ -8,7 +8,7 @@ from itertools import islice
 from typing import Any, Self
 
 from ringmaster.codec import SINCE_LATER, stored_as
-from ringmaster.techniques.turns import AT_ONCE, num_steps_of_gang
+from ringmaster.techniques.training.fused.group_requirements import AT_ONCE, num_steps_of_gang
 
 MEASURED, PREDICTED = "measured", "predicted"
 """The sources of a profile: a trial or a segment that trained has measured it, or nothing has."""
@@ -91,7 +91,7 @@ class Profile:
 
     @property
     def at_once(self) -> int | None:
-        """The number of the gang's jobs that are trained at a time (`techniques.turns`); None for all."""
+        """The number of the gang's jobs that are trained at a time (`fused.group_requirements`); None for all."""
         return self.config.get(AT_ONCE)
 
     @property

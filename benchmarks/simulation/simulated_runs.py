@@ -22,7 +22,7 @@ from ringmaster.tasks.execution.dispatch import (
     in_steps,
 )
 from ringmaster.tasks.execution.events import Prediction
-from ringmaster.tasks.execution.forecast import EarliestEnds, predict, seconds_left
+from ringmaster.tasks.execution.forecast import Z_LATEST, EarliestEnds, predict, seconds_left
 from ringmaster.tasks.execution.replan_policy import (
     ExploredJob,
     ReplanPolicy,
@@ -91,6 +91,7 @@ def simulate(
     errors: SpeedErrors | None = None,
     predict_at_s: Sequence[float] = (),
     arrivals: bool = False,
+    z_latest: tuple[float, float] = (Z_LATEST, Z_LATEST),
 ) -> SimulationResult:
     """Simulates a plan with each job's true runtime off by N(0, noise) of itself, and with random device failures.
 
@@ -103,7 +104,7 @@ def simulate(
     policy, make_plan: by default those of the executor and `solve`, for the plan's objective.
     factors: the true over the predicted runtime by job and option, instead of drawn ones.
     errors: the errors of predictions that are believed in; by default those that are drawn.
-    predict_at_s: when ends are predicted.
+    predict_at_s: when ends are predicted. z_latest: as in `predict`.
     arrivals: a job with a release is unknown before it, as on a pool to which it is submitted then; `plan` has only the
         other jobs.
 
@@ -119,7 +120,9 @@ def simulate(
     steps = num_steps or {job.id: SHARES for job in problem.jobs}
     solver = make_plan or (lambda rest: solve(rest, seed=seed, objective=plan.objective))
     policy = policy or ReplanPolicy(objective=plan.objective)
-    return _Run(problem, plan, world, errors, steps, replan, policy, solver, predict_at_s, arrivals=arrivals).run()
+    run = _Run(problem, plan, world, errors, steps, replan, policy, solver, predict_at_s, arrivals=arrivals)
+    run.z_latest = z_latest
+    return run.run()
 
 
 def clairvoyant(
@@ -213,7 +216,7 @@ class _Run:
         arrivals: bool,
     ) -> None:
         self.arrive_s = sorted({job.release_s for job in problem.jobs if job.release_s > 0}) if arrivals else []
-        self.certificate = plan.certificate
+        self.certificate, self.z_latest = plan.certificate, (Z_LATEST, Z_LATEST)
         self.problem, self.world, self.num_steps, self.policy = problem, world, num_steps, policy
         self.replan, self.make_plan, self.objective = replan, make_plan, plan.objective
         self.jobs = {job.id: job for job in problem.jobs}
@@ -264,11 +267,17 @@ class _Run:
             (job.id, k): option.technique for job in self.problem.jobs for k, option in enumerate(job.options)
         }
         options = {key: (technique, self.errors) for key, technique in techniques.items()}
-        left = seconds_left(self.now.fork(self._believed_step_s), self.beliefs, options)
+        ahead = self.now.fork(self._believed_step_s)
+        ahead.problem = replace(self.problem, jobs=tuple(replace(job, release_s=0.0) for job in self.problem.jobs))
+        left = seconds_left(ahead, self.beliefs, options)
         rest = _scaled(self._left({job: self.now.step_of(job) for job in left}), self._ratio)
         least = EarliestEnds(rest, options, beliefs=self.beliefs, certificate=self.certificate)
         return predict(
-            left, made_s=self.now.now_s, earliest_s=least.of_jobs(), earliest_last_s=least.of_last(list(left))
+            left,
+            made_s=self.now.now_s,
+            earliest_s=least.of_jobs(),
+            earliest_last_s=least.of_last(list(left)),
+            z_latest=self.z_latest,
         )
 
     def _is_time(self, ended: Collection[str]) -> bool:

@@ -376,9 +376,9 @@ class LocalRun:
             for name, details in self._scheduler.details().items():
                 self.journal.write_job(name, details=details)
         elif self._variants:
-            jobs = {job.name: job for job in profiled.jobs if job.name in self._variants}
+            varying = {job.name: job for job in profiled.jobs if job.name in self._variants}
             notice = current_view.get().notice
-            self._target_scheduler = TargetScheduler(self.journal, jobs, self._variants, notice=notice)
+            self._target_scheduler = TargetScheduler(self.journal, varying, self._variants, notice=notice)
             for name, details in self._target_scheduler.details().items():
                 self.journal.write_job(name, details=details)
             notice(SEARCH_FIRST)

@@ -183,7 +183,7 @@ def shared_parts(first: StoredModel, second: StoredModel) -> list[SharedPart]:
     root = _modules(first, second)
     if root.is_alike:
         return []
-    total = sum(_num_bytes(tensor) for tensor in first.tensors.values())
+    total = sum(tensor.num_bytes for tensor in first.tensors.values())
     parts = [_part(name, modules) for name, modules in _largest(root, ())]
     return [part for part in parts if part.num_bytes >= SMALLEST_SHARE * total]
 
@@ -253,7 +253,7 @@ def _of(name: str, tensors: Sequence[tuple[str, ModelTensor]]) -> SharedPart:
         name=name,
         digest=hashlib.sha256(json.dumps(lines).encode()).hexdigest(),
         num_tensors=len(tensors),
-        num_bytes=sum(_num_bytes(tensor) for _, tensor in tensors),
+        num_bytes=sum(tensor.num_bytes for _, tensor in tensors),
     )
 
 
@@ -262,7 +262,3 @@ def _leaves(module: _Module, path: str) -> Iterator[tuple[str, ModelTensor]]:
         yield path, module.tensor
     for word, below in sorted(module.below.items()):
         yield from _leaves(below, f"{path}.{word}")
-
-
-def _num_bytes(tensor: ModelTensor) -> int:
-    return math.prod(tensor.shape) * ITEM_BYTES.get(tensor.dtype, 1)

@@ -33,7 +33,6 @@ from ringmaster.model_lineage.tensors.model_files import (
     files_in,
     files_of,
     full_name,
-    odd_tensors,
     plain_layout,
     read_layout,
 )
@@ -41,7 +40,6 @@ from ringmaster.model_lineage.tensors.objects import Objects, digest_of
 
 NUM_THREADS = min(8, 2 * (os.cpu_count() or 1))  # hashing, zstd and numpy release the GIL, and syncing waits
 WEIGHTS = ".safetensors"
-SOMEBODY = "somebody"  # owner of models from before owners were marked; never dropped
 ARTIFACTS = "artifacts"  # owner of models that are there for the references to them
 REFERENCE = ".stored"  # ends the name of a small file that stands for a file of weights
 STORE_LINK = ".tensors"  # in a folder of artifacts: the store, or a link to it
@@ -124,7 +122,6 @@ class TensorStore:
         with self.writing(), ThreadPoolExecutor(NUM_THREADS) as pool:
             files = tuple(self._add_file(name, layout, related, pool) for name, layout in layouts.items())
             model = StoredModel(id=id_of(files), files=files)
-            self._begin_owners()
             if owner is not None:
                 self.own(model.id, owner)
             if not self._path(model.id).exists():
@@ -279,7 +276,6 @@ class TensorStore:
         gone = set(drop)
         gone_ids = {owner.partition("@")[0] for owner in gone}
         with self._locked(fcntl.LOCK_EX if waits else fcntl.LOCK_EX | fcntl.LOCK_NB):
-            self._begin_owners()
             marks = {id: {mark.name for mark in self._owners(id).glob("*")} for id in self.ids()}
             references = list(self.references())
             lost = [file for file, _ in references if gone_ids.intersection(file.parts)]
@@ -325,7 +321,6 @@ class TensorStore:
                 continue
             needs = model.digests
             named = f"model {id}" + (f" ({names[id]})" if id in names else "")
-            faults += [f"{named}: {fault}" for fault in odd_tensors(model)]
             missing = sorted(digest for digest in needs if digest not in self.objects)
             hurt = sorted(needs & set(damaged))
             if missing or hurt:
@@ -404,17 +399,6 @@ class TensorStore:
 
     def _owners(self, id: str) -> Path:
         return self.folder / "owners" / id
-
-    def _begin_owners(self) -> None:
-        """Marks models from before owners were marked with an owner, as another lineage may need them."""
-        if not (self.folder / "owners").exists():
-            with TemporaryDirectory(dir=self.folder, prefix=".owners-") as aside:
-                for id in self.ids():
-                    (Path(aside) / "owners" / id).mkdir(parents=True)
-                    (Path(aside) / "owners" / id / SOMEBODY).touch()
-                (Path(aside) / "owners").mkdir(exist_ok=True)
-                with suppress(OSError):  # another process has done so
-                    (Path(aside) / "owners").rename(self.folder / "owners")
 
     def writing(self) -> AbstractContextManager[None]:
         """Context manager that keeps `gc` from deleting what is written and has no owner or reference yet."""

@@ -125,7 +125,7 @@ def startable(
     busy = {device for segment in running for device in segment.devices}
     active_jobs = {*(segment.job for segment in running), *other_jobs}
     held = Counter[str]()  # by user, the devices of segments that run or come first
-    for segment in running:
+    for segment in running if quotas.limits else ():
         if (user := quotas.user(segment.job)) is not None:
             held[user] += len(segment.devices)
     result = []
@@ -133,7 +133,7 @@ def startable(
         if len(busy) >= num_devices:
             break
         is_free = busy.isdisjoint(segment.devices) and segment.job not in active_jobs
-        if segment.job not in active_jobs and (user := quotas.user(segment.job)) is not None:
+        if quotas.limits and segment.job not in active_jobs and (user := quotas.user(segment.job)) is not None:
             held[user] += len(segment.devices)
             is_free = is_free and held[user] <= quotas.limits[user]
         if is_free and all(other in done_jobs for other in after.get(segment.job, ())):

@@ -33,6 +33,7 @@ interval, `CERTAIN` standard deviations below its median (`EarliestEnds`). They 
 """
 
 import math
+from collections import deque
 from collections.abc import Collection, Iterable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field, replace
@@ -60,6 +61,8 @@ PASSING_SHARE = 0.1
 LEAST_S = 1e-3  # until a job ends that is about to
 SHARES = 10**6  # steps of a job of which only the plan is known: shares of its work
 LATEST = 0.9  # the share of ends that are not after the latest end
+Z, Z_LATEST = (NormalDist().inv_cdf(probability) for probability in ((1 + COVERAGE) / 2, LATEST))
+FEWEST_SCORES, MOST_SCORES = 30, 300  # of ends, before they are used; the newest ones
 CERTAIN = 4.0  # standard deviations between the median of a runtime and its lower end: one in 30,000 is below
 
 Draws = NDArray[np.float64]
@@ -138,6 +141,39 @@ def seconds_left(
         left[segment.job] = ends
     ended = {job: draw for job, draw in left.items() if job in ahead.ended_s and ahead.ended_s[job] >= now_s}
     return ended | {member: draw for job, draw in ended.items() for member in ahead.problem.job(job).members}
+
+
+class EndScores:
+    """By how many standard deviations ends came after their predicted median, where batches arrive and devices fail.
+
+    The latest end is as many of them after the median as `LATEST` of the newest scores are not above: split conformal
+    prediction (Papadopoulos et al., ECML 2002), which needs no model of what delays jobs. A job is scored by its first
+    prediction and each time that half of what was left is over.
+    """
+
+    def __init__(self) -> None:
+        self._scores: deque[float] = deque(maxlen=MOST_SCORES)
+        self._predicted: dict[str, list[tuple[float, PredictedEnd]]] = {}
+
+    @property
+    def z_latest(self) -> float:
+        """The standard deviations from the median to the latest end."""
+        if len(self._scores) < FEWEST_SCORES:
+            return Z_LATEST
+        return float(np.quantile(self._scores, LATEST, method="higher"))
+
+    def note(self, name: str, end: PredictedEnd, *, made_s: float) -> None:
+        """Records a prediction of what has not ended; its times and `made_s` count from the same moment."""
+        rows = self._predicted.setdefault(name, [])
+        if not rows or end.end_s - made_s <= (rows[-1][1].end_s - rows[-1][0]) / 2:
+            rows.append((made_s, end))
+
+    def close(self, name: str, ended_s: float | None) -> None:
+        """Scores what has ended; None where it was stopped before its end."""
+        for made_s, end in self._predicted.pop(name, ()):
+            if ended_s is not None and min(ended_s, end.end_s) > made_s and end.high_s > end.end_s:
+                spread = math.log((end.high_s - made_s) / (end.end_s - made_s)) / Z
+                self._scores.append(math.log((ended_s - made_s) / (end.end_s - made_s)) / spread)
 
 
 class EarliestEnds:
@@ -296,6 +332,7 @@ def predict(
     *,
     earliest_s: Mapping[str, float] | None = None,
     earliest_last_s: float = 0.0,
+    z_latest: tuple[float, float] = (Z_LATEST, Z_LATEST),
     surroundings: ForecastConditions | None = None,
     first_spread: float | None = None,
     since_s: float = 0.0,
@@ -305,6 +342,7 @@ def predict(
 
     left: draws of the seconds until each job ends (`seconds_left`); at least one job.
     earliest_s, earliest_last_s: the seconds until the earliest ends of jobs and of the last of them (`EarliestEnds`).
+    z_latest: of jobs and of the last end, the standard deviations from the median to the latest end (`EndScores`).
     first_spread: `spread_of` the first forecast, if this is a later one.
     since_s: the batch's begin, in seconds since the epoch.
     made_s: the seconds from then to now.
@@ -315,28 +353,28 @@ def predict(
     common = math.hypot(LEAST_SPREAD, load.spread, PASSING_SHARE * math.log(load.ratio))
     spread = math.hypot(speeds, common)
     centre, half = corrected(spread, about.earlier)
-    _, half_to_latest = corrected(spread, about.earlier, probability=LATEST)
     fade = 1.0 if not first_spread else min(1.0, speeds / first_spread) ** 2
-    z, z_latest = (NormalDist().inv_cdf(probability) for probability in ((1 + COVERAGE) / 2, LATEST))
-    stretch, stretch_to_latest = half / (z * spread), half_to_latest / (z_latest * spread)
+    stretch = half / (Z * spread)
     factor = np.exp(common * _Normals(seed=SURROUNDINGS)())
+    rows = np.maximum([last, *left.values()], LEAST_S) * factor
+    quantiles = np.quantile(rows, [(1 - COVERAGE) / 2, 0.5, (1 + COVERAGE) / 2], axis=1).T.tolist()
 
-    def end_of(draws: Draws, *, least_s: float, own_spread: float = 0.0) -> PredictedEnd:
-        some = np.maximum(draws, LEAST_S) * factor
-        low, median, late, high = np.quantile(some, [(1 - COVERAGE) / 2, 0.5, LATEST, (1 + COVERAGE) / 2])
+    def end_of(row: int, *, least_s: float, z_latest: float, own_spread: float = 0.0) -> PredictedEnd:
+        low, median, high = quantiles[row]
         centre_s = max(median * math.exp(centre * fade), least_s)
-        below, above = (math.hypot(stretch * math.log(quantile / median), z * own_spread) for quantile in (low, high))
-        to_latest = math.hypot(stretch_to_latest * math.log(late / median), z_latest * own_spread)
+        below, above = (math.hypot(stretch * math.log(quantile / median), Z * own_spread) for quantile in (low, high))
         end = PredictedEnd(
             end_s=centre_s,
             low_s=max(centre_s * math.exp(-below), least_s),
             high_s=centre_s * math.exp(above),
             earliest_s=least_s,
-            latest_s=centre_s * math.exp(to_latest),
+            latest_s=max(centre_s * math.exp(above * z_latest / Z), least_s),
         )
-        return end.mapped(lambda seconds: made_s + float(seconds))
+        return end.later(made_s)
 
-    end, own_spread = end_of(last, least_s=max([earliest_last_s, *known_s.values()])), _own_spread(about.earlier)
+    z_jobs, z_last = z_latest
+    end = end_of(0, least_s=max([earliest_last_s, *known_s.values()]), z_latest=z_last)
+    own_spread = _own_spread(about.earlier)
     return Prediction(
         makespan_s=end.end_s,
         low_s=end.low_s,
@@ -344,8 +382,11 @@ def predict(
         load=load.ratio,
         spread=spread,
         num_earlier=len(about.earlier),
-        uncorrected_s=made_s + float(np.median(last * factor)),
-        jobs={job: end_of(draws, own_spread=own_spread, least_s=known_s.get(job, 0.0)) for job, draws in left.items()},
+        uncorrected_s=made_s + quantiles[0][1],
+        jobs={
+            job: end_of(row, least_s=known_s.get(job, 0.0), z_latest=z_jobs, own_spread=own_spread)
+            for row, job in enumerate(left, start=1)
+        },
         since_s=since_s,
         made_s=made_s,
         earliest_s=end.earliest_s,
@@ -353,10 +394,8 @@ def predict(
     )
 
 
-def corrected(
-    spread: float, earlier: Sequence[EarlierRun], *, probability: float = (1 + COVERAGE) / 2
-) -> tuple[float, float]:
-    """Returns the centre of the next run's error, and what it is below with a probability, from there, as logarithms.
+def corrected(spread: float, earlier: Sequence[EarlierRun]) -> tuple[float, float]:
+    """Returns the centre of the next run's error, and half of the interval's width, both as logarithms.
 
     `spread` and those of earlier runs exceed 0.
     """
@@ -366,7 +405,7 @@ def corrected(
     squares = sum(weight * run.error**2 for weight, run in zip(weights, earlier, strict=True))
     freedom = NU + len(earlier)
     tau = max(NU + squares - precision * centre**2, 0.0) / freedom
-    half = t_quantile(probability, freedom=freedom) * math.sqrt(tau * (spread**2 / 2 + 1 / precision))
+    half = t_quantile((1 + COVERAGE) / 2, freedom=freedom) * math.sqrt(tau * (spread**2 / 2 + 1 / precision))
     return centre, half
 
 

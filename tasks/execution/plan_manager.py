@@ -25,14 +25,14 @@ from ringmaster.tasks.execution.events import (
     SegmentEnded,
     predictions_in,
 )
-from ringmaster.tasks.execution.forecast import Draws, predict, spread_of
+from ringmaster.tasks.execution.forecast import Draws, EndScores, predict, spread_of
 from ringmaster.tasks.execution.job_price import JobPrice
 from ringmaster.tasks.execution.job_table import JobTable
 from ringmaster.tasks.execution.progress import PlanProgress
 from ringmaster.tasks.execution.replanner import PendingPlan, Replanner, State
 from ringmaster.tasks.planning import Plan, Problem
 from ringmaster.tasks.profiling.search import planning_problem
-from ringmaster.tasks.storage.journal import ENDED, Journal
+from ringmaster.tasks.storage.journal import ENDED, JobStatus, Journal
 from ringmaster.techniques import Job, Profile
 from ringmaster.techniques.processes.events import Steps
 
@@ -291,14 +291,18 @@ class Forecaster:
         self._notify, self._clock, self._wall_clock = notify, clock, wall_clock
         self._since_s: dict[str, float] = {}  # by batch, when it began
         self._first_spread: dict[str, float] = {}  # by batch, of the first forecast
+        self._of_jobs, self._of_batches = EndScores(), EndScores()
         self._made_s = self._free_s = -math.inf  # when the newest forecast was made, and until when none is made
 
     def listen(self, event: ExecutionEvent) -> None:
         """Predicts anew if an event may have changed what is known, and that has not been done lately."""
         now_s = self._clock()
         if isinstance(event, JobEnded) and (batch := self._job_table.entries[event.job].batch) in self._since_s:
-            jobs = self._job_table.of_batch(batch)
-            if all(self._job_table.records[job].status in ENDED for job in jobs):
+            is_done = event.status == JobStatus.DONE
+            self._of_jobs.close(event.job, self._wall_clock() if is_done else None)
+            statuses = {self._job_table.records[job].status for job in self._job_table.of_batch(batch)}
+            if statuses.issubset(ENDED):
+                self._of_batches.close(batch, self._wall_clock() if statuses == {JobStatus.DONE} else None)
                 del self._since_s[batch]  # it may be resumed, and begins anew then
         is_learnt = isinstance(event, GangReport) and isinstance(event.event, Steps) and now_s >= self._made_s + EVERY_S
         if (is_learnt or isinstance(event, (PlanUpdate, SegmentEnded))) and now_s >= self._free_s:
@@ -324,10 +328,15 @@ class Forecaster:
                 surroundings=replanner.surroundings,
                 earliest_s={local[job]: earliest_s[job] for job in of_jobs if job in earliest_s},
                 earliest_last_s=0.0 if least is None else least.of_last(of_jobs),
+                z_latest=(self._of_jobs.z_latest, self._of_batches.z_latest),
             )
-            self._predict(batch, predict_batch, spread=spread_of(of_jobs))
+            prediction = self._predict(batch, predict_batch, spread=spread_of(of_jobs))
+            made_s = prediction.since_s + prediction.made_s
+            self._of_batches.note(batch, prediction.end.later(prediction.since_s), made_s=made_s)
+            for job, name in local.items():
+                self._of_jobs.note(job, prediction.jobs[name].later(prediction.since_s), made_s=made_s)
 
-    def _predict(self, batch: str, predict_batch: Callable[..., Prediction], *, spread: float) -> None:
+    def _predict(self, batch: str, predict_batch: Callable[..., Prediction], *, spread: float) -> Prediction:
         journal, now_s = Journal(self._journal.database, batch=batch), self._wall_clock()
         facts = {}
         if batch not in self._since_s:
@@ -341,3 +350,4 @@ class Forecaster:
         prediction = predict_batch(first_spread=first_spread, since_s=since_s, made_s=now_s - since_s)
         journal.put_later({**facts, NEWEST_PREDICTION: prediction.to_json()})
         self._notify(PredictionUpdate(batch=batch, prediction=prediction))
+        return prediction

@@ -20,7 +20,7 @@ from ringmaster.techniques import Job, Profile, registry
 from ringmaster.techniques.processes.events import Event
 from ringmaster.techniques.processes.gang import Outcome
 from ringmaster.techniques.processes.order import TRAIN, GangOrder
-from ringmaster.techniques.turns import steps_taken
+from ringmaster.techniques.training.fused.group_requirements import steps_taken
 
 MOST_OVERHEAD = 0.02  # the largest share of the time that saving may take
 MEAN_TIME_BETWEEN_FAILURES_S = 24 * 3600.0  # a device's

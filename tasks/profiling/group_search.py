@@ -52,8 +52,7 @@ from ringmaster.tasks.profiling.trials import Trial
 from ringmaster.techniques import Profile
 from ringmaster.techniques.preflight import Candidate
 from ringmaster.techniques.profiles import PREDICTED, GroupMemberProfile, ProfileKey
-from ringmaster.techniques.training.fused.group_requirements import NAME
-from ringmaster.techniques.turns import AT_ONCE
+from ringmaster.techniques.training.fused.group_requirements import AT_ONCE, NAME
 
 Point = tuple[float, float]
 LEAST_STARTUP_S = 1e-3

@@ -24,7 +24,7 @@ from ringmaster.tasks.timeline.run_timeline import (
     TimelineSpan,
 )
 from ringmaster.techniques.processes.events import EvaluationReported, JobEvent, JobReady, PhaseStarted, Steps
-from ringmaster.techniques.turns import AT_ONCE, num_steps_of_gang
+from ringmaster.techniques.training.fused.group_requirements import AT_ONCE, num_steps_of_gang
 
 MOST_PLANS = 20  # to read at a time for the first plans of jobs that were added later
 MOST_STANDING = 5  # newest plans to read for the segments to come

@@ -11,8 +11,7 @@ import hashlib
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import ExitStack
 from pathlib import Path
-from types import TracebackType
-from typing import Any, Self
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
@@ -78,26 +77,18 @@ def texts_column(texts: Sequence[str | None]) -> Any:
     return pa.array(texts, pa.string())
 
 
-class ArrowWriter:
+class ArrowWriter(ExitStack):
     """Writes tables of equal columns into a file. Without a table, there is no file.
 
     refused: returns what is to be raised where the columns of a table differ from those before.
     """
 
     def __init__(self, path: Path, *, refused: Callable[[Exception], Exception] = lambda error: error) -> None:
+        super().__init__()
         self._path, self._refused = path, refused
-        self._files = ExitStack()
         self._stream: Any = None
         self._schema: Any = None
         self.num_rows = 0
-
-    def __enter__(self) -> Self:
-        return self
-
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
-        self._files.close()
 
     def write(self, table: Table) -> None:
         """Appends the rows of a table."""
@@ -105,7 +96,7 @@ class ArrowWriter:
 
         if self._stream is None:
             self._schema = table.schema
-            self._stream = self._files.enter_context(pa.ipc.new_stream(str(self._path), self._schema))
+            self._stream = self.enter_context(pa.ipc.new_stream(str(self._path), self._schema))
         elif table.schema != self._schema:
             raise self._refused(_difference(self._schema, table.schema))
         self._stream.write_table(table.combine_chunks())

@@ -20,8 +20,6 @@ if TYPE_CHECKING:
 
 IMAGE_SUFFIXES = (".png", ".jpg", ".jpeg", ".webp", ".bmp", ".gif", ".tif", ".tiff")
 REMEDY = "To fix: replace the file, or remove it"
-ORIENTATION = 0x0112
-"""The EXIF tag of an image's orientation."""
 
 
 def is_image(name: str) -> bool:
@@ -87,20 +85,10 @@ def _faults(what: str) -> Iterator[None]:
 
 def _turned(image: Image) -> Image:
     """The image, decoded, as its EXIF orientation says: cameras write pixels as their sensor lies."""
-    from PIL.Image import Transpose
+    from PIL.ImageOps import exif_transpose
 
     image.load()
     try:
-        orientation = image.getexif().get(ORIENTATION)
+        return exif_transpose(image)
     except (SyntaxError, ValueError, struct.error):  # as broken EXIF says nothing
         return image
-    turns = {
-        2: Transpose.FLIP_LEFT_RIGHT,
-        3: Transpose.ROTATE_180,
-        4: Transpose.FLIP_TOP_BOTTOM,
-        5: Transpose.TRANSPOSE,
-        6: Transpose.ROTATE_270,
-        7: Transpose.TRANSVERSE,
-        8: Transpose.ROTATE_90,
-    }
-    return image if orientation not in turns else image.transpose(turns[orientation])

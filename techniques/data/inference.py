@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Mapping
 from dataclasses import replace
 from pathlib import Path
@@ -13,6 +12,7 @@ from ringmaster.techniques.data.tokens import TextOptions
 from ringmaster.techniques.data_source import ALIASES, LANGUAGE_MODELING, data_source_named
 from ringmaster.techniques.job import DataSpec, ModelSpec
 from ringmaster.techniques.model_facts import CAUSAL
+from ringmaster.techniques.models.model_folders import read_json
 
 ENCODERS = ("Model",)
 KINDS: Mapping[str, tuple[str, ...]] = {
@@ -68,10 +68,8 @@ def columns_of_saved(spec: DataSpec) -> tuple[str, ...]:
     """
     folder = Path(spec.dataset or "")
     for file in (folder / "dataset_info.json", folder / spec.split / "dataset_info.json"):
-        try:
-            return tuple(json.loads(file.read_text(encoding="utf-8"))["features"])
-        except (OSError, ValueError, KeyError, TypeError):
-            continue
+        if features := read_json(file).get("features"):
+            return tuple(features)
     return ()
 
 
@@ -107,10 +105,7 @@ def architecture_of(model: ModelSpec) -> str | None:
         return model.architecture
     architectures = model.config.get("architectures")
     if architectures is None and model.from_pretrained is not None:
-        try:
-            architectures = json.loads((Path(model.from_pretrained) / "config.json").read_text()).get("architectures")
-        except (OSError, ValueError):
-            return None
+        architectures = read_json(Path(model.from_pretrained) / "config.json").get("architectures")
     return str(architectures[0]) if isinstance(architectures, (list, tuple)) and architectures else None
 
 
@@ -137,10 +132,7 @@ def with_processor_of(spec: DataSpec, model: str | None) -> DataSpec:
 
 def classes_of(folder: Path) -> tuple[str, ...]:
     """Returns the names of the classes of the model in a folder; () where it does not name them."""
-    try:
-        names = json.loads((folder / "config.json").read_text()).get("id2label") or {}
-    except (OSError, ValueError):
-        return ()
+    names = read_json(folder / "config.json").get("id2label") or {}
     result = tuple(str(names[number]) for number in sorted(names, key=int))
     return () if all(name.startswith("LABEL_") for name in result) else result
 

@@ -303,16 +303,10 @@ def hash_and_position(content: Any) -> tuple[bytes, bytes]:
 
     They differ for JSON values, whose keys are sorted for the former alone.
     """
+    result = hash_bytes(content)
     if not isinstance(content, (dict, list)):
-        result = hash_bytes(content)
         return result, result
-    if isinstance(content, dict) and all(type(value) is str for value in content.values()):
-        items = {name: f"{_TEXT(name)}: {_TEXT(value)}" for name, value in content.items()}
-        text, sorted_text = (f"{{{', '.join(items[name] for name in names)}}}" for names in (items, sorted(items)))
-    else:
-        text, sorted_text = to_json_text(content), to_json_text(content, is_sorted=True)
-    position = hashlib.sha256(text.encode()).digest()[:8]
-    return position if text == sorted_text else hashlib.sha256(sorted_text.encode()).digest()[:8], position
+    return result, hashlib.sha256(to_json_text(content).encode()).digest()[:8]
 
 
 def to_json_text(content: Any, *, is_sorted: bool = False) -> str:
@@ -531,10 +525,8 @@ def _is_class(value: str) -> bool:
 
 
 def _parquet(stream: BinaryIO, path: str, columns: Sequence[str] | None) -> Iterator[tuple[int, Any]]:
-    try:
-        import pyarrow.parquet  # type: ignore[import-untyped]
-    except ModuleNotFoundError as error:
-        raise ValueError(f"{path} needs pyarrow. To fix: pip install pyarrow, or give JSONL") from error
+    import pyarrow.parquet  # type: ignore[import-untyped]
+
     try:
         # A buffer makes it read column chunks in parts; by default it reads them whole.
         table = pyarrow.parquet.ParquetFile(stream, buffer_size=BYTES_PER_READ)

@@ -14,7 +14,6 @@ from ringmaster.techniques.data.class_labels import ClassLabels, as_list
 from ringmaster.techniques.data.file_patterns import matching
 from ringmaster.techniques.data.row_files import read_rows
 from ringmaster.techniques.data.row_tokenizer import RowTokenizer
-from ringmaster.techniques.data.samples import PaddedSamples
 from ringmaster.techniques.data.stored_source import StoredSource
 from ringmaster.techniques.data_source import DataOptions, PreparedData, Row
 from ringmaster.techniques.job import DataSpec
@@ -159,7 +158,6 @@ class RowKind(StoredSource):
     uncut: arrays of `padding` that are no tokens, and so have any length.
     is_causal: whether samples are for causal language models. Such samples need no attention mask, as no token attends
         to the padding behind it.
-    samples_class: opens the stored columns of a split.
     keeps_files: whether the samples of each file are kept, so that a new file costs no other file's samples again. Then
         a sample may depend on its row, the tokenizer and the spec's settings alone, and not on other files. Classes may
         be in `labels` alone.
@@ -180,7 +178,6 @@ class RowKind(StoredSource):
         POSITIONS: 0,  # each token of padding is then a sample of its own
     }
     is_causal: ClassVar[bool] = False
-    samples_class: ClassVar[type[PaddedSamples]] = PaddedSamples
     uncut: ClassVar[frozenset[str]] = frozenset()
     keeps_files: ClassVar[bool] = True
 

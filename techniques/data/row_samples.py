@@ -31,7 +31,6 @@ from ringmaster.techniques.data.arrow_files import (
     Table,
     column_of,
     fingerprint,
-    is_ragged,
     num_values,
     read_tables,
     split_file,
@@ -68,7 +67,7 @@ from ringmaster.techniques.data.samples import PaddedSamples, lengths_of
 from ringmaster.techniques.data.stored_source import TextProgress
 from ringmaster.techniques.data.tokens import TextDocument, encoder_of
 from ringmaster.techniques.data.unfit_data import constant_fault, distinct_labels
-from ringmaster.techniques.data_source import PreparedData, Row, SampleTensor
+from ringmaster.techniques.data_source import PreparedData, Row, sample_tensors, shape_fields
 from ringmaster.techniques.job import DataSpec
 from ringmaster.techniques.metric import IGNORED
 
@@ -371,7 +370,8 @@ class RowSamples:
                 counts.num_left_out += int((each.wanted & ~has_sample).sum())
                 counts.num_truncated += int(each.encoded.column("num_cut")[each.wanted].sum())
                 for split, table in self._selected(each, np.flatnonzero(has_sample), labels):
-                    counts.longest = max(counts.longest, self._longest(table))
+                    longest = lengths_of(table, uncut=self._kind.uncut).max(initial=0)
+                    counts.longest = max(counts.longest, int(longest))
                     if split == "training":
                         lengths.append(lengths_of(table))
                     if packer is not None and split == "training":
@@ -413,11 +413,6 @@ class RowSamples:
                 if (mask := chosen[split][here]).any():
                     yield split, table if mask.all() else table.filter(mask)
 
-    def _longest(self, table: Table) -> int:
-        """The most tokens of a sample."""
-        ragged = [each.name for each in table.schema if is_ragged(each) and each.name not in self._kind.uncut]
-        return max((int(values_of(table[name])[1].max()) for name in ragged), default=0)  # type: ignore[union-attr]
-
     # Describing them
 
     def _described(self, labels: ClassLabels | None, counts: SampleCounts) -> PreparedData:
@@ -425,13 +420,13 @@ class RowSamples:
         width = self._max_length if self._spec.packing else self._spec.seq_len or counts.longest
         padding = {**self._kind.padding, TOKENS: tokenizer.pad_id if tokenizer is not None else 0}
         stored = next(read_tables(split_file(folder, "training")))
-        samples = PaddedSamples(stored, collate=self._kind.collate, width=width, padding=padding)
+        samples = PaddedSamples(
+            stored, collate=self._kind.collate, width=width, padding=padding, uncut=self._kind.uncut
+        )
         batch = samples.rows([0])
         shapes = {name: tuple(tensor.shape[1:]) for name, tensor in batch.items()}
         if labels is not None and self._finds_classes and shapes.get(LABELS) == (2,):
             check_no_indicators(labels, column=self._label_column or LABELS)
-        is_tokens = len(shapes.get(TOKENS, ())) == 1
-        image = shapes.get("pixel_values", ())
         is_numeric = labels is None and LABELS in stored.column_names and shapes.get(LABELS) == ()
         if labels is not None:
             num_labels: int | None = len(labels.names)
@@ -444,23 +439,17 @@ class RowSamples:
             digest=fingerprint(folder),
             num_samples=counts.num_samples["training"],
             num_held_out=counts.num_samples["held_out"],
-            kind="tokens" if is_tokens else "images" if image else "other",
             vocab_size=tokenizer.vocab_size if tokenizer is not None else vocab_size,
             end_of_text_id=None if tokenizer is None else tokenizer.end_id,
             pad_token_id=None if tokenizer is None else tokenizer.pad_id,
-            seq_len=width if TOKENS in shapes else None,
             num_labels=num_labels,
             labels=() if labels is None else labels.names,
-            image_size=image[-1] if len(image) == 3 and image[-1] == image[-2] else None,
-            num_channels=image[0] if len(image) == 3 else None,
-            tensors=tuple(
-                SampleTensor(name=name, dtype=str(batch[name].dtype).removeprefix("torch."), shape=shape)
-                for name, shape in shapes.items()
-            ),
+            tensors=sample_tensors(batch, shapes),
             num_truncated=counts.num_truncated,
             num_left_out=counts.num_left_out,
             columns=tuple(sorted(columns.columns.items())),
             lengths=(width, width) if self._spec.packing else _typical_lengths(counts.lengths),
+            **(shape_fields(shapes) | ({"kind": "other"} if len(shapes.get(TOKENS, ())) > 1 else {})),  # of pairs
         )
         return self._kind.described(self._with_label_faults(prepared, labels))
 

@@ -13,6 +13,7 @@ from ringmaster.techniques.data.arrow_files import open_split
 from ringmaster.techniques.data.file_rows import RowReading, is_held_out, preparation_of_files, rows_of_files
 from ringmaster.techniques.data.row_kind import LABEL, Columns, RowKind, SampleContext, columns_of_files
 from ringmaster.techniques.data.row_samples import RowSamples
+from ringmaster.techniques.data.samples import PaddedSamples
 from ringmaster.techniques.data.sources.hugging_face import load_splits, preparation_of_dataset, with_leaks_of_splits
 from ringmaster.techniques.data.stored_source import Preparation
 from ringmaster.techniques.data_source import Dataset, PreparedData, Row
@@ -57,8 +58,12 @@ class RowSource(RowKind):
         result = self.prepared_data(spec, cache_dir=cache_dir, prepared=prepared)
         padding = {**self.padding, "input_ids": result.pad_token_id or 0}
         training, held_out = (
-            self.samples_class(
-                open_split(Path(result.folder), split), collate=self.collate, width=result.seq_len or 1, padding=padding
+            PaddedSamples(
+                open_split(Path(result.folder), split),
+                collate=self.collate,
+                width=result.seq_len or 1,
+                padding=padding,
+                uncut=self.uncut,
             )
             for split in ("training", "held_out")
         )

@@ -6,7 +6,7 @@ batch of a step is a function of (seed, step) and of the samples' lengths alone 
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Collection, Mapping
 from functools import lru_cache
 from typing import TYPE_CHECKING, Protocol, cast, runtime_checkable
 
@@ -55,20 +55,29 @@ class ArraySamples:
 class PaddedSamples(ArraySamples):
     """Samples with ragged columns, which are padded to one width.
 
-    width: the width where `rows` is given none. padding: the values that fill up the columns.
+    width: the width where `rows` is given none. padding: the values that fill up the columns. uncut: the columns that
+        are no tokens: they are padded to their longest row, and do not count in lengths.
     """
 
-    def __init__(self, table: Table, *, collate: Collate, width: int, padding: Mapping[str, int]) -> None:
+    def __init__(
+        self,
+        table: Table,
+        *,
+        collate: Collate,
+        width: int,
+        padding: Mapping[str, int],
+        uncut: Collection[str] = (),
+    ) -> None:
         super().__init__(table, collate=collate)
-        self._table, self._padding, self.width = table, padding, width
+        self._table, self._padding, self._uncut, self.width = table, padding, uncut, width
 
     def lengths(self) -> NDArray[np.int64]:
         """Returns the length of each sample, the longest of its columns: [samples]."""
-        return lengths_of(self._table)
+        return lengths_of(self._table, uncut=self._uncut)
 
     def longest(self, indices: Indices) -> int:
         """Returns the length of the longest of some samples."""
-        return int(lengths_of(self._rows(indices)).max(initial=0))
+        return int(lengths_of(self._rows(indices), uncut=self._uncut).max(initial=0))
 
     def rows(self, indices: Indices, /, *, width: int | None = None) -> dict[str, torch.Tensor]:
         """Returns the samples of `indices`, stacked, with ragged columns padded to `width`."""
@@ -78,14 +87,15 @@ class PaddedSamples(ArraySamples):
             if lengths is None:
                 plain[name] = np.array(values)
             else:
-                ragged[name] = padded(values, lengths, width=width or self.width, fill=self._padding.get(name, 0))
+                widest = int(lengths.max(initial=1)) if name in self._uncut else width or self.width
+                ragged[name] = padded(values, lengths, width=widest, fill=self._padding.get(name, 0))
         return self._collate({**plain, **ragged})
 
 
-def lengths_of(table: Table) -> NDArray[np.int64]:
-    """Returns the length of each row, the longest of its ragged columns: [rows]."""
+def lengths_of(table: Table, *, uncut: Collection[str] = ()) -> NDArray[np.int64]:
+    """Returns the length of each row, the longest of its ragged columns without those of `uncut`: [rows]."""
     result = np.zeros(table.num_rows, dtype=np.int64)
-    for name in (field.name for field in table.schema if is_ragged(field)):
+    for name in (field.name for field in table.schema if is_ragged(field) and field.name not in uncut):
         lengths = [np.diff(rows.offsets.to_numpy()) for rows in table[name].chunks]
         result = np.maximum(result, np.concatenate([result[:0], *lengths]))
     return result

@@ -24,7 +24,7 @@ from ringmaster.techniques.checkpoints.checkpoint import publish
 from ringmaster.techniques.data.arrow_files import Array, fingerprint, num_values, open_split, values_of
 from ringmaster.techniques.data.samples import ArraySamples, as_tensors
 from ringmaster.techniques.data.unfit_data import constant_fault, distinct_labels
-from ringmaster.techniques.data_source import Dataset, DataSource, PreparedData, check_same
+from ringmaster.techniques.data_source import Dataset, DataSource, PreparedData, check_same, shape_fields
 from ringmaster.techniques.job import DataSpec
 
 if TYPE_CHECKING:
@@ -137,31 +137,25 @@ def described(
     Where they are not given, the numbers of labels and of token ids are one more than the largest.
     """
     training, held_out = (open_split(folder, name) for name in ("training", "held_out"))
-    first = {name: values_of(training[name].slice(0, 1))[0] for name in training.column_names}
-    shapes = {name: values.shape[1:] for name, values in first.items()}
-    image = shapes.get("pixel_values", ())
-    kind = "tokens" if "input_ids" in shapes else "images" if image else "other"
+    shapes = {name: values_of(training[name].slice(0, 1))[0].shape[1:] for name in training.column_names}
     if num_labels is None and shapes.get("labels") == ():
         num_labels = num_values(folder, "labels")
     faults = []
     if shapes.get("labels") == () and len(same := distinct_labels(folder, "training")) == 1:
         faults.append(constant_fault(map(str, *same), num_rows=training.num_rows, column="label"))
-    if vocab_size is None and kind == "tokens":
+    if vocab_size is None and "input_ids" in shapes:
         vocab_size = num_values(folder, "input_ids")
     return PreparedData(
         name="",
         source="",
         digest=fingerprint(folder),
-        kind=kind,
         num_labels=num_labels,
         num_samples=training.num_rows,
         num_held_out=held_out.num_rows,
         vocab_size=vocab_size,
         end_of_text_id=end_of_text_id,
-        seq_len=shapes["input_ids"][0] if kind == "tokens" else None,
-        image_size=image[-1] if len(image) == 3 and image[-1] == image[-2] else None,
-        num_channels=image[0] if len(image) == 3 else None,
         training_faults=tuple(faults),
+        **shape_fields(shapes),
     )
 
 

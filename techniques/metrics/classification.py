@@ -151,10 +151,6 @@ class Accuracy(Metric):
             return None
         return {name: each.reshape(len(labels), -1).sum(1) for name, each in (("hits", hits), ("labelled", counted))}
 
-    def value(self, sums: Mapping[str, Values]) -> Values:
-        """Returns the share."""
-        return sums["hits"] / sums["labelled"]
-
 
 class F1(ClassCounts):
     """2 tp / (2 tp + fp + fn): of class 1 with two classes, else the mean over classes. For one prediction a row.

@@ -98,10 +98,6 @@ class PreferenceAccuracy(Metric):
         in_order = rewards[:, 0] > rewards[:, 1]
         return {"preferred_pairs": in_order, "pairs": in_order | True}
 
-    def value(self, sums: Mapping[str, Values]) -> Values:
-        """Returns the share."""
-        return sums["preferred_pairs"] / sums["pairs"]
-
 
 class Reward(Metric):
     """The mean reward of completions that the model samples to held-out prompts, by the functions of the job's loss.
@@ -121,7 +117,3 @@ class Reward(Metric):
         if rewards is None:
             return None
         return {"reward_sums": rewards.nansum(-1), "rewarded": (~rewards.isnan()).sum(-1)}
-
-    def value(self, sums: Mapping[str, Values]) -> Values:
-        """Returns the mean."""
-        return sums["reward_sums"] / sums["rewarded"]

@@ -18,8 +18,6 @@ from ringmaster.techniques.metrics.token_sequences import f_measure, text_of, wo
 if TYPE_CHECKING:
     from torch import Tensor
 
-    from ringmaster.techniques.metric import Values
-
 
 class GeneratedText(Metric):
     """The mean over rows of how much what the model writes is like the answer."""
@@ -44,11 +42,6 @@ class GeneratedText(Metric):
     @abstractmethod
     def likeness(self, written: Sequence[int], answer: Sequence[int], outputs: Outputs) -> float:
         """Returns a number from 0 to 1 for two texts, given as tokens."""
-
-    def value(self, sums: Mapping[str, Values]) -> Values:
-        """Returns the mean."""
-        likeness, rows = (sums[name] for name in self.sums)
-        return likeness / rows
 
 
 class GeneratedExactMatch(GeneratedText):

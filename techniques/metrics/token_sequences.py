@@ -62,10 +62,6 @@ class ExactMatch(Metric):
         labelled = counted.any(1)
         return {"exact_rows": ((predicted == labels) | ~counted).all(1) & labelled, "labelled_rows": labelled}
 
-    def value(self, sums: Mapping[str, Values]) -> Values:
-        """Returns the share."""
-        return sums["exact_rows"] / sums["labelled_rows"]
-
 
 class RougeL(Metric):
     """The mean over rows of the F-measure of the longest common subsequence of words (Lin, ROUGE, 2004, section 3).
@@ -95,10 +91,6 @@ class RougeL(Metric):
             result.append(f_measure(*(words_of(each, outputs.tokenizer_dir) for each in (own, true))))
         values = labels.new_tensor([result, counted], dtype=torch.float64)
         return dict(zip(self.sums, values, strict=True))
-
-    def value(self, sums: Mapping[str, Values]) -> Values:
-        """Returns the mean."""
-        return sums["rouge_l_sums"] / sums["rouge_l_rows"]
 
 
 def f_measure(candidate: Sequence[Hashable], reference: Sequence[Hashable]) -> float:

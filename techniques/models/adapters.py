@@ -25,6 +25,7 @@ from ringmaster.techniques.models.adapter_modules import (
     is_adaptable,
 )
 from ringmaster.techniques.models.layers import layer_names
+from ringmaster.techniques.models.model_folders import few, misfits
 from ringmaster.techniques.models.peft_format import ADAPTER_WEIGHTS, PREFIX, kv_shape, parameter_name, resolved
 from ringmaster.techniques.models.quantization import Nf4Linear
 
@@ -57,8 +58,6 @@ def attach(model: nn.Module, adapter: Adapter, *, seed: int) -> nn.Module:
     adapter = resolved(adapter)
     at = sites(model, adapter)
     state = first_state(model, adapter, at, seed=seed)
-    if adapter.from_pretrained is not None:
-        state = pretrained_state(Path(adapter.from_pretrained), state)
     model.requires_grad_(False)  # parameters that are filled in are trained; weights that they were tied to are not
     for site in at:
         adapt(model, site, adapter)
@@ -198,9 +197,10 @@ def _input_embeddings(model: nn.Module) -> nn.Module | None:
 def first_state(model: nn.Module, adapter: Adapter, at: Sequence[AdaptedLinear], *, seed: int) -> dict[str, Tensor]:
     """Returns the initial values of what is trained, by name; PiSSA and OLoRA change the base's weights.
 
-    They depend on the seed alone, except for modules of the model itself. As in peft, a LoRA's A is drawn uniformly
-    from +-1/sqrt(in) (Kaiming's with a = sqrt 5) and its B is zero, (IA)3's factors are one, and a prefix is drawn from
-    the normal distribution.
+    They are those of the folder that the adapter continues from, if there is one (`pretrained_state`). Else they depend
+    on the seed alone, except for modules of the model itself. As in peft, a LoRA's A is drawn uniformly from
+    +-1/sqrt(in) (Kaiming's with a = sqrt 5) and its B is zero, (IA)3's factors are one, and a prefix is drawn from the
+    normal distribution.
     """
     state: dict[str, Tensor] = {}
     with torch.random.fork_rng(devices=[]):
@@ -224,7 +224,7 @@ def first_state(model: nn.Module, adapter: Adapter, at: Sequence[AdaptedLinear],
     for name in saved_modules(model, adapter):
         for key, parameter in model.get_submodule(name).named_parameters():
             state[f"{name}.{key}"] = parameter.detach().clone()  # no longer tied to another module's weight
-    return state
+    return state if adapter.from_pretrained is None else pretrained_state(Path(adapter.from_pretrained), state)
 
 
 def _by_peft(module: Any, adapter: Adapter) -> dict[str, Tensor]:
@@ -271,18 +271,10 @@ def pretrained_state(folder: Path, first: Mapping[str, Tensor]) -> dict[str, Ten
     tensors = load_file(folder / ADAPTER_WEIGHTS).items()
     # peft may also have saved the base's copy of a head or embedding that the adapter adapts.
     result = {parameter_name(name): value.float() for name, value in tensors if ".base_layer." not in name}
-    wrong = [f"{name} is missing" for name in sorted(first.keys() - result.keys())]
-    wrong += [f"{name} has no place" for name in sorted(result.keys() - first.keys())]
-    wrong += [
-        f"{name} is {list(result[name].shape)}, not {list(first[name].shape)}"
-        for name in sorted(first.keys() & result.keys())
-        if result[name].shape != first[name].shape
-    ]
-    if wrong:
-        more = f", and {len(wrong) - 3} more" if len(wrong) > 3 else ""
+    shapes, wanted = ({name: value.shape for name, value in each.items()} for each in (result, first))
+    if wrong := misfits(shapes, wanted):
         raise ValueError(
-            f"adapter: the one in {folder} does not fit: {', '.join(wrong[:3])}{more}. To fix: give the model that it "
-            "was trained on"
+            f"adapter: the one in {folder} does not fit: {few(wrong)}. To fix: give the model that it was trained on"
         )
     return {name: result[name] for name in first}  # gradient norms are summed in the order of `first`
 

@@ -16,6 +16,7 @@ from ringmaster.errors import ModelTooLarge
 from ringmaster.techniques.data_source import PreparedData
 from ringmaster.techniques.job import ModelSpec
 from ringmaster.techniques.model_facts import CAUSAL
+from ringmaster.techniques.models.model_folders import read_json
 
 if TYPE_CHECKING:
     from torch import nn
@@ -329,9 +330,5 @@ def _checked(config: Any, data: PreparedData, *, of: str) -> Any:
 
 def architecture_in(folder: Path) -> str | None:
     """Returns the model class that `save_pretrained` recorded in a folder, or None where none is recorded."""
-    try:
-        config = json.loads((folder / "config.json").read_text())
-    except (OSError, ValueError, RecursionError):
-        return None
-    names = config.get("architectures") if isinstance(config, dict) else None
+    names = read_json(folder / CONFIG).get("architectures")
     return str(names[0]) if isinstance(names, list) and names else None

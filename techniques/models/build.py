@@ -24,11 +24,10 @@ from ringmaster.techniques.models.architectures import (
     instantiate,
     pretrained_config,
 )
-from ringmaster.techniques.models.model_folders import INDEX, WEIGHTS, quantization_of, tensor_shapes
+from ringmaster.techniques.models.model_folders import INDEX, WEIGHTS, few, misfits, quantization_of, tensor_shapes
 from ringmaster.techniques.models.peft_format import base_of, is_adapter, quantized_base, read_adapter
 from ringmaster.techniques.models.quantization import load_quantized, quantize_base
 
-MAX_NAMED = 3
 MOST_JOINED = 1 << 28  # values of experts' tensors, which transformers joins and so allocates
 # The dtypes of weights that are plain numbers. Others need scales, of which only quantized models know.
 PLAIN = ("F64", "F32", "F16", "BF16")
@@ -133,10 +132,13 @@ def _merged(spec: ModelSpec, data: PreparedData, seed: int, folder: Path) -> nn.
     from ringmaster.techniques.models.adapters import attach
 
     _check_vocabulary(folder, data)
-    model, adapter = build_model(spec, data=data, seed=seed, weights_from=base_of(folder)), read_adapter(folder)
-    if quantized_base(folder):
-        quantize_base(model, adapter)
-    return merge(attach(model, adapter, seed=seed))
+    return merge(attach(build_base(spec, data=data, seed=seed, folder=folder), read_adapter(folder), seed=seed))
+
+
+def build_base(spec: ModelSpec, *, data: PreparedData, seed: int, folder: Path) -> nn.Module:
+    """The model that the adapter in a folder is on, quantized as it was when the adapter was trained."""
+    model = build_model(spec, data=data, seed=seed, weights_from=base_of(folder))
+    return quantize_base(model, read_adapter(folder)) if quantized_base(folder) else model
 
 
 def _fresh(spec: ModelSpec, data: PreparedData) -> nn.Module:
@@ -241,7 +243,7 @@ def _load_pretrained(
             f"with safetensors weights (pickled ones are never loaded)"
         ) from error
     if of_headers and (foreign := _foreign_types(model, tensor_shapes(Path(name)))):
-        return model, _some(foreign)
+        return model, few(foreign)
     body = f"{cls.base_model_prefix}."
     wrong = [f"{key} is missing" for key in sorted(info["missing_keys"])]
     wrong += [f"{key} is {list(a)}, not {list(b)}" for key, a, b in sorted(info["mismatched_keys"])]
@@ -249,7 +251,7 @@ def _load_pretrained(
     wrong = [fault for fault in wrong if not fresh_head or (fault.startswith(body) and ".pooler." not in fault)]
     if exact:
         wrong += [f"{key} has no place" for key in sorted(info["unexpected_keys"])]
-    return model, _some(wrong)
+    return model, few(wrong)
 
 
 def _without_values(folder: Path) -> dict[str, Tensor]:
@@ -270,21 +272,15 @@ def _check_tensors(model: nn.Module, folder: Path) -> None:
     """Raises ValueError if the model of a factory has other parameters and buffers than a folder."""
     tensors = tensor_shapes(folder)
     stored = {name: shape for name, (_, shape) in tensors.items()}
-    own = {name: tensor for name, tensor in model.state_dict(keep_vars=True).items() if isinstance(tensor, Tensor)}
-    shared: dict[int, set[str]] = {}  # safetensors stores one of the names of a shared tensor
-    for name, tensor in own.items():
-        shared.setdefault(id(tensor), set()).add(name)
-    wrong = _foreign_types(model, tensors)
-    wrong += [f"{min(names)} is missing" for names in shared.values() if names.isdisjoint(stored)]
-    wrong += [f"{name} has no place" for name in sorted(stored.keys() - own.keys())]
-    wrong += [
-        f"{name} is {list(shape)}, not {list(own[name].shape)}"
-        for name, shape in stored.items()
-        if name in own and shape != tuple(own[name].shape)
-    ]
+    shared: dict[int, dict[str, Any]] = {}  # safetensors stores one of the names of a shared tensor
+    for name, tensor in model.state_dict(keep_vars=True).items():
+        if isinstance(tensor, Tensor):
+            shared.setdefault(id(tensor), {})[name] = tensor.shape
+    own = {name: shapes[name] for shapes in shared.values() for name in shapes.keys() & stored.keys() or {min(shapes)}}
+    wrong = _foreign_types(model, tensors) + misfits(stored, own)
     if wrong:
         raise ValueError(
-            f"model: the base in {folder} does not fit {type(model).__name__}: {_some(wrong)}. "
+            f"model: the base in {folder} does not fit {type(model).__name__}: {few(wrong)}. "
             f"To fix: give both models the same factory and kwargs"
         )
 
@@ -324,11 +320,6 @@ def _load_weights(model: nn.Module, folder: Path) -> None:
 
     _check_tensors(model, folder)
     load_model(model, folder / WEIGHTS, strict=False)
-
-
-def _some(faults: list[str]) -> str:
-    more = f", and {len(faults) - MAX_NAMED} more" if len(faults) > MAX_NAMED else ""
-    return ", ".join(faults[:MAX_NAMED]) + more
 
 
 @contextmanager

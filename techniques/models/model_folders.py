@@ -3,18 +3,20 @@
 from __future__ import annotations
 
 import json
-import os
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
+
+from safetensors import SafetensorError, safe_open
 
 from ringmaster.techniques.job import ModelSpec
 
 CONFIG, FACTORY = "config.json", "model.json"
-MOST_HEADER_BYTES = 100_000_000  # of a safetensors file, the library's own limit
 WEIGHTS, INDEX = "model.safetensors", "model.safetensors.index.json"
 """The file of the weights of a model, or the one that names the files of their parts."""
 
+MAX_NAMED = 3
 COPY_AGAIN = "To fix: copy or save the model again"
 QUANTIZATION = "ringmaster_quantization"
 """The config key that describes a quantization by Ringmaster."""
@@ -22,7 +24,7 @@ QUANTIZATION = "ringmaster_quantization"
 
 def model_of_folder(folder: Path) -> ModelSpec | None:
     """Returns the model that a folder holds, or None where the folder does not describe it."""
-    content = _read(folder / FACTORY)
+    content = read_json(folder / FACTORY)
     if "factory" in content:
         return ModelSpec(factory=content["factory"], kwargs=content.get("kwargs", {}))
     return ModelSpec(from_pretrained=str(folder)) if (folder / CONFIG).is_file() else None
@@ -30,7 +32,7 @@ def model_of_folder(folder: Path) -> ModelSpec | None:
 
 def quantization_of(folder: Path) -> Mapping[str, Any] | None:
     """Returns {"method", "modules"} where Ringmaster quantized the model in the folder, else None."""
-    content = [_read(folder / file).get(QUANTIZATION) for file in (CONFIG, FACTORY)]
+    content = [read_json(folder / file).get(QUANTIZATION) for file in (CONFIG, FACTORY)]
     return next((each for each in content if isinstance(each, Mapping)), None)
 
 
@@ -53,7 +55,7 @@ def tensor_shapes(folder: Path) -> dict[str, tuple[str, tuple[int, ...]]]:
     if (folder / WEIGHTS).is_file() or not index.is_file():
         paths = [folder / WEIGHTS] if (folder / WEIGHTS).is_file() else sorted(folder.glob("*.safetensors"))
         return {name: tensor for path in paths for name, tensor in tensors_in(path).items()}
-    places = _read(index).get("weight_map")
+    places = read_json(index).get("weight_map")
     if not isinstance(places, Mapping) or not all(isinstance(each, str) for each in places.values()):
         raise ValueError(f"model: {index} does not say which file has which tensor. {COPY_AGAIN}")
     files = {name: tensors_in(folder / name) for name in sorted(set(places.values()))}
@@ -69,35 +71,43 @@ def has_weights(folder: Path) -> bool:
 
 def metadata_of(path: Path) -> dict[str, str]:
     """Returns the metadata in the header of a safetensors file; {} where it is damaged, which its readers report."""
-    with path.open("rb") as file:
-        num_bytes = int.from_bytes(file.read(8), "little")
-        try:
-            header: Any = json.loads(file.read(min(num_bytes, MOST_HEADER_BYTES)))
-        except ValueError:
-            return {}
-    result = header.get("__metadata__") if isinstance(header, dict) else None
-    return result if isinstance(result, dict) else {}
+    with suppress(SafetensorError), safe_open(path, framework="np") as file:
+        return file.metadata() or {}
+    return {}
 
 
 def tensors_in(path: Path) -> dict[str, tuple[str, tuple[int, ...]]]:
-    """Returns the dtype and shape of each tensor in a file."""
+    """Returns the dtype and shape of each tensor in a file, in the order of their bytes."""
     try:
-        with path.open("rb") as file:
-            num_bytes = int.from_bytes(file.read(8), "little")
-            num_left = os.fstat(file.fileno()).st_size - file.tell()
-            header: Any = json.loads(file.read(num_bytes) if num_bytes <= min(num_left, MOST_HEADER_BYTES) else b"")
-        tensors = {name: tensor for name, tensor in header.items() if name != "__metadata__"}
-        wanted = num_bytes + max((tensor["data_offsets"][1] for tensor in tensors.values()), default=0)
-        result = {name: (str(t["dtype"]), tuple(map(int, t["shape"]))) for name, t in tensors.items()}
+        with safe_open(path, framework="np") as file:
+            parts = {name: file.get_slice(name) for name in file.offset_keys()}
+            return {name: (part.get_dtype(), tuple(part.get_shape())) for name, part in parts.items()}
     except OSError as error:
-        raise ValueError(f"model: {path} cannot be read: {error.strerror}. {COPY_AGAIN}") from error
-    except (AttributeError, KeyError, IndexError, RecursionError, TypeError, ValueError) as error:
-        raise ValueError(f"model: {path} is not a valid safetensors file. {COPY_AGAIN}") from error
-    if wanted != num_left:
-        raise ValueError(f"model: {path} has {num_left + 8} bytes, not the {wanted + 8} of its tensors. {COPY_AGAIN}")
-    return result
+        raise ValueError(f"model: {path} cannot be read: {error}. {COPY_AGAIN}") from error
+    except SafetensorError as error:
+        raise ValueError(
+            f"model: {path} is not a valid safetensors file, or not whole: {error}. {COPY_AGAIN}"
+        ) from error
 
 
-def _read(file: Path) -> dict[str, Any]:
-    content = json.loads(file.read_text(encoding="utf-8")) if file.is_file() else {}
+def misfits(stored: Mapping[str, Sequence[int]], wanted: Mapping[str, Sequence[int]]) -> list[str]:
+    """Returns a message for each tensor that is missing, that a model does not have, or that has another shape."""
+    wrong = [f"{name} is missing" for name in sorted(wanted.keys() - stored.keys())]
+    wrong += [f"{name} has no place" for name in sorted(stored.keys() - wanted.keys())]
+    shapes = [(name, list(stored[name]), list(wanted[name])) for name in sorted(stored.keys() & wanted.keys())]
+    return wrong + [f"{name} is {one}, not {other}" for name, one, other in shapes if one != other]
+
+
+def few(faults: Sequence[str]) -> str:
+    """Returns the first of some faults, and how many more there are."""
+    more = f", and {len(faults) - MAX_NAMED} more" if len(faults) > MAX_NAMED else ""
+    return ", ".join(faults[:MAX_NAMED]) + more
+
+
+def read_json(file: Path) -> dict[str, Any]:
+    """Returns the JSON object in a file; {} where there is none."""
+    try:
+        content = json.loads(file.read_bytes())
+    except (OSError, ValueError, RecursionError):
+        return {}
     return content if isinstance(content, dict) else {}

@@ -181,6 +181,11 @@ def base_of(folder: Path) -> Path | None:
     return path if path.is_dir() else None
 
 
+def base_name(folder: Path) -> str:
+    """Returns the folder, or the name on the hub, of the base of the adapter in `folder`; raises as `base_of`."""
+    return str(base_of(folder) or read_config(folder)[NAMED])
+
+
 def config_of(
     adapter: Adapter,
     *,

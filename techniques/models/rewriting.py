@@ -1,4 +1,7 @@
-"""Jobs without steps: the parents' weights are read, rewritten (merged, pruned, quantized), exported, and measured."""
+"""Jobs without steps: the parents' weights are read, rewritten (merged, pruned, quantized), exported, and measured.
+
+Models are measured on the held-out data of a job by the loop that evaluates a job at its end.
+"""
 
 from __future__ import annotations
 
@@ -14,22 +17,97 @@ import torch
 from safetensors import safe_open
 from torch import Tensor, nn
 
-from ringmaster.codec import to_json
+from ringmaster.codec import from_json, to_json
+from ringmaster.techniques import registry
 from ringmaster.techniques.checkpoints.tensor_files import DTYPES
-from ringmaster.techniques.data import prepare
+from ringmaster.techniques.data import PreparedData, prepare
 from ringmaster.techniques.external.child import WAITING_PATIENCE_S, wait_for_stop
-from ringmaster.techniques.job import MERGED, PRUNED, QUANTIZED, AdaptationSpec, Job, ModelSpec
+from ringmaster.techniques.job import CONTINUE, MERGED, PRUNED, QUANTIZED, AdaptationSpec, Adapter, Job, ModelSpec
 from ringmaster.techniques.models.build import build_model
 from ringmaster.techniques.models.export import export_model, export_quantized
+from ringmaster.techniques.models.facts import model_facts
 from ringmaster.techniques.models.model_folders import model_of_folder, quantization_of, weight_bytes
+from ringmaster.techniques.models.peft_format import base_of, is_adapter, quantized_base, resolved
 from ringmaster.techniques.models.quantization import quantize
 from ringmaster.techniques.processes.events import JobReady, TrialMeasured
-from ringmaster.techniques.processes.order import GangOrder
+from ringmaster.techniques.processes.order import GangOrder, Slot
 from ringmaster.techniques.processes.ranks import Ranks, join
 from ringmaster.techniques.processes.reporter import Reporter
-from ringmaster.techniques.scoring.evaluation import EvaluationOrder, evaluator
+from ringmaster.techniques.technique import Config, GangShape, Technique
 from ringmaster.techniques.training.adaptation import prune
 from ringmaster.techniques.training.trainer import Trainer, prepared_data
+
+TECHNIQUE, EVALUATE = "single", "evaluate"
+
+
+@dataclass(frozen=True, kw_only=True)
+class EvaluationOrder:
+    """Measure the metrics of `job` with the weights in `model_dir`, on one device.
+
+    model_dir: a folder that a job exported or `save_pretrained` wrote.
+    data: the JSON form of the `PreparedData` whose held-out samples are read. Exactly those samples are read, even if
+        the source files have changed since.
+    slot: the device.
+    cache_dir: the folder of prepared data.
+    """
+
+    job: Job
+    model_dir: str
+    data: Mapping[str, Any]
+    slot: Slot
+    cache_dir: str
+
+
+def evaluator(order: EvaluationOrder, *, ranks: Ranks, beat: Callable[[], None]) -> Trainer:
+    """Returns a trainer whose `evaluate` computes a model's metrics as a job's evaluation at its end does.
+
+    ranks: a single process.
+
+    Raises ValueError if the weights do not fit the job's model, or were trained with another tokenizer.
+    """
+    order = of_folder(order)
+    prepared = from_json(PreparedData, order.data)
+    technique = registry.load(registry.dotted_path(TECHNIQUE))
+    gang = GangOrder(
+        purpose=EVALUATE,
+        job=order.job,
+        technique=registry.dotted_path(TECHNIQUE),
+        config=config_of(technique, order, prepared),
+        slots=(order.slot,),
+        folder="",
+        cache_dir=order.cache_dir,
+        data=to_json(prepared),
+        weights_from=order.model_dir or None,
+    )
+    return Trainer(gang, technique, ranks, beat=beat)
+
+
+def of_folder(order: EvaluationOrder) -> EvaluationOrder:
+    """The order with the folder's contents resolved.
+
+    If `model_dir` holds an adapter, the adapter becomes the job's, and `model_dir` becomes its base's folder (empty if
+    the base has none). Else the job's adapter is removed.
+    """
+    folder = Path(order.model_dir).absolute()
+    if not is_adapter(folder):
+        return replace(order, job=replace(order.job, adapter=None, quantize_base=None), model_dir=str(folder))
+    base, adapter, trained = base_of(folder), resolved(Adapter(from_pretrained=str(folder))), order.job.adapter
+    if trained is not None and (trained.continues_base or trained.from_pretrained is not None):
+        adapter = replace(adapter, base_adapter=CONTINUE)  # so what it began with is another adapter, not the base
+    job = replace(order.job, adapter=adapter, quantize_base=quantized_base(folder))
+    return replace(order, job=job, model_dir=str(base or ""))
+
+
+def config_of(technique: Technique, order: EvaluationOrder, prepared: PreparedData) -> Config:
+    """The first config whose training would fit the device's memory, as an evaluation needs less; else the smallest."""
+    in_4_bits = order.job.quantize_base is not None
+    facts = model_facts(order.job.model, data=prepared, adapter=order.job.adapter, in_4_bits=in_4_bits)
+    shape = GangShape(kind=order.slot.kind, num_devices=1, memory_bytes=order.slot.memory_bytes)
+    configs = list(technique.configs(order.job, shape, facts))
+    needs = [technique.estimate_memory(order.job, shape, config, facts) for config in configs]
+    fitting = [config for config, least_bytes in zip(configs, needs, strict=True) if least_bytes <= shape.memory_bytes]
+    return fitting[0] if fitting else configs[needs.index(min(needs))]
+
 
 READING_PATIENCE_S = 600.0
 LEAST_STEP_S = 1e-6  # reported as the time of a step, as there are no steps
@@ -187,7 +265,6 @@ def _measure(
         data=data,
         slot=order.slots[0],
         cache_dir=order.cache_dir,
-        import_paths=order.import_paths,
     )
     trainer = evaluator(evaluation, ranks=ranks, beat=reporter.beat)
     metrics = trainer.evaluate()

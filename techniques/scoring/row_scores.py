@@ -23,11 +23,10 @@ from ringmaster.errors import NoCommonBase
 from ringmaster.techniques.job import Adapter, EvaluationSpec, Job, ModelSpec
 from ringmaster.techniques.loss import reward_names
 from ringmaster.techniques.metric import Metric, ModelMetric, Outputs, scored_metrics
-from ringmaster.techniques.models.adapters import attach, first_state, own_leaves, pretrained_state, sites
-from ringmaster.techniques.models.build import build_model
+from ringmaster.techniques.models.adapters import attach, first_state, own_leaves, sites
+from ringmaster.techniques.models.build import build_base, build_model
 from ringmaster.techniques.models.facts import has_experts
-from ringmaster.techniques.models.peft_format import base_of, is_adapter, quantized_base, read_adapter
-from ringmaster.techniques.models.quantization import quantize_base
+from ringmaster.techniques.models.peft_format import is_adapter, read_adapter
 from ringmaster.techniques.scoring.scored_rows import MAX_LOGITS, MAX_ROWS, ScoredRows, max_tokens
 from ringmaster.techniques.scoring.scoring_order import SCORES, model_spec, tokenizer_of
 from ringmaster.techniques.training.fused.adapter_batches import AdapterBatch
@@ -96,11 +95,10 @@ class CommonBase:
             return
         adapter, model = read_adapter(folder), self._stem.model
         at = sites(model, adapter)
-        state = pretrained_state(folder, first_state(model, adapter, at, seed=0))
+        state = {key: value.to(self._device) for key, value in first_state(model, adapter, at, seed=0).items()}
         own = own_leaves(model, adapter)
         self._stem.open(at, own)
-        placed = {key: value.to(self._device) for key, value in state.items()}
-        self._adapter_modules[name] = adapter_modules_of(adapter, at, own, placed)
+        self._adapter_modules[name] = adapter_modules_of(adapter, at, own, state)
 
     @torch.no_grad()
     def answers(self, questions: Iterable[ScoringQuery]) -> Iterator[tuple[ScoringQuery, CausalLMOutput]]:
@@ -198,11 +196,9 @@ def build_scored_model(model_dir: Path, rows: ScoredRows) -> tuple[nn.Module, Mo
     spec = model_spec(model_dir)
     if spec.factory is None:
         spec = replace(spec, attention=rows.job.model.attention)
-    weights = base_of(model_dir) if is_adapter(model_dir) else model_dir
-    model = build_model(spec, data=rows.prepared, seed=rows.job.seed, weights_from=weights and weights.absolute())
-    if is_adapter(model_dir) and quantized_base(model_dir):
-        quantize_base(model, read_adapter(model_dir))
-    return model, spec
+    if is_adapter(model_dir):
+        return build_base(spec, data=rows.prepared, seed=rows.job.seed, folder=model_dir), spec
+    return build_model(spec, data=rows.prepared, seed=rows.job.seed, weights_from=model_dir.absolute()), spec
 
 
 @torch.no_grad()
@@ -218,20 +214,14 @@ def score_alone(model_dir: Path, rows: ScoredRows, *, device: torch.device, coun
     loss = loss_of(named, model, spec, options=rows.job.loss_options)
     if rows.job.precision == "bf16-params":
         compute_in_half(model)
-    rollout = rollout_of(
-        loss.function,
-        model=model,
-        tokenizer_dir=rows.prepared.tokenizer_dir,
-        device=device,
-        autocast=lambda: torch.autocast(device.type, dtype=torch.bfloat16, enabled=rows.job.precision == "bf16"),
-    )
-    answers = answer_writer_of(
-        rows.job.evaluation if rows.cases is None else EvaluationSpec(),
-        model=model,
-        tokenizer_dir=rows.prepared.tokenizer_dir,
-        device=device,
-        autocast=lambda: torch.autocast(device.type, dtype=torch.bfloat16, enabled=rows.job.precision == "bf16"),
-    )
+    writes: dict[str, Any] = {
+        "model": model,
+        "tokenizer_dir": rows.prepared.tokenizer_dir,
+        "device": device,
+        "autocast": lambda: torch.autocast(device.type, dtype=torch.bfloat16, enabled=rows.job.precision == "bf16"),
+    }
+    rollout = rollout_of(loss.function, **writes)
+    answers = answer_writer_of(rows.job.evaluation if rows.cases is None else EvaluationSpec(), **writes)
     collected, config, metrics = ScoreCollector(), getattr(model, "config", None), metrics_of(rows.job)
     for numbers, batch in rows.chunks(model_dir, config=config, shifted=loss.shifted, device=device):
         known = rows.known(batch)

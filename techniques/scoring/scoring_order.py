@@ -10,7 +10,7 @@ from typing import Any
 
 from ringmaster.techniques.job import DataSpec, Job, ModelSpec
 from ringmaster.techniques.models.model_folders import model_of_folder
-from ringmaster.techniques.models.peft_format import base_of, is_adapter, quantized_base, read_adapter, read_config
+from ringmaster.techniques.models.peft_format import base_name, base_of, is_adapter, quantized_base, read_adapter
 from ringmaster.techniques.processes.order import Slot
 
 SCORES = frozenset({"num_tokens", "log_probabilities", "predictions", "probabilities"})
@@ -68,7 +68,7 @@ def model_spec(folder: Path) -> ModelSpec:
     """
     if is_adapter(folder):
         base = base_of(folder)
-        return model_spec(base) if base else ModelSpec(from_pretrained=read_config(folder)["base_model_name_or_path"])
+        return model_spec(base) if base else ModelSpec(from_pretrained=base_name(folder))
     if (spec := model_of_folder(folder.absolute())) is not None:
         return spec
     raise ValueError(f"{folder} holds no model. To fix: give a folder that a job exported or `save_pretrained` wrote")
@@ -85,13 +85,12 @@ def base_key(folder: Path) -> str | None:
     if not is_adapter(folder):
         return str(folder.resolve())
     try:
-        adapter = read_adapter(folder)
-        base = base_of(folder)
+        adapter, base = read_adapter(folder), base_name(folder)
         if adapter.dora or adapter.kind == "prompt" or quantized_base(folder):
             return None
     except (OSError, ValueError):  # reported when the model runs alone
         return None
-    return str(base.resolve()) if base is not None else str(read_config(folder)["base_model_name_or_path"])
+    return str(Path(base).resolve()) if Path(base).is_dir() else base
 
 
 def tokenizer_of(folder: Path) -> str:
@@ -102,10 +101,9 @@ def tokenizer_of(folder: Path) -> str:
     if not is_adapter(folder) or (folder / "tokenizer.json").is_file():
         return str(folder)
     try:
-        base = base_of(folder)
+        return base_name(folder)
     except ValueError:  # reported when the weights are loaded
         return str(folder)
-    return str(base) if base is not None else str(read_config(folder)["base_model_name_or_path"])
 
 
 def tokenizer_digest(name: str) -> str:

@@ -153,6 +153,7 @@ class PreconditionedNorm:
                 return gradient
             corrected = 1 - beta2[id(parameter)] ** float(state["step"])
             root = (local(state["exp_avg_sq"]) / corrected).sqrt_()
-            return gradient / root.add_(DAMPING * root.square().mean().sqrt())
+            scaled_gradient: Tensor = gradient / root.add_(DAMPING * root.square().mean().sqrt())
+            return scaled_gradient
 
         return squared_norm(self._parameters, scaled=scaled, device=self._device)

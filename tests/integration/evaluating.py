@@ -1,7 +1,7 @@
 """The metrics of a model in a folder, by the loop that evaluates a job at its end."""
 
+from ringmaster.techniques.models.rewriting import evaluator
 from ringmaster.techniques.processes.ranks import Ranks, take_device
-from ringmaster.techniques.scoring.evaluation import evaluator
 
 
 def evaluate_model(order):

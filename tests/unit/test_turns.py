@@ -8,7 +8,7 @@ from hypothesis import strategies as st
 
 from ringmaster.techniques import Profile
 from ringmaster.techniques.profiles import GroupMemberProfile
-from ringmaster.techniques.turns import first_steps, num_steps_of_gang, steps_taken
+from ringmaster.techniques.training.fused.group_requirements import first_steps, num_steps_of_gang, steps_taken
 
 JOBS = st.lists(st.integers(0, 30), min_size=1, max_size=12)
 

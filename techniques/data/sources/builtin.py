@@ -5,7 +5,7 @@ from __future__ import annotations
 import hashlib
 import os
 import sysconfig
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -26,7 +26,15 @@ from ringmaster.techniques.data.file_patterns import stamp
 from ringmaster.techniques.data.file_rows import held_out_keys, is_held_out
 from ringmaster.techniques.data.stored_source import Preparation, StoredSource, TextProgress, described, locked
 from ringmaster.techniques.data.tokens import write_text
-from ringmaster.techniques.data_source import Dataset, DataSource, PreparedData, Row, SampleTensor, check_same
+from ringmaster.techniques.data_source import (
+    Dataset,
+    DataSource,
+    PreparedData,
+    Row,
+    check_same,
+    sample_tensors,
+    shape_fields,
+)
 from ringmaster.techniques.job import DataSpec
 
 # Tests, tables and whole applications. Without them a few MB of ordinary library code remain, prepared in seconds.
@@ -117,10 +125,8 @@ def _write_digits(folder: Path, *, share: float) -> PreparedData:
 
 
 def _load_digits() -> tuple[Array, Array]:
-    try:
-        from sklearn.datasets import load_digits
-    except ModuleNotFoundError as error:
-        raise ValueError("data source 'digits' needs scikit-learn. To fix: pip install scikit-learn") from error
+    from sklearn.datasets import load_digits
+
     data = load_digits()
     return data.images[:, None].astype(np.float64), data.target.astype(np.int64)
 
@@ -230,29 +236,17 @@ def describe_factory(spec: DataSpec, datasets: tuple[Dataset, Dataset]) -> Prepa
     assert spec.factory is not None
     training, held_out = datasets
     sample = training[0]
-    kind = "tokens" if "input_ids" in sample else "images" if "pixel_values" in sample else "other"
-    image = tuple(sample["pixel_values"].shape) if kind == "images" else ()
+    shapes = {name: tuple(value.shape) for name, value in sample.items()}
     return PreparedData(
         name=spec.factory.rpartition(":")[2],
         digest=str(getattr(training, "digest", None) or _samples_digest(datasets)),
         num_samples=len(training),
         num_held_out=len(held_out),
-        kind=kind,
         vocab_size=getattr(training, "vocab_size", None),
-        seq_len=int(sample["input_ids"].shape[-1]) if kind == "tokens" else None,
         num_labels=getattr(training, "num_labels", None),
-        image_size=int(image[-1]) if len(image) == 3 and image[-1] == image[-2] else None,
-        num_channels=int(image[0]) if len(image) == 3 else None,
         source=spec.factory,
-        tensors=_sample_tensors(sample) if kind == "tokens" and sample["input_ids"].ndim > 1 else (),
-    )
-
-
-def _sample_tensors(sample: Mapping[str, Any]) -> tuple[SampleTensor, ...]:
-    """Describes the tensors of a sample that is not one sequence of tokens, such as a pair of them."""
-    return tuple(
-        SampleTensor(name=name, dtype=str(value.dtype).removeprefix("torch."), shape=tuple(value.shape))
-        for name, value in sample.items()
+        tensors=sample_tensors(sample, shapes) if len(shapes.get("input_ids", ())) > 1 else (),
+        **shape_fields(shapes),
     )
 
 

@@ -108,10 +108,8 @@ def _stored_rows(splits: list[Any], spec: DataSpec, columns: Sequence[str]) -> I
 
 def load_splits(spec: DataSpec) -> list[Any]:
     """Returns the training split and, where one is named, the held-out split. Raises ValueError without them."""
-    try:
-        import datasets
-    except ModuleNotFoundError as error:
-        raise ValueError("data given as `dataset` needs Hugging Face datasets. To fix: pip install datasets") from error
+    import datasets
+
     assert spec.dataset is not None
     folder = Path(spec.dataset)
     is_saved = any((folder / name).is_file() for name in ("dataset_dict.json", "state.json"))

@@ -9,9 +9,8 @@ from typing import TYPE_CHECKING, Any, ClassVar
 
 import numpy as np
 
-from ringmaster.techniques.data.arrow_files import Array, Indices, Table, TableRows, padded, values_of
+from ringmaster.techniques.data.arrow_files import Array
 from ringmaster.techniques.data.row_source import Columns, RowSource, SampleContext, columns_of_files
-from ringmaster.techniques.data.samples import Collate, PaddedSamples
 from ringmaster.techniques.data.sources.chat import messages_of
 from ringmaster.techniques.data_source import DataOptions, PreparedData, column
 from ringmaster.techniques.job import DataSpec
@@ -24,28 +23,6 @@ ROW = "row"
 """The tensor of a sample with its row as JSON in UTF-8, padded with 0: [bytes]."""
 TAKEN = ("prompts", "completions", "completion_ids")
 """The names of arguments of reward functions that no column may have."""
-
-
-class _Prompts(PaddedSamples):
-    """Prompts whose rows are padded by themselves, as they have other lengths than the tokens."""
-
-    def __init__(self, table: Table, *, collate: Collate, width: int, padding: Mapping[str, int]) -> None:
-        has_rows = ROW in table.column_names  # an empty split has no columns
-        tokens = table.drop_columns([ROW]) if has_rows else table
-        super().__init__(tokens, collate=collate, width=width, padding=padding)
-        self._encoded_rows = TableRows(table.select([ROW])) if has_rows else None
-
-    def rows(self, indices: Indices, /, *, width: int | None = None) -> dict[str, torch.Tensor]:
-        """Returns the prompts of `indices`, padded to `width`, and their rows."""
-        import torch
-
-        batch = super().rows(indices, width=width)
-        if self._encoded_rows is not None:
-            values, lengths = values_of(self._encoded_rows(indices)[ROW])
-            assert lengths is not None
-            longest = int(lengths.max(initial=1))
-            batch[ROW] = torch.from_numpy(padded(values, lengths, width=longest, fill=0).astype(np.int64))
-        return batch
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -67,7 +44,6 @@ class Prompt(RowSource):
     needs_tokenizer = True
     reads_messages = True
     version = 3
-    samples_class = _Prompts
     padding: ClassVar[Mapping[str, int]] = {"input_ids": 0, "attention_mask": 0, ROW: 0}
     uncut: ClassVar[frozenset[str]] = frozenset({ROW})
 

@@ -136,13 +136,18 @@ class FusedGroup:
 
     @torch.no_grad()
     def evaluate(
-        self, members: Sequence[GroupMember] | None = None, *, beat: Callable[[], None] = lambda: None
+        self,
+        members: Sequence[GroupMember] | None = None,
+        *,
+        beat: Callable[[], None] = lambda: None,
+        max_batches: int | None = None,
     ) -> dict[str, dict[str, float]]:
         """The metrics of each member over its held-out data, by name, equal on every rank.
 
-        Each forward takes one batch of every member. beat: called after each forward.
+        Each forward takes one batch of every member. beat: called after each forward. max_batches: the most global
+        batches of a member; None for those that its job evaluates.
         """
-        left = {member.name: (member, member.held_out()) for member in (members or self.members)}
+        left = {m.name: (m, m.held_out(max_batches=max_batches)) for m in (members or self.members)}
         metrics = {
             m.name: MetricTotals(m.job.evaluation.metrics, loss=m.loss, data=m.prepared) for m, _ in left.values()
         }
@@ -292,15 +297,7 @@ class GroupTrial:
 
     def evaluate(self, *, max_batches: int | None = None) -> dict[str, dict[str, float]]:
         """Evaluates all jobs together, over at most `max_batches` global batches each."""
-        jobs = {member.name: member.job for member in self._group.members}
-        for member in self._group.members:
-            wanted = member.job.evaluation
-            num_batches = min(max_batches or wanted.max_batches, wanted.max_batches)
-            member.job = replace(member.job, evaluation=replace(wanted, max_batches=num_batches))
-        metrics = self._group.evaluate(beat=self._reporter.beat)
-        for member in self._group.members:
-            member.job = jobs[member.name]
-        return metrics
+        return self._group.evaluate(beat=self._reporter.beat, max_batches=max_batches)
 
     def num_evaluated_batches(self) -> float:
         """The mean over the jobs of the number of global batches of one evaluation."""

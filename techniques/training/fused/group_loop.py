@@ -29,6 +29,7 @@ from ringmaster.techniques.processes.ranks import Ranks
 from ringmaster.techniques.processes.reporter import STOP, Reporter
 from ringmaster.techniques.processes.worker import failure_kind
 from ringmaster.techniques.training.fused.group import FusedGroup, MemberReport, join_group, open_group, orders_of
+from ringmaster.techniques.training.fused.group_requirements import AT_ONCE
 from ringmaster.techniques.training.fused.member import GroupMember
 from ringmaster.techniques.training.segment_loop import (
     BUILD_PATIENCE_S,
@@ -39,7 +40,6 @@ from ringmaster.techniques.training.segment_loop import (
     tell_passed_over,
 )
 from ringmaster.techniques.training.trainer import StepReport
-from ringmaster.techniques.turns import AT_ONCE
 
 T = TypeVar("T")
 

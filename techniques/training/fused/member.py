@@ -21,7 +21,7 @@ from ringmaster.techniques.checkpoints.checkpoint import WritePieces
 from ringmaster.techniques.checkpoints.shared_models import store_model
 from ringmaster.techniques.checkpoints.state import HostCopies, Reader, named_state, piece_writer, restore_model
 from ringmaster.techniques.data import fetch
-from ringmaster.techniques.models.adapters import AdaptedLinear, first_state, own_leaves, pretrained_state, sites
+from ringmaster.techniques.models.adapters import AdaptedLinear, first_state, own_leaves, sites
 from ringmaster.techniques.models.export import export_adapter
 from ringmaster.techniques.models.peft_format import PREFIX, resolved
 from ringmaster.techniques.processes.order import GangOrder
@@ -184,8 +184,6 @@ class GroupMember(JobTrainingState):
         self.sites: list[AdaptedLinear] = sites(model, self._adapter)
         self.own: list[str] = own_leaves(model, self._adapter)
         state = first_state(model, self._adapter, self.sites, seed=self.job.seed)
-        if self._adapter.from_pretrained is not None:
-            state = pretrained_state(Path(self._adapter.from_pretrained), state)
         state = {name: whole(value).to(device).float() for name, value in state.items()}
         self.tree = tree_of(in_order_of(model, state))
         settings = parameter_settings(self.job, self.tree)
@@ -264,14 +262,14 @@ class GroupMember(JobTrainingState):
         self._idle = frozenset(at_rest)
         self.next_step += 1
 
-    def held_out(self) -> Iterator[tuple[dict[str, Tensor], list[int]]]:
+    def held_out(self, *, max_batches: int | None = None) -> Iterator[tuple[dict[str, Tensor], list[int]]]:
         """Yields this rank's share of each held-out global batch, and the numbers of its rows, if its metrics count.
 
         All ranks get the same number of rows at a time. Rows that cannot be divided evenly go to every rank, and only
-        the first rank counts them: the others get no numbers.
+        the first rank counts them: the others get no numbers. max_batches: at most so many, and those of the job.
         """
-        size, num_rows = self.job.global_batch_size, len(self._held_out)
-        for first in range(0, min(num_rows, self.job.evaluation.max_batches * size), size):
+        size, num_rows, most = self.job.global_batch_size, len(self._held_out), self.job.evaluation.max_batches
+        for first in range(0, min(num_rows, min(most, max_batches or most) * size), size):
             rows = range(first, min(first + size, num_rows))
             is_divided = len(rows) % self.ranks.num_ranks == 0
             own_rows = self._share(rows) if is_divided else list(rows)

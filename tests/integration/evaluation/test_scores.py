@@ -15,7 +15,7 @@ from ringmaster.techniques import DataSpec, EvaluationSpec, Job
 from ringmaster.techniques.data import prepare
 from ringmaster.techniques.models.build import build_model
 from ringmaster.techniques.models.export import export_model
-from ringmaster.techniques.scoring.evaluation import EvaluationOrder
+from ringmaster.techniques.models.rewriting import EvaluationOrder
 from ringmaster.techniques.scoring.scoring_order import TrainingData
 from tests.integration.evaluating import evaluate_model
 from tests.integration.workbench import DIGITS, LLAMA, VIT, write_prose

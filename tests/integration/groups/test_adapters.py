@@ -20,7 +20,7 @@ from ringmaster.techniques.models.build import build_model
 from ringmaster.techniques.models.export import checkpoint_steps, export_checkpoint, export_model
 from ringmaster.techniques.models.facts import model_facts
 from ringmaster.techniques.models.quantization import quantize_base
-from ringmaster.techniques.scoring.evaluation import EvaluationOrder
+from ringmaster.techniques.models.rewriting import EvaluationOrder
 from tests.integration.evaluating import evaluate_model
 from tests.integration.workbench import (
     ADAMW,

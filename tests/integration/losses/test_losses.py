@@ -16,8 +16,8 @@ from ringmaster.techniques.data import prepare
 from ringmaster.techniques.estimates.memory import Workload, forecast_memory
 from ringmaster.techniques.estimates.preflight import preflight_job
 from ringmaster.techniques.models.adaptation_support import copies_reference, why_no_adaptation
+from ringmaster.techniques.models.rewriting import EvaluationOrder
 from ringmaster.techniques.preflight import FROM_META_STEP, PreflightOrder
-from ringmaster.techniques.scoring.evaluation import EvaluationOrder
 from ringmaster.techniques.training.fused.group_requirements import why_not_together
 from tests.integration.evaluating import evaluate_model
 from tests.integration.losses.pairs import VOCAB_SIZE, preferences

@@ -10,7 +10,7 @@ from ringmaster.tasks.storage.journal import JobStatus
 from ringmaster.techniques import Profile, registry
 from ringmaster.techniques.processes.events import JobReady, Steps
 from ringmaster.techniques.profiles import GroupMemberProfile
-from ringmaster.techniques.turns import AT_ONCE, first_steps, num_steps_of_gang, steps_taken
+from ringmaster.techniques.training.fused.group_requirements import AT_ONCE, first_steps, num_steps_of_gang, steps_taken
 from tests.fake_engine import FakeEngine, FakeGang
 from tests.unit.execution.clocked import clocked_bench
 from tests.unit.execution.fakes import job, profile

@@ -110,6 +110,7 @@ def test_what_failed_before_it_was_planned_is_recorded_but_not_what_had_ended_in
     context = SimpleNamespace(
         node_context=SimpleNamespace(batch=batch, cluster=cluster(1)),
         journal=journal,
+        run_paths=SimpleNamespace(folder=tmp_path, cache_dir=tmp_path),
         recorder=SimpleNamespace(begin=lambda known, **_: began.append(known), listen=heard.append),
     )
     profiled = ProfilingResult(

@@ -42,7 +42,8 @@ class Runs:
 
     def profiled(self, *, sweep_scheduler=None):
         node_context = SimpleNamespace(batch=self.batch, cluster=cluster(1), environment=None, known=None, lend=None)
-        context = SimpleNamespace(node_context=node_context, journal=self.journal, recorder=None)
+        run_paths = SimpleNamespace(folder=self.batch.folder, cache_dir=None)
+        context = SimpleNamespace(node_context=node_context, journal=self.journal, recorder=None, run_paths=run_paths)
         run = LocalRun(context, RunOptions(resume=True), sweep_scheduler=sweep_scheduler, stack=ExitStack())
         return run.profile()
 

@@ -95,23 +95,26 @@ def test_what_is_no_file_of_the_model_is_refused(what, store, tmp_path):
     refused(store, folder, says)
 
 
+DAMAGED = "more.safetensors is no whole safetensors file"
 HEADERS = {
-    "a negative shape": (header({"w": tensor(shape=(-1, -2))}, bytes(8)), "has the shape"),
-    "a shape of fractions": (header({"w": tensor(shape=(2.0,))}, bytes(8)), "has the shape"),
-    "an unknown dtype": (header({"w": tensor("XX", (8,))}, bytes(8)), "is of 'XX', which is no kind of number"),
-    "a dtype that is a list": (header({"w": tensor(["F32"])}, bytes(8)), "which is no kind of number"),
-    "another size": (header({"w": tensor(shape=(3,))}, bytes(8)), "w has 8 bytes"),
-    "an overflowing shape": (header({"w": tensor(shape=(2**62, 4))}, bytes(8)), "w has 8 bytes"),
-    "offsets beyond the end": (header({"w": tensor(offsets=(8, 16))}, bytes(8)), "is damaged"),
-    "offsets backwards": (header({"w": tensor(offsets=(8, 0))}, bytes(8)), "w has -8 bytes"),
-    "overlapping tensors": (header({"v": tensor(), "w": tensor()}, bytes(8)), "is damaged"),
-    "negative offsets": (header({"w": tensor(offsets=(-8, 0))}, bytes(8)), "has the data_offsets"),
+    "a negative shape": (header({"w": tensor(shape=(-1, -2))}, bytes(8)), DAMAGED),
+    "a shape of fractions": (header({"w": tensor(shape=(2.0,))}, bytes(8)), DAMAGED),
+    "a shape of thousands of dimensions": (header({"w": tensor(shape=(1,) * 5000 + (2,))}, bytes(8)), "dimensions"),
+    "an unknown dtype": (header({"w": tensor("XX", (8,))}, bytes(8)), DAMAGED),
+    "a dtype that is a list": (header({"w": tensor(["F32"])}, bytes(8)), DAMAGED),
+    "another size": (header({"w": tensor(shape=(3,))}, bytes(8)), DAMAGED),
+    "an overflowing shape": (header({"w": tensor(shape=(2**62, 4))}, bytes(8)), DAMAGED),
+    "offsets beyond the end": (header({"w": tensor(offsets=(8, 16))}, bytes(8)), DAMAGED),
+    "offsets backwards": (header({"w": tensor(offsets=(8, 0))}, bytes(8)), DAMAGED),
+    "overlapping tensors": (header({"v": tensor(), "w": tensor()}, bytes(8)), DAMAGED),
+    "negative offsets": (header({"w": tensor(offsets=(-8, 0))}, bytes(8)), DAMAGED),
+    "bytes of no tensor": (header({"w": tensor()}, bytes(16)), DAMAGED),
     "a tensor twice": (header(f'{{"w": {json.dumps(tensor())}, "w": {json.dumps(tensor())}}}', bytes(8)), "twice"),
-    "nested brackets": (header(DEEP), "header cannot be read"),
-    "a list": (header("[]"), "it is no object"),
-    "a header of petabytes": (struct.pack("<Q", 2**50) + b"{}", "header would have"),
+    "nested brackets": (header(DEEP), DAMAGED),
+    "a list": (header("[]"), DAMAGED),
+    "a header of petabytes": (struct.pack("<Q", 2**50) + b"{}", DAMAGED),
     "control characters": (header({"\x1b[2J": tensor()}, bytes(8)), "no parameter's name"),
-    "half a character": (header('{"\\ud800": ' + json.dumps(tensor()) + "}", bytes(8)), "no parameter's name"),
+    "half a character": (header('{"\\ud800": ' + json.dumps(tensor()) + "}", bytes(8)), DAMAGED),
     "modules in modules": (header({"a." * 5000: tensor()}, bytes(8)), "no parameter's name"),
 }
 
@@ -252,13 +255,6 @@ def test_a_list_with_another_digest_is_damaged(store, tmp_path):
         store.restore(id, tmp_path / "out")
     assert not (tmp_path / "out").exists()
     assert store.fsck() == [f"the list of model {id} is damaged: its content has another digest. {store._remedy}"]
-
-
-def test_fsck_tells_of_tensors_that_older_versions_took_in(store, tmp_path):
-    kept = store.add(model(tmp_path / "m"))
-    odd = {"name": "w", "dtype": "XX", "shape": [-1, -4], "digest": kept.tensors["w"].digest}
-    forged = rewritten(store, kept.id, tensors=[odd])
-    assert store.fsck() == [f"model {forged}: config/w is said to be [-1, -4] of XX, which no tensor is"]
 
 
 @pytest.mark.parametrize("id", ["../../secret", "", "..", "x" * 300, "a\0b"])

@@ -1,7 +1,6 @@
 """The tensor store: exact contents, equal tensors stored once, damage detected, and safe concurrent use."""
 
 import os
-import shutil
 from concurrent.futures import ThreadPoolExecutor
 
 import numpy as np
@@ -195,15 +194,6 @@ def test_an_equal_model_goes_with_the_last_of_its_owners(store, tmp_path):
     assert store.ids() == [] and store.owners() == set()
 
 
-def test_what_was_kept_before_there_were_owners_stays(store, tmp_path):
-    folder = model(tmp_path / "m", weights())
-    kept = store.add(folder)
-    shutil.rmtree(store.folder / "owners")
-    store.add(folder, owner="m-1@here")
-    assert store.gc(drop=["m-1@here"]) == 0
-    assert store.ids() == [kept.id], "who else wanted it, nobody knows"
-
-
 def test_gc_drops_nothing_where_damage_hides_what_is_needed(store, tmp_path):
     base = weights()
     first = store.add(model(tmp_path / "base", base), owner="m-1")
@@ -242,10 +232,10 @@ def test_a_damaged_file_is_not_taken_in(store, tmp_path):
     folder = model(tmp_path / "m", weights())
     path = folder / "model.safetensors"
     path.write_bytes(path.read_bytes()[:-100])
-    with pytest.raises(TensorStoreError, match=r"model.safetensors is damaged"):
+    with pytest.raises(TensorStoreError, match=r"model.safetensors is no whole safetensors file"):
         store.add(folder)
     path.write_bytes(b"\x00" * 20)
-    with pytest.raises(TensorStoreError, match=r"model.safetensors is no safetensors file"):
+    with pytest.raises(TensorStoreError, match=r"model.safetensors is no whole safetensors file"):
         store.add(folder)
     assert store.ids() == []
 

@@ -123,7 +123,7 @@ def without_places(folder):
 @pytest.mark.parametrize(
     ("damage", "said"),
     [
-        (shortened, "bytes of its tensors"),
+        (shortened, "is not a valid safetensors file"),
         (without_a_shard, "cannot be read: No such file"),
         (of_a_tensor_elsewhere, "which lacks it"),
         (of_text, "is not a valid safetensors file"),

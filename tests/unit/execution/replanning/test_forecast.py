@@ -21,10 +21,14 @@ from ringmaster.tasks.execution.events import (
 )
 from ringmaster.tasks.execution.forecast import (
     CERTAIN,
+    FEWEST_SCORES,
+    LATEST,
     LEAST_SPREAD,
     NU,
+    Z_LATEST,
     EarlierRun,
     EarliestEnds,
+    EndScores,
     ForecastConditions,
     corrected,
     errors_in,
@@ -251,6 +255,32 @@ def test_what_no_profile_contains_is_independent_of_the_speeds(num_jobs):
     assert found.spread == pytest.approx(math.hypot(spread_of(left), LEAST_SPREAD))
     half = math.log(found.high_s / found.low_s) / 2
     assert half == pytest.approx(corrected(found.spread, ())[1], rel=0.05)
+
+
+def test_latest_ends_learn_how_late_earlier_ends_were():
+    scores, random_numbers = EndScores(), random.Random(5)
+    num_met = 0
+    for i in range(900):
+        left = {"a": np.exp(0.1 * np.linspace(-2, 2, 200)) * 100}
+        end = predict(left, z_latest=(scores.z_latest, Z_LATEST), made_s=50.0).jobs["a"]
+        late_s = 50.0 + 100.0 * math.exp(random_numbers.gauss(0.2, 0.3))  # later, and off by more, than is believed
+        scores.note(f"j{i}", end, made_s=50.0)
+        scores.note(f"j{i}", replace(end, end_s=end.end_s + 1.0), made_s=50.0)  # no half of it is over
+        scores.close(f"j{i}", late_s)
+        num_met += i >= 300 and late_s <= end.latest_s
+    assert abs(num_met / 600 - LATEST) < 0.04
+
+
+def test_jobs_that_were_stopped_and_few_ends_say_nothing():
+    scores = EndScores()
+    end = predict({"a": np.full(200, 10.0)}).jobs["a"]
+    for i in range(100):
+        scores.note(f"j{i}", end, made_s=0.0)
+        scores.close(f"j{i}", None if i >= FEWEST_SCORES - 1 else 1000.0)
+    assert scores.z_latest == Z_LATEST
+    scores.note("last", end, made_s=0.0)
+    scores.close("last", 1000.0)
+    assert scores.z_latest > 5 * Z_LATEST
 
 
 @st.composite

@@ -144,15 +144,16 @@ def test_a_node_that_leaves_while_a_batch_is_measured_on_it_fails_no_batch(datab
 
     @contextmanager
     def open_node_context(batch, *, home):
-        yield SimpleNamespace(is_pool_node=True, cluster=Cluster(nodes=(healthy(node("n1")),)))
+        cluster = Cluster(nodes=(healthy(node("n1")),))
+        yield SimpleNamespace(is_pool_node=True, cluster=cluster, batch=BATCH, environment=None, known=None, lend=None)
 
-    def measure(bench, database):
+    def measure(jobs, **_):
         if refused:
             raise refused.pop()
         return MEASURED
 
     monkeypatch.setattr(profiling, "open_node_context", open_node_context)
-    monkeypatch.setattr(profiling, "_measure", measure)
+    monkeypatch.setattr(profiling, "profile_task", measure)
     monkeypatch.setattr(profiling, "notices", lambda: notices.append)
     assert profile_on_pool(BATCH, key="nightly-1", database=database).num_trials == MEASURED.num_trials
     assert notices == ["not measured: n1: the devices of n1 cannot be had"] * 5
@@ -252,7 +253,12 @@ def test_a_gang_may_span_the_nodes_that_the_engine_may_lend(database, monkeypatc
     nodes.register(replace(node("smaller", num_devices=1), allocation="slurm:9"))
     nodes.note_most_lent(7)
     nodes.note_most_lent(most_lent)
-    monkeypatch.setattr(profiling, "profile_task", lambda jobs, **options: found.append(options["num_nodes"]))
+
+    def measure(jobs, *, num_nodes, **_):
+        found.append(num_nodes)
+        return MEASURED
+
+    monkeypatch.setattr(profiling, "profile_task", measure)
     cluster = Cluster(nodes=(healthy(node("n0")),))
     context = SimpleNamespace(cluster=cluster, batch=BATCH, environment=None, known=None, lend=None)
     profiling._measure(context, Journal(database, batch="nightly-1"))
