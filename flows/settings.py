@@ -32,7 +32,7 @@ from ringmaster.techniques.processes.caches import own_caches
 
 if TYPE_CHECKING:
     from ringmaster.model_lineage.ledger.ledger import Ledger
-    from ringmaster.model_lineage.waiting import OutageRetry
+    from ringmaster.model_lineage.mlflow_calls import OutageRetry
     from ringmaster.tasks.planning.whatif.nodes import NodePrices
     from ringmaster.tasks.pool.node_scaler import ElasticityOptions
 

@@ -6,7 +6,7 @@ from collections.abc import Iterator, Mapping
 from typing import Any
 from xml.etree import ElementTree
 
-from ringmaster.model_lineage.hub_cards import hub_card
+from ringmaster.model_lineage.model_pages import hub_card
 from ringmaster.model_lineage.pictures import Relative, family_svg
 from ringmaster.model_lineage.records import CHAMPION, COMPONENT
 from ringmaster.model_lineage.snapshot import LineageNode, Snapshot

@@ -12,26 +12,22 @@ from typing import TYPE_CHECKING
 
 from ringmaster.techniques.job import Job
 from ringmaster.techniques.loss import loss_function_of
+from ringmaster.techniques.single import Single
 from ringmaster.techniques.technique import (
     OPTIMIZER_STATE_BYTES,
     RECOMPUTE,
-    RUN,
     WEIGHT_BYTES,
     Config,
     GangShape,
-    Technique,
     training_state_bytes,
     undivided_batch_only,
 )
 
 if TYPE_CHECKING:
-    from torch import nn
-    from torch.distributed.device_mesh import DeviceMesh
-
     from ringmaster.techniques.model_facts import ModelFacts
 
 
-class Local(Technique):
+class Local(Single):
     """Holds one or several of the job's workers on each device, which exchange weights at the ends of rounds only.
 
     The harness takes the workers' steps: see `training.local_updates`.
@@ -40,9 +36,10 @@ class Local(Technique):
     name = "local"
     summary = "workers with optimizers of their own, averaged every few steps"
     needs = "a job with `local_updates`; devices that divide its workers; the state of these in each device's memory"
-    takes_4_bits = True
-    whole_tensors = True
-    takes_chunks = RUN
+    adaptations = frozenset()
+    generates = False
+    takes_kernels = False
+    measures_noise = False
     updates_locally = True
 
     def supports(self, job: Job, gang: GangShape, facts: ModelFacts) -> str | None:
@@ -63,6 +60,10 @@ class Local(Technique):
         for recompute in RECOMPUTE:
             yield {"micro_batch": micro_batch, "recompute": recompute}
 
+    def num_ranks(self, gang: GangShape) -> int:
+        """Returns one for each device."""
+        return gang.num_devices
+
     def estimate_memory(self, job: Job, gang: GangShape, config: Config, facts: ModelFacts) -> int:
         """Returns the bytes of one training state, and of each further worker's weights and optimizer state.
 
@@ -74,10 +75,3 @@ class Local(Technique):
         of_worker = WEIGHT_BYTES + OPTIMIZER_STATE_BYTES[job.optimizer.name]
         of_rounds = WEIGHT_BYTES * (2 if spec.outer_momentum else 1)
         return training_state_bytes(job, facts) + facts.num_updated * (more * of_worker + of_rounds)
-
-    def parallelize(self, model: nn.Module, mesh: DeviceMesh | None, config: Config) -> nn.Module:
-        """Applies recomputation; each device has the whole model."""
-        from ringmaster.techniques.training.recomputation import recompute_layers
-
-        recompute_layers(model, config["recompute"])
-        return model

@@ -137,13 +137,11 @@ class DecisionArtifact:
 
     def listen(self, event: ExecutionEvent) -> None:
         """Notes an executor's decision; updates the table every DRAW_EVERY_S, and whenever a job ends."""
-        line = (
-            None if isinstance(event, GangReport) and isinstance(event.event, EvaluationReported) else describe(event)
-        )
-        if line is None:  # evaluations are in the log, and no decisions
-            return
+        text, _ = describe(event)
+        if not text or (isinstance(event, GangReport) and isinstance(event.event, EvaluationReported)):
+            return  # evaluations are in the log, and no decisions
         now_s = self._clock()
-        self._rows.append({"after": f"{now_s - self._began_s:.1f} s", "what": line.text})
+        self._rows.append({"after": f"{now_s - self._began_s:.1f} s", "what": text})
         if isinstance(event, JobEnded) or now_s - self._written_s >= DRAW_EVERY_S:
             self._written_s = now_s
             self._behind.ask()

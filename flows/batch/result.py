@@ -363,9 +363,10 @@ def finish_records(recorder: AsyncRecorder, result: BatchResult) -> None:
 
 def log_decision(event: ExecutionEvent) -> None:
     """Logs an executor's event with its reason in the flow run's log; a failed job is logged as an error."""
-    if (line := describe(event)) is not None:
+    text, _ = describe(event)
+    if text:
         has_failed = isinstance(event, JobEnded) and event.status == JobStatus.FAILED
-        get_run_logger().log(logging.ERROR if has_failed else logging.INFO, line.text)
+        get_run_logger().log(logging.ERROR if has_failed else logging.INFO, text)
 
 
 def failure(job: str, why: str) -> JobEnded:

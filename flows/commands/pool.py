@@ -159,7 +159,7 @@ def submit(
     from ringmaster.flows.batch.batch_input import batch_in_file
     from ringmaster.tasks.pool.requests import Requests
     from ringmaster.tasks.pool.submissions import hand_over
-    from ringmaster.tasks.storage.releases import check_release
+    from ringmaster.tasks.storage.schema import check_release
 
     with open_database(pool) as database:
         database.read(check_release)

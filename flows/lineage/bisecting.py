@@ -50,10 +50,6 @@ class MetricTest:
     comparison: str
     value: float
 
-    def applies_to(self, node: LineageNode) -> bool:
-        """Returns whether the model has that metric."""
-        return self.metric in node.metrics
-
     def is_good(self, node: LineageNode) -> bool:
         """Returns whether the model passes."""
         return COMPARISONS[self.comparison](node.metrics[self.metric], self.value)
@@ -225,7 +221,7 @@ class Bisection:
 
     def _tested(self, node: LineageNode) -> bool | None:
         if isinstance(self.test, MetricTest):
-            return self.test.is_good(node) if self.test.applies_to(node) else None
+            return self.test.is_good(node) if self.test.metric in node.metrics else None
         try:
             folder = self.home.model_dir(node)
         except ValueError:  # deleted, or out of reach

@@ -35,7 +35,7 @@ from ringmaster.tasks.pool.submissions import Submission, Submissions
 from ringmaster.tasks.process_identity import say_ready
 from ringmaster.tasks.storage.database import BatchingDatabase, Database, DatabaseClosed
 from ringmaster.tasks.storage.journal import Journal
-from ringmaster.tasks.storage.releases import check_release, note_release
+from ringmaster.tasks.storage.schema import check_release, note_release
 from ringmaster.tasks.timeline.reader import TimelineReader
 
 logger = logging.getLogger(__name__)
@@ -248,5 +248,6 @@ def _end_at_once() -> None:
 
 def _log(event: ExecutionEvent) -> None:
     """Logs an event of the controller: what was decided, and why."""
-    if (line := describe(event)) is not None:
-        logger.info("%s", line.text)
+    text, _ = describe(event)
+    if text:
+        logger.info("%s", text)

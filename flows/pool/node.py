@@ -28,7 +28,7 @@ from ringmaster.tasks.pool.node_gangs import hold_devices
 from ringmaster.tasks.pool.nodes import Timeouts
 from ringmaster.tasks.process_identity import say_ready
 from ringmaster.tasks.storage.database import Database, DatabaseClosed
-from ringmaster.tasks.storage.releases import check_release
+from ringmaster.tasks.storage.schema import check_release
 from ringmaster.techniques.processes.forkserver_client import ForkServer
 
 LOOK_EVERY_S = 1.0

@@ -56,7 +56,7 @@ from ringmaster.flows.pool.profiling import keeping_a_node, profile_on_pool
 from ringmaster.flows.reports.progress import current_view
 from ringmaster.flows.settings import PoolAddress
 from ringmaster.model_lineage.ledger.ledger import Ledger
-from ringmaster.model_lineage.waiting import OutageRetry
+from ringmaster.model_lineage.mlflow_calls import OutageRetry
 from ringmaster.tasks.background_worker import running
 from ringmaster.tasks.batch import Batch
 from ringmaster.tasks.batch.adaptation_rules import with_orphans, with_teachers
@@ -69,7 +69,7 @@ from ringmaster.tasks.pool.requests import RequestKind, Requests
 from ringmaster.tasks.pool.submissions import BatchMeasurement, Submission, followed, is_cancelled, measured
 from ringmaster.tasks.profiling.stage import ProfilingResult
 from ringmaster.tasks.storage.database import Database, DatabaseClosed
-from ringmaster.tasks.storage.releases import check_release
+from ringmaster.tasks.storage.schema import check_release
 from ringmaster.tasks.sweeping.scheduler import SweepScheduler
 from ringmaster.techniques.checkpoints.shared_models import store_model
 

@@ -93,11 +93,7 @@ def _comparison(plan: Plan, simple: Mapping[str, float]) -> Table:
     rows_ += [(name, seconds, f"{seconds / makespan_s:.2f} times as long") for name, seconds in simple.items()]
     # Rules that are many times as long would leave the other bars too short.
     longest_s = min(max(seconds for _, seconds, _ in rows_), 2.5 * makespan_s) or 1.0
-    table = Table.grid(padding=(0, 2))
-    table.add_column(justify="right")
-    table.add_column()
-    table.add_column(justify="right")
-    table.add_column()
+    table = Table.grid(Column(justify="right"), "", Column(justify="right"), "", padding=(0, 2))
     for name, seconds, value in rows_:
         length = max(1, round(BAR * min(1.0, seconds / longest_s)))
         cut = "▸" if seconds > longest_s else ""

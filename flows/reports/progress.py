@@ -157,26 +157,21 @@ class BatchProgress:
             texts.append(whole_seconds(now_s - self._planned_s))
         if self._activity:
             texts.append(f"{self._activity}, {whole_seconds(now_s - self._activity_s)}")
-        if (
-            self._prediction is not None
-            and self.rows
-            and (ends_in := self._ends_in(self._prediction, self._prediction.end))
-        ):
+        ends_in = self._ends_in(self._prediction.end) if self._prediction and self.rows else ""
+        if ends_in:
             texts.append(f"ends in {ends_in}")
         return " · ".join(texts)
 
     def ends_in(self, job: str) -> str:
         """Returns in how long a job likely ends: "3 to 5 min"; empty where that is not predicted."""
-        if self._prediction is None or job not in self._prediction.jobs:
-            return ""
-        return self._ends_in(self._prediction, self._prediction.jobs[job])
+        return self._ends_in(self._prediction.jobs.get(job)) if self._prediction else ""
 
-    def _ends_in(self, prediction: Prediction, end: PredictedEnd) -> str:
-        """Returns the range of the seconds that are left; empty where the time for it is over."""
-        elapsed_s = self._wall_clock() - prediction.since_s
-        if end.high_s <= elapsed_s:
+    def _ends_in(self, end: PredictedEnd | None) -> str:
+        """Returns the range of the seconds that are left; empty where nothing is predicted, or the time is over."""
+        if self._prediction is None or end is None:
             return ""
-        return range_text(end.low_s - elapsed_s, end.high_s - elapsed_s)
+        elapsed_s = self._wall_clock() - self._prediction.since_s
+        return "" if end.high_s <= elapsed_s else range_text(end.low_s - elapsed_s, end.high_s - elapsed_s)
 
     def lines(self) -> list[str]:
         """Returns a line for each running job, or for the present activity where none runs."""
@@ -244,8 +239,9 @@ class ConsoleView(View):
     def listen(self, event: ExecutionEvent) -> None:
         """Notes the event, and prints a line about it if it matters."""
         self._batch.hear(event)
-        if self._is_printed(event) and (value := describe(event)) is not None:
-            self._console.print(value.text, style=value.style, soft_wrap=True)
+        text, style = describe(event)
+        if text and self._is_printed(event):
+            self._console.print(text, style=style, soft_wrap=True)
 
     def _is_printed(self, event: ExecutionEvent) -> bool:
         return True
@@ -342,18 +338,10 @@ def shown(console: Console, *, is_verbose: bool = False) -> Iterator[None]:
             current_view.reset(token)
 
 
-@dataclass(frozen=True, kw_only=True)
-class EventLine:
-    """An event as one line of printable text for a person, and the style of that line on a terminal."""
-
-    text: str
-    style: str = ""
-
-
-def describe(event: ExecutionEvent) -> EventLine | None:
-    """Returns an event as a line for a person; None if it is not worth one."""
+def describe(event: ExecutionEvent) -> tuple[str, str]:
+    """Returns an event as a line for a person, empty if it is not worth one, and the line's style on a terminal."""
     text, style = _described(event)
-    return EventLine(text=printable(text), style=style) if text else None
+    return printable(text), style
 
 
 def _described(event: ExecutionEvent) -> tuple[str, str]:

@@ -123,8 +123,7 @@ def _batch(file: Path) -> Batch:
     """Reads a batch file, or a file with one job."""
     data = read(file.read_text(encoding="utf-8")).data if file.is_file() else None
     if isinstance(data, dict) and "jobs" not in data and "grid" not in data and "model" in data:
-        text = json.dumps({"jobs": [{"name": file.stem, **data}]})
-        return parse_batch(text, folder=file.parent, name=file.name)
+        return parse_batch(json.dumps({"jobs": [{"name": file.stem, **data}]}), folder=file.parent, name=file.name)
     return load_batch(file)
 
 
@@ -137,9 +136,7 @@ def _shapes(
     if num_devices is not None and memory is not None:
         if num_devices % num_nodes:
             raise InputError([f"{num_devices} devices cannot be divided evenly over {num_nodes} nodes"])
-        memory_bytes = _bytes(memory)
-        shape = GangShape(kind="gpu", num_devices=num_devices, memory_bytes=memory_bytes, num_nodes=num_nodes)
-        return (shape,), ()
+        return (GangShape(kind="gpu", num_devices=num_devices, memory_bytes=_bytes(memory), num_nodes=num_nodes),), ()
     with input_errors():
         devices = detect(batch.devices).devices
     sizes = range(1, len(devices) + 1)

@@ -138,9 +138,7 @@ def _device_row(row: DeviceRow, margin: int, colour: dict[str, str]) -> Text:
 
 def _style(piece: GanttCells, colour: dict[str, str], *, is_first_plan: bool) -> tuple[str, str]:
     """Returns the foreground and background of a piece's cells."""
-    if not isinstance(piece.of, TimelineSpan):
-        return FAINT, ""
-    if is_first_plan:
+    if is_first_plan or not isinstance(piece.of, TimelineSpan):
         return FAINT, ""
     is_running = piece.of.status == NOW_RUNNING
     if not colour:
@@ -176,8 +174,7 @@ def _nodes(run_timeline: RunTimeline, most: int) -> Table:
     table = Table("node", "devices", "status", "health", box=None, header_style="bold", padding=(0, 2, 0, 0))
     for node in sorted(run_timeline.nodes, key=lambda node: (not node.health, node.name))[:most]:
         text = "; ".join(f"device {number} {reason}" for number, reason in node.health) or "well"
-        style = RED if node.health else None
-        table.add_row(node.name, str(node.num_devices), node.status, text, style=style)
+        table.add_row(node.name, str(node.num_devices), node.status, text, style=RED if node.health else None)
     if len(run_timeline.nodes) > most:
         table.add_row(f"and {len(run_timeline.nodes) - most} more", style=FAINT)
     return table
@@ -380,19 +377,19 @@ def _runs_on_pool(*, has_figures: bool) -> Iterator[StatusRun]:
         for qualified, record in Journal(database, batch=None).jobs(batches=list(shown)).items():
             key, _, job = qualified.partition("/")
             records[key].append(replace(record, name=job))
-        segments = Archive(database, is_pool=True).segments(list(shown), since_s=0.0) if has_figures else []
-        options = _options(segments)
+        options = _options(Archive(database, is_pool=True).segments(list(shown), since_s=0.0) if has_figures else [])
         is_running = has_figures and any(map(_is_running, records.values()))
         lines = _lines(TimelineReader(database, name="the pool", is_pool=True)) if is_running else {}
         for key, name in shown.items():
             own = (_of_batch(options, key), _of_batch(lines, key))
             rows = _rows(records[key], name, key, options=own[0], lines=own[1])
             yield StatusRun(batch=name, folder=Path(folders[key]), rows=rows)
-        for each in pending(database):  # it was handed over, and none of its jobs is in a plan yet
+        for handed in pending(database):  # no job of it is in a plan yet
             rows = [
-                _row(each.name, each.run, job, status=each.status, step=0, message=each.message) for job in each.jobs
+                _row(handed.name, handed.run, job, status=handed.status, step=0, message=handed.message)
+                for job in handed.jobs
             ]
-            yield StatusRun(batch=each.name, folder=settings.home() / "batches" / each.name, rows=rows)
+            yield StatusRun(batch=handed.name, folder=settings.home() / "batches" / handed.name, rows=rows)
 
 
 def _rows(

@@ -25,7 +25,6 @@ from ringmaster.tasks.evaluation import recording
 from ringmaster.tasks.evaluation.examination import ExaminationRequest, ExaminationResult
 from ringmaster.tasks.evaluation.scores import score_models
 from ringmaster.tasks.evaluation.suite import Suite
-from ringmaster.tasks.evaluation.task import examine_task
 from ringmaster.tasks.profiling.preflight import TrialEnvironment, preflight_jobs
 from ringmaster.tasks.retraining import promotion
 from ringmaster.tasks.retraining.drift import references_of, scored_features
@@ -33,7 +32,7 @@ from ringmaster.tasks.retraining.policy import OF_POLICY, PLAIN_RULE, PromotionD
 from ringmaster.tasks.retraining.production import with_tokenizer_of
 from ringmaster.tasks.retraining.promotion import ServingVersions, leave_waiting
 from ringmaster.tasks.retraining.report import FAILED, KEPT, LEFT, PROMOTED, ModelResult
-from ringmaster.tasks.retraining.task import promote_task
+from ringmaster.tasks.retraining.task import examine_task, promote_task
 from ringmaster.tasks.storage.journal import JobStatus
 from ringmaster.techniques import Job
 from ringmaster.techniques.scoring.scoring_order import TrainingData

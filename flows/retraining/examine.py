@@ -116,9 +116,8 @@ def data_spec(text: str, *, all_rows: bool = False) -> DataSpec:
     try:
         entry = Data.model_validate(raw, context={"folder": folder.resolve()})
     except ValidationError as error:
-        result = findings(error, root=Data)
         raise InputError(
-            [f"--data: {place_text(f.place)}: {f.message}. To fix: {f.remedy}." for f in result]
+            [f"--data: {place_text(f.place)}: {f.message}. To fix: {f.remedy}." for f in findings(error, root=Data)]
         ) from error
     spec: DataSpec = from_json(DataSpec, entry.model_dump())
     return replace(spec, held_out=0.0) if all_rows and spec.path is not None else spec
@@ -356,12 +355,11 @@ def promote_by_hand(
 def _begun_before(home: LineageHome, node: LineageNode) -> Promotion:
     """Returns a promotion that was just finished, with the decision that was made when it was begun."""
     kept = promotion.read_decisions(home.ledger, node.record)
-    decision = PromotionDecision(promote=True, why="; ".join(kept[-1].reasons), reasons=kept[-1].reasons)
     return Promotion(
         name=node.record.registered_name,
         version=promotion.version_of(node.record),
         before=kept[-1].champion_before,
-        decision=decision,
+        decision=PromotionDecision(promote=True, why="; ".join(kept[-1].reasons), reasons=kept[-1].reasons),
     )
 
 
@@ -400,17 +398,17 @@ def _with_word_of(
 
 def _check(request: PromotionRequest) -> None:
     """Raises InputError if the options of the request contradict each other."""
-    faults = []
-    if request.policy is None and not request.why:
-        faults.append("nobody says why. To fix: say it by --why, or name a policy by --policy")
-    if request.policy is None and (request.force or request.against or request.data or request.all_rows):
-        faults.append("--force, --against, --data and --all-rows go with a policy. To fix: name one by --policy")
-    if request.policy is not None and request.data is None:
-        faults.append("the policy has nothing to look at. To fix: name data by --data, such as --data digits")
-    if request.force and not request.why:
-        faults.append("--force wants a reason. To fix: say it by --why")
-    if faults:
-        raise InputError(faults)
+    has_policy = request.policy is not None
+    faults = {
+        "nobody says why. To fix: say it by --why, or name a policy by --policy": not has_policy and not request.why,
+        "--force, --against, --data and --all-rows go with a policy. To fix: name one by --policy": not has_policy
+        and (request.force or request.against or request.data or request.all_rows),
+        "the policy has nothing to look at. To fix: name data by --data, such as --data digits": has_policy
+        and request.data is None,
+        "--force wants a reason. To fix: say it by --why": request.force and not request.why,
+    }
+    if any(faults.values()):
+        raise InputError([fault for fault, is_made in faults.items() if is_made])
 
 
 def _candidate(home: LineageHome, name: str) -> LineageNode:

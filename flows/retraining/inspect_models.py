@@ -169,8 +169,7 @@ def _run_of_training(run: RetrainingRun, model: ModelRecord) -> str | None:
         return kept.run_date
     if model.run_id is None:
         return None
-    start_ms = run.ledger.client.get_run(model.run_id).info.start_time
-    return run.production.hours.run_date_of(start_ms / 1000)
+    return run.production.hours.run_date_of(run.ledger.client.get_run(model.run_id).info.start_time / 1000)
 
 
 def _drifts(

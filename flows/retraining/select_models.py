@@ -105,8 +105,7 @@ def _problems(run: RetrainingRun, profiled: ProfilingResult, limits: RunLimits) 
 
 def _plan(limits: RunLimits, problem: Problem) -> Plan:
     """Plans as the batch will be planned: jobs are trained together if that is better."""
-    objective = _terms(limits, ()).objective
-    return checked_fusion(problem, work_s=PLANNING_WORK_S, seed=0, objective=objective).together
+    return checked_fusion(problem, work_s=PLANNING_WORK_S, seed=0, objective=_terms(limits, ()).objective).together
 
 
 def _trainable_jobs(check: InspectedModel) -> Iterator[Job]:

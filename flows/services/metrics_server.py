@@ -33,7 +33,7 @@ from ringmaster.tasks.pool.nodes import NodeStatus
 from ringmaster.tasks.pool.pool_monitor import Measurement, PlanReason, PoolMonitor, PoolState
 from ringmaster.tasks.storage.database import Database
 from ringmaster.tasks.storage.journal import ENDED
-from ringmaster.tasks.storage.releases import own_release
+from ringmaster.tasks.storage.schema import own_release
 from ringmaster.techniques.processes.events import OutcomeStatus
 
 CANCELLED = "cancelled"

@@ -26,8 +26,7 @@ from urllib.parse import unquote, urlsplit
 
 from ringmaster.errors import LedgerError
 from ringmaster.model_lineage import sqlite_files
-from ringmaster.model_lineage.mlflow_calls import TENSORS_SCHEME, RetryingClient, redacted, tensors_uri
-from ringmaster.model_lineage.waiting import OutageRetry
+from ringmaster.model_lineage.mlflow_calls import TENSORS_SCHEME, OutageRetry, RetryingClient, redacted, tensors_uri
 
 if TYPE_CHECKING:  # they import numpy and MLflow
     from ringmaster.model_lineage.signatures import SigningKeys

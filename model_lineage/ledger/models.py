@@ -21,7 +21,6 @@ from urllib.parse import unquote, urlsplit
 
 from ringmaster.errors import LedgerError, SignatureError, TensorStoreError
 from ringmaster.model_lineage import model_pages
-from ringmaster.model_lineage.hub_cards import CARD, hub_card
 from ringmaster.model_lineage.ledger.connection import paged
 from ringmaster.model_lineage.ledger.registry import (
     CHILD,
@@ -45,6 +44,7 @@ from ringmaster.model_lineage.ledger.registry import (
 )
 from ringmaster.model_lineage.ledger.runs import flat_params, param_text, valid_key
 from ringmaster.model_lineage.mlflow_calls import TENSORS_SCHEME
+from ringmaster.model_lineage.model_pages import CARD, hub_card
 from ringmaster.model_lineage.records import ADAPTATION_KINDS, COMPONENT, DatasetInput, ModelRecord, Origin
 from ringmaster.model_lineage.signatures import SIGNATURE, SignatureProof, sign, signed_digest, verify
 from ringmaster.text import markdown, storable
@@ -162,8 +162,7 @@ class Models(Families):
             for each, content in signed.items():
                 (added / each).write_bytes(content)
             self.client.log_model_artifacts(model.model_id, str(added))
-            digest = sha256(signed[SIGNATURE]).hexdigest()
-            self.client.set_logged_model_tags(model.model_id, {SIGNED: digest})
+            self.client.set_logged_model_tags(model.model_id, {SIGNED: sha256(signed[SIGNATURE]).hexdigest()})
 
     def _materials(self, model: Any, parents: Sequence[ModelRecord]) -> list[dict[str, Any]]:
         """Returns what a model was made from, with the digests that are known."""
@@ -275,11 +274,8 @@ class Models(Families):
         for the model's card.
         """
         model, client = self.client.get_logged_model(record.model_id), self.client
-        versions = client.search_model_versions(f"name = '{name}'")
-        version = next((result for result in versions if result.tags.get(MODEL_ID) == record.model_id), None)
         parents = self._parents(record)
-        if version is None:
-            version = self._create_version(model, name, description=self._card(model, parents, text))
+        version = self._version(model, name, parents, text)
         known = of_tag(model.tags, VERSIONS, list)
         entry = {"name": name, "version": str(version.version)}
         tag = json.dumps([*(other for other in known if other != entry), entry])
@@ -295,8 +291,7 @@ class Models(Families):
         The files are deleted by `mlflow gc`, like all files of entities deleted in MLflow.
         """
         client = self.client
-        versions = client.search_model_versions(f"run_id = '{run_id}'")
-        for version in versions:
+        for version in client.search_model_versions(f"run_id = '{run_id}'"):
             client.delete_model_version(version.name, str(version.version))
             if not client.search_model_versions(f"name = '{version.name}'"):
                 client.delete_registered_model(version.name)
@@ -360,8 +355,15 @@ class Models(Families):
         ]
         self.client.log_batch(run_id, metrics=entries)
 
-    def _create_version(self, model: Any, name: str, *, description: str) -> Any:
-        """Creates the next version of the registered model `name`, which is created if missing."""
+    def _version(self, model: Any, name: str, parents: Sequence[ModelRecord], text: str) -> Any:
+        """Returns the version of the registered model `name` that a LoggedModel is; creates what is missing.
+
+        text: for the model's card.
+        """
+        versions = self.client.search_model_versions(f"run_id = '{model.source_run_id}'")
+        own = (result for result in versions if result.name == name and result.tags.get(MODEL_ID) == model.model_id)
+        if (version := next(own, None)) is not None:
+            return version
         try:
             self.client.create_registered_model(name)
         except LedgerError as error:
@@ -373,7 +375,7 @@ class Models(Families):
             source=model.artifact_location,
             run_id=model.source_run_id,
             tags={MODEL_ID: model.model_id, KIND: model.tags[KIND], PARENTS: model.tags[PARENTS]},
-            description=description,
+            description=self._card(model, parents, text),
             model_id=model.model_id,
             await_creation_for=None,  # the version is ready at once; MLflow would print that it waits
         )
@@ -381,11 +383,7 @@ class Models(Families):
     def _register(self, model: Any, parents: Sequence[ModelRecord], text: str) -> ModelRecord:
         """Registers the LoggedModel as a version of the registered model of its name, unless it is one already."""
         name, client = model.tags[NAME], self.client
-        versions = client.search_model_versions(f"run_id = '{model.source_run_id}'")
-        own = (result for result in versions if result.name == name and result.tags.get(MODEL_ID) == model.model_id)
-        version = next(own, None)
-        if version is None:
-            version = self._create_version(model, name, description=self._card(model, parents, text))
+        version = self._version(model, name, parents, text)
         tags = {NOTE: version.description}
         if not versions_of(model.tags):  # a model recorded earlier may have further names by now
             tags[VERSIONS] = json.dumps([{"name": name, "version": str(version.version)}])
@@ -429,8 +427,7 @@ class Models(Families):
         if f"{CHILD}{child_id}" not in parent.tags:
             return
         self.client.delete_logged_model_tag(parent_id, f"{CHILD}{child_id}")
-        lines = self._child_lines(parent_id)
-        self._rewrite_page(record_of(parent), partial(model_pages.with_children, children=lines))
+        self._rewrite_page(record_of(parent), partial(model_pages.with_children, children=self._child_lines(parent_id)))
 
     def _child_lines(self, model_id: str) -> list[str]:
         """Returns a line of markdown for each child, sorted by name, then by version, newest first."""

@@ -33,6 +33,16 @@ NOTE = "mlflow.note.content"  # the text on the page of a run or a model
 T = TypeVar("T")
 
 
+def unless_missing(call: Callable[..., T], *args: Any) -> T | None:
+    """Returns the result of a call to MLflow, or None where what it asks for does not exist."""
+    try:
+        return call(*args)
+    except LedgerError as error:
+        if error.code != "RESOURCE_DOES_NOT_EXIST":
+            raise
+        return None
+
+
 class ModelRegistry(LedgerRuns):
     """The part of the ledger that finds registered models."""
 
@@ -54,12 +64,9 @@ class ModelRegistry(LedgerRuns):
             raise LedgerError(
                 f"{uri!r} names no model: use models:/NAME@ALIAS, models:/NAME/VERSION or a model id (m-...)"
             )
-        try:
-            return record_of(self.client.get_logged_model(reference))
-        except LedgerError as error:
-            if error.code != "RESOURCE_DOES_NOT_EXIST":
-                raise
-            raise LedgerError(f"there is no model {reference!r} in the ledger", code=error.code) from error
+        if (model := self._logged_model(reference)) is None:
+            raise LedgerError(f"there is no model {reference!r} in the ledger", code="RESOURCE_DOES_NOT_EXIST")
+        return record_of(model)
 
     def download_model(self, uri: str, dst: Path) -> Path:
         """Copies a model's files to the folder `dst`/MODEL_ID and returns it. The folder appears complete or not at
@@ -100,11 +107,11 @@ class ModelRegistry(LedgerRuns):
 
     def get_alias(self, name: str, alias: str) -> ModelRecord | None:
         """Returns the model that `alias` of `name` points to, or None if it points to none."""
-        return self._if_there(name, alias)
+        return unless_missing(self._version_record, name, alias)
 
     def get_version(self, name: str, version: int) -> ModelRecord | None:
         """Returns the model that is this version of `name`, or None if the registry has no such version (any more)."""
-        return self._if_there(name, version)
+        return unless_missing(self._version_record, name, version)
 
     def tagged(self, key: str) -> dict[str, str]:
         """Returns the values of a tag of registered models, by model name."""
@@ -115,13 +122,9 @@ class ModelRegistry(LedgerRuns):
         """Yields every version of every registered model, as MLflow has it."""
         yield from paged(self.client.search_model_versions)
 
-    def _if_there(self, name: str, version: int | str) -> ModelRecord | None:
-        try:
-            return self._version_record(name, version)
-        except LedgerError as error:
-            if error.code != "RESOURCE_DOES_NOT_EXIST":
-                raise
-            return None
+    def _logged_model(self, model_id: str) -> Any | None:
+        """Returns a LoggedModel, or None if it was deleted."""
+        return unless_missing(self.client.get_logged_model, model_id)
 
     def _version_record(self, name: str, version: int | str) -> ModelRecord:
         """Returns the model of a version number or an alias. Raises LedgerError that lists what exists instead."""
@@ -394,15 +397,6 @@ class Families(ModelRegistry):
     def _known(self, model_id: str) -> ModelRecord | None:
         model = self._logged_model(model_id)
         return None if model is None else record_of(model)
-
-    def _logged_model(self, model_id: str) -> Any | None:
-        """Returns a LoggedModel, or None if it was deleted."""
-        try:
-            return self.client.get_logged_model(model_id)
-        except LedgerError as error:
-            if error.code != "RESOURCE_DOES_NOT_EXIST":
-                raise
-            return None
 
 
 def _relative(record: ModelRecord) -> Relative:

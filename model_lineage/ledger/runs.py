@@ -202,8 +202,7 @@ class LedgerRuns(Connection):
     def read_text(self, run_id: str, path: str) -> str:
         """Returns the text of a run's artifact. Raises LedgerError if there is none."""
         with tempfile.TemporaryDirectory() as folder:
-            local = self.client.download_artifacts(run_id, path, folder)
-            return Path(local).read_text(encoding="utf-8")
+            return Path(self.client.download_artifacts(run_id, path, folder)).read_text(encoding="utf-8")
 
     def metric_history(self, run_id: str, key: str) -> dict[int, float]:
         """Returns the values of a run's metric by step, the last one of each step."""
@@ -288,24 +287,21 @@ class LedgerRuns(Connection):
         runs = self.client.search_runs([experiment_id], max_results=NUM_NEWEST_PROFILES, order_by=_NEWEST_FIRST)
         return [_profile_in(run.data.tags) for run in runs if _FINGERPRINT in run.data.tags]
 
-    def record_profile(
-        self, fingerprint: str, profile: Mapping[str, Any], *, tags: Mapping[str, str] | None = None
-    ) -> str:
+    def record_profile(self, fingerprint: str, profile: Mapping[str, Any]) -> str:
         """Stores `profile` (JSON values) under `fingerprint`, of which the newest is found. Returns the run's id."""
         from mlflow.entities import Metric, Param
 
         text = json.dumps(dict(profile), sort_keys=True)
         chunks = [text[start : start + TAG_LIMIT] for start in range(0, len(text), TAG_LIMIT)]
-        every_tag = {_FINGERPRINT: fingerprint, "ringmaster.type": "profile", **(tags or {})}
-        every_tag |= {f"ringmaster.profile.{index}": chunk for index, chunk in enumerate(chunks)}
-
+        tags = {_FINGERPRINT: fingerprint, "ringmaster.type": "profile"}
+        tags |= {f"ringmaster.profile.{index}": chunk for index, chunk in enumerate(chunks)}
         now_ms = time.time_ns() // 1_000_000
         flat = flat_params(profile)
         numbers = {k: v for k, v in flat.items() if isinstance(v, (int, float)) and not isinstance(v, bool)}
         others = {k: v for k, v in flat.items() if k not in numbers}
         name = str(profile.get("technique", fingerprint))
         experiment_id = self.experiment_id(self.profiles_experiment)
-        run_id = str(self.client.create_run(experiment_id, tags=every_tag, run_name=name).info.run_id)
+        run_id = str(self.client.create_run(experiment_id, tags=tags, run_name=name).info.run_id)
         self.client.log_batch(
             run_id,
             metrics=[Metric(key, float(value), now_ms, 0) for key, value in numbers.items()],

@@ -148,17 +148,3 @@ def _device_lost(record: NodeRecord, number: str) -> Alarm:
         message=f"device {number} of {record.name} is out of the plan: {why}",
         facts={"node": record.name, "device": number, "why": why},
     )
-
-
-__all__ = [
-    "BATCH_FAILED",
-    "DEADLINE_IN_DANGER",
-    "DEVICE_LOST",
-    "EVENTS",
-    "PROMOTION_REFUSED",
-    "Alarm",
-    "DeadlineAlarms",
-    "NodeAlarms",
-    "batch_failed",
-    "promotion_refused",
-]

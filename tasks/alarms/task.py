@@ -8,9 +8,8 @@ from ringmaster.text import printable, storable_values
 
 def sound(alarm: Alarm) -> None:
     """Emits the alarm as a Prefect event, related to the current flow run; it is lost while Prefect is unreachable."""
-    resource = {"prefect.resource.id": alarm.resource, "prefect.resource.name": alarm.name}
     emit_event(
         event=alarm.event,
-        resource=resource,
+        resource={"prefect.resource.id": alarm.resource, "prefect.resource.name": alarm.name},
         payload=storable_values({"message": printable(alarm.message), **alarm.facts}),
     )

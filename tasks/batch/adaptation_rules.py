@@ -1,27 +1,31 @@
-"""Validation of adaptations: the keys of each kind, whether the parent models fit each other, and what they imply."""
+"""Validation of adaptations and adapters: the keys of each kind, whether models fit each other, what they imply."""
 
 import re
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import replace
+from dataclasses import fields, replace
 from graphlib import CycleError, TopologicalSorter
 from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
-from ringmaster.tasks.batch.document import Finding, Place, got
+from ringmaster.extras import missing_extra
+from ringmaster.tasks.batch.document import Finding, Place, as_mapping, findings_where, got
 from ringmaster.tasks.batch.references import closest, is_folder
 from ringmaster.techniques.job import (
     ADAPTATIONS,
+    ADAPTERS,
     CONTINUE,
     DISTILLED,
     MERGE,
     MERGED,
     PRUNED,
     QUANTIZED,
+    VIRTUAL_TOKENS,
     AdaptationSpec,
     Adapter,
     Job,
 )
+from ringmaster.techniques.models.architectures import architecture_in
 from ringmaster.techniques.models.model_folders import model_of_folder, quantization_of, tensor_shapes
 from ringmaster.techniques.models.peft_format import resolved
 
@@ -47,41 +51,116 @@ REWRITING = (QUANTIZED, MERGED)
 """The kinds that involve no training."""
 TOKENIZER = ("source", "path", "dataset", "factory", "kwargs", "vocab_size", "text_column", "split")
 """The data keys that determine the vocabulary a model learns if no tokenizer is named."""
+DEFAULTS = {field.name: field.default for field in fields(Adapter)}
+"""What the keys of an adapter are where they are not given."""
+OF_KINDS = {
+    "rank": ("lora",),
+    "alpha": ("lora",),
+    "rank_stabilised": ("lora",),
+    "targets": ("lora", "ia3"),
+    "feedforward": ("ia3",),
+    "num_virtual_tokens": VIRTUAL_TOKENS,
+    "dora": ("lora",),
+    "dropout": ("lora",),
+    "initialization": ("lora",),
+    "modules_to_save": ("lora", "ia3"),
+}
+"""The kinds that have each key, for the keys that not all kinds have."""
+CAUSAL = ("ForCausalLM", "LMHeadModel")
 
 
 def adaptation_findings(job: Raw) -> Iterator[Finding]:
     """Yields the faults in the adaptation of one job; places are relative to the job."""
-    adaptation = _mapping(job.get("adaptation"))
+    adaptation = as_mapping(job.get("adaptation"))
     kind = str(adaptation.get("kind"))
     if kind not in ADAPTATIONS:
         return
     at = ("adaptation",)
-    for key, owner in OF_KIND.items():
-        if owner != kind and adaptation.get(key) not in (None, [], (), getattr(AdaptationSpec, key, None)):
-            yield Finding((*at, key), f"is for {owner} models, and this one is {kind}", f"remove {key}")
     method, methods = adaptation.get("method"), ADAPTATIONS[kind]
-    if method is None and methods:
-        yield Finding((*at, "method"), "is missing", f"give {' or '.join(methods)}")
-    elif method is not None and method not in methods:
-        remedy = closest(str(method), methods) if methods else "remove method"
-        yield Finding((*at, "method"), f"{method!r} is no way to get a {kind} model", remedy)
-    yield from _others(job, kind)
-    yield from {DISTILLED: _distilled, PRUNED: _pruned, QUANTIZED: _quantized, MERGED: _merged}[kind](job, adaptation)
+    yield from findings_where(
+        *(
+            (
+                owner != kind and adaptation.get(key) not in (None, [], (), getattr(AdaptationSpec, key, None)),
+                (*at, key),
+                f"is for {owner} models, and this one is {kind}",
+                f"remove {key}",
+            )
+            for key, owner in OF_KIND.items()
+        ),
+        (method is None and methods, (*at, "method"), "is missing", f"give {' or '.join(methods)}"),
+        (
+            method is not None and method not in methods,
+            (*at, "method"),
+            f"{method!r} is no way to get a {kind} model",
+            closest(str(method), methods) if methods else "remove method",
+        ),
+        (
+            job.get("adapter") is not None,
+            ("adapter",),
+            f"does not go with a {kind} model",
+            "train the adapter in a job of its own, and adapt its result",
+        ),
+        (
+            as_mapping(job.get("model")).get("command") is not None,
+            ("model",),
+            f"is a command's, which cannot be {kind} from outside",
+            "remove the adaptation: the command does it on its own",
+        ),
+        (
+            kind in (PRUNED, QUANTIZED)
+            and job.get("base") is None
+            and as_mapping(job.get("model")).get("from_pretrained") is None,
+            ("base",),
+            f"is missing: a {kind} model comes from another",
+            "give a job's name, models:/NAME@ALIAS or a folder",
+        ),
+        *(
+            (
+                kind in REWRITING and job.get(key),
+                (key,),
+                f"is given, and a {kind} model is not trained",
+                f"remove {key}; to train further, name this job as the base of another",
+            )
+            for key in ("num_steps", "num_epochs")
+        ),
+        (
+            kind == DISTILLED and adaptation.get("teacher") is None,
+            (*at, "teacher"),
+            "is missing",
+            "give a job's name, models:/NAME@ALIAS or a folder",
+        ),
+        (
+            kind == DISTILLED and job.get("loss") is not None,
+            ("loss",),
+            "does not go with a teacher, whose logits are weighed against the model's own loss",
+            "remove loss, or the adaptation",
+        ),
+        (
+            kind == PRUNED
+            and method == "2:4"
+            and adaptation.get("sparsity", AdaptationSpec.sparsity) != AdaptationSpec.sparsity,
+            (*at, "sparsity"),
+            f"of 2:4 is always {AdaptationSpec.sparsity}, {got(adaptation.get('sparsity'))}",
+            "remove sparsity, or prune by magnitude",
+        ),
+    )
+    if kind == MERGED:
+        yield from _merged(job, adaptation)
 
 
 def is_rewriting(job: Raw) -> bool:
     """Whether a job's adaptation never involves training."""
-    return _mapping(job.get("adaptation")).get("kind") in REWRITING
+    return as_mapping(job.get("adaptation")).get("kind") in REWRITING
 
 
 def may_have_no_steps(job: Raw) -> bool:
     """Whether a job may have zero steps."""
-    return is_rewriting(job) or _mapping(job.get("adaptation")).get("kind") == PRUNED
+    return is_rewriting(job) or as_mapping(job.get("adaptation")).get("kind") == PRUNED
 
 
 def parents_of(job: Raw) -> Iterator[tuple[Place, str]]:
     """Yields the parent models of a job as the job names them, each with its place."""
-    adaptation = _mapping(job.get("adaptation"))
+    adaptation = as_mapping(job.get("adaptation"))
     parents = adaptation.get("parents")
     named: list[tuple[Place, Any]] = [
         (("base",), job.get("base")),
@@ -124,7 +203,7 @@ def parent_findings(
     if key == ("adaptation", "teacher"):
         yield from _another_vocabulary(place, job, parent, other)
         return
-    if _mapping(other.get("adaptation")).get("kind") == QUANTIZED:
+    if as_mapping(other.get("adaptation")).get("kind") == QUANTIZED:
         yield Finding(
             place,
             f"{parent} is quantized, and a quantized model is neither trained nor rewritten further",
@@ -162,74 +241,48 @@ def _with_base_adapter(job: Job, jobs: Mapping[str, Job]) -> Adapter | None:
     return replace(resolved(theirs.exported), from_pretrained=None, base_adapter=CONTINUE, dropout=dropout)
 
 
-def _distilled(job: Raw, adaptation: Raw) -> Iterator[Finding]:
-    if adaptation.get("teacher") is None:
-        yield Finding(("adaptation", "teacher"), "is missing", "give a job's name, models:/NAME@ALIAS or a folder")
-    if job.get("loss") is not None:
-        message = "does not go with a teacher, whose logits are weighed against the model's own loss"
-        yield Finding(("loss",), message, "remove loss, or the adaptation")
-
-
-def _pruned(job: Raw, adaptation: Raw) -> Iterator[Finding]:
-    yield from _without_base(job, PRUNED)
-    if (
-        adaptation.get("method") == "2:4"
-        and adaptation.get("sparsity", AdaptationSpec.sparsity) != AdaptationSpec.sparsity
-    ):
-        message = f"of 2:4 is always {AdaptationSpec.sparsity}, {got(adaptation.get('sparsity'))}"
-        yield Finding(("adaptation", "sparsity"), message, "remove sparsity, or prune by magnitude")
-
-
-def _quantized(job: Raw, adaptation: Raw) -> Iterator[Finding]:
-    yield from _without_base(job, QUANTIZED)
-    yield from _without_steps(job, QUANTIZED)
-
-
 def _merged(job: Raw, adaptation: Raw) -> Iterator[Finding]:
-    yield from _without_steps(job, MERGED)
     parents, weights, at = adaptation.get("parents"), adaptation.get("weights"), ("adaptation",)
     parents, weights = (value if isinstance(value, list) else [] for value in (parents, weights))
-    if len(set(map(str, parents))) < 2:
-        yield Finding((*at, "parents"), "must be two models or more", "give jobs, registered models or folders")
-    if weights and len(weights) != len(parents):
-        message = f"are {len(weights)}, and there are {len(parents)} parents"
-        yield Finding((*at, "weights"), message, "give one for each of the parents, or none")
-    if adaptation.get("method") == "task-arithmetic" and job.get("base") is None:
-        yield Finding(("base",), "is missing", "give the base that the parents were trained from")
-    if adaptation.get("method") == "average":
-        if job.get("base") is not None:
-            yield Finding(("base",), "has no part in an average", "name it among the parents, or remove it")
-        numbers = [weight for weight in weights if isinstance(weight, (int, float))]
-        if numbers and (min(numbers) < 0 or sum(numbers) <= 0):
-            yield Finding((*at, "weights"), "of an average must not be negative, nor all 0", "give weights above 0")
-
-
-def _others(job: Raw, kind: str) -> Iterator[Finding]:
-    """Yields a fault for each key that no adaptation can be combined with."""
-    if job.get("adapter") is not None:
-        message = f"does not go with a {kind} model"
-        yield Finding(("adapter",), message, "train the adapter in a job of its own, and adapt its result")
-    if _mapping(job.get("model")).get("command") is not None:
-        message = f"is a command's, which cannot be {kind} from outside"
-        yield Finding(("model",), message, "remove the adaptation: the command does it on its own")
-
-
-def _without_base(job: Raw, kind: str) -> Iterator[Finding]:
-    if job.get("base") is None and _mapping(job.get("model")).get("from_pretrained") is None:
-        message = f"is missing: a {kind} model comes from another"
-        yield Finding(("base",), message, "give a job's name, models:/NAME@ALIAS or a folder")
-
-
-def _without_steps(job: Raw, kind: str) -> Iterator[Finding]:
-    for key in ("num_steps", "num_epochs"):
-        if job.get(key):
-            remedy = f"remove {key}; to train further, name this job as the base of another"
-            yield Finding((key,), f"is given, and a {kind} model is not trained", remedy)
+    method, has_base = adaptation.get("method"), job.get("base") is not None
+    numbers = [weight for weight in weights if isinstance(weight, (int, float))]
+    yield from findings_where(
+        (
+            len(set(map(str, parents))) < 2,
+            (*at, "parents"),
+            "must be two models or more",
+            "give jobs, registered models or folders",
+        ),
+        (
+            weights and len(weights) != len(parents),
+            (*at, "weights"),
+            f"are {len(weights)}, and there are {len(parents)} parents",
+            "give one for each of the parents, or none",
+        ),
+        (
+            method == "task-arithmetic" and not has_base,
+            ("base",),
+            "is missing",
+            "give the base that the parents were trained from",
+        ),
+        (
+            method == "average" and has_base,
+            ("base",),
+            "has no part in an average",
+            "name it among the parents, or remove it",
+        ),
+        (
+            method == "average" and numbers and (min(numbers) < 0 or sum(numbers) <= 0),
+            (*at, "weights"),
+            "of an average must not be negative, nor all 0",
+            "give weights above 0",
+        ),
+    )
 
 
 def _another_model(place: Place, job: Raw, parent: str, other: Raw, *, exactly: bool) -> Iterator[Finding]:
     """Yields why the weights of `other` do not fit `job`. exactly: whether differing configs are faults too."""
-    own, theirs = _mapping(job.get("model")), _mapping(other.get("model"))
+    own, theirs = as_mapping(job.get("model")), as_mapping(other.get("model"))
     a, b = own.get("architecture"), theirs.get("architecture")
     if a and b and a != b:
         remedy = f"use the same architecture, or another base than {parent}"
@@ -239,25 +292,34 @@ def _another_model(place: Place, job: Raw, parent: str, other: Raw, *, exactly: 
         if (own.get("factory") is None) == (theirs.get("factory") is None) and not own.get("from_pretrained"):
             own_value, other_value = own.get(key) or None, theirs.get(key) or None
             if own_value != other_value and not theirs.get("from_pretrained"):
-                message = f"{parent} has another model.{key}, so that its shapes do not match"
-                yield Finding(place, message, "merge models of one architecture and size")
+                yield Finding(
+                    place,
+                    f"{parent} has another model.{key}, so that its shapes do not match",
+                    "merge models of one architecture and size",
+                )
                 return
 
 
 def _another_vocabulary(place: Place, job: Raw, parent: str, other: Raw) -> Iterator[Finding]:
     """Yields why the teacher `other` and `job` have different vocabularies, so that their logits do not match."""
-    own, theirs = _mapping(job.get("data")), _mapping(other.get("data"))
+    own, theirs = as_mapping(job.get("data")), as_mapping(other.get("data"))
     if not (own.get("seq_len") or theirs.get("seq_len")):
         return
     keys = ("tokenizer",) if own.get("tokenizer") or theirs.get("tokenizer") else TOKENIZER
     if differing := [key for key in keys if own.get(key) != theirs.get(key)]:
-        message = f"{parent} learnt another vocabulary: its data.{differing[0]} is another"
-        yield Finding(place, message, "give both jobs the same data, or the same data.tokenizer")
+        yield Finding(
+            place,
+            f"{parent} learnt another vocabulary: its data.{differing[0]} is another",
+            "give both jobs the same data, or the same data.tokenizer",
+        )
         return
-    sizes = [_mapping(_mapping(j.get("model")).get("config")).get("vocab_size") for j in (job, other)]
+    sizes = [as_mapping(as_mapping(j.get("model")).get("config")).get("vocab_size") for j in (job, other)]
     if None not in sizes and sizes[0] != sizes[1]:
-        message = f"{parent} has a vocabulary of {sizes[1]} tokens, and this job one of {sizes[0]}"
-        yield Finding(place, message, "give both models the same vocab_size")
+        yield Finding(
+            place,
+            f"{parent} has a vocabulary of {sizes[1]} tokens, and this job one of {sizes[0]}",
+            "give both models the same vocab_size",
+        )
 
 
 def circles_of(jobs: Mapping[str, Raw]) -> dict[Edge, list[str]]:
@@ -282,10 +344,6 @@ def circles_of(jobs: Mapping[str, Raw]) -> dict[Edge, list[str]]:
             circles[job, parent] = [] if i else circle
             parents[job] = [other for other in parents[job] if other != parent]
     return circles
-
-
-def _mapping(raw: Any) -> Raw:
-    return raw if isinstance(raw, Mapping) else {}
 
 
 TOKENIZER_FILE = "tokenizer.json"
@@ -366,3 +424,138 @@ def with_orphans(jobs: Sequence[Job], faults: Mapping[str, str]) -> dict[str, st
             return all_faults
         for job, gone in orphans:
             all_faults[job.name] = f"its {'base' if gone[0] == job.base else 'parent'} {gone[0]} has failed"
+
+
+def base_findings(job: Raw, jobs: Mapping[str, Raw]) -> Iterator[Finding]:
+    """Yields why a job cannot go on from the adapter of its base, or from that base with its adapter merged into it."""
+    base, own = job.get("base"), as_mapping(job.get("adapter"))
+    theirs, wanted = jobs.get(str(base), {}).get("adapter"), own.get("base_adapter")
+    place = ("adapter", "base_adapter")
+    if wanted == CONTINUE and own.get("from_pretrained") is not None:
+        yield Finding(place, "is continue beside another adapter in from_pretrained", "leave one of the two out")
+        return
+    if not isinstance(theirs, Mapping):
+        if wanted == CONTINUE and (base is None or base in jobs):
+            yield Finding(place, "is continue, and the base is no adapter", "leave it out, or name a base that is one")
+        elif wanted == CONTINUE:
+            yield Finding(
+                place,
+                "is for the adapter of a job of the same batch",
+                "give the adapter's folder as from_pretrained, and what it is on as base; or merge it",
+            )
+        return
+    if job.get("adapter") is None or wanted == MERGE or own.get("from_pretrained") is not None:
+        if (kind := theirs.get("kind")) in VIRTUAL_TOKENS:
+            yield Finding(("base",), f"{base} trains a {kind}, which no weights can hold", f"take the base of {base}")
+        return
+    model, of_base = (as_mapping(each.get("model")) for each in (job, jobs[str(base)]))
+    if model != of_base and model.get("architecture") == of_base.get("architecture"):  # others are faults of any base
+        yield Finding(("model",), f"is not that of {base}, whose adapter is continued", f"take the model of {base}")
+    first = jobs[str(base)]  # the job that begins the adapter
+    while isinstance((below := jobs.get(str(first.get("base")), {})).get("adapter"), Mapping) and (
+        as_mapping(first["adapter"]).get("base_adapter") != MERGE
+    ):
+        first = below
+    theirs = as_mapping(first["adapter"])
+    if job.get("quantize_base") != jobs[str(base)].get("quantize_base"):
+        yield Finding(("quantize_base",), f"is not that of {base}, whose adapter is continued", f"take that of {base}")
+    for key, default in DEFAULTS.items():
+        given, other = (_as_set(adapter.get(key, default)) for adapter in (own, theirs))
+        if key not in ("from_pretrained", "base_adapter") and given not in (_as_set(default), other):
+            yield Finding(
+                ("adapter", key),
+                f"is {own[key]!r}, and the adapter of {base}, which is continued, has another",
+                f"leave {key} out; or set base_adapter: merge, for a new one",
+            )
+
+
+def _as_set(value: Any) -> Any:
+    return sorted(map(str, value)) if isinstance(value, (list, tuple)) else value
+
+
+def adapter_findings(job: Raw) -> Iterator[Finding]:
+    """Yields the faults in the adapter of one job; places are relative to the job."""
+    adapter = job.get("adapter")
+    yield from _quantized_base(job, adapter)
+    if not isinstance(adapter, Mapping):
+        return
+    if adapter.get("from_pretrained") is not None and adapter.get("initialization") not in (None, "default"):
+        yield Finding(("adapter", "initialization"), "is for a new adapter", "leave it out: the folder has the values")
+    kind = adapter.get("kind", Adapter.kind)
+    if kind in ADAPTERS and adapter.get("from_pretrained") is None:
+        yield from _of_other_kinds(adapter, str(kind))
+    yield from _on_model(job, adapter, str(kind))
+    if job.get("adaptation") is not None:
+        yield Finding(
+            ("adapter",), "stands beside an adaptation", "train the adapter in a job of its own, and adapt its result"
+        )
+
+
+def _quantized_base(job: Raw, adapter: Any) -> Iterator[Finding]:
+    if job.get("quantize_base") is None:
+        return
+    place, has_adapter = ("quantize_base",), isinstance(adapter, Mapping)
+    problem, _, remedy = (missing_extra("quantization", feature="a base in 4 bits") or "").partition(". To fix: ")
+    yield from findings_where(
+        (
+            not has_adapter,
+            place,
+            "is for a base that stays frozen below an adapter",
+            "give an adapter, or leave it out",
+        ),
+        (
+            has_adapter and adapter.get("initialization") not in (None, "default"),
+            ("adapter", "initialization"),
+            "subtracts from the base's weights, which are in 4 bits",
+            "leave it out",
+        ),
+        (
+            job.get("compile"),
+            ("compile",),
+            "compiles layers, and those of 4 bits are not compiled",
+            "leave it out",
+        ),
+        (problem, place, problem, remedy),
+    )
+
+
+def _of_other_kinds(adapter: Raw, kind: str) -> Iterator[Finding]:
+    for key, kinds in OF_KINDS.items():
+        given = adapter.get(key)
+        given = tuple(given) if isinstance(given, list) else given
+        if kind not in kinds and given is not None and given != DEFAULTS[key]:
+            yield Finding(("adapter", key), f"is for {' and '.join(kinds)}, and this one is {kind}", f"remove {key}")
+    targets, scaled = adapter.get("targets"), adapter.get("feedforward")
+    if kind == "ia3" and isinstance(scaled, list) and isinstance(targets, list):
+        known = {name for name in targets if isinstance(name, str)}
+        for i, name in enumerate(scaled):
+            if isinstance(name, str) and name not in known:
+                yield Finding(("adapter", "feedforward", i), f"{name!r} is no target", "name it among targets too")
+
+
+def _on_model(job: Raw, adapter: Raw, kind: str) -> Iterator[Finding]:
+    model = job.get("model")
+    if not isinstance(model, Mapping):
+        return
+    if model.get("command") is not None:
+        yield Finding(("adapter",), "does not go with a command", "hand it to the command as kwargs")
+        return
+    if job.get("base") is None and model.get("from_pretrained") is None and set(model) & {"architecture", "factory"}:
+        yield Finding(
+            ("adapter",),
+            "has no base: the weights that it leaves alone would be random ones",
+            "give a base, or a model by from_pretrained; or leave the adapter out to train every weight",
+        )
+    architecture = _architecture(model)
+    if kind in VIRTUAL_TOKENS and architecture is not None and not architecture.endswith(CAUSAL):
+        yield Finding(
+            ("adapter", "kind"), f"{kind} is for causal language models, and the model is {architecture}", "take lora"
+        )
+
+
+def _architecture(model: Raw) -> str | None:
+    """Returns the class of a model, or None if neither the file nor a local folder gives it."""
+    named, folder = model.get("architecture"), model.get("from_pretrained")
+    if isinstance(named, str):
+        return named
+    return architecture_in(Path(folder)) if isinstance(folder, str) else None

@@ -13,7 +13,7 @@ from ringmaster.codec import digest, from_json, to_json
 from ringmaster.errors import BatchFileError
 from ringmaster.tasks.batch import document, grid, rules, yaml_sections
 from ringmaster.tasks.batch.adaptation_rules import with_parents_said
-from ringmaster.tasks.batch.document import Fault, Finding, Place, got, place_text
+from ringmaster.tasks.batch.document import Fault, Finding, Place, as_list, got, place_text
 from ringmaster.tasks.batch.references import NAME_REMEDY, is_name, loss_parts
 from ringmaster.tasks.batch.schema import PLANNER_KEYS, PROFILING_SHARE, BatchEntry, GridEntry, JobEntry
 from ringmaster.tasks.cluster import Devices
@@ -103,11 +103,20 @@ class Batch:
         Raises BatchFileError with all faults, at places such as `jobs[2].num_steps`.
         """
         folder = (folder or Path()).resolve()
-        raw: dict[str, Any] = {"name": name, "objective": objective, "devices": devices, "jobs": []}
-        raw |= {"price_per_device_hour": price_per_device_hour, "profiling_share": profiling_share}
-        raw |= {"keep_checkpoints": keep_checkpoints}
-        planned: dict[str, Mapping[str, Any]]
-        planned = {"deadline_s": deadlines_s or {}, "weight": weights or {}, "user": users or {}}
+        raw: dict[str, Any] = {
+            "name": name,
+            "objective": objective,
+            "devices": devices,
+            "jobs": [],
+            "price_per_device_hour": price_per_device_hour,
+            "profiling_share": profiling_share,
+            "keep_checkpoints": keep_checkpoints,
+        }
+        planned: dict[str, Mapping[str, Any]] = {
+            "deadline_s": deadlines_s or {},
+            "weight": weights or {},
+            "user": users or {},
+        }
         unknown = [
             Finding((key,), f"names {other!r}, which is no job of this batch", "use the names of its jobs")
             for key, values in planned.items()
@@ -231,10 +240,10 @@ def _check(raw: Mapping[str, Any], *, folder: Path) -> tuple[BatchEntry | None, 
         jobs += entry.jobs
     except ValidationError as error:
         findings += datasets.named(yaml_sections.findings(error))
-    if (fault := grid.too_many(_list(raw.get("jobs")), _list(raw.get("grid")))) is not None:
+    if (fault := grid.too_many(as_list(raw.get("jobs")), as_list(raw.get("grid")))) is not None:
         return None, [], [*findings, fault]
-    placed: list[rules.PlacedJob] = [(partial(_at, i), job) for i, job in enumerate(_list(raw.get("jobs")))]
-    for combination in _combinations(_list(raw.get("grid")), findings=findings):
+    placed: list[rules.PlacedJob] = [(partial(_at, i), job) for i, job in enumerate(as_list(raw.get("jobs")))]
+    for combination in _combinations(as_list(raw.get("grid")), findings=findings):
         placed.append((combination.origin, combination.raw))
         job = datasets.with_files(combination.raw, origin=combination.origin)
         try:
@@ -302,10 +311,6 @@ def _faults(findings: Iterable[Finding], *, lines: document.YamlDocument, file: 
     placed = [(finding.line or lines.line(place), place, finding) for place, finding in first.items()]
     placed.sort(key=lambda item: (item[0] or 0, *(part for part in item[1][1:2] if isinstance(part, int))))
     return [Fault(place_text(place), line, f.message, f.remedy, file) for line, place, f in placed]
-
-
-def _list(value: Any) -> list[Any]:
-    return value if isinstance(value, list) else []
 
 
 def with_kinds(jobs: Sequence[Job]) -> list[Job]:

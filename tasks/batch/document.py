@@ -5,7 +5,7 @@ Scalars follow the core schema of YAML 1.2 (yaml.org/spec/1.2.2, 10.3), not PyYA
 """
 
 import re
-from collections.abc import Callable
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -57,6 +57,21 @@ class Finding:
     message: str
     remedy: str
     line: int | None = None
+
+
+def findings_where(*rules: tuple[object, Place, str, str]) -> Iterator[Finding]:
+    """Yields the faults of the rules, each (whether it is broken, place, message, remedy), that are broken."""
+    return (Finding(place, message, remedy) for is_broken, place, message, remedy in rules if is_broken)
+
+
+def as_mapping(value: Any) -> Mapping[str, Any]:
+    """Returns a mapping as it is, and an empty one for any other value, which the schema refuses."""
+    return value if isinstance(value, Mapping) else {}
+
+
+def as_list(value: Any) -> list[Any]:
+    """Returns a list as it is, and an empty one for any other value, which the schema refuses."""
+    return value if isinstance(value, list) else []
 
 
 def got(value: object) -> str:

@@ -1,25 +1,25 @@
 """Validation rules between several values of a batch: exclusions, requirements and references.
 
-The rules work on plain mappings, so that a fault elsewhere in a job does not hide theirs. Those of adaptations are in
-`adaptation_rules`.
+The rules work on plain mappings, so that a fault elsewhere in a job does not hide theirs. Those of adaptations and
+adapters are in `adaptation_rules`.
 """
 
 import math
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import fields, replace
-from pathlib import Path
+from dataclasses import replace
 from typing import Any
 
-from ringmaster.extras import missing_extra
 from ringmaster.tasks.batch.adaptation_rules import (
     adaptation_findings,
+    adapter_findings,
+    base_findings,
     circles_of,
     is_rewriting,
     may_have_no_steps,
     parent_findings,
     parents_of,
 )
-from ringmaster.tasks.batch.document import Finding, Place, got
+from ringmaster.tasks.batch.document import Finding, Place, as_mapping, findings_where, got
 from ringmaster.tasks.batch.references import closest, loss_parts
 from ringmaster.tasks.batch.schema import Data, JobEntry, ModelSection, Section, misspelt
 from ringmaster.tasks.planning.objectives import TIME_TO_TARGET
@@ -27,17 +27,12 @@ from ringmaster.techniques.checkpoints.checkpoint import folder_of
 from ringmaster.techniques.checkpoints.storage import place_of
 from ringmaster.techniques.data.file_rows import moment
 from ringmaster.techniques.job import (
-    ADAPTERS,
     ATTENTIONS,
-    CONTINUE,
     DECAY_RATIO,
     MEASURED_OPTIMIZERS,
-    MERGE,
     OPTIMIZER_OPTIONS,
     PRUNED,
     SCHEDULES,
-    VIRTUAL_TOKENS,
-    Adapter,
     EvaluationSpec,
     Job,
     LocalUpdates,
@@ -46,7 +41,6 @@ from ringmaster.techniques.job import (
     ScheduleSpec,
 )
 from ringmaster.techniques.loss import is_named, loss_class, loss_names, option_faults, options_of
-from ringmaster.techniques.models.architectures import architecture_in
 
 Raw = Mapping[str, Any]
 PlacedJob = tuple[Callable[[Place], Place], Any]
@@ -55,7 +49,7 @@ PlacedJob = tuple[Callable[[Place], Place], Any]
 
 def job_findings(raw: Any) -> Iterator[Finding]:
     """Yields the faults between the values of one job; places are relative to the job."""
-    job = _mapping(raw)
+    job = as_mapping(raw)
     yield from not_finite(job, place=())
     yield from _one_of(job, "model", _models(job), section=ModelSection)
     yield from _one_of(job, "data", ("source", "path", "dataset", "factory", *_name(job)), section=Data, unless="kind")
@@ -76,7 +70,7 @@ def job_findings(raw: Any) -> Iterator[Finding]:
 
 def _target(job: Raw) -> Iterator[Finding]:
     """Yields why a job cannot end at its target; places are relative to the job."""
-    target, evaluation = job.get("target"), _mapping(job.get("evaluation"))
+    target, evaluation = job.get("target"), as_mapping(job.get("evaluation"))
     if not isinstance(target, Mapping):
         return
     if len([key for key in ("at_most", "at_least") if target.get(key) is not None]) != 1:
@@ -87,7 +81,7 @@ def _target(job: Raw) -> Iterator[Finding]:
     if not evaluation.get("every_steps") and not evaluation.get("at_steps"):
         remedy = "give evaluation.every_steps, such as 50"
         yield Finding(("target",), "is looked for in evaluations on the way, and there are none", remedy)
-    if _mapping(job.get("model")).get("command") is not None:
+    if as_mapping(job.get("model")).get("command") is not None:
         yield Finding(("target",), "is for jobs that Ringmaster trains, not for commands", "leave it out")
     if is_rewriting(job):
         yield Finding(("target",), "stands beside an adaptation that trains nothing", "leave it out")
@@ -108,7 +102,7 @@ def _variables(job: Raw) -> Iterator[Finding]:
     if job.get("warm_start") is not None:
         problem = "passes over the first steps, by which may_vary is decided"
         yield Finding(("warm_start",), problem, "leave one of the two out")
-    if _mapping(job.get("data")).get("kind") == "prompt":
+    if as_mapping(job.get("data")).get("kind") == "prompt":
         problem = "is prompt, and a job that trains on what it generates may not vary"
         yield Finding(("data", "kind"), problem, "leave may_vary out")
     for key, default in (("global_batch_size", Job.global_batch_size), ("precision", Job.precision)):
@@ -117,18 +111,18 @@ def _variables(job: Raw) -> Iterator[Finding]:
             yield Finding((*place, key), f"lacks the job's own {own}", f"add {own}, or set {key} to one of the list")
     if not isinstance(variables.get("global_batch_size"), list) or len(variables["global_batch_size"]) < 2:
         return
-    name = _mapping(job.get("optimizer")).get("name", OptimizerSpec.name)
+    name = as_mapping(job.get("optimizer")).get("name", OptimizerSpec.name)
     if name not in MEASURED_OPTIMIZERS:
         problem = f"needs the noise scale, which is measured with {' and '.join(MEASURED_OPTIMIZERS)}, not {name}"
         yield Finding((*place, "global_batch_size"), problem, "take one of these optimizers, or leave it out")
-    if _mapping(job.get("data")).get("sampling") == "length-grouped":
+    if as_mapping(job.get("data")).get("sampling") == "length-grouped":
         problem = "does not go with length-grouped sampling, whose groups depend on the batch size"
         yield Finding((*place, "global_batch_size"), problem, "set data.sampling: random, or leave it out")
 
 
 def objective_findings(objective: Any, jobs: Sequence[PlacedJob]) -> Iterator[Finding]:
     """Yields the faults between the objective and what jobs list under `may_vary`; places are relative to the batch."""
-    entries = [(place, _mapping(raw)) for place, raw in jobs]
+    entries = [(place, as_mapping(raw)) for place, raw in jobs]
     if objective == TIME_TO_TARGET and not any(job.get("target") is not None for _, job in entries):
         yield Finding(("objective",), "is time-to-target, and no job has a target", "give a job a target")
     for place, job in entries:
@@ -139,15 +133,25 @@ def objective_findings(objective: Any, jobs: Sequence[PlacedJob]) -> Iterator[Fi
 
 def _warm_start(job: Raw) -> Iterator[Finding]:
     """Yields why a job cannot go on from a checkpoint of another one."""
-    start, num_steps = _mapping(job.get("warm_start")), job.get("num_steps")
+    start, num_steps = as_mapping(job.get("warm_start")), job.get("num_steps")
     root, step = start.get("checkpoints"), start.get("step")
     if not isinstance(root, str) or not isinstance(step, int):
         return
     place = ("warm_start", "step")
-    if _mapping(job.get("model")).get("command") is not None:
-        yield Finding(("warm_start",), "is for jobs that Ringmaster trains, not for commands", "leave it out")
-    if isinstance(num_steps, int) and step >= num_steps:
-        yield Finding(place, f"is {step}, and the job has {num_steps} steps", "take an earlier one, or raise num_steps")
+    yield from findings_where(
+        (
+            as_mapping(job.get("model")).get("command") is not None,
+            ("warm_start",),
+            "is for jobs that Ringmaster trains, not for commands",
+            "leave it out",
+        ),
+        (
+            isinstance(num_steps, int) and step >= num_steps,
+            place,
+            f"is {step}, and the job has {num_steps} steps",
+            "take an earlier one, or raise num_steps",
+        ),
+    )
     try:
         names = place_of(root).names()
     except (OSError, ValueError) as error:
@@ -160,7 +164,7 @@ def _warm_start(job: Raw) -> Iterator[Finding]:
 
 def batch_findings(jobs: Sequence[PlacedJob]) -> Iterator[Finding]:
     """Yields the faults between the jobs of a batch; places are relative to the batch."""
-    named = [(place, job) for place, raw in jobs if isinstance((job := _mapping(raw)).get("name"), str)]
+    named = [(place, job) for place, raw in jobs if isinstance((job := as_mapping(raw)).get("name"), str)]
     first: dict[str, Raw] = {}
     for place, job in named:
         if job["name"] in first:
@@ -193,23 +197,23 @@ def _one_of(
 
 def _models(job: Raw) -> tuple[str, ...]:
     """Returns the sources of a model that exclude each other; the weights of one may go into another architecture."""
-    has_weights = _mapping(job.get("model")).get("from_pretrained") is not None
+    has_weights = as_mapping(job.get("model")).get("from_pretrained") is not None
     return (*(() if has_weights else ("architecture",)), "from_pretrained", "factory", "command")
 
 
 def _name(job: Raw) -> tuple[str, ...]:
     """Returns ("name",) if the data set's name determines the samples; with a path it is only a label."""
-    return ("name",) if _mapping(job.get("data")).get("path") is None else ()
+    return ("name",) if as_mapping(job.get("data")).get("path") is None else ()
 
 
 def _files(job: Raw) -> Iterator[Finding]:
     """Yields faults of keys that need files or a data set's name, and of windows that are not of exactly one kind."""
-    data = _mapping(job.get("data"))
+    data = as_mapping(job.get("data"))
     if data.get("path") is None and data.get("name") is None:
         for key in ("version", "window", "held_out_path", "format", "time_column"):
             if data.get(key) is not None:
                 yield Finding(("data", key), "goes with files", "give the name of a data set, or a path; or remove it")
-    window = _mapping(data.get("window"))
+    window = as_mapping(data.get("window"))
     given = [key for key in ("last_days", "last_rows") if window.get(key) is not None]
     given += ["since and until"] if window.get("since") is not None or window.get("until") is not None else []
     if isinstance(data.get("window"), Mapping) and len(given) != 1:
@@ -227,17 +231,17 @@ def _files(job: Raw) -> Iterator[Finding]:
 
 def _arguments(job: Raw) -> Iterator[Finding]:
     for name in ("model", "data"):
-        section = _mapping(job.get(name))
+        section = as_mapping(job.get(name))
         takers = ("factory", "dataset", "kind") if name == "data" else ("factory", "command")
         has_rows = section.get("path") is not None or section.get("name") is not None  # whose kind may be inferred
         if section.get("kwargs") and not has_rows and all(section.get(taker) is None for taker in takers):
-            message = f"are arguments for no {' or '.join(takers)}"
-            yield Finding((name, "kwargs"), message, f"give a {takers[0]} too, or remove kwargs")
-    model = _mapping(job.get("model"))
-    if model.get("config") and model.get("factory") is not None:
-        yield Finding(("model", "config"), "does not go with a factory", "hand the values to the factory as kwargs")
-    yield from _command(job, model)
-    yield from _attention(job, model)
+            yield Finding(
+                (name, "kwargs"),
+                f"are arguments for no {' or '.join(takers)}",
+                f"give a {takers[0]} too, or remove kwargs",
+            )
+    yield from _command(job, as_mapping(job.get("model")))
+    yield from _attention(job, as_mapping(job.get("model")))
 
 
 def _attention(job: Raw, model: Raw) -> Iterator[Finding]:
@@ -246,24 +250,53 @@ def _attention(job: Raw, model: Raw) -> Iterator[Finding]:
         return
     if model.get("factory") is not None or model.get("command") is not None:
         yield Finding(place, "is chosen for Hugging Face's models", "leave it out: what is built there chooses")
-    elif "attn_implementation" in _mapping(model.get("config")):
+    elif "attn_implementation" in as_mapping(model.get("config")):
         yield Finding(place, "is said in config.attn_implementation too", "leave one of the two out")
     elif chosen == "flash" and job.get("precision", Job.precision) == "fp32":
         yield Finding(place, "flash computes in bf16 only", "set precision to bf16, or attention to sdpa")
 
 
 def _command(job: Raw, model: Raw) -> Iterator[Finding]:
-    has_command, reads_its_own = model.get("command") is not None, _mapping(job.get("data")).get("source") == "command"
-    if has_command and model.get("config"):
-        yield Finding(("model", "config"), "does not go with a command", "hand the values to the command as kwargs")
-    if model.get("configs") and not has_command:
-        yield Finding(("model", "configs"), "are for a command", "give a command too, or remove configs")
-    if model.get("adopt") and not has_command:
-        yield Finding(("model", "adopt"), "is for a command", "give the command that runs the script")
-    if reads_its_own and not has_command:
-        yield Finding(("data", "source"), "is no data of ours", "name other data, or a command as the model")
-    if reads_its_own and job.get("num_epochs") is not None:
-        yield Finding(("num_epochs",), "cannot be counted in data that only the command knows", "give num_steps")
+    has_command = model.get("command") is not None
+    reads_its_own = as_mapping(job.get("data")).get("source") == "command"
+    yield from findings_where(
+        (
+            model.get("config") and model.get("factory") is not None,
+            ("model", "config"),
+            "does not go with a factory",
+            "hand the values to the factory as kwargs",
+        ),
+        (
+            model.get("config") and has_command,
+            ("model", "config"),
+            "does not go with a command",
+            "hand the values to the command as kwargs",
+        ),
+        (
+            model.get("configs") and not has_command,
+            ("model", "configs"),
+            "are for a command",
+            "give a command too, or remove configs",
+        ),
+        (
+            model.get("adopt") and not has_command,
+            ("model", "adopt"),
+            "is for a command",
+            "give the command that runs the script",
+        ),
+        (
+            reads_its_own and not has_command,
+            ("data", "source"),
+            "is no data of ours",
+            "name other data, or a command as the model",
+        ),
+        (
+            reads_its_own and job.get("num_epochs") is not None,
+            ("num_epochs",),
+            "cannot be counted in data that only the command knows",
+            "give num_steps",
+        ),
+    )
 
 
 def _length(job: Raw) -> Iterator[Finding]:
@@ -271,18 +304,31 @@ def _length(job: Raw) -> Iterator[Finding]:
         return
     steps, epochs = job.get("num_steps"), job.get("num_epochs")
     fewest = 0 if may_have_no_steps(job) else 1
-    if isinstance(steps, int) and not isinstance(steps, bool) and steps < fewest:
-        remedy = "give the number of optimizer steps, such as 60"
-        yield Finding(("num_steps",), f"must be at least {fewest}, {got(steps)}", remedy)
-    if steps is None and epochs is None and not misspelt(job, JobEntry) & {"num_steps", "num_epochs"}:
-        yield Finding(("num_steps",), "is missing", "give num_steps, such as 60, or num_epochs, such as 3")
-    if steps is not None and epochs is not None:
-        yield Finding(("num_epochs",), "is given beside num_steps", "give one of the two")
+    yield from findings_where(
+        (
+            isinstance(steps, int) and not isinstance(steps, bool) and steps < fewest,
+            ("num_steps",),
+            f"must be at least {fewest}, {got(steps)}",
+            "give the number of optimizer steps, such as 60",
+        ),
+        (
+            steps is None and epochs is None and not misspelt(job, JobEntry) & {"num_steps", "num_epochs"},
+            ("num_steps",),
+            "is missing",
+            "give num_steps, such as 60, or num_epochs, such as 3",
+        ),
+        (
+            steps is not None and epochs is not None,
+            ("num_epochs",),
+            "is given beside num_steps",
+            "give one of the two",
+        ),
+    )
 
 
 def _exact(job: Raw) -> Iterator[Finding]:
     chunk, size = job.get("exact_chunk"), job.get("global_batch_size", Job.global_batch_size)
-    workers = _mapping(job.get("local_updates")).get("workers")
+    workers = as_mapping(job.get("local_updates")).get("workers")
     if chunk is not None and job.get("exact") is not True and workers is None:
         yield Finding(("exact_chunk",), "goes with exact: true", "set exact: true, or leave exact_chunk out")
     elif isinstance(chunk, int) and _are_counts(chunk, size):
@@ -290,40 +336,55 @@ def _exact(job: Raw) -> Iterator[Finding]:
         if _are_counts(workers):
             size //= workers
             what = f"a worker's {size} samples"
-        if _is_no_power(size, chunk):
+        if size % chunk or (size // chunk).bit_count() != 1:
             problem = f"divides {what} into a number of chunks that is no power of two"
             yield Finding(("exact_chunk",), problem, f"give {size} divided by 1, 2, 4, 8 or so")
 
 
 def _local_updates(job: Raw) -> Iterator[Finding]:
-    local = _mapping(job.get("local_updates"))
+    local = as_mapping(job.get("local_updates"))
     workers, warmup = local.get("workers"), local.get("warmup_steps", LocalUpdates.warmup_steps)
     size, num_steps = job.get("global_batch_size", Job.global_batch_size), job.get("num_steps")
-    if _are_counts(size, workers) and size % workers:
-        problem = f"is {workers}, and global_batch_size {size} cannot be divided by it"
-        yield Finding(("local_updates", "workers"), problem, "give a number that divides it")
-    if local.get("outer_momentum") and not warmup:
-        problem = "goes with a warm-up: without one it wrecks the first rounds"
-        yield Finding(("local_updates", "outer_momentum"), problem, "give warmup_steps, such as 128, or leave it out")
-    if _are_counts(warmup, num_steps) and warmup >= num_steps:
-        problem = f"is {warmup}, and the job has {num_steps} steps"
-        yield Finding(("local_updates", "warmup_steps"), problem, "give fewer, or leave local_updates out")
-    if job.get("numerics") is not None and (local or job.get("exact") is True):
-        yield Finding(("numerics",), "does not go with the same bits everywhere", "leave one of the two out")
-    if local and _mapping(job.get("model")).get("command") is not None:
-        yield Finding(("local_updates",), "is for jobs that Ringmaster trains, not for commands", "leave it out")
+    yield from findings_where(
+        (
+            _are_counts(size, workers) and size % workers > 0,
+            ("local_updates", "workers"),
+            f"is {workers}, and global_batch_size {size} cannot be divided by it",
+            "give a number that divides it",
+        ),
+        (
+            bool(local.get("outer_momentum")) and not warmup,
+            ("local_updates", "outer_momentum"),
+            "goes with a warm-up: without one it wrecks the first rounds",
+            "give warmup_steps, such as 128, or leave it out",
+        ),
+        (
+            _are_counts(warmup, num_steps) and warmup >= num_steps,
+            ("local_updates", "warmup_steps"),
+            f"is {warmup}, and the job has {num_steps} steps",
+            "give fewer, or leave local_updates out",
+        ),
+        (
+            job.get("numerics") is not None and (bool(local) or job.get("exact") is True),
+            ("numerics",),
+            "does not go with the same bits everywhere",
+            "leave one of the two out",
+        ),
+        (
+            bool(local) and as_mapping(job.get("model")).get("command") is not None,
+            ("local_updates",),
+            "is for jobs that Ringmaster trains, not for commands",
+            "leave it out",
+        ),
+    )
 
 
 def _are_counts(*values: Any) -> bool:
     return all(isinstance(value, int) and not isinstance(value, bool) and value > 0 for value in values)
 
 
-def _is_no_power(size: int, chunk: int) -> bool:
-    return size % chunk > 0 or (size // chunk).bit_count() != 1
-
-
 def _text(job: Raw) -> Iterator[Finding]:
-    data = _mapping(job.get("data"))
+    data = as_mapping(job.get("data"))
     if data.get("seq_len") is None and (
         data.get("source") == "python-stdlib"
         or (data.get("kind") in (None, "text", "language-modeling") and str(data.get("path")).endswith(".txt"))
@@ -335,9 +396,12 @@ def _loss(job: Raw) -> Iterator[Finding]:
     """Yields the faults of a loss's options, and of what it does not go with; places are relative to the job."""
     loss = job.get("loss")
     name, options = loss_parts(loss)
-    if loss is None and _mapping(job.get("data")).get("kind") == "prompt":
-        remedy = "set loss: {name: grpo, rewards: [...]}, or give data with answers"
-        yield Finding(("data", "kind"), "prompt has no answers to learn", remedy)
+    if loss is None and as_mapping(job.get("data")).get("kind") == "prompt":
+        yield Finding(
+            ("data", "kind"),
+            "prompt has no answers to learn",
+            "set loss: {name: grpo, rewards: [...]}, or give data with answers",
+        )
     if not isinstance(name, str) or not is_named(name) or name not in loss_names():
         return  # the schema has reported it
     loss_type = loss_class(name)
@@ -349,16 +413,28 @@ def _loss(job: Raw) -> Iterator[Finding]:
         else:
             remedy = closest(fault.option, known, what="The options are") if known else "remove it: there are none"
             yield Finding(("loss", fault.option), f"is no option of {name}", remedy)
-    kind, generates = _mapping(job.get("data")).get("kind"), "rewards" in known
-    if generates and kind != "prompt":
-        yield Finding(("data", "kind"), f"is not prompt, and the loss {name} reads prompts", "set kind: prompt")
     weights, rewards = options.get("reward_weights"), options.get("rewards")
-    if isinstance(weights, list) and isinstance(rewards, list) and len(weights) != len(rewards):
-        problem = f"has {len(weights)} numbers for {len(rewards)} rewards"
-        yield Finding(("loss", "reward_weights"), problem, "give one for each")
-    if loss_type.needs_reference and job.get("adaptation") is not None:
-        problem = f"{name} compares with the weights that the job begins with, which an adaptation changes"
-        yield Finding(("loss",), problem, "leave the adaptation out, or give another loss")
+    lengths = (len(weights), len(rewards)) if isinstance(weights, list) and isinstance(rewards, list) else (0, 0)
+    yield from findings_where(
+        (
+            "rewards" in known and as_mapping(job.get("data")).get("kind") != "prompt",
+            ("data", "kind"),
+            f"is not prompt, and the loss {name} reads prompts",
+            "set kind: prompt",
+        ),
+        (
+            lengths[0] != lengths[1],
+            ("loss", "reward_weights"),
+            "has {} numbers for {} rewards".format(*lengths),
+            "give one for each",
+        ),
+        (
+            loss_type.needs_reference and job.get("adaptation") is not None,
+            ("loss",),
+            f"{name} compares with the weights that the job begins with, which an adaptation changes",
+            "leave the adaptation out, or give another loss",
+        ),
+    )
 
 
 def not_finite(value: Any, *, place: Place) -> Iterator[Finding]:
@@ -373,211 +449,73 @@ def not_finite(value: Any, *, place: Place) -> Iterator[Finding]:
         yield Finding(place, f"must be a finite number, {got(value)}", "give a finite number")
 
 
-def _mapping(raw: Any) -> Raw:
-    return raw if isinstance(raw, Mapping) else {}
-
-
-OF_KINDS = {
-    "rank": ("lora",),
-    "alpha": ("lora",),
-    "rank_stabilised": ("lora",),
-    "targets": ("lora", "ia3"),
-    "feedforward": ("ia3",),
-    "num_virtual_tokens": VIRTUAL_TOKENS,
-    "dora": ("lora",),
-    "dropout": ("lora",),
-    "initialization": ("lora",),
-    "modules_to_save": ("lora", "ia3"),
-}
-"""The kinds that have each key, for the keys that not all kinds have."""
-DEFAULTS = {field.name: field.default for field in fields(Adapter)}
-CAUSAL = ("ForCausalLM", "LMHeadModel")
-
-
-def adapter_findings(job: Raw) -> Iterator[Finding]:
-    """Yields the faults in the adapter of one job; places are relative to the job."""
-    adapter = job.get("adapter")
-    yield from _quantized_base(job, adapter)
-    if not isinstance(adapter, Mapping):
-        return
-    if adapter.get("from_pretrained") is not None and adapter.get("initialization") not in (None, "default"):
-        yield Finding(("adapter", "initialization"), "is for a new adapter", "leave it out: the folder has the values")
-    kind = adapter.get("kind", Adapter.kind)
-    if kind in ADAPTERS and adapter.get("from_pretrained") is None:
-        yield from _of_other_kinds(adapter, str(kind))
-    yield from _on_model(job, adapter, str(kind))
-    if job.get("adaptation") is not None:
-        yield Finding(
-            ("adapter",), "stands beside an adaptation", "train the adapter in a job of its own, and adapt its result"
-        )
-
-
-def _quantized_base(job: Raw, adapter: Any) -> Iterator[Finding]:
-    if job.get("quantize_base") is None:
-        return
-    place = ("quantize_base",)
-    if not isinstance(adapter, Mapping):
-        yield Finding(place, "is for a base that stays frozen below an adapter", "give an adapter, or leave it out")
-    elif adapter.get("initialization") not in (None, "default"):
-        problem = "subtracts from the base's weights, which are in 4 bits"
-        yield Finding(("adapter", "initialization"), problem, "leave it out")
-    if job.get("compile"):
-        yield Finding(("compile",), "compiles layers, and those of 4 bits are not compiled", "leave it out")
-    if fault := missing_extra("quantization", feature="a base in 4 bits"):
-        problem, _, remedy = fault.partition(". To fix: ")
-        yield Finding(place, problem, remedy)
-
-
-def base_findings(job: Raw, jobs: Mapping[str, Raw]) -> Iterator[Finding]:
-    """Yields why a job cannot go on from the adapter of its base, or from that base with its adapter merged into it."""
-    base, own = job.get("base"), _mapping(job.get("adapter"))
-    theirs, wanted = jobs.get(str(base), {}).get("adapter"), own.get("base_adapter")
-    place = ("adapter", "base_adapter")
-    if wanted == CONTINUE and own.get("from_pretrained") is not None:
-        yield Finding(place, "is continue beside another adapter in from_pretrained", "leave one of the two out")
-        return
-    if not isinstance(theirs, Mapping):
-        if wanted == CONTINUE and (base is None or base in jobs):
-            yield Finding(place, "is continue, and the base is no adapter", "leave it out, or name a base that is one")
-        elif wanted == CONTINUE:
-            remedy = "give the adapter's folder as from_pretrained, and what it is on as base; or merge it"
-            yield Finding(place, "is for the adapter of a job of the same batch", remedy)
-        return
-    if job.get("adapter") is None or wanted == MERGE or own.get("from_pretrained") is not None:
-        if (kind := theirs.get("kind")) in VIRTUAL_TOKENS:
-            yield Finding(("base",), f"{base} trains a {kind}, which no weights can hold", f"take the base of {base}")
-        return
-    model, of_base = (_mapping(each.get("model")) for each in (job, jobs[str(base)]))
-    if model != of_base and model.get("architecture") == of_base.get("architecture"):  # others are faults of any base
-        yield Finding(("model",), f"is not that of {base}, whose adapter is continued", f"take the model of {base}")
-    first = jobs[str(base)]  # the job that begins the adapter
-    while isinstance((below := jobs.get(str(first.get("base")), {})).get("adapter"), Mapping) and (
-        _mapping(first["adapter"]).get("base_adapter") != MERGE
-    ):
-        first = below
-    theirs = _mapping(first["adapter"])
-    if job.get("quantize_base") != jobs[str(base)].get("quantize_base"):
-        yield Finding(("quantize_base",), f"is not that of {base}, whose adapter is continued", f"take that of {base}")
-    for key, default in DEFAULTS.items():
-        given, other = (_as_set(adapter.get(key, default)) for adapter in (own, theirs))
-        if key not in ("from_pretrained", "base_adapter") and given not in (_as_set(default), other):
-            problem = f"is {own[key]!r}, and the adapter of {base}, which is continued, has another"
-            yield Finding(("adapter", key), problem, f"leave {key} out; or set base_adapter: merge, for a new one")
-
-
-def _as_set(value: Any) -> Any:
-    return sorted(map(str, value)) if isinstance(value, (list, tuple)) else value
-
-
-def _of_other_kinds(adapter: Raw, kind: str) -> Iterator[Finding]:
-    for key, kinds in OF_KINDS.items():
-        given = adapter.get(key)
-        given = tuple(given) if isinstance(given, list) else given
-        if kind not in kinds and given is not None and given != DEFAULTS[key]:
-            yield Finding(("adapter", key), f"is for {' and '.join(kinds)}, and this one is {kind}", f"remove {key}")
-    targets, scaled = adapter.get("targets"), adapter.get("feedforward")
-    if kind == "ia3" and isinstance(scaled, list) and isinstance(targets, list):
-        known = {name for name in targets if isinstance(name, str)}
-        for i, name in enumerate(scaled):
-            if isinstance(name, str) and name not in known:
-                yield Finding(("adapter", "feedforward", i), f"{name!r} is no target", "name it among targets too")
-
-
-def _on_model(job: Raw, adapter: Raw, kind: str) -> Iterator[Finding]:
-    model = job.get("model")
-    if not isinstance(model, Mapping):
-        return
-    if model.get("command") is not None:
-        yield Finding(("adapter",), "does not go with a command", "hand it to the command as kwargs")
-        return
-    if job.get("base") is None and model.get("from_pretrained") is None and set(model) & {"architecture", "factory"}:
-        yield Finding(
-            ("adapter",),
-            "has no base: the weights that it leaves alone would be random ones",
-            "give a base, or a model by from_pretrained; or leave the adapter out to train every weight",
-        )
-    architecture = _architecture(model)
-    if architecture is None:
-        return
-    if kind in VIRTUAL_TOKENS and not architecture.endswith(CAUSAL):
-        yield Finding(
-            ("adapter", "kind"), f"{kind} is for causal language models, and the model is {architecture}", "take lora"
-        )
-
-
-def _architecture(model: Raw) -> str | None:
-    """Returns the class of a model, or None if neither the file nor a local folder gives it."""
-    named, folder = model.get("architecture"), model.get("from_pretrained")
-    if isinstance(named, str):
-        return named
-    return architecture_in(Path(folder)) if isinstance(folder, str) else None
-
-
 def training_findings(job: Raw) -> Iterator[Finding]:
     """Yields the faults in the optimizer, the schedule and `freeze` of one job; places are relative to the job."""
-    yield from _warmup(job)
-    yield from _decay(_mapping(job.get("schedule")))
-    yield from _options(_mapping(job.get("optimizer")))
-    yield from _pruned(job)
-    yield from _freeze(job)
-
-
-def _warmup(job: Raw) -> Iterator[Finding]:
-    schedule, steps = _mapping(job.get("schedule")), job.get("num_steps")
-    warmup = schedule.get("warmup_steps")
-    if isinstance(warmup, int) and isinstance(steps, int) and 0 < steps <= warmup:
-        message = f"must be less than the {steps} steps of the job, {got(warmup)}"
-        yield Finding(("schedule", "warmup_steps"), message, "warm up for fewer steps")
-    if warmup and schedule.get("warmup_ratio") is not None:
-        yield Finding(("schedule", "warmup_ratio"), "is given beside warmup_steps", "give one of the two")
-
-
-def _decay(schedule: Raw) -> Iterator[Finding]:
-    name = schedule.get("name", ScheduleSpec.name)
-    if name not in SCHEDULES:
-        return
-    if name == "constant" and schedule.get("min_lr_ratio"):
-        message = "is where a decay ends, and a constant schedule has none"
-        yield Finding(("schedule", "min_lr_ratio"), message, "name the schedule linear, cosine or wsd, or remove it")
-    decay = schedule.get("decay_ratio")
-    if name != "wsd" and decay is not None:
-        message = f"is for wsd, and this schedule is {name}"
-        yield Finding(("schedule", "decay_ratio"), message, "name the schedule wsd, or remove it")
-    together = _number(schedule.get("warmup_ratio")) + _number(DECAY_RATIO if decay is None else decay)
-    if name == "wsd" and together > 1 and schedule.get("warmup_ratio") is not None:
-        message = f"and decay_ratio are more than all steps together, {got(together)}"
-        yield Finding(("schedule", "warmup_ratio"), message, "give shares whose sum is at most 1")
-
-
-def _options(optimizer: Raw) -> Iterator[Finding]:
-    name = optimizer.get("name", OptimizerSpec.name)
-    if not isinstance(name, str) or name not in OPTIMIZER_OPTIONS:
-        return
-    known = OPTIMIZER_OPTIONS[name]
-    for option in _mapping(optimizer.get("options")):
-        if option not in known:
-            remedy = closest(option, known, what="The options are")
-            yield Finding(("optimizer", "options", option), "is an unknown option", remedy)
-
-
-def _pruned(job: Raw) -> Iterator[Finding]:
-    kind = _mapping(job.get("adaptation")).get("kind")
-    if kind == PRUNED and _mapping(job.get("optimizer")).get("name") == "muon":
-        message = "muon moves weights whose gradient is zero, and this job keeps pruned ones at zero"
-        yield Finding(("optimizer", "name"), message, "take adamw")
-
-
-def _freeze(job: Raw) -> Iterator[Finding]:
-    if not job.get("freeze"):
-        return
-    place = ("freeze",)
-    if job.get("adapter") is not None:
-        yield Finding(place, "stands beside an adapter, which freezes all weights already", "leave one of the two out")
-    if _mapping(job.get("model")).get("command") is not None:
-        message = "names parameters of a model that only its command knows"
-        yield Finding(place, message, "leave it out: the command chooses what it trains")
-    if is_rewriting(job):
-        yield Finding(place, "stands beside an adaptation that trains nothing", "leave it out")
+    optimizer, steps = as_mapping(job.get("optimizer")), job.get("num_steps")
+    schedule = as_mapping(job.get("schedule"))
+    name, decay = schedule.get("name", ScheduleSpec.name), schedule.get("decay_ratio")
+    warmup, warmup_ratio = schedule.get("warmup_steps"), schedule.get("warmup_ratio")
+    together = _number(warmup_ratio) + _number(DECAY_RATIO if decay is None else decay)
+    yield from findings_where(
+        (
+            isinstance(warmup, int) and isinstance(steps, int) and 0 < steps <= warmup,
+            ("schedule", "warmup_steps"),
+            f"must be less than the {steps} steps of the job, {got(warmup)}",
+            "warm up for fewer steps",
+        ),
+        (
+            warmup and warmup_ratio is not None,
+            ("schedule", "warmup_ratio"),
+            "is given beside warmup_steps",
+            "give one of the two",
+        ),
+        (
+            name == "constant" and schedule.get("min_lr_ratio"),
+            ("schedule", "min_lr_ratio"),
+            "is where a decay ends, and a constant schedule has none",
+            "name the schedule linear, cosine or wsd, or remove it",
+        ),
+        (
+            name != "wsd" and name in SCHEDULES and decay is not None,
+            ("schedule", "decay_ratio"),
+            f"is for wsd, and this schedule is {name}",
+            "name the schedule wsd, or remove it",
+        ),
+        (
+            name == "wsd" and together > 1 and warmup_ratio is not None,
+            ("schedule", "warmup_ratio"),
+            f"and decay_ratio are more than all steps together, {got(together)}",
+            "give shares whose sum is at most 1",
+        ),
+        (
+            as_mapping(job.get("adaptation")).get("kind") == PRUNED and optimizer.get("name") == "muon",
+            ("optimizer", "name"),
+            "muon moves weights whose gradient is zero, and this job keeps pruned ones at zero",
+            "take adamw",
+        ),
+    )
+    optimizer_name = optimizer.get("name", OptimizerSpec.name)
+    if isinstance(optimizer_name, str) and (known := OPTIMIZER_OPTIONS.get(optimizer_name)) is not None:
+        for option in as_mapping(optimizer.get("options")):
+            if option not in known:
+                remedy = closest(option, known, what="The options are")
+                yield Finding(("optimizer", "options", option), "is an unknown option", remedy)
+    if job.get("freeze"):
+        yield from findings_where(
+            (
+                job.get("adapter") is not None,
+                ("freeze",),
+                "stands beside an adapter, which freezes all weights already",
+                "leave one of the two out",
+            ),
+            (
+                as_mapping(job.get("model")).get("command") is not None,
+                ("freeze",),
+                "names parameters of a model that only its command knows",
+                "leave it out: the command chooses what it trains",
+            ),
+            (is_rewriting(job), ("freeze",), "stands beside an adaptation that trains nothing", "leave it out"),
+        )
 
 
 def _number(value: Any) -> float:

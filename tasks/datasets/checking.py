@@ -258,8 +258,7 @@ def contents(entry: Entry, version: str) -> dict[str, Content]:
     result = {}
     for split, path in splits_of(entry.versions[version]).items():
         pattern = entry.location(path)
-        rows = rows_of_files(pattern, format=entry.dataset.format)
-        manifest = RowManifest.of((row, False) for _, _, row in rows)
+        manifest = RowManifest.of((row, False) for _, _, row in rows_of_files(pattern, format=entry.dataset.format))
         num_files, num_rows = len(matching(pattern).names), len(manifest.rows["training"])
         result[split] = Content(path=path, num_files=num_files, num_rows=num_rows, digest=manifest.digest("training"))
     return result

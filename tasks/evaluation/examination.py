@@ -103,12 +103,11 @@ def examine_each(models: Mapping[str, Path], request: ExaminationRequest) -> dic
     scored = ScoringResult()
     if request.held_out:
         slicers = {entry.name: entry.by for entry in suite.slices if entry.by is not None}
-        with_images = any(test.held_out is not None for test in suite.tests)
         scored = score(
             requested,
             data=request.data,
             slicers=slicers,
-            keep_inputs=with_images,
+            keep_inputs=any(test.held_out is not None for test in suite.tests),
             max_rows=request.max_rows,
             is_whole=request.is_whole,
             trained_on=request.trained_on,
@@ -239,8 +238,7 @@ def masks_of(entry: SliceEntry, scores: Scores) -> Iterator[tuple[str, Mask]]:
     if entry.tokens is not None:
         if scores.num_tokens is None:
             raise ValueError(f"slice {entry.name}: the rows are no texts. To fix: name a column or a function")
-        edges = [0, *entry.tokens]
-        for low, high in zip(edges, [*entry.tokens, None], strict=True):
+        for low, high in zip([0, *entry.tokens], [*entry.tokens, None], strict=True):
             mask = scores.num_tokens >= low
             name = f">={low}" if high is None else f"{low}-{high - 1}"
             if high is not None:

@@ -343,8 +343,7 @@ class Log:
         self._path, self.num_read = path, 0
 
     def __iter__(self) -> Iterator[Row]:
-        read = _parquet if self._path.suffix == ".parquet" else _jsonl
-        for row in read(self._path):
+        for row in (_parquet if self._path.suffix == ".parquet" else _jsonl)(self._path):
             self.num_read += 1
             yield row
 

@@ -12,7 +12,7 @@ from typing import Annotated
 from pydantic import AfterValidator, Field, ValidationInfo
 
 from ringmaster.tasks.batch import references, yaml_sections
-from ringmaster.tasks.batch.document import Finding, Place
+from ringmaster.tasks.batch.document import Finding, Place, findings_where
 from ringmaster.tasks.batch.references import Factory, Name, Whole
 from ringmaster.tasks.batch.schema import Section
 from ringmaster.tasks.files import is_file
@@ -239,38 +239,62 @@ def _of_test(test: BehaviourEntry, at: Place) -> Iterator[Finding]:
         for slot in dict.fromkeys(wanted):
             if slot not in test.lexicons:
                 yield Finding((*at, "lexicons"), f"lacks the words of {{{slot}}}", f"give {slot}: [...]")
-    elif test.lexicons:
-        yield Finding((*at, "lexicons"), "has no template", "give template: instead of texts")
-    if isinstance(test.over, list) and len(test.over) != len(test.texts or ()):
-        yield Finding((*at, "over"), "has not one text for each of texts", "give as many, in the same order")
-    if test.labels is not None and len(test.labels) != len(test.texts or ()):
-        yield Finding((*at, "labels"), "has not one label for each of texts", "give as many, in the same order")
     reported = [key for key in ("label", "labels", "over") if getattr(test, key) is not None]
-    if test.kind == MINIMUM and not test.of_images and len(reported) != 1:
-        yield Finding(at, "does not say what is right", "give one of label, labels and over")
-    if test.kind != MINIMUM and reported:
-        yield Finding((*at, reported[0]), f"has no meaning for kind {test.kind}", "leave it out")
-    if test.kind != MINIMUM and test.change is None:
-        yield Finding((*at, "change"), "is missing", "say what is changed, such as {typo: 1}")
-    if (test.kind == DIRECTION) != (test.direction is not None):
-        text = "is missing" if test.direction is None else f"has no meaning for kind {test.kind}"
-        yield Finding((*at, "direction"), text, "kind: direction goes with direction: {moves: down}")
+    num_texts, no_meaning = len(test.texts or ()), f"has no meaning for kind {test.kind}"
+    yield from findings_where(
+        (
+            test.template is None and test.lexicons,
+            (*at, "lexicons"),
+            "has no template",
+            "give template: instead of texts",
+        ),
+        (
+            isinstance(test.over, list) and len(test.over) != num_texts,
+            (*at, "over"),
+            "has not one text for each of texts",
+            "give as many, in the same order",
+        ),
+        (
+            test.labels is not None and len(test.labels) != num_texts,
+            (*at, "labels"),
+            "has not one label for each of texts",
+            "give as many, in the same order",
+        ),
+        (
+            test.kind == MINIMUM and not test.of_images and len(reported) != 1,
+            at,
+            "does not say what is right",
+            "give one of label, labels and over",
+        ),
+        (test.kind != MINIMUM and reported, (*at, *reported[:1]), no_meaning, "leave it out"),
+        (
+            test.kind != MINIMUM and test.change is None,
+            (*at, "change"),
+            "is missing",
+            "say what is changed, such as {typo: 1}",
+        ),
+        (
+            (test.kind == DIRECTION) != (test.direction is not None),
+            (*at, "direction"),
+            "is missing" if test.direction is None else no_meaning,
+            "kind: direction goes with direction: {moves: down}",
+        ),
+    )
     if test.change is not None:
         yield from _of_change(test.change, (*at, "change"), is_text=not test.of_images)
 
 
 def _of_change(change: ChangeEntry, at: Place, *, is_text: bool) -> Iterator[Finding]:
-    wrong = change.model_fields_set & set(IMAGE_CHANGES if is_text else TEXT_CHANGES)
-    for key in sorted(wrong):
-        yield Finding((*at, key), f"does not change {'texts' if is_text else 'images'}", "leave it out")
-    if not change.model_fields_set:
-        yield Finding(at, "changes nothing", f"give one of {', '.join(TEXT_CHANGES if is_text else IMAGE_CHANGES)}")
-    if change.rotate is not None and change.rotate not in (90, 180, 270):
-        yield Finding((*at, "rotate"), f"is {change.rotate}", "give 90, 180 or 270")
+    own, others, what = (TEXT_CHANGES, IMAGE_CHANGES, "texts") if is_text else (IMAGE_CHANGES, TEXT_CHANGES, "images")
+    given = change.model_fields_set
+    yield from findings_where(
+        *((key in given, (*at, key), f"does not change {what}", "leave it out") for key in sorted(others)),
+        (not given, at, "changes nothing", f"give one of {', '.join(own)}"),
+        (change.rotate not in (None, 90, 180, 270), (*at, "rotate"), f"is {change.rotate}", "give 90, 180 or 270"),
+    )
 
 
 def _exactly_one(entry: Section, keys: tuple[str, ...], at: Place) -> Iterator[Finding]:
     given = [key for key in keys if getattr(entry, key) is not None]
     if len(given) != 1:
-        text = "has none" if not given else f"has {' and '.join(given)}"
-        yield Finding(at, f"{text} of {', '.join(keys)}", "give exactly one of them")
+        yield Finding(at, f"has {' and '.join(given) or 'none'} of {', '.join(keys)}", "give exactly one of them")

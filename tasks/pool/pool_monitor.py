@@ -259,7 +259,10 @@ _PATTERNS = (
     (PlanReason.FORECAST, r".* is (late|early) by \d+ s"),
     (PlanReason.REQUEST, r"jobs were (cancelled|paused|resumed|retried)|the priorities of batch|a person has set"),
     (PlanReason.GROUP, r".* continues? alone"),
-    (PlanReason.STEERING, r".* (may train on|stopped early)$|.* stays on .*, under which it started"),
+    (
+        PlanReason.STEERING,
+        r".* (may train on|stopped early)$|.* stays on .*, under which it started|.* (keeps|trains on) batches of \d+ ",
+    ),
 )
 
 

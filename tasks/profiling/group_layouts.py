@@ -68,8 +68,7 @@ class GroupLayout:
         if alike or (fastest := kept.profile(job, preflight, profiles)) is None:
             return min(alike, key=_step_s, default=None)
         again_s, kept_s = self._foretold_s(job, preflight), kept._foretold_s(job, preflight)
-        longer = max(again_s / kept_s, 1.0) if again_s and kept_s else LONGER
-        return replace(fastest, step_s=fastest.step_s * longer)
+        return replace(fastest, step_s=fastest.step_s * (max(again_s / kept_s, 1.0) if again_s and kept_s else LONGER))
 
     def _is_like(self, technique: str) -> bool:
         return technique in LIKE[self.base] if self.num_devices > 1 else True

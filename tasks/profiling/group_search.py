@@ -91,8 +91,7 @@ def fitted(points: Sequence[Point], *, lone_slope: float) -> LinearFit:
     mean_x = sum(w * x for w, (x, _) in zip(weights, points, strict=True)) / total
     mean_y = sum(w * y for w, (_, y) in zip(weights, points, strict=True)) / total
     xx = sum(w * (x - mean_x) ** 2 for w, (x, _) in zip(weights, points, strict=True))
-    xy = sum(w * (x - mean_x) * (y - mean_y) for w, (x, y) in zip(weights, points, strict=True))
-    slope = max(xy / xx, 0.0)
+    slope = max(sum(w * (x - mean_x) * (y - mean_y) for w, (x, y) in zip(weights, points, strict=True)) / xx, 0.0)
     if (fixed := mean_y - slope * mean_x) >= 0:
         return LinearFit(fixed, slope)
     through_zero = sum(w * x * y for w, (x, y) in zip(weights, points, strict=True))
@@ -270,8 +269,7 @@ class GroupSearch:
     @property
     def fault(self) -> str | None:
         """The reason why no group of this class is offered: a trial has failed, and so might a gang."""
-        failed = (r.message for r in self.results.values() if isinstance(r, FailedTrial) and r.kind == FAILED)
-        return next(failed, None)
+        return next((r.message for r in self.results.values() if isinstance(r, FailedTrial) and r.kind == FAILED), None)
 
     @cached_property
     def laws(self) -> GroupScaling:
@@ -281,8 +279,7 @@ class GroupSearch:
 
     def fair_s(self, names: Collection[str] | None = None) -> float:
         """Returns the seconds for which the class, or its named jobs, occupies all devices if divided evenly."""
-        parts = even_parts(self._among(names), self.num_slots)
-        return sum(self._runtime_s(part) for part in parts) / self.num_slots
+        return sum(self._runtime_s(part) for part in even_parts(self._among(names), self.num_slots)) / self.num_slots
 
     def has_any(self, groups: Mapping[str, Sequence[Profile]]) -> bool:
         """Returns whether any of these profiles, by lead job, is of a group of this class in this layout."""

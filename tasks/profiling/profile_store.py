@@ -277,8 +277,7 @@ def combined(old: Profile, new: Profile) -> Profile:
     quiet = new.under_load(1.0)
     ratio = (old.under_load(1.0).step_s / quiet.step_s) ** (1 - share) if min(old.step_s, quiet.step_s) > 0 else 1.0
     spread = math.hypot(share * new.spread, (1 - share) * old.spread)
-    mean = replace(quiet.at_pace(ratio), num_measured_steps=num_old + num_new, spread=spread)
-    return mean.under_load(new.load)
+    return replace(quiet.at_pace(ratio), num_measured_steps=num_old + num_new, spread=spread).under_load(new.load)
 
 
 def _result(data: Mapping[str, Any]) -> Result | None:

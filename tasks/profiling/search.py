@@ -205,8 +205,7 @@ def why_nothing_fits(refusals: Sequence[Refusal], failures: Sequence[FailedTrial
 def _why_trials_failed(failures: Sequence[FailedTrial]) -> str:
     """Returns the distinct errors of a job's trials; out of memory comes last, as it may be the smaller problem."""
     in_order = sorted(failures, key=lambda failure: failure.kind == "out_of_memory")
-    causes = dict.fromkeys(failure.message for failure in in_order)
-    listed = "; ".join(list(causes)[:MOST_REASONS])
+    listed = "; ".join(list(dict.fromkeys(failure.message for failure in in_order))[:MOST_REASONS])
     return f"{listed} (in its trial)" if len(failures) == 1 else f"{listed} (in each of its {len(failures)} trials)"
 
 

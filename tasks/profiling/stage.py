@@ -131,9 +131,8 @@ def profile_jobs(
     share: the share of the batch's predicted time that needed trials may take.
     """
     known = known or ProfileStore()
-    report_failure = untold if all_or_none else failed
     preflights, faults = preflight_jobs(
-        jobs, environment=environment, cluster=cluster, notice=notice, failed=report_failure
+        jobs, environment=environment, cluster=cluster, notice=notice, failed=untold if all_or_none else failed
     )
     if all_or_none and faults:
         raise UntrainableJobs(faults)
@@ -232,8 +231,7 @@ class JobOptions:
 
     def profiles(self, *, only_measured: bool = False) -> dict[str, tuple[Profile, ...]]:
         """Returns the options of each job. only_measured: no predicted ones where some are measured."""
-        kind = self._cluster.device_kind()
-        beliefs = known_speeds(self.searches.values(), self._newest, device_kind=kind)
+        beliefs = known_speeds(self.searches.values(), self._newest, device_kind=self._cluster.device_kind())
         offered = {name: option_profiles(own_searches, beliefs) for name, own_searches in self.searches_of.items()}
         if not only_measured:
             return offered

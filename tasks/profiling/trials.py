@@ -98,19 +98,6 @@ class Trial:
         return f"{self.job.name}{beside}: {self.candidate.technique} x{self.candidate.num_devices} ({config})"
 
 
-def waves(trials: Sequence[Trial], *, num_devices: int) -> list[list[Trial]]:
-    """Divides trials into waves of equal gang size that fill the node, the smallest gangs first.
-
-    Trials of one wave belong to different searches, so that none depends on another's result.
-    """
-    by_size = sorted(trials, key=lambda trial: trial.candidate.num_devices)
-    result = []
-    for size, group in itertools.groupby(by_size, key=lambda trial: trial.candidate.num_devices):
-        members, width = list(group), max(num_devices // size, 1)
-        result += [members[first : first + width] for first in range(0, len(members), width)]
-    return result
-
-
 def run_wave(environment: TrialEnvironment, wave: Sequence[Trial], *, limit_s: float = math.inf) -> dict[str, Result]:
     """Measures the trials of one wave at the same time; free devices run copies of them, as busy neighbours.
 
@@ -148,8 +135,7 @@ class _RunningTrial:
             import_paths=environment.import_paths,
             ordered_at_s=time.monotonic(),
         )
-        members = tuple(replace(order, job=job, data=data) for job, data in trial.members)
-        order = replace(order, members=members)
+        order = replace(order, members=tuple(replace(order, job=job, data=data) for job, data in trial.members))
         self.gang = Gang(environment.server, order, num_ranks=trial.candidate.num_ranks)
 
 
@@ -318,7 +304,7 @@ class TrialRunner:
         alike = [trial for trial in left if trial.candidate.num_devices == size]
         began_s = time.monotonic()
         with self._lend(DevicesWanted(least=size, most=size * len(alike), fills=True)) as devices:
-            wave = waves(alike, num_devices=len(devices))[0]
+            wave = alike[: max(len(devices) // size, 1)]
             limits = f"trials so far: {self.num_trials}" if self._limits is None else str(self._limits)
             self._notice(f"trying {', '.join(map(str, wave))} ({limits})")
             results = self._outcomes(replace(self._environment, devices=devices), wave, limit_s=limit_s)

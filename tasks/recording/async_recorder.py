@@ -18,7 +18,7 @@ from typing import Any
 from ringmaster.codec import to_json
 from ringmaster.errors import LedgerError
 from ringmaster.model_lineage.ledger.ledger import Ledger
-from ringmaster.model_lineage.waiting import OutageRetry
+from ringmaster.model_lineage.mlflow_calls import OutageRetry
 from ringmaster.tasks.batch import Batch
 from ringmaster.tasks.execution.events import ExecutionEvent, GangReport, JobEnded, PredictionUpdate
 from ringmaster.tasks.pool.event_log import BatchEvents, EventReader, LogPosition, content_of, event_of, kind_of
@@ -51,7 +51,6 @@ class RetriedWrites(OutageRetry):
     """Performs actions one after another, retrying each while MLflow is unavailable, until the patience ends.
 
     faults: descriptions of what can never be recorded.
-    gave_up: whether the patience has ended; nothing is written any more.
     """
 
     def __init__(self, notice: Notice) -> None:

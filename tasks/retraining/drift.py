@@ -200,8 +200,7 @@ def _edges(numbers: Array) -> Array:
     a larger one now fall into another bin.
     """
     quantiles = np.quantile(numbers, np.linspace(0, 1, NUM_BINS + 1))
-    repeated = quantiles[1:][np.diff(quantiles) == 0]
-    return np.unique([*quantiles[1:-1], *np.nextafter(repeated, np.inf)])
+    return np.unique([*quantiles[1:-1], *np.nextafter(quantiles[1:][np.diff(quantiles) == 0], np.inf)])
 
 
 def _binned(numbers: Array, edges: Array) -> list[int]:

@@ -4,7 +4,7 @@ import json
 import platform
 import time
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from datetime import UTC, datetime
 from typing import Any
 
@@ -26,6 +26,7 @@ from sqlalchemy import (
 from ringmaster.codec import from_json, to_json
 from ringmaster.errors import LedgerError, PromotionRefused, SignatureError
 from ringmaster.model_lineage import Ledger, ModelRecord
+from ringmaster.model_lineage.ledger.registry import unless_missing
 from ringmaster.model_lineage.records import CHALLENGER, CHAMPION, PREVIOUS
 from ringmaster.tasks.alarms import Alarm, promotion_refused
 from ringmaster.tasks.process_identity import own_row, runs_here
@@ -67,7 +68,7 @@ def write_decision(ledger: Ledger, model: ModelRecord, decision: DecisionRecord)
     The table holds all decisions, the tag as many of the newest as fit. Repeating the last decision changes nothing.
     """
     known = read_decisions(ledger, model)
-    if known and _same(known[-1], decision):
+    if known and replace(known[-1], at=decision.at) == decision:
         return
     if model.run_id is not None:
         rows = _table(ledger, model.run_id, known)
@@ -92,12 +93,8 @@ def _row(decision: DecisionRecord) -> dict[str, Any]:
 
 def read_decisions(ledger: Ledger, model: ModelRecord) -> list[DecisionRecord]:
     """Returns the decisions in a version's tag, the oldest first; the tag holds as many of the newest as fit."""
-    try:
-        tags = ledger.client.get_model_version(model.registered_name, str(version_of(model))).tags
-    except LedgerError as error:
-        if error.code != "RESOURCE_DOES_NOT_EXIST":
-            raise
-        return []
+    version = unless_missing(ledger.client.get_model_version, model.registered_name, str(version_of(model)))
+    tags = {} if version is None else version.tags
     return [from_json(DecisionRecord, entry) for entry in json.loads(tags.get(TAG, "[]"))]
 
 
@@ -141,13 +138,6 @@ def all_decisions(ledger: Ledger) -> dict[str, list[DecisionRecord]]:
         entries = json.loads(version.tags.get(TAG, "[]"))
         result.setdefault(version.name, []).extend(from_json(DecisionRecord, entry) for entry in entries)
     return result
-
-
-def _same(one: DecisionRecord, other: DecisionRecord) -> bool:
-    def of(entry: DecisionRecord) -> Any:
-        return entry.outcome, entry.reasons, entry.champion_before, entry.who
-
-    return bool(of(one) == of(other))
 
 
 def _text(decisions: Sequence[DecisionRecord]) -> str:

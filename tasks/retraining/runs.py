@@ -22,7 +22,7 @@ from typing import Any
 from sqlalchemy import JSON, BigInteger, Column, Float, MetaData, Table, Text, delete, insert, select, update
 from sqlalchemy.exc import IntegrityError
 
-from ringmaster.codec import digest
+from ringmaster.codec import digest, from_json, stored_as, to_json
 from ringmaster.errors import RetrainingInProgress
 from ringmaster.tasks.background_worker import running
 from ringmaster.tasks.process_identity import own_row, runs_here
@@ -85,7 +85,7 @@ class RunRecord:
     """
 
     name: str
-    run_date: str
+    run_date: str = stored_as("night")
     status: str = RetrainingStatus.RUNNING
     began_s: float = 0.0
     content: Mapping[str, Any] = field(default_factory=dict)
@@ -105,8 +105,7 @@ class RetrainingRuns:
 
     def find(self, name: str, run_date: str) -> RunRecord | None:
         """Returns a run, or None if it was not begun."""
-        rows = self.every(name)
-        return next((row for row in rows if row.run_date == run_date), None)
+        return next((row for row in self.every(name) if row.run_date == run_date), None)
 
     def before(self, name: str, run_date: str) -> RunRecord | None:
         """Returns the last run before the given date, or None."""
@@ -122,7 +121,7 @@ class RetrainingRuns:
             return known
         record = RunRecord(name=name, run_date=run_date, began_s=self._clock())
         try:
-            self._database.execute(insert(RUNS).values(**_row(record)))
+            self._database.execute(insert(RUNS).values(**to_json(record)))
         except IntegrityError:  # a commit whose answer was lost is retried
             record = self.find(name, run_date) or record
         return record
@@ -188,16 +187,7 @@ class RetrainingRuns:
         """Returns all runs of a file of models, in the order of their dates."""
         query = select(RUNS).where(RUNS.c.name == name).order_by(RUNS.c.night)
         rows = self._database.read(lambda connection: connection.execute(query).mappings().all())
-        return [_record(dict(row)) for row in rows]
-
-
-def _row(record: RunRecord) -> dict[str, Any]:
-    row = dict(vars(record))
-    return {"night": row.pop("run_date"), **row}
-
-
-def _record(row: dict[str, Any]) -> RunRecord:
-    return RunRecord(run_date=row.pop("night"), **row)
+        return [from_json(RunRecord, row) for row in rows]
 
 
 DATED = re.compile(r"(?<!\d)(\d{4})-?(\d{2})-?(\d{2})(?!\d)")

@@ -1,5 +1,6 @@
-"""Promotion as a Prefect task."""
+"""Evaluation and promotion of a candidate as Prefect tasks."""
 
+from pathlib import Path
 from typing import Any
 
 from prefect import task
@@ -8,8 +9,15 @@ from prefect.cache_policies import NO_CACHE
 from ringmaster.errors import PromotionRefused
 from ringmaster.model_lineage import Ledger, ModelRecord
 from ringmaster.tasks.alarms.task import sound
+from ringmaster.tasks.evaluation.examination import ExaminationRequest, ExaminationResult, examine
 from ringmaster.tasks.retraining.policy import PromotionDecision
 from ringmaster.tasks.retraining.promotion import MoveLog, apply
+
+
+@task(name="examine", task_run_name="examine {name}", retries=1, cache_policy=NO_CACHE, persist_result=False)
+def examine_task(name: str, model: Path, request: ExaminationRequest) -> ExaminationResult:
+    """Examines the model in a folder. name: of the model, for the name of the task's run."""
+    return examine(model, request)
 
 
 def _may_be_tried_again(task: Any, run: Any, state: Any) -> bool:

@@ -42,8 +42,7 @@ from tenacity import RetryCallState, Retrying, retry_if_exception, stop_before_d
 from ringmaster.errors import DatabaseFileError
 from ringmaster.extras import missing_extra
 from ringmaster.model_lineage.sqlite_files import fault_of, path_of, sqlite_url
-from ringmaster.tasks.storage.releases import check_tables
-from ringmaster.tasks.storage.schema import METADATA, UNREADABLE
+from ringmaster.tasks.storage.schema import METADATA, UNREADABLE, check_tables
 from ringmaster.text import storable
 
 logger = logging.getLogger(__name__)
@@ -235,9 +234,9 @@ def json_text(value: Any, *, may_have_nan: bool = True) -> str:
     try:
         text = json.dumps(value, allow_nan=may_have_nan)
     except ValueError:
-        return json.dumps(_clean(value, may_have_nan=may_have_nan))
+        return json.dumps(json_values(value, may_have_nan=may_have_nan))
     if "\\u0000" in text or "\\ud" in text:
-        return json.dumps(_clean(value, may_have_nan=may_have_nan))
+        return json.dumps(json_values(value, may_have_nan=may_have_nan))
     return text
 
 
@@ -251,11 +250,13 @@ def json_value(text: str) -> Any:
         return {UNREADABLE: str(text)[:1000]}
 
 
-def _clean(value: Any, *, may_have_nan: bool) -> Any:
+def json_values(value: Any, *, may_have_nan: bool) -> Any:
+    """Returns a JSON value without what databases refuse; see `json_text`."""
+
     def is_stored(item: Any) -> bool:
         return may_have_nan or not isinstance(item, float) or math.isfinite(item)
 
-    clean = partial(_clean, may_have_nan=may_have_nan)
+    clean = partial(json_values, may_have_nan=may_have_nan)
     if isinstance(value, Mapping):
         return {storable(str(key)): clean(item) for key, item in value.items() if is_stored(item)}
     if isinstance(value, (list, tuple)):

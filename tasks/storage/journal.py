@@ -238,8 +238,7 @@ def jobs_of_file(file: Path) -> list[JobRecord]:
 
     Raises DatabaseFileError.
     """
-    rows = _rows_of_file(file, "jobs", order="number", content="details")
-    return [_job_record(row["name"], row) for row in rows]
+    return [_job_record(row["name"], row) for row in _rows_of_file(file, "jobs", order="number", content="details")]
 
 
 def segments_of_file(file: Path) -> list[SegmentRecord]:
@@ -247,12 +246,11 @@ def segments_of_file(file: Path) -> list[SegmentRecord]:
 
     Raises DatabaseFileError.
     """
-    rows = _rows_of_file(file, "segments", order="id", content="what")
     return [
         SegmentRecord(
             id=row["id"], job=row["job"], what=row["what"], started_s=row["started_s"], ended_s=row["ended_s"]
         )
-        for row in rows
+        for row in _rows_of_file(file, "segments", order="id", content="what")
     ]
 
 
@@ -297,8 +295,7 @@ class JobChanges(JoinableWrite):
 
 def changed(record: JobRecord, changes: Mapping[str, Any]) -> JobRecord:
     """Returns a record with changed fields. `details` are merged into the existing ones."""
-    details = {**record.details, **_plain(changes.get("details", {}))}
-    return replace(record, **{**changes, "details": details})
+    return replace(record, **{**changes, "details": {**record.details, **_plain(changes.get("details", {}))}})
 
 
 def _plain(value: Any) -> Any:

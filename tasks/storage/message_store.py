@@ -4,7 +4,6 @@ The messages are in the pool's database, so they outlive both sides. An executor
 stopped, and a node that was cut off finds the messages that it missed.
 """
 
-import math
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
 from enum import StrEnum
@@ -13,7 +12,7 @@ from typing import Any
 from sqlalchemy import Connection, delete, func, insert, select, update
 
 from ringmaster.codec import from_json, to_json
-from ringmaster.tasks.storage.database import Database, delete_in_chunks
+from ringmaster.tasks.storage.database import Database, delete_in_chunks, json_values
 from ringmaster.tasks.storage.schema import COMMANDS, GANG_EVENTS, ORDERS
 from ringmaster.techniques.processes.events import Event, ShareEnded, event_or_refusal, event_to_json
 from ringmaster.techniques.processes.order import GangOrder
@@ -202,7 +201,7 @@ class MessageStore:
                         "segment": segment,
                         "node": node,
                         "number": number,
-                        "content": _storable(event_to_json(content)),
+                        "content": json_values(event_to_json(content), may_have_nan=False),
                     }
                     connection.execute(insert(GANG_EVENTS).values(**row))
             if any(isinstance(content, ShareEnded) for _, content in events):
@@ -243,16 +242,3 @@ class MessageStore:
 def _order(row: Mapping[Any, Any]) -> OrderRecord:
     fields = {key: row[key] for key in ("segment", "node", "batch", "content", "incarnation")}
     return OrderRecord(status=OrderStatus(row["status"]), **fields)
-
-
-def _storable(value: Any) -> Any:
-    """Returns a JSON value without NaN and infinities, which JSON does not have and PostgreSQL refuses."""
-    if isinstance(value, Mapping):
-        return {key: _storable(item) for key, item in value.items() if not _is_no_number(item)}
-    if isinstance(value, (list, tuple)):
-        return [None if _is_no_number(item) else _storable(item) for item in value]
-    return value
-
-
-def _is_no_number(value: Any) -> bool:
-    return isinstance(value, float) and not math.isfinite(value)

@@ -209,10 +209,9 @@ class _SpanDrawing:
         if self._is_titled:
             self._of_span.append(self.frame.rect(box, fill=fill, stroke=stroke, more=more))
             return
-        look = f'fill="{fill}" stroke="{stroke}" stroke-width="{0.8 if self.frame.row > 6 else 0.3}" {more}'
-        self._paths.setdefault(look, []).append(
-            f"M{box.x:.1f} {box.y:.1f}h{box.wide:.1f}v{box.tall:.1f}h-{box.wide:.1f}z"
-        )
+        self._paths.setdefault(
+            f'fill="{fill}" stroke="{stroke}" stroke-width="{0.8 if self.frame.row > 6 else 0.3}" {more}', []
+        ).append(f"M{box.x:.1f} {box.y:.1f}h{box.wide:.1f}v{box.tall:.1f}h-{box.wide:.1f}z")
 
     def add(self, part: str) -> None:
         """Adds another element of the current span."""

@@ -173,8 +173,7 @@ class RunTimeline:
             is_over=is_over,
             predicted={key: end for key, end in self.predicted.items() if key == batch},
         )
-        begins_s = min((span.start_s for span in (*one.first, *one.real)), default=0.0)
-        return one.later(begins_s)
+        return one.later(min((span.start_s for span in (*one.first, *one.real)), default=0.0))
 
     def later(self, seconds: float) -> RunTimeline:
         """Returns the timeline with its beginning moved `seconds` later."""

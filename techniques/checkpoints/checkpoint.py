@@ -30,7 +30,15 @@ from typing import Any
 
 from ringmaster.codec import digest, from_json, to_json
 from ringmaster.errors import CheckpointError, CheckpointNotFound, ObjectStoreUnavailable
-from ringmaster.techniques.checkpoints.storage import LATEST, MANIFEST, Block, CheckpointRoot, LocalPlace, place_of
+from ringmaster.techniques.checkpoints.storage import (
+    LATEST,
+    MANIFEST,
+    Block,
+    CheckpointRoot,
+    LocalPlace,
+    place_of,
+    sync_path,
+)
 
 
 @contextmanager
@@ -53,19 +61,10 @@ def publish(folder: Path) -> Iterator[Path]:
             raise
         raise OSError(int(number[1]), str(error), str(folder)) from error
     for path in [*sorted(aside.rglob("*")), aside]:
-        _sync(path)
+        sync_path(path)
     shutil.rmtree(folder, ignore_errors=True)
     aside.rename(folder)
-    _sync(folder.parent)
-
-
-def _sync(path: Path) -> None:
-    """Syncs a file or folder, so that a power cut cannot undo its writing."""
-    descriptor = os.open(path, os.O_RDONLY)
-    try:
-        os.fsync(descriptor)
-    finally:
-        os.close(descriptor)
+    sync_path(folder.parent)
 
 
 FORMAT = 1

@@ -170,8 +170,7 @@ class Reader:
                 f"{self._checkpoint.location}: {name} has shape {list(stored.shape)}, "
                 f"the model wants {list(target.shape)}"
             )
-        destination = local(target)
-        self._read(stored, _region(target), destination)
+        self._read(stored, _region(target), local(target))
 
     def state(self, name: str, parameter: Tensor, optimizer: torch.optim.Optimizer) -> Tensor:
         """Returns an optimizer's state tensor in the layout of its parameter, or unchanged where its shape differs."""

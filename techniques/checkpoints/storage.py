@@ -212,10 +212,10 @@ class LocalPlace:
         self.write(aside + MANIFEST, [manifest])
         for part in (self._root / aside).glob("part-*.json"):
             part.unlink()
-        _sync_folder(self._root / aside)
+        sync_path(self._root / aside)
         shutil.rmtree(self._root / name, ignore_errors=True)
         (self._root / aside).rename(self._root / name)
-        _sync_folder(self._root)
+        sync_path(self._root)
 
     def write_whole(self, path: str, content: bytes) -> None:  # noqa: D102
         self.write(f"{path}.tmp", [content])
@@ -233,8 +233,9 @@ class LocalPlace:
         shutil.rmtree(self._root / name)
 
 
-def _sync_folder(folder: Path) -> None:
-    descriptor = os.open(folder, os.O_RDONLY)
+def sync_path(path: Path) -> None:
+    """Syncs a file or folder, so that a power cut cannot undo its writing."""
+    descriptor = os.open(path, os.O_RDONLY)
     try:
         os.fsync(descriptor)
     finally:
@@ -268,11 +269,10 @@ class UrlPlace:
                 yield block
 
     def read(self, path: str) -> bytes:  # noqa: D102
-        with store_errors():
-            # From byte 0, as a file without a range is looked up before it is read, and these are never empty.
-            return cast(bytes, self._store.cat_file(self._at(path), start=0))
+        # From byte 0, as a file without a range is looked up before it is read, and these are never empty.
+        return self.read_range(path, 0)
 
-    def read_range(self, path: str, start: int, end: int) -> bytes:
+    def read_range(self, path: str, start: int, end: int | None = None) -> bytes:
         """Returns the bytes of a file from `start` up to, but excluding, `end`, or its end."""
         with store_errors():
             return cast(bytes, self._store.cat_file(self._at(path), start=start, end=end))

@@ -20,7 +20,7 @@ from dataclasses import dataclass
 from datetime import timedelta
 from functools import cache, partial
 from pathlib import Path
-from typing import Any, NoReturn
+from typing import Any, NoReturn, TypeVar
 
 import torch
 import torch.distributed as dist
@@ -42,6 +42,25 @@ from ringmaster.techniques.processes.order import Slot
 from ringmaster.techniques.processes.ranks import BACKENDS, Ranks, take_device
 from ringmaster.techniques.technique import OPTIMIZER_STATE_BYTES, WEIGHT_BYTES
 from ringmaster.techniques.training.recomputation import recompute_layers
+
+T = TypeVar("T")
+
+
+def measured_once(cls: type[T], file: Path, measure: Callable[[], T], *, otherwise: str) -> T | None:
+    """Returns the value in a file, or what `measure` returns, which is then kept there.
+
+    otherwise: what is done where it raises RuntimeError, for the log; the value is None then.
+    """
+    if (known := read_value(cls, file)) is not None:
+        return known
+    try:
+        value = measure()
+    except RuntimeError as error:
+        print(f"{otherwise}: {error}", file=sys.stderr)
+        return None
+    write_value(value, file)
+    return value
+
 
 PATIENCE_S = 180.0
 
@@ -219,44 +238,36 @@ def rates(slots: Sequence[Slot], *, precision: str, cache_dir: Path) -> Rates | 
     They are measured once for each machine, in separate processes, and cached under `cache_dir`. None, with the reason
     in the log, where they cannot be measured; a process does not try that again for its next job.
     """
-    key = [os.uname().nodename, [to_json(slot) for slot in slots], _dtype(precision), torch.__version__, VERSION]
+    dtype = "float32" if precision == "fp32" else "bfloat16"  # in which matrices are multiplied
+    key = [os.uname().nodename, [to_json(slot) for slot in slots], dtype, torch.__version__, VERSION]
     file = cache_dir / f"rates-{digest(key)}.json"
-    if (known := read_value(Rates, file)) is not None or file in _failed:
-        return known
-    try:
-        measured = _measured(slots, precision)
-    except RuntimeError as error:
-        print(f"no step is predicted: {error}", file=sys.stderr)
+    if file in _failed:
+        return read_value(Rates, file)
+    measured = measured_once(Rates, file, lambda: _measured(slots, dtype), otherwise="no step is predicted")
+    if measured is None:
         _failed.add(file)
-        return None
-    write_value(measured, file)
     return measured
 
 
 _failed: set[Path] = set()  # the files of rates that this process could not measure
 
 
-def _dtype(precision: str) -> str:
-    """The type in which matrices are multiplied, by its name in torch."""
-    return "float32" if precision == "fp32" else "bfloat16"
-
-
-def _measured(slots: Sequence[Slot], precision: str) -> Rates:
-    alone = in_children([lambda: _device(take_device((slots[0],), 0, num_ranks=1), precision)])[0]
+def _measured(slots: Sequence[Slot], dtype: str) -> Rates:
+    alone = in_children([lambda: _device(take_device((slots[0],), 0, num_ranks=1), dtype)])[0]
     link, parallel = {"link_bytes_per_s": 1e9, "message_s": 1e-4, "wrapped_message_s": 1e-3}, 1.0
     if len(slots) > 1:
         with tempfile.TemporaryDirectory() as folder:
             meeting = f"{folder}/meeting"
             link = in_children([partial(_link, rank, meeting, tuple(slots[:2])) for rank in (0, 1)])[0]
     if len(slots) > 1 and slots[0].kind == "cpu":
-        every = in_children([lambda: _device(take_device(tuple(slots), 0, num_ranks=1), precision)])[0]
+        every = in_children([lambda: _device(take_device(tuple(slots), 0, num_ranks=1), dtype)])[0]
         parallel = every["flops_per_s"] / alone["flops_per_s"]
     return Rates(**alone, **link, parallel=1 + max(parallel - 1, 0.0) / max(len(slots) - 1, 1))
 
 
-def _device(device: torch.device, precision: str) -> dict[str, float]:
-    sizes, dtype = SIZES[device.type], getattr(torch, _dtype(precision))
-    matrix = torch.ones(sizes.matrix, sizes.matrix, device=device, dtype=dtype)
+def _device(device: torch.device, dtype: str) -> dict[str, float]:
+    sizes = SIZES[device.type]
+    matrix = torch.ones(sizes.matrix, sizes.matrix, device=device, dtype=getattr(torch, dtype))
     vector = torch.ones(sizes.vector, device=device)
     other = torch.empty_like(vector)
     return {
@@ -385,8 +396,7 @@ def segment_costs(
     weights = trained if job.adapter is not None else facts.parameter_bytes
     state = weights + facts.num_updated * OPTIMIZER_STATE_BYTES[job.optimizer.name]
     writing_s = state / disk.write_bytes_per_s
-    size = job.global_batch_size
-    num_batches = min(-(-num_held_out // size), job.evaluation.max_batches)
+    num_batches = min(-(-num_held_out // job.global_batch_size), job.evaluation.max_batches)
     building_s = facts.parameter_bytes / INITIALIZED_BYTES_PER_S
     return SegmentCosts(
         startup_s=PROCESS_S + (RANKS_S if num_ranks > 1 else 0.0) + building_s + FIRST_STEPS * step_s,
@@ -402,12 +412,11 @@ def segment_costs(
 def disk_rates(cache_dir: Path) -> DiskRates:
     """Returns the rates of the disk that `cache_dir` lies on, which are measured once for each machine."""
     file = cache_dir / f"disk-{digest([os.uname().nodename, DISK_VERSION])}.json"
-    if (known := read_value(DiskRates, file)) is not None:
-        return known
     cache_dir.mkdir(parents=True, exist_ok=True)
-    measured = _measured_disk(cache_dir)
-    write_value(measured, file)
-    return measured
+    if (known := read_value(DiskRates, file)) is None:
+        known = _measured_disk(cache_dir)
+        write_value(known, file)
+    return known
 
 
 def _measured_disk(folder: Path) -> DiskRates:

@@ -8,11 +8,11 @@ is the loss over the vocabulary.
 from __future__ import annotations
 
 import os
-import sys
 import time
 from collections.abc import Mapping, Sequence
 from contextlib import nullcontext
 from dataclasses import dataclass
+from functools import partial
 from itertools import accumulate, pairwise
 from pathlib import Path
 from statistics import fmean, median
@@ -23,9 +23,8 @@ import transformers
 from torch import Tensor, nn
 
 from ringmaster.codec import digest, from_json, set_fields, to_json
-from ringmaster.files import read_value, write_value
 from ringmaster.techniques.data import PreparedData
-from ringmaster.techniques.estimates.device_rates import in_children
+from ringmaster.techniques.estimates.device_rates import in_children, measured_once
 from ringmaster.techniques.job import BESIDE_MODEL_AND_LOSS, Job
 from ringmaster.techniques.model_facts import ModelFacts
 from ringmaster.techniques.models.build import skeleton
@@ -106,18 +105,13 @@ def layer_times(
     libraries = [torch.__version__, transformers.__version__]
     what = [set_fields(job, but=BESIDE_MODEL_AND_LOSS | {"evaluation"}), facts, rows]
     file = cache_dir / f"layer-times-{digest([what, machine, libraries, VERSION], length=32)}.json"
-    if (known := read_value(LayerTimes, file)) is not None:
-        return known
-    try:
-        answers = in_children(
-            [lambda i=i: _measured(job, data=data, num_rows=rows, slots=slots, which=i) for i in range(len(slots))]  # type: ignore[misc]
-        )
-    except RuntimeError as error:
-        print(f"stages are balanced by parameters: {error}", file=sys.stderr)
-        return None
-    measured = _mean([from_json(LayerTimes, one) for one in answers])
-    write_value(measured, file)
-    return measured
+
+    def measure() -> LayerTimes:
+        on_slot = partial(_measured, job, data=data, num_rows=rows, slots=slots)
+        answers = in_children([partial(on_slot, which=i) for i in range(len(slots))])
+        return _mean([from_json(LayerTimes, one) for one in answers])
+
+    return measured_once(LayerTimes, file, measure, otherwise="stages are balanced by parameters")
 
 
 def _mean(found: Sequence[LayerTimes]) -> LayerTimes:
@@ -151,8 +145,7 @@ def _measured(job: Job, *, data: PreparedData, num_rows: int, slots: Sequence[Sl
         )
         for name, part in parts.items()
     }
-    seconds = _median_s(pieces, first=which)
-    return to_json(_beyond_nothing(seconds, kinds))  # type: ignore[no-any-return]
+    return to_json(_beyond_nothing(_median_s(pieces, first=which), kinds))  # type: ignore[no-any-return]
 
 
 def _beyond_nothing(seconds: Mapping[str, tuple[float, float]], kinds: Sequence[str]) -> LayerTimes:
@@ -262,9 +255,14 @@ class _MeasuredModule:
 def _with_values(stage: Stage, device: torch.device) -> Stage:
     """Allocates the stage with random weights, and with zeros in buffers, which cost the same as other values."""
     stage.to_empty(device=device).train()
-    with torch.no_grad():
-        for parameter in stage.parameters():
-            parameter.normal_(std=WEIGHTS_STD)
-        for buffer in stage.buffers():
-            buffer.zero_()
+    fill_at_random(stage)
     return stage
+
+
+def fill_at_random(module: nn.Module) -> None:
+    """Fills weights with random values and buffers with zeros."""
+    with torch.no_grad():
+        for parameter in module.parameters():
+            parameter.normal_(std=WEIGHTS_STD)
+        for buffer in module.buffers():
+            buffer.zero_()

@@ -13,10 +13,9 @@ reference of a loss, dropout, the optimizer, and samples padded to the data's me
 from __future__ import annotations
 
 import os
-import sys
 import time
 from collections import Counter
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
 from itertools import cycle, islice
@@ -27,16 +26,15 @@ from typing import Any
 
 import torch
 import transformers
-from torch import Tensor, nn
-from torch.utils._pytree import tree_leaves
+from torch import nn
 
 from ringmaster.codec import digest, from_json, set_fields, to_json
-from ringmaster.files import read_value, write_value
 from ringmaster.techniques import registry
 from ringmaster.techniques.data import Dataset, Indices, PreparedData, sampler_of, width_of
 from ringmaster.techniques.data.samples import PaddedDataset
-from ringmaster.techniques.estimates.device_rates import in_children
-from ringmaster.techniques.estimates.layer_times import WEIGHTS_STD, kind_of
+from ringmaster.techniques.estimates.device_rates import in_children, measured_once
+from ringmaster.techniques.estimates.layer_times import fill_at_random, kind_of
+from ringmaster.techniques.estimates.rank_memory import on_gradient
 from ringmaster.techniques.job import BESIDE_ONE_STEP, Job
 from ringmaster.techniques.model_facts import ModelFacts
 from ringmaster.techniques.models.architectures import instantiate
@@ -124,18 +122,14 @@ def measured_step_times(
     machine = [os.uname().nodename, [to_json(slot) for slot in slots], torch.__version__, transformers.__version__]
     what = [set_fields(_measurable(job), but=BESIDE_ONE_STEP), data.digest, facts, width]
     file = cache_dir / f"step-times-{digest([what, machine, VERSION], length=32)}.json"
-    if (known := read_value(StepTimes, file)) is not None:
-        return known
-    with TemporaryDirectory(dir=cache_dir) as folder:
-        measure = partial(_measured, job, data=data, facts=facts, width=width, cache_dir=cache_dir, folder=folder)
-        try:
-            answers = in_children([partial(measure, slot=slot) for slot in slots], patience_s=PATIENCE_S)
-        except RuntimeError as error:
-            print(f"steps are predicted by operations: {error}", file=sys.stderr)
-            return None
-    times: StepTimes = from_json(StepTimes, {key: fmean(one[key] for one in answers) for key in answers[0]})
-    write_value(times, file)
-    return times
+
+    def measure() -> StepTimes:
+        with TemporaryDirectory(dir=cache_dir) as folder:
+            on_slot = partial(_measured, job, data=data, facts=facts, width=width, cache_dir=cache_dir, folder=folder)
+            answers = in_children([partial(on_slot, slot=slot) for slot in slots], patience_s=PATIENCE_S)
+        return from_json(StepTimes, {key: fmean(one[key] for one in answers) for key in answers[0]})
+
+    return measured_once(StepTimes, file, measure, otherwise="steps are predicted by operations")
 
 
 def _measurable(job: Job) -> Job:
@@ -158,11 +152,10 @@ def _measured(
     kinds = Counter(kind_of(layer) for layer in _layers(skeleton(job.model, data)))
     few = _few_layers(job, data, kinds)
     kinds_of_few = [kind_of(layer) for layer in _layers(few)]  # before they are adapted
-    path = registry.BUILTIN["single"]
     order = GangOrder(
         purpose=TRIAL,
         job=_measurable(job),
-        technique=path,
+        technique=registry.BUILTIN["single"],
         config={"micro_batch": 1, "recompute": "none"},
         slots=(slot,),
         folder=folder,
@@ -176,10 +169,9 @@ def _measured(
     launch_s = max(large.total_s - large.num_rows * row_s, 0.0)
     row_s = (large.total_s - launch_s) / large.num_rows
     trained = sum(p.numel() for p in trainer.model.parameters() if p.requires_grad)
-    padded = 1.0 if trainer.width is None or width is None else width / trainer.width
     times = StepTimes(
         launch_s=launch_s,
-        row_s=row_s * padded,
+        row_s=row_s * (1.0 if trainer.width is None or width is None else width / trainer.width),
         update_s=min(small.update_s, large.update_s) * facts.num_updated / max(trained, 1),
         forward_share=large.forward_s / large.total_s,
         layers_share=large.layers_s / large.total_s,
@@ -203,11 +195,7 @@ def _few_layers(job: Job, data: PreparedData, kinds: Mapping[str, int]) -> nn.Mo
             few = instantiate(config).train()
     few.to_empty(device="cpu")
     few.tie_weights()  # type: ignore[operator]
-    with torch.no_grad():
-        for parameter in few.parameters():
-            parameter.normal_(std=WEIGHTS_STD)
-        for buffer in few.buffers():
-            buffer.zero_()
+    fill_at_random(few)
     return few.float()
 
 
@@ -226,8 +214,7 @@ class _TimedTrainer(trainers.Trainer):
     """A trainer on one device that notes when its parts begin and end, and chooses the rows of a step itself."""
 
     def __init__(self, order: GangOrder, *, model: nn.Module, width: float | None, device: torch.device) -> None:
-        technique = registry.load(order.technique)
-        super().__init__(order, technique, alone(device), beat=lambda: None, model=model)
+        super().__init__(order, registry.load(order.technique), alone(device), beat=lambda: None, model=model)
         self._clock = _CudaClock() if device.type == "cuda" else _CpuClock()
         multiple = trainers.WIDTH_MULTIPLE
         own = self._training.width if isinstance(self._training, PaddedDataset) else None
@@ -315,12 +302,12 @@ class _TimedTrainer(trainers.Trainer):
         return sum(max(self._clock.seconds(*span), 0.0) for span in self._spans.get(name, ()))
 
     def _enter(self, i: int, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> None:
-        _on_gradient([*args, *kwargs.values()], lambda: self._end(f"back {i}"))
+        on_gradient([*args, *kwargs.values()], lambda: self._end(f"back {i}"))
         self._begin(f"ahead {i}")
 
     def _leave(self, i: int, out: Any) -> None:
         self._end(f"ahead {i}")
-        _on_gradient(out, lambda: self._begin(f"back {i}"))
+        on_gradient(out, lambda: self._begin(f"back {i}"))
 
     def _global_batch(self) -> tuple[Indices, int | None]:
         return self._chosen, self.width
@@ -363,10 +350,3 @@ class _CudaClock:
     def seconds(self, first: torch.cuda.Event, last: torch.cuda.Event) -> float:
         last.synchronize()
         return float(first.elapsed_time(last)) / 1e3
-
-
-def _on_gradient(out: Any, mark: Callable[[], None]) -> None:
-    for leaf in tree_leaves(out):
-        if isinstance(leaf, Tensor) and leaf.requires_grad:
-            leaf.register_hook(lambda _: mark())  # type: ignore[no-untyped-call]
-            return

@@ -302,8 +302,7 @@ def _scenes(workload: Workload, choice: Choice) -> Iterable[RankScenario]:
         fill = _to_fill(axes.get("pp", 1), schedule=config.get("schedule", "1f1b"))
         rows = min(job.global_batch_size // num_slices, fill * int(config["micro_batch"]))
         job = replace(job, global_batch_size=rows * num_slices)
-    ranks = {0, num_ranks - 1} if set(axes) & set(UNEQUAL_AXES) else {0}
-    for rank in sorted(ranks):
+    for rank in sorted({0, num_ranks - 1} if set(axes) & set(UNEQUAL_AXES) else {0}):
         yield RankScenario(
             job=job,
             data=workload.data,

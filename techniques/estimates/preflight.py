@@ -63,8 +63,7 @@ def main(channel: Channel, argument: dict[str, Any]) -> int:
             channel.send(event_to_json(PreflightFailed(job=job.name, message=str(fault))))
         except Exception as error:  # noqa: BLE001 - models and data of users may raise anything; other jobs go on
             traceback.print_exc()
-            why = f"{type(error).__name__}: {error}"
-            channel.send(event_to_json(PreflightFailed(job=job.name, message=why)))
+            channel.send(event_to_json(PreflightFailed(job=job.name, message=f"{type(error).__name__}: {error}")))
         else:
             channel.send(event_to_json(PreflightDone(survey=preflight)))
     return 0

@@ -11,6 +11,7 @@ import weakref
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
+from functools import partial
 from pathlib import Path
 from typing import Any, Self
 
@@ -117,7 +118,9 @@ class LiveBytes(TorchDispatchMode):  # type: ignore[no-untyped-call]
         if any(hasattr(kind, "__tensor_flatten__") and kind is not FakeTensor for kind in types):
             return NotImplemented
         out = self.run(func, args, dict(kwargs or {}))
-        tensors = [leaf for leaf in tree_leaves(out) if isinstance(leaf, Tensor) and not _is_wrapper(leaf)]
+        tensors = [
+            leaf for leaf in tree_leaves(out) if isinstance(leaf, Tensor) and not is_traceable_wrapper_subclass(leaf)
+        ]
         is_new = [self._count(tensor) for tensor in tensors]
         self._note_work(func, args, kwargs or {}, out, does_more=any(is_new) or func._schema.is_mutable)
         self._note_peak()
@@ -166,18 +169,17 @@ def watch_layers(live: LiveBytes, layers: list[nn.Module]) -> None:
     """
     for i, layer in enumerate(layers):
         layer.register_forward_pre_hook(lambda *_, i=i: live.enter(f"forward {i}"))
-        layer.register_forward_hook(lambda _module, _args, out, i=i: _on_gradient(out, live, f"backward {i}"))
+        layer.register_forward_hook(
+            lambda _module, _args, out, i=i: on_gradient(out, partial(live.enter, f"backward {i}"))
+        )
 
 
-def _on_gradient(out: Any, live: LiveBytes, phase: str) -> None:
-    for leaf in tree_leaves(out):
+def on_gradient(values: Any, mark: Callable[[], None]) -> None:
+    """Calls `mark` when a gradient arrives at the first of some values that gets one."""
+    for leaf in tree_leaves(values):
         if isinstance(leaf, Tensor) and leaf.requires_grad:
-            leaf.register_hook(lambda _: live.enter(phase))  # type: ignore[no-untyped-call]
+            leaf.register_hook(lambda _: mark())  # type: ignore[no-untyped-call]
             return
-
-
-def _is_wrapper(tensor: Tensor) -> bool:
-    return is_traceable_wrapper_subclass(tensor)
 
 
 def _attention_flops(given: list[Tensor], *, is_backward: bool) -> int:

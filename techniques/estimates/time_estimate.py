@@ -139,8 +139,7 @@ def predicted_step_s(
     sent = _sent(axes, config, workload, rows=rows, num_micro_batches=num_micro_batches)
     sending_s = sent.num_bytes / rates.link_bytes_per_s
     sending_s += sent.num_messages * rates.message_s + sent.num_wrapped * rates.wrapped_message_s
-    premium = MEMORY_PREMIUM if technique.saves_memory_of else 1.0
-    return premium * (computing_s + updating_s + sending_s)
+    return (MEMORY_PREMIUM if technique.saves_memory_of else 1.0) * (computing_s + updating_s + sending_s)
 
 
 @dataclass(kw_only=True)
@@ -275,8 +274,7 @@ class Estimator:
             if times is None:
                 yield config
             else:
-                cut = times.cut(num_stages, recompute=config.get("recompute", "none"))
-                yield {**config, "stage_layers": cut}
+                yield {**config, "stage_layers": times.cut(num_stages, recompute=config.get("recompute", "none"))}
 
     def _times(self, config: Config) -> LayerTimes | None:
         """The times of the layers for micro-batches of this config."""

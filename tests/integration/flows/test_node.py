@@ -16,7 +16,7 @@ from ringmaster.flows.pool.node import _serve
 from ringmaster.flows.pool.own_node import NodeOptions
 from ringmaster.flows.settings import PoolAddress
 from ringmaster.tasks.cluster import Cluster, Node
-from ringmaster.tasks.storage import releases
+from ringmaster.tasks.storage import schema
 from ringmaster.tasks.storage.database import Database, file_url
 from tests.ports import free_port
 from tests.unit.pool.node.test_agent import DEVICES, Site
@@ -42,14 +42,14 @@ def test_a_node_that_is_told_to_end_as_soon_as_it_is_registered_leaves_the_pool(
 def test_a_worker_that_an_upgrade_has_forgotten_is_told_to_leave(tmp_path, monkeypatch):
     monkeypatch.setattr(node, "RELEASE_EVERY_S", 0.01)
     database, told = Database(file_url(tmp_path / "pool.db"), synced=False), threading.Event()
-    database.write(releases.note_release)
+    database.write(schema.note_release)
 
     def serve():
         with node._watched_release(database, stop=told.set):
             assert not told.is_set()
             with monkeypatch.context() as newer:
-                newer.setattr(releases, "own_release", lambda: "9.0")
-                database.write(releases.note_release)
+                newer.setattr(schema, "own_release", lambda: "9.0")
+                database.write(schema.note_release)
             assert told.wait(120)
 
     with pytest.raises(ReleaseMismatch, match=r"controller is of Ringmaster 9.0, and this machine has .*To fix"):

@@ -250,7 +250,7 @@ def test_profiles_are_found_exactly_and_the_newest_wins(ledger, monkeypatch):
     monkeypatch.setattr("ringmaster.model_lineage.ledger.runs.PROFILES_PER_PAGE", 2)  # several pages
     profile = {"technique": "ddp", "config": {"micro_batch": 4, "recompute": True}, "step_s": 0.1 + 0.2, "bytes": 7}
     long = {"technique": "fsdp", "notes": "é" * TAG_LIMIT}
-    ledger.record_profile("one", profile, tags={"device_kind": "cpu"})
+    ledger.record_profile("one", profile)
     ledger.record_profile("two", long)
     ledger.record_profile("three", {"step_s": 1.0})
     ledger.record_profile("one", newer := {**profile, "step_s": 0.25})

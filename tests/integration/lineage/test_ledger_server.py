@@ -14,7 +14,7 @@ from safetensors.numpy import save_file
 
 from ringmaster.errors import LedgerError
 from ringmaster.model_lineage import QUIET_ENVIRONMENT, DatasetInput, Ledger, MetricPoint
-from ringmaster.model_lineage.ledger import rows
+from ringmaster.model_lineage import snapshot as rows
 from ringmaster.model_lineage.snapshot import Snapshot, node_of
 from ringmaster.model_lineage.tensors import TensorStore
 from tests.ports import free_port

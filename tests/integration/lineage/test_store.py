@@ -11,10 +11,9 @@ from safetensors.numpy import save_file
 
 from ringmaster.errors import LedgerError
 from ringmaster.model_lineage import COMPONENT, QUIET_ENVIRONMENT, DatasetInput, Ledger, Origin
-from ringmaster.model_lineage.ledger import rows
+from ringmaster.model_lineage import snapshot as rows
 from ringmaster.model_lineage.ledger.ledger import LEDGER
-from ringmaster.model_lineage.ledger.rows import read_rows
-from ringmaster.model_lineage.snapshot import Snapshot, collect
+from ringmaster.model_lineage.snapshot import Snapshot, collect, read_rows
 from ringmaster.model_lineage.tensors import TensorStore
 
 RANDOM = np.random.default_rng(0)

@@ -10,7 +10,7 @@ from transformers import LlamaConfig, LlamaForCausalLM, T5Config, T5ForCondition
 
 from ringmaster.techniques.job import EvaluationSpec
 from ringmaster.techniques.metric import Outputs, metric_named, why_generating
-from ringmaster.techniques.metrics.generated_text import answer_of
+from ringmaster.techniques.metrics.token_sequences import answer_of
 from ringmaster.techniques.training.generation import answer_writer_of
 from tests.drawing import draws
 

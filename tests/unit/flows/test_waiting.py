@@ -6,7 +6,7 @@ import pytest
 from ringmaster.flows import settings
 from ringmaster.flows.batch.flow_runs import for_mlflow, for_prefect
 from ringmaster.flows.settings import PoolAddress
-from ringmaster.model_lineage import waiting
+from ringmaster.model_lineage import mlflow_calls
 
 ADDRESS = PoolAddress(database="sqlite:///x", prefect_api="http://p/api", mlflow_uri="http://m")
 REQUEST = httpx.Request("POST", "http://p/api/artifacts/")
@@ -31,7 +31,7 @@ class Server:
 @pytest.fixture
 def on_a_pool(monkeypatch):
     monkeypatch.setattr(settings, "pool", lambda: ADDRESS)
-    monkeypatch.setattr(waiting, "FIRST_WAIT_S", 0.0)
+    monkeypatch.setattr(mlflow_calls, "FIRST_WAIT_S", 0.0)
 
 
 @pytest.mark.usefixtures("on_a_pool")

@@ -15,9 +15,8 @@ from ringmaster.model_lineage.ledger.registry import (
     children_of,
     origin_text,
 )
-from ringmaster.model_lineage.ledger.rows import ModelRow
 from ringmaster.model_lineage.records import DatasetInput, Origin
-from ringmaster.model_lineage.snapshot import Snapshot, node_of
+from ringmaster.model_lineage.snapshot import ModelRow, Snapshot, node_of
 
 DATA = DatasetInput(name="spam", digest="abc", source="/data/spam", num_rows=5)
 WHOLE = {

@@ -5,7 +5,7 @@ import sys
 import pytest
 
 from ringmaster.errors import LedgerError
-from ringmaster.model_lineage import Ledger, waiting
+from ringmaster.model_lineage import Ledger, mlflow_calls
 from ringmaster.model_lineage.ledger.runs import flat_params
 from ringmaster.model_lineage.mlflow_calls import RETRY_DELAYS_S, RetryingClient, redacted
 
@@ -46,10 +46,10 @@ def test_a_transient_fault_is_tried_again_after_growing_delays():
 
 
 def test_a_ledger_that_waits_outlasts_any_outage_and_no_other_fault(monkeypatch):
-    monkeypatch.setattr(waiting, "FIRST_WAIT_S", 0.0)
+    monkeypatch.setattr(mlflow_calls, "FIRST_WAIT_S", 0.0)
     notices = []
     target = Flaky(*(mlflow_error("API request to http://x failed", "INTERNAL_ERROR") for _ in range(20)))
-    client = RetryingClient(target, tracking_uri="http://x", waiting=waiting.OutageRetry(notices.append))
+    client = RetryingClient(target, tracking_uri="http://x", waiting=mlflow_calls.OutageRetry(notices.append))
     assert client.get("x") == "got x"
     assert notices == ["MLflow is away: what needs it waits", "MLflow is back"]
     target.faults = [mlflow_error("no such run", "RESOURCE_DOES_NOT_EXIST")]

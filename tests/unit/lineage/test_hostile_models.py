@@ -11,8 +11,7 @@ import pytest
 from safetensors.numpy import save_file
 
 from ringmaster.errors import TensorStoreError
-from ringmaster.model_lineage.importing import MOST_BASES, MOST_STUBS, import_model
-from ringmaster.model_lineage.model_folder import inspect
+from ringmaster.model_lineage.importing import MOST_BASES, MOST_STUBS, import_model, inspect
 from ringmaster.model_lineage.snapshot import Snapshot
 from ringmaster.model_lineage.tensors import TensorStore
 from ringmaster.model_lineage.tensors.objects import digest_of

@@ -4,7 +4,7 @@ import pytest
 import yaml
 
 from ringmaster.model_lineage import DatasetInput, ModelRecord, Origin
-from ringmaster.model_lineage.hub_cards import CARD, hub_card, read_card
+from ringmaster.model_lineage.model_pages import CARD, hub_card, read_card
 
 
 def record(kind="fine-tuned", **more):

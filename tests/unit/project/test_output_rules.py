@@ -15,8 +15,6 @@ WRITERS = {
     "flows/interrupts.py": "answers a signal past the locks of Python's streams, with printable text",
     "tasks/batch/reference.py": "prints the documentation of batch files, which is our own text",
     "techniques/estimates/device_rates.py": "runs in a worker process, whose stderr is a log file",
-    "techniques/estimates/layer_times.py": "runs in a worker process, whose stderr is a log file",
-    "techniques/estimates/measured_steps.py": "runs in a worker process, whose stderr is a log file",
     "techniques/estimates/memory.py": "runs in a worker process, whose stderr is a log file",
     "techniques/processes/forkserver.py": "runs in a worker process, whose stderr is a log file",
     "techniques/processes/forkserver_client.py": "sends heartbeats to the fork server through a pipe",

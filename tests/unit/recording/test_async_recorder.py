@@ -9,7 +9,7 @@ import pytest
 from sqlalchemy import insert
 
 from ringmaster.errors import LedgerError
-from ringmaster.model_lineage import waiting
+from ringmaster.model_lineage import mlflow_calls
 from ringmaster.model_lineage.tensors import TensorStore
 from ringmaster.tasks.batch import Batch
 from ringmaster.tasks.execution.dispatch import PlannedSegment
@@ -46,8 +46,8 @@ BATCH = Batch(name="nightly", jobs=JOBS, folder=None, text="name: nightly\n")
 
 @pytest.fixture(autouse=True)
 def soon(monkeypatch):
-    monkeypatch.setattr(waiting, "FIRST_WAIT_S", 0.001)
-    monkeypatch.setattr(waiting, "LONGEST_WAIT_S", 0.01)
+    monkeypatch.setattr(mlflow_calls, "FIRST_WAIT_S", 0.001)
+    monkeypatch.setattr(mlflow_calls, "LONGEST_WAIT_S", 0.01)
     monkeypatch.setattr(async_recorder, "LOOK_EVERY_S", 0.01)
 
 

@@ -8,10 +8,10 @@ from ringmaster.errors import StepError
 from ringmaster.techniques import Adapter, DataSpec, Job, ModelSpec, OptimizerSpec, registry
 from ringmaster.techniques.data import prepare
 from ringmaster.techniques.estimates.preflight import preflight_job
-from ringmaster.techniques.job import ParameterGroup
+from ringmaster.techniques.job import LocalUpdates, Numerics, ParameterGroup
 from ringmaster.techniques.models.facts import model_facts
 from ringmaster.techniques.preflight import PreflightOrder
-from ringmaster.techniques.technique import GangShape, training_state_bytes
+from ringmaster.techniques.technique import KERNELS, GangShape, training_state_bytes
 from ringmaster.techniques.training.fused.group_requirements import why_not_together
 
 LLAMA = {"hidden_size": 16, "intermediate_size": 16, "num_hidden_layers": 2, "num_attention_heads": 1}
@@ -51,6 +51,30 @@ def test_a_technique_that_holds_parts_of_matrices_says_so(job, folder, name):
     assert [refusal.reason for refusal in found.refusals] == [
         f"{name} needs whole matrices, and zero2 holds a part of each"
     ]
+
+
+def test_local_updates_are_for_local_alone_and_local_for_them_alone(job, folder):
+    local = replace(job, local_updates=LocalUpdates(workers=2, sync_every=8))
+    found = preflight(local, folder, "ddp", "local")
+    assert {(each.technique, each.num_devices) for each in found.candidates} == {("local", 2)}
+    assert {each.config["micro_batch"] for each in found.candidates} == {found.exact_chunk} == {1}
+    assert [each.reason for each in found.refusals] == ["local_updates, of which ddp knows nothing"]
+    plain = preflight(job, folder, "ddp", "local")
+    assert {each.technique for each in plain.candidates} == {"ddp"}
+    assert [each.reason for each in plain.refusals] == ["local is for jobs with local_updates"]
+
+
+def test_kernels_are_searched_for_jobs_with_numerics_and_those_that_are_not_there_are_refused(job, folder, monkeypatch):
+    def kernels(found):
+        return {each.config.get(KERNELS) for each in found.candidates}
+
+    assert kernels(preflight(job, folder, "ddp")) == {None}
+    monkeypatch.setattr("shutil.which", lambda name: None)
+    found = preflight(replace(job, numerics=Numerics(tolerance=1e-5)), folder, "ddp")
+    assert kernels(found) == {None, "attention:eager", "optimizer:foreach"}
+    (refusal,) = found.refusals
+    assert refusal.config == {KERNELS: "compile:default"}
+    assert "needs a C++ compiler" in refusal.reason
 
 
 def test_lion_needs_no_whole_matrices(job, folder):

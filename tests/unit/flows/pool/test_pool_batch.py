@@ -22,7 +22,7 @@ from ringmaster.flows.pool import follower, pooled_run
 from ringmaster.flows.pool.pooled_run import open_pooled_run, store_weights
 from ringmaster.flows.reports.progress import View, current_view
 from ringmaster.flows.settings import PoolAddress
-from ringmaster.model_lineage import waiting
+from ringmaster.model_lineage import mlflow_calls
 from ringmaster.tasks.batch import Batch
 from ringmaster.tasks.batch.adaptation_rules import with_orphans
 from ringmaster.tasks.execution.events import JobEnded, PlanUpdate
@@ -101,7 +101,7 @@ class Bench:
 
     def open_ledger(self, uri, *, waiting=None):
         """Opens the ledger as `Ledger` does: with `waiting`, calls are retried while MLflow is unavailable."""
-        return self.ledger if waiting is None else Patient(self.ledger, waiting)
+        return self.ledger if mlflow_calls is None else Patient(self.ledger, mlflow_calls)
 
     def train(self, batch=BATCH, *, resume=False, **options):
         with open_pooled_run(
@@ -128,7 +128,7 @@ class Patient:
     """A ledger whose calls are retried."""
 
     def __init__(self, ledger, waiting):
-        self._ledger, self._waiting = ledger, waiting
+        self._ledger, self._waiting = ledger, mlflow_calls
 
     def __getattr__(self, name):
         return lambda *args, **kwargs: self._waiting.call(lambda: getattr(self._ledger, name)(*args, **kwargs))
@@ -138,7 +138,7 @@ class Patient:
 def bench(tmp_path, monkeypatch):
     monkeypatch.setenv("RINGMASTER_HOME", str(tmp_path))
     monkeypatch.delenv(STARTED_RUN, raising=False)
-    monkeypatch.setattr(waiting, "FIRST_WAIT_S", 0.01)
+    monkeypatch.setattr(mlflow_calls, "FIRST_WAIT_S", 0.01)
     monkeypatch.setattr(async_recorder, "LOOK_EVERY_S", 0.05)
     bench = Bench(tmp_path)
     yield bench

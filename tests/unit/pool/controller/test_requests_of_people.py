@@ -6,7 +6,7 @@ from ringmaster.tasks.execution.events import SegmentEnded
 from ringmaster.tasks.pool.nodes import NodeRegistry
 from ringmaster.tasks.pool.requests import RequestKind, Requests, RequestStatus
 from ringmaster.tasks.storage.journal import JobStatus
-from tests.unit.pool.bench import Gangs, run, submission
+from tests.unit.pool.bench import Gangs, PoolBench, run, submission
 from tests.unit.pool.workers import Worker
 
 
@@ -27,6 +27,28 @@ def test_jobs_are_paused_resumed_and_cancelled(database, pool):
     pool.ask(RequestKind.CANCEL, batch="b1", jobs=[])
     run(pool, gangs)
     assert pool.statuses() == {"a": JobStatus.CANCELLED, "b": JobStatus.DONE}
+
+
+def test_a_clone_of_a_pool_outlives_the_controller_and_can_be_cloned_itself(database, pool):
+    gangs = Gangs(Worker(database, num_devices=2))
+    pool.pass_seconds(1, *gangs.workers)
+    pool.submit(submission(jobs=("a", "b"), bases={"b": "a"}))
+    assert pool.ask(RequestKind.SET, batch="b1", jobs=["b"], settings={"weight": 3}).status == RequestStatus.DONE
+    for source, name, seed in (("b", "c", 7), ("c", "d", 8)):
+        made = pool.ask(RequestKind.CLONE, batch="b1", jobs=[source], name=name, settings={"seed": seed})
+        assert made.answer["message"].startswith(f"{name}: a clone of {source} from its first step")
+    again = PoolBench(database, pool.clock)
+    again.step()
+    entries = again.executor.job_table.entries
+    assert {name: (each.job.seed, each.job.base) for name, each in entries.items()} == {
+        "b1/a": (0, None),
+        "b1/b": (0, "b1/a"),
+        "b1/c": (7, "b1/a"),
+        "b1/d": (8, "b1/a"),
+    }
+    assert {row.id: row.weight for row in again.plans[-1].jobs}["b1/b"] == 3.0
+    run(again, gangs)
+    assert again.statuses() == dict.fromkeys("abcd", JobStatus.DONE)
 
 
 def test_a_job_that_failed_is_retried_with_the_jobs_that_failed_because_of_it(database, pool):

@@ -38,11 +38,15 @@ TEXTS = {
     "a, b and 3 others may train on; c stopped early": PlanReason.STEERING,
     "c stopped early": PlanReason.STEERING,
     "b1/llama stays on ddp, under which it started": PlanReason.STEERING,
+    "llama keeps batches of 16 samples in fp32: no other choice is predicted to save 15% of the rest": (
+        PlanReason.STEERING
+    ),
+    "llama trains on batches of 64 samples in fp32 in place of 16 in fp32 from step 9: 20 steps": PlanReason.STEERING,
     "something else": PlanReason.OTHER,
 }
 
-# Texts that are never a reason alone, but a part of one.
-PARTS = {"7 trains no further", "silent for 7 s"}
+# Texts that are never a reason alone, but a part of one; the last two begin with a choice of batch sizes.
+PARTS = {"7 trains no further", "silent for 7 s", "7: 7", "7 trains on 7 from step 7: 77 steps (7 to 7) "}
 
 
 @pytest.mark.parametrize("why", TEXTS)
