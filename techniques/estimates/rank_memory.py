@@ -46,6 +46,8 @@ from ringmaster.techniques.training.trainer import WIDTH_MULTIPLE
 
 SETTING_UP = "setting up"
 
+is_wrapper: Callable[[object], bool] = is_traceable_wrapper_subclass  # as plain bool: its TypeIs excludes tensors
+
 
 class LiveBytes(TorchDispatchMode):  # type: ignore[no-untyped-call]
     """Dispatch mode that counts each storage from the operator that creates it until its last reference is gone.
@@ -118,9 +120,7 @@ class LiveBytes(TorchDispatchMode):  # type: ignore[no-untyped-call]
         if any(hasattr(kind, "__tensor_flatten__") and kind is not FakeTensor for kind in types):
             return NotImplemented
         out = self.run(func, args, dict(kwargs or {}))
-        tensors = [
-            leaf for leaf in tree_leaves(out) if isinstance(leaf, Tensor) and not is_traceable_wrapper_subclass(leaf)
-        ]
+        tensors = [leaf for leaf in tree_leaves(out) if isinstance(leaf, Tensor) and not is_wrapper(leaf)]
         is_new = [self._count(tensor) for tensor in tensors]
         self._note_work(func, args, kwargs or {}, out, does_more=any(is_new) or func._schema.is_mutable)
         self._note_peak()
