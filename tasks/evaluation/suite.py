@@ -74,11 +74,6 @@ class ChangeEntry(Section):
     occlude: Whole | None = Field(default=None, description="the side of a covered square in pixels, such as 2")
 
     @property
-    def of_text(self) -> bool:
-        """Whether texts are changed."""
-        return bool(self.model_fields_set & set(TEXT_CHANGES))
-
-    @property
     def of_images(self) -> bool:
         """Whether images are changed."""
         return bool(self.model_fields_set & set(IMAGE_CHANGES))
