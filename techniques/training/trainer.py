@@ -404,7 +404,9 @@ class Trainer(JobTrainingState):
         noise = None
         if self._workers is None or self._workers.warms_up(self.next_step):
             count_of_gradient = count / self._technique.loss_replicas(self.ranks.mesh)
-            noise = self._noise(part_count / count, count_of_gradient) if part_count else None
+            noise = (
+                self._noise(part_count / count, count_of_gradient) if part_count and self._part is not None else None
+            )
             self._update(self.optimizer, count_of_gradient)
         if self._workers is not None:
             self._workers.end_step(self.next_step + 1)
