@@ -104,7 +104,7 @@ def outcome(source, spec, cache):
 @pytest.fixture(autouse=True)
 def short_parts(monkeypatch):
     """Small files have several parts, which are not synced to the disk."""
-    monkeypatch.setattr(checkpoint, "_sync", lambda path: None)
+    monkeypatch.setattr(checkpoint, "sync_path", lambda path: None)
     monkeypatch.setattr(encoded_rows, "PART_BYTES", 300)
 
 
