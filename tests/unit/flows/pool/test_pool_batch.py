@@ -101,7 +101,7 @@ class Bench:
 
     def open_ledger(self, uri, *, waiting=None):
         """Opens the ledger as `Ledger` does: with `waiting`, calls are retried while MLflow is unavailable."""
-        return self.ledger if mlflow_calls is None else Patient(self.ledger, mlflow_calls)
+        return self.ledger if waiting is None else Patient(self.ledger, waiting)
 
     def train(self, batch=BATCH, *, resume=False, **options):
         with open_pooled_run(
@@ -128,7 +128,7 @@ class Patient:
     """A ledger whose calls are retried."""
 
     def __init__(self, ledger, waiting):
-        self._ledger, self._waiting = ledger, mlflow_calls
+        self._ledger, self._waiting = ledger, waiting
 
     def __getattr__(self, name):
         return lambda *args, **kwargs: self._waiting.call(lambda: getattr(self._ledger, name)(*args, **kwargs))
