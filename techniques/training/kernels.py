@@ -29,7 +29,7 @@ OF_OPTIMIZERS: Mapping[str, Mapping[str, Mapping[str, bool]]] = {
 """The kernels of each optimizer besides its plain ones (`optimizers.KERNELS`), and their arguments."""
 NUM_COMPARED = 2
 """Steps that are compared: a kernel may keep what belongs to the first batch, such as a mask."""
-SMALL = 0.03
+SMALL = 0.001
 """Gradients below this share of the largest one are compared with that share: theirs may be rounding alone."""
 
 StepSample = tuple[float, Sequence[Tensor]]
@@ -127,7 +127,7 @@ def why_kernels_differ(
 def relative_difference(plain: StepSample, other: StepSample) -> float:
     """Returns the largest relative difference: of the loss, and of each tensor in the L2 norm.
 
-    With a and b the tensors and A the largest norm of any a, that is |a - b| / max(|a|, .03 A); infinite where one has
+    With a and b the tensors and A the largest norm of any a, that is |a - b| / max(|a|, .001 A); infinite where one has
     a tensor that the other lacks, or what is not finite.
     """
     (loss, tensors), (other_loss, others) = plain, other
