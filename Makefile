@@ -166,8 +166,9 @@ bench-sweep: $(READY)  ## Measure a sweep of adapters against peft, one trial af
 	$(BIN)/python -m benchmarks.sweep $(BENCH)
 
 # About 10 minutes on one core; BENCH="--seeds 1" for a third.
-bench-target: $(READY)  ## Measure batch sizes that are chosen on the way to a target beside an exhaustive search
+bench-target: $(READY)  ## Measure batch sizes that are chosen on the way to a target, and (as root) local updates over a slow link
 	$(BIN)/python -m benchmarks.target $(BENCH)
+	$(BIN)/python -m benchmarks.local_updates
 
 code-size: $(READY)  ## Count files, statements, names and words
 	$(BIN)/python -m benchmarks.code_size

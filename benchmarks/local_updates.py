@@ -1,6 +1,6 @@
 """Local updates against `ddp` over a slow link: seconds of training to the same held-out loss.
 
-    python -m benchmarks.target.local_updates [--rate 20mbit] [--steps 40]     (as root: it makes network namespaces)
+    python -m benchmarks.local_updates [--rate 20mbit] [--steps 40]     (as root: it makes network namespaces)
 
 Two ranks, each in a network namespace of its own, train a small Llama. `ddp` trains some steps; then the job with local
 updates trains until its loss is as low, evaluated at the ends of rounds, which does not count. Contenders take turns
@@ -20,7 +20,7 @@ from pathlib import Path
 
 from benchmarks.overlap import lines_of_ranks
 
-ROOT = Path(__file__).resolve().parents[2]
+ROOT = Path(__file__).resolve().parents[1]
 RESULTS, PAGE = ROOT / "benchmarks" / "results" / "local_updates.json", ROOT / "docs" / "benchmarks.md"
 GOAL, FAST, SEEDS, SYNC_EVERY = 3.0, "10gbit", 3, 16
 SEQ_LEN, ROWS, VOCAB_SIZE = 64, 16, 512
@@ -148,7 +148,7 @@ def main():
         sys.exit("network namespaces need root. To fix: run it with sudo")
     results, num_parameters = {}, 0
     for rate in (given.rate, FAST):
-        lines = lines_of_ranks("-m", "benchmarks.target.local_updates", "--steps", str(given.steps), rate=rate)
+        lines = lines_of_ranks("-m", "benchmarks.local_updates", "--steps", str(given.steps), rate=rate)
         *results[rate], sizes = lines
         num_parameters = sizes["num_parameters"]
     result = write(results, rate=given.rate, num_parameters=num_parameters)
