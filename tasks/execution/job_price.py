@@ -43,7 +43,8 @@ class JobPrice:
     plan: the plan with the job, at the believed speeds.
     ends_s: when the job ends by it.
     delays_s: by job, how much later it ends by it.
-    least_s, most_s: the certain interval of how much later the last job ends.
+    least_s, most_s: the certain interval of how much later the last job ends; the plan that is made for the new job may
+        also be a better one for the others, so the least may be negative.
     """
 
     segment: PlannedSegment
@@ -57,7 +58,7 @@ class JobPrice:
     def in_words(self) -> str:
         """Returns the price in a sentence."""
         last = "the last job ends no later" if self.most_s < 0.5 else ""
-        last = last or f"the last job ends {range_text(self.least_s, self.most_s)} later"
+        last = last or f"the last job ends {range_text(max(0.0, self.least_s), self.most_s)} later"
         worst = heapq.nlargest(MOST_NAMED, self.delays_s, key=lambda job: self.delays_s[job])
         named = [f"{job.rpartition('/')[2]} by {seconds_text(self.delays_s[job])}" for job in worst]
         more = f" and {len(self.delays_s) - len(named)} more" if len(self.delays_s) > len(named) else ""
@@ -108,7 +109,7 @@ def price_of(
         plan=_as_plan(now, new),
         ends_s=new.ended_s[job] - now.now_s,
         delays_s={other: delay_s for other, delay_s in later_s.items() if delay_s >= LEAST_DELAY_S},
-        least_s=max(0.0, with_s - kept_s - slack_s),
+        least_s=with_s - kept_s - slack_s,
         most_s=max(0.0, new_s - without_s) + slack_s,
     )
 

@@ -163,7 +163,8 @@ def test_a_clone_on_an_idle_device_starts_at_once_and_delays_nobody(tmp_path):
     )
     assert bench.run()
     assert began_s == [30.0]
-    assert (prices[0].delays_s, prices[0].least_s) == ({}, 0.0)
+    assert prices[0].delays_s == {}
+    assert prices[0].least_s <= 0.0 <= prices[0].most_s
     assert prices[0].in_words().endswith("by the plan it delays no job, and it ends in 20.1 s")
     assert bench.journal.jobs()["clone"].details[CLONED] == {"job": "a", "step": None}
 
