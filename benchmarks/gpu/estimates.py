@@ -23,7 +23,6 @@ from functools import partial
 from pathlib import Path
 
 import torch
-
 from steps import LLAMA_1B, TINY, synchronize
 
 ROOT = Path(__file__).resolve().parents[2]
