@@ -5,7 +5,7 @@
 A preflight predicts all options of each job. Some are then trained for some steps: the quickest-looking and the one
 that needs the least memory of each technique, and others drawn at random. Measured are the median seconds of a step,
 and the peak of the allocator and of all that it had reserved. `--tiny` tests the script itself, also on a CPU. Writes
-benchmarks/results/gpu_estimates.json and the section of docs/benchmarks.md between the markers `<!-- gpu-estimates -->`.
+benchmarks/results/gpu_estimates.json, and the section of docs/benchmarks.md between `<!-- gpu-estimates -->`.
 """
 
 import argparse
@@ -208,11 +208,11 @@ def table(rows):
         abs(math.log(r["predicted"]["step_s"] / r["measured"]["step_s"])) for r in rows if r["predicted"]["step_s"]
     ]
     sizes = [abs(math.log(r["predicted"]["device_bytes"] / r["measured"]["device_bytes"])) for r in rows]
-    device = rows[0]["measured"]["device"]
-    yield f"One {device}, {date.today()}: {len(rows)} options of {len({r['job'] for r in rows})} jobs. Median error of a"
-    yield f"step {math.exp(statistics.median(steps)) - 1:.0%}, of the memory {math.exp(statistics.median(sizes)) - 1:.1%}"
-    yield f"(largest {math.exp(max(sizes)) - 1:.0%}); a preflight took {rows[0]['preflight_s']:.0f} s for the first job,"
-    yield f"and {statistics.median(r['preflight_s'] for r in rows):.0f} s in the median."
+    device, preflights_s = rows[0]["measured"]["device"], [row["preflight_s"] for row in rows]
+    yield f"One {device}, {date.today()}: {len(rows)} options of {len({r['job'] for r in rows})} jobs. Median error of"
+    yield f"a step {math.exp(statistics.median(steps)) - 1:.0%}, of the memory"
+    yield f"{math.exp(statistics.median(sizes)) - 1:.1%} (largest {math.exp(max(sizes)) - 1:.0%}); a preflight took"
+    yield f"{preflights_s[0]:.0f} s for the first job, and {statistics.median(preflights_s):.0f} s in the median."
     yield ""
     yield "| job | option | predicted, ms | measured | ratio | predicted, GiB | allocated | ratio | reserved |"
     yield "| --- | --- | ---: | ---: | ---: | ---: | ---: | ---: | ---: |"
