@@ -157,7 +157,7 @@ class Workbench:
     """
 
     def __init__(self, server: ForkServer, folder: Path, *, num_gpus: int = 0) -> None:
-        self.server, self._folder, self._num_gpus = server, folder, num_gpus
+        self.server, self._folder, self.num_gpus = server, folder, num_gpus
         self.cache_dir = folder / "cache"
         self.cache_dir.mkdir()
         self.prose = DataSpec(path=str(write_prose(folder / "prose.txt")), seq_len=24, vocab_size=300)
@@ -187,11 +187,11 @@ class Workbench:
         return with_probe(facts, probe(job, data=data, cache_dir=self.cache_dir), job)
 
     def shape(self, num_devices: int) -> GangShape:
-        return GangShape(kind="gpu" if self._num_gpus else "cpu", num_devices=num_devices, memory_bytes=1 << 33)
+        return GangShape(kind="gpu" if self.num_gpus else "cpu", num_devices=num_devices, memory_bytes=1 << 33)
 
     def slot(self, index: int) -> Slot:
-        if self._num_gpus:
-            return Slot(kind="gpu", index=index % self._num_gpus, memory_bytes=1 << 33)
+        if self.num_gpus:
+            return Slot(kind="gpu", index=index % self.num_gpus, memory_bytes=1 << 33)
         core = self._cores[index % len(self._cores)]
         return Slot(kind="cpu", index=index, cores=(core,), memory_bytes=1 << 33)
 
