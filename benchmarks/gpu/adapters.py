@@ -21,7 +21,7 @@ import time
 from datetime import date
 from pathlib import Path
 
-from gpu import LLAMA_1B, TINY, Tokens, synchronize, timed
+from steps import LLAMA_1B, TINY, Tokens, synchronize, timed
 
 ROOT = Path(__file__).resolve().parents[2]
 RESULTS, PAGE = ROOT / "benchmarks" / "results" / "gpu_adapters.json", ROOT / "docs" / "benchmarks.md"
@@ -210,7 +210,7 @@ def job_of(config, number, **changes):
         name=f"adapter-{number}",
         model=ModelSpec(architecture="LlamaForCausalLM", config=config),
         adapter=Adapter(rank=RANK, alpha=ALPHA),
-        data=DataSpec(factory="gpu:tokens", kwargs=kwargs),
+        data=DataSpec(factory="steps:tokens", kwargs=kwargs),
         optimizer=OptimizerSpec(lr=LR),
         clip_grad_norm=1.0,
         global_batch_size=1,

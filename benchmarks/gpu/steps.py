@@ -124,7 +124,7 @@ def job_of(config, **changes):
     return Job(
         name="llama-1b",
         model=ModelSpec(architecture="LlamaForCausalLM", config=config),
-        data=DataSpec(factory="gpu:tokens", kwargs=kwargs),
+        data=DataSpec(factory="steps:tokens", kwargs=kwargs),
         clip_grad_norm=1.0,
         global_batch_size=ROWS,
         num_steps=10_000,

@@ -18,10 +18,11 @@ from ringmaster.techniques.estimates.preflight import with_probe
 from ringmaster.techniques.model_facts import ModelFacts
 from ringmaster.techniques.models.facts import model_facts
 from ringmaster.techniques.probing import probe
+from ringmaster.techniques.processes.channel import Channel
 from ringmaster.techniques.processes.events import Event, Steps
 from ringmaster.techniques.processes.forkserver_client import ForkServer
 from ringmaster.techniques.processes.gang import Gang, Outcome
-from ringmaster.techniques.processes.order import TRAIN, GangOrder, Slot
+from ringmaster.techniques.processes.order import TRAIN, GangOrder, Slot, rank_argument
 from ringmaster.techniques.technique import GangShape
 
 ARCHITECTURES = (
@@ -141,11 +142,22 @@ def _cores_in_turn() -> list[int]:
     return cores[first:] + cores[:first]
 
 
-class Workbench:
-    """Trains jobs in gangs of one fork server. Slots share the cores of this machine."""
+class SharedGpuServer(ForkServer):
+    """A fork server of ranks that share GPUs."""
 
-    def __init__(self, server: ForkServer, folder: Path) -> None:
-        self.server, self._folder = server, folder
+    def start_rank(self, order: GangOrder, *, rank: int, log: Path) -> Channel:
+        """Starts one rank, as `ForkServer` does."""
+        return self.spawn(target="tests.integration.shared_gpu:main", argument=rank_argument(order, rank=rank), log=log)
+
+
+class Workbench:
+    """Trains jobs in gangs of one fork server. Slots share the cores of this machine, or its GPUs.
+
+    num_gpus: 0 for slots of cores.
+    """
+
+    def __init__(self, server: ForkServer, folder: Path, *, num_gpus: int = 0) -> None:
+        self.server, self._folder, self.num_gpus = server, folder, num_gpus
         self.cache_dir = folder / "cache"
         self.cache_dir.mkdir()
         self.prose = DataSpec(path=str(write_prose(folder / "prose.txt")), seq_len=24, vocab_size=300)
@@ -175,9 +187,11 @@ class Workbench:
         return with_probe(facts, probe(job, data=data, cache_dir=self.cache_dir), job)
 
     def shape(self, num_devices: int) -> GangShape:
-        return GangShape(kind="cpu", num_devices=num_devices, memory_bytes=1 << 33)
+        return GangShape(kind="gpu" if self.num_gpus else "cpu", num_devices=num_devices, memory_bytes=1 << 33)
 
     def slot(self, index: int) -> Slot:
+        if self.num_gpus:
+            return Slot(kind="gpu", index=index % self.num_gpus, memory_bytes=1 << 33)
         core = self._cores[index % len(self._cores)]
         return Slot(kind="cpu", index=index, cores=(core,), memory_bytes=1 << 33)
 
