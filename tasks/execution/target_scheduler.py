@@ -39,8 +39,6 @@ LEAST_GAIN = 0.15
 """The least share of the remaining time that a change must be predicted to save."""
 DECIDED_AFTER = 0.9
 """The share of a probe whose measurements decide, so that a job that keeps its batch size need not stop."""
-LONGEST = 2
-"""How many times the predicted steps a job may take at a constant rate, if it has so many left."""
 LEAST_MEASURED = 10  # steps with measurements, without which nothing is changed
 
 Variant = tuple[int, str]
@@ -128,7 +126,7 @@ def choose_variant(
     low, high = (1.0, 1.0) if best[0] == size else ratio_interval(blocks, size=size, new_size=best[0])
     steps = tuple(-int(-left * each // 1) for each in (ratio(best[0]), low, high))
     # A constant rate may train on for as long as the target may take. A schedule that decays must come to its end.
-    longest = max(steps[2], min(LONGEST * steps[0], left)) if job.schedule.name == "constant" else steps[0]
+    longest = min(steps[2], left) if job.schedule.name == "constant" else steps[0]
     factor = 1.0
     if best[0] != size:
         factor = learning_rate_factor(blocks, size=size, new_size=best[0], rule=job.may_vary.learning_rate_rule)

@@ -48,7 +48,7 @@ def test_a_choice_says_what_it_predicts_and_why():
     assert choice.steps[1] < choice.steps[0] == 394 < choice.steps[2]
     assert (own.first_step, own.global_batch_size, own.lr_factor, own.num_steps) == (0, 16, 1.0, 1000)
     assert (phase.first_step, phase.lr_factor) == (100, pytest.approx(4 / 1.75))
-    assert phase.num_steps == 100 + 2 * 394  # a constant rate may train on
+    assert phase.num_steps == 100 + choice.steps[2] < 1000  # a constant rate may train on
     assert "batches of 64 samples in fp32 in place of 16 in fp32 from step 100: noise scale 48" in choice.why
 
 
@@ -132,14 +132,15 @@ def test_a_job_changes_its_batch_size_after_its_probe_and_ends_at_its_target(tmp
 
     assert bench.run()
 
-    assert bench.ran == [(16, 100), (64, bench.runner.calls[1].order.job.total_steps)]
+    left = bench.runner.calls[1].order.job.total_steps
+    assert bench.ran == [(16, 100), (64, left)]
     record = bench.journal.jobs()["a"]
     assert (record.status, record.step) == ("done", 300)
     assert [each["global_batch_size"] for each in record.details[PHASES]] == [16, 64]
     assert record.details[CHOICE] == bench.notices[0] and record.details[REACHED]
     assert record.message == "reached loss at most 1, after step 300"
     assert any(bench.notices[0] in each.why for each in bench.events if hasattr(each, "why"))
-    assert bench.plans[-1].job("a").options[0].runtime_s == pytest.approx(2 * 394 * STEP_S[64], rel=1e-3)
+    assert bench.plans[-1].job("a").options[0].runtime_s == pytest.approx((left - 100) * STEP_S[64], rel=1e-3)
 
 
 def test_a_job_whose_batch_size_is_right_keeps_it(tmp_path):
