@@ -141,6 +141,7 @@ bench-techniques: $(READY)  ## Measure `single` against Hugging Face's Trainer a
 bench-gpu: $(if $(findstring .venv,$(PYTHON_GPU)),$(READY))  ## Measure a Llama of 1 B parameters, and 32 adapters of one, on a GPU (PYTHON_GPU=python3 where torch is)
 	$(PYTHON_GPU) benchmarks/gpu/steps.py
 	$(PYTHON_GPU) benchmarks/gpu/adapters.py
+	$(PYTHON_GPU) benchmarks/gpu/estimates.py
 
 bench-simulate: $(READY)  ## Measure what plans are worth when runtimes are wrong, with re-planning and without
 	$(BIN)/python -m benchmarks.simulation $(BENCH)

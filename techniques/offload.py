@@ -56,6 +56,8 @@ class Offload(Technique):
             return "compile: true, and a compiled layer would not let its weights go"
         if gang.kind == "cpu" and self.name not in (job.techniques or ()):
             return "a CPU slot's device memory is the host's, so nothing is saved (name it in techniques to use it)"
+        if job.is_exact and gang.kind == "gpu":
+            return "the host's cores run the optimizer, and round its last bits otherwise than a GPU does"
         needed, there = self.estimate_host_memory(job, facts), host_memory_bytes()
         if needed > there:
             return f"needs {needed / 2**30:.1f} GiB of host memory, and this machine has {there / 2**30:.1f}"

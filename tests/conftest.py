@@ -38,6 +38,13 @@ def pytest_addoption(parser):
         metavar="K/N",
         help="Run the K-th of N parts of the selected tests. A file's tests stay together.",
     )
+    parser.addoption(
+        "--gpus",
+        type=int,
+        default=0,
+        metavar="N",
+        help="Train the gangs of the integration tests on N GPUs, which ranks share, instead of on cores.",
+    )
 
 
 def _part(text):

@@ -21,7 +21,7 @@ import time
 from datetime import date
 from pathlib import Path
 
-from gpu import LLAMA_1B, TINY, Tokens, synchronize, timed
+from steps import LLAMA_1B, TINY, Tokens, synchronize, timed
 
 ROOT = Path(__file__).resolve().parents[2]
 RESULTS, PAGE = ROOT / "benchmarks" / "results" / "gpu_adapters.json", ROOT / "docs" / "benchmarks.md"
@@ -61,10 +61,7 @@ def main():
         config = TINY if arguments.tiny else BASES[base]
         print(json.dumps(measure(who, config, num=arguments.num, num_steps=arguments.steps)))
         return
-    rows = compare(arguments)
-    if not arguments.tiny:
-        record(rows, num=arguments.num)
-    print("\n".join(table(rows, num=arguments.num)))
+    print("\n".join(table(compare(arguments), num=arguments.num)))
 
 
 def compare(arguments):
@@ -81,6 +78,8 @@ def compare(arguments):
             found = json.loads(done.stdout.splitlines()[-1])
             rows.setdefault(base, {}).setdefault(who, []).append(found)
             print(f"round {number + 1}: {base}: {who}: {1e3 * found['step_s']:.0f} ms", file=sys.stderr, flush=True)
+            if not arguments.tiny:
+                record(rows, num=arguments.num)
     return rows
 
 
@@ -210,7 +209,7 @@ def job_of(config, number, **changes):
         name=f"adapter-{number}",
         model=ModelSpec(architecture="LlamaForCausalLM", config=config),
         adapter=Adapter(rank=RANK, alpha=ALPHA),
-        data=DataSpec(factory="gpu:tokens", kwargs=kwargs),
+        data=DataSpec(factory="steps:tokens", kwargs=kwargs),
         optimizer=OptimizerSpec(lr=LR),
         clip_grad_norm=1.0,
         global_batch_size=1,

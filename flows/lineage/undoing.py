@@ -39,10 +39,10 @@ from ringmaster.tasks.retraining import promotion
 from ringmaster.tasks.retraining.policy import OF_POLICY, PLAIN_RULE, PromotionDecision, PromotionPolicy
 from ringmaster.tasks.retraining.promotion import MoveLog
 from ringmaster.techniques.checkpoints.storage import place_of
-from ringmaster.techniques.data import prepare
+from ringmaster.techniques.data import open_data, prepare, sampler_of
 from ringmaster.techniques.data.arrow_files import Array, Table, open_split, values_of
 from ringmaster.techniques.data.row_files import content_hash
-from ringmaster.techniques.data.samples import LENGTH_GROUPED, Sampler, lengths_of
+from ringmaster.techniques.data.samples import Sampler
 from ringmaster.techniques.data_source import PreparedData, data_source_of
 from ringmaster.techniques.job import DataSpec, Job, WarmStart
 
@@ -231,7 +231,8 @@ class _UndoPlanner:
                     [f"{node.label}: its data has changed since, so that it is not known when it was read"]
                 )
             data, without = self._data_without(job.data, hash_of_row, prepared)
-            step = _first_step_with(job, prepared, without)
+            samples, _ = open_data(job.data, cache_dir=self._home.folder / "cache", prepared=prepared)
+            step = _first_step_with(job, sampler_of(job, samples), prepared, without)
             start = None if is_new_below else _checkpoint_before(training, step)
             job, why = replace(job, data=data, warm_start=start), f"step {step + 1} was the first to read it"
         first_step = 0 if job.warm_start is None else job.warm_start.step
@@ -278,14 +279,9 @@ class _UndoPlanner:
             return result, prepare(result, cache_dir=self._home.folder / "cache")
 
 
-def _first_step_with(job: Job, prepared: PreparedData, without: PreparedData) -> int:
+def _first_step_with(job: Job, sampler: Sampler, prepared: PreparedData, without: PreparedData) -> int:
     """Returns the first step (0-based) of a job that read a sample which the row is in."""
-    table = open_split(Path(prepared.folder), "training")
-    gone = samples_with_gaps(table, open_split(Path(without.folder), "training"))
-    lengths = lengths_of(table) if job.data.sampling == LENGTH_GROUPED else None
-    sampler = Sampler(
-        num_samples=table.num_rows, global_batch_size=job.global_batch_size, seed=job.seed, lengths=lengths
-    )
+    gone = samples_with_gaps(*(open_split(Path(each.folder), "training") for each in (prepared, without)))
     steps = (step for step in range(job.total_steps) if not gone.isdisjoint(sampler.at(job.samples(step)).tolist()))
     return next(steps, job.total_steps)
 

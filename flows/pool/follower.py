@@ -175,7 +175,7 @@ SILENCE = (
 def shown_in_prefect(run: PoolRun, submission: Submission) -> Sequence[Listener]:
     """Returns listeners that show a batch's plan, progress, Gantt chart and decisions in Prefect's pages."""
     timeline_reader = TimelineReader(run.database, name="the pool", is_pool=True)
-    show_control(run.id)
+    show_control(run.id, [job.name for job in submission.jobs])
     kinds = {device.device_kind() for node in NodeRegistry(run.database).all() for device in node.devices}
     return [
         PlanArtifact(run.batch.name, device=" + ".join(sorted(kinds))).listen,

@@ -15,8 +15,9 @@ import os
 import shutil
 import time
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from functools import cached_property
+from itertools import chain
 from pathlib import Path
 from typing import Any
 
@@ -103,55 +104,40 @@ def parts_of_files(spec: DataSpec, reading: RowReading) -> Iterator[RowsPart]:
             )
 
 
-class RowFacts:
-    """Collects what is known of rows.
+def row_facts(rows: Sequence[Row], part: RowsPart, spec: DataSpec) -> Table:
+    """Returns what is known of some rows of a part.
 
     Their numbers in their files, the hashes of their contents, their positions between 0 and 2**64, by which a share is
     held out; whether they are held out otherwise; their times in seconds since the epoch, if a window asks for them.
+
+    Raises ValueError where a row has no time, and a window asks for it.
     """
-
-    def __init__(self, part: RowsPart, spec: DataSpec) -> None:
-        self._path, self._time_column = part.path, spec.time_column
-        self._has_times = part.is_windowed and needs_moments(spec)
-        self._has_hashes = part.key is not None or spec.name is not None
-        self._rows: list[tuple[int, str | None, bool, float]] = []
-        self._hashes, self._positions = bytearray(), bytearray()
-
-    def add(self, row: Row) -> None:
-        """Adds a row. Raises ValueError where it has no time, and a window asks for it."""
-        moment = moment_of(row, column=self._time_column) if self._has_times else math.nan
-        self._rows.append((row.number, None if row.file == self._path else row.file, row.held_out, moment))
-        if self._has_hashes:
-            content_hash, position = hash_and_position(row.content)
-            self._hashes += content_hash
-            self._positions += position
-
-    def take(self) -> Table:
-        """Returns what is known of the rows that were added since the last call."""
-        numbers, files, held_out, moments = zip(*self._rows, strict=True) if self._rows else ((), (), (), ())
-        hashes, positions = (
-            np.frombuffer(bytes(each) if each else bytes(8 * len(numbers)), dtype=">u8").astype(np.uint64)
-            for each in (self._hashes, self._positions)
-        )
-        for each in (self._rows, self._hashes, self._positions):
-            del each[:]
-        columns = {
-            "number": np.array(numbers, dtype=np.int64),
-            "file": texts_column(files),
-            "hash": hashes,
-            "position": positions,
-            "held_out": np.array(held_out, dtype=np.uint8),
-            "moment": np.array(moments, dtype=np.float64),
-        }
-        return table_of(columns)
+    hashes = np.zeros((len(rows), 2), np.uint64)
+    if part.key is not None or spec.name is not None:
+        numbers = b"".join(chain.from_iterable(hash_and_position(row.content) for row in rows))
+        hashes = np.frombuffer(numbers, dtype=">u8").astype(np.uint64).reshape(-1, 2)
+    moments = [math.nan] * len(rows)
+    if part.is_windowed and needs_moments(spec):
+        moments = [moment_of(row, column=spec.time_column) for row in rows]
+    columns = {
+        "number": np.array([row.number for row in rows], dtype=np.int64),
+        "file": texts_column([None if row.file == part.path else row.file for row in rows]),
+        "hash": hashes[:, 0],
+        "position": hashes[:, 1],
+        "held_out": np.array([row.held_out for row in rows], dtype=np.uint8),
+        "moment": np.array(moments, dtype=np.float64),
+    }
+    return table_of(columns)
 
 
-@dataclass(frozen=True)
+@dataclass
 class EncodedPart:
-    """The encoded rows of a part, in a folder."""
+    """The encoded rows of a part, in a folder. wanted, held_out: which rows are read, and are held out: [rows] each."""
 
     part: RowsPart
     folder: Path
+    wanted: NDArray[np.bool_] = field(init=False)
+    held_out: NDArray[np.bool_] = field(init=False)
 
     @cached_property
     def facts(self) -> Table:
@@ -170,27 +156,19 @@ class EncodedPart:
         """Returns the file of a row, and its number there."""
         return self.facts["file"][row].as_py() or self.part.path, self.facts["number"][row].as_py()
 
-    def held_out(self, spec: DataSpec) -> NDArray[np.bool_]:
-        """Returns which rows are held out; where a share of them is, by their content as `is_held_out` does."""
-        if self.part.held_out is not None:
-            return np.full(len(self), self.part.held_out)
-        if self.part.by_position:
-            return np.asarray(self.column("position").astype(np.float64) / 2.0**64 < spec.held_out)
-        return self.column("held_out").astype(bool)
-
-
-@dataclass(frozen=True)
-class SelectedPart:
-    """Encoded rows, which of them are read, and which are held out: [rows] each."""
-
-    encoded: EncodedPart
-    wanted: NDArray[np.bool_]
-    held_out: NDArray[np.bool_]
-
     def split(self, split: str) -> NDArray[np.bool_]:
         """Returns which rows are read for a split."""
         chosen: NDArray[np.bool_] = self.wanted & (self.held_out == (split == "held_out"))
         return chosen
+
+    def divide(self, spec: DataSpec) -> None:
+        """Finds which rows are held out; where a share of them is, by their content as `is_held_out` does."""
+        self.wanted = np.ones(len(self), bool)
+        self.held_out = np.full(len(self), self.part.held_out is True)
+        if self.part.by_position:
+            self.held_out = np.asarray(self.column("position").astype(np.float64) / 2.0**64 < spec.held_out)
+        elif self.part.held_out is None:
+            self.held_out = self.column("held_out").astype(bool)
 
 
 class EncodedRows:
@@ -205,7 +183,7 @@ class EncodedRows:
 
     def select(
         self, parts: Iterator[RowsPart], spec: DataSpec, write: Callable[[Path, RowsPart], object]
-    ) -> list[SelectedPart]:
+    ) -> list[EncodedPart]:
         """Returns parts, in order, with the rows that are read; those that are not kept are encoded by `write`.
 
         Raises RowErrors with the first wrong rows, those of `spec.path` and of `spec.held_out_path` together.
@@ -223,11 +201,10 @@ class EncodedRows:
         if faults:
             raise RowErrors([fault for each in faults.values() for fault in each])
         self._remove_unused()
-        wanted = _in_window([each for each in result if each.part.is_windowed], spec)
-        return [
-            SelectedPart(each, next(wanted) if each.part.is_windowed else np.ones(len(each), bool), each.held_out(spec))
-            for each in result
-        ]
+        for each in result:
+            each.divide(spec)
+        _choose_window([each for each in result if each.part.is_windowed], spec)
+        return result
 
     def clear(self) -> None:
         """Removes what is not kept."""
@@ -270,11 +247,11 @@ def content_of(tokenizer: Path) -> str:
     return sha.hexdigest()
 
 
-def manifest_of(parts: Sequence[SelectedPart]) -> RowManifest:
+def manifest_of(parts: Sequence[EncodedPart]) -> RowManifest:
     """Returns the manifest of the rows that are read."""
     rows: dict[str, tuple[str, ...]] = {}
     for split in SPLITS:
-        hashes = np.sort(np.concatenate([each.encoded.column("hash")[each.split(split)] for each in parts]))
+        hashes = np.sort(np.concatenate([each.column("hash")[each.split(split)] for each in parts]))
         text = hashes.astype(">u8").tobytes().hex()
         rows[split] = tuple(text[start : start + 16] for start in range(0, len(text), 16))
     return RowManifest(rows=rows)
@@ -285,18 +262,16 @@ def needs_moments(spec: DataSpec) -> bool:
     return any((spec.window or {}).get(key) is not None for key in ("last_days", "since", "until"))
 
 
-def _in_window(parts: Sequence[EncodedPart], spec: DataSpec) -> Iterator[NDArray[np.bool_]]:
-    """Which rows of each part lie in the window; see `file_rows.in_window`."""
+def _choose_window(parts: Sequence[EncodedPart], spec: DataSpec) -> None:
+    """Finds which rows of each part lie in the window; see `file_rows.in_window`."""
     window = spec.window or {}
     if (num_last := window.get("last_rows")) is not None:
         first = sum(map(len, parts)) - int(num_last)
         for each in parts:
-            yield np.arange(len(each)) >= first
+            each.wanted = np.arange(len(each)) >= first
             first -= len(each)
-        return
-    if not needs_moments(spec):
-        yield from (np.ones(len(each), bool) for each in parts)
-        return
-    moments = [each.column("moment") for each in parts]
-    first_s, last_s = time_limits(window, moments=(float(each.max()) for each in moments if len(each)))
-    yield from ((first_s <= each) & (each < last_s) for each in moments)
+    elif needs_moments(spec):
+        moments = [each.column("moment") for each in parts]
+        first_s, last_s = time_limits(window, moments=(float(each.max()) for each in moments if len(each)))
+        for each, times in zip(parts, moments, strict=True):
+            each.wanted = (first_s <= times) & (times < last_s)

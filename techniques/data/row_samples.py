@@ -52,12 +52,11 @@ from ringmaster.techniques.data.encoded_rows import (
     SAMPLES,
     EncodedPart,
     EncodedRows,
-    RowFacts,
     RowsPart,
-    SelectedPart,
     content_of,
     manifest_of,
     parts_of_files,
+    row_facts,
 )
 from ringmaster.techniques.data.file_rows import RowReading
 from ringmaster.techniques.data.row_files import MAX_FAULTS, RowError, RowErrors
@@ -192,7 +191,7 @@ class RowSamples:
 
     def _encode(self, folder: Path, part: RowsPart) -> None:
         """Writes the samples of the rows of a part. Raises RowErrors where they are wrong; later where in a window."""
-        context, facts, classes = self._context, RowFacts(part, self._spec), None
+        context, classes = self._context, None
         if self._label_column is not None:
             classes = DiscoveredClasses(column=self._label_column, classes=self._kind.classes)
             context = replace(context, _labels=classes if self._finds_classes else ClassLabels(self._labels))
@@ -206,13 +205,11 @@ class RowSamples:
                     chunk.extend(islice(rows, ROWS_PER_CALL))
                 except RowErrors as error:  # those before it are reported with it
                     unreadable = error
-                for row in chunk:
-                    facts.add(row)
                 table, about = self._samples(chunk, context, classes if self._finds_classes else None)
                 if table.num_rows:
                     samples.write(table)
                 # At once: a million lists of classes would slow down Python's collector.
-                columns = facts.take()
+                columns = row_facts(chunk, part, self._spec)
                 for name, column in _facts_of_samples(**about).items():
                     columns = columns.append_column(name, [column])
                 known.write(columns)
@@ -311,20 +308,20 @@ class RowSamples:
 
     # Choosing samples
 
-    def _check_rows(self, parts: Sequence[SelectedPart]) -> None:
+    def _check_rows(self, parts: Sequence[EncodedPart]) -> None:
         """Raises RowErrors, with the first few, where no sample can be made of rows that are wanted."""
         wrong: list[RowError] = []
         for each in parts:
-            faults = each.encoded.facts["fault"]
+            faults = each.facts["fault"]
             if faults.null_count < len(faults):
                 wrong += [
-                    sample_error(*each.encoded.place(row), faults[row].as_py())
+                    sample_error(*each.place(row), faults[row].as_py())
                     for row in np.flatnonzero(each.wanted & faults.is_valid().to_numpy())[:MAX_FAULTS].tolist()
                 ]
         if wrong:
             raise RowErrors(wrong[:MAX_FAULTS])
 
-    def _found_classes(self, parts: Sequence[SelectedPart]) -> ClassLabels:
+    def _found_classes(self, parts: Sequence[EncodedPart]) -> ClassLabels:
         """The classes in the rows that are read; only in those to train on, where others are held out separately.
 
         A class that training does not know is a mistake there. Raises ValueError where there are none, or too many.
@@ -335,8 +332,8 @@ class RowSamples:
         for each in parts:
             defining = each.split("training") if is_separate else each.wanted
             has_rows |= bool(defining.any())
-            numbers, _ = values_of(each.encoded.facts["classes"].filter(defining))
-            known = _classes_of(each.encoded)
+            numbers, _ = values_of(each.facts["classes"].filter(defining))
+            known = _classes_of(each)
             names |= {known[number] for number in np.unique(numbers)}
         if has_rows and not names:
             raise ValueError(
@@ -350,7 +347,7 @@ class RowSamples:
             raise RowErrors(faults)
         return labels
 
-    def _write_selected(self, parts: Sequence[SelectedPart], labels: ClassLabels | None) -> SampleCounts:
+    def _write_selected(self, parts: Sequence[EncodedPart], labels: ClassLabels | None) -> SampleCounts:
         """Writes the samples of both splits. Raises ValueError where one has none."""
         counts, lengths = SampleCounts(), list[NDArray[np.int64]]()
         packer = Packer(width=self._max_length) if self._spec.packing else None
@@ -366,14 +363,14 @@ class RowSamples:
         ):
             writers = {"training": training, "held_out": held_out}
             for each in parts:
-                has_sample = each.encoded.column("has_sample").astype(bool)
+                has_sample = each.column("has_sample").astype(bool)
                 counts.num_left_out += int((each.wanted & ~has_sample).sum())
-                counts.num_truncated += int(each.encoded.column("num_cut")[each.wanted].sum())
+                counts.num_truncated += int(each.column("num_cut")[each.wanted].sum())
                 for split, table in self._selected(each, np.flatnonzero(has_sample), labels):
-                    longest = lengths_of(table, uncut=self._kind.uncut).max(initial=0)
-                    counts.longest = max(counts.longest, int(longest))
+                    num_tokens = lengths_of(table, uncut=self._kind.uncut)
+                    counts.longest = max(counts.longest, int(num_tokens.max(initial=0)))
                     if split == "training":
-                        lengths.append(lengths_of(table))
+                        lengths.append(num_tokens)
                     if packer is not None and split == "training":
                         write(training, packer.add(_rows_of(table)))
                     else:
@@ -392,7 +389,7 @@ class RowSamples:
         return counts
 
     def _selected(
-        self, part: SelectedPart, rows: NDArray[np.int64], labels: ClassLabels | None
+        self, part: EncodedPart, rows: NDArray[np.int64], labels: ClassLabels | None
     ) -> Iterator[tuple[str, Table]]:
         """Yields the samples of a part that are read, some at a time, each with its split. rows: those with samples."""
         chosen, place = {split: part.split(split) for split in SPLITS}, 0
@@ -401,9 +398,9 @@ class RowSamples:
         if self._finds_classes and labels is not None:
             final = {name: number for number, name in enumerate(labels.names)}
             # That of a class which no row in the window has does not matter.
-            numbers = np.array([final.get(name, 0) for name in _classes_of(part.encoded)] or [0], dtype=np.int64)
-            classes = part.encoded.facts["classes"].combine_chunks()
-        for table in read_tables(part.encoded.folder / SAMPLES):
+            numbers = np.array([final.get(name, 0) for name in _classes_of(part)] or [0], dtype=np.int64)
+            classes = part.facts["classes"].combine_chunks()
+        for table in read_tables(part.folder / SAMPLES):
             here, place = rows[place : place + table.num_rows], place + table.num_rows
             if not part.wanted[here].any():
                 continue
@@ -510,20 +507,20 @@ def _classes_of(part: EncodedPart) -> tuple[str, ...]:
     return tuple(json.loads((part.folder / ABOUT).read_text())["classes"])
 
 
-def _unknown_classes(part: SelectedPart, labels: ClassLabels) -> Iterator[RowError]:
+def _unknown_classes(part: EncodedPart, labels: ClassLabels) -> Iterator[RowError]:
     """Yields the rows of a part with a class that is none of `labels`."""
-    names = _classes_of(part.encoded)
+    names = _classes_of(part)
     unknown = [number for number, name in enumerate(names) if name not in labels.names]
-    numbers, lengths = values_of(part.encoded.facts["classes"])
+    numbers, lengths = values_of(part.facts["classes"])
     assert lengths is not None
-    places = np.repeat(np.arange(len(part.encoded)), lengths)
+    places = np.repeat(np.arange(len(part)), lengths)
     wrong = np.isin(numbers, unknown) & part.wanted[places] if unknown else np.zeros(len(numbers), bool)
     for row in dict.fromkeys(places[wrong].tolist()):
         name = next(names[number] for number in numbers[places == row] if number in unknown)
         try:
             labels.number(name)
         except ValueError as error:
-            yield sample_error(*part.encoded.place(row), str(error))
+            yield sample_error(*part.place(row), str(error))
 
 
 def _renumbered(table: Table, classes: Any, numbers: NDArray[np.int64], num_classes: int) -> Table:

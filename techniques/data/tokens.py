@@ -25,12 +25,12 @@ from ringmaster.techniques.data.arrow_files import (
 from ringmaster.techniques.data.encoded_rows import (
     ROWS,
     SAMPLES,
+    EncodedPart,
     EncodedRows,
-    RowFacts,
     RowsPart,
-    SelectedPart,
     content_of,
     manifest_of,
+    row_facts,
 )
 from ringmaster.techniques.data.row_files import FileText, check_tokenizer
 from ringmaster.techniques.data.stored_source import TextProgress, described
@@ -299,12 +299,11 @@ class _TokenWriter:
 
     def encode(self, folder: Path, part: RowsPart) -> None:
         """Writes the tokens of rows in pieces, each with the place of its row, and what is known of the rows."""
-        facts = RowFacts(part, self._spec)
+        rows: list[Row] = []
         num_rows = 0
+        documents_of_rows = documents_of(_recorded(part.rows(), rows), has_ids=self._encoder is None)
         with ArrowWriter(folder / SAMPLES) as pieces, ArrowWriter(folder / ROWS) as known:
-            for documents, ids in self._encoded(
-                documents_of(_recorded(part.rows(), facts), has_ids=self._encoder is None)
-            ):
+            for documents, ids in self._encoded(documents_of_rows):
                 lengths = np.fromiter(map(len, ids), np.int64, count=len(ids))
                 ends = np.array([document.ends for document in documents])
                 row = num_rows + np.cumsum(ends) - ends
@@ -312,10 +311,11 @@ class _TokenWriter:
                 dtype = np.uint32 if self._encoder is None else self._dtype
                 values = np.concatenate(ids).astype(dtype, copy=False)
                 pieces.write(table_of({COLUMN: column_of(values, lengths), "row": row}))
-                known.write(facts.take())
-            known.write(facts.take())
+                known.write(row_facts(rows, part, self._spec))
+                rows.clear()
+            known.write(row_facts(rows, part, self._spec))
 
-    def write(self, folder: Path, parts: Sequence[SelectedPart]) -> PreparedData:
+    def write(self, folder: Path, parts: Sequence[EncodedPart]) -> PreparedData:
         """Writes the samples of both splits; returns the description. Raises ValueError where a split is too short."""
         num_tokens = dict.fromkeys(SPLITS, 0)
         rests = dict.fromkeys(SPLITS, np.empty(0, self._dtype))
@@ -323,7 +323,7 @@ class _TokenWriter:
             writers = {split: files.enter_context(ArrowWriter(split_file(folder, split))) for split in SPLITS}
             for each in parts:
                 chosen = {split: each.split(split) for split in SPLITS}
-                for pieces in read_tables(each.encoded.folder / SAMPLES):
+                for pieces in read_tables(each.folder / SAMPLES):
                     rows = pieces["row"].to_numpy()
                     for split in SPLITS:
                         if not (mask := chosen[split][rows]).any():
@@ -378,9 +378,9 @@ class _TokenWriter:
                 )
 
 
-def _recorded(rows: Iterable[Row], facts: RowFacts) -> Iterator[Row]:
+def _recorded(rows: Iterable[Row], read: list[Row]) -> Iterator[Row]:
     for row in rows:
-        facts.add(row)
+        read.append(row)
         yield row
 
 

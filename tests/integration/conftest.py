@@ -5,7 +5,7 @@ import pytest
 from ringmaster.model_lineage.ledger import connection
 from ringmaster.tasks.storage.database import Database, file_url
 from ringmaster.techniques.processes.forkserver_client import ForkServer
-from tests.integration.workbench import ARCHITECTURES, Workbench
+from tests.integration.workbench import ARCHITECTURES, SharedGpuServer, Workbench
 
 MAKE_DATABASE = connection._write_database
 
@@ -33,10 +33,12 @@ def databases_made_anew(monkeypatch):
 
 
 @pytest.fixture(scope="session")
-def bench(tmp_path_factory):
+def bench(tmp_path_factory, pytestconfig):
     """One warm fork server for all tests that train."""
-    with ForkServer(preload=[f"transformers:{name}" for name in ARCHITECTURES]) as server:
-        yield Workbench(server, tmp_path_factory.mktemp("bench"))
+    num_gpus = pytestconfig.getoption("--gpus")
+    kind = SharedGpuServer if num_gpus else ForkServer
+    with kind(preload=[f"transformers:{name}" for name in ARCHITECTURES]) as server:
+        yield Workbench(server, tmp_path_factory.mktemp("bench"), num_gpus=num_gpus)
 
 
 @pytest.fixture

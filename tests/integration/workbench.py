@@ -9,6 +9,7 @@ from functools import cached_property
 from pathlib import Path
 from typing import Any
 
+import pytest
 from safetensors.torch import load_file
 
 from ringmaster.codec import digest
@@ -18,10 +19,11 @@ from ringmaster.techniques.estimates.preflight import with_probe
 from ringmaster.techniques.model_facts import ModelFacts
 from ringmaster.techniques.models.facts import model_facts
 from ringmaster.techniques.probing import probe
+from ringmaster.techniques.processes.channel import Channel
 from ringmaster.techniques.processes.events import Event, Steps
 from ringmaster.techniques.processes.forkserver_client import ForkServer
 from ringmaster.techniques.processes.gang import Gang, Outcome
-from ringmaster.techniques.processes.order import TRAIN, GangOrder, Slot
+from ringmaster.techniques.processes.order import TRAIN, GangOrder, Slot, rank_argument
 from ringmaster.techniques.technique import GangShape
 
 ARCHITECTURES = (
@@ -64,6 +66,8 @@ RESNET = ModelSpec(
 DIGITS = DataSpec(source="digits")
 SGD = OptimizerSpec(name="sgd", lr=0.1)
 ADAMW = OptimizerSpec(name="adamw", lr=1e-3)
+
+NOT_BY_GLOO = ("tensor", "pipeline", "mesh")
 
 SYLLABLES = [first + second for first in "bdfklmnprst" for second in ("a", "e", "i", "o", "u", "an", "or")]
 
@@ -141,11 +145,22 @@ def _cores_in_turn() -> list[int]:
     return cores[first:] + cores[:first]
 
 
-class Workbench:
-    """Trains jobs in gangs of one fork server. Slots share the cores of this machine."""
+class SharedGpuServer(ForkServer):
+    """A fork server of ranks that share GPUs."""
 
-    def __init__(self, server: ForkServer, folder: Path) -> None:
-        self.server, self._folder = server, folder
+    def start_rank(self, order: GangOrder, *, rank: int, log: Path) -> Channel:
+        """Starts one rank, as `ForkServer` does."""
+        return self.spawn(target="tests.integration.shared_gpu:main", argument=rank_argument(order, rank=rank), log=log)
+
+
+class Workbench:
+    """Trains jobs in gangs of one fork server. Slots share the cores of this machine, or its GPUs.
+
+    num_gpus: 0 for slots of cores.
+    """
+
+    def __init__(self, server: ForkServer, folder: Path, *, num_gpus: int = 0) -> None:
+        self.server, self._folder, self.num_gpus = server, folder, num_gpus
         self.cache_dir = folder / "cache"
         self.cache_dir.mkdir()
         self.prose = DataSpec(path=str(write_prose(folder / "prose.txt")), seq_len=24, vocab_size=300)
@@ -175,9 +190,11 @@ class Workbench:
         return with_probe(facts, probe(job, data=data, cache_dir=self.cache_dir), job)
 
     def shape(self, num_devices: int) -> GangShape:
-        return GangShape(kind="cpu", num_devices=num_devices, memory_bytes=1 << 33)
+        return GangShape(kind="gpu" if self.num_gpus else "cpu", num_devices=num_devices, memory_bytes=1 << 33)
 
     def slot(self, index: int) -> Slot:
+        if self.num_gpus:
+            return Slot(kind="gpu", index=index % self.num_gpus, memory_bytes=1 << 33)
         core = self._cores[index % len(self._cores)]
         return Slot(kind="cpu", index=index, cores=(core,), memory_bytes=1 << 33)
 
@@ -198,6 +215,8 @@ class Workbench:
         return replace(order, **changes)
 
     def start(self, order: GangOrder) -> Gang:
+        if 0 < self.num_gpus < order.num_devices and registry.load(order.technique).name in NOT_BY_GLOO:
+            pytest.skip("gloo neither sends nor scatters tensors of a GPU, and NCCL refuses ranks that share one")
         num_ranks = registry.load(order.technique).num_ranks(self.shape(len(order.slots)))
         return Gang(self.server, order, num_ranks=num_ranks)
 

@@ -43,7 +43,7 @@ class Prompt(RowSource):
     options_class = PromptOptions
     needs_tokenizer = True
     reads_messages = True
-    version = 3
+    version = 4
     padding: ClassVar[Mapping[str, int]] = {"input_ids": 0, "attention_mask": 0, ROW: 0}
     uncut: ClassVar[frozenset[str]] = frozenset({ROW})
 

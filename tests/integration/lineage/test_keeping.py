@@ -64,7 +64,8 @@ def test_an_imported_model_follows_its_card(tmp_path, monkeypatch, family_home):
     said = answer("show", "theirs")
     assert said["model"]["kind"] == "imported"
     theirs = LineageHome(folder=family_home).model_dir(LineageHome(folder=family_home).find("theirs"))
-    assert "mlartifacts" in str(theirs)  # stored whole: no restore is needed
+    imported = (hub / "org/tuned/model.safetensors").read_bytes()
+    assert (theirs / "model.safetensors").read_bytes() == imported, "restored from the tensor store, bit by bit"
     assert said["model"]["origin"] == {"source": "org/tuned", "relation": "adapter"}
     (base,) = said["ancestors"]
     assert (base["name"], base["origin"]["source"]) == ("org--base", "org/base")

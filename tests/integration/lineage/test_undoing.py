@@ -72,7 +72,22 @@ def alone(trained_alone):
 
 
 def test_the_rest_is_trained_from_the_last_checkpoint_before_the_row_as_if_it_had_never_been(bench, alone, tmp_path):
-    home, job = alone
+    check_the_rest_is_trained(bench, *alone, tmp_path)
+
+
+def test_the_rest_of_samples_that_are_grouped_by_length_is_trained_as_if_the_row_had_never_been(bench, home, tmp_path):
+    rows = [json.loads(line) for line in write_rows(tmp_path / "rows.jsonl").read_text().splitlines()]
+    pairs = [{"prompt": f"{n}", "completion": row["text"][: 5 + 3 * (n % 17)]} for n, row in enumerate(rows)]
+    (tmp_path / "pairs.jsonl").write_text("".join(json.dumps(pair) + "\n" for pair in pairs))
+    job = job_of(bench, tmp_path / "pairs.jsonl")
+    data = replace(job.data, kind="completion", sampling="length-grouped", seq_len=64)
+    job = replace(job, data=data)
+    train(bench, home, job)
+    model = check_the_rest_is_trained(bench, home, job, tmp_path)
+    assert model.job.data.sampling == "length-grouped"
+
+
+def check_the_rest_is_trained(bench, home, job, tmp_path):
     row, plan = a_late_row(bench, home, job)
     (model,) = plan.models
     start = model.first_step
@@ -91,6 +106,7 @@ def test_the_rest_is_trained_from_the_last_checkpoint_before_the_row_as_if_it_ha
     assert continued.outcome.result["first_step"] == undone.outcome.result["first_step"] == start
     assert is_bit_equal(undone.weights, continued.weights)
     assert not is_bit_equal(undone.weights, weights_in(home / "batches" / job.name / "model"))
+    return model
 
 
 def become(root, step, job, *, digest):

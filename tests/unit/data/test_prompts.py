@@ -2,6 +2,7 @@
 
 import json
 
+import numpy as np
 import pytest
 
 from ringmaster.techniques import DataSpec
@@ -60,3 +61,11 @@ def test_wrong_rows_are_refused_with_their_place(tmp_path, row, said):
 def test_columns_with_names_of_arguments_are_refused(tmp_path):
     with pytest.raises(ValueError, match=r"name completions, of an argument of rewards\. To fix: rename it"):
         opened(tmp_path, [{"prompt": "one", "completions": 1}] * 3)
+
+
+def test_lengths_are_those_of_the_tokens_and_not_of_the_rows(tmp_path):
+    rows = [{"prompt": "ab" * (i + 1), "note": LONG if i == 0 else None} for i in range(8)]
+    prepared, training, _ = opened(tmp_path, rows, sampling="length-grouped")
+    lengths = training.lengths()
+    assert lengths.max() < len(LONG)
+    assert prepared.lengths == tuple(int(each) for each in np.quantile(lengths, (0.5, 0.95), method="higher"))

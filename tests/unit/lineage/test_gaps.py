@@ -1,11 +1,16 @@
 """Which tokens were taken out of a sequence, for `ringmaster lineage undo`."""
 
+import json
+
 import numpy as np
 from hypothesis import given
 from hypothesis import strategies as st
 
-from ringmaster.flows.lineage.undoing import gaps_between, samples_with_gaps
+from ringmaster.flows.lineage.undoing import _first_step_with, gaps_between, samples_with_gaps
+from ringmaster.techniques import DataSpec
+from ringmaster.techniques.data import open_data, prepare, sampler_of
 from ringmaster.techniques.data.arrow_files import column_of, table_of
+from ringmaster.techniques.job import Job, ModelSpec
 
 
 def tokens_in(gaps):
@@ -63,3 +68,21 @@ def rows(values):
     import pyarrow as pa
 
     return pa.Table.from_pylist(values)
+
+
+def test_the_first_step_with_a_row_is_that_of_the_order_in_which_samples_of_equal_length_are_trained(tmp_path):
+    rows = [{"prompt": "ab" * (1 + n % 7), "note": "long " * (40 - n), "number": n} for n in range(40)]
+
+    def prepared_without(number):
+        file = tmp_path / f"{number}.jsonl"
+        file.write_text("".join(json.dumps(row) + "\n" for row in rows if row["number"] != number))
+        data = DataSpec(kind="prompt", path=str(file), vocab_size=300, held_out=0.0, sampling="length-grouped")
+        return data, prepare(data, cache_dir=tmp_path)
+
+    data, prepared = prepared_without(None)
+    job = Job(name="a", model=ModelSpec(architecture="GPT2LMHeadModel"), data=data, global_batch_size=4, num_steps=10)
+    training, _ = open_data(data, cache_dir=tmp_path, prepared=prepared)
+    sampler = sampler_of(job, training)
+    for number in (0, 17, 39):
+        step = _first_step_with(job, sampler, prepared, prepared_without(number)[1])
+        assert number in sampler.indices(step).tolist()
