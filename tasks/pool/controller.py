@@ -12,6 +12,7 @@ import logging
 import threading
 import time
 from collections.abc import Callable, Collection, Mapping, Sequence
+from contextlib import suppress
 from functools import partial
 
 from sqlalchemy import ColumnElement, exists, select
@@ -40,9 +41,9 @@ from ringmaster.tasks.pool.failover import RecoveredState, nodes_of, outcome_of,
 from ringmaster.tasks.pool.node_scaler import ElasticityOptions, NodeScaler, empty_before_s, plan_before_ends
 from ringmaster.tasks.pool.nodes import PoolLeases, Timeouts, is_loan
 from ringmaster.tasks.pool.request_handler import OTHER_VERSION, RequestHandler
-from ringmaster.tasks.pool.requests import Request, Requests, RequestStatus
+from ringmaster.tasks.pool.requests import LOOK_EVERY_S, Request, Requests, RequestStatus
 from ringmaster.tasks.pool.submissions import BatchStatus, Submissions
-from ringmaster.tasks.storage.database import Database, delete_in_chunks
+from ringmaster.tasks.storage.database import Database, DatabaseClosed, delete_in_chunks
 from ringmaster.tasks.storage.journal import ENDED, JobStatus, Journal
 from ringmaster.tasks.storage.message_store import KILL, MessageStore
 from ringmaster.tasks.storage.schema import BATCHES, EVENT_LOG, FACTS, PLANS, REQUESTS, SEGMENTS
@@ -215,11 +216,16 @@ class PoolController:
         self._is_due.set()
 
     def keep_ticking(self, until: threading.Event) -> None:
-        """Has the executor's thread call `tick` periodically; returns once `until` is set."""
-        while not until.wait(TICK_S if self._active_batches else IDLE_TICK_S):
-            if self._is_due.is_set():  # otherwise the last tick is not done yet
-                self._is_due.clear()
-                self._executor.call(self.tick)
+        """Has the executor's thread call `tick` periodically, and for each new request; returns once `until` is set."""
+        requests, seen, ticked_s = Requests(self._database), 0, 0.0
+        with suppress(DatabaseClosed):
+            while not until.wait(LOOK_EVERY_S):
+                every_s, newest = TICK_S if self._active_batches else IDLE_TICK_S, requests.newest()
+                is_time = newest > seen or time.monotonic() - ticked_s >= every_s
+                if is_time and self._is_due.is_set():  # otherwise the last tick is not done yet
+                    self._is_due.clear()
+                    seen, ticked_s = newest, time.monotonic()
+                    self._executor.call(self.tick)
 
     def tick(self) -> None:
         """Checks nodes, batches and requests for changes, and acts on them."""
