@@ -11,7 +11,6 @@ from sqlalchemy.exc import DBAPIError
 
 from ringmaster.errors import InputError
 from ringmaster.flows import settings
-from ringmaster.flows.batch.run_folder import is_going_on
 from ringmaster.tasks.batch import Batch
 from ringmaster.tasks.batch.references import NAME_REMEDY, is_name
 from ringmaster.tasks.pool.job_changes import clone_faults, with_settings
@@ -19,9 +18,12 @@ from ringmaster.tasks.pool.requests import RequestKind, Requests, RequestStatus
 from ringmaster.tasks.pool.submissions import ALONE, BatchStatus, Submissions, unsubmitted
 from ringmaster.tasks.storage.database import Database, file_url
 from ringmaster.tasks.storage.journal import Journal
+from ringmaster.techniques import DataSpec, Job, ModelSpec
 
 DATABASE_PATIENCE_S = 15.0  # for a person who waits at a command
 ANSWER_PATIENCE_S = 20.0  # longer than the replacement of a controller takes
+
+CLONED_FIELDS = ("optimizer", "schedule", "clip_grad_norm", "seed", "num_steps", "global_batch_size")
 
 ALONE_OVER = "no run of batch {!r} goes on on this machine, and no pool is up here. To fix: see `ringmaster status`"
 NO_POOL = (
@@ -76,6 +78,8 @@ def database_of(batch: str) -> Iterator[Database]:
         with open_database(address) as database:
             yield database
         return
+    from ringmaster.flows.batch.run_folder import is_going_on  # half a second, which a request to a pool need not wait
+
     folders = sorted((settings.home() / "batches" / batch).glob("*/journal.db")) if is_name(batch) else []
     if not folders or not is_going_on(folders[-1].parent):
         raise InputError([ALONE_OVER.format(batch) if folders else NO_POOL])
@@ -118,6 +122,10 @@ def clone_job(
         try:  # by the rules of batch files, with all faults at once
             known_steps = {} if source.num_steps is not None else {"num_steps": 1, "num_epochs": None}
             clone = with_settings(replace(source, **known_steps), settings_of_clone, name=name)  # type: ignore[arg-type]
+            if not any(key.startswith("loss.") for key in settings_of_clone):
+                # To check a model and its data, transformers is imported for a second; they are the source's.
+                plain = Job(name=name, model=ModelSpec(factory="builtins:dict"), data=DataSpec(factory="builtins:dict"))
+                clone = replace(plain, **{field: getattr(clone, field) for field in CLONED_FIELDS})
             Batch.of(name=batch, jobs=[clone])
         except ValueError as error:
             faults.append(str(error))
