@@ -7,17 +7,21 @@ from dataclasses import dataclass, replace
 from itertools import count
 from typing import Any
 
+from sqlalchemy import select
 from sqlalchemy.exc import DBAPIError
 
 from ringmaster.errors import InputError
 from ringmaster.flows import settings
 from ringmaster.tasks.batch import Batch
 from ringmaster.tasks.batch.references import NAME_REMEDY, is_name
+from ringmaster.tasks.planning import Problem
+from ringmaster.tasks.pool.active_batches import quota_text, quotas_of_pool
 from ringmaster.tasks.pool.job_changes import clone_faults, with_settings
 from ringmaster.tasks.pool.requests import RequestKind, Requests, RequestStatus
 from ringmaster.tasks.pool.submissions import ALONE, BatchStatus, Submissions, unsubmitted
 from ringmaster.tasks.storage.database import Database, file_url
 from ringmaster.tasks.storage.journal import Journal
+from ringmaster.tasks.storage.schema import PLANS
 from ringmaster.techniques import DataSpec, Job, ModelSpec
 
 DATABASE_PATIENCE_S = 15.0  # for a person who waits at a command
@@ -66,6 +70,21 @@ def open_database(address: settings.PoolAddress) -> Iterator[Database]:
         raise InputError([f"the pool's database does not answer: {error.orig}. To fix: see that it runs"]) from error
     with closing(database):
         yield database
+
+
+def quotas_in_words(database: Database) -> list[str]:
+    """Returns the quotas of a pool's users, and what a device of each is worth in its newest plan, in sentences.
+
+    Quotas that batches name are in the plan, too.
+    """
+    set_here = [f"quota of {user}: {quota_text(quota)}" for user, quota in quotas_of_pool(database).items()]
+    query = select(PLANS.c.content).where(PLANS.c.batch == "").order_by(PLANS.c.id.desc()).limit(1)
+    newest = database.scalar(query) if Submissions(database).active() else None
+    if newest is None or not newest["problem"].get("quotas"):
+        return set_here
+    from ringmaster.tasks.planning.whatif.answers import quota_lines  # loads a solver
+
+    return [*set_here, *quota_lines(Problem.from_json(newest["problem"]))]
 
 
 @contextmanager

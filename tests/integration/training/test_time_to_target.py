@@ -8,7 +8,7 @@ from ringmaster.codec import from_json
 from ringmaster.techniques import EvaluationSpec, Job
 from ringmaster.techniques.checkpoints.chain import read_chain
 from ringmaster.techniques.checkpoints.checkpoint import CheckpointStore
-from ringmaster.techniques.job import Target, TrainingPhase, Variables
+from ringmaster.techniques.job import LocalUpdates, Target, TrainingPhase, Variables
 from ringmaster.techniques.processes.events import REACHED, EvaluationReported, Steps
 from ringmaster.techniques.processes.reporter import STOP
 from tests.integration.workbench import ADAMW, SINGLE, Layout, is_bit_equal, largest_difference
@@ -17,9 +17,14 @@ VARYING = Variables(global_batch_size=(8, 16))
 DDP, FSDP = Layout("ddp", 2), Layout("fsdp", 2, {"reshard": False})
 
 
-def phases(job, *, first_step=4, size=16, precision="fp32", num_steps=9):
+def phases(job, *, first_step=4, size=16, precision="fp32", num_steps=9, local_updates=None):
     changed = TrainingPhase(
-        first_step=first_step, global_batch_size=size, precision=precision, lr_factor=1.5, num_steps=num_steps
+        first_step=first_step,
+        global_batch_size=size,
+        precision=precision,
+        lr_factor=1.5,
+        num_steps=num_steps,
+        local_updates=local_updates,
     )
     return replace(job, phases=(job.phase(0), changed), num_steps=num_steps)
 
@@ -81,6 +86,39 @@ def test_a_kill_after_the_change_leaves_no_trace(bench, tmp_path):
     rest = bench.train(changed, SINGLE, tmp_path / "two", known_step=1)
 
     assert is_bit_equal(rest.weights, bench.reference(changed).weights)
+
+
+def test_local_updates_that_follow_a_probe_have_the_same_bits_on_any_number_of_devices(bench, tmp_path):
+    """Rounds of two steps from step 4 on: the kill after step 7 falls inside one."""
+    job = bench.job(num_steps=12, optimizer=ADAMW, may_vary=replace(VARYING, sync_every=(1, 2), workers=2))
+    changed = phases(job, local_updates=LocalUpdates(workers=2, sync_every=2, warmup_steps=4))
+    local = {num: Layout("local", num, {"micro_batch": 8}) for num in (1, 2)}
+    for folder in ("one", "two"):
+        bench.train(job, DDP, tmp_path / folder, last_step=4)
+
+    whole = bench.train(changed, local[1], tmp_path / "one", known_step=4)
+    bench.train(changed, local[2], tmp_path / "two", known_step=4, last_step=7)
+    rest = bench.train(changed, local[1], tmp_path / "two", known_step=7)
+
+    assert whole.outcome.status == rest.outcome.status == "done"
+    assert is_bit_equal(rest.weights, whole.weights) and rest.losses == whole.losses[3:]
+    assert from_json(Job, read_chain(tmp_path / "two" / "checkpoints").job) == changed
+    synchronous = bench.train(job, DDP, tmp_path / "ddp", last_step=4)
+    synchronous = bench.train(phases(job), DDP, tmp_path / "ddp", known_step=4)
+    assert 1e-5 < largest_difference(rest.weights, synchronous.weights) < 0.1
+    refused = bench.train(changed, SINGLE, tmp_path / "ddp", last_step=4)
+    assert "is of another version" in refused.outcome.message
+
+
+def test_a_plain_technique_does_not_take_the_steps_of_local_updates(bench, tmp_path):
+    job = bench.job(num_steps=12, may_vary=replace(VARYING, sync_every=(1, 2), workers=2))
+    bench.train(job, SINGLE, tmp_path, last_step=4)
+    changed = phases(job, local_updates=LocalUpdates(workers=2, sync_every=2, warmup_steps=4))
+
+    outcome = bench.train(changed, SINGLE, tmp_path, known_step=4).outcome
+
+    assert outcome.status == "invalid"
+    assert "has local updates from step 4, of which single knows nothing. To fix: train it on with" in outcome.message
 
 
 def test_a_checkpoint_of_another_batch_size_is_refused(bench, tmp_path):
