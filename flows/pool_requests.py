@@ -16,11 +16,20 @@ from ringmaster.errors import BatchFailed, InputError
 from ringmaster.flows.batch.artifacts import show_answers
 from ringmaster.flows.batch.batch_input import BatchOfFile, CheckpointEvery, FormSection, titled
 from ringmaster.flows.batch.flow_runs import cancel_batches, ended, kept_result, named
-from ringmaster.flows.pool.batch_requests import ControllerAnswer, ask_about, clone_job, database_of, pool_address
+from ringmaster.flows.pool.batch_requests import (
+    ControllerAnswer,
+    ask_about,
+    clone_job,
+    database_of,
+    open_database,
+    pool_address,
+    quotas_in_words,
+)
 from ringmaster.flows.retraining.approval import CloneApproval, ask
 from ringmaster.flows.train_batch import train_batch
 from ringmaster.tasks.batch import Batch, parse_batch
 from ringmaster.tasks.batch.references import NAME_PATTERN
+from ringmaster.tasks.pool.active_batches import quota_of, set_quotas
 from ringmaster.tasks.pool.requests import MOST_PRIORITY, RequestKind
 from ringmaster.tasks.recording.mlflow_writer import FLOW_RUN_PAGE
 from ringmaster.tasks.storage.database import Database
@@ -198,3 +207,22 @@ def _answers(database: Database, batch: str, what: StateAction | CloneAction | S
         accept=accept,
     )
     return [answer]
+
+
+@flow(name="set-quota", flow_run_name=named("quota of {user}"), persist_result=True, result_serializer="json")
+def set_quota(
+    user: Annotated[str, titled("User", min_length=1)],
+    limit: Annotated[str, titled("Limit", pattern=r"^([1-9][0-9]{0,5}|[1-9][0-9]?%|100%|none)$")],
+) -> list[str]:
+    """Limits how many devices the jobs of a user may hold at a time, in all batches of the pool.
+
+    Args:
+        user: The user that jobs name in batch files.
+        limit: A number of devices, such as 4, a share of all devices, such as 25%, or none.
+    """
+    with open_database(pool_address()) as database:
+        set_quotas(database, {user: quota_of(limit)})
+        lines = [printable(line) for line in quotas_in_words(database)]
+    for line in lines:
+        get_run_logger().info(line)
+    return lines

@@ -31,7 +31,7 @@ from ringmaster.tasks.planning import Plan, Problem, gantt
 from ringmaster.tasks.planning.fusion import Fusion
 from ringmaster.tasks.planning.gantt import beside_plan, counted
 from ringmaster.tasks.planning.objectives import HOUR_S
-from ringmaster.tasks.planning.whatif.answers import TITLE, section
+from ringmaster.tasks.planning.whatif.answers import TITLE, quota_lines, section
 from ringmaster.tasks.recording.async_recorder import AsyncRecorder
 from ringmaster.tasks.timeline.task import DRAW_EVERY_S, tolerant
 from ringmaster.techniques.processes.events import EvaluationReported
@@ -217,6 +217,7 @@ def show_plan(
     device: the kind of the cluster's devices. is_measured: whether all runtimes were measured.
     """
     gains = section(plan, problem, device=device) if plan.best_bound_s is not None else []
+    gains += quota_lines(problem)
     page = plan_markdown(plan, problem, prediction, gains=gains, is_measured=is_measured)
     create_markdown_artifact(key="plan", markdown=page, description="The plan, as a Gantt chart")
 

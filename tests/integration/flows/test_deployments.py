@@ -64,7 +64,7 @@ def deployed(tmp_path_factory):
 
 
 WORK = {"train-batch", "sweep", "retrain-daily"}
-ASKED = {"submit-jobs", "control-jobs"}
+ASKED = {"submit-jobs", "control-jobs", "set-quota"}
 FOR_THE_POOL_ITSELF = {"z-internal-segment", "z-internal-profile-node"}
 
 
