@@ -7,7 +7,7 @@ from typing import Any
 
 from ringmaster.model_lineage.records import DatasetInput
 from ringmaster.techniques.data.arrow_files import fingerprint
-from ringmaster.techniques.data.manifest import FILE, RowManifest
+from ringmaster.techniques.data.encoded_rows import FILE, RowManifest
 from ringmaster.techniques.job import DataSpec
 
 ROWS = f"data/{FILE}"

@@ -117,8 +117,8 @@ class StoredSource(DataSource):
         if spec.path is None:
             return self.write(folder, spec, where=f"dataset {spec.dataset!r}", cache_dir=cache_dir)
         where = f"path {spec.path!r}" if spec.name is None else f"data set {spec.name}"
-        paths = {name: getattr(spec, name) for name in ("path", "held_out_path") if getattr(spec, name) is not None}
-        spec = replace(spec, **{name: local_copies(path, cache_dir=cache_dir) for name, path in paths.items()})
+        local, held_out = (path and local_copies(path, cache_dir=cache_dir) for path in (spec.path, spec.held_out_path))
+        spec = replace(spec, path=local, held_out_path=held_out)
         files = main_files(spec)
         check_not_empty(files, where=where)
         prepared = self.write(folder, spec, where=where, cache_dir=cache_dir)
