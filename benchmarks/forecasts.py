@@ -16,18 +16,18 @@ import math
 import os
 import random
 import statistics
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, replace
 from datetime import date
 from pathlib import Path
 
 from benchmarks.planning.families import draw
 from benchmarks.simulation.simulated_runs import simulate
-from ringmaster.tasks.execution.events import PredictedEnd
-from ringmaster.tasks.execution.forecast import EndScores
+from ringmaster.tasks.execution.events import PredictedEnd, Prediction
+from ringmaster.tasks.execution.forecast import EndScores, calibrated
 from ringmaster.tasks.planning import Plan, Problem, solve
 from ringmaster.tasks.planning.bounds.job_costs import only
-from ringmaster.tasks.planning.plans.list_scheduling import BASELINES
+from ringmaster.tasks.planning.plans.list_scheduling import BASELINES, schedule
 from ringmaster.tasks.profiling.speed_beliefs import SpeedErrors
 
 PAGE = Path(__file__).resolve().parents[1] / "docs" / "benchmarks.md"
@@ -36,10 +36,26 @@ SHARES = (0.0, 0.1, 0.25, 0.5)
 ERRORS = SpeedErrors(machine=0.0, technique=0.0, job=0.25, option=0.1)
 UNKNOWN = 0.08  # what no profile contains: the deviation of the factor of all that is left
 FAILURES, DAY_S = 1.0, 86_400.0  # failures in a makespan, on all devices
+MOST_LONGER = 0.05  # by which a plan may be longer that keeps what runs, as a search weighs switches, too
+
+
+def rule_plan(problem: Problem) -> Plan:
+    """Returns the shortest plan of some rules, or one in which all that runs goes on under its option."""
+    best = min((baseline(problem) for baseline in BASELINES), key=lambda plan: plan.makespan_s)
+    running = {job.id: job.running.option for job in problem.jobs if job.running is not None}
+    choices = {segment.job: running.get(segment.job, segment.option) for segment in best.segments}
+    kept = replace(best, segments=schedule(problem, list(choices.items())))
+    return kept if kept.makespan_s <= best.makespan_s * (1 + MOST_LONGER) else best
+
+
 PLANNERS: dict[str, Callable[[Problem], Plan]] = {
-    "rules": lambda problem: min((baseline(problem) for baseline in BASELINES), key=lambda plan: plan.makespan_s),
+    "rules": rule_plan,
     "search": lambda problem: solve(problem, work_s=0.3),
 }
+
+
+Pool = list[tuple[Prediction, dict[str, float]]]
+"""The predictions on a pool as the draws give them, each with the actual ends of its jobs."""
 
 
 @dataclass
@@ -62,12 +78,6 @@ class PredictionErrors:
         self.widths.append((predicted.high_s - predicted.low_s) / predicted.end_s)
         self.certified_widths.append((latest_s - earliest_s) / predicted.end_s)
 
-    def join(self, other: dict) -> None:
-        """Adds what another process has found."""
-        self.num_early += other.pop("num_early")
-        for name, values in other.items():
-            getattr(self, name).extend(values)
-
     def line(self, name: str) -> str:
         shares = (statistics.mean(self.is_met), statistics.mean(self.inside))
         medians = map(statistics.median, (self.errors, self.widths, self.certified_widths))
@@ -82,18 +92,20 @@ def main() -> None:
     parser.add_argument("--planner", choices=PLANNERS, default="rules")
     parser.add_argument("--table", action="store_true")
     parser.add_argument("--first", type=int, default=0, help="the seed of the first pool")
-    parser.add_argument("--save", type=Path, help="a file for what is found, of a part of the pools")
-    parser.add_argument("--load", type=Path, nargs="*", default=[], help="files of the other parts")
+    parser.add_argument("--save", type=Path, help="a file for what the pools show")
+    parser.add_argument("--load", type=Path, nargs="*", default=[], help="such files, of parts of the pools")
     chosen = parser.parse_args()
-    seeds, scores = range(chosen.first, chosen.first + chosen.pools), (EndScores(), EndScores())
-    ends = {(share, of): PredictionErrors() for share in SHARES for of in ("the last job", "jobs")}
-    for seed in seeds:
-        measure(draw(chosen.family, seed=seed), seed=seed, planner=PLANNERS[chosen.planner], ends=ends, scores=scores)
-        if chosen.save:  # what an interrupted run has found is kept
-            chosen.save.write_text(json.dumps([vars(found) for found in ends.values()]))
+    pools: dict[int, Pool] = {}
     for file in chosen.load:
-        for found, more in zip(ends.values(), json.loads(file.read_text()), strict=True):
-            found.join(more)
+        pools |= {int(seed): [(Prediction.from_json(p), ends) for p, ends in pool]
+                  for seed, pool in json.loads(file.read_text()).items()}  # fmt: skip
+    for seed in range(chosen.first, chosen.first + chosen.pools):
+        if seed not in pools:
+            pools[seed] = simulated(draw(chosen.family, seed=seed), seed=seed, planner=PLANNERS[chosen.planner])
+        if chosen.save and seed % 10 == 9:  # what an interrupted run has found is kept
+            rows = {each: [(prediction.to_json(), ends) for prediction, ends in pool] for each, pool in pools.items()}
+            chosen.save.write_text(json.dumps(rows))
+    ends = compared(dict(sorted(pools.items())))
     lines = [
         "| ends, predicted after | ends | by the latest | before the earliest | in the 90 % interval | off by | width "
         "of the interval | from the earliest to the latest |",
@@ -102,21 +114,13 @@ def main() -> None:
     ]
     print("\n".join(lines))
     if chosen.table:
-        num_pools = len(ends[SHARES[0], "the last job"].is_met)
-        about = f"{date.today().isoformat()}, {os.cpu_count()} cores, {num_pools} pools of `{chosen.family}`."
+        about = f"{date.today().isoformat()}, {os.cpu_count()} cores, {len(pools)} pools of `{chosen.family}`."
         before, rest = PAGE.read_text().split(BEGIN, 1)
         PAGE.write_text("\n".join([before + BEGIN, about, "", *lines, END]) + rest.split(END, 1)[1])
 
 
-def measure(
-    problem: Problem,
-    *,
-    seed: int,
-    planner: Callable[[Problem], Plan],
-    ends: dict[tuple[float, str], PredictionErrors],
-    scores: tuple[EndScores, EndScores],
-) -> None:
-    """Adds the ends of one simulated pool."""
+def simulated(problem: Problem, *, seed: int, planner: Callable[[Problem], Plan]) -> Pool:
+    """Returns what one pool shows."""
     numbers = random.Random(seed)
     makespan_s = planner(problem).makespan_s
     jobs = [
@@ -136,19 +140,31 @@ def measure(
         failures_per_day=FAILURES * DAY_S / makespan_s / problem.num_devices,
         predict_at_s=[share * makespan_s for share in SHARES],
         arrivals=True,
-        z_latest=(scores[0].z_latest, scores[1].z_latest),
     )
     stretch = math.exp(numbers.gauss(0.0, UNKNOWN))
-    for share, prediction in zip(SHARES, came.predictions, strict=False):
-        made_s = prediction.made_s
-        last_s = max(came.ended_s[job] for job in prediction.jobs)
-        rows = [("the last job", prediction.end, last_s, scores[1])]
-        rows += [("jobs", end, came.ended_s[job], scores[0]) for job, end in prediction.jobs.items()]
-        for name, end, ended_s, known in rows:
-            actual_s = made_s + (ended_s - made_s) * stretch
-            ends[share, name].add(end, actual_s)
-            known.note(name, end, made_s=made_s)
-            known.close(name, actual_s)
+    return [
+        (raw, {job: raw.made_s + (came.ended_s[job] - raw.made_s) * stretch for job in raw.jobs})
+        for raw in came.predictions
+    ]
+
+
+def compared(pools: Mapping[int, Pool]) -> dict[tuple[float, str], PredictionErrors]:
+    """Compares predictions, corrected by the pools before, with actual ends."""
+    found = {(share, of): PredictionErrors() for share in SHARES for of in ("the last job", "jobs")}
+    of_jobs, of_pools = EndScores(), EndScores()
+    for seed, pool in pools.items():
+        for share, (raw, ends_s) in zip(SHARES, pool, strict=False):
+            shown = calibrated(raw, of_jobs=of_jobs, of_batches=of_pools)
+            found[share, "the last job"].add(shown.end, max(ends_s.values()))
+            for job, ended_s in ends_s.items():
+                found[share, "jobs"].add(shown.jobs[job], ended_s)
+        for raw, ends_s in pool:  # all ends of a pool are later than most of its predictions
+            of_pools.note("", raw.end, raw, batch=str(seed))
+            of_pools.close("", max(ends_s.values()))
+            for job, ended_s in ends_s.items():
+                of_jobs.note(job, raw.jobs[job], raw, batch=str(seed))
+                of_jobs.close(job, ended_s)
+    return found
 
 
 def true_factors(problem: Problem, numbers: random.Random) -> dict[tuple[str, int], float]:

@@ -1,6 +1,6 @@
 """Batch sizes that are chosen on the way to a target, beside those that an exhaustive search would choose.
 
-usage: python -m benchmarks.target [--tasks TASK ...] [--seeds N]
+usage: python -m benchmarks.target [--tasks TASK ...] [--seeds N] [--replay]
 
 Three tasks: an MLP on digits (with SGD and AdamW), a Llama on bytes of text, and a BERT that classifies made-up
 sequences. A run with batches of 16 sets the target: what it reaches after its steps. Runs with each other batch size,
@@ -8,8 +8,9 @@ and the learning rate that the noise scale of the first run's probe calls for, t
 that changes its batch size after the probe, by the code that changes it in a batch, what the choice is worth.
 
 Seconds are those of a model, a + c B a step, whose figures are fitted to the processor time of steps: another process
-on the machine makes no difference. A whole run writes benchmarks/results/target.json and the table between the markers
-in docs/benchmarks.md; a partial run prints.
+on the machine makes no difference. Each row is written to benchmarks/results/target.json, with the noise that was
+measured, and to the table between the markers in docs/benchmarks.md. What is recorded is not measured again: the
+predictions of all rows are those of the present formulas.
 """
 
 import argparse
@@ -20,6 +21,7 @@ import time
 from collections.abc import Iterator, Mapping
 from dataclasses import replace
 from datetime import date
+from itertools import product
 from pathlib import Path
 from typing import Any
 
@@ -34,6 +36,7 @@ from ringmaster.techniques.processes.order import TRAIN, GangOrder, Slot
 from ringmaster.techniques.processes.ranks import alone
 from ringmaster.techniques.training.noise_scale import (
     GradientNoise,
+    NoiseBlock,
     learning_rate_factor,
     noise_blocks,
     probe_steps,
@@ -127,19 +130,29 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--tasks", nargs="*", default=[*TASKS], choices=[*TASKS])
     parser.add_argument("--seeds", type=int, default=SEEDS)
+    parser.add_argument("--replay", action="store_true", help="measure nothing: write the tables of what is recorded")
     chosen = parser.parse_args()
-    is_whole = chosen == parser.parse_args([])
     torch.set_num_threads(1)
-    rows: list[dict[str, Any]] = []
-    print("\n".join(table([])))
+    rows = recorded()
     with tempfile.TemporaryDirectory() as folder:
-        for seed in range(chosen.seeds):
-            for task in chosen.tasks:
+        for task, seed in product(chosen.tasks, range(0 if chosen.replay else chosen.seeds)):
+            if not any((row["task"], row["seed"]) == (task, seed) for row in rows):
                 rows.append({"task": task, "seed": seed, **measure(task, seed, Path(folder) / f"{task}-{seed}")})
                 print(line(rows[-1]), flush=True)
-                if is_whole:
-                    record(rows)
-    print("\n".join(summary(rows)))
+                record(rows)
+    if not rows:
+        parser.error(f"{RESULTS} has no rows: leave --replay out")
+    record(rows)
+    print("\n".join([*summary(rows), "", *table(rows)]))
+
+
+def recorded() -> list[dict[str, Any]]:
+    """Returns the rows of earlier runs; those of releases that stored no noise are measured again."""
+    rows = json.loads(RESULTS.read_text())["rows"] if RESULTS.exists() else []
+    for row in (rows := [row for row in rows if "blocks" in row]):
+        for key in ("steps", "step_s"):
+            row[key] = {int(size): value for size, value in row[key].items()}
+    return rows
 
 
 class Run:
@@ -215,17 +228,11 @@ def measure(task: str, seed: int, folder: Path) -> dict[str, Any]:
     size = min(
         SIZES, key=lambda each: step_s[each] * (steps_ratio(blocks, size=OWN, new_size=each) if each != OWN else 1)
     )
-    inside = {
-        each: low * steps[OWN] <= steps[each] <= high * steps[OWN]
-        for each in SIZES[1:]
-        for low, high in [ratio_interval(blocks, size=OWN, new_size=each)]
-    }
     return {
         "noise_scale": choice.noise_scale,
         "target": target,
         "steps": steps,
-        "predicted": {each: steps[OWN] * steps_ratio(blocks, size=OWN, new_size=each) for each in SIZES[1:]},
-        "inside": inside,
+        "blocks": [(block.signal, block.noise) for block in blocks],
         "step_s": step_s,
         "best": min(seconds, key=lambda each: seconds[each]),
         "chosen": size,
@@ -268,13 +275,28 @@ def step_costs(task: str, folder: Path) -> list[float]:
     return [float(max(start, 0.0) + slope * size) for size in SIZES]
 
 
+def intervals(row: dict[str, Any]) -> dict[int, tuple[float, float, float]]:
+    """Returns, by batch size, the least, the predicted and the greatest steps, by the formulas as they are now."""
+    blocks, own = [NoiseBlock(signal=signal, noise=noise) for signal, noise in row["blocks"]], row["steps"][OWN]
+    found = {}
+    for size in SIZES[1:]:
+        low, high = ratio_interval(blocks, size=OWN, new_size=size)
+        found[size] = (low * own, steps_ratio(blocks, size=OWN, new_size=size) * own, high * own)
+    return found
+
+
+def inside(row: dict[str, Any]) -> list[bool]:
+    """Returns of each batch size whether its steps lie in their interval."""
+    return [low <= row["steps"][size] <= high for size, (low, _, high) in intervals(row).items()]
+
+
 def line(row: dict[str, Any]) -> str:
     """Returns a row of the table."""
     steps = ", ".join(str(row["steps"][size]) for size in SIZES)
-    predicted = ", ".join(f"{each:.0f}" for each in row["predicted"].values())
+    predicted = ", ".join(f"{each:.0f} ({low:.0f} to {high:.0f})" for low, each, high in intervals(row).values())
     return (
         f"| {row['task']} | {row['seed']} | {row['noise_scale']:.1f} | {steps} | {predicted} | "
-        f"{sum(row['inside'].values())} of {len(row['inside'])} | {row['best']} | {row['chosen']} | "
+        f"{sum(inside(row))} of {len(inside(row))} | {row['best']} | {row['chosen']} | "
         f"{row['regret']:.2f} | {row['promised']:.2f} | {row['gain']:.2f} |"
     )
 
@@ -292,12 +314,13 @@ def table(rows: list[dict[str, Any]]) -> list[str]:
 def summary(rows: list[dict[str, Any]]) -> list[str]:
     """Returns the figures that have goals."""
     regrets = [row["regret"] for row in rows]
-    inside = [each for row in rows for each in row["inside"].values()]
+    are_inside = [each for row in rows for each in inside(row)]
     digits = [row["gain"] for row in rows if row["task"].startswith("digits")]
     sooner = f"{min(digits):.2f} to {max(digits):.2f} times sooner on digits (goal 1.7)" if digits else ""
     return [
         f"Regret {statistics.median(regrets):.2f} in the median (goal 1.07), {max(regrets):.2f} at worst (goal 1.25); "
-        f"{sum(inside)} of {len(inside)} predicted numbers of steps inside their interval (goal 9 of 10); {sooner}. "
+        f"{sum(are_inside)} of {len(are_inside)} predicted numbers of steps inside their interval (goal 9 of 10); "
+        f"{sooner}. "
         f"Nothing changes for less than {LEAST_GAIN:.0%}."
     ]
 

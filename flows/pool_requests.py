@@ -10,20 +10,35 @@ from typing import Annotated, Any, Literal
 
 from prefect import flow, get_run_logger
 from pydantic import ConfigDict, Field
+from pydantic.json_schema import SkipJsonSchema
 
 from ringmaster.errors import BatchFailed, InputError
+from ringmaster.flows.batch.artifacts import show_answers
 from ringmaster.flows.batch.batch_input import BatchOfFile, CheckpointEvery, FormSection, titled
 from ringmaster.flows.batch.flow_runs import cancel_batches, ended, kept_result, named
-from ringmaster.flows.pool.batch_requests import ControllerAnswer, ask_about, clone_job, database_of, pool_address
+from ringmaster.flows.pool.batch_requests import (
+    ControllerAnswer,
+    ask_about,
+    clone_job,
+    database_of,
+    open_database,
+    pool_address,
+    quotas_in_words,
+)
+from ringmaster.flows.retraining.approval import CloneApproval, ask
 from ringmaster.flows.train_batch import train_batch
 from ringmaster.tasks.batch import Batch, parse_batch
 from ringmaster.tasks.batch.references import NAME_PATTERN
+from ringmaster.tasks.pool.active_batches import quota_of, set_quotas
 from ringmaster.tasks.pool.requests import MOST_PRIORITY, RequestKind
+from ringmaster.tasks.recording.mlflow_writer import FLOW_RUN_PAGE
 from ringmaster.tasks.storage.database import Database
-from ringmaster.text import printable
+from ringmaster.tasks.storage.journal import Journal
+from ringmaster.text import markdown, printable
+
+ANSWER_WITHIN_S = 1800.0  # the run keeps its process until then
 
 BatchName = Annotated[str, titled("Batch", min_length=1)]
-JobNames = Annotated[list[str], titled("Jobs", examples=[["llama", "vit-lr1e-3"]])]
 NewName = Annotated[str, titled("Batch", pattern=NAME_PATTERN)]
 
 
@@ -71,43 +86,63 @@ def submit_jobs(
     return ended(result.to_json(), status=result.status, message=result.summary(), failure=BatchFailed)
 
 
+WHICH = "Their names. If the list is empty, this is every job of the batch."
+
+
+# A number that may stay empty. With None in its schema, the form would have two buttons for it.
+OptionalCount = Annotated[int, Field(ge=1)] | SkipJsonSchema[None]
+OptionalAmount = Annotated[float, Field(gt=0)] | SkipJsonSchema[None]
+OptionalPriority = Annotated[float, Field(gt=0, le=MOST_PRIORITY)] | SkipJsonSchema[None]
+
+
+def optional(title: str, description: str) -> Any:
+    """Returns the field of a number that may stay empty: Prefect would fill in None if that was a default."""
+
+    def drop_default(schema: dict[str, Any]) -> None:
+        schema.pop("default", None)
+
+    return Field(default=None, title=title, description=description, json_schema_extra=drop_default)
+
+
 class CloneAction(FormSection):
     """Add a job like another one, with other settings."""
 
-    model_config = ConfigDict(title="Clone")
+    model_config = ConfigDict(title="Clone a job")
 
     clone: str = Field(title="Job to clone", min_length=1, description="The name of a job of the batch, in any state.")
     settings: dict[str, Any] = Field(
-        default={}, title="Settings", description='What differs, as JSON, such as {"optimizer.lr": 1e-4}.'
+        default={},
+        title="What differs",
+        description='Settings as JSON, such as {"optimizer.lr": 0.0001, "num_steps": 500}. Options of the optimizer, '
+        "schedule.*, clip_grad_norm, seed and num_steps can differ.",
     )
     warm: bool = Field(
-        default=False, title="Warm", description="Go on from the newest checkpoint of the job, optimizer included."
-    )
-    at_step: int | None = Field(
-        default=None, ge=1, title="At step", description="The step of an earlier checkpoint that is kept. For Warm."
-    )
-    name: str = Field(default="", title="Name", description="By default that of the job with a number.")
-    only_price: bool = Field(default=False, title="Only show the price", description="Start nothing.")
-    accept_jump: bool = Field(
         default=False,
-        title="Accept a jump of the step",
-        description="Start it although the learning rate jumps by more than a fifth at its first step.",
+        title="Warm",
+        description="Go on from the newest checkpoint of the job, optimizer included, instead of its first step.",
+    )
+    at_step: OptionalCount = optional(
+        "At step", "If warm: the step of an earlier checkpoint that is kept. If empty, the newest one is taken."
+    )
+    name: str = Field(default="", title="Name of the clone", description="By default that of the job with a number.")
+    mode: Literal["ask", "start", "dry-run"] = Field(
+        default="ask",
+        title="Mode",
+        description='"ask" shows what the clone delays, and how the size of its steps jumps, and waits for approval. '
+        '"start" shows both and starts it at once. "dry-run" starts nothing.',
     )
 
 
 class SetAction(FormSection):
-    """Change settings of jobs that run or wait. Empty fields stay as they are."""
+    """Change settings of jobs that run or wait."""
 
-    model_config = ConfigDict(title="Set")
+    model_config = ConfigDict(title="Change settings")
 
-    steps: int | None = Field(default=None, ge=1, title="Steps", description="The number of steps of each job.")
-    weight: float | None = Field(default=None, gt=0, title="Weight", description="Of the end of each job.")
-    deadline: float | None = Field(
-        default=None, gt=0, title="Deadline (seconds)", description="From the start of the batch."
-    )
-    priority: float | None = Field(
-        default=None, gt=0, le=MOST_PRIORITY, title="Priority", description="1 is usual; with 2, an end counts twice."
-    )
+    jobs: list[str] = Field(default=[], title="Jobs", description=WHICH)
+    steps: OptionalCount = optional("Steps", "The number of steps of each job. What is empty stays as it is.")
+    weight: OptionalAmount = optional("Weight", "Of the end of each job in the plan.")
+    deadline: OptionalAmount = optional("Deadline (seconds)", "From the start of the batch.")
+    priority: OptionalPriority = optional("Priority", "1 is usual; with 2, an end counts twice.")
 
 
 class StateAction(FormSection):
@@ -116,47 +151,49 @@ class StateAction(FormSection):
     model_config = ConfigDict(title="Pause, resume or cancel")
 
     action: Literal["pause", "resume", "cancel"] = Field(
-        default="pause", title="Action", description="A cancelled job ends for good."
+        default="pause", title="Action", description="Jobs that run write a checkpoint first. A cancelled job ends."
     )
+    jobs: list[str] = Field(default=[], title="Jobs", description=WHICH)
 
 
-JobAction = Annotated[StateAction | CloneAction | SetAction, titled("What to do")]
+# A form that is opened with values shows the section that has most of them, and of equal ones the first.
+JobAction = Annotated[CloneAction | SetAction | StateAction, titled("What to do")]
 
 
 @flow(name="control-jobs", flow_run_name=named("control {batch}"), persist_result=True, result_serializer="json")
-def control_jobs(
-    batch: BatchName,
-    what: JobAction = StateAction(),
-    jobs: JobNames = [],  # noqa: B006 - never changed
-) -> list[str]:
+def control_jobs(batch: BatchName, what: JobAction) -> list[str]:
     """Clones, changes, pauses, resumes or cancels jobs of a batch that runs, wherever the batch was started.
 
     Args:
         batch: The name or the id of the batch.
         what: What is done with its jobs.
-        jobs: The names of the jobs. If the list is empty, this is the whole batch. A clone names its job itself.
     """
     with database_of(batch) as database:
-        answers = _answers(database, batch, what, jobs)
+        answers = _answers(database, batch, what)
+        pages = {answer.batch: Journal(database, batch=answer.batch).get(FLOW_RUN_PAGE) for answer in answers}
     lines = [printable(f"{answer.batch}: {answer.message}") for answer in answers]
     for line in lines:
         get_run_logger().info(line)
+    show_answers(lines, pages=pages)
     return lines
 
 
-def _answers(
-    database: Database, batch: str, what: StateAction | CloneAction | SetAction, jobs: Sequence[str]
-) -> Sequence[ControllerAnswer]:
+def _answers(database: Database, batch: str, what: StateAction | CloneAction | SetAction) -> Sequence[ControllerAnswer]:
     """Returns the answers of the executor. Raises InputError where it refuses."""
     if isinstance(what, StateAction):
-        return ask_about(database, RequestKind(what.action), batch=batch, jobs=jobs)
+        return ask_about(database, RequestKind(what.action), batch=batch, jobs=what.jobs)
     if isinstance(what, SetAction):
-        return ask_about(database, RequestKind.SET, batch=batch, jobs=jobs, settings=what.model_dump(exclude_none=True))
+        settings = what.model_dump(exclude_none=True, exclude={"jobs"})
+        return ask_about(database, RequestKind.SET, batch=batch, jobs=what.jobs, settings=settings)
 
     def accept(priced: ControllerAnswer) -> None:
-        get_run_logger().info(printable(priced.message))
-        if priced.jump and not (what.only_price or what.accept_jump):
-            raise InputError([f'{priced.jump}. To fix: tick "Accept a jump of the step"'])
+        price = [each for each in (priced.message, priced.jump) if each]
+        get_run_logger().info(printable("; ".join(price)))
+        if what.mode == "ask":
+            text = "\n\n".join(["# Start this clone?", *map(markdown, price)])
+            answer = ask(text, form=CloneApproval, timeout_s=ANSWER_WITHIN_S, poll_s=1)
+            if not answer.approved:
+                raise InputError([f"no clone was started: {answer.sentence()}"])
 
     answer = clone_job(
         database,
@@ -166,7 +203,26 @@ def _answers(
         name=what.name,
         is_warm=what.warm,
         at_step=what.at_step,
-        is_dry=what.only_price,
+        is_dry=what.mode == "dry-run",
         accept=accept,
     )
     return [answer]
+
+
+@flow(name="set-quota", flow_run_name=named("quota of {user}"), persist_result=True, result_serializer="json")
+def set_quota(
+    user: Annotated[str, titled("User", min_length=1)],
+    limit: Annotated[str, titled("Limit", pattern=r"^([1-9][0-9]{0,5}|[1-9][0-9]?%|100%|none)$")],
+) -> list[str]:
+    """Limits how many devices the jobs of a user may hold at a time, in all batches of the pool.
+
+    Args:
+        user: The user that jobs name in batch files.
+        limit: A number of devices, such as 4, a share of all devices, such as 25%, or none.
+    """
+    with open_database(pool_address()) as database:
+        set_quotas(database, {user: quota_of(limit)})
+        lines = [printable(line) for line in quotas_in_words(database)]
+    for line in lines:
+        get_run_logger().info(line)
+    return lines

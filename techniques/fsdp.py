@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from contextlib import AbstractContextManager, contextmanager
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, ClassVar
 
 from ringmaster.techniques.data_parallel import DataParallel
 from ringmaster.techniques.job import DISTILLED, OF_WHOLE_TENSORS, PRUNED, Job
@@ -40,9 +40,9 @@ class Fsdp(DataParallel):
     adaptations = frozenset({DISTILLED, PRUNED})
     takes_4_bits = True
     whole_tensors = True
-    takes_chunks = TURN
+    takes_chunks: ClassVar[str | None] = TURN
     measures_noise = True
-    saves_memory_of = "ddp"
+    saves_memory_of: ClassVar[str | None] = "ddp"
     moves_model = True
 
     def supports(self, job: Job, gang: GangShape, facts: ModelFacts) -> str | None:
@@ -107,31 +107,14 @@ class Fsdp(DataParallel):
 
     def parallelize(self, model: nn.Module, mesh: DeviceMesh | None, config: Config) -> nn.Module:
         """Shards each layer, then the remaining parameters (embedding, norm, head) with the root module."""
-        import torch
-        from torch.distributed.fsdp import (
-            CPUOffloadPolicy,
-            FSDPModule,
-            MixedPrecisionPolicy,
-            OffloadPolicy,
-            fully_shard,
-        )
+        from torch.distributed.fsdp import FSDPModule, fully_shard
 
         from ringmaster.techniques.models.layers import layer_names
         from ringmaster.techniques.training.recomputation import recompute_layers
 
         assert mesh is not None
         recompute_layers(model, config["recompute"])
-        # Pinned memory requires an accelerator.
-        pinned = CPUOffloadPolicy(pin_memory=mesh.device_type != "cpu")
-        policies: dict[str, Any] = {
-            "offload_policy": pinned if config.get("offload", False) else OffloadPolicy(),
-            "mp_policy": MixedPrecisionPolicy(
-                # Weights are gathered in the precision of computation; gradients are summed in fp32 by default. A
-                # weight that is used twice has two gradients in bf16, which other techniques round before adding.
-                param_dtype=torch.bfloat16 if self.precision == "bf16-params" and not self.exact else None,
-                reduce_dtype=torch.bfloat16 if self.communication == "bf16" else torch.float32,
-            ),
-        }
+        policies = self._policies(mesh, config)
         layers: list[FSDPModule] = []
         for name in layer_names(model):
             layer = model.get_submodule(name)
@@ -144,6 +127,23 @@ class Fsdp(DataParallel):
         if self.exact:
             _add_by_tree(model)
         return model
+
+    def _policies(self, mesh: DeviceMesh, config: Config) -> dict[str, Any]:
+        """Returns the arguments of `fully_shard` that all modules share."""
+        import torch
+        from torch.distributed.fsdp import CPUOffloadPolicy, MixedPrecisionPolicy, OffloadPolicy
+
+        # Pinned memory requires an accelerator.
+        pinned = CPUOffloadPolicy(pin_memory=mesh.device_type != "cpu")
+        return {
+            "offload_policy": pinned if config.get("offload", False) else OffloadPolicy(),
+            "mp_policy": MixedPrecisionPolicy(
+                # Weights are gathered in the precision of computation; gradients are summed in fp32 by default. A
+                # weight that is used twice has two gradients in bf16, which other techniques round before adding.
+                param_dtype=torch.bfloat16 if self.precision == "bf16-params" and not self.exact else None,
+                reduce_dtype=torch.bfloat16 if self.communication == "bf16" else torch.float32,
+            ),
+        }
 
     def accumulate(self, model: nn.Module, *, is_last: bool) -> AbstractContextManager[Any]:
         """Leaves gradients whole on each rank until the last micro-batch, which reduces and scatters them once.

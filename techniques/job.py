@@ -50,6 +50,8 @@ ADAPTATIONS: Mapping[str, tuple[str, ...]] = {
 MEASURED_OPTIMIZERS = ("adamw", "sgd")
 """The optimizers with which the noise scale of the gradient can be measured."""
 LEARNING_RATE_RULES = ("damped-gain", "square-root")
+SEARCH_SHARE, LEAST_SEARCH_STEPS = 0.05, 20
+"""The share of a job's steps for which learning rates are compared: bad ones show after 4 %."""
 VARIABLE_PRECISIONS = ("fp32", "bf16")
 """The precisions between which a job may change: its state is the same in both."""
 FRESH_HEAD = frozenset({"num_labels", "id2label", "architectures"})
@@ -445,6 +447,10 @@ class Target:
         return f"{self.metric} {bound}"
 
 
+Variant = tuple[int, str, int]
+"""What may change of a job after its probe: batch size, precision, and the steps between two exchanges."""
+
+
 @dataclass(frozen=True, kw_only=True)
 class Variables:
     """What may be chosen of a job on the way to its target: its own value first, and the others that are permitted.
@@ -452,22 +458,32 @@ class Variables:
     Attributes:
         global_batch_size, precision: the values; empty where nothing may be chosen.
         learning_rate_rule: how the learning rate follows the batch size (`training.noise_scale`).
+        sync_every: the steps between two exchanges, of local updates where it is more than one.
+        workers: of local updates. None until the preflight has chosen it.
+        lr: learning rates to compare in short runs before the job is trained.
     """
 
     global_batch_size: tuple[int, ...] = ()
     precision: tuple[str, ...] = ()
     learning_rate_rule: str = "damped-gain"
+    sync_every: tuple[int, ...] = field(default=(), metadata=SINCE_LATER)
+    workers: int | None = field(default=None, metadata=SINCE_LATER)
+    lr: tuple[float, ...] = field(default=(), metadata=SINCE_LATER)
 
-    def choices(self, job: "Job") -> list[tuple[int, str]]:
-        """Returns the pairs of batch size and precision that a job may be trained with, its own first."""
-        own = (job.global_batch_size, job.precision)
-        pairs = product(self.global_batch_size or own[:1], self.precision or own[1:])
-        return list(dict.fromkeys((own, *pairs)))
+    def choices(self, job: "Job") -> list[Variant]:
+        """Returns the variants in which a job may be trained after its probe, its own first.
+
+        Local updates take two workers and more, which share the batch equally.
+        """
+        own, workers = job.phase(0).variant, self.workers or 1
+        variants = product(self.global_batch_size or own[:1], self.precision or own[1:2], self.sync_every or own[2:])
+        possible = [each for each in variants if each[2] == 1 or (workers > 1 and each[0] % workers == 0)]
+        return list(dict.fromkeys((own, *possible)))
 
 
 @dataclass(frozen=True, kw_only=True)
 class TrainingPhase:
-    """A stretch of a job's steps with a global batch size of its own.
+    """A stretch of a job's steps with a batch size, a precision and exchanges of its own.
 
     The list of a job's phases begins with the job as it was written. What a step trains on is a function of the seed,
     the step and this list.
@@ -477,6 +493,7 @@ class TrainingPhase:
         global_batch_size, precision: of its steps.
         lr_factor: the factor of the learning rate.
         num_steps: the number of the job's steps if this phase is the last one.
+        local_updates: of its steps, which begin a round; None for an exchange at each step.
     """
 
     first_step: int
@@ -484,6 +501,12 @@ class TrainingPhase:
     precision: str
     lr_factor: float
     num_steps: int
+    local_updates: "LocalUpdates | None" = field(default=None, metadata=SINCE_LATER)
+
+    @property
+    def variant(self) -> Variant:
+        """Batch size, precision, and the steps between two exchanges."""
+        return self.global_batch_size, self.precision, self.local_updates.sync_every if self.local_updates else 1
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -570,7 +593,7 @@ class Job:
             parameters out again, and the last pattern that matches decides. ("*", "!classifier.*") trains a head alone.
         target: the job ends when an evaluation reaches it, and after `num_steps` at the latest.
         may_vary: what may be chosen on the way to the target; nothing else is.
-        phases: the batch sizes of a job that has changed its own on the way; empty for one that has not.
+        phases: of a job that has changed its batch size, precision or exchanges on the way; empty for others.
     """
 
     name: str
@@ -642,8 +665,33 @@ class Job:
         return self.optimizer.lr * self.schedule.factor(place, num_steps=length) * self.phase(step).lr_factor
 
     @property
+    def search_steps(self) -> int:
+        """The steps of the short runs that compare learning rates for the job."""
+        return max(math.ceil(SEARCH_SHARE * self.total_steps), LEAST_SEARCH_STEPS)
+
+    def searches(self) -> list["Job"]:
+        """Returns the jobs that try the learning rates under `may_vary`: the same job, evaluated after `search_steps`.
+
+        They are trained no further than that.
+        """
+        jobs = []
+        for lr in self.may_vary.lr:
+            at_steps = tuple(sorted({*self.evaluation.at_steps, self.search_steps}))
+            jobs.append(
+                replace(
+                    self,
+                    name=f"{self.name}.lr-{lr!r}",
+                    optimizer=replace(self.optimizer, lr=lr),
+                    evaluation=replace(self.evaluation, at_steps=at_steps),
+                    target=None,
+                    may_vary=Variables(),
+                )
+            )
+        return jobs
+
+    @property
     def varies(self) -> bool:
-        """Whether its batch size or precision is still to be chosen."""
+        """Whether its batch size, precision or local updates are still to be chosen."""
         return not self.phases and len(self.may_vary.choices(self)) > 1
 
     def phase(self, step: int) -> TrainingPhase:
@@ -662,13 +710,6 @@ class Job:
         if not 0 < step < self.total_steps:
             return False
         return self.evaluation.is_due(self.schedule_place(step)[0], before=self.schedule_place(step - 1)[0])
-
-    def in_phase(self, step: int) -> "Job":
-        """Returns the job with the batch size and the precision of a step, which determine how long it takes."""
-        if not self.phases:
-            return self
-        phase = self.phase(step)
-        return replace(self, global_batch_size=phase.global_batch_size, precision=phase.precision)
 
     def samples(self, step: int) -> range:
         """Returns the places of a step's samples in the endless stream of the job's samples."""

@@ -94,6 +94,8 @@ class ModelFacts:
     decoder: the structure of a causal language model, None for any other model.
     num_trained: the number of trained parameters, None for all.
     has_experts: whether tokens are routed to some of several experts.
+    num_experts: the number of experts of a layer, where their tensors can be divided between experts; 0 otherwise.
+    expert_bytes: the size of their parameters in fp32.
     undivided: what several adapters in one batch cannot each have of their own, as a message about `modules_to_save`
         or about tensors of the samples; empty if there is nothing.
     computes_loss: whether the model itself computes the loss, from more than logits, when the job names no loss.
@@ -109,6 +111,8 @@ class ModelFacts:
     decoder: Decoder | None = None
     num_trained: int | None = field(default=None, metadata=SINCE_LATER)
     has_experts: bool = field(default=False, metadata=SINCE_LATER)
+    num_experts: int = field(default=0, metadata=SINCE_LATER)
+    expert_bytes: int = field(default=0, metadata=SINCE_LATER)
     undivided: str = field(default="", metadata=SINCE_LATER)
     computes_loss: bool = field(default=False, metadata=SINCE_LATER)
     whole_batch: str = field(default="", metadata=SINCE_LATER)

@@ -77,6 +77,7 @@ class Preflight:
     data, facts: the JSON forms of `data.PreparedData` and `models.ModelFacts`.
     candidates: for each technique and gang size, the presumably cheapest one first.
     exact_chunk: of an exact job, as the preflight has chosen it.
+    workers: of local updates, if the job may change to them.
     """
 
     job: str
@@ -85,6 +86,7 @@ class Preflight:
     candidates: tuple[Candidate, ...]
     refusals: tuple[Refusal, ...]
     exact_chunk: int | None = field(default=None, metadata=SINCE_LATER)
+    workers: int = field(default=1, metadata=SINCE_LATER)
 
 
 @dataclass(frozen=True, kw_only=True)

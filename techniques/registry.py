@@ -12,6 +12,7 @@ BUILTIN: dict[str, str] = {
     "zero2": "ringmaster.techniques.zero2:Zero2",
     "fsdp": "ringmaster.techniques.fsdp:Fsdp",
     "fsdp_static": "ringmaster.techniques.fsdp_static:FsdpStatic",
+    "expert": "ringmaster.techniques.expert:Expert",
     "tensor": "ringmaster.techniques.tensor:TensorParallel",
     "context": "ringmaster.techniques.context:Context",
     "pipeline": "ringmaster.techniques.pipeline:Pipeline",

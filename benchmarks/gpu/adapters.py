@@ -61,10 +61,7 @@ def main():
         config = TINY if arguments.tiny else BASES[base]
         print(json.dumps(measure(who, config, num=arguments.num, num_steps=arguments.steps)))
         return
-    rows = compare(arguments)
-    if not arguments.tiny:
-        record(rows, num=arguments.num)
-    print("\n".join(table(rows, num=arguments.num)))
+    print("\n".join(table(compare(arguments), num=arguments.num)))
 
 
 def compare(arguments):
@@ -81,6 +78,8 @@ def compare(arguments):
             found = json.loads(done.stdout.splitlines()[-1])
             rows.setdefault(base, {}).setdefault(who, []).append(found)
             print(f"round {number + 1}: {base}: {who}: {1e3 * found['step_s']:.0f} ms", file=sys.stderr, flush=True)
+            if not arguments.tiny:
+                record(rows, num=arguments.num)
     return rows
 
 

@@ -83,11 +83,11 @@ def main():
     if arguments.contender:
         print(json.dumps(measure(arguments.contender, config, num_steps=arguments.steps)))
         return
-    record(compare(arguments, config), config, peak=arguments.peak)
+    compare(arguments, config)
 
 
 def compare(arguments, config):
-    """Returns seconds a step and peak bytes of every contender, over rounds in which each has its turn."""
+    """Records seconds a step and peak bytes of every contender, over rounds in which each has its turn."""
     rows = {name: [] for name in CONTENDERS}
     for number in range(arguments.rounds):
         for name in CONTENDERS:
@@ -100,7 +100,8 @@ def compare(arguments, config):
                 continue
             rows[name].append(json.loads(done.stdout.splitlines()[-1]))
             print(f"round {number + 1}: {name}: {1e3 * rows[name][-1]['step_s']:.0f} ms", flush=True)
-    return {name: found for name, found in rows.items() if found}
+            record({name: found for name, found in rows.items() if found}, config, peak=arguments.peak)
+    print(PAGE.read_text().split(BEGIN)[1].split(END)[0])
 
 
 def measure(name, config, *, num_steps):
@@ -230,7 +231,6 @@ def record(rows, config, *, peak):
     for name, step_s in steps.items():
         memory = max(row["peak_bytes"] for row in rows[name]) / 2**30
         table.append(f"| {name} | {1e3 * step_s:.0f} ms | {100 * flops / step_s / peak:.1f} % | {memory:.1f} GiB |")
-    print("\n".join(table[1:]))
     page = PAGE.read_text()
     before, rest = page.split(BEGIN, 1)
     PAGE.write_text(before + "\n".join([*table, END]) + rest.split(END, 1)[1])

@@ -22,7 +22,7 @@ from ringmaster.tasks.execution.dispatch import (
     in_steps,
 )
 from ringmaster.tasks.execution.events import Prediction
-from ringmaster.tasks.execution.forecast import Z_LATEST, EarliestEnds, predict, seconds_left
+from ringmaster.tasks.execution.forecast import EarliestEnds, predict, seconds_left
 from ringmaster.tasks.execution.replan_policy import (
     ExploredJob,
     ReplanPolicy,
@@ -91,7 +91,6 @@ def simulate(
     errors: SpeedErrors | None = None,
     predict_at_s: Sequence[float] = (),
     arrivals: bool = False,
-    z_latest: tuple[float, float] = (Z_LATEST, Z_LATEST),
 ) -> SimulationResult:
     """Simulates a plan with each job's true runtime off by N(0, noise) of itself, and with random device failures.
 
@@ -104,7 +103,7 @@ def simulate(
     policy, make_plan: by default those of the executor and `solve`, for the plan's objective.
     factors: the true over the predicted runtime by job and option, instead of drawn ones.
     errors: the errors of predictions that are believed in; by default those that are drawn.
-    predict_at_s: when ends are predicted. z_latest: as in `predict`.
+    predict_at_s: when ends are predicted.
     arrivals: a job with a release is unknown before it, as on a pool to which it is submitted then; `plan` has only the
         other jobs.
 
@@ -121,7 +120,6 @@ def simulate(
     solver = make_plan or (lambda rest: solve(rest, seed=seed, objective=plan.objective))
     policy = policy or ReplanPolicy(objective=plan.objective)
     run = _Run(problem, plan, world, errors, steps, replan, policy, solver, predict_at_s, arrivals=arrivals)
-    run.z_latest = z_latest
     return run.run()
 
 
@@ -216,7 +214,7 @@ class _Run:
         arrivals: bool,
     ) -> None:
         self.arrive_s = sorted({job.release_s for job in problem.jobs if job.release_s > 0}) if arrivals else []
-        self.certificate, self.z_latest = plan.certificate, (Z_LATEST, Z_LATEST)
+        self.certificate = plan.certificate
         self.problem, self.world, self.num_steps, self.policy = problem, world, num_steps, policy
         self.replan, self.make_plan, self.objective = replan, make_plan, plan.objective
         self.jobs = {job.id: job for job in problem.jobs}
@@ -277,7 +275,6 @@ class _Run:
             made_s=self.now.now_s,
             earliest_s=least.of_jobs(),
             earliest_last_s=least.of_last(list(left)),
-            z_latest=self.z_latest,
         )
 
     def _is_time(self, ended: Collection[str]) -> bool:

@@ -31,7 +31,7 @@ from ringmaster.tasks.planning import Plan, Problem, gantt
 from ringmaster.tasks.planning.fusion import Fusion
 from ringmaster.tasks.planning.gantt import beside_plan, counted
 from ringmaster.tasks.planning.objectives import HOUR_S
-from ringmaster.tasks.planning.whatif.answers import TITLE, section
+from ringmaster.tasks.planning.whatif.answers import TITLE, quota_lines, section
 from ringmaster.tasks.recording.async_recorder import AsyncRecorder
 from ringmaster.tasks.timeline.task import DRAW_EVERY_S, tolerant
 from ringmaster.techniques.processes.events import EvaluationReported
@@ -47,23 +47,50 @@ def flow_run_page() -> str | None:
     return url_for("flow-run", obj_id=run.id) if run is not None and has_lasting_server() else None
 
 
-def show_control(batch: str) -> None:
-    """Links to the form that controls the jobs of a batch of a pool.
-
-    Prefect's own Cancel is there for runs of deployments only, not for batches that a command line has started.
+def show_control(batch: str, jobs: Sequence[str]) -> None:
+    """Links to the form that controls the jobs of a batch of a pool, with its fields filled in.
 
     batch: the id of the batch.
+    jobs: the names of its jobs.
     """
     with get_client(sync_client=True) as client:
         try:
             deployment = client.read_deployment_by_name(CONTROL)
         except ObjectNotFound:  # a Prefect server of one's own, without it
             return
-    if (page := url_for("deployment", obj_id=deployment.id)) is None:
-        return
-    text = "clone, change, pause, resume or cancel jobs of this batch"
-    link = model_pages.link(text, f"{page}/run?parameters={quote(json.dumps({'batch': batch}))}")
-    create_markdown_artifact(key="control", markdown=f"A form to {link}.", description="Control of the batch's jobs")
+    if (page := url_for("deployment", obj_id=deployment.id)) is not None:
+        text = control_markdown(batch, jobs, form=f"{page}/run")
+        create_markdown_artifact(key="control", markdown=text, description="Clone, change, pause, cancel: forms")
+
+
+def control_markdown(batch: str, jobs: Sequence[str], *, form: str) -> str:
+    """Returns links to the form at the address `form`, for the whole batch and for each job."""
+
+    def link(text: str, what: Mapping[str, Any]) -> str:
+        return model_pages.link(text, f"{form}?parameters={quote(json.dumps({'batch': batch, 'what': what}))}")
+
+    def row(name: str, own: Sequence[str]) -> str:
+        clone = [link("clone", {"clone": own[0], "settings": {}, "mode": "ask"})] if own else [""]
+        change = link("change settings", {"jobs": own})
+        states = [link(action, {"action": action, "jobs": own}) for action in ("pause", "resume", "cancel")]
+        return f"| {' | '.join([name, *clone, change, *states])} |"
+
+    more = [f"{len(jobs) - MOST_CONTROLLED} more jobs have no row: type their names into a form."]
+    return "\n".join(
+        [
+            "Each link opens a form. Nothing happens before it is submitted.",
+            *("", "| job | | | | | |", "|---|---|---|---|---|---|", row("**the whole batch**", ())),
+            *(row(markdown(job), [job]) for job in jobs[:MOST_CONTROLLED]),
+            *(["", *more] if len(jobs) > MOST_CONTROLLED else []),
+        ]
+    )
+
+
+def show_answers(lines: Sequence[str], pages: Mapping[str, str | None]) -> None:
+    """Shows what was done with the jobs of batches. pages: of the batches' flow runs, by batch."""
+    links = [model_pages.link(f"the page of {batch}", page) for batch, page in pages.items() if page]
+    text = "\n\n".join([*map(markdown, lines), *links])
+    for_prefect(lambda: create_markdown_artifact(key="answer", markdown=text, description="What was done"))
 
 
 def show_records(recorder: AsyncRecorder, result: BatchResult) -> None:
@@ -105,6 +132,7 @@ def _address(server: str) -> str:
     return parts._replace(netloc=parts.netloc.rpartition("@")[2]).geturl().rstrip("/")
 
 
+MOST_CONTROLLED = 100  # jobs with links of their own
 MOST_DECISIONS = 1000  # rows that a page still shows; the flow run's log has all
 
 Row = Mapping[str, Any]
@@ -189,6 +217,7 @@ def show_plan(
     device: the kind of the cluster's devices. is_measured: whether all runtimes were measured.
     """
     gains = section(plan, problem, device=device) if plan.best_bound_s is not None else []
+    gains += quota_lines(problem)
     page = plan_markdown(plan, problem, prediction, gains=gains, is_measured=is_measured)
     create_markdown_artifact(key="plan", markdown=page, description="The plan, as a Gantt chart")
 

@@ -52,7 +52,9 @@ CANCELLED_BY_PAGE = {"run-batch": "train-batch/train-batch", "sweep": "sweep/swe
 
 T = TypeVar("T")
 
-_DRAWN = re.compile(r"[a-z]+-[a-z]+")  # names that Prefect gives to unnamed runs, such as "amber-otter"
+# Names that Prefect gives to unnamed runs: "amber-otter", and in its forms "lambda997-caracol-d".
+_GREEK = "alpha|beta|gamma|delta|epsilon|zeta|eta|theta|iota|kappa|lambda|mu|nu|xi|omicron|pi|rho|sigma|tau|upsilon"
+_DRAWN = re.compile(rf"[a-z]+-[a-z]+|({_GREEK}|phi|chi|psi|omega)\d+-[a-z-]+")
 
 
 def named(template: str) -> Callable[[], str]:

@@ -42,7 +42,7 @@ from ringmaster.tasks.execution.job_table import JobState, JobTable, clones_in
 from ringmaster.tasks.execution.known_nodes import following
 from ringmaster.tasks.execution.plan_manager import problem_left
 from ringmaster.tasks.execution.replanner import POLICY, Replanner
-from ringmaster.tasks.execution.target_scheduler import TargetScheduler, Variant, variant_jobs
+from ringmaster.tasks.execution.target_scheduler import TargetScheduler, variant_jobs
 from ringmaster.tasks.execution.task import as_task
 from ringmaster.tasks.planning import Plan, Problem
 from ringmaster.tasks.planning.fusion import checked_plan
@@ -62,13 +62,11 @@ from ringmaster.tasks.sweeping.scheduler import SweepScheduler
 from ringmaster.tasks.timeline.reader import TimelineReader
 from ringmaster.tasks.timeline.task import GanttArtifact, ProgressArtifact
 from ringmaster.techniques import Profile
+from ringmaster.techniques.job import Variant
 from ringmaster.techniques.preflight import Preflight
 
 INSPECTED = "inspected"  # the fact: what was found of the jobs, a list of `AlikeJobs`
-SEARCH_FIRST = (
-    "batch sizes are chosen on the way to the targets. A better learning rate may be worth as much: search it first "
-    "(ringmaster sweep, 5 values within a factor of 10, a tenth of the steps)"
-)
+SEARCH_FIRST = "a better learning rate may be worth as much as a better batch size: list some under may_vary.lr of {}"
 PLANNING_WORK_S = 10.0  # seconds of a quiet machine; a busy one takes longer and plans the same
 SILENT_S = 30.0  # of a request to be renewed; those about a run on this machine are not
 
@@ -192,7 +190,7 @@ class LocalRun:
         return profiled
 
     def _profile_variants(self, profiled: ProfilingResult) -> dict[str, dict[Variant, tuple[Profile, ...]]]:
-        """Returns the options of the jobs that may change their batch size or precision, by variant.
+        """Returns the options of the jobs that may change after their probe, by variant.
 
         Raises InputError where the batch of such a job must stay whole, so that its noise cannot be measured.
         """
@@ -215,7 +213,7 @@ class LocalRun:
             share=node_context.batch.profiling_share,
         ).profiles
         return {
-            job.name: {(job.global_batch_size, job.precision): profiled.profiles[job.name]}
+            job.name: {job.phase(0).variant: profiled.profiles[job.name]}
             | {variant: offered.get(other.name, ()) for variant, other in others[job.name].items()}
             for job in jobs
         }
@@ -375,13 +373,13 @@ class LocalRun:
             self._scheduler.begin(self.journal, jobs, num_slots=len(cluster.devices))
             for name, details in self._scheduler.details().items():
                 self.journal.write_job(name, details=details)
-        elif self._variants:
-            varying = {job.name: job for job in profiled.jobs if job.name in self._variants}
+        elif varying := {job.name: job for job in profiled.jobs if job.name in self._variants or job.searches()}:
             notice = current_view.get().notice
             self._target_scheduler = TargetScheduler(self.journal, varying, self._variants, notice=notice)
             for name, details in self._target_scheduler.details().items():
                 self.journal.write_job(name, details=details)
-            notice(SEARCH_FIRST)
+            if without := [name for name, job in varying.items() if not job.searches()]:
+                notice(SEARCH_FIRST.format(", ".join(without)))
         return failures
 
     def _record_interrupted(self, profiled: ProfilingResult) -> None:
@@ -430,7 +428,7 @@ class LocalRun:
         deadlines = DeadlineAlarms(
             self.batch.name, deadlines_s=self.batch.deadlines_s, started_s=self.journal.get("started_s")
         )
-        progress = ProgressArtifact(self.journal, total_steps=sum(job.total_steps for job in plan.jobs.profiled.jobs))
+        progress = ProgressArtifact(self.journal, totals={job.name: job.total_steps for job in plan.jobs.profiled.jobs})
         gantt = GanttArtifact(
             TimelineReader(database, name=self.batch.name),
             look=lambda run_timeline: deadlines.report_late(run_timeline, sound),

@@ -5,7 +5,7 @@ import json
 import os
 import sys
 import time
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Mapping
 from contextlib import nullcontext, suppress
 from dataclasses import replace
 from pathlib import Path
@@ -30,6 +30,7 @@ from ringmaster.flows.output import (
 )
 from ringmaster.flows.output import log_format as format_of_environment
 from ringmaster.tasks.pool.engines import ALLOCATION, BUILTIN, LOCAL, WORKERS, default_of, engine_flags, engine_options
+from ringmaster.text import printable
 
 pool_app = typer.Typer(no_args_is_help=True, help="The processes of a pool: its controller, and a worker on each node.")
 jobs_app = typer.Typer(
@@ -112,6 +113,49 @@ def worker(
     )
     if not node.serve_node(options, notice=notice):
         raise typer.Exit(1)
+
+
+@pool_app.command()
+def quota(
+    user: Annotated[str | None, typer.Argument(help="User that jobs name in batch files; default: show all.")] = None,
+    limit: Annotated[
+        str | None, typer.Argument(metavar="[N|SHARE%|none]", help="Devices that the user may hold at a time.")
+    ] = None,
+    as_json: AsJson = False,
+) -> None:
+    """Show what users may hold at a time in all batches of the pool and what a device more is worth, or set it."""
+    from ringmaster.flows.pool.batch_requests import open_database, pool_address, quotas_in_words
+    from ringmaster.tasks.pool.active_batches import quotas_of_pool, set_quotas
+
+    if user is not None and limit is None:
+        raise InputError([f"no limit of {user} is given. To fix: add a number of devices, a share as 25%, or none"])
+    with open_database(pool_address()) as database:
+        if user is not None and limit is not None:
+            set_quotas(database, _quotas([f"{user}:{limit}"]))
+        lines, quotas = quotas_in_words(database), quotas_of_pool(database)
+    if as_json:
+        print_json({"quotas": {user: dict(each) for user, each in quotas.items()}, "prices": lines[len(quotas) :]})
+        return
+    for line in lines or ["no user has a quota"]:
+        output_console().print(printable(line), soft_wrap=True)
+
+
+def _quotas(texts: Iterable[str]) -> dict[str, Mapping[str, float] | None]:
+    """Returns quotas that are written as USER:LIMIT. Raises InputError with all faults."""
+    from ringmaster.tasks.pool.active_batches import quota_of
+
+    quotas, faults = {}, []
+    for text in texts:
+        user, _, limit = text.rpartition(":")
+        try:
+            quotas[user] = quota_of(limit)
+        except ValueError as error:
+            faults.append(str(error))
+        if not user:
+            faults.append(f"{text!r} names no user. To fix: as in ana:4")
+    if faults:
+        raise InputError(faults)
+    return quotas
 
 
 def _wait_for_pool() -> settings.PoolAddress:
@@ -389,6 +433,13 @@ def up(
         LogFormat | None,
         typer.Option(help=f"Format of all logs: text, or json, one object a line; default: {LOG_FORMAT}, or text."),
     ] = None,
+    quota: Annotated[
+        list[str] | None,
+        typer.Option(
+            metavar="USER:N|SHARE%",
+            help="Devices that a user's jobs may hold at a time in all batches; `pool quota` changes it later.",
+        ),
+    ] = None,
     wait: Annotated[
         bool,
         typer.Option("--wait", help="Stay until SIGTERM or Ctrl-C, and then end the pool, as a batch job needs it."),
@@ -400,10 +451,11 @@ def up(
     from ringmaster.flows.services import databases as pool_databases
     from ringmaster.flows.services import service_definitions, service_files, up_and_down
 
-    home = settings.home()
+    home, quotas = settings.home(), _quotas(quota or ())
     if up_and_down.is_up(home):
         up_and_down.print_states(home)
         _print_ignored(context)
+        _set_quotas(quotas)
         _print_address(home, as_json)
         if wait:
             raise typer.Exit(0 if up_and_down.stay(home) else 1)
@@ -426,9 +478,20 @@ def up(
     with up_and_down.sigterm_as_interrupt() if wait else nullcontext():
         if not up_and_down.start(options, database_server=database):
             raise typer.Exit(1)
+        _set_quotas(quotas)
         _print_address(home, as_json)
         if wait:
             raise typer.Exit(0 if up_and_down.stay(home) else 1)
+
+
+def _set_quotas(quotas: Mapping[str, Mapping[str, float] | None]) -> None:
+    """Sets the quotas of a pool that is up."""
+    from ringmaster.flows.pool.batch_requests import open_database, pool_address
+    from ringmaster.tasks.pool.active_batches import set_quotas
+
+    if quotas:
+        with open_database(pool_address()) as database:
+            set_quotas(database, quotas)
 
 
 def down() -> None:
@@ -443,7 +506,7 @@ def _print_ignored(context: typer.Context) -> None:
     given = [
         parameter.opts[0]
         for parameter in context.command.params
-        if parameter.name not in ("wait", "as_json")
+        if parameter.name not in ("wait", "as_json", "quota")
         and (source := context.get_parameter_source(parameter.name or "")) is not None
         and source.name == "COMMANDLINE"
     ]

@@ -31,12 +31,12 @@ from ringmaster.flows.output import (
     write_document,
 )
 from ringmaster.flows.settings import located
+from ringmaster.text import printable
 
 if TYPE_CHECKING:
     from ringmaster.flows.batch.flow_runs import RunEnd
     from ringmaster.flows.batch.result import BatchResult
     from ringmaster.tasks.batch import Batch
-
 
 HEARTBEAT_S = 30
 STARTING_SERVERS = "starting Prefect's server for this run, usually 10 s, and opening MLflow's records"
@@ -374,6 +374,12 @@ def status(
         print_json(rows)
         return
     output_console().print(status_table(rows), end="", soft_wrap=True)
+    if (pool := settings.pool()) is not None:
+        from ringmaster.flows.pool.batch_requests import open_database, quotas_in_words
+
+        with open_database(pool) as database:
+            for line in quotas_in_words(database):
+                output_console().print(printable(line), soft_wrap=True)
 
 
 def logs(

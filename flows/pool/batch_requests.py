@@ -7,21 +7,27 @@ from dataclasses import dataclass, replace
 from itertools import count
 from typing import Any
 
+from sqlalchemy import select
 from sqlalchemy.exc import DBAPIError
 
 from ringmaster.errors import InputError
 from ringmaster.flows import settings
-from ringmaster.flows.batch.run_folder import is_going_on
 from ringmaster.tasks.batch import Batch
 from ringmaster.tasks.batch.references import NAME_REMEDY, is_name
+from ringmaster.tasks.planning import Problem
+from ringmaster.tasks.pool.active_batches import quota_text, quotas_of_pool
 from ringmaster.tasks.pool.job_changes import clone_faults, with_settings
 from ringmaster.tasks.pool.requests import RequestKind, Requests, RequestStatus
 from ringmaster.tasks.pool.submissions import ALONE, BatchStatus, Submissions, unsubmitted
 from ringmaster.tasks.storage.database import Database, file_url
 from ringmaster.tasks.storage.journal import Journal
+from ringmaster.tasks.storage.schema import PLANS
+from ringmaster.techniques import DataSpec, Job, ModelSpec
 
 DATABASE_PATIENCE_S = 15.0  # for a person who waits at a command
 ANSWER_PATIENCE_S = 20.0  # longer than the replacement of a controller takes
+
+CLONED_FIELDS = ("optimizer", "schedule", "clip_grad_norm", "seed", "num_steps", "global_batch_size")
 
 ALONE_OVER = "no run of batch {!r} goes on on this machine, and no pool is up here. To fix: see `ringmaster status`"
 NO_POOL = (
@@ -66,6 +72,21 @@ def open_database(address: settings.PoolAddress) -> Iterator[Database]:
         yield database
 
 
+def quotas_in_words(database: Database) -> list[str]:
+    """Returns the quotas of a pool's users, and what a device of each is worth in its newest plan, in sentences.
+
+    Quotas that batches name are in the plan, too.
+    """
+    set_here = [f"quota of {user}: {quota_text(quota)}" for user, quota in quotas_of_pool(database).items()]
+    query = select(PLANS.c.content).where(PLANS.c.batch == "").order_by(PLANS.c.id.desc()).limit(1)
+    newest = database.scalar(query) if Submissions(database).active() else None
+    if newest is None or not newest["problem"].get("quotas"):
+        return set_here
+    from ringmaster.tasks.planning.whatif.answers import quota_lines  # loads a solver
+
+    return [*set_here, *quota_lines(Problem.from_json(newest["problem"]))]
+
+
 @contextmanager
 def database_of(batch: str) -> Iterator[Database]:
     """Opens the database of the pool or, without one, of the run of a batch that goes on on this machine.
@@ -76,6 +97,8 @@ def database_of(batch: str) -> Iterator[Database]:
         with open_database(address) as database:
             yield database
         return
+    from ringmaster.flows.batch.run_folder import is_going_on  # half a second, which a request to a pool need not wait
+
     folders = sorted((settings.home() / "batches" / batch).glob("*/journal.db")) if is_name(batch) else []
     if not folders or not is_going_on(folders[-1].parent):
         raise InputError([ALONE_OVER.format(batch) if folders else NO_POOL])
@@ -118,6 +141,10 @@ def clone_job(
         try:  # by the rules of batch files, with all faults at once
             known_steps = {} if source.num_steps is not None else {"num_steps": 1, "num_epochs": None}
             clone = with_settings(replace(source, **known_steps), settings_of_clone, name=name)  # type: ignore[arg-type]
+            if not any(key.startswith("loss.") for key in settings_of_clone):
+                # To check a model and its data, transformers is imported for a second; they are the source's.
+                plain = Job(name=name, model=ModelSpec(factory="builtins:dict"), data=DataSpec(factory="builtins:dict"))
+                clone = replace(plain, **{field: getattr(clone, field) for field in CLONED_FIELDS})
             Batch.of(name=batch, jobs=[clone])
         except ValueError as error:
             faults.append(str(error))

@@ -174,13 +174,12 @@ SILENCE = (
 
 def shown_in_prefect(run: PoolRun, submission: Submission) -> Sequence[Listener]:
     """Returns listeners that show a batch's plan, progress, Gantt chart and decisions in Prefect's pages."""
-    total_steps = sum(job.total_steps for job in submission.jobs)
     timeline_reader = TimelineReader(run.database, name="the pool", is_pool=True)
-    show_control(run.id)
+    show_control(run.id, [job.name for job in submission.jobs])
     kinds = {device.device_kind() for node in NodeRegistry(run.database).all() for device in node.devices}
     return [
         PlanArtifact(run.batch.name, device=" + ".join(sorted(kinds))).listen,
-        ProgressArtifact(run.journal, total_steps=total_steps).listen,
+        ProgressArtifact(run.journal, totals={job.name: job.total_steps for job in submission.jobs}).listen,
         GanttArtifact(timeline_reader, batch=run.id).listen,
         log_decision,
         DecisionArtifact().listen,

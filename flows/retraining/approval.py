@@ -45,6 +45,12 @@ class Approval(RunInput):
     comment: str = Field(default="", title="Why")
 
 
+class CloneApproval(Approval):
+    """The form that asks whether to start a clone."""
+
+    approve: bool = Field(default=False, title="Start the clone", description="Leave it off to start nothing.")
+
+
 class Start(RunInput):
     """The form that asks whether to train."""
 
@@ -74,10 +80,12 @@ class ApprovalAnswer:
         return f"{self.who} {'agreed' if self.approved else 'did not agree'}{why}"
 
 
-def ask(question: str, *, timeout_s: float) -> ApprovalAnswer:
+def ask(question: str, *, timeout_s: float, form: type[Approval] = Approval, poll_s: int = POLL_S) -> ApprovalAnswer:
     """Pauses the flow run until a person has answered in Prefect's UI, or `timeout_s` seconds have passed.
 
     question: markdown.
+    form: with the field that a person switches on to agree.
+    poll_s: seconds between looks for an answer.
 
     Without a Prefect server that outlives the run, nobody can be asked.
     """
@@ -86,7 +94,8 @@ def ask(question: str, *, timeout_s: float) -> ApprovalAnswer:
         return ApprovalAnswer(approved=None, why=NO_SERVER)
     create_markdown_artifact(key="approval", markdown=question, description="Asked of a person")
     silence = {"approve": False, "name": NOBODY, "comment": ""}
-    answer = _paused(run_id, Approval.with_initial_data(description=question), timeout_s=timeout_s, silence=silence)
+    wanted = form.with_initial_data(description=question)
+    answer = _paused(run_id, wanted, timeout_s=timeout_s, silence=silence, poll_s=poll_s)
     if answer.name == NOBODY:
         return ApprovalAnswer(approved=None, why=_unanswered(timeout_s))
     return ApprovalAnswer(approved=answer.approve, who=answer.name or SOMEBODY, why=answer.comment)
@@ -138,12 +147,12 @@ def _unanswered(timeout_s: float) -> str:
     return f"nobody answered within {timeout_s:.0f} s"
 
 
-def _paused(run_id: UUID, form: Any, *, timeout_s: float, silence: dict[str, Any]) -> Any:
+def _paused(run_id: UUID, form: Any, *, timeout_s: float, silence: dict[str, Any], poll_s: int = POLL_S) -> Any:
     """Returns the form as a person has filled it in or, after `timeout_s`, with the values of `silence`."""
     # In a copy of the context, which has the current settings of Prefect.
     answers = partial(copy_context().run, partial(_answer_late, run_id, silence, timeout_s))
     with running(answers, name="answer"):  # its end is awaited: it could answer the next question
-        return pause_flow_run(wait_for_input=form, timeout=int(timeout_s) + SLACK_S, poll_interval=POLL_S)
+        return pause_flow_run(wait_for_input=form, timeout=int(timeout_s) + SLACK_S, poll_interval=poll_s)
 
 
 def _answer_late(flow_run_id: UUID, silence: dict[str, Any], timeout_s: float, over: threading.Event) -> None:

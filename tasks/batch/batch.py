@@ -144,16 +144,19 @@ class Batch:
         if findings:
             raise BatchFileError(_faults(findings, lines=lines, file=file))
         assert entry is not None, "values without a fault are a batch"
+        jobs = with_parents_said(with_kinds([_job(job) for job in planned]))
+        users = {job.name: job.user for job in planned if job.user is not None}
+        searches = {search.name: job.name for job in jobs for search in job.searches()}
         return cls(
             name=entry.name,
-            jobs=with_parents_said(with_kinds([_job(job) for job in planned])),
+            jobs=with_searches(jobs),
             objective=entry.objective,
             devices=entry.devices,
             folder=folder,
             text=text,
             deadlines_s={job.name: job.deadline_s for job in planned if job.deadline_s is not None},
             weights={job.name: job.weight for job in planned if "weight" in job.model_fields_set},
-            users={job.name: job.user for job in planned if job.user is not None},
+            users=users | {search: users[name] for search, name in searches.items() if name in users},
             price_per_device_hour=entry.price_per_device_hour,
             profiling_share=entry.profiling_share,
             keep_checkpoints=entry.keep_checkpoints,
@@ -311,6 +314,12 @@ def _faults(findings: Iterable[Finding], *, lines: document.YamlDocument, file: 
     placed = [(finding.line or lines.line(place), place, finding) for place, finding in first.items()]
     placed.sort(key=lambda item: (item[0] or 0, *(part for part in item[1][1:2] if isinstance(part, int))))
     return [Fault(place_text(place), line, f.message, f.remedy, file) for line, place, f in placed]
+
+
+def with_searches(jobs: Sequence[Job]) -> tuple[Job, ...]:
+    """Returns the jobs, each after those that try learning rates for it, unless these are among them."""
+    names = {job.name for job in jobs}
+    return tuple(each for job in jobs for each in (*(s for s in job.searches() if s.name not in names), job))
 
 
 def with_kinds(jobs: Sequence[Job]) -> list[Job]:

@@ -19,7 +19,7 @@ from ringmaster.tasks.batch.adaptation_rules import (
     parent_findings,
     parents_of,
 )
-from ringmaster.tasks.batch.document import Finding, Place, as_mapping, findings_where, got
+from ringmaster.tasks.batch.document import Finding, Place, as_list, as_mapping, findings_where, got
 from ringmaster.tasks.batch.references import closest, loss_parts
 from ringmaster.tasks.batch.schema import Data, JobEntry, ModelSection, Section, misspelt
 from ringmaster.tasks.planning.objectives import TIME_TO_TARGET
@@ -29,6 +29,7 @@ from ringmaster.techniques.data.file_rows import moment
 from ringmaster.techniques.job import (
     ATTENTIONS,
     DECAY_RATIO,
+    LEAST_SEARCH_STEPS,
     MEASURED_OPTIMIZERS,
     OPTIMIZER_OPTIONS,
     PRUNED,
@@ -40,6 +41,7 @@ from ringmaster.techniques.job import (
     OptimizerSpec,
     ScheduleSpec,
 )
+from ringmaster.techniques.local import Local
 from ringmaster.techniques.loss import is_named, loss_class, loss_names, option_faults, options_of
 
 Raw = Mapping[str, Any]
@@ -105,10 +107,20 @@ def _variables(job: Raw) -> Iterator[Finding]:
     if as_mapping(job.get("data")).get("kind") == "prompt":
         problem = "is prompt, and a job that trains on what it generates may not vary"
         yield Finding(("data", "kind"), problem, "leave may_vary out")
-    for key, default in (("global_batch_size", Job.global_batch_size), ("precision", Job.precision)):
-        values, own = variables.get(key), job.get(key, default)
+    for path, default in (
+        (("global_batch_size",), Job.global_batch_size),
+        (("precision",), Job.precision),
+        (("optimizer", "lr"), OptimizerSpec.lr),
+    ):
+        key, section = path[-1], as_mapping(job.get(path[0])) if path[1:] else job
+        values, own = variables.get(key), section.get(key, default)
         if isinstance(values, list) and values and own not in values:
             yield Finding((*place, key), f"lacks the job's own {own}", f"add {own}, or set {key} to one of the list")
+    yield from _exchanges(job, variables)
+    num_steps = job.get("num_steps")
+    if variables.get("lr") and not (isinstance(num_steps, int) and num_steps > LEAST_SEARCH_STEPS):
+        problem = f"is compared after {LEAST_SEARCH_STEPS} steps at the least, of num_steps"
+        yield Finding((*place, "lr"), problem, "give num_steps, more than that, or leave it out")
     if not isinstance(variables.get("global_batch_size"), list) or len(variables["global_batch_size"]) < 2:
         return
     name = as_mapping(job.get("optimizer")).get("name", OptimizerSpec.name)
@@ -118,6 +130,45 @@ def _variables(job: Raw) -> Iterator[Finding]:
     if as_mapping(job.get("data")).get("sampling") == "length-grouped":
         problem = "does not go with length-grouped sampling, whose groups depend on the batch size"
         yield Finding((*place, "global_batch_size"), problem, "set data.sampling: random, or leave it out")
+
+
+def _exchanges(job: Raw, variables: Raw) -> Iterator[Finding]:
+    """Yields why local updates cannot be chosen for a job; places are relative to the job."""
+    place, workers, techniques = ("may_vary", "sync_every"), variables.get("workers"), job.get("techniques")
+    values = as_list(variables.get("sync_every"))
+    size = job.get("global_batch_size", Job.global_batch_size)
+    yield from findings_where(
+        (
+            bool(values) and 1 not in values,
+            place,
+            "lacks 1, an exchange at each step, with which every job begins",
+            "add 1",
+        ),
+        (
+            bool(values) and job.get("numerics") is not None,
+            place,
+            "does not go with numerics, as local updates have the same bits everywhere",
+            "leave one of the two out",
+        ),
+        (
+            bool(values) and isinstance(techniques, list) and Local.name not in techniques,
+            place,
+            f"takes the technique {Local.name}, which techniques leaves out",
+            f"add {Local.name} to techniques, or leave it out",
+        ),
+        (
+            workers is not None and not values,
+            ("may_vary", "workers"),
+            "are those of local updates, which nothing permits",
+            "give sync_every, or leave it out",
+        ),
+        (
+            _are_counts(size, workers) and size % workers > 0,
+            ("may_vary", "workers"),
+            f"is {workers}, and global_batch_size {size} cannot be divided by it",
+            "give a number that divides it",
+        ),
+    )
 
 
 def objective_findings(objective: Any, jobs: Sequence[PlacedJob]) -> Iterator[Finding]:

@@ -291,7 +291,7 @@ class Evaluation(Section):
     at_steps: list[Whole] = Field(default=[], description="further steps after which to evaluate, such as [10, 100]")
     metrics: Annotated[list[EvaluationMetric], Field(min_length=1)] = Field(
         default=list(job.EvaluationSpec.metrics),
-        description=f"a list of metrics out of {', '.join(metric_names())}, and lm-eval/TASK",
+        description=f"a list of metrics out of {', '.join(metric_names())}, latency/p99_s and lm-eval/TASK",
     )
     max_batches: Whole = Field(
         default=job.EvaluationSpec.max_batches, description="the most batches of one evaluation, such as 16"
@@ -406,6 +406,15 @@ class VariablesSection(Section):
         AfterValidator(references.one_of(job.LEARNING_RATE_RULES)),
         WithJsonSchema({"enum": list(job.LEARNING_RATE_RULES)}),
     ] = Field(default=job.Variables.learning_rate_rule, description=f"one of {', '.join(job.LEARNING_RATE_RULES)}")
+    sync_every: list[Whole] = Field(
+        default=[], description="steps between two exchanges, 1 among them, such as [1, 8, 32]"
+    )
+    workers: Whole | None = Field(
+        default=None, description="the number of workers of local updates; by default the devices of the largest gang"
+    )
+    lr: list[Positive] = Field(
+        default=[], description="learning rates to try first, the job's own among them, such as [5e-4, 1e-3, 2e-3]"
+    )
 
 
 class LocalUpdatesSection(Section):

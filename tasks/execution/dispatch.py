@@ -448,7 +448,9 @@ class PlanSimulator:
         return segments
 
     @property
-    def _done(self) -> set[str]:
+    def _done(self) -> Collection[str]:
+        if not (self._gates or self._met):
+            return self.ended_s.keys()
         open_gates = {gate for release_s, gate in self._gates if release_s <= self.now_s + EPS_S}
         return open_gates | self.ended_s.keys() | self._met
 
@@ -552,10 +554,11 @@ class PlanSimulator:
         self.ran[job] = stretch.segment
         self._stood_at_s[job] = self.now_s
         self._may_start = True
-        self._purge([job])
         if self.steps[job] >= self._num_steps[job]:
             self.ended_s[job] = self.now_s
             self.planned = [segment for segment in self.planned if segment.job != job]
+        else:
+            self._purge([job])
 
     def _set_end(self, job: str, last_step: int) -> None:
         stretch = self.running[job]

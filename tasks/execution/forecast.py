@@ -33,6 +33,7 @@ interval, `CERTAIN` standard deviations below its median (`EarliestEnds`). They 
 """
 
 import math
+from bisect import bisect
 from collections import deque
 from collections.abc import Collection, Iterable, Mapping, Sequence
 from contextlib import suppress
@@ -62,7 +63,10 @@ LEAST_S = 1e-3  # until a job ends that is about to
 SHARES = 10**6  # steps of a job of which only the plan is known: shares of its work
 LATEST = 0.9  # the share of ends that are not after the latest end
 Z, Z_LATEST = (NormalDist().inv_cdf(probability) for probability in ((1 + COVERAGE) / 2, LATEST))
-FEWEST_SCORES, MOST_SCORES = 30, 300  # of ends, before they are used; the newest ones
+MOST_SCORES = 1000  # of ends of a class; the newest ones
+NUM_BATCHES = 40  # with scores of a class of few ends, before those of all ends at that time are left for it
+OVER = (0.03, 0.17, 0.36)  # shares of a batch's time that are over, between classes of predictions
+PLACES = (0.3, 0.5, 0.65, 0.8)  # times left until an end over that of the last end, between classes
 CERTAIN = 4.0  # standard deviations between the median of a runtime and its lower end: one in 30,000 is below
 
 Draws = NDArray[np.float64]
@@ -144,36 +148,86 @@ def seconds_left(
 
 
 class EndScores:
-    """By how many standard deviations ends came after their predicted median, where batches arrive and devices fail.
+    """How late ends came that were predicted, where batches arrive and devices fail; corrects further predictions.
 
-    The latest end is as many of them after the median as `LATEST` of the newest scores are not above: split conformal
-    prediction (Papadopoulos et al., ECML 2002), which needs no model of what delays jobs. A job is scored by its first
-    prediction and each time that half of what was left is over.
+    The score of a prediction is the logarithm of the actual over the predicted seconds left. Quantiles of the newest
+    scores of a class of predictions take the place of those of the draws: split conformal prediction (Papadopoulos et
+    al., ECML 2002), class by class, which needs no model of what delays jobs. The class is how much of the batch's time
+    is over, as more arrives after the begin, and where the end is among those of its batch: new plans move the last
+    ends forward, and others back. Where a class has scores of too few batches, that of all ends at that time is used,
+    and then the draws. As ends of one batch are late together, a probability p of k batches is taken at p (k + 1) / k
+    (Dunn, Wasserman and Ramdas, Journal of the American Statistical Association 118, 2023).
+
+    A job is scored by its first prediction and each time that half of what was left is over.
     """
 
     def __init__(self) -> None:
-        self._scores: deque[float] = deque(maxlen=MOST_SCORES)
-        self._predicted: dict[str, list[tuple[float, PredictedEnd]]] = {}
+        self._scores: dict[tuple[int, ...], deque[tuple[str, float]]] = {}
+        self._quantiles: dict[tuple[int, ...], tuple[float, ...]] = {}
+        self._predicted: dict[str, list[tuple[float, float, tuple[int, int], str]]] = {}
 
-    @property
-    def z_latest(self) -> float:
-        """The standard deviations from the median to the latest end."""
-        if len(self._scores) < FEWEST_SCORES:
-            return Z_LATEST
-        return float(np.quantile(self._scores, LATEST, method="higher"))
+    def corrected(self, end: PredictedEnd, prediction: Prediction) -> PredictedEnd:
+        """Returns the end of a prediction by what earlier ends have shown."""
+        known = _class_of(end, prediction)
+        quantiles = self._quantiles_of(known, least=NUM_BATCHES) or self._quantiles_of(known[:1])
+        if not quantiles:
+            return end
+        made_s, least_s = prediction.made_s, prediction.made_s if end.earliest_s is None else end.earliest_s
+        low_s, end_s, latest_s, high_s = (
+            max(made_s + (end.end_s - made_s) * math.exp(score), least_s) for score in quantiles
+        )
+        return replace(end, end_s=end_s, low_s=low_s, high_s=high_s, latest_s=latest_s)
 
-    def note(self, name: str, end: PredictedEnd, *, made_s: float) -> None:
-        """Records a prediction of what has not ended; its times and `made_s` count from the same moment."""
-        rows = self._predicted.setdefault(name, [])
-        if not rows or end.end_s - made_s <= (rows[-1][1].end_s - rows[-1][0]) / 2:
-            rows.append((made_s, end))
+    def note(self, name: str, end: PredictedEnd, prediction: Prediction, *, batch: str) -> None:
+        """Records an end as it was predicted, before it was corrected."""
+        rows, left_s = self._predicted.setdefault(name, []), end.end_s - prediction.made_s
+        if left_s > 0 and (not rows or left_s <= rows[-1][1] / 2):
+            made_s = prediction.since_s + prediction.made_s
+            rows.append((made_s, left_s, _class_of(end, prediction), batch))
 
     def close(self, name: str, ended_s: float | None) -> None:
-        """Scores what has ended; None where it was stopped before its end."""
-        for made_s, end in self._predicted.pop(name, ()):
-            if ended_s is not None and min(ended_s, end.end_s) > made_s and end.high_s > end.end_s:
-                spread = math.log((end.high_s - made_s) / (end.end_s - made_s)) / Z
-                self._scores.append(math.log((ended_s - made_s) / (end.end_s - made_s)) / spread)
+        """Scores what has ended, in seconds since the epoch; None where it was stopped before its end."""
+        for made_s, left_s, known, batch in self._predicted.pop(name, ()):
+            for key in (known, known[:1]) if ended_s is not None and ended_s > made_s else ():
+                scores = self._scores.setdefault(key, deque(maxlen=MOST_SCORES))
+                scores.append((batch, math.log(((ended_s or 0.0) - made_s) / left_s)))
+                self._quantiles.pop(key, None)
+
+    def _quantiles_of(self, key: tuple[int, ...], *, least: int = 1) -> tuple[float, ...]:
+        """Returns the scores of the low, the median, the latest and the high end of a class; none where it has few.
+
+        least: the batches of which it must have scores; always as many as allow for a latest end.
+        """
+        if key not in self._quantiles:
+            rows = self._scores.get(key, ())
+            num_batches, scores = len({batch for batch, _ in rows}), [score for _, score in rows]
+            sure = 1 + 1 / num_batches if rows else math.inf
+            self._quantiles[key] = ()
+            if num_batches >= least and sure * LATEST <= 1.0:
+                high, latest = min((1 + COVERAGE) / 2 * sure, 1.0), LATEST * sure
+                low, middle = np.quantile(scores, 1 - high, method="lower"), np.quantile(scores, 0.5)
+                late = np.quantile(scores, [latest, high], method="higher")
+                self._quantiles[key] = (float(low), float(middle), *map(float, late))
+        return self._quantiles[key]
+
+
+def _class_of(end: PredictedEnd, prediction: Prediction) -> tuple[int, int]:
+    left_s = prediction.makespan_s - prediction.made_s
+    place = (end.end_s - prediction.made_s) / left_s if left_s > 0 else 1.0
+    return bisect(OVER, prediction.made_s / max(prediction.makespan_s, LEAST_S)), bisect(PLACES, place)
+
+
+def calibrated(prediction: Prediction, *, of_jobs: EndScores, of_batches: EndScores) -> Prediction:
+    """Returns a prediction with all ends corrected by the scores of earlier ones."""
+    end = of_batches.corrected(prediction.end, prediction)
+    return replace(
+        prediction,
+        makespan_s=end.end_s,
+        low_s=end.low_s,
+        high_s=end.high_s,
+        latest_s=end.latest_s,
+        jobs={job: of_jobs.corrected(each, prediction) for job, each in prediction.jobs.items()},
+    )
 
 
 class EarliestEnds:
@@ -204,14 +258,21 @@ class EarliestEnds:
         known_s, self._certificate = fixed_s or {}, certificate
         jobs = []
         for job in problem.jobs:
-            least = []
+            least: dict[tuple[object, ...], tuple[float, int]] = {}  # of options that differ in speed alone
             for k, option in enumerate(job.options):
                 technique, errors = options[job.id, k]
                 spread = beliefs.of(job.id, k, technique=technique, errors=errors).spread
                 ratio = math.exp(-CERTAIN * math.hypot(spread, LEAST_SPREAD)) / load
-                work_s = option.runtime_s - known_s.get((job.id, k), 0.0)
-                least.append(replace(option, runtime_s=max(work_s * ratio, LEAST_RUNTIME_S)))
-            jobs.append(replace(job, options=tuple(least)))
+                runtime_s = max((option.runtime_s - known_s.get((job.id, k), 0.0)) * ratio, LEAST_RUNTIME_S)
+                is_running = job.running is not None and job.running.option == k
+                extra = (option.startup_s, option.save_s, option.evaluate_s, option.host_memory_bytes, option.jobs)
+                key = (is_running, option.device_type, option.slot, option.num_nodes, *extra)
+                if key not in least or runtime_s < least[key][0]:
+                    least[key] = runtime_s, k
+            kept = [k for _, k in least.values()]
+            running = job.running and replace(job.running, option=kept.index(job.running.option))
+            quickest = tuple(replace(job.options[k], runtime_s=runtime_s) for runtime_s, k in least.values())
+            jobs.append(replace(job, options=quickest, running=running))
         self.problem = replace(problem, jobs=tuple(jobs), switch_cost_s=0.0)
 
     @classmethod
@@ -332,7 +393,6 @@ def predict(
     *,
     earliest_s: Mapping[str, float] | None = None,
     earliest_last_s: float = 0.0,
-    z_latest: tuple[float, float] = (Z_LATEST, Z_LATEST),
     surroundings: ForecastConditions | None = None,
     first_spread: float | None = None,
     since_s: float = 0.0,
@@ -342,7 +402,6 @@ def predict(
 
     left: draws of the seconds until each job ends (`seconds_left`); at least one job.
     earliest_s, earliest_last_s: the seconds until the earliest ends of jobs and of the last of them (`EarliestEnds`).
-    z_latest: of jobs and of the last end, the standard deviations from the median to the latest end (`EndScores`).
     first_spread: `spread_of` the first forecast, if this is a later one.
     since_s: the batch's begin, in seconds since the epoch.
     made_s: the seconds from then to now.
@@ -359,7 +418,7 @@ def predict(
     rows = np.maximum([last, *left.values()], LEAST_S) * factor
     quantiles = np.quantile(rows, [(1 - COVERAGE) / 2, 0.5, (1 + COVERAGE) / 2], axis=1).T.tolist()
 
-    def end_of(row: int, *, least_s: float, z_latest: float, own_spread: float = 0.0) -> PredictedEnd:
+    def end_of(row: int, *, least_s: float, own_spread: float = 0.0) -> PredictedEnd:
         low, median, high = quantiles[row]
         centre_s = max(median * math.exp(centre * fade), least_s)
         below, above = (math.hypot(stretch * math.log(quantile / median), Z * own_spread) for quantile in (low, high))
@@ -368,12 +427,11 @@ def predict(
             low_s=max(centre_s * math.exp(-below), least_s),
             high_s=centre_s * math.exp(above),
             earliest_s=least_s,
-            latest_s=max(centre_s * math.exp(above * z_latest / Z), least_s),
+            latest_s=max(centre_s * math.exp(above * Z_LATEST / Z), least_s),
         )
         return end.later(made_s)
 
-    z_jobs, z_last = z_latest
-    end = end_of(0, least_s=max([earliest_last_s, *known_s.values()]), z_latest=z_last)
+    end = end_of(0, least_s=max([earliest_last_s, *known_s.values()]))
     own_spread = _own_spread(about.earlier)
     return Prediction(
         makespan_s=end.end_s,
@@ -384,7 +442,7 @@ def predict(
         num_earlier=len(about.earlier),
         uncorrected_s=made_s + quantiles[0][1],
         jobs={
-            job: end_of(row, least_s=known_s.get(job, 0.0), z_latest=z_jobs, own_spread=own_spread)
+            job: end_of(row, least_s=known_s.get(job, 0.0), own_spread=own_spread)
             for row, job in enumerate(left, start=1)
         },
         since_s=since_s,

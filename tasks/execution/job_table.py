@@ -29,7 +29,7 @@ from ringmaster.tasks.execution.events import ExecutionEvent
 from ringmaster.tasks.storage.journal import ENDED, JobRecord, JobStatus, Journal, changed
 from ringmaster.techniques import Job, Profile
 from ringmaster.techniques.checkpoints.storage import is_url, join_root
-from ringmaster.techniques.job import TrainingPhase
+from ringmaster.techniques.job import TrainingPhase, Variant
 from ringmaster.techniques.loss import loss_function_of
 from ringmaster.techniques.processes.order import KEPT_CHECKPOINTS
 
@@ -300,7 +300,7 @@ class JobState:
     profiles: the options under which the job can run alone.
     place: the folders of its batch, which use the job's name within the batch.
     batch: the batch of a pool; empty without a pool.
-    variants: by batch size and precision, the options of a job that may change them.
+    variants: the options of each variant of a job that may change.
     group_profiles: for the lead job of a group, the options under which the group can run; its members are in the
         table too.
     """
@@ -311,7 +311,7 @@ class JobState:
     place: RunPaths
     batch: str = ""
     group_profiles: tuple[Profile, ...] = ()
-    variants: Mapping[tuple[int, str], tuple[Profile, ...]] = field(default_factory=dict)
+    variants: Mapping[Variant, tuple[Profile, ...]] = field(default_factory=dict)
 
 
 class JobTable:
@@ -369,7 +369,7 @@ class JobTable:
             entry = self.entries[name] = self._settled(entry, details)
         if (job := with_phases(entry.job, details)) != entry.job:
             phase = job.phases[-1]
-            profiles = entry.variants.get((phase.global_batch_size, phase.precision), entry.profiles)
+            profiles = entry.variants.get(phase.variant, entry.profiles)
             local_job = with_phases(entry.local_job, details)
             entry = self.entries[name] = replace(entry, local_job=local_job, job=job, profiles=profiles)
             self.profiles[name] = list(profiles)
@@ -597,6 +597,12 @@ def with_phases(job: Job, details: Mapping[str, Any]) -> Job:
         return job
     phases = tuple(from_json(TrainingPhase, phase) for phase in details[PHASES])
     return replace(job, phases=phases, num_steps=phases[-1].num_steps)
+
+
+def changed_steps(details: Mapping[str, Any]) -> int | None:
+    """Returns the steps of a job that was redefined or has got phases; None for one that trains as it was written."""
+    phases, settled = details.get(PHASES), details.get(SETTLED)
+    return phases[-1]["num_steps"] if phases else settled and settled["num_steps"]
 
 
 def keeps_layout(job: Job) -> bool:

@@ -25,7 +25,7 @@ from ringmaster.tasks.execution.events import (
     SegmentEnded,
     predictions_in,
 )
-from ringmaster.tasks.execution.forecast import Draws, EndScores, predict, spread_of
+from ringmaster.tasks.execution.forecast import Draws, EndScores, calibrated, predict, spread_of
 from ringmaster.tasks.execution.job_price import JobPrice
 from ringmaster.tasks.execution.job_table import JobTable
 from ringmaster.tasks.execution.progress import PlanProgress
@@ -328,26 +328,29 @@ class Forecaster:
                 surroundings=replanner.surroundings,
                 earliest_s={local[job]: earliest_s[job] for job in of_jobs if job in earliest_s},
                 earliest_last_s=0.0 if least is None else least.of_last(of_jobs),
-                z_latest=(self._of_jobs.z_latest, self._of_batches.z_latest),
             )
             prediction = self._predict(batch, predict_batch, spread=spread_of(of_jobs))
-            made_s = prediction.since_s + prediction.made_s
-            self._of_batches.note(batch, prediction.end.later(prediction.since_s), made_s=made_s)
+            self._of_batches.note(batch, prediction.end, prediction, batch=batch)
             for job, name in local.items():
-                self._of_jobs.note(job, prediction.jobs[name].later(prediction.since_s), made_s=made_s)
+                self._of_jobs.note(job, prediction.jobs[name], prediction, batch=batch)
 
     def _predict(self, batch: str, predict_batch: Callable[..., Prediction], *, spread: float) -> Prediction:
+        """Predicts a batch and publishes that corrected by earlier ends; returns it as it was before."""
         journal, now_s = Journal(self._journal.database, batch=batch), self._wall_clock()
         facts = {}
         if batch not in self._since_s:
             first, _ = predictions_in({FIRST_PREDICTION: journal.get(FIRST_PREDICTION)})
             self._since_s[batch] = (first.since_s if first is not None else 0.0) or now_s
             self._first_spread[batch] = spread
-            first = first or predict_batch()
+            first = first or self._calibrated(predict_batch())
             facts[FIRST_PREDICTION] = replace(first, since_s=self._since_s[batch]).to_json()
         since_s = self._since_s[batch]
         first_spread = self._first_spread[batch]
         prediction = predict_batch(first_spread=first_spread, since_s=since_s, made_s=now_s - since_s)
-        journal.put_later({**facts, NEWEST_PREDICTION: prediction.to_json()})
-        self._notify(PredictionUpdate(batch=batch, prediction=prediction))
+        published = self._calibrated(prediction)
+        journal.put_later({**facts, NEWEST_PREDICTION: published.to_json()})
+        self._notify(PredictionUpdate(batch=batch, prediction=published))
         return prediction
+
+    def _calibrated(self, prediction: Prediction) -> Prediction:
+        return calibrated(prediction, of_jobs=self._of_jobs, of_batches=self._of_batches)

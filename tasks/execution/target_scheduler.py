@@ -1,28 +1,32 @@
-"""The choice of batch size and precision on the way to a target: a steering policy of the executor.
+"""The choices on the way to a target: a steering policy of the executor.
 
-A job that may vary them first trains a probe, a tenth of its steps, with its own. With the noise scale of the gradient
-that the probe has measured, the planner compares for each permitted pair
+A job that may vary its learning rate waits for short runs of each rate, and takes the best one. A job that may vary
+its batch size, its precision or its exchanges first trains a probe, a tenth of its steps, with its own. With the noise
+scale of the gradient that the probe has measured, the planner compares for each permitted variant
 
     (predicted steps to the target) x (predicted seconds of a step under the options of the profile)
 
-and takes the least, unless it gains less than `LEAST_GAIN`. The job then stops at a checkpoint and is planned anew with
-the options of the other batch size. A choice is a function of what was measured in the first nine tenths of the probe,
-and is written to the journal before it is acted upon: after a kill, it is made again or repeated.
+and takes the least, unless it gains less than `LEAST_GAIN`. Local updates are considered only where exchanges are so
+large a share of a step that leaving them out would gain as much. The job then stops at a checkpoint and is planned anew
+with the options of the variant. A choice is a function of what was measured in the first nine tenths of the probe, and
+is written to the journal before it is acted upon: after a kill, it is made again or repeated.
 """
 
 from __future__ import annotations
 
+import math
 import threading
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
+from functools import partial
 from typing import Any
 
 from ringmaster.codec import from_json, to_json
 from ringmaster.tasks.execution.events import ExecutionEvent, GangReport, JobEnded, SegmentEnded
-from ringmaster.tasks.execution.job_table import GOAL, SteeringRequest
+from ringmaster.tasks.execution.job_table import EVALUATED, GOAL, RESTED, SteeringRequest
 from ringmaster.tasks.storage.journal import ENDED, Journal
 from ringmaster.techniques import Job, Profile
-from ringmaster.techniques.job import TrainingPhase
+from ringmaster.techniques.job import LocalUpdates, TrainingPhase, Variables, Variant
 from ringmaster.techniques.processes.events import Steps
 from ringmaster.techniques.training.noise_scale import (
     GradientNoise,
@@ -34,27 +38,19 @@ from ringmaster.techniques.training.noise_scale import (
     steps_ratio,
 )
 
-FACT = "targets"  # a fact of the batch: {"noise": by job, "choices": by job}
+FACT = "targets"  # a fact of the batch: {"noise": by job, "choices": by job, "rates": by job}
 LEAST_GAIN = 0.15
 """The least share of the remaining time that a change must be predicted to save."""
 DECIDED_AFTER = 0.9
 """The share of a probe whose measurements decide, so that a job that keeps its batch size need not stop."""
-LONGEST = 2
-"""How many times the predicted steps a job may take at a constant rate, if it has so many left."""
-LEAST_MEASURED = 10  # steps with measurements, without which nothing is changed
-
-Variant = tuple[int, str]
-"""A batch size and a precision."""
+LEAST_MEASURED = 10  # steps with measurements, without which no batch size is changed
 
 
 @dataclass(frozen=True, kw_only=True)
 class VariantChoice:
     """What was chosen for the rest of a job, and why.
 
-    first_step: the step with which it begins.
-    global_batch_size, precision: the job's own where nothing changes.
-    lr_factor: of the learning rate.
-    num_steps: the number of the job's steps from now on.
+    phase: of the rest of the job. It is like the job's own where nothing changes.
     steps: the predicted steps of the rest, in place of those that the job has left, with the interval in which they are
         expected.
     gain: the factor by which the rest is predicted to be quicker.
@@ -62,11 +58,7 @@ class VariantChoice:
     why: in words.
     """
 
-    first_step: int
-    global_batch_size: int
-    precision: str
-    lr_factor: float
-    num_steps: int
+    phase: TrainingPhase
     steps: tuple[int, int, int]
     gain: float
     noise_scale: float | None
@@ -75,30 +67,38 @@ class VariantChoice:
     def phases(self, job: Job) -> tuple[TrainingPhase, ...]:
         """Returns the phases of the job with this choice; none where it changes nothing."""
         own = job.phase(0)
-        if (self.global_batch_size, self.precision) == (own.global_batch_size, own.precision):
-            return ()
-        chosen = TrainingPhase(
-            first_step=self.first_step,
-            global_batch_size=self.global_batch_size,
-            precision=self.precision,
-            lr_factor=self.lr_factor,
-            num_steps=self.num_steps,
-        )
-        return own, chosen
+        return () if self.phase.variant == own.variant else (own, self.phase)
+
+
+@dataclass(frozen=True, kw_only=True)
+class LearningRateChoice:
+    """The learning rate that was the best of short runs, and why, in words."""
+
+    lr: float
+    why: str
 
 
 def choose_variant(
-    job: Job, measured: Sequence[GradientNoise], *, first_step: int, step_s: Mapping[Variant, float]
+    job: Job,
+    measured: Sequence[GradientNoise],
+    *,
+    first_step: int,
+    step_s: Mapping[Variant, float],
+    exchange_share: float = 0.0,
 ) -> VariantChoice:
-    """Returns the batch size and the precision with which the rest of a job is predicted to be the quickest.
+    """Returns the variant in which the rest of a job is predicted to be the quickest.
+
+    Of variants that differ in local updates alone and are within `LEAST_GAIN` of the quickest, it is the one with the
+    most exchanges: what workers lose by drifting apart is not predicted.
 
     Args:
         job: the job as it was written.
         measured: the noise of its gradients in the probe.
         first_step: the step from which it may change.
         step_s: the seconds of a step, for each variant that can be trained.
+        exchange_share: of a step of the job as it was written, the share that exchanges take.
     """
-    size, precision = own = (job.global_batch_size, job.precision)
+    size, precision, _ = own = job.phase(0).variant
     left, blocks = job.total_steps - first_step, noise_blocks(measured)
     is_known = len(measured) >= LEAST_MEASURED
     scale = _whole(blocks).scale if is_known else None
@@ -106,45 +106,63 @@ def choose_variant(
     def ratio(new_size: int) -> float:
         return 1.0 if new_size == size else steps_ratio(blocks, size=size, new_size=new_size)
 
-    offered = [v for v in job.may_vary.choices(job) if v in step_s and (v[0] == size or is_known)]
-    best = min(offered, key=lambda variant: ratio(variant[0]) * step_s[variant], default=own)
-    gain = step_s[own] / (ratio(best[0]) * step_s[best]) if own in step_s else 1.0
+    def time(variant: Variant) -> float:
+        return ratio(variant[0]) * step_s[variant]
+
+    offered = [
+        variant
+        for variant in job.may_vary.choices(job)
+        if variant in step_s and (variant[0] == size or is_known)
+        if variant[2] == 1 or exchange_share * (1 - 1 / variant[2]) >= LEAST_GAIN
+    ]
+    best = min(offered, key=time, default=own)
+    alike = [each for each in offered if each[:2] == best[:2] and (1 - LEAST_GAIN) * time(each) <= time(best)]
+    best = min(alike, key=lambda variant: variant[2], default=own)
+    gain = time(own) / time(best) if own in step_s else 1.0
+    exchanges = [f"exchanges are {exchange_share:.0%} of a step"] if len(job.may_vary.sync_every) > 1 else []
     where = f"{job.name} keeps batches of {size} samples in {precision}"
     if best == own or 1 - 1 / gain < LEAST_GAIN:
         why = f"no other choice is predicted to save {LEAST_GAIN:.0%} of the rest"
         if not is_known and len(job.may_vary.global_batch_size) > 1:
             why = "the noise scale was not measured, which takes single, ddp or fsdp"
         return VariantChoice(
-            first_step=first_step,
-            global_batch_size=size,
-            precision=precision,
-            lr_factor=1.0,
-            num_steps=job.total_steps,
+            phase=replace(job.phase(0), first_step=first_step),
             steps=(left, left, left),
             gain=1.0,
             noise_scale=scale,
-            why=f"{where}: {why}",
+            why=", ".join([f"{where}: {why}", *exchanges]),
         )
-    low, high = (1.0, 1.0) if best[0] == size else ratio_interval(blocks, size=size, new_size=best[0])
-    steps = tuple(-int(-left * each // 1) for each in (ratio(best[0]), low, high))
+    new_size, new_precision, sync_every = best
+    low, high, factor = 1.0, 1.0, 1.0
+    if new_size != size or sync_every > 1:
+        low, high = ratio_interval(blocks or [NoiseBlock(signal=1.0, noise=0.0)], size=size, new_size=new_size)
+    steps = tuple(-int(-left * each // 1) for each in (ratio(new_size), low, high))
     # A constant rate may train on for as long as the target may take. A schedule that decays must come to its end.
-    longest = max(steps[2], min(LONGEST * steps[0], left)) if job.schedule.name == "constant" else steps[0]
-    factor = 1.0
-    if best[0] != size:
-        factor = learning_rate_factor(blocks, size=size, new_size=best[0], rule=job.may_vary.learning_rate_rule)
-    change = f"batches of {best[0]} samples in {best[1]} in place of {size} in {precision}"
-    noise = "" if scale is None or best[0] == size else f"noise scale {scale:.3g}, learning rate x {factor:.3g}, "
+    longest = min(steps[2], left) if job.schedule.name == "constant" else steps[0]
+    if new_size != size:
+        factor = learning_rate_factor(blocks, size=size, new_size=new_size, rule=job.may_vary.learning_rate_rule)
+    change, local = f"batches of {new_size} samples in {new_precision}", None
+    reasons = [f"noise scale {scale:.3g}, learning rate x {factor:.3g}"] if scale and new_size != size else []
+    if sync_every > 1:
+        workers = job.may_vary.workers or 1
+        local = LocalUpdates(workers=workers, sync_every=sync_every, warmup_steps=first_step)
+        change += f" with an exchange of {workers} workers every {sync_every} steps"
+        reasons += exchanges
+    predicted = f"{steps[0]} steps ({steps[1]} to {steps[2]}) predicted in place of {left}, {gain:.2f} times sooner"
     return VariantChoice(
-        first_step=first_step,
-        global_batch_size=best[0],
-        precision=best[1],
-        lr_factor=factor,
-        num_steps=first_step + longest,
+        phase=TrainingPhase(
+            first_step=first_step,
+            global_batch_size=new_size,
+            precision=new_precision,
+            lr_factor=factor,
+            num_steps=first_step + longest,
+            local_updates=local,
+        ),
         steps=(steps[0], steps[1], steps[2]),
         gain=gain,
         noise_scale=scale,
-        why=f"{job.name} trains on {change} from step {first_step}: {noise}{steps[0]} steps ({steps[1]} to {steps[2]}) "
-        f"predicted in place of {left}, {gain:.2f} times sooner",
+        why=f"{job.name} trains on {change} in place of {size} in {precision} from step {first_step}: "
+        f"{', '.join([*reasons, predicted])}",
     )
 
 
@@ -152,15 +170,32 @@ def _whole(blocks: Sequence[NoiseBlock]) -> NoiseBlock:
     return NoiseBlock(signal=sum(block.signal for block in blocks), noise=sum(block.noise for block in blocks))
 
 
-class TargetScheduler:
-    """Chooses batch size and precision for the jobs of a batch that may vary them.
+def choose_learning_rate(job: Job, results: Mapping[float, Mapping[str, float]]) -> LearningRateChoice:
+    """Returns the learning rate with the best value of the target's metric; the job's own where none is better.
 
-    jobs: these jobs, as they were written, with their steps resolved.
-    variants: by job, the options of each variant, its own among them.
+    results: by learning rate, the metrics after the short run; none of a run that has failed.
+    """
+    assert job.target is not None
+    metric, sign, own = job.target.metric, 1 if job.target.at_most is None else -1, job.optimizer.lr
+    values = {lr: results.get(lr, {}).get(metric, math.nan) for lr in job.may_vary.lr}
+    scores = {lr: sign * value if math.isfinite(value) else -math.inf for lr, value in values.items()}
+    best = max(scores, key=lambda lr: (scores[lr], lr == own))
+    listed = ", ".join(f"{value:.4g} with {lr:g}" for lr, value in values.items())
+    verb = "keeps" if best == own else f"takes, in place of {own:g},"
+    why = f"{job.name} {verb} the learning rate {best:g}: {metric} after {job.search_steps} steps is {listed}"
+    return LearningRateChoice(lr=best, why=why)
+
+
+class TargetScheduler:
+    """Chooses for the jobs of a batch what they may vary.
+
+    jobs: these jobs, as they were written, with their steps resolved. The jobs that try learning rates for them are in
+        the batch, too.
+    variants: by job, the options of each variant, its own among them; without those that vary their learning rate only.
     notice: receives what was chosen, and why.
     """
 
-    PURPOSE = "the choice of batch sizes"
+    PURPOSE = "the choices on the way to targets"
 
     def __init__(
         self,
@@ -173,6 +208,9 @@ class TargetScheduler:
         self._journal, self._jobs, self._variants, self._notice = journal, jobs, variants, notice
         fact = journal.get(FACT, {})
         self.choices = {name: from_json(VariantChoice, each) for name, each in fact.get("choices", {}).items()}
+        self.rates = {name: from_json(LearningRateChoice, each) for name, each in fact.get("rates", {}).items()}
+        self._searches = {name: {each.name: each for each in job.searches()} for name, job in jobs.items()}
+        self._searched = {each: name for name, searches in self._searches.items() for each in searches}
         self._noise: dict[str, dict[int, GradientNoise]] = {name: {} for name in jobs}
         for name, rows in fact.get("noise", {}).items():
             self._noise[name] = {row["step"]: from_json(GradientNoise, row) for row in rows}
@@ -181,11 +219,14 @@ class TargetScheduler:
         self._lock = threading.Lock()
 
     def details(self) -> dict[str, dict[str, Any]]:
-        """Returns what the jobs' records must contain before an executor reads them, by job: the ends of probes."""
-        records = self._journal.jobs()
+        """Returns what the jobs' records must contain before an executor reads them, by job: their first goals."""
+        records, goals = self._journal.jobs(), dict[str, int]()
+        for name, job in self._jobs.items():
+            goals |= dict.fromkeys(self._searches[name], job.search_steps)
+            goals[name] = 0 if self._searches[name] else self._probe(name)
         return {
-            name: {GOAL: self._probe(name)}
-            for name in self._jobs
+            name: {GOAL: goal}
+            for name, goal in goals.items()
             if name not in records or GOAL not in records[name].details
         }
 
@@ -200,16 +241,20 @@ class TargetScheduler:
         self._act, self._later = act, later
         for name in self._jobs.keys() - self._ended:
             record = self._journal.jobs().get(name)
-            if name in self.choices or (record is not None and record.step >= self._probe(name)):
+            if self._searches[name]:
+                self._later(partial(self._compare, name))
+            if name in self.choices or (name in self._variants and record and record.step >= self._probe(name)):
                 self._choose_soon(name)
 
     def _choose_soon(self, name: str) -> None:
         self._waiting.add(name)
-        self._later(lambda: self._choose(name))
+        self._later(partial(self._choose, name))
 
     def is_open(self) -> bool:
-        """Returns whether a job waits for its choice."""
-        return bool(self._waiting)
+        """Returns whether a job waits for a choice."""
+        return bool(self._waiting) or any(
+            searches and name not in self.rates and name not in self._ended for name, searches in self._searches.items()
+        )
 
     def listen(self, event: ExecutionEvent) -> None:
         """Handles an event of the executor."""
@@ -217,16 +262,49 @@ class TargetScheduler:
             self._ended.add(event.job)
         elif isinstance(event, GangReport) and isinstance(event.event, Steps):
             self._hear(event.job, event.event)
-        elif isinstance(event, SegmentEnded) and (name := event.segment.job) in self._jobs:
+        elif isinstance(event, SegmentEnded) and (name := event.segment.job) in self._variants:
             rests = event.outcome.result.get("step", 0) >= self._probe(name)
             if rests and name not in self.choices:
                 self._choose_soon(name)
+        if isinstance(event, (SegmentEnded, JobEnded)):  # whichever job it was: those of a group have one segment
+            for name in self._jobs:
+                if self._searches[name] and name not in self.rates:
+                    self._later(partial(self._compare, name))
 
     def _probe(self, name: str) -> int:
-        return probe_steps(self._jobs[name].total_steps)
+        total = self._jobs[name].total_steps
+        return probe_steps(total) if name in self._variants else total
+
+    def _compare(self, name: str) -> None:
+        """Chooses a job's learning rate once all of its short runs have ended, and lets it train."""
+        job, searches, records = self._jobs[name], self._searches[name], self._journal.jobs()
+        if name in self._ended:
+            return
+        if name not in self.rates:
+            results = {}
+            for other, search in searches.items():
+                record = records[other]
+                if record.status not in ENDED and record.details.get(RESTED) != job.search_steps:
+                    return
+                results[search.optimizer.lr] = record.details.get(EVALUATED, {}).get("metrics", {})
+            with self._lock:
+                self.rates[name] = choose_learning_rate(job, results)
+                self._keep()
+            self._notice(self.rates[name].why)
+        choice = self.rates[name]
+        is_changed = choice.lr != job.optimizer.lr
+        self._act(
+            SteeringRequest(
+                jobs={name: replace(job, optimizer=replace(job.optimizer, lr=choice.lr))} if is_changed else {},
+                likes={name: name} if is_changed else {},
+                goals={name: self._probe(name)},
+                stops=dict.fromkeys(searches, f"stopped early: {choice.why}"),
+                choices={} if name in self.choices else {name: choice.why},
+            )
+        )
 
     def _hear(self, name: str, steps: Steps) -> None:
-        if name not in self._jobs or name in self.choices:
+        if name not in self._variants or name in self.choices:
             return
         decided_after = int(DECIDED_AFTER * self._probe(name))
         with self._lock:
@@ -237,14 +315,23 @@ class TargetScheduler:
             self._choose_soon(name)
 
     def _choice(self, name: str) -> VariantChoice:
-        measured = [self._noise[name][step] for step in sorted(self._noise[name])]
-        num_devices = self._journal.segments(name)[-1].what["num_devices"]
+        measured, variants = [self._noise[name][step] for step in sorted(self._noise[name])], self._variants[name]
+        # As many devices as the job has had, or its equal share of all of them if that is more.
+        num_left = sum(record.status not in ENDED for record in self._journal.jobs().values())
+        share = max((each.num_devices for profiles in variants.values() for each in profiles), default=1) // num_left
+        most = max(self._journal.segments(name)[-1].what["num_devices"], share)
         step_s = {
             variant: seconds
-            for variant, profiles in self._variants[name].items()
-            if (seconds := _seconds(profiles, num_devices=num_devices)) is not None
+            for variant, profiles in variants.items()
+            if (seconds := _seconds(profiles, most=most)) is not None
         }
-        return choose_variant(self._jobs[name], measured, first_step=self._probe(name), step_s=step_s)
+        return choose_variant(
+            self._jobs[name],
+            measured,
+            first_step=self._probe(name),
+            step_s=step_s,
+            exchange_share=exchange_share(variants, own=self._jobs[name].phase(0).variant),
+        )
 
     def _choose(self, name: str) -> None:
         self._waiting.discard(name)
@@ -257,31 +344,51 @@ class TargetScheduler:
             self._notice(self.choices[name].why)
         choice = self.choices[name]
         phases = choice.phases(self._jobs[name])
+        whys = [each.why for each in (self.rates.get(name), choice) if each is not None]
         self._act(
             SteeringRequest(
-                goals={name: choice.num_steps},
+                goals={name: choice.phase.num_steps},
                 phases={name: phases} if phases else {},
-                choices={name: choice.why},
+                choices={name: "; ".join(whys)},
             )
         )
 
     def _keep(self) -> None:
         noise = {name: to_json(list(rows.values())) for name, rows in self._noise.items() if name not in self.choices}
-        self._journal.put(FACT, {"noise": noise, "choices": to_json(self.choices)})
+        self._journal.put(FACT, {"noise": noise, "choices": to_json(self.choices), "rates": to_json(self.rates)})
 
 
-def _seconds(profiles: Sequence[Profile], *, num_devices: int) -> float | None:
-    """Returns the least seconds of a step on `num_devices` devices, or as many device-seconds on others."""
-    alike = [profile.step_s for profile in profiles if profile.num_devices == num_devices]
-    others = [profile.step_s * profile.num_devices / num_devices for profile in profiles]
-    return min(alike or others, default=None)
+def _seconds(profiles: Sequence[Profile], *, most: int) -> float | None:
+    """Returns the least seconds of a step on at most `most` devices, or as many device-seconds on others."""
+    fitting = [profile.step_s for profile in profiles if profile.num_devices <= most]
+    others = [profile.step_s * profile.num_devices / most for profile in profiles]
+    return min(fitting or others, default=None)
+
+
+def exchange_share(variants: Mapping[Variant, Sequence[Profile]], *, own: Variant) -> float:
+    """Returns the share of a step that the exchanges between devices take, by its seconds t(H) with one every H steps.
+
+    With t(H) = c + s / H it is s / t(1) = (1 - t(H) / t(1)) / (1 - 1 / H), for the largest gang and the largest H for
+    which there are options; 0 where there are none.
+    """
+    at_once = {each.num_devices: each.step_s for each in sorted(variants.get(own, ()), key=lambda each: -each.step_s)}
+    shares = [
+        (each.num_devices, variant[2], (1 - each.step_s / at_once[each.num_devices]) / (1 - 1 / variant[2]))
+        for variant, profiles in variants.items()
+        for each in profiles
+        if variant[:2] == own[:2] and variant[2] > 1 and each.num_devices > 1 and each.num_devices in at_once
+    ]
+    return min(max(max(shares, default=(0, 0, 0.0))[2], 0.0), 1.0)
 
 
 def variant_jobs(job: Job) -> dict[Variant, Job]:
-    """Returns the variants of a job other than its own, as jobs to be profiled."""
-    return {
-        (size, precision): replace(
-            job, name=f"{job.name}.{size}.{precision}", global_batch_size=size, precision=precision
+    """Returns the variants of a job other than its own, as jobs to be profiled: in the steps after the probe."""
+    jobs = {}
+    for variant in job.may_vary.choices(job)[1:]:
+        size, precision, sync_every = variant
+        local = LocalUpdates(workers=job.may_vary.workers or 1, sync_every=sync_every) if sync_every > 1 else None
+        name = f"{job.name}.{size}.{precision}" + (f".{sync_every}" if local else "")
+        jobs[variant] = replace(
+            job, name=name, global_batch_size=size, precision=precision, local_updates=local, may_vary=Variables()
         )
-        for size, precision in job.may_vary.choices(job)[1:]
-    }
+    return jobs

@@ -36,6 +36,7 @@ logger = logging.getLogger(__name__)
 
 PRIORITIES = "priorities"  # the key of a batch's fact: priorities that a person has set, by job; "" for the batch
 TERMS = "terms"  # the key of a batch's fact: {"weights", "deadlines_s"} that a person has set, and {"like"} of clones
+QUOTAS = "quotas"  # the key of the pool's fact: by user, `max_devices` or `share` that a person has set for the pool
 USUAL = 1.0
 HEAVIEST = 1e12  # the limit of a job's weight: planners refuse values above 1e15, and their sums too
 
@@ -87,14 +88,52 @@ class ActiveBatch:
         return self.priorities.get("", USUAL) * self.priorities.get(job, USUAL)
 
 
-def combined_terms(active_batches: Iterable[ActiveBatch]) -> PlanningTerms:
+Quotas = Mapping[str, Mapping[str, float]]
+"""By user, `max_devices` or `share`."""
+
+
+def quotas_of_pool(database: Database) -> Quotas:
+    """Returns the quotas that a person has set for all batches of a pool."""
+    known: Quotas = Journal(database, batch="").get(QUOTAS, {})
+    return known
+
+
+def quota_of(text: str) -> Mapping[str, float] | None:
+    """Returns a quota that a person writes as 4, 25% or none (None). Raises ValueError on anything else."""
+    if text == "none":
+        return None
+    number, percent, rest = text.partition("%")
+    if percent and not rest and number.isdecimal() and 0 < int(number[:4]) <= 100:
+        return {"share": int(number) / 100}
+    if not percent and number.isdecimal() and 0 < int(number[:7]) < 10**6:
+        return {"max_devices": int(number)}
+    raise ValueError(f"{text!r} is not a quota. To fix: a number of devices such as 4, a share such as 25%, or none")
+
+
+def quota_text(quota: Mapping[str, float]) -> str:
+    """Returns a quota as a person writes it."""
+    return f"{quota['share']:.0%}" if "share" in quota else f"{quota['max_devices']:.0f}"
+
+
+def set_quotas(database: Database, quotas: Mapping[str, Mapping[str, float] | None]) -> Quotas:
+    """Sets the quotas of users for all batches of a pool, which its controller follows within seconds; returns all.
+
+    quotas: by user; None removes one.
+    """
+    changed = {user: quota for user, quota in {**quotas_of_pool(database), **quotas}.items() if quota is not None}
+    Journal(database, batch="").put(QUOTAS, changed)
+    return changed
+
+
+def combined_terms(active_batches: Iterable[ActiveBatch], *, quotas: Quotas | None = None) -> PlanningTerms:
     """Returns the terms of the plan of all batches, with times from the epoch: `on(problem, elapsed_s=now)`.
 
     Each batch's deadlines count from its own start. The objective is the one that every batch requests, if they agree
     and nobody has set a priority or a weight; without batches it is the makespan. Otherwise it is the sum of weight x
     end over all jobs. A job's weight is the weight that its batch gives it, times
     the batch's priority, times the job's own priority, and at most `HEAVIEST`. The price of devices is the highest
-    price that a batch names. Jobs without a user belong to their batch. A user's quota is the least that a batch names.
+    price that a batch names. Jobs without a user belong to their batch. A user's quota is the least that a batch or the
+    pool (`quotas`) names.
     """
     every = list(active_batches)
     objectives = {each.submission.planning_terms.objective for each in every} or {Makespan.name}
@@ -106,8 +145,9 @@ def combined_terms(active_batches: Iterable[ActiveBatch]) -> PlanningTerms:
     deadlines_s: dict[str, float] = {}
     weights: dict[str, float] = {}
     users: dict[str, str] = {}
-    max_devices: dict[str, int] = {}
-    shares: dict[str, float] = {}
+    own = (quotas or {}).items()
+    max_devices = {user: int(quota["max_devices"]) for user, quota in own if "max_devices" in quota}
+    shares = {user: quota["share"] for user, quota in own if "share" in quota}
     for each in every:
         batch, requested = each.submission, each.terms
         for user, most in requested.max_devices.items():

@@ -12,6 +12,7 @@ import logging
 import threading
 import time
 from collections.abc import Callable, Collection, Mapping, Sequence
+from contextlib import suppress
 from functools import partial
 
 from sqlalchemy import ColumnElement, exists, select
@@ -27,20 +28,22 @@ from ringmaster.tasks.planning.fusion import checked_plan
 from ringmaster.tasks.pool.active_batches import (
     ActiveBatch,
     Quarantine,
+    Quotas,
     as_logged,
     batch_of,
     combined_terms,
     entries_of,
     fault_of,
+    quotas_of_pool,
 )
 from ringmaster.tasks.pool.event_log import EventLog
 from ringmaster.tasks.pool.failover import RecoveredState, nodes_of, outcome_of, read_recovered_state, speeds_of
 from ringmaster.tasks.pool.node_scaler import ElasticityOptions, NodeScaler, empty_before_s, plan_before_ends
 from ringmaster.tasks.pool.nodes import PoolLeases, Timeouts, is_loan
 from ringmaster.tasks.pool.request_handler import OTHER_VERSION, RequestHandler
-from ringmaster.tasks.pool.requests import Request, Requests, RequestStatus
+from ringmaster.tasks.pool.requests import LOOK_EVERY_S, Request, Requests, RequestStatus
 from ringmaster.tasks.pool.submissions import BatchStatus, Submissions
-from ringmaster.tasks.storage.database import Database, delete_in_chunks
+from ringmaster.tasks.storage.database import Database, DatabaseClosed, delete_in_chunks
 from ringmaster.tasks.storage.journal import ENDED, JobStatus, Journal
 from ringmaster.tasks.storage.message_store import KILL, MessageStore
 from ringmaster.tasks.storage.schema import BATCHES, EVENT_LOG, FACTS, PLANS, REQUESTS, SEGMENTS
@@ -132,6 +135,7 @@ class PoolController:
             MessageStore(database),
         )
         self._active_batches: dict[str, ActiveBatch] = {}
+        self._quotas: Quotas = {}
         self._terms = combined_terms(())
         self._may_have_ended: set[str] = set()
         self._quarantine = Quarantine(database)
@@ -200,6 +204,7 @@ class PoolController:
                 known_nodes=self._known_nodes,
                 clock=self._clock,
             )
+        self._quotas = quotas_of_pool(self._database)
         recovered_batches = self._new_batches()
         # Segments of batches that are not active: there are none unless the database was edited by hand.
         self._end_segments(SEGMENTS.c.batch.not_in(sorted(recovered.batch.id for recovered in recovered_batches)))
@@ -211,11 +216,16 @@ class PoolController:
         self._is_due.set()
 
     def keep_ticking(self, until: threading.Event) -> None:
-        """Has the executor's thread call `tick` periodically; returns once `until` is set."""
-        while not until.wait(TICK_S if self._active_batches else IDLE_TICK_S):
-            if self._is_due.is_set():  # otherwise the last tick is not done yet
-                self._is_due.clear()
-                self._executor.call(self.tick)
+        """Has the executor's thread call `tick` periodically, and for each new request; returns once `until` is set."""
+        requests, seen, ticked_s = Requests(self._database), 0, 0.0
+        with suppress(DatabaseClosed):
+            while not until.wait(LOOK_EVERY_S):
+                every_s, newest = TICK_S if self._active_batches else IDLE_TICK_S, requests.newest()
+                is_time = newest > seen or time.monotonic() - ticked_s >= every_s
+                if is_time and self._is_due.is_set():  # otherwise the last tick is not done yet
+                    self._is_due.clear()
+                    seen, ticked_s = newest, time.monotonic()
+                    self._executor.call(self.tick)
 
     def tick(self) -> None:
         """Checks nodes, batches and requests for changes, and acts on them."""
@@ -246,12 +256,21 @@ class PoolController:
         now_s = self._clock()
         if now_s - self._looked_s >= NODES_EVERY_S:
             self._looked_s = now_s
+            self._look_at_quotas()
             self._known_nodes.look()
             self._ends_s = self._known_nodes.seconds_left()
             self._known_nodes.release_empty(is_lent=self._request_handler.lends)
             if self._scaler is not None:
                 is_awaited = self._request_handler.is_node_awaited()
                 self._scaler.look(is_node_awaited=is_awaited, lends=self._request_handler.lends)
+
+    def _look_at_quotas(self) -> None:
+        """Follows the quotas that a person has set for the pool."""
+        if (quotas := quotas_of_pool(self._database)) != self._quotas:
+            self._quotas = quotas
+            self._combine_terms()
+            if self._active_batches:
+                self._executor.replan_soon(why="a person has set quotas of users")
 
     def _tidy_up(self) -> None:
         if self._clock() - self._tidied_s >= EVERY_S:
@@ -389,7 +408,7 @@ class PoolController:
             self._executor.replan_soon(why=why)
 
     def _combine_terms(self) -> None:
-        before, self._terms = self._terms.objective, combined_terms(self._active_batches.values())
+        before, self._terms = self._terms.objective, combined_terms(self._active_batches.values(), quotas=self._quotas)
         if self._terms.objective != before:
             self.on_objective(self._terms.objective)
 

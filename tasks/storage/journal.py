@@ -140,7 +140,7 @@ class Journal:
         if batches is not None:
             query = query.where(JOBS.c.batch.in_(sorted(batches)))
         rows = self.database.rows(query)
-        records = [_job_record(self._name(row.batch, row.name), row._mapping) for row in rows]
+        records = [job_record(self._name(row.batch, row.name), row._mapping) for row in rows]
         return {record.name: record for record in records}
 
     def write_job(self, name: str, **changes: Any) -> JobRecord:
@@ -160,7 +160,7 @@ class Journal:
         records, fresh, known = {}, [], []
         for name, (batch, job) in names.items():
             row = rows.get((batch, job))
-            record = JobRecord(name=name) if row is None else _job_record(name, row)
+            record = JobRecord(name=name) if row is None else job_record(name, row)
             record = records[name] = changed(record, changes[name])
             values = {key: getattr(record, key) for key in ("status", "step", "message", "details")}
             if row is None:
@@ -238,7 +238,7 @@ def jobs_of_file(file: Path) -> list[JobRecord]:
 
     Raises DatabaseFileError.
     """
-    return [_job_record(row["name"], row) for row in _rows_of_file(file, "jobs", order="number", content="details")]
+    return [job_record(row["name"], row) for row in _rows_of_file(file, "jobs", order="number", content="details")]
 
 
 def segments_of_file(file: Path) -> list[SegmentRecord]:
@@ -324,7 +324,8 @@ def _as_member(record: SegmentRecord, job: str) -> SegmentRecord:
     return replace(record, what=what, outcome=outcome)
 
 
-def _job_record(name: str, row: Mapping[Any, Any]) -> JobRecord:
+def job_record(name: str, row: Mapping[Any, Any]) -> JobRecord:
+    """Returns the record in a row of the table of jobs."""
     message, details = row["message"], row["details"]
     try:
         status = JobStatus(row["status"])

@@ -17,7 +17,7 @@ from ringmaster.tasks.execution.events import NEWEST_PREDICTION, Prediction, pre
 from ringmaster.tasks.planning import Plan, Problem, Segment
 from ringmaster.tasks.pool.submissions import BatchStatus
 from ringmaster.tasks.storage.database import Database
-from ringmaster.tasks.storage.journal import ENDED, JobRecord, SegmentRecord, segment_record
+from ringmaster.tasks.storage.journal import ENDED, JobRecord, SegmentRecord, job_record, segment_record
 from ringmaster.tasks.storage.schema import BATCHES, FACTS, GANG_EVENTS, JOBS, NODES, PLANS, SEGMENTS
 from ringmaster.tasks.timeline.run_timeline import NOW_RUNNING, TO_COME, TimelineSpan
 from ringmaster.techniques.processes.events import Event, OutcomeStatus, event_or_refusal
@@ -98,10 +98,7 @@ class Archive:
     def jobs(self, batches: Collection[str]) -> dict[str, JobRecord]:
         """Returns the jobs of some batches, in the order in which they were first written."""
         rows = self._rows(select(JOBS).where(JOBS.c.batch.in_(batches)).order_by(JOBS.c.number))
-        records = [
-            JobRecord(name=self._name(row.batch, row.name), status=row.status, step=row.step, message=row.message)
-            for row in rows
-        ]
+        records = [job_record(self._name(row.batch, row.name), row._mapping) for row in rows]
         return {record.name: record for record in records}
 
     def segments(self, batches: Collection[str], *, since_s: float) -> list[SegmentRecord]:

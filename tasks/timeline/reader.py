@@ -6,7 +6,7 @@ from dataclasses import replace
 
 from ringmaster.tasks.execution.dispatch import DeviceId
 from ringmaster.tasks.execution.events import PredictedEnd
-from ringmaster.tasks.execution.job_table import SETTLED
+from ringmaster.tasks.execution.job_table import changed_steps
 from ringmaster.tasks.execution.progress import JobFigures, JobProgress, is_about
 from ringmaster.tasks.planning import Plan, Problem
 from ringmaster.tasks.planning.gantt import seconds_text
@@ -80,8 +80,8 @@ class TimelineReader:
         zero_s = since_s or (heads[0].made_s if heads else archive.clock())
         now_s = archive.clock() - zero_s
         records = archive.jobs(batches)
-        redefined = {name: each.details[SETTLED] for name, each in records.items() if SETTLED in each.details}
-        totals = archive.totals(batches) | {name: job["num_steps"] for name, job in redefined.items()}
+        changed = {name: steps for name, each in records.items() if (steps := changed_steps(each.details)) is not None}
+        totals = archive.totals(batches) | changed
         segments = _without_orphans(archive.segments(batches, since_s=zero_s), since_s=since_s or zero_s)
         ran = {record.job for record in segments}
         planned = {

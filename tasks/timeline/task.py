@@ -2,7 +2,7 @@
 
 import time
 from base64 import b64encode
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from functools import partial
 from typing import cast
@@ -17,6 +17,7 @@ from prefect.exceptions import PrefectException
 
 from ringmaster.tasks.background_worker import CoalescingWorker
 from ringmaster.tasks.execution.events import ExecutionEvent, GangReport, JobEnded, SegmentEnded, SegmentStarted
+from ringmaster.tasks.execution.job_table import changed_steps
 from ringmaster.tasks.storage.database import DatabaseClosed
 from ringmaster.tasks.storage.journal import JobStatus, Journal
 from ringmaster.tasks.timeline.drawing import job_table, render_svg
@@ -44,13 +45,15 @@ def tolerant(artifact: str) -> Iterator[None]:
 class ProgressArtifact:
     """A progress bar in Prefect's UI: the share of the batch's steps that are trained.
 
-    clock: monotonic seconds.
+    totals: the steps of each job as it was written. clock: monotonic seconds.
     """
 
     PURPOSE = "the progress bar in Prefect"
 
-    def __init__(self, journal: Journal, *, total_steps: int, clock: Callable[[], float] = time.monotonic) -> None:
-        self._journal, self._total, self._clock = journal, max(total_steps, 1), clock
+    def __init__(
+        self, journal: Journal, *, totals: Mapping[str, int], clock: Callable[[], float] = time.monotonic
+    ) -> None:
+        self._journal, self._totals, self._clock = journal, totals, clock
         self._steps: dict[str, int] = {}  # by job, as its gang reports them: the journal has those of checkpoints
         self._updated_s = clock()
         self._artifact = cast(
@@ -86,7 +89,8 @@ class ProgressArtifact:
             for record in records
             if record.status != JobStatus.STOPPED
         )
-        share = steps / self._total + len(stopped) / max(1, len(records))
+        total = sum(changed_steps(record.details) or self._totals.get(record.name, 0) for record in records)
+        share = steps / max(1, total) + len(stopped) / max(1, len(records))
         return min(100.0 * share, 100.0)
 
 

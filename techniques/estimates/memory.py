@@ -229,7 +229,7 @@ def data_parallel(axes: Mapping[str, int]) -> int:
 
 def sharding(axes: Mapping[str, int]) -> int:
     """Returns the number of parts into which ranks on these axes divide the weights and the optimizer's state."""
-    return axes.get("dp_shard", 1) * axes.get("tp", 1) * axes.get("pp", 1)
+    return axes.get("dp_shard", 1) * axes.get("dp_expert", 1) * axes.get("tp", 1) * axes.get("pp", 1)
 
 
 def _forecast(workload: Workload, choice: Choice, results: Sequence[RankEstimate | EstimateError]) -> Forecast:

@@ -140,7 +140,14 @@ def preflight_job(job: Job, order: PreflightOrder) -> Preflight:
         candidates=tuple(candidates),
         refusals=tuple(refusals),
         exact_chunk=job.exact_chunk,
+        workers=num_workers(job, order.shapes),
     )
+
+
+def num_workers(job: Job, gangs: Sequence[GangShape]) -> int:
+    """Returns the workers of local updates: as many as the largest gang has devices that can share the batch."""
+    sizes = [gang.num_devices for gang in gangs if job.num_devices is None or gang.num_devices in job.num_devices]
+    return max((size for size in sizes if job.global_batch_size % size == 0), default=1)
 
 
 def with_probe(facts: ModelFacts, found: TinyStepResult, job: Job) -> ModelFacts:

@@ -47,6 +47,7 @@ MEMORY_PREMIUM = 1.1  # for techniques that save memory: their exchanges are lon
 # parallelism; and in attention over divided tokens, by the kind of exchange.
 CUT_EXCHANGES, SEQUENCE_EXCHANGES = 8, 12
 TOKEN_EXCHANGES = {"ulysses": 8, "all_gather": 4}
+EXPERT_EXCHANGES, CHOSEN_EXPERTS = 4, 2  # tokens go to experts and back; most models choose two of them
 # For a pipeline with p consecutive stages: the share of its p - 1 waits that a schedule leaves, and the factor by which
 # it launches more operators, because it has more stages or goes backward twice.
 WAITS = {"1f1b": 1.0, "gpipe": 1.0, "interleaved": 0.5, "zero_bubble": 0.4}
@@ -163,6 +164,8 @@ def _sent(
     own_bytes = facts.parameter_bytes / axes.get("tp", 1) / axes.get("pp", 1)
     updated = facts.num_updated / max(facts.num_parameters, 1)  # of mine: beside an adapter no weight has a gradient
     shards = axes.get("dp_shard", 1) if not config.get("sharded") else axes.get("cp", 1)
+    if (size := axes.get("dp_expert", 1)) > 1:  # weights of experts are not gathered
+        shards, own_bytes = size, own_bytes - facts.expert_bytes
     every, copies = 1.0, 1.0  # exchanges of gradients a step, and what is sent in one, in sums of all ranks
     if (local := workload.job.local_updates) is not None:
         every = local.exchanges_a_step(num_steps=workload.job.num_steps or 1)
@@ -189,6 +192,10 @@ def _sent(
         exchanges = again * layers * TOKEN_EXCHANGES.get(config.get("exchange", ""), max(TOKEN_EXCHANGES.values()))
         sent.num_bytes += exchanges * (size - 1) / size * hidden / size
         sent.num_messages += exchanges * k
+    if (size := axes.get("dp_expert", 1)) > 1:
+        exchanges = again * layers * EXPERT_EXCHANGES
+        sent.num_bytes += exchanges * CHOSEN_EXPERTS * (size - 1) / size * hidden
+        sent.num_messages += 1.5 * exchanges * k  # the numbers of tokens go ahead of them
     if axes.get("pp", 1) > 1:
         sent.num_bytes += 2 * hidden
         sent.num_messages += 2 * k

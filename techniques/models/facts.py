@@ -19,6 +19,7 @@ from ringmaster.techniques.models.build import skeleton
 from ringmaster.techniques.models.layers import decoder_of, layer_names, num_parameters
 from ringmaster.techniques.models.peft_format import resolved
 from ringmaster.techniques.models.quantization import quantize_base
+from ringmaster.techniques.parallel.experts import expert_modules
 from ringmaster.techniques.training.losses import loss_of
 from ringmaster.techniques.training.optimizers import freeze
 
@@ -71,6 +72,8 @@ def _facts(key: str) -> ModelFacts:
         attach(model, from_json(Adapter, adapter), seed=0)
     if frozen:
         freeze(model, frozen)
+    experts = expert_modules(model)
+    num_experts = {int(module.num_experts) for module in experts}  # type: ignore[arg-type]
     trained = sum(parameter.numel() for parameter in model.parameters() if parameter.requires_grad)
     in_layers = {id(parameter) for layer in layers for parameter in layer.parameters()}
     outside = sum(p.numel() for p in model.parameters() if id(p) not in in_layers)
@@ -83,6 +86,8 @@ def _facts(key: str) -> ModelFacts:
         decoder=decoder,
         num_trained=trained if frozen or adapter is not None else None,
         has_experts=has_experts(model),
+        num_experts=num_experts.pop() if len(num_experts) == 1 else 0,
+        expert_bytes=sum(map(num_parameters, experts)) * FP32_BYTES,
         undivided=undivided,
         scalar=next((name for name, parameter in model.named_parameters() if parameter.dim() == 0), ""),
         computes_loss=loss_of(None, model, spec).is_models,

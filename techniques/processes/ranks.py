@@ -169,6 +169,12 @@ def alone(device: torch.device) -> Ranks:
     return Ranks(rank=0, num_ranks=1, device=device, mesh=None, first_bytes=_held_bytes())
 
 
+def show_gpus(slots: tuple[Slot, ...]) -> None:
+    """Lets CUDA see the GPUs of these slots alone; to be called before CUDA is used. See `order.rank_environment`."""
+    gpus = [slot.uuid or str(slot.index) for slot in slots if slot.kind == "gpu"]
+    os.environ["CUDA_VISIBLE_DEVICES"] = ",".join(gpus)
+
+
 def take_device(slots: tuple[Slot, ...], rank: int, *, num_ranks: int) -> torch.device:
     """Binds this process to its slots, before it uses a device: a GPU, or cores with one thread each."""
     own_slots = slots if num_ranks == 1 else (slots[rank],)
@@ -176,8 +182,8 @@ def take_device(slots: tuple[Slot, ...], rank: int, *, num_ranks: int) -> torch.
     if cores:
         os.sched_setaffinity(0, cores)
     torch.set_num_threads(max(len(cores), 1))
+    show_gpus(own_slots[:1])
     if own_slots[0].kind == "gpu":
-        os.environ["CUDA_VISIBLE_DEVICES"] = own_slots[0].uuid or str(own_slots[0].index)
         torch.cuda.set_device(0)
         return torch.device("cuda", 0)
     return torch.device("cpu")

@@ -21,7 +21,7 @@ from ringmaster.techniques.checkpoints.shared_models import fetch_model, store_m
 from ringmaster.techniques.processes.channel import Channel
 from ringmaster.techniques.processes.events import OutcomeStatus, RankFailed, RankResult
 from ringmaster.techniques.processes.order import TRAIN, TRIAL, GangOrder
-from ringmaster.techniques.processes.ranks import join
+from ringmaster.techniques.processes.ranks import join, show_gpus
 from ringmaster.techniques.processes.reporter import RankLog, Reporter
 from ringmaster.techniques.technique import GangShape
 from ringmaster.techniques.training import segment_loop
@@ -72,6 +72,7 @@ def _run(order: GangOrder, rank: int, reporter: Reporter) -> NoReturn:
         reporter.log = RankLog()
     if isinstance(technique, BlackBox):
         technique.rank = rank
+        show_gpus(order.slots)
         if order.purpose == TRIAL:
             result = technique.profile(order, reporter)
         else:

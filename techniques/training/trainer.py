@@ -219,7 +219,7 @@ class JobTrainingState:
             self._chain = ChainWriter.begin(
                 root,
                 chain=StateChain(
-                    job=to_json(self.job),
+                    job=to_json(self.order.job),
                     weights=weights_digest(self.job, data_digest=self.prepared.digest),
                     data=self.prepared.digest,
                 ),
@@ -274,6 +274,8 @@ class Trainer(JobTrainingState):
         self, order: GangOrder, technique: Technique, ranks: Ranks, *, beat: Beat, model: nn.Module | None = None
     ) -> None:
         super().__init__(order, ranks)
+        if technique.updates_locally and order.job.phases:
+            self.job = replace(order.job, local_updates=order.job.phases[-1].local_updates)
         self._technique, self._beat = technique, beat
         if self.job.is_exact:
             use_exact_kernels(ranks.device)
@@ -714,6 +716,11 @@ class Trainer(JobTrainingState):
                     f"{self.job.name} the local_updates of the job that wrote it"
                 )
         self.next_step = checkpoint.manifest.step
+        if self._workers is None and self._phase.local_updates is not None and self.next_step < self.order.last_step:
+            raise ValueError(
+                f"job {self.job.name} has local updates from step {self._phase.first_step}, of which "
+                f"{self._technique.name} knows nothing. To fix: train it on with the technique local"
+            )
         return self.next_step
 
     def export(self, folder: Path, root: Root) -> None:
@@ -834,7 +841,7 @@ def weights_digest(job: Job, *, data_digest: str) -> str:
     """Returns a digest of all that determines the job's weights: two jobs with one digest train the same model."""
     others = ("name", "techniques", "num_devices", "evaluation", "exact", "exact_chunk", "may_vary", PHASES)
     if job.phases:  # they are compared by themselves
-        job = replace(job, num_steps=job.phases[0].num_steps)
+        job = replace(job, num_steps=job.phases[0].num_steps, local_updates=None)
     fields = {key: value for key, value in to_json(job).items() if key not in others}
     return digest({**fields, "data_digest": data_digest})
 

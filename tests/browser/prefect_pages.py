@@ -135,15 +135,15 @@ def _signed_in(page):
     return base64.b64decode(page.evaluate("localStorage.getItem('prefect-password')")).decode()
 
 
-def open_answer(page, url):
-    """Waits until the run of a page is suspended for an input, and opens the form for it."""
-    run = wait_for_state(page, url, "Suspended")
+def open_answer(page, url, *, state="Suspended"):
+    """Waits until the run of a page is suspended (or paused) for an input, and opens the form for it."""
+    run = wait_for_state(page, url, state)
     form = run["state"]["state_details"]["run_input_keyset"]["schema"]
     address = f"{_in_api(page, url)}/input/{form}"
     until("the form is there", lambda: ask(address, user=_signed_in(page))[0] == HTTPStatus.OK)
     page.reload()  # a run gets its form shortly after its state: the page may have loaded in between
     page.get_by_role("button", name="Resume").click()
-    expect(page.get_by_role("dialog")).to_be_visible()
+    expect(page.get_by_role("dialog").get_by_role("switch")).to_be_visible()
     return Form(page)
 
 

@@ -11,7 +11,7 @@ from typing import Any
 
 from ringmaster.errors import ProblemError
 from ringmaster.tasks.planning.bounds.bounds import costs_of, preemptive_bound
-from ringmaster.tasks.planning.bounds.job_costs import earliest_ends_s
+from ringmaster.tasks.planning.bounds.job_costs import earliest_ends_s, only
 from ringmaster.tasks.planning.bounds.windows import Rate, costs_of_jobs, rates_of_jobs, rates_of_nodes
 from ringmaster.tasks.planning.gantt import counted, seconds_text
 from ringmaster.tasks.planning.objectives import MAKESPAN
@@ -310,6 +310,53 @@ MOST_JOBS = 3  # whose costs a report shows
 MOST_GAP = 0.05  # of the plan above its bound, as a share of the makespan
 LEAST_SHARE = 0.005  # of the bound, of a job that an explanation names; less would be read as 0 %
 LEAST_COST = 0.005  # of a job that a report names, as a share of the makespan
+
+
+@dataclass(frozen=True, kw_only=True)
+class QuotaPrice:
+    """What a device of a user's quota is worth to the user's jobs, by the bound on their last end if they were alone.
+
+    most: the devices of the quota.
+    sooner_s: by how much sooner they could all end with one more.
+    later_s: by how much later they end with one less, at least; None where a job needs all.
+    """
+
+    user: str
+    most: int
+    sooner_s: float
+    later_s: float | None
+
+
+def quota_prices(problem: Problem) -> list[QuotaPrice]:
+    """Returns the price of a device of each quota that can bind, by one linear program for each number of devices."""
+
+    def ends_s(user: str, most: int) -> float | None:
+        own = only(replace(problem, quotas={}), [job.id for job in problem.jobs if job.group == user])
+        try:
+            return preemptive_bound(replace(own, quotas={user: most})).seconds
+        except ProblemError:  # a job needs more devices
+            return None
+
+    prices = []
+    for user, most in problem.limits.items():
+        now_s, more_s, less_s = (ends_s(user, most + change) for change in (0, 1, -1))
+        if now_s is not None and more_s is not None:
+            later_s = None if less_s is None else max(0.0, less_s - now_s)
+            prices.append(QuotaPrice(user=user, most=most, sooner_s=max(0.0, now_s - more_s), later_s=later_s))
+    return prices
+
+
+def quota_lines(problem: Problem) -> list[str]:
+    """Returns what one more device of each quota gains its user, and what it costs another one, in sentences."""
+    prices, lines = quota_prices(problem), []
+    for price in prices:
+        others = [(o.later_s, o.user) for o in prices if o.user != price.user and o.later_s is not None]
+        cost = "".join(f", and cost those of {user} {seconds_text(later_s)}" for later_s, user in sorted(others)[:1])
+        lines.append(
+            f"{price.user} may hold {counted(price.most, 'device')} at a time; one more would save its jobs "
+            f"{seconds_text(price.sooner_s)}{cost}."
+        )
+    return lines
 
 
 def section(plan: Plan, problem: Problem, *, device: str = "") -> list[str]:

@@ -36,9 +36,9 @@ for name, deployment in json.load(sys.stdin).items():
     found[name] = {
         "flow": flow.name, "schema": schema, "errors": [str(error) for error in errors],
         "schedules": len(schedules), "serializer": str(flow.result_serializer), "persist": flow.persist_result,
-        "wrong priority": [
-            str(error)
-            for error in validate({**given, "batch": "b", "what": {"priority": 0}}, schema, raise_on_error=False)
+        "faults of priorities": [
+            len(validate({**given, "batch": "b", "what": {"priority": value}}, schema, raise_on_error=False))
+            for value in (0, 2)
         ],
         "wrong batches": [
             [str(error) for error in validate({**given, "batch": wrong}, schema, raise_on_error=False)]
@@ -64,7 +64,7 @@ def deployed(tmp_path_factory):
 
 
 WORK = {"train-batch", "sweep", "retrain-daily"}
-ASKED = {"submit-jobs", "control-jobs"}
+ASKED = {"submit-jobs", "control-jobs", "set-quota"}
 FOR_THE_POOL_ITSELF = {"z-internal-segment", "z-internal-profile-node"}
 
 
@@ -98,8 +98,7 @@ def test_a_form_refuses_what_is_out_of_bounds(deployed):
     assert all(deployed["train-batch"]["wrong batches"])
     (told,) = deployed["train-batch"]["wrong wait"]
     assert "0 is less than the minimum of 1" in told
-    told = " ".join(deployed["control-jobs"]["wrong priority"])
-    assert told
+    assert deployed["control-jobs"]["faults of priorities"] == [1, 0]
 
 
 def test_forms_leave_out_what_few_people_change_and_runs_may_be_given_it(deployed):
@@ -134,6 +133,9 @@ def test_the_parts_of_forms_have_names_that_a_person_reads(deployed):
     assert not {"retraining.yaml", "sweep.yaml"} & set(examples), "they are no batch files"
     parts = deployed["submit-jobs"]["schema"]["definitions"]
     assert {part["title"] for part in parts.values()} == {"A batch file", "Jobs written out"}
+    parts = deployed["control-jobs"]["schema"]["definitions"]
+    assert [part["title"] for part in parts.values()] == ["Clone a job", "Change settings", "Pause, resume or cancel"]
+    assert "default" not in parts["SetAction"]["properties"]["steps"], "Prefect would fill in None, and refuse it"
     parts = deployed["sweep"]["schema"]["definitions"]
     assert {part["title"] for part in parts.values()} == {
         "A job of a batch file",

@@ -144,6 +144,7 @@ def test_peft_loads_further_kinds_on_the_base_as_it_was(bench, tmp_path, name):
 
 @pytest.mark.parametrize("layout", matrix([*EVERYWHERE, *CUT], quick=[EVERYWHERE[3], EVERYWHERE[6]]))
 def test_an_adapter_of_a_base_in_4_bits_is_trained_alike_or_refused(bench, tmp_path, layout):
+    pytest.importorskip("bitsandbytes")
     job = bench.job(adapter=LORA, quantize_base="nf4", techniques=(layout.technique,))
     technique = registry.load(layout.path)
     if why_no_adaptation(technique, job) or technique.supports(job, bench.shape(layout.num_devices), bench.facts(job)):
@@ -166,6 +167,7 @@ def test_the_bytes_of_a_base_in_4_bits_are_those_that_torch_allocates(bench):
 
 
 def test_a_base_in_4_bits_is_what_is_evaluated_scored_and_merged(bench, tmp_path):
+    pytest.importorskip("bitsandbytes")
     base = bench.reference(bench.job(optimizer=ADAMW)).order.model_dir
     job = bench.job(adapter=LORA, quantize_base="nf4", optimizer=replace(ADAMW, lr=0.02), base="base")
     trained = bench.train(job, SINGLE, tmp_path, weights_from=base)

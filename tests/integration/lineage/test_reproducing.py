@@ -20,6 +20,7 @@ from ringmaster.tasks.recording.mlflow_writer import CHAIN, TRAINING
 from ringmaster.techniques import Adapter
 from ringmaster.techniques.checkpoints.checkpoint import CheckpointFile, read_manifest, stored_manifest
 from ringmaster.techniques.checkpoints.storage import MANIFEST, LocalPlace
+from ringmaster.techniques.job import LocalUpdates
 from tests.integration.lineage.family import in_home
 from tests.integration.lineage.trained import LINKS, job_of, record, train, write_rows
 from tests.integration.workbench import SINGLE, Layout
@@ -72,6 +73,18 @@ def test_layouts_that_were_switched_are_switched_again(bench, home, tmp_path):
     made = train(bench, home, job_of(bench, write_rows(tmp_path / "rows.jsonl")), layouts=layouts)
 
     assert made.reproduced().is_equal
+
+
+def test_a_job_that_went_on_with_local_updates_is_made_again(bench, home, tmp_path):
+    job = job_of(bench, write_rows(tmp_path / "rows.jsonl"))
+    local = LocalUpdates(workers=2, sync_every=2, warmup_steps=3)
+    changed = replace(job.phase(0), first_step=3, local_updates=local)
+    layouts = (Layout("ddp", 2), *(Layout("local", num, {"micro_batch": 4}) for num in (2, 1)))
+    made = train(bench, home, replace(job, phases=(job.phase(0), changed)), layouts=layouts)
+
+    report = made.reproduced()
+
+    assert report.is_equal and len(report.links) == 3, report.sentences()
 
 
 def test_an_exact_job_of_several_layouts_is_made_again_on_one_device(bench, home, tmp_path):

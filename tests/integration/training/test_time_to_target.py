@@ -1,5 +1,6 @@
 """Jobs that end at a target, and jobs that change their batch size and precision on the way."""
 
+import sqlite3
 from dataclasses import replace
 
 import pytest
@@ -8,18 +9,24 @@ from ringmaster.codec import from_json
 from ringmaster.techniques import EvaluationSpec, Job
 from ringmaster.techniques.checkpoints.chain import read_chain
 from ringmaster.techniques.checkpoints.checkpoint import CheckpointStore
-from ringmaster.techniques.job import Target, TrainingPhase, Variables
+from ringmaster.techniques.job import LocalUpdates, Target, TrainingPhase, Variables
 from ringmaster.techniques.processes.events import REACHED, EvaluationReported, Steps
 from ringmaster.techniques.processes.reporter import STOP
+from tests.integration.flows.test_run import Place
 from tests.integration.workbench import ADAMW, SINGLE, Layout, is_bit_equal, largest_difference
 
 VARYING = Variables(global_batch_size=(8, 16))
 DDP, FSDP = Layout("ddp", 2), Layout("fsdp", 2, {"reshard": False})
 
 
-def phases(job, *, first_step=4, size=16, precision="fp32", num_steps=9):
+def phases(job, *, first_step=4, size=16, precision="fp32", num_steps=9, local_updates=None):
     changed = TrainingPhase(
-        first_step=first_step, global_batch_size=size, precision=precision, lr_factor=1.5, num_steps=num_steps
+        first_step=first_step,
+        global_batch_size=size,
+        precision=precision,
+        lr_factor=1.5,
+        num_steps=num_steps,
+        local_updates=local_updates,
     )
     return replace(job, phases=(job.phase(0), changed), num_steps=num_steps)
 
@@ -83,6 +90,39 @@ def test_a_kill_after_the_change_leaves_no_trace(bench, tmp_path):
     assert is_bit_equal(rest.weights, bench.reference(changed).weights)
 
 
+def test_local_updates_that_follow_a_probe_have_the_same_bits_on_any_number_of_devices(bench, tmp_path):
+    """Rounds of two steps from step 4 on: the kill after step 7 falls inside one."""
+    job = bench.job(num_steps=12, optimizer=ADAMW, may_vary=replace(VARYING, sync_every=(1, 2), workers=2))
+    changed = phases(job, local_updates=LocalUpdates(workers=2, sync_every=2, warmup_steps=4))
+    local = {num: Layout("local", num, {"micro_batch": 8}) for num in (1, 2)}
+    for folder in ("one", "two"):
+        bench.train(job, DDP, tmp_path / folder, last_step=4)
+
+    whole = bench.train(changed, local[1], tmp_path / "one", known_step=4)
+    bench.train(changed, local[2], tmp_path / "two", known_step=4, last_step=7)
+    rest = bench.train(changed, local[1], tmp_path / "two", known_step=7)
+
+    assert whole.outcome.status == rest.outcome.status == "done"
+    assert is_bit_equal(rest.weights, whole.weights) and rest.losses == whole.losses[3:]
+    assert from_json(Job, read_chain(tmp_path / "two" / "checkpoints").job) == changed
+    synchronous = bench.train(job, DDP, tmp_path / "ddp", last_step=4)
+    synchronous = bench.train(phases(job), DDP, tmp_path / "ddp", known_step=4)
+    assert 1e-5 < largest_difference(rest.weights, synchronous.weights) < 0.1
+    refused = bench.train(changed, SINGLE, tmp_path / "ddp", last_step=4)
+    assert "is of another version" in refused.outcome.message
+
+
+def test_a_plain_technique_does_not_take_the_steps_of_local_updates(bench, tmp_path):
+    job = bench.job(num_steps=12, may_vary=replace(VARYING, sync_every=(1, 2), workers=2))
+    bench.train(job, SINGLE, tmp_path, last_step=4)
+    changed = phases(job, local_updates=LocalUpdates(workers=2, sync_every=2, warmup_steps=4))
+
+    outcome = bench.train(changed, SINGLE, tmp_path, known_step=4).outcome
+
+    assert outcome.status == "invalid"
+    assert "has local updates from step 4, of which single knows nothing. To fix: train it on with" in outcome.message
+
+
 def test_a_checkpoint_of_another_batch_size_is_refused(bench, tmp_path):
     job = bench.job(num_steps=12, may_vary=VARYING)
     bench.train(phases(job), SINGLE, tmp_path, last_step=6)
@@ -112,3 +152,49 @@ def test_a_job_that_may_not_vary_measures_nothing(bench):
     assert not [
         each for event in bench.reference(bench.job()).events if isinstance(event, Steps) for each in event.noise
     ]
+
+
+BATCH = """
+name: target
+objective: time-to-target
+devices: {cpu: 1}
+jobs:
+  - name: digits
+    model:
+      architecture: ViTForImageClassification
+      config: {image_size: 8, patch_size: 4, hidden_size: 16, intermediate_size: 32, num_hidden_layers: 1,
+               num_attention_heads: 1, hidden_dropout_prob: 0.0, attention_probs_dropout_prob: 0.0}
+    data: {source: digits}
+    optimizer: {lr: 1.0e-6}
+    global_batch_size: 16
+    num_steps: 60
+    evaluation: {every_steps: 10, metrics: [loss], max_batches: 2}
+    target: {metric: eval/loss, at_most: 0.01}
+    may_vary: {lr: [1.0e-6, 1.0e-2], sync_every: [1, 8]}
+    techniques: [single, local]
+"""
+
+
+@pytest.mark.full
+@pytest.mark.timeout(1200)
+def test_a_batch_compares_learning_rates_before_it_trains(tmp_path):
+    place = Place(tmp_path)
+    place.batch.write_text(BATCH)
+
+    result = place.done()
+
+    jobs = {each["name"]: each for each in result["jobs"]}
+    assert {name: each["status"] for name, each in jobs.items()} == {
+        "digits.lr-1e-06": "stopped",
+        "digits.lr-0.01": "stopped",
+        "digits": "done",
+    }
+    assert [jobs[f"digits.lr-{lr!r}"]["num_steps"] for lr in (1e-6, 1e-2)] == [20, 20]
+    connection = sqlite3.connect(place.home / "mlflow.db")
+    params = connection.execute(
+        "select value from params join runs using (run_uuid) where name = 'digits' and key = 'optimizer.lr'"
+    ).fetchall()
+    connection.close()
+    assert params == [("0.01",)]
+    readme = next(place.home.glob("mlartifacts/**/README.md")).read_text()
+    assert "takes, in place of 1e-06, the learning rate 0.01: loss after 20 steps is" in readme

@@ -14,7 +14,7 @@ from ringmaster.tasks.batch import Batch, json_schema, load_batch, parse_batch, 
 from ringmaster.tasks.planning.objectives import PlanningTerms
 from ringmaster.techniques import Adapter, DataSpec, EvaluationSpec, Job, ModelSpec, OptimizerSpec, ScheduleSpec
 from ringmaster.techniques.data_source import BUILTIN_SOURCES, data_source_named
-from ringmaster.techniques.job import OPTIMIZERS
+from ringmaster.techniques.job import OPTIMIZERS, Target, Variables
 
 EXAMPLES = Path(__file__).parents[3] / "examples"
 PAIRS = {
@@ -436,3 +436,20 @@ def test_rows_are_read_by_the_tokenizer_of_the_pretrained_model(tmp_path, has_to
     job |= {"data": {"dataset": "prose", "seq_len": 8}}
     (read,) = parse_batch(json.dumps({"jobs": [job]}), folder=tmp_path, name="batch.json").jobs
     assert read.data.tokenizer == (str(tmp_path / "bert") if has_tokenizer else None)
+
+
+def test_learning_rates_to_try_are_jobs_before_theirs_with_the_same_user():
+    target = Target(metric="loss", at_most=1.0)
+    job = a_job(
+        num_steps=100,
+        evaluation=EvaluationSpec(every_steps=10),
+        target=target,
+        may_vary=Variables(lr=(1e-3, 2e-3)),
+    )
+    other = a_job(name="b")
+    batch = Batch.of(name="x", jobs=[other, job], objective="time-to-target", users={"a": "ana"}, weights={"a": 2.0})
+    names = ["b", "a.lr-0.001", "a.lr-0.002", "a"]
+    assert [each.name for each in batch.jobs] == names
+    assert batch.users == {"a": "ana", "a.lr-0.001": "ana", "a.lr-0.002": "ana"} and batch.weights == {"a": 2.0}
+    again = Batch.of(name="x", jobs=batch.jobs, objective="time-to-target")
+    assert again.jobs == batch.jobs and Batch.from_json(batch.to_json()) == batch

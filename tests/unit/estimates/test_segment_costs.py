@@ -1,11 +1,13 @@
 """Predicted seconds beside the steps: by the bytes of the state, the rates of the disk, and the held-out samples."""
 
 from dataclasses import replace
+from types import SimpleNamespace
 
 import pytest
 
 from ringmaster.codec import from_json, to_json
 from ringmaster.techniques import Adapter, DataSpec, Job, ModelSpec
+from ringmaster.techniques.estimates import device_rates
 from ringmaster.techniques.estimates.device_rates import DiskRates, disk_rates, segment_costs
 from ringmaster.techniques.model_facts import ModelFacts
 from ringmaster.techniques.preflight import Candidate
@@ -51,3 +53,12 @@ def test_candidates_that_were_stored_before_stay_readable():
     old = Candidate(technique="ddp", config={}, num_devices=2, num_ranks=2, least_bytes=1, step_s=0.5)
     assert "startup_s" not in to_json(old)
     assert from_json(Candidate, to_json(old)).save_s is None
+
+
+def test_a_wait_for_a_core_between_readings_of_the_clock_is_no_negative_time(monkeypatch):
+    """Else the fastest save of a busy machine takes less than no time, and no plan can be made with it."""
+    waited_ns, now_s = iter([0, 3 * 10**8, 3 * 10**8, 3 * 10**8, 3 * 10**8, 3 * 10**8]), iter([1.3, 1.301, 1.302])
+    monkeypatch.setattr(device_rates, "_waited_ns", lambda: next(waited_ns))
+    monkeypatch.setattr(device_rates, "time", SimpleNamespace(perf_counter=lambda: next(now_s)))
+    started_s = device_rates.undisturbed_s()
+    assert device_rates.undisturbed_s() - started_s == pytest.approx(0.001)

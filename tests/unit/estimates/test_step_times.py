@@ -4,7 +4,8 @@ from dataclasses import replace
 
 import pytest
 
-from ringmaster.techniques import DataSpec, Job, ModelSpec, registry
+from ringmaster.tasks.execution.target_scheduler import choose_variant, exchange_share, variant_jobs
+from ringmaster.techniques import DataSpec, Job, ModelSpec, Profile, registry
 from ringmaster.techniques.estimates.device_rates import Rates
 from ringmaster.techniques.estimates.layer_times import LayerTimes
 from ringmaster.techniques.estimates.measured_steps import StepTimes
@@ -14,7 +15,7 @@ from ringmaster.techniques.estimates.time_estimate import (
     predicted_step_s,
     times_by_operations,
 )
-from ringmaster.techniques.job import LocalUpdates
+from ringmaster.techniques.job import LocalUpdates, Target, Variables
 from ringmaster.techniques.model_facts import Decoder, ModelFacts
 from ringmaster.techniques.technique import GangShape
 
@@ -132,6 +133,24 @@ def test_local_updates_pay_over_slow_links_alone():
     assert local_s(slow, warmup_steps=50) - computing_s == pytest.approx(0.55 * 4e6 / 2.5e6)
     assert step_s("ddp", rates=FREE) < 1.15 * local_s(FREE)
     assert local_s(slow, workers=4) > local_s(slow)
+
+
+@pytest.mark.parametrize(("link_bytes_per_s", "sync_every"), [(2.5e6, 32), (1e8, 8), (1e10, 1)])
+def test_local_updates_are_chosen_by_the_share_of_exchanges(link_bytes_per_s, sync_every):
+    rates = replace(FREE, link_bytes_per_s=link_bytes_per_s)
+    variables, target = Variables(sync_every=(1, 8, 32), workers=2), Target(metric="loss", at_most=1.0)
+    job = replace(JOB, num_steps=1000, may_vary=variables, target=target)
+    seconds = {(16, "fp32", 1): step_s("ddp", rates=rates)}
+    for variant, other in variant_jobs(job).items():
+        seconds[variant] = step_s("local", rates=rates, workload=replace(WORKLOAD, job=other))
+    profiles = {
+        variant: (Profile(technique="any", num_devices=2, num_ranks=2, step_s=each, peak_bytes=1),)
+        for variant, each in seconds.items()
+    }
+    share = exchange_share(profiles, own=job.phase(0).variant)
+    choice = choose_variant(job, (), first_step=100, step_s=seconds, exchange_share=share)
+    chosen = choice.phases(job)[-1].variant if choice.phases(job) else job.phase(0).variant
+    assert chosen == (16, "fp32", sync_every), choice.why
 
 
 def test_the_slowest_stage_is_waited_for():

@@ -6,11 +6,17 @@ from dataclasses import replace
 import pytest
 
 from ringmaster.tasks.execution.job_table import CHOICE, PHASES
-from ringmaster.tasks.execution.target_scheduler import TargetScheduler, choose_variant, variant_jobs
+from ringmaster.tasks.execution.target_scheduler import (
+    TargetScheduler,
+    choose_learning_rate,
+    choose_variant,
+    exchange_share,
+    variant_jobs,
+)
 from ringmaster.tasks.storage.journal import begin
-from ringmaster.techniques import EvaluationSpec, ScheduleSpec
-from ringmaster.techniques.job import Target, Variables
-from ringmaster.techniques.processes.events import REACHED, Steps
+from ringmaster.techniques import EvaluationSpec, ScheduleSpec, registry
+from ringmaster.techniques.job import LocalUpdates, Target, Variables
+from ringmaster.techniques.processes.events import REACHED, EvaluationReported, Steps
 from ringmaster.techniques.processes.gang import Outcome
 from ringmaster.techniques.training.noise_scale import GradientNoise
 from tests.unit.execution.fakes import Bench, FakeRunner, job, open_journal, profile
@@ -36,7 +42,7 @@ def step_s(job=VARYING):
 @pytest.mark.parametrize(("scale", "size"), [(0.0, 16), (3.0, 16), (40.0, 64), (1e6, 128)])
 def test_the_noisier_the_gradients_the_larger_the_batch(scale, size):
     choice = choose_variant(VARYING, measured(scale), first_step=100, step_s=step_s())
-    assert choice.global_batch_size == size
+    assert choice.phase.global_batch_size == size
     assert (choice.phases(VARYING) == ()) == (size == 16)
 
 
@@ -44,18 +50,18 @@ def test_a_choice_says_what_it_predicts_and_why():
     choice = choose_variant(VARYING, measured(48.0), first_step=100, step_s=step_s())
 
     own, phase = choice.phases(VARYING)
-    assert choice.global_batch_size == 64 and choice.gain == pytest.approx(4 / 1.75 / 1.4)
+    assert choice.phase.global_batch_size == 64 and choice.gain == pytest.approx(4 / 1.75 / 1.4)
     assert choice.steps[1] < choice.steps[0] == 394 < choice.steps[2]
     assert (own.first_step, own.global_batch_size, own.lr_factor, own.num_steps) == (0, 16, 1.0, 1000)
     assert (phase.first_step, phase.lr_factor) == (100, pytest.approx(4 / 1.75))
-    assert phase.num_steps == 100 + 2 * 394  # a constant rate may train on
+    assert phase.num_steps == 100 + choice.steps[2] < 1000  # a constant rate may train on
     assert "batches of 64 samples in fp32 in place of 16 in fp32 from step 100: noise scale 48" in choice.why
 
 
 def test_a_schedule_that_decays_ends_with_the_predicted_steps():
     decaying = replace(VARYING, schedule=ScheduleSpec(name="cosine"))
     choice = choose_variant(decaying, measured(48.0), first_step=100, step_s=step_s())
-    assert choice.num_steps == 100 + choice.steps[0]
+    assert choice.phase.num_steps == 100 + choice.steps[0]
 
 
 def test_nothing_changes_without_enough_measurements_or_gain():
@@ -67,15 +73,71 @@ def test_nothing_changes_without_enough_measurements_or_gain():
 
 def test_a_quicker_precision_is_taken_without_a_measurement():
     both = replace(VARYING, may_vary=Variables(precision=("fp32", "bf16")))
-    choice = choose_variant(both, (), first_step=100, step_s={(16, "fp32"): 1.0, (16, "bf16"): 0.5})
-    assert (choice.precision, choice.num_steps, choice.lr_factor) == ("bf16", 1000, 1.0)
+    choice = choose_variant(both, (), first_step=100, step_s={(16, "fp32", 1): 1.0, (16, "bf16", 1): 0.5})
+    assert (choice.phase.precision, choice.phase.num_steps, choice.phase.lr_factor) == ("bf16", 1000, 1.0)
 
 
 def test_variants_are_jobs_with_names_of_their_own():
     others = variant_jobs(replace(VARYING, may_vary=Variables(global_batch_size=(32, 16))))
     assert {key: (each.name, each.global_batch_size) for key, each in others.items()} == {
-        (32, "fp32"): ("a.32.fp32", 32)
+        (32, "fp32", 1): ("a.32.fp32", 32)
     }
+
+
+RELAXED = replace(VARYING, may_vary=Variables(sync_every=(1, 8, 32), workers=4))
+
+
+def exchanged(share, *, job=RELAXED):
+    """The seconds of a step of each variant, with an exchange that takes a share of it on four devices."""
+    return {
+        variant: (profile("local" if variant[2] > 1 else "ddp", num_devices=4, step_s=1 - share + share / variant[2]),)
+        for variant in job.may_vary.choices(job)
+    }
+
+
+def choose_relaxed(share, *, job=RELAXED, measurements=()):
+    variants = exchanged(share, job=job)
+    step_s = {variant: profiles[0].step_s for variant, profiles in variants.items()}
+    own = exchange_share(variants, own=job.phase(0).variant)
+    assert own == pytest.approx(share)
+    return choose_variant(job, measurements, first_step=100, step_s=step_s, exchange_share=own)
+
+
+@pytest.mark.parametrize(("share", "sync_every"), [(0.0, 1), (0.15, 1), (0.2, 8), (0.5, 8), (0.9, 32)])
+def test_the_slower_the_link_the_fewer_the_exchanges(share, sync_every):
+    """Of 8 and 32 the first one, unless the rare exchanges still take long."""
+    choice = choose_relaxed(share)
+
+    phases = choice.phases(RELAXED)
+    assert bool(phases) == (sync_every > 1) and f"exchanges are {share:.0%} of a step" in choice.why
+    if phases:
+        assert phases[-1].local_updates == LocalUpdates(workers=4, sync_every=sync_every, warmup_steps=100)
+        assert phases[-1].variant == (16, "fp32", sync_every) and phases[0].local_updates is None
+        assert f"with an exchange of 4 workers every {sync_every} steps in place of 16 in fp32" in choice.why
+        assert choice.gain == pytest.approx(1 / (1 - share + share / sync_every))
+        assert choice.steps[1] < choice.steps[0] == 900 < choice.steps[2] and choice.phase.num_steps == 1000
+
+
+def test_a_larger_batch_with_an_exchange_at_each_step_comes_before_local_updates_that_gain_little_more():
+    both = replace(RELAXED, may_vary=replace(RELAXED.may_vary, global_batch_size=(16, 64)))
+    choice = choose_relaxed(0.1, job=both, measurements=measured(1e6))
+    assert choice.phases(both)[-1].variant == (64, "fp32", 1)
+    slow = choose_relaxed(0.9, job=both, measurements=measured(1e6))
+    assert slow.phases(both)[-1].variant == (64, "fp32", 32) and slow.phases(both)[-1].lr_factor > 3.9
+
+
+def test_without_options_on_several_devices_exchanges_take_no_share():
+    alone = {variant: (profile(step_s=1.0),) for variant in RELAXED.may_vary.choices(RELAXED)}
+    assert exchange_share(alone, own=(16, "fp32", 1)) == 0.0 == exchange_share({}, own=(16, "fp32", 1))
+
+
+def test_variants_with_local_updates_are_profiled_in_the_steps_between_exchanges():
+    others = variant_jobs(RELAXED)
+    assert [each.local_updates for each in others.values()] == [
+        LocalUpdates(workers=4, sync_every=8),
+        LocalUpdates(workers=4, sync_every=32),
+    ]
+    assert [each.name for each in others.values()] == ["a.16.fp32.8", "a.16.fp32.32"]
 
 
 class Probing(FakeRunner):
@@ -100,18 +162,21 @@ class Probing(FakeRunner):
 
 
 class Varying(Bench):
-    """A batch of one job that may vary its batch size."""
+    """A batch of one job that may vary, beside those that try its learning rates."""
 
-    def __init__(self, folder, runner, *, journal=None):
-        self.variants = {
-            variant: (profile(step_s=STEP_S[variant[0]]),) for variant in VARYING.may_vary.choices(VARYING)
+    def __init__(self, folder, runner, *, journal=None, job=VARYING, variants=None, **kwargs):
+        self.variants = variants or {
+            variant: (profile(step_s=STEP_S[variant[0]]),) for variant in job.may_vary.choices(job)
         }
         self.notices, journal = [], journal or open_journal(folder)
-        self.scheduler = TargetScheduler(journal, {"a": VARYING}, {"a": self.variants}, notice=self.notices.append)
-        super().__init__(folder, [VARYING], runner=runner, journal=journal, steering=self.scheduler)
+        variants = {"a": self.variants} if job.varies else {}
+        self.scheduler = TargetScheduler(journal, {"a": job}, variants, notice=self.notices.append)
+        jobs = [*job.searches(), job]
+        super().__init__(folder, jobs, runner=runner, journal=journal, steering=self.scheduler, **kwargs)
 
     def entry(self, job, *profiles):
-        return replace(super().entry(job, *profiles), variants=self.variants)
+        own = self.variants[job.phase(0).variant]
+        return replace(super().entry(job, *own), variants=self.variants if job.name == "a" else {})
 
     def run(self):
         begin(self.journal, self.jobs, faults={})
@@ -132,14 +197,15 @@ def test_a_job_changes_its_batch_size_after_its_probe_and_ends_at_its_target(tmp
 
     assert bench.run()
 
-    assert bench.ran == [(16, 100), (64, bench.runner.calls[1].order.job.total_steps)]
+    left = bench.runner.calls[1].order.job.total_steps
+    assert bench.ran == [(16, 100), (64, left)]
     record = bench.journal.jobs()["a"]
     assert (record.status, record.step) == ("done", 300)
     assert [each["global_batch_size"] for each in record.details[PHASES]] == [16, 64]
     assert record.details[CHOICE] == bench.notices[0] and record.details[REACHED]
     assert record.message == "reached loss at most 1, after step 300"
     assert any(bench.notices[0] in each.why for each in bench.events if hasattr(each, "why"))
-    assert bench.plans[-1].job("a").options[0].runtime_s == pytest.approx(2 * 394 * STEP_S[64], rel=1e-3)
+    assert bench.plans[-1].job("a").options[0].runtime_s == pytest.approx((left - 100) * STEP_S[64], rel=1e-3)
 
 
 def test_a_job_whose_batch_size_is_right_keeps_it(tmp_path):
@@ -156,11 +222,9 @@ class Killed(Exception):
     """Stands for the sudden death of the process."""
 
 
-@pytest.mark.parametrize("num_messages", range(1, 8))
-def test_whenever_it_is_killed_the_same_is_chosen(tmp_path, num_messages):
-    steps = {}
-    first = Varying(tmp_path, Probing(48.0, steps=steps))
-    get, left = first.runner.get, [num_messages]
+def kill_after(bench, num_messages):
+    """Runs a batch until its executor has received some messages."""
+    get, left = bench.runner.get, [num_messages]
 
     def dying(timeout=None):
         left[0] -= 1
@@ -168,9 +232,16 @@ def test_whenever_it_is_killed_the_same_is_chosen(tmp_path, num_messages):
             raise Killed
         return get(timeout)
 
-    first.runner.get = dying
+    bench.runner.get = dying
     with suppress(Killed):
-        first.run()
+        bench.run()
+
+
+@pytest.mark.parametrize("num_messages", range(1, 8))
+def test_whenever_it_is_killed_the_same_is_chosen(tmp_path, num_messages):
+    steps = {}
+    first = Varying(tmp_path, Probing(48.0, steps=steps))
+    kill_after(first, num_messages)
     steps.update({name: record.step for name, record in first.journal.jobs().items()})
 
     second = Varying(tmp_path, Probing(48.0, steps=steps), journal=first.journal)
@@ -179,3 +250,106 @@ def test_whenever_it_is_killed_the_same_is_chosen(tmp_path, num_messages):
     record = second.journal.jobs()["a"]
     assert record.status == "done"
     assert [(each["first_step"], each["global_batch_size"]) for each in record.details[PHASES]] == [(0, 16), (100, 64)]
+
+
+def test_a_job_goes_on_with_local_updates_over_a_slow_link(tmp_path):
+    bench = Varying(tmp_path, Probing(0.0), job=RELAXED, variants=exchanged(0.9), num_devices=4)
+
+    assert bench.run()
+
+    first, second = (call.order for call in bench.runner.calls)
+    assert (first.technique, second.technique) == (registry.dotted_path("ddp"), registry.dotted_path("local"))
+    assert second.job.phases[-1].local_updates.sync_every == 32
+    record = bench.journal.jobs()["a"]
+    assert record.details[PHASES][-1]["local_updates"]["workers"] == 4
+    assert "exchanges are 90% of a step" in record.details[CHOICE]
+    assert any(record.details[CHOICE] in each.why for each in bench.events if hasattr(each, "why"))
+
+
+# -- learning rates ----------------------------------------------------------------------------------------------------
+
+SEARCHED = replace(VARYING, may_vary=replace(VARYING.may_vary, lr=(5e-4, 1e-3, 2e-3)))
+assert SEARCHED.optimizer.lr == 1e-3
+
+
+@pytest.mark.parametrize(
+    ("losses", "best"),
+    [((0.5, 0.4, 0.3), 2e-3), ((0.5, 0.3, 0.4), 1e-3), ((0.3, 0.3, 0.3), 1e-3), ((0.5, None, float("nan")), 5e-4)],
+)
+def test_the_best_learning_rate_is_the_one_with_the_best_loss_and_else_the_own(losses, best):
+    results = {
+        lr: {} if loss is None else {"loss": loss} for lr, loss in zip(SEARCHED.may_vary.lr, losses, strict=True)
+    }
+    choice = choose_learning_rate(SEARCHED, results)
+    assert choice.lr == best and f"{losses[0]} with 0.0005" in choice.why
+    assert ("keeps" in choice.why) == (best == 1e-3)
+    upwards = replace(SEARCHED, target=Target(metric="loss", at_least=1.0))
+    assert choose_learning_rate(upwards, {1e-3: {"loss": 1.0}, 2e-3: {"loss": 2.0}}).lr == 2e-3
+
+
+class Searching(Probing):
+    """Gangs that report an evaluation where they end: the best learning rate is the last one."""
+
+    def end_one(self):
+        call, _ = self.running[0]
+        job, last = call.order.job, call.order.last_step
+        call.on_event(EvaluationReported(step=last, metrics={"loss": 1 - 100 * job.optimizer.lr}))
+        super().end_one()
+
+
+def outcomes(bench):
+    return {call.order.job.name: (call.order.job.optimizer.lr, call.order.last_step) for call in bench.runner.calls}
+
+
+@pytest.mark.parametrize("varies", [True, False])
+def test_learning_rates_are_compared_before_the_job_is_trained(tmp_path, varies):
+    job = SEARCHED if varies else replace(SEARCHED, may_vary=Variables(lr=SEARCHED.may_vary.lr))
+    bench = Varying(tmp_path, Searching(48.0), job=job)
+
+    assert bench.run()
+
+    orders = [(call.order.job.name, call.order.job.optimizer.lr, call.order.last_step) for call in bench.runner.calls]
+    assert sorted(orders[:3]) == [(f"a.lr-{lr!r}", lr, 50) for lr in (5e-4, 1e-3, 2e-3)]
+    assert {each[:2] for each in orders[3:]} == {("a", 2e-3)}
+    assert orders[3][2] == (100 if varies else 1000)
+    records = bench.journal.jobs()
+    assert records["a"].status == "done" and "takes, in place of 0.001, the learning rate 0.002" in bench.notices[0]
+    assert records["a"].details[CHOICE] == "; ".join(bench.notices)
+    for lr in job.may_vary.lr:
+        record = records[f"a.lr-{lr!r}"]
+        assert (record.status, record.step) == ("stopped", 50) and bench.notices[0] in record.message
+    assert any(bench.notices[0] in each.why for each in bench.events if hasattr(each, "why"))
+
+
+def test_a_learning_rate_whose_run_fails_is_not_taken(tmp_path):
+    runner = Searching(48.0)
+    bench = Varying(tmp_path, runner, job=SEARCHED)
+    end_one = runner.end_one
+
+    def end():
+        call, future = runner.running[0]
+        if call.order.job.name == "a.lr-0.002":
+            runner.running.pop(0)
+            future.set_result(Outcome(status="invalid", message="as it should"))
+        else:
+            end_one()
+
+    runner.end_one = end
+    bench.run()
+    assert bench.statuses["a.lr-0.002"] == "failed" and bench.statuses["a"] == "done"
+    assert outcomes(bench)["a"][0] == 1e-3 and "nan with 0.002" in bench.notices[0]
+
+
+@pytest.mark.parametrize("num_messages", range(1, 12))
+def test_whenever_it_is_killed_the_same_learning_rate_is_chosen(tmp_path, num_messages):
+    steps = {}
+    first = Varying(tmp_path, Searching(48.0, steps=steps), job=SEARCHED)
+    kill_after(first, num_messages)
+    steps.update({name: record.step for name, record in first.journal.jobs().items()})
+
+    second = Varying(tmp_path, Searching(48.0, steps=steps), journal=first.journal, job=SEARCHED)
+    assert second.run()
+
+    last = second.runner.calls[-1].order.job
+    assert second.statuses["a"] == "done"
+    assert (last.name, last.optimizer.lr, last.phases[-1].variant) == ("a", 2e-3, (64, "fp32", 1))

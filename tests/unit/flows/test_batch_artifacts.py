@@ -1,19 +1,25 @@
 """Artifacts of a batch's flow run: its plan, its decisions as they are made, and its cost."""
 
+import json
+import re
 from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace
+from urllib.parse import unquote
 from uuid import uuid4
 
 from ringmaster.flows.batch.artifacts import (
+    MOST_CONTROLLED,
     MOST_DECISIONS,
     DecisionArtifact,
     PlanArtifact,
+    control_markdown,
     cost_markdown,
     plan_markdown,
     show_plan,
 )
 from ringmaster.flows.batch.result import BatchResult
+from ringmaster.flows.pool_requests import CloneAction, SetAction, StateAction, control_jobs
 from ringmaster.tasks.batch import Batch
 from ringmaster.tasks.execution.events import DeviceWait, JobEnded, PlanUpdate, Prediction
 from ringmaster.tasks.planning import Option, PlanningJob, PlanningNode, Problem, solve
@@ -146,3 +152,21 @@ def two_jobs_each(*batches):
     jobs = tuple(PlanningJob(f"{batch}/{job}", options) for batch in batches for job in "abc")
     problem = Problem("pool", (PlanningNode("n", 2),), jobs)
     return problem, solve(problem)
+
+
+def test_each_link_of_the_control_page_opens_a_form_that_is_filled_in():
+    jobs = [f"job|{number}" for number in range(MOST_CONTROLLED + 2)]
+    page = control_markdown("nightly-1", jobs, form="http://prefect/run")
+    assert "2 more jobs have no row" in page
+    assert page.count("[clone]") == MOST_CONTROLLED
+    assert page.count("[cancel]") == MOST_CONTROLLED + 1
+    (row,) = (line for line in page.splitlines() if line.startswith(r"| job\|7 |"))
+    links = dict(re.findall(r"\[([a-z ]+)\]\(http://prefect/run\?parameters=([^)]+)\)", row))
+    filled = {text: json.loads(unquote(parameters)) for text, parameters in links.items()}
+    assert {each["batch"] for each in filled.values()} == {"nightly-1"}
+    kinds = {text: control_jobs.validate_parameters(each)["what"] for text, each in filled.items()}
+    assert kinds == {
+        "clone": CloneAction(clone="job|7"),
+        "change settings": SetAction(jobs=["job|7"]),
+        **{action: StateAction(action=action, jobs=["job|7"]) for action in ("pause", "resume", "cancel")},
+    }

@@ -16,7 +16,14 @@ from ringmaster.tasks.planning.bounds.job_costs import earliest_ends_s
 from ringmaster.tasks.planning.fusion import choose_groups
 from ringmaster.tasks.planning.objectives import PlanningTerms
 from ringmaster.tasks.planning.plans.list_scheduling import BASELINES, SharedAmount
-from ringmaster.tasks.planning.whatif.answers import explain, explanation_lines, gain_json, gain_lines
+from ringmaster.tasks.planning.whatif.answers import (
+    explain,
+    explanation_lines,
+    gain_json,
+    gain_lines,
+    quota_lines,
+    quota_prices,
+)
 from ringmaster.tasks.planning.whatif.gains import MoreQuota, WhatIf
 from tests.drawing import draws
 from tests.unit.planning.draw import problems
@@ -210,3 +217,16 @@ def test_one_more_device_for_a_user_costs_the_other_one_so_much():
         what_if.gain(MoreQuota(user="kim"))
     with pytest.raises(ProblemError, match="a whole number > 0"):
         what_if.gain(MoreQuota(user="ana", num_devices=3, taken_from="ben"))
+
+
+def test_a_quota_has_the_price_that_its_user_and_the_other_one_would_pay():
+    problem = of_users("ana", "ana", "ana", "ana", "ben", "ben", "ben", "ben", quotas={"ana": 1, "ben": 3})
+    ana, ben = quota_prices(problem)
+    assert (ana.user, ana.most, ana.sooner_s, ana.later_s) == ("ana", 1, pytest.approx(200.0, rel=0.01), None)
+    assert (ben.sooner_s, ben.later_s) == (pytest.approx(100 / 3, rel=0.05), pytest.approx(200 / 3, rel=0.05))
+    first, second = quota_lines(problem)
+    assert first.startswith(
+        "ana may hold 1 device at a time; one more would save its jobs 200 s, and cost those of ben 6"
+    )
+    assert "cost" not in second  # ana has no device to spare
+    assert quota_lines(replace(problem, quotas={"kim": 1})) == []

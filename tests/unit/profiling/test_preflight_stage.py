@@ -10,7 +10,10 @@ from ringmaster.codec import to_json
 from ringmaster.tasks.profiling import preflight as stage
 from ringmaster.techniques import DataSpec
 from ringmaster.techniques.data_source import PreparedData
+from ringmaster.techniques.estimates.preflight import num_workers
+from ringmaster.techniques.job import Variables
 from ringmaster.techniques.preflight import PreflightOrder
+from ringmaster.techniques.technique import GangShape
 from tests.unit.profiling.solos import job, preflight
 
 
@@ -46,6 +49,19 @@ def test_a_job_whose_base_has_other_tokens_is_refused_before_training(
     assert sorted(faults) == told == (["second"] if is_refused else [])
     assert all("its base first is trained with another tokenizer" in why for why in faults.values())
     assert all("To fix: set data.tokenizer" in why for why in faults.values())
+
+
+def test_workers_of_local_updates_are_chosen_once_and_only_where_they_are_permitted():
+    found = replace(preflight(job("a")), workers=4)
+    permitted = replace(job("a"), may_vary=Variables(sync_every=(1, 8)))
+    assert stage.with_chunk(job("a"), found).may_vary == Variables()
+    assert stage.with_chunk(permitted, found).may_vary.workers == 4
+    given = replace(permitted, may_vary=Variables(sync_every=(1, 8), workers=2))
+    assert stage.with_chunk(given, found).may_vary.workers == 2
+    gangs = [GangShape(kind="cpu", num_devices=num, memory_bytes=1) for num in range(1, 7)]
+    assert num_workers(replace(job("a"), global_batch_size=16), gangs) == 4
+    assert num_workers(replace(job("a"), global_batch_size=16, num_devices=(1, 2)), gangs) == 2
+    assert num_workers(replace(job("a"), global_batch_size=7), gangs) == 1
 
 
 @pytest.mark.parametrize("is_refused", [False, True])

@@ -12,8 +12,10 @@ from sqlalchemy import insert
 
 from ringmaster.tasks.background_worker import CoalescingWorker
 from ringmaster.tasks.execution.events import GangReport, JobEnded
+from ringmaster.tasks.execution.job_table import PHASES
 from ringmaster.tasks.storage.message_store import MessageStore
 from ringmaster.tasks.storage.schema import JOBS
+from ringmaster.tasks.timeline import task
 from ringmaster.tasks.timeline.drawing import (
     FAULT_MARK,
     MOST_TITLED,
@@ -23,7 +25,7 @@ from ringmaster.tasks.timeline.drawing import (
     render_svg,
     rows,
 )
-from ringmaster.tasks.timeline.task import GanttArtifact
+from ringmaster.tasks.timeline.task import GanttArtifact, ProgressArtifact
 from ringmaster.techniques.processes.events import Steps
 from tests.unit.timeline.stories import Story, halfway, planned
 
@@ -170,3 +172,16 @@ def _picture(text):
     head, _, data = text.partition("(data:image/svg+xml;base64,")
     assert head == "![Gantt chart]"
     return b64decode(data.partition(")")[0]).decode()
+
+
+def test_the_progress_bar_follows_jobs_whose_steps_have_changed(story, monkeypatch):
+    shares = []
+    monkeypatch.setattr(task, "create_progress_artifact", lambda progress, **_: shares.append(progress) or UUID(int=1))
+    monkeypatch.setattr(task, "update_progress_artifact", lambda _, *, progress: shares.append(progress))
+    monkeypatch.setattr(task, "CoalescingWorker", lambda act, **_: AtOnce(act))
+    story.journal.write_job("a", status="running", step=10)
+    story.journal.write_job("b", status="done", step=100)
+    progress = ProgressArtifact(story.journal, totals={"a": 100, "b": 100})
+    story.journal.write_job("a", details={PHASES: [{"num_steps": 100}, {"num_steps": 40}]})
+    progress.listen(JobEnded(job="b", status="done", message="", details={}))
+    assert shares == [pytest.approx(55.0), pytest.approx(100 * 110 / 140)]

@@ -5,6 +5,7 @@ from sqlalchemy import select
 
 from ringmaster.tasks.execution.engine import StepEvents
 from ringmaster.tasks.execution.events import GangReport
+from ringmaster.tasks.execution.job_table import PHASES, SETTLED
 from ringmaster.tasks.pool.submissions import Submission, Submissions
 from ringmaster.tasks.storage.journal import Journal
 from ringmaster.tasks.storage.message_store import MessageStore
@@ -125,6 +126,17 @@ def test_a_gang_whose_jobs_take_turns_ends_with_the_last_of_them(story, told, en
         word = Steps(job=name, first_step=0, seconds=tuple([1.0] * step))
         message_store.store(number, "n0", events=[(k, word)])
     assert spans(timeline_reader.read().running) == [("a", 0, ends_s if is_known else 20, "running")]
+
+
+def test_a_job_has_as_many_steps_as_its_last_phase_or_its_new_definition_says(story):
+    story.journal.put("batch", {"jobs": [{"name": name, "num_steps": 20} for name in "abc"]})
+    story.plan(planned("a", 0, 10, 0))
+    phases = [{"num_steps": 20}, {"num_steps": 12}]
+    settled = {"num_steps": 30}
+    for name, details in (("a", {PHASES: phases, SETTLED: settled}), ("b", {SETTLED: settled}), ("c", {})):
+        story.journal.write_job(name, status="waiting", step=5, details=details)
+
+    assert [line.num_steps for line in story.timeline_reader().read().jobs] == [12, 30, 20]
 
 
 def test_words_of_a_gangs_jobs_are_written_together(story):

@@ -11,7 +11,9 @@ from torch import nn
 
 from ringmaster.techniques.training.noise_scale import (
     DAMPING,
+    FORMULA_ERROR,
     SQUARE_ROOT,
+    TWO_SIDED_90,
     GradientNoise,
     NoiseBlock,
     PreconditionedNorm,
@@ -72,15 +74,29 @@ def test_blocks_hold_every_measurement_once():
 
 
 @given(BLOCKS, SIZES, SIZES)
-def test_no_noise_makes_a_prediction_leave_its_bounds(blocks, size, new_size):
+def test_no_noise_makes_a_prediction_leave_its_bounds_or_its_interval_narrower_than_its_error(blocks, size, new_size):
     least, most = sorted((size / new_size, 1.0))
     low, high = ratio_interval(blocks, size=size, new_size=new_size)
     ratio = steps_ratio(blocks, size=size, new_size=new_size)
     gain = learning_rate_factor(blocks, size=size, new_size=new_size)
 
-    assert least * (1 - 1e-9) <= low <= ratio * (1 + 1e-9) and ratio <= high * (1 + 1e-9) <= most * (1 + 1e-8)
+    assert least * (1 - 1e-9) <= ratio <= most * (1 + 1e-9)
+    error = math.exp(TWO_SIDED_90 * FORMULA_ERROR) * (1 - 1e-9)
+    assert low * error <= ratio <= high / error and high / low < 1e3
     assert min(1.0, new_size / size) * (1 - 1e-9) <= gain <= max(1.0, new_size / size) * (1 + 1e-9)
     assert learning_rate_factor(blocks, size=size, new_size=new_size, rule=SQUARE_ROOT) == math.sqrt(new_size / size)
+
+
+def test_blocks_that_differ_and_noise_that_may_rise_widen_the_interval():
+    def width(*scales):
+        blocks = [NoiseBlock(signal=1.0, noise=scale) for scale in scales]
+        low, high = ratio_interval(blocks, size=16, new_size=64)
+        return math.log(high / low)
+
+    known = 2 * TWO_SIDED_90 * FORMULA_ERROR
+    assert width(0.0) == pytest.approx(known)  # without noise, none can rise
+    assert width(*[0.0] * 10, *[1e9] * 10) > known * 1.01
+    assert width(16.0) > known * 1.1
 
 
 @pytest.mark.parametrize(("scale", "ratio", "gain"), [(0.0, 1.0, 1.0), (16.0, 0.625, 1.6), (1e12, 0.25, 4.0)])

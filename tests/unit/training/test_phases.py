@@ -35,7 +35,7 @@ CHANGED = replace(PLAIN, num_steps=55, phases=(phase(0, 16, 100), phase(10, 64, 
 
 
 def test_a_job_without_phases_has_that_of_its_own():
-    assert PLAIN.phase(7) == phase(0, 16, 100) and PLAIN.in_phase(7) is PLAIN
+    assert PLAIN.phase(7) == phase(0, 16, 100)
     assert PLAIN.samples(7) == range(112, 128) and PLAIN.schedule_place(7) == (7, 100)
     assert [step for step in range(101) if PLAIN.is_evaluated(step)] == [3, 25, 50, 75, 90]
     assert "phases" not in to_json(PLAIN) and "may_vary" not in to_json(PLAIN) and "target" not in to_json(PLAIN)
@@ -54,9 +54,7 @@ def test_a_schedule_ends_with_the_last_step_and_evaluations_keep_their_places_in
 
 
 def test_a_step_has_the_batch_size_and_the_precision_of_its_phase():
-    other = CHANGED.in_phase(30)
-    assert (other.global_batch_size, other.precision) == (64, "bf16")
-    assert CHANGED.in_phase(9) == CHANGED
+    assert CHANGED.phase(30).variant == (64, "bf16", 1) and CHANGED.phase(9).variant == (16, "fp32", 1)
     assert from_json(Job, to_json(CHANGED)) == CHANGED
 
 
@@ -91,5 +89,23 @@ def test_a_target_is_reached_by_an_evaluation_of_its_metric(target, metrics, is_
 
 def test_the_choices_of_a_job_begin_with_its_own():
     variables = Variables(global_batch_size=(64, 16), precision=("bf16", "fp32"))
-    assert variables.choices(PLAIN) == [(16, "fp32"), (64, "bf16"), (64, "fp32"), (16, "bf16")]
-    assert Variables().choices(PLAIN) == [(16, "fp32")]
+    assert variables.choices(PLAIN) == [(16, "fp32", 1), (64, "bf16", 1), (64, "fp32", 1), (16, "bf16", 1)]
+    assert Variables().choices(PLAIN) == [(16, "fp32", 1)]
+
+
+@pytest.mark.parametrize(("workers", "relaxed"), [(None, []), (1, []), (3, [24]), (4, [16, 24]), (5, [])], ids=str)
+def test_local_updates_take_workers_that_share_the_batch(workers, relaxed):
+    variables = Variables(global_batch_size=(16, 24), sync_every=(1, 8), workers=workers)
+    assert [each[0] for each in variables.choices(PLAIN) if each[2] > 1] == relaxed
+    assert replace(PLAIN, may_vary=variables).varies
+
+
+def test_learning_rates_are_tried_by_the_same_job_for_a_twentieth_of_its_steps():
+    job = replace(PLAIN, num_steps=1000, may_vary=Variables(lr=(1e-3, 2e-5)), target=Target(metric="loss", at_most=1.0))
+    assert [(each.name, each.optimizer.lr) for each in job.searches()] == [("a.lr-0.001", 1e-3), ("a.lr-2e-05", 2e-5)]
+    for search in job.searches():
+        assert search.num_steps == 1000 and search.is_evaluated(50) and search.target is None and not search.searches()
+        assert [search.learning_rate(step) for step in range(9)] == [
+            search.optimizer.lr / job.optimizer.lr * job.learning_rate(step) for step in range(9)
+        ]
+    assert not job.varies and PLAIN.searches() == []

@@ -16,20 +16,20 @@ from ringmaster.tasks.execution.events import (
     FIRST_PREDICTION,
     NEWEST_PREDICTION,
     JobEnded,
+    PredictedEnd,
     PredictionUpdate,
     predictions_in,
 )
 from ringmaster.tasks.execution.forecast import (
     CERTAIN,
-    FEWEST_SCORES,
     LATEST,
     LEAST_SPREAD,
     NU,
-    Z_LATEST,
     EarlierRun,
     EarliestEnds,
     EndScores,
     ForecastConditions,
+    calibrated,
     corrected,
     errors_in,
     job_error,
@@ -257,30 +257,49 @@ def test_what_no_profile_contains_is_independent_of_the_speeds(num_jobs):
     assert half == pytest.approx(corrected(found.spread, ())[1], rel=0.05)
 
 
-def test_latest_ends_learn_how_late_earlier_ends_were():
+def draws_of(**medians_s):
+    return {job: np.exp(0.1 * np.linspace(-2, 2, 200)) * median_s for job, median_s in medians_s.items()}
+
+
+def test_ends_are_corrected_by_how_late_earlier_ends_of_their_class_were():
+    """Ends in the middle of a batch are late, and its last one is early; both by more than is believed."""
     scores, random_numbers = EndScores(), random.Random(5)
-    num_met = 0
-    for i in range(900):
-        left = {"a": np.exp(0.1 * np.linspace(-2, 2, 200)) * 100}
-        end = predict(left, z_latest=(scores.z_latest, Z_LATEST), made_s=50.0).jobs["a"]
-        late_s = 50.0 + 100.0 * math.exp(random_numbers.gauss(0.2, 0.3))  # later, and off by more, than is believed
-        scores.note(f"j{i}", end, made_s=50.0)
-        scores.note(f"j{i}", replace(end, end_s=end.end_s + 1.0), made_s=50.0)  # no half of it is over
-        scores.close(f"j{i}", late_s)
-        num_met += i >= 300 and late_s <= end.latest_s
-    assert abs(num_met / 600 - LATEST) < 0.04
+    num_met, num_inside, widths = {"a": 0, "z": 0}, 0, []
+    for i in range(400):
+        raw = predict(draws_of(a=50.0, z=100.0), since_s=1e9, made_s=50.0)
+        shown = calibrated(raw, of_jobs=scores, of_batches=EndScores())
+        assert shown.end == raw.end
+        for job, mean in (("a", 0.5), ("z", -0.1)):
+            end, left_s = shown.jobs[job], (raw.jobs[job].end_s - 50.0) * math.exp(random_numbers.gauss(mean, 0.2))
+            if i >= 100:
+                num_met[job] += 50.0 + left_s <= end.latest_s
+                num_inside += end.low_s <= 50.0 + left_s <= end.high_s
+                widths.append(math.log((end.high_s - 50.0) / (end.low_s - 50.0)))
+            scores.note(job, raw.jobs[job], raw, batch=str(i))
+            scores.note(job, raw.jobs[job], replace(raw, made_s=51.0), batch=str(i))  # no half of it is over
+            scores.close(job, 1e9 + 50.0 + left_s)
+    assert all(abs(num / 300 - LATEST) < 0.04 for num in num_met.values())
+    assert abs(num_inside / 600 - COVERAGE) < 0.04
+    assert np.median(widths) == pytest.approx(2 * 1.645 * 0.2, rel=0.15)  # as narrow as each class is
 
 
-def test_jobs_that_were_stopped_and_few_ends_say_nothing():
+def test_jobs_that_were_stopped_and_ends_of_few_batches_say_nothing():
     scores = EndScores()
-    end = predict({"a": np.full(200, 10.0)}).jobs["a"]
+    raw = predict({"a": np.full(200, 10.0), "z": np.full(200, 100.0)})
+
+    def end(batch: int, job: str, ended_s: float | None) -> PredictedEnd:
+        scores.note(f"{batch}/{job}", raw.jobs[job], raw, batch=str(batch))
+        scores.close(f"{batch}/{job}", ended_s)
+        return scores.corrected(raw.jobs["a"], raw)
+
     for i in range(100):
-        scores.note(f"j{i}", end, made_s=0.0)
-        scores.close(f"j{i}", None if i >= FEWEST_SCORES - 1 else 1000.0)
-    assert scores.z_latest == Z_LATEST
-    scores.note("last", end, made_s=0.0)
-    scores.close("last", 1000.0)
-    assert scores.z_latest > 5 * Z_LATEST
+        assert end(i, "a", None if i >= 8 else 1000.0) == raw.jobs["a"]
+    for _ in range(100):
+        assert end(7, "a", 1000.0) == raw.jobs["a"]  # all of the same few batches
+    assert end(101, "z", 100.0).latest_s == pytest.approx(1000.0)  # nine batches: the latest of their ends
+    assert end(102, "a", 1000.0).end_s == pytest.approx(1000.0)
+    early = replace(raw.jobs["a"], earliest_s=5000.0)
+    assert scores.corrected(early, raw).end_s == 5000.0
 
 
 @st.composite

@@ -1,10 +1,17 @@
 """The joint planning terms of all batches of a pool."""
 
-import pytest
+import json
 
+import pytest
+from typer.testing import CliRunner
+
+from ringmaster.errors import InputError
+from ringmaster.flows.cli import app
+from ringmaster.flows.pool.batch_requests import quotas_in_words
 from ringmaster.tasks.planning.objectives import PlanningTerms
-from ringmaster.tasks.pool.active_batches import HEAVIEST, ActiveBatch, combined_terms
+from ringmaster.tasks.pool.active_batches import HEAVIEST, ActiveBatch, combined_terms, quota_of, set_quotas
 from ringmaster.tasks.pool.requests import RequestKind, RequestStatus
+from ringmaster.tasks.storage.database import file_url
 from tests.unit.pool.bench import EPOCH_S, PoolBench, submission
 from tests.unit.pool.workers import Worker
 
@@ -46,6 +53,48 @@ def test_a_user_has_the_least_quota_of_all_batches():
     combined = combined_terms([standing(name, **each) for name, each in zip("xy", terms, strict=True)])
     assert combined.max_devices == {"ana": 2, "kim": 1}
     assert combined.shares == {"ben": 0.5}
+
+
+def test_a_quota_of_the_pool_holds_in_all_batches_from_then_on(database, pool):
+    pool.pass_seconds(1, Worker(database, num_devices=4))
+    terms = PlanningTerms(users={"a": "ana", "b": "ana"}, max_devices={"ana": 3})
+    pool.submit(submission("b1", terms=terms), submission("b2", terms=PlanningTerms(users={"a": "ben"})))
+    assert pool.plans[-1].quotas == {"ana": 3}
+    set_quotas(database, {"ana": quota_of("2"), "ben": quota_of("25%"), "kim": quota_of("1")})
+    assert set_quotas(database, {"kim": quota_of("none")}) == {"ana": {"max_devices": 2}, "ben": {"share": 0.25}}
+    pool.pass_seconds(3, Worker(database, num_devices=4))
+    assert pool.plans[-1].quotas == {"ana": 2, "ben": 1}
+    lines = quotas_in_words(database)
+    assert lines[:2] == ["quota of ana: 2", "quota of ben: 25%"]
+    assert any(line.startswith("ana may hold 2 devices at a time") for line in lines[2:])
+    after = PoolBench(database, pool.clock)  # another controller
+    after.step()
+    assert after.plans[-1].quotas == {"ana": 2, "ben": 1}
+
+
+@pytest.mark.parametrize("text", ["0", "-1", "0%", "101%", "4.5", "x", "", "4%%", "1000000", "²"])
+def test_what_is_no_quota_is_refused(text):
+    with pytest.raises(ValueError, match="is not a quota"):
+        quota_of(text)
+
+
+def test_quotas_are_set_and_shown_by_a_command(tmp_path, monkeypatch):
+    for name, value in {
+        "RINGMASTER_DATABASE": file_url(tmp_path / "pool.db"),
+        "PREFECT_API_URL": "http://127.0.0.1:1/api",
+        "MLFLOW_TRACKING_URI": "http://127.0.0.1:1",
+    }.items():
+        monkeypatch.setenv(name, value)
+
+    def run(*words):
+        return CliRunner().invoke(app, ["pool", "quota", *words])
+
+    assert run().output == "no user has a quota\n"
+    assert run("ana", "4").output == "quota of ana: 4\n"
+    assert run("ben", "25%").output == "quota of ana: 4\nquota of ben: 25%\n"
+    assert json.loads(run("ana", "none", "--json").stdout) == {"quotas": {"ben": {"share": 0.25}}, "prices": []}
+    for words in (["ana"], ["ana", "many"]):
+        assert isinstance(run(*words).exception, InputError)
 
 
 def test_a_deadline_is_closer_when_the_batch_waited_before(database, pool):

@@ -1,0 +1,79 @@
+"""Expert parallelism: each device holds some experts of each layer, and tokens travel to the experts chosen for them.
+
+Source: Lepikhin et al., GShard (arXiv:2006.16668).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import TYPE_CHECKING, Any
+
+from ringmaster.techniques.fsdp import Fsdp
+from ringmaster.techniques.job import Job
+from ringmaster.techniques.technique import Config, GangShape, StepWork, training_state_bytes
+
+if TYPE_CHECKING:
+    from torch import Tensor, nn
+    from torch.distributed.device_mesh import DeviceMesh
+
+    from ringmaster.techniques.model_facts import ModelFacts
+
+
+class Expert(Fsdp):
+    """Divides the batch and all weights as `fsdp`; weights of experts are never gathered, and tokens go to them."""
+
+    name = "expert"
+    summary = "as fsdp; each device keeps its experts, and tokens travel to them"
+    needs = "two devices or more; a mixture of experts whose number they divide; 1/n of the training state"
+    adaptations = frozenset()
+    takes_4_bits = False
+    takes_chunks = None
+    measures_noise = False
+    saves_memory_of = None
+
+    def supports(self, job: Job, gang: GangShape, facts: ModelFacts) -> str | None:
+        """Requires what `fsdp` does, and experts that can be divided equally."""
+        if not facts.num_experts:
+            return "is for mixtures of experts whose tensors hold one expert after another, such as Mixtral"
+        if facts.num_experts % gang.num_devices:
+            return f"{facts.num_experts} experts cannot be divided by {gang.num_devices} devices"
+        if job.compile:
+            return "compile: true, and how many tokens reach an expert is known only while the model runs"
+        return super().supports(job, gang, facts)
+
+    def configs(self, job: Job, gang: GangShape, facts: ModelFacts) -> Iterator[Config]:
+        """Yields the configs of `fsdp` with one copy of the weights, on the devices."""
+        for config in super().configs(job, gang, facts):
+            if not {"num_replicas", "offload"} & set(config):
+                yield config
+
+    def mesh_shape(self, gang: GangShape, config: Config) -> dict[str, int]:
+        """Returns one axis, which divides the batch, the experts and all other weights."""
+        return {"dp_expert": gang.num_devices}
+
+    def estimate_memory(self, job: Job, gang: GangShape, config: Config, facts: ModelFacts) -> int:
+        """Returns the bytes of the state shard, and of the gathered weights of layers without their experts."""
+        experts_bytes = facts.expert_bytes // max(facts.num_layers, 1)
+        ahead_bytes = (1 + config.get("prefetch", 1)) * max(facts.largest_layer_bytes - experts_bytes, 0)
+        others_bytes = facts.parameter_bytes - facts.expert_bytes
+        gathered_bytes = min(ahead_bytes, others_bytes) if config["reshard"] else others_bytes
+        return training_state_bytes(job, facts) // gang.num_devices + gathered_bytes
+
+    def parallelize(self, model: nn.Module, mesh: DeviceMesh | None, config: Config) -> nn.Module:
+        """Divides the experts, then shards everything else as `fsdp`."""
+        from ringmaster.techniques.parallel.experts import divide_experts, expert_modules
+
+        assert mesh is not None
+        self._experts = [each for module in expert_modules(model) for each in divide_experts(module, mesh)]
+        return super().parallelize(model, mesh, config)
+
+    def _policies(self, mesh: DeviceMesh, config: Config) -> dict[str, Any]:
+        return {**super()._policies(mesh, config), "ignored_params": set(self._experts)}
+
+    def forward_backward(self, model: nn.Module, work: StepWork) -> tuple[Tensor, float]:
+        """Runs the default step; experts that no token has reached get gradients of zeros."""
+        from ringmaster.techniques.parallel.experts import fill_gradients
+
+        result = super().forward_backward(model, work)
+        fill_gradients(self._experts)
+        return result
