@@ -65,17 +65,25 @@ def _routed(
     num_own = cast(int, module.num_experts) // num_ranks
     chosen = index.reshape(-1)
     order = torch.argsort(chosen, stable=True)
-    leaving = torch.bincount(chosen, minlength=num_own * num_ranks).view(num_ranks, num_own)
+    leaving = torch.zeros(num_own * num_ranks, dtype=chosen.dtype, device=chosen.device)
+    leaving = leaving.scatter_add_(0, chosen, torch.ones_like(chosen)).view(num_ranks, num_own)
     arriving = torch.empty_like(leaving)
     dist.all_to_all_single(arriving, leaving, group=group)
-    sent, received = leaving.sum(1).tolist(), arriving.sum(1).tolist()
+    sent, received = sizes_of(leaving.sum(1), total=len(chosen)), sizes_of(arriving.sum(1), total=len(chosen))
     tokens = all_to_all_single_autograd(hidden[order // top_k], received, sent, group)
-    own = torch.arange(num_own, device=index.device).repeat(num_ranks).repeat_interleave(arriving.flatten())
+    own = torch.arange(num_own, device=index.device).repeat(num_ranks)
+    own = own.repeat_interleave(arriving.flatten(), output_size=sum(received))
     if len(tokens):
         part = _with_tensors(module, num_own, dtype=tokens.dtype, scale=1 / num_ranks)
         tokens = compute(part, tokens, own[:, None], torch.ones_like(own[:, None], dtype=weights.dtype))
     returned = all_to_all_single_autograd(tokens, sent, received, group)[torch.argsort(order)]
     return (returned.view(*index.shape, -1) * weights[..., None]).sum(1).to(hidden.dtype)
+
+
+def sizes_of(counts: Tensor, *, total: int) -> list[int]:
+    """Returns the tokens that go to, or come from, each rank. total: those that this rank sends."""
+    sizes: list[int] = counts.tolist()
+    return sizes
 
 
 def _with_tensors(module: nn.Module, number: int, *, dtype: torch.dtype, scale: float) -> nn.Module:
@@ -134,4 +142,5 @@ def loss_of_whole_batch(model: Any, output: Any, batch: Mapping[str, Tensor], me
     balance = len(shares) * (shares * (probabilities * weights).sum((0, 1)) / num_weighted).sum()
     logits = output.logits.flatten(0, -2).float()
     entropy = functional.cross_entropy(logits, labels.flatten(), ignore_index=IGNORED, reduction="sum") / num_labels
-    return mesh.size() * (entropy + model.router_aux_loss_coef * balance)
+    loss: Tensor = mesh.size() * (entropy + model.router_aux_loss_coef * balance)
+    return loss
