@@ -327,7 +327,8 @@ def summary(rows: list[dict[str, Any]]) -> list[str]:
 
 def record(rows: list[dict[str, Any]]) -> None:
     """Writes the measurements so far, so that an interrupted run keeps its rows."""
-    RESULTS.write_text(json.dumps({"date": date.today().isoformat(), "rows": rows}, indent=1) + "\n")
+    lines = ",\n".join(json.dumps(row) for row in rows)
+    RESULTS.write_text(f'{{"date": "{date.today().isoformat()}", "rows": [\n{lines}\n]}}\n')
     page = PAGE.read_text()
     before, rest = page.split(BEGIN, 1)
     runs = f"{date.today().isoformat()}, {len(rows)} of {SEEDS * len(TASKS)} runs."
