@@ -321,8 +321,8 @@ def summary(rows: list[dict[str, Any]]) -> list[str]:
     sooner = f"{min(digits):.2f} to {max(digits):.2f} times sooner on digits (goal 1.7)" if digits else ""
     return [
         f"Regret {statistics.median(regrets):.2f} in the median (goal 1.07), {max(regrets):.2f} at worst (goal 1.25); "
-        f"{sum(are_inside)} of {len(are_inside)} numbers of steps inside the predicted interval (goal 9 of 10), which is "
-        f"{low:.2f} to {high:.2f} times the prediction in the median; {sooner}. "
+        f"{sum(are_inside)} of {len(are_inside)} numbers of steps inside the predicted interval (goal 9 of 10), which "
+        f"is {low:.2f} to {high:.2f} times the prediction in the median; {sooner}. "
         f"Nothing changes for less than {LEAST_GAIN:.0%}."
     ]
 
