@@ -11,7 +11,7 @@ BATCH ?= examples/mixed_batch.yaml
 TESTS ?= tests
 # Processes that share the tests, a file at a time, so that what a file prepares is prepared once; 0 runs them in one.
 WORKERS ?= 2
-# Which of several equal parts of the long tests to run: make test-full PART=2/4
+# Which of several parts of the files with long tests to run: make test-full PART=2/4
 PART ?= 1/1
 
 BIN := .venv/bin
@@ -56,8 +56,18 @@ demo-undo: $(READY)  ## Train models again as if they had never read a row, abou
 test: $(READY)  ## Run the tests (TESTS=tests/unit for a part of them)
 	$(BIN)/python -m pytest $(PARALLEL) --timeout 180 --maxfail 20 $(TESTS)
 
-test-full: $(READY)  ## Run the long tests, which `make test` leaves out (PART=2/4 for the second quarter)
-	$(BIN)/python -m pytest $(PARALLEL) -m full --part $(PART) $(TESTS)
+# Long tests are marked, or are cases of a matrix. No other file is imported, which would take longer than most of them.
+FULL = $(shell grep -rlE 'mark\.full|tests\.matrix' --include='test_*.py' $(TESTS) | sort \
+	| awk 'BEGIN { split("$(PART)", part, "/") } NR % part[2] == part[1] % part[2]')
+
+test-full: $(READY)  ## Run the long tests, which `make test` leaves out (PART=2/4 for the second quarter of their files)
+	$(BIN)/python -m pytest $(PARALLEL) -m full $(or $(FULL),$(error PART=$(PART) of $(TESTS) has no long tests))
+
+# Their own folders: importing the other tests would take half a minute.
+test-cluster: TESTS = tests/cluster
+test-slurm: TESTS = tests/slurm
+test-ray: TESTS = tests/ray
+test-browser: TESTS = tests/browser
 
 test-cluster: $(READY)  ## Run the tests of pools: servers, nodes, and their faults, about 15 minutes
 	$(BIN)/python -m pytest -m 'cluster and not full' --session-timeout 3000 $(TESTS)

@@ -4,8 +4,6 @@ import os
 from contextlib import suppress
 from pathlib import Path
 
-import pytest
-
 # Numerics as in a gang, set before torch is imported. A single thread's sums do not depend on memory addresses.
 # Several threads would wait for each other in loops on a busy machine: a test would take ten times as long.
 os.environ.setdefault("OMP_NUM_THREADS", "1")
@@ -32,33 +30,9 @@ with suppress(ImportError):  # a machine with a GPU may have only torch and pyte
 
 def pytest_addoption(parser):
     parser.addoption(
-        "--part",
-        type=_part,
-        default=(1, 1),
-        metavar="K/N",
-        help="Run the K-th of N parts of the selected tests. A file's tests stay together.",
-    )
-    parser.addoption(
         "--gpus",
         type=int,
         default=0,
         metavar="N",
         help="Train the gangs of the integration tests on N GPUs, which ranks share, instead of on cores.",
     )
-
-
-def _part(text):
-    number, _, num_parts = text.partition("/")
-    if not (number.isdecimal() and num_parts.isdecimal() and 1 <= int(number) <= int(num_parts)):
-        raise pytest.UsageError(f"--part {text}: expected K/N with 1 <= K <= N, such as 2/4")
-    return int(number), int(num_parts)
-
-
-@pytest.hookimpl(trylast=True)
-def pytest_collection_modifyitems(config, items):
-    """Keeps the files of one part. Files are distributed in turn, after the markers have selected the tests."""
-    number, num_parts = config.getoption("--part")
-    files = sorted({item.path for item in items})
-    kept = set(files[number - 1 :: num_parts])
-    config.hook.pytest_deselected(items=[item for item in items if item.path not in kept])
-    items[:] = [item for item in items if item.path in kept]

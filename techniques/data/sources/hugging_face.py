@@ -2,18 +2,18 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 
 from ringmaster.techniques.data.arrow_files import Array, ArrowWriter, column_of, open_split, split_file, table_of
-from ringmaster.techniques.data.file_patterns import stamp
 from ringmaster.techniques.data.file_rows import is_held_out
 from ringmaster.techniques.data.images import pixels_of, read_image
-from ringmaster.techniques.data.stored_source import Preparation, StoredSource, described
+from ringmaster.techniques.data.stored_source import StoredSource, described
 from ringmaster.techniques.data.tokens import TextOptions, write_text
 from ringmaster.techniques.data.unfit_data import SplitRows
 from ringmaster.techniques.data_source import PreparedData, Row
@@ -36,40 +36,21 @@ class HuggingFace(StoredSource):
     options_class = TextOptions
     reads = ("dataset",)
 
-    def preparation(self, spec: DataSpec, *, cache_dir: Path) -> Preparation:
-        """Returns how text becomes tokens, and how other columns are stored."""
-        return preparation_of_dataset(spec, write=lambda folder: _write(folder, spec, self.options(spec).text_column))
-
-
-def preparation_of_dataset(spec: DataSpec, *, write: Callable[[Path], PreparedData]) -> Preparation:
-    """Returns how the samples of a data set are prepared by `write`."""
-    assert spec.dataset is not None
-    folder = Path(spec.dataset)
-    files = sorted(p for p in folder.rglob("*") if p.is_file()) if folder.is_dir() else []
-    return Preparation(
-        name=spec.dataset,
-        location=str(folder.absolute()) if folder.is_dir() else f"hf://{spec.dataset}",
-        state=[(p.relative_to(folder).as_posix(), *stamp(p)) for p in files],
-        write=write,
-    )
-
-
-def _write(folder: Path, spec: DataSpec, text_column: str) -> PreparedData:
-    splits = load_splits(spec)
-    names = splits[0].column_names
-    is_text = text_column in names
-    if is_text or ("input_ids" in names and spec.seq_len is not None):
-        column = text_column if is_text else "input_ids"
-        where = f"dataset {spec.dataset!r}"
-        prepared = write_text(
-            folder, spec=spec, rows=lambda: _documents(splits, column, spec), where=where, column=text_column
-        )
-        return with_leaks_of_splits(prepared, splits, spec, columns=[column])
-    prepared = _write_columns(folder, splits, spec, text_column)
-    stored = open_split(folder, "training").column_names
-    return with_leaks_of_splits(
-        prepared, splits, spec, columns=[name for name in names if RENAMED.get(name, name) in stored]
-    )
+    def write(self, folder: Path, spec: DataSpec, *, where: str, cache_dir: Path) -> PreparedData:
+        """Writes the tokens of text, or other columns as they are."""
+        text_column = self.options(spec).text_column
+        splits = load_splits(spec)
+        names = splits[0].column_names
+        is_text = text_column in names
+        if is_text or ("input_ids" in names and spec.seq_len is not None):
+            column = text_column if is_text else "input_ids"
+            rows = partial(_documents, splits, column, spec)
+            prepared = write_text(folder, spec=spec, rows=rows, where=where, column=text_column)
+            return with_leaks_of_splits(prepared, splits, spec, columns=[column])
+        prepared = _write_columns(folder, splits, spec, text_column)
+        stored = open_split(folder, "training").column_names
+        columns = [name for name in names if RENAMED.get(name, name) in stored]
+        return with_leaks_of_splits(prepared, splits, spec, columns=columns)
 
 
 def with_leaks_of_splits(

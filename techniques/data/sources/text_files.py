@@ -12,8 +12,8 @@ from pathlib import Path
 from typing import Any
 
 from ringmaster.techniques.data.encoded_rows import parts_of_files
-from ringmaster.techniques.data.file_rows import RowReading, preparation_of_files, rows_of_files
-from ringmaster.techniques.data.stored_source import Preparation, StoredSource
+from ringmaster.techniques.data.file_rows import RowReading, rows_of_files
+from ringmaster.techniques.data.stored_source import StoredSource
 from ringmaster.techniques.data.tokens import TextOptions, write_text
 from ringmaster.techniques.data_source import PreparedData, Row
 from ringmaster.techniques.job import DataSpec
@@ -37,16 +37,6 @@ class TextFiles(StoredSource):
     options_class = TextOptions
     reads = ("path",)
 
-    def preparation(self, spec: DataSpec, *, cache_dir: Path) -> Preparation:
-        """Returns how the documents become one stream of tokens, which is cut into samples."""
-        return preparation_of_files(
-            spec,
-            cache_dir=cache_dir,
-            rows=self.rows,
-            write=partial(self._write, cache_dir),
-            identity_of=self.identity_of,
-        )
-
     def rows(self, spec: DataSpec) -> Iterator[Row]:
         """Yields every row before tokenisation; its content is its text, a `FileText` or its token ids."""
         return rows_of_files(spec, self._reading(spec))
@@ -55,7 +45,8 @@ class TextFiles(StoredSource):
         column = self.options(spec).text_column
         return RowReading(columns=(column, "input_ids"), content=partial(_content, column=column))
 
-    def _write(self, cache_dir: Path, folder: Path, spec: DataSpec, where: str) -> PreparedData:
+    def write(self, folder: Path, spec: DataSpec, *, where: str, cache_dir: Path) -> PreparedData:
+        """Writes the documents as one stream of tokens, cut into samples."""
         return write_text(
             folder,
             spec=spec,

@@ -164,6 +164,18 @@ def test_ci_runs_lint_and_every_suite(tmp_path: Path):
     assert re.search(r"test-full PART=[0-9]+/80$", told, re.MULTILINE)
 
 
+def test_each_file_with_long_tests_is_in_one_part_of_them():
+    def files(part: str) -> list[str]:
+        command = ["make", "-n", "-o", ".ci/run", "READY=.ci/run", "test-full", f"PART={part}"]
+        return re.findall(
+            r"tests/\S+", subprocess.run(command, cwd=ROOT, capture_output=True, check=True, text=True).stdout
+        )
+
+    long = [file for file in (ROOT / "tests").rglob("test_*.py") if "mark.full" in file.read_text()]
+    assert {str(file.relative_to(ROOT)) for file in long} <= set(files("1/1"))
+    assert sorted(file for number in (1, 2, 3) for file in files(f"{number}/3")) == files("1/1")
+
+
 @pytest.mark.parametrize("target", ["lint", *SUITES])
 def test_ci_fails_where_one_of_them_fails(target: str, tmp_path: Path):
     done, _ = ci(tmp_path, failing=target)

@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from ringmaster.techniques.data import encoded_rows, file_patterns, prepare, tokens
-from ringmaster.techniques.data.manifest import RowManifest
+from ringmaster.techniques.data.encoded_rows import RowManifest
 from ringmaster.techniques.data.sources import text_files
 from ringmaster.techniques.job import DataSpec
 
