@@ -194,7 +194,7 @@ class RowSamples:
             context = replace(context, _labels=classes if self._finds_classes else ClassLabels(self._labels))
         faults: list[RowError] = []
         first_fault, num_rows = 0, 0
-        rows, unreadable = self._kind.with_columns(part.rows()), None
+        rows, unreadable = part.rows(), None
         with ArrowWriter(folder / SAMPLES, refused=self._refused) as samples, ArrowWriter(folder / ROWS) as known:
             while unreadable is None:
                 chunk: list[Row] = []

@@ -426,7 +426,7 @@ def _vocabulary(file: Path) -> Any:
     return json.loads(file.read_text(encoding="utf-8")).get("model", {}).get("vocab")
 
 
-Content = str | list[int]
+Content = str | FileText | list[int]
 KTO_COLUMNS = frozenset({"prompt", "completion", "label"})
 NO_KTO = (
     "has a prompt, a completion and a label, as for KTO, a loss that there is not. To fix: keep the rows whose label "
@@ -468,16 +468,15 @@ class TextFiles(StoredSource):
 
 def _content(row: Any, where: str, *, column: str) -> Content:
     """The text or the token ids of a row."""
-    content = row.get(column, row.get("input_ids")) if isinstance(row, Mapping) else None
-    if isinstance(content, str):
+    content: Content | None = row if isinstance(row, FileText) else row.get(column, row.get("input_ids"))
+    if isinstance(content, (str, FileText)):
         return content
     if isinstance(content, list) and all(isinstance(token, int) for token in content):
         return content
-    if not isinstance(row, Mapping) or (column not in row and "input_ids" not in row):
-        if isinstance(row, Mapping) and row.keys() >= KTO_COLUMNS:
+    if column not in row and "input_ids" not in row:
+        if row.keys() >= KTO_COLUMNS:
             raise ValueError(f"{where} {NO_KTO}")
-        there = sorted(row) if isinstance(row, Mapping) else type(row).__name__
-        what = f"has no text (nor input_ids) in column {column!r}; it has {there}"
+        what = f"has no text (nor input_ids) in column {column!r}; it has {sorted(row)}"
         raise ValueError(f"{where} {what}. To fix: set text_column")
     read = column if column in row else "input_ids"
     text = "it is null" if content is None else f"it is of type {type(content).__name__}"
