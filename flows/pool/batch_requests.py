@@ -1,6 +1,6 @@
 """Requests of a person about batches that run on a pool: finding the batch, asking, and waiting for the answer."""
 
-import threading
+import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import closing, contextmanager
 from dataclasses import dataclass, replace
@@ -136,7 +136,8 @@ def clone_job(
     faults += clone_faults(settings_of_clone)
     if at_step is not None and not is_warm:
         faults.append("a step is for a warm clone, which goes on from a checkpoint. To fix: add --warm")
-    source = next((each for each in Batch.from_json(journal.get("batch")).jobs if each.name == job), None)
+    file = journal.get("batch")  # without the batches that are handed over by a program, and without clones
+    source = next((each for each in (Batch.from_json(file).jobs if file else ()) if each.name == job), None)
     if source is not None and source.parents == () and not faults:
         try:  # by the rules of batch files, with all faults at once
             known_steps = {} if source.num_steps is not None else {"num_steps": 1, "num_epochs": None}
@@ -179,8 +180,8 @@ def ask_about(
         key: requests.ask(kind, {"batch": key, "jobs": list(own), **more})
         for key, own in meant(database, batch=batch, jobs=jobs, kind=kind).items()
     }
-    with in_time(patience_s) as is_over:
-        result = {key: requests.wait(number, until=is_over) for key, number in numbers.items()}
+    is_over = timeout(patience_s)
+    result = {key: requests.wait(number, until=is_over) for key, number in numbers.items()}
     faults = [
         str(r.answer.get("message", r.status))
         for r in result.values()
@@ -201,16 +202,10 @@ def ask_about(
     ]
 
 
-@contextmanager
-def in_time(patience_s: float) -> Iterator[Callable[[], bool]]:
-    """Yields a function that returns whether `patience_s` seconds have passed."""
-    over = threading.Event()
-    timer = threading.Timer(patience_s, over.set)
-    timer.start()
-    try:
-        yield over.is_set
-    finally:
-        timer.cancel()
+def timeout(patience_s: float) -> Callable[[], bool]:
+    """Returns a function that returns whether `patience_s` seconds have passed since now."""
+    end_s = time.monotonic() + patience_s
+    return lambda: time.monotonic() >= end_s
 
 
 def meant(
