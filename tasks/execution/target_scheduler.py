@@ -323,7 +323,8 @@ class TargetScheduler:
         step_s = {
             variant: seconds
             for variant, profiles in variants.items()
-            if (seconds := _seconds(profiles, most=most)) is not None
+            if (seconds := min((each.step_s for each in profiles if each.num_devices <= most), default=None))
+            is not None
         }
         return choose_variant(
             self._jobs[name],
@@ -356,13 +357,6 @@ class TargetScheduler:
     def _keep(self) -> None:
         noise = {name: to_json(list(rows.values())) for name, rows in self._noise.items() if name not in self.choices}
         self._journal.put(FACT, {"noise": noise, "choices": to_json(self.choices), "rates": to_json(self.rates)})
-
-
-def _seconds(profiles: Sequence[Profile], *, most: int) -> float | None:
-    """Returns the least seconds of a step on at most `most` devices, or as many device-seconds on others."""
-    fitting = [profile.step_s for profile in profiles if profile.num_devices <= most]
-    others = [profile.step_s * profile.num_devices / most for profile in profiles]
-    return min(fitting or others, default=None)
 
 
 def exchange_share(variants: Mapping[Variant, Sequence[Profile]], *, own: Variant) -> float:
