@@ -39,8 +39,8 @@ class RowReading:
     """What a job reads of a row.
 
     columns: the columns that are needed; where the format allows it, others are not read. None for all.
-    content: returns what is read of a row as a JSON value; called with the row and its place in messages. The content
-        of a text file is its whole text, without a call.
+    content: returns what is read of a row as a JSON value; called with the row and its place in messages. The row of a
+        text file is a `FileText`.
     """
 
     columns: Sequence[str] | None
@@ -159,7 +159,7 @@ def _rows(file: DataFile, spec: DataSpec, reading: RowReading) -> Iterator[Row]:
     path, held_out = file.path, file.held_out is True
     if format_of(path, spec.format) == "text":
         text = FileText(path)
-        yield Row(file=path, number=1, value=text, content=text, held_out=held_out)
+        yield Row(file=path, number=1, value=text, content=reading.content(text, path), held_out=held_out)
         return
     contents = _contents(file, spec, reading)
     for number, value, content in contents:
@@ -221,7 +221,6 @@ def _position(key: str) -> float:
     return int.from_bytes(hashlib.sha256(key.encode()).digest()[:8], "big") / 2**64
 
 
-KEYS = ("last_days", "last_rows", "since", "until")
 DAY_S = 86_400.0
 
 T = TypeVar("T")

@@ -10,11 +10,11 @@ from pathlib import Path
 from typing import Any
 
 from ringmaster.techniques.data.arrow_files import TOKENS, Table
-from ringmaster.techniques.data.file_rows import RowReading, is_held_out, rows_of_files
+from ringmaster.techniques.data.file_rows import RowReading, rows_of_files
 from ringmaster.techniques.data.row_kind import LABEL, Columns, RowKind, SampleContext, columns_of_files
 from ringmaster.techniques.data.row_samples import RowSamples
 from ringmaster.techniques.data.samples import PaddedSamples
-from ringmaster.techniques.data.sources.hugging_face import load_splits, with_leaks_of_splits
+from ringmaster.techniques.data.sources.hugging_face import load_splits, rows_of_splits, with_leaks_of_splits
 from ringmaster.techniques.data_source import Dataset, PreparedData, Row
 from ringmaster.techniques.job import DataSpec
 from ringmaster.techniques.metric import IGNORED
@@ -37,7 +37,7 @@ class RowSource(RowKind):
     def rows_of_path(self, spec: DataSpec) -> Iterator[Row]:
         """Yields the rows of files, with the columns that are read."""
         columns = self.columns(spec)
-        yield from self.with_columns(rows_of_files(spec, RowReading(columns=columns.names, content=columns.content)))
+        yield from rows_of_files(spec, RowReading(columns=columns.names, content=columns.content))
 
     def samples(self, table: Table, prepared: PreparedData) -> Dataset:
         """Returns the samples in the rows of a table, which are padded."""
@@ -60,7 +60,12 @@ class RowSource(RowKind):
         if self.has_classes and not self.options(spec).labels:
             labels = _class_names(splits[0].features[columns.columns[LABEL]])
             spec = replace(spec, options={**spec.options, "labels": labels})
-        rows = partial(_rows_of_splits, splits, spec, columns, where)
+        named = {name: names for name in columns.names if (names := _class_names(splits[0].features[name]))}
+
+        def content(row: dict[str, Any], place: str) -> dict[str, Any]:
+            return columns.content(row | {name: _with_names(row[name], names) for name, names in named.items()}, place)
+
+        rows = partial(rows_of_splits, splits, spec, columns.names, content=content, key=_split_key)
         result = prepared(spec=spec, columns=columns, rows=rows, cache_dir=None).write()
         return with_leaks_of_splits(result, splits, spec, columns=columns.names)
 
@@ -78,20 +83,9 @@ def _with_names(value: Any, names: Sequence[str]) -> Any:
     return None if value is None else names[value]
 
 
-def _split_key(content: Mapping[str, Any], *, index: int) -> str:
+def _split_key(content: Mapping[str, Any], index: int) -> str:
     """The text by whose hash a row is held out: its content, or its number where that is no JSON value (an image)."""
     try:
         return json.dumps(content)
     except (TypeError, ValueError):
         return f"row {index}"
-
-
-def _rows_of_splits(splits: list[Any], spec: DataSpec, columns: Columns, where: str) -> Iterator[Row]:
-    named = {name: names for name in columns.names if (names := _class_names(splits[0].features[name]))}
-    for position, split in enumerate(splits):
-        for index, row in enumerate(split.select_columns([*columns.names])):
-            row |= {name: _with_names(row[name], names) for name, names in named.items()}
-            content = columns.content(row, f"{where}, row {index + 1}")
-            key = _split_key(content, index=index)
-            is_of_held_out = position == 1 if len(splits) == 2 else is_held_out(key, share=spec.held_out)
-            yield Row(file=where, number=index + 1, value=row, content=content, held_out=is_of_held_out)

@@ -123,7 +123,7 @@ def test_a_worker_that_is_frozen(pool, bench, tmp_path, recovered):
 
 def changes_of_clones(num_clones):
     """What differs in each clone, with as many steps as all jobs of the test train."""
-    changes = [{**each, "num_steps": LONG_ENOUGH} if "num_steps" in each else each for each in CHANGES]
+    changes = [{**each, "num_steps": LONG_ENOUGH + 900} if "num_steps" in each else each for each in CHANGES]
     return {f"clone-{number}": each for number, each in enumerate(changes[:num_clones])}
 
 
@@ -133,7 +133,7 @@ def test_warm_clones_of_a_sweep_whose_node_is_lost(pool, bench, tmp_path, recove
 
     Clones write the trace of their sources, so its rule of one owner does not hold for them.
     """
-    jobs = {f"swept-{k}": torch_job(f"swept-{k}", trace=pool.trace.file, num_steps=LONG_ENOUGH) for k in range(8)}
+    jobs = {f"swept-{k}": torch_job(f"swept-{k}", trace=pool.trace.file, num_steps=2 * LONG_ENOUGH) for k in range(8)}
     batch = pool.submit(jobs.values())
     pool.wait_for_checkpoint(batch, job="swept-0")
     name, source = node_of(pool, "swept-0")
