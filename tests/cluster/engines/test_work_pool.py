@@ -93,9 +93,9 @@ def test_a_node_comes_for_a_batch_and_is_given_back(home, worker):
     try:
         assert NodeRegistry(database).all() == [] and runs_of_nodes(home) == []
         home.run_batch()
-        until("the node is given back", lambda: NodeRegistry(database).all() == [], seconds=60)
+        until("the node is given back", lambda: NodeRegistry(database).all() == [])
     finally:
         database.close()
-    until("its flow run has ended", lambda: not {"Running", "Cancelling"} & {*runs_of_nodes(home)}, seconds=60)
+    until("its flow run has ended", lambda: not {"Running", "Cancelling"} & {*runs_of_nodes(home)})
     # On a busy machine, a node may have been idle for 8 s, and another one have come.
     assert {*runs_of_nodes(home)} == {"Cancelled"}, "nobody needs a node any more"
