@@ -23,6 +23,7 @@ from pathlib import Path
 
 from benchmarks.planning.families import draw
 from benchmarks.simulation.simulated_runs import simulate
+from ringmaster.codec import from_json
 from ringmaster.tasks.execution.events import PredictedEnd, Prediction
 from ringmaster.tasks.execution.forecast import EndScores, calibrated
 from ringmaster.tasks.planning import Plan, Problem, solve
@@ -97,8 +98,8 @@ def main() -> None:
     chosen = parser.parse_args()
     pools: dict[int, Pool] = {}
     for file in chosen.load:
-        pools |= {int(seed): [(Prediction.from_json(p), ends) for p, ends in pool]
-                  for seed, pool in json.loads(file.read_text()).items()}  # fmt: skip
+        for seed, pool in json.loads(file.read_text()).items():
+            pools[int(seed)] = [(from_json(Prediction, prediction), ends_s) for prediction, ends_s in pool]
     for seed in range(chosen.first, chosen.first + chosen.pools):
         if seed not in pools:
             pools[seed] = simulated(draw(chosen.family, seed=seed), seed=seed, planner=PLANNERS[chosen.planner])

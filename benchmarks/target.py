@@ -293,7 +293,7 @@ def inside(row: dict[str, Any]) -> list[bool]:
 def line(row: dict[str, Any]) -> str:
     """Returns a row of the table."""
     steps = ", ".join(str(row["steps"][size]) for size in SIZES)
-    predicted = ", ".join(f"{each:.0f} ({low:.0f} to {high:.0f})" for low, each, high in intervals(row).values())
+    predicted = ", ".join(f"{each:.0f}" for _, each, _ in intervals(row).values())
     return (
         f"| {row['task']} | {row['seed']} | {row['noise_scale']:.1f} | {steps} | {predicted} | "
         f"{sum(inside(row))} of {len(inside(row))} | {row['best']} | {row['chosen']} | "
@@ -315,19 +315,22 @@ def summary(rows: list[dict[str, Any]]) -> list[str]:
     """Returns the figures that have goals."""
     regrets = [row["regret"] for row in rows]
     are_inside = [each for row in rows for each in inside(row)]
+    ends = [(low / each, high / each) for row in rows for low, each, high in intervals(row).values()]
+    low, high = map(statistics.median, zip(*ends, strict=True))
     digits = [row["gain"] for row in rows if row["task"].startswith("digits")]
     sooner = f"{min(digits):.2f} to {max(digits):.2f} times sooner on digits (goal 1.7)" if digits else ""
     return [
         f"Regret {statistics.median(regrets):.2f} in the median (goal 1.07), {max(regrets):.2f} at worst (goal 1.25); "
-        f"{sum(are_inside)} of {len(are_inside)} predicted numbers of steps inside their interval (goal 9 of 10); "
-        f"{sooner}. "
+        f"{sum(are_inside)} of {len(are_inside)} numbers of steps inside the predicted interval (goal 9 of 10), which "
+        f"is {low:.2f} to {high:.2f} times the prediction in the median; {sooner}. "
         f"Nothing changes for less than {LEAST_GAIN:.0%}."
     ]
 
 
 def record(rows: list[dict[str, Any]]) -> None:
     """Writes the measurements so far, so that an interrupted run keeps its rows."""
-    RESULTS.write_text(json.dumps({"date": date.today().isoformat(), "rows": rows}, indent=1) + "\n")
+    lines = ",\n".join(json.dumps(row) for row in rows)
+    RESULTS.write_text(f'{{"date": "{date.today().isoformat()}", "rows": [\n{lines}\n]}}\n')
     page = PAGE.read_text()
     before, rest = page.split(BEGIN, 1)
     runs = f"{date.today().isoformat()}, {len(rows)} of {SEEDS * len(TASKS)} runs."

@@ -14,10 +14,11 @@ import shutil
 import tempfile
 import uuid
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
-from contextlib import ExitStack, contextmanager, suppress
+from contextlib import AbstractContextManager, ExitStack, contextmanager, suppress
 from dataclasses import dataclass, replace
 from fnmatch import fnmatch
 from pathlib import Path, PurePosixPath
+from types import MappingProxyType
 from typing import Any
 
 from ringmaster.errors import LedgerError, TensorStoreError, UnknownModel
@@ -224,30 +225,47 @@ class Stub:
     bases: tuple[str | Stub, ...] = ()
 
 
+Converter = Callable[[Path], AbstractContextManager[Path]]
+"""Makes a temporary folder with the model of a file. Raises ValueError, with a remedy, where it cannot be read."""
+
+
 def import_model(
-    ledger: Ledger, source: str, *, name: str, snapshot: Snapshot, store: TensorStore, fetch: Fetch
+    ledger: Ledger,
+    source: str,
+    *,
+    name: str,
+    snapshot: Snapshot,
+    store: TensorStore,
+    fetch: Fetch,
+    converters: Mapping[str, Converter] = MappingProxyType({}),
 ) -> ModelRecord:
-    """Records the model in a folder or of a hub name as `name`, and adds it to the tensor store.
+    """Records the model in a folder, of a file or of a hub name as `name`, and adds it to the tensor store.
 
     The base models on its card become its parents. A base that the lineage contains is found by its source or its name.
     Any other base gets a node without weights, and its own card is followed in turn. Importing the same model again
     returns the same node. All inputs are checked before anything is copied, and weights and descriptions alone are
     (`inspect`); if a later step fails, what was recorded is removed again.
 
+    converters: by their suffixes, of files that are no folders of safetensors.
+
     Raises ValueError (LedgerError, TensorStoreError) if there is no valid model, and OSError if the hub cannot be
     reached.
     """
-    place = Path(source).expanduser()
-    if place.is_dir():
+    place, given = Path(source).expanduser(), ExitStack()
+    if place.exists():
         source = str(place.resolve())
-    elif place.exists():
+    if place.is_file() and place.suffix in converters:
+        place = given.enter_context(converters[place.suffix](place.resolve()))
+    elif place.is_file():
         raise ValueError(f"{place} is a file, and no folder. To fix: unpack it, and name the model's folder")
-    else:
+    elif not place.is_dir():
         place = fetch(source, MODEL_FILES)
-    model = inspect(place)
-    card = read_card(place)
-    bases = planned_bases(card, snapshot, fetch, source=source)
-    with model.staged(beside=store.folder) as folder, whole_or_nothing(ledger, store) as attempt:
+    with given:
+        model = inspect(place)
+        card = read_card(place)
+        bases = planned_bases(card, snapshot, fetch, source=source)
+        folder = given.enter_context(model.staged(beside=store.folder))
+        attempt = given.enter_context(whole_or_nothing(ledger, store))
         stored = store.add(folder, owner=attempt.owner)
         return attempt.record(
             name,

@@ -283,7 +283,7 @@ def check_same(found: PreparedData, wanted: PreparedData) -> None:
 
 
 BUILTIN_SOURCES: dict[str, str] = {
-    "language-modeling": "ringmaster.techniques.data.sources.text_files:TextFiles",
+    "language-modeling": "ringmaster.techniques.data.tokens:TextFiles",
     "text-classification": "ringmaster.techniques.data.sources.labelled_text:TextClassification",
     "text-regression": "ringmaster.techniques.data.sources.labelled_text:TextRegression",
     "token-classification": "ringmaster.techniques.data.sources.labelled_text:TokenClassification",

@@ -12,6 +12,7 @@ from contextlib import AbstractContextManager, ExitStack
 from itertools import product
 from typing import TYPE_CHECKING, Any
 
+from ringmaster.techniques.expert import Expert
 from ringmaster.techniques.fsdp import Fsdp
 from ringmaster.techniques.job import DISTILLED, PRUNED, Job
 from ringmaster.techniques.model_facts import why_positions_lost, why_unknown
@@ -34,6 +35,8 @@ if TYPE_CHECKING:
 
     from ringmaster.techniques.model_facts import ModelFacts
 
+DIVIDED_EXPERTS = "divided_experts"
+"""The key, in a config, that has the ranks of dp_shard keep their experts as `expert` does."""
 AXES = ("pp", "dp_shard", "tp")  # neighbouring devices, which have the fastest links, lie along the last axis
 
 
@@ -69,7 +72,7 @@ class Mesh(Technique):
         for (recompute, reshard), sizes in product((("none", False), ("full", True)), suitable):
             pp, dp_shard, tp = sizes
             rows = job.global_batch_size // dp_shard
-            yield {
+            config = {
                 "micro_batch": rows if pp == 1 else rows // micro_batch_counts(rows, pp)[0],
                 "recompute": recompute,
                 **dict(zip(AXES, sizes, strict=True)),
@@ -78,6 +81,9 @@ class Mesh(Technique):
                 "sequence_parallel": pp == 1 and facts.decoder.seq_len % tp == 0,
                 "loss_parallel": pp == 1 and tp > 1 and job.loss is None,
             }
+            if dp_shard > 1 and facts.num_experts and facts.num_experts % dp_shard == 0:
+                yield {**config, DIVIDED_EXPERTS: True}
+            yield config
 
     def mesh_shape(self, gang: GangShape, config: Config) -> dict[str, int]:
         """Returns the axes whose size is above 1.
@@ -87,7 +93,7 @@ class Mesh(Technique):
         sizes = {axis: int(config[axis]) for axis in AXES}
         if math.prod(sizes.values()) != gang.num_devices:
             raise ValueError(f"a mesh of {sizes} does not have {gang.num_devices} devices")
-        return {axis: size for axis, size in sizes.items() if size > 1}
+        return {_axis(axis, config): size for axis, size in sizes.items() if size > 1}
 
     def num_stages(self, gang: GangShape, config: Config) -> int:
         """Returns the size of the pp axis."""
@@ -101,8 +107,12 @@ class Mesh(Technique):
         state = training_state_bytes(job, facts) // gang.num_devices
         if config["dp_shard"] == 1:
             return state
-        of_stage = facts.parameter_bytes // int(config["pp"])
-        gathered = min(2 * facts.largest_layer_bytes, of_stage) if config["reshard"] else of_stage
+        whole_bytes, layer_bytes = facts.parameter_bytes, facts.largest_layer_bytes
+        if config.get(DIVIDED_EXPERTS, False):
+            whole_bytes -= facts.expert_bytes
+            layer_bytes = max(layer_bytes - facts.expert_bytes // max(facts.num_layers, 1), 0)
+        of_stage = whole_bytes // int(config["pp"])
+        gathered = min(2 * layer_bytes, of_stage) if config["reshard"] else of_stage
         return state + gathered // int(config["tp"])
 
     def parallelize(self, model: nn.Module, mesh: DeviceMesh | None, config: Config) -> nn.Module:
@@ -111,7 +121,8 @@ class Mesh(Technique):
 
         assert mesh is not None
         self._tensor = TensorParallel() if config["tp"] > 1 else None
-        self._shards = Fsdp() if config["dp_shard"] > 1 else None
+        sharding = Expert if config.get(DIVIDED_EXPERTS, False) else Fsdp
+        self._shards = sharding() if config["dp_shard"] > 1 else None
         self._pipeline = Pipeline() if config["pp"] > 1 else None
         self._mesh = mesh
         for technique in (self._tensor, self._shards, self._pipeline):
@@ -124,7 +135,8 @@ class Mesh(Technique):
             recompute_layers(part, config["recompute"])
             if self._shards is None:
                 return part
-            return self._shards.parallelize(part, mesh["dp_shard"], {**config, "recompute": "none"})
+            axis = _axis("dp_shard", config)
+            return self._shards.parallelize(part, mesh[axis], {**config, "recompute": "none"})
 
         if self._pipeline is None:
             return shard(model)
@@ -148,6 +160,8 @@ class Mesh(Technique):
             loss_sum, count = self._pipeline.forward_backward(model, work)
         else:
             loss_sum, count = super().forward_backward(model, work)
+        if isinstance(self._shards, Expert):
+            self._shards.fill_gradients()
         settle_(model.parameters())
         return whole(loss_sum), count
 
@@ -187,6 +201,10 @@ class Mesh(Technique):
     def unwrap(self, model: nn.Module) -> nn.Module:
         """Returns the model with all parameters that this rank holds."""
         return model if self._pipeline is None else self._pipeline.unwrap(model)
+
+
+def _axis(axis: str, config: Config) -> str:
+    return "dp_expert" if axis == "dp_shard" and config.get(DIVIDED_EXPERTS, False) else axis
 
 
 def _sizes(gang: GangShape) -> list[tuple[int, int, int]]:

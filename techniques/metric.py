@@ -252,7 +252,10 @@ METRICS = Registry(kind="metric", group="ringmaster.metrics", builtin=BUILTIN_ME
 METRIC_FAMILIES = Registry(
     kind="family of metrics",
     group="ringmaster.metric_families",
-    builtin={"lm-eval": "ringmaster.techniques.metrics.lm_eval_tasks:lm_eval_metric"},
+    builtin={
+        "latency": "ringmaster.techniques.metrics.latency:latency_metric",
+        "lm-eval": "ringmaster.techniques.metrics.lm_eval_tasks:lm_eval_metric",
+    },
 )
 """Functions, by name, from the rest of the name FAMILY/REST of a metric to its class."""
 

@@ -96,6 +96,7 @@ class ModelFacts:
     has_experts: whether tokens are routed to some of several experts.
     num_experts: the number of experts of a layer, where their tensors can be divided between experts; 0 otherwise.
     expert_bytes: the size of their parameters in fp32.
+    has_router_loss: whether the model adds a loss of its routers, which is one of the whole batch.
     undivided: what several adapters in one batch cannot each have of their own, as a message about `modules_to_save`
         or about tensors of the samples; empty if there is nothing.
     computes_loss: whether the model itself computes the loss, from more than logits, when the job names no loss.
@@ -113,6 +114,7 @@ class ModelFacts:
     has_experts: bool = field(default=False, metadata=SINCE_LATER)
     num_experts: int = field(default=0, metadata=SINCE_LATER)
     expert_bytes: int = field(default=0, metadata=SINCE_LATER)
+    has_router_loss: bool = field(default=False, metadata=SINCE_LATER)
     undivided: str = field(default="", metadata=SINCE_LATER)
     computes_loss: bool = field(default=False, metadata=SINCE_LATER)
     whole_batch: str = field(default="", metadata=SINCE_LATER)

@@ -66,12 +66,14 @@ def main() -> None:
     parser.add_argument("--threads", type=int, help="of the script with peft; by default, as many as are fastest")
     parser.add_argument("--quick", action="store_true", help="short trials, which test this benchmark")
     parser.add_argument("--product", action="store_true", help="what groups and early stopping save, and both")
+    parser.add_argument("--steps", type=int, help="of each trial, with --product; by default, those of the example")
     options = parser.parse_args()
     if not (DATA / "base").exists():
         subprocess.run([sys.executable, ROOT / "examples" / "recipes" / "make_base.py"], check=True)
     with tempfile.TemporaryDirectory(prefix="bench-sweep-") as folder:
         if options.product:
-            print(json.dumps(measure_product(Path(folder), quick=options.quick), indent=1))
+            rows = measure_product(Path(folder), quick=options.quick, num_steps=options.steps)
+            print(json.dumps(rows, indent=1))
             return
         measured = measure(
             Path(folder), rounds=1 if options.quick else options.rounds, threads=options.threads, quick=options.quick
@@ -83,31 +85,12 @@ def main() -> None:
 
 def measure(folder: Path, *, rounds: int, threads: int | None, quick: bool) -> dict[str, Any]:
     """Runs all contenders in turns; returns the results of each round, with the evaluations and their times."""
-    raw = yaml.safe_load(FILE.read_text())
+    raw = sweep_of(num_steps=QUICK["num_steps"] if quick else None)
     if quick:
-        raw["template"]["job"]["num_steps"] = QUICK["num_steps"]
         raw["early_stopping"]["min_steps"] = QUICK["min_steps"]
         raw["space"] = {"optimizer.lr": QUICK["lr"], "adapter.rank": QUICK["rank"]}
-    job = raw["template"]["job"]
-    job["model"]["from_pretrained"] = str(DATA / "base")
-    job["data"] = {key: str(DATA / Path(value).name) for key, value in job["data"].items()}
     first, factor = raw["early_stopping"]["min_steps"], raw["early_stopping"]["reduction_factor"]
-    plain = Sweep(
-        base=job["model"]["from_pretrained"],
-        train=job["data"]["path"],
-        test=job["data"]["held_out_path"],
-        folder="",
-        threads=1,
-        alpha=job["adapter"]["alpha"],
-        warmup_steps=job["schedule"]["warmup_steps"],
-        clip_grad_norm=job["clip_grad_norm"],
-        batch_size=job["global_batch_size"],
-        num_steps=job["num_steps"],
-        configurations=[
-            {"lr": float(lr), "rank": rank}
-            for lr, rank in product(raw["space"]["optimizer.lr"], raw["space"]["adapter.rank"])
-        ],
-    )
+    plain = plain_of(raw)
     plain = replace(plain, threads=threads or (1 if quick else best_threads(plain, folder)))
     rows = []
     for number in range(rounds):
@@ -145,31 +128,66 @@ def measure(folder: Path, *, rounds: int, threads: int | None, quick: bool) -> d
     }
 
 
-def measure_product(folder: Path, *, quick: bool) -> list[dict[str, Any]]:
-    """Returns what one sweep takes with and without groups of trials in a gang, and with and without early stopping.
-
-    device_s: of all segments, with their starts and evaluations. times: the first row's over this one's.
-    """
-    raw = yaml.safe_load(FILE.read_text())
+def sweep_of(*, num_steps: int | None) -> dict[str, Any]:
+    """Returns the sweep of the example, with absolute paths, and with other steps if they are given."""
+    raw: dict[str, Any] = yaml.safe_load(FILE.read_text())
     job = raw["template"]["job"]
-    job["num_steps"] = QUICK["num_steps"] if quick else job["num_steps"]
+    job["num_steps"] = num_steps or job["num_steps"]
     job["model"]["from_pretrained"] = str(DATA / "base")
     job["data"] = {key: str(DATA / Path(value).name) for key, value in job["data"].items()}
+    return raw
+
+
+def plain_of(raw: Mapping[str, Any]) -> Sweep:
+    """Returns a sweep as the scripts read it, with one thread."""
+    job = raw["template"]["job"]
+    return Sweep(
+        base=job["model"]["from_pretrained"],
+        train=job["data"]["path"],
+        test=job["data"]["held_out_path"],
+        folder="",
+        threads=1,
+        alpha=job["adapter"]["alpha"],
+        warmup_steps=job["schedule"]["warmup_steps"],
+        clip_grad_norm=job["clip_grad_norm"],
+        batch_size=job["global_batch_size"],
+        num_steps=job["num_steps"],
+        configurations=[
+            {"lr": float(lr), "rank": rank}
+            for lr, rank in product(raw["space"]["optimizer.lr"], raw["space"]["adapter.rank"])
+        ],
+    )
+
+
+def measure_product(folder: Path, *, quick: bool, num_steps: int | None = None) -> list[dict[str, Any]]:
+    """Returns what one sweep takes by the script with peft, with and without groups of trials, and early stopping.
+
+    device_s: of all segments, with their starts and evaluations; of the script, its seconds on one core. times: those
+    of the script over these. loss_ratio: the winner's loss over that of the script's.
+    """
+    raw = sweep_of(num_steps=QUICK["num_steps"] if quick else num_steps)
+    job = raw["template"]["job"]
     rates = [3e-4 * 1.7**k for k in range(4 if quick else 8)]
     raw["space"] = {"optimizer.lr": rates, "adapter.rank": [4, 8] if quick else [4, 8, 16, 32]}
     raw["num_trials"] = len(rates) * len(raw["space"]["adapter.rank"])
-    rows: list[dict[str, Any]] = []
-    for techniques, policy in product((["single"], None), ("none", "cut")):
+    home = folder / "peft"
+    home.mkdir()
+    plain = replace(plain_of(raw), folder=str(home))
+    script = by_script("peft_sweep.py", plain, home)
+    script["device_s"], script["loss"] = script["seconds"], loss_of(plain, script["model"])
+    rows = [{"who": PEFT, "times": 1.0, "loss_ratio": 1.0} | {k: script[k] for k in ("seconds", "device_s", "loss")}]
+    say(f"{rows[0]}")
+    for are_grouped, policy in ((True, "cut"), (True, "none"), (False, "cut"), (False, "none")):
         job.pop("techniques", None)
-        job |= {"techniques": techniques} if techniques else {}
+        job |= {} if are_grouped else {"techniques": ["single"]}
         home = folder / f"product-{len(rows)}"
         home.mkdir()
         found = by_ringmaster({**raw, "early_stopping": {"policy": policy}}, home)
-        row = {"groups": techniques is None, "policy": policy, "loss": found["reported"]}
-        row |= {key: found[key] for key in ("seconds", "device_s", "training_s")}
-        first = rows[0] if rows else row
-        rows.append({**row, "times": first["device_s"] / row["device_s"], "loss_ratio": row["loss"] / first["loss"]})
-        say(f"{rows[-1]}")
+        row = {"who": RINGMASTER, "groups": are_grouped, "policy": policy, "loss": loss_of(plain, found["model"])}
+        row |= {key: found[key] for key in ("seconds", "device_s")}
+        row |= {"times": script["device_s"] / row["device_s"], "loss_ratio": row["loss"] / script["loss"]}
+        rows.append(row)
+        say(f"{row}")
     return rows
 
 

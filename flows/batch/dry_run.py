@@ -219,6 +219,8 @@ def _planned(batch: Batch, profiled: ProfilingResult, cluster: Cluster, *, seed:
     )
     if not jobs:
         return result
+    short = {search.name: job.search_steps for job in jobs for search in job.searches()}
+    jobs = [replace(job, num_steps=short.get(job.name, job.num_steps)) for job in jobs]
     problem = batch.terms.on(
         planning_problem(jobs, profiled.profiles, cluster, name=batch.name, groups=profiled.groups)
     )

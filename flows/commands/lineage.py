@@ -31,19 +31,26 @@ if TYPE_CHECKING:
 
 
 def import_(
-    source: Annotated[str, typer.Argument(help="Folder with safetensors, or a name on Hugging Face's hub.")],
+    source: Annotated[str, typer.Argument(help="Folder with safetensors, GGUF file, or name on Hugging Face's hub.")],
     name: Annotated[str, typer.Option(help="Name of the registered model.")],
     as_json: AsJson = False,
 ) -> None:
     """Record a model from elsewhere; what its card names as base_model becomes its parent."""
     from ringmaster.model_lineage.importing import fetch_from_hub, import_model
+    from ringmaster.techniques.models.gguf_files import GGUF, converted_gguf
 
     if not is_printable_name(name) or set(name) & set("/:@'\""):
         raise InputError([f"a model cannot be called {name!r}. To fix: use letters, digits, '-', '_' and '.'"])
     with lineage_home() as home:
         try:
             record = import_model(
-                home.ledger, source, name=name, snapshot=home.snapshot, store=home.store, fetch=fetch_from_hub
+                home.ledger,
+                source,
+                name=name,
+                snapshot=home.snapshot,
+                store=home.store,
+                fetch=fetch_from_hub,
+                converters={GGUF: converted_gguf},
             )
         except OSError as error:
             raise InputError([str(error)]) from error

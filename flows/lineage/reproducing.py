@@ -47,7 +47,7 @@ from ringmaster.techniques.checkpoints.chain import (
 )
 from ringmaster.techniques.checkpoints.checkpoint import copy_checkpoint, folder_of
 from ringmaster.techniques.checkpoints.storage import place_of
-from ringmaster.techniques.data.manifest import RowManifest
+from ringmaster.techniques.data.encoded_rows import RowManifest
 from ringmaster.techniques.preflight import Preflight
 from ringmaster.techniques.processes.events import Event, OutcomeStatus, Steps
 from ringmaster.techniques.processes.gang import Gang

@@ -1,6 +1,6 @@
 """Requests of a person about batches that run on a pool: finding the batch, asking, and waiting for the answer."""
 
-import threading
+import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import closing, contextmanager
 from dataclasses import dataclass, replace
@@ -12,7 +12,6 @@ from sqlalchemy.exc import DBAPIError
 
 from ringmaster.errors import InputError
 from ringmaster.flows import settings
-from ringmaster.flows.batch.run_folder import is_going_on
 from ringmaster.tasks.batch import Batch
 from ringmaster.tasks.batch.references import NAME_REMEDY, is_name
 from ringmaster.tasks.planning import Problem
@@ -23,9 +22,12 @@ from ringmaster.tasks.pool.submissions import ALONE, BatchStatus, Submissions, u
 from ringmaster.tasks.storage.database import Database, file_url
 from ringmaster.tasks.storage.journal import Journal
 from ringmaster.tasks.storage.schema import PLANS
+from ringmaster.techniques import DataSpec, Job, ModelSpec
 
 DATABASE_PATIENCE_S = 15.0  # for a person who waits at a command
 ANSWER_PATIENCE_S = 20.0  # longer than the replacement of a controller takes
+
+CLONED_FIELDS = ("optimizer", "schedule", "clip_grad_norm", "seed", "num_steps", "global_batch_size")
 
 ALONE_OVER = "no run of batch {!r} goes on on this machine, and no pool is up here. To fix: see `ringmaster status`"
 NO_POOL = (
@@ -95,6 +97,8 @@ def database_of(batch: str) -> Iterator[Database]:
         with open_database(address) as database:
             yield database
         return
+    from ringmaster.flows.batch.run_folder import is_going_on  # half a second, which a request to a pool need not wait
+
     folders = sorted((settings.home() / "batches" / batch).glob("*/journal.db")) if is_name(batch) else []
     if not folders or not is_going_on(folders[-1].parent):
         raise InputError([ALONE_OVER.format(batch) if folders else NO_POOL])
@@ -132,11 +136,16 @@ def clone_job(
     faults += clone_faults(settings_of_clone)
     if at_step is not None and not is_warm:
         faults.append("a step is for a warm clone, which goes on from a checkpoint. To fix: add --warm")
-    source = next((each for each in Batch.from_json(journal.get("batch")).jobs if each.name == job), None)
+    file = journal.get("batch")  # without the batches that are handed over by a program, and without clones
+    source = next((each for each in (Batch.from_json(file).jobs if file else ()) if each.name == job), None)
     if source is not None and source.parents == () and not faults:
         try:  # by the rules of batch files, with all faults at once
             known_steps = {} if source.num_steps is not None else {"num_steps": 1, "num_epochs": None}
             clone = with_settings(replace(source, **known_steps), settings_of_clone, name=name)  # type: ignore[arg-type]
+            if not any(key.startswith("loss.") for key in settings_of_clone):
+                # To check a model and its data, transformers is imported for a second; they are the source's.
+                plain = Job(name=name, model=ModelSpec(factory="builtins:dict"), data=DataSpec(factory="builtins:dict"))
+                clone = replace(plain, **{field: getattr(clone, field) for field in CLONED_FIELDS})
             Batch.of(name=batch, jobs=[clone])
         except ValueError as error:
             faults.append(str(error))
@@ -171,8 +180,8 @@ def ask_about(
         key: requests.ask(kind, {"batch": key, "jobs": list(own), **more})
         for key, own in meant(database, batch=batch, jobs=jobs, kind=kind).items()
     }
-    with in_time(patience_s) as is_over:
-        result = {key: requests.wait(number, until=is_over) for key, number in numbers.items()}
+    is_over = timeout(patience_s)
+    result = {key: requests.wait(number, until=is_over) for key, number in numbers.items()}
     faults = [
         str(r.answer.get("message", r.status))
         for r in result.values()
@@ -193,16 +202,10 @@ def ask_about(
     ]
 
 
-@contextmanager
-def in_time(patience_s: float) -> Iterator[Callable[[], bool]]:
-    """Yields a function that returns whether `patience_s` seconds have passed."""
-    over = threading.Event()
-    timer = threading.Timer(patience_s, over.set)
-    timer.start()
-    try:
-        yield over.is_set
-    finally:
-        timer.cancel()
+def timeout(patience_s: float) -> Callable[[], bool]:
+    """Returns a function that returns whether `patience_s` seconds have passed since now."""
+    end_s = time.monotonic() + patience_s
+    return lambda: time.monotonic() >= end_s
 
 
 def meant(

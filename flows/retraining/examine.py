@@ -194,6 +194,7 @@ def examine_by(
                     suite=suite,
                     against=None if against is None else against.folder,
                     metrics=None if policy.metric is None else [policy.metric],
+                    more_metrics=[*policy.limits],
                     max_rows=policy.max_rows if all_rows else policy.num_rows,
                     is_whole=all_rows,
                     environment=environment,

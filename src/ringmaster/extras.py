@@ -4,6 +4,7 @@ from importlib.util import find_spec
 
 # The packages that an extra of pyproject.toml brings, by the names under which they are imported.
 PACKAGES = {
+    "gguf": ("gguf",),
     "images": ("PIL",),
     "kubernetes": ("prefect_kubernetes",),
     "lm-eval": ("lm_eval",),

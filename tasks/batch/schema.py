@@ -291,7 +291,7 @@ class Evaluation(Section):
     at_steps: list[Whole] = Field(default=[], description="further steps after which to evaluate, such as [10, 100]")
     metrics: Annotated[list[EvaluationMetric], Field(min_length=1)] = Field(
         default=list(job.EvaluationSpec.metrics),
-        description=f"a list of metrics out of {', '.join(metric_names())}, and lm-eval/TASK",
+        description=f"a list of metrics out of {', '.join(metric_names())}, latency/p99_s and lm-eval/TASK",
     )
     max_batches: Whole = Field(
         default=job.EvaluationSpec.max_batches, description="the most batches of one evaluation, such as 16"

@@ -16,9 +16,9 @@ from ringmaster.codec import digest, to_json
 from ringmaster.tasks.batch.document import Finding, got
 from ringmaster.tasks.batch.schema import DatasetVersion
 from ringmaster.tasks.datasets.catalogue import Entry
+from ringmaster.techniques.data.encoded_rows import RowManifest
 from ringmaster.techniques.data.file_patterns import matching
 from ringmaster.techniques.data.file_rows import moment
-from ringmaster.techniques.data.manifest import RowManifest
 from ringmaster.techniques.data.row_files import FileText, format_of, read_rows
 from ringmaster.techniques.data.unfit_data import SplitRows
 from ringmaster.techniques.data_source import data_source_of

@@ -7,10 +7,10 @@ from typing import Any
 
 from ringmaster.model_lineage.records import DatasetInput
 from ringmaster.techniques.data.arrow_files import fingerprint
-from ringmaster.techniques.data.manifest import FILE, RowManifest
+from ringmaster.techniques.data.encoded_rows import MANIFEST, RowManifest
 from ringmaster.techniques.job import DataSpec
 
-ROWS = f"data/{FILE}"
+ROWS = f"data/{MANIFEST}"
 """The artifact of a job's run with the content hashes of the rows that were read."""
 
 

@@ -65,6 +65,7 @@ class ExaminationRequest:
     held_out: whether to read held-out rows.
     against: the folder of a model that each is compared with.
     metrics: the names of the metrics; None stands for the defaults of the model's kind.
+    more_metrics: the names of metrics beside these.
     folder: the suite's folder, from which its functions are imported.
     """
 
@@ -76,6 +77,7 @@ class ExaminationRequest:
     suite: Suite = field(default_factory=lambda: Suite(name="metrics"))
     against: Path | None = None
     metrics: Sequence[str] | None = None
+    more_metrics: Sequence[str] = ()
     max_rows: int | None = None
     is_whole: bool = False
     trained_on: TrainingData | None = None
@@ -93,9 +95,9 @@ def examine_each(models: Mapping[str, Path], request: ExaminationRequest) -> dic
 
     models: the models' folders by name.
     """
-    job, suite, metrics = request.job, request.suite, request.metrics
-    if metrics is not None:
-        job = replace(job, evaluation=replace(job.evaluation, metrics=tuple(metrics)))
+    job, suite, metrics, more = request.job, request.suite, request.metrics, tuple(request.more_metrics)
+    if metrics is not None or more:
+        job = replace(job, evaluation=replace(job.evaluation, metrics=(*(metrics or ()), *more)))
     score = partial(
         score_models, job=job, progress=request.progress, environment=request.environment, device=request.device
     )
@@ -116,7 +118,8 @@ def examine_each(models: Mapping[str, Path], request: ExaminationRequest) -> dic
         scored = score(requested, cases=Cases(texts=()), max_rows=request.max_rows, is_whole=request.is_whole)
     tests = _tests(suite, models, scored, score)
     return {
-        name: _examined(name, suite, scored, tests[name], metrics=metrics, folder=request.folder) for name in models
+        name: _examined(name, suite, scored, tests[name], metrics=metrics, more=more, folder=request.folder)
+        for name in models
     }
 
 
@@ -127,6 +130,7 @@ def _examined(
     tests: Sequence[TestResult],
     *,
     metrics: Sequence[str] | None,
+    more: Sequence[str],
     folder: Path | None,
 ) -> ExaminationResult:
     """Returns the result of one model."""
@@ -139,7 +143,7 @@ def _examined(
     measured: list[SliceMetric] = []
     if own is not None:
         try:
-            names = metrics or default_metrics(own.kind)
+            names = [*(metrics or default_metrics(own.kind)), *more]
             measured = measure(own, scored.scores.get(OTHER), metrics=names, slices=suite.slices)
         except ValueError as error:
             faults.append(str(error))

@@ -50,10 +50,7 @@ LEAST_MEASURED = 10  # steps with measurements, without which no batch size is c
 class VariantChoice:
     """What was chosen for the rest of a job, and why.
 
-    first_step: the step with which it begins.
-    global_batch_size, precision, local_updates: the job's own where nothing changes.
-    lr_factor: of the learning rate.
-    num_steps: the number of the job's steps from now on.
+    phase: of the rest of the job. It is like the job's own where nothing changes.
     steps: the predicted steps of the rest, in place of those that the job has left, with the interval in which they are
         expected.
     gain: the factor by which the rest is predicted to be quicker.
@@ -61,29 +58,16 @@ class VariantChoice:
     why: in words.
     """
 
-    first_step: int
-    global_batch_size: int
-    precision: str
-    lr_factor: float
-    num_steps: int
+    phase: TrainingPhase
     steps: tuple[int, int, int]
     gain: float
     noise_scale: float | None
     why: str
-    local_updates: LocalUpdates | None = None
 
     def phases(self, job: Job) -> tuple[TrainingPhase, ...]:
         """Returns the phases of the job with this choice; none where it changes nothing."""
-        chosen = TrainingPhase(
-            first_step=self.first_step,
-            global_batch_size=self.global_batch_size,
-            precision=self.precision,
-            lr_factor=self.lr_factor,
-            num_steps=self.num_steps,
-            local_updates=self.local_updates,
-        )
         own = job.phase(0)
-        return () if chosen.variant == own.variant else (own, chosen)
+        return () if self.phase.variant == own.variant else (own, self.phase)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -135,22 +119,18 @@ def choose_variant(
     alike = [each for each in offered if each[:2] == best[:2] and (1 - LEAST_GAIN) * time(each) <= time(best)]
     best = min(alike, key=lambda variant: variant[2], default=own)
     gain = time(own) / time(best) if own in step_s else 1.0
-    exchanges = f"exchanges are {exchange_share:.0%} of a step" if len(job.may_vary.sync_every) > 1 else ""
+    exchanges = [f"exchanges are {exchange_share:.0%} of a step"] if len(job.may_vary.sync_every) > 1 else []
     where = f"{job.name} keeps batches of {size} samples in {precision}"
     if best == own or 1 - 1 / gain < LEAST_GAIN:
         why = f"no other choice is predicted to save {LEAST_GAIN:.0%} of the rest"
         if not is_known and len(job.may_vary.global_batch_size) > 1:
             why = "the noise scale was not measured, which takes single, ddp or fsdp"
         return VariantChoice(
-            first_step=first_step,
-            global_batch_size=size,
-            precision=precision,
-            lr_factor=1.0,
-            num_steps=job.total_steps,
+            phase=replace(job.phase(0), first_step=first_step),
             steps=(left, left, left),
             gain=1.0,
             noise_scale=scale,
-            why=f"{where}: {why}" + (f", {exchanges}" if exchanges else ""),
+            why=", ".join([f"{where}: {why}", *exchanges]),
         )
     new_size, new_precision, sync_every = best
     low, high, factor = 1.0, 1.0, 1.0
@@ -161,27 +141,28 @@ def choose_variant(
     longest = min(steps[2], left) if job.schedule.name == "constant" else steps[0]
     if new_size != size:
         factor = learning_rate_factor(blocks, size=size, new_size=new_size, rule=job.may_vary.learning_rate_rule)
-    change, reasons, local = f"batches of {new_size} samples in {new_precision}", list[str](), None
-    if scale is not None and new_size != size:
-        reasons.append(f"noise scale {scale:.3g}, learning rate x {factor:.3g}")
+    change, local = f"batches of {new_size} samples in {new_precision}", None
+    reasons = [f"noise scale {scale:.3g}, learning rate x {factor:.3g}"] if scale and new_size != size else []
     if sync_every > 1:
         workers = job.may_vary.workers or 1
         local = LocalUpdates(workers=workers, sync_every=sync_every, warmup_steps=first_step)
         change += f" with an exchange of {workers} workers every {sync_every} steps"
-        reasons.append(exchanges)
+        reasons += exchanges
     predicted = f"{steps[0]} steps ({steps[1]} to {steps[2]}) predicted in place of {left}, {gain:.2f} times sooner"
     return VariantChoice(
-        first_step=first_step,
-        global_batch_size=new_size,
-        precision=new_precision,
-        lr_factor=factor,
-        num_steps=first_step + longest,
+        phase=TrainingPhase(
+            first_step=first_step,
+            global_batch_size=new_size,
+            precision=new_precision,
+            lr_factor=factor,
+            num_steps=first_step + longest,
+            local_updates=local,
+        ),
         steps=(steps[0], steps[1], steps[2]),
         gain=gain,
         noise_scale=scale,
         why=f"{job.name} trains on {change} in place of {size} in {precision} from step {first_step}: "
         f"{', '.join([*reasons, predicted])}",
-        local_updates=local,
     )
 
 
@@ -342,7 +323,8 @@ class TargetScheduler:
         step_s = {
             variant: seconds
             for variant, profiles in variants.items()
-            if (seconds := _seconds(profiles, most=most)) is not None
+            if (seconds := min((each.step_s for each in profiles if each.num_devices <= most), default=None))
+            is not None
         }
         return choose_variant(
             self._jobs[name],
@@ -366,7 +348,7 @@ class TargetScheduler:
         whys = [each.why for each in (self.rates.get(name), choice) if each is not None]
         self._act(
             SteeringRequest(
-                goals={name: choice.num_steps},
+                goals={name: choice.phase.num_steps},
                 phases={name: phases} if phases else {},
                 choices={name: "; ".join(whys)},
             )
@@ -377,37 +359,20 @@ class TargetScheduler:
         self._journal.put(FACT, {"noise": noise, "choices": to_json(self.choices), "rates": to_json(self.rates)})
 
 
-def _seconds(profiles: Sequence[Profile], *, most: int) -> float | None:
-    """Returns the least seconds of a step on at most `most` devices, or as many device-seconds on others."""
-    fitting = [profile.step_s for profile in profiles if profile.num_devices <= most]
-    others = [profile.step_s * profile.num_devices / most for profile in profiles]
-    return min(fitting or others, default=None)
-
-
 def exchange_share(variants: Mapping[Variant, Sequence[Profile]], *, own: Variant) -> float:
     """Returns the share of a step that the exchanges between devices take, by its seconds t(H) with one every H steps.
 
     With t(H) = c + s / H it is s / t(1) = (1 - t(H) / t(1)) / (1 - 1 / H), for the largest gang and the largest H for
     which there are options; 0 where there are none.
     """
-
-    def seconds(variant: Variant) -> dict[int, float]:
-        profiles = [profile for profile in variants.get(variant, ()) if profile.num_devices > 1]
-        return {
-            num: min(each.step_s for each in profiles if each.num_devices == num)
-            for num in {profile.num_devices for profile in profiles}
-        }
-
-    relaxed = [variant for variant in variants if variant[:2] == own[:2] and variant[2] > 1 and variants[variant]]
-    if not relaxed:
-        return 0.0
-    longest = max(relaxed, key=lambda variant: variant[2])
-    at_once, rarely = seconds(own), seconds(longest)
-    num_devices = max(at_once.keys() & rarely.keys(), default=0)
-    if not num_devices:
-        return 0.0
-    share = (1 - rarely[num_devices] / at_once[num_devices]) / (1 - 1 / longest[2])
-    return min(max(share, 0.0), 1.0)
+    at_once = {each.num_devices: each.step_s for each in sorted(variants.get(own, ()), key=lambda each: -each.step_s)}
+    shares = [
+        (each.num_devices, variant[2], (1 - each.step_s / at_once[each.num_devices]) / (1 - 1 / variant[2]))
+        for variant, profiles in variants.items()
+        for each in profiles
+        if variant[:2] == own[:2] and variant[2] > 1 and each.num_devices > 1 and each.num_devices in at_once
+    ]
+    return min(max(max(shares, default=(0, 0, 0.0))[2], 0.0), 1.0)
 
 
 def variant_jobs(job: Job) -> dict[Variant, Job]:

@@ -73,6 +73,10 @@ class ListSearch:
         chosen = [problem.jobs[j].options[k] for j, k in self.rows]
         counts = np.bincount([j for j, _ in self.rows], minlength=len(problem.jobs))
         last = np.cumsum(counts)
+        alike = {(n.device_type, n.num_devices, n.host_memory_bytes): n for n in problem.nodes}  # nodes of one kind
+        kinds = {key: i for i, key in enumerate(alike)}
+        kind_of = [kinds[n.device_type, n.num_devices, n.host_memory_bytes] for n in problem.nodes]
+        fits = np.array([[o.runs_on(node) for node in alike.values()] for o in chosen])
         self.options = Options(
             first=last - counts,
             last=last,
@@ -83,7 +87,7 @@ class ListSearch:
             save=np.array([o.save_s for o in chosen]) / unit_s,
             evaluate=np.array([o.evaluate_s for o in chosen]) / unit_s,
             memory=np.array([float(o.host_memory_bytes) for o in chosen]),
-            runs_on=np.array([[o.runs_on(node) for node in problem.nodes] for o in chosen]),
+            runs_on=np.ascontiguousarray(fits[:, kind_of]),
         )
         self.jobs = _jobs(problem, self.coefficients, unit_s, self.rows)
         self.nodes = _nodes(problem, self.coefficients, unit_s)

@@ -229,6 +229,10 @@ class PlanSearch:
             jobs = sorted(self.problem.jobs, key=lambda job: (-job.options[relaxed[job.id]].runtime_s, job.id))
             choices = [(job.id, relaxed[job.id]) for job in jobs]
             makers.append(lambda: Plan(self.problem.name, schedule(self.problem, choices), method="pattern MILP"))
+        if (ends := self.objective.coefficients(self.problem).ends) and not self.problem.is_fused:
+            from ringmaster.tasks.planning.shared_speeds import plan_by_speeds
+
+            makers.append(partial(plan_by_speeds, self.problem, ends))
         if self.problem.limits:
             makers.append(self._within_quotas)
         plans, faults = [], []

@@ -261,7 +261,8 @@ _PATTERNS = (
     (PlanReason.GROUP, r".* continues? alone"),
     (
         PlanReason.STEERING,
-        r".* (may train on|stopped early)$|.* stays on .*, under which it started|.* (keeps|trains on) batches of \d+ ",
+        r".* (may train on|stopped early)$|.* stays on .*, under which it started|.* (keeps|trains on) batches of \d+ |"
+        r".* (keeps|takes, in place of \S+,) the learning rate ",
     ),
 )
 

@@ -122,7 +122,7 @@ class Requests:
 
     def newest(self) -> int:
         """Returns the number of the newest request, 0 if there is none. It costs less than reading the requests."""
-        return self._database.scalars(select(func.coalesce(func.max(REQUESTS.c.id), 0)))[0]
+        return int(self._database.scalars(select(func.coalesce(func.max(REQUESTS.c.id), 0)))[0])
 
     def _read(self, where: ColumnElement[bool]) -> Sequence[Request]:
         rows = self._database.rows(select(REQUESTS).where(where).order_by(REQUESTS.c.id))

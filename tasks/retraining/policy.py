@@ -1,17 +1,17 @@
 """The policy file, and the rules by which a challenger becomes the champion, as pure functions with their reasons."""
 
 import math
-from collections.abc import Iterator, Sequence
-from dataclasses import dataclass, replace
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, field, replace
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, Self
 
-from pydantic import Field
+from pydantic import Field, model_validator
 
 from ringmaster.errors import BatchFileError
 from ringmaster.tasks.batch import yaml_sections
 from ringmaster.tasks.batch.document import Finding
-from ringmaster.tasks.batch.references import Metric, Name, Positive, Whole
+from ringmaster.tasks.batch.references import Metric, Name, Positive, Whole, wrong
 from ringmaster.tasks.batch.schema import Section
 from ringmaster.tasks.evaluation.examination import ALL, ExaminationResult, SliceMetric
 from ringmaster.tasks.evaluation.suite import Suite, load_suite
@@ -27,6 +27,19 @@ class ApprovalEntry(Section):
     timeout_s: Positive = Field(default=86_400.0, description="seconds to wait for the answer, such as 3600")
 
 
+class LimitEntry(Section):
+    """Bounds of a metric over all rows."""
+
+    at_most: float | None = Field(default=None, description="the largest value allowed, such as 0.05")
+    at_least: float | None = Field(default=None, description="the smallest value allowed, such as 0.9")
+
+    @model_validator(mode="after")
+    def _has_a_bound(self) -> Self:
+        if self.at_most is None and self.at_least is None:
+            raise wrong("has no bound", "give at_most, at_least, or both")
+        return self
+
+
 class PolicyEntry(Section):
     """A whole policy file."""
 
@@ -39,6 +52,9 @@ class PolicyEntry(Section):
     max_loss: Amount | None = Field(default=None, description="the most that a slice may lose, such as 0.02")
     min_slice_rows: Whole = Field(default=20, description="the rows that a slice must have to be compared, such as 20")
     suites: list[str] = Field(default=[], description="files of slices, tests and assertions, such as [tests.yaml]")
+    limits: dict[Metric, LimitEntry] = Field(
+        default={}, description="bounds of metrics, such as {latency/p99_s: {at_most: 0.05}}"
+    )
     max_rows: Whole | None = Field(
         default=None,
         description="the most rows that are read, such as 5000; by default 2000 held-out rows, or all of compare_on",
@@ -58,6 +74,7 @@ class PromotionPolicy:
     min_gain: in the metric's unit.
     significance: the upper bound of the paired bootstrap's p-value; None for no such test.
     max_loss: the most that any slice of at least `min_slice_rows` rows may lose; None for any loss.
+    limits: the least and the largest value allowed of metrics over all rows.
     suites: their tests and assertions must pass, and their slices are compared.
     max_rows: the most rows to score; None for `MAX_HELD_OUT` held-out rows, and all rows of data to compare on.
     approval_s: seconds to wait for a person's approval; None if none is needed.
@@ -70,6 +87,7 @@ class PromotionPolicy:
     significance: float | None = 0.05
     max_loss: float | None = None
     min_slice_rows: int = 20
+    limits: Mapping[str, tuple[float, float]] = field(default_factory=dict)
     suites: tuple[Suite, ...] = ()
     max_rows: int | None = None
     approval_s: float | None = None
@@ -104,11 +122,18 @@ def load_policy(path: Path) -> PromotionPolicy:
         significance=entry.significance,
         max_loss=entry.max_loss,
         min_slice_rows=entry.min_slice_rows,
+        limits={
+            name: (_or(limit.at_least, -math.inf), _or(limit.at_most, math.inf)) for name, limit in entry.limits.items()
+        },
         suites=tuple(suites),
         max_rows=entry.max_rows,
         approval_s=None if entry.approval is None else entry.approval.timeout_s,
         folder=path.parent.resolve(),
     )
+
+
+def _or(value: float | None, otherwise: float) -> float:
+    return otherwise if value is None else value
 
 
 def _read_suite(folder: Path, name: str, suites: list[Suite]) -> Iterator[Finding]:
@@ -167,6 +192,7 @@ def decide_by(
     lines = [line for result in examined for line in result.measured if line.metric == metric]
     whole = next((line for line in lines if line.slice == ALL), None)
     reasons = [fault for result in examined for fault in result.faults]
+    reasons += _outside_limits(policy, examined)
     for result in examined:
         reasons += [_said(t.test, t.num_failures, t.num_cases, t.fault) for t in result.tests if not t.passed]
         reasons += [_said(a.assertion, a.num_failures, a.num_rows, a.why) for a in result.assertions if not a.passed]
@@ -233,6 +259,15 @@ def _against_champion(policy: PromotionPolicy, whole: SliceMetric, *, min_gain: 
             f"of such comparisons, and the policy allows less than {100 * policy.significance:g} %. To fix: compare on "
             "more rows"
         )
+
+
+def _outside_limits(policy: PromotionPolicy, examined: Sequence[ExaminationResult]) -> Iterator[str]:
+    known = {line.metric: line.value for result in examined for line in result.measured if line.slice == ALL}
+    for metric, (least, most) in policy.limits.items():
+        value = known.get(metric, math.nan)
+        if not least <= value <= most:
+            bound = f"at most {most:g}" if value > most else f"at least {least:g}" if value < least else "a number"
+            yield f"its {metric} is {value:.4g}, and the policy allows {bound}"
 
 
 def _loses(policy: PromotionPolicy, line: SliceMetric) -> bool:

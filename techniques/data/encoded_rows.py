@@ -14,12 +14,13 @@ import math
 import os
 import shutil
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
 from functools import cached_property
 from itertools import chain
 from pathlib import Path
-from typing import Any
+from typing import Any, Self
 
 import numpy as np
 from numpy.typing import NDArray
@@ -38,14 +39,14 @@ from ringmaster.techniques.data.file_rows import (
     rows_of_file,
     time_limits,
 )
-from ringmaster.techniques.data.manifest import RowManifest
-from ringmaster.techniques.data.row_files import RowError, RowErrors, format_of, hash_and_position
+from ringmaster.techniques.data.row_files import RowError, RowErrors, content_hash, format_of, hash_and_position
 from ringmaster.techniques.data.stored_source import locked
 from ringmaster.techniques.data_source import Row
 from ringmaster.techniques.job import DataSpec
 
 PART_BYTES = 1 << 25
 SAMPLES, ROWS = "samples.arrow", "rows.arrow"
+MANIFEST = "rows.json"
 # Incremented whenever the same rows would be encoded or kept in another way than before.
 FORMAT = 4
 DAYS_KEPT = 14
@@ -171,67 +172,122 @@ class EncodedPart:
             self.held_out = self.column("held_out").astype(bool)
 
 
-class EncodedRows:
-    """The folders `encoded/KEY` of a cache. settings: a JSON value of what their content depends on besides the rows.
+@dataclass(frozen=True, kw_only=True)
+class RowManifest:
+    """The content hashes of the rows of each split, "training" and "held_out", sorted; equal rows are all listed."""
 
-    Without a `cache_dir`, what is encoded lies in `aside`, and is not kept.
+    rows: Mapping[str, tuple[str, ...]]
+
+    @classmethod
+    def of(cls, contents: Iterable[tuple[Any, bool]]) -> Self:
+        """Returns the manifest of contents, each with whether it is held out."""
+        rows: tuple[list[str], list[str]] = ([], [])
+        for content, held_out in contents:
+            rows[held_out].append(content_hash(content))
+        return cls(rows={split: tuple(sorted(each)) for split, each in zip(SPLITS, rows, strict=True)})
+
+    @classmethod
+    def of_parts(cls, parts: Sequence[EncodedPart]) -> Self:
+        """Returns the manifest of the rows that are read of parts."""
+        rows: dict[str, tuple[str, ...]] = {}
+        for split in SPLITS:
+            hashes = np.sort(np.concatenate([each.column("hash")[each.split(split)] for each in parts]))
+            text = hashes.astype(">u8").tobytes().hex()
+            rows[split] = tuple(text[start : start + 16] for start in range(0, len(text), 16))
+        return cls(rows=rows)
+
+    def digest(self, split: str) -> str:
+        """Returns a digest of the rows of a split, which does not depend on their order."""
+        return hashlib.sha256("".join(self.rows[split]).encode()).hexdigest()[:16]
+
+    def to_json(self) -> dict[str, Any]:
+        """Returns plain values, which `from_json` reads back."""
+        return {split: {"digest": self.digest(split), "rows": list(rows)} for split, rows in self.rows.items()}
+
+    @classmethod
+    def from_json(cls, value: Mapping[str, Any]) -> Self:
+        """Returns the manifest whose `to_json` is `value`."""
+        return cls(rows={split: tuple(value[split]["rows"]) for split in SPLITS if split in value})
+
+    def write(self, folder: Path) -> None:
+        """Stores the manifest in the folder of the prepared data."""
+        (folder / MANIFEST).write_text(json.dumps(self.to_json()))
+
+    @classmethod
+    def read(cls, folder: Path) -> Self | None:
+        """Returns the manifest stored in a folder, or None where there is none."""
+        try:
+            return cls.from_json(json.loads((folder / MANIFEST).read_text()))
+        except FileNotFoundError:
+            return None
+
+
+@contextmanager
+def encoded_parts(
+    parts: Iterator[RowsPart],
+    spec: DataSpec,
+    write: Callable[[Path, RowsPart], object],
+    *,
+    folder: Path,
+    cache_dir: Path | None,
+    settings: Any,
+) -> Iterator[list[EncodedPart]]:
+    """Yields parts, in order, with the rows that are read; those that are not kept are encoded by `write`.
+
+    They are kept in folders `encoded/KEY` of a cache; without one, they lie in `folder` until the context ends. Then
+    the manifest of data with a name is written there.
+
+    settings: a JSON value of what their content depends on besides the rows.
+
+    Raises RowErrors with the first wrong rows, those of `spec.path` and of `spec.held_out_path` together.
     """
+    cache, aside = cache_dir and cache_dir.absolute() / "encoded", folder / "encoded"
+    result: list[EncodedPart] = []
+    faults: dict[bool, tuple[RowError, ...]] = {}
+    for number, part in enumerate(parts):
+        is_evaluated = part.held_out is True
+        if is_evaluated in faults:
+            continue
+        try:
+            if cache is None:
+                (aside / str(number)).mkdir(parents=True)
+                write(aside / str(number), part)
+                result.append(EncodedPart(part, aside / str(number)))
+            else:
+                key = digest({"format": FORMAT, "settings": settings, "key": part.key})
+                result.append(EncodedPart(part, _kept(cache / key, part, write)))
+        except RowErrors as error:
+            faults[is_evaluated] = error.faults
+    if faults:
+        raise RowErrors([fault for each in faults.values() for fault in each])
+    if cache is not None:
+        _remove_unused(cache)
+    for each in result:
+        each.divide(spec)
+    _choose_window([each for each in result if each.part.is_windowed], spec)
+    yield result
+    if spec.name is not None:
+        RowManifest.of_parts(result).write(folder)
+    shutil.rmtree(aside, ignore_errors=True)
 
-    def __init__(self, cache_dir: Path | None, *, aside: Path, settings: Any) -> None:
-        self._folder = None if cache_dir is None else cache_dir.absolute() / "encoded"
-        self._aside, self._settings = aside / "encoded", settings
 
-    def select(
-        self, parts: Iterator[RowsPart], spec: DataSpec, write: Callable[[Path, RowsPart], object]
-    ) -> list[EncodedPart]:
-        """Returns parts, in order, with the rows that are read; those that are not kept are encoded by `write`.
+def _kept(folder: Path, part: RowsPart, write: Callable[[Path, RowsPart], object]) -> Path:
+    if not folder.exists():
+        with locked(folder.with_suffix(".lock")):
+            if not folder.exists():
+                with publish(folder) as aside:
+                    write(aside, part)
+    os.utime(folder)
+    return folder
 
-        Raises RowErrors with the first wrong rows, those of `spec.path` and of `spec.held_out_path` together.
-        """
-        result: list[EncodedPart] = []
-        faults: dict[bool, tuple[RowError, ...]] = {}
-        for number, part in enumerate(parts):
-            is_evaluated = part.held_out is True
-            if is_evaluated in faults:
-                continue
-            try:
-                result.append(EncodedPart(part, self._folder_of(part, number, write)))
-            except RowErrors as error:
-                faults[is_evaluated] = error.faults
-        if faults:
-            raise RowErrors([fault for each in faults.values() for fault in each])
-        self._remove_unused()
-        for each in result:
-            each.divide(spec)
-        _choose_window([each for each in result if each.part.is_windowed], spec)
-        return result
 
-    def clear(self) -> None:
-        """Removes what is not kept."""
-        shutil.rmtree(self._aside, ignore_errors=True)
-
-    def _folder_of(self, part: RowsPart, number: int, write: Callable[[Path, RowsPart], object]) -> Path:
-        if self._folder is None:
-            folder = self._aside / str(number)
-            folder.mkdir(parents=True)
-            write(folder, part)
-            return folder
-        folder = self._folder / digest({"format": FORMAT, "settings": self._settings, "key": part.key})
-        if not folder.exists():
-            with locked(folder.with_suffix(".lock")):
-                if not folder.exists():
-                    with publish(folder) as aside:
-                        write(aside, part)
-        os.utime(folder)
-        return folder
-
-    def _remove_unused(self) -> None:
-        """Removes what no preparation has asked for in `DAYS_KEPT`."""
-        oldest_s = time.time() - DAYS_KEPT * DAY_S
-        for folder in self._folder.iterdir() if self._folder is not None and self._folder.exists() else ():
-            if folder.is_dir() and folder.suffix != ".tmp" and folder.stat().st_mtime < oldest_s:
-                shutil.rmtree(folder, ignore_errors=True)
-                folder.with_suffix(".lock").unlink(missing_ok=True)
+def _remove_unused(cache: Path) -> None:
+    """Removes what no preparation has asked for in `DAYS_KEPT`."""
+    oldest_s = time.time() - DAYS_KEPT * DAY_S
+    for folder in cache.iterdir() if cache.exists() else ():
+        if folder.is_dir() and folder.suffix != ".tmp" and folder.stat().st_mtime < oldest_s:
+            shutil.rmtree(folder, ignore_errors=True)
+            folder.with_suffix(".lock").unlink(missing_ok=True)
 
 
 def content_of(tokenizer: Path) -> str:
@@ -245,16 +301,6 @@ def content_of(tokenizer: Path) -> str:
                 content = json.dumps({key: config[key] for key in sorted(config) if key not in PLACES}).encode()
             sha.update(f"{path.name} {len(content)} ".encode() + content)
     return sha.hexdigest()
-
-
-def manifest_of(parts: Sequence[EncodedPart]) -> RowManifest:
-    """Returns the manifest of the rows that are read."""
-    rows: dict[str, tuple[str, ...]] = {}
-    for split in SPLITS:
-        hashes = np.sort(np.concatenate([each.column("hash")[each.split(split)] for each in parts]))
-        text = hashes.astype(">u8").tobytes().hex()
-        rows[split] = tuple(text[start : start + 16] for start in range(0, len(text), 16))
-    return RowManifest(rows=rows)
 
 
 def needs_moments(spec: DataSpec) -> bool:

@@ -17,8 +17,7 @@ from itertools import chain, islice
 from pathlib import Path
 from typing import Any, TypeVar
 
-from ringmaster.techniques.checkpoints.storage import is_url
-from ringmaster.techniques.data.file_patterns import FilePart, MatchedFiles, local_copies, matching
+from ringmaster.techniques.data.file_patterns import FilePart, MatchedFiles, matching
 from ringmaster.techniques.data.row_files import (
     FileText,
     RowError,
@@ -28,9 +27,7 @@ from ringmaster.techniques.data.row_files import (
     rows_and_errors,
     to_json_text,
 )
-from ringmaster.techniques.data.stored_source import Preparation
-from ringmaster.techniques.data.unfit_data import with_leaks
-from ringmaster.techniques.data_source import PreparedData, Row
+from ringmaster.techniques.data_source import Row
 from ringmaster.techniques.job import DataSpec
 
 TEXT_KINDS = (None, "language-modeling", "text")
@@ -42,8 +39,8 @@ class RowReading:
     """What a job reads of a row.
 
     columns: the columns that are needed; where the format allows it, others are not read. None for all.
-    content: returns what is read of a row as a JSON value; called with the row and its place in messages. The content
-        of a text file is its whole text, without a call.
+    content: returns what is read of a row as a JSON value; called with the row and its place in messages. The row of a
+        text file is a `FileText`.
     """
 
     columns: Sequence[str] | None
@@ -82,7 +79,8 @@ class DataFile:
     part: FilePart | None = None
 
 
-def _check_not_empty(files: Sequence[DataFile], *, where: str) -> None:
+def check_not_empty(files: Sequence[DataFile], *, where: str) -> None:
+    """Raises ValueError where no file holds a byte."""
     if not any(Path(file.path).stat().st_size for file in files):
         what = f"{files[0].path} is empty" if len(files) == 1 else f"all {len(files)} files are empty"
         raise ValueError(f"{where} holds no text or rows: {what}. To fix: check what should have written them")
@@ -125,43 +123,9 @@ def moment_of(row: Row, *, column: str | None) -> float:
         raise ValueError(f"{where}, column {column!r}: {error}") from None
 
 
-def preparation_of_files(
-    spec: DataSpec,
-    *,
-    cache_dir: Path,
-    rows: Callable[[DataSpec], Iterator[Row]],
-    write: Callable[[Path, DataSpec, str], PreparedData],
-    identity_of: Callable[[DataSpec], Callable[[Row], Any]],
-) -> Preparation:
-    """Returns how the samples of files are prepared. Files at URLs are copied into `cache_dir` first.
-
-    rows: returns the rows that a spec of local files reads.
-    write: writes the samples of a spec of local files into a folder, with what messages call the data, and the manifest
-        of data with a name.
-    identity_of: returns, for a spec of local files, what equal rows have in common.
-    """
-    assert spec.path is not None
-    patterns = [pattern for pattern in (spec.path, spec.held_out_path) if pattern is not None]
-    result = [_matching(pattern, spec.format) for pattern in patterns]
-
-    def write_local(folder: Path) -> PreparedData:
-        paths = [local_copies(pattern, cache_dir=cache_dir) for pattern in patterns]
-        local = replace(spec, path=paths[0], held_out_path=paths[1] if len(paths) == 2 else None)
-        where = f"path {spec.path!r}" if spec.name is None else f"data set {spec.name}"
-        files = main_files(local)
-        _check_not_empty(files, where=where)
-        prepared = write(folder, local, where)
-        # Data with a name is checked where a batch file names it. Rows held out by their content are on one side.
-        if spec.name is None and (local.held_out_path is not None or len({file.held_out for file in files}) > 1):
-            return with_leaks(prepared, local, partial(rows, local), identity=identity_of(local))
-        return prepared
-
-    return Preparation(
-        name=spec.name or spec.path,
-        location=spec.path if is_url(spec.path) else str(Path(spec.path).absolute()),
-        state=[entry for files in result for entry in files.state()],
-        write=write_local,
-    )
+def files_of(spec: DataSpec) -> list[MatchedFiles]:
+    """Returns the files to train on and those to evaluate on, where the spec names some."""
+    return [_matching(path, spec.format) for path in (spec.path, spec.held_out_path) if path is not None]
 
 
 def _matching(pattern: str, format: str | None) -> MatchedFiles:
@@ -195,7 +159,7 @@ def _rows(file: DataFile, spec: DataSpec, reading: RowReading) -> Iterator[Row]:
     path, held_out = file.path, file.held_out is True
     if format_of(path, spec.format) == "text":
         text = FileText(path)
-        yield Row(file=path, number=1, value=text, content=text, held_out=held_out)
+        yield Row(file=path, number=1, value=text, content=reading.content(text, path), held_out=held_out)
         return
     contents = _contents(file, spec, reading)
     for number, value, content in contents:
@@ -257,7 +221,6 @@ def _position(key: str) -> float:
     return int.from_bytes(hashlib.sha256(key.encode()).digest()[:8], "big") / 2**64
 
 
-KEYS = ("last_days", "last_rows", "since", "until")
 DAY_S = 86_400.0
 
 T = TypeVar("T")

@@ -488,14 +488,22 @@ class _RowsInValues:
 
     def add(self, values: Sequence[str], *, line: int, num_lines: int) -> None:
         """Adds a row of some lines. line: the first of them."""
-        if num_lines > 1:
-            broken = next(place for place, value in enumerate(values) if "\n" in value or "\r" in value)
-            self._add_broken(values, broken, line=line, num_lines=num_lines)
+        if num_lines == 1:
+            for column, known in [*self._known.items()]:
+                known.add(values[column][: MOST_CLASS_CHARACTERS + 1])
+                if len(known) > MOST_CLASSES:
+                    del self._known[column]
             return
-        for column, known in [*self._known.items()]:
-            known.add(values[column][: MOST_CLASS_CHARACTERS + 1])
-            if len(known) > MOST_CLASSES:
-                del self._known[column]
+        broken = next(place for place, value in enumerate(values) if "\n" in value or "\r" in value)
+        lines = _LINE_END.split(values[broken])
+        # Lines that were rows have as many commas as these. Most text of several lines has not, and is left soon.
+        if values[broken].count(",") != (len(values) - 1) * (len(lines) - 1) or len(self._suspects) == MOST_SUSPECTS:
+            return
+        begin, *between, end = (part.split(",") for part in lines)
+        rows = [[*values[:broken], *begin], *between, [*end, *values[broken + 1 :]]]
+        if all(len(row) == len(values) for row in rows):
+            short = [[value[: MOST_CLASS_CHARACTERS + 1] for value in row] for row in rows]
+            self._suspects.append((line, short))
 
     def found(self) -> Iterator[tuple[int, int, str]]:
         """Yields the line of each row with a value that holds rows, their number, and the column that shows it."""
@@ -505,18 +513,8 @@ class _RowsInValues:
                     yield line, len(rows), self._names[column]
                     break
 
-    def _add_broken(self, values: Sequence[str], broken: int, *, line: int, num_lines: int) -> None:
-        """Adds a row with a value of several lines, if there are as many commas in each as between values of a row."""
-        num_commas, num_between = values[broken].count(","), len(values) - 1
-        if not num_between <= num_commas <= num_between * (num_lines - 1):
-            return
-        begin, *between, end = (part.split(",") for part in re.split(r"\r\n|\r|\n", values[broken]))
-        rows = [[*values[:broken], *begin], *between, [*end, *values[broken + 1 :]]]
-        if len(self._suspects) < MOST_SUSPECTS and all(len(row) == len(values) for row in rows):
-            short = [[value[: MOST_CLASS_CHARACTERS + 1] for value in row] for row in rows]
-            self._suspects.append((line, short))
 
-
+_LINE_END = re.compile(r"\r\n|\r|\n")
 _QUOTE_AFTER_SPACE = re.compile(r'(?:^|,) +"(?![",\r\n]|$)')
 
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from abc import abstractmethod
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, fields
 from functools import cached_property
 from pathlib import Path
@@ -226,10 +226,3 @@ class RowKind(StoredSource):
         """
         there = columns_of_files(spec, kind=self.name) if available is None else available
         return Columns.find(self.options(spec), there=there, where=spec.path or f"dataset {spec.dataset!r}")
-
-    def with_columns(self, rows: Iterable[Row]) -> Iterator[Row]:
-        """Yields rows. Raises ValueError where they have no columns."""
-        for row in rows:
-            if not isinstance(row.content, Mapping):
-                raise ValueError(f"{row.file} has no columns. To fix: give JSONL, CSV or Parquet for kind {self.name}")
-            yield row

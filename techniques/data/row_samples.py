@@ -51,10 +51,9 @@ from ringmaster.techniques.data.encoded_rows import (
     ROWS,
     SAMPLES,
     EncodedPart,
-    EncodedRows,
     RowsPart,
     content_of,
-    manifest_of,
+    encoded_parts,
     parts_of_files,
     row_facts,
 )
@@ -134,16 +133,14 @@ class RowSamples:
         if self._cache_dir is not None:
             reading = RowReading(columns=self._columns.names, content=self._columns.content)
             parts = parts_of_files(spec, reading)
-        encoded = EncodedRows(self._cache_dir, aside=self._folder, settings=self._settings())
-        selected = encoded.select(parts, spec, self._encode)
-        self._check_rows(selected)
-        labels = None if self._label_column is None else ClassLabels(self._labels)
-        if self._finds_classes:
-            labels = self._found_classes(selected)
-        counts = self._write_selected(selected, labels)
-        if spec.name is not None:
-            manifest_of(selected).write(self._folder)
-        encoded.clear()
+        with encoded_parts(
+            parts, spec, self._encode, folder=self._folder, cache_dir=self._cache_dir, settings=self._settings()
+        ) as selected:
+            self._check_rows(selected)
+            labels = None if self._label_column is None else ClassLabels(self._labels)
+            if self._finds_classes:
+                labels = self._found_classes(selected)
+            counts = self._write_selected(selected, labels)
         return self._described(labels, counts)
 
     def _with_tokenizer(self) -> SampleContext:
@@ -197,7 +194,7 @@ class RowSamples:
             context = replace(context, _labels=classes if self._finds_classes else ClassLabels(self._labels))
         faults: list[RowError] = []
         first_fault, num_rows = 0, 0
-        rows, unreadable = self._kind.with_columns(part.rows()), None
+        rows, unreadable = part.rows(), None
         with ArrowWriter(folder / SAMPLES, refused=self._refused) as samples, ArrowWriter(folder / ROWS) as known:
             while unreadable is None:
                 chunk: list[Row] = []

@@ -9,13 +9,12 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
-from ringmaster.techniques.data.arrow_files import open_split
-from ringmaster.techniques.data.file_rows import RowReading, is_held_out, preparation_of_files, rows_of_files
+from ringmaster.techniques.data.arrow_files import TOKENS, Table
+from ringmaster.techniques.data.file_rows import RowReading, rows_of_files
 from ringmaster.techniques.data.row_kind import LABEL, Columns, RowKind, SampleContext, columns_of_files
 from ringmaster.techniques.data.row_samples import RowSamples
 from ringmaster.techniques.data.samples import PaddedSamples
-from ringmaster.techniques.data.sources.hugging_face import load_splits, preparation_of_dataset, with_leaks_of_splits
-from ringmaster.techniques.data.stored_source import Preparation
+from ringmaster.techniques.data.sources.hugging_face import load_splits, rows_of_splits, with_leaks_of_splits
 from ringmaster.techniques.data_source import Dataset, PreparedData, Row
 from ringmaster.techniques.job import DataSpec
 from ringmaster.techniques.metric import IGNORED
@@ -26,23 +25,10 @@ __all__ = ["Columns", "RowSource", "SampleContext", "columns_of_files"]
 class RowSource(RowKind):
     """Reads the rows of JSONL, CSV and Parquet files, or of a Hugging Face data set; see `RowKind` for the samples."""
 
-    def preparation(self, spec: DataSpec, *, cache_dir: Path) -> Preparation:
-        """Returns how the rows become samples."""
-        if spec.path is not None:
-            result = preparation_of_files(
-                spec,
-                cache_dir=cache_dir,
-                rows=self.rows_of_path,
-                write=partial(self._write_files, cache_dir),
-                identity_of=self.identity_of,
-            )
-        else:
-            result = preparation_of_dataset(spec, write=partial(self._write_dataset, spec))
-        return replace(result, state=self.state(result.state))
-
-    def state(self, files: Any) -> Mapping[str, Any]:
-        """Returns what changes as soon as the rows become other samples, or are stored in another form."""
-        return {"form": "arrow", "version": self.version, "files": files}
+    def origin(self, spec: DataSpec) -> tuple[str, Any]:
+        """Returns where the rows come from, and what changes as soon as they become other samples, or another form."""
+        location, files = super().origin(spec)
+        return location, {"form": "arrow", "version": self.version, "files": files}
 
     def rows(self, spec: DataSpec) -> Iterator[Row] | None:
         """Returns the rows of files; their content is a mapping of the columns that are read."""
@@ -51,49 +37,37 @@ class RowSource(RowKind):
     def rows_of_path(self, spec: DataSpec) -> Iterator[Row]:
         """Yields the rows of files, with the columns that are read."""
         columns = self.columns(spec)
-        yield from self.with_columns(rows_of_files(spec, RowReading(columns=columns.names, content=columns.content)))
+        yield from rows_of_files(spec, RowReading(columns=columns.names, content=columns.content))
 
-    def open(self, spec: DataSpec, *, cache_dir: Path, prepared: PreparedData | None) -> tuple[Dataset, Dataset]:
-        """Opens the samples of `prepared` where this machine has them, or else prepares them."""
-        result = self.prepared_data(spec, cache_dir=cache_dir, prepared=prepared)
-        padding = {**self.padding, "input_ids": result.pad_token_id or 0}
-        training, held_out = (
-            PaddedSamples(
-                open_split(Path(result.folder), split),
-                collate=self.collate,
-                width=result.seq_len or 1,
-                padding=padding,
-                uncut=self.uncut,
-            )
-            for split in ("training", "held_out")
+    def samples(self, table: Table, prepared: PreparedData) -> Dataset:
+        """Returns the samples in the rows of a table, which are padded."""
+        padding = {**self.padding, TOKENS: prepared.pad_token_id or 0}
+        return PaddedSamples(
+            table, collate=self.collate, width=prepared.seq_len or 1, padding=padding, uncut=self.uncut
         )
-        return training, held_out
 
-    def _write_files(self, cache_dir: Path, folder: Path, spec: DataSpec, where: str) -> PreparedData:
-        is_kept = self.keeps_files and (spec.tokenizer is not None or not self.needs_tokenizer)
-        samples = RowSamples(
-            folder,
-            kind=self,
-            spec=spec,
-            columns=self.columns(spec),
-            where=where,
-            rows=partial(self.rows_of_path, spec),
-            cache_dir=cache_dir if is_kept else None,
-        )
-        return samples.write()
-
-    def _write_dataset(self, spec: DataSpec, folder: Path) -> PreparedData:
+    def write(self, folder: Path, spec: DataSpec, *, where: str, cache_dir: Path) -> PreparedData:
+        """Writes a sample of each row."""
+        prepared = partial(RowSamples, folder, kind=self, where=where)
+        if spec.path is not None:
+            is_kept = self.keeps_files and (spec.tokenizer is not None or not self.needs_tokenizer)
+            rows, kept_in = partial(self.rows_of_path, spec), cache_dir if is_kept else None
+            return prepared(spec=spec, columns=self.columns(spec), rows=rows, cache_dir=kept_in).write()
         own = {each.name for each in fields(self.options_class)}
         others = {name: value for name, value in spec.kwargs.items() if name not in own}
         splits = load_splits(replace(spec, kwargs=others))
-        where = f"dataset {spec.dataset!r}"
         columns = self.columns(spec, splits[0].column_names)
         if self.has_classes and not self.options(spec).labels:
             labels = _class_names(splits[0].features[columns.columns[LABEL]])
             spec = replace(spec, options={**spec.options, "labels": labels})
-        rows = partial(_rows_of_splits, splits, spec, columns, where)
-        samples = RowSamples(folder, kind=self, spec=spec, columns=columns, where=where, rows=rows, cache_dir=None)
-        return with_leaks_of_splits(samples.write(), splits, spec, columns=columns.names)
+        named = {name: names for name in columns.names if (names := _class_names(splits[0].features[name]))}
+
+        def content(row: dict[str, Any], place: str) -> dict[str, Any]:
+            return columns.content(row | {name: _with_names(row[name], names) for name, names in named.items()}, place)
+
+        rows = partial(rows_of_splits, splits, spec, columns.names, content=content, key=_split_key)
+        result = prepared(spec=spec, columns=columns, rows=rows, cache_dir=None).write()
+        return with_leaks_of_splits(result, splits, spec, columns=columns.names)
 
 
 def _class_names(feature: Any) -> tuple[str, ...]:
@@ -109,20 +83,9 @@ def _with_names(value: Any, names: Sequence[str]) -> Any:
     return None if value is None else names[value]
 
 
-def _split_key(content: Mapping[str, Any], *, index: int) -> str:
+def _split_key(content: Mapping[str, Any], index: int) -> str:
     """The text by whose hash a row is held out: its content, or its number where that is no JSON value (an image)."""
     try:
         return json.dumps(content)
     except (TypeError, ValueError):
         return f"row {index}"
-
-
-def _rows_of_splits(splits: list[Any], spec: DataSpec, columns: Columns, where: str) -> Iterator[Row]:
-    named = {name: names for name in columns.names if (names := _class_names(splits[0].features[name]))}
-    for position, split in enumerate(splits):
-        for index, row in enumerate(split.select_columns([*columns.names])):
-            row |= {name: _with_names(row[name], names) for name, names in named.items()}
-            content = columns.content(row, f"{where}, row {index + 1}")
-            key = _split_key(content, index=index)
-            is_of_held_out = position == 1 if len(splits) == 2 else is_held_out(key, share=spec.held_out)
-            yield Row(file=where, number=index + 1, value=row, content=content, held_out=is_of_held_out)

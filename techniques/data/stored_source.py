@@ -5,7 +5,6 @@
 
 from __future__ import annotations
 
-import dataclasses
 import fcntl
 import json
 import logging
@@ -15,15 +14,27 @@ from abc import abstractmethod
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from contextvars import ContextVar
-from dataclasses import dataclass, replace
+from dataclasses import replace
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from ringmaster.codec import digest, from_json, to_json
 from ringmaster.techniques.checkpoints.checkpoint import publish
-from ringmaster.techniques.data.arrow_files import Array, fingerprint, num_values, open_split, values_of
+from ringmaster.techniques.checkpoints.storage import is_url
+from ringmaster.techniques.data.arrow_files import (
+    SPLITS,
+    Array,
+    Table,
+    fingerprint,
+    num_values,
+    open_split,
+    values_of,
+)
+from ringmaster.techniques.data.file_patterns import local_copies, stamp
+from ringmaster.techniques.data.file_rows import check_not_empty, files_of, main_files
 from ringmaster.techniques.data.samples import ArraySamples, as_tensors
-from ringmaster.techniques.data.unfit_data import constant_fault, distinct_labels
+from ringmaster.techniques.data.unfit_data import constant_fault, distinct_labels, with_leaks
 from ringmaster.techniques.data_source import Dataset, DataSource, PreparedData, check_same, shape_fields
 from ringmaster.techniques.job import DataSpec
 
@@ -37,47 +48,31 @@ DESCRIPTION = "data.json"
 FORMAT = 3
 
 
-@dataclass(frozen=True, kw_only=True)
-class Preparation:
-    """How the samples of a data source are prepared.
-
-    name: a name for people.
-    location: the path or URI.
-    state: a JSON value that changes as soon as the files do, and is cheap to obtain.
-    write: prepares the samples into a folder and returns their description; called at most once for each state.
-    """
-
-    name: str
-    location: str
-    state: Any
-    write: Callable[[Path], PreparedData]
-
-
-def prepare_once(source: Preparation, *, settings: Any, cache_dir: Path) -> PreparedData:
-    """Returns `source` prepared under `settings` (a value): from the cache where it is there, or else written now.
+def prepare_once(
+    write: Callable[[Path], PreparedData], *, name: str, location: str, state: Any, settings: Any, cache_dir: Path
+) -> PreparedData:
+    """Returns what `write` has written into a folder of the cache: at an earlier time, or else now.
 
     It is safe across processes. One process writes into a temporary folder, under a lock that ends with the process.
     The others wait until the folder is renamed.
+
+    name: for people. location: the path or URI of what is prepared. state, settings: values on which it depends.
     """
-    key = digest({"format": FORMAT, "settings": settings, "source": source.location, "state": source.state})
-    folder = cache_dir.absolute() / "data" / f"{_slug(source.name)}-{key}"
+    key = digest({"format": FORMAT, "settings": settings, "source": location, "state": state})
+    folder = cache_dir.absolute() / "data" / f"{_slug(name)}-{key}"
     if not folder.exists():
         with locked(folder.with_name(f"{folder.name}.lock")):
             if not folder.exists():
-                _write(source, folder)
+                with publish(folder) as aside:
+                    prepared = replace(write(aside), name=name, source=location)
+                    (aside / DESCRIPTION).write_text(json.dumps(to_json(prepared), indent=1))
     return read_prepared(folder)
 
 
 def read_prepared(folder: Path) -> PreparedData:
     """Reads the description of the data in `folder`."""
     prepared = from_json(PreparedData, json.loads((folder / DESCRIPTION).read_text()))
-    return dataclasses.replace(prepared, folder=str(folder))
-
-
-def _write(source: Preparation, folder: Path) -> None:
-    with publish(folder) as aside:
-        prepared = dataclasses.replace(source.write(aside), name=source.name, source=source.location)
-        (aside / DESCRIPTION).write_text(json.dumps(to_json(prepared), indent=1))
+    return replace(prepared, folder=str(folder))
 
 
 @contextmanager
@@ -96,9 +91,45 @@ def _slug(name: str) -> str:
 class StoredSource(DataSource):
     """Writes columns once for each state of the data; batches are read from the memory-mapped files."""
 
+    def origin(self, spec: DataSpec) -> tuple[str, Any]:
+        """Returns where the samples come from, a path or URI, and what changes as soon as they do, a JSON value.
+
+        It is cheap: it reads no content. By default, these are the files of the spec, or its data set.
+        """
+        if spec.path is not None:
+            location = spec.path if is_url(spec.path) else str(Path(spec.path).absolute())
+            return location, [entry for files in files_of(spec) for entry in files.state()]
+        folder = Path(spec.dataset or "")
+        if not folder.is_dir():
+            return f"hf://{spec.dataset}", []
+        files = sorted(path for path in folder.rglob("*") if path.is_file())
+        return str(folder.absolute()), [(path.relative_to(folder).as_posix(), *stamp(path)) for path in files]
+
     @abstractmethod
-    def preparation(self, spec: DataSpec, *, cache_dir: Path) -> Preparation:
-        """Returns how the samples of `spec` are prepared. It is cheap: it reads no content."""
+    def write(self, folder: Path, spec: DataSpec, *, where: str, cache_dir: Path) -> PreparedData:
+        """Writes the samples of local files, or of others, into a folder, and the manifest of data with a name.
+
+        where: what messages call the data. Returns the description of the samples.
+        """
+
+    def write_origin(self, folder: Path, spec: DataSpec, *, cache_dir: Path) -> PreparedData:
+        """Writes the samples of what a spec names. Files at URLs are copied into `cache_dir` first."""
+        if spec.path is None:
+            return self.write(folder, spec, where=f"dataset {spec.dataset!r}", cache_dir=cache_dir)
+        where = f"path {spec.path!r}" if spec.name is None else f"data set {spec.name}"
+        local, held_out = (path and local_copies(path, cache_dir=cache_dir) for path in (spec.path, spec.held_out_path))
+        spec = replace(spec, path=local, held_out_path=held_out)
+        files = main_files(spec)
+        check_not_empty(files, where=where)
+        prepared = self.write(folder, spec, where=where, cache_dir=cache_dir)
+        # Data with a name is checked where a batch file names it. Rows held out by their content are on one side.
+        if spec.name is None and (spec.held_out_path is not None or len({file.held_out for file in files}) > 1):
+            return with_leaks(prepared, spec, self)
+        return prepared
+
+    def samples(self, table: Table, prepared: PreparedData) -> Dataset:
+        """Returns the samples in the rows of a table."""
+        return ArraySamples(table, collate=self.collate)
 
     def collate(self, columns: Mapping[str, Array]) -> dict[str, torch.Tensor]:
         """Returns the batch of some rows of the stored columns, {name: [rows, ...]}.
@@ -110,23 +141,25 @@ class StoredSource(DataSource):
 
     def prepare(self, spec: DataSpec, *, cache_dir: Path) -> PreparedData:
         """Returns the prepared data: from the cache where it is there, or else written now."""
-        settings = replace(spec, padding=DataSpec.padding, sampling=DataSpec.sampling)  # of batches, not of samples
-        return prepare_once(self.preparation(spec, cache_dir=cache_dir), settings=settings, cache_dir=cache_dir)
+        location, state = self.origin(spec)
+        return prepare_once(
+            partial(self.write_origin, spec=spec, cache_dir=cache_dir),
+            name=spec.dataset or spec.name or spec.path or self.name,
+            location=location,
+            state=state,
+            settings=replace(spec, padding=DataSpec.padding, sampling=DataSpec.sampling),  # of batches, not of samples
+            cache_dir=cache_dir,
+        )
 
     def open(self, spec: DataSpec, *, cache_dir: Path, prepared: PreparedData | None) -> tuple[Dataset, Dataset]:
         """Opens the samples of `prepared` where this machine has them, or else prepares them."""
-        result = self.prepared_data(spec, cache_dir=cache_dir, prepared=prepared)
-        training, held_out = (open_split(Path(result.folder), split) for split in ("training", "held_out"))
-        return ArraySamples(training, collate=self.collate), ArraySamples(held_out, collate=self.collate)
-
-    def prepared_data(self, spec: DataSpec, *, cache_dir: Path, prepared: PreparedData | None) -> PreparedData:
-        """Returns `prepared` where this machine has its samples, or else prepares them; see `open` for errors."""
-        if prepared is not None and Path(prepared.folder, DESCRIPTION).is_file():
-            return prepared
-        result = self.prepare(spec, cache_dir=cache_dir)
-        if prepared is not None:
-            check_same(result, prepared)
-        return result
+        if prepared is None or not Path(prepared.folder, DESCRIPTION).is_file():
+            result = self.prepare(spec, cache_dir=cache_dir)
+            if prepared is not None:
+                check_same(result, prepared)
+            prepared = result
+        training, held_out = (self.samples(open_split(Path(prepared.folder), split), prepared) for split in SPLITS)
+        return training, held_out
 
 
 def described(

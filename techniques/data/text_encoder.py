@@ -17,7 +17,8 @@ from __future__ import annotations
 import json
 import re
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
+from functools import cached_property
 from itertools import chain
 from typing import Any, cast
 
@@ -43,11 +44,10 @@ class CutRule:
     before: str
     words: re.Pattern[str]
     one_line_end: bool = False
-    _cut: re.Pattern[str] = field(init=False, repr=False, compare=False)
 
-    def __post_init__(self) -> None:
-        """Compiles what finds a cut."""
-        object.__setattr__(self, "_cut", re.compile(rf"(?<=[^{BLANK}])[{self.before}]"))
+    @cached_property
+    def _cut(self) -> re.Pattern[str]:
+        return re.compile(rf"(?<=[^{BLANK}])[{self.before}]")
 
     def ends_line(self, text: str, place: int) -> bool:
         """Returns whether a line end is before a place, and a visible character behind it: a cut there is exact.

@@ -7,6 +7,7 @@ import logging
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass
+from functools import partial
 from itertools import islice
 from pathlib import Path
 from typing import Any, cast
@@ -26,14 +27,15 @@ from ringmaster.techniques.data.encoded_rows import (
     ROWS,
     SAMPLES,
     EncodedPart,
-    EncodedRows,
     RowsPart,
     content_of,
-    manifest_of,
+    encoded_parts,
+    parts_of_files,
     row_facts,
 )
+from ringmaster.techniques.data.file_rows import RowReading, rows_of_files
 from ringmaster.techniques.data.row_files import FileText, check_tokenizer
-from ringmaster.techniques.data.stored_source import TextProgress, described
+from ringmaster.techniques.data.stored_source import StoredSource, TextProgress, described
 from ringmaster.techniques.data.text_encoder import GPT2, CutRule, Ids, TextEncoder, WordEncoder
 from ringmaster.techniques.data_source import DataOptions, PreparedData, Row
 from ringmaster.techniques.job import DataSpec
@@ -272,17 +274,14 @@ def write_text(
         encoder.save(folder / "tokenizer")
     is_kept = parts is not None and encoder is not None and spec.tokenizer is not None
     settings = {"kind": "tokens", "column": column, "tokenizer": content_of(folder / "tokenizer")}
-    encoded = EncodedRows(cache_dir if is_kept else None, aside=folder, settings=settings)
     writer = _TokenWriter(spec, encoder, seq_len=spec.seq_len or len(first.content), where=where)
     chosen = parts() if parts is not None and is_kept else iter([RowsPart(rows=rows)])
-    selected = encoded.select(chosen, spec, writer.encode)
-    if not any(each.wanted.any() for each in selected):
-        raise _no_text(column, where=where)
-    prepared = writer.write(folder, selected)
-    if spec.name is not None:
-        manifest_of(selected).write(folder)
-    encoded.clear()
-    return prepared
+    with encoded_parts(
+        chosen, spec, writer.encode, folder=folder, cache_dir=cache_dir if is_kept else None, settings=settings
+    ) as selected:
+        if not any(each.wanted.any() for each in selected):
+            raise _no_text(column, where=where)
+        return writer.write(folder, selected)
 
 
 class _TokenWriter:
@@ -425,3 +424,60 @@ def have_other_tokens(one: Path | None, other: Path | None) -> bool:
 
 def _vocabulary(file: Path) -> Any:
     return json.loads(file.read_text(encoding="utf-8")).get("model", {}).get("vocab")
+
+
+Content = str | FileText | list[int]
+KTO_COLUMNS = frozenset({"prompt", "completion", "label"})
+NO_KTO = (
+    "has a prompt, a completion and a label, as for KTO, a loss that there is not. To fix: keep the rows whose label "
+    "is true, and set data.kind to completion; or make rows of prompt, chosen and rejected, for dpo, orpo or simpo"
+)
+
+
+class TextFiles(StoredSource):
+    """The documents in all files that `spec.path` and, if given, `spec.held_out_path` match.
+
+    A text file is one document. In other files each row is one: its `text_column` has text or token ids (or its
+    `input_ids`, if there is no such column).
+    """
+
+    name = "language-modeling"
+    options_class = TextOptions
+    reads = ("path",)
+
+    def rows(self, spec: DataSpec) -> Iterator[Row]:
+        """Yields every row before tokenisation; its content is its text, a `FileText` or its token ids."""
+        return rows_of_files(spec, self._reading(spec))
+
+    def _reading(self, spec: DataSpec) -> RowReading:
+        column = self.options(spec).text_column
+        return RowReading(columns=(column, "input_ids"), content=partial(_content, column=column))
+
+    def write(self, folder: Path, spec: DataSpec, *, where: str, cache_dir: Path) -> PreparedData:
+        """Writes the documents as one stream of tokens, cut into samples."""
+        return write_text(
+            folder,
+            spec=spec,
+            rows=partial(self.rows, spec),
+            where=where,
+            column=self.options(spec).text_column,
+            cache_dir=cache_dir,
+            parts=partial(parts_of_files, spec, self._reading(spec)),
+        )
+
+
+def _content(row: Any, where: str, *, column: str) -> Content:
+    """The text or the token ids of a row."""
+    content: Content | None = row if isinstance(row, FileText) else row.get(column, row.get("input_ids"))
+    if isinstance(content, (str, FileText)):
+        return content
+    if isinstance(content, list) and all(isinstance(token, int) for token in content):
+        return content
+    if column not in row and "input_ids" not in row:
+        if row.keys() >= KTO_COLUMNS:
+            raise ValueError(f"{where} {NO_KTO}")
+        what = f"has no text (nor input_ids) in column {column!r}; it has {sorted(row)}"
+        raise ValueError(f"{where} {what}. To fix: set text_column")
+    read = column if column in row else "input_ids"
+    text = "it is null" if content is None else f"it is of type {type(content).__name__}"
+    raise ValueError(f"{where} has no text in column {read!r}: {text}. To fix: give it a text, or remove the row")

@@ -13,7 +13,7 @@ import numpy as np
 from ringmaster.techniques.data.arrow_files import Array, columns_in, split_file
 from ringmaster.techniques.data.file_patterns import MatchedFiles, matching
 from ringmaster.techniques.data.row_files import hash_bytes
-from ringmaster.techniques.data_source import PreparedData, Row
+from ringmaster.techniques.data_source import DataSource, PreparedData, Row
 from ringmaster.techniques.job import DataSpec
 from ringmaster.techniques.metric import IGNORED
 
@@ -71,9 +71,7 @@ class SplitRows:
         return f"{self._names[self._files[index]]}, line {self._numbers[index]}"
 
 
-def with_leaks(
-    prepared: PreparedData, spec: DataSpec, rows: Callable[[], Iterable[Row]], *, identity: Callable[[Row], Any]
-) -> PreparedData:
+def with_leaks(prepared: PreparedData, spec: DataSpec, source: DataSource) -> PreparedData:
     """Returns the description of data with what is wrong where rows are trained on and evaluated on.
 
     It is a fault where the spec names the files to evaluate on. Where whole files are held out of those that it names,
@@ -82,7 +80,7 @@ def with_leaks(
     if spec.held_out_path is not None and (same := _same_file(spec)) is not None:
         fault = f"held_out_path {spec.held_out_path!r} has the same rows as path: it names {same}, too"
         remedy = "name other files in held_out_path, or leave it out: a share of the rows is then held out"
-    elif leaks := SplitRows(rows(), identity=identity).leaks():
+    elif leaks := SplitRows(source.rows(spec) or (), identity=source.identity_of(spec)).leaks():
         fault, remedy = leaks.fault
     else:
         return prepared

@@ -32,7 +32,7 @@ from ringmaster.techniques.preflight import ARITHMETIC, FROM_META_STEP, Forecast
 from ringmaster.techniques.probing.probe import source_state, source_states
 from ringmaster.techniques.technique import OPTIMIZER_STATE_BYTES, WEIGHT_BYTES, Config, GangShape, Technique
 
-VERSION = 4  # incremented when estimates would have other results
+VERSION = 5  # incremented when estimates would have other results
 FEW_LAYERS = (4, 5)
 AT_EITHER_END = 2
 # Rough share of the activations that is stored under each kind of recomputation.

@@ -323,8 +323,9 @@ def _stand_in(scene: RankScenario) -> None:
     from torch.distributed import _functional_collectives as collectives
     from torch.nn import parallel
     from transformers import masking_utils
+    from transformers.integrations import moe
 
-    from ringmaster.techniques.parallel import sequences
+    from ringmaster.techniques.parallel import experts, sequences
     from ringmaster.techniques.training import dropout
 
     prepared = from_json(PreparedData, scene.data)
@@ -338,6 +339,9 @@ def _stand_in(scene: RankScenario) -> None:
             "causal_lower_right",
             lambda queries, keys: torch.ones(queries, keys, dtype=torch.bool).tril(keys - queries),
         ),
+        (experts, "sizes_of", lambda counts, *, total: [total // len(counts)] * len(counts)),  # as if routed evenly
+        # The operator's own rule for tensors without values takes bf16 only.
+        (moe, "_can_use_grouped_mm", lambda *_: False),
         # Both take a fake tensor for a tracer's own, and their callers behave differently under tracing.
         (masking_utils, "is_tracing", lambda *_: False),
         (collectives, "_are_we_tracing", lambda: False),

@@ -19,7 +19,7 @@ from ringmaster.techniques.models.build import skeleton
 from ringmaster.techniques.models.layers import decoder_of, layer_names, num_parameters
 from ringmaster.techniques.models.peft_format import resolved
 from ringmaster.techniques.models.quantization import quantize_base
-from ringmaster.techniques.parallel.experts import expert_modules
+from ringmaster.techniques.parallel.experts import expert_modules, has_router_loss
 from ringmaster.techniques.training.losses import loss_of
 from ringmaster.techniques.training.optimizers import freeze
 
@@ -88,6 +88,7 @@ def _facts(key: str) -> ModelFacts:
         has_experts=has_experts(model),
         num_experts=num_experts.pop() if len(num_experts) == 1 else 0,
         expert_bytes=sum(map(num_parameters, experts)) * FP32_BYTES,
+        has_router_loss=has_router_loss(model),
         undivided=undivided,
         scalar=next((name for name, parameter in model.named_parameters() if parameter.dim() == 0), ""),
         computes_loss=loss_of(None, model, spec).is_models,

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import copy
 import inspect
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping
 from functools import partial
 from typing import Any, cast
 
@@ -18,6 +18,10 @@ from torch import Tensor, nn
 from torch.distributed._functional_collectives import all_to_all_single_autograd
 from torch.distributed.device_mesh import DeviceMesh
 from torch.distributed.tensor import DTensor, Shard, distribute_tensor
+from torch.nn import functional
+
+from ringmaster.techniques.metric import IGNORED
+from ringmaster.techniques.training.losses import next_tokens
 
 ARGUMENTS = ["hidden_states", "top_k_index", "top_k_weights"]
 """Arguments of the forward of experts in Hugging Face's models, whose tensors hold one expert after another."""
@@ -61,17 +65,25 @@ def _routed(
     num_own = cast(int, module.num_experts) // num_ranks
     chosen = index.reshape(-1)
     order = torch.argsort(chosen, stable=True)
-    leaving = torch.bincount(chosen, minlength=num_own * num_ranks).view(num_ranks, num_own)
+    leaving = torch.zeros(num_own * num_ranks, dtype=chosen.dtype, device=chosen.device)
+    leaving = leaving.scatter_add_(0, chosen, torch.ones_like(chosen)).view(num_ranks, num_own)
     arriving = torch.empty_like(leaving)
     dist.all_to_all_single(arriving, leaving, group=group)
-    sent, received = leaving.sum(1).tolist(), arriving.sum(1).tolist()
+    sent, received = sizes_of(leaving.sum(1), total=len(chosen)), sizes_of(arriving.sum(1), total=len(chosen))
     tokens = all_to_all_single_autograd(hidden[order // top_k], received, sent, group)
-    own = torch.arange(num_own, device=index.device).repeat(num_ranks).repeat_interleave(arriving.flatten())
+    own = torch.arange(num_own, device=index.device).repeat(num_ranks)
+    own = own.repeat_interleave(arriving.flatten(), output_size=sum(received))
     if len(tokens):
         part = _with_tensors(module, num_own, dtype=tokens.dtype, scale=1 / num_ranks)
         tokens = compute(part, tokens, own[:, None], torch.ones_like(own[:, None], dtype=weights.dtype))
     returned = all_to_all_single_autograd(tokens, sent, received, group)[torch.argsort(order)]
     return (returned.view(*index.shape, -1) * weights[..., None]).sum(1).to(hidden.dtype)
+
+
+def sizes_of(counts: Tensor, *, total: int) -> list[int]:
+    """Returns the tokens that go to, or come from, each rank. total: those that this rank sends."""
+    sizes: list[int] = counts.tolist()
+    return sizes
 
 
 def _with_tensors(module: nn.Module, number: int, *, dtype: torch.dtype, scale: float) -> nn.Module:
@@ -103,8 +115,32 @@ class _Scaled(torch.autograd.Function):
         return gradients[0].to(ctx.dtype) * ctx.scale, None, None
 
 
-def fill_gradients(parameters: Sequence[nn.Parameter]) -> None:
-    """Gives a gradient of zeros to the trained parameters of experts that no token has reached."""
-    for parameter in parameters:
-        if parameter.requires_grad and parameter.grad is None:
-            parameter.grad = torch.zeros_like(parameter)
+def has_router_loss(model: nn.Module) -> bool:
+    """Whether a causal language model adds the load-balancing loss of its routers to its own loss."""
+    config: Any = getattr(model, "config", None)
+    is_known = hasattr(inspect.getmodule(type(model)), "load_balancing_loss_func")
+    return is_known and bool(getattr(config, "output_router_logits", False)) and hasattr(model, "router_aux_loss_coef")
+
+
+def loss_of_whole_batch(model: Any, output: Any, batch: Mapping[str, Tensor], mesh: DeviceMesh) -> Tensor:
+    """Returns this rank's part of the loss of the whole batch, such that the mean over ranks is that loss.
+
+    That is the cross entropy of the next tokens and, with the share f of all choices and the mean probability p of each
+    of E experts, over all layers and the tokens of all ranks, the coefficient times E times the sum of f p (Fedus et
+    al., Switch Transformers, arXiv:2101.03961, equations 4 to 6). Only f and the numbers of tokens are exchanged.
+    """
+    labels, mask = next_tokens(batch), batch.get("attention_mask")
+    probabilities = torch.stack([logits.float().softmax(-1) for logits in output.router_logits])  # layer, token, expert
+    with torch.no_grad():
+        chosen = probabilities.topk(model.num_experts_per_tok).indices
+        choices = functional.one_hot(chosen, probabilities.shape[-1]).sum(-2).float()
+        weights = torch.ones_like(choices[..., :1]) if mask is None else mask.reshape(-1, 1).expand_as(choices[..., :1])
+        counts = [(choices * weights).sum((0, 1)), weights.sum().float()[None], (labels != IGNORED).sum().float()[None]]
+        totals = torch.cat(counts)
+        dist.all_reduce(totals, group=mesh.get_group())
+    shares, num_weighted, num_labels = totals[:-2] / totals[-2], totals[-2], totals[-1]
+    balance = len(shares) * (shares * (probabilities * weights).sum((0, 1)) / num_weighted).sum()
+    logits = output.logits.flatten(0, -2).float()
+    entropy = functional.cross_entropy(logits, labels.flatten(), ignore_index=IGNORED, reduction="sum") / num_labels
+    loss: Tensor = mesh.size() * (entropy + model.router_aux_loss_coef * balance)
+    return loss

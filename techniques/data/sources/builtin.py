@@ -24,7 +24,7 @@ from ringmaster.techniques.data.arrow_files import (
 )
 from ringmaster.techniques.data.file_patterns import stamp
 from ringmaster.techniques.data.file_rows import held_out_keys, is_held_out
-from ringmaster.techniques.data.stored_source import Preparation, StoredSource, TextProgress, described, locked
+from ringmaster.techniques.data.stored_source import StoredSource, TextProgress, described, locked
 from ringmaster.techniques.data.tokens import write_text
 from ringmaster.techniques.data_source import (
     Dataset,
@@ -67,8 +67,13 @@ class PythonStdlib(StoredSource):
         if spec.seq_len is None:
             raise ValueError("data: seq_len is missing. To fix: say how many tokens a sample has, e.g. seq_len: 128")
 
-    def preparation(self, spec: DataSpec, *, cache_dir: Path) -> Preparation:
-        """Returns how the modules become tokens."""
+    def origin(self, spec: DataSpec) -> tuple[str, Any]:
+        """Returns the folder of the modules, and their states."""
+        root = Path(sysconfig.get_path("stdlib"))
+        return str(root), [(name, *stamp(root / name)) for name in _library_files(root)]
+
+    def write(self, folder: Path, spec: DataSpec, *, where: str, cache_dir: Path) -> PreparedData:
+        """Writes the tokens of the modules."""
         root = Path(sysconfig.get_path("stdlib"))
         files = list(_library_files(root))
 
@@ -78,12 +83,7 @@ class PythonStdlib(StoredSource):
                 text = (root / name).read_bytes().decode("utf-8", errors="replace")
                 yield Row(file=name, number=1, value=None, content=text, held_out=name in held_out)
 
-        return Preparation(
-            name=self.name,
-            location=str(root),
-            state=[(name, *stamp(root / name)) for name in files],
-            write=lambda folder: write_text(folder, spec=spec, rows=documents, where=self.name),
-        )
+        return write_text(folder, spec=spec, rows=documents, where=self.name)
 
 
 def _library_files(root: Path) -> Iterator[str]:
@@ -103,14 +103,13 @@ class Digits(StoredSource):
 
     name = "digits"
 
-    def preparation(self, spec: DataSpec, *, cache_dir: Path) -> Preparation:
-        """Returns how the images are normalised and divided."""
-        return Preparation(
-            name=self.name,
-            location="sklearn.datasets.load_digits",
-            state=None,
-            write=lambda folder: _write_digits(folder, share=spec.held_out),
-        )
+    def origin(self, spec: DataSpec) -> tuple[str, Any]:
+        """Returns what loads them."""
+        return "sklearn.datasets.load_digits", None
+
+    def write(self, folder: Path, spec: DataSpec, *, where: str, cache_dir: Path) -> PreparedData:
+        """Writes the images, normalised and divided."""
+        return _write_digits(folder, share=spec.held_out)
 
 
 def _write_digits(folder: Path, *, share: float) -> PreparedData:
@@ -136,16 +135,14 @@ class CommandData(StoredSource):
 
     name = "command"
 
-    def preparation(self, spec: DataSpec, *, cache_dir: Path) -> Preparation:
-        """Returns a preparation that writes nothing."""
+    def origin(self, spec: DataSpec) -> tuple[str, Any]:
+        """Returns its name."""
+        return self.name, None
+
+    def write(self, folder: Path, spec: DataSpec, *, where: str, cache_dir: Path) -> PreparedData:
+        """Writes nothing."""
         name = self.name
-
-        def write(folder: Path) -> PreparedData:
-            return PreparedData(
-                name=name, digest=digest(name), num_samples=0, num_held_out=0, kind="other", source=name
-            )
-
-        return Preparation(name=name, location=name, state=None, write=write)
+        return PreparedData(name=name, digest=digest(name), num_samples=0, num_held_out=0, kind="other", source=name)
 
 
 # Enough samples to detect other data, few enough to read them each time.

@@ -4,16 +4,17 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 
 from ringmaster.techniques.data.arrow_files import Array, ArrowWriter, column_of, open_split, split_file, table_of
-from ringmaster.techniques.data.file_patterns import stamp
 from ringmaster.techniques.data.file_rows import is_held_out
 from ringmaster.techniques.data.images import pixels_of, read_image
-from ringmaster.techniques.data.stored_source import Preparation, StoredSource, described
+from ringmaster.techniques.data.row_kind import Columns
+from ringmaster.techniques.data.stored_source import StoredSource, described
 from ringmaster.techniques.data.tokens import TextOptions, write_text
 from ringmaster.techniques.data.unfit_data import SplitRows
 from ringmaster.techniques.data_source import PreparedData, Row
@@ -36,40 +37,29 @@ class HuggingFace(StoredSource):
     options_class = TextOptions
     reads = ("dataset",)
 
-    def preparation(self, spec: DataSpec, *, cache_dir: Path) -> Preparation:
-        """Returns how text becomes tokens, and how other columns are stored."""
-        return preparation_of_dataset(spec, write=lambda folder: _write(folder, spec, self.options(spec).text_column))
-
-
-def preparation_of_dataset(spec: DataSpec, *, write: Callable[[Path], PreparedData]) -> Preparation:
-    """Returns how the samples of a data set are prepared by `write`."""
-    assert spec.dataset is not None
-    folder = Path(spec.dataset)
-    files = sorted(p for p in folder.rglob("*") if p.is_file()) if folder.is_dir() else []
-    return Preparation(
-        name=spec.dataset,
-        location=str(folder.absolute()) if folder.is_dir() else f"hf://{spec.dataset}",
-        state=[(p.relative_to(folder).as_posix(), *stamp(p)) for p in files],
-        write=write,
-    )
-
-
-def _write(folder: Path, spec: DataSpec, text_column: str) -> PreparedData:
-    splits = load_splits(spec)
-    names = splits[0].column_names
-    is_text = text_column in names
-    if is_text or ("input_ids" in names and spec.seq_len is not None):
-        column = text_column if is_text else "input_ids"
-        where = f"dataset {spec.dataset!r}"
-        prepared = write_text(
-            folder, spec=spec, rows=lambda: _documents(splits, column, spec), where=where, column=text_column
-        )
-        return with_leaks_of_splits(prepared, splits, spec, columns=[column])
-    prepared = _write_columns(folder, splits, spec, text_column)
-    stored = open_split(folder, "training").column_names
-    return with_leaks_of_splits(
-        prepared, splits, spec, columns=[name for name in names if RENAMED.get(name, name) in stored]
-    )
+    def write(self, folder: Path, spec: DataSpec, *, where: str, cache_dir: Path) -> PreparedData:
+        """Writes the tokens of text, or other columns as they are."""
+        text_column = self.options(spec).text_column
+        splits = load_splits(spec)
+        names = splits[0].column_names
+        is_text = text_column in names
+        if is_text or ("input_ids" in names and spec.seq_len is not None):
+            column = text_column if is_text else "input_ids"
+            columns = Columns(columns={column: column}, roles=(column,), optional=frozenset())
+            rows = partial(
+                rows_of_splits,
+                splits,
+                spec,
+                [column],
+                content=lambda row, place: columns.content(row, place)[column],
+                key=lambda content, _: str(content),
+            )
+            prepared = write_text(folder, spec=spec, rows=rows, where=where, column=text_column)
+            return with_leaks_of_splits(prepared, splits, spec, columns=[column])
+        prepared = _write_columns(folder, splits, spec, text_column)
+        stored = open_split(folder, "training").column_names
+        read = [name for name in names if RENAMED.get(name, name) in stored]
+        return with_leaks_of_splits(prepared, splits, spec, columns=read)
 
 
 def with_leaks_of_splits(
@@ -134,17 +124,25 @@ def load_splits(spec: DataSpec) -> list[Any]:
     return [loaded[name] for name in wanted]
 
 
-def _documents(splits: list[Any], column: str, spec: DataSpec) -> Iterator[Row]:
-    for number, split in enumerate(splits):
-        for index, row in enumerate(split.select_columns([column]), start=1):
-            if (content := row[column]) is None:
-                raise ValueError(
-                    f"dataset {spec.dataset!r}, row {index} has no value in {column!r}. To fix: add the value, or "
-                    "remove the row"
-                )
-            held_out = number == 1 if len(splits) == 2 else is_held_out(str(content), share=spec.held_out)
-            file = f"dataset {spec.dataset!r}"
-            yield Row(file=file, number=index, value=None, content=content, held_out=held_out)
+def rows_of_splits(
+    splits: list[Any],
+    spec: DataSpec,
+    names: Sequence[str],
+    *,
+    content: Callable[[dict[str, Any], str], Any],
+    key: Callable[[Any, int], str],
+) -> Iterator[Row]:
+    """Yields the rows of splits.
+
+    names: the columns that are read. content: returns what is read of a row; called with the row, and its place in
+    messages. key: returns the text by whose hash a row of a single split is held out, of its content and its index.
+    """
+    where = f"dataset {spec.dataset!r}"
+    for position, split in enumerate(splits):
+        for index, row in enumerate(split.select_columns([*names])):
+            read = content(row, f"{where}, row {index + 1}")
+            held_out = position == 1 if len(splits) == 2 else is_held_out(key(read, index), share=spec.held_out)
+            yield Row(file=where, number=index + 1, value=row, content=read, held_out=held_out)
 
 
 def _write_columns(folder: Path, splits: list[Any], spec: DataSpec, text_column: str) -> PreparedData:

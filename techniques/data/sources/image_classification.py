@@ -7,7 +7,7 @@ import json
 from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
-from functools import cached_property, partial
+from functools import cached_property
 from pathlib import Path, PurePosixPath
 from typing import Any
 
@@ -19,7 +19,6 @@ from ringmaster.techniques.data.file_rows import is_held_out
 from ringmaster.techniques.data.images import is_image, pixels_of, read_image
 from ringmaster.techniques.data.row_files import MAX_FAULTS
 from ringmaster.techniques.data.row_source import Columns, RowSource, SampleContext
-from ringmaster.techniques.data.stored_source import Preparation
 from ringmaster.techniques.data.unfit_data import with_leaks
 from ringmaster.techniques.data_source import MAX_SHOWN, DataOptions, PreparedData, Row, column
 from ringmaster.techniques.job import DataSpec
@@ -77,19 +76,22 @@ class ImageClassification(RowSource):
             available = IN_FOLDERS
         return super().columns(spec, available)
 
-    def preparation(self, spec: DataSpec, *, cache_dir: Path) -> Preparation:
-        """Returns how images become arrays."""
-        result = images_of(spec)
-        if result is None:
-            return super().preparation(spec, cache_dir=cache_dir)
-        assert spec.path is not None
+    def origin(self, spec: DataSpec) -> tuple[str, Any]:
+        """Returns where the images come from, and what changes as soon as they do."""
+        if (result := images_of(spec)) is None:
+            return super().origin(spec)
         _check_folders(result)
-        return Preparation(
-            name=spec.name or spec.path,
-            location=spec.path,
-            state=self.state([result.state(), _state_of(spec.held_out_path)]),
-            write=partial(self._write_files, cache_dir, spec=spec, where=f"path {spec.path!r}"),
-        )
+        files = [result.state(), None if spec.held_out_path is None else matching(spec.held_out_path).state()]
+        return spec.path or "", {"form": "arrow", "version": self.version, "files": files}
+
+    def write_origin(self, folder: Path, spec: DataSpec, *, cache_dir: Path) -> PreparedData:
+        """Writes the images of a folder, or those of a table; files that are left out are for people to know."""
+        if images_of(spec) is None:
+            return super().write_origin(folder, spec, cache_dir=cache_dir)
+        prepared = self.write(folder, spec, where=f"path {spec.path!r}", cache_dir=cache_dir)
+        if spec.held_out_path is not None:
+            prepared = with_leaks(prepared, spec, self)
+        return replace(prepared, notes=(*prepared.notes, *_merged_folders(spec), *_left_out(spec)))
 
     def rows_of_path(self, spec: DataSpec) -> Iterator[Row]:
         """Yields the images of a folder, or the rows of a table."""
@@ -130,16 +132,10 @@ class ImageClassification(RowSource):
             pixels = (pixels.astype(np.float32) / 255 - mean) / std
         return {"pixel_values": pixels, "labels": context.labels.number(row["label"])}
 
-    def _write_files(self, cache_dir: Path, folder: Path, spec: DataSpec, where: str) -> PreparedData:
+    def write(self, folder: Path, spec: DataSpec, *, where: str, cache_dir: Path) -> PreparedData:
+        """Writes the samples, and the config of a processor that makes them."""
         self._write_processor(folder, spec)
-        prepared = super()._write_files(cache_dir, folder, spec, where)
-        if images_of(spec) is not None and spec.held_out_path is not None:
-            prepared = with_leaks(prepared, spec, partial(self.rows_of_path, spec), identity=self.identity_of(spec))
-        return replace(prepared, notes=(*prepared.notes, *_merged_folders(spec), *_left_out(spec)))
-
-    def _write_dataset(self, spec: DataSpec, folder: Path) -> PreparedData:
-        self._write_processor(folder, spec)
-        return super()._write_dataset(spec, folder)
+        return super().write(folder, spec, where=where, cache_dir=cache_dir)
 
     def _write_processor(self, folder: Path, spec: DataSpec) -> None:
         how = self.options(spec).resolved
@@ -220,10 +216,6 @@ def _left_out(spec: DataSpec) -> Iterator[str]:
     folders = (each.name for each in Path(result.root).iterdir() if each.is_dir()) if not is_url(result.root) else ()
     if empty := sorted(name for name in {*folders} - classes if not is_litter(name)):
         yield f"folders without images: {', '.join(empty[:MAX_SHOWN])}" + (", ..." if len(empty) > MAX_SHOWN else "")
-
-
-def _state_of(pattern: str | None) -> Any:
-    return None if pattern is None else matching(pattern).state()
 
 
 def _row(found: MatchedFiles, name: str, *, held_out: bool) -> Row:

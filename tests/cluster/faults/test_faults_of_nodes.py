@@ -3,14 +3,23 @@
 import os
 import signal
 import time
+from dataclasses import replace
+from pathlib import Path
 
 import pytest
 
+from ringmaster.flows.pool.batch_requests import ask_about, clone_job
+from ringmaster.tasks.pool.job_changes import START, with_settings
 from ringmaster.tasks.pool.nodes import NodeRegistry
-from tests.cluster.checks import assert_well
+from ringmaster.tasks.pool.requests import RequestKind
+from ringmaster.tasks.pool.submissions import Submissions
+from ringmaster.techniques.checkpoints.checkpoint import copy_checkpoint
+from ringmaster.techniques.job import WarmStart
+from tests.cluster.checks import assert_devices_held_once, assert_nothing_twice, assert_well
 from tests.cluster.conftest import LOST_S
-from tests.cluster.jobs import torch_job
+from tests.cluster.jobs import assert_same_weights, torch_job
 from tests.cluster.waiting import PATIENCE_S, until
+from tests.integration.training.test_warm_start import CHANGES
 from tests.matrix import matrix
 
 # Steps of 0.1 s, for a job that trains until its node is declared lost, and long after that.
@@ -96,3 +105,54 @@ def test_a_worker_that_is_frozen(pool, bench, recovered):
     os.kill(pool.workers[name].pid, signal.SIGCONT)
     pool.finish(batch)
     assert_well(pool, batch, [job], bench)
+
+
+def changes_of_clones(num_clones):
+    """What differs in each clone, with as many steps as all jobs of the test train."""
+    changes = [{**each, "num_steps": LONG_ENOUGH + 900} if "num_steps" in each else each for each in CHANGES]
+    return {f"clone-{number}": each for number, each in enumerate(changes[:num_clones])}
+
+
+@pytest.mark.parametrize("num_clones", matrix([2, 8], quick=[2]))
+def test_warm_clones_of_a_sweep_whose_node_is_lost(pool, bench, tmp_path, recovered, num_clones):
+    """Each clone ends bit-equal to an undisturbed continuation of the checkpoint from which it was taken.
+
+    Clones write the trace of their sources, so its rule of one owner does not hold for them.
+    """
+    jobs = {f"swept-{k}": torch_job(f"swept-{k}", trace=pool.trace.file, num_steps=2 * LONG_ENOUGH) for k in range(8)}
+    batch = pool.submit(jobs.values())
+    pool.wait_for_checkpoint(batch, job="swept-0")
+    name, source = node_of(pool, "swept-0")
+    ask_about(pool.database, RequestKind.PAUSE, batch=batch, jobs=[other for other in jobs if other != "swept-0"])
+    until("a device is idle", lambda: sum(segment.ended_s is None for segment in pool.segments(batch)) == 1)
+    kept, clones = tmp_path / "kept", {}
+    for clone, changes in changes_of_clones(num_clones).items():
+        before_s, prices = time.monotonic(), []
+
+        def accept(answer, before_s=before_s, prices=prices):
+            prices.append((time.monotonic() - before_s, answer.price))
+
+        options = {"batch": batch, "job": "swept-0", "name": clone, "is_warm": True, "accept": accept}
+        answer = clone_job(pool.database, settings_of_clone=changes, **options)
+        ((priced_s, price),) = prices
+        assert answer.is_done and price is not None, answer.message
+        recovered(f"{clone}: its price is known", priced_s)
+        if not clones:
+            first = pool.trains("swept-0", after_s=before_s, not_by=source)
+            recovered(f"{clone}, for which a device is idle: it trains", first["s"] - before_s)
+        root = Path(Submissions(pool.database).find(batch).run_folder(), "checkpoints", clone, START)
+        (step,) = (int(folder.name.rpartition("-")[2]) for folder in root.iterdir())
+        copy_checkpoint(root, step, to=kept / clone)
+        clones[clone] = with_settings(jobs["swept-0"], changes, name=clone), step
+    ask_about(pool.database, RequestKind.RESUME, batch=batch)
+
+    pool.nodes[name].unplug()
+    pool.nodes[name].lose()
+    until("the node is given up", lambda: name not in pool.serving(), seconds=3 * LOST_S + PATIENCE_S)
+    pool.heal()
+    pool.finish(batch)
+    assert_nothing_twice(pool, batch)
+    assert_devices_held_once(pool)
+    for clone, (job, step) in clones.items():
+        offline = replace(job, warm_start=WarmStart(checkpoints=str(kept / clone), step=step))
+        assert_same_weights(bench, offline, pool.model_dir(batch, clone))

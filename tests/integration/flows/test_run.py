@@ -74,8 +74,9 @@ class Place:
     @property
     def environment(self):
         """The environment variables of the processes that run here."""
-        source = str(Path(__file__).parents[3])
-        return {**os.environ, "RINGMASTER_HOME": str(self.home), "PYTHONPATH": source, "COLUMNS": "200"}
+        source = Path(__file__).parents[3]
+        path = f"{source / 'src'}{os.pathsep}{source}"  # of these files, whatever is installed
+        return {**os.environ, "RINGMASTER_HOME": str(self.home), "PYTHONPATH": path, "COLUMNS": "200"}
 
     @contextmanager
     def run(self, *options, batch=None):

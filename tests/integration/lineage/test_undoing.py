@@ -20,7 +20,7 @@ from ringmaster.techniques import Adapter
 from ringmaster.techniques.checkpoints.checkpoint import read_manifest, stored_manifest
 from ringmaster.techniques.checkpoints.storage import MANIFEST, LocalPlace
 from ringmaster.techniques.data import prepare
-from ringmaster.techniques.data.manifest import RowManifest
+from ringmaster.techniques.data.encoded_rows import RowManifest
 from ringmaster.techniques.training.trainer import weights_digest
 from tests.integration.lineage.family import in_home
 from tests.integration.lineage.trained import LINKS, job_of, record, train, write_rows

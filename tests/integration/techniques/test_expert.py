@@ -18,6 +18,7 @@ QWEN3 = ModelSpec(
     architecture="Qwen3MoeForCausalLM",
     config={**SIZES, "num_experts": 8, "moe_intermediate_size": 32, "head_dim": 16, "decoder_sparse_step": 1},
 )
+ROUTED = replace(MIXTRAL, config={**MIXTRAL.config, "output_router_logits": True, "router_aux_loss_coef": 0.5})
 TWO = Layout("expert", 2, {"reshard": True})
 LAYOUTS = [
     TWO,
@@ -26,6 +27,14 @@ LAYOUTS = [
     Layout("expert", 2, {"reshard": True, "recompute": "selective"}),
     Layout("expert", 4, {"reshard": True}),
 ]
+LAYOUTS.append(
+    Layout(
+        "mesh",
+        4,
+        {"micro_batch": 2, "pp": 2, "dp_shard": 2, "tp": 1, "divided_experts": True, "reshard": False}
+        | {"sequence_parallel": False, "loss_parallel": False},
+    )
+)
 CASES = [(model, layout, optimizer) for model in (MIXTRAL, QWEN3) for layout in LAYOUTS for optimizer in (SGD, ADAMW)]
 
 
@@ -56,6 +65,16 @@ def test_experts_are_trained_alike(bench, tmp_path, model, layout, optimizer):
 )
 def test_with_settings(bench, tmp_path, changes):
     assert_trains_the_same(bench, bench.job(MIXTRAL, **changes), TWO, tmp_path)
+
+
+@pytest.mark.parametrize(
+    ("num_devices", "optimizer"),
+    matrix([(2, SGD), (4, SGD), (2, ADAMW)], quick=[(2, SGD)], ids=lambda case: str(case[0])),
+)
+def test_the_routers_loss_is_that_of_the_whole_batch(bench, tmp_path, num_devices, optimizer):
+    job = bench.job(ROUTED, optimizer=optimizer)
+    assert_trains_the_same(bench, job, Layout("expert", num_devices, {"reshard": True}), tmp_path)
+    assert bench.reference(job).losses != bench.reference(bench.job(MIXTRAL, optimizer=optimizer)).losses
 
 
 @pytest.mark.full
@@ -104,8 +123,12 @@ def test_what_it_does_not_train_is_refused_in_words(bench):
     assert "is for mixtures of experts" in reason(LLAMA)
     assert "4 experts cannot be divided by 3" in reason(MIXTRAL, 3, global_batch_size=6)
     assert "compile" in reason(MIXTRAL, compile=True)
-    routed = replace(MIXTRAL, config={**MIXTRAL.config, "output_router_logits": True})
-    assert "dividing a batch changes its gradients" in reason(routed)
+    assert reason(ROUTED) is None
+    fsdp = registry.load(registry.dotted_path("fsdp"))
+    job = bench.job(ROUTED)
+    assert "dividing a batch changes its gradients" in fsdp.supports(job, bench.shape(2), bench.facts(job))
+    configs = registry.load(TWO.path).configs(job, bench.shape(2), bench.facts(job))
+    assert {config["micro_batch"] for config in configs} == {4}
 
 
 def test_its_facts_and_memory(bench):

@@ -24,6 +24,9 @@ LARGER = ModelSpec(
         "num_key_value_heads": 2,
     },
 )
+MIXTURE = ModelSpec(
+    architecture="MixtralForCausalLM", config={**LARGER.config, "num_local_experts": 4, "num_experts_per_tok": 2}
+)
 TENSOR = {"micro_batch": 8, "sequence_parallel": True, "loss_parallel": True}
 MESH = {"reshard": True, "sequence_parallel": False, "loss_parallel": False}
 
@@ -51,6 +54,9 @@ REST = [
     (LARGER, Layout("mesh", 4, {**MESH, "pp": 1, "dp_shard": 2, "tp": 2, "micro_batch": 4})),
     (LARGER, Layout("mesh", 4, {**MESH, "pp": 2, "dp_shard": 2, "tp": 1, "micro_batch": 2})),
     (LARGER, Layout("mesh", 4, {**MESH, "pp": 2, "dp_shard": 1, "tp": 2, "micro_batch": 4})),
+    (MIXTURE, Layout("single")),
+    (MIXTURE, Layout("fsdp", 2, {"reshard": True})),
+    (MIXTURE, Layout("expert", 2, {"reshard": True})),
 ]
 
 OF_KINDS = [(kind, layout) for kind in MODELS for layout in (Layout("single"), Layout("fsdp", 2, {"reshard": True}))]

@@ -1,5 +1,6 @@
 """Jobs that end at a target, and jobs that change their batch size and precision on the way."""
 
+import sqlite3
 from dataclasses import replace
 
 import pytest
@@ -11,6 +12,7 @@ from ringmaster.techniques.checkpoints.checkpoint import CheckpointStore
 from ringmaster.techniques.job import LocalUpdates, Target, TrainingPhase, Variables
 from ringmaster.techniques.processes.events import REACHED, EvaluationReported, Steps
 from ringmaster.techniques.processes.reporter import STOP
+from tests.integration.flows.test_run import Place
 from tests.integration.workbench import ADAMW, SINGLE, Layout, is_bit_equal, largest_difference
 
 VARYING = Variables(global_batch_size=(8, 16))
@@ -150,3 +152,49 @@ def test_a_job_that_may_not_vary_measures_nothing(bench):
     assert not [
         each for event in bench.reference(bench.job()).events if isinstance(event, Steps) for each in event.noise
     ]
+
+
+BATCH = """
+name: target
+objective: time-to-target
+devices: {cpu: 1}
+jobs:
+  - name: digits
+    model:
+      architecture: ViTForImageClassification
+      config: {image_size: 8, patch_size: 4, hidden_size: 16, intermediate_size: 32, num_hidden_layers: 1,
+               num_attention_heads: 1, hidden_dropout_prob: 0.0, attention_probs_dropout_prob: 0.0}
+    data: {source: digits}
+    optimizer: {lr: 1.0e-6}
+    global_batch_size: 16
+    num_steps: 60
+    evaluation: {every_steps: 10, metrics: [loss], max_batches: 2}
+    target: {metric: eval/loss, at_most: 0.01}
+    may_vary: {lr: [1.0e-6, 1.0e-2], sync_every: [1, 8]}
+    techniques: [single, local]
+"""
+
+
+@pytest.mark.full
+@pytest.mark.timeout(1200)
+def test_a_batch_compares_learning_rates_before_it_trains(tmp_path):
+    place = Place(tmp_path)
+    place.batch.write_text(BATCH)
+
+    result = place.done()
+
+    jobs = {each["name"]: each for each in result["jobs"]}
+    assert {name: each["status"] for name, each in jobs.items()} == {
+        "digits.lr-1e-06": "stopped",
+        "digits.lr-0.01": "stopped",
+        "digits": "done",
+    }
+    assert [jobs[f"digits.lr-{lr!r}"]["num_steps"] for lr in (1e-6, 1e-2)] == [20, 20]
+    connection = sqlite3.connect(place.home / "mlflow.db")
+    params = connection.execute(
+        "select value from params join runs using (run_uuid) where name = 'digits' and key = 'optimizer.lr'"
+    ).fetchall()
+    connection.close()
+    assert params == [("0.01",)]
+    readme = next(place.home.glob("mlartifacts/**/README.md")).read_text()
+    assert "takes, in place of 1e-06, the learning rate 0.01: loss after 20 steps is" in readme

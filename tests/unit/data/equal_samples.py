@@ -9,7 +9,7 @@ import pyarrow
 import pyarrow.parquet
 
 from ringmaster.techniques.data import prepare
-from ringmaster.techniques.data.manifest import RowManifest
+from ringmaster.techniques.data.encoded_rows import RowManifest
 from ringmaster.techniques.job import DataSpec
 
 PROSE = (

@@ -12,7 +12,7 @@ import torch
 from ringmaster.registry import installed
 from ringmaster.techniques import data_source
 from ringmaster.techniques.data import PreparedData, encoded_rows, fetch, open_data, prepare
-from ringmaster.techniques.data.manifest import RowManifest
+from ringmaster.techniques.data.encoded_rows import RowManifest
 from ringmaster.techniques.data.row_source import RowSource
 from ringmaster.techniques.data_source import (
     DataOptions,

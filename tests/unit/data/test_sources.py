@@ -10,7 +10,7 @@ import torch
 
 from ringmaster.codec import from_json, to_json
 from ringmaster.techniques.data import PreparedData, fetch, open_data, prepare
-from ringmaster.techniques.data.stored_source import Preparation, prepare_once
+from ringmaster.techniques.data.stored_source import prepare_once
 from ringmaster.techniques.job import DataSpec
 from tests.unit.data.preparing import prepare_here
 
@@ -84,17 +84,17 @@ def test_digits_are_normalised_images_with_labels(cache):
 
 def test_a_second_prepare_writes_nothing(tmp_path):
     source = CountingSource()
-    first = prepare_once(source.source(), settings=None, cache_dir=tmp_path)
-    assert prepare_once(source.source(), settings=None, cache_dir=tmp_path) == first
+    first = source.prepared(tmp_path)
+    assert source.prepared(tmp_path) == first
     assert source.num_writes == 1
 
 
 def test_what_a_dead_writer_left_is_no_hindrance(tmp_path):
-    first = Path(prepare_once(CountingSource().source(), settings=None, cache_dir=tmp_path / "a").folder)
+    first = Path(CountingSource().prepared(tmp_path / "a").folder)
     half = tmp_path / "b" / "data" / f"{first.name}.tmp"
     half.mkdir(parents=True)
     (half / "junk").write_text("half a file")
-    folder = Path(prepare_once(CountingSource().source(), settings=None, cache_dir=tmp_path / "b").folder)
+    folder = Path(CountingSource().prepared(tmp_path / "b").folder)
     assert sorted(path.name for path in folder.iterdir()) == ["counted", "data.json"]
 
 
@@ -183,8 +183,8 @@ class CountingSource:
 
     num_writes = 0
 
-    def source(self):
-        return Preparation(name="counted", location="memory", state=1, write=self.write)
+    def prepared(self, folder):
+        return prepare_once(self.write, name="counted", location="memory", state=1, settings=None, cache_dir=folder)
 
     def write(self, folder):
         self.num_writes += 1

@@ -8,7 +8,7 @@ from ringmaster.codec import digest, to_json
 from ringmaster.model_lineage.records import DatasetInput
 from ringmaster.tasks.datasets.recording import dataset_inputs, rows_text
 from ringmaster.techniques.data import open_data, prepare
-from ringmaster.techniques.data.manifest import RowManifest
+from ringmaster.techniques.data.encoded_rows import RowManifest
 from ringmaster.techniques.data.row_files import content_hash
 from ringmaster.techniques.job import DataSpec
 

@@ -42,7 +42,7 @@ def step_s(job=VARYING):
 @pytest.mark.parametrize(("scale", "size"), [(0.0, 16), (3.0, 16), (40.0, 64), (1e6, 128)])
 def test_the_noisier_the_gradients_the_larger_the_batch(scale, size):
     choice = choose_variant(VARYING, measured(scale), first_step=100, step_s=step_s())
-    assert choice.global_batch_size == size
+    assert choice.phase.global_batch_size == size
     assert (choice.phases(VARYING) == ()) == (size == 16)
 
 
@@ -50,7 +50,7 @@ def test_a_choice_says_what_it_predicts_and_why():
     choice = choose_variant(VARYING, measured(48.0), first_step=100, step_s=step_s())
 
     own, phase = choice.phases(VARYING)
-    assert choice.global_batch_size == 64 and choice.gain == pytest.approx(4 / 1.75 / 1.4)
+    assert choice.phase.global_batch_size == 64 and choice.gain == pytest.approx(4 / 1.75 / 1.4)
     assert choice.steps[1] < choice.steps[0] == 394 < choice.steps[2]
     assert (own.first_step, own.global_batch_size, own.lr_factor, own.num_steps) == (0, 16, 1.0, 1000)
     assert (phase.first_step, phase.lr_factor) == (100, pytest.approx(4 / 1.75))
@@ -61,7 +61,7 @@ def test_a_choice_says_what_it_predicts_and_why():
 def test_a_schedule_that_decays_ends_with_the_predicted_steps():
     decaying = replace(VARYING, schedule=ScheduleSpec(name="cosine"))
     choice = choose_variant(decaying, measured(48.0), first_step=100, step_s=step_s())
-    assert choice.num_steps == 100 + choice.steps[0]
+    assert choice.phase.num_steps == 100 + choice.steps[0]
 
 
 def test_nothing_changes_without_enough_measurements_or_gain():
@@ -74,7 +74,7 @@ def test_nothing_changes_without_enough_measurements_or_gain():
 def test_a_quicker_precision_is_taken_without_a_measurement():
     both = replace(VARYING, may_vary=Variables(precision=("fp32", "bf16")))
     choice = choose_variant(both, (), first_step=100, step_s={(16, "fp32", 1): 1.0, (16, "bf16", 1): 0.5})
-    assert (choice.precision, choice.num_steps, choice.lr_factor) == ("bf16", 1000, 1.0)
+    assert (choice.phase.precision, choice.phase.num_steps, choice.phase.lr_factor) == ("bf16", 1000, 1.0)
 
 
 def test_variants_are_jobs_with_names_of_their_own():
@@ -115,7 +115,7 @@ def test_the_slower_the_link_the_fewer_the_exchanges(share, sync_every):
         assert phases[-1].variant == (16, "fp32", sync_every) and phases[0].local_updates is None
         assert f"with an exchange of 4 workers every {sync_every} steps in place of 16 in fp32" in choice.why
         assert choice.gain == pytest.approx(1 / (1 - share + share / sync_every))
-        assert choice.steps[1] < choice.steps[0] == 900 < choice.steps[2] and choice.num_steps == 1000
+        assert choice.steps[1] < choice.steps[0] == 900 < choice.steps[2] and choice.phase.num_steps == 1000
 
 
 def test_a_larger_batch_with_an_exchange_at_each_step_comes_before_local_updates_that_gain_little_more():

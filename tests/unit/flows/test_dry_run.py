@@ -14,6 +14,7 @@ from ringmaster.tasks.execution.forecast import ForecastConditions, errors_in
 from ringmaster.tasks.profiling.speed_beliefs import MachineLoad
 from ringmaster.tasks.profiling.stage import ProfilingResult
 from ringmaster.techniques import DataSpec, Job, ModelSpec, Profile
+from ringmaster.techniques.job import Variables
 from ringmaster.techniques.profiles import PREDICTED, GroupMemberProfile
 
 DEVICES = tuple(Device(kind="cpu", index=n, name="a", memory_bytes=2**30, cores=(n,)) for n in range(2))
@@ -63,6 +64,13 @@ def test_what_it_comes_to(tmp_path, monkeypatch):
     assert (data["status"], data["predicted"], data["cost"]) == ("planned", ["b"], pytest.approx(3.0, rel=0.01))
     assert data["ends_s"] == found.made_s + found.plan.makespan_s
     assert "![Gantt chart](data:image/svg+xml;base64," in found.markdown()
+
+
+def test_jobs_that_try_learning_rates_take_a_twentieth_of_the_steps(tmp_path, monkeypatch):
+    tried = job("a", may_vary=Variables(lr=(1e-3, 2e-3)))
+    jobs = [*tried.searches(), tried]
+    found = planned(tmp_path, monkeypatch, jobs=jobs, profiles={each.name: (profile(36.0),) for each in jobs})
+    assert found.device_hours == pytest.approx(1.4, rel=0.01)
 
 
 def test_what_more_devices_would_gain_is_on_the_page_of_a_long_batch(tmp_path, monkeypatch):

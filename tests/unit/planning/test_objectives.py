@@ -6,6 +6,7 @@ from pathlib import Path
 
 import pytest
 from hypothesis import given
+from hypothesis import strategies as st
 from typer.testing import CliRunner
 
 from benchmarks.planning.families import draw
@@ -27,7 +28,8 @@ from ringmaster.tasks.planning import (
 from ringmaster.tasks.planning.bounds.bounds import preemptive_bound
 from ringmaster.tasks.planning.fusion import checked_plan, choose_groups
 from ringmaster.tasks.planning.objectives import OBJECTIVES, PlanningTerms, objective_by_name
-from ringmaster.tasks.planning.plans.list_scheduling import schedule
+from ringmaster.tasks.planning.plans.list_scheduling import BASELINES, schedule
+from ringmaster.tasks.planning.shared_speeds import plan_by_speeds
 from tests.drawing import draws
 from tests.unit.planning.groups.test_fused import adapters
 from tests.unit.planning.test_whole_problem import whole_problems
@@ -305,3 +307,48 @@ def test_the_users_of_a_batch_file_are_groups_of_its_plans():
     assert Batch.from_json(batch.to_json()) == batch
     with pytest.raises(BatchFileError, match=r"user"):
         parse_batch(text.replace("user: ana", "user: [ana]"), folder=Path(), name="batch.yaml")
+
+
+# -- shared speeds ----------------------------------------------------------------------------------------------------
+
+
+@draws(60)
+@given(whole_problems(), st.sampled_from(["mean_completion", "weighted"]))
+def test_plans_that_share_the_devices_follow_every_rule(problem, objective):
+    ends = objective_by_name(objective).coefficients(problem).ends
+    try:
+        plan = plan_by_speeds(problem, ends)
+    except NoRoomError:
+        return
+    late = {job.id for job in problem.jobs if job.deadline_s is not None}
+    assert not [fault for fault in verify(plan, problem) if not any(job in fault for job in late)]
+
+
+def test_devices_go_to_the_jobs_that_use_them_best_and_none_is_left_idle():
+    poor = tuple(Option("ddp", size, 1000.0 / size**0.2) for size in (1, 2, 4))
+    good = tuple(Option("ddp", size, 1000.0 / size**0.9) for size in (1, 2, 4))
+    jobs = (PlanningJob("poor", poor), PlanningJob("good", good), PlanningJob("also-poor", poor))
+    problem = Problem("three", (PlanningNode("n", 4), PlanningNode("m", 4)), jobs, switch_cost_s=60.0)
+    plan = plan_by_speeds(problem, dict.fromkeys(("poor", "good", "also-poor"), 1.0))
+    sizes = {s.job: problem.job(s.job).options[s.option].num_devices for s in plan.segments}
+    assert all(segment.start_s == 0.0 for segment in plan.segments)
+    assert sizes["good"] == 4
+    assert sum(sizes.values()) == 8
+
+
+def test_a_job_waits_only_where_no_device_is_left_and_the_cheapest_one_is_first():
+    lengths_s = {"a": 400.0, "b": 100.0, "c": 300.0, "d": 200.0}
+    jobs = tuple(PlanningJob(name, (Option("single", 1, seconds),)) for name, seconds in lengths_s.items())
+    problem = Problem("four", (PlanningNode("n", 2),), jobs, switch_cost_s=60.0)
+    plan = plan_by_speeds(problem, {"a": 1.0, "b": 1.0, "c": 2.0, "d": 2.0})
+    starts = {segment.job: segment.start_s for segment in plan.segments}
+    assert {job for job, start_s in starts.items() if start_s == 0.0} == {"c", "d"}  # the heavier ones
+    assert starts["b"] < starts["a"]
+
+
+def test_many_jobs_end_sooner_on_average_than_by_any_other_rule():
+    problem = draw("scale-100x128")
+    objective = objective_by_name("mean_completion")
+    ends = objective.coefficients(problem).ends
+    value = objective.value(plan_by_speeds(problem, ends), problem)
+    assert value < 0.9 * min(objective.value(rule(problem), problem) for rule in BASELINES)

@@ -34,6 +34,36 @@ def test_what_meets_every_rule_is_promoted():
     assert found.why == f"the new model is better by 0.05 {FIGURES}"
 
 
+LIMITED = replace(POLICY, limits={"latency/p99_s": (float("-inf"), 0.05), "f1": (0.8, float("inf"))})
+QUICK, EXACT = replace(GOOD, metric="latency/p99_s", value=0.04), replace(GOOD, metric="f1", value=0.85)
+
+
+@pytest.mark.parametrize(
+    ("lines", "told"),
+    [
+        ([QUICK, EXACT], ""),
+        ([replace(QUICK, value=0.06), EXACT], "its latency/p99_s is 0.06, and the policy allows at most 0.05"),
+        ([QUICK, replace(EXACT, value=0.7)], "its f1 is 0.7, and the policy allows at least 0.8"),
+        ([QUICK], "its f1 is nan, and the policy allows a number"),
+        ([QUICK, replace(EXACT, slice="class=3")], "its f1 is nan"),
+    ],
+)
+@pytest.mark.parametrize("is_first", [True, False])
+def test_limits_of_metrics_hold_for_the_first_model_too(lines, told, is_first):
+    found = decide(GOOD, *lines, policy=LIMITED, is_first=is_first)
+    assert found.promote == (not told) and told in found.why
+
+
+def test_limits_are_read_from_the_file(tmp_path):
+    file = tmp_path / "policy.yaml"
+    file.write_text("name: quick\nlimits: {latency/p99_s: {at_most: 0.05}, accuracy: {at_least: 0.9, at_most: 1.0}}\n")
+    assert load_policy(file).limits == {"latency/p99_s": (float("-inf"), 0.05), "accuracy": (0.9, 1.0)}
+    file.write_text("name: quick\nlimits: {accuracy: {}, nonsense: {at_most: 1}}\n")
+    with pytest.raises(BatchFileError) as error:
+        load_policy(file)
+    assert "has no bound. To fix: give at_most" in str(error.value) and "nonsense" in str(error.value)
+
+
 @pytest.mark.parametrize(
     ("lines", "told"),
     [

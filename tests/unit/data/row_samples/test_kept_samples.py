@@ -14,7 +14,7 @@ from ringmaster.techniques.checkpoints import checkpoint
 from ringmaster.techniques.data import encoded_rows, open_data, prepare
 from ringmaster.techniques.data import stored_source as progress_module
 from ringmaster.techniques.data.arrow_files import open_split, values_of
-from ringmaster.techniques.data.manifest import RowManifest
+from ringmaster.techniques.data.encoded_rows import RowManifest
 from ringmaster.techniques.data.row_source import RowSource
 from ringmaster.techniques.data.stored_source import progress_to
 from ringmaster.techniques.data_source import DataOptions, column, data_source_of

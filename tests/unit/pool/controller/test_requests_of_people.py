@@ -1,8 +1,12 @@
 """Requests to a pool's controller: to pause, resume, retry and cancel jobs, and to lend devices."""
 
+import math
+import threading
+
 import pytest
 
 from ringmaster.tasks.execution.events import SegmentEnded
+from ringmaster.tasks.pool import controller
 from ringmaster.tasks.pool.nodes import NodeRegistry
 from ringmaster.tasks.pool.requests import RequestKind, Requests, RequestStatus
 from ringmaster.tasks.storage.journal import JobStatus
@@ -248,3 +252,12 @@ def test_devices_are_not_lent_to_the_dead(database, pool):
     assert pool.held() == {}
     pool.submit(submission(jobs=("a",)))
     assert pool.statuses() == {"a": JobStatus.RUNNING}
+
+
+def test_a_request_has_the_controller_look_at_once(database, pool, monkeypatch):
+    monkeypatch.setattr(controller, "IDLE_TICK_S", math.inf)
+    over, ticks = threading.Event(), []
+    monkeypatch.setattr(pool.executor, "call", lambda act: (ticks.append(act), over.set()))
+    Requests(database).ask(RequestKind.CANCEL, {"batch": "none", "jobs": []})
+    pool.controller.keep_ticking(over)
+    assert ticks == [pool.controller.tick]
