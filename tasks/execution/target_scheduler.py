@@ -210,7 +210,6 @@ class TargetScheduler:
         self.choices = {name: from_json(VariantChoice, each) for name, each in fact.get("choices", {}).items()}
         self.rates = {name: from_json(LearningRateChoice, each) for name, each in fact.get("rates", {}).items()}
         self._searches = {name: {each.name: each for each in job.searches()} for name, job in jobs.items()}
-        self._searched = {each: name for name, searches in self._searches.items() for each in searches}
         self._noise: dict[str, dict[int, GradientNoise]] = {name: {} for name in jobs}
         for name, rows in fact.get("noise", {}).items():
             self._noise[name] = {row["step"]: from_json(GradientNoise, row) for row in rows}
@@ -318,7 +317,9 @@ class TargetScheduler:
         measured, variants = [self._noise[name][step] for step in sorted(self._noise[name])], self._variants[name]
         # As many devices as the job has had, or its equal share of all of them if that is more.
         num_left = sum(record.status not in ENDED for record in self._journal.jobs().values())
-        share = max((each.num_devices for profiles in variants.values() for each in profiles), default=1) // num_left
+        share = max((each.num_devices for profiles in variants.values() for each in profiles), default=1) // max(
+            num_left, 1
+        )
         most = max(self._journal.segments(name)[-1].what["num_devices"], share)
         step_s = {
             variant: seconds
