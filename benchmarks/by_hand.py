@@ -15,7 +15,7 @@ from pathlib import Path
 import torch
 
 from ringmaster.tasks.batch import load_batch
-from ringmaster.techniques.data import batch_indices, fetch, open_data, prepare
+from ringmaster.techniques.data import fetch, open_data, prepare, sampler_of
 from ringmaster.techniques.models.build import build_model
 from ringmaster.techniques.training.losses import loss_of
 from ringmaster.techniques.training.metrics import MetricTotals
@@ -32,11 +32,9 @@ def train(job, *, cache: Path, models: Path) -> dict[str, float]:
     optimizer = build_optimizer(job, model.parameters())
     num_steps = job.num_steps or max(round(job.num_epochs * len(training) / job.global_batch_size), 1)
     job = type(job)(**{**vars(job), "num_steps": num_steps, "num_epochs": None})
+    sampler = sampler_of(job, training)
     for step in range(num_steps):
-        rows = batch_indices(
-            num_samples=len(training), global_batch_size=job.global_batch_size, seed=job.seed, step=step
-        )
-        batch = fetch(training, rows.tolist())
+        batch = fetch(training, sampler.indices(step))
         loss_sum, count = loss_function(model(**loss_function.forward_inputs(batch)), batch)
         (loss_sum / count).backward()
         if job.clip_grad_norm is not None:

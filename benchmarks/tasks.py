@@ -114,13 +114,11 @@ class Task:
         from datasets import Dataset
         from torch.utils.data import SequentialSampler
 
-        from ringmaster.techniques.data import batch_indices
+        from ringmaster.techniques.data.samples import Sampler
 
-        size, samples = self.job.global_batch_size, len(self.samples)
-        steps = [
-            batch_indices(num_samples=samples, global_batch_size=size, seed=self.job.seed, step=step)
-            for step in range(first, first + num)
-        ]
+        size, seed = self.job.global_batch_size, self.job.seed
+        sampler = Sampler(num_samples=len(self.samples), global_batch_size=size, seed=seed)
+        steps = map(sampler.indices, range(first, first + num))
         rows = Dataset.from_list([self.row(int(index)) for step in steps for index in step])
         kind, arguments, more = self.trainer(settings(self.job, self.folder, num))
 

@@ -11,7 +11,7 @@ from torch import Tensor
 from transformers import AutoModelForCausalLM, PrinterCallback, Trainer, TrainingArguments
 
 from ringmaster.techniques import Job
-from ringmaster.techniques.data import batch_indices, fetch, open_data, prepare
+from ringmaster.techniques.data import fetch, open_data, prepare, sampler_of
 from ringmaster.techniques.models.adapters import first_state, sites
 
 PREFIX = "base_model.model."  # of peft's parameter names
@@ -42,6 +42,7 @@ class PeftLoop:
         self._job, self._steps_done = job, 0
         prepared = prepare(job.data, cache_dir=folder)
         self._rows, _ = open_data(job.data, cache_dir=folder, prepared=prepared)
+        self._sampler = sampler_of(job, self._rows)
         self.model = peft_model(job).train()
         self._trained = [p for p in self.model.parameters() if p.requires_grad]
         self._optimizer = torch.optim.AdamW(self._trained, lr=job.optimizer.lr, weight_decay=WEIGHT_DECAY, fused=True)
@@ -53,7 +54,7 @@ class PeftLoop:
 
     def step(self) -> None:
         """Trains on the next batch."""
-        batch = fetch(self._rows, _drawn(self._job, self._rows, self._steps_done))
+        batch = fetch(self._rows, self._sampler.indices(self._steps_done))
         self._steps_done += 1
         self.model(**batch).loss.backward()
         if self._job.clip_grad_norm:
@@ -67,7 +68,8 @@ def train_by_trainer(job: Job, folder: Path, cache: Path) -> None:
     prepared = prepare(job.data, cache_dir=cache)
     rows, _ = open_data(job.data, cache_dir=cache, prepared=prepared)
     model = peft_model(job)
-    order = [int(i) for step in range(job.total_steps) for i in _drawn(job, rows, step)]
+    sampler = sampler_of(job, rows)
+    order = [int(i) for step in range(job.total_steps) for i in sampler.indices(step)]
     arguments = TrainingArguments(
         output_dir=str(folder / job.name / "trainer"),
         per_device_train_batch_size=job.global_batch_size,
@@ -89,10 +91,6 @@ def train_by_trainer(job: Job, folder: Path, cache: Path) -> None:
     trainer.remove_callback(PrinterCallback)
     trainer.train()
     model.save_pretrained(folder / job.name / "model")
-
-
-def _drawn(job: Job, rows: Sequence, step: int) -> Sequence[int]:
-    return batch_indices(num_samples=len(rows), global_batch_size=job.global_batch_size, seed=job.seed, step=step)
 
 
 class Ordered:

@@ -9,7 +9,7 @@ from __future__ import annotations
 from pathlib import Path
 
 from ringmaster.techniques.data.arrow_files import Indices
-from ringmaster.techniques.data.samples import LENGTH_GROUPED, batch_indices, fetch, num_tokens_of, sampler_of, width_of
+from ringmaster.techniques.data.samples import LENGTH_GROUPED, fetch, num_tokens_of, sampler_of, width_of
 from ringmaster.techniques.data.stored_source import DESCRIPTION
 from ringmaster.techniques.data_source import SOURCES, Dataset, DataSource, PreparedData, check_same, data_source_of
 from ringmaster.techniques.job import SAMPLINGS, DataSpec
@@ -19,7 +19,6 @@ __all__ = [
     "Dataset",
     "Indices",
     "PreparedData",
-    "batch_indices",
     "fetch",
     "num_tokens_of",
     "open_data",

@@ -27,7 +27,7 @@ from numpy.typing import NDArray
 
 from ringmaster.codec import digest
 from ringmaster.techniques.checkpoints.checkpoint import publish
-from ringmaster.techniques.data.arrow_files import SPLITS, Table, read_table, table_of, texts_column
+from ringmaster.techniques.data.arrow_files import SPLITS, Table, read_table, texts_column
 from ringmaster.techniques.data.file_patterns import FilePart
 from ringmaster.techniques.data.file_rows import (
     DAY_S,
@@ -105,8 +105,8 @@ def parts_of_files(spec: DataSpec, reading: RowReading) -> Iterator[RowsPart]:
             )
 
 
-def row_facts(rows: Sequence[Row], part: RowsPart, spec: DataSpec) -> Table:
-    """Returns what is known of some rows of a part.
+def row_facts(rows: Sequence[Row], part: RowsPart, spec: DataSpec) -> dict[str, Any]:
+    """Returns what is known of some rows of a part, as columns.
 
     Their numbers in their files, the hashes of their contents, their positions between 0 and 2**64, by which a share is
     held out; whether they are held out otherwise; their times in seconds since the epoch, if a window asks for them.
@@ -120,7 +120,7 @@ def row_facts(rows: Sequence[Row], part: RowsPart, spec: DataSpec) -> Table:
     moments = [math.nan] * len(rows)
     if part.is_windowed and needs_moments(spec):
         moments = [moment_of(row, column=spec.time_column) for row in rows]
-    columns = {
+    return {
         "number": np.array([row.number for row in rows], dtype=np.int64),
         "file": texts_column([None if row.file == part.path else row.file for row in rows]),
         "hash": hashes[:, 0],
@@ -128,7 +128,6 @@ def row_facts(rows: Sequence[Row], part: RowsPart, spec: DataSpec) -> Table:
         "held_out": np.array([row.held_out for row in rows], dtype=np.uint8),
         "moment": np.array(moments, dtype=np.float64),
     }
-    return table_of(columns)
 
 
 @dataclass

@@ -202,17 +202,14 @@ class RowSamples:
                     chunk.extend(islice(rows, ROWS_PER_CALL))
                 except RowErrors as error:  # those before it are reported with it
                     unreadable = error
-                table, about = self._samples(chunk, context, classes if self._finds_classes else None)
+                table, wrong, facts = self._samples(chunk, context, classes if self._finds_classes else None)
                 if table.num_rows:
                     samples.write(table)
                 # At once: a million lists of classes would slow down Python's collector.
-                columns = row_facts(chunk, part, self._spec)
-                for name, column in _facts_of_samples(**about).items():
-                    columns = columns.append_column(name, [column])
-                known.write(columns)
+                known.write(table_of({**row_facts(chunk, part, self._spec), **facts}))
                 if not part.is_windowed:
-                    wrong = [(row, what) for row, what in zip(chunk, about["fault"], strict=True) if what is not None]
-                    faults += [sample_error(row.file, row.number, what) for row, what in wrong]
+                    pairs = zip(chunk, wrong, strict=True)
+                    faults += [sample_error(row.file, row.number, what) for row, what in pairs if what is not None]
                     first_fault = first_fault or (num_rows if faults else 0)
                 num_rows += len(chunk)
                 is_searched = len(faults) >= MAX_FAULTS or num_rows > first_fault + ROWS_AFTER_A_FAULT
@@ -224,8 +221,8 @@ class RowSamples:
 
     def _samples(
         self, rows: Sequence[Row], context: SampleContext, classes: DiscoveredClasses | None
-    ) -> tuple[Table, dict[str, Any]]:
-        """Returns the samples of rows, and of each row how often it was cut, what is wrong with it, and its classes."""
+    ) -> tuple[Table, Sequence[str | None], dict[str, Any]]:
+        """Returns the samples of rows, what is wrong with each row, and what else is known of each, as columns."""
         kind = self._kind
         by_role = [kind.values(row, self._columns, spec=self._spec) for row in rows]
         self._prefetch(by_role)
@@ -249,8 +246,14 @@ class RowSamples:
         table, is_cut, is_learnt = self._table(made)
         has_sample[has_sample] = is_learnt
         num_cut[has_sample] += is_cut[is_learnt]
-        about = {"num_cut": num_cut, "has_sample": has_sample, "fault": faults, "classes": numbers}
-        return table if is_learnt.all() else table.filter(is_learnt), about
+        num_classes = np.fromiter(map(len, numbers), np.int64, count=len(numbers))
+        facts = {
+            "num_cut": num_cut,
+            "has_sample": has_sample.astype(np.uint8),
+            "fault": texts_column(faults),
+            "classes": column_of(np.fromiter(chain.from_iterable(numbers), np.int32), num_classes),
+        }
+        return table if is_learnt.all() else table.filter(is_learnt), faults, facts
 
     def _prefetch(self, by_role: Sequence[Mapping[str, Any]]) -> None:
         """Encodes the texts of rows together, and reports them."""
@@ -465,19 +468,6 @@ def sample_error(file: str, number: int, what: str) -> RowError:
     """Returns the fault of a row of which no sample can be made. what: what is wrong, and how to mend it."""
     problem, _, remedy = what.removeprefix(f"{file} ").partition(". To fix: ")
     return RowError(f"{file}, row {number}:", problem, remedy or "check the row")
-
-
-def _facts_of_samples(
-    *, num_cut: Array, has_sample: Array, fault: Sequence[str | None], classes: Sequence[Sequence[int]]
-) -> dict[str, Any]:
-    """What is known of the samples of rows, as columns."""
-    numbers = np.fromiter(chain.from_iterable(classes), np.int32)
-    return {
-        "num_cut": num_cut,
-        "has_sample": has_sample.astype(np.uint8),
-        "fault": texts_column(fault),
-        "classes": column_of(numbers, np.fromiter(map(len, classes), np.int64, count=len(classes))),
-    }
 
 
 def _scalars(rows: Sequence[Array]) -> Array:

@@ -242,16 +242,6 @@ def sampler_of(job: Job, dataset: Dataset) -> Sampler:
     return Sampler(num_samples=len(dataset), global_batch_size=job.global_batch_size, seed=job.seed, lengths=lengths)
 
 
-@lru_cache(maxsize=2)
-def _sampler(num_samples: int, global_batch_size: int, seed: int) -> Sampler:
-    return Sampler(num_samples=num_samples, global_batch_size=global_batch_size, seed=seed)
-
-
-def batch_indices(*, num_samples: int, global_batch_size: int, seed: int, step: int) -> NDArray[np.int64]:
-    """Returns the indices [global_batch_size] of the samples in the global batch of `step`, in random order."""
-    return _sampler(num_samples, global_batch_size, seed).indices(step)
-
-
 def grouped(
     order: NDArray[np.int64], *, lengths: NDArray[np.int64], batch_size: int, draws: NDArray[np.uint64]
 ) -> NDArray[np.int64]:

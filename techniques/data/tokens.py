@@ -310,9 +310,9 @@ class _TokenWriter:
                 dtype = np.uint32 if self._encoder is None else self._dtype
                 values = np.concatenate(ids).astype(dtype, copy=False)
                 pieces.write(table_of({COLUMN: column_of(values, lengths), "row": row}))
-                known.write(row_facts(rows, part, self._spec))
+                known.write(table_of(row_facts(rows, part, self._spec)))
                 rows.clear()
-            known.write(row_facts(rows, part, self._spec))
+            known.write(table_of(row_facts(rows, part, self._spec)))
 
     def write(self, folder: Path, parts: Sequence[EncodedPart]) -> PreparedData:
         """Writes the samples of both splits; returns the description. Raises ValueError where a split is too short."""

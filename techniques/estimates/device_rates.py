@@ -39,7 +39,7 @@ from ringmaster.techniques.model_facts import ModelFacts
 from ringmaster.techniques.processes.channel import Channel
 from ringmaster.techniques.processes.events import ReferenceTimed, event_to_json
 from ringmaster.techniques.processes.order import Slot
-from ringmaster.techniques.processes.ranks import BACKENDS, Ranks, take_device
+from ringmaster.techniques.processes.ranks import BACKENDS, Ranks, show_gpus, take_device
 from ringmaster.techniques.technique import OPTIMIZER_STATE_BYTES, WEIGHT_BYTES
 from ringmaster.techniques.training.recomputation import recompute_layers
 
@@ -111,6 +111,7 @@ def in_children(works: Sequence[Callable[[], Any]], *, patience_s: float = PATIE
 
 def _answer(work: Callable[[], Any], writer: int) -> NoReturn:
     status = 1
+    show_gpus(())  # until it takes one
     try:
         with os.fdopen(writer, "w") as pipe:
             json.dump(work(), pipe)

@@ -34,6 +34,7 @@ from ringmaster.techniques.processes.events import (
     PreflightStarted,
     event_to_json,
 )
+from ringmaster.techniques.processes.ranks import show_gpus
 from ringmaster.techniques.technique import (
     KERNELS,
     GangShape,
@@ -51,6 +52,7 @@ ROOM_TO_SPARE = 4  # factor over weights, gradients and optimizer state, which l
 def main(channel: Channel, argument: dict[str, Any]) -> int:
     """Sends PreflightDone or PreflightFailed for each job; the entry point of a worker process."""
     order = from_json(PreflightOrder, argument)
+    show_gpus(())  # children measure on the GPUs, which they could not after this process had opened one
     sys.path.extend(path for path in order.import_paths if path not in sys.path)
     if order.cores:
         os.sched_setaffinity(0, order.cores)

@@ -128,8 +128,8 @@ def rank_argument(order: GangOrder, *, rank: int) -> dict[str, Any]:
 def rank_environment() -> dict[str, str]:
     """Returns this process's environment with changes for ranks.
 
-    Our packages come first on the import path, ranks start with one thread and without GPUs until they know their
-    slots, telemetry is off, and libraries compile code where no other user can place any.
+    Our packages come first on the import path, ranks start with one thread until they know their cores, telemetry is
+    off, and libraries compile code where no other user can place any.
     """
     paths = [str(IMPORT_ROOT), *filter(None, os.environ.get("PYTHONPATH", "").split(os.pathsep))]
     return {
@@ -137,9 +137,8 @@ def rank_environment() -> dict[str, str]:
         **own_caches(),
         "PYTHONPATH": os.pathsep.join(dict.fromkeys(paths)),
         "OMP_NUM_THREADS": "1",
-        # A step of an optimizer asks CUDA whether a graph is being captured, also for tensors on the CPU. It would open
-        # a context on a GPU, after which children of this process could use none. By NVML nothing is opened.
-        "CUDA_VISIBLE_DEVICES": "",
+        # Whoever asks whether there is a GPU, such as transformers at its import, would open a context on one, after
+        # which children of this process could use none. By NVML nothing is opened.
         "PYTORCH_NVML_BASED_CUDA_CHECK": "1",
         # Otherwise MKL's order of summation on AMD CPUs depends on the memory address of a result, and a job that is
         # resumed, or trained in a group, would not end with the same bits.

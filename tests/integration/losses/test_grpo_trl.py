@@ -7,7 +7,8 @@ import pytest
 import torch
 
 from ringmaster.techniques import DataSpec, EvaluationSpec
-from ringmaster.techniques.data import batch_indices, open_data, prepare
+from ringmaster.techniques.data import open_data, prepare
+from ringmaster.techniques.data.samples import Sampler
 from ringmaster.techniques.loss import loss_named
 from ringmaster.techniques.models.build import build_model
 from ringmaster.techniques.training.generation import end_tokens_of, prompt_seed, prompts_of, sample
@@ -41,11 +42,8 @@ def trained_by_trl(bench, data, options, *, seed, folder):
 
     prepared = prepare(data, cache_dir=bench.cache_dir)
     training, _ = open_data(data, cache_dir=bench.cache_dir, prepared=prepared)
-    order = [
-        int(i)
-        for step in range(NUM_STEPS)
-        for i in batch_indices(num_samples=len(training), global_batch_size=NUM_PROMPTS, seed=seed, step=step)
-    ]
+    sampler = Sampler(num_samples=len(training), global_batch_size=NUM_PROMPTS, seed=seed)
+    order = [int(i) for step in range(NUM_STEPS) for i in sampler.indices(step)]
     rows = prompts_of(training.rows(order))
     tokenizer = AutoTokenizer.from_pretrained(str(prepared.tokenizer_dir), local_files_only=True)
     generation = loss_named("grpo", options).generation

@@ -6,7 +6,8 @@ from itertools import takewhile
 import pytest
 import torch
 
-from ringmaster.techniques.data import batch_indices, prepare
+from ringmaster.techniques.data import prepare
+from ringmaster.techniques.data.samples import Sampler
 from ringmaster.techniques.models.adapters import attach
 from ringmaster.techniques.models.build import build_model
 from tests.integration.losses.pairs import END, PAD, VOCAB_SIZE, preferences
@@ -37,10 +38,8 @@ def texts_in_order(seed):
     from datasets import Dataset
 
     training, _ = preferences()
-    batches = [
-        batch_indices(num_samples=len(training), global_batch_size=NUM_ROWS, seed=seed, step=step)
-        for step in range(NUM_STEPS)
-    ]
+    sampler = Sampler(num_samples=len(training), global_batch_size=NUM_ROWS, seed=seed)
+    batches = [sampler.indices(step) for step in range(NUM_STEPS)]
     return Dataset.from_list([row_of(training[int(i)]) for batch in batches for i in batch])
 
 

@@ -5,8 +5,12 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from ringmaster.techniques.data import batch_indices
 from ringmaster.techniques.data.samples import Sampler
+
+
+def batch_indices(*, step, **sizes):
+    return Sampler(**sizes).indices(step)
+
 
 SIZES = {"num_samples": st.integers(1, 40), "global_batch_size": st.integers(1, 60), "seed": st.integers(-3, 2**63)}
 

@@ -83,6 +83,7 @@ def test_quotas_are_set_and_shown_by_a_command(tmp_path, monkeypatch):
         "RINGMASTER_DATABASE": file_url(tmp_path / "pool.db"),
         "PREFECT_API_URL": "http://127.0.0.1:1/api",
         "MLFLOW_TRACKING_URI": "http://127.0.0.1:1",
+        "RINGMASTER_HOME": str(tmp_path),
     }.items():
         monkeypatch.setenv(name, value)
 
@@ -93,6 +94,7 @@ def test_quotas_are_set_and_shown_by_a_command(tmp_path, monkeypatch):
     assert run("ana", "4").output == "quota of ana: 4\n"
     assert run("ben", "25%").output == "quota of ana: 4\nquota of ben: 25%\n"
     assert json.loads(run("ana", "none", "--json").stdout) == {"quotas": {"ben": {"share": 0.25}}, "prices": []}
+    assert "quota of ben: 25%" in CliRunner().invoke(app, ["status"]).output
     for words in (["ana"], ["ana", "many"]):
         assert isinstance(run(*words).exception, InputError)
 
