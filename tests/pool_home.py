@@ -7,6 +7,7 @@ import subprocess
 import sys
 import urllib.error
 import urllib.request
+from contextlib import suppress
 from http import HTTPStatus
 from pathlib import Path
 
@@ -22,6 +23,20 @@ ANSWER_PATIENCE_S = 120
 
 # A pool is found by its home alone. Settings of another pool must not be inherited.
 FOREIGN = ("RINGMASTER_", "PREFECT_", "MLFLOW_TRACKING_")
+
+BATCH = """
+name: night
+jobs:
+  - name: vit
+    model:
+      architecture: ViTForImageClassification
+      config: {patch_size: 2, hidden_size: 32, intermediate_size: 64, num_hidden_layers: 2, num_attention_heads: 2}
+    data: {source: digits}
+    global_batch_size: 8
+    num_steps: 4
+    techniques: [single]
+    num_devices: [1]
+"""
 
 
 class Home:
@@ -52,6 +67,17 @@ class Home:
 
     def down(self):
         return self.ringmaster("down")
+
+    def run_batch(self, *, logs=()):
+        """Trains and records a batch of one small job on the pool; returns the job. Shows `logs` where it fails."""
+        file = self.folder / "night.yaml"
+        file.write_text(BATCH)
+        done = self.ringmaster("run", str(file), "--json")
+        assert done.returncode == 0, "\n".join([done.stderr, *(log.read_text() for log in logs)])
+        result = json.loads(done.stdout)
+        (job,) = result["jobs"]
+        assert (result["faults"], job["status"]) == ([], "done")
+        return job
 
     def states(self):
         return {state.name: state for state in self.files.states()}
@@ -84,6 +110,14 @@ class Home:
             except OSError:
                 continue
         return [process for process in found if process is not None]
+
+    def command_lines(self):
+        """The command lines of these processes, which every user of the machine can read."""
+        found = []
+        for process in self.processes():
+            with suppress(OSError):  # it has ended
+                found.append(Path(f"/proc/{process.pid}/cmdline").read_text())
+        return found
 
 
 def ask(url, *, user=None, body=None, method=None):

@@ -4,16 +4,16 @@ from itertools import pairwise
 
 from ringmaster.techniques.processes.events import CheckpointSaved, JobReady, ShareEnded
 from tests.cluster.jobs import assert_same_weights
+from tests.integration.workbench import SINGLE
 
 
-def assert_well(pool, batch, jobs, bench, folder, *, layouts=None):
+def assert_well(pool, batch, jobs, bench, *, layouts=None):
     """Asserts that the weights equal those of an undisturbed run, and that no work was done twice."""
     assert_nothing_twice(pool, batch)
     pool.trace.assert_one_owner()
     assert_devices_held_once(pool)
     for job in jobs:
-        layout = (layouts or {}).get(job.name)
-        assert_same_weights(bench, job, pool.model_dir(batch, job.name), folder / job.name, layout=layout)
+        assert_same_weights(bench, job, pool.model_dir(batch, job.name), layout=(layouts or {}).get(job.name, SINGLE))
 
 
 def assert_nothing_twice(pool, batch):

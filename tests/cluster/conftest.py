@@ -6,6 +6,7 @@ from uuid import uuid4
 
 import pytest
 
+from ringmaster.tasks.storage.database import Database
 from ringmaster.techniques.processes.forkserver_client import ForkServer
 from tests.cluster.machines import Network, end
 from tests.cluster.pool import Pool
@@ -37,11 +38,18 @@ def postgresql():
         server.close()
 
 
+@pytest.fixture(scope="session")
+def empty_tables(postgresql):
+    """The name of a PostgreSQL database with a pool's tables, to be copied: making them takes longer."""
+    Database(postgresql.create("empty_tables")).close()
+    return "empty_tables"
+
+
 @pytest.fixture
-def postgresql_url(postgresql):
-    """The address of an empty PostgreSQL database for this test."""
+def postgresql_url(postgresql, empty_tables):
+    """The address of a PostgreSQL database for this test, with the empty tables of a pool."""
     name = f"test_{uuid4().hex[:12]}"
-    yield postgresql.create(name)
+    yield postgresql.create(name, template=empty_tables)
     postgresql.drop(name)
 
 

@@ -7,7 +7,7 @@ from itertools import pairwise
 
 from ringmaster.techniques import DataSpec, EvaluationSpec, Job, ModelSpec, OptimizerSpec, Profile
 from tests.cluster.stubs import leave_to_hurry
-from tests.integration.workbench import Layout, is_bit_equal, weights_in
+from tests.integration.workbench import SINGLE, is_bit_equal, weights_in
 
 STUBS = "tests.cluster.stubs"
 CONFIG = {"micro_batch": 8, "recompute": "none"}
@@ -65,15 +65,14 @@ def profiles_of(job, *, techniques=("single",)):
     return tuple(found)
 
 
-def assert_same_weights(bench, job, model_dir, folder, *, layout=None):
-    """Asserts that the model is bit-equal to that of an undisturbed run under the same option."""
-    quiet = {**job.model.kwargs, "step_s": 0.0, "trace": ""}
-    undisturbed = bench.train(replace_kwargs(job, quiet), layout or Layout("single", 1, CONFIG), folder)
+def assert_same_weights(bench, job, model_dir, *, layout=SINGLE):
+    """Asserts that the model is bit-equal to that of an undisturbed run under the same option.
+
+    Neither the job's name nor how long its steps take changes its weights: many tests share a reference.
+    """
+    kwargs = {**job.model.kwargs, "job": "", "step_s": 0.0, "trace": ""}
+    undisturbed = bench.reference(replace(job, name="undisturbed", model=replace(job.model, kwargs=kwargs)), layout)
     assert is_bit_equal(weights_in(model_dir), undisturbed.weights)
-
-
-def replace_kwargs(job, kwargs):
-    return replace(job, model=replace(job.model, kwargs=kwargs))
 
 
 @dataclass

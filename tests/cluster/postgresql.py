@@ -81,10 +81,10 @@ class PostgresServer:
     def url(self, database: str) -> str:
         return f"postgresql://postgres:{self.password}@{self.address}:{self.port}/{database}"
 
-    def create(self, database: str) -> str:
-        """Creates an empty database; returns its address."""
+    def create(self, database: str, *, template: str = "template1") -> str:
+        """Creates a database, an empty one or a copy of another one; returns its address."""
         with psycopg.connect(self.url("postgres"), autocommit=True) as connection:
-            connection.execute(f'CREATE DATABASE "{database}"')
+            connection.execute(f'CREATE DATABASE "{database}" TEMPLATE "{template}"')
         return self.url(database)
 
     def drop(self, database: str) -> None:

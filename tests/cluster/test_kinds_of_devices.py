@@ -30,19 +30,19 @@ def restart(pool, name, *, cores):
     until("the node serves again", lambda: pool.serving().get(name, before) != before)
 
 
-@pytest.fixture
-def kinds(pool):
+@pytest.fixture(scope="module")
+def kinds(session_pool):
     """Makes the two nodes unlike: alpha's device has one core, beta's two. Yields the kinds by node name."""
     cores = sorted(os.sched_getaffinity(0))
     if len(cores) == 1:
         pytest.skip("devices of a second kind have a second core, and this machine has one only")
-    before = pool.nodes["beta"].cores
-    restart(pool, "beta", cores=cores[:2])
-    found = kinds_of(pool)
+    session_pool.heal()
+    before = session_pool.nodes["beta"].cores
+    restart(session_pool, "beta", cores=cores[:2])
+    found = kinds_of(session_pool)
     assert found["alpha"] != found["beta"]
     yield found
-    pool.abandon()
-    restart(pool, "beta", cores=before)
+    restart(session_pool, "beta", cores=before)
 
 
 def assert_on_their_kind(pool, batch, kinds):
@@ -62,10 +62,10 @@ def test_each_kind_is_measured_and_what_is_planned_for_it_is_trained_on_it(pool,
         assert {profile.device_type for profile in submission.profiles[job.name]} == set(kinds.values())
     assert_on_their_kind(pool, batch, kinds)
     pool.trace.note_trials(jobs, before_s=min(segment.started_s for segment in pool.segments(batch)))
-    assert_well(pool, batch, jobs, bench, tmp_path, layouts=layouts_of(pool, batch))
+    assert_well(pool, batch, jobs, bench, layouts=layouts_of(pool, batch))
 
 
-def test_a_job_that_one_kind_alone_can_train_waits_for_it(pool, kinds, bench, tmp_path):
+def test_a_job_that_one_kind_alone_can_train_waits_for_it(pool, kinds, bench):
     """Two jobs need beta, which trains one after the other; alpha idles and takes neither."""
     wanted = {"for-alpha": "alpha", "for-beta": "beta", "also-for-beta": "beta"}
     jobs = [torch_job(name, trace=pool.trace.file, num_steps=30) for name in wanted]
@@ -79,4 +79,4 @@ def test_a_job_that_one_kind_alone_can_train_waits_for_it(pool, kinds, bench, tm
     for name, node in wanted.items():
         assert {nodes[step["node"]] for step in pool.trace.of(job=name)} == {node}
     assert_on_their_kind(pool, batch, kinds)
-    assert_well(pool, batch, jobs, bench, tmp_path)
+    assert_well(pool, batch, jobs, bench)

@@ -1,4 +1,4 @@
-"""`ringmaster up` and `down`: starts a pool on SQLite and on PostgreSQL, and leaves nothing behind."""
+"""`ringmaster up` and `down`: starts a pool on SQLite, and leaves nothing behind."""
 
 import json
 import signal
@@ -6,11 +6,9 @@ import socket
 import subprocess
 import sys
 import tarfile
-from contextlib import suppress
 from pathlib import Path
 from urllib.parse import urlsplit
 
-import psycopg
 import pytest
 import sqlalchemy
 
@@ -18,22 +16,8 @@ from ringmaster.flows.deployments import AUTOMATION, SUBJECTS
 from ringmaster.flows.services.service_files import ServiceStatus
 from tests.attacks import UNAUTHORIZED, expect_closed_mlflow, expect_closed_prefect, open_to_others, send
 from tests.cluster.waiting import until
-from tests.pool_home import Home, ask
+from tests.pool_home import Home
 
-BATCH = """
-name: night
-jobs:
-  - name: vit
-    model:
-      architecture: ViTForImageClassification
-      config: {patch_size: 2, hidden_size: 32, intermediate_size: 64, num_hidden_layers: 2, num_attention_heads: 2}
-    data: {source: digits}
-    global_batch_size: 8
-    num_steps: 4
-    techniques: [single]
-    num_devices: [1]
-"""
-PASSWORD = "correct horse battery"
 NAMES = ["prefect", "mlflow", "metrics", "deployments", "controller", "worker"]
 DOWN = NAMES[::-1]  # the order in which services end
 pytestmark = pytest.mark.timeout(1200)  # creating databases takes long on a busy machine
@@ -168,7 +152,7 @@ def test_up_says_where_the_password_is_and_does_not_print_it(on_sqlite):
     assert file.read_text().strip() == home.address().password
     assert f"cat {file}" in done.stderr
     everything = [done.stdout, done.stderr, *(log.read_text() for log in (home.folder / "pool").glob("*.log"))]
-    everything += [process_arguments(process) for process in home.processes()]
+    everything += home.command_lines()
     assert not any(home.address().password in text for text in everything)
 
 
@@ -199,7 +183,7 @@ def test_all_processes_log_json_where_it_was_chosen(on_sqlite):
 @pytest.fixture(scope="module")
 def of_pool(on_sqlite):
     """The job of a batch that the pool has trained before it goes down."""
-    return run_batch(on_sqlite[0])
+    return on_sqlite[0].run_batch()
 
 
 def test_down_ends_all_of_it_in_order(on_sqlite, of_pool):
@@ -215,70 +199,18 @@ def test_down_ends_all_of_it_in_order(on_sqlite, of_pool):
     assert home.down().returncode == 0  # a second `down` is harmless
 
 
-def run_batch(home):
-    """The job of a batch that `run` has trained and recorded."""
-    file = home.folder / "night.yaml"
-    file.write_text(BATCH)
-    done = home.ringmaster("run", str(file), "--json")
-    assert done.returncode == 0, done.stderr
-    result = json.loads(done.stdout)
-    assert result["faults"] == []
-    (job,) = result["jobs"]
-    return job
-
-
 def test_after_down_a_batch_is_recorded_beside_those_of_the_pool_whose_weights_are_shared(on_sqlite, of_pool):
     home, _ = on_sqlite
     assert of_pool["model_uri"] == "models:/night.vit/1"
     folder = Path(of_pool["model_dir"])
     plain = (folder / "model.safetensors").read_bytes()
-    after = run_batch(home)
+    after = home.run_batch()
     assert after["model_uri"] == "models:/night.vit/2"
     assert (Path(after["model_dir"]) / "model.safetensors").exists()
     assert not (folder / "model.safetensors").exists(), "MLflow has the weights of the run before"
     done = home.ringmaster("lineage", "restore", "night.vit/1", str(home.folder / "restored"))
     assert done.returncode == 0, done.stderr
     assert (home.folder / "restored" / "model.safetensors").read_bytes() == plain
-
-
-def test_a_pool_on_postgresql_that_asks_for_a_password(postgresql, tmp_path):
-    home = Home(tmp_path)
-    secret = tmp_path / "password"
-    secret.write_text(PASSWORD)
-    secret.chmod(0o600)
-    try:
-        done = home.up("--database", postgresql.url("nightly"), "--password-file", str(secret), "--no-worker")
-        assert done.returncode == 0, done.stderr
-        address = home.address()
-        assert address.database == postgresql.url("nightly")
-        with psycopg.connect(address.database) as connection:
-            names = connection.execute("SELECT datname FROM pg_database WHERE datname LIKE 'nightly%'").fetchall()
-            assert sorted(name for (name,) in names) == ["nightly", "nightly_mlflow", "nightly_prefect"]
-            assert connection.execute("SELECT count(*) FROM executor").fetchone() == (1,)
-        urls = (
-            f"{address.prefect_api}/work_pools/ringmaster",
-            f"{address.mlflow_uri}/api/2.0/mlflow/experiments/get?experiment_id=0",
-        )
-        for url in urls:
-            assert ask(url)[0] == 401
-            assert ask(url, user="ringmaster:wrong")[0] == 401
-            assert ask(url, user=f"ringmaster:{PASSWORD}")[0] == 200
-        arguments = [text for process in home.processes() if (text := process_arguments(process))]
-        assert arguments
-        assert not any(PASSWORD in text or postgresql.password in text for text in arguments)
-        assert home.down().returncode == 0
-        home.wait_until_nobody_is_left()
-    finally:
-        home.down()
-        for name in ("nightly", "nightly_mlflow", "nightly_prefect"):
-            postgresql.drop(name)
-
-
-def process_arguments(process):
-    """Returns the command line of a process, or "" where it has ended."""
-    with suppress(OSError):
-        return Path(f"/proc/{process.pid}/cmdline").read_text()
-    return ""
 
 
 def test_a_port_that_is_taken_is_named_and_nothing_is_started(tmp_path):

@@ -37,7 +37,7 @@ def leave(worker):
     return worker.wait(timeout=PATIENCE_S)
 
 
-def test_a_pool_is_upgraded_with_jobs_running(pool, newer, bench, tmp_path, recovered):
+def test_a_pool_is_upgraded_with_jobs_running(pool, newer, bench, recovered):
     jobs = [torch_job(name, trace=pool.trace.file) for name in ("upgraded", "likewise")]
     batch = pool.submit(jobs)
     for job in jobs:
@@ -69,4 +69,4 @@ def test_a_pool_is_upgraded_with_jobs_running(pool, newer, bench, tmp_path, reco
         assert [segment.outcome["status"] for segment in segments[:-1]] == ["preempted"] * (len(segments) - 1)
         assert all(after.what["first_step"] == before.outcome["step"] for before, after in pairwise(segments))
         assert len(pool.trace.of(job=job.name)) == job.num_steps, "every step is trained once, and no more"
-    assert_well(pool, batch, jobs, bench, tmp_path)
+    assert_well(pool, batch, jobs, bench)

@@ -239,9 +239,9 @@ class Workbench:
 
         return Trained(outcome=gang.wait(hear), events=events, order=order)
 
-    def reference(self, job: Job) -> Trained:
-        """Returns the job trained by `single` on one slot, undisturbed; trains each job once."""
-        name = digest(job)
+    def reference(self, job: Job, layout: Layout = SINGLE) -> Trained:
+        """Returns the job trained undisturbed, by default by `single` on one slot; trains each job once."""
+        name = digest([job, layout])
         if name not in self._references:
-            self._references[name] = self.train(job, SINGLE, self._folder / name)
+            self._references[name] = self.train(job, layout, self._folder / name)
         return self._references[name]

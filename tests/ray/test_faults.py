@@ -15,7 +15,7 @@ from tests.ray.machines import HEAD_S
 pytestmark = pytest.mark.full
 
 
-def test_a_head_that_is_killed(pool, bench, tmp_path, recovered):
+def test_a_head_that_is_killed(pool, bench, recovered):
     """Jobs train on until Ray gives up its raylets; then the nodes leave in order, and come again with the head."""
     jobs, batch = running(pool, "near", "far")
     pids = {job.name: machine_of(pool, job.name)[1] for job in jobs}
@@ -37,10 +37,10 @@ def test_a_head_that_is_killed(pool, bench, tmp_path, recovered):
     pool.finish(batch)
     for job in jobs:
         assert len(pool.trace.of(job=job.name)) == job.num_steps, "every step is trained once, and no more"
-    assert_well(pool, batch, jobs, bench, tmp_path)
+    assert_well(pool, batch, jobs, bench)
 
 
-def test_a_controller_that_is_killed(pool, bench, tmp_path, recovered):
+def test_a_controller_that_is_killed(pool, bench, recovered):
     """The next controller finds the nodes and segments of the last one, and asks Ray for no more."""
     jobs, batch = running(pool, "up", "down")
     nodes, pids = pool.serving(), {job.name: machine_of(pool, job.name)[1] for job in jobs}
@@ -54,10 +54,10 @@ def test_a_controller_that_is_killed(pool, bench, tmp_path, recovered):
     assert {step["pid"] for job in jobs for step in pool.trace.of(job=job.name)} == {*pids.values()}
     assert len(pool.segments(batch)) == len(jobs), "the segments were adopted"
     assert pool.serving() == nodes
-    assert_well(pool, batch, jobs, bench, tmp_path)
+    assert_well(pool, batch, jobs, bench)
 
 
-def test_a_driver_of_ray_that_is_killed(pool, bench, tmp_path):
+def test_a_driver_of_ray_that_is_killed(pool, bench):
     """The controller starts it again, finds the nodes that it had, and gets another one for a machine that is lost."""
     jobs, batch = running(pool, "driven", "riding")
     os.kill(pool.broker().pid, signal.SIGKILL)
@@ -68,10 +68,10 @@ def test_a_driver_of_ray_that_is_killed(pool, bench, tmp_path):
     until("two nodes serve", lambda: len(pool.serving()) == len(MACHINES), seconds=PATIENCE_S)
     pool.trains("driven", after_s=before_s, not_by=pid)
     pool.finish(batch)
-    assert_well(pool, batch, jobs, bench, tmp_path)
+    assert_well(pool, batch, jobs, bench)
 
 
-def test_a_node_whose_processes_are_all_killed(pool, bench, tmp_path, recovered):
+def test_a_node_whose_processes_are_all_killed(pool, bench, recovered):
     """Ray's machine says that none is left: the node is given up at once, and not only after its silence."""
     jobs, batch = running(pool, "lost", "spared")
     machine, pid = machine_of(pool, "lost")
@@ -84,4 +84,4 @@ def test_a_node_whose_processes_are_all_killed(pool, bench, tmp_path, recovered)
     again = pool.trains("lost", after_s=before_s, not_by=pid)
     recovered("all processes of a node killed: its job trains", again["s"] - before_s)
     pool.finish(batch)
-    assert_well(pool, batch, jobs, bench, tmp_path)
+    assert_well(pool, batch, jobs, bench)

@@ -8,17 +8,17 @@ from tests.ray.conftest import MACHINES
 from tests.ray.jobs import machine_of, running
 
 
-def test_two_jobs_train_on_two_machines_of_ray(pool, bench, tmp_path, recovered):
+def test_two_jobs_train_on_two_machines_of_ray(pool, bench, recovered):
     asked_s = time.monotonic()
     jobs, batch = running(pool, "first", "second")
     for job in jobs:
         recovered(f"nodes requested: {job.name} trains", pool.trace.of(job=job.name)[0]["s"] - asked_s)
     assert {machine_of(pool, job.name)[0] for job in jobs} == set(MACHINES)
     pool.finish(batch)
-    assert_well(pool, batch, jobs, bench, tmp_path)
+    assert_well(pool, batch, jobs, bench)
 
 
-def test_a_raylet_that_is_killed(pool, bench, tmp_path, recovered):
+def test_a_raylet_that_is_killed(pool, bench, recovered):
     """Its node leaves in order, with a checkpoint, and its job goes on where Ray has a machine."""
     jobs, batch = running(pool, "left", "right")
     machine, pid = machine_of(pool, "left")
@@ -31,4 +31,4 @@ def test_a_raylet_that_is_killed(pool, bench, tmp_path, recovered):
     recovered("a raylet killed, and a machine added: its job trains", again["s"] - before_s)
     pool.finish(batch)
     assert len(pool.trace.of(job="left")) == jobs[0].num_steps, "every step is trained once, and no more"
-    assert_well(pool, batch, jobs, bench, tmp_path)
+    assert_well(pool, batch, jobs, bench)

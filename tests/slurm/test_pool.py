@@ -28,7 +28,7 @@ def running(pool, name, **changes):
     return job, batch, pool.node_of(name)
 
 
-def test_nodes_come_while_jobs_need_them_and_are_given_back(pool, bench, tmp_path, recovered):
+def test_nodes_come_while_jobs_need_them_and_are_given_back(pool, bench, recovered):
     before, began_s = pool.num_alarms(), time.monotonic()
     earlier = {job.id for job in pool.cluster.slurm.jobs()}  # of other tests: Slurm remembers jobs for a while
     jobs = [slow_job(pool, name) for name in ("first", "second")]
@@ -43,11 +43,11 @@ def test_nodes_come_while_jobs_need_them_and_are_given_back(pool, bench, tmp_pat
     recovered("a batch is done: its nodes are given back, after 5 s idle", time.monotonic() - done_s)
     lent = [job for job in pool.cluster.slurm.jobs() if job.node and job.id not in earlier]
     assert [job.state for job in lent] == ["COMPLETED"] * 2
-    assert_well(pool, batch, jobs, bench, tmp_path)
+    assert_well(pool, batch, jobs, bench)
     assert pool.alarms_since_nodes_left() == before, "nodes that leave in order raise no alarm"
 
 
-def test_a_preempted_node_loses_no_step(pool, bench, tmp_path, recovered):
+def test_a_preempted_node_loses_no_step(pool, bench, recovered):
     before = pool.num_alarms()
     job, batch, node = running(pool, "preempted")
     began_s = time.monotonic()
@@ -58,11 +58,11 @@ def test_a_preempted_node_loses_no_step(pool, bench, tmp_path, recovered):
     assert "preempted" in pool.outcomes(batch)
     assert pool.steps_lost(batch) == 0
     assert pool.alarms_since_nodes_left() == before
-    assert_well(pool, batch, [job], bench, tmp_path)
+    assert_well(pool, batch, [job], bench)
 
 
 @pytest.mark.full
-def test_scancel_of_all_nodes_loses_no_step(pool, bench, tmp_path, recovered):
+def test_scancel_of_all_nodes_loses_no_step(pool, bench, recovered):
     before = pool.num_alarms()
     job, batch, _ = running(pool, "cancelled")
     began_s = time.monotonic()
@@ -72,11 +72,11 @@ def test_scancel_of_all_nodes_loses_no_step(pool, bench, tmp_path, recovered):
     pool.finish(batch)
     assert pool.steps_lost(batch) == 0
     assert pool.alarms_since_nodes_left() == before
-    assert_well(pool, batch, [job], bench, tmp_path)
+    assert_well(pool, batch, [job], bench)
 
 
 @pytest.mark.full
-def test_a_drained_node_is_emptied(pool, bench, tmp_path, recovered):
+def test_a_drained_node_is_emptied(pool, bench, recovered):
     job, batch, node = running(pool, "drained")
     began_s = time.monotonic()
     pool.cluster.command("scontrol", "update", f"nodename={node}", "state=drain", "reason=the fan is loud")
@@ -87,11 +87,11 @@ def test_a_drained_node_is_emptied(pool, bench, tmp_path, recovered):
     recovered("a node drained: it is given back", time.monotonic() - began_s)
     pool.finish(batch)
     assert pool.steps_lost(batch) == 0
-    assert_well(pool, batch, [job], bench, tmp_path)
+    assert_well(pool, batch, [job], bench)
 
 
 @pytest.mark.full
-def test_a_requeued_node_is_replaced(pool, bench, tmp_path, recovered):
+def test_a_requeued_node_is_replaced(pool, bench, recovered):
     job, batch, node = running(pool, "requeued")
     number, began_s = pool.jobs_of_nodes()[node].id, time.monotonic()
     pool.cluster.command("scontrol", "update", f"jobid={number}", "requeue=1")
@@ -100,11 +100,11 @@ def test_a_requeued_node_is_replaced(pool, bench, tmp_path, recovered):
     recovered("a node requeued: its job trains again", again["s"] - began_s)
     pool.finish(batch)
     assert pool.steps_lost(batch) == 0
-    assert_well(pool, batch, [job], bench, tmp_path)
+    assert_well(pool, batch, [job], bench)
 
 
 @pytest.mark.full
-def test_a_job_goes_on_beyond_the_time_limit_of_its_node(pool, bench, tmp_path, recovered):
+def test_a_job_goes_on_beyond_the_time_limit_of_its_node(pool, bench, recovered):
     before = pool.num_alarms()
     pool.prepare(time="3m", notice_s=30)
     try:
@@ -123,11 +123,11 @@ def test_a_job_goes_on_beyond_the_time_limit_of_its_node(pool, bench, tmp_path, 
     pool.finish(batch)
     assert pool.steps_lost(batch) == 0
     assert pool.alarms_since_nodes_left() == before
-    assert_well(pool, batch, [job], bench, tmp_path)
+    assert_well(pool, batch, [job], bench)
 
 
 @pytest.mark.full
-def test_a_node_whose_processes_are_killed(pool, bench, tmp_path, recovered):
+def test_a_node_whose_processes_are_killed(pool, bench, recovered):
     job, batch, node = running(pool, "killed")
     number, began_s = pool.jobs_of_nodes()[node].id, time.monotonic()
     pool.cluster.kill_processes(number)
@@ -138,11 +138,11 @@ def test_a_node_whose_processes_are_killed(pool, bench, tmp_path, recovered):
         f"Slurm's word is enough, without silence:\n{log[-3000:]}"
     )
     pool.finish(batch)
-    assert_well(pool, batch, [job], bench, tmp_path)
+    assert_well(pool, batch, [job], bench)
 
 
 @pytest.mark.full
-def test_a_node_whose_slurmd_is_killed(pool, bench, tmp_path, recovered):
+def test_a_node_whose_slurmd_is_killed(pool, bench, recovered):
     job, batch, node = running(pool, "unwatched")
     number, began_s = pool.jobs_of_nodes()[node].id, time.monotonic()
     pool.cluster.kill(node)
@@ -154,11 +154,11 @@ def test_a_node_whose_slurmd_is_killed(pool, bench, tmp_path, recovered):
     pool.cluster.start_node(node)  # ends what still runs there
     pool.finish(batch)
     assert pool.steps_lost(batch) == 0
-    assert_well(pool, batch, [job], bench, tmp_path)
+    assert_well(pool, batch, [job], bench)
 
 
 @pytest.mark.full
-def test_jobs_go_on_without_slurmctld(pool, bench, tmp_path):
+def test_jobs_go_on_without_slurmctld(pool, bench):
     job, batch, node = running(pool, "uncontrolled")
     number = pool.jobs_of_nodes()[node].id
     pid = pool.trace.of(job=job.name)[-1]["pid"]
@@ -170,11 +170,11 @@ def test_jobs_go_on_without_slurmctld(pool, bench, tmp_path):
     until("slurmctld answers", lambda: pool.cluster.command("scontrol", "ping", check=False).returncode == 0)
     pool.finish(batch)
     assert {step["pid"] for step in pool.trace.of(job=job.name)} == {pid}
-    assert_well(pool, batch, [job], bench, tmp_path)
+    assert_well(pool, batch, [job], bench)
 
 
 @pytest.mark.full
-def test_nodes_outlive_the_controller_and_the_worker(pool, bench, tmp_path, recovered):
+def test_nodes_outlive_the_controller_and_the_worker(pool, bench, recovered):
     job, batch, node = running(pool, "orphaned")
     number = pool.jobs_of_nodes()[node].id
     pid, epoch = pool.trace.of(job=job.name)[-1]["pid"], pool.epoch()
@@ -190,4 +190,4 @@ def test_nodes_outlive_the_controller_and_the_worker(pool, bench, tmp_path, reco
     assert (
         "COMPLETED" in until("the node is given back", lambda: (j := pool.cluster.job(number)).has_ended and j).states
     )
-    assert_well(pool, batch, [job], bench, tmp_path)
+    assert_well(pool, batch, [job], bench)

@@ -11,14 +11,24 @@ from tests.cluster.waiting import until
 from tests.slurm.pools import WorkPool
 
 
-@pytest.fixture
-def work_pool(cluster, prefect, tmp_path):
-    pool = WorkPool(tmp_path, cluster=cluster, prefect=prefect, name=f"slurm-{uuid.uuid4().hex[:8]}").create()
+@pytest.fixture(scope="module")
+def module_work_pool(session_cluster, prefect, tmp_path_factory):
+    """A work pool with its worker, for all tests; tests use `work_pool`."""
+    folder = tmp_path_factory.mktemp("work-pool")
+    pool = WorkPool(folder, cluster=session_cluster, prefect=prefect, name=f"slurm-{uuid.uuid4().hex[:8]}").create()
     try:
         pool.start_worker()
         yield pool
     finally:
         pool.close()
+
+
+@pytest.fixture
+def work_pool(module_work_pool, cluster):
+    """The work pool, whose worker runs, on a cluster without jobs."""
+    if module_work_pool.worker is None:  # a test that failed has stopped it
+        module_work_pool.start_worker()
+    return module_work_pool
 
 
 def job_of(work_pool, run):

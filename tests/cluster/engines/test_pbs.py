@@ -1,11 +1,9 @@
 """`ringmaster up --engine pbs`, by commands of PBS that start real processes: nodes are jobs that come and go."""
 
-import json
 import os
 
 import pytest
 
-from ringmaster.flows.settings import EXAMPLES
 from tests.cluster.machines import SOURCE
 from tests.cluster.waiting import until
 from tests.pbs_site import Site
@@ -38,10 +36,7 @@ def home(tmp_path, postgresql, site):
 
 def test_nodes_are_jobs_that_come_for_a_batch_and_are_given_back(home, site):
     assert site.jobs() == {}, "no node is requested before there is work"
-    done = home.ringmaster("run", str(EXAMPLES / "tiny_batch.yaml"), "--json")
-    logs = "\n".join(log.read_text() for log in site.folder.glob("*.log"))
-    assert done.returncode == 0, f"{done.stderr}\n{logs}"
-    assert {job["status"] for job in json.loads(done.stdout)["jobs"]} == {"done"}
+    home.run_batch(logs=site.folder.glob("*.log"))
     assert all("-q gpu" in " ".join(job["words"]) for job in site.jobs().values())
     ended = until("the nodes are given back", lambda: all((site.state / f"{n}.status").exists() for n in site.jobs()))
     assert ended and {(site.state / f"{n}.status").read_text() for n in site.jobs()} == {"0\n"}, "in order"

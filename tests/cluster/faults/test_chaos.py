@@ -73,7 +73,7 @@ def test_whatever_is_killed_a_batch_that_was_handed_over_comes_to_its_end(chaos_
         assert_nothing_twice(pool, batch)
         for job in batches[name]:
             layout = layouts_of(pool, batch)[job.name]
-            assert_same_weights(bench, job, pool.model_dir(batch, job.name), tmp_path / job.name, layout=layout)
+            assert_same_weights(bench, job, pool.model_dir(batch, job.name), layout=layout)
     assert_devices_held_once(pool)
     for line in chaos.table(repeated_steps(pool)):
         print(line)

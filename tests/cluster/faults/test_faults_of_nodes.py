@@ -41,7 +41,7 @@ def running(pool, name, **changes):
     return job, batch, *node_of(pool, name)
 
 
-def test_a_worker_that_is_killed(pool, bench, tmp_path, recovered):
+def test_a_worker_that_is_killed(pool, bench, recovered):
     job, batch, name, pid = running(pool, "orphaned")
     before_s = time.monotonic()
     pool.workers[name].kill()
@@ -50,25 +50,11 @@ def test_a_worker_that_is_killed(pool, bench, tmp_path, recovered):
     again = pool.trains("orphaned", after_s=before_s + 0.5, not_by=pid)
     recovered("a worker killed and started again", again["s"] - before_s)
     pool.finish(batch)
-    assert_well(pool, batch, [job], bench, tmp_path)
-
-
-def test_a_node_that_is_lost_with_all_its_processes(pool, bench, tmp_path, recovered):
-    job, batch, name, pid = running(pool, "widowed")
-    before_s = time.monotonic()
-    pool.nodes[name].unplug()
-    pool.nodes[name].lose()
-    until("the node is given up", lambda: name not in pool.serving(), seconds=3 * LOST_S + PATIENCE_S)
-    recovered(f"a node lost: found, where it may be silent for {LOST_S:g} s", time.monotonic() - before_s)
-    found_s = time.monotonic()
-    again = pool.trains("widowed", after_s=before_s, not_by=pid, node=OTHER[name])
-    recovered("a node lost: its job trains elsewhere, after that", again["s"] - found_s)
-    pool.finish(batch)
-    assert_well(pool, batch, [job], bench, tmp_path)
+    assert_well(pool, batch, [job], bench)
 
 
 @pytest.mark.parametrize("how", matrix(["cut", "reject"], quick=["reject"]))
-def test_a_node_that_is_cut_off_and_comes_back(pool, bench, tmp_path, recovered, how):
+def test_a_node_that_is_cut_off_and_comes_back(pool, bench, recovered, how):
     """Either packets are lost, or every server refuses connections: the node cannot know who owns its jobs."""
     job, batch, name, pid = running(pool, how, num_steps=LONG_ENOUGH)
     incarnation = pool.serving()[name]
@@ -87,11 +73,11 @@ def test_a_node_that_is_cut_off_and_comes_back(pool, bench, tmp_path, recovered,
     pool.trains(other.name, after_s=mended_s, node=name)
     for each in (batch, second):
         pool.finish(each)
-    assert_well(pool, batch, [job], bench, tmp_path)
-    assert_well(pool, second, [other], bench, tmp_path)
+    assert_well(pool, batch, [job], bench)
+    assert_well(pool, second, [other], bench)
 
 
-def test_a_node_that_gets_notice(pool, bench, tmp_path, recovered):
+def test_a_node_that_gets_notice(pool, bench, recovered):
     job, batch, name, pid = running(pool, "spot")
     before_s = time.monotonic()
     worker = pool.workers[name]
@@ -106,10 +92,10 @@ def test_a_node_that_gets_notice(pool, bench, tmp_path, recovered):
     assert first.outcome["status"] == "preempted"
     assert second.what["first_step"] == first.outcome["step"]
     assert len(pool.trace.of(job="spot")) == job.num_steps, "every step is trained once, and no more"
-    assert_well(pool, batch, [job], bench, tmp_path)
+    assert_well(pool, batch, [job], bench)
 
 
-def test_a_worker_that_is_frozen(pool, bench, tmp_path, recovered):
+def test_a_worker_that_is_frozen(pool, bench, recovered):
     """Its fork server ends the ranks on its own; the resumed worker finds that it was declared lost, and rejoins."""
     job, batch, name, pid = running(pool, "frozen", num_steps=LONG_ENOUGH)
     before_s = time.monotonic()
@@ -118,7 +104,7 @@ def test_a_worker_that_is_frozen(pool, bench, tmp_path, recovered):
     recovered("a worker frozen (SIGSTOP): its job trains elsewhere", again["s"] - before_s)
     os.kill(pool.workers[name].pid, signal.SIGCONT)
     pool.finish(batch)
-    assert_well(pool, batch, [job], bench, tmp_path)
+    assert_well(pool, batch, [job], bench)
 
 
 def changes_of_clones(num_clones):
@@ -169,4 +155,4 @@ def test_warm_clones_of_a_sweep_whose_node_is_lost(pool, bench, tmp_path, recove
     assert_devices_held_once(pool)
     for clone, (job, step) in clones.items():
         offline = replace(job, warm_start=WarmStart(checkpoints=str(kept / clone), step=step))
-        assert_same_weights(bench, offline, pool.model_dir(batch, clone), tmp_path / clone)
+        assert_same_weights(bench, offline, pool.model_dir(batch, clone))

@@ -68,7 +68,7 @@ def test_a_parent_that_is_killed_and_run_again(pool, parents, bench, tmp_path, r
     assert (said["status"], said["jobs"][0]["num_steps"]) == ("done", job.num_steps)
     assert said["jobs"][0]["model_uri"]
     assert len(pool.segments(batch)) == 1, "the gang never noticed"
-    assert_well(pool, batch, [job], bench, tmp_path, layouts=layouts_of(pool, batch))
+    assert_well(pool, batch, [job], bench, layouts=layouts_of(pool, batch))
 
 
 def test_mlflows_server_is_down_for_a_minute(pool, parents, mlflow, bench, tmp_path, recovered):
@@ -91,7 +91,7 @@ def test_mlflows_server_is_down_for_a_minute(pool, parents, mlflow, bench, tmp_p
     losses = client.get_metric_history(run.info.run_id, "train/loss")
     assert sorted({metric.step for metric in losses}) == list(range(1, job.num_steps + 1)), "no record is lost"
     assert run.info.status == "FINISHED"
-    assert_well(pool, batch, [job], bench, tmp_path, layouts=layouts_of(pool, batch))
+    assert_well(pool, batch, [job], bench, layouts=layouts_of(pool, batch))
 
 
 def all_runs(client):
@@ -186,5 +186,5 @@ def test_two_batches_and_a_sweep_at_once(pool, parents, bench, tmp_path, recover
         assert_done(parent, seconds=2 * PATIENCE_S)
     recovered("two batches and a sweep at once: all are done", time.monotonic() - began_s)
     for name, found in jobs.items():
-        assert_well(pool, batches[name], found, bench, tmp_path, layouts=layouts_of(pool, batches[name]))
+        assert_well(pool, batches[name], found, bench, layouts=layouts_of(pool, batches[name]))
     assert {record.status for record in pool.jobs(batches["rates"]).values()} == {"done"}

@@ -25,7 +25,7 @@ def strike(pool, job, number):
     return pid, before_s
 
 
-def test_a_rank_that_is_killed(pool, bench, tmp_path, recovered):
+def test_a_rank_that_is_killed(pool, bench, recovered):
     job = torch_job("killed", trace=pool.trace.file)
     batch = pool.submit([job])
     pool.wait_for_checkpoint(batch)
@@ -33,10 +33,10 @@ def test_a_rank_that_is_killed(pool, bench, tmp_path, recovered):
     again = pool.trains("killed", after_s=before_s, not_by=pid)
     recovered("a rank killed", again["s"] - before_s)
     pool.finish(batch)
-    assert_well(pool, batch, [job], bench, tmp_path)
+    assert_well(pool, batch, [job], bench)
 
 
-def test_a_rank_of_a_gang_over_two_nodes_that_is_killed(pool, bench, tmp_path, recovered):
+def test_a_rank_of_a_gang_over_two_nodes_that_is_killed(pool, bench, recovered):
     job = replace(torch_job("wide", trace=pool.trace.file), exact=True, exact_chunk=4)
     profiles = profiles_of(job, techniques=("ddp",))
     batch = pool.submit([job], profiles={"wide": profiles})
@@ -51,10 +51,10 @@ def test_a_rank_of_a_gang_over_two_nodes_that_is_killed(pool, bench, tmp_path, r
     recovered("a rank killed, of a gang over two nodes", again[0]["s"] - before_s)
     pool.finish(batch)
     layout = Layout("single", 1, profiles[0].config)  # exact jobs have the same bits on one device
-    assert_well(pool, batch, [job], bench, tmp_path, layouts={"wide": layout})
+    assert_well(pool, batch, [job], bench, layouts={"wide": layout})
 
 
-def test_a_rank_that_is_stopped(pool, bench, tmp_path, recovered):
+def test_a_rank_that_is_stopped(pool, bench, recovered):
     job = torch_job("stopped", trace=pool.trace.file)
     batch = pool.submit([job])
     pool.wait_for_checkpoint(batch)
@@ -62,7 +62,7 @@ def test_a_rank_that_is_stopped(pool, bench, tmp_path, recovered):
     again = pool.trains("stopped", after_s=before_s + 0.5, not_by=pid)
     recovered("a rank stopped (SIGSTOP)", again["s"] - before_s)
     pool.finish(batch)
-    assert_well(pool, batch, [job], bench, tmp_path)
+    assert_well(pool, batch, [job], bench)
 
 
 def stands(pid):
@@ -83,7 +83,7 @@ def caught_writing(pid, root):
     return False
 
 
-def test_a_rank_that_is_killed_during_a_checkpoint(pool, bench, tmp_path, recovered):
+def test_a_rank_that_is_killed_during_a_checkpoint(pool, bench, recovered):
     job = torch_job("saving", trace=pool.trace.file, ballast=BALLAST)
     batch = pool.submit([job])
     root = pool.home / "batches" / batch / "checkpoints" / "saving"
@@ -95,7 +95,7 @@ def test_a_rank_that_is_killed_during_a_checkpoint(pool, bench, tmp_path, recove
     again = pool.trains("saving", after_s=before_s, not_by=pid)
     recovered("kill -9 during a checkpoint", again["s"] - before_s)
     pool.finish(batch)
-    assert_well(pool, batch, [job], bench, tmp_path)
+    assert_well(pool, batch, [job], bench)
     assert not list(root.glob("step-*.tmp"))
 
 
@@ -118,7 +118,7 @@ def fill(file):
             file.write(bytes(4096))
 
 
-def test_a_checkpoint_disk_that_is_full_and_then_freed(pool, bench, tmp_path, small_disk, recovered):
+def test_a_checkpoint_disk_that_is_full_and_then_freed(pool, bench, small_disk, recovered):
     job = torch_job("full", trace=pool.trace.file)
     batch = pool.submit([job], checkpoint_root=str(small_disk))
     pool.wait_for_checkpoint(batch)
@@ -137,4 +137,4 @@ def test_a_checkpoint_disk_that_is_full_and_then_freed(pool, bench, tmp_path, sm
     pid, struck_s = strike(pool, "full", signal.SIGKILL)
     pool.trains("full", after_s=struck_s, not_by=pid)
     pool.finish(batch)
-    assert_well(pool, batch, [job], bench, tmp_path)
+    assert_well(pool, batch, [job], bench)

@@ -28,7 +28,7 @@ def trains_for(pool, job=None, *, seconds):
     )
 
 
-def test_prefects_server_is_down_for_a_minute(pool, bench, tmp_path, recovered):
+def test_prefects_server_is_down_for_a_minute(pool, bench, recovered):
     long = torch_job("through", trace=pool.trace.file, num_steps=int(10 * MINUTE_S) + SPARE_STEPS)
     later = torch_job("behind", trace=pool.trace.file, num_steps=20)
     batch = pool.submit([long])
@@ -44,12 +44,12 @@ def test_prefects_server_is_down_for_a_minute(pool, bench, tmp_path, recovered):
     assert {segment.outcome["status"] for segment in pool.segments(batch)} == {"done"}
     begun_s = min(step["s"] for step in pool.trace.of(job="behind"))
     recovered("Prefect's server down: what waited for it trains, after its start", begun_s - before_s)
-    assert_well(pool, batch, [long], bench, tmp_path)
-    assert_well(pool, second, [later], bench, tmp_path)
+    assert_well(pool, batch, [long], bench)
+    assert_well(pool, second, [later], bench)
 
 
 @pytest.mark.parametrize("how", matrix(["fast", "immediate"], quick=["immediate"]))
-def test_postgresql_is_restarted(pool, pool_postgresql, bench, tmp_path, recovered, how):
+def test_postgresql_is_restarted(pool, pool_postgresql, bench, recovered, how):
     jobs = [torch_job(f"{how}{i}", trace=pool.trace.file) for i in range(3)]
     batch = pool.submit(jobs)
     pool.wait_for_checkpoint(batch)
@@ -60,10 +60,10 @@ def test_postgresql_is_restarted(pool, pool_postgresql, bench, tmp_path, recover
     up_s = time.monotonic()
     pool.finish(batch)
     recovered(f"PostgreSQL restarted ({how}), down for {up_s - before_s:.1f} s: all is done", time.monotonic() - up_s)
-    assert_well(pool, batch, jobs, bench, tmp_path)
+    assert_well(pool, batch, jobs, bench)
 
 
-def test_postgresql_is_away_for_longer_than_nodes_may_be_unheard(pool, pool_postgresql, bench, tmp_path, recovered):
+def test_postgresql_is_away_for_longer_than_nodes_may_be_unheard(pool, pool_postgresql, bench, recovered):
     """Ownership of devices becomes unknown: ranks are ended, and later resume from their checkpoints."""
     job = torch_job("unheard", trace=pool.trace.file)
     batch = pool.submit([job])
@@ -75,11 +75,11 @@ def test_postgresql_is_away_for_longer_than_nodes_may_be_unheard(pool, pool_post
     up_s = time.monotonic()
     pool.finish(batch)
     recovered("PostgreSQL away for longer than the fence: all is done", time.monotonic() - up_s)
-    assert_well(pool, batch, [job], bench, tmp_path)
+    assert_well(pool, batch, [job], bench)
 
 
 @pytest.mark.parametrize("number", matrix([signal.SIGKILL, signal.SIGTERM], quick=[signal.SIGKILL]))
-def test_the_executor_ends_and_another_one_goes_on(pool, bench, tmp_path, recovered, number):
+def test_the_executor_ends_and_another_one_goes_on(pool, bench, recovered, number):
     job = torch_job(f"led-{int(number)}", trace=pool.trace.file)
     small = [torch_job(f"short{i}-{int(number)}", trace=pool.trace.file, num_steps=20) for i in range(2)]
     batch = pool.submit([job, *small])
@@ -92,4 +92,4 @@ def test_the_executor_ends_and_another_one_goes_on(pool, bench, tmp_path, recove
     recovered(f"a controller gets {number.name}: the next one leads", time.monotonic() - before_s)
     pool.finish(batch)
     assert {s.id for s in pool.segments(batch) if s.job == job.name} == before, "what ran was adopted, not doubled"
-    assert_well(pool, batch, [job, *small], bench, tmp_path)
+    assert_well(pool, batch, [job, *small], bench)

@@ -1,6 +1,7 @@
 """Nodes that share no folder: their jobs' checkpoints, models and data are in an object store."""
 
 import os
+import time
 from dataclasses import replace
 
 import pytest
@@ -32,22 +33,21 @@ def store(network):
 
 
 @pytest.fixture(scope="module")
-def pool(network, pool_postgresql, prefect, store, tmp_path_factory):
+def pool(network, pool_postgresql, session_pool, store, tmp_path_factory):
     """A pool of two nodes. Each has a home of its own at the same path, and sees neither the other's nor the
-    controller's.
+    controller's. The Prefect server and its deployments are those of the session's pool.
     """
     folder = tmp_path_factory.mktemp("apart")
     pool = Pool(
         folder,
         network=network,
         database_url=pool_postgresql.create("apart"),
-        prefect=prefect,
+        prefect=session_pool.prefect,
         mlflow_uri=f"sqlite:///{folder}/mlflow.db",
         timeouts=PATIENCE,
     )
     pool.environment |= store.environment
     try:
-        pool.prepare()
         cores = sorted(os.sched_getaffinity(0))
         for number, name in enumerate(OTHER):
             pool.add_node(name, core=cores[number % len(cores)]).give_own(pool.home, folder / f"home-of-{name}")
@@ -62,12 +62,6 @@ def node_of(pool, job):
     return next(name for name, node in pool.nodes.items() if node.mark == step["node"]), step["pid"]
 
 
-def lose(pool, name):
-    pool.nodes[name].unplug()
-    pool.nodes[name].lose()
-    until("the node is given up", lambda: name not in pool.serving(), seconds=3 * LOST_S + PATIENCE_S)
-
-
 def fetched(pool, batch, job):
     """Returns the folder of a finished model, as the recorder of a batch gets it."""
     folder = pool.model_dir(batch, job)
@@ -76,20 +70,26 @@ def fetched(pool, batch, job):
     return folder
 
 
-def test_a_job_and_the_one_that_begins_with_its_model_move_to_another_node(pool, bench, tmp_path):
+def test_a_job_and_the_one_that_begins_with_its_model_move_to_another_node(pool, bench, tmp_path, recovered):
+    """A node is lost with all its processes: its job goes on elsewhere, from the same checkpoint and the same base."""
     first = torch_job("first", trace=pool.trace.file, num_steps=20)
     second = torch_job("second", trace=pool.trace.file, num_steps=400, base="first")
     pool.trace.hurry("first")
     batch = pool.submit([first, second], checkpoint_root=f"{BUCKET}/runs")
     pool.wait_for_checkpoint(batch, job="second")
     name, pid = node_of(pool, "second")
-    lost_s = pool.trace.of(job="second")[-1]["s"]
-    lose(pool, name)
-    pool.trains("second", after_s=lost_s, not_by=pid, node=OTHER[name])
+    before_s = time.monotonic()
+    pool.nodes[name].unplug()
+    pool.nodes[name].lose()
+    until("the node is given up", lambda: name not in pool.serving(), seconds=3 * LOST_S + PATIENCE_S)
+    recovered(f"a node lost: found, where it may be silent for {LOST_S:g} s", time.monotonic() - before_s)
+    lost_s = time.monotonic()
+    again = pool.trains("second", after_s=before_s, not_by=pid, node=OTHER[name])
+    recovered("a node lost: its job trains elsewhere, after that", again["s"] - lost_s)
     pool.finish(batch)
     pool.nodes[name].mend()
     models = {job.name: fetched(pool, batch, job.name) for job in (first, second)}
-    assert_well(pool, batch, [first], bench, tmp_path)
+    assert_well(pool, batch, [first], bench)
     undisturbed = bench.train(
         replace(second, model=replace(second.model, kwargs={**second.model.kwargs, "step_s": 0.0, "trace": ""})),
         Layout("single", 1, CONFIG),

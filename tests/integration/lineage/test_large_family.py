@@ -1,4 +1,4 @@
-"""Undo in a family of two hundred small models of five generations, and a hundred audits of one model."""
+"""Undo in a family of sixty small models of five generations, and a hundred audits of one model."""
 
 import random
 import shutil
@@ -16,11 +16,11 @@ from tests.integration.lineage.trained import LINKS, job_of, record, train, writ
 from tests.integration.workbench import SINGLE, is_bit_equal
 
 pytestmark = [pytest.mark.full, pytest.mark.timeout(1500)]
-NUM_GENERATIONS, NUM_FAMILIES = 5, 40
+NUM_GENERATIONS, NUM_FAMILIES = 5, 12
 
 
 def family_of(bench, home, tmp_path):
-    """Returns the jobs, by name, of forty lines of five generations. Each is trained on one of twenty sets of rows."""
+    """Returns the jobs, by name, of twelve lines of five generations. Each is trained on one of twenty sets of rows."""
     draw, jobs = random.Random(1), {}
     rows = [write_rows(tmp_path / f"rows-{number}.jsonl", seed=number) for number in range(20)]
     tokenizer = tokenizer_of(bench, job_of(bench, rows[0]))
