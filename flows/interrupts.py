@@ -247,7 +247,7 @@ def command_that_goes_on(arguments: Sequence[str]) -> str:
     return shlex.join(["ringmaster", name, *others, *(["--resume"] if is_resumable else [])])
 
 
-END_PATIENCE_S = 10.0  # time for the process to end in order
+END_TIMEOUT_S = 10.0  # time for the process to end in order
 
 
 def end_with_parent() -> None:
@@ -259,7 +259,7 @@ def _end_with_stdin() -> None:
     while os.read(sys.stdin.fileno(), 4096):  # unbuffered: a buffer's lock would abort the interpreter at its end
         pass
     os.kill(os.getpid(), signal.SIGTERM)
-    threading.Event().wait(END_PATIENCE_S)
+    threading.Event().wait(END_TIMEOUT_S)
     os._exit(1)
 
 

@@ -79,9 +79,9 @@ class OutageRetry:
         self._is_back()
         return result
 
-    def hurry(self, patience_s: float) -> None:
-        """Limits further waiting to `patience_s` seconds from now. Can be called from any thread."""
-        self._deadline_s = time.monotonic() + patience_s
+    def hurry(self, timeout_s: float) -> None:
+        """Limits further waiting to `timeout_s` seconds from now. Can be called from any thread."""
+        self._deadline_s = time.monotonic() + timeout_s
         self._is_hurried.set()
 
     def _gives_up(self, _: RetryCallState) -> bool:

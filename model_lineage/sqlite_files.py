@@ -18,7 +18,7 @@ from unicodedata import category
 
 UNFIT = ("Cc", "Cs", "Zl", "Zp")  # control characters, bytes that are no UTF-8, separators of lines
 PREFIX = "sqlite:///"
-PATIENCE_S = 10.0  # for the lock of a database, which other processes hold for milliseconds
+TIMEOUT_S = 10.0  # for the lock of a database, which other processes hold for milliseconds
 CHECKED_BYTES = 1 << 26  # a larger database is not read as a whole before each run
 
 
@@ -96,7 +96,7 @@ def alone_in(folder: Path) -> Iterator[None]:
 
 def _versions_in(file: Path, table: str) -> list[str] | None:
     """Returns the versions of the tables, none for an empty database; None where there are other tables only."""
-    with closing(sqlite3.connect(file, timeout=PATIENCE_S, isolation_level=None)) as connection:
+    with closing(sqlite3.connect(file, timeout=TIMEOUT_S, isolation_level=None)) as connection:
         connection.execute("BEGIN IMMEDIATE")  # fails where the file cannot be written, or is locked
         if file.stat().st_size <= CHECKED_BYTES:
             (answer,) = connection.execute("PRAGMA quick_check(1)").fetchone()

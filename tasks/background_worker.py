@@ -11,7 +11,7 @@ from typing import TypeVar
 
 logger = logging.getLogger(__name__)
 
-PATIENCE_S = 10.0  # how long `close` waits for a pending request
+TIMEOUT_S = 10.0  # how long `close` waits for a pending request
 
 T = TypeVar("T")
 
@@ -31,10 +31,10 @@ def in_a_thread(name: str, run: Callable[[], T]) -> Future[T]:
 
 
 @contextmanager
-def running(work: Callable[[threading.Event], object], *, name: str, patience_s: float | None = None) -> Iterator[None]:
+def running(work: Callable[[threading.Event], object], *, name: str, timeout_s: float | None = None) -> Iterator[None]:
     """Runs `work` on a thread while the context is open. `work` returns once the event that it is given is set.
 
-    patience_s: how long the end of the context waits for the thread; None for as long as it takes.
+    timeout_s: how long the end of the context waits for the thread; None for as long as it takes.
     """
     over = threading.Event()
     thread = threading.Thread(target=work, args=(over,), name=name, daemon=True)
@@ -43,7 +43,7 @@ def running(work: Callable[[threading.Event], object], *, name: str, patience_s:
         yield
     finally:
         over.set()
-        thread.join(patience_s)
+        thread.join(timeout_s)
 
 
 class CoalescingWorker:
@@ -69,13 +69,13 @@ class CoalescingWorker:
             self._is_asked = True
             self._changed.notify()
 
-    def close(self, *, patience_s: float = PATIENCE_S) -> None:
-        """Completes a pending request and ends the thread. Waits for at most `patience_s` seconds."""
+    def close(self, *, timeout_s: float = TIMEOUT_S) -> None:
+        """Completes a pending request and ends the thread. Waits for at most `timeout_s` seconds."""
         atexit.unregister(self.close)
         with self._changed:
             self._is_closing = True
             self._changed.notify()
-        self._thread.join(timeout=patience_s)
+        self._thread.join(timeout=timeout_s)
 
     def _work(self) -> None:
         while True:

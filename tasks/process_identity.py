@@ -19,7 +19,7 @@ from ringmaster.files import write_atomically
 
 PROC = Path("/proc")
 UNKNOWN = ""
-KILL_PATIENCE_S = 20.0  # SIGKILL takes a moment, longer on a busy machine
+KILL_TIMEOUT_S = 20.0  # SIGKILL takes a moment, longer on a busy machine
 READY_FILE = "RINGMASTER_READY_FILE"
 """Environment variable that names the file in which a service with `says_ready` reports that it is ready."""
 
@@ -161,7 +161,7 @@ class ProcessId:
         in_order = self.wait(grace_s)
         if not in_order:
             self.signal(signal.SIGKILL, group=group)
-            self.wait(max(grace_s, KILL_PATIENCE_S))
+            self.wait(max(grace_s, KILL_TIMEOUT_S))
         return in_order
 
 

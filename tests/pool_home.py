@@ -17,9 +17,9 @@ from ringmaster.tasks.process_identity import ProcessId
 from tests.cluster.waiting import until
 from tests.ports import free_port
 
-UP_PATIENCE_S = 1000  # longer than the timeouts of `up`
-END_PATIENCE_S = 300
-ANSWER_PATIENCE_S = 120
+UP_TIMEOUT_S = 1000  # longer than the timeouts of `up`
+END_TIMEOUT_S = 300
+ANSWER_TIMEOUT_S = 120
 
 # A pool is found by its home alone. Settings of another pool must not be inherited.
 FOREIGN = ("RINGMASTER_", "PREFECT_", "MLFLOW_TRACKING_")
@@ -53,7 +53,7 @@ class Home:
     def ringmaster(self, *arguments):
         command = [sys.executable, "-m", "ringmaster.flows.entry", *arguments]
         return subprocess.run(
-            command, cwd=self.folder, env=self.environment, capture_output=True, text=True, timeout=UP_PATIENCE_S
+            command, cwd=self.folder, env=self.environment, capture_output=True, text=True, timeout=UP_TIMEOUT_S
         )
 
     def up(self, *arguments):
@@ -97,7 +97,7 @@ class Home:
 
     def wait_until_nobody_is_left(self):
         """Waits until all processes of the pool have ended, which takes moments after its servers and nodes."""
-        until("nobody is left", lambda: not self.processes(), seconds=END_PATIENCE_S)
+        until("nobody is left", lambda: not self.processes(), seconds=END_TIMEOUT_S)
 
     def processes(self):
         """All live processes of this home's pool."""
@@ -140,4 +140,4 @@ def ask(url, *, user=None, body=None, method=None):
         except OSError:
             return None
 
-    return until(f"{url} answers", look, seconds=ANSWER_PATIENCE_S)
+    return until(f"{url} answers", look, seconds=ANSWER_TIMEOUT_S)

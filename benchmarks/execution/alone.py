@@ -26,7 +26,7 @@ from tests.unit.execution.fakes import job, profile
 
 ROOT = Path(__file__).resolve().parents[2]
 DEATHS, DRAWS, JOBS = 10, 20, 1000
-PATIENCE_S = 240
+TIMEOUT_S = 240
 TOLD_AFTER_S = 0.3  # a rank reports a checkpoint together with the steps after it
 RUN = "import sys, ringmaster; ringmaster.train_batch(sys.argv[1], checkpoint_every_s=0.5)"
 
@@ -51,13 +51,13 @@ def deaths(*, number: int = DEATHS) -> dict:
         ]
         with _run(Path(folder), jobs) as process:
             for _ in range(number):
-                pid = until("a checkpoint of a new rank", lambda: _saver(trace, Path(folder)), seconds=PATIENCE_S)
+                pid = until("a checkpoint of a new rank", lambda: _saver(trace, Path(folder)), seconds=TIMEOUT_S)
                 before_s = time.monotonic()
                 os.kill(pid, signal.SIGKILL)
                 fresh = until(
                     "training again",
                     lambda before_s=before_s, pid=pid: [s for s in trace.of(after_s=before_s) if s["pid"] != pid],
-                    seconds=PATIENCE_S,
+                    seconds=TIMEOUT_S,
                 )
                 waits_s.append(fresh[0]["s"] - before_s)
             process.terminate()
@@ -91,7 +91,7 @@ def thousand_jobs(*, num_jobs: int = JOBS) -> dict:
         jobs = [{"name": f"j{i:04d}", "seed": i, **template} for i in range(num_jobs)]
         with _run(Path(folder), jobs) as process:
             models = Path(folder, "home/batches")
-            until("jobs are done", lambda: len(list(models.glob("*/*/models/*"))) >= 20, seconds=2 * PATIENCE_S)
+            until("jobs are done", lambda: len(list(models.glob("*/*/models/*"))) >= 20, seconds=2 * TIMEOUT_S)
             most_bytes = peak_bytes(process.pid)
             process.terminate()
     return {"num_jobs": num_jobs, "peak_mib": most_bytes / 2**20}

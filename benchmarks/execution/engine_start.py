@@ -28,7 +28,7 @@ from tests.cluster.waiting import until
 NUM_NODES_LENT = 3  # one after another
 NUM_SEGMENTS = 20  # one after another on one node
 STEP_S, NUM_STEPS = 0.1, 10
-PATIENCE_S = 600
+TIMEOUT_S = 600
 NEVER_S = 1e6
 PRELOADED = "; ".join(f"import {name.partition(':')[0]}" for name in PRELOAD)
 IMPORTS = {"prefect": "import prefect.engine, ringmaster.flows.pool.node", "torch": PRELOADED}
@@ -71,11 +71,11 @@ def _measure(pool: Pool, *, start: Callable[[], None]) -> dict:
     """Measures a pool without nodes. start: starts its controller."""
     pool.environment |= {MAX_NODES: "1", NODE_IDLE_S: "2"}
     start()
-    until("the controller leads", pool.epoch, seconds=PATIENCE_S)
+    until("the controller leads", pool.epoch, seconds=TIMEOUT_S)
     first_steps_s, imports_s = [], []
     for number in range(NUM_NODES_LENT):
         first_steps_s.append(_first_step_s(pool, number))
-        until("the node is given back", lambda: not pool.serving() and not _pilots(pool), seconds=PATIENCE_S)
+        until("the node is given back", lambda: not pool.serving() and not _pilots(pool), seconds=TIMEOUT_S)
         imports_s.append({name: _run_s(program) for name, program in IMPORTS.items()})
     gaps_s = _gaps_s(pool)
     return {
@@ -93,9 +93,9 @@ def _first_step_s(pool: Pool, number: int) -> float:
     """Submits a job while no node is there; returns the seconds from the start of its pilot to its first step."""
     job = torch_job(f"alone{number}", trace=pool.trace.file, num_steps=NUM_STEPS, step_s=STEP_S)
     batch = pool.submit([job])
-    step = pool.trains(job.name, seconds=PATIENCE_S)
+    step = pool.trains(job.name, seconds=TIMEOUT_S)
     began_s = min(process.create_time() for process in _pilots(pool))
-    pool.wait(batch, seconds=PATIENCE_S)
+    pool.wait(batch, seconds=TIMEOUT_S)
     return step["s"] + time.time() - time.monotonic() - began_s
 
 
@@ -105,7 +105,7 @@ def _gaps_s(pool: Pool) -> list[float]:
         torch_job(f"j{i:02d}", trace=pool.trace.file, num_steps=NUM_STEPS, step_s=STEP_S) for i in range(NUM_SEGMENTS)
     ]
     batch = pool.submit(jobs, checkpoint_every_s=NEVER_S)
-    pool.wait(batch, seconds=PATIENCE_S)
+    pool.wait(batch, seconds=TIMEOUT_S)
     segments = sorted(pool.segments(batch), key=lambda segment: segment.started_s)
     to_wall_s = time.time() - time.monotonic()
     first_steps_s = {job.name: pool.trace.of(job=job.name)[0]["s"] + to_wall_s for job in jobs}

@@ -27,7 +27,7 @@ from tests.cluster.waiting import until
 NUM_NODES, NUM_JOBS, NUM_SEGMENTS, SEGMENT_S = 8, 60, 200, 10.0
 STEPS_OF_SEGMENT = 10
 MANY_JOBS = 1000
-PATIENCE_S = 240
+TIMEOUT_S = 240
 # Variables that Prefect in this process must find in the environment, before it is imported.
 ENVIRONMENT = ("PREFECT_API_URL", "PREFECT_HOME", "RINGMASTER_HOME", "PREFECT_SERVER_ANALYTICS_ENABLED")
 
@@ -62,7 +62,7 @@ def pool_of(num_nodes: int, *, with_executor: bool) -> Iterator[Pool]:
             pool.start_worker(f"node{number}")
         if with_executor:
             pool.start_executor()
-        until("all nodes serve", lambda: len(pool.serving()) == num_nodes, seconds=PATIENCE_S)
+        until("all nodes serve", lambda: len(pool.serving()) == num_nodes, seconds=TIMEOUT_S)
         yield pool
 
 
@@ -71,16 +71,16 @@ def lost_node() -> dict:
     with pool_of(2, with_executor=True) as pool:
         job = torch_job("widowed", trace=pool.trace.file, num_steps=100_000)
         batch = pool.submit([job])
-        pool.wait_for_checkpoint(batch, seconds=PATIENCE_S)
+        pool.wait_for_checkpoint(batch, seconds=TIMEOUT_S)
         mark = pool.trace.of(job="widowed")[-1]["node"]
         (name,) = [name for name, node in pool.nodes.items() if node.mark == mark]
         lost_s = time.monotonic()
         pool.nodes[name].unplug()
         pool.nodes[name].lose()
-        until("the node is given up", lambda: name not in pool.serving(), seconds=PATIENCE_S)
+        until("the node is given up", lambda: name not in pool.serving(), seconds=TIMEOUT_S)
         found_s = time.monotonic()
         (other,) = set(pool.nodes) - {name}
-        again = pool.trains("widowed", after_s=lost_s, node=other, seconds=PATIENCE_S)
+        again = pool.trains("widowed", after_s=lost_s, node=other, seconds=TIMEOUT_S)
         wires = "network namespaces" if pool.network.has_wires else "plain processes"
         return {"found_s": found_s - lost_s, "elsewhere_s": again["s"] - found_s, "nodes": wires}
 
@@ -133,7 +133,7 @@ def thousand_jobs(*, num_jobs: int = MANY_JOBS) -> dict:
     with pool_of(2, with_executor=True) as pool:
         jobs = [waiting_job(f"j{i:04d}", num_steps=2, step_s=0.1) for i in range(num_jobs)]
         batch = pool.submit(jobs, profiles={job.name: profiles_of(job, techniques=("waits",)) for job in jobs})
-        until("jobs are done", lambda: len(pool.segments(batch)) >= 20, seconds=2 * PATIENCE_S)
+        until("jobs are done", lambda: len(pool.segments(batch)) >= 20, seconds=2 * TIMEOUT_S)
         assert pool.executor.poll() is None
         return {"num_jobs": num_jobs, "peak_mib": peak_bytes(pool.executor.pid) / 2**20}
 

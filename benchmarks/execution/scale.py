@@ -32,7 +32,7 @@ SHORTEST_S, LONGEST_S = 60.0, 240.0  # of a job on one device
 EFFICIENCY = {1: 1.0, 2: 0.9, 4: 0.75}  # of gangs of that many devices
 STEPS_S = 1.0  # of a step on one device
 CHECKPOINT_EVERY_S = 30.0
-PATIENCE_S = 300.0
+TIMEOUT_S = 300.0
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -108,9 +108,9 @@ def simulated_pool(size: Size, figures: Path) -> Iterator[Pool]:
         stack.callback(pool.close)
         nodes = ["benchmarks.execution.simulated_nodes", pool.environment["RINGMASTER_DATABASE"]]
         stack.callback(end, _start(pool, "nodes", *nodes, str(size.num_nodes), str(DEVICES_PER_NODE)))
-        until("all nodes serve", lambda: len(pool.serving()) == size.num_nodes, seconds=PATIENCE_S)
+        until("all nodes serve", lambda: len(pool.serving()) == size.num_nodes, seconds=TIMEOUT_S)
         pool.executor = _start(pool, "controller", "benchmarks.execution.measured_controller", str(figures))
-        until("the controller leads", lambda: pool.epoch() and figures.exists(), seconds=PATIENCE_S)
+        until("the controller leads", lambda: pool.epoch() and figures.exists(), seconds=TIMEOUT_S)
         yield pool
 
 
@@ -162,7 +162,7 @@ def _wait(pool: Pool, batch: str) -> None:
         assert not {JobStatus.FAILED, JobStatus.CANCELLED} & {*statuses}, pool.tail("controller")
         return all(status == JobStatus.DONE for status in statuses)
 
-    until("all jobs are done", ended, seconds=6 * PATIENCE_S, every_s=2.0)
+    until("all jobs are done", ended, seconds=6 * TIMEOUT_S, every_s=2.0)
 
 
 def _costs(before: dict, after: dict, *, wall_s: float) -> dict:

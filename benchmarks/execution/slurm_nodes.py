@@ -21,7 +21,7 @@ from tests.slurm.cluster import SlurmCluster
 from tests.slurm.elastic import IDLE_S, ElasticPool
 
 NUM_NODES, NUM_JOBS, JOB_S = 16, 80, 20.0
-PATIENCE_S = 600
+TIMEOUT_S = 600
 NETWORK = SimpleNamespace(address="127.0.0.1", subnet="127.0.0.0/8")
 
 
@@ -60,18 +60,18 @@ def sixteen_nodes(*, num_nodes: int = NUM_NODES, num_jobs: int = NUM_JOBS, job_s
         pool.prepare(batch_script=BATCH_SCRIPT.format(python=sys.executable))
         pool.heal()
         jobs = [stub_job(f"j{number:02d}", seconds=job_s) for number in range(num_jobs)]
-        until("the controller leads", pool.epoch, seconds=PATIENCE_S)
+        until("the controller leads", pool.epoch, seconds=TIMEOUT_S)
         watched = {"controller": pool.executor.pid, "worker": pool.worker.pid}
         before_s = {name: processor_s(pid) for name, pid in watched.items()}
         began_s = time.monotonic()
         batch = pool.submit(jobs, profiles={job.name: stub_profiles(job)[:1] for job in jobs})
-        until("the first node serves", pool.serving, seconds=PATIENCE_S)
+        until("the first node serves", pool.serving, seconds=TIMEOUT_S)
         first_s = time.monotonic() - began_s
-        until("all nodes serve", lambda: len(pool.serving()) == num_nodes, seconds=PATIENCE_S)
+        until("all nodes serve", lambda: len(pool.serving()) == num_nodes, seconds=TIMEOUT_S)
         all_s = time.monotonic() - began_s
-        pool.wait(batch, seconds=PATIENCE_S)
+        pool.wait(batch, seconds=TIMEOUT_S)
         done_s = time.monotonic() - began_s
-        until("all nodes are given back", lambda: not pool.jobs_of_nodes(), seconds=PATIENCE_S)
+        until("all nodes are given back", lambda: not pool.jobs_of_nodes(), seconds=TIMEOUT_S)
         back_s = time.monotonic() - began_s
         spent_s = {name: processor_s(pid) - before_s[name] for name, pid in watched.items()}
         lent = [job for job in pool.cluster.slurm.jobs() if job.flow_run]

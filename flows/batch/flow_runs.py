@@ -168,7 +168,7 @@ def cancel_batches(flow: Any, flow_run: Any, state: Any) -> None:
     address = settings.pool()
     if address is None:
         return
-    with closing(Database(address.database, patience_s=60.0)) as database:
+    with closing(Database(address.database, timeout_s=60.0)) as database:
         requests = Requests(database)
         for batch, _ in Journal(database, batch="").get(runs_fact(str(flow_run.id)), {}).values():
             requests.ask(RequestKind.CANCEL, {"batch": batch, "jobs": []}, key=f"cancel {batch} of {flow_run.id}")

@@ -309,7 +309,7 @@ def close_records(
     journal: Journal,
     listener_faults: Mapping[Listener, str],
     sweep_scheduler: SweepScheduler | None = None,
-    patience_s: float | None = None,
+    timeout_s: float | None = None,
 ) -> BatchResult:
     """Records the result of a batch, and waits until all is written.
 
@@ -319,7 +319,7 @@ def close_records(
         journal: The journal of the batch.
         listener_faults: What is missing, and why, since a listener of the batch raised; by listener.
         sweep_scheduler: The scheduler of the sweep whose trials are the jobs.
-        patience_s: Seconds to wait for an unavailable MLflow; None for the recorder's default.
+        timeout_s: Seconds to wait for an unavailable MLflow; None for the recorder's default.
 
     Returns:
         The result with the URIs of the models, and with what could not be recorded.
@@ -329,7 +329,7 @@ def close_records(
     lost = [fault for listener, fault in listener_faults.items() if listener == recorder.listen]
     for fault in listener_faults.values():
         current_view.get().say(f"{fault}; the log has the traceback")
-    faults = (*lost, *recorder.close(patience_s=patience_s))
+    faults = (*lost, *recorder.close(timeout_s=timeout_s))
     journal.put("is_recorded", recorder.is_complete and not lost)
     if sweep_scheduler is not None:
         sweep_scheduler.close(run_id=recorder.run_of())

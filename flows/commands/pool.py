@@ -182,7 +182,7 @@ def submit(
     as_json: AsJson = False,
 ) -> None:
     """Add jobs to what the pool trains; they are measured and join the plan that all batches share."""
-    from ringmaster.flows.pool.batch_requests import ANSWER_PATIENCE_S, open_database, pool_address, timeout
+    from ringmaster.flows.pool.batch_requests import ANSWER_TIMEOUT_S, open_database, pool_address, timeout
     from ringmaster.tasks.batch import load_batch
     from ringmaster.tasks.batch.references import NAME_REMEDY, is_name
 
@@ -210,7 +210,7 @@ def submit(
         requests = Requests(database)
         number = hand_over(requests, jobs.to_json(), file=batch_in_file(jobs), checkpoint_every_s=checkpoint_every)
         error_console().print(f"batch {batch} (jobs: {len(jobs.jobs)}) is handed over")
-        run = requests.wait(number, until=timeout(ANSWER_PATIENCE_S)).answer.get("flow_run")
+        run = requests.wait(number, until=timeout(ANSWER_TIMEOUT_S)).answer.get("flow_run")
     if run is None:
         where = "its flow run begins once a controller leads (`ringmaster pool controller`) and Prefect answers"
     else:

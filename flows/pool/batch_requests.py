@@ -24,8 +24,8 @@ from ringmaster.tasks.storage.journal import Journal
 from ringmaster.tasks.storage.schema import PLANS
 from ringmaster.techniques import DataSpec, Job, ModelSpec
 
-DATABASE_PATIENCE_S = 15.0  # for a person who waits at a command
-ANSWER_PATIENCE_S = 20.0  # longer than the replacement of a controller takes
+DATABASE_TIMEOUT_S = 15.0  # for a person who waits at a command
+ANSWER_TIMEOUT_S = 20.0  # longer than the replacement of a controller takes
 
 CLONED_FIELDS = ("optimizer", "schedule", "clip_grad_norm", "seed", "num_steps", "global_batch_size")
 
@@ -65,7 +65,7 @@ def pool_address() -> settings.PoolAddress:
 def open_database(address: settings.PoolAddress) -> Iterator[Database]:
     """Opens the pool's database with a short timeout. Raises InputError if it does not answer."""
     try:
-        database = Database(address.database, patience_s=DATABASE_PATIENCE_S)
+        database = Database(address.database, timeout_s=DATABASE_TIMEOUT_S)
     except DBAPIError as error:
         raise InputError([f"the pool's database does not answer: {error.orig}. To fix: see that it runs"]) from error
     with closing(database):
@@ -102,7 +102,7 @@ def database_of(batch: str) -> Iterator[Database]:
     folders = sorted((settings.home() / "batches" / batch).glob("*/journal.db")) if is_name(batch) else []
     if not folders or not is_going_on(folders[-1].parent):
         raise InputError([ALONE_OVER.format(batch) if folders else NO_POOL])
-    with closing(Database(file_url(folders[-1]), patience_s=DATABASE_PATIENCE_S)) as database:
+    with closing(Database(file_url(folders[-1]), timeout_s=DATABASE_TIMEOUT_S)) as database:
         yield database
 
 
@@ -165,7 +165,7 @@ def ask_about(
     *,
     batch: str,
     jobs: Sequence[str] = (),
-    patience_s: float = ANSWER_PATIENCE_S,
+    timeout_s: float = ANSWER_TIMEOUT_S,
     **more: Any,
 ) -> list[ControllerAnswer]:
     """Sends the pool's controller a request about a batch, or some of its jobs, and waits for its answers.
@@ -180,7 +180,7 @@ def ask_about(
         key: requests.ask(kind, {"batch": key, "jobs": list(own), **more})
         for key, own in meant(database, batch=batch, jobs=jobs, kind=kind).items()
     }
-    is_over = timeout(patience_s)
+    is_over = timeout(timeout_s)
     result = {key: requests.wait(number, until=is_over) for key, number in numbers.items()}
     faults = [
         str(r.answer.get("message", r.status))
@@ -202,9 +202,9 @@ def ask_about(
     ]
 
 
-def timeout(patience_s: float) -> Callable[[], bool]:
-    """Returns a function that returns whether `patience_s` seconds have passed since now."""
-    end_s = time.monotonic() + patience_s
+def timeout(timeout_s: float) -> Callable[[], bool]:
+    """Returns a function that returns whether `timeout_s` seconds have passed since now."""
+    end_s = time.monotonic() + timeout_s
     return lambda: time.monotonic() >= end_s
 
 

@@ -108,7 +108,7 @@ def serve_pool(address: PoolAddress, *, notice: Notice, seed: int = 0) -> None:
         _lead(leadership, database, notice)
         with ExitStack() as stack:
             stack.callback(_resign, leadership, address)
-            stack.enter_context(running(partial(_beat, leadership), name="beat", patience_s=FAREWELL_S))
+            stack.enter_context(running(partial(_beat, leadership), name="beat", timeout_s=FAREWELL_S))
             stopping = threading.Event()
             led = BatchingDatabase(leadership.guarded(database, on_deposed=_end_at_once))
             with suppress(DatabaseClosed):  # the database was away when we were asked to end
@@ -229,7 +229,7 @@ def _beat(leadership: Leadership, over: threading.Event) -> None:
 def _resign(leadership: Leadership, address: PoolAddress) -> None:
     """Gives up the lead, so that another controller leads at once; without the database, it leads after a timeout."""
     with suppress(SQLAlchemyError):
-        quick = Database(address.database, patience_s=FAREWELL_S)
+        quick = Database(address.database, timeout_s=FAREWELL_S)
         leadership.resign(quick)
         quick.close()
 

@@ -281,7 +281,7 @@ class BatchFollower:
         for event in self._events:
             self._show(event)
         if self._is_left.is_set():
-            self.recorder.close(patience_s=0.0)
+            self.recorder.close(timeout_s=0.0)
             raise TerminationSignal(signal.SIGTERM)
 
     @property

@@ -140,7 +140,7 @@ def _watched_release(database: Database, *, stop: Callable[[], object]) -> Itera
                     stop()
                     return
 
-    with running(watch, name="release", patience_s=0.0):
+    with running(watch, name="release", timeout_s=0.0):
         yield
     if result:
         raise result[0]

@@ -121,7 +121,7 @@ def open_pooled_run(
             pool_run,
             options,
             profile=profile,
-            patient_ledger=lambda: open_ledger(address.mlflow_uri, waiting=OutageRetry(notices())),
+            retrying_ledger=lambda: open_ledger(address.mlflow_uri, waiting=OutageRetry(notices())),
             shown=shown,
             sweep_scheduler=sweep_scheduler,
             stack=stack,
@@ -160,7 +160,7 @@ def cancelled_from_outside(run: PoolRun) -> Iterator[None]:
     if is_started_by_prefect() or not flow_run:
         yield
         return
-    with running(look, name="cancellation", patience_s=0.0):
+    with running(look, name="cancellation", timeout_s=0.0):
         try:
             yield
         except SystemExit:
@@ -198,7 +198,7 @@ class PooledRun:
     """A run of a batch on a pool, followed by this process.
 
     run: the run's place in the pool.
-    patient_ledger: opens the records so that calls wait for an MLflow server that is away.
+    retrying_ledger: opens the records so that calls wait for an MLflow server that is away.
     stack: what is to be closed at the end of the run.
     """
 
@@ -208,13 +208,13 @@ class PooledRun:
         options: RunOptions,
         *,
         profile: Callable[..., ProfilingResult],
-        patient_ledger: Callable[[], Ledger],
+        retrying_ledger: Callable[[], Ledger],
         shown: Callable[[PoolRun, Submission], Sequence[Listener]],
         sweep_scheduler: SweepScheduler | None,
         stack: ExitStack,
     ) -> None:
         self._run, self._options, self._profile, self._stack = run, options, profile, stack
-        self._patient_ledger, self._shown, self._scheduler = patient_ledger, shown, sweep_scheduler
+        self._retrying_ledger, self._shown, self._scheduler = retrying_ledger, shown, sweep_scheduler
         self.batch, self.journal = run.batch, run.journal
         self._kept_node = stack.enter_context(ExitStack())  # from the profiling until the jobs are submitted
         self._submission = run.submissions.find(run.id)
@@ -230,7 +230,7 @@ class PooledRun:
         """Has the jobs profiled on the pool's nodes; returns the submission instead if the pool has it already."""
         if self._submission is not None:
             return self._submission
-        batch, journal, ledger = self.batch, self.journal, self._patient_ledger()
+        batch, journal, ledger = self.batch, self.journal, self._retrying_ledger()
         jobs = tuple(job.name for job in batch.jobs)
         self._kept_node.enter_context(
             measured(
@@ -308,7 +308,7 @@ class PooledRun:
             listener_faults=follower.listener_faults,
             sweep_scheduler=self._scheduler,
             # A run that Prefect has started ends once all is recorded, however long that takes: no person waits for it.
-            patience_s=math.inf if is_started_by_prefect() else None,
+            timeout_s=math.inf if is_started_by_prefect() else None,
         )
         show_records(follower.recorder, result)
         if is_done_and_recorded(self.journal):

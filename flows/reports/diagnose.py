@@ -100,7 +100,7 @@ def _tail(file: Path) -> str:
     return text if size <= MOST_BYTES else text.partition("\n")[2]
 
 
-ANSWER_PATIENCE_S = 5.0
+ANSWER_TIMEOUT_S = 5.0
 
 
 def known_secrets(home: Path) -> tuple[list[str], list[str]]:
@@ -174,7 +174,7 @@ def servers() -> Iterator[BundleFile]:
 
 def _answer(url: str, user: tuple[str, str] | None) -> dict[str, Any]:
     try:
-        answer = httpx.get(url, auth=user, timeout=ANSWER_PATIENCE_S)
+        answer = httpx.get(url, auth=user, timeout=ANSWER_TIMEOUT_S)
     except httpx.HTTPError as error:
         return {"url": url, "error": f"{type(error).__name__}: {error}"}
     return {
@@ -253,7 +253,7 @@ def _of_mlflow(folder: Path) -> Iterator[str]:
 
 
 NAMED = ("ringmaster", "torch", "prefect", "mlflow", "transformers", "sqlalchemy", "psycopg", "fastapi", "nvidia-ml-py")
-GPU_PATIENCE_S = 30.0  # a driver with a fault may not answer
+GPU_TIMEOUT_S = 30.0  # a driver with a fault may not answer
 
 
 def versions() -> Iterator[BundleFile]:
@@ -294,7 +294,7 @@ def nvidia() -> Iterator[BundleFile]:
     if program is None:
         yield BundleFile(name="nvidia-smi.txt", text="nvidia-smi is not installed on this machine\n")
         return
-    done = subprocess.run([program], capture_output=True, text=True, timeout=GPU_PATIENCE_S, check=False)
+    done = subprocess.run([program], capture_output=True, text=True, timeout=GPU_TIMEOUT_S, check=False)
     yield BundleFile(name="nvidia-smi.txt", text=f"exit status {done.returncode}\n{done.stdout}{done.stderr}")
 
 
@@ -313,7 +313,7 @@ def _disk(place: Path) -> dict[str, int] | None:
     return {"total": usage.total, "free": usage.free}
 
 
-DATABASE_PATIENCE_S = 5.0
+DATABASE_TIMEOUT_S = 5.0
 MOST_ROWS = 200
 MOST_PLANS = 5
 MOST_RUNS = 5
@@ -327,7 +327,7 @@ def pool_rows() -> Iterator[BundleFile]:
     file = path_of(address.database)
     if file and not Path(file).exists():  # to open it would create it
         raise FileNotFoundError(f"the pool's database {file} is not there")
-    with closing(Database(address.database, patience_s=DATABASE_PATIENCE_S)) as database:
+    with closing(Database(address.database, timeout_s=DATABASE_TIMEOUT_S)) as database:
         yield BundleFile.of_json("pool.json", database.read(_pool))
 
 

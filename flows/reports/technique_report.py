@@ -26,7 +26,7 @@ from ringmaster.techniques import GangShape, registry
 from ringmaster.techniques.preflight import Candidate, Preflight, PreflightOrder, Refusal
 from ringmaster.techniques.processes.forkserver_client import ForkServer
 
-PATIENCE_S = 60.0  # time for memory estimates; the rest are computed by formula, and estimated by the next call
+TIMEOUT_S = 60.0  # time for memory estimates; the rest are computed by formula, and estimated by the next call
 UNITS = {"MiB": 2**20, "GiB": 2**30, "TiB": 2**40, "MB": 10**6, "GB": 10**9, "TB": 10**12}
 
 
@@ -81,7 +81,7 @@ def look_ahead(
         import_paths=(str(batch.folder),),
         slots=slots,
         forecast_all=True,
-        patience_s=PATIENCE_S,
+        timeout_s=TIMEOUT_S,
         describe_data=True,
     )
     console = error_console()

@@ -305,7 +305,7 @@ def _picture(console: Console, run_timeline: RunTimeline, room: LineBudget) -> R
 
 T = TypeVar("T")
 
-PATIENCE_S = 2.0  # with a database that is full or locked
+TIMEOUT_S = 2.0  # with a database that is full or locked
 MOST_NAMED = 4  # devices whose numbers are shown
 MOST_IN_CELL = 500  # characters of a message; --json has all of it
 STATUS_COLUMNS = ("batch", "run", "job", "status", "step", *FIGURES, "ends in", "message", "trained with")
@@ -356,7 +356,7 @@ def _lines_here(file: Path, batch: str) -> dict[str, JobLine]:
     Whoever opens a `Database` must be able to write to it, which not everybody who may read a journal is.
     """
     try:
-        with closing(Database(file_url(file), patience_s=PATIENCE_S)) as database:
+        with closing(Database(file_url(file), timeout_s=TIMEOUT_S)) as database:
             return _lines(TimelineReader(database, name=batch))
     except (DatabaseFileError, SQLAlchemyError):
         return {}

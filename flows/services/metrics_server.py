@@ -224,7 +224,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     except InputError as error:
         report_faults(error.faults)
         return INPUT_FAULT
-    monitor = PoolMonitor(lambda: Database(pool.database, patience_s=0.0))
+    monitor = PoolMonitor(lambda: Database(pool.database, timeout_s=0.0))
     app = metrics_app(monitor.measurement, username=pool.username, password=pool.password)
     hosts = hosts_of(os.environ.get(ALLOWED_HOSTS, "")) or LOOPBACK
     server = server_of(

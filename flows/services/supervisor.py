@@ -241,8 +241,8 @@ class Supervisor:
             logger.info("%s is up", child.service.name)
         elif child.service.says_ready:
             child.message = "it does not lead or serve yet"
-        elif self._clock() - child.since_s > child.service.patience_s and child.process is not None:
-            child.message = f"no answer from {child.service.ready_url} after {child.service.patience_s:.0f} s"
+        elif self._clock() - child.since_s > child.service.timeout_s and child.process is not None:
+            child.message = f"no answer from {child.service.ready_url} after {child.service.timeout_s:.0f} s"
             child.process.signal(signal.SIGKILL, group=child.service.group)
 
     def _is_ready(self, child: ServiceProcess) -> bool:

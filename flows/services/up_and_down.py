@@ -43,7 +43,7 @@ from ringmaster.tasks.execution.engine import leases_of
 from ringmaster.tasks.pool.engines import CONTROLLER, Service
 from ringmaster.tasks.pool.node_gangs import WORKER as NODE_HOLDER
 from ringmaster.tasks.pool.nodes import NodeRegistry
-from ringmaster.tasks.process_identity import KILL_PATIENCE_S, ProcessId, write_secret
+from ringmaster.tasks.process_identity import KILL_TIMEOUT_S, ProcessId, write_secret
 from ringmaster.tasks.storage.database import Database
 from ringmaster.tasks.storage.schema import EXECUTOR
 from ringmaster.techniques.processes.stopped import is_stopped
@@ -51,7 +51,7 @@ from ringmaster.techniques.processes.stopped import is_stopped
 LOOK_EVERY_S = 0.2
 REPORT_EVERY_S = 10.0  # without another service that is up, after which is said what is waited for
 LONGEST_LINE = 12  # lines of a log that are shown
-ANSWER_PATIENCE_S = 300.0  # timeout of a server that is up and still has to open its database
+ANSWER_TIMEOUT_S = 300.0  # timeout of a server that is up and still has to open its database
 DEADLINE_S = 900.0  # until all services must be up; each server has a shorter deadline of its own
 
 
@@ -98,7 +98,7 @@ def _start_alone(options: PoolOptions, files: ServiceFiles, database_server: str
         _prepare(options, files, database_server, console)
     address = files.address()
     address.bypass_proxies()
-    members = Members(Database(address.database, patience_s=30))
+    members = Members(Database(address.database, timeout_s=30))
     try:
         restarts = {state.name: state.num_restarts for state in files.states()}
         supervisor = supervisor or _supervise(files)
@@ -126,7 +126,7 @@ def is_let_in(address: PoolAddress) -> bool:
         credentials = base64.b64encode(f"{address.username}:{address.password}".encode()).decode()
         request.add_header("Authorization", f"Basic {credentials}")
     try:
-        with open_directly(request, timeout_s=ANSWER_PATIENCE_S):
+        with open_directly(request, timeout_s=ANSWER_TIMEOUT_S):
             return True
     except urllib.error.HTTPError as error:
         if error.code != HTTPStatus.UNAUTHORIZED:
@@ -275,9 +275,9 @@ def _awaited(files: ServiceFiles, states: Sequence[ServiceState], waited_s: floa
 
 
 def _end(supervisor: ProcessId, files: ServiceFiles, console: Console) -> None:
-    patience_s = 60 + sum(2 * service.grace_s for service in files.services())
+    timeout_s = 60 + sum(2 * service.grace_s for service in files.services())
     supervisor.signal(signal.SIGTERM)
-    deadline_s = time.monotonic() + patience_s
+    deadline_s = time.monotonic() + timeout_s
     shown: dict[str, str] = {}
     while time.monotonic() < deadline_s:
         ended = supervisor.wait(LOOK_EVERY_S)
@@ -297,7 +297,7 @@ def _end_stopped(files: ServiceFiles, console: Console) -> None:
     if supervisor is not None and is_stopped(supervisor.pid):
         console.print(f"the supervisor (process {supervisor.pid}) was stopped (SIGSTOP): it is killed")
         supervisor.signal(signal.SIGKILL)
-        supervisor.wait(KILL_PATIENCE_S)
+        supervisor.wait(KILL_TIMEOUT_S)
 
 
 def _living(files: ServiceFiles) -> list[ServiceState]:

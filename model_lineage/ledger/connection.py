@@ -242,7 +242,7 @@ def _move_into_store(file: Path, folder: Path) -> None:
 
     Runs and models that are there keep their own locations.
     """
-    with closing(sqlite3.connect(file, timeout=sqlite_files.PATIENCE_S)) as connection, connection:
+    with closing(sqlite3.connect(file, timeout=sqlite_files.TIMEOUT_S)) as connection, connection:
         old = f"{folder.as_uri()}/"
         is_old = "substr(artifact_location, 1, :length) = :old"
         fields = {"old": old, "new": f"{tensors_uri(folder)}/", "length": len(old)}
@@ -296,7 +296,7 @@ def database_fault(file: Path) -> str | None:
 
 def _is_empty(file: Path) -> bool:
     """Whether a database has no schema yet."""
-    with closing(sqlite3.connect(file, timeout=sqlite_files.PATIENCE_S)) as connection:
+    with closing(sqlite3.connect(file, timeout=sqlite_files.TIMEOUT_S)) as connection:
         return bool(connection.execute("PRAGMA schema_version").fetchone()[0] == 0)
 
 

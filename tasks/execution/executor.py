@@ -220,9 +220,9 @@ class Executor:
 
     def _turn(self) -> None:
         """Adjusts running segments, plans where that is due, and handles one message."""
-        patience_s = []
+        timeout_s = []
         if not self._stopping:
-            patience_s.append(self._retry_in_s)
+            timeout_s.append(self._retry_in_s)
             if self._plan_manager.replanner is not None and self._plan_progress.running:
                 self._command(self._plan_progress.reconsider_ends(done_jobs=self.job_table.done()))
             if not self._plan_manager.look():  # no plan moves the jobs off devices that must not be used
@@ -230,8 +230,8 @@ class Executor:
                 self._stop_gangs(
                     r for r in self._plan_progress.running.values() if not out.isdisjoint(r.segment.devices)
                 )
-            patience_s.append(self._plan_manager.seconds_to_look())
-        left_s = min(patience_s, default=math.inf)
+            timeout_s.append(self._plan_manager.seconds_to_look())
+        left_s = min(timeout_s, default=math.inf)
         self._hear(timeout_s=left_s if left_s < math.inf else None)
 
     # -- requests, on the executor's thread ---------------------------------------------------------------------------

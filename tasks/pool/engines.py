@@ -46,7 +46,7 @@ class Service:
     says_ready: whether the service reports by `say_ready` that it is up, however long that takes.
     once: whether the service ends on its own, with exit status 0.
     group: whether its children end with it.
-    patience_s: seconds within which the service must be up.
+    timeout_s: seconds within which the service must be up.
     grace_s: seconds within which it must end after SIGTERM.
     """
 
@@ -58,7 +58,7 @@ class Service:
     says_ready: bool = False
     once: bool = False
     group: bool = True
-    patience_s: float = 400.0
+    timeout_s: float = 400.0
     grace_s: float = 60.0
 
 

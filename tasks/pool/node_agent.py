@@ -208,7 +208,7 @@ class NodeAgent:
         self._gangs = Gangs(server, start_gang=start_gang)
         self._message_store, self._nodes = MessageStore(database), NodeRegistry(database)
         self._quick_database = Database(
-            database.url, patience_s=0.0
+            database.url, timeout_s=0.0
         )  # for calls that must not wait until the database is back
         self._outbox = Outbox(self._message_store, name)
         timeouts = timeouts or Timeouts()

@@ -177,7 +177,7 @@ class Requests:
                     if number is not None and not self.renew(number):
                         return
 
-        with running(renew, name="renew", patience_s=LAST_RENEWAL_S):  # limited, as the database may be unreachable
+        with running(renew, name="renew", timeout_s=LAST_RENEWAL_S):  # limited, as the database may be unreachable
             yield
 
     def wait(self, number: int, *, until: Callable[[], bool] = lambda: False) -> Request:

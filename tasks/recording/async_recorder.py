@@ -32,7 +32,7 @@ logger = logging.getLogger(__name__)
 
 FLUSH_EVERY_S = 5.0
 MOST_WAITING = 100_000  # events to hold in memory while MLflow is unavailable
-PATIENCE_AT_END_S = 120.0  # for an unavailable MLflow when a batch has ended
+TIMEOUT_AT_END_S = 120.0  # for an unavailable MLflow when a batch has ended
 LOOK_EVERY_S = 2.0  # how often a pool's recorder polls the database
 ENTRIES_AT_ONCE = 200
 
@@ -143,15 +143,15 @@ class AsyncRecorder:
         action = partial(self._writer.finish, status=status, metrics=metrics, table=table)
         self._todo.put(partial(self._writes.do, action))
 
-    def close(self, *, patience_s: float | None = None) -> list[str]:
+    def close(self, *, timeout_s: float | None = None) -> list[str]:
         """Waits until everything is written, and returns descriptions of what could not be. That waits in the journal.
 
-        patience_s: how long to wait if MLflow is unavailable; by default `PATIENCE_AT_END_S`.
+        timeout_s: how long to wait if MLflow is unavailable; by default `TIMEOUT_AT_END_S`.
         """
-        patience_s = PATIENCE_AT_END_S if patience_s is None else patience_s
-        if self._writes.is_away and math.isfinite(patience_s):
-            self._notice(f"waiting at most {patience_s:.0f} s for MLflow to come back")
-        self._writes.hurry(patience_s)
+        timeout_s = TIMEOUT_AT_END_S if timeout_s is None else timeout_s
+        if self._writes.is_away and math.isfinite(timeout_s):
+            self._notice(f"waiting at most {timeout_s:.0f} s for MLflow to come back")
+        self._writes.hurry(timeout_s)
         self._todo.put(None)
         self._thread.join()
         if self._num_dropped:
@@ -260,10 +260,10 @@ class PoolRecorder(AsyncRecorder):
         self._is_over.set()
         super().finish(status=status, metrics=metrics, table=table)
 
-    def close(self, *, patience_s: float | None = None) -> list[str]:
+    def close(self, *, timeout_s: float | None = None) -> list[str]:
         """Waits like `AsyncRecorder.close`. The next recorder of the batch writes what is left."""
         self._is_over.set()
-        faults = super().close(patience_s=patience_s)
+        faults = super().close(timeout_s=timeout_s)
         if num := self._reader.num_unreadable:
             faults.append(
                 f"{num} events that cannot be read, as the pool's database is damaged: the log has their numbers"

@@ -67,13 +67,13 @@ class Database:
     release's form, DatabaseFileError if a SQLite file cannot be used.
 
     url: `sqlite:///FILE` or `postgresql://...`.
-    patience_s: seconds after which a transaction gives up and raises the last database error.
+    timeout_s: seconds after which a transaction gives up and raises the last database error.
     synced: False lets SQLite lose its last transactions on a power failure; for tests.
     """
 
-    def __init__(self, url: str, *, patience_s: float = math.inf, synced: bool = True) -> None:
+    def __init__(self, url: str, *, timeout_s: float = math.inf, synced: bool = True) -> None:
         self.url = url
-        self._patience_s = patience_s
+        self._timeout_s = timeout_s
         self._closing = threading.Event()
         self._engine = _sqlite(url, synced=synced) if url.startswith("sqlite:") else _postgresql(url)
         try:
@@ -86,11 +86,11 @@ class Database:
 
     def write(self, act: Callable[[Connection], T]) -> T:
         """Runs `act` in a write transaction and returns its result. Once this returns, the changes are durable."""
-        return self._patiently(act, writes=True)
+        return self._with_retries(act, writes=True)
 
     def read(self, act: Callable[[Connection], T]) -> T:
         """Runs `act`, which writes nothing, in a read transaction and returns its result."""
-        return self._patiently(act, writes=False)
+        return self._with_retries(act, writes=False)
 
     def rows(self, query: Select[Any]) -> Sequence[Row[Any]]:
         """Returns the rows of a query."""
@@ -135,12 +135,12 @@ class Database:
         self._closing.set()
         self._engine.pool.dispose()
 
-    def _patiently(self, act: Callable[[Connection], T], *, writes: bool) -> T:
+    def _with_retries(self, act: Callable[[Connection], T], *, writes: bool) -> T:
         try:
             return Retrying(
                 retry=retry_if_exception(_may_pass),
                 wait=wait_exponential(multiplier=FIRST_WAIT_S, max=LONGEST_WAIT_S),
-                stop=stop_before_delay(self._patience_s),
+                stop=stop_before_delay(self._timeout_s),
                 before_sleep=_report_first,
                 sleep=self._wait,
                 reraise=True,

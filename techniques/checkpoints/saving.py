@@ -36,7 +36,7 @@ from ringmaster.techniques.processes.reporter import BEAT_EVERY_S, EventSender
 THREAD_NAME = "checkpoint"
 # Seconds for which ranks wait for a disk or store, holding their devices. Then their gang fails, with the cause.
 WRITE_PATIENCE = "RINGMASTER_WRITE_PATIENCE_S"
-WRITE_PATIENCE_S = 1800.0
+WRITE_TIMEOUT_S = 1800.0
 FULL = (errno.ENOSPC, errno.EDQUOT, errno.EROFS, errno.EIO)
 FIRST_RETRY_S, LONGEST_RETRY_S = 0.5, 10.0
 
@@ -75,17 +75,17 @@ class WriteRetries:
 
     def __init__(self, ranks: Ranks, reporter: EventSender, *, gives_up: Callable[[], bool]) -> None:
         self._ranks, self._reporter, self._gives_up = ranks, reporter, gives_up
-        self._patience_s = float(os.environ.get(WRITE_PATIENCE, WRITE_PATIENCE_S))
+        self._timeout_s = float(os.environ.get(WRITE_PATIENCE, WRITE_TIMEOUT_S))
         self._since_s, self._wait_s = time.monotonic(), FIRST_RETRY_S
         self._said = ""
 
     def wait(self, error: OSError, *, step: int) -> bool:
         """Waits until the next try; returns whether there is one, as a command to a rank (`gives_up`) ends the wait.
 
-        All ranks call it together. Raises `error` on all of them once they have waited for `WRITE_PATIENCE_S`.
+        All ranks call it together. Raises `error` on all of them once they have waited for `WRITE_TIMEOUT_S`.
         """
         message = (
-            f"{error}. The job waits with its state in memory, and tries again for {self._patience_s / 60:.0f} min. "
+            f"{error}. The job waits with its state in memory, and tries again for {self._timeout_s / 60:.0f} min. "
             "To fix: free space there, or make it writable"
         )
         if message != self._said:
@@ -94,7 +94,7 @@ class WriteRetries:
         begun_s = time.monotonic()
         while True:
             now_s = time.monotonic()
-            asks = (self._gives_up(), now_s - self._since_s >= self._patience_s, now_s - begun_s >= self._wait_s)
+            asks = (self._gives_up(), now_s - self._since_s >= self._timeout_s, now_s - begun_s >= self._wait_s)
             is_over, is_late, is_due = (number > 0 for number in self._ranks.sum(list(map(float, asks))))
             if is_over:
                 return False

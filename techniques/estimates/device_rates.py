@@ -62,11 +62,11 @@ def measured_once(cls: type[T], file: Path, measure: Callable[[], T], *, otherwi
     return value
 
 
-PATIENCE_S = 180.0
+TIMEOUT_S = 180.0
 
 
 def run_in_children(
-    works: Sequence[Callable[[], Any]], *, at_once: int, patience_s: float = PATIENCE_S, until_s: float = math.inf
+    works: Sequence[Callable[[], Any]], *, at_once: int, timeout_s: float = TIMEOUT_S, until_s: float = math.inf
 ) -> Iterator[tuple[int, Any, str]]:
     """Runs functions in child processes, `at_once` side by side. Yields number, result and fault of each as it ends.
 
@@ -83,7 +83,7 @@ def run_in_children(
             if (pid := os.fork()) == 0:
                 _answer(work, writer)
             os.close(writer)
-            running[pipe] = number, pid, time.monotonic() + patience_s
+            running[pipe] = number, pid, time.monotonic() + timeout_s
         left_s = min(end_s for _, _, end_s in running.values()) - time.monotonic()
         ready = select.select(list(running), [], [], max(left_s, 0.0))[0]
         for pipe in ready or [pipe for pipe, (_, _, end_s) in running.items() if end_s <= time.monotonic()]:
@@ -93,16 +93,16 @@ def run_in_children(
             with os.fdopen(pipe) as file:
                 text = "" if not ready else file.read()
             status = os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1])
-            fault = f"the process ended with status {status}" if ready else f"took longer than {patience_s:g} s"
+            fault = f"the process ended with status {status}" if ready else f"took longer than {timeout_s:g} s"
             yield number, json.loads(text) if text else None, "" if text else fault
 
 
-def in_children(works: Sequence[Callable[[], Any]], *, patience_s: float = PATIENCE_S) -> list[dict[str, Any]]:
+def in_children(works: Sequence[Callable[[], Any]], *, timeout_s: float = TIMEOUT_S) -> list[dict[str, Any]]:
     """Runs all functions side by side in child processes and returns their results.
 
     Raises RuntimeError where a child fails, which writes the reason to stderr, or exceeds the time limit.
     """
-    ended = sorted(run_in_children(works, at_once=len(works), patience_s=patience_s), key=lambda each: each[0])
+    ended = sorted(run_in_children(works, at_once=len(works), timeout_s=timeout_s), key=lambda each: each[0])
     if faults := [fault for _, _, fault in ended if fault]:
         print(f"a measurement: {faults[0]}", file=sys.stderr)
         raise RuntimeError("the devices could not be measured; the preflight's log, survey.log, says why")

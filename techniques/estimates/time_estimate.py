@@ -223,7 +223,7 @@ class Estimator:
             techniques=order.techniques,
             cache_dir=order.cache_dir,
             at_once=max(len(order.cores), 1),
-            until_s=math.inf if order.patience_s is None else time.monotonic() + order.patience_s,
+            until_s=math.inf if order.timeout_s is None else time.monotonic() + order.timeout_s,
         )
 
     def weigh(self, technique: Technique, shape: GangShape) -> tuple[list[Candidate], list[tuple[Refusal, int]]]:

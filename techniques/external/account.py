@@ -37,8 +37,8 @@ from ringmaster.techniques.processes.order import GangOrder
 from ringmaster.techniques.processes.reporter import Reporter
 from ringmaster.techniques.training.trainer import weights_digest
 
-START_PATIENCE_S = 600.0  # for a new interpreter, its imports, its data, its model
-PATIENCE_STEPS, LEAST_PATIENCE_S = 20.0, 300.0  # a command need not report that it saves or evaluates
+START_TIMEOUT_S = 600.0  # for a new interpreter, its imports, its data, its model
+TIMEOUT_STEPS, LEAST_TIMEOUT_S = 20.0, 300.0  # a command need not report that it saves or evaluates
 
 
 class CommandProgress:
@@ -72,7 +72,7 @@ class CommandProgress:
         self._losses: list[float] = []
         self._metrics: tuple[int, Mapping[str, float]] | None = None
         self._heard_s = time.monotonic()
-        self._patience_s = 0.0
+        self._timeout_s = 0.0
 
     def _newest(self, store: CheckpointStore) -> Path | None:
         newest = store.newest(known_step=self._order.known_step)
@@ -117,7 +117,7 @@ class CommandProgress:
             case PeakMemory():
                 self.reported_peak_bytes = max(event.peak_bytes, self.reported_peak_bytes or 0)
             case PhaseBegun():
-                self._reporter.phase(event.phase, patience_s=float(event.patience_s))
+                self._reporter.phase(event.phase, timeout_s=float(event.patience_s))
             case CommandHeartbeat():
                 self._reporter.beat()
             case CommandFinished() | CommandStopped():
@@ -148,7 +148,7 @@ class CommandProgress:
                 peak_bytes=peak_bytes,
             )
         )
-        self._be_patient(max(seconds))
+        self._announce_timeout(max(seconds))
 
     def _start(self, event: TrainingStarted) -> None:
         if event.step != self.first_step:
@@ -159,7 +159,7 @@ class CommandProgress:
         self.startup_s = time.monotonic() - self._order.ordered_at_s
         if self._is_run:
             self._reporter.send(JobReady(step=self.first_step, startup_s=self.startup_s))
-            self._be_patient(0.0)
+            self._announce_timeout(0.0)
 
     def _one_step(self, event: StepDone) -> None:
         if self.startup_s is None:
@@ -208,8 +208,8 @@ class CommandProgress:
             what = f"{event.NAME} of step {event.step}"
             raise ValueError(f"the command said {what} after step {self._step}. To fix: say each step, and then this")
 
-    def _be_patient(self, step_s: float) -> None:
-        patience_s = max(PATIENCE_STEPS * step_s, LEAST_PATIENCE_S)
-        if patience_s > self._patience_s:
-            self._patience_s = patience_s
-            self._reporter.phase("training", patience_s=patience_s)
+    def _announce_timeout(self, step_s: float) -> None:
+        timeout_s = max(TIMEOUT_STEPS * step_s, LEAST_TIMEOUT_S)
+        if timeout_s > self._timeout_s:
+            self._timeout_s = timeout_s
+            self._reporter.phase("training", timeout_s=timeout_s)

@@ -24,7 +24,7 @@ from ringmaster.report import PREEMPTED_STATUS, PROFILE
 from ringmaster.techniques.checkpoints.checkpoint import publish
 from ringmaster.techniques.checkpoints.storage import MANIFEST
 from ringmaster.techniques.external import protocol
-from ringmaster.techniques.external.account import START_PATIENCE_S, CommandProgress
+from ringmaster.techniques.external.account import START_TIMEOUT_S, CommandProgress
 from ringmaster.techniques.external.adoption import INSPECT
 from ringmaster.techniques.external.protocol import (
     RUN,
@@ -335,7 +335,7 @@ def _peak_bytes(processes: list[int]) -> int:
     return max(peaks)
 
 
-WAITING_PATIENCE_S = 3600.0  # for a trial that is done and waits for its neighbours
+WAITING_TIMEOUT_S = 3600.0  # for a trial that is done and waits for its neighbours
 
 
 def run(order: GangOrder, reporter: Reporter) -> dict[str, Any]:
@@ -344,7 +344,7 @@ def run(order: GangOrder, reporter: Reporter) -> dict[str, Any]:
     Returns what `training.segment_loop.train` returns.
     """
     assert order.checkpoint_dir is not None and order.model_dir is not None
-    reporter.phase("starting the command", patience_s=START_PATIENCE_S)
+    reporter.phase("starting the command", timeout_s=START_TIMEOUT_S)
     with CommandProcess(order, reporter, mode=RUN, root=Path(order.checkpoint_dir)) as child:
         for _ in child.rounds():
             if reporter.told(STOP):
@@ -375,7 +375,7 @@ def profile(order: GangOrder, reporter: Reporter) -> dict[str, Any]:
 
     After that, the command no longer loads the machine for neighbours that are still being measured.
     """
-    reporter.phase("trying", patience_s=START_PATIENCE_S)
+    reporter.phase("trying", timeout_s=START_TIMEOUT_S)
     scratch = Path(order.folder) / "scratch"
     seconds: list[float] = []
     with CommandProcess(order, reporter, mode=PROFILE, root=scratch) as child:
@@ -410,7 +410,7 @@ def profile(order: GangOrder, reporter: Reporter) -> dict[str, Any]:
         "export_s": progress.seconds.get("model", 0.0),
     }
     shutil.rmtree(scratch)
-    reporter.phase("waiting for its neighbours", patience_s=WAITING_PATIENCE_S)
+    reporter.phase("waiting for its neighbours", timeout_s=WAITING_TIMEOUT_S)
     reporter.send(TrialMeasured(profile=measured))
     wait_for_stop(reporter)
     return {"status": OutcomeStatus.DONE}

@@ -21,7 +21,7 @@ from ringmaster.codec import from_json, to_json
 from ringmaster.techniques import registry
 from ringmaster.techniques.checkpoints.tensor_files import DTYPES
 from ringmaster.techniques.data import PreparedData, prepare
-from ringmaster.techniques.external.child import WAITING_PATIENCE_S, wait_for_stop
+from ringmaster.techniques.external.child import WAITING_TIMEOUT_S, wait_for_stop
 from ringmaster.techniques.job import CONTINUE, MERGED, PRUNED, QUANTIZED, AdaptationSpec, Adapter, Job, ModelSpec
 from ringmaster.techniques.models.build import build_model
 from ringmaster.techniques.models.export import export_model, export_quantized
@@ -109,9 +109,9 @@ def config_of(technique: Technique, order: EvaluationOrder, prepared: PreparedDa
     return fitting[0] if fitting else configs[needs.index(min(needs))]
 
 
-READING_PATIENCE_S = 600.0
+READING_TIMEOUT_S = 600.0
 LEAST_STEP_S = 1e-6  # reported as the time of a step, as there are no steps
-COMPARING_PATIENCE_S = 600.0
+COMPARING_TIMEOUT_S = 600.0
 TIMED_BATCHES = 8  # the fastest one counts, as other load on the machine can only add time
 
 
@@ -122,7 +122,7 @@ def run(order: GangOrder, reporter: Reporter) -> dict[str, Any]:
     """
     assert order.model_dir is not None
     folder = Path(order.model_dir)
-    reporter.phase("reading the parents", patience_s=READING_PATIENCE_S)
+    reporter.phase("reading the parents", timeout_s=READING_TIMEOUT_S)
     ranks = join(order, 0, num_ranks=1, axes={})
     startup_s = time.monotonic() - order.ordered_at_s
     reporter.send(JobReady(step=0, startup_s=startup_s))
@@ -142,7 +142,7 @@ def run(order: GangOrder, reporter: Reporter) -> dict[str, Any]:
 
 def profile(order: GangOrder, reporter: Reporter) -> dict[str, Any]:
     """Runs the whole job once with fresh weights, as the parents may not be trained yet; that takes as long."""
-    reporter.phase("trying", patience_s=READING_PATIENCE_S)
+    reporter.phase("trying", timeout_s=READING_TIMEOUT_S)
     ranks = join(order, 0, num_ranks=1, axes={})
     scratch = Path(order.folder) / "scratch"
     reporter.send(JobReady())
@@ -159,7 +159,7 @@ def profile(order: GangOrder, reporter: Reporter) -> dict[str, Any]:
         "evaluate_s": (time.monotonic() - rewritten_s) * num_models,
     }
     shutil.rmtree(scratch)
-    reporter.phase("waiting for its neighbours", patience_s=WAITING_PATIENCE_S)
+    reporter.phase("waiting for its neighbours", timeout_s=WAITING_TIMEOUT_S)
     reporter.send(TrialMeasured(profile=measured))
     wait_for_stop(reporter)
     return {"status": "done"}
@@ -238,7 +238,7 @@ def compare(order: GangOrder, ranks: Ranks, reporter: Reporter, *, folder: Path)
     alone = replace(ranks, rank=0, num_ranks=1, mesh=None)
     result = []
     for name, place, model in models:
-        reporter.phase(f"measuring {name}", patience_s=COMPARING_PATIENCE_S)
+        reporter.phase(f"measuring {name}", timeout_s=COMPARING_TIMEOUT_S)
         result.append(
             _measure(order, alone, reporter, name=name, folder=place, model=model or _model(job, name, place))
         )

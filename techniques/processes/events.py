@@ -99,11 +99,11 @@ class Beat(Event):
 
 @dataclass(frozen=True, kw_only=True)
 class PhaseStarted(Event):
-    """The rank has started a phase, in which it may be silent for `patience_s` seconds."""
+    """The rank has started a phase, in which it may be silent for `timeout_s` seconds."""
 
     NAME = "phase"
     phase: str
-    patience_s: float = math.inf
+    timeout_s: float = math.inf
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -29,7 +29,7 @@ from ringmaster.techniques.processes.stopped import StoppedProcesses
 from ringmaster.text import printable_lines
 
 # A rank reports how long its current phase may stay silent; this is the timeout before its first report.
-FIRST_PATIENCE_S = 120.0
+FIRST_TIMEOUT_S = 120.0
 LAST_WORDS_S = 1.0  # time for the peers of a failed rank to report their own failures
 KILL_TIMEOUT_S = 10.0  # time for killed ranks to end and free their devices
 
@@ -133,15 +133,15 @@ class Gang:
 
     def _supervise(self, selector: selectors.BaseSelector, on_event: Callable[[Event], None]) -> Outcome:
         while alive := self._alive():
-            patience_s = min(rank.patience_left_s() for rank in alive)
-            self._hear(selector, on_event, seconds=min(patience_s, self._stopped.look_every_s))
+            timeout_s = min(rank.left_s() for rank in alive)
+            self._hear(selector, on_event, seconds=min(timeout_s, self._stopped.look_every_s))
             if any(rank.has_failed() for rank in self._ranks):
                 # A rank's failure often makes others fail; their reports help to find the cause.
                 self._drain(selector, until=lambda: all(r.has_failed() for r in self._ranks), seconds=LAST_WORDS_S)
                 failed = [rank for rank in self._ranks if rank.has_failed()]
                 first_cause = min(failed, key=_Rank.precedence)
                 return first_cause.verdict(self.log(first_cause.index))
-            if silent := [rank for rank in self._alive() if rank.patience_left_s() <= 0]:
+            if silent := [rank for rank in self._alive() if rank.left_s() <= 0]:
                 return _hung(silent)
             if self._stopped.is_due():  # each rank leads a session
                 hung = self._stopped.among(rank.pid for rank in self._alive() if rank.pid is not None)
@@ -168,7 +168,7 @@ class Gang:
 def _hung(silent: list[_Rank]) -> Outcome:
     who = ", ".join(str(rank.index) for rank in silent)
     rank = silent[0]
-    message = f"rank {who} sent no event for {rank.patience_s:.0f} s while {rank.phase}: killed as hung"
+    message = f"rank {who} sent no event for {rank.timeout_s:.0f} s while {rank.phase}: killed as hung"
     return Outcome(status=OutcomeStatus.CRASHED, message=message)
 
 
@@ -192,11 +192,11 @@ class _Rank:
         self.failure: RankFailed | None = None
         self.result: Mapping[str, Any] = {}
         self.phase = "starting"
-        self.patience_s = FIRST_PATIENCE_S
+        self.timeout_s = FIRST_TIMEOUT_S
         self._heard_s = time.monotonic()
 
-    def patience_left_s(self) -> float:
-        return self._heard_s + self.patience_s - time.monotonic()
+    def left_s(self) -> float:
+        return self._heard_s + self.timeout_s - time.monotonic()
 
     def take(self) -> list[Event]:
         """Returns the events that have arrived, and updates the rank's state from them."""
@@ -216,7 +216,7 @@ class _Rank:
             case RankStarted():
                 self.pid = event.pid
             case PhaseStarted():
-                self.phase, self.patience_s = event.phase, event.patience_s
+                self.phase, self.timeout_s = event.phase, event.timeout_s
             case RankFailed():
                 self.failure = event
             case RefusedEvent():  # another try would end the same way

@@ -143,9 +143,9 @@ class Reporter:
         """Returns the channel's file descriptor, for selectors; it is readable when a command has arrived."""
         return self._channel.fileno()
 
-    def phase(self, name: str, *, patience_s: float) -> None:
-        """Starts a phase in which this rank may be silent for `patience_s` seconds before it counts as hung."""
-        self.send(PhaseStarted(phase=name, patience_s=patience_s))
+    def phase(self, name: str, *, timeout_s: float) -> None:
+        """Starts a phase in which this rank may be silent for `timeout_s` seconds before it counts as hung."""
+        self.send(PhaseStarted(phase=name, timeout_s=timeout_s))
 
     def beat(self) -> None:
         """Reports that the rank is alive, a few times a second at most."""

@@ -25,7 +25,7 @@ from ringmaster.techniques.processes.ranks import join, show_gpus
 from ringmaster.techniques.processes.reporter import RankLog, Reporter
 from ringmaster.techniques.technique import GangShape
 from ringmaster.techniques.training import segment_loop
-from ringmaster.techniques.training.segment_loop import BUILD_PATIENCE_S
+from ringmaster.techniques.training.segment_loop import BUILD_TIMEOUT_S
 from ringmaster.techniques.training.trainer import Trainer
 
 # Messages of allocators: CUDA's, the CPU's, and those inside cuBLAS and cuDNN.
@@ -64,7 +64,7 @@ def main(channel: Channel, argument: dict[str, Any]) -> NoReturn:
 
 
 def _run(order: GangOrder, rank: int, reporter: Reporter) -> NoReturn:
-    reporter.phase("starting", patience_s=BUILD_PATIENCE_S)
+    reporter.phase("starting", timeout_s=BUILD_TIMEOUT_S)
     for folder, url in order.model_urls.items():
         fetch_model(url, Path(folder))
     technique = registry.load(order.technique)
@@ -85,7 +85,7 @@ def _run(order: GangOrder, rank: int, reporter: Reporter) -> NoReturn:
     shape = GangShape(kind=slot.kind, num_devices=order.num_devices, memory_bytes=slot.memory_bytes)
     num_ranks = technique.num_ranks(shape)
     ranks = join(order, rank, num_ranks=num_ranks, axes=technique.mesh_shape(shape, order.config))
-    reporter.phase("loading data and model", patience_s=BUILD_PATIENCE_S)
+    reporter.phase("loading data and model", timeout_s=BUILD_TIMEOUT_S)
     trainer = Trainer(order, technique, ranks, beat=reporter.beat)
     loop = {TRAIN: segment_loop.train, TRIAL: segment_loop.trial}[order.purpose]
     result = loop(trainer, order, reporter)

@@ -17,7 +17,7 @@ from ringmaster.techniques.checkpoints.checkpoint import WritePieces
 from ringmaster.techniques.checkpoints.saving import Saver, SaveVotes, WriteRetries, takes_nothing
 from ringmaster.techniques.checkpoints.state import HostCopies
 from ringmaster.techniques.estimates.device_rates import standard_error, time_on_ranks
-from ringmaster.techniques.models.rewriting import COMPARING_PATIENCE_S, compare
+from ringmaster.techniques.models.rewriting import COMPARING_TIMEOUT_S, compare
 from ringmaster.techniques.processes.events import (
     REACHED,
     CheckpointFailed,
@@ -42,7 +42,7 @@ from ringmaster.techniques.training.trainer import (
 )
 
 LEAST_S = 0.4  # total of measured steps: steps of milliseconds are measured more often than usual
-PATIENCE_S = 300.0
+TIMEOUT_S = 300.0
 EVALUATED_BATCHES = 2
 
 
@@ -76,7 +76,7 @@ def trial(trainer: TrialSubject, order: GangOrder, reporter: Reporter) -> dict[s
     By the order of these events, the supervisor can start all measurements of a node together, and end no trial before
     the last measurement is done. The reference kernel is timed before and after, when no gang of the node trains.
     """
-    reporter.phase("trying", patience_s=PATIENCE_S)
+    reporter.phase("trying", timeout_s=TIMEOUT_S)
     reference_s = time.monotonic()
     reporter.send(time_on_ranks(trainer.ranks))
     reference_s = time.monotonic() - reference_s
@@ -163,17 +163,17 @@ def _copy_s(trainer: TrialSubject) -> float:
 
 
 REPORT_EVERY_S = 0.2
-BUILD_PATIENCE_S = 300.0  # to read data, make a model, compile: silent work of unknown length
-SAVE_PATIENCE_S = 300.0
+BUILD_TIMEOUT_S = 300.0  # to read data, make a model, compile: silent work of unknown length
+SAVE_TIMEOUT_S = 300.0
 # A rank counts as hung when a step takes this many times the slowest so far, and at least some seconds.
-PATIENCE_STEPS, LEAST_PATIENCE_S, FIRST_STEP_PATIENCE_S = 20.0, 10.0, 300.0
+TIMEOUT_STEPS, LEAST_TIMEOUT_S, FIRST_STEP_TIMEOUT_S = 20.0, 10.0, 300.0
 
 
 def train(trainer: Trainer, order: GangOrder, reporter: Reporter) -> dict[str, Any]:
     """Trains to `order.last_step`; after a job's last step, evaluates and exports its model. Returns the result."""
     assert order.checkpoint_dir is not None and order.model_dir is not None
     root = order.checkpoint_dir
-    reporter.phase("restoring", patience_s=SAVE_PATIENCE_S)
+    reporter.phase("restoring", timeout_s=SAVE_TIMEOUT_S)
     first_step = trainer.restore(root, known_step=order.known_step)
     trainer.begin_chain(root)
     startup_s = time.monotonic() - order.ordered_at_s
@@ -190,18 +190,18 @@ def train(trainer: Trainer, order: GangOrder, reporter: Reporter) -> dict[str, A
         stopped, reached = _steps(trainer, order, reporter, saver)
     result: dict[str, Any] = {"first_step": first_step, "step": trainer.next_step, "startup_s": startup_s}
     if trainer.next_step > first_step:
-        reporter.phase("saving", patience_s=SAVE_PATIENCE_S)
+        reporter.phase("saving", timeout_s=SAVE_TIMEOUT_S)
         result["save_s"] = saver.save_at_once(gives_up=lambda: reporter.told(STOP))
         if result["save_s"] is None:  # a command has ended the wait for a full disk
             return {"status": OutcomeStatus.PREEMPTED, **result, "step": saver.saved_step, "save_s": 0.0}
     if reached is not None or trainer.next_step == order.job.total_steps:
-        reporter.phase("evaluating", patience_s=SAVE_PATIENCE_S)
+        reporter.phase("evaluating", timeout_s=SAVE_TIMEOUT_S)
         started_s = time.perf_counter()
         result["metrics"] = reached or trainer.evaluate()
         result["evaluate_s"] = time.perf_counter() - started_s
         if (target := order.job.target) is not None:
             result[REACHED] = target.is_reached(result["metrics"])
-        reporter.phase("exporting", patience_s=SAVE_PATIENCE_S)
+        reporter.phase("exporting", timeout_s=SAVE_TIMEOUT_S)
         started_s = time.perf_counter()
         if not _exported(trainer, order, reporter):
             return {"status": OutcomeStatus.PREEMPTED, **result}
@@ -246,13 +246,13 @@ def _compared(trainer: Trainer, order: GangOrder, reporter: Reporter) -> Any:
     if trainer.ranks.rank == 0:
         trainer.adaptation.verify(Path(order.model_dir or ""))
         return to_json(compare(order, trainer.ranks, reporter, folder=Path(order.model_dir or "")))
-    reporter.phase("waiting for the comparison", patience_s=(1 + len(order.parents)) * COMPARING_PATIENCE_S)
+    reporter.phase("waiting for the comparison", timeout_s=(1 + len(order.parents)) * COMPARING_TIMEOUT_S)
     return None
 
 
 def _evaluate(trainer: Trainer, order: GangOrder, reporter: Reporter) -> dict[str, float] | None:
     """Evaluates and reports the present state; returns the metrics if they have reached the job's target."""
-    reporter.phase("evaluating", patience_s=SAVE_PATIENCE_S)
+    reporter.phase("evaluating", timeout_s=SAVE_TIMEOUT_S)
     metrics, target = trainer.evaluate(), order.job.target
     reporter.send(EvaluationReported(step=trainer.next_step, metrics=metrics, wall_s=time.time()))
     return metrics if target is not None and target.is_reached(metrics) else None
@@ -285,7 +285,7 @@ def _steps(
         saver.follow(SaveVotes(*report.asked[3:]))
         if saver.has_failed:  # further steps would be lost at the next fault
             progress.flush()
-            reporter.phase("saving", patience_s=SAVE_PATIENCE_S)
+            reporter.phase("saving", timeout_s=SAVE_TIMEOUT_S)
             if saver.save_at_once(gives_up=lambda: reporter.told(STOP)) is None:
                 return True, None
             saved_s = time.monotonic()
@@ -295,7 +295,7 @@ def _steps(
             return True, None
         if save and trainer.next_step < last_step:
             saved_s = time.monotonic()
-            reporter.phase("saving", patience_s=SAVE_PATIENCE_S)
+            reporter.phase("saving", timeout_s=SAVE_TIMEOUT_S)
             saver.begin()
             timeout.announce()
         if order.job.is_evaluated(trainer.next_step):
@@ -351,17 +351,17 @@ class StepTimeout:
     def __init__(self, reporter: Reporter) -> None:
         self._reporter = reporter
         self._slowest_s = 0.0
-        self._said_s = FIRST_STEP_PATIENCE_S
+        self._said_s = FIRST_STEP_TIMEOUT_S
         self.announce()
 
     def learn(self, seconds: float) -> None:
         """Updates the timeout with the duration of a step."""
         self._slowest_s = max(self._slowest_s, seconds)
-        patience_s = max(PATIENCE_STEPS * self._slowest_s, LEAST_PATIENCE_S)
-        if self._said_s == FIRST_STEP_PATIENCE_S or patience_s > self._said_s:
-            self._said_s = patience_s
+        timeout_s = max(TIMEOUT_STEPS * self._slowest_s, LEAST_TIMEOUT_S)
+        if self._said_s == FIRST_STEP_TIMEOUT_S or timeout_s > self._said_s:
+            self._said_s = timeout_s
             self.announce()
 
     def announce(self) -> None:
         """Reports that the rank is training, with the present timeout."""
-        self._reporter.phase("training", patience_s=self._said_s)
+        self._reporter.phase("training", timeout_s=self._said_s)

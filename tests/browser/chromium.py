@@ -9,7 +9,7 @@ OPTIONS = (
     *("--disable-background-networking", "--disable-component-update", "--disable-sync"),
 )
 SIZE = {"width": 1280, "height": 1000}
-PATIENCE_S = 120  # until a page shows what a test expects: machines are busy
+TIMEOUT_S = 120  # until a page shows what a test expects: machines are busy
 PAGES = pytest.StashKey()
 
 
@@ -22,7 +22,7 @@ class Chromium:
     def __enter__(self):
         from playwright.sync_api import expect, sync_playwright
 
-        expect.set_options(timeout=1000 * PATIENCE_S)
+        expect.set_options(timeout=1000 * TIMEOUT_S)
         self._playwright = sync_playwright().start()
         self._browser = self._playwright.chromium.launch(executable_path=self._program, args=list(OPTIONS))
         return self
@@ -35,7 +35,7 @@ class Chromium:
     def context(self, **options):
         """A browser context with its own pages and cookies, closed at the end. options: of Playwright's new_context."""
         context = self._browser.new_context(viewport=SIZE, **options)
-        context.set_default_timeout(1000 * PATIENCE_S)
+        context.set_default_timeout(1000 * TIMEOUT_S)
         try:
             yield context
         finally:

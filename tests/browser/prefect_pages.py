@@ -10,8 +10,8 @@ from playwright.sync_api import expect
 from tests.cluster.waiting import until
 from tests.pool_home import ask
 
-RUN_PATIENCE_S = 600  # from a run's start to its end
-PAGE_PATIENCE_S = 30  # from a state to the page that shows it, which polls every few seconds
+RUN_TIMEOUT_S = 600  # from a run's start to its end
+PAGE_TIMEOUT_S = 30  # from a state to the page that shows it, which polls every few seconds
 TRIES = 4
 ENDS = ("COMPLETED", "FAILED", "CRASHED", "CANCELLED")
 
@@ -106,7 +106,7 @@ def wait_for_state(page, url, name):
         assert run["state"]["type"] not in ENDS, f"the run is {run['state']['name']}: {run['state']['message']}"
         return None
 
-    run = until(f"the flow run is {name}", look, seconds=RUN_PATIENCE_S)
+    run = until(f"the flow run is {name}", look, seconds=RUN_TIMEOUT_S)
     _expect_text_or_reload(page, name)
     return run
 
@@ -119,7 +119,7 @@ def _expect_text_or_reload(page, text):
     shown = page.get_by_text(text, exact=True).first
     for _ in range(TRIES - 1):
         try:
-            return expect(shown).to_be_visible(timeout=PAGE_PATIENCE_S * 1000)
+            return expect(shown).to_be_visible(timeout=PAGE_TIMEOUT_S * 1000)
         except AssertionError:
             page.reload()
     return expect(shown).to_be_visible()

@@ -16,7 +16,7 @@ from tests.browser.prefect_pages import Form, open_answer, open_artifact, wait_f
 from tests.browser.test_train_batch import MODEL
 from tests.cluster.machines import end
 from tests.cluster.waiting import until
-from tests.pool_home import END_PATIENCE_S, UP_PATIENCE_S
+from tests.pool_home import END_TIMEOUT_S, UP_TIMEOUT_S
 
 
 @pytest.fixture
@@ -39,7 +39,7 @@ def run_of(home, url, name):
         _, runs = home.ask(f"{url}/api/flow_runs/filter", body={"flow_runs": {"name": {"like_": name}}})
         return next((run for run in runs if run["name"].startswith(name)), None)
 
-    return until(f"{name} has a flow run", look, seconds=UP_PATIENCE_S)
+    return until(f"{name} has a flow run", look, seconds=UP_TIMEOUT_S)
 
 
 def test_a_clone_is_priced_agreed_to_and_trained_and_then_the_batch_is_cancelled(page, prefect_url, home, command):
@@ -61,7 +61,7 @@ def test_a_clone_is_priced_agreed_to_and_trained_and_then_the_batch_is_cancelled
 
     cancel = Form(follow(forms, "cancel")).start()
     wait_for_state(cancel, prefect_url, "Completed")
-    output, _ = command.communicate(timeout=END_PATIENCE_S)
+    output, _ = command.communicate(timeout=END_TIMEOUT_S)
     assert command.returncode == 1
     statuses = {job["name"]: job["status"] for job in json.loads(output)["jobs"]}
     assert statuses.keys() == {"digits", "digits-clone1"}

@@ -16,7 +16,7 @@ import pytest
 from tests.cluster.stubs import NODE
 
 SOURCE = Path(__file__).parents[2]
-END_PATIENCE_S = 30
+END_TIMEOUT_S = 30
 MOUNT = 'mount --bind "$1" "$2" && shift 2 && exec "$@"'
 
 
@@ -143,7 +143,7 @@ class Node:
             for process in processes:
                 with contextlib.suppress(psutil.NoSuchProcess):
                     process.send_signal(signal.SIGKILL)
-            _, alive = psutil.wait_procs(processes, timeout=END_PATIENCE_S)
+            _, alive = psutil.wait_procs(processes, timeout=END_TIMEOUT_S)
             assert not alive, f"killed on {self.name} in vain: {alive}"
 
 
@@ -158,7 +158,7 @@ def end(process, *, number=signal.SIGTERM):
         with contextlib.suppress(psutil.NoSuchProcess):
             one.send_signal(number)
     with contextlib.suppress(subprocess.TimeoutExpired):
-        process.wait(timeout=END_PATIENCE_S)
+        process.wait(timeout=END_TIMEOUT_S)
     for one in family:
         with contextlib.suppress(psutil.NoSuchProcess):
             one.kill()

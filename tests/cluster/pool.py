@@ -20,7 +20,7 @@ from ringmaster.tasks.storage.schema import EXECUTOR
 from tests.cluster.jobs import Trace, profiles_of
 from tests.cluster.machines import SOURCE, end
 from tests.cluster.stubs import NODE
-from tests.cluster.waiting import PATIENCE_S, until
+from tests.cluster.waiting import TIMEOUT_S, until
 from tests.pool_home import FOREIGN
 
 ENTRY_POINT = "[ringmaster.techniques]\nwaits = tests.cluster.stubs:Waits\n"
@@ -74,7 +74,7 @@ class Pool:
             env=self.environment,
             capture_output=True,
             text=True,
-            timeout=PATIENCE_S,
+            timeout=TIMEOUT_S,
         )
         assert done.returncode == 0, done.stdout + done.stderr
 
@@ -138,14 +138,14 @@ class Pool:
         fresh = [name for name, worker in self.workers.items() if worker.poll() is not None]
         for name in [*fresh, *(name for name in self.nodes if name not in self.workers)]:
             self.start_worker(name)
-        until("all nodes serve", self._all_serve, seconds=PATIENCE_S)
+        until("all nodes serve", self._all_serve, seconds=TIMEOUT_S)
 
     def abandon(self):
         """Cancels the batches that a failed test has left behind, so that they do not affect the next test."""
         requests = Requests(self.database)
         for submission in Submissions(self.database).unended():
             requests.ask(RequestKind.CANCEL, {"batch": submission.id, "jobs": []})
-        until("nothing is left", lambda: not Submissions(self.database).unended(), seconds=PATIENCE_S)
+        until("nothing is left", lambda: not Submissions(self.database).unended(), seconds=TIMEOUT_S)
 
     def _all_serve(self):
         for name, worker in self.workers.items():
@@ -219,7 +219,7 @@ class Pool:
         """Returns the events of one kind."""
         return [word for word in self.words(batch) if event == word.content.NAME]
 
-    def wait(self, batch, *, seconds=PATIENCE_S, status=JobStatus.DONE):
+    def wait(self, batch, *, seconds=TIMEOUT_S, status=JobStatus.DONE):
         """Waits until every job of a batch has `status`; fails where a job failed or was cancelled instead."""
 
         def ended():
@@ -239,7 +239,7 @@ class Pool:
         self.trace.hurry(*self.jobs(batch))
         self.wait(batch)
 
-    def wait_for_checkpoint(self, batch, *, job=None, beyond=0, seconds=PATIENCE_S):
+    def wait_for_checkpoint(self, batch, *, job=None, beyond=0, seconds=TIMEOUT_S):
         """Waits for a checkpoint event of a batch (or of its job) beyond a step; returns the event."""
 
         def look():
@@ -257,7 +257,7 @@ class Pool:
         assert found is not None
         return found.run_folder() / "models" / job
 
-    def trains(self, job, *, after_s=0.0, not_by=None, node=None, seconds=PATIENCE_S):
+    def trains(self, job, *, after_s=0.0, not_by=None, node=None, seconds=TIMEOUT_S):
         """Waits for a job's first step after `after_s`, by a process other than `not_by`."""
 
         def look():

@@ -14,7 +14,7 @@ import pytest
 
 from tests.ports import free_port
 
-PATIENCE_S = 300
+TIMEOUT_S = 300
 STOP_SIGNALS = {"smart": signal.SIGTERM, "fast": signal.SIGINT, "immediate": signal.SIGQUIT}
 
 
@@ -49,7 +49,7 @@ class PostgresServer:
                 start_new_session=True,
                 **self._user,
             )
-        deadline_s = time.monotonic() + PATIENCE_S
+        deadline_s = time.monotonic() + TIMEOUT_S
         while True:
             try:
                 psycopg.connect(self.url("postgres"), connect_timeout=5).close()
@@ -67,7 +67,7 @@ class PostgresServer:
         """Stops the server. fast: ends all connections; immediate: as in a crash; smart: waits for clients."""
         if self._process is not None:
             self._process.send_signal(STOP_SIGNALS[how])
-            self._process.wait(timeout=PATIENCE_S)
+            self._process.wait(timeout=TIMEOUT_S)
             self._process = None
 
     def restart(self, how: str = "fast") -> None:

@@ -9,7 +9,7 @@ import urllib.request
 
 from ringmaster.model_lineage import QUIET_ENVIRONMENT
 from tests.cluster.machines import end
-from tests.cluster.waiting import PATIENCE_S, until
+from tests.cluster.waiting import TIMEOUT_S, until
 from tests.ports import free_port
 
 
@@ -55,7 +55,7 @@ class Server:
         request = urllib.request.Request(
             f"{self.url}/api{path}", method=method, data=data, headers={"Content-Type": "application/json"}
         )
-        with urllib.request.urlopen(request, timeout=PATIENCE_S) as answer:
+        with urllib.request.urlopen(request, timeout=TIMEOUT_S) as answer:
             return json.loads(answer.read() or b"null")
 
     def stop(self):

@@ -115,7 +115,7 @@ class Waits(BlackBox):
         kept = Path(order.checkpoint_dir, "step")
         first = step = int(kept.read_text()) if kept.exists() else 0
         startup_s = time.monotonic() - order.ordered_at_s
-        reporter.phase("waiting", patience_s=60.0 + 20 * step_s)
+        reporter.phase("waiting", timeout_s=60.0 + 20 * step_s)
         reporter.send(JobReady(step=step, startup_s=startup_s))
         told, said_s = step, time.monotonic()
         while step < max(order.last_step, reporter.told_until()) and not reporter.told(STOP):

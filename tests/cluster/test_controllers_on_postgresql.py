@@ -22,6 +22,6 @@ for module in (test_leadership, test_engine, test_controller, test_failover, tes
 
 @pytest.fixture
 def database(postgresql_url):
-    database = Database(postgresql_url, patience_s=300)
+    database = Database(postgresql_url, timeout_s=300)
     yield database
     database.close()

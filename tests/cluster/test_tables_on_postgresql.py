@@ -18,7 +18,7 @@ for module in (test_tables, test_batch_events, test_maintenance):
 
 @pytest.fixture
 def database(postgresql_url):
-    database = Database(postgresql_url, patience_s=300)
+    database = Database(postgresql_url, timeout_s=300)
     yield database
     database.close()
 
@@ -62,7 +62,7 @@ def test_reads_and_writes_wait_for_a_server_that_is_away(database, postgresql):
 
 def test_writers_come_one_after_another(database, postgresql_url):
     """Numbers follow the order of commits: a reader of all rows up to a number misses none below it."""
-    other = Database(postgresql_url, patience_s=300)
+    other = Database(postgresql_url, timeout_s=300)
     entered, seen = threading.Event(), []
 
     def slow(connection):

@@ -10,7 +10,7 @@ import pytest
 from tests.cluster.checks import assert_well
 from tests.cluster.jobs import torch_job
 from tests.cluster.machines import end
-from tests.cluster.waiting import PATIENCE_S, until
+from tests.cluster.waiting import TIMEOUT_S, until
 
 NEWER = "9.0.0"
 REFUSED = 2  # the exit code of invalid requests
@@ -34,7 +34,7 @@ def newer(pool, tmp_path):
 def leave(worker):
     """Ends a worker gracefully."""
     worker.send_signal(signal.SIGTERM)
-    return worker.wait(timeout=PATIENCE_S)
+    return worker.wait(timeout=TIMEOUT_S)
 
 
 def test_a_pool_is_upgraded_with_jobs_running(pool, newer, bench, recovered):
@@ -49,11 +49,11 @@ def test_a_pool_is_upgraded_with_jobs_running(pool, newer, bench, recovered):
     pool.start_executor()
     # The other worker was not upgraded: it reports this, and leaves in order.
     said = f"the pool's controller is of Ringmaster {NEWER}, and this machine has "
-    assert pool.workers["beta"].wait(timeout=PATIENCE_S) == REFUSED
+    assert pool.workers["beta"].wait(timeout=TIMEOUT_S) == REFUSED
     assert said in pool.tail("beta").replace("\n", " ")
     # One machine was not upgraded: its worker is refused.
     pool.environment = older
-    assert pool.start_worker("alpha").wait(timeout=PATIENCE_S) == REFUSED
+    assert pool.start_worker("alpha").wait(timeout=TIMEOUT_S) == REFUSED
     assert said in pool.tail("alpha").replace("\n", " ")
     until("nobody serves", lambda: not pool.serving())
     pool.environment = newer

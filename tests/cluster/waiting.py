@@ -4,10 +4,10 @@ import threading
 import time
 
 LOOK_EVERY_S = 0.05
-PATIENCE_S = 300  # for events that take seconds: machines may be many times slower
+TIMEOUT_S = 300  # for events that take seconds: machines may be many times slower
 
 
-def until(what, look, *, seconds=PATIENCE_S, every_s=LOOK_EVERY_S):
+def until(what, look, *, seconds=TIMEOUT_S, every_s=LOOK_EVERY_S):
     """Returns the result of `look` once it is true; fails after `seconds`, naming `what`."""
     clock, deadline_s = threading.Event(), time.monotonic() + seconds
     while not (found := look()):

@@ -96,7 +96,7 @@ class _Impatient:
     """Ranks with a short heartbeat timeout, so that a test need not wait long for a rank that hangs."""
 
     def parallelize(self, model, mesh, config):
-        segment_loop.LEAST_PATIENCE_S = 4.0  # longer than a step takes on a busy machine
+        segment_loop.LEAST_TIMEOUT_S = 4.0  # longer than a step takes on a busy machine
         return super().parallelize(model, mesh, config)
 
 
@@ -232,7 +232,7 @@ class HangingSharedBase(HeedingSharedBase):
 
     def was_heard(self, event, reporter):
         if self.rank == 0 and (event.NAME, getattr(event, "job", None)) == ("checkpoint", self.HANGS_AT):
-            reporter.phase("training", patience_s=0.5)
+            reporter.phase("training", timeout_s=0.5)
             os.kill(os.getpid(), signal.SIGSTOP)
 
 

@@ -7,7 +7,7 @@ import time
 import pytest
 
 from tests.cluster.checks import assert_well
-from tests.cluster.waiting import PATIENCE_S, until
+from tests.cluster.waiting import TIMEOUT_S, until
 from tests.ray.conftest import MACHINES
 from tests.ray.jobs import machine_of, running
 from tests.ray.machines import HEAD_S
@@ -24,7 +24,7 @@ def test_a_head_that_is_killed(pool, bench, recovered):
     until(
         "the nodes have left",
         lambda: not any(pool.machines.processes_of(machine) for machine in MACHINES),
-        seconds=PATIENCE_S,
+        seconds=TIMEOUT_S,
     )
     recovered(f"the head killed: raylets end after {HEAD_S} s, and nodes have left", time.monotonic() - before_s)
     for job in jobs:
@@ -48,7 +48,7 @@ def test_a_controller_that_is_killed(pool, bench, recovered):
     pool.executor.kill()
     pool.executor.wait()
     pool.start_executor()
-    until("another controller leads", lambda: pool.epoch() > epoch, seconds=PATIENCE_S)
+    until("another controller leads", lambda: pool.epoch() > epoch, seconds=TIMEOUT_S)
     recovered("a controller killed and started again: it leads", time.monotonic() - before_s)
     pool.finish(batch)
     assert {step["pid"] for job in jobs for step in pool.trace.of(job=job.name)} == {*pids.values()}
@@ -65,7 +65,7 @@ def test_a_driver_of_ray_that_is_killed(pool, bench):
     before_s = time.monotonic()
     pool.machines.kill_raylet(machine)
     pool.machines.add(machine)
-    until("two nodes serve", lambda: len(pool.serving()) == len(MACHINES), seconds=PATIENCE_S)
+    until("two nodes serve", lambda: len(pool.serving()) == len(MACHINES), seconds=TIMEOUT_S)
     pool.trains("driven", after_s=before_s, not_by=pid)
     pool.finish(batch)
     assert_well(pool, batch, jobs, bench)
@@ -77,7 +77,7 @@ def test_a_node_whose_processes_are_all_killed(pool, bench, recovered):
     machine, pid = machine_of(pool, "lost")
     nodes, before_s = pool.serving(), time.monotonic()
     pool.machines.kill_node(machine)
-    until("the node is given up", lambda: len(nodes.keys() & pool.serving().keys()) == 1, seconds=PATIENCE_S)
+    until("the node is given up", lambda: len(nodes.keys() & pool.serving().keys()) == 1, seconds=TIMEOUT_S)
     recovered("all processes of a node killed: the node is given up", time.monotonic() - before_s)
     (gone,) = nodes.keys() - pool.serving().keys()
     assert f"node {gone} is gone: The actor is dead because" in pool.log()

@@ -3,7 +3,7 @@
 import time
 
 from tests.cluster.checks import assert_well
-from tests.cluster.waiting import PATIENCE_S, until
+from tests.cluster.waiting import TIMEOUT_S, until
 from tests.ray.conftest import MACHINES
 from tests.ray.jobs import machine_of, running
 
@@ -24,7 +24,7 @@ def test_a_raylet_that_is_killed(pool, bench, recovered):
     machine, pid = machine_of(pool, "left")
     before_s = time.monotonic()
     pool.machines.kill_raylet(machine)
-    until("its processes have ended", lambda: not pool.machines.processes_of(machine), seconds=PATIENCE_S)
+    until("its processes have ended", lambda: not pool.machines.processes_of(machine), seconds=TIMEOUT_S)
     recovered("a raylet killed: its node has left", time.monotonic() - before_s)
     pool.machines.add(machine)
     again = pool.trains("left", after_s=before_s, not_by=pid)

@@ -15,7 +15,7 @@ from ringmaster.tasks.pool.slurm import BATCH_SCRIPT
 from tests.cluster.machines import SOURCE, end
 from tests.cluster.pool import Pool
 from tests.cluster.stubs import NODE
-from tests.cluster.waiting import PATIENCE_S, until
+from tests.cluster.waiting import TIMEOUT_S, until
 from tests.slurm.pools import collections_plugin
 
 WORK_POOL = "ringmaster-slurm"
@@ -56,7 +56,7 @@ class ElasticPool(Pool):
             env=self.environment,
             capture_output=True,
             text=True,
-            timeout=PATIENCE_S,
+            timeout=TIMEOUT_S,
         )
         assert done.returncode == 0, done.stdout + done.stderr
 

@@ -10,7 +10,7 @@ import pytest
 from tests.cluster.machines import SOURCE
 from tests.cluster.stubs import NODE
 from tests.cluster.waiting import until
-from tests.pool_home import END_PATIENCE_S, UP_PATIENCE_S, Home
+from tests.pool_home import END_TIMEOUT_S, UP_TIMEOUT_S, Home
 from tests.slurm.pools import collections_plugin
 
 STUBS = "tests.cluster.stubs"
@@ -95,14 +95,14 @@ def test_a_pool_in_a_job_of_its_own_trains_on_other_jobs_and_ends_in_order(clust
     script = "\n".join(["#!/bin/sh", *exports, f"exec {shlex.join(words)}", ""])
     job = cluster.submit("--nodelist=n1", "--exclusive", "--time=60", script=script)
     try:
-        until(f"the pool is up\n{cluster.output(job)}", (folder.folder / "pool.json").exists, seconds=UP_PATIENCE_S)
+        until(f"the pool is up\n{cluster.output(job)}", (folder.folder / "pool.json").exists, seconds=UP_TIMEOUT_S)
         trained(folder, SOURCE / "examples" / "tiny_batch.yaml")
         nodes = [each for each in cluster.slurm.jobs() if each.flow_run and each.id > job]
         assert {each.node for each in nodes} == {"n2"}
         until("the nodes are given back", lambda: all(cluster.is_over(each.id) for each in nodes))
         assert "RUNNING" in cluster.job(job).states
         cluster.slurm.end(job)
-        until("the job is over", lambda: cluster.is_over(job), seconds=END_PATIENCE_S)
+        until("the job is over", lambda: cluster.is_over(job), seconds=END_TIMEOUT_S)
         assert "COMPLETED" in cluster.job(job).states, cluster.output(job)
         assert "the pool is down" in cluster.output(job)
         folder.wait_until_nobody_is_left()

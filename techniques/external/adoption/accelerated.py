@@ -22,7 +22,7 @@ import torch
 from accelerate import data_loader, optimizer, scheduler
 
 from ringmaster.report import REPORTER
-from ringmaster.techniques.external.adoption import INSPECT, PATIENCE_S, numbers
+from ringmaster.techniques.external.adoption import INSPECT, TIMEOUT_S, numbers
 
 EPOCHS = "ringmaster_epochs.pt"
 
@@ -112,7 +112,7 @@ class AdoptedLoop:
         else:
             accelerator.save_model(accelerator._models[0], folder)
         REPORTER.say("model")
-        REPORTER.say("phase", phase="the script after its training", patience_s=PATIENCE_S)
+        REPORTER.say("phase", phase="the script after its training", patience_s=TIMEOUT_S)
 
 
 def random_state() -> dict[str, Any]:
@@ -157,7 +157,7 @@ def shortened(forward: Callable[..., Any], loop: AdoptedLoop) -> Callable[..., A
 def patch(module: ModuleType) -> None:
     """Changes `Accelerator` of accelerate.accelerator. A script with a Trainer is its Trainer's (`hugging_face`)."""
     loop = AdoptedLoop()
-    REPORTER.say("phase", phase="preparing", patience_s=PATIENCE_S)
+    REPORTER.say("phase", phase="preparing", patience_s=TIMEOUT_S)
 
     def replace(owner: Any, name: str, function: Callable[..., Any]) -> None:
         """Puts `function`, which gets the method that it replaces, in front of a method of `owner`."""

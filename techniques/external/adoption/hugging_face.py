@@ -13,7 +13,7 @@ from typing import Any
 from transformers.trainer_callback import TrainerCallback
 
 from ringmaster.report import REPORTER
-from ringmaster.techniques.external.adoption import INSPECT, PATIENCE_S, numbers
+from ringmaster.techniques.external.adoption import INSPECT, TIMEOUT_S, numbers
 
 
 class AdoptedTraining(TrainerCallback):  # type: ignore[misc]
@@ -95,7 +95,7 @@ class AdoptedTraining(TrainerCallback):  # type: ignore[misc]
             if self._trainer.eval_dataset is not None:
                 self._trainer.evaluate()
             REPORTER.end()
-        REPORTER.say("phase", phase="the script after its training", patience_s=PATIENCE_S)
+        REPORTER.say("phase", phase="the script after its training", patience_s=TIMEOUT_S)
 
 
 @contextmanager
@@ -131,7 +131,7 @@ def patch(module: ModuleType) -> None:
     init, train, training_step = trainer_class.__init__, trainer_class.train, trainer_class.training_step
     save_checkpoint, determine_best = trainer_class._save_checkpoint, trainer_class._determine_best_metric
     trained: list[AdoptedTraining] = []
-    REPORTER.say("phase", phase="preparing", patience_s=PATIENCE_S)
+    REPORTER.say("phase", phase="preparing", patience_s=TIMEOUT_S)
 
     @wraps(init)
     def adopted_init(self: Any, *args: Any, **kwargs: Any) -> None:

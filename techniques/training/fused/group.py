@@ -37,7 +37,7 @@ from ringmaster.techniques.training.fused.multi_adapter_base import MultiAdapter
 from ringmaster.techniques.training.fused.packed_attention import packed_attention
 from ringmaster.techniques.training.losses import Batch, SumAndCount
 from ringmaster.techniques.training.metrics import MetricTotals
-from ringmaster.techniques.training.segment_loop import BUILD_PATIENCE_S, trial
+from ringmaster.techniques.training.segment_loop import BUILD_TIMEOUT_S, trial
 from ringmaster.techniques.training.trainer import Root, StepReport, prepared_data
 
 
@@ -248,7 +248,7 @@ def profile(order: GangOrder, reporter: Reporter, *, rank: int = 0) -> dict[str,
     All durations are the gang's; those of the checkpoint, export and evaluation cover all jobs.
     """
     ranks = join_group(order, rank)
-    reporter.phase("building the model", patience_s=BUILD_PATIENCE_S)
+    reporter.phase("building the model", timeout_s=BUILD_TIMEOUT_S)
     result = trial(GroupTrial(order, ranks, reporter), order, reporter)
     ranks.agree(True)  # no rank exits while a peer may still wait for it
     return result

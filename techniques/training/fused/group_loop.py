@@ -32,8 +32,8 @@ from ringmaster.techniques.training.fused.group import FusedGroup, MemberReport,
 from ringmaster.techniques.training.fused.group_requirements import AT_ONCE
 from ringmaster.techniques.training.fused.member import GroupMember
 from ringmaster.techniques.training.segment_loop import (
-    BUILD_PATIENCE_S,
-    SAVE_PATIENCE_S,
+    BUILD_TIMEOUT_S,
+    SAVE_TIMEOUT_S,
     StepProgress,
     StepTimeout,
     lost_loss,
@@ -62,7 +62,7 @@ class _GroupSegment:
     def __init__(self, order: GangOrder, reporter: Reporter, *, rank: int) -> None:
         self._order, self._reporter = order, reporter
         self._ranks = join_group(order, rank)
-        reporter.phase("loading the base", patience_s=BUILD_PATIENCE_S)
+        reporter.phase("loading the base", timeout_s=BUILD_TIMEOUT_S)
         self._group = open_group(order, self._ranks)
         self._waiting = orders_of(order)
         self._at_once = order.config.get(AT_ONCE) or len(self._waiting)
@@ -154,7 +154,7 @@ class _GroupSegment:
         unsaved = [position for position in on_the_way if position not in ending and position.is_unsaved]
         saving = [p for p in on_the_way if p not in ending and p not in unsaved and p.name in due]
         if ending or saving or unsaved:
-            self._reporter.phase("saving", patience_s=SAVE_PATIENCE_S)
+            self._reporter.phase("saving", timeout_s=SAVE_TIMEOUT_S)
         for position in unsaved:
             self._try(position, position.save)
         for position in saving:
@@ -192,7 +192,7 @@ class _GroupSegment:
         """Saves finished jobs, evaluates together all jobs that are due, and ends finished jobs."""
         if not positions:
             return False
-        self._reporter.phase("saving", patience_s=SAVE_PATIENCE_S)
+        self._reporter.phase("saving", timeout_s=SAVE_TIMEOUT_S)
         kept = [position for position in positions if not position.is_done]
         for position in self._saved([position for position in positions if position.is_done]):
             if position.is_unsaved:  # a command has ended the wait for a full disk
@@ -200,7 +200,7 @@ class _GroupSegment:
             else:
                 kept.append(position)
         if measured := [position for position in kept if position.is_at_its_end or position.wants_metrics]:
-            self._reporter.phase("evaluating", patience_s=SAVE_PATIENCE_S)
+            self._reporter.phase("evaluating", timeout_s=SAVE_TIMEOUT_S)
             started_s = time.perf_counter()
             metrics = self._all_or_each(measured, self._evaluated)
             seconds = (time.perf_counter() - started_s) / len(measured)
@@ -208,7 +208,7 @@ class _GroupSegment:
                 self._positions[name].measured(result, seconds=seconds)
         done = [position for position in self._positions.values() if position.is_done]
         if any(position.is_at_its_end for position in done):
-            self._reporter.phase("exporting", patience_s=SAVE_PATIENCE_S)
+            self._reporter.phase("exporting", timeout_s=SAVE_TIMEOUT_S)
         for position in done:
             if not position.is_at_its_end or self._try(position, position.export):
                 self._end(position, OutcomeStatus.DONE)
@@ -231,7 +231,7 @@ class _GroupSegment:
         """
         has_any = False
         while self._waiting and not self._is_dissolved and len(self._positions) < self._at_once:
-            self._reporter.phase("restoring", patience_s=SAVE_PATIENCE_S)
+            self._reporter.phase("restoring", timeout_s=SAVE_TIMEOUT_S)
             new = self._admitted()
             startup_s = time.monotonic() - since_s
             for position in new:

@@ -21,7 +21,7 @@ from tests.cluster.checks import assert_devices_held_once, assert_nothing_twice
 from tests.cluster.faults.chaos import NODES, Kills, WholePool, all_up
 from tests.cluster.faults.test_faults_of_parents import layouts_of
 from tests.cluster.jobs import assert_same_weights, batch_file, torch_job
-from tests.cluster.waiting import PATIENCE_S, until
+from tests.cluster.waiting import TIMEOUT_S, until
 
 SEED = int(os.environ.get("RINGMASTER_TEST_CHAOS_SEED", "0"))
 NUM_KILLS = int(os.environ.get("RINGMASTER_TEST_CHAOS_KILLS", "22"))
@@ -88,7 +88,7 @@ def chaos_pool(network, pool_postgresql, tmp_path):
         for name in NODES:
             pool.start_worker(name)
         pool.up()
-        until("all nodes serve", lambda: set(pool.serving()) == set(NODES), seconds=PATIENCE_S)
+        until("all nodes serve", lambda: set(pool.serving()) == set(NODES), seconds=TIMEOUT_S)
         assert "waiting for a pool" in pool.tail("alpha")
         yield pool
     finally:

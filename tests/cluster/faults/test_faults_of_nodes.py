@@ -18,7 +18,7 @@ from ringmaster.techniques.job import WarmStart
 from tests.cluster.checks import assert_devices_held_once, assert_nothing_twice, assert_well
 from tests.cluster.conftest import LOST_S
 from tests.cluster.jobs import assert_same_weights, torch_job
-from tests.cluster.waiting import PATIENCE_S, until
+from tests.cluster.waiting import TIMEOUT_S, until
 from tests.integration.training.test_warm_start import CHANGES
 from tests.matrix import matrix
 
@@ -82,7 +82,7 @@ def test_a_node_that_gets_notice(pool, bench, recovered):
     before_s = time.monotonic()
     worker = pool.workers[name]
     worker.send_signal(signal.SIGTERM)
-    worker.wait(timeout=PATIENCE_S)
+    worker.wait(timeout=TIMEOUT_S)
     recovered("SIGTERM to a worker: it has ended in order", time.monotonic() - before_s)
     again = pool.trains("spot", after_s=before_s, not_by=pid, node=OTHER[name])
     recovered("SIGTERM to a worker: its job trains elsewhere", again["s"] - before_s)
@@ -148,7 +148,7 @@ def test_warm_clones_of_a_sweep_whose_node_is_lost(pool, bench, tmp_path, recove
 
     pool.nodes[name].unplug()
     pool.nodes[name].lose()
-    until("the node is given up", lambda: name not in pool.serving(), seconds=3 * LOST_S + PATIENCE_S)
+    until("the node is given up", lambda: name not in pool.serving(), seconds=3 * LOST_S + TIMEOUT_S)
     pool.heal()
     pool.finish(batch)
     assert_nothing_twice(pool, batch)

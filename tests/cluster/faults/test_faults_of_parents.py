@@ -12,7 +12,7 @@ from tests.cluster.checks import assert_well
 from tests.cluster.faults.test_faults_of_servers import MINUTE_S, SPARE_STEPS, trains_for
 from tests.cluster.jobs import batch_file, torch_job
 from tests.cluster.machines import end
-from tests.cluster.waiting import PATIENCE_S, until
+from tests.cluster.waiting import TIMEOUT_S, until
 from tests.integration.workbench import Layout
 
 
@@ -28,7 +28,7 @@ def batch_of(pool, name, parent, *, but=()):
     return until(f"batch {name} is handed over", look)
 
 
-def assert_done(parent, *, seconds=PATIENCE_S):
+def assert_done(parent, *, seconds=TIMEOUT_S):
     """Asserts that the process exits with code 0."""
     try:
         code = parent.wait(timeout=seconds)
@@ -183,7 +183,7 @@ def test_two_batches_and_a_sweep_at_once(pool, parents, bench, tmp_path, recover
     swept = parents("sweep", sweep, node="beta")
     batches = {name: batch_of(pool, name, run) for name, run in {**runs, "rates": swept}.items()}
     for parent in (*runs.values(), swept):
-        assert_done(parent, seconds=2 * PATIENCE_S)
+        assert_done(parent, seconds=2 * TIMEOUT_S)
     recovered("two batches and a sweep at once: all are done", time.monotonic() - began_s)
     for name, found in jobs.items():
         assert_well(pool, batches[name], found, bench, layouts=layouts_of(pool, batches[name]))

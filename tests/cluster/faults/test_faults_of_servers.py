@@ -10,7 +10,7 @@ import pytest
 from tests.cluster.checks import assert_well
 from tests.cluster.jobs import torch_job
 from tests.cluster.machines import end
-from tests.cluster.waiting import PATIENCE_S, until
+from tests.cluster.waiting import TIMEOUT_S, until
 from tests.matrix import matrix
 
 # A minute of downtime takes this long here; RINGMASTER_TEST_MINUTE_S=60 makes it a real minute.
@@ -24,7 +24,7 @@ def trains_for(pool, job=None, *, seconds):
     until(
         f"{job or 'training'} goes on",
         lambda: pool.trace.of(job=job, after_s=since_s + seconds),
-        seconds=seconds + PATIENCE_S,
+        seconds=seconds + TIMEOUT_S,
     )
 
 

@@ -10,7 +10,7 @@ from ringmaster.tasks.storage.schema import COMMANDS
 
 def test_a_frozen_writer_is_not_waited_for_and_its_transaction_is_tried_again(postgresql_url):
     frozen, thaw = threading.Event(), threading.Event()
-    database, other = Database(postgresql_url), Database(postgresql_url, patience_s=300.0)
+    database, other = Database(postgresql_url), Database(postgresql_url, timeout_s=300.0)
 
     def write(segment):
         return lambda connection: connection.execute(insert(COMMANDS).values(segment=segment, command="stop"))

@@ -12,7 +12,7 @@ from tests.cluster.checks import assert_devices_held_once, assert_nothing_twice,
 from tests.cluster.conftest import LOST_S, PATIENCE
 from tests.cluster.jobs import CONFIG, profiles_of, torch_job
 from tests.cluster.pool import Pool
-from tests.cluster.waiting import PATIENCE_S, until
+from tests.cluster.waiting import TIMEOUT_S, until
 from tests.integration.workbench import Layout, is_bit_equal, weights_in, write_prose
 from tests.s3_server import S3Server
 
@@ -81,7 +81,7 @@ def test_a_job_and_the_one_that_begins_with_its_model_move_to_another_node(pool,
     before_s = time.monotonic()
     pool.nodes[name].unplug()
     pool.nodes[name].lose()
-    until("the node is given up", lambda: name not in pool.serving(), seconds=3 * LOST_S + PATIENCE_S)
+    until("the node is given up", lambda: name not in pool.serving(), seconds=3 * LOST_S + TIMEOUT_S)
     recovered(f"a node lost: found, where it may be silent for {LOST_S:g} s", time.monotonic() - before_s)
     lost_s = time.monotonic()
     again = pool.trains("second", after_s=before_s, not_by=pid, node=OTHER[name])

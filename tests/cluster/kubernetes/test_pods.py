@@ -13,7 +13,7 @@ import pytest
 
 from tests import manifests
 from tests.cluster.machines import SOURCE
-from tests.cluster.waiting import PATIENCE_S, until
+from tests.cluster.waiting import TIMEOUT_S, until
 from tests.kubernetes_api import kubernetes_api
 from tests.ports import free_port
 
@@ -64,7 +64,7 @@ class Cluster:
 
     def run(self, container, *arguments, **options):
         with self.start(container, *arguments, **options) as process:
-            assert process.wait(timeout=PATIENCE_S) == 0, arguments or container["args"]
+            assert process.wait(timeout=TIMEOUT_S) == 0, arguments or container["args"]
 
     def start_pod(self, name):
         """Runs the containers of a pod in their order, and returns once its probe succeeds."""
@@ -141,7 +141,7 @@ def test_the_pods_train_a_batch(cluster):
         cluster.start_pod(name)
     node = manifests.containers()["node", "node"]
     run = cluster.start(node, "ringmaster", "run", "examples/tiny_batch.yaml", "--json", stdout=subprocess.PIPE)
-    output, _ = run.communicate(timeout=2 * PATIENCE_S)
+    output, _ = run.communicate(timeout=2 * TIMEOUT_S)
     assert run.returncode == 0
     result = json.loads(output.splitlines()[-1])
     assert result["status"] == "done"
@@ -156,7 +156,7 @@ def test_the_pods_train_a_batch(cluster):
     until("the node of the job serves", (cluster.folder / "ready").exists)
     hook = container["lifecycle"]["preStop"]["exec"]["command"]
     assert subprocess.run([word.replace("/tmp/", f"{cluster.folder}/") for word in hook]).returncode == 0
-    assert cluster.processes.pop("on-demand").wait(timeout=PATIENCE_S) == 0
+    assert cluster.processes.pop("on-demand").wait(timeout=TIMEOUT_S) == 0
     assert "has left the pool" in cluster.log("on-demand")
     shown = cluster.start(
         manifests.containers()["node", "node"], "prefect", "flow-run", "inspect", run, stdout=subprocess.PIPE

@@ -9,7 +9,7 @@ import sys
 import pytest
 
 from ringmaster.flows.interrupts import STOPPING
-from tests.integration.flows.test_run import PATIENCE_S, Place
+from tests.integration.flows.test_run import TIMEOUT_S, Place
 
 pytestmark = [pytest.mark.full, pytest.mark.timeout(1200)]
 
@@ -95,7 +95,7 @@ def test_a_batch_with_failed_jobs_has_failed_wherever_one_looks(place):
         env=place.environment,
         capture_output=True,
         text=True,
-        timeout=PATIENCE_S,
+        timeout=TIMEOUT_S,
         check=False,
     )
     assert done.stdout == "failed {'good': 'done', 'bad': 'failed'}\n", done.stderr
@@ -106,7 +106,7 @@ def test_a_job_that_cannot_take_a_step_has_the_batch_refused_with_every_fault(pl
     batch = place.folder / "unfit.yaml"
     batch.write_text(BATCH.replace("mixed", "unfit") + UNFIT)
     with place.run(batch=batch) as run:
-        _, said = run.process.communicate(timeout=PATIENCE_S)
+        _, said = run.process.communicate(timeout=TIMEOUT_S)
     assert run.process.returncode == 2
     faults = [line for line in said.decode().splitlines() if line.startswith("job ")]
     assert [fault.split(":")[0] for fault in faults] == ["job odd", "job one"]
@@ -122,7 +122,7 @@ def test_ctrl_c_before_anything_trains_is_heard_and_resume_starts_it(place):
         run.hear("inspecting good")
         run.process.send_signal(signal.SIGINT)
         run.hear(STOPPING)
-        _, rest = run.process.communicate(timeout=PATIENCE_S)
+        _, rest = run.process.communicate(timeout=TIMEOUT_S)
     assert run.process.returncode == 130, rest.decode()
     assert rest.decode().splitlines()[-1] == f"to go on: ringmaster run {batch} --json --resume"
     with place.run("--resume", batch=batch) as run:

@@ -55,7 +55,7 @@ jobs:
     num_devices: [1]
     exact: true
 """
-PATIENCE_S = 400.0
+TIMEOUT_S = 400.0
 pytestmark = pytest.mark.timeout(1200)  # three runs in one test
 
 
@@ -115,7 +115,7 @@ class Run:
 
     def hear(self, text):
         """Reads stderr until `text` appears, or fails at its end."""
-        deadline_s = time.monotonic() + PATIENCE_S
+        deadline_s = time.monotonic() + TIMEOUT_S
         while text not in self.said.decode(errors="replace"):
             left_s = deadline_s - time.monotonic()
             assert select.select([self.process.stderr], [], [], max(left_s, 0))[0], self.said.decode()
@@ -125,7 +125,7 @@ class Run:
 
     def result(self, *, exit_code):
         """Returns the JSON object of a run after it has exited with `exit_code`."""
-        _, rest = self.process.communicate(timeout=PATIENCE_S)
+        _, rest = self.process.communicate(timeout=TIMEOUT_S)
         self.said += rest
         assert self.process.returncode == exit_code, self.said.decode()
         return json.loads(self._stdout.read_text())
@@ -134,7 +134,7 @@ class Run:
         """Waits for the job's next checkpoint, after which the job is still training."""
         root = folder / "checkpoints" / job
         before = {path.name for path in root.glob("step-????????")}
-        deadline_s = time.monotonic() + PATIENCE_S
+        deadline_s = time.monotonic() + TIMEOUT_S
         while not {path.name for path in root.glob("step-????????")} - before:
             assert self.process.poll() is None, "it has ended"
             assert time.monotonic() < deadline_s
@@ -145,7 +145,7 @@ class Run:
 
     def rank(self, job):
         """The worker process of a started job, recognized by the log file that it writes."""
-        deadline_s = time.monotonic() + PATIENCE_S
+        deadline_s = time.monotonic() + TIMEOUT_S
         while time.monotonic() < deadline_s:
             for process in self.tree():
                 with suppress(FileNotFoundError):  # the process has ended
@@ -282,7 +282,7 @@ def test_interrupted_then_killed_it_is_resumed_and_ends_in_the_same_weights(plac
     assert result["num_trials"] == 0
 
     with place.run("--resume") as run:
-        _, said = run.process.communicate(timeout=PATIENCE_S)
+        _, said = run.process.communicate(timeout=TIMEOUT_S)
     assert run.process.returncode == 2
     assert b"is done. To fix: leave out --resume" in said
 
@@ -304,7 +304,7 @@ def test_deadlines_that_cannot_be_met_are_told_before_anything_is_trained(place,
     hurried = place.folder / "hurried.yaml"
     hurried.write_text(BATCH.replace("nightly", "hurried").replace("3600", "0.001"))
     with place.run(batch=hurried) as run:
-        _, said = run.process.communicate(timeout=PATIENCE_S)
+        _, said = run.process.communicate(timeout=TIMEOUT_S)
     assert run.process.returncode == 2, said.decode()
     assert "job vit: cannot end before" in said.decode()
     assert "To fix: give" in said.decode()
@@ -318,7 +318,7 @@ def test_a_wrong_file_is_told_with_every_fault_before_anything_starts(tmp_path):
         BATCH.replace("num_steps: 20", "num_steps: -1").replace("base: long", "base: lung").replace("exact", "exakt")
     )
     with place.run() as run:
-        _, said = run.process.communicate(timeout=PATIENCE_S)
+        _, said = run.process.communicate(timeout=TIMEOUT_S)
     assert run.process.returncode == 2
     lines = said.decode().splitlines()
     for fault in ("num_steps", "lung", "exakt"):

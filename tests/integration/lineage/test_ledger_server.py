@@ -19,7 +19,7 @@ from ringmaster.model_lineage.snapshot import Snapshot, node_of
 from ringmaster.model_lineage.tensors import TensorStore
 from tests.ports import free_port
 
-PATIENCE_S = 300
+TIMEOUT_S = 300
 
 pytestmark = pytest.mark.full
 
@@ -41,7 +41,7 @@ def served(place, *, destination, module="mlflow"):
             yield f"http://127.0.0.1:{port}"
         finally:
             os.killpg(process.pid, signal.SIGTERM)
-            process.wait(timeout=PATIENCE_S)
+            process.wait(timeout=TIMEOUT_S)
 
 
 @pytest.fixture(scope="module")
@@ -53,7 +53,7 @@ def server(tmp_path_factory):
 
 
 def wait_for(process, address, log):
-    for _ in range(PATIENCE_S * 4):
+    for _ in range(TIMEOUT_S * 4):
         try:
             with urllib.request.urlopen(f"{address}/health", timeout=5):
                 return

@@ -13,7 +13,7 @@ from tests.pool_home import Home
 
 pytestmark = [pytest.mark.full, pytest.mark.timeout(1200)]
 
-PATIENCE_S = 600
+TIMEOUT_S = 600
 CHECKPOINT = 2493  # the last step under 0.1.0
 
 
@@ -42,7 +42,7 @@ def test_its_batch_goes_on_from_its_checkpoint_as_planned_from_its_profiles(home
         assert status in ("running", "waiting", "done"), status
         return step > CHECKPOINT
 
-    until("the job goes on", goes_on, seconds=PATIENCE_S)
+    until("the job goes on", goes_on, seconds=TIMEOUT_S)
     segments = [json.loads(what) for (what,) in rows(home, "pool/pool.db", "SELECT what FROM segments ORDER BY id")]
     assert [segment["first_step"] for segment in segments[:2]] == [0, CHECKPOINT]
     profiles = "SELECT experiment_id FROM experiments WHERE name = 'ringmaster-profiles'"

@@ -22,5 +22,5 @@ def test_one_that_raises_says_why(capfd):
 
 def test_one_that_hangs_is_ended(capfd):
     with pytest.raises(RuntimeError, match="could not be measured"):
-        in_children([signal.pause], patience_s=0.1)
+        in_children([signal.pause], timeout_s=0.1)
     assert "took longer than 0.1 s" in capfd.readouterr().err

@@ -63,7 +63,7 @@ def test_a_phase_ends_with_the_next_one():
     for phase in ("saving", "training"):
         progress.hear(PhaseStarted(phase=phase), now_s=3.0)
         assert progress.figures().phase == ("" if phase == "training" else phase)
-    progress.hear(PhaseStarted(phase="training", patience_s=9.0), now_s=7.0)  # the same phase with another timeout
+    progress.hear(PhaseStarted(phase="training", timeout_s=9.0), now_s=7.0)  # the same phase with another timeout
     assert progress.phase_s == 3.0
 
 
@@ -108,7 +108,7 @@ def test_a_new_phase_is_stored_at_once_with_all_before_it(tmp_path):
     stored = [event.content for event in MessageStore(database).events(after=0)]
     assert [(event.first_step, len(event.losses)) for event in stored] == [(5, MOST_STEPS)]
     tell(PhaseStarted(phase="saving"))
-    tell(PhaseStarted(phase="saving", patience_s=9.0))
+    tell(PhaseStarted(phase="saving", timeout_s=9.0))
     stored = [event.content for event in MessageStore(database).events(after=0)]
     assert [type(event) for event in stored] == [Steps, Steps, EvaluationReported, PhaseStarted]
     database.close()

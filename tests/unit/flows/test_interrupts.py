@@ -20,7 +20,7 @@ from ringmaster.flows.interrupts import (
     stopped_by_signals,
 )
 
-PATIENCE_S = 60
+TIMEOUT_S = 60
 
 
 class Told:
@@ -36,7 +36,7 @@ class Told:
 
     def wait(self, line):
         with self._changed:
-            assert self._changed.wait_for(lambda: line in self.lines, PATIENCE_S), self.lines
+            assert self._changed.wait_for(lambda: line in self.lines, TIMEOUT_S), self.lines
 
 
 @pytest.fixture(autouse=True)
@@ -57,7 +57,7 @@ def test_before_anything_trains_it_ends_at_once(number, code):
     told = Told()
     with pytest.raises(SystemExit) as end, answered(Interrupts(say=told)):
         press(number)
-        threading.Event().wait(PATIENCE_S)
+        threading.Event().wait(TIMEOUT_S)
     assert end.value.code == code
     assert told.lines == [STOPPING]
 
@@ -80,7 +80,7 @@ def test_one_signal_in_a_flow_run_of_prefect_is_answered_once():
     interrupted = Interrupts(say=told, kill=lambda: None, end=told)
     with pytest.raises(SystemExit) as end, answered(interrupted), capture_sigterm(), handled():
         press(signal.SIGTERM)
-        threading.Event().wait(PATIENCE_S)
+        threading.Event().wait(TIMEOUT_S)
     assert end.value.code == 128 + signal.SIGTERM
     assert told.lines == [STOPPING]
 
@@ -90,7 +90,7 @@ def test_while_jobs_train_it_stops_them_in_order_and_raises_nothing():
     interrupted = Interrupts(say=told)
     with answered(interrupted), stopped_by_signals(stopped.set):
         press()
-        assert stopped.wait(PATIENCE_S)
+        assert stopped.wait(TIMEOUT_S)
         told.wait(STOPPING)
     assert interrupted.exit_code == 130
 
@@ -108,7 +108,7 @@ def test_the_second_kills_all_that_was_started_and_says_how_to_go_on(capfd):
         press()
         told.wait(STOPPING)
         press()
-        assert ended.wait(PATIENCE_S) and killed.is_set()
+        assert ended.wait(TIMEOUT_S) and killed.is_set()
     assert (codes, stops, told.lines) == ([130], [1], [STOPPING])
     assert capfd.readouterr().err == "killed\nto go on: ringmaster run f.yaml --resume\n"
 
@@ -117,7 +117,7 @@ def test_what_something_on_the_way_has_swallowed_ends_the_command_before_it_trai
     with pytest.raises(SystemExit), answered(Interrupts(say=Told())):
         try:
             press()
-            threading.Event().wait(PATIENCE_S)
+            threading.Event().wait(TIMEOUT_S)
         except SystemExit:  # as a destructor would
             pass
         with stopped_by_signals(lambda: None):
@@ -128,7 +128,7 @@ def test_a_program_of_the_users_is_stopped_in_order_too(capfd):
     stopped = threading.Event()
     with stopped_by_signals(stopped.set):
         press()
-        assert stopped.wait(PATIENCE_S)
+        assert stopped.wait(TIMEOUT_S)
     assert capfd.readouterr().err == f"{STOPPING}\n"
 
 
@@ -209,6 +209,6 @@ def test_ctrl_c_while_the_command_is_being_imported():
     ) as process:
         assert process.stdout.readline() == "importing\n"
         process.send_signal(signal.SIGINT)
-        _, said = process.communicate(timeout=PATIENCE_S)
+        _, said = process.communicate(timeout=TIMEOUT_S)
     assert process.returncode == 130
     assert said.splitlines() == [STOPPING, "to go on: ringmaster run f.yaml --resume"]

@@ -121,7 +121,7 @@ def test_a_pipe_says_what_a_gang_does_beside_training_and_what_is_done_before_it
     assert new() == ["inspecting a", "still inspecting a, 30 s"]
     view.listen(started())
     clock.now_s += 1.0
-    view.listen(said(PhaseStarted(phase="loading data and model", patience_s=300.0)))
+    view.listen(said(PhaseStarted(phase="loading data and model", timeout_s=300.0)))
     clock.now_s += LINES_EVERY_S
     view.tick()
     assert new()[-1] == "a: step 0 of 40, loading data and model, 30 s"
@@ -131,7 +131,7 @@ def test_all_jobs_of_a_gang_have_lines_and_share_its_phases(clock):
     progress = BatchProgress(clock=clock)
     progress.hear(started(members=("b",), num_steps=(40, 20)))
     progress.hear(said(steps(0, job="b", loss=1.0), job="b"))
-    progress.hear(said(PhaseStarted(phase="saving", patience_s=1.0)))
+    progress.hear(said(PhaseStarted(phase="saving", timeout_s=1.0)))
     clock.now_s = 3.0
     assert progress.lines() == [
         "a: step 0 of 40, saving, 3 s",
@@ -188,7 +188,7 @@ def test_the_live_table_fits_its_terminal_and_changes_every_second(clock, width)
         assert max(map(len, shown.splitlines())) <= width
         for text in ("ddp on 0,1", "8/40", "2.5", "16", "2k", "0.5 of 1 GiB", "16 s"):
             assert text in shown
-        view.listen(said(PhaseStarted(phase="evaluating", patience_s=9.0), job="a-job-with-a-long-name-lr1e-3"))
+        view.listen(said(PhaseStarted(phase="evaluating", timeout_s=9.0), job="a-job-with-a-long-name-lr1e-3"))
         before = screen(view)
         clock.now_s += 1.0
         assert screen(view) != before

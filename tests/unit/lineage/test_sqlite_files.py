@@ -129,7 +129,7 @@ def test_a_read_only_database_is_refused(tmp_path, monkeypatch):
 
 
 def test_a_locked_database_names_who_holds_it(tmp_path, monkeypatch):
-    monkeypatch.setattr(sqlite_files, "PATIENCE_S", 0.0)
+    monkeypatch.setattr(sqlite_files, "TIMEOUT_S", 0.0)
     file = written(tmp_path / "mlflow.db")
     holder = "import sqlite3, sys; c = sqlite3.connect(sys.argv[1]); c.execute('BEGIN IMMEDIATE'); print(flush=True)"
     command = [sys.executable, "-c", f"{holder}; input()", str(file)]

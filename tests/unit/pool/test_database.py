@@ -119,7 +119,7 @@ def test_who_waits_for_a_database_that_is_closed_gives_up(database, monkeypatch)
 
 
 def test_without_patience_the_first_fault_is_raised(tmp_path):
-    database = Database(file_url(tmp_path / "pool.db"), patience_s=0.0, synced=False)
+    database = Database(file_url(tmp_path / "pool.db"), timeout_s=0.0, synced=False)
     with pytest.raises(OperationalError, match="locked"):
         database.read(away(1))
     database.close()

@@ -45,7 +45,7 @@ PREFLIGHT = Preflight(job="a", data={"num_samples": 8}, facts={}, candidates=(),
 FORMS = [
     (RankStarted(pid=7), {"event": "started", "pid": 7}),
     (Beat(), {"event": "beat"}),
-    (PhaseStarted(phase="saving", patience_s=3.0), {"event": "phase", "phase": "saving", "patience_s": 3.0}),
+    (PhaseStarted(phase="saving", timeout_s=3.0), {"event": "phase", "phase": "saving", "timeout_s": 3.0}),
     (RankFailed(kind=OutcomeStatus.INVALID, message="m"), {"event": "failed", "kind": "invalid", "message": "m"}),
     (RankResult(result={"step": 3}), {"event": "result", "result": {"step": 3}}),
     (RankExited(status=-9, fenced=True), {"event": "exit", "status": -9, "fenced": True}),
@@ -106,7 +106,7 @@ def test_an_event_that_lacks_a_field_is_refused():
 
 
 def test_a_phase_without_a_limit_is_read_where_a_database_cannot_store_infinity():
-    assert event_from_json({"event": "phase", "phase": "p"}) == PhaseStarted(phase="p", patience_s=math.inf)
+    assert event_from_json({"event": "phase", "phase": "p"}) == PhaseStarted(phase="p", timeout_s=math.inf)
 
 
 @pytest.mark.parametrize(

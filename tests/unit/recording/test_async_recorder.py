@@ -188,7 +188,7 @@ def test_patience_ends_and_what_is_missing_is_told(database):
     recorder.begin(recorded(), devices=["d"], num_trials=0)
     for event in story():
         recorder.listen(event)
-    (fault,) = recorder.close(patience_s=0.0)
+    (fault,) = recorder.close(timeout_s=0.0)
     assert "start it. Then `ringmaster run --resume` records the rest" in fault
     assert not recorder.is_complete
 
@@ -202,7 +202,7 @@ def test_predictions_do_not_wait_for_mlflow(database):
     prediction = Prediction(makespan_s=1.0, low_s=1.0, high_s=1.0, load=1.0, spread=0.1, num_earlier=0)
     for event in [*story(), *[PredictionUpdate(batch="", prediction=prediction)] * 9]:
         recorder.listen(event)
-    recorder.close(patience_s=0.0)
+    recorder.close(timeout_s=0.0)
     kinds = [kind for kind, *_ in journal.get(async_recorder.UNRECORDED)["events"]]
     assert kinds == ["SegmentStarted", "JobEnded"]
 
@@ -249,7 +249,7 @@ def test_what_was_not_written_is_written_when_the_batch_is_resumed(database, met
     for event in [planned(), *story()]:
         first.listen(event)
     first.finish(status="FINISHED", metrics={"makespan_s": 10.0}, table=[])
-    assert first.close(patience_s=0.0)
+    assert first.close(timeout_s=0.0)
     assert not first.is_complete
 
     ledger.away = 0
@@ -336,7 +336,7 @@ def test_a_recorder_goes_on_where_the_last_one_ended_however_it_ended(database):
 
     tell(database, events[3])
     ledger.away = -1  # the second recorder ends before MLflow is back
-    assert pool_recorder(ledger, database).close(patience_s=0.0)
+    assert pool_recorder(ledger, database).close(timeout_s=0.0)
     assert journal.get(PoolRecorder.CURSOR) == at
 
     ledger.away = 0

@@ -146,7 +146,7 @@ signal.pause()
 def test_up_means_that_a_service_does_its_work_not_that_it_runs(run):
     clock = Clock()
     services = (
-        service("controller", SAYS_READY, says_ready=True, patience_s=5),
+        service("controller", SAYS_READY, says_ready=True, timeout_s=5),
         service("worker", after=("controller",)),
     )
     pool = run(*services, clock=clock)
@@ -190,7 +190,7 @@ def test_what_ends_at_once_says_how_and_why(run):
 
 def test_what_does_not_answer_in_time_is_ended(run):
     clock = Clock()
-    pool = run(service("server", ready_url="http://server", patience_s=5), is_up=lambda _: False, clock=clock)
+    pool = run(service("server", ready_url="http://server", timeout_s=5), is_up=lambda _: False, clock=clock)
     pool.wait("server", lambda state: state.pid is not None)
     clock.now_s = 6.0
     assert pool.wait("server", lambda state: state.num_restarts).message == "no answer from http://server after 5 s"

@@ -161,7 +161,7 @@ def test_what_is_done_behind_is_done_once_more_after_it_was_asked_for():
     assert is_at_it.wait(120)
     for _ in range(3):
         behind.ask()  # a running act blocks no caller
-    behind.close(patience_s=0.0)
+    behind.close(timeout_s=0.0)
     assert len(acts) == 1
     may_go_on.set()
     behind.close()

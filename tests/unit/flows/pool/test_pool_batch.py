@@ -318,7 +318,7 @@ def test_resume_has_paused_jobs_go_on(bench):
 
 
 def test_what_mlflow_could_not_take_is_recorded_by_resume(bench, monkeypatch):
-    monkeypatch.setattr(async_recorder, "PATIENCE_AT_END_S", 0.0)
+    monkeypatch.setattr(async_recorder, "TIMEOUT_AT_END_S", 0.0)
     with played(bench.database) as executor:
         executor.failing = {}
         original = bench.ledger.warm_up
@@ -356,7 +356,7 @@ def test_an_mlflow_that_is_away_at_the_start_is_waited_for(bench):
 
 
 def test_a_run_that_prefect_started_waits_until_all_is_recorded(bench, monkeypatch):
-    monkeypatch.setattr(async_recorder, "PATIENCE_AT_END_S", 0.0)
+    monkeypatch.setattr(async_recorder, "TIMEOUT_AT_END_S", 0.0)
     monkeypatch.setenv(STARTED_RUN, "run-1")
     finish = records.finish_records
 

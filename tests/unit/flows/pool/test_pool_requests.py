@@ -90,7 +90,7 @@ def test_each_batch_is_asked_about_its_own_jobs(pool):
 
 def test_without_an_executor_the_request_stands(pool):
     submit(pool, "nightly-1")
-    (answer,) = ask_about(pool, RequestKind.PAUSE, batch="nightly", patience_s=0.0)
+    (answer,) = ask_about(pool, RequestKind.PAUSE, batch="nightly", timeout_s=0.0)
     assert not answer.is_done
     assert "ringmaster pool controller" in answer.message
     assert len(Requests(pool).open(RequestKind.PAUSE)) == 1
@@ -251,7 +251,7 @@ def test_status_shows_all_that_stands_and_the_newest_of_what_has_ended(pool):
 def test_a_batch_is_in_the_pools_database_before_submit_says_so(pool, monkeypatch):
     """Submitting needs neither a controller nor Prefect, whose address is unreachable here."""
     with monkeypatch.context() as hasty:
-        hasty.setattr(batch_requests, "ANSWER_PATIENCE_S", 0.0)
+        hasty.setattr(batch_requests, "ANSWER_TIMEOUT_S", 0.0)
         code, output = run("submit", str(EXAMPLES / "tiny_batch.yaml"), "--batch", "nightly", "--json", "--unchecked")
     assert code == 0
     assert "is handed over" in output and "once a controller leads" in output

@@ -26,7 +26,7 @@ def clock():
 @pytest.fixture
 def monitor(database, clock):
     """A monitor with connections of its own to the pool's database."""
-    monitor = PoolMonitor(lambda: Database(database.url, patience_s=0.0), clock=clock)
+    monitor = PoolMonitor(lambda: Database(database.url, timeout_s=0.0), clock=clock)
     yield monitor
     monitor.close()
 
@@ -107,7 +107,7 @@ def test_time_without_the_database_is_not_counted_and_the_rest_goes_on(database,
                 raise DATABASE_AWAY
             return super().read(act)
 
-    monitor = PoolMonitor(lambda: Falling(database.url, patience_s=0.0), clock=clock)
+    monitor = PoolMonitor(lambda: Falling(database.url, timeout_s=0.0), clock=clock)
     sampled(monitor)
     clock.now_s += 10
     sampled(monitor)

@@ -29,7 +29,7 @@ from tests.unit.execution.fakes import job
 
 QUICK = Timeouts(beat_every_s=0.02, fence_after_s=1.0, lost_after_s=2.0)
 SLOTS = (Slot(kind="cpu", index=0),)
-PATIENCE_S = 120.0  # the longest wait for other threads and processes
+TIMEOUT_S = 120.0  # the longest wait for other threads and processes
 DEVICES = (Device(kind="cpu", index=0, name="cpu", memory_bytes=1, cores=(0,)),)
 
 
@@ -64,7 +64,7 @@ class StubGang:
         self.script.put(Outcome(status=OutcomeStatus.CRASHED, message="killed"))
 
     def wait(self, on_event):
-        while not isinstance(said := self.script.get(timeout=PATIENCE_S), Outcome):
+        while not isinstance(said := self.script.get(timeout=TIMEOUT_S), Outcome):
             if isinstance(said, Exception):
                 raise said
             on_event(said)
@@ -157,7 +157,7 @@ class Site:
         return {segment: said.status for segment, _, said in self.words() if isinstance(said, ShareEnded)}
 
 
-def until(condition, timeout_s=PATIENCE_S):
+def until(condition, timeout_s=TIMEOUT_S):
     clock, deadline_s = threading.Event(), time.monotonic() + timeout_s
     while not condition():
         assert time.monotonic() < deadline_s, "it did not come"
@@ -222,7 +222,7 @@ def test_an_order_that_was_withdrawn_is_not_run(site, monkeypatch):
 
     monkeypatch.setattr(site.host._message_store, "take", withdrawn)
     site.give(1)
-    assert asked.wait(PATIENCE_S)
+    assert asked.wait(TIMEOUT_S)
     monkeypatch.undo()
     site.begin(2)
     assert site.gangs.keys() == {2}
@@ -287,7 +287,7 @@ def test_a_supervisor_that_fails_still_gives_an_outcome(site, monkeypatch):
     gang.wait = None  # has no effect on this wait, which has started already
     gang.script.put(RuntimeError("of the supervisor"))
     assert site.outcome(1).status == OutcomeStatus.CRASHED
-    assert failed.wait(PATIENCE_S)
+    assert failed.wait(TIMEOUT_S)
 
 
 @pytest.mark.parametrize("content", ['{"of": "another version"}', '{"order": ', "[]", "7"])
@@ -329,7 +329,7 @@ def test_a_node_that_drains_says_so(site):
         drained = pool.submit(site.host.drain, heed_s=0.0)
         until(lambda: [node.status for node in site.nodes.all()] == [NodeStatus.LEAVING])
         site.gangs[1].script.put(Outcome(status=OutcomeStatus.PREEMPTED))
-        drained.result(timeout=PATIENCE_S)
+        drained.result(timeout=TIMEOUT_S)
 
 
 def test_a_gang_that_does_not_stop_in_time_is_ended(site):
@@ -354,5 +354,5 @@ def test_a_worker_whose_node_another_one_serves_ends(site):
     site.begin(1)
     site.nodes.register(NodeRecord(name="n", incarnation="another", address="", devices=DEVICES))
     assert site.outcome(1).status == OutcomeStatus.LOST
-    assert site.host.ended.wait(PATIENCE_S)
+    assert site.host.ended.wait(TIMEOUT_S)
     assert [node.incarnation for node in site.nodes.all()] == ["another"]

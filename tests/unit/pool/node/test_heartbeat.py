@@ -8,7 +8,7 @@ from sqlalchemy.exc import OperationalError
 
 from ringmaster.tasks.pool.node_agent import Heartbeat
 
-PATIENCE_S = 120.0  # the longest wait for other threads and processes
+TIMEOUT_S = 120.0  # the longest wait for other threads and processes
 
 
 class Starting(Exception):
@@ -39,6 +39,6 @@ def test_the_fork_server_is_told_to_go_on_only_after_a_beat_that_went_through(sa
     stop = threading.Event()
     pulse = Heartbeat(beat=beat, tick=ticks.append, on_replaced=lambda: False, every_s=0.01)
     pulse.start()
-    assert stop.wait(PATIENCE_S)
+    assert stop.wait(TIMEOUT_S)
     pulse.stop(within_s=20.0)
     assert len(ticks) == num_ticks

@@ -15,7 +15,7 @@ from ringmaster.tasks.pool.pbs import BATCH_SCRIPT, FLOW_RUN, Pbs, PbsOptions
 from ringmaster.tasks.pool.provider import AllocationStatus
 from tests.pbs_site import Site
 
-PATIENCE_S = 60.0
+TIMEOUT_S = 60.0
 SERVE = """\
 trap 'echo left in order; exit 0' TERM
 echo serves "$RINGMASTER_NODE $RINGMASTER_ALLOCATION $PASSWORD"
@@ -35,7 +35,7 @@ def site(tmp_path, monkeypatch):
 
 
 def until(what, holds):
-    end_s = time.monotonic() + PATIENCE_S
+    end_s = time.monotonic() + TIMEOUT_S
     while not (result := holds()):
         assert time.monotonic() < end_s, what
         time.sleep(0.1)
