@@ -83,6 +83,7 @@ class Trace:
     lines: list = field(default_factory=list)
     num_bytes: int = 0  # bytes read so far
     trials: set = field(default_factory=set)  # processes that profiled a job
+    cloned: set = field(default_factory=set)  # names of jobs whose clones write their names too
 
     def read(self):
         """Reads the complete lines that were written since the last call."""
@@ -116,7 +117,7 @@ class Trace:
     def assert_one_owner(self):
         """Asserts that no device served two processes at once, and that no rank of a trained job ran twice at once."""
         self.read()
-        trained = [line for line in self.lines if _process(line) not in self.trials]
+        trained = [line for line in self.lines if _process(line) not in self.trials and line["job"] not in self.cloned]
         by_node, by_rank = (lambda line: line["node"]), (lambda line: (line["job"], line["rank"]))
         for whose, lines in ((by_node, self.lines), (by_rank, trained)):
             spans = {}

@@ -7,6 +7,7 @@ from transformers import AutoModelForCausalLM, AutoTokenizer, LlamaConfig, Llama
 from ringmaster import extras
 from ringmaster.techniques.models.gguf_files import converted_gguf
 from tests.integration.lineage.family import answer, run
+from tests.matrix import matrix
 
 gguf = pytest.importorskip("gguf")
 
@@ -99,7 +100,7 @@ def test_it_is_recorded_and_restored_as_any_imported_model(tmp_path, family_home
     assert torch.equal(loaded.lm_head.weight, model.lm_head.weight)
 
 
-@pytest.mark.parametrize("fault", ["cut", "text", "unknown"])
+@pytest.mark.parametrize("fault", matrix(["cut", "text", "unknown"], quick=["unknown"]))
 def test_what_cannot_be_read_is_refused_with_a_remedy(tmp_path, family_home, fault):
     file = tmp_path / "tiny.gguf"
     write(file, architecture="no-such-architecture" if fault == "unknown" else "llama")

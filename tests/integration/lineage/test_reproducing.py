@@ -68,6 +68,7 @@ def model_of(home, name):
     return home / "batches" / name / "model" / "model.safetensors"
 
 
+@pytest.mark.full
 def test_layouts_that_were_switched_are_switched_again(bench, home, tmp_path):
     layouts = (SINGLE, Layout("ddp", 2), Layout("fsdp", 2, {"reshard": True}))
     made = train(bench, home, job_of(bench, write_rows(tmp_path / "rows.jsonl")), layouts=layouts)
@@ -75,6 +76,7 @@ def test_layouts_that_were_switched_are_switched_again(bench, home, tmp_path):
     assert made.reproduced().is_equal
 
 
+@pytest.mark.full
 def test_a_job_that_went_on_with_local_updates_is_made_again(bench, home, tmp_path):
     job = job_of(bench, write_rows(tmp_path / "rows.jsonl"))
     local = LocalUpdates(workers=2, sync_every=2, warmup_steps=3)
@@ -98,6 +100,7 @@ def test_an_exact_job_of_several_layouts_is_made_again_on_one_device(bench, home
     assert report.steps == 9
 
 
+@pytest.mark.full
 def test_an_adapter_with_dropout_is_made_again_after_its_base_that_is_lost(bench, home, tmp_path):
     rows = write_rows(tmp_path / "rows.jsonl")
     base = train(bench, home, job_of(bench, rows), layouts=(SINGLE,))
@@ -195,9 +198,7 @@ CASES = [(planted, draw) for planted in PLANTED for draw in range(13)]
 
 @pytest.mark.parametrize(
     ("planted", "draw"),
-    matrix(
-        CASES, quick=[("bit", 0), ("skipped step", 0), ("learning rate", 0)], ids=lambda case: f"{case[0]}-{case[1]}"
-    ),
+    matrix(CASES, quick=[("bit", 0)], ids=lambda case: f"{case[0]}-{case[1]}"),
 )
 def test_a_planted_change_is_found_where_it_was_planted(bench, home, tmp_path, planted, draw):
     random_ = random.Random(f"{planted} {draw}")

@@ -43,9 +43,7 @@ def _name(case):
     return f"{model.architecture}-{layout}-{optimizer.name}"
 
 
-@pytest.mark.parametrize(
-    ("model", "layout", "optimizer"), matrix(CASES, quick=[(MIXTRAL, TWO, SGD), (QWEN3, TWO, ADAMW)], ids=_name)
-)
+@pytest.mark.parametrize(("model", "layout", "optimizer"), matrix(CASES, quick=[(QWEN3, TWO, ADAMW)], ids=_name))
 def test_experts_are_trained_alike(bench, tmp_path, model, layout, optimizer):
     assert_trains_the_same(bench, bench.job(model, optimizer=optimizer), layout, tmp_path)
 
@@ -59,7 +57,7 @@ def test_experts_are_trained_alike(bench, tmp_path, model, layout, optimizer):
             {"freeze": ("*", "!*.experts.*")},
             {"global_batch_size": 2},
         ],
-        quick=[{"clip_grad_norm": 0.1}],
+        quick=[],
         ids=lambda changes: next(iter(changes)),
     ),
 )
@@ -104,7 +102,7 @@ def test_a_resumed_job_is_bit_equal(bench, tmp_path):
     ("before", "after"),
     matrix(
         [(TWO, SINGLE), (SINGLE, TWO), (TWO, Layout("fsdp", 2, {"reshard": True})), (Layout("ddp", 2), LAYOUTS[-1])],
-        quick=[(TWO, SINGLE)],
+        quick=[],
         ids=lambda pair: f"{pair[0]}-{pair[1]}",
     ),
 )
