@@ -60,6 +60,7 @@ def job_findings(raw: Any) -> Iterator[Finding]:
     yield from _length(job)
     yield from _exact(job)
     yield from _local_updates(job)
+    yield from _untrusted(job)
     yield from _text(job)
     yield from training_findings(job)
     yield from _loss(job)
@@ -390,6 +391,15 @@ def _exact(job: Raw) -> Iterator[Finding]:
         if size % chunk or (size // chunk).bit_count() != 1:
             problem = f"divides {what} into a number of chunks that is no power of two"
             yield Finding(("exact_chunk",), problem, f"give {size} divided by 1, 2, 4, 8 or so")
+
+
+def _untrusted(job: Raw) -> Iterator[Finding]:
+    """Yields why segments of a job cannot be verified; places are relative to the job."""
+    others = {"may_vary": bool(job.get("may_vary")), "model": bool(as_mapping(job.get("model")).get("command"))}
+    for key, is_there in others.items():
+        if job.get("allow_untrusted") is True and is_there:
+            what = "whose steps cannot be repeated one by one" if key == "model" else "which changes steps on the way"
+            yield Finding(("allow_untrusted",), f"does not go with {key}, {what}", "leave one of the two out")
 
 
 def _local_updates(job: Raw) -> Iterator[Finding]:
