@@ -1,7 +1,7 @@
 """Calibration of a device: the bits of a small training, by which nodes that compute other bits are told apart.
 
-The bits of trained weights depend on the instruction set, the number of threads and the versions of libraries. Work that
-is repeated elsewhere can be compared where all of these agree.
+The bits of trained weights depend on the instruction set, the number of threads and the versions of libraries. Work
+that is repeated elsewhere can be compared where all of these agree.
 """
 
 from __future__ import annotations
@@ -49,7 +49,8 @@ def _trained(kind: str) -> str:
     optimizer = torch.optim.AdamW(model.parameters(), lr=1e-3)
     for batch in inputs:
         optimizer.zero_grad()
-        nn.functional.cross_entropy(model(batch).flatten(0, 1), batch.argmax(-1).flatten()).backward()
+        loss = nn.functional.cross_entropy(model(batch).flatten(0, 1), batch.argmax(-1).flatten())
+        torch.autograd.backward(loss)
         optimizer.step()
     return digest_of(model.parameters())
 
