@@ -164,6 +164,7 @@ class ChainWriter:
     _steps: dict[str, str] = field(default_factory=dict)  # the digests of steps that no link has yet
     _begun_s: float = field(default_factory=time.monotonic)
     _digesting_s: float = 0.0
+    _last_digest_s: float = 0.0
 
     @classmethod
     def begin(
@@ -197,10 +198,12 @@ class ChainWriter:
         """
         began_s = time.monotonic()
         share_s = MOST_OF_STEPS * (began_s - self._begun_s)
-        if step not in self.digested_steps if self.digested_steps else self._digesting_s > share_s:
+        is_too_much = self._digesting_s + self._last_digest_s > share_s
+        if step not in self.digested_steps if self.digested_steps else is_too_much:
             return
         self._steps[str(step)] = digest_of(tensors)
-        self._digesting_s += time.monotonic() - began_s
+        self._last_digest_s = time.monotonic() - began_s
+        self._digesting_s += self._last_digest_s
 
     def extend(self, step: int, *, always: bool) -> None:
         """Adds the link of the checkpoint of `step`, unless links would take more than 2 % of the time.
