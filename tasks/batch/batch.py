@@ -28,7 +28,7 @@ from ringmaster.techniques.data.inference import (
 )
 from ringmaster.techniques.job import DataSpec, Job, ModelSpec
 from ringmaster.techniques.loss import reward_names
-from ringmaster.techniques.losses.contrastive import Contrastive
+from ringmaster.techniques.losses.contrastive import Contrastive, LateInteraction
 from ringmaster.techniques.models.peft_format import resolved
 from ringmaster.techniques.processes.order import KEPT_CHECKPOINTS
 
@@ -343,7 +343,7 @@ def with_kinds(jobs: Sequence[Job]) -> list[Job]:
 
 def _with_hard_negatives(job: Job) -> Job:
     """The job, whose loss learns from hard negatives where its data has some, unless it says whether to."""
-    if job.loss != Contrastive.name or "hard_negatives" in job.loss_options:
+    if job.loss not in (Contrastive.name, LateInteraction.name) or "hard_negatives" in job.loss_options:
         return job
     try:
         has_some = has_negatives(job.data)
