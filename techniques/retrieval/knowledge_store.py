@@ -32,14 +32,13 @@ from ringmaster.extras import require_extra
 from ringmaster.files import write_value
 from ringmaster.techniques.checkpoints.checkpoint import publish
 from ringmaster.techniques.data.arrow_files import ArrowWriter, read_table, table_of, texts_column
+from ringmaster.techniques.job import FLAT, INDEXES, IVF, StoreSettings
 from ringmaster.techniques.models.model_folders import few
 from ringmaster.techniques.retrieval.passage_encoder import PassageEncoder, Vectors, copy_encoder, encoder_digest
 
 MANIFEST, PASSAGES, VECTORS, INDEX, ENCODER = (
     *("manifest.json", "passages.arrow", "vectors.npy", "index.faiss", "encoder"),
 )
-FLAT, IVF = "flat", "ivf"
-INDEXES = (FLAT, IVF)
 SPARE = 8
 """Passages beside those that are asked for, among which the exact scores decide."""
 NUM_QUERIES, RECALL_AT = 500, 10
@@ -61,27 +60,6 @@ class RetrievedPassage:
     id: str
     text: str
     score: float
-
-
-@dataclass(frozen=True, kw_only=True)
-class StoreSettings:
-    """How passages are encoded and searched.
-
-    Attributes:
-        index: "flat", which compares a question with all passages; or "ivf" with those of the nearest of some clusters.
-        num_lists: the clusters of an IVF index; None for 4 sqrt(passages).
-        least_recall: the share of the 10 nearest passages that an IVF index must find. So many clusters are searched.
-        batch_size: the texts of a forward pass of the encoder.
-        max_length: the tokens to which a text is cut.
-        seed: of the clusters' first centroids, and of the passages whose neighbours are compared.
-    """
-
-    index: str = FLAT
-    num_lists: int | None = None
-    least_recall: float = 0.95
-    batch_size: int = 64
-    max_length: int = 256
-    seed: int = 0
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -113,6 +91,16 @@ class StoreManifest:
     def signed(self) -> StoreManifest:
         """The manifest with its digest."""
         return replace(self, digest=digest(replace(self, digest="", recall=1.0)))
+
+
+@dataclass(frozen=True, kw_only=True)
+class StoreIndex:
+    """The index of some vectors. index: that of FAISS; None for an exact one. The others are as in `StoreManifest`."""
+
+    index: Any = None
+    centroids: str = ""
+    num_probes: int = 0
+    recall: float = 1.0
 
 
 class KnowledgeStore:
@@ -215,11 +203,11 @@ class KnowledgeStore:
         first_key = int(self._keys[-1]) + 1
         keys = np.arange(first_key, first_key + len(added))
         delta = digest([sorted(gone), [[each.id, each.text] for each in added]])
-        index = self.index if self.manifest.settings.index == IVF else None
-        if index is not None:
-            index = _faiss().clone_index(index)
-            index.remove_ids(np.ascontiguousarray(self._keys[~stays]))
-            index.add_with_ids(encoded, keys)
+        own_index, manifest = None, self.manifest
+        if manifest.settings.index == IVF:
+            own_index = _faiss().clone_index(self.index)
+            own_index.remove_ids(np.ascontiguousarray(self._keys[~stays]))
+            own_index.add_with_ids(encoded, keys)
         return write_store(
             folder,
             passages=[each for each, is_kept in zip(self.passages, stays, strict=True) if is_kept] + list(added),
@@ -227,8 +215,13 @@ class KnowledgeStore:
             encoder=self.folder / ENCODER,
             settings=self.manifest.settings,
             keys=np.concatenate([self._keys[stays], keys]),
-            index=index,
-            before=self.manifest,
+            index=StoreIndex(
+                index=own_index,
+                centroids=manifest.centroids,
+                num_probes=manifest.num_probes,
+                recall=manifest.recall,
+            ),
+            before=manifest,
             delta=delta,
         )
 
@@ -274,7 +267,7 @@ def write_store(
     encoder: Path,
     settings: StoreSettings,
     keys: NDArray[np.int64] | None = None,
-    index: Any = None,
+    index: StoreIndex | None = None,
     before: StoreManifest | None = None,
     delta: str = "",
 ) -> KnowledgeStore:
@@ -287,15 +280,13 @@ def write_store(
         encoder: the folder of what has made them.
         settings: of the index and the batches.
         keys: of the rows, ascending; None for their numbers.
-        index: the IVF index of these vectors; None to build what the settings ask for.
+        index: of these vectors; None to build it.
         before: the manifest of the version that was updated.
         delta: a digest of the update.
     """
-    require_extra("retrieval", feature="a knowledge store")
-    if settings.index not in INDEXES:
-        raise ValueError(f"index {settings.index!r} is unknown. To fix: give {' or '.join(INDEXES)}")
     vectors = np.ascontiguousarray(vectors, dtype=np.float32)
     keys = np.arange(len(passages)) if keys is None else keys
+    index = build_index(vectors, keys, settings) if index is None else index
     manifest = StoreManifest(
         num_passages=len(passages),
         num_features=vectors.shape[1],
@@ -303,48 +294,45 @@ def write_store(
         encoder=encoder_digest(encoder) if before is None else before.encoder,
         settings=settings,
         chain=() if before is None else (*before.chain, delta),
+        centroids=index.centroids,
+        num_probes=index.num_probes,
+        recall=index.recall,
     )
-    if before is not None:
-        manifest = replace(manifest, centroids=before.centroids, num_probes=before.num_probes, recall=before.recall)
-    elif settings.index == IVF:
-        index = _clusters(vectors, keys, settings)
-        centroids = index.quantizer.reconstruct_n(0, index.nlist)
-        recall = _recall(index, vectors, keys, settings)
-        manifest = replace(
-            manifest,
-            centroids=hashlib.sha256(centroids.tobytes()).hexdigest()[:16],
-            num_probes=index.nprobe,
-            recall=recall,
-        )
     with publish(folder) as aside:
         copy_encoder(encoder, aside / ENCODER, as_links=before is not None)
         with ArrowWriter(aside / PASSAGES) as file:
             columns = {name: texts_column([getattr(each, name) for each in passages]) for name in ("id", "text")}
             file.write(table_of({"key": keys, **columns}))
         np.save(aside / VECTORS, vectors)
-        if index is not None:
-            _faiss().write_index(index, str(aside / INDEX))
+        if index.index is not None:
+            _faiss().write_index(index.index, str(aside / INDEX))
         write_value(manifest.signed, aside / MANIFEST)
     return KnowledgeStore.open(folder)
 
 
-def _clusters(vectors: Vectors, keys: NDArray[np.int64], settings: StoreSettings) -> Any:
-    """Returns an IVF index, with as many probes as its recall needs.
+def build_index(vectors: Vectors, keys: NDArray[np.int64], settings: StoreSettings) -> StoreIndex:
+    """Returns an index; one of clusters searches as many of them as its recall needs.
 
-    Its own ids are used: `IndexIDMap2` around it confuses ids once some are removed.
+    Such an index keeps ids of its own: `IndexIDMap2` around it confuses them once some are removed.
+
+    Raises ValueError where the settings ask for an unknown index.
     """
-    faiss = _faiss()
+    require_extra("retrieval", feature="a knowledge store")
+    if settings.index not in INDEXES:
+        raise ValueError(f"index {settings.index!r} is unknown. To fix: give {' or '.join(INDEXES)}")
+    if settings.index == FLAT:
+        return StoreIndex()
+    faiss, num_features = _faiss(), vectors.shape[1]
     num_lists = min(settings.num_lists or round(4 * math.sqrt(len(vectors))), len(vectors))
-    index = faiss.IndexIVFFlat(
-        faiss.IndexFlatIP(vectors.shape[1]), vectors.shape[1], num_lists, faiss.METRIC_INNER_PRODUCT
-    )
+    index = faiss.IndexIVFFlat(faiss.IndexFlatIP(num_features), num_features, num_lists, faiss.METRIC_INNER_PRODUCT)
     index.cp.seed, index.cp.min_points_per_centroid = settings.seed + 1, 1
     index.train(vectors)
     index.add_with_ids(vectors, keys)
     index.nprobe = 1
-    while index.nprobe < num_lists and _recall(index, vectors, keys, settings) < settings.least_recall:
+    while (recall := _recall(index, vectors, keys, settings)) < settings.least_recall and index.nprobe < num_lists:
         index.nprobe = min(2 * index.nprobe, num_lists)
-    return index
+    centroids = hashlib.sha256(index.quantizer.reconstruct_n(0, num_lists).tobytes()).hexdigest()[:16]
+    return StoreIndex(index=index, centroids=centroids, num_probes=index.nprobe, recall=recall)
 
 
 def _recall(index: Any, vectors: Vectors, keys: NDArray[np.int64], settings: StoreSettings) -> float:

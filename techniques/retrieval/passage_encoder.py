@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import hashlib
 import shutil
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -24,6 +24,9 @@ from ringmaster.techniques.models.model_folders import CONFIG, INDEX, has_weight
 from ringmaster.techniques.models.sentence_embeddings import FILES, embeddings, last_hidden_state, pooling_of
 
 Vectors = NDArray[np.float32]
+Tokens = Sequence[int] | NDArray[Any]
+ENCODER_FILES = (CONFIG, "*.safetensors", INDEX, *PROCESSOR_FILES, *FILES)
+"""Patterns of the files that determine an encoder's embeddings."""
 TOKENIZED_TEXTS = 8192
 """The texts whose words are encoded together."""
 
@@ -54,7 +57,7 @@ class PassageEncoder:
             model: Any = AutoModel.from_pretrained(
                 str(folder), dtype=torch.float32, local_files_only=True, use_safetensors=True, trust_remote_code=False
             )
-        self._model = model.eval().to(self._device)
+        self.model = model.eval().to(self._device)
         most = getattr(model.config, "max_position_embeddings", None) or max_length
         self._max_length = min(max_length, most)
         self._tokenizer = RowTokenizer(folder)
@@ -69,46 +72,44 @@ class PassageEncoder:
             result += [around(encode(text), at_most=self._max_length).tokens for text in part]
         return result
 
-    def batches(self, tokens: Sequence[Sequence[int]]) -> Iterator[NDArray[np.int64]]:
+    def batches(self, tokens: Sequence[Tokens]) -> Iterator[NDArray[np.int64]]:
         """Yields the numbers of the texts of each batch: a function of the lengths of all texts."""
         order = np.argsort([len(each) for each in tokens], kind="stable")
         yield from (order[first : first + self._batch_size] for first in range(0, len(order), self._batch_size))
 
     @torch.inference_mode()
-    def encode_batch(self, tokens: Sequence[Sequence[int]]) -> Vectors:
+    def encode_batch(self, tokens: Sequence[Tokens]) -> Vectors:
         """Returns the embeddings of one batch, [rows, features]."""
         width = max(max(map(len, tokens)), 1)
         ids = torch.full((len(tokens), width), self._tokenizer.pad_id)
         mask = torch.zeros_like(ids)
         for row, each in enumerate(tokens):
-            ids[row, : len(each)] = torch.tensor(each, dtype=torch.int64)
+            ids[row, : len(each)] = torch.as_tensor(each, dtype=torch.int64)
             mask[row, : len(each)] = 1
         ids, mask = ids.to(self._device), mask.to(self._device)
-        states = last_hidden_state(self._model(input_ids=ids, attention_mask=mask))
+        states = last_hidden_state(self.model(input_ids=ids, attention_mask=mask))
         if states is None:
             raise ValueError(
-                f"{type(self._model).__name__} has no last hidden state, so that no embedding can be made. To fix: "
+                f"{type(self.model).__name__} has no last hidden state, so that no embedding can be made. To fix: "
                 "give an encoder"
             )
         vectors: Vectors = embeddings(states, mask, self.pooling).float().cpu().numpy()
         return vectors
 
-    def encode(self, texts: Sequence[str], *, beat: Callable[[], None] = lambda: None) -> Vectors:
-        """Returns the embeddings of texts, [texts, features]. beat: called after each batch."""
+    def encode(self, texts: Sequence[str]) -> Vectors:
+        """Returns the embeddings of texts, [texts, features]."""
         tokens = self.tokens(texts)
         result: Vectors | None = None
         for numbers in self.batches(tokens):
             vectors = self.encode_batch([tokens[number] for number in numbers])
             result = np.empty((len(texts), vectors.shape[1]), np.float32) if result is None else result
             result[numbers] = vectors
-            beat()
         return np.empty((0, 0), np.float32) if result is None else result
 
 
 def encoder_files(folder: Path) -> list[Path]:
-    """Returns the files that determine an encoder's embeddings: config, weights, tokenizer, pooling."""
-    patterns = (CONFIG, "*.safetensors", INDEX, *PROCESSOR_FILES, *FILES)
-    return sorted({file for pattern in patterns for file in folder.glob(pattern) if file.is_file()})
+    """Returns the files of an encoder: config, weights, tokenizer, pooling."""
+    return sorted({file for pattern in ENCODER_FILES for file in folder.glob(pattern) if file.is_file()})
 
 
 def encoder_digest(folder: Path) -> str:
