@@ -299,7 +299,8 @@ def _with_store(fields: dict[str, Any]) -> dict[str, Any]:
         return fields
     data = {"held_out": 0.0, **fields["data"]}
     store = {"max_length": data.get("seq_len") or StoreSettings.max_length, **(store or {})}
-    data["seq_len"] = store["max_length"]
+    chunks = {key: store[key] for key in ("words", "overlap") if store.get(key)}
+    data |= {"seq_len": store["max_length"], "kwargs": chunks}
     steps = {"global_batch_size": STEP_PASSAGES} | ({} if fields.get("num_steps") else {"num_epochs": 1.0})
     return {**steps, **fields, "store": store, "data": {**data, "kind": "passages"}}
 
