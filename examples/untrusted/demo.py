@@ -3,8 +3,8 @@
     make demo-untrusted          or          .venv/bin/python examples/untrusted/demo.py
 
 The demo starts a pool of two nodes on this machine, in a home of its own, and uses the `ringmaster` command line. The
-second node multiplies its gradients by 1.01. At last the same batch is trained without a pool, and all bits of the models
-are compared. The exit code is 1 where something is not as expected.
+second node multiplies its gradients by 1.01. At last the same batch is trained without a pool, and all bits of the
+models are compared. The exit code is 1 where something is not as expected.
 """
 
 from __future__ import annotations
@@ -88,9 +88,7 @@ def main() -> int:
         for worker in workers:
             worker.wait()
         ringmaster("down")
-    expect(
-        "node mallory is untrusted: node mallory did not train as ordered" in status, "mallory is named and expelled"
-    )
+    expect("node mallory is untrusted: node mallory did not train as ordered" in status, "mallory is expelled")
 
     say("The same batch without a pool: all bits of both models are equal.")
     alone = json.loads(ringmaster("run", "batch.yaml", "--json", home=HOME / "alone"))
