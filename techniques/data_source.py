@@ -296,6 +296,7 @@ BUILTIN_SOURCES: dict[str, str] = {
     "preference": "ringmaster.techniques.data.sources.completion:Preference",
     "prompt": "ringmaster.techniques.data.sources.prompt:Prompt",
     "embedding": "ringmaster.techniques.data.sources.text_pairs:Embedding",
+    "passages": "ringmaster.techniques.data.sources.passages:Passages",
     "image-classification": "ringmaster.techniques.data.sources.image_classification:ImageClassification",
     "features": "ringmaster.techniques.data.sources.feature_rows:FeatureRows",
     "hugging-face": "ringmaster.techniques.data.sources.hugging_face:HuggingFace",
