@@ -273,11 +273,11 @@ class DataSource(ABC):
         return lambda row: row.content
 
 
-def check_same(found: PreparedData, wanted: PreparedData) -> None:
+def check_same(prepared: PreparedData, wanted: PreparedData) -> None:
     """Raises ValueError where data has other samples than an earlier `prepare` found."""
-    if found.digest != wanted.digest:
+    if prepared.digest != wanted.digest:
         raise ValueError(
-            f"data {wanted.name!r} has changed: its samples were {wanted.digest} and are now {found.digest}. "
+            f"data {wanted.name!r} has changed: its samples were {wanted.digest} and are now {prepared.digest}. "
             f"To fix: start the job again, or bring back the data from {wanted.source}"
         )
 

@@ -229,13 +229,13 @@ def _planned(batch: Batch, profiled: ProfilingResult, cluster: Cluster, *, seed:
 
     def make_plan(problem: Problem) -> Plan:
         made.append(choose(problem))
-        return made[-1].together
+        return made[-1].fused_plan
 
     try:
         plan, late = plan_giving_up_deadlines(problem, make_plan)
     except ProblemError as error:
         raise InputError(error.faults) from error
-    fused = next(fusion for fusion in made if fusion.together is plan).in_words() if problem.is_fused else ""
+    fused = next(fusion for fusion in made if fusion.fused_plan is plan).in_words() if problem.is_fused else ""
     options = {job: (*own, *profiled.groups.get(job, ())) for job, own in profiled.profiles.items()}
     rough = {s.job for s in plan.segments if options[s.job][s.option].source == PREDICTED}
     predicted = tuple(job.name for job in jobs if job.name in rough)

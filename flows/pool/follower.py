@@ -319,7 +319,7 @@ def _attach(scheduler: SweepScheduler, run: PoolRun, submission: Submission) -> 
             Requests(run.database).ask(RequestKind.DIRECT, {"batch": run.id, **steering.to_json()})
 
     scheduler.begin(run.journal, submission.jobs, num_slots=num_devices(run))
-    ask(scheduler.asked())
+    ask(scheduler.pending_request())
     scheduler.attach(ask, later=lambda act: act(), started_s=float(run.journal.get("started_s")))
 
 

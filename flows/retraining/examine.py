@@ -32,7 +32,7 @@ from ringmaster.tasks.datasets.naming import NamedData
 from ringmaster.tasks.evaluation import recording
 from ringmaster.tasks.evaluation.model_assertions import importable
 from ringmaster.tasks.evaluation.suite import Suite, load_suite
-from ringmaster.tasks.files import beside, is_file, text_of
+from ringmaster.tasks.files import is_file, path_in, text_of
 from ringmaster.tasks.profiling.preflight import Notice, TrialEnvironment
 from ringmaster.tasks.profiling.trials import DevicesWanted
 from ringmaster.tasks.retraining import promotion
@@ -94,7 +94,7 @@ def data_spec(text: str, *, all_rows: bool = False) -> DataSpec:
     Raises InputError with every fault.
     """
     if text.endswith((".yaml", ".yml")) and is_file(Path(), text):
-        file = beside(Path(), text)
+        file = path_in(Path(), text)
         try:
             value, folder = text_of(file), file.parent
         except (OSError, UnicodeDecodeError) as error:

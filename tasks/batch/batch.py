@@ -12,7 +12,7 @@ from pydantic import ValidationError
 from ringmaster.codec import digest, from_json, to_json
 from ringmaster.errors import BatchFileError
 from ringmaster.tasks.batch import document, grid, rules, yaml_sections
-from ringmaster.tasks.batch.adaptation_rules import with_parents_said
+from ringmaster.tasks.batch.adaptation_rules import with_declared_parents
 from ringmaster.tasks.batch.document import Fault, Finding, Place, as_list, got, place_text
 from ringmaster.tasks.batch.references import NAME_REMEDY, is_name, loss_parts
 from ringmaster.tasks.batch.schema import PLANNER_KEYS, PROFILING_SHARE, BatchEntry, GridEntry, JobEntry
@@ -144,7 +144,7 @@ class Batch:
         if findings:
             raise BatchFileError(_faults(findings, lines=lines, file=file))
         assert entry is not None, "values without a fault are a batch"
-        jobs = with_parents_said(with_kinds([_job(job) for job in planned]))
+        jobs = with_declared_parents(with_kinds([_job(job) for job in planned]))
         users = {job.name: job.user for job in planned if job.user is not None}
         searches = {search.name: job.name for job in jobs for search in job.searches()}
         return cls(

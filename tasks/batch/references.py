@@ -23,7 +23,7 @@ from pydantic_core import PydanticCustomError
 
 from ringmaster.extras import PACKAGES, install_command, missing_packages
 from ringmaster.tasks.batch.document import got
-from ringmaster.tasks.files import beside, is_file
+from ringmaster.tasks.files import is_file, path_in
 from ringmaster.tasks.planning.objectives import objective_names
 from ringmaster.techniques import job, registry
 from ringmaster.techniques.checkpoints.storage import is_url
@@ -316,7 +316,7 @@ def _folder(info: ValidationInfo) -> Path:
 
 def _absolute(name: str, info: ValidationInfo) -> str:
     try:
-        return str(beside(_folder(info), name))
+        return str(path_in(_folder(info), name))
     except ValueError as error:
         raise wrong(f"{shortened(repr(name), MAX_QUOTED)} {error}", "name a file or folder that exists") from error
 

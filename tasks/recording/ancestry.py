@@ -112,7 +112,7 @@ def _sources(job: Job) -> Iterator[str]:
         yield job.adapter.from_pretrained
 
 
-def beside_parents(compared: Sequence[Mapping[str, Any]]) -> str:
+def compared_with_parents(compared: Sequence[Mapping[str, Any]]) -> str:
     """Returns a comparison of a model with its parents as markdown: bytes, seconds of a batch, and metrics.
 
     All are measured alike on one device.

@@ -44,11 +44,11 @@ class Columns:
         roles = {key: key.removesuffix("_column") for key in keys}
         for key, about in keys.items():
             name = getattr(options, key)
-            found = name if name is not None else next((each for each in about["usual"] if each in there), None)
+            column = name if name is not None else next((each for each in about["usual"] if each in there), None)
             if about["is_optional"]:
                 optional.add(roles[key])
-            if found is not None and found in there:
-                result[roles[key]] = found
+            if column is not None and column in there:
+                result[roles[key]] = column
             elif name is not None or not about["is_optional"]:
                 missing.append(key if name is None else f"{key} {name!r}")
         if missing:

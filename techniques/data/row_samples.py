@@ -139,7 +139,7 @@ class RowSamples:
             self._check_rows(selected)
             labels = None if self._label_column is None else ClassLabels(self._labels)
             if self._finds_classes:
-                labels = self._found_classes(selected)
+                labels = self._learnt_classes(selected)
             counts = self._write_selected(selected, labels)
         return self._described(labels, counts)
 
@@ -321,7 +321,7 @@ class RowSamples:
         if wrong:
             raise RowErrors(wrong[:MAX_FAULTS])
 
-    def _found_classes(self, parts: Sequence[EncodedPart]) -> ClassLabels:
+    def _learnt_classes(self, parts: Sequence[EncodedPart]) -> ClassLabels:
         """The classes in the rows that are read; only in those to train on, where others are held out separately.
 
         A class that training does not know is a mistake there. Raises ValueError where there are none, or too many.
@@ -460,7 +460,7 @@ class RowSamples:
                 names = [labels.names[number] for number in classes] if labels is not None else map(str, *result)
                 faults.append(constant_fault(names, num_rows=prepared.num_samples, column=column))
             if labels is not None:
-                notes += notes_on(labels, trained=classes, are_found=self._finds_classes)
+                notes += notes_on(labels, trained=classes, are_learnt=self._finds_classes)
         return replace(prepared, training_faults=tuple(faults), notes=tuple(notes))
 
 
