@@ -47,6 +47,9 @@ ADAPTATIONS: Mapping[str, tuple[str, ...]] = {
     MERGED: ("average", "task-arithmetic"),
 }
 """The kinds of adaptation besides plain training, and the methods of each."""
+FLAT, IVF = "flat", "ivf"
+INDEXES = (FLAT, IVF)
+"""The indexes of a knowledge store."""
 MEASURED_OPTIMIZERS = ("adamw", "sgd")
 """The optimizers with which the noise scale of the gradient can be measured."""
 LEARNING_RATE_RULES = ("damped-gain", "square-root")
@@ -417,6 +420,27 @@ class AdaptationSpec:
 
 
 @dataclass(frozen=True, kw_only=True)
+class StoreSettings:
+    """How passages are encoded and searched.
+
+    Attributes:
+        index: "flat", which compares a question with all passages; or "ivf" with those of the nearest of some clusters.
+        num_lists: the clusters of an IVF index; None for 4 sqrt(passages).
+        least_recall: the share of the 10 nearest passages that an IVF index must find. So many clusters are searched.
+        batch_size: the texts of a forward pass of the encoder.
+        max_length: the tokens to which a text is cut.
+        seed: of the clusters' first centroids, and of the passages whose neighbours are compared.
+    """
+
+    index: str = FLAT
+    num_lists: int | None = None
+    least_recall: float = 0.95
+    batch_size: int = 64
+    max_length: int = 256
+    seed: int = 0
+
+
+@dataclass(frozen=True, kw_only=True)
 class WarmStart:
     """A checkpoint of another job of the same model, from which a job goes on: weights, optimizer and step.
 
@@ -584,6 +608,7 @@ class Job:
             a job has the same bits on any number of devices, as an exact one.
         numerics: lets the search choose other kernels, whose steps are compared with plain ones; None for plain ones.
         adaptation: how the model is derived from other models besides training; None for plain training.
+        store: makes a knowledge store of the data by the model, an encoder, which is not trained; None for training.
         components: named parts of the model, each with the prefix of its parameters' names, such as {"tower":
             "vision_model"}. The lineage recognizes them in every model that contains them.
         quantize_base: "nf4" for the linear layers of the frozen base in 4 bits (QLoRA: Dettmers et al.,
@@ -628,6 +653,7 @@ class Job:
     phases: tuple[TrainingPhase, ...] = field(default=(), metadata=SINCE_LATER)
     local_updates: LocalUpdates | None = field(default=None, metadata=SINCE_LATER)
     numerics: Numerics | None = field(default=None, metadata=SINCE_LATER)
+    store: StoreSettings | None = field(default=None, metadata=SINCE_LATER)
 
     @property
     def is_exact(self) -> bool:

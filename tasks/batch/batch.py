@@ -26,11 +26,14 @@ from ringmaster.techniques.data.inference import (
     infer_kind,
     with_processor_of,
 )
-from ringmaster.techniques.job import DataSpec, Job, ModelSpec
+from ringmaster.techniques.job import DataSpec, Job, ModelSpec, StoreSettings
 from ringmaster.techniques.loss import reward_names
 from ringmaster.techniques.losses.contrastive import Contrastive
 from ringmaster.techniques.models.peft_format import resolved
 from ringmaster.techniques.processes.order import KEPT_CHECKPOINTS
+
+STEP_PASSAGES = 1024
+"""The passages of a step of a knowledge store."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -281,12 +284,24 @@ def _at(position: int, place: Place) -> Place:
 
 
 def _job(entry: JobEntry) -> Job:
-    job = from_json(Job, _loss_fields(entry.model_dump(exclude_unset=True, exclude=set(PLANNER_KEYS))))
+    job = from_json(Job, _with_store(_loss_fields(entry.model_dump(exclude_unset=True, exclude=set(PLANNER_KEYS)))))
     job = replace(job, adapter=job.adapter and resolved(job.adapter))
     if "metrics" in entry.evaluation.model_fields_set or not reward_names(job.loss, job.loss_options):
         return job
     # The loss of completions that a model has written itself says nothing of how good it is.
     return replace(job, evaluation=replace(job.evaluation, metrics=("reward",)))
+
+
+def _with_store(fields: dict[str, Any]) -> dict[str, Any]:
+    """Returns a job's values; those of a store with its kind of data, one pass over it, and large steps."""
+    kind, store = fields.pop("kind", None), fields.get("store")
+    if kind is None and store is None:
+        return fields
+    data = {"held_out": 0.0, **fields["data"]}
+    store = {"max_length": data.get("seq_len") or StoreSettings.max_length, **(store or {})}
+    data["seq_len"] = store["max_length"]
+    steps = {"global_batch_size": STEP_PASSAGES} | ({} if fields.get("num_steps") else {"num_epochs": 1.0})
+    return {**steps, **fields, "store": store, "data": {**data, "kind": "passages"}}
 
 
 def _loss_fields(entry: Mapping[str, Any]) -> dict[str, Any]:

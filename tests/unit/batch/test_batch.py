@@ -14,7 +14,7 @@ from ringmaster.tasks.batch import Batch, json_schema, load_batch, parse_batch, 
 from ringmaster.tasks.planning.objectives import PlanningTerms
 from ringmaster.techniques import Adapter, DataSpec, EvaluationSpec, Job, ModelSpec, OptimizerSpec, ScheduleSpec
 from ringmaster.techniques.data_source import BUILTIN_SOURCES, data_source_named
-from ringmaster.techniques.job import OPTIMIZERS, Target, Variables
+from ringmaster.techniques.job import OPTIMIZERS, StoreSettings, Target, Variables
 
 EXAMPLES = Path(__file__).parents[3] / "examples"
 PAIRS = {
@@ -25,6 +25,7 @@ PAIRS = {
     schema.Schedule: ScheduleSpec,
     schema.Evaluation: EvaluationSpec,
     schema.AdapterSection: Adapter,
+    schema.StoreSection: StoreSettings,
 }
 
 
@@ -58,7 +59,7 @@ def test_the_schema_has_the_fields_and_defaults_of_the_dataclass(section, datacl
     fields = {field.name: field for field in dataclasses.fields(dataclass)}
     for name in ("loss_options", "phases"):  # `loss` has them; a run makes the others
         fields.pop(name, None)
-    others = set(schema.PLANNER_KEYS if section is schema.JobEntry else ())
+    others = {*schema.PLANNER_KEYS, "kind"} if section is schema.JobEntry else set()
     if section is schema.Data:
         kinds = [data_source_named(name).options_class for name in BUILTIN_SOURCES]
         others = {option.name for kind in kinds for option in dataclasses.fields(kind)}
