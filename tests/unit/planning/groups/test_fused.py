@@ -40,7 +40,7 @@ def num_fused(plan: Plan, problem: Problem) -> int:
     return sum(bool(problem.job(s.job).options[s.option].jobs) for s in plan.segments)
 
 
-@pytest.mark.parametrize(("together_s", "makespan_s", "fused"), [(11.0, 11.0, 2), (19.9, 19.9, 2), (30.0, 20.0, 0)])
+@pytest.mark.parametrize(("gang_step_s", "makespan_s", "fused"), [(11.0, 11.0, 2), (19.9, 19.9, 2), (30.0, 20.0, 0)])
 def test_jobs_are_fused_where_it_pays(gang_step_s, makespan_s, fused):
     problem = adapters(gang_step_s)
     plan = solve(problem)

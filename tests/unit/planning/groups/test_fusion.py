@@ -37,7 +37,7 @@ from tests.unit.planning.groups.test_fused import adapters
 
 
 @pytest.mark.parametrize(
-    ("together_s", "groups"), [(11.0, {"a": ("b",), "c": ("d",)}), (19.999, {}), (20.0, {}), (30.0, {})]
+    ("gang_step_s", "groups"), [(11.0, {"a": ("b",), "c": ("d",)}), (19.999, {}), (20.0, {}), (30.0, {})]
 )
 def test_jobs_are_fused_only_where_that_pays(gang_step_s, groups):
     problem = adapters(gang_step_s)
