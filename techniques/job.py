@@ -429,6 +429,9 @@ class StoreSettings:
         least_recall: the share of the 10 nearest passages that an IVF index must find. So many clusters are searched.
         batch_size: the texts of a forward pass of the encoder.
         max_length: the tokens to which a text is cut.
+        words: the words of a passage, into which longer texts are divided (100 in DPR: Karpukhin et al.,
+            arXiv:2004.04906); None for whole texts.
+        overlap: the words that a passage shares with the one before it.
         seed: of the clusters' first centroids, and of the passages whose neighbours are compared.
     """
 
@@ -437,6 +440,8 @@ class StoreSettings:
     least_recall: float = 0.95
     batch_size: int = 64
     max_length: int = 256
+    words: int | None = None
+    overlap: int = 0
     seed: int = 0
 
 

@@ -28,7 +28,7 @@ from ringmaster.techniques.data.inference import (
 )
 from ringmaster.techniques.job import DataSpec, Job, ModelSpec, StoreSettings
 from ringmaster.techniques.loss import reward_names
-from ringmaster.techniques.losses.contrastive import Contrastive
+from ringmaster.techniques.losses.contrastive import Contrastive, LateInteraction
 from ringmaster.techniques.models.peft_format import resolved
 from ringmaster.techniques.processes.order import KEPT_CHECKPOINTS
 
@@ -299,7 +299,8 @@ def _with_store(fields: dict[str, Any]) -> dict[str, Any]:
         return fields
     data = {"held_out": 0.0, **fields["data"]}
     store = {"max_length": data.get("seq_len") or StoreSettings.max_length, **(store or {})}
-    data["seq_len"] = store["max_length"]
+    chunks = {key: store[key] for key in ("words", "overlap") if store.get(key)}
+    data |= {"seq_len": store["max_length"], "kwargs": chunks}
     steps = {"global_batch_size": STEP_PASSAGES} | ({} if fields.get("num_steps") else {"num_epochs": 1.0})
     return {**steps, **fields, "store": store, "data": {**data, "kind": "passages"}}
 
@@ -358,7 +359,7 @@ def with_kinds(jobs: Sequence[Job]) -> list[Job]:
 
 def _with_hard_negatives(job: Job) -> Job:
     """The job, whose loss learns from hard negatives where its data has some, unless it says whether to."""
-    if job.loss != Contrastive.name or "hard_negatives" in job.loss_options:
+    if job.loss not in (Contrastive.name, LateInteraction.name) or "hard_negatives" in job.loss_options:
         return job
     try:
         has_some = has_negatives(job.data)

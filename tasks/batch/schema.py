@@ -458,6 +458,12 @@ class StoreSection(Section):
     max_length: Annotated[int, Field(ge=2, le=MOST_AT_ONCE)] = Field(
         default=job.StoreSettings.max_length, description="the tokens to which texts are cut, such as 256"
     )
+    words: Whole | None = Field(
+        default=None, description="the words of a passage, into which longer texts are divided, such as 100"
+    )
+    overlap: Annotated[int, Field(ge=0, le=MOST_WHOLE)] = Field(
+        default=job.StoreSettings.overlap, description="the words shared with the passage before, such as 20"
+    )
     seed: Annotated[int, Field(ge=0, lt=2**31)] = Field(
         default=job.StoreSettings.seed, description="the seed of the clusters, such as 0"
     )

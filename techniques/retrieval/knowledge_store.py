@@ -18,6 +18,7 @@ from __future__ import annotations
 import hashlib
 import json
 import math
+import re
 from collections.abc import Collection, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
@@ -32,13 +33,12 @@ from ringmaster.extras import require_extra
 from ringmaster.files import write_value
 from ringmaster.techniques.checkpoints.checkpoint import publish
 from ringmaster.techniques.data.arrow_files import ArrowWriter, read_table, table_of, texts_column
+from ringmaster.techniques.data.sources.passages import PASSAGES_FILE
 from ringmaster.techniques.job import FLAT, INDEXES, IVF, StoreSettings
 from ringmaster.techniques.models.model_folders import few
 from ringmaster.techniques.retrieval.passage_encoder import PassageEncoder, Vectors, copy_encoder, encoder_digest
 
-MANIFEST, PASSAGES, VECTORS, INDEX, ENCODER = (
-    *("manifest.json", "passages.arrow", "vectors.npy", "index.faiss", "encoder"),
-)
+MANIFEST, VECTORS, INDEX, ENCODER = "manifest.json", "vectors.npy", "index.faiss", "encoder"
 SPARE = 8
 """Passages beside those that are asked for, among which the exact scores decide."""
 NUM_QUERIES, RECALL_AT = 500, 10
@@ -109,7 +109,7 @@ class KnowledgeStore:
     def __init__(self, folder: Path, manifest: StoreManifest) -> None:
         self.folder, self.manifest = folder, manifest
         self.digest = manifest.digest
-        self._table = read_table(folder / PASSAGES)
+        self._table = read_table(folder / PASSAGES_FILE)
 
     @classmethod
     def open(cls, folder: Path) -> KnowledgeStore:
@@ -178,6 +178,20 @@ class KnowledgeStore:
     def search_texts(self, *, texts: Sequence[str], num_passages: int) -> list[list[RetrievedPassage]]:
         """Returns the passages that are most similar to each text, the best first."""
         return self.search(vectors=self.encode(texts=texts), num_passages=num_passages)
+
+    def ids_of(self, names: Collection[str], *, may_lack: bool = False) -> set[str]:
+        """Returns the ids of passages by their names; of a text that was divided, those of all parts.
+
+        may_lack: whether the store may lack some; else they are a ValueError.
+        """
+
+        def text_of(name: str) -> str:
+            return re.sub(r"#\d+$", "", name) if self.manifest.settings.words else name
+
+        wanted, own = {*map(text_of, names)}, self._table["id"].to_pylist()
+        if not may_lack and (missing := sorted(wanted.difference(map(text_of, own)))):
+            raise ValueError(f"the store has no passage {few(list(map(repr, missing)))}. To fix: give ids that it has")
+        return {each for each in own if text_of(each) in wanted}
 
     def update(self, *, removed: Collection[str], added: Sequence[Passage], folder: Path) -> KnowledgeStore:
         """Writes another version of the store to `folder`, of which only the added passages are encoded.
@@ -300,7 +314,7 @@ def write_store(
     )
     with publish(folder) as aside:
         copy_encoder(encoder, aside / ENCODER, as_links=before is not None)
-        with ArrowWriter(aside / PASSAGES) as file:
+        with ArrowWriter(aside / PASSAGES_FILE) as file:
             columns = {name: texts_column([getattr(each, name) for each in passages]) for name in ("id", "text")}
             file.write(table_of({"key": keys, **columns}))
         np.save(aside / VECTORS, vectors)

@@ -16,12 +16,14 @@ from ringmaster.techniques.data.row_files import content_hash
 from ringmaster.techniques.data.row_source import RowSource, SampleContext
 from ringmaster.techniques.data.sources.labelled_text import text_of
 from ringmaster.techniques.data_source import DataOptions, PreparedData, Row, column
-from ringmaster.techniques.job import DataSpec
+from ringmaster.techniques.job import DataSpec, StoreSettings
 from ringmaster.techniques.models.model_folders import few
 
 if TYPE_CHECKING:
     import torch
 
+PASSAGES_FILE = "passages.arrow"
+"""The file of a store with the columns key, id and text."""
 PASSAGE = "passage"
 """The column of a sample with its id and text as JSON in UTF-8: [bytes]."""
 
@@ -30,8 +32,7 @@ PASSAGE = "passage"
 class PassageOptions(DataOptions):
     """The columns of a text and of its id, which is a hash of the text where rows have none.
 
-    words: the words of a passage, into which longer texts are divided (100 in DPR: Karpukhin et al., arXiv:2004.04906);
-        None for whole texts. overlap: the words that a passage shares with the one before it.
+    words, overlap: as in `StoreSettings`.
     """
 
     text_column: str | None = column("text", "passage", "contents", "document")
@@ -77,8 +78,7 @@ class Passages(RowSource):
 
     def sample(self, row: Mapping[str, Any], *, context: SampleContext) -> Mapping[str, Any]:
         """Returns the tokens with special tokens, and the id and text as bytes."""
-        tokenizer, text = context.tokenizer, text_of(row, "text")
-        name = content_hash(text) if row["id"] is None else str(row["id"])
+        tokenizer, (name, text) = context.tokenizer, _id_and_text(row)
         return {
             TOKENS: tokenizer.with_special(tokenizer.encode(text), at_most=context.max_length).tokens,
             PASSAGE: np.frombuffer(json.dumps([name, text]).encode(), dtype=np.uint8),
@@ -99,6 +99,20 @@ class Passages(RowSource):
         counts = Counter(name for name, _ in ids_and_texts(open_split(folder, "training")))
         if repeated := [f"{name!r} {number} times" for name, number in counts.items() if number > 1]:
             yield f"the ids of passages repeat: {few(repeated)}. To fix: give each passage an id of its own"
+
+
+def read_passages(path: str, settings: StoreSettings) -> list[tuple[str, str]]:
+    """Returns the ids and texts of the passages in files. Raises ValueError where they cannot be read."""
+    source, options = Passages(), {"words": settings.words, "overlap": settings.overlap}
+    spec = DataSpec(kind=source.name, path=path, held_out=0.0, kwargs=options)
+    source.check(spec)
+    columns = source.columns(spec)
+    return [_id_and_text(columns.by_role(row.content)) for row in source.rows_of_path(spec)]
+
+
+def _id_and_text(row: Mapping[str, Any]) -> tuple[str, str]:
+    text = text_of(row, "text")
+    return content_hash(text) if row["id"] is None else str(row["id"]), text
 
 
 def ids_and_texts(table: Table) -> Iterator[tuple[str, str]]:
