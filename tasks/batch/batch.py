@@ -264,6 +264,13 @@ def _check(raw: Mapping[str, Any], *, folder: Path) -> tuple[BatchEntry | None, 
     return entry, jobs, findings
 
 
+def job_faults(values: Mapping[str, Any]) -> list[Fault]:
+    """Returns the faults of the plain values of one job, at places within the job."""
+    _, _, findings = _check({"name": "batch", "jobs": [values]}, folder=Path())
+    inside = [replace(each, place=each.place[2:]) for each in findings]
+    return _faults(inside, lines=document.YamlDocument(), file="")
+
+
 def _combinations(entries: list[Any], *, findings: list[Finding]) -> Iterator[grid.Combination]:
     """Yields the jobs of the grid entries; adds the faults that prevent an expansion to `found`."""
     for i, value in enumerate(entries):
