@@ -19,8 +19,8 @@ PROBE = 60
 def test_a_job_that_varies_survives_its_controller_and_its_node(pool, parents, bench, tmp_path):
     """What is chosen, and the weights, are those of an undisturbed run of the job from its first step."""
     pool.trace.cloned.add("aimed")  # the short runs write its name, too
-    variables = {"global_batch_size": [8, 32], "lr": [1e-4, 1e-2]}
-    job = torch_job("aimed", trace=pool.trace.file, num_steps=10 * PROBE, step_s=0.05)
+    variables = {"global_batch_size": [2, 32], "lr": [1e-4, 1e-2]}
+    job = replace(torch_job("aimed", trace=pool.trace.file, num_steps=10 * PROBE, step_s=0.05), global_batch_size=2)
     file = batch_file(tmp_path, "aiming", [job])
     content = json.loads(file.read_text())
     content["jobs"][0] |= {"target": {"metric": "eval/loss", "at_most": 1e-9}, "may_vary": variables}
@@ -55,10 +55,10 @@ def test_a_job_that_varies_survives_its_controller_and_its_node(pool, parents, b
     aimed = records["aimed"]
     assert (aimed.status, all_segments[0].what["first_step"]) == ("done", 30)
     assert "goes on from step 30 of aimed.lr-0.01" in aimed.details[CHOICE]
-    assert f"batches of 32 samples in fp32 in place of 8 in fp32 from step {PROBE}" in aimed.details[CHOICE]
+    assert f"batches of 32 samples in fp32 in place of 2 in fp32 from step {PROBE}" in aimed.details[CHOICE]
     assert_nothing_twice(pool, batch)
     assert_devices_held_once(pool)
-    may_vary = Variables(global_batch_size=(8, 32))  # as it decides in which parts gradients are measured
+    may_vary = Variables(global_batch_size=(2, 32))  # as it decides in which parts gradients are measured
     kwargs, target = {**job.model.kwargs, "trace": ""}, Target(metric="loss", at_most=1e-9)
     whole = with_phases(
         replace(job, model=replace(job.model, kwargs=kwargs), may_vary=may_vary, target=target), aimed.details
