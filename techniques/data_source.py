@@ -293,6 +293,7 @@ BUILTIN_SOURCES: dict[str, str] = {
     "preference": "ringmaster.techniques.data.sources.completion:Preference",
     "prompt": "ringmaster.techniques.data.sources.prompt:Prompt",
     "embedding": "ringmaster.techniques.data.sources.text_pairs:Embedding",
+    "passages": "ringmaster.techniques.data.sources.passages:Passages",
     "image-classification": "ringmaster.techniques.data.sources.image_classification:ImageClassification",
     "hugging-face": "ringmaster.techniques.data.sources.hugging_face:HuggingFace",
     "python-stdlib": "ringmaster.techniques.data.sources.builtin:PythonStdlib",

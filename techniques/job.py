@@ -98,6 +98,9 @@ ADAPTATIONS: Mapping[str, tuple[str, ...]] = {
     MERGED: ("average", "task-arithmetic"),
 }
 """The kinds of adaptation besides plain training, and the methods of each."""
+FLAT, IVF = "flat", "ivf"
+INDEXES = (FLAT, IVF)
+"""The indexes of a knowledge store."""
 MEASURED_OPTIMIZERS = ("adamw", "sgd")
 """The optimizers with which the noise scale of the gradient can be measured."""
 LEARNING_RATE_RULES = ("damped-gain", "square-root")
@@ -115,7 +118,9 @@ OF_SAMPLES = frozenset(
     )
 )
 """The fields of a job that say where samples come from. What they lead to is seen in `PreparedData`."""
-BESIDE_ONE_STEP = frozenset(
+OF_TRUST = frozenset({"allow_untrusted", "verify_share", "verify_steps"})
+"""The fields of a job that say who may train it."""
+BESIDE_ONE_STEP = OF_TRUST | frozenset(
     {
         *("name", "base", "seed", "num_steps", "num_epochs", "schedule", "optimizer.lr", "warm_start"),
         *("evaluation.every_steps", "evaluation.at_steps", "target", "may_vary", "phases"),
@@ -468,6 +473,32 @@ class AdaptationSpec:
 
 
 @dataclass(frozen=True, kw_only=True)
+class StoreSettings:
+    """How passages are encoded and searched.
+
+    Attributes:
+        index: "flat", which compares a question with all passages; or "ivf" with those of the nearest of some clusters.
+        num_lists: the clusters of an IVF index; None for 4 sqrt(passages).
+        least_recall: the share of the 10 nearest passages that an IVF index must find. So many clusters are searched.
+        batch_size: the texts of a forward pass of the encoder.
+        max_length: the tokens to which a text is cut.
+        words: the words of a passage, into which longer texts are divided (100 in DPR: Karpukhin et al.,
+            arXiv:2004.04906); None for whole texts.
+        overlap: the words that a passage shares with the one before it.
+        seed: of the clusters' first centroids, and of the passages whose neighbours are compared.
+    """
+
+    index: str = FLAT
+    num_lists: int | None = None
+    least_recall: float = 0.95
+    batch_size: int = 64
+    max_length: int = 256
+    words: int | None = None
+    overlap: int = 0
+    seed: int = 0
+
+
+@dataclass(frozen=True, kw_only=True)
 class WarmStart:
     """A checkpoint of another job of the same model, from which a job goes on: weights, optimizer and step.
 
@@ -635,6 +666,7 @@ class Job:
             a job has the same bits on any number of devices, as an exact one.
         numerics: lets the search choose other kernels, whose steps are compared with plain ones; None for plain ones.
         adaptation: how the model is derived from other models besides training; None for plain training.
+        store: makes a knowledge store of the data by the model, an encoder, which is not trained; None for training.
         components: named parts of the model, each with the prefix of its parameters' names, such as {"tower":
             "vision_model"}. The lineage recognizes them in every model that contains them.
         quantize_base: "nf4" for the linear layers of the frozen base in 4 bits (QLoRA: Dettmers et al.,
@@ -645,6 +677,9 @@ class Job:
         target: the job ends when an evaluation reaches it, and after `num_steps` at the latest.
         may_vary: what may be chosen on the way to the target; nothing else is.
         phases: of a job that has changed its batch size, precision or exchanges on the way; empty for others.
+        allow_untrusted: whether segments may run on untrusted nodes, whose work trusted nodes verify by samples.
+        verify_share: the probability with which a segment of an untrusted node is repeated on a trusted one.
+        verify_steps: the most steps of a segment on an untrusted node.
     """
 
     name: str
@@ -679,6 +714,10 @@ class Job:
     phases: tuple[TrainingPhase, ...] = field(default=(), metadata=SINCE_LATER)
     local_updates: LocalUpdates | None = field(default=None, metadata=SINCE_LATER)
     numerics: Numerics | None = field(default=None, metadata=SINCE_LATER)
+    allow_untrusted: bool = field(default=False, metadata=SINCE_LATER)
+    verify_share: float = field(default=0.1, metadata=SINCE_LATER)
+    verify_steps: int = field(default=100, metadata=SINCE_LATER)
+    store: StoreSettings | None = field(default=None, metadata=SINCE_LATER)
 
     @property
     def is_exact(self) -> bool:

@@ -19,7 +19,7 @@ import typer
 from ringmaster.errors import InputError, SignatureError, UnknownModel, input_errors
 from ringmaster.flows.lineage.home import LineageHome, Model, Refresh, lineage_home
 from ringmaster.flows.output import AsJson, error_console, message, output_console, print_json, write_document
-from ringmaster.model_lineage.records import IMPORTED
+from ringmaster.model_lineage.records import IMPORTED, INDEXED
 from ringmaster.techniques.models.peft_format import is_adapter
 from ringmaster.text import is_printable_name
 
@@ -462,7 +462,10 @@ def diff(
 
 
 def impact(
-    what: Annotated[str, typer.Argument(help="Model, component, or data set by its name or digest.")],
+    what: Annotated[
+        str,
+        typer.Argument(help="Model, component, data set (name or digest), or passage of stores (id or text)."),
+    ],
     data: Annotated[
         bool, typer.Option("--data", help="Take WHAT for a data set, though a model has its name.")
     ] = False,
@@ -470,7 +473,7 @@ def impact(
     refresh: Refresh = False,
     as_json: AsJson = False,
 ) -> None:
-    """List every model that came from a model or was trained on a data set, and which of them are in production."""
+    """List every model that came from a model, a data set or a passage of a store, and which are in production."""
     from ringmaster.flows.lineage.views import impact_view, print_view
     from ringmaster.model_lineage.exporting import node_json
 
@@ -541,6 +544,11 @@ def _reached(home: LineageHome, what: str, *, is_data: bool) -> tuple[str, list[
     try:
         node = None if is_data else snapshot.find(what)
     except UnknownModel as error:
+        if not trained and (holding := _stores_with(home, what)):
+            readers = [child for each in holding for child in snapshot.graph.children(each.id)]
+            readers = [id for id in readers if id in snapshot.nodes and snapshot.nodes[id].record.kind != INDEXED]
+            reached = dict.fromkeys([*readers, *snapshot.reached_from(readers)])
+            return f"passage {what}", [*holding, *(snapshot.nodes[id] for id in reached if id in snapshot.nodes)]
         if not trained:
             sets = close_names(what, snapshot.dataset_names())
             raise InputError([f"{error} And no model was trained on data of that name or digest. {sets}"]) from error
@@ -554,6 +562,20 @@ def _reached(home: LineageHome, what: str, *, is_data: bool) -> tuple[str, list[
         raise InputError([f"no model was trained on data {what!r}. {close_names(what, snapshot.dataset_names())}"])
     below = snapshot.reached_from([each.id for each in trained])
     return f"data {what}", [*trained, *(snapshot.nodes[id] for id in below if id in snapshot.nodes)]
+
+
+def _stores_with(home: LineageHome, passage: str) -> list[LineageNode]:
+    """The knowledge stores that have a passage of that id or text."""
+    from ringmaster.techniques.data.arrow_files import read_table
+    from ringmaster.techniques.data.sources.passages import PASSAGES_FILE
+
+    result = []
+    for node in home.snapshot.models:
+        if node.record.kind == INDEXED:
+            table = read_table(home.model_dir(node) / PASSAGES_FILE)
+            if passage in table["id"].to_pylist() or passage in table["text"].to_pylist():
+                result.append(node)
+    return result
 
 
 def _write_cards(cards: dict[str, str], output: Path | None) -> None:

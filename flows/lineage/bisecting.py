@@ -22,6 +22,7 @@ from ringmaster.flows.lineage.home import LineageHome
 from ringmaster.model_lineage import DatasetInput
 from ringmaster.model_lineage.exporting import node_json
 from ringmaster.model_lineage.graph import BisectionResult, BreakingAdaptation, blame, every_bad, first_bad
+from ringmaster.model_lineage.records import INDEXED
 from ringmaster.model_lineage.snapshot import LineageNode
 from ringmaster.tasks.datasets.recording import ROWS
 from ringmaster.techniques.data.encoded_rows import RowManifest
@@ -171,7 +172,8 @@ class Bisection:
             **{key: node_json(node)[key] for key in ("id", "kind", "run", "datasets", "origin")},
             "steps": None,
         }
-        root = node.record.origin.checkpoints if checkpoints else None
+        has_states = checkpoints and node.record.kind != INDEXED  # those of a store are vectors
+        root = node.record.origin.checkpoints if has_states else None
         if root is not None and isinstance(self.test, CommandTest):
             fields["steps"] = self._steps(node, self.test, root)
         return fields

@@ -26,11 +26,14 @@ from ringmaster.techniques.data.inference import (
     infer_kind,
     with_processor_of,
 )
-from ringmaster.techniques.job import DataSpec, Job, ModelSpec
+from ringmaster.techniques.job import DataSpec, Job, ModelSpec, StoreSettings
 from ringmaster.techniques.loss import reward_names
-from ringmaster.techniques.losses.contrastive import Contrastive
+from ringmaster.techniques.losses.contrastive import Contrastive, LateInteraction
 from ringmaster.techniques.models.peft_format import resolved
 from ringmaster.techniques.processes.order import KEPT_CHECKPOINTS
+
+STEP_PASSAGES = 1024
+"""The passages of a step of a knowledge store."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -288,12 +291,25 @@ def _at(position: int, place: Place) -> Place:
 
 
 def _job(entry: JobEntry) -> Job:
-    job = from_json(Job, _loss_fields(entry.model_dump(exclude_unset=True, exclude=set(PLANNER_KEYS))))
+    job = from_json(Job, _with_store(_loss_fields(entry.model_dump(exclude_unset=True, exclude=set(PLANNER_KEYS)))))
     job = replace(job, adapter=job.adapter and resolved(job.adapter))
     if "metrics" in entry.evaluation.model_fields_set or not reward_names(job.loss, job.loss_options):
         return job
     # The loss of completions that a model has written itself says nothing of how good it is.
     return replace(job, evaluation=replace(job.evaluation, metrics=("reward",)))
+
+
+def _with_store(fields: dict[str, Any]) -> dict[str, Any]:
+    """Returns a job's values; those of a store with its kind of data, one pass over it, and large steps."""
+    kind, store = fields.pop("kind", None), fields.get("store")
+    if kind is None and store is None:
+        return fields
+    data = {"held_out": 0.0, **fields["data"]}
+    store = {"max_length": data.get("seq_len") or StoreSettings.max_length, **(store or {})}
+    chunks = {key: store[key] for key in ("words", "overlap") if store.get(key)}
+    data |= {"seq_len": store["max_length"], "kwargs": chunks}
+    steps = {"global_batch_size": STEP_PASSAGES} | ({} if fields.get("num_steps") else {"num_epochs": 1.0})
+    return {**steps, **fields, "store": store, "data": {**data, "kind": "passages"}}
 
 
 def _loss_fields(entry: Mapping[str, Any]) -> dict[str, Any]:
@@ -350,7 +366,7 @@ def with_kinds(jobs: Sequence[Job]) -> list[Job]:
 
 def _with_hard_negatives(job: Job) -> Job:
     """The job, whose loss learns from hard negatives where its data has some, unless it says whether to."""
-    if job.loss != Contrastive.name or "hard_negatives" in job.loss_options:
+    if job.loss not in (Contrastive.name, LateInteraction.name) or "hard_negatives" in job.loss_options:
         return job
     try:
         has_some = has_negatives(job.data)

@@ -7,6 +7,7 @@ from typing import Any
 from ringmaster.errors import LedgerError
 from ringmaster.model_lineage.importing import record_base
 from ringmaster.model_lineage.ledger.ledger import Ledger
+from ringmaster.model_lineage.records import INDEXED
 from ringmaster.tasks.storage.journal import Journal
 from ringmaster.techniques import Job
 from ringmaster.text import code_span, markdown
@@ -23,6 +24,8 @@ def kind_of(job: Job, *, has_parents: bool) -> str:
     """Returns how a job's model is made: one of `ADAPTATION_KINDS`."""
     if job.adaptation is not None:
         return job.adaptation.kind
+    if job.store is not None:
+        return INDEXED
     if job.adapter is not None:
         return KINDS_OF_ADAPTERS[job.adapter.kind]
     return "fine-tuned" if has_parents else "pretrained"

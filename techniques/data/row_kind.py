@@ -164,7 +164,7 @@ class RowKind(StoredSource):
     packs: whether several samples may lie in one row; only for causal ones of `input_ids` and `labels`.
     """
 
-    reads = ("path", "dataset")
+    reads: ClassVar[tuple[str, ...]] = ("path", "dataset")
     pads = True
     version: ClassVar[int] = 1
     needs_tokenizer: ClassVar[bool] = False

@@ -83,7 +83,7 @@ def preflight_job(job: Job, order: PreflightOrder) -> Preflight:
     if job.trains and job.name not in order.evaluated and data.training_faults:
         raise StepError([*data.training_faults])
     tried: TinyStepResult | None = None
-    if job.trains and job.model.command is None:
+    if job.trains and job.store is None and job.model.command is None:
         tried = probe(job, data=data, cache_dir=Path(order.cache_dir), is_there=described is None)
         _check_training(job, data)
         _check_weights(job, data, order.weights)
@@ -100,7 +100,9 @@ def preflight_job(job: Job, order: PreflightOrder) -> Preflight:
     names = job.techniques or order.techniques
     # A technique that only the job names is one for groups, and gives that as its reason.
     techniques = {name: registry.load(order.techniques.get(name) or registry.dotted_path(name)) for name in names}
-    if not job.trains and job.techniques is None:  # reasons of techniques that train would be useless
+    if (
+        not job.trains or job.store is not None
+    ) and job.techniques is None:  # reasons of techniques that train would be useless
         techniques = {name: technique for name, technique in techniques.items() if isinstance(technique, BlackBox)}
     for shape in order.shapes:
         if job.num_devices is not None and shape.num_devices not in job.num_devices:

@@ -13,8 +13,8 @@ from typing import Any, Protocol
 import torch
 
 from ringmaster.codec import to_json
-from ringmaster.techniques.checkpoints.checkpoint import WritePieces
-from ringmaster.techniques.checkpoints.saving import Saver, SaveVotes, WriteRetries, takes_nothing
+from ringmaster.techniques.checkpoints.checkpoint import CheckpointStore, WritePieces
+from ringmaster.techniques.checkpoints.saving import CheckpointedState, Saver, SaveVotes, WriteRetries, takes_nothing
 from ringmaster.techniques.checkpoints.state import HostCopies
 from ringmaster.techniques.estimates.device_rates import standard_error, time_on_ranks
 from ringmaster.techniques.models.rewriting import COMPARING_TIMEOUT_S, compare
@@ -68,6 +68,25 @@ class TrialSubject(Protocol):
 
     def num_evaluated_batches(self) -> float:
         """Returns the number of global batches of one evaluation."""
+
+
+class SegmentSubject(TrialSubject, CheckpointedState, Protocol):
+    """What a segment brings to its last step: a trainer, or the encoding of a knowledge store.
+
+    passed_over, kernels_refused: as in `Trainer`.
+    """
+
+    passed_over: tuple[str, ...]
+    kernels_refused: str
+
+    def restore(self, root: Root, *, known_step: int = 0) -> int:
+        """Loads the newest whole checkpoint under `root`, if any; returns the number of completed steps."""
+
+    def begin_chain(self, root: Root) -> None:
+        """Starts the segment's part of the chain of states, after the checkpoint that was restored, if any."""
+
+    def store(self, root: Root) -> CheckpointStore:
+        """Returns the checkpoints under `root`."""
 
 
 def trial(trainer: TrialSubject, order: GangOrder, reporter: Reporter) -> dict[str, Any]:
@@ -169,7 +188,7 @@ SAVE_TIMEOUT_S = 300.0
 TIMEOUT_STEPS, LEAST_TIMEOUT_S, FIRST_STEP_TIMEOUT_S = 20.0, 10.0, 300.0
 
 
-def train(trainer: Trainer, order: GangOrder, reporter: Reporter) -> dict[str, Any]:
+def train(trainer: SegmentSubject, order: GangOrder, reporter: Reporter) -> dict[str, Any]:
     """Trains to `order.last_step`; after a job's last step, evaluates and exports its model. Returns the result."""
     assert order.checkpoint_dir is not None and order.model_dir is not None
     root = order.checkpoint_dir
@@ -206,12 +225,12 @@ def train(trainer: Trainer, order: GangOrder, reporter: Reporter) -> dict[str, A
         if not _exported(trainer, order, reporter):
             return {"status": OutcomeStatus.PREEMPTED, **result}
         result["export_s"] = time.perf_counter() - started_s
-        if order.job.adaptation is not None:
+        if order.job.adaptation is not None and isinstance(trainer, Trainer):
             result["compared"] = _compared(trainer, order, reporter)
     return {"status": OutcomeStatus.PREEMPTED if stopped else OutcomeStatus.DONE, **result}
 
 
-def _exported(trainer: Trainer, order: GangOrder, reporter: Reporter) -> bool:
+def _exported(trainer: SegmentSubject, order: GangOrder, reporter: Reporter) -> bool:
     """Writes the finished model, and waits where its disk or store takes nothing; returns whether it is written.
 
     A stop command ends the wait. The state of the last step is in a checkpoint.
@@ -250,7 +269,7 @@ def _compared(trainer: Trainer, order: GangOrder, reporter: Reporter) -> Any:
     return None
 
 
-def _evaluate(trainer: Trainer, order: GangOrder, reporter: Reporter) -> dict[str, float] | None:
+def _evaluate(trainer: SegmentSubject, order: GangOrder, reporter: Reporter) -> dict[str, float] | None:
     """Evaluates and reports the present state; returns the metrics if they have reached the job's target."""
     reporter.phase("evaluating", timeout_s=SAVE_TIMEOUT_S)
     metrics, target = trainer.evaluate(), order.job.target
@@ -259,7 +278,7 @@ def _evaluate(trainer: Trainer, order: GangOrder, reporter: Reporter) -> dict[st
 
 
 def _steps(
-    trainer: Trainer, order: GangOrder, reporter: Reporter, saver: Saver
+    trainer: SegmentSubject, order: GangOrder, reporter: Reporter, saver: Saver
 ) -> tuple[bool, dict[str, float] | None]:
     """Trains the steps of the segment, until an evaluation has reached the job's target.
 
@@ -278,6 +297,7 @@ def _steps(
         if not math.isfinite(report.loss):
             saver.finish()  # the state being saved is valid, and all ranks reach this line
             raise ValueError(lost_loss(report.loss, step=report.step))
+        trainer.digest_step()
         progress.add(report)
         timeout.learn(report.seconds)
         stop, save = (total > 0 for total in report.asked[:2])
