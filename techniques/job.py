@@ -67,7 +67,9 @@ OF_SAMPLES = frozenset(
     )
 )
 """The fields of a job that say where samples come from. What they lead to is seen in `PreparedData`."""
-BESIDE_ONE_STEP = frozenset(
+OF_TRUST = frozenset({"allow_untrusted", "verify_share", "verify_steps"})
+"""The fields of a job that say who may train it."""
+BESIDE_ONE_STEP = OF_TRUST | frozenset(
     {
         *("name", "base", "seed", "num_steps", "num_epochs", "schedule", "optimizer.lr", "warm_start"),
         *("evaluation.every_steps", "evaluation.at_steps", "target", "may_vary", "phases"),
@@ -624,6 +626,9 @@ class Job:
         target: the job ends when an evaluation reaches it, and after `num_steps` at the latest.
         may_vary: what may be chosen on the way to the target; nothing else is.
         phases: of a job that has changed its batch size, precision or exchanges on the way; empty for others.
+        allow_untrusted: whether segments may run on untrusted nodes, whose work trusted nodes verify by samples.
+        verify_share: the probability with which a segment of an untrusted node is repeated on a trusted one.
+        verify_steps: the most steps of a segment on an untrusted node.
     """
 
     name: str
@@ -658,6 +663,9 @@ class Job:
     phases: tuple[TrainingPhase, ...] = field(default=(), metadata=SINCE_LATER)
     local_updates: LocalUpdates | None = field(default=None, metadata=SINCE_LATER)
     numerics: Numerics | None = field(default=None, metadata=SINCE_LATER)
+    allow_untrusted: bool = field(default=False, metadata=SINCE_LATER)
+    verify_share: float = field(default=0.1, metadata=SINCE_LATER)
+    verify_steps: int = field(default=100, metadata=SINCE_LATER)
     store: StoreSettings | None = field(default=None, metadata=SINCE_LATER)
 
     @property

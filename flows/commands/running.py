@@ -375,10 +375,10 @@ def status(
         return
     output_console().print(status_table(rows), end="", soft_wrap=True)
     if (pool := settings.pool()) is not None:
-        from ringmaster.flows.pool.batch_requests import open_database, quotas_in_words
+        from ringmaster.flows.pool.batch_requests import open_database, quotas_in_words, untrusted_in_words
 
         with open_database(pool) as database:
-            for line in quotas_in_words(database):
+            for line in (*untrusted_in_words(database), *quotas_in_words(database)):
                 output_console().print(printable(line), soft_wrap=True)
 
 

@@ -17,6 +17,7 @@ from ringmaster.tasks.batch.references import NAME_REMEDY, is_name
 from ringmaster.tasks.planning import Problem
 from ringmaster.tasks.pool.active_batches import quota_text, quotas_of_pool
 from ringmaster.tasks.pool.job_changes import clone_faults, with_settings
+from ringmaster.tasks.pool.nodes import NodeRegistry
 from ringmaster.tasks.pool.requests import RequestKind, Requests, RequestStatus
 from ringmaster.tasks.pool.submissions import ALONE, BatchStatus, Submissions, unsubmitted
 from ringmaster.tasks.storage.database import Database, file_url
@@ -70,6 +71,12 @@ def open_database(address: settings.PoolAddress) -> Iterator[Database]:
         raise InputError([f"the pool's database does not answer: {error.orig}. To fix: see that it runs"]) from error
     with closing(database):
         yield database
+
+
+def untrusted_in_words(database: Database) -> list[str]:
+    """Returns the untrusted nodes of a pool in sentences, and why the expelled ones get no work."""
+    nodes = [node for node in NodeRegistry(database).all() if not node.devices[0].is_trusted]
+    return [f"node {n.name} is untrusted: {n.health.get('0') or 'it gets jobs with allow_untrusted'}" for n in nodes]
 
 
 def quotas_in_words(database: Database) -> list[str]:

@@ -61,6 +61,7 @@ def job_findings(raw: Any) -> Iterator[Finding]:
     yield from _length(job)
     yield from _exact(job)
     yield from _local_updates(job)
+    yield from _untrusted(job)
     yield from _text(job)
     yield from training_findings(job)
     yield from _loss(job)
@@ -419,6 +420,19 @@ def _exact(job: Raw) -> Iterator[Finding]:
         if size % chunk or (size // chunk).bit_count() != 1:
             problem = f"divides {what} into a number of chunks that is no power of two"
             yield Finding(("exact_chunk",), problem, f"give {size} divided by 1, 2, 4, 8 or so")
+
+
+def _untrusted(job: Raw) -> Iterator[Finding]:
+    """Yields why segments of a job cannot be repeated and compared; places are relative to the job."""
+    if job.get("allow_untrusted") is not True:
+        return
+    place, remedy = ("allow_untrusted",), "leave one of the two out"
+    command = as_mapping(job.get("model")).get("command")
+    yield from findings_where(
+        (command is not None, place, "does not go with a command, whose states nobody else can repeat", remedy),
+        (bool(job.get("may_vary")), place, "does not go with may_vary, which changes the steps on the way", remedy),
+        (_is_store(job), place, "is for training, and a store trains nothing", remedy),
+    )
 
 
 def _local_updates(job: Raw) -> Iterator[Finding]:

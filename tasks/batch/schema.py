@@ -582,6 +582,16 @@ class JobEntry(Section):
         default=None,
         description="lets the search choose kernels within a tolerance, such as {tolerance: 1e-5}, or leave it out",
     )
+    allow_untrusted: bool = Field(
+        default=job.Job.allow_untrusted, description="true where untrusted nodes of a pool may train it, else false"
+    )
+    verify_share: Annotated[float, Field(gt=0, le=1)] = Field(
+        default=job.Job.verify_share,
+        description="the share of the segments of untrusted nodes that trusted ones repeat, such as 0.1",
+    )
+    verify_steps: Whole = Field(
+        default=job.Job.verify_steps, description="the most steps of a segment on an untrusted node, such as 100"
+    )
     deadline_s: Positive | None = Field(
         default=None, description="the seconds from the batch's start by which the job must have ended, such as 3600"
     )

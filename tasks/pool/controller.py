@@ -39,7 +39,7 @@ from ringmaster.tasks.pool.active_batches import (
 from ringmaster.tasks.pool.event_log import EventLog
 from ringmaster.tasks.pool.failover import RecoveredState, nodes_of, outcome_of, read_recovered_state, speeds_of
 from ringmaster.tasks.pool.node_scaler import ElasticityOptions, NodeScaler, empty_before_s, plan_before_ends
-from ringmaster.tasks.pool.nodes import PoolLeases, Timeouts, is_loan
+from ringmaster.tasks.pool.nodes import NodeRegistry, PoolLeases, Timeouts, is_loan
 from ringmaster.tasks.pool.request_handler import OTHER_VERSION, RequestHandler
 from ringmaster.tasks.pool.requests import LOOK_EVERY_S, Request, Requests, RequestStatus
 from ringmaster.tasks.pool.submissions import BatchStatus, Submissions
@@ -181,6 +181,7 @@ class PoolController:
     def take_over(self, executor: Executor) -> None:
         """Puts a new executor into the state of the former one, or into the initial state if there was none."""
         self._executor = executor
+        executor.on_expelled = lambda node, why: NodeRegistry(self._database).expel(node, why=why)
         self._request_handler = RequestHandler(
             self._database,
             executor=executor,

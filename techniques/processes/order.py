@@ -47,6 +47,8 @@ class GangOrder:
     known_step: a step of which a checkpoint is known to have been stored. If no checkpoint at all is found then, the
         gang fails instead of starting again from step 0.
     checkpoint_every_s: seconds between checkpoints; None for the last one only.
+    digested_steps: the steps after which the state is digested, of a job that untrusted nodes may train; empty for as
+        many as fit into a share of the time.
     import_paths: folders appended to the workers' import path, which contain users' factories.
     members: orders of the jobs that the same gang trains beside `job` on one base (`techniques.shared_base`). Only
         their job, data, folders and last step are used.
@@ -73,6 +75,7 @@ class GangOrder:
     last_step: int = 0
     known_step: int = 0
     checkpoint_every_s: float | None = None
+    digested_steps: tuple[int, ...] = ()
     keep_checkpoints: int = KEPT_CHECKPOINTS
     import_paths: tuple[str, ...] = ()
     members: tuple[GangOrder, ...] = stored_as("fellows", default=())
