@@ -489,6 +489,11 @@ class JobEntry(Section):
     """One model to train."""
 
     name: Name = Field(description="a name of up to 100 letters, digits, '-', '_' and '.', such as llama-small")
+    ludwig: Any = Field(
+        default=None,
+        description="a Ludwig configuration or its file, such as ludwig.yaml, in place of model, loss, optimizer and "
+        "length, which may override it",
+    )
     model: ModelSection = Field(description="the model, such as {architecture: LlamaForCausalLM, config: {...}}")
     kind: Annotated[str, AfterValidator(references.one_of((STORE,))), WithJsonSchema({"enum": [STORE]})] | None = Field(
         default=None, description="store, for a knowledge store of the data, or leave the key out: a model is trained"
