@@ -11,15 +11,12 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from string import Formatter
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
-if TYPE_CHECKING:
-    from ringmaster.techniques.retrieval.knowledge_store import RetrievedPassage
-
+MANIFEST = "manifest.json"
+"""The file of a store that says what it was made of, with its digest."""
 TEMPLATE = "{passages}\n\n{prompt}"
 """What a model reads where the job gives no template: the passages, and then its prompt, behind an empty line."""
-SPARE = 8
-"""Passages beside those that are asked for, of which some may be the positive itself."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -57,8 +54,6 @@ class Retriever:
     @property
     def digest(self) -> str:
         """The digest of the store. Raises ValueError where the folder holds none."""
-        from ringmaster.techniques.retrieval.knowledge_store import MANIFEST
-
         try:
             return str(json.loads((Path(self.store) / MANIFEST).read_text(encoding="utf-8"))["digest"])
         except (OSError, ValueError, KeyError) as error:
@@ -67,31 +62,6 @@ class Retriever:
                 "its folder (docs/retrieval.md)"
             ) from error
 
-    def find(self, questions: Sequence[str], *, but: Sequence[str] | None = None) -> list[list[RetrievedPassage]]:
-        """Returns the k passages that are most similar to each question, the best first.
-
-        but: for each question the text that is left out, with passages that hold it.
-
-        Raises ValueError where the store has too few passages.
-        """
-        from ringmaster.techniques.retrieval.knowledge_store import KnowledgeStore
-
-        if not questions:
-            return []
-        num_spare = 0 if but is None else SPARE
-        found = KnowledgeStore.open(Path(self.store)).search_texts(texts=questions, num_passages=self.k + num_spare)
-        if but is not None:
-            found = [
-                [each for each in passages if left_out.strip() not in each.text]
-                for passages, left_out in zip(found, but, strict=True)
-            ]
-        if (fewest := min(map(len, found), default=self.k)) < self.k:
-            raise ValueError(
-                f"data.retriever: the store has {fewest} passages for a question, and k is {self.k}. To fix: give a "
-                "smaller k, or a store with more passages"
-            )
-        return [passages[: self.k] for passages in found]
-
-    def prompt(self, passages: Sequence[RetrievedPassage], question: str) -> str:
+    def prompt(self, passages: Sequence[str], question: str) -> str:
         """Returns what the model reads."""
-        return self.template.format(passages="\n".join(each.text for each in passages), prompt=question)
+        return self.template.format(passages="\n".join(passages), prompt=question)

@@ -71,14 +71,16 @@ class Completion(RowSource):
         retriever, tokenizer = context.retriever, context.tokenizer
         if retriever is None:
             return list(rows)
+        from ringmaster.techniques.retrieval.knowledge_store import find_passages  # imports torch
+
         questions = [prompt if isinstance(prompt := _prompt_of(row), str) else "" for row in rows]
-        found, result = retriever.find(questions), list(rows)
+        found, result = find_passages(retriever, questions), list(rows)
         for place, (row, question, passages) in enumerate(zip(rows, questions, found, strict=True)):
             if not isinstance(_prompt_of(row), str):
                 continue
             num_around = len(tokenizer.start_ids) + 1
             while True:
-                prompt = retriever.prompt(passages, question)
+                prompt = retriever.prompt([each.text for each in passages], question)
                 num_tokens = len(tokenizer.encode(f"{prompt}{row['completion']}")) + num_around
                 if num_tokens <= context.max_length or not passages:
                     break
@@ -122,16 +124,18 @@ class Rag(Completion):
 
     def with_passages(self, rows: Sequence[Mapping[str, Any]], *, context: SampleContext) -> list[Mapping[str, Any]]:
         """Returns rows with a prompt for each passage, and the scores of the passages."""
+        from ringmaster.techniques.retrieval.knowledge_store import find_passages  # imports torch
+
         retriever = context.retriever
         assert retriever is not None, "as checked"
         questions = [str(_prompt_of(row)) for row in rows]
         return [
             {
                 **row,
-                "prompts": [retriever.prompt([each], question) for each in passages],
+                "prompts": [retriever.prompt([each.text], question) for each in passages],
                 PASSAGE_SCORES: [each.score for each in passages],
             }
-            for row, question, passages in zip(rows, questions, retriever.find(questions), strict=True)
+            for row, question, passages in zip(rows, questions, find_passages(retriever, questions), strict=True)
         ]
 
     def texts(self, row: Mapping[str, Any], *, context: SampleContext) -> Iterable[str]:
