@@ -14,6 +14,10 @@ MEASURED, PREDICTED = "measured", "predicted"
 """The sources of a profile: a trial or a segment that trained has measured it, or nothing has."""
 
 
+UNTRUSTED = ", untrusted"
+"""The end of the names of those kinds of devices that untrusted nodes have."""
+
+
 @dataclass(frozen=True, kw_only=True)
 class GroupMemberProfile:
     """A job that a gang trains beside another job, on one base.
@@ -88,6 +92,11 @@ class Profile:
     predicted_step_s: float | None = field(default=None, metadata=SINCE_LATER)
     num_measured_steps: int = field(default=0, metadata=SINCE_LATER)
     key: ProfileKey | None = field(default=None, metadata=SINCE_LATER)
+
+    @property
+    def is_untrusted(self) -> bool:
+        """Whether it is of devices of untrusted nodes."""
+        return self.device_type.endswith(UNTRUSTED)
 
     @property
     def at_once(self) -> int | None:

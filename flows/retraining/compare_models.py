@@ -357,7 +357,7 @@ def _judged(
                 job=rival.job,
                 data=data,
                 suite=suite,
-                metrics=[metric, *(name for name in rival.job.evaluation.metrics if name != metric)],
+                metrics=list(dict.fromkeys([metric, *rival.job.evaluation.metrics, *rule.limits])),
                 max_rows=max_rows,
                 is_whole=rival.is_whole,
                 trained_on=rival.trained_on,

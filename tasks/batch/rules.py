@@ -61,6 +61,7 @@ def job_findings(raw: Any) -> Iterator[Finding]:
     yield from _length(job)
     yield from _exact(job)
     yield from _local_updates(job)
+    yield from _untrusted(job)
     yield from _text(job)
     yield from training_findings(job)
     yield from _loss(job)
@@ -421,6 +422,19 @@ def _exact(job: Raw) -> Iterator[Finding]:
             yield Finding(("exact_chunk",), problem, f"give {size} divided by 1, 2, 4, 8 or so")
 
 
+def _untrusted(job: Raw) -> Iterator[Finding]:
+    """Yields why segments of a job cannot be repeated and compared; places are relative to the job."""
+    if job.get("allow_untrusted") is not True:
+        return
+    place, remedy = ("allow_untrusted",), "leave one of the two out"
+    command = as_mapping(job.get("model")).get("command")
+    yield from findings_where(
+        (command is not None, place, "does not go with a command, whose states nobody else can repeat", remedy),
+        (bool(job.get("may_vary")), place, "does not go with may_vary, which changes the steps on the way", remedy),
+        (_is_store(job), place, "is for training, and a store trains nothing", remedy),
+    )
+
+
 def _local_updates(job: Raw) -> Iterator[Finding]:
     local = as_mapping(job.get("local_updates"))
     workers, warmup = local.get("workers"), local.get("warmup_steps", LocalUpdates.warmup_steps)
@@ -576,10 +590,16 @@ def training_findings(job: Raw) -> Iterator[Finding]:
     )
     optimizer_name = optimizer.get("name", OptimizerSpec.name)
     if isinstance(optimizer_name, str) and (known := OPTIMIZER_OPTIONS.get(optimizer_name)) is not None:
-        for option in as_mapping(optimizer.get("options")):
+        options = as_mapping(optimizer.get("options"))
+        for option, value in options.items():
+            place = ("optimizer", "options", option)
             if option not in known:
-                remedy = closest(option, known, what="The options are")
-                yield Finding(("optimizer", "options", option), "is an unknown option", remedy)
+                yield Finding(place, "is an unknown option", closest(option, known, what="The options are"))
+            elif not known[option].fits(value):
+                problem = f"must be {known[option].words}, got {value!r:.60}"
+                yield Finding(place, problem, "change it, or leave it out for the default")
+        if options.get("nesterov") is True and not (options.get("momentum", 0.95 * (optimizer_name == "muon"))):
+            yield Finding(("optimizer", "options", "nesterov"), "needs momentum", "give momentum, such as 0.9")
     if job.get("freeze"):
         yield from findings_where(
             (

@@ -474,6 +474,11 @@ class JobEntry(Section):
     """One model to train."""
 
     name: Name = Field(description="a name of up to 100 letters, digits, '-', '_' and '.', such as llama-small")
+    ludwig: Any = Field(
+        default=None,
+        description="a Ludwig configuration or its file, such as ludwig.yaml, in place of model, loss, optimizer and "
+        "length, which may override it",
+    )
     model: ModelSection = Field(description="the model, such as {architecture: LlamaForCausalLM, config: {...}}")
     kind: Annotated[str, AfterValidator(references.one_of((STORE,))), WithJsonSchema({"enum": [STORE]})] | None = Field(
         default=None, description="store, for a knowledge store of the data, or leave the key out: a model is trained"
@@ -566,6 +571,16 @@ class JobEntry(Section):
     numerics: NumericsSection | None = Field(
         default=None,
         description="lets the search choose kernels within a tolerance, such as {tolerance: 1e-5}, or leave it out",
+    )
+    allow_untrusted: bool = Field(
+        default=job.Job.allow_untrusted, description="true where untrusted nodes of a pool may train it, else false"
+    )
+    verify_share: Annotated[float, Field(gt=0, le=1)] = Field(
+        default=job.Job.verify_share,
+        description="the share of the segments of untrusted nodes that trusted ones repeat, such as 0.1",
+    )
+    verify_steps: Whole = Field(
+        default=job.Job.verify_steps, description="the most steps of a segment on an untrusted node, such as 100"
     )
     deadline_s: Positive | None = Field(
         default=None, description="the seconds from the batch's start by which the job must have ended, such as 3600"

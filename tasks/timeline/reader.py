@@ -24,6 +24,7 @@ from ringmaster.tasks.timeline.run_timeline import (
     TimelineSpan,
 )
 from ringmaster.techniques.processes.events import EvaluationReported, JobEvent, JobReady, PhaseStarted, Steps
+from ringmaster.techniques.profiles import UNTRUSTED
 from ringmaster.techniques.training.fused.group_requirements import AT_ONCE, num_steps_of_gang
 
 MOST_PLANS = 20  # to read at a time for the first plans of jobs that were added later
@@ -115,7 +116,10 @@ class TimelineReader:
             notes=tuple(self._notes(heads, past, zero_s)),
             nodes=tuple(
                 NodeLine(
-                    name=n.name, num_devices=len(n.devices), status=n.status, health=tuple(sorted(n.health.items()))
+                    name=n.name,
+                    num_devices=len(n.devices),
+                    status=n.status if n.devices[0].is_trusted else f"{n.status}{UNTRUSTED}",
+                    health=tuple(sorted(n.health.items())),
                 )
                 for n in nodes
             ),

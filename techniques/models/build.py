@@ -12,6 +12,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from ringmaster.codec import to_json
 from ringmaster.registry import resolve
 from ringmaster.techniques.data.tokens import have_other_tokens
 from ringmaster.techniques.data_source import PreparedData
@@ -53,7 +54,7 @@ def build_model(spec: ModelSpec, *, data: PreparedData, seed: int, weights_from:
             _check_vocabulary(quantized, data)
             model = load_quantized(_fresh(spec, data), quantized, how)
         elif spec.factory is not None:
-            model = _from_factory(spec)
+            model = _from_factory(spec, data)
             if weights_from is not None:
                 _load_weights(model, weights_from)
         else:
@@ -144,7 +145,7 @@ def build_base(spec: ModelSpec, *, data: PreparedData, seed: int, folder: Path) 
 def _fresh(spec: ModelSpec, data: PreparedData) -> nn.Module:
     """The model with fresh weights, from a factory or a config."""
     if spec.factory is not None:
-        return _from_factory(spec)
+        return _from_factory(spec, data)
     config = model_config(spec, data)
     if hasattr(config, "quantization_config"):  # read by `load_quantized`, not by transformers
         del config.quantization_config
@@ -184,9 +185,9 @@ def skeleton(spec: ModelSpec, data: PreparedData) -> nn.Module:
     with seeded(0):
         try:
             with torch.device("meta"):
-                return _from_factory(spec).train()
+                return _from_factory(spec, data).train()
         except RuntimeError:  # the factory reads values, which meta tensors do not have
-            return _from_factory(spec).train()
+            return _from_factory(spec, data).train()
 
 
 def _from_config(spec: ModelSpec, config: Any, *, weights_from: Path | None, of_headers: bool = False) -> nn.Module:
@@ -305,9 +306,25 @@ def _check_labels(base: Path, data: PreparedData) -> None:
         check_labels(AutoConfig.from_pretrained(str(base), local_files_only=True), data, of=f"the base in {base}")
 
 
-def _from_factory(spec: ModelSpec) -> nn.Module:
+def factory_arguments(spec: ModelSpec, data: PreparedData) -> dict[str, Any]:
+    """Returns the arguments of a model's factory: its `kwargs`, and the features of data that has some.
+
+    Raises ValueError where an exported model's features are encoded in another way than the data's.
+    """
+    if not data.features:
+        return dict(spec.kwargs)
+    features = to_json(data.features)
+    if spec.kwargs.get("features", features) != features:
+        raise ValueError(
+            f"model: it has other categories or statistics than {data.name}. To fix: set data.kwargs.encoded_as to "
+            "the folder of the model"
+        )
+    return {**spec.kwargs, "features": features}
+
+
+def _from_factory(spec: ModelSpec, data: PreparedData) -> nn.Module:
     assert spec.factory is not None
-    model = resolve(spec.factory)(**spec.kwargs)
+    model = resolve(spec.factory)(**factory_arguments(spec, data))
     if not isinstance(model, nn.Module):
         raise ValueError(
             f"model factory {spec.factory} returned {type(model).__name__}. To fix: return a torch.nn.Module"

@@ -6,6 +6,7 @@ import copy
 import json
 import shutil
 from collections.abc import Callable, Iterable, Mapping
+from dataclasses import replace
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -24,7 +25,7 @@ from ringmaster.techniques.data_source import PreparedData
 from ringmaster.techniques.job import Adapter, ModelSpec
 from ringmaster.techniques.models.adapters import saved_modules, sites, unambiguous_targets
 from ringmaster.techniques.models.architectures import instantiate
-from ringmaster.techniques.models.build import no_progress_bar, skeleton
+from ringmaster.techniques.models.build import factory_arguments, no_progress_bar, skeleton
 from ringmaster.techniques.models.model_folders import (
     CONFIG,
     FACTORY,
@@ -86,7 +87,7 @@ def export_model(
     """
     with publish(folder) as aside:
         if spec.factory is not None:
-            _save_factory(aside, spec, skeleton(spec, prepared), state)
+            _save_factory(aside, spec, skeleton(spec, prepared), state, prepared=prepared)
         else:
             _save_pretrained(aside, _config_to_save(model), state)
             _save_generation(aside, model, prepared)
@@ -176,11 +177,15 @@ def _save_generation(folder: Path, model: Any, prepared: PreparedData) -> None:
     config.to_json_file(file)
 
 
-def _save_factory(folder: Path, spec: ModelSpec, whole: nn.Module, state: Mapping[str, Tensor]) -> None:
+def _save_factory(
+    folder: Path, spec: ModelSpec, whole: nn.Module, state: Mapping[str, Tensor], *, prepared: PreparedData
+) -> None:
     from safetensors.torch import save_file
 
     save_file(_untied(whole, state), folder / WEIGHTS, metadata={"format": "pt"})
-    _describe_factory(folder, spec)
+    _describe_factory(folder, replace(spec, kwargs=factory_arguments(spec, prepared)))
+    if prepared.features:
+        copy_processors(folder, prepared=prepared, base=None)
 
 
 def _describe_factory(folder: Path, spec: ModelSpec, **more: Any) -> None:

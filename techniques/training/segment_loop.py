@@ -297,6 +297,7 @@ def _steps(
         if not math.isfinite(report.loss):
             saver.finish()  # the state being saved is valid, and all ranks reach this line
             raise ValueError(lost_loss(report.loss, step=report.step))
+        trainer.digest_step()
         progress.add(report)
         timeout.learn(report.seconds)
         stop, save = (total > 0 for total in report.asked[:2])

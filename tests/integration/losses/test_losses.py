@@ -36,6 +36,7 @@ from tests.integration.workbench import (
 from tests.matrix import matrix
 
 PREFERENCES = DataSpec(factory="tests.integration.losses.pairs:preferences")
+PASSAGES = DataSpec(factory="tests.integration.losses.pairs:passages")
 TEXTS = DataSpec(factory="tests.integration.losses.pairs:texts")
 TINY = replace(LLAMA, config={**LLAMA.config, "vocab_size": VOCAB_SIZE})
 BERT = ModelSpec(
@@ -105,6 +106,15 @@ def test_losses_without_a_reference(bench, tmp_path, layout, loss, optimizer):
 
 def test_orpo_over_micro_batches_and_ranks(bench, tmp_path):
     assert_trains_the_same(bench, preference_job(bench, "orpo", optimizer=SGD), LAYOUTS[1], tmp_path)
+
+
+@pytest.mark.parametrize(
+    "optimizer", [pytest.param(SGD, marks=pytest.mark.full), CALM_ADAMW], ids=lambda each: each.name
+)
+@pytest.mark.parametrize("layout", matrix(LAYOUTS, quick=[LAYOUTS[1]]))
+def test_rag_sequence(bench, tmp_path, layout, optimizer):
+    job = preference_job(bench, "rag-sequence", optimizer=optimizer, loss_options={"num_passages": 2})
+    assert_trains_the_same(bench, replace(job, data=PASSAGES), layout, tmp_path)
 
 
 @pytest.mark.full

@@ -4,7 +4,7 @@ from dataclasses import replace
 
 import pytest
 
-from ringmaster.tasks.execution.target_scheduler import choose_variant, exchange_share, variant_jobs
+from ringmaster.tasks.execution.target_scheduler import choose_variant, exchange_share
 from ringmaster.techniques import DataSpec, Job, ModelSpec, Profile, registry
 from ringmaster.techniques.estimates.device_rates import Rates
 from ringmaster.techniques.estimates.layer_times import LayerTimes
@@ -141,7 +141,7 @@ def test_local_updates_are_chosen_by_the_share_of_exchanges(link_bytes_per_s, sy
     variables, target = Variables(sync_every=(1, 8, 32), workers=2), Target(metric="loss", at_most=1.0)
     job = replace(JOB, num_steps=1000, may_vary=variables, target=target)
     seconds = {(16, "fp32", 1): step_s("ddp", rates=rates)}
-    for variant, other in variant_jobs(job).items():
+    for variant, other in job.variants().items():
         seconds[variant] = step_s("local", rates=rates, workload=replace(WORKLOAD, job=other))
     profiles = {
         variant: (Profile(technique="any", num_devices=2, num_ranks=2, step_s=each, peak_bytes=1),)
