@@ -157,6 +157,7 @@ def examine_models(
     metrics: Sequence[str] | None = None,
     max_rows: int,
     all_rows: bool = False,
+    num_devices: int = 1,
     notice: Notice,
     progress: Progress | None = None,
 ) -> list[ExaminationResult]:
@@ -164,6 +165,7 @@ def examine_models(
 
     metrics: names; None or none stands for the defaults of each model's kind.
     all_rows: whether all rows of the data are scored, as no model is trained on it; else its held-out part.
+    num_devices: of this machine, over which each model is divided.
     Raises InputError on an unknown metric, or if there is nothing to do.
     """
     with input_errors(about="--metric: "), importable(Path.cwd()):
@@ -175,7 +177,10 @@ def examine_models(
         raise InputError([f"{', '.join(twice)} is named more than once. To fix: name each model once"])
     _check_needs(suite, data)
     folder = Path() if tests is None else tests.parent
-    with one_device(folder, notice=notice) as (environment, device), importable(Path.cwd()):
+    with (
+        lent_devices(folder, num_devices=num_devices, notice=notice) as (environment, devices),
+        importable(Path.cwd()),
+    ):
         from ringmaster.tasks.evaluation.examination import ExaminationRequest, examine_each
 
         request = ExaminationRequest(
@@ -188,7 +193,8 @@ def examine_models(
             is_whole=all_rows,
             progress=progress,
             environment=environment,
-            device=device,
+            device=devices[0],
+            more_devices=devices[1:],
             folder=folder,
         )
         result = examine_each({model.label: model.folder for model in models}, request)
@@ -202,14 +208,15 @@ def examine_by(
     data: DataSpec,
     all_rows: bool = False,
     against: EvaluatedModel | None,
+    num_devices: int = 1,
     notice: Notice,
 ) -> Generator[list[ExaminationResult]]:
     """Evaluates models for a policy, each once for each of its suites, and compares them with another model.
 
-    all_rows: as in `examine_models`.
+    all_rows, num_devices: as in `examine_models`.
     Yields the results of one model after another, each when it is asked for.
     """
-    with one_device(policy.folder, notice=notice) as (environment, device):
+    with lent_devices(policy.folder, num_devices=num_devices, notice=notice) as (environment, devices):
         from ringmaster.tasks.evaluation import examination
 
         for model in models:
@@ -221,7 +228,8 @@ def examine_by(
                 max_rows=policy.max_rows if all_rows else policy.num_rows,
                 is_whole=all_rows,
                 environment=environment,
-                device=device,
+                device=devices[0],
+                more_devices=devices[1:],
                 folder=policy.folder,
             )
             suites = policy.suites or (Suite(name="metrics"),)
@@ -247,23 +255,27 @@ def _job(data: DataSpec | None, folder: Path) -> Job:
 
 
 @contextmanager
-def one_device(folder: Path, *, notice: Notice) -> Iterator[tuple[TrialEnvironment, Device]]:
-    """Yields a trial environment and a leased device; waits for an idle one, with a notice.
+def lent_devices(
+    folder: Path, *, num_devices: int, notice: Notice
+) -> Iterator[tuple[TrialEnvironment, tuple[Device, ...]]]:
+    """Yields a trial environment and leased devices; waits for idle ones, with a notice.
 
     folder: where a user's functions are imported from, after all other paths.
+    Raises InputError where this machine has fewer devices.
     """
-    home, wanted = settings.home(), DevicesWanted(least=1, most=1, presses=True)
+    home, wanted = settings.home(), DevicesWanted(least=num_devices, most=num_devices, presses=True)
     home.mkdir(parents=True, exist_ok=True)
     with ExitStack() as stack:
         cluster, lend = stack.enter_context(own_devices(home, whose="evaluation", notice=notice))
+        if num_devices > (num_here := len(cluster.nodes[0].devices)):
+            raise InputError([f"--devices {num_devices}: this machine has {num_here}. To fix: give {num_here} at most"])
         environment = TrialEnvironment(
             server=stack.enter_context(ForkServer()),
             devices=cluster.nodes[0].devices,
             cache_dir=home / "cache",
             import_paths=(str(folder.resolve()), str(Path.cwd())),
         )
-        (device,) = stack.enter_context(lend(wanted))
-        yield environment, device
+        yield environment, stack.enter_context(lend(wanted))
 
 
 def _check_needs(suite: Suite | None, data: DataSpec | None) -> None:
@@ -286,6 +298,7 @@ class PromotionRequest:
     all_rows: whether all rows of the data are compared on, as no model is trained on them.
     against: name of the model to compare with; None for the champion.
     force: whether to promote against the policy's decision.
+    num_devices: over which each model is divided where it is evaluated.
     why: the person's reason.
     who: the person.
     """
@@ -296,6 +309,7 @@ class PromotionRequest:
     all_rows: bool = False
     against: str | None = None
     force: bool = False
+    num_devices: int = 1
     why: str = ""
     who: str
 
@@ -373,7 +387,13 @@ def promote_by_hand(
         against = request.against or (None if champion is None else f"{name}/{champion}")
         data = reading_store(data_spec(request.data or "", all_rows=request.all_rows), None, home) or DataSpec()
         judge = partial(
-            judge_versions, policy=policy, data=data, all_rows=request.all_rows, against=against, notice=notice
+            judge_versions,
+            policy=policy,
+            data=data,
+            all_rows=request.all_rows,
+            against=against,
+            num_devices=request.num_devices,
+            notice=notice,
         )
         with closing(judge(home, [node])) as decisions:
             decision = next(decisions)
@@ -455,6 +475,7 @@ def judge_versions(
     data: DataSpec,
     all_rows: bool = False,
     against: str | None,
+    num_devices: int = 1,
     notice: Notice,
 ) -> Generator[PromotionDecision]:
     """Yields the decision on each of some models as `judge_version` does, each made when it is asked for."""
@@ -462,7 +483,7 @@ def judge_versions(
     nodes = list(nodes)
     models = [EvaluatedModel(label=node.label, folder=home.model_dir(node), record=node.record) for node in nodes]
     with closing(
-        examine_by(policy, models, data=data, all_rows=all_rows, against=other, notice=notice)
+        examine_by(policy, models, data=data, all_rows=all_rows, against=other, num_devices=num_devices, notice=notice)
     ) as examinations:
         for node, result in zip(nodes, examinations, strict=True):
             for examined in result:

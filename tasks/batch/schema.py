@@ -183,6 +183,7 @@ class Data(Section):
     negative_column: str | None = Field(
         default=None, description="the column that holds a similar text that does not belong to it, such as other"
     )
+    id_column: str | None = Field(default=None, description="the column that holds the id of a passage, such as url")
     image_column: str | None = Field(
         default=None, description="the column that holds the path of an image, such as file"
     )
