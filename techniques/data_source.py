@@ -294,6 +294,7 @@ BUILTIN_SOURCES: dict[str, str] = {
     "chat": "ringmaster.techniques.data.sources.chat:Chat",
     "completion": "ringmaster.techniques.data.sources.completion:Completion",
     "preference": "ringmaster.techniques.data.sources.completion:Preference",
+    "rag": "ringmaster.techniques.data.sources.completion:Rag",
     "prompt": "ringmaster.techniques.data.sources.prompt:Prompt",
     "embedding": "ringmaster.techniques.data.sources.text_pairs:Embedding",
     "passages": "ringmaster.techniques.data.sources.passages:Passages",

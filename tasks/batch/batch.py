@@ -21,9 +21,9 @@ from ringmaster.tasks.files import text_of
 from ringmaster.tasks.planning.objectives import PlanningTerms
 from ringmaster.techniques.data.inference import (
     encodes_text,
-    has_negatives,
     has_tokenizer,
     infer_kind,
+    num_negatives,
     with_processor_of,
 )
 from ringmaster.techniques.job import DataSpec, Job, ModelSpec, StoreSettings
@@ -376,10 +376,10 @@ def _with_hard_negatives(job: Job) -> Job:
     if job.loss not in (Contrastive.name, LateInteraction.name) or "hard_negatives" in job.loss_options:
         return job
     try:
-        has_some = has_negatives(job.data)
+        number = num_negatives(job.data)
     except ValueError:  # as below
         return job
-    return replace(job, loss_options={**job.loss_options, "hard_negatives": True}) if has_some else job
+    return replace(job, loss_options={**job.loss_options, "hard_negatives": number}) if number else job
 
 
 def _tokenizer(spec: DataSpec, model: ModelSpec) -> str | None:

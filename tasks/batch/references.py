@@ -233,6 +233,11 @@ def parent(name: str, info: ValidationInfo) -> str:
     return str(path)
 
 
+def store(name: str, info: ValidationInfo) -> str:
+    """Returns a local folder with a knowledge store as an absolute path; the name of a version stays unchanged."""
+    return folder(name, info) if is_folder(name) else name
+
+
 def is_folder(name: str) -> bool:
     """Whether the name of a parent model is a folder's, rather than a job's."""
     return name.startswith((".", "/", "~"))

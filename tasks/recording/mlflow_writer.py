@@ -390,7 +390,7 @@ class MlflowWriter:
             run_id=run_id,
             folder=Path(event.details["model_dir"]),
             kind=kind_of(job, has_parents=bool(parents or ancestry.lost)),
-            parents=parents,
+            parents=[*parents, *ancestry.stores(job)],
             datasets=dataset_inputs(job.data, data),
             params={
                 **({"num_parameters": num_parameters} if num_parameters else {}),

@@ -177,6 +177,7 @@ class RowSamples:
             "columns": self._columns.columns,
             "spec": {name: value for name, value in to_json(spec).items() if name not in NOT_OF_SAMPLES},
             "tokenizer": content_of(tokenizer) if tokenizer.exists() else None,
+            **({} if self._context.retriever is None else {"store": self._context.retriever.digest}),
         }
 
     def _refused(self, error: Exception) -> ValueError:
@@ -224,7 +225,9 @@ class RowSamples:
     ) -> tuple[Table, Sequence[str | None], dict[str, Any]]:
         """Returns the samples of rows, what is wrong with each row, and what else is known of each, as columns."""
         kind = self._kind
-        by_role = [kind.values(row, self._columns, spec=self._spec) for row in rows]
+        by_role = kind.with_passages(
+            [kind.values(row, self._columns, spec=self._spec) for row in rows], context=self._context
+        )
         self._prefetch(by_role)
         made: list[Mapping[str, Any]] = []
         num_cut, has_sample = np.zeros(len(rows), np.uint8), np.zeros(len(rows), bool)
