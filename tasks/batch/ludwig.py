@@ -11,7 +11,7 @@ from typing import Any
 
 from ringmaster.tasks.batch import document
 from ringmaster.tasks.batch.document import Finding, Place, as_list, as_mapping, got
-from ringmaster.tasks.files import beside, text_of
+from ringmaster.tasks.files import path_in, text_of
 from ringmaster.techniques.loss import Values, WholeNumbers, YesOrNo
 
 FACTORY = "ringmaster.techniques.models.feature_model:build_feature_model"
@@ -100,7 +100,7 @@ def expanded(job: Any, folder: Path, findings: list[Finding], place: Place) -> A
     configuration, faults = job[KEY], list[Finding]()
     if isinstance(configuration, str):
         try:
-            read = document.read(text_of(beside(folder, configuration)))
+            read = document.read(text_of(path_in(folder, configuration)))
             configuration, faults = read.data, read.findings
         except (OSError, ValueError) as error:
             faults = [Finding((), f"cannot be read: {error}", "name a Ludwig configuration")]
