@@ -32,7 +32,7 @@ export HF_HUB_DISABLE_TELEMETRY := 1
 
 .DEFAULT_GOAL := help
 .DELETE_ON_ERROR:
-.PHONY: help demo demo-lineage demo-reproduce demo-undo demo-retrain test test-full test-cluster test-slurm test-ray test-browser test-lowest test-newest lint docs docs-serve check-style check-format check-types check-imports format bench \
+.PHONY: help demo demo-lineage demo-reproduce demo-undo demo-untrusted demo-retrain test test-full test-cluster test-slurm test-ray test-browser test-lowest test-newest lint docs docs-serve check-style check-format check-types check-imports format bench \
 	bench-planning bench-techniques bench-gpu bench-simulate bench-learning bench-predictions bench-lineage bench-execution bench-start bench-sweep bench-target bench-adapters code-size environment constraints clean
 
 help:  ## Say what can be made
@@ -52,6 +52,9 @@ demo-reproduce: $(READY)  ## Make models again from their lineage, bit by bit, a
 
 demo-undo: $(READY)  ## Train models again as if they had never read a row, about a minute
 	$(BIN)/python examples/provenance/demo.py undo
+
+demo-untrusted: $(READY)  ## Let an untrusted node of a pool lie, and see it named and its work repeated, 2 minutes
+	$(BIN)/python examples/untrusted/demo.py
 
 test: $(READY)  ## Run the tests (TESTS=tests/unit for a part of them)
 	$(BIN)/python -m pytest $(PARALLEL) --timeout 180 --maxfail 20 $(TESTS)

@@ -4,7 +4,7 @@ from collections.abc import Callable, Mapping, Sequence
 
 import typer
 
-from ringmaster.flows.commands import lineage, models, planning, pool, running
+from ringmaster.flows.commands import lineage, models, planning, pool, running, stores
 
 app = typer.Typer(
     no_args_is_help=True,
@@ -30,6 +30,7 @@ GROUPS = (
     (pool.pool_app, "pool", POOL),
     (lineage.app, "lineage", MODELS),
     (models.datasets_app, "datasets", DATA),
+    (stores.app, "store", DATA),
 )
 
 for panel, commands in COMMANDS.items():

@@ -17,6 +17,7 @@ COLOURS = {
     "pruned": "#8d6a9f",
     "quantized": "#8d6a9f",
     "merged": "#c2255c",
+    "indexed": "#1971c2",
     "imported": "#6c757d",
     "component": "#e09f3e",
 }

@@ -2,7 +2,7 @@
 
 from dataclasses import dataclass
 
-IMPORTED = "imported"
+IMPORTED, INDEXED = "imported", "indexed"
 ADAPTATION_KINDS = (
     "pretrained",
     "fine-tuned",
@@ -14,6 +14,7 @@ ADAPTATION_KINDS = (
     "pruned",
     "quantized",
     "merged",
+    INDEXED,
     IMPORTED,
 )
 INITIALIZED = "initialized"

@@ -3,12 +3,15 @@
 import os
 import platform
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from importlib import import_module
 from pathlib import Path
 from typing import Any, Literal, TypeVar
 
 import psutil
+
+from ringmaster.codec import SINCE_LATER
+from ringmaster.techniques.profiles import UNTRUSTED
 
 T = TypeVar("T")
 Devices = str | Mapping[str, int | str]
@@ -24,6 +27,7 @@ class Device:
     memory_bytes: the GPU's memory, or the slot's even share of the memory that this process may use.
     cores: the logical CPUs that the worker on this device is pinned to. GPUs share the machine's CPUs evenly.
     uuid: the unambiguous name of a GPU in CUDA_VISIBLE_DEVICES; empty for a CPU slot.
+    is_trusted: whether its node is. A device of an untrusted node is of another kind, so that jobs may do without it.
     """
 
     kind: Literal["cpu", "gpu"]
@@ -32,6 +36,7 @@ class Device:
     memory_bytes: int
     cores: tuple[int, ...]
     uuid: str = ""
+    is_trusted: bool = field(default=True, metadata=SINCE_LATER)
 
     def units(self) -> tuple[str, ...]:
         """Returns what it consists of, the GPU or the cores, by names that hold in all processes of its machine."""
@@ -39,9 +44,8 @@ class Device:
 
     def device_kind(self) -> str:
         """Returns the device properties that decide its speed, as text for the fingerprints of profiles."""
-        if self.kind == "gpu":
-            return self.name
-        return f"{self.name}, {len(self.cores)} core{'s' if len(self.cores) != 1 else ''}"
+        cores = f", {len(self.cores)} core{'s' if len(self.cores) != 1 else ''}" if self.kind == "cpu" else ""
+        return f"{self.name}{cores}{'' if self.is_trusted else UNTRUSTED}"
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -62,6 +66,11 @@ class Cluster:
     def devices(self) -> tuple[Device, ...]:
         """All devices, in the order of the nodes."""
         return tuple(device for node in self.nodes for device in node.devices)
+
+    def untrusted(self) -> "Cluster":
+        """Returns the same devices as those of untrusted nodes."""
+        nodes = (replace(n, devices=tuple(replace(d, is_trusted=False) for d in n.devices)) for n in self.nodes)
+        return Cluster(nodes=tuple(nodes))
 
     def device(self, node: str, number: int) -> Device:
         """Returns the device with that number on that node."""

@@ -26,6 +26,8 @@ MODEL_KINDS = (CAUSAL, CLASSIFIER, SEQUENCE_TO_SEQUENCE, OTHER)
 
 ADVANTAGES, REWARDS = "advantages", "rewards"
 """The entries [rows, completions] of a batch of completions that a model has written, for losses with `generation`."""
+PASSAGE_SCORES = "passage_scores"
+"""The entry [rows, passages] of a batch with the retriever's scores of the passages of each row, the best first."""
 DOTTED_NAME = re.compile(r"[A-Za-z_]\w*(\.[A-Za-z_]\w*)*:[A-Za-z_]\w*(\.[A-Za-z_]\w*)*")
 
 
@@ -140,7 +142,10 @@ class LossFunction(ABC):
         raise NotImplementedError(f"{self.name} has no completions; a loss with `generation` implements this")
 
     def rewards_of(self, inputs: LossInputs) -> Tensor | None:
-        """Returns the reward of both sequences of each pair, [rows, 2]; None for losses without rewards."""
+        """Returns the reward of the sequences of each row that are compared, the right one first: [rows, sequences].
+
+        Returns None for losses without rewards.
+        """
         return None
 
 
@@ -257,11 +262,14 @@ def option_faults(loss: type[LossFunction], options: Mapping[str, Any]) -> Itera
 BUILTIN_LOSSES: dict[str, str] = {
     "cross-entropy": "ringmaster.techniques.losses.supervised:CrossEntropy",
     "mse": "ringmaster.techniques.losses.supervised:MeanSquaredError",
+    "weighted-outputs": "ringmaster.techniques.losses.supervised:WeightedOutputs",
     "dpo": "ringmaster.techniques.losses.preferences:Dpo",
     "orpo": "ringmaster.techniques.losses.preferences:Orpo",
     "simpo": "ringmaster.techniques.losses.preferences:Simpo",
     "grpo": "ringmaster.techniques.losses.grpo:Grpo",
     "contrastive": "ringmaster.techniques.losses.contrastive:Contrastive",
+    "late-interaction": "ringmaster.techniques.losses.contrastive:LateInteraction",
+    "rag-sequence": "ringmaster.techniques.losses.marginal:RagSequence",
 }
 LOSSES = Registry(kind="loss", group="ringmaster.losses", builtin=BUILTIN_LOSSES)
 

@@ -106,7 +106,7 @@ class Outputs:
 
     @property
     def rewards(self) -> Tensor | None:
-        """The rewards of the chosen and of the rejected answer of each row, [rows, 2], or None without such a loss."""
+        """The rewards of a row's sequences, the right one first, [rows, sequences]; None without such a loss."""
         return None if self.rewards_of is None else self.rewards_of(self.output, self.batch)
 
 
@@ -245,6 +245,9 @@ BUILTIN_METRICS: dict[str, str] = {
     "generated_rouge_l": "ringmaster.techniques.metrics.token_sequences:GeneratedRougeL",
     "preference_accuracy": "ringmaster.techniques.metrics.comparisons:PreferenceAccuracy",
     "reward": "ringmaster.techniques.metrics.comparisons:Reward",
+    "hit_at_1": "ringmaster.techniques.metrics.comparisons:HitAt1",
+    "hit_at_5": "ringmaster.techniques.metrics.comparisons:HitAt5",
+    "mrr": "ringmaster.techniques.metrics.comparisons:MeanReciprocalRank",
     "recall_at_1": "ringmaster.techniques.metrics.comparisons:RecallAt1",
     "recall_at_5": "ringmaster.techniques.metrics.comparisons:RecallAt5",
 }

@@ -14,6 +14,10 @@ MEASURED, PREDICTED = "measured", "predicted"
 """The sources of a profile: a trial or a segment that trained has measured it, or nothing has."""
 
 
+UNTRUSTED = ", untrusted"
+"""The end of the names of those kinds of devices that untrusted nodes have."""
+
+
 @dataclass(frozen=True, kw_only=True)
 class GroupMemberProfile:
     """A job that a gang trains beside another job, on one base.
@@ -90,15 +94,20 @@ class Profile:
     key: ProfileKey | None = field(default=None, metadata=SINCE_LATER)
 
     @property
+    def is_untrusted(self) -> bool:
+        """Whether it is of devices of untrusted nodes."""
+        return self.device_type.endswith(UNTRUSTED)
+
+    @property
     def at_once(self) -> int | None:
         """The number of the gang's jobs that are trained at a time (`fused.group_requirements`); None for all."""
         return self.config.get(AT_ONCE)
 
     @property
-    def together_s(self) -> float:
+    def gang_step_s(self) -> float:
         """Seconds of a step of the gang with the largest number of members in it."""
-        beside = islice(self.members, None if self.at_once is None else self.at_once - 1)
-        return self.step_s + sum(member.step_s for member in beside)
+        others = islice(self.members, None if self.at_once is None else self.at_once - 1)
+        return self.step_s + sum(member.step_s for member in others)
 
     def runtime_s(
         self,
@@ -117,8 +126,8 @@ class Profile:
         every = [num_steps, *(left[member.job] for member in self.members)]
         num_in_all = num_steps_of_gang(every, at_once=self.at_once)
         training_s = num_in_all * self.step_s - (num_in_all - num_steps) * self.own_step_s + num_saves * self.save_s
-        beside_s = sum(left[member.job] * member.step_s + member.end_s for member in self.members)
-        return self.startup_s + training_s + beside_s + num_evaluations * self.evaluate_s + self.export_s
+        members_s = sum(left[member.job] * member.step_s + member.end_s for member in self.members)
+        return self.startup_s + training_s + members_s + num_evaluations * self.evaluate_s + self.export_s
 
     def at_pace(self, ratio: float) -> Self:
         """Returns the same profile with steps that take `ratio` times as long."""

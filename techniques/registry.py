@@ -20,6 +20,7 @@ BUILTIN: dict[str, str] = {
     "local": "ringmaster.techniques.local:Local",
     "offload": "ringmaster.techniques.offload:Offload",
     "command": "ringmaster.techniques.command:Command",
+    "encode": "ringmaster.techniques.encode:Encode",
     "rewrite": "ringmaster.techniques.rewrite:Rewrite",
 }
 

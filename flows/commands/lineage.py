@@ -19,7 +19,7 @@ import typer
 from ringmaster.errors import InputError, SignatureError, UnknownModel, input_errors
 from ringmaster.flows.lineage.home import LineageHome, Model, Refresh, lineage_home
 from ringmaster.flows.output import AsJson, error_console, message, output_console, print_json, write_document
-from ringmaster.model_lineage.records import IMPORTED
+from ringmaster.model_lineage.records import IMPORTED, INDEXED
 from ringmaster.techniques.models.peft_format import is_adapter
 from ringmaster.text import is_printable_name
 
@@ -261,7 +261,7 @@ def bisect(
     ],
     every: Annotated[bool, typer.Option("--all", help="Test all of them: faults may come and go.")] = False,
     checkpoints: Annotated[bool, typer.Option(help="Search the culprit's checkpoints too.")] = True,
-    anew: Annotated[bool, typer.Option("--anew", help="Forget what an interrupted search found out.")] = False,
+    forget: Annotated[bool, typer.Option("--anew", help="Forget what an interrupted search found out.")] = False,
     record: Annotated[bool, typer.Option(help="Mark the culprit, and what it reached, on MLflow's pages.")] = True,
     refresh: Refresh = False,
     as_json: AsJson = False,
@@ -269,21 +269,21 @@ def bisect(
     """Find the adaptation that broke a model, by testing its ancestors, and the steps in which it did."""
     from ringmaster.flows.lineage.bisecting import Bisection, TestResults, parse_test
 
-    def told(line: str) -> None:
+    def show(line: str) -> None:
         error_console().print(line)
 
     with lineage_home(is_fresh=refresh) as home:
         requested = parse_test(test)
         node = home.find(model)
         verdicts = TestResults.of(home.folder / "cache" / "bisect", model=node.id, test=test)
-        if anew:
+        if forget:
             verdicts.forget()
         if verdicts.known:
-            told(f"going on with {len(verdicts.known)} verdicts of a search that was interrupted; --anew forgets them")
-        search = Bisection(home=home, test=requested, results=verdicts, every=every, told=told)
+            show(f"going on with {len(verdicts.known)} verdicts of a search that was interrupted; --anew forgets them")
+        search = Bisection(home=home, test=requested, results=verdicts, every=every, show=show)
         result = search.run(node)
         if not result.is_monotone:  # then training may have lost and found it again, too
-            search = Bisection(home=home, test=requested, results=verdicts, every=True, told=told)
+            search = Bisection(home=home, test=requested, results=verdicts, every=True, show=show)
         culprits = [search.describe(culprit, checkpoints=checkpoints) for culprit in result.culprits]
         verdicts.forget()
         label = home.snapshot.label
@@ -295,9 +295,9 @@ def bisect(
             for culprit in culprits:
                 output_console().print(_sentence(culprit), soft_wrap=True)
             if not result.is_monotone:
-                told("some good model came from a bad one: the fault came more than once, or was mended")
+                show("some good model came from a bad one: the fault came more than once, or was mended")
             if result.untested:
-                told(f"not tested, and passed over: {', '.join(map(label, result.untested))}")
+                show(f"not tested, and passed over: {', '.join(map(label, result.untested))}")
         if record:
             for each in result.culprits:
                 home.mark_culprit(each.child, test=test)
@@ -476,7 +476,10 @@ def diff(
 
 
 def impact(
-    what: Annotated[str, typer.Argument(help="Model, component, or data set by its name or digest.")],
+    what: Annotated[
+        str,
+        typer.Argument(help="Model, component, data set (name or digest), or passage of stores (id or text)."),
+    ],
     data: Annotated[
         bool, typer.Option("--data", help="Take WHAT for a data set, though a model has its name.")
     ] = False,
@@ -484,7 +487,7 @@ def impact(
     refresh: Refresh = False,
     as_json: AsJson = False,
 ) -> None:
-    """List every model that came from a model or was trained on a data set, and which of them are in production."""
+    """List every model that came from a model, a data set or a passage of a store, and which are in production."""
     from ringmaster.flows.lineage.views import impact_view, print_view
     from ringmaster.model_lineage.exporting import node_json
 
@@ -555,6 +558,11 @@ def _reached(home: LineageHome, what: str, *, is_data: bool) -> tuple[str, list[
     try:
         node = None if is_data else snapshot.find(what)
     except UnknownModel as error:
+        if not trained and (holding := _stores_with(home, what)):
+            readers = [child for each in holding for child in snapshot.graph.children(each.id)]
+            readers = [id for id in readers if id in snapshot.nodes and snapshot.nodes[id].record.kind != INDEXED]
+            reached = dict.fromkeys([*readers, *snapshot.reached_from(readers)])
+            return f"passage {what}", [*holding, *(snapshot.nodes[id] for id in reached if id in snapshot.nodes)]
         if not trained:
             sets = close_names(what, snapshot.dataset_names())
             raise InputError([f"{error} And no model was trained on data of that name or digest. {sets}"]) from error
@@ -568,6 +576,20 @@ def _reached(home: LineageHome, what: str, *, is_data: bool) -> tuple[str, list[
         raise InputError([f"no model was trained on data {what!r}. {close_names(what, snapshot.dataset_names())}"])
     below = snapshot.reached_from([each.id for each in trained])
     return f"data {what}", [*trained, *(snapshot.nodes[id] for id in below if id in snapshot.nodes)]
+
+
+def _stores_with(home: LineageHome, passage: str) -> list[LineageNode]:
+    """The knowledge stores that have a passage of that id or text."""
+    from ringmaster.techniques.data.arrow_files import read_table
+    from ringmaster.techniques.data.sources.passages import PASSAGES_FILE
+
+    result = []
+    for node in home.snapshot.models:
+        if node.record.kind == INDEXED:
+            table = read_table(home.model_dir(node) / PASSAGES_FILE)
+            if passage in table["id"].to_pylist() or passage in table["text"].to_pylist():
+                result.append(node)
+    return result
 
 
 def _write_cards(cards: dict[str, str], output: Path | None) -> None:

@@ -18,9 +18,16 @@ from ringmaster.flows.output import AllRows, AsJson, error_console, output_conso
 if TYPE_CHECKING:
     from ringmaster.flows.lineage.home import LineageHome
     from ringmaster.tasks.alarms import Alarm
+    from ringmaster.tasks.batch import Batch
     from ringmaster.tasks.datasets.catalogue import Catalogue, Entry
     from ringmaster.tasks.evaluation.examination import ExaminationResult
     from ringmaster.tasks.retraining.promotion import MoveLog
+
+
+Devices = Annotated[
+    int,
+    typer.Option(help="Devices of this machine that divide a model too large for one, by tensor parallelism.", min=1),
+]
 
 
 def promote(
@@ -36,11 +43,22 @@ def promote(
     against: Annotated[
         str | None, typer.Option(help="Model to compare with; default: the champion of the same name.")
     ] = None,
+    devices: Devices = 1,
     force: Annotated[bool, typer.Option("--force", help="Promote it though the policy refuses; needs --why.")] = False,
+    shrink: Annotated[
+        bool,
+        typer.Option(
+            "--shrink", help="Train smaller models from one that breaks a limit of the policy, if none is known."
+        ),
+    ] = False,
     why: Annotated[str, typer.Option(help="Reason, stored with the decision.")] = "",
     as_json: AsJson = False,
 ) -> None:
-    """Let a model serve: its alias becomes champion. Exit 1: the policy refuses it."""
+    """Let a model serve: its alias becomes champion. Exit 1: the policy refuses it.
+
+    Of a model that breaks a limit of the policy, the cheapest distilled, pruned or quantized child that keeps all rules
+    is promoted in its place.
+    """
     from ringmaster.flows.retraining.examine import PromotionRequest, promote_by_hand
 
     requested = PromotionRequest(
@@ -50,11 +68,19 @@ def promote(
         all_rows=all_rows,
         against=against,
         force=force,
+        num_devices=devices,
         why=why,
         who=getpass.getuser(),
     )
     with _promotions() as (home, log):
-        done = promote_by_hand(home, requested, log=log, notice=error_console().print, sound=sound_alarm)
+        done = promote_by_hand(
+            home,
+            requested,
+            log=log,
+            notice=error_console().print,
+            sound=sound_alarm,
+            train=_train if shrink else None,
+        )
     if as_json:
         print_json(done.to_json())
     else:
@@ -62,6 +88,15 @@ def promote(
             output_console().print(f"- {reason}", soft_wrap=True)
         error_console().print(done.sentence())
     raise typer.Exit(0 if done.decision.promote else 1)
+
+
+def _train(batch: Batch) -> None:
+    from ringmaster.flows.commands.running import training
+
+    with training(batch, is_verbose=False) as end:
+        from ringmaster.flows.train_batch import train_batch
+
+        end.result = train_batch(batch, name=batch.name)
 
 
 def rollback(
@@ -112,6 +147,10 @@ def evaluate(
         typer.Option(help="Source (digits), files ('data/*.jsonl'), a mapping or file as a batch file's data."),
     ] = None,
     tests: Annotated[Path | None, typer.Option(help="File of slices, behavioural tests and assertions.")] = None,
+    store: Annotated[
+        str | None,
+        typer.Option(help="Knowledge store that the data's retriever reads in place of its own, such as wiki/3."),
+    ] = None,
     against: Annotated[
         str | None, typer.Option(help="Model to compare with on the same rows, such as NAME@champion.")
     ] = None,
@@ -120,6 +159,7 @@ def evaluate(
     ] = None,
     max_rows: Annotated[int, typer.Option(help="Maximum number of rows.", min=1)] = 2000,
     all_rows: AllRows = False,
+    devices: Devices = 1,
     record: Annotated[bool, typer.Option(help="Store the results in the run of a registered model.")] = True,
     as_json: AsJson = False,
 ) -> None:
@@ -133,6 +173,7 @@ def evaluate(
     spec = None if data is None else examine.data_spec(data, all_rows=all_rows)
     with lineage_home() as home:
         result = [examine.find(model, home) for model in models]
+        spec = examine.reading_store(spec, store, home)
         other = None if against is None else examine.find(against, home)
         console = error_console()
         with console.status(styled("")) as status:
@@ -144,6 +185,7 @@ def evaluate(
                 metrics=metric,
                 max_rows=max_rows,
                 all_rows=all_rows,
+                num_devices=devices,
                 notice=console.print,
                 progress=lambda num_done, num_rows: status.update(styled(f"{num_done} of {num_rows} rows")),
             )

@@ -84,6 +84,9 @@ def worker(
     drain: Annotated[
         float, typer.Option(help="Seconds that running jobs have to write a checkpoint when the worker ends.", min=0.0)
     ] = LONGEST_DRAIN_S,
+    untrusted: Annotated[
+        bool, typer.Option("--untrusted", help="Train only jobs with `allow_untrusted`; trusted nodes verify samples.")
+    ] = False,
 ) -> None:
     """Serve this machine's devices as a node of the pool, until SIGTERM or Ctrl-C: jobs then write a checkpoint."""
     from ringmaster.flows.pool.own_node import NodeOptions, cluster_of, node_name
@@ -93,6 +96,8 @@ def worker(
         raise InputError(["--devices none serves nothing. To fix: add --flows, or leave out --devices"])
     name = node_name(name)
     cluster = cluster_of(devices) if devices != NO_DEVICES else None
+    if cluster is not None and untrusted:
+        cluster = cluster.untrusted()
     pool = _wait_for_pool()
     settings.embed(settings.home())
     from ringmaster.flows.pool import node
@@ -113,6 +118,22 @@ def worker(
     )
     if not node.serve_node(options, notice=notice):
         raise typer.Exit(1)
+
+
+@pool_app.command()
+def calibrate(
+    devices: Annotated[str, typer.Option(help="The devices as `pool worker` serves them.")] = "auto",
+) -> None:
+    """Store the bits that this trusted machine computes, without which no untrusted node of its kind may serve."""
+    from ringmaster.flows.pool.batch_requests import open_database
+    from ringmaster.flows.pool.own_node import calibration_of, cluster_of
+    from ringmaster.tasks.pool.nodes import NodeRegistry
+
+    cluster = cluster_of(devices)
+    bits = calibration_of(cluster)
+    with open_database(_wait_for_pool()) as database:
+        NodeRegistry(database).set_reference(cluster.device_kind(), bits)
+    notice(f"untrusted nodes with {cluster.device_kind()} may serve if they compute {bits}")
 
 
 @pool_app.command()

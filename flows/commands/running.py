@@ -71,6 +71,9 @@ def run(
             help="Engine of the segments; default: RINGMASTER_ENGINE, or `local`. A pool's controller has its own.",
         ),
     ] = "",
+    data: Annotated[
+        Path | None, typer.Option(help="Rows of a Ludwig configuration, which then is the batch file.", exists=True)
+    ] = None,
     verbose: Verbose = False,
 ) -> None:
     """Profile, plan, train, evaluate and record the jobs of a batch file; while a pool is up, on the pool."""
@@ -80,7 +83,7 @@ def run(
     with working(f"reading {batch_file}"):
         from ringmaster.tasks.batch import load_batch
 
-        batch = load_batch(located(batch_file))
+        batch = load_batch(located(batch_file), data=data)
     if dry_run or ask:
         exit_code = _plan_only(batch, profiles=profiles, seed=seed, is_result=dry_run, as_json=as_json)
         if dry_run:
@@ -375,10 +378,10 @@ def status(
         return
     output_console().print(status_table(rows), end="", soft_wrap=True)
     if (pool := settings.pool()) is not None:
-        from ringmaster.flows.pool.batch_requests import open_database, quotas_in_words
+        from ringmaster.flows.pool.batch_requests import open_database, quotas_in_words, untrusted_in_words
 
         with open_database(pool) as database:
-            for line in quotas_in_words(database):
+            for line in (*untrusted_in_words(database), *quotas_in_words(database)):
                 output_console().print(printable(line), soft_wrap=True)
 
 

@@ -22,6 +22,7 @@ from ringmaster.flows.lineage.home import LineageHome
 from ringmaster.model_lineage import DatasetInput
 from ringmaster.model_lineage.exporting import node_json
 from ringmaster.model_lineage.graph import BisectionResult, BreakingAdaptation, blame, every_bad, first_bad
+from ringmaster.model_lineage.records import INDEXED
 from ringmaster.model_lineage.snapshot import LineageNode
 from ringmaster.tasks.datasets.recording import ROWS
 from ringmaster.techniques.data.encoded_rows import RowManifest
@@ -97,7 +98,7 @@ def parse_test(text: str) -> MetricTest | CommandTest:
     return CommandTest(command=text)
 
 
-Told = Callable[[str], None]
+ShowLine = Callable[[str], None]
 """Receives a line of progress for a person."""
 
 
@@ -132,14 +133,14 @@ class Bisection:
     test: the test.
     results: its stored results.
     every: whether to test all models, whatever the results are.
-    told: receives the progress.
+    show: receives the progress.
     """
 
     home: LineageHome
     test: MetricTest | CommandTest
     results: TestResults
     every: bool
-    told: Told
+    show: ShowLine
 
     def run(self, node: LineageNode) -> BisectionResult:
         """Finds the adaptation that broke a model. Raises InputError if the model passes, or cannot be tested."""
@@ -171,7 +172,8 @@ class Bisection:
             **{key: node_json(node)[key] for key in ("id", "kind", "run", "datasets", "origin")},
             "steps": None,
         }
-        root = node.record.origin.checkpoints if checkpoints else None
+        has_states = checkpoints and node.record.kind != INDEXED  # those of a store are vectors
+        root = node.record.origin.checkpoints if has_states else None
         if root is not None and isinstance(self.test, CommandTest):
             fields["steps"] = self._steps(node, self.test, root)
         return fields
@@ -216,7 +218,7 @@ class Bisection:
             return self.results.known[key]
         is_good = judge()
         self.results.put(key, is_good)
-        self.told(f"{label}: {'cannot be tested' if is_good is None else 'good' if is_good else 'bad'}")
+        self.show(f"{label}: {'cannot be tested' if is_good is None else 'good' if is_good else 'bad'}")
         return is_good
 
     def _tested(self, node: LineageNode) -> bool | None:

@@ -17,7 +17,7 @@ from ringmaster.flows import settings
 from ringmaster.flows.interrupts import stop_signals
 from ringmaster.flows.output import ProcessRole, log_to_stderr, logs_to
 from ringmaster.flows.pool.flow_worker import DEFAULT_QUEUE, REQUESTS_QUEUE, FlowWorker, queue_of
-from ringmaster.flows.pool.own_node import NodeOptions, cluster_of, fork_server_of, node_name
+from ringmaster.flows.pool.own_node import NodeOptions, check_calibration, cluster_of, fork_server_of, node_name
 from ringmaster.flows.settings import PoolAddress
 from ringmaster.tasks.background_worker import running
 from ringmaster.tasks.device_monitor import Telemetry
@@ -62,6 +62,8 @@ def serve_node(options: NodeOptions, *, notice: Notice) -> bool:
     database = Database(options.pool.database)
     wait_for(f"{options.pool.prefect_api}/health", notice)
     database.read(check_release)
+    if not options.devices[0].is_trusted:
+        check_calibration(options.cluster, database)
     timeouts = Timeouts.of_environment()
     folder = options.home / "nodes" / options.name
     folder.mkdir(parents=True, exist_ok=True)

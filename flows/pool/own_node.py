@@ -21,6 +21,9 @@ from ringmaster.tasks.pool.nodes import NodeRecord, NodeRegistry, NodeStatus, Ti
 from ringmaster.tasks.pool.requests import RequestKind, Requests, RequestStatus
 from ringmaster.tasks.profiling.trials import DevicesWanted, Lend
 from ringmaster.tasks.storage.database import Database
+from ringmaster.techniques.checkpoints.chain import versions
+from ringmaster.techniques.profiles import UNTRUSTED
+from ringmaster.techniques.training.calibration import calibrated_bits
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -67,6 +70,24 @@ def cluster_of(devices: str) -> Cluster:
         return detect({kind: int(number) if number.isdigit() else number} if colon else devices)
     except ValueError as error:
         raise InputError([f"--devices {devices}: {error}"]) from error
+
+
+def calibration_of(cluster: Cluster) -> str:
+    """Returns the bits that the first device of a machine computes; the others are of the same kind."""
+    device = cluster.devices[0]
+    return calibrated_bits(kind=device.kind, cores=device.cores, uuid=device.uuid)
+
+
+def check_calibration(cluster: Cluster, database: Database) -> None:
+    """Raises InputError where an untrusted node computes other bits than the trusted nodes of its kind."""
+    kind = cluster.device_kind().removesuffix(UNTRUSTED)
+    reference = NodeRegistry(database).reference(kind)
+    if reference is None:
+        why = f"the work of an untrusted node with {kind} could not be verified: no trusted node of that kind is known"
+        raise InputError([f"{why}. To fix: `ringmaster pool calibrate` on one, then try again"])
+    if (bits := calibration_of(cluster)) != reference:
+        why = f"this node computes other bits ({bits}) than trusted nodes with {kind} ({reference})"
+        raise InputError([f"{why}. To fix: install the versions of libraries that they have ({dict(versions())} here)"])
 
 
 LEASE_RETRY_S = 1.0

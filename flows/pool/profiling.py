@@ -32,7 +32,8 @@ from ringmaster.tasks.profiling.stage import ProfilingResult, TrialPolicy
 from ringmaster.tasks.profiling.task import profile_task
 from ringmaster.tasks.storage.database import Database
 from ringmaster.tasks.storage.journal import Journal
-from ringmaster.techniques import Profile
+from ringmaster.techniques import Job, Profile
+from ringmaster.techniques.profiles import UNTRUSTED
 
 LOOK_EVERY_S = 1.0
 TRIALS = "trials"  # the fact: the `TrialPolicy` of the batch, if it is another than usual
@@ -77,7 +78,7 @@ def profile_on_pool(batch: Batch, *, key: str, database: Database) -> ProfilingR
         nodes = one_of_each_kind(serving(batch, database), avoid=left.union(failed))
         missing = {kind: node for kind, node in nodes.items() if journal.get(f"profiled:{kind}") is None}
         elsewhere = {kind: _start(node.name, key) for kind, node in missing.items() if not is_here(node)}
-        with _cancelled_together(elsewhere.values()):
+        with _all_cancelled_on_error(elsewhere.values()):
             gone = _measure_here(batch, journal) if any(is_here(node) for node in missing.values()) else {}
             waited = {missing[kind].name: _wait(run, missing[kind], database) for kind, run in elsewhere.items()}
         faults = gone | {name: fault for name, fault in waited.items() if fault}
@@ -120,9 +121,10 @@ def merged(results: Mapping[str, ProfilingResult]) -> ProfilingResult:
     A job that at least one kind can train has no fault. If there are several kinds, each profile names its kind.
     """
     first, *others = results.values()
-    if not others:
+    if not others and not next(iter(results)).endswith(UNTRUSTED):
         return first
     names = dict.fromkeys(job.name for profiled in results.values() for job in profiled.jobs)
+    offered = dict.fromkeys((*names, *(name for profiled in results.values() for name in profiled.profiles)))
     jobs = {job.name: job for profiled in [*results.values()][::-1] for job in profiled.jobs}  # chunks of the first
     preflights = {name: preflight for profiled in results.values() for name, preflight in profiled.preflights.items()}
     profiles = {
@@ -131,20 +133,26 @@ def merged(results: Mapping[str, ProfilingResult]) -> ProfilingResult:
             for kind, profiled in results.items()
             for profile in profiled.profiles.get(name, ())
         )
-        for name in names
+        for name in offered
     }
-    for name, job in jobs.items():
-        if job.is_exact:  # kernels of another kind of device have other bits
-            profiles[name] = tuple(p for p in profiles[name] if p.device_type == profiles[name][0].device_type)
+    variants = {variant.name: variant for job in jobs.values() for variant in job.variants().values()}
+    for name, job in (jobs | variants).items():
+        profiles[name] = verifiable(job, profiles.get(name, ()))
+        if job.is_exact and profiles[name]:  # kernels of another kind of device have other bits
+            kind = profiles[name][0].device_type.removesuffix(UNTRUSTED)
+            profiles[name] = tuple(p for p in profiles[name] if p.device_type.removesuffix(UNTRUSTED) == kind)
     groups: dict[str, tuple[Profile, ...]] = {}
     for kind, profiled in results.items():
-        for leader, own in profiled.groups.items():
+        for leader, own in profiled.groups.items() if not kind.endswith(UNTRUSTED) else ():
             groups[leader] = (*groups.get(leader, ()), *(replace(profile, device_type=kind) for profile in own))
     faults: dict[str, str] = {}
     for name in dict.fromkeys(name for profiled in results.values() for name in profiled.faults):
         if not profiles.get(name):
             reported = {kind: profiled.faults[name] for kind, profiled in results.items() if name in profiled.faults}
             faults[name] = "; ".join(f"on {kind}: {fault}" for kind, fault in reported.items())
+    for name in names:
+        if not profiles[name] and name not in faults:
+            faults[name] = "only untrusted nodes serve. To fix: start a trusted one, which verifies their work too"
     return ProfilingResult(
         jobs=tuple(jobs[name] for name in names),
         preflights=preflights,
@@ -153,6 +161,20 @@ def merged(results: Mapping[str, ProfilingResult]) -> ProfilingResult:
         groups=groups,
         num_trials=sum(profiled.num_trials for profiled in results.values()),
     )
+
+
+def verifiable(job: Job, profiles: Sequence[Profile]) -> tuple[Profile, ...]:
+    """Returns the profiles under which a job may be trained: on untrusted devices where trusted ones can repeat it.
+
+    These are of the same kind and, unless the job is exact, have the same layout.
+    """
+
+    def layout(each: Profile) -> tuple[object, ...]:
+        own = () if job.is_exact else (each.technique, dict(each.config), each.num_devices)
+        return each.device_type.removesuffix(UNTRUSTED), *own
+
+    trusted = [layout(each) for each in profiles if not each.is_untrusted]
+    return tuple(p for p in profiles if not p.is_untrusted or (job.allow_untrusted and layout(p) in trusted))
 
 
 def _measure(node_context: NodeContext, journal: Journal) -> None:
@@ -250,7 +272,7 @@ def _start(node: str, key: str) -> FlowRun:
 
 
 @contextmanager
-def _cancelled_together(runs: Iterable[FlowRun]) -> Iterator[None]:
+def _all_cancelled_on_error(runs: Iterable[FlowRun]) -> Iterator[None]:
     """Cancels nodes' flow runs if the enclosed work ends by an exception: nobody waits for their measurements."""
     try:
         yield

@@ -105,7 +105,7 @@ def _is_to_be_compared(check: InspectedModel, chosen: SelectedModels, result: Ba
 
 
 def _model_result(run: RetrainingRun, check: InspectedModel) -> ModelResult:
-    policy, champion = run.production.policy, check.standing.champion
+    policy, champion = run.production.policy, check.serving.champion
     return ModelResult(
         model=check.model.name,
         why_due=check.due.why if check.due else "",
@@ -357,7 +357,7 @@ def _judged(
                 job=rival.job,
                 data=data,
                 suite=suite,
-                metrics=[metric, *(name for name in rival.job.evaluation.metrics if name != metric)],
+                metrics=list(dict.fromkeys([metric, *rival.job.evaluation.metrics, *rule.limits])),
                 max_rows=max_rows,
                 is_whole=rival.is_whole,
                 trained_on=rival.trained_on,

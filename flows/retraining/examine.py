@@ -7,9 +7,10 @@ logged in the pool's database, or in a file of this home.
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Generator, Iterable, Iterator, Sequence
 from contextlib import ExitStack, closing, contextmanager
 from dataclasses import dataclass, replace
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -18,13 +19,16 @@ from pydantic import ValidationError
 from ringmaster.codec import from_json, to_json
 from ringmaster.errors import InputError, SignatureError, input_errors
 from ringmaster.flows import settings
+from ringmaster.flows.batch.run_folder import reading, store_folder
 from ringmaster.flows.lineage.home import LineageHome
 from ringmaster.flows.pool.own_node import own_devices
+from ringmaster.flows.retraining.shrinking import Judge, choose_child, plan_children
 from ringmaster.model_lineage.records import CHAMPION
 from ringmaster.model_lineage.snapshot import LineageNode
 from ringmaster.tasks.alarms import Alarm
-from ringmaster.tasks.batch import document
+from ringmaster.tasks.batch import Batch, document
 from ringmaster.tasks.batch.document import got, place_text
+from ringmaster.tasks.batch.references import is_folder
 from ringmaster.tasks.batch.schema import Data
 from ringmaster.tasks.batch.yaml_sections import findings
 from ringmaster.tasks.cluster import Device
@@ -32,7 +36,7 @@ from ringmaster.tasks.datasets.naming import NamedData
 from ringmaster.tasks.evaluation import recording
 from ringmaster.tasks.evaluation.model_assertions import importable
 from ringmaster.tasks.evaluation.suite import Suite, load_suite
-from ringmaster.tasks.files import beside, is_file, text_of
+from ringmaster.tasks.files import is_file, path_in, text_of
 from ringmaster.tasks.profiling.preflight import Notice, TrialEnvironment
 from ringmaster.tasks.profiling.trials import DevicesWanted
 from ringmaster.tasks.retraining import promotion
@@ -42,6 +46,7 @@ from ringmaster.tasks.storage.database import Database, file_url
 from ringmaster.techniques import DataSpec, EvaluationSpec, Job, ModelSpec
 from ringmaster.techniques.data import SOURCES
 from ringmaster.techniques.data.inference import CLASSIFICATION, classes_of, infer_kind, with_processor_of
+from ringmaster.techniques.data.row_kind import retriever_of
 from ringmaster.techniques.data_source import LANGUAGE_MODELING
 from ringmaster.techniques.metric import ModelMetric, metrics_named
 from ringmaster.techniques.processes.forkserver_client import ForkServer
@@ -94,7 +99,7 @@ def data_spec(text: str, *, all_rows: bool = False) -> DataSpec:
     Raises InputError with every fault.
     """
     if text.endswith((".yaml", ".yml")) and is_file(Path(), text):
-        file = beside(Path(), text)
+        file = path_in(Path(), text)
         try:
             value, folder = text_of(file), file.parent
         except (OSError, UnicodeDecodeError) as error:
@@ -123,6 +128,26 @@ def data_spec(text: str, *, all_rows: bool = False) -> DataSpec:
     return replace(spec, held_out=0.0) if all_rows and spec.path is not None else spec
 
 
+def reading_store(data: DataSpec | None, store: str | None, home: LineageHome) -> DataSpec | None:
+    """Returns the data with the folder of the knowledge store that its retriever reads.
+
+    store: the version that is read in place of the data's own; None for this one. Raises InputError where there is no
+    such store, or nothing in the data that reads it.
+    """
+    with input_errors():
+        retriever = None if data is None else retriever_of(data)
+    if data is None or retriever is None:
+        if store is not None:
+            remedy = "To fix: give --data with a retriever, such as {path: FILES, retriever: {store: NAME@champion}}"
+            raise InputError([f"--store: there is no data that reads a store. {remedy}"])
+        return data
+    name = store or retriever.store
+    with input_errors():
+        is_here = is_folder(name) or Path(name).is_dir()
+        folder = name if is_here else str(store_folder(home.ledger, name, settings.home()))
+    return reading(data, {retriever.store: str(Path(folder).resolve())})
+
+
 def examine_models(
     models: Sequence[EvaluatedModel],
     *,
@@ -132,6 +157,7 @@ def examine_models(
     metrics: Sequence[str] | None = None,
     max_rows: int,
     all_rows: bool = False,
+    num_devices: int = 1,
     notice: Notice,
     progress: Progress | None = None,
 ) -> list[ExaminationResult]:
@@ -139,6 +165,7 @@ def examine_models(
 
     metrics: names; None or none stands for the defaults of each model's kind.
     all_rows: whether all rows of the data are scored, as no model is trained on it; else its held-out part.
+    num_devices: of this machine, over which each model is divided.
     Raises InputError on an unknown metric, or if there is nothing to do.
     """
     with input_errors(about="--metric: "), importable(Path.cwd()):
@@ -150,7 +177,10 @@ def examine_models(
         raise InputError([f"{', '.join(twice)} is named more than once. To fix: name each model once"])
     _check_needs(suite, data)
     folder = Path() if tests is None else tests.parent
-    with one_device(folder, notice=notice) as (environment, device), importable(Path.cwd()):
+    with (
+        lent_devices(folder, num_devices=num_devices, notice=notice) as (environment, devices),
+        importable(Path.cwd()),
+    ):
         from ringmaster.tasks.evaluation.examination import ExaminationRequest, examine_each
 
         request = ExaminationRequest(
@@ -163,7 +193,8 @@ def examine_models(
             is_whole=all_rows,
             progress=progress,
             environment=environment,
-            device=device,
+            device=devices[0],
+            more_devices=devices[1:],
             folder=folder,
         )
         result = examine_each({model.label: model.folder for model in models}, request)
@@ -172,38 +203,37 @@ def examine_models(
 
 def examine_by(
     policy: PromotionPolicy,
-    model: EvaluatedModel,
+    models: Iterable[EvaluatedModel],
     *,
     data: DataSpec,
     all_rows: bool = False,
     against: EvaluatedModel | None,
+    num_devices: int = 1,
     notice: Notice,
-) -> list[ExaminationResult]:
-    """Evaluates a model for a policy, once for each of its suites, and compares it with another model.
+) -> Generator[list[ExaminationResult]]:
+    """Evaluates models for a policy, each once for each of its suites, and compares them with another model.
 
-    all_rows: as in `examine_models`.
+    all_rows, num_devices: as in `examine_models`.
+    Yields the results of one model after another, each when it is asked for.
     """
-    with one_device(policy.folder, notice=notice) as (environment, device):
+    with lent_devices(policy.folder, num_devices=num_devices, notice=notice) as (environment, devices):
         from ringmaster.tasks.evaluation import examination
 
-        return [
-            examination.examine(
-                model.folder,
-                examination.ExaminationRequest(
-                    job=_job(data, model.folder),
-                    suite=suite,
-                    against=None if against is None else against.folder,
-                    metrics=None if policy.metric is None else [policy.metric],
-                    more_metrics=[*policy.limits],
-                    max_rows=policy.max_rows if all_rows else policy.num_rows,
-                    is_whole=all_rows,
-                    environment=environment,
-                    device=device,
-                    folder=policy.folder,
-                ),
+        for model in models:
+            request = examination.ExaminationRequest(
+                job=_job(data, model.folder),
+                against=None if against is None else against.folder,
+                metrics=None if policy.metric is None else [policy.metric],
+                more_metrics=[*policy.limits],
+                max_rows=policy.max_rows if all_rows else policy.num_rows,
+                is_whole=all_rows,
+                environment=environment,
+                device=devices[0],
+                more_devices=devices[1:],
+                folder=policy.folder,
             )
-            for suite in policy.suites or (Suite(name="metrics"),)
-        ]
+            suites = policy.suites or (Suite(name="metrics"),)
+            yield [examination.examine(model.folder, replace(request, suite=suite)) for suite in suites]
 
 
 def _job(data: DataSpec | None, folder: Path) -> Job:
@@ -225,23 +255,27 @@ def _job(data: DataSpec | None, folder: Path) -> Job:
 
 
 @contextmanager
-def one_device(folder: Path, *, notice: Notice) -> Iterator[tuple[TrialEnvironment, Device]]:
-    """Yields a trial environment and a leased device; waits for an idle one, with a notice.
+def lent_devices(
+    folder: Path, *, num_devices: int, notice: Notice
+) -> Iterator[tuple[TrialEnvironment, tuple[Device, ...]]]:
+    """Yields a trial environment and leased devices; waits for idle ones, with a notice.
 
     folder: where a user's functions are imported from, after all other paths.
+    Raises InputError where this machine has fewer devices.
     """
-    home, wanted = settings.home(), DevicesWanted(least=1, most=1, presses=True)
+    home, wanted = settings.home(), DevicesWanted(least=num_devices, most=num_devices, presses=True)
     home.mkdir(parents=True, exist_ok=True)
     with ExitStack() as stack:
         cluster, lend = stack.enter_context(own_devices(home, whose="evaluation", notice=notice))
+        if num_devices > (num_here := len(cluster.nodes[0].devices)):
+            raise InputError([f"--devices {num_devices}: this machine has {num_here}. To fix: give {num_here} at most"])
         environment = TrialEnvironment(
             server=stack.enter_context(ForkServer()),
             devices=cluster.nodes[0].devices,
             cache_dir=home / "cache",
             import_paths=(str(folder.resolve()), str(Path.cwd())),
         )
-        (device,) = stack.enter_context(lend(wanted))
-        yield environment, device
+        yield environment, stack.enter_context(lend(wanted))
 
 
 def _check_needs(suite: Suite | None, data: DataSpec | None) -> None:
@@ -264,6 +298,7 @@ class PromotionRequest:
     all_rows: whether all rows of the data are compared on, as no model is trained on them.
     against: name of the model to compare with; None for the champion.
     force: whether to promote against the policy's decision.
+    num_devices: over which each model is divided where it is evaluated.
     why: the person's reason.
     who: the person.
     """
@@ -274,6 +309,7 @@ class PromotionRequest:
     all_rows: bool = False
     against: str | None = None
     force: bool = False
+    num_devices: int = 1
     why: str = ""
     who: str
 
@@ -322,10 +358,15 @@ def promote_by_hand(
     log: MoveLog,
     notice: Notice,
     sound: Callable[[Alarm], None] = lambda alarm: None,
+    train: Callable[[Batch], object] | None = None,
 ) -> Promotion:
     """Decides on a promotion, and moves the aliases accordingly.
 
+    Where the model breaks a limit of the policy, the cheapest of its smaller children that keeps every rule becomes the
+    next version of its name, and is promoted.
+
     sound: sends an alarm if a version is refused.
+    train: trains a batch of such children where none keeps every rule; None for no training.
 
     Raises InputError, or PromotionRefused if another promotion was faster.
     """
@@ -344,13 +385,61 @@ def promote_by_hand(
         decision, who = PromotionDecision(promote=True, why=request.why, reasons=(request.why,)), request.who
     else:
         against = request.against or (None if champion is None else f"{name}/{champion}")
-        data = data_spec(request.data or "", all_rows=request.all_rows)
-        decision = judge_version(
-            home, node, policy, data=data, all_rows=request.all_rows, against=against, notice=notice
+        data = reading_store(data_spec(request.data or "", all_rows=request.all_rows), None, home) or DataSpec()
+        judge = partial(
+            judge_versions,
+            policy=policy,
+            data=data,
+            all_rows=request.all_rows,
+            against=against,
+            num_devices=request.num_devices,
+            notice=notice,
         )
+        with closing(judge(home, [node])) as decisions:
+            decision = next(decisions)
+        if policy.broken_limits(decision.figures):
+            node, decision = _child_in_place_of(home, node, policy, decision, judge=judge, notice=notice, train=train)
+            version = promotion.version_of(node.record)
         decision, who = _with_word_of(request, policy, decision)
     promotion.apply(home.ledger, node.record, decision, log=log, champion=champion, who=who, sound=sound)
     return Promotion(name=name, version=version, before=champion, decision=decision)
+
+
+def _child_in_place_of(
+    home: LineageHome,
+    node: LineageNode,
+    policy: PromotionPolicy,
+    decision: PromotionDecision,
+    *,
+    judge: Judge,
+    notice: Notice,
+    train: Callable[[Batch], object] | None,
+) -> tuple[LineageNode, PromotionDecision]:
+    """Returns the smaller child of a model that is promoted in its place, as a version of its name, and the decision.
+
+    Returns the model and the decision on it, with what was tried, where no child keeps every rule.
+    """
+    notice(f"{node.label}: {decision.why}. Its smaller children are tried")
+    choice = choose_child(home, node, judge, known={})
+    if choice.node is None and train is not None:
+        batch = plan_children(home, node, policy, decision.figures)
+        notice(f"none keeps every rule; training {', '.join(job.name for job in batch.jobs)}")
+        train(batch)
+        home = LineageHome(folder=home.folder, is_fresh=True)
+        choice = choose_child(home, node, judge, known=choice.tried)
+    for sentence in choice.tried.values():
+        notice(sentence)
+    if choice.node is None or choice.decision is None:
+        more = tuple(choice.tried.values()) or (
+            "there are no models that were distilled, pruned or quantized from it. To fix: --shrink trains some",
+        )
+        return node, replace(decision, reasons=(*decision.reasons, *more))
+    text = f"Promoted in place of {node.label}, which breaks a limit of the policy {policy.name}."
+    record = home.ledger.add_version(choice.node.record, node.record.registered_name, text=text)
+    broken = f"{node.label} breaks a limit: {decision.why}"
+    cheapest = f"{choice.node.label} is the cheapest of those tried that keeps every rule"
+    reasons = (*choice.decision.reasons, broken, *choice.tried.values(), cheapest)
+    return replace(choice.node, record=record), replace(choice.decision, reasons=reasons)
 
 
 def _begun_before(home: LineageHome, node: LineageNode) -> Promotion:
@@ -370,18 +459,37 @@ def judge_version(
     policy: PromotionPolicy,
     *,
     data: DataSpec,
-    all_rows: bool = False,
     against: str | None,
     notice: Notice,
 ) -> PromotionDecision:
     """Evaluates a version for a policy, compared with another model, and records that; returns the decision."""
+    with closing(judge_versions(home, [node], policy, data=data, against=against, notice=notice)) as decisions:
+        return next(decisions)
+
+
+def judge_versions(
+    home: LineageHome,
+    nodes: Iterable[LineageNode],
+    policy: PromotionPolicy,
+    *,
+    data: DataSpec,
+    all_rows: bool = False,
+    against: str | None,
+    num_devices: int = 1,
+    notice: Notice,
+) -> Generator[PromotionDecision]:
+    """Yields the decision on each of some models as `judge_version` does, each made when it is asked for."""
     other = None if against is None else find(against, home)
-    model = EvaluatedModel(label=node.label, folder=home.model_dir(node), record=node.record)
-    result = examine_by(policy, model, data=data, all_rows=all_rows, against=other, notice=notice)
-    for examined in result:
-        recording.record(home.ledger, node.record, examined, other=None if other is None else other.label)
-    metric = next((line.metric for examined in result for line in examined.measured), EvaluationSpec.metrics[0])
-    return decide_by(policy, result, metric=metric, is_first=other is None)
+    nodes = list(nodes)
+    models = [EvaluatedModel(label=node.label, folder=home.model_dir(node), record=node.record) for node in nodes]
+    with closing(
+        examine_by(policy, models, data=data, all_rows=all_rows, against=other, num_devices=num_devices, notice=notice)
+    ) as examinations:
+        for node, result in zip(nodes, examinations, strict=True):
+            for examined in result:
+                recording.record(home.ledger, node.record, examined, other=None if other is None else other.label)
+            metric = next((line.metric for examined in result for line in examined.measured), EvaluationSpec.metrics[0])
+            yield decide_by(policy, result, metric=metric, is_first=other is None)
 
 
 def _with_word_of(

@@ -11,6 +11,7 @@ PACKAGES = {
     "pool": ("flask_wtf", "prometheus_client", "psycopg", "pythonjsonlogger"),
     "quantization": ("bitsandbytes",),
     "ray": ("ray",),
+    "retrieval": ("faiss",),
     "s3": ("s3fs",),
     "signing": ("cryptography", "model_signing"),
     "sweep": ("optuna",),

@@ -9,6 +9,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from typing import Any
 
+from ringmaster.extras import missing_extra
 from ringmaster.tasks.batch.adaptation_rules import (
     adaptation_findings,
     adapter_findings,
@@ -21,7 +22,7 @@ from ringmaster.tasks.batch.adaptation_rules import (
 )
 from ringmaster.tasks.batch.document import Finding, Place, as_list, as_mapping, findings_where, got
 from ringmaster.tasks.batch.references import closest, loss_parts
-from ringmaster.tasks.batch.schema import Data, JobEntry, ModelSection, Section, misspelt
+from ringmaster.tasks.batch.schema import STORE, Data, JobEntry, ModelSection, Section, misspelt
 from ringmaster.tasks.planning.objectives import TIME_TO_TARGET
 from ringmaster.techniques.checkpoints.checkpoint import folder_of
 from ringmaster.techniques.checkpoints.storage import place_of
@@ -60,14 +61,40 @@ def job_findings(raw: Any) -> Iterator[Finding]:
     yield from _length(job)
     yield from _exact(job)
     yield from _local_updates(job)
+    yield from _untrusted(job)
     yield from _text(job)
     yield from training_findings(job)
     yield from _loss(job)
     yield from adaptation_findings(job)
     yield from adapter_findings(job)
+    yield from _store(job)
     yield from _warm_start(job)
     yield from _target(job)
     yield from _variables(job)
+
+
+def _is_store(job: Raw) -> bool:
+    return job.get("kind") == STORE or job.get("store") is not None
+
+
+def _store(job: Raw) -> Iterator[Finding]:
+    """Yields why a job makes no knowledge store; places are relative to the job."""
+    if not _is_store(job):
+        return
+    model, data = as_mapping(job.get("model")), as_mapping(job.get("data"))
+    problem, _, remedy = (missing_extra("retrieval", feature="a store") or "").partition(". To fix: ")
+    trains = ("adapter", "adaptation", "loss", "target", "warm_start", "local_updates", "numerics")
+    yield from findings_where(
+        (problem, ("store",), problem, remedy),
+        (
+            job.get("base") is None and model.get("from_pretrained") is None,
+            ("base",),
+            "is missing: passages are encoded by a model that has been trained",
+            "give a job's name, models:/NAME@ALIAS or a folder; or model.from_pretrained",
+        ),
+        (data.get("path") is None and data.get("name") is None, ("data",), "has no files of passages", "give a path"),
+        *((job.get(key), (key,), "is for training, and a store trains nothing", f"remove {key}") for key in trains),
+    )
 
 
 def _target(job: Raw) -> Iterator[Finding]:
@@ -363,7 +390,10 @@ def _length(job: Raw) -> Iterator[Finding]:
             "give the number of optimizer steps, such as 60",
         ),
         (
-            steps is None and epochs is None and not misspelt(job, JobEntry) & {"num_steps", "num_epochs"},
+            steps is None
+            and epochs is None
+            and not _is_store(job)
+            and not misspelt(job, JobEntry) & {"num_steps", "num_epochs"},
             ("num_steps",),
             "is missing",
             "give num_steps, such as 60, or num_epochs, such as 3",
@@ -390,6 +420,19 @@ def _exact(job: Raw) -> Iterator[Finding]:
         if size % chunk or (size // chunk).bit_count() != 1:
             problem = f"divides {what} into a number of chunks that is no power of two"
             yield Finding(("exact_chunk",), problem, f"give {size} divided by 1, 2, 4, 8 or so")
+
+
+def _untrusted(job: Raw) -> Iterator[Finding]:
+    """Yields why segments of a job cannot be repeated and compared; places are relative to the job."""
+    if job.get("allow_untrusted") is not True:
+        return
+    place, remedy = ("allow_untrusted",), "leave one of the two out"
+    command = as_mapping(job.get("model")).get("command")
+    yield from findings_where(
+        (command is not None, place, "does not go with a command, whose states nobody else can repeat", remedy),
+        (bool(job.get("may_vary")), place, "does not go with may_vary, which changes the steps on the way", remedy),
+        (_is_store(job), place, "is for training, and a store trains nothing", remedy),
+    )
 
 
 def _local_updates(job: Raw) -> Iterator[Finding]:
@@ -506,7 +549,7 @@ def training_findings(job: Raw) -> Iterator[Finding]:
     schedule = as_mapping(job.get("schedule"))
     name, decay = schedule.get("name", ScheduleSpec.name), schedule.get("decay_ratio")
     warmup, warmup_ratio = schedule.get("warmup_steps"), schedule.get("warmup_ratio")
-    together = _number(warmup_ratio) + _number(DECAY_RATIO if decay is None else decay)
+    total_ratio = _number(warmup_ratio) + _number(DECAY_RATIO if decay is None else decay)
     yield from findings_where(
         (
             isinstance(warmup, int) and isinstance(steps, int) and 0 < steps <= warmup,
@@ -533,9 +576,9 @@ def training_findings(job: Raw) -> Iterator[Finding]:
             "name the schedule wsd, or remove it",
         ),
         (
-            name == "wsd" and together > 1 and warmup_ratio is not None,
+            name == "wsd" and total_ratio > 1 and warmup_ratio is not None,
             ("schedule", "warmup_ratio"),
-            f"and decay_ratio are more than all steps together, {got(together)}",
+            f"and decay_ratio are more than all steps together, {got(total_ratio)}",
             "give shares whose sum is at most 1",
         ),
         (
@@ -547,10 +590,16 @@ def training_findings(job: Raw) -> Iterator[Finding]:
     )
     optimizer_name = optimizer.get("name", OptimizerSpec.name)
     if isinstance(optimizer_name, str) and (known := OPTIMIZER_OPTIONS.get(optimizer_name)) is not None:
-        for option in as_mapping(optimizer.get("options")):
+        options = as_mapping(optimizer.get("options"))
+        for option, value in options.items():
+            place = ("optimizer", "options", option)
             if option not in known:
-                remedy = closest(option, known, what="The options are")
-                yield Finding(("optimizer", "options", option), "is an unknown option", remedy)
+                yield Finding(place, "is an unknown option", closest(option, known, what="The options are"))
+            elif not known[option].fits(value):
+                problem = f"must be {known[option].words}, got {value!r:.60}"
+                yield Finding(place, problem, "change it, or leave it out for the default")
+        if options.get("nesterov") is True and not (options.get("momentum", 0.95 * (optimizer_name == "muon"))):
+            yield Finding(("optimizer", "options", "nesterov"), "needs momentum", "give momentum, such as 0.9")
     if job.get("freeze"):
         yield from findings_where(
             (

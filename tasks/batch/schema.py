@@ -58,6 +58,7 @@ from ringmaster.techniques.data.row_files import FORMATS
 from ringmaster.techniques.loss import loss_names
 from ringmaster.techniques.metric import metric_names
 from ringmaster.techniques.processes.order import KEPT_CHECKPOINTS
+from ringmaster.techniques.retrieval.passage_reader import Retriever
 
 
 class Section(BaseModel):
@@ -73,6 +74,18 @@ class Window(Section):
     last_rows: Whole | None = Field(default=None, description="a number of rows, the last ones, such as 10000")
     since: str | float | None = Field(default=None, description="the first moment, such as 2026-01-31")
     until: str | float | None = Field(default=None, description="the moment before which rows lie, such as 2026-03-01")
+
+
+class RetrieverSection(Section):
+    """The passages of a knowledge store that are put before each prompt, or are hard negatives of each anchor."""
+
+    store: Annotated[str, AfterValidator(references.store)] = Field(
+        description="a version of a store, such as wiki@champion, or a folder"
+    )
+    k: Whole = Field(default=Retriever.k, description="the number of passages, such as 8")
+    template: str = Field(
+        default=Retriever.template, description='what the model reads, such as "{passages}\\n\\n{prompt}"'
+    )
 
 
 class Data(Section):
@@ -170,8 +183,12 @@ class Data(Section):
     negative_column: str | None = Field(
         default=None, description="the column that holds a similar text that does not belong to it, such as other"
     )
+    id_column: str | None = Field(default=None, description="the column that holds the id of a passage, such as url")
     image_column: str | None = Field(
         default=None, description="the column that holds the path of an image, such as file"
+    )
+    retriever: RetrieverSection | None = Field(
+        default=None, description="the passages that samples read, such as {store: wiki@champion, k: 8}"
     )
 
 
@@ -205,6 +222,8 @@ class DatasetSection(DatasetVersion):
 
 PLANNER_KEYS = ("deadline_s", "weight", "user")
 """The keys of a job's entry that only the planner reads."""
+STORE = "store"
+"""The `kind` of a job that makes a knowledge store."""
 PROFILING_SHARE = 0.05
 """The default of `profiling_share`."""
 
@@ -439,11 +458,50 @@ class NumericsSection(Section):
     )
 
 
+class StoreSection(Section):
+    """The index of a job of kind store, and how its passages are encoded."""
+
+    index: Annotated[
+        str, AfterValidator(references.one_of(job.INDEXES)), WithJsonSchema({"enum": list(job.INDEXES)})
+    ] = Field(default=job.StoreSettings.index, description=f"one of {', '.join(job.INDEXES)}")
+    num_lists: Whole | None = Field(default=None, description="the clusters of an ivf index, such as 1024")
+    least_recall: Annotated[float, Field(gt=0, le=1)] = Field(
+        default=job.StoreSettings.least_recall,
+        description="the share of the 10 nearest passages that an ivf index must find, such as 0.95",
+    )
+    batch_size: Whole = Field(
+        default=job.StoreSettings.batch_size, description="the passages of a forward pass, such as 64"
+    )
+    max_length: Annotated[int, Field(ge=2, le=MOST_AT_ONCE)] = Field(
+        default=job.StoreSettings.max_length, description="the tokens to which texts are cut, such as 256"
+    )
+    words: Whole | None = Field(
+        default=None, description="the words of a passage, into which longer texts are divided, such as 100"
+    )
+    overlap: Annotated[int, Field(ge=0, le=MOST_WHOLE)] = Field(
+        default=job.StoreSettings.overlap, description="the words shared with the passage before, such as 20"
+    )
+    seed: Annotated[int, Field(ge=0, lt=2**31)] = Field(
+        default=job.StoreSettings.seed, description="the seed of the clusters, such as 0"
+    )
+
+
 class JobEntry(Section):
     """One model to train."""
 
     name: Name = Field(description="a name of up to 100 letters, digits, '-', '_' and '.', such as llama-small")
+    ludwig: Any = Field(
+        default=None,
+        description="a Ludwig configuration or its file, such as ludwig.yaml, in place of model, loss, optimizer and "
+        "length, which may override it",
+    )
     model: ModelSection = Field(description="the model, such as {architecture: LlamaForCausalLM, config: {...}}")
+    kind: Annotated[str, AfterValidator(references.one_of((STORE,))), WithJsonSchema({"enum": [STORE]})] | None = Field(
+        default=None, description="store, for a knowledge store of the data, or leave the key out: a model is trained"
+    )
+    store: StoreSection | None = Field(
+        default=None, description="the index of a knowledge store, such as {index: ivf}, or leave the key out"
+    )
     base: Parent | None = Field(default=None, description="another job's name, models:/NAME@ALIAS or a folder")
     adaptation: AdaptationSection | None = Field(
         default=None, description="how it comes from other models, such as {kind: quantized, method: dynamic-int8}"
@@ -529,6 +587,16 @@ class JobEntry(Section):
     numerics: NumericsSection | None = Field(
         default=None,
         description="lets the search choose kernels within a tolerance, such as {tolerance: 1e-5}, or leave it out",
+    )
+    allow_untrusted: bool = Field(
+        default=job.Job.allow_untrusted, description="true where untrusted nodes of a pool may train it, else false"
+    )
+    verify_share: Annotated[float, Field(gt=0, le=1)] = Field(
+        default=job.Job.verify_share,
+        description="the share of the segments of untrusted nodes that trusted ones repeat, such as 0.1",
+    )
+    verify_steps: Whole = Field(
+        default=job.Job.verify_steps, description="the most steps of a segment on an untrusted node, such as 100"
     )
     deadline_s: Positive | None = Field(
         default=None, description="the seconds from the batch's start by which the job must have ended, such as 3600"

@@ -22,10 +22,11 @@ from ringmaster.tasks.execution.dispatch import Command, DeviceId
 from ringmaster.tasks.execution.engine import Engine
 from ringmaster.tasks.execution.events import GangReport, Listener, Listeners, PlanUpdate, SegmentEnded
 from ringmaster.tasks.execution.job_price import JobPrice
-from ringmaster.tasks.execution.job_table import CHOICE, JobState, JobTable, SteeringPolicy, SteeringRequest
+from ringmaster.tasks.execution.job_table import CHOICE, PHASES, JobState, JobTable, SteeringPolicy, SteeringRequest
 from ringmaster.tasks.execution.outcome_policy import OutcomePolicy
 from ringmaster.tasks.execution.plan_manager import AddTerms, Forecaster, MakePlan, PlanManager
 from ringmaster.tasks.execution.progress import PlanProgress, RunningSegment
+from ringmaster.tasks.execution.referee import SegmentReferee
 from ringmaster.tasks.execution.replanner import PendingPlan, Replanner
 from ringmaster.tasks.execution.starter import Leases, Starter, is_known, segment_of
 from ringmaster.tasks.storage.journal import ENDED, JobStatus, Journal, SegmentRecord
@@ -67,6 +68,8 @@ class Executor:
     replanner: re-plans while the batch runs; without it the first plan is followed.
     steering: decides how far the jobs train; without it they train to their end.
     clock: monotonic seconds.
+
+    Its owner may set `on_expelled`, which is called with an untrusted node that gets no more work, and why.
     """
 
     def __init__(
@@ -90,11 +93,19 @@ class Executor:
         self._leases, self._journal, self._engine, self._clock = leases, journal, engine, clock
         self._inbox: queue.SimpleQueue[tuple[int, Message]] = queue.SimpleQueue()
         self._stopping, self._steering, self._first_plan = False, steering, plan
+        self.on_expelled: Callable[[str, str], None] = lambda node, why: None
         self._bound: set[int] = set()  # the running segments whose jobs keep their layout, where they have to
         self._retry_in_s = math.inf  # until a segment that could not start is tried again
         self._listeners = Listeners([*listeners, *([] if steering is None else [steering.listen])])
         self.job_table = JobTable(journal)
         self._plan_progress = PlanProgress(totals=self.job_table.totals, after=self.job_table.after)
+        self._referee = SegmentReferee(
+            self.job_table,
+            self._plan_progress,
+            want=lambda why: self._plan_manager.want(why),
+            stop=lambda running: self._stop_gangs([running]),
+            expel=self._expel,
+        )
         self._starter = Starter(
             self.job_table,
             self._plan_progress,
@@ -104,6 +115,7 @@ class Executor:
             post=self.post,
             notify=self._listeners.notify,
             clock=clock,
+            committed=self._committed,
         )
         self._plan_manager = PlanManager(
             name=name,
@@ -316,8 +328,9 @@ class Executor:
         for name, why in steering.choices.items():
             self.job_table.write(name, details={CHOICE: why})
         for name, phases in steering.phases.items():
-            self.job_table.change_phases(name, phases)
-            self._plan_manager.forget_speed(name)  # its options are those of another batch size
+            if not self.job_table.records[name].details.get(PHASES):  # else it is asked once more, after a kill
+                self.job_table.change_phases(name, phases)
+                self._plan_manager.forget_speed(name)  # its options are those of another batch size
         for name, goal in steering.goals.items():
             self.job_table.allow(name, goal)
         stops = {n: why for n, why in steering.stops.items() if self.job_table.records[n].status not in ENDED}
@@ -393,7 +406,18 @@ class Executor:
         names, first_step = tuple(record.what["devices"]), record.what["first_step"]
         profile = profiles[segment.option]
         self._starter.watch(number, segment, profile, names=names, first_step=first_step, first_steps=first_steps)
-        future.add_done_callback(lambda ended: self.post(number, ended))
+        self._committed(number, future).add_done_callback(lambda ended: self.post(number, ended))
+
+    def _committed(self, number: int, future: Future[Outcome]) -> Future[Outcome]:
+        running = self._plan_progress.running[number]
+        node, job = running.segment.devices[0][0], running.segment.job
+        return self._referee.committed(future, job=job, first_step=running.first_step, node=node)
+
+    def _expel(self, node: str, why: str) -> None:
+        self.hold(node)
+        cluster, out = self._plan_manager.cluster, self._plan_manager.out
+        self.move_to(cluster, why=why, out=out | {device for device in cluster.lease_names() if device[0] == node})
+        self.on_expelled(node, why)
 
     def _dismiss(self, jobs: Sequence[str], *, why: str) -> None:
         self._detach(jobs)
@@ -549,7 +573,7 @@ class Executor:
     def _decide(self, running: RunningSegment, outcome: Outcome) -> str:
         """Returns what follows an outcome. One that lacks what it must have fails its jobs alone."""
         try:
-            return self._outcome_policy.decide(running, outcome)
+            return self._referee.decide(running, outcome) or self._outcome_policy.decide(running, outcome)
         except SQLAlchemyError:
             raise
         except Exception as error:

@@ -97,6 +97,14 @@ goes on}.
 
 PARTED, LEFT = "parted", "left_group"
 """Keys of a job's details: on a lead job, that its group has parted; on a member, that it has left its group."""
+UNTRUSTED_SEGMENTS, REPEATED = "untrusted_segments", "repeated"
+TRUSTED_ONLY, BACK_TO = "trusted_only", "back_to"
+"""Keys of a job's details, of jobs that untrusted nodes may train (`referee`).
+
+UNTRUSTED_SEGMENTS: what untrusted nodes have made of it (`StateCommitment`), as far as its present state contains that.
+REPEATED: the segment that trusted nodes repeat, its layout, and the repetitions so far. TRUSTED_ONLY: no untrusted node
+may train it any more. BACK_TO: the step to which it is taken back once its gang has ended.
+"""
 LAYOUT = "layout"
 """The key of a job's details with the option under which it first ran, where it must run under no other."""
 
@@ -125,21 +133,21 @@ class SteeringRequest:
 
     def to_json(self) -> dict[str, Any]:
         """Returns the request as plain values."""
-        jobs = {name: to_json(job) for name, job in self.jobs.items()}
-        return {"jobs": jobs, "likes": dict(self.likes), "goals": dict(self.goals), "stops": dict(self.stops)}
+        return {key: to_json(getattr(self, key)) for key in ("jobs", "likes", "goals", "stops", "phases", "choices")}
 
     @classmethod
     def from_json(cls, data: Mapping[str, Any]) -> SteeringRequest:
         """Returns the request whose `to_json` is `data`. Raises ValueError where it has a wrong shape."""
-        parts = {key: data.get(key, {}) for key in ("jobs", "likes", "goals", "stops")}
-        kinds = {"jobs": Mapping, "likes": str, "goals": int, "stops": str}
+        kinds = {"jobs": Mapping, "likes": str, "goals": int, "stops": str, "phases": list, "choices": str}
+        parts = {key: data.get(key, {}) for key in kinds}
         for key, part in parts.items():
             if not isinstance(part, Mapping) or not all(isinstance(value, kinds[key]) for value in part.values()):
                 raise ValueError(f"its {key} are {part!r:.200}")
         jobs = {name: from_json(Job, job) for name, job in parts.pop("jobs").items()}
+        phases = {name: _phases(each) for name, each in parts.pop("phases").items()}
         if missing := set(jobs) - set(parts["likes"]):
             raise ValueError(f"it does not say what {', '.join(sorted(missing))} is like")
-        return cls(jobs=jobs, **parts)
+        return cls(jobs=jobs, phases=phases, **parts)
 
     def in_words(self) -> str:
         """Returns the reason for a new plan."""
@@ -326,6 +334,7 @@ class JobTable:
         self.after: dict[str, tuple[str, ...]] = {}  # the jobs that each job depends on
         self.attempts: dict[str, int] = {}  # crashes without progress
         self._before_pinned: dict[str, list[Profile]] = {}  # the options of jobs that keep their layout
+        self._before_trusted: dict[str, list[Profile]] = {}  # the options of jobs that are kept to trusted devices
         self.groups = GroupTable(self)
 
     def add(self, entries: Iterable[JobState]) -> None:
@@ -362,9 +371,14 @@ class JobTable:
         if source.job.name in self.after:
             self.after[name] = self.after[source.job.name]
 
+    def renew(self, name: str) -> None:
+        """Updates a job whose details have changed: how far it is planned, and under which options."""
+        self._take_in(name)
+
     def _take_in(self, name: str) -> None:
         """Updates a job from its record: its definition if it was a placeholder, and its goal."""
         entry, details = self.entries[name], self.records[name].details
+        self.profiles[name] = self._before_trusted.pop(name, self.profiles[name])
         if SETTLED in details:
             entry = self.entries[name] = self._settled(entry, details)
         if (job := with_phases(entry.job, details)) != entry.job:
@@ -378,9 +392,13 @@ class JobTable:
         if start is not None and self.records[name].step < start.step:
             self.write(name, step=start.step)
         total = entry.job.num_steps or 0
-        self.totals[name] = min(details.get(GOAL, total), total)
+        repeated = details.get(REPEATED)
+        self.totals[name] = min(
+            details.get(GOAL, total), total, repeated["segment"]["last_step"] if repeated else total
+        )
         self.groups.renew(name)
         self._pin(name)
+        self._keep_to_trusted(name)
 
     def keep_layout(self, name: str, profile: Profile) -> set[int]:
         """Pins a job to the option under which it starts, if its results depend on the layout.
@@ -402,6 +420,20 @@ class JobTable:
         if kept and len(kept) < len(profiles):
             self._before_pinned[name] = profiles
             self.profiles[name] = kept[:1] * len(profiles)
+
+    def _keep_to_trusted(self, name: str) -> None:
+        """Replaces the options on untrusted devices where a job must not use them.
+
+        A segment is repeated under its own layout: others have the same bits only of exact jobs.
+        """
+        details, profiles = self.records[name].details, self.profiles[name]
+        repeated = details.get(REPEATED)
+        if repeated or details.get(TRUSTED_ONLY):
+            fits = [each for each in profiles if not each.is_untrusted]
+            if repeated and not self.entries[name].job.is_exact:
+                fits = [each for each in fits if _layout_of(each) == repeated["layout"]]
+            self._before_trusted[name] = profiles
+            self.profiles[name] = [each if each in fits else fits[0] for each in profiles] if fits else []
 
     def _settled(self, entry: JobState, details: Mapping[str, Any]) -> JobState:
         """Replaces a placeholder by the job it now stands for, with profiles and data of a job of the same shape."""
@@ -426,7 +458,8 @@ class JobTable:
         """Removes jobs from the table."""
         for name in list(jobs):
             self.groups.forget(name)
-            for kept in (self.entries, self.records, self.profiles, self.totals, self.after, self.attempts):
+            tables = self.entries, self.records, self.profiles, self.totals, self.after, self.attempts
+            for kept in (*tables, self._before_trusted):
                 kept.pop(name, None)
 
     def write(self, job: str, **changes: Any) -> JobRecord:
@@ -595,8 +628,12 @@ def with_phases(job: Job, details: Mapping[str, Any]) -> Job:
     """Returns a job with the phases that its details have, if they have any, unless it was defined with some."""
     if job.phases or not details.get(PHASES):
         return job
-    phases = tuple(from_json(TrainingPhase, phase) for phase in details[PHASES])
+    phases = _phases(details[PHASES])
     return replace(job, phases=phases, num_steps=phases[-1].num_steps)
+
+
+def _phases(rows: Sequence[Any]) -> tuple[TrainingPhase, ...]:
+    return tuple(from_json(TrainingPhase, row) for row in rows)
 
 
 def changed_steps(details: Mapping[str, Any]) -> int | None:

@@ -99,9 +99,14 @@ class RunningSegment:
     def may_go_on(self, last_step: int) -> bool:
         """Whether its gang can be commanded to end at `last_step`.
 
-        A gang whose jobs take turns knows only the steps that it was ordered.
+        A gang whose jobs take turns knows only the steps that it was ordered, and an untrusted one gets no more.
         """
-        return self.profile.at_once is None or last_step <= self.ordered_step
+        return (self.profile.at_once is None and not self.is_untrusted) or last_step <= self.ordered_step
+
+    @property
+    def is_untrusted(self) -> bool:
+        """Whether its gang runs on an untrusted node."""
+        return self.profile.is_untrusted
 
     @property
     def jobs(self) -> set[str]:

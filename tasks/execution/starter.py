@@ -12,7 +12,7 @@ from ringmaster.tasks.cluster import Cluster, Device
 from ringmaster.tasks.execution.dispatch import DeviceId, PlannedSegment, device_of
 from ringmaster.tasks.execution.engine import Engine, SegmentCall
 from ringmaster.tasks.execution.events import DeviceWait, ExecutionEvent, SegmentStarted
-from ringmaster.tasks.execution.job_table import JobTable, RunPaths
+from ringmaster.tasks.execution.job_table import REPEATED, JobTable, RunPaths
 from ringmaster.tasks.execution.progress import PlanProgress, RunningSegment
 from ringmaster.tasks.profiling.preflight import slots_of
 from ringmaster.tasks.storage.journal import LEADER, JobStatus, SegmentRecord
@@ -24,6 +24,9 @@ from ringmaster.techniques.training.fused.group_requirements import steps_taken
 
 MOST_OVERHEAD = 0.02  # the largest share of the time that saving may take
 MEAN_TIME_BETWEEN_FAILURES_S = 24 * 3600.0  # a device's
+
+SUSPECT_CHECKPOINTS = 20
+"""The checkpoints that are kept of a job that untrusted nodes may train: a lie that is found later takes it back."""
 
 LEASE_RETRY_S = 1.0  # other processes return devices without notice
 
@@ -61,6 +64,7 @@ class Starter:
     post: receives the events of a segment's gang, and at last its outcome, by the segment's number.
     notify: receives execution events.
     held_nodes, vacated: nodes and devices on which no segment starts.
+    committed: adds to the outcome of a running segment, by its number, what its gang is committed to.
     """
 
     def __init__(
@@ -74,7 +78,9 @@ class Starter:
         post: Callable[[int, Event | Future[Outcome]], None],
         notify: Callable[[ExecutionEvent], None],
         clock: Callable[[], float],
+        committed: Callable[[int, Future[Outcome]], Future[Outcome]],
     ) -> None:
+        self.committed = committed
         self._job_table, self._plan_progress, self._leases, self._holder = job_table, plan_progress, leases, holder
         self._engine, self._post, self._notify, self._clock = engine, post, notify, clock
         self.held_nodes: set[str] = set()
@@ -101,7 +107,8 @@ class Starter:
             are_taken = self._leases.take_each(gangs, holder=self._holder)
             attempts = list(zip(startable, gangs, are_taken, strict=True))
             for call in self._begin([(s, names) for s, names, is_taken in attempts if is_taken], cluster):
-                self._engine.start(call).add_done_callback(partial(self._post, call.number))
+                future = self.committed(call.number, self._engine.start(call))
+                future.add_done_callback(partial(self._post, call.number))
             if missing := {name for _, names, is_taken in attempts if not is_taken for name in names}:
                 held = self._leases.held()
                 if self._exchange(held, cluster, out=out):
@@ -172,10 +179,15 @@ class Starter:
             names,
             first_step,
             number=number,
-            ordered_step=segment.last_step,
+            ordered_step=self._ordered_step(segment, profile, first_step=first_step),
             step=first_step,
             first_steps=first_steps or {},
         )
+
+    def _ordered_step(self, segment: PlannedSegment, profile: Profile, *, first_step: int) -> int:
+        """Returns the step at which a gang is ordered to end: on an untrusted node, after a few steps."""
+        most = self._job_table.entries[segment.job].job.verify_steps
+        return min(segment.last_step, first_step + most) if profile.is_untrusted else segment.last_step
 
     def _startable(self) -> list[PlannedSegment]:
         steps = {name: record.step for name, record in self._job_table.records.items()}
@@ -319,9 +331,16 @@ class Starter:
                 listed={entries[parent].local_job.name for parent in parents},
                 below={entries[each].local_job.name for parent in parents for each in self._below(parent)},
             )
-            return replace(order, known_step=self._job_table.records[job].step)
+            record = self._job_table.records[job]
+            if entries[job].job.allow_untrusted:
+                repeated = record.details.get(REPEATED)
+                steps = tuple(repeated["segment"]["steps"]) if repeated else ()
+                keep = max(order.keep_checkpoints, SUSPECT_CHECKPOINTS)
+                order = replace(order, digested_steps=steps, keep_checkpoints=keep)
+            return replace(order, known_step=record.step)
 
-        order = order_of(segment.job, segment.last_step)
+        first_step = self._job_table.records[segment.job].step
+        order = order_of(segment.job, self._ordered_step(segment, profile, first_step=first_step))
         return replace(order, members=tuple(order_of(name, end) for name, end in members.items()))
 
 

@@ -39,7 +39,7 @@ from ringmaster.tasks.pool.active_batches import (
 from ringmaster.tasks.pool.event_log import EventLog
 from ringmaster.tasks.pool.failover import RecoveredState, nodes_of, outcome_of, read_recovered_state, speeds_of
 from ringmaster.tasks.pool.node_scaler import ElasticityOptions, NodeScaler, empty_before_s, plan_before_ends
-from ringmaster.tasks.pool.nodes import PoolLeases, Timeouts, is_loan
+from ringmaster.tasks.pool.nodes import NodeRegistry, PoolLeases, Timeouts, is_loan
 from ringmaster.tasks.pool.request_handler import OTHER_VERSION, RequestHandler
 from ringmaster.tasks.pool.requests import LOOK_EVERY_S, Request, Requests, RequestStatus
 from ringmaster.tasks.pool.submissions import BatchStatus, Submissions
@@ -181,6 +181,7 @@ class PoolController:
     def take_over(self, executor: Executor) -> None:
         """Puts a new executor into the state of the former one, or into the initial state if there was none."""
         self._executor = executor
+        executor.on_expelled = lambda node, why: NodeRegistry(self._database).expel(node, why=why)
         self._request_handler = RequestHandler(
             self._database,
             executor=executor,
@@ -379,9 +380,13 @@ class PoolController:
 
     def _recall_speeds(self, recovered: RecoveredState) -> None:
         """Passes on the speeds that the former controller received. Running segments report theirs anew."""
+        table = self._executor.job_table
         for job in dict.fromkeys(record.job for record in recovered.past):
             records = [recovered.qualified(record) for record in recovered.past if record.job == job]
-            profiles = self._executor.job_table.profiles[records[0].job]
+            profiles, phases = table.profiles[records[0].job], table.entries[records[0].job].job.phases
+            # Those before its last phase had another batch size.
+            since = phases[-1].first_step if phases else 0
+            records = [record for record in records if record.what["first_step"] >= since]
             for running in speeds_of(self._message_store, records, profiles):
                 self.on_speed(running)
 

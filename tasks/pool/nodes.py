@@ -9,7 +9,7 @@ import logging
 import os
 import time
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from enum import StrEnum
 from functools import partial
 from typing import Any, Self
@@ -36,6 +36,8 @@ KnownDevices = dict[str, tuple[Any, tuple[Device, ...], str]]
 """By name of a node, the stored form of its devices, the devices, and what was wrong with its row."""
 MOST_BYTES = 2**60  # of a device
 MOST_LENT = "most lent nodes"
+EXPELLED, REFERENCE = "expelled {}", "bits of {}"
+"""The keys of facts of a pool: why a node is expelled, and the `calibration` of a kind of devices."""
 LEFT_KEPT_S = 3600.0  # how long the registry knows that a worker has ended in order
 
 
@@ -209,13 +211,27 @@ class NodeRegistry:
 
     def note_most_lent(self, num_nodes: int) -> None:
         """Stores how many nodes the pool's engine lends at most; 0 for an engine that lends none."""
-        self._database.execute(
-            delete(ABOUT).where(ABOUT.c.key == MOST_LENT), insert(ABOUT).values(key=MOST_LENT, value=str(num_nodes))
-        )
+        self._put(MOST_LENT, str(num_nodes))
 
     def most_lent(self) -> int:
         """Returns how many nodes the pool's engine lends at most, by the controller that led last."""
         return int(self._database.scalar(select(ABOUT.c.value).where(ABOUT.c.key == MOST_LENT)) or 0)
+
+    def expel(self, name: str, *, why: str) -> None:
+        """Gives a node, by its name, no work any more."""
+        self._put(EXPELLED.format(name), why)
+
+    def set_reference(self, kind: str, bits: str) -> None:
+        """Stores the bits that a calibration has on a kind of devices."""
+        self._put(REFERENCE.format(kind), bits)
+
+    def reference(self, kind: str) -> str | None:
+        """Returns the bits that a calibration has on a kind of devices; None where no trusted node has stored them."""
+        value: str | None = self._database.scalar(select(ABOUT.c.value).where(ABOUT.c.key == REFERENCE.format(kind)))
+        return value
+
+    def _put(self, key: str, value: str) -> None:
+        self._database.execute(delete(ABOUT).where(ABOUT.c.key == key), insert(ABOUT).values(key=key, value=value))
 
     def all(self) -> Sequence[NodeRecord]:
         """Returns every registered node, by name."""
@@ -226,10 +242,18 @@ def read_nodes(connection: Connection, *, known: KnownDevices | None = None) -> 
     """Returns every registered node, by name.
 
     known: the devices of each node as it was read last, which are not converted again while they are the same.
+
+    All devices of an expelled node are unfit for use.
     """
+    expelled = dict(connection.execute(select(ABOUT.c.key, ABOUT.c.value)).tuples().all())
     rows = connection.execute(select(NODES).where(NODES.c.status != NodeStatus.LEFT).order_by(NODES.c.name)).all()
     result = [_record(row._mapping, known={} if known is None else known) for row in rows]
-    return [record for record in result if record is not None]
+    nodes = [record for record in result if record is not None]
+    whys = [expelled.get(EXPELLED.format(node.name)) for node in nodes]
+    return [
+        node if why is None else replace(node, health={str(number): why for number in range(len(node.devices))})
+        for node, why in zip(nodes, whys, strict=True)
+    ]
 
 
 def _record(row: Mapping[Any, Any], *, known: KnownDevices) -> NodeRecord | None:

@@ -274,6 +274,7 @@ def planning_problem(
     """
     done = steps_done or {}
     names = {job.name for job in jobs}
+    profiles = {job.name: _on_trusted(profiles[job.name], cluster) for job in jobs}
     rows = [
         PlanningJob(
             id=job.name,
@@ -281,7 +282,7 @@ def planning_problem(
                 *(_option(job, profile, done) for profile in profiles[job.name]),
                 *(
                     replace(_option(job, profile, done), jobs=_members([profile]))
-                    for profile in (groups or {}).get(job.name, ())
+                    for profile in _on_trusted((groups or {}).get(job.name, ()), cluster)
                 ),
             ),
             after=tuple(parent for parent in job.parents if parent in names),
@@ -306,6 +307,15 @@ def planning_problem(
         }
         nodes = (*nodes, *_missing(nodes, list(sizes.values())))
     return Problem(name=name, nodes=nodes, jobs=tuple(rows), switch_cost_s=switch_cost_s(every))
+
+
+def _on_trusted(profiles: Sequence[Profile], cluster: Cluster) -> Sequence[Profile]:
+    """Returns profiles that hold for any device as profiles of trusted ones, where there are others."""
+    if all(device.is_trusted for device in cluster.devices):
+        return profiles
+    kinds = sorted(device.device_kind() for device in cluster.devices if device.is_trusted)
+    kind = kinds[0] if kinds else "trusted"
+    return [each if each.device_type else replace(each, device_type=kind) for each in profiles]
 
 
 def switch_cost_s(profiles: Sequence[Profile]) -> float:

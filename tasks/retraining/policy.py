@@ -98,6 +98,10 @@ class PromotionPolicy:
         """The most held-out rows to score."""
         return self.max_rows or MAX_HELD_OUT
 
+    def broken_limits(self, figures: Mapping[str, float]) -> list[str]:
+        """Returns the metrics whose values are known and beyond their limits."""
+        return [name for name, value in figures.items() if value < self.limits[name][0] or value > self.limits[name][1]]
+
 
 def load_policy(path: Path) -> PromotionPolicy:
     """Loads the policy of a YAML file. Raises BatchFileError with all faults in it and in the suites that it names."""
@@ -162,12 +166,14 @@ class PromotionDecision:
 
     reasons: all reasons, and the comparison with the champion.
     compared: the metric over all rows, with that of the champion; None where a person decides, or it is not known.
+    figures: the values of the metrics that the policy limits, as far as they are known.
     """
 
     promote: bool
     why: str
     reasons: tuple[str, ...] = ()
     compared: SliceMetric | None = None
+    figures: Mapping[str, float] = field(default_factory=dict)
 
 
 def decide_by(
@@ -192,10 +198,13 @@ def decide_by(
     lines = [line for result in examined for line in result.measured if line.metric == metric]
     whole = next((line for line in lines if line.slice == ALL), None)
     reasons = [fault for result in examined for fault in result.faults]
-    reasons += _outside_limits(policy, examined)
+    known = {line.metric: line.value for result in examined for line in result.measured if line.slice == ALL}
+    reasons += _outside_limits(policy, known)
     for result in examined:
-        reasons += [_said(t.test, t.num_failures, t.num_cases, t.fault) for t in result.tests if not t.passed]
-        reasons += [_said(a.assertion, a.num_failures, a.num_rows, a.why) for a in result.assertions if not a.passed]
+        reasons += [_failure_text(t.test, t.num_failures, t.num_cases, t.fault) for t in result.tests if not t.passed]
+        reasons += [
+            _failure_text(a.assertion, a.num_failures, a.num_rows, a.why) for a in result.assertions if not a.passed
+        ]
     if whole is None:
         reasons.append(f"its {metric} is not known")
     elif not math.isfinite(whole.value):
@@ -209,7 +218,13 @@ def decide_by(
         if not any(reason.startswith(figures) for reason in reasons):
             reasons.append(figures)
     reasons = list(dict.fromkeys(reasons))
-    return PromotionDecision(promote=is_promoted, why="; ".join(reasons), reasons=tuple(reasons), compared=whole)
+    return PromotionDecision(
+        promote=is_promoted,
+        why="; ".join(reasons),
+        reasons=tuple(reasons),
+        compared=whole,
+        figures={name: known[name] for name in policy.limits if name in known},
+    )
 
 
 def comparison(line: SliceMetric) -> str:
@@ -261,8 +276,7 @@ def _against_champion(policy: PromotionPolicy, whole: SliceMetric, *, min_gain: 
         )
 
 
-def _outside_limits(policy: PromotionPolicy, examined: Sequence[ExaminationResult]) -> Iterator[str]:
-    known = {line.metric: line.value for result in examined for line in result.measured if line.slice == ALL}
+def _outside_limits(policy: PromotionPolicy, known: Mapping[str, float]) -> Iterator[str]:
     for metric, (least, most) in policy.limits.items():
         value = known.get(metric, math.nan)
         if not least <= value <= most:
@@ -282,5 +296,5 @@ def _on_slice(line: SliceMetric) -> str:
     return f"loses {gain} of {line.metric} on {line.slice} ({line.num_rows} rows)"
 
 
-def _said(name: str, num_failures: int, num_cases: int, fault: str) -> str:
+def _failure_text(name: str, num_failures: int, num_cases: int, fault: str) -> str:
     return f"{name}: {fault}" if fault else f"{name}: {num_failures} of {num_cases} fail"

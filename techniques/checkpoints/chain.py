@@ -7,6 +7,9 @@ although their checkpoints are gone; and nobody can change a link without changi
 The digests are of whole tensors, so that they do not depend on how a checkpoint is divided among ranks. Rank 0 reads
 the checkpoint that it has just published, in the background. Beside the last one of a segment, links are made for at
 most 2 % of the time.
+
+A job that untrusted nodes may train has digests of single steps as well, of the tensors that rank 0 holds: for at most
+3 % of the time, or after the steps that an order names, to be compared with the digests of an earlier gang.
 """
 
 from __future__ import annotations
@@ -14,7 +17,7 @@ from __future__ import annotations
 import json
 import platform
 import time
-from collections.abc import Mapping
+from collections.abc import Collection, Iterable, Mapping
 from dataclasses import dataclass, field, replace
 from functools import lru_cache
 from hashlib import sha256
@@ -22,7 +25,7 @@ from importlib import metadata
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Self
 
-from ringmaster.codec import digest, from_json, to_json
+from ringmaster.codec import SINCE_LATER, digest, from_json, to_json
 from ringmaster.errors import CheckpointError
 from ringmaster.techniques.checkpoints.checkpoint import Checkpoint, folder_of, read_manifest
 from ringmaster.techniques.checkpoints.storage import place_of
@@ -32,7 +35,7 @@ if TYPE_CHECKING:
 
 FILE = "chain.json"
 """The file in the folder of a job's checkpoints."""
-MOST_OF_TIME = 0.02
+MOST_OF_TIME, MOST_OF_STEPS = 0.02, 0.03
 LIBRARIES = ("ringmaster", "torch", "transformers", "peft", "bitsandbytes")
 """The distributions of which the bits of trained weights may depend."""
 
@@ -61,6 +64,7 @@ class StateLink:
     tensors: the digest of each tensor, by its canonical name in checkpoints.
     environment: what trained the steps since the link before.
     parent: the digest of the link before or, for the first link, of the job.
+    steps: the digests of rank 0's tensors after some of the steps since the link before, by step.
     """
 
     step: int
@@ -68,6 +72,7 @@ class StateLink:
     tensors: Mapping[str, str]
     environment: TrainingEnvironment
     parent: str
+    steps: Mapping[str, str] = field(default_factory=dict, metadata=SINCE_LATER)
 
     @property
     def digest(self) -> str:
@@ -146,17 +151,31 @@ class ChainWriter:
     chain: the links so far, of the checkpoint that the segment starts from and of those before.
     first_step: the step after which the segment starts.
     environment: what trains the segment.
+    digested_steps: the steps after which `digest_step` takes a digest; empty for what fits into its share of the time.
     """
 
     root: str | Path
     chain: StateChain
     first_step: int
     environment: TrainingEnvironment
+    digested_steps: frozenset[int] = frozenset()
     _linked_s: float = field(default_factory=time.monotonic)
     _spent_s: float = 0.0
+    _steps: dict[str, str] = field(default_factory=dict)  # the digests of steps that no link has yet
+    _begun_s: float = field(default_factory=time.monotonic)
+    _digesting_s: float = 0.0
+    _last_digest_s: float = 0.0
 
     @classmethod
-    def begin(cls, root: str | Path, *, chain: StateChain, step: int, environment: TrainingEnvironment) -> Self:
+    def begin(
+        cls,
+        root: str | Path,
+        *,
+        chain: StateChain,
+        step: int,
+        environment: TrainingEnvironment,
+        digested_steps: Collection[int] = (),
+    ) -> Self:
         """Returns the writer for a segment that starts after `step` steps.
 
         chain: the job's, without links; the stored one is continued where it is of a job that trains the same weights.
@@ -169,7 +188,22 @@ class ChainWriter:
             for link in stored.links if chain is not stored else ():
                 chain = chain.add(replace(link, parent=chain.head))
             chain = chain.up_to(step)
-        return cls(root=root, chain=chain, first_step=step, environment=environment)
+        steps = frozenset(digested_steps)
+        return cls(root=root, chain=chain, first_step=step, environment=environment, digested_steps=steps)
+
+    def digest_step(self, step: int, tensors: Iterable[torch.Tensor]) -> None:
+        """Takes a digest of the state after `step`, for the next link, where it is due.
+
+        tensors: the tensors that rank 0 holds, in the same order in every gang of the same layout.
+        """
+        began_s = time.monotonic()
+        share_s = MOST_OF_STEPS * (began_s - self._begun_s)
+        is_too_much = self._digesting_s + self._last_digest_s > share_s
+        if step not in self.digested_steps if self.digested_steps else is_too_much:
+            return
+        self._steps[str(step)] = digest_of(tensors)
+        self._last_digest_s = time.monotonic() - began_s
+        self._digesting_s += self._last_digest_s
 
     def extend(self, step: int, *, always: bool) -> None:
         """Adds the link of the checkpoint of `step`, unless links would take more than 2 % of the time.
@@ -187,11 +221,23 @@ class ChainWriter:
             tensors=tensor_digests(self.root, step),
             environment=self.environment,
             parent=self.chain.head,
+            steps={each: self._steps.pop(each) for each in list(self._steps) if int(each) <= step},
         )
         self.chain = self.chain.add(link)
         place_of(self.root).write_whole(FILE, self.chain.to_text().encode())
         self._linked_s = time.monotonic()
         self._spent_s = self._linked_s - began_s
+
+
+def digest_of(tensors: Iterable[torch.Tensor]) -> str:
+    """Returns the digest of the dtypes, shapes and bytes of tensors, in their order."""
+    from ringmaster.techniques.checkpoints.tensor_files import bytes_of
+
+    value = sha256()
+    for tensor in tensors:
+        value.update(f"{tensor.dtype} {list(tensor.shape)}".encode())
+        value.update(memoryview(bytes_of(tensor)))
+    return value.hexdigest()[:32]
 
 
 def tensor_digests(root: str | Path, step: int) -> dict[str, str]:

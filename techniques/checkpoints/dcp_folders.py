@@ -25,9 +25,9 @@ from pathlib import Path
 from typing import Any
 
 import torch
-import torch.distributed.checkpoint as dcp
 from torch import Tensor
-from torch.distributed.checkpoint import filesystem, metadata, planner
+from torch.distributed.checkpoint import filesystem, metadata, planner, state_dict_saver
+from torch.distributed.checkpoint.default_planner import DefaultSavePlanner
 
 from ringmaster.techniques.checkpoints.tensor_files import LazyTensor
 
@@ -133,8 +133,8 @@ class DcpFolder:
                 faults.append(f"{self.folder / METADATA} does not say where a chunk of {name} is")
                 continue
             file = self.folder / place.relative_path
-            if getattr(place, "transform_descriptors", None):
-                faults.append(f"{file} is compressed or encrypted ({', '.join(place.transform_descriptors)})")
+            if transforms := getattr(place, "transform_descriptors", None):
+                faults.append(f"{file} is compressed or encrypted ({', '.join(transforms)})")
             elif not file.resolve().is_relative_to(self.folder.resolve()):
                 faults.append(f"{file} lies outside of the checkpoint")
             elif not file.is_file():
@@ -170,7 +170,7 @@ class DcpFolder:
             return weights_in_stream(io.BytesIO(stream.read(place.length)), named=str(file))
 
 
-class LazySavePlanner(dcp.DefaultSavePlanner):
+class LazySavePlanner(DefaultSavePlanner):
     """Saves tensors that are loaded one at a time, when their bytes are written.
 
     by_row: the names of `DcpTensor`s of which each row is a chunk.
@@ -182,7 +182,7 @@ class LazySavePlanner(dcp.DefaultSavePlanner):
 
     def create_local_plan(self) -> planner.SavePlan:
         """Returns what is written, each row of the stacked tensors by itself."""
-        plan = super().create_local_plan()
+        plan: planner.SavePlan = super().create_local_plan()
         self.plan = replace(plan, items=[row for item in plan.items for row in self._rows(item)])
         return self.plan
 
@@ -224,4 +224,5 @@ def write_dcp(
     saver = LazySavePlanner(tensors, by_row=by_row)
     with warnings.catch_warnings():
         warnings.filterwarnings("ignore", message="torch.distributed is disabled")
-        dcp.save({**skeleton, **values}, storage_writer=dcp.FileSystemWriter(folder), planner=saver, no_dist=True)
+        writer = filesystem.FileSystemWriter(folder)
+        state_dict_saver.save({**skeleton, **values}, storage_writer=writer, planner=saver, no_dist=True)

@@ -1,15 +1,27 @@
-"""Contrastive loss of embeddings with in-batch negatives."""
+"""Contrastive losses with in-batch negatives: of embeddings, and of the token vectors of late interaction."""
 
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, ClassVar
+from typing import TYPE_CHECKING, Any, ClassVar
 
-from ringmaster.techniques.loss import LossFunction, LossInputs, Values, YesOrNo, option
+from ringmaster.techniques.loss import LossFunction, LossInputs, Values, WholeNumbers, option
 from ringmaster.techniques.models.sentence_embeddings import embeddings, last_hidden_state, pooling_of
 
 if TYPE_CHECKING:
     from torch import Tensor
+
+
+@dataclass(frozen=True, kw_only=True)
+class NumNegatives(WholeNumbers):
+    """The number of hard negatives of a sample; false for none, true for one."""
+
+    def allow(self, value: Any) -> bool:
+        """Returns whether `value` is a number of negatives, or says whether there is one."""
+        return isinstance(value, bool) or super().allow(value)
+
+    def __str__(self) -> str:
+        return "true, false or a whole number of hard negatives"
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -21,7 +33,8 @@ class Contrastive(LossFunction):
 
         mean over i of -log(exp(a_i . p_i / t) / sum over j of exp(a_i . p_j / t))
 
-    With hard negatives a sample is a triplet (a_i, p_i, n_i), and the sum over j has exp(a_i . n_j / t) too.
+    With hard negatives a sample is a triplet (a_i, p_i, n_i), and the sum over j has exp(a_i . n_j / t) too. There may
+    be several hard negatives, which are all candidates of every anchor.
 
     Sources: van den Oord et al. (arXiv:1807.03748), equation 4; Henderson et al. (arXiv:1705.00652), section 4.4, as
     MultipleNegativesRankingLoss of sentence-transformers, whose scale is 1 / t = 20.
@@ -32,36 +45,88 @@ class Contrastive(LossFunction):
     mixes_rows: ClassVar[bool] = True
 
     temperature: float = option(0.05, Values(above=0))
-    hard_negatives: bool = option(False, YesOrNo())
+    hard_negatives: int = option(False, NumNegatives(least=0))
 
     @property
     def num_sequences(self) -> int:
-        """The anchor, the positive and perhaps the hard negative of a sample."""
-        return 3 if self.hard_negatives else 2
+        """The anchor, the positive and the hard negatives of a sample."""
+        return 2 + self.hard_negatives
 
     def each(self, inputs: LossInputs) -> tuple[Tensor, Tensor]:
         """Returns the loss of each anchor, and ones."""
         import torch
         from torch.nn.functional import cross_entropy
 
-        result = self._embeddings(inputs)
-        candidates = result[:, 1:].transpose(0, 1).flatten(0, 1)  # all positives, and then all hard negatives
-        similarities = result[:, 0] @ candidates.T / self.temperature
-        losses = cross_entropy(similarities, torch.arange(len(result), device=result.device), reduction="none")
+        similarities = self._similarities(inputs).flatten(1) / self.temperature
+        own = torch.arange(len(similarities), device=similarities.device)
+        losses = cross_entropy(similarities, own, reduction="none")
         return losses, torch.ones_like(losses)
 
-    def _embeddings(self, inputs: LossInputs) -> Tensor:
-        """Returns the embeddings in fp32, [rows, sequences, features]. Raises ValueError where there are none."""
+    def rewards_of(self, inputs: LossInputs) -> Tensor | None:
+        """Returns the similarity of each anchor to its positive and to its own hard negatives, [rows, 1 + negatives].
+
+        Returns None without hard negatives.
+        """
+        if not self.hard_negatives:
+            return None
+        return self._similarities(inputs).diagonal(dim1=0, dim2=2).T
+
+    def _similarities(self, inputs: LossInputs) -> Tensor:
+        """Returns those of each anchor to the positives and hard negatives of all rows, [rows, 1 + negatives, rows]."""
+        import torch
+
+        vectors, mask = self._states(inputs)
+        result = embeddings(vectors.flatten(0, 1), mask.flatten(0, 1), pooling_of(inputs.base))
+        result = result.reshape(*mask.shape[:2], -1)
+        return torch.einsum("ad,csd->asc", result[:, 0], result[:, 1:])
+
+    def _states(self, inputs: LossInputs) -> tuple[Tensor, Tensor]:
+        """Returns the last hidden states in fp32, [rows, sequences, tokens, features], and their mask without features.
+
+        Raises ValueError where there are none.
+        """
         hidden, mask = last_hidden_state(inputs.output), inputs.batch.get("attention_mask")
         if hidden is None:
             raise ValueError(
-                f"loss contrastive: the model returns {type(inputs.output).__name__}, which has no last_hidden_state. "
+                f"loss {self.name}: the model returns {type(inputs.output).__name__}, which has no last_hidden_state. "
                 "To fix: train a model without a head, such as BertModel"
             )
         if mask is None:
             raise ValueError(
-                "loss contrastive: the samples have no attention_mask, over which hidden states are averaged. To fix: "
-                "give each sample an attention_mask [2, tokens]"
+                f"loss {self.name}: the samples have no attention_mask, which says what is padding. To fix: give each "
+                "sample an attention_mask [2, tokens]"
             )
-        result = embeddings(hidden.float(), mask.flatten(0, 1), pooling_of(inputs.base))
-        return result.reshape(*mask.shape[:2], -1)
+        return hidden.float().reshape(*mask.shape, -1), mask
+
+
+@dataclass(frozen=True, kw_only=True)
+class LateInteraction(Contrastive):
+    """InfoNCE as `Contrastive`, of the similarity that ColBERT computes of the vectors of single tokens.
+
+    With q_t and p_s the last hidden states of the tokens of a question and of a passage, divided by their L2 norms:
+
+        similarity(q, p) = sum over t of the maximum over s of q_t . p_s
+
+    Padding counts on neither side. The paper's linear projection, its markers of questions and passages, and its
+    filling up of questions with [MASK] are left to the model and the data.
+
+    Source: Khattab and Zaharia, ColBERT (arXiv:2004.12832), equation 3; in-batch negatives as in ColBERTv2
+    (arXiv:2112.01488), section 3.2.
+    """
+
+    name: ClassVar[str] = "late-interaction"
+
+    temperature: float = option(1.0, Values(above=0))
+
+    def _similarities(self, inputs: LossInputs) -> Tensor:
+        import torch
+        from torch.nn.functional import normalize
+
+        states, mask = self._states(inputs)
+        vectors, is_token = normalize(states, dim=-1), mask.bool()
+        best = []
+        for vector, counts in zip(vectors[:, 0], is_token[:, 0], strict=True):  # one at a time, for the sake of memory
+            cosines = torch.einsum("td,csud->tscu", vector, vectors[:, 1:])
+            cosines = cosines.masked_fill(~is_token[:, 1:].transpose(0, 1), -torch.inf).amax(-1)
+            best.append((cosines * counts[:, None, None]).sum(0))
+        return torch.stack(best)

@@ -52,14 +52,14 @@ class RecallAt1(GatheredMetric):
 
     def relate(self, rows: Mapping[str, Values]) -> Mapping[str, Values]:
         """Returns whether each anchor's positive is found, and that it counts, [rows] each."""
-        result = self._found(rows["anchors"], rows["positives"])
+        result = self._values(rows["anchors"], rows["positives"])
         return {"found_pairs": result, "embedded_pairs": rows["embedded_pairs"]}
 
     def value_of_rows(self, rows: Mapping[str, Values], counts: Values) -> Values:
         """Returns the recall of samples of anchors."""
         return np.asarray((counts @ rows["found_pairs"]) / (counts @ rows["embedded_pairs"]))
 
-    def _found(self, anchors: Values, positives: Values) -> Values:
+    def _values(self, anchors: Values, positives: Values) -> Values:
         """Returns the probability that the positive of each anchor is among the k most similar ones, [rows]."""
         result = [np.zeros(0)]
         for first in range(0, len(anchors), NUM_ANCHORS):
@@ -97,6 +97,45 @@ class PreferenceAccuracy(Metric):
             return None
         in_order = rewards[:, 0] > rewards[:, 1]
         return {"preferred_pairs": in_order, "pairs": in_order | True}
+
+
+class HitAt1(Metric):
+    """The share of rows whose right passage is ranked before the row's other candidates, its hard negatives.
+
+    With negatives that were mined in a store, these are the passages that a retriever found, and the model ranks them
+    again. Candidates of equal scores count as ranked before the right one.
+    """
+
+    name = "hit_at_1"
+    higher_is_better = True
+    sums = ("hits_at_1", "ranked_rows")
+    needs = "a loss that scores candidates, such as late-interaction with hard_negatives"
+    share_of: ClassVar[str | None] = "ranked_rows"
+    reads_whole_rows = True
+
+    def compute_sums(self, outputs: Outputs) -> Mapping[str, Tensor] | None:
+        """Returns what the rank of the right candidate adds to each metric of ranks, [rows]; None without scores."""
+        rewards = outputs.rewards
+        if rewards is None:
+            return None
+        rank = 1 + (rewards[:, 1:] >= rewards[:, :1]).sum(-1)
+        hits = {f"hits_at_{k}": rank <= k for k in (1, 5)}
+        return {**hits, "reciprocal_ranks": 1 / rank.double(), "ranked_rows": rank > 0}
+
+
+class HitAt5(HitAt1):
+    """The share of rows whose right passage is among the first five of the row's candidates."""
+
+    name = "hit_at_5"
+    sums = ("hits_at_5", "ranked_rows")
+
+
+class MeanReciprocalRank(HitAt1):
+    """The mean of 1 / the rank of the right passage among the row's candidates."""
+
+    name = "mrr"
+    sums = ("reciprocal_ranks", "ranked_rows")
+    share_of = None
 
 
 class Reward(Metric):

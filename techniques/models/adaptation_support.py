@@ -20,8 +20,8 @@ def why_no_adaptation(technique: Technique, job: Job) -> str | None:
     """Returns why a technique cannot make the adaptation that a job asks for, or None."""
     if isinstance(technique, BlackBox):
         return None  # their `supports` checks the adaptation
-    if not job.trains:
-        return "the job trains no step: rewrite is for it"
+    if not job.trains or job.store is not None:
+        return f"the job trains no step: {'encode' if job.store else 'rewrite'} is for it"
     if copies_reference(job) and DISTILLED not in technique.adaptations:
         return (
             f"the loss {job.loss} needs a copy of the initial weights beside the model, which {technique.name} has not"
@@ -69,7 +69,7 @@ def why_no_generation(technique: Technique, job: Job) -> str | None:
     return None
 
 
-def bytes_beside(job: Job, *, num_rows: int, data: PreparedData) -> int:
+def adaptation_bytes(job: Job, *, num_rows: int, data: PreparedData) -> int:
     """Returns bytes on each device of a whole teacher and its logits for `num_rows`, or of a mask for each weight.
 
     Raises ValueError where the teacher is unknown, or has another vocabulary than the job.

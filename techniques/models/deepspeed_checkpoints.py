@@ -98,7 +98,7 @@ def read_universal(folder: Path, wanted: Mapping[str, LazyTensor]) -> ZeroConten
     named: dict[str, NamedTensors] = {"fp32": {}}
     steps, faults = [], []
     for file in files:
-        value = stored[str(file)]
+        value: Any = stored[str(file)]
         value = value.get("param") if isinstance(value, Mapping) else value
         if file.stem == "step":
             steps.append(int(value))

@@ -132,7 +132,8 @@ def _read_dcp(
 ) -> tuple[NamedTensors, dict[str, NamedTensors], int | None]:
     content = DcpFolder(folder)
     weights = {name: each for name, each in content.tensors.items() if not NO_WEIGHTS.match(name)}
-    for mark, read in ((MARK, _torchtitan), (EMBEDDINGS, _megatron), (next(iter(wanted)), _hugging_face)):
+    readers: dict[str, Read] = {MARK: _torchtitan, EMBEDDINGS: _megatron, next(iter(wanted)): _hugging_face}
+    for mark, read in readers.items():
         prefixes = [name.removesuffix(mark) for name in weights if name == mark or name.endswith(f".{mark}")]
         if prefixes:
             prefix = min(prefixes, key=len)

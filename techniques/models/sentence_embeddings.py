@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import json
 import shutil
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from functools import cache
 from pathlib import Path
@@ -54,7 +54,7 @@ def pooling_of(base: str | None) -> Pooling:
 
     Raises ValueError, with a remedy, where it has other modules than can be trained, or compares in another way.
     """
-    folder = _folder_of(base)
+    folder = None if base is None else local_folder(base)
     if folder is None or not (folder / MODULES).is_file():
         return Pooling()
     kinds = {each["type"].rpartition(".")[2]: folder / each["path"] for each in _read(folder / MODULES)}
@@ -80,7 +80,7 @@ def pooling_of(base: str | None) -> Pooling:
 
 def copy_modules(base: str | None, folder: Path) -> None:
     """Copies the modules of a base, beside its transformer, to the folder of an export; nothing where it has none."""
-    source = _folder_of(base)
+    source = None if base is None else local_folder(base)
     if source is None or not (source / MODULES).is_file():
         return
     for file in (file for pattern in FILES for file in sorted(source.glob(pattern)) if file.is_file()):
@@ -124,13 +124,14 @@ def embeddings(states: Tensor, mask: Tensor, pooling: Pooling) -> Tensor:
     return normalize(joined, dim=-1) if pooling.is_normalized else joined
 
 
-def _folder_of(base: str | None) -> Path | None:
-    if base is None or Path(base).is_dir():
-        return None if base is None else Path(base)
+def local_folder(base: str, *, patterns: Sequence[str] = FILES) -> Path:
+    """Returns the folder of a base; of a name on the hub, that of the files that match some patterns, in its cache."""
+    if Path(base).is_dir():
+        return Path(base)
     from huggingface_hub import snapshot_download
 
     # The base itself was loaded from the hub, so that this is in its cache, or can be.
-    return Path(snapshot_download(base, allow_patterns=list(FILES)))
+    return Path(snapshot_download(base, allow_patterns=list(patterns)))
 
 
 def _read(file: Path) -> Any:

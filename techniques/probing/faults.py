@@ -57,7 +57,7 @@ def faults_of_samples(job: Job, model: nn.Module, loss: Loss, batch: Mapping[str
             )
     pairs = batch.get("input_ids")
     if pairs is not None and pairs.dim() == 3 and job.loss is None:
-        named = "dpo, orpo or simpo" if "labels" in batch else "contrastive"
+        named = "dpo, orpo or simpo" if "labels" in batch else "contrastive or late-interaction"
         yield f"loss: samples are pairs, of which the model has no loss of its own. To fix: set loss to {named}"
         return
     if type(model).__name__.endswith(MASKED) and pairs is not None and _are_equal(batch.get("labels"), pairs):

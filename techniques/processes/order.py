@@ -13,7 +13,7 @@ from ringmaster.techniques.job import Job
 from ringmaster.techniques.processes.caches import own_caches
 from ringmaster.techniques.processes.channel import Channel
 
-TRAIN, TRIAL = "train", "trial"
+TRAIN, TRIAL, EVALUATE = "train", "trial", "evaluate"
 KEPT_CHECKPOINTS = 2
 
 
@@ -32,7 +32,8 @@ class Slot:
 class GangOrder:
     """An order to train (or try) `job` on `slots` with one technique and config.
 
-    purpose: "train", from the newest checkpoint up to step `last_step`; or "trial", a few steps from fresh weights.
+    purpose: "train", from the newest checkpoint up to step `last_step`; "trial", a few steps from fresh weights; or
+        "evaluate", the metrics of a finished model.
     technique: the dotted path of its class.
     data: the JSON form of the `PreparedData` from the preflight; data that has changed since is refused. None accepts
         the present data.
@@ -47,6 +48,8 @@ class GangOrder:
     known_step: a step of which a checkpoint is known to have been stored. If no checkpoint at all is found then, the
         gang fails instead of starting again from step 0.
     checkpoint_every_s: seconds between checkpoints; None for the last one only.
+    digested_steps: the steps after which the state is digested, of a job that untrusted nodes may train; empty for as
+        many as fit into a share of the time.
     import_paths: folders appended to the workers' import path, which contain users' factories.
     members: orders of the jobs that the same gang trains beside `job` on one base (`techniques.shared_base`). Only
         their job, data, folders and last step are used.
@@ -73,6 +76,7 @@ class GangOrder:
     last_step: int = 0
     known_step: int = 0
     checkpoint_every_s: float | None = None
+    digested_steps: tuple[int, ...] = ()
     keep_checkpoints: int = KEPT_CHECKPOINTS
     import_paths: tuple[str, ...] = ()
     members: tuple[GangOrder, ...] = stored_as("fellows", default=())

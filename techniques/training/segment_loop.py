@@ -13,8 +13,8 @@ from typing import Any, Protocol
 import torch
 
 from ringmaster.codec import to_json
-from ringmaster.techniques.checkpoints.checkpoint import WritePieces
-from ringmaster.techniques.checkpoints.saving import Saver, SaveVotes, WriteRetries, takes_nothing
+from ringmaster.techniques.checkpoints.checkpoint import CheckpointStore, WritePieces
+from ringmaster.techniques.checkpoints.saving import CheckpointedState, Saver, SaveVotes, WriteRetries, takes_nothing
 from ringmaster.techniques.checkpoints.state import HostCopies
 from ringmaster.techniques.estimates.device_rates import standard_error, time_on_ranks
 from ringmaster.techniques.models.rewriting import COMPARING_TIMEOUT_S, compare
@@ -70,6 +70,25 @@ class TrialSubject(Protocol):
         """Returns the number of global batches of one evaluation."""
 
 
+class SegmentSubject(TrialSubject, CheckpointedState, Protocol):
+    """What a segment brings to its last step: a trainer, or the encoding of a knowledge store.
+
+    passed_over, kernels_refused: as in `Trainer`.
+    """
+
+    passed_over: tuple[str, ...]
+    kernels_refused: str
+
+    def restore(self, root: Root, *, known_step: int = 0) -> int:
+        """Loads the newest whole checkpoint under `root`, if any; returns the number of completed steps."""
+
+    def begin_chain(self, root: Root) -> None:
+        """Starts the segment's part of the chain of states, after the checkpoint that was restored, if any."""
+
+    def store(self, root: Root) -> CheckpointStore:
+        """Returns the checkpoints under `root`."""
+
+
 def trial(trainer: TrialSubject, order: GangOrder, reporter: Reporter) -> dict[str, Any]:
     """Warms up, sends "ready", measures on command, sends "measured", and keeps its devices busy until stopped.
 
@@ -107,12 +126,12 @@ def trial(trainer: TrialSubject, order: GangOrder, reporter: Reporter) -> dict[s
 
 
 def _timed_step(trainer: TrialSubject, reporter: Reporter) -> tuple[float, tuple[bool, bool]]:
-    asks = (float(reporter.told(STOP)), float(reporter.told(MEASURE)))
+    asks = (float(reporter.has_command(STOP)), float(reporter.has_command(MEASURE)))
     started_s = time.perf_counter()
     report = trainer.step(asks)
     if trainer.ranks.device.type == "cuda":
         torch.cuda.synchronize()
-    stop, measure = report.asked[0] > 0, report.asked[1] > 0
+    stop, measure = report.requests[0] > 0, report.requests[1] > 0
     return time.perf_counter() - started_s, (stop, measure)
 
 
@@ -169,7 +188,7 @@ SAVE_TIMEOUT_S = 300.0
 TIMEOUT_STEPS, LEAST_TIMEOUT_S, FIRST_STEP_TIMEOUT_S = 20.0, 10.0, 300.0
 
 
-def train(trainer: Trainer, order: GangOrder, reporter: Reporter) -> dict[str, Any]:
+def train(trainer: SegmentSubject, order: GangOrder, reporter: Reporter) -> dict[str, Any]:
     """Trains to `order.last_step`; after a job's last step, evaluates and exports its model. Returns the result."""
     assert order.checkpoint_dir is not None and order.model_dir is not None
     root = order.checkpoint_dir
@@ -191,7 +210,7 @@ def train(trainer: Trainer, order: GangOrder, reporter: Reporter) -> dict[str, A
     result: dict[str, Any] = {"first_step": first_step, "step": trainer.next_step, "startup_s": startup_s}
     if trainer.next_step > first_step:
         reporter.phase("saving", timeout_s=SAVE_TIMEOUT_S)
-        result["save_s"] = saver.save_at_once(gives_up=lambda: reporter.told(STOP))
+        result["save_s"] = saver.save_at_once(gives_up=lambda: reporter.has_command(STOP))
         if result["save_s"] is None:  # a command has ended the wait for a full disk
             return {"status": OutcomeStatus.PREEMPTED, **result, "step": saver.saved_step, "save_s": 0.0}
     if reached is not None or trainer.next_step == order.job.total_steps:
@@ -206,18 +225,18 @@ def train(trainer: Trainer, order: GangOrder, reporter: Reporter) -> dict[str, A
         if not _exported(trainer, order, reporter):
             return {"status": OutcomeStatus.PREEMPTED, **result}
         result["export_s"] = time.perf_counter() - started_s
-        if order.job.adaptation is not None:
+        if order.job.adaptation is not None and isinstance(trainer, Trainer):
             result["compared"] = _compared(trainer, order, reporter)
     return {"status": OutcomeStatus.PREEMPTED if stopped else OutcomeStatus.DONE, **result}
 
 
-def _exported(trainer: Trainer, order: GangOrder, reporter: Reporter) -> bool:
+def _exported(trainer: SegmentSubject, order: GangOrder, reporter: Reporter) -> bool:
     """Writes the finished model, and waits where its disk or store takes nothing; returns whether it is written.
 
     A stop command ends the wait. The state of the last step is in a checkpoint.
     """
     assert order.checkpoint_dir is not None and order.model_dir is not None
-    retries = WriteRetries(trainer.ranks, reporter, gives_up=lambda: reporter.told(STOP))
+    retries = WriteRetries(trainer.ranks, reporter, gives_up=lambda: reporter.has_command(STOP))
     while True:
         fault: OSError | None = None
         try:
@@ -250,7 +269,7 @@ def _compared(trainer: Trainer, order: GangOrder, reporter: Reporter) -> Any:
     return None
 
 
-def _evaluate(trainer: Trainer, order: GangOrder, reporter: Reporter) -> dict[str, float] | None:
+def _evaluate(trainer: SegmentSubject, order: GangOrder, reporter: Reporter) -> dict[str, float] | None:
     """Evaluates and reports the present state; returns the metrics if they have reached the job's target."""
     reporter.phase("evaluating", timeout_s=SAVE_TIMEOUT_S)
     metrics, target = trainer.evaluate(), order.job.target
@@ -259,7 +278,7 @@ def _evaluate(trainer: Trainer, order: GangOrder, reporter: Reporter) -> dict[st
 
 
 def _steps(
-    trainer: Trainer, order: GangOrder, reporter: Reporter, saver: Saver
+    trainer: SegmentSubject, order: GangOrder, reporter: Reporter, saver: Saver
 ) -> tuple[bool, dict[str, float] | None]:
     """Trains the steps of the segment, until an evaluation has reached the job's target.
 
@@ -273,20 +292,21 @@ def _steps(
         save_due = every_s is not None and saver.is_idle and time.monotonic() - saved_s >= every_s
         # All ranks act on the sums, so that they stop, save and continue at the same step. Only rank 0 sends the
         # last step.
-        told_until = float(reporter.told_until()) if is_first else 0.0
-        report = trainer.step((float(reporter.told(STOP)), float(save_due), told_until, *saver.asks()))
+        commanded_until = float(reporter.commanded_until()) if is_first else 0.0
+        report = trainer.step((float(reporter.has_command(STOP)), float(save_due), commanded_until, *saver.asks()))
         if not math.isfinite(report.loss):
             saver.finish()  # the state being saved is valid, and all ranks reach this line
             raise ValueError(lost_loss(report.loss, step=report.step))
+        trainer.digest_step()
         progress.add(report)
         timeout.learn(report.seconds)
-        stop, save = (total > 0 for total in report.asked[:2])
-        last_step = max(last_step, int(report.asked[2]))
-        saver.follow(SaveVotes(*report.asked[3:]))
+        stop, save = (total > 0 for total in report.requests[:2])
+        last_step = max(last_step, int(report.requests[2]))
+        saver.follow(SaveVotes(*report.requests[3:]))
         if saver.has_failed:  # further steps would be lost at the next fault
             progress.flush()
             reporter.phase("saving", timeout_s=SAVE_TIMEOUT_S)
-            if saver.save_at_once(gives_up=lambda: reporter.told(STOP)) is None:
+            if saver.save_at_once(gives_up=lambda: reporter.has_command(STOP)) is None:
                 return True, None
             saved_s = time.monotonic()
             timeout.announce()
@@ -351,17 +371,17 @@ class StepTimeout:
     def __init__(self, reporter: Reporter) -> None:
         self._reporter = reporter
         self._slowest_s = 0.0
-        self._said_s = FIRST_STEP_TIMEOUT_S
+        self._timeout_s = FIRST_STEP_TIMEOUT_S
         self.announce()
 
     def learn(self, seconds: float) -> None:
         """Updates the timeout with the duration of a step."""
         self._slowest_s = max(self._slowest_s, seconds)
         timeout_s = max(TIMEOUT_STEPS * self._slowest_s, LEAST_TIMEOUT_S)
-        if self._said_s == FIRST_STEP_TIMEOUT_S or timeout_s > self._said_s:
-            self._said_s = timeout_s
+        if self._timeout_s == FIRST_STEP_TIMEOUT_S or timeout_s > self._timeout_s:
+            self._timeout_s = timeout_s
             self.announce()
 
     def announce(self) -> None:
         """Reports that the rank is training, with the present timeout."""
-        self._reporter.phase("training", timeout_s=self._said_s)
+        self._reporter.phase("training", timeout_s=self._timeout_s)

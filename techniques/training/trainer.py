@@ -40,7 +40,7 @@ from ringmaster.techniques.data import (
     sampler_of,
     width_of,
 )
-from ringmaster.techniques.job import Job, TrainingPhase, WarmStart
+from ringmaster.techniques.job import OF_TRUST, Job, TrainingPhase, WarmStart
 from ringmaster.techniques.loss import REWARDS
 from ringmaster.techniques.models.adaptation_support import drops_out
 from ringmaster.techniques.models.adapters import attach, trained_names, without_subtraction
@@ -64,7 +64,7 @@ from ringmaster.techniques.training.adaptation import JobAdaptation
 from ringmaster.techniques.training.dropout import Draws, drawing, name_modules, seed_generators, use
 from ringmaster.techniques.training.exact_sums import group_by_layer, use_exact_kernels
 from ringmaster.techniques.training.generation import HELD_OUT, answer_writer_of, beating, prompt_seed, rollout_of
-from ringmaster.techniques.training.gradients import compute_in_half
+from ringmaster.techniques.training.gradients import compute_in_half, local
 from ringmaster.techniques.training.kernels import (
     StepSample,
     optimizer_kernels,
@@ -120,7 +120,7 @@ class StepReport:
     step: int
     loss: float
     seconds: float
-    asked: tuple[float, ...]
+    requests: tuple[float, ...]
     reward: float | None = None
     num_samples: int = 0
     num_tokens: int = 0
@@ -224,6 +224,7 @@ class JobTrainingState:
                     data=self.prepared.digest,
                 ),
                 step=self.next_step,
+                digested_steps=self.order.digested_steps,
                 environment=present_environment(
                     technique=self.order.technique,
                     config=self.order.config,
@@ -416,7 +417,7 @@ class Trainer(JobTrainingState):
             step=self.next_step,
             loss=loss_sum / count,
             seconds=time.perf_counter() - started_s,
-            asked=tuple(totals),
+            requests=tuple(totals),
             reward=reward,
             num_samples=len(indices),
             num_tokens=round(num_tokens * self._dp_size / self.ranks.num_ranks),  # other axes have the same rows
@@ -681,6 +682,18 @@ class Trainer(JobTrainingState):
         named = {**named_state(model, only=self._stored), **self._technique.optimizer_state(self.model, self.optimizer)}
         return {k: v for k, v in named.items() if self._technique.writes(k, v, rank=self.ranks.rank)}
 
+    def digest_step(self) -> None:
+        """Adds the present state to the chain of states, on rank 0, where the job may run on untrusted nodes."""
+        if self._chain is not None and self.job.allow_untrusted:
+            self._chain.digest_step(self.next_step, self._own_tensors())
+
+    def _own_tensors(self) -> Iterator[Tensor]:
+        """Yields what this rank holds of parameters and optimizer state, in one order."""
+        for parameter in self._parameters:
+            yield local(parameter)
+            states = self.optimizer.state.get(parameter, {})
+            yield from (local(states[key]) for key in sorted(states) if isinstance(states[key], Tensor))
+
     def checkpoint_meta(self) -> dict[str, Any]:
         """Returns the metadata of the job that a checkpoint stores."""
         meta = self.model_meta(self._plain) | ({CHUNK: self._micro_batch} if self.job.is_exact else {})
@@ -839,7 +852,7 @@ class _TrainerWork:
 
 def weights_digest(job: Job, *, data_digest: str) -> str:
     """Returns a digest of all that determines the job's weights: two jobs with one digest train the same model."""
-    others = ("name", "techniques", "num_devices", "evaluation", "exact", "exact_chunk", "may_vary", PHASES)
+    others = ("name", "techniques", "num_devices", "evaluation", "exact", "exact_chunk", "may_vary", PHASES, *OF_TRUST)
     if job.phases:  # they are compared by themselves
         job = replace(job, num_steps=job.phases[0].num_steps, local_updates=None)
     fields = {key: value for key, value in to_json(job).items() if key not in others}

@@ -51,7 +51,7 @@ def mesh_shape(num_ranks: int, config: Mapping[str, Any]) -> dict[str, int]:
     return {"dp_shard" if config.get("base", "whole") == "sharded" else "dp_replicate": num_ranks}
 
 
-def why_not_together(jobs: Sequence[Job], facts: ModelFacts, *, num_ranks: int = 1) -> str | None:
+def grouping_obstacle(jobs: Sequence[Job], facts: ModelFacts, *, num_ranks: int = 1) -> str | None:
     """Returns why these jobs cannot be trained together on one base, or None. `facts` describes their model."""
     for job in jobs:
         if reason := batch_is_divisible(job, num_ranks):
@@ -111,7 +111,7 @@ def _why_not(job: Job) -> str | None:
         return "has workers with steps of their own"
     if job.exact:  # exact on a CPU, but on a GPU a product with more rows may sum in another order
         return "is exact: true, and what is trained beside it may change its last digits"
-    if job.adaptation is not None:
+    if job.adaptation is not None or job.store is not None:
         return "is adapted in another way too"
     if job.target is not None or job.varies or job.phases:
         return "ends at a target, or may change its batch size on the way"

@@ -131,10 +131,11 @@ def test_what_a_policy_refuses_a_person_may_force(ledger, tmp_path, monkeypatch)
     asked, told = [], []
     monkeypatch.setattr(models, "sound_alarm", told.append)
 
-    def examine_by(policy, model, *, data, all_rows, against, notice):
+    def examine_by(policy, models, *, data, all_rows, against, num_devices, notice):
         assert not all_rows
-        asked.append((policy.name, model.label, data.source, against))
-        return found(passes=model.label.endswith("/1"))
+        for model in models:
+            asked.append((policy.name, model.label, data.source, against))
+            yield found(passes=model.label.endswith("/1"))
 
     monkeypatch.setattr(examine, "examine_by", examine_by)
     by = ["--policy", str(tmp_path / "policy.yaml"), "--data", "digits"]

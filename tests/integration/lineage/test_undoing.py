@@ -217,14 +217,14 @@ def replaced(bench, home, tmp_path, monkeypatch):
     (version,) = register(lineage(home), plan, {plan.models[0].job.name: f"models:/{plan.models[0].job.name}/1"})
     gains = []
 
-    def examine_by(policy, model, *, data, all_rows, against, notice):
-        gain = gains.pop()
+    def examine_by(policy, models, *, data, all_rows, against, num_devices, notice):
+        (model,), gain = models, gains.pop()
         interval = {"low": 1.9, "high": 2.1, "level": 0.95, "gain_low": gain - 0.1, "gain_high": gain + 0.1}
         whole = SliceMetric(
             metric=policy.metric, slice="all", num_rows=20, value=2.0, other=2.0 + gain, gain=gain, **interval
         )
         assert (model.label, against.label, data.version) == (version.label, f"{made.name}/1", job_version)
-        return [ExaminationResult(num_rows=20, measured=(replace(whole, p_better=0.01),))]
+        yield [ExaminationResult(num_rows=20, measured=(replace(whole, p_better=0.01),))]
 
     job_version = plan.models[0].job.data.version
     monkeypatch.setattr(examine, "examine_by", examine_by)

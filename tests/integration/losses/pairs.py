@@ -61,3 +61,15 @@ class Answers(Preferences):
 
 def answers(num=48, seq_len=24):
     return Answers(num, seq_len, 0), Answers(12, seq_len, 1)
+
+
+class Passages(Preferences):
+    """Each answer behind two prompts, with a score for each."""
+
+    def __getitem__(self, index):
+        sample = super().__getitem__(index)
+        return {**sample, "passage_scores": torch.tensor([index % 5, 1.0])}
+
+
+def passages(num=48, seq_len=24):
+    return Passages(num, seq_len, 0), Passages(12, seq_len, 1)

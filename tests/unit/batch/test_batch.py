@@ -14,7 +14,7 @@ from ringmaster.tasks.batch import Batch, json_schema, load_batch, parse_batch, 
 from ringmaster.tasks.planning.objectives import PlanningTerms
 from ringmaster.techniques import Adapter, DataSpec, EvaluationSpec, Job, ModelSpec, OptimizerSpec, ScheduleSpec
 from ringmaster.techniques.data_source import BUILTIN_SOURCES, data_source_named
-from ringmaster.techniques.job import OPTIMIZERS, Target, Variables
+from ringmaster.techniques.job import OPTIMIZERS, StoreSettings, Target, Variables
 
 EXAMPLES = Path(__file__).parents[3] / "examples"
 PAIRS = {
@@ -25,6 +25,7 @@ PAIRS = {
     schema.Schedule: ScheduleSpec,
     schema.Evaluation: EvaluationSpec,
     schema.AdapterSection: Adapter,
+    schema.StoreSection: StoreSettings,
 }
 
 
@@ -58,7 +59,7 @@ def test_the_schema_has_the_fields_and_defaults_of_the_dataclass(section, datacl
     fields = {field.name: field for field in dataclasses.fields(dataclass)}
     for name in ("loss_options", "phases"):  # `loss` has them; a run makes the others
         fields.pop(name, None)
-    others = set(schema.PLANNER_KEYS if section is schema.JobEntry else ())
+    others = {*schema.PLANNER_KEYS, "kind", "ludwig"} if section is schema.JobEntry else set()
     if section is schema.Data:
         kinds = [data_source_named(name).options_class for name in BUILTIN_SOURCES]
         others = {option.name for kind in kinds for option in dataclasses.fields(kind)}
@@ -379,14 +380,15 @@ def test_the_mixed_batch_is_what_it_promises():
     assert [job.name for job in jobs if job.base] == ["llama-finetuned"]
 
 
+@pytest.mark.parametrize("loss", ["contrastive", "late-interaction"])
 @pytest.mark.parametrize(("said", "found"), [({}, True), ({"hard_negatives": False}, False)])
-def test_a_contrastive_loss_learns_from_hard_negatives_where_there_are_some(tmp_path, said, found):
+def test_a_contrastive_loss_learns_from_hard_negatives_where_there_are_some(tmp_path, said, found, loss):
     rows = {"triplets": {"anchor": "a", "positive": "b", "negative": "c"}, "pairs": {"anchor": "a", "positive": "b"}}
     jobs = []
     for name, row in rows.items():
         (tmp_path / f"{name}.jsonl").write_text(json.dumps(row))
         job = {"name": name, "model": {"architecture": "BertModel"}, "data": {"path": f"{name}.jsonl"}, "num_steps": 1}
-        jobs.append({**job, "loss": {"name": "contrastive", **said}})
+        jobs.append({**job, "loss": {"name": loss, **said}})
     triplets, pairs = parse_batch(json.dumps({"jobs": jobs}), folder=tmp_path, name="batch.json").jobs
     assert (triplets.data.kind, triplets.loss_options["hard_negatives"]) == ("embedding", found)
     assert pairs.loss_options == said

@@ -12,7 +12,7 @@ from torch.nn import functional
 from ringmaster.techniques import loss as registry
 from ringmaster.techniques.data_source import PreparedData
 from ringmaster.techniques.job import ModelSpec
-from ringmaster.techniques.loss import CLASSIFIER, LossFunction, Values, option
+from ringmaster.techniques.loss import CLASSIFIER, PASSAGE_SCORES, LossFunction, Values, option
 from ringmaster.techniques.models.build import build_model
 from ringmaster.techniques.training.losses import REFERENCE, disable_dropout, loss_of
 from ringmaster.techniques.training.metrics import MetricTotals
@@ -279,6 +279,79 @@ def test_hard_negatives_are_candidates_of_every_anchor():
         compute(model, loss, {name: tensor[:, :2] for name, tensor in batch.items()})
 
 
+def triplets(num_rows, num_sequences, *, seed=0):
+    """Sequences of 4 to 7 tokens, padded to 7, with their mask, which begins at the first token."""
+    draw = torch.Generator().manual_seed(seed)
+    ids = torch.randint(3, 40, (num_rows, num_sequences, 7), generator=draw)
+    mask = torch.arange(7) < torch.randint(4, 8, (num_rows, num_sequences, 1), generator=draw)
+    return {"input_ids": ids * mask, "attention_mask": mask.long()}
+
+
+@pytest.mark.parametrize("num_negatives", [0, 1, 3])
+def test_late_interaction_adds_the_largest_cosine_of_each_token_of_the_question(num_negatives):
+    """Each text is encoded alone and without padding, and compared token by token."""
+    batch = triplets(4, 2 + num_negatives)
+    model, loss = made(BERT, PAIRS, "late-interaction", temperature=0.5, hard_negatives=num_negatives)
+
+    @torch.no_grad()
+    def vectors(row, place):
+        ids = batch["input_ids"][row, place][batch["attention_mask"][row, place].bool()]
+        return functional.normalize(model(input_ids=ids[None]).last_hidden_state[0], dim=-1)
+
+    def similarity(row, other, place):
+        return float(sum((vectors(other, place) @ token).max() for token in vectors(row, 0)))
+
+    candidates = [(other, place) for place in range(1, 2 + num_negatives) for other in range(4)]
+    scores = torch.tensor([[similarity(row, *each) for each in candidates] for row in range(4)])
+    total, count = compute(model, loss, batch)
+    expected = functional.cross_entropy(scores / 0.5, torch.arange(4))
+    assert float(total / count) == pytest.approx(float(expected), rel=1e-4)
+    rewards = loss.rewards(model(**loss.forward_inputs(batch)), batch)
+    if num_negatives == 0:
+        assert rewards is None
+    else:
+        own = [[similarity(row, row, place) for place in range(1, 2 + num_negatives)] for row in range(4)]
+        assert rewards.tolist() == [pytest.approx(row, rel=1e-4) for row in own]
+
+
+def test_the_right_passage_is_ranked_among_its_negatives():
+    batch = triplets(8, 5)
+    model, loss = made(BERT, PAIRS, "contrastive", hard_negatives=3)
+    output = model(**loss.forward_inputs(batch))
+    rewards = loss.rewards(output, batch)
+    ranks = [1 + sum(float(other) >= float(row[0]) for other in row[1:]) for row in rewards]
+    totals = MetricTotals(["hit_at_1", "hit_at_5", "mrr"], loss=loss)
+    totals.add(output, batch)
+    assert len(set(ranks)) > 1
+    assert totals.result() == pytest.approx(
+        {"hit_at_1": ranks.count(1) / 8, "hit_at_5": 1.0, "mrr": sum(1 / rank for rank in ranks) / 8}
+    )
+    # Equal scores are no success.
+    batch["input_ids"][:, 1:], batch["attention_mask"][:, 1:] = 5, 1
+    totals = MetricTotals(["hit_at_1", "mrr"], loss=loss)
+    totals.add(model(**loss.forward_inputs(batch)), batch)
+    assert totals.result() == pytest.approx({"hit_at_1": 0.0, "mrr": 0.25})
+
+
+def test_rag_sequence_sums_an_answer_over_its_passages():
+    """The probability of each answer is the sum over passages of p(z | x) p(y | x, z), computed of products."""
+    draw = torch.Generator().manual_seed(0)
+    ids = torch.randint(3, VOCAB_SIZE, (4, 3, 9), generator=draw)
+    labels = ids.masked_fill(torch.arange(9) < 6, -100)
+    scores = torch.tensor([[3.0, 2.0, 1.0], [0.0, 0.0, 0.0], [50.0, 0.0, -50.0], [1.0, 0.5, 0.2]])
+    batch = {"input_ids": ids, "labels": labels, PASSAGE_SCORES: scores}
+    model, loss = made(LLAMA, PAIRS, "rag-sequence", num_passages=3)
+    with torch.no_grad():
+        logs = model(input_ids=ids.flatten(0, 1)).logits.double().log_softmax(-1).reshape(4, 3, 9, -1)
+    p_answer = logs[..., :-1, :].gather(-1, ids[..., 1:, None])[..., 5:, 0].sum(-1).exp()
+    expected = -(scores.double().softmax(-1) * p_answer).sum(-1).log()
+    sums, counts = loss.by_row(model(**loss.forward_inputs(batch)), batch)
+    assert sums.tolist() == pytest.approx(expected.tolist(), rel=1e-5)
+    assert counts.tolist() == [1, 1, 1, 1]
+    with pytest.raises(ValueError, match="the samples have no passage_scores"):
+        compute(model, loss, {"input_ids": ids, "labels": labels})
+
+
 # -- refusals ----------------------------------------------------------------------------------------------------------
 
 
@@ -291,6 +364,7 @@ def test_hard_negatives_are_candidates_of_every_anchor():
         ("dpo", {"loss_type": "hinge"}, "loss_type must be one of sigmoid, ipo"),
         ("cross-entropy", {"class_weights": [1, -1]}, "class_weights must be a list of numbers at least 0"),
         ("orpo", {"prompt_loss": 1}, "prompt_loss must be true or false"),
+        ("contrastive", {"hard_negatives": -1}, "must be true, false or a whole number of hard negatives, not -1"),
         ("mse", {"beta": 1}, "beta is no option of mse. To fix: it has none"),
         ("dop", {}, "unknown loss 'dop': did you mean 'dpo'"),
     ],

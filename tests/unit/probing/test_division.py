@@ -8,7 +8,7 @@ import torch
 from ringmaster.techniques import Adapter, DataSpec, Job, ModelSpec
 from ringmaster.techniques.data import prepare
 from ringmaster.techniques.data_source import PreparedData
-from ringmaster.techniques.loss import ADVANTAGES, BUILTIN_LOSSES, loss_class
+from ringmaster.techniques.loss import ADVANTAGES, BUILTIN_LOSSES, PASSAGE_SCORES, loss_class
 from ringmaster.techniques.models.adapters import attach
 from ringmaster.techniques.models.build import build_model
 from ringmaster.techniques.training.dropout import DrawSites, name_modules
@@ -24,6 +24,7 @@ TOKENS = PreparedData(
 )
 SPECS = {
     "contrastive": ModelSpec(architecture="BertModel", config=SMALL),
+    "late-interaction": ModelSpec(architecture="BertModel", config=SMALL),
     "mse": ModelSpec(architecture="BertForTokenClassification", config={**SMALL, "num_labels": 1}),
 }
 OPTIONS = {
@@ -37,6 +38,8 @@ OPTIONS = {
         for beta, loss_type in [(0.0, "dapo"), (0.1, "dapo"), (0.1, "grpo"), (0.0, "dr_grpo")]
     ],
     "contrastive": [{}],
+    "late-interaction": [{}, {"hard_negatives": 2}],
+    "rag-sequence": [{"num_passages": 3}],
 }
 WHOLE, PARTS = [[0, 1, 2, 3]], [[[0, 1], [2, 3]], [[3], [0, 2], [1]], [[0], [1], [2], [3]]]
 
@@ -52,8 +55,10 @@ def ragged_batch(function):
     labels = ids.masked_fill(~mask, -100)
     labels[..., :4] = -100
     batch = {"input_ids": ids * mask, "labels": labels, "attention_mask": mask.long()}
-    if function.name == "contrastive":
+    if function.name in ("contrastive", "late-interaction"):
         del batch["labels"]
+    if function.name == "rag-sequence":
+        batch[PASSAGE_SCORES] = torch.randn(4, num, generator=draw)
     if function.name == "mse":
         batch["labels"] = torch.randn(labels.shape, generator=draw)
     if function.generation is not None:

@@ -1,0 +1,155 @@
+"""Smaller children of a candidate that breaks a limit: the choice among those that exist, and the training of some.
+
+Children are trained as one batch: students with fewer layers, which the candidate teaches, and the candidate and its
+students with 8-bit weights. The number of layers follows from the candidate's measured latency, of which layers take a
+share that is proportional to their number.
+"""
+
+from __future__ import annotations
+
+import json
+import math
+from collections.abc import Callable, Generator, Iterable, Mapping
+from contextlib import closing
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any
+
+from ringmaster.errors import InputError
+from ringmaster.flows.lineage.home import LineageHome
+from ringmaster.flows.lineage.reproducing import RecordedTraining
+from ringmaster.model_lineage.snapshot import LineageNode
+from ringmaster.tasks.batch import Batch
+from ringmaster.tasks.retraining.child_choice import SmallerChild, cheapest_child, smaller_children
+from ringmaster.tasks.retraining.policy import PromotionDecision, PromotionPolicy
+from ringmaster.techniques.job import DISTILLED, QUANTIZED, AdaptationSpec, Job, ModelSpec
+from ringmaster.techniques.metric import metric_named
+from ringmaster.techniques.metrics.latency import FAMILY
+from ringmaster.techniques.models.architectures import LAYERS
+from ringmaster.techniques.models.model_folders import CONFIG, quantization_of, read_json, tensor_shapes, weight_bytes
+
+MARGIN = 0.9
+"""The share of a limit that a student is predicted to take at most, as a measured p99 varies."""
+OF_LOADING = ("architectures", "model_type", "transformers_version", "dtype", "torch_dtype")
+"""The keys of a saved config that are no fields of a model."""
+
+Judge = Callable[[LineageHome, Iterable[LineageNode]], Generator[PromotionDecision]]
+"""Yields the policy's decision on each of some models, made when it is asked for."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class ChildChoice:
+    """The child that is chosen, with the decision on it; None if none keeps every rule. tried: sentences by id."""
+
+    node: LineageNode | None = None
+    decision: PromotionDecision | None = None
+    tried: Mapping[str, str]
+
+
+def choose_child(home: LineageHome, node: LineageNode, judge: Judge, *, known: Mapping[str, str]) -> ChildChoice:
+    """Returns the cheapest of a model's smaller children. known: what was found of those that were tried before."""
+    nodes = [each for each in smaller_children(home.snapshot, node.id) if each.id not in known]
+    sized = (SmallerChild(node=each, weight_bytes=weight_bytes(home.model_dir(each))) for each in nodes)
+    children = sorted(sized, key=lambda child: child.weight_bytes)
+    with closing(judge(home, [child.node for child in children])) as decisions:
+        chosen, made = cheapest_child(children, decisions)
+    tried = dict(known) | {c.node.id: c.sentence(made[c.node.id]) for c in children if c.node.id in made}
+    if chosen is None:
+        return ChildChoice(tried=tried)
+    return ChildChoice(node=chosen.node, decision=made[chosen.node.id], tried=tried)
+
+
+def plan_children(home: LineageHome, node: LineageNode, policy: PromotionPolicy, figures: Mapping[str, float]) -> Batch:
+    """Returns the batch that trains smaller children of a model.
+
+    figures: the model's values of the metrics that the policy limits.
+    Raises InputError, with every reason, where no smaller model can be expected to keep the limits.
+    """
+    broken = policy.broken_limits(figures)
+    job, folder = RecordedTraining.of(home, node).job, home.model_dir(node)
+    faults = [
+        f"{name} is beyond its limit, and a smaller model would not mend it. To fix: train it otherwise"
+        for name in broken
+        if not name.startswith(f"{FAMILY}/")
+    ]
+    if job.adapter is not None:
+        faults.append(f"{node.label} is an adapter. To fix: merge it into its base by a job, and promote the result")
+    if quantization_of(folder) is not None:
+        faults.append(f"{node.label} is quantized. To fix: name the model that it was quantized from")
+    if faults:
+        raise InputError([f"{node.label} is not made smaller: {fault}" for fault in faults])
+    share = min(_share_allowed(name, figures[name], policy.limits[name]) for name in broken)
+    uri = f"models:/{node.label}"
+    plain = replace(job, base=None, warm_start=None, adaptation=None)
+    students = [_student(plain, folder, depth, teacher=uri) for depth in _depths(job, folder, share=MARGIN * share)]
+    jobs = [*students, *(_quantized(plain, of) for of in students)]
+    jobs.append(_quantized(replace(plain, base=uri), None))
+    return Batch(
+        name=f"smaller-{node.label.replace('/', '-')}",
+        jobs=tuple(jobs),
+        folder=Path.cwd(),
+        text=json.dumps({"smaller": node.label}),
+    )
+
+
+def _share_allowed(metric: str, value: float, limits: tuple[float, float]) -> float:
+    """Returns the share of its present time in which a model must answer to keep a limit."""
+    return value / limits[0] if metric_named(metric).higher_is_better else limits[1] / value
+
+
+def _student(job: Job, folder: Path, depth: int, *, teacher: str) -> Job:
+    config = read_json(folder / CONFIG)
+    key = next(key for key in LAYERS if key in config)
+    own: dict[str, Any] = dict(job.model.config)
+    if job.model.from_pretrained is not None:
+        own = {name: value for name, value in config.items() if name not in OF_LOADING}
+    # Lists of a value for each layer, such as the kinds of attention, are as long as there are layers.
+    own = {
+        name: each[:depth] if isinstance(each, list) and len(each) == config[key] else each
+        for name, each in own.items()
+    }
+    model = ModelSpec(
+        architecture=config["architectures"][0], config={**own, key: depth}, attention=job.model.attention
+    )
+    how = AdaptationSpec(kind=DISTILLED, teacher=teacher, teacher_model=job.model)
+    return replace(job, name=f"{job.name}-{depth}-layers", model=model, adaptation=how)
+
+
+def _quantized(job: Job, of: Job | None) -> Job:
+    """Returns the job that quantizes the model of another job, or the base of `job`."""
+    base, model = (job.base, job.model) if of is None else (of.name, of.model)
+    how = AdaptationSpec(kind=QUANTIZED, method="dynamic-int8")
+    name = f"{job.name if of is None else of.name}-int8"
+    return replace(job, name=name, base=base, model=model, adaptation=how, num_steps=0, num_epochs=None, target=None)
+
+
+def _depths(job: Job, folder: Path, *, share: float) -> list[int]:
+    """Returns the numbers of layers with which students are predicted to take a share of the time, the larger first.
+
+    The first is the largest that is; the second has half of its layers, in case that fewer are needed. There are none
+    for a model that cannot be distilled, or of which other parts than its layers take too long.
+    """
+    config = read_json(folder / CONFIG)
+    num_layers = next((config[key] for key in LAYERS if isinstance(config.get(key), int)), 0)
+    if job.loss is not None or num_layers < 2:
+        return []
+    most = largest_depth(tensor_shapes(folder), num_layers=num_layers, share=share)
+    return list(dict.fromkeys(depth for depth in (most, most // 2) if depth > 0))
+
+
+def largest_depth(shapes: Mapping[str, tuple[str, tuple[int, ...]]], *, num_layers: int, share: float) -> int:
+    """Returns the largest number of layers with which a model is predicted to take a share of its time; 0 for none.
+
+    A forward pass takes the time of its matrices, with m weights in the layers and r in the rest (the head):
+
+        time(depth) / time(num_layers) = (r + m depth / num_layers) / (r + m)
+
+    shapes: the dtype and shape of each tensor, by name. Tables of embeddings take no time, except as a tied head.
+    """
+    matrices = {name: math.prod(shape) for name, (_, shape) in shapes.items() if len(shape) > 1}
+    layers = sum(num for name, num in matrices.items() if any(part.isdecimal() for part in name.split(".")))
+    has_head = any("lm_head" in name for name in matrices)
+    rest = sum(matrices.values()) - layers
+    rest -= sum(num for name, num in matrices.items() if has_head and ("embed" in name or "wte" in name))
+    depths = (d for d in range(num_layers - 1, 0, -1) if rest + layers * d / num_layers <= share * (rest + layers))
+    return next(depths, 0)

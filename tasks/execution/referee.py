@@ -1,0 +1,217 @@
+"""The referee of an executor: has work of untrusted nodes repeated, names liars, and takes jobs back to good states.
+
+Which work is repeated and what that proves is decided in `verification`. A repetition is an ordinary segment of the
+job, on trusted devices and under the same layout, from the checkpoint before the segment: the later ones are removed,
+so that the job goes on from what trusted nodes have trained. All of it is in the job's record (`job_table`), so that
+the next executor goes on with it.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Callable
+from concurrent.futures import Future
+from contextlib import suppress
+from dataclasses import replace
+from random import SystemRandom
+
+from ringmaster.codec import digest, from_json, to_json
+from ringmaster.errors import CheckpointError
+from ringmaster.tasks.background_worker import in_a_thread
+from ringmaster.tasks.execution.job_table import BACK_TO, REPEATED, TRUSTED_ONLY, UNTRUSTED_SEGMENTS, JobTable
+from ringmaster.tasks.execution.progress import PlanProgress, RunningSegment
+from ringmaster.tasks.execution.verification import (
+    StateCommitment,
+    Verdict,
+    VerificationResult,
+    first_suspect,
+    judge,
+)
+from ringmaster.tasks.storage.journal import ENDED, JobStatus
+from ringmaster.techniques.checkpoints.chain import read_chain, tensor_digests
+from ringmaster.techniques.checkpoints.checkpoint import folder_of
+from ringmaster.techniques.checkpoints.storage import place_of
+from ringmaster.techniques.processes.events import OutcomeStatus
+from ringmaster.techniques.processes.gang import Outcome
+
+logger = logging.getLogger(__name__)
+
+COMMITMENT = "commitment"
+"""The key of an outcome's result with the `StateCommitment` of its gang."""
+
+
+class SegmentReferee:
+    """Decides for one executor, on whose thread all methods but the waiting of `committed` are called.
+
+    want: requests a new plan, with the reason.
+    stop: stops the gang of a running segment.
+    expel: gives a node no work any more, with the reason.
+    draw: returns a number in [0, 1) that no node can know before.
+    """
+
+    def __init__(
+        self,
+        job_table: JobTable,
+        plan_progress: PlanProgress,
+        *,
+        want: Callable[[str], None],
+        stop: Callable[[RunningSegment], None],
+        expel: Callable[[str, str], None],
+        draw: Callable[[], float] = SystemRandom().random,
+    ) -> None:
+        self._job_table, self._plan_progress = job_table, plan_progress
+        self._want, self._stop, self._expel, self._draw = want, stop, expel, draw
+        self._expelled: set[str] = set()
+
+    def committed(self, future: Future[Outcome], *, job: str, first_step: int, node: str) -> Future[Outcome]:
+        """Returns the future of a segment's outcome, with what its gang has made, where the job may be verified."""
+        entry = self._job_table.entries[job]
+        if not entry.job.allow_untrusted:
+            return future
+        if (repeated := self._job_table.records[job].details.get(REPEATED)) is not None:
+            first_step = repeated["segment"]["first_step"]
+        root = entry.place.checkpoint_dir(entry.local_job)
+
+        def wait() -> Outcome:
+            outcome = future.result()
+            last_step = outcome.result.get("step", 0)
+            if outcome.status not in (OutcomeStatus.DONE, OutcomeStatus.PREEMPTED) or last_step <= first_step:
+                return outcome
+            value = commitment_of(root, node=node, first_step=first_step, last_step=last_step)
+            return replace(outcome, result={**outcome.result, COMMITMENT: to_json(value)})
+
+        return in_a_thread("commitment", wait)
+
+    def decide(self, running: RunningSegment, outcome: Outcome) -> str | None:
+        """Acts on an outcome. Returns what follows; None where the outcome stands, and the ordinary policy decides."""
+        job = running.segment.job
+        record = self._job_table.records[job]
+        if not self._job_table.entries[job].job.allow_untrusted or record.status in ENDED:
+            return None
+        if (step := record.details.get(BACK_TO)) is not None:
+            return self._go_back(job, step, why="the work of an expelled node is repeated")
+        value = outcome.result.get(COMMITMENT)
+        made = None if value is None else from_json(StateCommitment, value)
+        if running.is_untrusted:
+            return self._after_untrusted(running, outcome, made)
+        repeated = record.details.get(REPEATED)
+        if repeated is None or made is None or made.last_step < repeated["segment"]["last_step"]:
+            return None
+        return self._after_repetition(job, made)
+
+    def _after_untrusted(self, running: RunningSegment, outcome: Outcome, made: StateCommitment | None) -> str | None:
+        job, node = running.segment.job, running.segment.devices[0][0]
+        if node in self._expelled:
+            return self._go_back(job, running.first_step, why=f"node {node} was expelled while it trained {job}")
+        is_in_order = outcome.status in (OutcomeStatus.DONE, OutcomeStatus.PREEMPTED)
+        if made is None and is_in_order:
+            return None  # it has trained nothing
+        if made is None or not is_in_order or made.last_step > running.ordered_step:
+            if outcome.status != OutcomeStatus.LOST:  # its word alone must not fail the job
+                self._job_table.write(job, details={TRUSTED_ONLY: True})
+            return self._go_back(job, running.first_step, why=f"node {node} did not end its segment of {job} in order")
+        segments = [*self._segments(job), made]
+        self._job_table.write(job, details={UNTRUSTED_SEGMENTS: to_json(segments)})
+        if self._draw() >= self._job_table.entries[job].job.verify_share and made.final and made.steps:
+            return None
+        profile = running.profile
+        layout = {"technique": profile.technique, "config": dict(profile.config), "num_devices": profile.num_devices}
+        self._job_table.write(job, details={REPEATED: {"segment": to_json(made), "layout": layout, "repetitions": []}})
+        return self._go_back(job, made.first_step, why=f"steps {made.first_step} to {made.last_step} are verified")
+
+    def _after_repetition(self, job: str, made: StateCommitment) -> str | None:
+        repeated = self._job_table.records[job].details[REPEATED]
+        segment = from_json(StateCommitment, repeated["segment"])
+        repetitions = [*(from_json(StateCommitment, each) for each in repeated["repetitions"]), made]
+        verdict = judge(segment, repetitions)
+        if verdict.result == VerificationResult.DIFFERENT:
+            self._job_table.write(job, details={REPEATED: {**repeated, "repetitions": to_json(repetitions)}})
+            return self._go_back(job, segment.first_step, why=_sentence(job, segment, repetitions, verdict))
+        segments = [replace(s, is_repeated=s.is_repeated or s == segment) for s in self._segments(job)]
+        is_fixed = verdict.result != VerificationResult.NO_FIXED_BITS
+        details = {UNTRUSTED_SEGMENTS: to_json(segments), REPEATED: None}
+        self._job_table.write(job, details=details if is_fixed else {**details, TRUSTED_ONLY: True})
+        self._job_table.renew(job)
+        self._want(f"steps {segment.first_step} to {segment.last_step} of {job} were verified")
+        if verdict.result == VerificationResult.EQUAL:
+            return None
+        why = _sentence(job, segment, repetitions, verdict)
+        logger.error("%s", why)
+        if verdict.result != VerificationResult.LIE:
+            return None
+        self._expelled.add(segment.node)
+        self._expel(segment.node, why)
+        suspects = self._take_back(segment.node)
+        return why if job in suspects else None
+
+    def _take_back(self, node: str) -> set[str]:
+        """Takes the jobs back to before the first work of an expelled node that nobody has repeated; returns them."""
+        result = set()
+        for job, record in list(self._job_table.records.items()):
+            step = first_suspect(self._segments(job), node=node)
+            if step is None:
+                continue
+            if record.status in ENDED:
+                logger.error("%s has ended with work of node %s that nobody has repeated: train it again", job, node)
+                continue
+            result.add(job)
+            gangs = [each for each in self._plan_progress.running.values() if job in each.jobs]
+            if gangs:
+                self._job_table.write(job, details={BACK_TO: step})
+                for each in gangs:
+                    self._stop(each)
+            else:
+                self._go_back(job, step, why=f"the work of node {node} is repeated")
+        return result
+
+    def _go_back(self, job: str, step: int, *, why: str) -> str:
+        """Removes the checkpoints of a job after `step`, and has it planned anew; returns what follows."""
+        entry, record = self._job_table.entries[job], self._job_table.records[job]
+        place = place_of(entry.place.checkpoint_dir(entry.local_job))
+        for name in place.names():
+            if name > folder_of(step):
+                place.remove(name)
+        start = entry.job.warm_start.step if entry.job.warm_start is not None else 0
+        left = max((int(name.removeprefix("step-")) for name in place.names()), default=start)
+        segments = [each for each in self._segments(job) if each.last_step <= left]
+        status = JobStatus.WAITING if record.status == JobStatus.RUNNING else record.status
+        details = {BACK_TO: None, UNTRUSTED_SEGMENTS: to_json(segments)}
+        if (repeated := record.details.get(REPEATED)) is not None and left < repeated["segment"]["first_step"]:
+            details[REPEATED] = None
+        elif repeated is not None:
+            details[UNTRUSTED_SEGMENTS] = to_json([*segments, from_json(StateCommitment, repeated["segment"])])
+        self._job_table.write(job, status=status, step=left, details=details)
+        self._job_table.renew(job)
+        self._plan_progress.drop(job)
+        self._want(why)
+        return f"again from step {left}: {why}"
+
+    def _segments(self, job: str) -> list[StateCommitment]:
+        stored = self._job_table.records[job].details.get(UNTRUSTED_SEGMENTS) or ()
+        return [from_json(StateCommitment, each) for each in stored]
+
+
+def _sentence(job: str, segment: StateCommitment, repetitions: list[StateCommitment], verdict: Verdict) -> str:
+    """Returns what a verdict says, for people."""
+    place = f"job {job}, between step {verdict.after} and step {verdict.until}"
+    match verdict.result:
+        case VerificationResult.LIE:
+            return f"node {segment.node} did not train as ordered and is expelled: {place}, its state has other bits"
+        case VerificationResult.WRONG_REPETITION:
+            return f"node {repetitions[0].node} is trusted and computed other bits than two nodes: {place}. Check it"
+        case VerificationResult.NO_FIXED_BITS:
+            return f"no two repetitions have the same bits: {place}. The job trains on trusted nodes only from now on"
+    return f"node {segment.node} and node {repetitions[0].node} have other bits: {place}. Another repetition decides"
+
+
+def commitment_of(root: str, *, node: str, first_step: int, last_step: int) -> StateCommitment:
+    """Returns what a gang has made of the steps up to its last checkpoint, which is read and digested here."""
+    chain, final = read_chain(root), ""
+    with suppress(CheckpointError, OSError, ValueError, KeyError):  # "" says that there is no whole checkpoint
+        final = digest(tensor_digests(root, last_step), length=32)
+    known = {int(s): text for link in (chain.links if chain else ()) for s, text in link.steps.items()}
+    steps = tuple(step for step in sorted(known) if first_step < step <= last_step)
+    digests = tuple(known[step] for step in steps)
+    return StateCommitment(
+        node=node, first_step=first_step, last_step=last_step, steps=steps, digests=digests, final=final
+    )

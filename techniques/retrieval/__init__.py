@@ -1,0 +1,1 @@
+"""Knowledge stores: passages with their embeddings, which models read while they train and answer."""

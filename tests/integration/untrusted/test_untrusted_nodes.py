@@ -1,0 +1,205 @@
+"""A pool of real gangs with an untrusted node that lies: it is named, and the weights are those of honest nodes."""
+
+import threading
+from contextlib import ExitStack
+from dataclasses import replace
+
+import pytest
+
+from ringmaster.codec import from_json
+from ringmaster.tasks.cluster import Cluster, Device
+from ringmaster.tasks.device_monitor import Telemetry
+from ringmaster.tasks.execution.events import JobEnded, SegmentEnded, SegmentStarted
+from ringmaster.tasks.execution.executor import Executor
+from ringmaster.tasks.execution.job_table import UNTRUSTED_SEGMENTS
+from ringmaster.tasks.execution.replanner import Replanner
+from ringmaster.tasks.execution.verification import StateCommitment
+from ringmaster.tasks.pool.controller import HOLDER_OF_SEGMENTS, PoolController
+from ringmaster.tasks.pool.node_agent import NodeAgent
+from ringmaster.tasks.pool.nodes import NodeRegistry, PoolLeases, Timeouts
+from ringmaster.tasks.pool.pool_engine import PoolEngine
+from ringmaster.tasks.pool.submissions import Submission, Submissions
+from ringmaster.tasks.storage.journal import Journal
+from ringmaster.techniques import Profile
+from ringmaster.techniques.processes.forkserver_client import ForkServer
+from ringmaster.techniques.profiles import UNTRUSTED
+from tests.integration.untrusted.lies import VARIABLE
+from tests.integration.workbench import ADAMW, SINGLE, VIT, is_bit_equal, weights_in
+
+SLOW = Timeouts(beat_every_s=1.0, fence_after_s=200.0, lost_after_s=400.0)  # no node is lost here, however busy
+TIMEOUT_S = 300.0
+
+
+class LentServer:
+    """A fork server that its node does not own."""
+
+    def __init__(self, server):
+        self.start_rank = server.start_rank
+
+    def tick(self, begun_s):
+        """Needs no sign of life, as it has no fence."""
+
+    def close(self):
+        """Leaves the server to its owner."""
+
+
+class LocalPool:
+    """A controller and nodes in this process, whose gangs are real. draws: what the referee draws, in order."""
+
+    def __init__(self, database, folder, stack, *, draws=()):
+        self.database, self.folder, self.stack, self.events = database, folder, stack, []
+        self.engine = PoolEngine(database, timeouts=SLOW)
+        stack.callback(self.engine.close)
+        self.controller = PoolController(database, engine=self.engine, timeouts=SLOW)
+        replanner = Replanner(name="pool", make_plan=self.controller.make_plan, add_terms=self.controller.add_terms)
+        self.executor = Executor(
+            name="pool",
+            cluster=Cluster(nodes=()),
+            leases=PoolLeases(database),
+            holder=HOLDER_OF_SEGMENTS,
+            journal=Journal(database, batch=None),
+            engine=self.engine,
+            make_plan=self.controller.make_plan,
+            add_terms=self.controller.add_terms,
+            listeners=[self.controller.listen, self._listen],
+            replanner=replanner,
+        )
+        left = list(draws)
+        self.executor._referee._draw = lambda: left.pop(0) if left else 1.0
+
+    def _listen(self, event):
+        self.events.append(event)
+        if isinstance(event, JobEnded):
+            self.executor.stop()
+
+    def add_node(self, name, server, slot, *, is_trusted=True):
+        device = Device(
+            kind="cpu", index=0, name="core", memory_bytes=1 << 33, cores=tuple(slot.cores), is_trusted=is_trusted
+        )
+        agent = NodeAgent(
+            name=name,
+            address="127.0.0.1",
+            devices=[device],
+            database=self.database,
+            server=LentServer(server),
+            device_monitor=Telemetry(name, [device]),
+            timeouts=SLOW,
+        )
+        self.stack.callback(agent.close)
+        agent.start()
+        return device.device_kind()
+
+    def train(self, job, kinds, cache_dir):
+        """Trains a job to its end; untrusted nodes are planned to be quicker."""
+        profiles = tuple(
+            Profile(
+                technique="single",
+                config={"micro_batch": job.global_batch_size, "recompute": "none"},
+                num_devices=1,
+                num_ranks=1,
+                step_s=0.1 if kind.endswith(UNTRUSTED) else 10.0,
+                peak_bytes=1,
+                device_type=kind,
+            )
+            for kind in kinds
+        )
+        submission = Submission(
+            id="b",
+            name="b",
+            jobs=(job,),
+            profiles={job.name: profiles},
+            folder=str(self.folder / "run"),
+            cache_dir=str(cache_dir),
+        )
+        Submissions(self.database).submit(submission)
+        over = threading.Event()
+        self.stack.callback(over.set)
+        self.engine.nodes()
+        self.engine.listen()
+        self.controller.take_over(self.executor)
+        threading.Thread(target=self.controller.keep_ticking, args=(over,), daemon=True).start()
+        timer = threading.Timer(TIMEOUT_S, self.executor.stop)
+        timer.start()
+        self.executor.serve()
+        timer.cancel()
+        (ended,) = [each for each in self.events if isinstance(each, JobEnded)]
+        assert ended.status == "done", (ended, self.decisions)
+
+    @property
+    def decisions(self):
+        return [each.decision for each in self.events if isinstance(each, SegmentEnded)]
+
+    @property
+    def nodes(self):
+        """The nodes of the segments, in their order."""
+        return [each.segment.devices[0][0] for each in self.events if isinstance(each, SegmentStarted)]
+
+    @property
+    def segments(self):
+        details = self.executor.job_table.records["b/tiny"].details
+        return [from_json(StateCommitment, each) for each in details[UNTRUSTED_SEGMENTS]]
+
+
+@pytest.fixture(scope="module")
+def lying_servers(tmp_path_factory):
+    """Makes fork servers of machines that lie, one for each lie."""
+    with ExitStack() as stack, pytest.MonkeyPatch.context() as patch:
+        servers = {}
+
+        def make(lie):
+            if lie not in servers:
+                patch.setenv(VARIABLE, lie)
+                servers[lie] = stack.enter_context(ForkServer(preload=["transformers:ViTForImageClassification"]))
+                patch.delenv(VARIABLE)
+            return servers[lie]
+
+        yield make
+
+
+def job_of(bench, **changes):
+    loss = "tests.integration.untrusted.lies:loss"
+    job = bench.job(VIT, loss=loss, optimizer=ADAMW, num_steps=8, allow_untrusted=True, verify_steps=2)
+    return replace(job, **changes)
+
+
+@pytest.fixture
+def stack():
+    with ExitStack() as stack:
+        yield stack
+
+
+@pytest.mark.parametrize("lie", ["gradient x 1.01", pytest.param("skipped sample", marks=pytest.mark.full)])
+def test_a_liar_is_named_and_all_of_its_work_that_nobody_repeated_is_trained_again(
+    bench, pool_database, tmp_path, stack, lying_servers, lie
+):
+    job = job_of(bench)
+    pool = LocalPool(pool_database, tmp_path, stack, draws=[0.9, 0.9, 0.0])
+    kinds = [
+        pool.add_node("anna", bench.server, bench.slot(0)),
+        pool.add_node("mallory", lying_servers(lie), bench.slot(1), is_trusted=False),
+    ]
+    pool.train(job, kinds, bench.cache_dir)
+
+    assert pool.nodes[:5] == ["mallory"] * 3 + ["anna"] * 2 and set(pool.nodes[3:]) == {"anna"}
+    (why,) = [each for each in pool.decisions if "expelled" in each]
+    assert "node mallory did not train as ordered" in why and "between step 4 and step 5" in why
+    (node,) = [each for each in NodeRegistry(pool_database).all() if each.name == "mallory"]
+    assert node.health == {"0": why}
+    weights = weights_in(tmp_path / "run" / "models" / "tiny")
+    assert is_bit_equal(weights, bench.reference(replace(job, allow_untrusted=False), SINGLE).weights)
+
+
+def test_an_honest_node_is_not_accused_and_its_work_counts(bench, pool_database, tmp_path, stack):
+    job = job_of(bench)
+    pool = LocalPool(pool_database, tmp_path, stack, draws=[0.9, 0.0, 0.9, 0.0])
+    kinds = [
+        pool.add_node("anna", bench.server, bench.slot(0)),
+        pool.add_node("victor", bench.server, bench.slot(1), is_trusted=False),
+    ]
+    pool.train(job, kinds, bench.cache_dir)
+
+    assert pool.nodes == ["victor", "victor", "anna", "victor", "victor", "anna"]
+    assert [each.is_repeated for each in pool.segments] == [False, True, False, True]
+    assert not any("expelled" in each for each in pool.decisions)
+    weights = weights_in(tmp_path / "run" / "models" / "tiny")
+    assert is_bit_equal(weights, bench.reference(replace(job, allow_untrusted=False), SINGLE).weights)

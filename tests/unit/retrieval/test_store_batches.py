@@ -1,0 +1,89 @@
+"""Batch files with jobs of kind store, and the passages that they read."""
+
+import json
+
+import pytest
+
+from ringmaster.errors import BatchFileError
+from ringmaster.tasks.batch import Batch, load_batch
+from ringmaster.techniques.data import prepare
+from ringmaster.techniques.data.arrow_files import open_split
+from ringmaster.techniques.data.sources.passages import ids_and_texts
+from ringmaster.techniques.job import DataSpec, StoreSettings
+from tests.unit.retrieval.encoders import save_encoder
+
+FILE = """
+jobs:
+  - name: wiki
+    kind: store
+    model: {from_pretrained: encoder}
+    data: {path: passages.jsonl}
+"""
+
+
+@pytest.fixture
+def folder(tmp_path):
+    save_encoder(tmp_path / "encoder")
+    (tmp_path / "passages.jsonl").write_text('{"id": "a", "text": "city1 city2"}\n{"id": "b", "text": "river1"}\n')
+    return tmp_path
+
+
+def load(folder, text=FILE):
+    (folder / "batch.yaml").write_text(text)
+    return load_batch(folder / "batch.yaml")
+
+
+def test_a_store_reads_all_passages_once_with_the_tokenizer_of_its_encoder(folder):
+    batch = load(folder)
+    (job,) = batch.jobs
+    assert job.store == StoreSettings()
+    assert (job.data.kind, job.data.held_out, job.data.seq_len) == ("passages", 0.0, 256)
+    assert (job.num_epochs, job.global_batch_size) == (1.0, 1024)
+    assert job.data.tokenizer == str(folder / "encoder")
+    assert Batch.of(name="again", jobs=batch.jobs, folder=folder).jobs == batch.jobs
+
+
+def test_the_length_of_passages_is_given_once(folder):
+    for text in ("store: {max_length: 64}\n    data: ", "data: {seq_len: 64, path: passages.jsonl} #"):
+        (job,) = load(folder, FILE.replace("data: ", text)).jobs
+        assert (job.data.seq_len, job.store.max_length) == (64, 64)
+
+
+def test_faults_of_stores_are_all_refused(folder):
+    text = FILE.replace("model: {from_pretrained: encoder}", "model: {architecture: BertModel}\n    loss: contrastive")
+    with pytest.raises(BatchFileError) as refused:
+        load(folder, text.replace("data: {path: passages.jsonl}", "data: {source: digits}\n    store: {index: tree}"))
+    faults = str(refused.value)
+    for fault in ("passages are encoded by a model", "a store trains nothing", "no files of passages", "'tree'"):
+        assert fault in faults
+
+
+def passages_of(path, tmp_path, **options):
+    spec = DataSpec(
+        kind="passages", path=str(path), held_out=0.0, seq_len=64, tokenizer=str(tmp_path / "encoder"), kwargs=options
+    )
+    prepared = prepare(spec, cache_dir=tmp_path / "cache")
+    return prepared, list(ids_and_texts(open_split(tmp_path / prepared.folder, "training")))
+
+
+def test_long_texts_are_divided_into_passages_that_overlap(folder):
+    rows = [{"id": "long", "text": "a b c d e f g"}, {"id": "short", "text": "a b"}, {"id": 7, "text": "a b c d"}]
+    (folder / "long.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
+    _, found = passages_of(folder / "long.jsonl", folder, words=4, overlap=1)
+    assert found == [("long#0", "a b c d"), ("long#1", "d e f g"), ("short", "a b"), ("7", "a b c d")]
+    with pytest.raises(ValueError, match="overlap is not below words"):
+        passages_of(folder / "long.jsonl", folder, words=4, overlap=4)
+
+
+def test_texts_without_ids_are_named_by_their_content(folder):
+    (folder / "plain.jsonl").write_text('{"text": "city1"}\n{"text": "city2"}\n{"text": "city1"}\n')
+    prepared, found = passages_of(folder / "plain.jsonl", folder)
+    assert [text for _, text in found] == ["city1", "city2"]
+    assert len({name for name, _ in found}) == 2
+    assert not prepared.training_faults
+
+
+def test_repeated_ids_are_found_before_a_store_is_made(folder):
+    (folder / "twice.jsonl").write_text('{"id": "a", "text": "city1"}\n{"id": "a", "text": "city2"}\n')
+    prepared, _ = passages_of(folder / "twice.jsonl", folder)
+    assert "'a' 2 times" in prepared.training_faults[0]
