@@ -32,7 +32,6 @@ from ringmaster.tasks.alarms.task import sound
 from ringmaster.tasks.batch import Batch
 from ringmaster.tasks.storage.journal import Journal
 from ringmaster.tasks.sweeping.scheduler import SweepScheduler
-from ringmaster.techniques.job import Variables
 
 ProfilesT = TypeVar("ProfilesT")
 JobsT = TypeVar("JobsT")
@@ -112,9 +111,6 @@ def train(batch: Batch, options: RunOptions, *, sweep_scheduler: SweepScheduler 
     opened: AbstractContextManager[BatchRun[Any, Any, Any]]
     if (pool := settings.pool()) is None:
         opened = open_local_run(batch, options, sweep_scheduler=sweep_scheduler)
-    elif vary := [job.name for job in batch.jobs if job.may_vary != Variables()]:
-        remedy = "leave may_vary out, or run the batch on a machine that belongs to no pool"
-        raise InputError([f"may_vary of {', '.join(vary)}: a pool chooses nothing for a job. To fix: {remedy}"])
     else:
         opened = open_pooled_run(batch, pool, options, sweep_scheduler=sweep_scheduler)
     with interrupts.handled(), opened as run:

@@ -75,6 +75,8 @@ class PreparedData:
     notes: what people should know of the data beside its numbers, such as files that were left out.
     training_faults: why no model should be trained on the data, each with a remedy. It may still be evaluated on.
     lengths: of samples that differ in length, those which a half and nineteen of twenty training samples do not exceed.
+    features: of tables of features, each feature with what was measured on the training samples, such as the names of
+        its categories. A factory gets them as the argument `features`.
     """
 
     name: str
@@ -99,6 +101,7 @@ class PreparedData:
     notes: tuple[str, ...] = field(default=(), metadata=SINCE_LATER)
     training_faults: tuple[str, ...] = field(default=(), metadata=SINCE_LATER)
     lengths: tuple[int, ...] = field(default=(), metadata=SINCE_LATER)
+    features: tuple[Mapping[str, Any], ...] = field(default=(), metadata=SINCE_LATER)
 
     def summary(self, kind: str) -> str:
         """Returns a line for people: how rows are read, how many there are, and what was cut off."""
@@ -273,11 +276,11 @@ class DataSource(ABC):
         return lambda row: row.content
 
 
-def check_same(found: PreparedData, wanted: PreparedData) -> None:
+def check_same(prepared: PreparedData, wanted: PreparedData) -> None:
     """Raises ValueError where data has other samples than an earlier `prepare` found."""
-    if found.digest != wanted.digest:
+    if prepared.digest != wanted.digest:
         raise ValueError(
-            f"data {wanted.name!r} has changed: its samples were {wanted.digest} and are now {found.digest}. "
+            f"data {wanted.name!r} has changed: its samples were {wanted.digest} and are now {prepared.digest}. "
             f"To fix: start the job again, or bring back the data from {wanted.source}"
         )
 
@@ -291,10 +294,12 @@ BUILTIN_SOURCES: dict[str, str] = {
     "chat": "ringmaster.techniques.data.sources.chat:Chat",
     "completion": "ringmaster.techniques.data.sources.completion:Completion",
     "preference": "ringmaster.techniques.data.sources.completion:Preference",
+    "rag": "ringmaster.techniques.data.sources.completion:Rag",
     "prompt": "ringmaster.techniques.data.sources.prompt:Prompt",
     "embedding": "ringmaster.techniques.data.sources.text_pairs:Embedding",
     "passages": "ringmaster.techniques.data.sources.passages:Passages",
     "image-classification": "ringmaster.techniques.data.sources.image_classification:ImageClassification",
+    "features": "ringmaster.techniques.data.sources.feature_rows:FeatureRows",
     "hugging-face": "ringmaster.techniques.data.sources.hugging_face:HuggingFace",
     "python-stdlib": "ringmaster.techniques.data.sources.builtin:PythonStdlib",
     "digits": "ringmaster.techniques.data.sources.builtin:Digits",

@@ -3,6 +3,7 @@
 import math
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, replace
+from functools import partial
 from itertools import pairwise, product
 from typing import Any
 
@@ -12,15 +13,65 @@ PRECISIONS = ("fp32", "bf16", "bf16-params")
 COMMUNICATIONS = ("fp32", "bf16")
 PADDINGS = ("longest", "max_length")
 SAMPLINGS = ("random", "length-grouped")
-OPTIMIZER_OPTIONS: Mapping[str, tuple[str, ...]] = {
-    "adafactor": ("beta2_decay", "d", "eps", "weight_decay"),
-    "adamw": ("amsgrad", "betas", "eps", "weight_decay"),
-    "lion": ("betas", "weight_decay"),
-    "muon": (
-        *("adamw_betas", "adamw_eps", "adamw_lr", "adamw_weight_decay"),
-        *("adjust_lr_fn", "eps", "momentum", "nesterov", "ns_coefficients", "ns_steps", "weight_decay"),
-    ),
-    "sgd": ("dampening", "momentum", "nesterov", "weight_decay"),
+
+
+@dataclass(frozen=True)
+class OptionValues:
+    """The values that an option may have. words: which they are. fits: whether a value is one of them."""
+
+    words: str
+    fits: Callable[[Any], bool]
+
+
+def _is_number(value: Any, *, least: float = -math.inf, below: float = math.inf) -> bool:
+    return isinstance(value, (int, float)) and not isinstance(value, bool) and least <= value < below
+
+
+def _are(value: Any, *checks: Callable[[Any], bool]) -> bool:
+    """Returns whether a value is a list with an item for each check, which it passes."""
+    is_list = isinstance(value, (list, tuple)) and len(value) == len(checks)
+    return is_list and all(check(item) for check, item in zip(checks, value, strict=True))
+
+
+_is_share, _is_positive = partial(_is_number, least=0.0, below=1.0), partial(_is_number, least=0.0)
+_NUMBER, _FLAG = (
+    OptionValues("a number", _is_number),
+    OptionValues("true or false", lambda value: value in (True, False)),
+)
+_POSITIVE = OptionValues("a number of at least 0", _is_positive)
+_BETAS = OptionValues(
+    "two numbers of at least 0 and below 1, such as [0.9, 0.99]", lambda value: _are(value, _is_share, _is_share)
+)
+OPTIMIZER_OPTIONS: Mapping[str, Mapping[str, OptionValues]] = {
+    "adafactor": {
+        "beta2_decay": OptionValues("a number of at most 0", lambda value: _is_number(value) and value <= 0),
+        "d": OptionValues("a number of at least 1", lambda value: _is_number(value, least=1.0)),
+        "eps": OptionValues(
+            "two numbers of at least 0, the first of which may be null",
+            lambda value: _are(value, lambda item: item is None or _is_positive(item), _is_positive),
+        ),
+        "weight_decay": _POSITIVE,
+    },
+    "adamw": {"amsgrad": _FLAG, "betas": _BETAS, "eps": _POSITIVE, "weight_decay": _POSITIVE},
+    "lion": {"betas": _BETAS, "weight_decay": _POSITIVE},
+    "muon": {
+        "adamw_betas": _BETAS,
+        "adamw_eps": _POSITIVE,
+        "adamw_lr": _POSITIVE,
+        "adamw_weight_decay": _POSITIVE,
+        "adjust_lr_fn": OptionValues(
+            "original or match_rms_adamw", lambda value: value in (None, "original", "match_rms_adamw")
+        ),
+        "eps": _POSITIVE,
+        "momentum": _POSITIVE,
+        "nesterov": _FLAG,
+        "ns_coefficients": OptionValues("three numbers", lambda value: _are(value, *[_is_number] * 3)),
+        "ns_steps": OptionValues(
+            "a whole number from 1 to 99", lambda value: type(value) is int and _is_number(value, least=1, below=100)
+        ),
+        "weight_decay": _POSITIVE,
+    },
+    "sgd": {"dampening": _NUMBER, "momentum": _POSITIVE, "nesterov": _FLAG, "weight_decay": _POSITIVE},
 }
 """The options of each optimizer."""
 OPTIMIZERS = tuple(OPTIMIZER_OPTIONS)
@@ -711,7 +762,8 @@ class Job:
     def searches(self) -> list["Job"]:
         """Returns the jobs that try the learning rates under `may_vary`: the same job, evaluated after `search_steps`.
 
-        They are trained no further than that.
+        They are trained no further than that. They measure the noise of gradients as the job would, which goes on from
+        the best one's checkpoint.
         """
         jobs = []
         for lr in self.may_vary.lr:
@@ -723,15 +775,27 @@ class Job:
                     optimizer=replace(self.optimizer, lr=lr),
                     evaluation=replace(self.evaluation, at_steps=at_steps),
                     target=None,
-                    may_vary=Variables(),
+                    may_vary=replace(self.may_vary, lr=()),
                 )
+            )
+        return jobs
+
+    def variants(self) -> dict[Variant, "Job"]:
+        """Returns its variants other than its own, as jobs to be profiled: in the steps after the probe."""
+        jobs = {}
+        for variant in self.may_vary.choices(self)[1:] if self.varies else ():
+            size, precision, sync_every = variant
+            local = LocalUpdates(workers=self.may_vary.workers or 1, sync_every=sync_every) if sync_every > 1 else None
+            name = f"{self.name}.{size}.{precision}" + (f".{sync_every}" if local else "")
+            jobs[variant] = replace(
+                self, name=name, global_batch_size=size, precision=precision, local_updates=local, may_vary=Variables()
             )
         return jobs
 
     @property
     def varies(self) -> bool:
         """Whether its batch size, precision or local updates are still to be chosen."""
-        return not self.phases and len(self.may_vary.choices(self)) > 1
+        return self.target is not None and not self.phases and len(self.may_vary.choices(self)) > 1
 
     def phase(self, step: int) -> TrainingPhase:
         """Returns the phase of a step (0-based)."""

@@ -262,6 +262,7 @@ def option_faults(loss: type[LossFunction], options: Mapping[str, Any]) -> Itera
 BUILTIN_LOSSES: dict[str, str] = {
     "cross-entropy": "ringmaster.techniques.losses.supervised:CrossEntropy",
     "mse": "ringmaster.techniques.losses.supervised:MeanSquaredError",
+    "weighted-outputs": "ringmaster.techniques.losses.supervised:WeightedOutputs",
     "dpo": "ringmaster.techniques.losses.preferences:Dpo",
     "orpo": "ringmaster.techniques.losses.preferences:Orpo",
     "simpo": "ringmaster.techniques.losses.preferences:Simpo",

@@ -42,7 +42,7 @@ from ringmaster.tasks.execution.job_table import JobState, JobTable, clones_in
 from ringmaster.tasks.execution.known_nodes import following
 from ringmaster.tasks.execution.plan_manager import problem_left
 from ringmaster.tasks.execution.replanner import POLICY, Replanner
-from ringmaster.tasks.execution.target_scheduler import TargetScheduler, variant_jobs
+from ringmaster.tasks.execution.target_scheduler import TargetScheduler, variant_options
 from ringmaster.tasks.execution.task import as_task
 from ringmaster.tasks.planning import Plan, Problem
 from ringmaster.tasks.planning.fusion import checked_plan
@@ -61,12 +61,9 @@ from ringmaster.tasks.storage.journal import JobStatus, begin
 from ringmaster.tasks.sweeping.scheduler import SweepScheduler
 from ringmaster.tasks.timeline.reader import TimelineReader
 from ringmaster.tasks.timeline.task import GanttArtifact, ProgressArtifact
-from ringmaster.techniques import Profile
-from ringmaster.techniques.job import Variant
 from ringmaster.techniques.preflight import Preflight
 
 INSPECTED = "inspected"  # the fact: what was found of the jobs, a list of `AlikeJobs`
-SEARCH_FIRST = "a better learning rate may be worth as much as a better batch size: list some under may_vary.lr of {}"
 PLANNING_WORK_S = 10.0  # seconds of a quiet machine; a busy one takes longer and plans the same
 SILENT_S = 30.0  # of a request to be renewed; those about a run on this machine are not
 
@@ -128,7 +125,6 @@ class LocalRun:
     ) -> None:
         self._context, self._options, self._scheduler, self._stack = context, options, sweep_scheduler, stack
         self.batch, self.journal, self._recorder = context.node_context.batch, context.journal, context.recorder
-        self._variants: Mapping[str, Mapping[Variant, tuple[Profile, ...]]] = {}
         self._target_scheduler: TargetScheduler | None = None
         self._is_recorded = False
         self._listener_faults: Mapping[Listener, str] = {}
@@ -182,41 +178,11 @@ class LocalRun:
         self.journal.put(INSPECTED, to_json(distinct(profiled.preflights)))
         if self._scheduler is not None:
             profiled = replace(profiled, jobs=self._scheduler.judged(profiled.jobs))
-        self._variants = self._profile_variants(profiled)
         self._profiling_s += time.monotonic() - began_s
         profiled = replace(profiled, faults=with_orphans(profiled.jobs, profiled.faults))
         for name, why in profiled.faults.items():
             report_failure(name, why)
         return profiled
-
-    def _profile_variants(self, profiled: ProfilingResult) -> dict[str, dict[Variant, tuple[Profile, ...]]]:
-        """Returns the options of the jobs that may change after their probe, by variant.
-
-        Raises InputError where the batch of such a job must stay whole, so that its noise cannot be measured.
-        """
-        node_context = self._context.node_context
-        jobs = [job for job in profiled.jobs if job.varies and job.name not in profiled.faults]
-        undivided = {job.name: profiled.preflights[job.name].facts.get("whole_batch") for job in jobs}
-        if faults := [
-            f"job {name}: may_vary: its batch must stay whole: {why}" for name, why in undivided.items() if why
-        ]:
-            raise InputError(faults)
-        others = {job.name: variant_jobs(job) for job in jobs}
-        if not others:
-            return {}
-        offered = profile_jobs(
-            [job for own in others.values() for job in own.values()],
-            environment=node_context.environment,
-            cluster=node_context.cluster,
-            known=node_context.known,
-            lend=node_context.lend,
-            share=node_context.batch.profiling_share,
-        ).profiles
-        return {
-            job.name: {job.phase(0).variant: profiled.profiles[job.name]}
-            | {variant: offered.get(other.name, ()) for variant, other in others[job.name].items()}
-            for job in jobs
-        }
 
     def begin(self, profiled: ProfilingResult) -> BegunJobs:
         """Opens the engine that RINGMASTER_ENGINE names, by default this machine's, and records the jobs."""
@@ -373,13 +339,16 @@ class LocalRun:
             self._scheduler.begin(self.journal, jobs, num_slots=len(cluster.devices))
             for name, details in self._scheduler.details().items():
                 self.journal.write_job(name, details=details)
-        elif varying := {job.name: job for job in profiled.jobs if job.name in self._variants or job.searches()}:
-            notice = current_view.get().notice
-            self._target_scheduler = TargetScheduler(self.journal, varying, self._variants, notice=notice)
+        elif any(job.target is not None for job in profiled.jobs):
+            self._target_scheduler = TargetScheduler(
+                self.journal,
+                [job for job in profiled.jobs if job.name not in profiled.faults],
+                profiled.profiles,
+                place=self._context.run_paths,
+                notice=current_view.get().notice,
+            )
             for name, details in self._target_scheduler.details().items():
                 self.journal.write_job(name, details=details)
-            if without := [name for name, job in varying.items() if not job.searches()]:
-                notice(SEARCH_FIRST.format(", ".join(without)))
         return failures
 
     def _record_interrupted(self, profiled: ProfilingResult) -> None:
@@ -416,7 +385,7 @@ class LocalRun:
                 profiles=profiled.profiles.get(job.name, ()),
                 place=replace(self._context.run_paths, data=data),
                 group_profiles=groups.profiles.get(job.name, ()),
-                variants=self._variants.get(job.name, {}),
+                variants=variant_options(job, profiled.profiles),
             )
             for job in (jobs.get(job.name, job) for job in self.batch.jobs)
         ]

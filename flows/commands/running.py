@@ -71,6 +71,9 @@ def run(
             help="Engine of the segments; default: RINGMASTER_ENGINE, or `local`. A pool's controller has its own.",
         ),
     ] = "",
+    data: Annotated[
+        Path | None, typer.Option(help="Rows of a Ludwig configuration, which then is the batch file.", exists=True)
+    ] = None,
     verbose: Verbose = False,
 ) -> None:
     """Profile, plan, train, evaluate and record the jobs of a batch file; while a pool is up, on the pool."""
@@ -80,7 +83,7 @@ def run(
     with working(f"reading {batch_file}"):
         from ringmaster.tasks.batch import load_batch
 
-        batch = load_batch(located(batch_file))
+        batch = load_batch(located(batch_file), data=data)
     if dry_run or ask:
         exit_code = _plan_only(batch, profiles=profiles, seed=seed, is_result=dry_run, as_json=as_json)
         if dry_run:

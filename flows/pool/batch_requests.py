@@ -3,7 +3,7 @@
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import closing, contextmanager
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from itertools import count
 from typing import Any
 
@@ -14,21 +14,19 @@ from ringmaster.errors import InputError
 from ringmaster.flows import settings
 from ringmaster.tasks.batch import Batch
 from ringmaster.tasks.batch.references import NAME_REMEDY, is_name
+from ringmaster.tasks.execution.job_table import clones_in
 from ringmaster.tasks.planning import Problem
 from ringmaster.tasks.pool.active_batches import quota_text, quotas_of_pool
-from ringmaster.tasks.pool.job_changes import clone_faults, with_settings
+from ringmaster.tasks.pool.job_changes import clone_faults
 from ringmaster.tasks.pool.nodes import NodeRegistry
 from ringmaster.tasks.pool.requests import RequestKind, Requests, RequestStatus
 from ringmaster.tasks.pool.submissions import ALONE, BatchStatus, Submissions, unsubmitted
 from ringmaster.tasks.storage.database import Database, file_url
 from ringmaster.tasks.storage.journal import Journal
 from ringmaster.tasks.storage.schema import PLANS
-from ringmaster.techniques import DataSpec, Job, ModelSpec
 
 DATABASE_TIMEOUT_S = 15.0  # for a person who waits at a command
 ANSWER_TIMEOUT_S = 20.0  # longer than the replacement of a controller takes
-
-CLONED_FIELDS = ("optimizer", "schedule", "clip_grad_norm", "seed", "num_steps", "global_batch_size")
 
 ALONE_OVER = "no run of batch {!r} goes on on this machine, and no pool is up here. To fix: see `ringmaster status`"
 NO_POOL = (
@@ -140,22 +138,11 @@ def clone_job(
     known = journal.jobs()
     name = name or next(name for n in count(1) if (name := f"{job}-clone{n}") not in known)
     faults = [] if is_name(name) else [f"{name!r} is not a valid name. {NAME_REMEDY}"]
-    faults += clone_faults(settings_of_clone)
     if at_step is not None and not is_warm:
         faults.append("a step is for a warm clone, which goes on from a checkpoint. To fix: add --warm")
-    file = journal.get("batch")  # without the batches that are handed over by a program, and without clones
-    source = next((each for each in (Batch.from_json(file).jobs if file else ()) if each.name == job), None)
-    if source is not None and source.parents == () and not faults:
-        try:  # by the rules of batch files, with all faults at once
-            known_steps = {} if source.num_steps is not None else {"num_steps": 1, "num_epochs": None}
-            clone = with_settings(replace(source, **known_steps), settings_of_clone, name=name)  # type: ignore[arg-type]
-            if not any(key.startswith("loss.") for key in settings_of_clone):
-                # To check a model and its data, transformers is imported for a second; they are the source's.
-                plain = Job(name=name, model=ModelSpec(factory="builtins:dict"), data=DataSpec(factory="builtins:dict"))
-                clone = replace(plain, **{field: getattr(clone, field) for field in CLONED_FIELDS})
-            Batch.of(name=batch, jobs=[clone])
-        except ValueError as error:
-            faults.append(str(error))
+    file = journal.get("batch")  # without the batches that are handed over by a program
+    jobs = [*(Batch.from_json(file).jobs if file else ()), *clones_in(known)]
+    faults += [fault for each in jobs if each.name == job for fault in clone_faults(each, settings_of_clone)]
     if faults:
         raise InputError(faults)
     more: dict[str, Any] = {"settings": dict(settings_of_clone), "name": name, "is_warm": is_warm, "at_step": at_step}

@@ -38,6 +38,7 @@ from ringmaster.tasks.execution.events import (
 )
 from ringmaster.tasks.execution.job_table import SteeringRequest, clones_in
 from ringmaster.tasks.execution.plan_manager import EVERY_S
+from ringmaster.tasks.execution.target_scheduler import TargetScheduler
 from ringmaster.tasks.pool.event_log import BatchEvents, LogPosition
 from ringmaster.tasks.pool.nodes import NodeRegistry
 from ringmaster.tasks.pool.requests import RequestKind, Requests
@@ -223,13 +224,19 @@ def followed_batch(
     )
     run.journal.put(FLOW_RUN_PAGE, flow_run_page())
     recorder.follow()
-    every: list[Listener] = [current_view.get().listen, *listeners]
-    if sweep_scheduler is not None:
-        every.append(sweep_scheduler.listen)
-        _attach(sweep_scheduler, run, submission)
+    scheduler = sweep_scheduler or TargetScheduler(
+        run.journal,
+        submission.jobs,
+        submission.profiles,
+        place=submission.run_paths(),
+        notice=current_view.get().notice,
+        is_replayed=after == LogPosition(),
+    )
+    every: list[Listener] = [current_view.get().listen, *listeners, scheduler.listen]
+    _attach(scheduler, run, submission)
 
     def on_fault(listener: Listener, fault: str) -> None:
-        if sweep_scheduler is not None and listener == sweep_scheduler.listen:
+        if listener == scheduler.listen:
             run.ask(RequestKind.CANCEL, message=fault)  # without its scheduler a sweep would never end
 
     silence = threading.Timer(SILENCE_S, current_view.get().notice, [SILENCE])
@@ -311,15 +318,16 @@ class BatchFollower:
             self._journal.write_plan(plan, why=event.why)
 
 
-def _attach(scheduler: SweepScheduler, run: PoolRun, submission: Submission) -> None:
-    """Attaches the sweep scheduler to the run; repeats the steering requests that an earlier process has made."""
+def _attach(scheduler: SweepScheduler | TargetScheduler, run: PoolRun, submission: Submission) -> None:
+    """Attaches what steers the batch to the run; repeats the requests that an earlier process has made."""
 
     def ask(steering: SteeringRequest) -> None:
         if steering and not run.has_ended():
             Requests(run.database).ask(RequestKind.DIRECT, {"batch": run.id, **steering.to_json()})
 
-    scheduler.begin(run.journal, submission.jobs, num_slots=num_devices(run))
-    ask(scheduler.asked())
+    if isinstance(scheduler, SweepScheduler):
+        scheduler.begin(run.journal, submission.jobs, num_slots=num_devices(run))
+        ask(scheduler.pending_request())
     scheduler.attach(ask, later=lambda act: act(), started_s=float(run.journal.get("started_s")))
 
 

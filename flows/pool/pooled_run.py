@@ -40,6 +40,7 @@ from ringmaster.flows.batch.run_folder import (
     is_done_and_recorded,
     note_start,
     share_models,
+    with_stores,
 )
 from ringmaster.flows.pool.follower import (
     IS_OVER,
@@ -63,6 +64,7 @@ from ringmaster.tasks.batch.adaptation_rules import with_orphans, with_teachers
 from ringmaster.tasks.cluster import Cluster
 from ringmaster.tasks.execution.events import Listener
 from ringmaster.tasks.execution.job_table import GOAL
+from ringmaster.tasks.execution.target_scheduler import first_goals
 from ringmaster.tasks.pool.event_log import LogPosition
 from ringmaster.tasks.pool.nodes import NodeRegistry
 from ringmaster.tasks.pool.requests import RequestKind, Requests
@@ -74,6 +76,9 @@ from ringmaster.tasks.sweeping.scheduler import SweepScheduler
 from ringmaster.techniques.checkpoints.shared_models import store_model
 
 CANCELLED_EARLY = "batch {} was cancelled before its jobs were planned"
+DEVICES_OF_USERS = (
+    "devices: the jobs without a user get {} at a time; to limit those of {}, set max_devices under users:"
+)
 CANCELLED_EVERY_S = 2.0  # how often a process looks whether its batch is cancelled
 FUSING_WORK_S = 10.0  # to choose which jobs are trained together
 
@@ -243,6 +248,7 @@ class PooledRun:
         journal.put_all({"batch": batch.to_json(), "started_s": journal.get("started_s", since_s), "since_s": since_s})
         checkpoint_root = checkpoint_root_of(journal, resume=False)
         weights = base_weights(batch, ledger, journal, settings.home())
+        batch = with_stores(batch, ledger, journal, settings.home())
         batch = replace(batch, jobs=with_teachers(batch.jobs, weights))
         profiled = self._profile(batch, key=self._run.id, database=self._run.database)
         report_refusals(profiled)
@@ -326,11 +332,13 @@ class PooledRun:
         run, batch, journal, scheduler = self._run, self.batch, self.journal, self._scheduler
         profiled = profiles.profiled
         jobs = tuple(job for job in profiled.jobs if job.name not in profiled.faults)
-        details: Mapping[str, Mapping[str, Any]] = {}
+        details: Mapping[str, Mapping[str, Any]]
         if scheduler is not None:
             jobs = scheduler.judged(jobs)
             scheduler.begin(journal, jobs, num_slots=num_devices(run))
             details = scheduler.details()
+        else:
+            details = first_goals(jobs)
         groups = choose_job_groups(
             profiled,
             jobs=jobs,
@@ -344,15 +352,22 @@ class PooledRun:
             objective=batch.terms.objective,
             work_s=FUSING_WORK_S,
         )
-        flow_run = current_flow_run()
+        flow_run, terms = current_flow_run(), batch.terms
+        number = next(iter(batch.devices.values())) if isinstance(batch.devices, Mapping) else None
+        if isinstance(number, int):  # a quota of the batch, to which its jobs without a user belong
+            terms = replace(terms, max_devices={**terms.max_devices, run.id: number})
+            if batch.users:
+                current_view.get().notice(DEVICES_OF_USERS.format(number, ", ".join(sorted({*batch.users.values()}))))
         submission = Submission(
             id=run.id,
             name=batch.name,
             jobs=jobs,
-            profiles={job.name: profiled.profiles[job.name] for job in jobs},
+            profiles={
+                each.name: profiled.profiles[each.name] for job in jobs for each in (job, *job.variants().values())
+            },
             folder=str(run.folder),
             cache_dir=str(settings.home() / "cache"),
-            terms=to_json(batch.terms),
+            terms=to_json(terms),
             data={job.name: profiled.preflights[job.name].data for job in jobs},
             weights={name: str(folder) for name, folder in profiles.weights.items()},
             import_paths=(str(batch.folder),),

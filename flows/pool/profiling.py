@@ -78,7 +78,7 @@ def profile_on_pool(batch: Batch, *, key: str, database: Database) -> ProfilingR
         nodes = one_of_each_kind(serving(batch, database), avoid=left.union(failed))
         missing = {kind: node for kind, node in nodes.items() if journal.get(f"profiled:{kind}") is None}
         elsewhere = {kind: _start(node.name, key) for kind, node in missing.items() if not is_here(node)}
-        with _cancelled_together(elsewhere.values()):
+        with _all_cancelled_on_error(elsewhere.values()):
             gone = _measure_here(batch, journal) if any(is_here(node) for node in missing.values()) else {}
             waited = {missing[kind].name: _wait(run, missing[kind], database) for kind, run in elsewhere.items()}
         faults = gone | {name: fault for name, fault in waited.items() if fault}
@@ -124,6 +124,7 @@ def merged(results: Mapping[str, ProfilingResult]) -> ProfilingResult:
     if not others and not next(iter(results)).endswith(UNTRUSTED):
         return first
     names = dict.fromkeys(job.name for profiled in results.values() for job in profiled.jobs)
+    offered = dict.fromkeys((*names, *(name for profiled in results.values() for name in profiled.profiles)))
     jobs = {job.name: job for profiled in [*results.values()][::-1] for job in profiled.jobs}  # chunks of the first
     preflights = {name: preflight for profiled in results.values() for name, preflight in profiled.preflights.items()}
     profiles = {
@@ -132,10 +133,11 @@ def merged(results: Mapping[str, ProfilingResult]) -> ProfilingResult:
             for kind, profiled in results.items()
             for profile in profiled.profiles.get(name, ())
         )
-        for name in names
+        for name in offered
     }
-    for name, job in jobs.items():
-        profiles[name] = verifiable(job, profiles[name])
+    variants = {variant.name: variant for job in jobs.values() for variant in job.variants().values()}
+    for name, job in (jobs | variants).items():
+        profiles[name] = verifiable(job, profiles.get(name, ()))
         if job.is_exact and profiles[name]:  # kernels of another kind of device have other bits
             kind = profiles[name][0].device_type.removesuffix(UNTRUSTED)
             profiles[name] = tuple(p for p in profiles[name] if p.device_type.removesuffix(UNTRUSTED) == kind)
@@ -270,7 +272,7 @@ def _start(node: str, key: str) -> FlowRun:
 
 
 @contextmanager
-def _cancelled_together(runs: Iterable[FlowRun]) -> Iterator[None]:
+def _all_cancelled_on_error(runs: Iterable[FlowRun]) -> Iterator[None]:
     """Cancels nodes' flow runs if the enclosed work ends by an exception: nobody waits for their measurements."""
     try:
         yield

@@ -11,8 +11,8 @@ from pydantic import ValidationError
 
 from ringmaster.codec import digest, from_json, to_json
 from ringmaster.errors import BatchFileError
-from ringmaster.tasks.batch import document, grid, rules, yaml_sections
-from ringmaster.tasks.batch.adaptation_rules import with_parents_said
+from ringmaster.tasks.batch import document, grid, ludwig, rules, yaml_sections
+from ringmaster.tasks.batch.adaptation_rules import with_declared_parents
 from ringmaster.tasks.batch.document import Fault, Finding, Place, as_list, got, place_text
 from ringmaster.tasks.batch.references import NAME_REMEDY, is_name, loss_parts
 from ringmaster.tasks.batch.schema import PLANNER_KEYS, PROFILING_SHARE, BatchEntry, GridEntry, JobEntry
@@ -21,9 +21,9 @@ from ringmaster.tasks.files import text_of
 from ringmaster.tasks.planning.objectives import PlanningTerms
 from ringmaster.techniques.data.inference import (
     encodes_text,
-    has_negatives,
     has_tokenizer,
     infer_kind,
+    num_negatives,
     with_processor_of,
 )
 from ringmaster.techniques.job import DataSpec, Job, ModelSpec, StoreSettings
@@ -147,7 +147,7 @@ class Batch:
         if findings:
             raise BatchFileError(_faults(findings, lines=lines, file=file))
         assert entry is not None, "values without a fault are a batch"
-        jobs = with_parents_said(with_kinds([_job(job) for job in planned]))
+        jobs = with_declared_parents(with_kinds([_job(job) for job in planned]))
         users = {job.name: job.user for job in planned if job.user is not None}
         searches = {search.name: job.name for job in jobs for search in job.searches()}
         return cls(
@@ -202,8 +202,11 @@ class Batch:
         return cls(**{**data, "jobs": jobs, "folder": Path(data["folder"])})
 
 
-def load_batch(path: Path) -> Batch:
-    """Loads a batch from a YAML or JSON file. Raises BatchFileError with all faults."""
+def load_batch(path: Path, *, data: Path | None = None) -> Batch:
+    """Loads a batch from a YAML or JSON file. Raises BatchFileError with all faults.
+
+    data: the rows of a Ludwig configuration, of which `path` is then the file: a batch of one job.
+    """
     try:
         text = text_of(path)
     except OSError as error:
@@ -213,6 +216,8 @@ def load_batch(path: Path) -> Batch:
     except UnicodeDecodeError as error:
         fault = Fault("", None, f"is not UTF-8 text: {error.reason}", "save it as UTF-8", str(path))
         raise BatchFileError([fault]) from error
+    if data is not None:
+        text = json.dumps({"jobs": [ludwig.entry(path.absolute(), data=data.absolute())]}, indent=1)
     return parse_batch(text, folder=path.parent, name=path.name)
 
 
@@ -240,6 +245,7 @@ def _check(raw: Mapping[str, Any], *, folder: Path) -> tuple[BatchEntry | None, 
     findings = datasets.findings
     values = {key: value for key, value in raw.items() if key != "datasets"}
     if isinstance(raw.get("jobs"), list):
+        raw = {**raw, "jobs": [ludwig.expanded(job, folder, findings, _at(i, ())) for i, job in enumerate(raw["jobs"])]}
         values["jobs"] = [datasets.with_files(job, origin=partial(_at, i)) for i, job in enumerate(raw["jobs"])]
     try:
         entry = BatchEntry.model_validate(values, context=context)
@@ -250,8 +256,9 @@ def _check(raw: Mapping[str, Any], *, folder: Path) -> tuple[BatchEntry | None, 
         return None, [], [*findings, fault]
     placed: list[rules.PlacedJob] = [(partial(_at, i), job) for i, job in enumerate(as_list(raw.get("jobs")))]
     for combination in _combinations(as_list(raw.get("grid")), findings=findings):
-        placed.append((combination.origin, combination.raw))
-        job = datasets.with_files(combination.raw, origin=combination.origin)
+        whole = ludwig.expanded(combination.raw, folder, findings, combination.origin(()))
+        placed.append((combination.origin, whole))
+        job = datasets.with_files(whole, origin=combination.origin)
         try:
             jobs.append(JobEntry.model_validate(job, context=context))
         except ValidationError as error:
@@ -265,6 +272,13 @@ def _check(raw: Mapping[str, Any], *, folder: Path) -> tuple[BatchEntry | None, 
     if not raw.get("jobs") and not raw.get("grid"):
         findings.append(Finding(("jobs",), "has no job", "give at least one job, under `jobs:` or by `grid:`"))
     return entry, jobs, findings
+
+
+def job_faults(values: Mapping[str, Any]) -> list[Fault]:
+    """Returns the faults of the plain values of one job, at places within the job."""
+    _, _, findings = _check({"name": "batch", "jobs": [values]}, folder=Path())
+    inside = [replace(each, place=each.place[2:]) for each in findings]
+    return _faults(inside, lines=document.YamlDocument(), file="")
 
 
 def _combinations(entries: list[Any], *, findings: list[Finding]) -> Iterator[grid.Combination]:
@@ -362,10 +376,10 @@ def _with_hard_negatives(job: Job) -> Job:
     if job.loss not in (Contrastive.name, LateInteraction.name) or "hard_negatives" in job.loss_options:
         return job
     try:
-        has_some = has_negatives(job.data)
+        number = num_negatives(job.data)
     except ValueError:  # as below
         return job
-    return replace(job, loss_options={**job.loss_options, "hard_negatives": True}) if has_some else job
+    return replace(job, loss_options={**job.loss_options, "hard_negatives": number}) if number else job
 
 
 def _tokenizer(spec: DataSpec, model: ModelSpec) -> str | None:

@@ -170,8 +170,8 @@ def number_text(value: float) -> str:
 # Keys that affect neither a trial's speed nor its size: one profile serves all of their values.
 SAME_SHAPE = (
     "optimizer.lr",
-    "optimizer.options.",
-    "schedule.",
+    "optimizer.options",
+    "schedule",
     "clip_grad_norm",
     "seed",
     "num_steps",

@@ -549,7 +549,7 @@ def training_findings(job: Raw) -> Iterator[Finding]:
     schedule = as_mapping(job.get("schedule"))
     name, decay = schedule.get("name", ScheduleSpec.name), schedule.get("decay_ratio")
     warmup, warmup_ratio = schedule.get("warmup_steps"), schedule.get("warmup_ratio")
-    together = _number(warmup_ratio) + _number(DECAY_RATIO if decay is None else decay)
+    total_ratio = _number(warmup_ratio) + _number(DECAY_RATIO if decay is None else decay)
     yield from findings_where(
         (
             isinstance(warmup, int) and isinstance(steps, int) and 0 < steps <= warmup,
@@ -576,9 +576,9 @@ def training_findings(job: Raw) -> Iterator[Finding]:
             "name the schedule wsd, or remove it",
         ),
         (
-            name == "wsd" and together > 1 and warmup_ratio is not None,
+            name == "wsd" and total_ratio > 1 and warmup_ratio is not None,
             ("schedule", "warmup_ratio"),
-            f"and decay_ratio are more than all steps together, {got(together)}",
+            f"and decay_ratio are more than all steps together, {got(total_ratio)}",
             "give shares whose sum is at most 1",
         ),
         (
@@ -590,10 +590,16 @@ def training_findings(job: Raw) -> Iterator[Finding]:
     )
     optimizer_name = optimizer.get("name", OptimizerSpec.name)
     if isinstance(optimizer_name, str) and (known := OPTIMIZER_OPTIONS.get(optimizer_name)) is not None:
-        for option in as_mapping(optimizer.get("options")):
+        options = as_mapping(optimizer.get("options"))
+        for option, value in options.items():
+            place = ("optimizer", "options", option)
             if option not in known:
-                remedy = closest(option, known, what="The options are")
-                yield Finding(("optimizer", "options", option), "is an unknown option", remedy)
+                yield Finding(place, "is an unknown option", closest(option, known, what="The options are"))
+            elif not known[option].fits(value):
+                problem = f"must be {known[option].words}, got {value!r:.60}"
+                yield Finding(place, problem, "change it, or leave it out for the default")
+        if options.get("nesterov") is True and not (options.get("momentum", 0.95 * (optimizer_name == "muon"))):
+            yield Finding(("optimizer", "options", "nesterov"), "needs momentum", "give momentum, such as 0.9")
     if job.get("freeze"):
         yield from findings_where(
             (

@@ -22,7 +22,7 @@ from ringmaster.tasks.execution.dispatch import Command, DeviceId
 from ringmaster.tasks.execution.engine import Engine
 from ringmaster.tasks.execution.events import GangReport, Listener, Listeners, PlanUpdate, SegmentEnded
 from ringmaster.tasks.execution.job_price import JobPrice
-from ringmaster.tasks.execution.job_table import CHOICE, JobState, JobTable, SteeringPolicy, SteeringRequest
+from ringmaster.tasks.execution.job_table import CHOICE, PHASES, JobState, JobTable, SteeringPolicy, SteeringRequest
 from ringmaster.tasks.execution.outcome_policy import OutcomePolicy
 from ringmaster.tasks.execution.plan_manager import AddTerms, Forecaster, MakePlan, PlanManager
 from ringmaster.tasks.execution.progress import PlanProgress, RunningSegment
@@ -329,8 +329,9 @@ class Executor:
         for name, why in steering.choices.items():
             self.job_table.write(name, details={CHOICE: why})
         for name, phases in steering.phases.items():
-            self.job_table.change_phases(name, phases)
-            self._plan_manager.forget_speed(name)  # its options are those of another batch size
+            if not self.job_table.records[name].details.get(PHASES):  # else it is asked once more, after a kill
+                self.job_table.change_phases(name, phases)
+                self._plan_manager.forget_speed(name)  # its options are those of another batch size
         for name, goal in steering.goals.items():
             self.job_table.allow(name, goal)
         stops = {n: why for n, why in steering.stops.items() if self.job_table.records[n].status not in ENDED}

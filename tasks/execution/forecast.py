@@ -39,6 +39,7 @@ from collections.abc import Collection, Iterable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field, replace
 from statistics import NormalDist
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
@@ -63,6 +64,7 @@ LEAST_S = 1e-3  # until a job ends that is about to
 SHARES = 10**6  # steps of a job of which only the plan is known: shares of its work
 LATEST = 0.9  # the share of ends that are not after the latest end
 Z, Z_LATEST = (NormalDist().inv_cdf(probability) for probability in ((1 + COVERAGE) / 2, LATEST))
+MOST_ROWS = 4000  # scores of all classes that a later process is told
 MOST_SCORES = 1000  # of ends of a class; the newest ones
 NUM_BATCHES = 40  # with scores of a class of few ends, before those of all ends at that time are left for it
 OVER = (0.03, 0.17, 0.36)  # shares of a batch's time that are over, between classes of predictions
@@ -159,12 +161,17 @@ class EndScores:
     (Dunn, Wasserman and Ramdas, Journal of the American Statistical Association 118, 2023).
 
     A job is scored by its first prediction and each time that half of what was left is over.
+
+    rows: the newest scores of an earlier process, in order, each (*class, batch, score).
     """
 
-    def __init__(self) -> None:
+    def __init__(self, rows: Iterable[Sequence[Any]] = ()) -> None:
+        self.rows: deque[tuple[int, int, str, float]] = deque(maxlen=MOST_ROWS)
         self._scores: dict[tuple[int, ...], deque[tuple[str, float]]] = {}
         self._quantiles: dict[tuple[int, ...], tuple[float, ...]] = {}
         self._predicted: dict[str, list[tuple[float, float, tuple[int, int], str]]] = {}
+        for over, place, batch, score in rows:
+            self._add((over, place), batch, score)
 
     def corrected(self, end: PredictedEnd, prediction: Prediction) -> PredictedEnd:
         """Returns the end of a prediction by what earlier ends have shown."""
@@ -188,10 +195,14 @@ class EndScores:
     def close(self, name: str, ended_s: float | None) -> None:
         """Scores what has ended, in seconds since the epoch; None where it was stopped before its end."""
         for made_s, left_s, known, batch in self._predicted.pop(name, ()):
-            for key in (known, known[:1]) if ended_s is not None and ended_s > made_s else ():
-                scores = self._scores.setdefault(key, deque(maxlen=MOST_SCORES))
-                scores.append((batch, math.log(((ended_s or 0.0) - made_s) / left_s)))
-                self._quantiles.pop(key, None)
+            if ended_s is not None and ended_s > made_s:
+                self._add(known, batch, math.log((ended_s - made_s) / left_s))
+
+    def _add(self, known: tuple[int, int], batch: str, score: float) -> None:
+        self.rows.append((*known, batch, score))
+        for key in (known, known[:1]):
+            self._scores.setdefault(key, deque(maxlen=MOST_SCORES)).append((batch, score))
+            self._quantiles.pop(key, None)
 
     def _quantiles_of(self, key: tuple[int, ...], *, least: int = 1) -> tuple[float, ...]:
         """Returns the scores of the low, the median, the latest and the high end of a class; none where it has few.
@@ -302,16 +313,16 @@ class EarliestEnds:
 
     def of_jobs(self) -> dict[str, float]:
         """Returns the earliest end of each job (`earliest_ends_s`)."""
-        together = {name for job in self.problem.jobs if job.members for name in (job.id, *job.members)}
-        together |= {name for job in self.problem.jobs for o in job.options if o.jobs for name in (job.id, *o.jobs)}
+        grouped = {name for job in self.problem.jobs if job.members for name in (job.id, *job.members)}
+        grouped |= {name for job in self.problem.jobs for o in job.options if o.jobs for name in (job.id, *o.jobs)}
         jobs = (
             replace(job, options=tuple(replace(o, runtime_s=LEAST_RUNTIME_S) for o in job.options))
-            if job.id in together
+            if job.id in grouped
             else job
             for job in self.problem.jobs
         )
-        ends_s = earliest_ends_s(replace(self.problem, jobs=tuple(jobs)) if together else self.problem)
-        return ends_s | dict.fromkeys(together, 0.0)
+        ends_s = earliest_ends_s(replace(self.problem, jobs=tuple(jobs)) if grouped else self.problem)
+        return ends_s | dict.fromkeys(grouped, 0.0)
 
     def of_last(self, names: Collection[str]) -> float:
         """Returns the earliest end of the last of some jobs, as the prices prove it (`certified_bound`)."""

@@ -133,21 +133,21 @@ class SteeringRequest:
 
     def to_json(self) -> dict[str, Any]:
         """Returns the request as plain values."""
-        jobs = {name: to_json(job) for name, job in self.jobs.items()}
-        return {"jobs": jobs, "likes": dict(self.likes), "goals": dict(self.goals), "stops": dict(self.stops)}
+        return {key: to_json(getattr(self, key)) for key in ("jobs", "likes", "goals", "stops", "phases", "choices")}
 
     @classmethod
     def from_json(cls, data: Mapping[str, Any]) -> SteeringRequest:
         """Returns the request whose `to_json` is `data`. Raises ValueError where it has a wrong shape."""
-        parts = {key: data.get(key, {}) for key in ("jobs", "likes", "goals", "stops")}
-        kinds = {"jobs": Mapping, "likes": str, "goals": int, "stops": str}
+        kinds = {"jobs": Mapping, "likes": str, "goals": int, "stops": str, "phases": list, "choices": str}
+        parts = {key: data.get(key, {}) for key in kinds}
         for key, part in parts.items():
             if not isinstance(part, Mapping) or not all(isinstance(value, kinds[key]) for value in part.values()):
                 raise ValueError(f"its {key} are {part!r:.200}")
         jobs = {name: from_json(Job, job) for name, job in parts.pop("jobs").items()}
+        phases = {name: _phases(each) for name, each in parts.pop("phases").items()}
         if missing := set(jobs) - set(parts["likes"]):
             raise ValueError(f"it does not say what {', '.join(sorted(missing))} is like")
-        return cls(jobs=jobs, **parts)
+        return cls(jobs=jobs, phases=phases, **parts)
 
     def in_words(self) -> str:
         """Returns the reason for a new plan."""
@@ -628,8 +628,12 @@ def with_phases(job: Job, details: Mapping[str, Any]) -> Job:
     """Returns a job with the phases that its details have, if they have any, unless it was defined with some."""
     if job.phases or not details.get(PHASES):
         return job
-    phases = tuple(from_json(TrainingPhase, phase) for phase in details[PHASES])
+    phases = _phases(details[PHASES])
     return replace(job, phases=phases, num_steps=phases[-1].num_steps)
+
+
+def _phases(rows: Sequence[Any]) -> tuple[TrainingPhase, ...]:
+    return tuple(from_json(TrainingPhase, row) for row in rows)
 
 
 def changed_steps(details: Mapping[str, Any]) -> int | None:

@@ -41,6 +41,7 @@ MakePlan = Callable[[Problem], Plan]
 AddTerms = Callable[[Problem], Problem]
 """Adds the terms of a problem beside its jobs: weights, prices, and deadlines relative to the present."""
 
+SCORES = "end_scores"  # the fact of a pool: {"jobs", "batches"}, of each the rows of `EndScores`
 EVERY_S = 2.0  # while speeds are measured
 MOST_SHARE = 0.01  # of the executor's time
 
@@ -291,7 +292,9 @@ class Forecaster:
         self._notify, self._clock, self._wall_clock = notify, clock, wall_clock
         self._since_s: dict[str, float] = {}  # by batch, when it began
         self._first_spread: dict[str, float] = {}  # by batch, of the first forecast
-        self._of_jobs, self._of_batches = EndScores(), EndScores()
+        self._facts = Journal(journal.database, batch="")  # of a pool's controllers, one after another
+        known = self._facts.get(SCORES, {})
+        self._of_jobs, self._of_batches = (EndScores(known.get(key, ())) for key in ("jobs", "batches"))
         self._made_s = self._free_s = -math.inf  # when the newest forecast was made, and until when none is made
 
     def listen(self, event: ExecutionEvent) -> None:
@@ -304,6 +307,9 @@ class Forecaster:
             if statuses.issubset(ENDED):
                 self._of_batches.close(batch, self._wall_clock() if statuses == {JobStatus.DONE} else None)
                 del self._since_s[batch]  # it may be resumed, and begins anew then
+                self._facts.put_later(
+                    {SCORES: {"jobs": list(self._of_jobs.rows), "batches": list(self._of_batches.rows)}}
+                )
         is_learnt = isinstance(event, GangReport) and isinstance(event.event, Steps) and now_s >= self._made_s + EVERY_S
         if (is_learnt or isinstance(event, (PlanUpdate, SegmentEnded))) and now_s >= self._free_s:
             self._predict_all()

@@ -1,8 +1,9 @@
 """The choices on the way to a target: a steering policy of the executor.
 
-A job that may vary its learning rate waits for short runs of each rate, and takes the best one. A job that may vary
-its batch size, its precision or its exchanges first trains a probe, a tenth of its steps, with its own. With the noise
-scale of the gradient that the probe has measured, the planner compares for each permitted variant
+A job that may vary its learning rate waits for short runs of each rate, and goes on from the checkpoint of the best.
+One that may vary its batch size, its precision or its exchanges first trains a probe, a tenth of its steps, with its
+own; the short run that it goes on from is part of it. With the noise scale of the gradient that the probe has measured,
+the planner compares for each permitted variant
 
     (predicted steps to the target) x (predicted seconds of a step under the options of the profile)
 
@@ -16,18 +17,18 @@ from __future__ import annotations
 
 import math
 import threading
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
 from typing import Any
 
 from ringmaster.codec import from_json, to_json
 from ringmaster.tasks.execution.events import ExecutionEvent, GangReport, JobEnded, SegmentEnded
-from ringmaster.tasks.execution.job_table import EVALUATED, GOAL, RESTED, SteeringRequest
+from ringmaster.tasks.execution.job_table import EVALUATED, GOAL, RESTED, RunPaths, SteeringRequest
 from ringmaster.tasks.storage.journal import ENDED, Journal
 from ringmaster.techniques import Job, Profile
-from ringmaster.techniques.job import LocalUpdates, TrainingPhase, Variables, Variant
-from ringmaster.techniques.processes.events import Steps
+from ringmaster.techniques.job import LocalUpdates, TrainingPhase, Variant, WarmStart
+from ringmaster.techniques.processes.events import EvaluationReported, Event, Steps
 from ringmaster.techniques.training.noise_scale import (
     GradientNoise,
     NoiseBlock,
@@ -43,6 +44,7 @@ LEAST_GAIN = 0.15
 """The least share of the remaining time that a change must be predicted to save."""
 DECIDED_AFTER = 0.9
 """The share of a probe whose measurements decide, so that a job that keeps its batch size need not stop."""
+SEARCH_FIRST = "a better learning rate may be worth as much as a better batch size: list some under may_vary.lr of {}"
 LEAST_MEASURED = 10  # steps with measurements, without which no batch size is changed
 
 
@@ -72,10 +74,14 @@ class VariantChoice:
 
 @dataclass(frozen=True, kw_only=True)
 class LearningRateChoice:
-    """The learning rate that was the best of short runs, and why, in words."""
+    """The learning rate that was the best of short runs, and why, in words.
+
+    goes_on_from: the short run from whose checkpoint the job goes on; empty where it begins anew.
+    """
 
     lr: float
     why: str
+    goes_on_from: str = ""
 
 
 def choose_variant(
@@ -189,10 +195,12 @@ def choose_learning_rate(job: Job, results: Mapping[float, Mapping[str, float]])
 class TargetScheduler:
     """Chooses for the jobs of a batch what they may vary.
 
-    jobs: these jobs, as they were written, with their steps resolved. The jobs that try learning rates for them are in
-        the batch, too.
-    variants: by job, the options of each variant, its own among them; without those that vary their learning rate only.
+    jobs: of the batch, as they were written, with their steps resolved; the jobs that try learning rates among them.
+    profiles: the options of the jobs and of their variants, by name.
+    place: the folders of the batch's run.
     notice: receives what was chosen, and why.
+    is_replayed: whether `listen` is called with all events of the batch, again after a kill, and later than the journal
+        says what follows from them.
     """
 
     PURPOSE = "the choices on the way to targets"
@@ -200,32 +208,39 @@ class TargetScheduler:
     def __init__(
         self,
         journal: Journal,
-        jobs: Mapping[str, Job],
-        variants: Mapping[str, Mapping[Variant, Sequence[Profile]]],
+        jobs: Iterable[Job],
+        profiles: Mapping[str, Sequence[Profile]],
         *,
+        place: RunPaths,
         notice: Callable[[str], None] = lambda _: None,
+        is_replayed: bool = False,
     ) -> None:
-        self._journal, self._jobs, self._variants, self._notice = journal, jobs, variants, notice
+        self._journal, self._place, self._notice, self._is_replayed = journal, place, notice, is_replayed
+        self.jobs = {job.name: job for job in jobs if job.varies or job.searches()}
+        self._variants = {job.name: variant_options(job, profiles) for job in self.jobs.values() if job.varies}
         fact = journal.get(FACT, {})
         self.choices = {name: from_json(VariantChoice, each) for name, each in fact.get("choices", {}).items()}
         self.rates = {name: from_json(LearningRateChoice, each) for name, each in fact.get("rates", {}).items()}
-        self._searches = {name: {each.name: each for each in job.searches()} for name, job in jobs.items()}
-        self._noise: dict[str, dict[int, GradientNoise]] = {name: {} for name in jobs}
+        self._searches = {name: {each.name: each for each in job.searches()} for name, job in self.jobs.items()}
+        # The job for which each job trains.
+        self._owners = {name: name for name in self.jobs}
+        self._owners |= {search: name for name, searches in self._searches.items() for search in searches}
+        self._noise: dict[str, dict[int, GradientNoise]] = {name: {} for name in self._owners}
         for name, rows in fact.get("noise", {}).items():
             self._noise[name] = {row["step"]: from_json(GradientNoise, row) for row in rows}
         self._waiting: set[str] = set()  # jobs that rest until their choice is handed over
         self._ended = {name for name, record in journal.jobs().items() if record.status in ENDED}
+        self._heard_out: set[str] = set()  # short runs of which all events were received
         self._lock = threading.Lock()
+        if without := [name for name, job in self.jobs.items() if not job.searches()]:
+            notice(SEARCH_FIRST.format(", ".join(without)))
 
     def details(self) -> dict[str, dict[str, Any]]:
         """Returns what the jobs' records must contain before an executor reads them, by job: their first goals."""
-        records, goals = self._journal.jobs(), dict[str, int]()
-        for name, job in self._jobs.items():
-            goals |= dict.fromkeys(self._searches[name], job.search_steps)
-            goals[name] = 0 if self._searches[name] else self._probe(name)
+        records = self._journal.jobs()
         return {
-            name: {GOAL: goal}
-            for name, goal in goals.items()
+            name: details
+            for name, details in first_goals(self.jobs.values()).items()
             if name not in records or GOAL not in records[name].details
         }
 
@@ -238,11 +253,12 @@ class TargetScheduler:
     ) -> None:
         """Sends requests to `act` from now on; first those of an earlier process, which may not have been received."""
         self._act, self._later = act, later
-        for name in self._jobs.keys() - self._ended:
+        for name, job in self.jobs.items():
             record = self._journal.jobs().get(name)
             if self._searches[name]:
                 self._later(partial(self._compare, name))
-            if name in self.choices or (name in self._variants and record and record.step >= self._probe(name)):
+            is_probed = job.varies and record is not None and record.step >= _probe(job)
+            if name in self.choices or (is_probed and not self._is_replayed):
                 self._choose_soon(name)
 
     def _choose_soon(self, name: str) -> None:
@@ -259,68 +275,92 @@ class TargetScheduler:
         """Handles an event of the executor."""
         if isinstance(event, JobEnded):
             self._ended.add(event.job)
-        elif isinstance(event, GangReport) and isinstance(event.event, Steps):
+            self._heard_out.add(event.job)
+        elif isinstance(event, GangReport) and event.job in self._owners:
             self._hear(event.job, event.event)
-        elif isinstance(event, SegmentEnded) and (name := event.segment.job) in self._variants:
-            rests = event.outcome.result.get("step", 0) >= self._probe(name)
-            if rests and name not in self.choices:
+        elif isinstance(event, SegmentEnded) and (name := event.segment.job) in self._owners:
+            step = event.outcome.result.get("step", 0)
+            if name in self._variants and step >= _probe(self.jobs[name]) and name not in self.choices:
                 self._choose_soon(name)
+            elif step >= self.jobs[self._owners[name]].search_steps:
+                self._heard_out.add(name)
         if isinstance(event, (SegmentEnded, JobEnded)):  # whichever job it was: those of a group have one segment
-            for name in self._jobs:
+            for name in self.jobs:
                 if self._searches[name] and name not in self.rates:
                     self._later(partial(self._compare, name))
 
-    def _probe(self, name: str) -> int:
-        total = self._jobs[name].total_steps
-        return probe_steps(total) if name in self._variants else total
-
     def _compare(self, name: str) -> None:
         """Chooses a job's learning rate once all of its short runs have ended, and lets it train."""
-        job, searches, records = self._jobs[name], self._searches[name], self._journal.jobs()
+        job, searches, records = self.jobs[name], self._searches[name], self._journal.jobs()
+        left = [other for other in searches if records[other].status not in ENDED]
         if name in self._ended:
+            self._act(SteeringRequest(stops=dict.fromkeys(left, f"stopped early: {name} has ended")))
             return
         if name not in self.rates:
             results = {}
             for other, search in searches.items():
                 record = records[other]
-                if record.status not in ENDED and record.details.get(RESTED) != job.search_steps:
+                is_over = other not in left or record.details.get(RESTED) == job.search_steps
+                if not is_over or (self._is_replayed and other not in self._heard_out):
                     return
                 results[search.optimizer.lr] = record.details.get(EVALUATED, {}).get("metrics", {})
+            choice = choose_learning_rate(job, results)
+            best = next(other for other, search in searches.items() if search.optimizer.lr == choice.lr)
+            if records[best].details.get(RESTED) == job.search_steps and self._has_measured(name, best):
+                why = f"{choice.why}. It goes on from step {job.search_steps} of {best}"
+                choice = replace(choice, goes_on_from=best, why=why)
             with self._lock:
-                self.rates[name] = choose_learning_rate(job, results)
+                self.rates[name] = choice
                 self._keep()
-            self._notice(self.rates[name].why)
+            self._notice(choice.why)
         choice = self.rates[name]
-        is_changed = choice.lr != job.optimizer.lr
+        settled, is_probed = replace(job, optimizer=replace(job.optimizer, lr=choice.lr)), False
+        if choice.goes_on_from:
+            root = self._place.checkpoint_dir(searches[choice.goes_on_from])
+            settled = replace(settled, warm_start=WarmStart(checkpoints=root, step=job.search_steps))
+            is_probed = job.search_steps >= _probe(job)
         self._act(
             SteeringRequest(
-                jobs={name: replace(job, optimizer=replace(job.optimizer, lr=choice.lr))} if is_changed else {},
-                likes={name: name} if is_changed else {},
-                goals={name: self._probe(name)},
-                stops=dict.fromkeys(searches, f"stopped early: {choice.why}"),
+                jobs={} if settled == job else {name: settled},
+                likes={} if settled == job else {name: name},
+                goals={} if is_probed else {name: _probe(job)},
+                stops=dict.fromkeys(left, f"stopped early: {choice.why}"),
                 choices={} if name in self.choices else {name: choice.why},
             )
         )
+        if is_probed:
+            self._choose_soon(name)
 
-    def _hear(self, name: str, steps: Steps) -> None:
-        if name not in self._variants or name in self.choices:
+    def _has_measured(self, name: str, search: str) -> bool:
+        """Returns whether a short run has measured what the choices after it take."""
+        is_needed = name in self._variants and len(self.jobs[name].may_vary.global_batch_size) > 1
+        return not is_needed or len(self._noise[search]) >= LEAST_MEASURED
+
+    def _hear(self, source: str, event: Event) -> None:
+        """Handles an event of a gang that trains a job or one of its short runs."""
+        name = self._owners[source]
+        if isinstance(event, EvaluationReported) and event.step >= self.jobs[name].search_steps:
+            self._heard_out.add(source)
+        if not isinstance(event, Steps) or name not in self._variants or name in self.choices:
             return
-        decided_after = int(DECIDED_AFTER * self._probe(name))
+        decided_after = int(DECIDED_AFTER * _probe(self.jobs[name]))
         with self._lock:
-            self._noise[name] |= {each.step: each for each in steps.noise if each.step < decided_after}
+            self._noise[source] |= {each.step: each for each in event.noise if each.step < decided_after}
             self._keep()
         # A gang that may train on is told so before it stops. One that is to change stops at the end of its probe.
-        if steps.step >= decided_after and not self._choice(name).phases(self._jobs[name]):
+        if source == name and event.step >= decided_after and not self._choice(name).phases(self.jobs[name]):
             self._choose_soon(name)
 
     def _choice(self, name: str) -> VariantChoice:
-        measured, variants = [self._noise[name][step] for step in sorted(self._noise[name])], self._variants[name]
+        before = self.rates[name].goes_on_from if name in self.rates else ""
+        noise, variants = self._noise.get(before, {}) | self._noise[name], self._variants[name]
         # As many devices as the job has had, or its equal share of all of them if that is more.
         num_left = sum(record.status not in ENDED for record in self._journal.jobs().values())
         share = max((each.num_devices for profiles in variants.values() for each in profiles), default=1) // max(
             num_left, 1
         )
-        most = max(self._journal.segments(name)[-1].what["num_devices"], share)
+        segments = self._journal.segments(name) or self._journal.segments(before)
+        most = max(segments[-1].what["num_devices"] if segments else 1, share)
         step_s = {
             variant: seconds
             for variant, profiles in variants.items()
@@ -328,11 +368,11 @@ class TargetScheduler:
             is not None
         }
         return choose_variant(
-            self._jobs[name],
-            measured,
-            first_step=self._probe(name),
+            self.jobs[name],
+            [noise[step] for step in sorted(noise)],
+            first_step=_probe(self.jobs[name]),
             step_s=step_s,
-            exchange_share=exchange_share(variants, own=self._jobs[name].phase(0).variant),
+            exchange_share=exchange_share(variants, own=self.jobs[name].phase(0).variant),
         )
 
     def _choose(self, name: str) -> None:
@@ -345,7 +385,7 @@ class TargetScheduler:
                 self._keep()
             self._notice(self.choices[name].why)
         choice = self.choices[name]
-        phases = choice.phases(self._jobs[name])
+        phases = choice.phases(self.jobs[name])
         whys = [each.why for each in (self.rates.get(name), choice) if each is not None]
         self._act(
             SteeringRequest(
@@ -356,8 +396,27 @@ class TargetScheduler:
         )
 
     def _keep(self) -> None:
-        noise = {name: to_json(list(rows.values())) for name, rows in self._noise.items() if name not in self.choices}
+        noise = {
+            name: to_json(list(rows.values()))
+            for name, rows in self._noise.items()
+            if rows and self._owners[name] not in self.choices
+        }
         self._journal.put(FACT, {"noise": noise, "choices": to_json(self.choices), "rates": to_json(self.rates)})
+
+
+def first_goals(jobs: Iterable[Job]) -> dict[str, dict[str, Any]]:
+    """Returns the details with the first goals of the jobs that may vary, and of their short runs, by name."""
+    goals = dict[str, int]()
+    for job in jobs:
+        if job.varies or job.searches():
+            goals |= {search.name: job.search_steps for search in job.searches()}
+            goals[job.name] = 0 if job.searches() else _probe(job)
+    return {name: {GOAL: goal} for name, goal in goals.items()}
+
+
+def _probe(job: Job) -> int:
+    """Returns the steps that a job trains with its own values before anything changes."""
+    return probe_steps(job.total_steps) if job.varies else job.total_steps
 
 
 def exchange_share(variants: Mapping[Variant, Sequence[Profile]], *, own: Variant) -> float:
@@ -376,14 +435,11 @@ def exchange_share(variants: Mapping[Variant, Sequence[Profile]], *, own: Varian
     return min(max(max(shares, default=(0, 0, 0.0))[2], 0.0), 1.0)
 
 
-def variant_jobs(job: Job) -> dict[Variant, Job]:
-    """Returns the variants of a job other than its own, as jobs to be profiled: in the steps after the probe."""
-    jobs = {}
-    for variant in job.may_vary.choices(job)[1:]:
-        size, precision, sync_every = variant
-        local = LocalUpdates(workers=job.may_vary.workers or 1, sync_every=sync_every) if sync_every > 1 else None
-        name = f"{job.name}.{size}.{precision}" + (f".{sync_every}" if local else "")
-        jobs[variant] = replace(
-            job, name=name, global_batch_size=size, precision=precision, local_updates=local, may_vary=Variables()
-        )
-    return jobs
+def variant_options(job: Job, profiles: Mapping[str, Sequence[Profile]]) -> dict[Variant, tuple[Profile, ...]]:
+    """Returns the options of the variants of a job that may change, its own first; none for another job.
+
+    profiles: by name, of the job and of its `Job.variants`.
+    """
+    others = job.variants()
+    own = {job.phase(0).variant: tuple(profiles.get(job.name, ()))} if others else {}
+    return own | {variant: tuple(profiles.get(other.name, ())) for variant, other in others.items()}

@@ -22,6 +22,7 @@ from ringmaster.tasks.execution.events import (
     SegmentStarted,
 )
 from ringmaster.tasks.execution.job_table import JobState
+from ringmaster.tasks.execution.target_scheduler import variant_options
 from ringmaster.tasks.planning import Plan
 from ringmaster.tasks.planning.objectives import Makespan, PlanningTerms, WeightedCompletion, objective_names
 from ringmaster.tasks.pool.submissions import Submission
@@ -179,18 +180,22 @@ def entries_of(submission: Submission, *, struck_out: Mapping[str, Collection[Op
     """
     place = submission.run_paths()
     names = {job.name for job in submission.jobs}
+
+    def left(job: str, profiles: tuple[Profile, ...]) -> tuple[Profile, ...]:
+        return tuple(each for each in profiles if option_key(each) not in struck_out.get(job, ())) or profiles
+
     entries = []
     for job in submission.jobs:
-        profiles = submission.profiles.get(job.name, ())
-        left = tuple(profile for profile in profiles if option_key(profile) not in struck_out.get(job.name, ()))
+        variants = variant_options(job, submission.profiles)
         entries.append(
             JobState(
                 local_job=job,
                 job=job.renamed(
                     submission.qualified(job.name), lambda name: submission.qualified(name) if name in names else name
                 ),
-                profiles=left or profiles,
+                profiles=left(job.name, submission.profiles.get(job.name, ())),
                 place=place,
+                variants={variant: left(job.name, profiles) for variant, profiles in variants.items()},
                 batch=submission.id,
                 group_profiles=_group_profiles(submission, job.name, struck_out.get(job.name, ())),
             )

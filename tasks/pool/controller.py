@@ -380,9 +380,13 @@ class PoolController:
 
     def _recall_speeds(self, recovered: RecoveredState) -> None:
         """Passes on the speeds that the former controller received. Running segments report theirs anew."""
+        table = self._executor.job_table
         for job in dict.fromkeys(record.job for record in recovered.past):
             records = [recovered.qualified(record) for record in recovered.past if record.job == job]
-            profiles = self._executor.job_table.profiles[records[0].job]
+            profiles, phases = table.profiles[records[0].job], table.entries[records[0].job].job.phases
+            # Those before its last phase had another batch size.
+            since = phases[-1].first_step if phases else 0
+            records = [record for record in records if record.what["first_step"] >= since]
             for running in speeds_of(self._message_store, records, profiles):
                 self.on_speed(running)
 

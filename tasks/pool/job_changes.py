@@ -16,13 +16,14 @@ from typing import Any
 
 from ringmaster.codec import from_json, to_json
 from ringmaster.errors import RequestRefused
+from ringmaster.tasks.batch.batch import job_faults
 from ringmaster.tasks.batch.grid import SAME_SHAPE, with_values
 from ringmaster.tasks.execution.job_table import JobState
 from ringmaster.tasks.pool.requests import MOST_PRIORITY, SETTINGS
 from ringmaster.techniques import Job
 from ringmaster.techniques.checkpoints.storage import LocalPlace, is_url
-from ringmaster.techniques.job import OPTIMIZER_OPTIONS
 
+CLONED_FIELDS = ("optimizer", "schedule", "clip_grad_norm", "seed", "global_batch_size")
 LARGEST_JUMP = 0.2  # of the logarithm of a step's size, beyond which a person is asked
 START = "start"  # the folder of a clone's checkpoints with that of its source
 
@@ -43,29 +44,41 @@ def step_jump(before: Job, after: Job, *, step: int) -> str:
     return f"after step {step} the learning rate jumps from {rates[0]:.3g} to {rates[1]:.3g}{factor}"
 
 
-def clone_faults(settings: Mapping[str, Any]) -> list[str]:
-    """Returns which keys a clone cannot differ in, with the remedy."""
-    unknown = [key for key in settings if not any(key == each or key.startswith(each) for each in SAME_SHAPE)]
+def clone_faults(job: Job, settings: Mapping[str, Any]) -> list[str]:
+    """Returns what is wrong with the settings of a clone, with remedies, by the rules of batch files."""
+    unknown = [key for key in settings if not any(key == each or key.startswith(f"{each}.") for each in SAME_SHAPE)]
     remedy = "To fix: submit it as a job with warm_start, which is measured first"
-    return [f"{key} changes the speed or size of a job, so no clone can differ in it. {remedy}" for key in unknown]
+    faults = [f"{key} changes the speed or size of a job, so no clone can differ in it. {remedy}" for key in unknown]
+    if "num_epochs" in settings:
+        faults.append("num_epochs: a job that runs counts in steps. To fix: set num_steps")
+    of_loss = [key for key in settings if key.startswith("loss.") and key not in unknown]
+    if job.loss is None:
+        remedy = "To fix: leave it out, or submit a job with a loss of this name, such as cross-entropy"
+        faults += [
+            f"{key}: the loss of {job.name} is its model's own, which has no options. {remedy}" for key in of_loss
+        ]
+    left = [
+        key for key in settings if key not in (*unknown, "num_epochs") and (job.loss is not None or key not in of_loss)
+    ]
+    own: Mapping[str, Any] = to_json(job)
+    # Its model and data are those of the job, which need not be checked again.
+    plain = {"name": "clone", "model": {"factory": "builtins:dict"}, "data": {"factory": "builtins:dict"}}
+    plain |= {key: own[key] for key in CLONED_FIELDS if key in own} | {"num_steps": job.num_steps or 1}
+    if of_loss and job.loss is not None:
+        plain["loss"] = {"name": job.loss, **job.loss_options}
+    found = job_faults(with_values(plain, {key: settings[key] for key in left}))
+    return faults + [str(each).rstrip(".") for each in found if not each.place.startswith("data")]
 
 
 def with_settings(job: Job, settings: Mapping[str, Any], *, name: str) -> Job:
-    """Returns a job with other values at dotted keys. Raises ValueError where they are of a wrong type.
-
-    Options of the optimizer that the job's optimizer does not have are refused, as they would end its clone.
-    """
-    if faults := clone_faults(settings):
+    """Returns a job with other values at dotted keys. Raises ValueError with all their faults."""
+    if faults := clone_faults(job, settings):
         raise ValueError("; ".join(faults))
     plain: Mapping[str, Any] = to_json(job)
     values = {f"loss_options.{key[5:]}" if key.startswith("loss.") else key: value for key, value in settings.items()}
-    if "num_steps" in values or "num_epochs" in values:
-        plain = {**plain, "num_epochs": None, "num_steps": None if "num_epochs" in values else plain["num_steps"]}
-    if "num_epochs" in values:
-        raise ValueError("num_epochs: a job that runs counts in steps. To fix: set num_steps")
+    if "num_steps" in values:
+        plain = {**plain, "num_epochs": None}
     changed: Job = from_json(Job, {**with_values(plain, values), "name": name})
-    if unknown := set(changed.optimizer.options) - set(OPTIMIZER_OPTIONS.get(changed.optimizer.name, ())):
-        raise ValueError(f"optimizer.options: {changed.optimizer.name} has no {', '.join(sorted(unknown))}")
     return changed
 
 

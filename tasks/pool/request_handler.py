@@ -179,7 +179,7 @@ class RequestHandler:
             message = f"the executor cannot read what steers it: {error}. {OTHER_VERSION}"
             self._fail(batch, message)  # as it would never end
             raise RequestRefused(message) from error
-        names = {*requested.jobs, *requested.goals, *requested.stops}
+        names = {*requested.jobs, *requested.goals, *requested.stops, *requested.phases, *requested.choices}
         if unknown := names - {job.name for job in batch.jobs}:
             raise RequestRefused(f"batch {batch.name} has no job {', '.join(sorted(unknown))}")
         self._executor.direct(
@@ -188,6 +188,8 @@ class RequestHandler:
                 likes={batch.qualified(name): like for name, like in requested.likes.items()},
                 goals={batch.qualified(name): goal for name, goal in requested.goals.items()},
                 stops={batch.qualified(name): why for name, why in requested.stops.items()},
+                phases={batch.qualified(name): phases for name, phases in requested.phases.items()},
+                choices={batch.qualified(name): why for name, why in requested.choices.items()},
             )
         )
         return requested.in_words() or "settled"

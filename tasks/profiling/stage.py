@@ -62,7 +62,8 @@ class ProfilingResult:
 
     jobs: the jobs, with epochs resolved into steps.
     preflights: the preflight of each job, by job name.
-    profiles: by job name; none for a job that nothing can train.
+    profiles: by job name; none for a job that nothing can train. Those of the variants of jobs that may change are
+        among them, under the names of `Job.variants`.
     groups: by lead job, the profiles of jobs that can be trained together on one base. They are in addition to
         `profiles`.
     faults: by job name, why it cannot be trained.
@@ -134,8 +135,16 @@ def profile_jobs(
     preflights, faults = preflight_jobs(
         jobs, environment=environment, cluster=cluster, notice=notice, failed=untold if all_or_none else failed
     )
+    undivided = {
+        job.name: f"may_vary: its batch must stay whole: {why}"
+        for job in jobs
+        if job.varies and job.name in preflights and (why := preflights[job.name].facts.get("whole_batch"))
+    }
+    faults |= undivided
     if all_or_none and faults:
         raise UntrainableJobs(faults)
+    for name, why in undivided.items():
+        failed(name, why)
     for line in data_lines(jobs, preflights):
         notice(line)
     for name, preflight in preflights.items():
@@ -177,13 +186,27 @@ def profile_jobs(
         if not profiles[name]:
             faults[name] = why_nothing_fits(preflights[name].refusals, [f for s in searches for f in s.failures])
             failed(name, faults[name])
+    num_trials = runner.num_trials
+    if variants := [variant for job in jobs if job.name not in faults for variant in job.variants().values()]:
+        offered = profile_jobs(
+            variants,
+            environment=environment,
+            cluster=cluster,
+            known=known,
+            lend=lend,
+            num_nodes=num_nodes,
+            policy=policy,
+            share=share,
+        )
+        profiles |= {variant.name: offered.profiles.get(variant.name, ()) for variant in variants}
+        num_trials += offered.num_trials
     return ProfilingResult(
         jobs=tuple(jobs),
         preflights=preflights,
         profiles=profiles,
         groups=groups,
         faults=faults,
-        num_trials=runner.num_trials,
+        num_trials=num_trials,
     )
 
 

@@ -104,7 +104,7 @@ def changes_shape(parameter: Parameter) -> bool:
     """Whether trials may differ in speed or size by the parameter; then each of its values is profiled separately."""
     if parameter.key == "loss.beta":  # GRPO keeps no reference where it is 0
         return 0 in parameter.extremes().values()
-    return not any(parameter.key == key or (key[-1] == "." and parameter.key.startswith(key)) for key in SAME_SHAPE)
+    return not any(parameter.key == key or parameter.key.startswith(f"{key}.") for key in SAME_SHAPE)
 
 
 def shapes(space: Sequence[Parameter]) -> list[Values]:

@@ -32,7 +32,7 @@ class ClassLabels:
         """Returns the number of a class. Raises ValueError on an unknown one."""
         check_labelled(value)
         try:
-            return self._numbers[_name(value)]
+            return self._numbers[as_class_name(value)]
         except KeyError:
             shown = ", ".join(self.names[:10]) + (", ..." if len(self.names) > 10 else "")
             raise ValueError(
@@ -75,7 +75,7 @@ class DiscoveredClasses(ClassLabels):
                     f"label {each!r} in column {self._column!r} is not a class. To fix: give text or whole numbers, "
                     "or set data.kind to text-regression for other numbers"
                 )
-            numbers.append(self._numbers.setdefault(_name(each), len(self._numbers)))
+            numbers.append(self._numbers.setdefault(as_class_name(each), len(self._numbers)))
         check_number(len(self._numbers), column=self._column)
         return numbers
 
@@ -152,12 +152,12 @@ def without_variants(names: Collection[str]) -> set[str]:
     return set(result.values())
 
 
-def notes_on(labels: ClassLabels, *, trained: Collection[int], are_found: bool) -> Iterator[str]:
+def notes_on(labels: ClassLabels, *, trained: Collection[int], are_learnt: bool) -> Iterator[str]:
     """Yields what people should know of classes. trained: the numbers of those of rows to train on."""
     if unseen := [name for number, name in enumerate(labels.names) if number not in trained]:
         yield f"classes without a row to train on: {_few(unseen)}"
     folded: dict[str, list[str]] = {}
-    for name in labels.names if are_found else ():
+    for name in labels.names if are_learnt else ():
         folded.setdefault(name.casefold(), []).append(name)
     if alike := [name for names in folded.values() if len(names) > 1 for name in names]:
         yield f"classes that differ in case alone: {_few(alike)}"
@@ -179,7 +179,9 @@ def _is_whole_number(name: str) -> bool:
     return name.removeprefix("-").isdecimal() and str(int(name)) == name
 
 
-def _name(value: Any) -> str:
+def as_class_name(value: Any) -> str:
+    """Returns the name of a class: text as it is, whole numbers as text, and true and false."""
     if isinstance(value, bool):
         return "true" if value else "false"
-    return str(int(value)) if isinstance(value, (int, float)) else str(value)
+    is_whole = isinstance(value, (int, float)) and float(value).is_integer()
+    return str(int(value)) if is_whole else str(value)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, ClassVar
 
@@ -99,3 +100,39 @@ class MeanSquaredError(LossFunction):
             )
         squared = (predicted.float().reshape(num_rows, -1) - labels.float().reshape(num_rows, -1)).square()
         return squared.sum(1), torch.full_like(squared[:, 0], squared.shape[1])
+
+
+@dataclass(frozen=True, kw_only=True)
+class WeightedOutputs(LossFunction):
+    """The weighted sum of the losses of several outputs of one model, each a mean over rows.
+
+    The model returns `outputs`, logits [rows, classes] of each; the labels of the first are `labels`, those of output k
+    are `labels_k`, k = 1, 2, .... Of classes the loss is the cross entropy, of numbers the squared error. weights: the
+    factor of each output's loss.
+    """
+
+    name: ClassVar[str] = "weighted-outputs"
+
+    weights: tuple[float, ...] = option((), Values(least=0, is_list=True, required=True))
+
+    def each(self, inputs: LossInputs) -> tuple[Tensor, Tensor]:
+        """Returns the weighted sum of the losses of each row, and 1 for each."""
+        import torch
+        from torch.nn import functional
+
+        outputs: Sequence[Tensor] = inputs.output.get("outputs", ()) if isinstance(inputs.output, Mapping) else ()
+        names = ["labels", *(f"labels_{number}" for number in range(1, len(self.weights)))]
+        if len(outputs) != len(names) or not inputs.batch.keys() >= {*names}:
+            raise ValueError(
+                f"loss weighted-outputs: there are {len(self.weights)} weights, the model returns {len(outputs)} "
+                f"outputs, and the samples have {', '.join(inputs.batch)}. To fix: give as many of each"
+            )
+        total = torch.zeros(len(inputs.batch["labels"]), device=outputs[0].device)
+        for weight, name, logits in zip(self.weights, names, outputs, strict=True):
+            labels = inputs.batch[name]
+            if labels.is_floating_point():
+                each = (logits.float().flatten() - labels.float()).square()
+            else:
+                each = functional.cross_entropy(logits.float(), labels, reduction="none")
+            total = total + weight * each
+        return total, torch.ones_like(total)

@@ -12,6 +12,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from ringmaster.codec import to_json
 from ringmaster.registry import resolve
 from ringmaster.techniques.data.tokens import have_other_tokens
 from ringmaster.techniques.data_source import PreparedData
@@ -24,7 +25,16 @@ from ringmaster.techniques.models.architectures import (
     instantiate,
     pretrained_config,
 )
-from ringmaster.techniques.models.model_folders import INDEX, WEIGHTS, few, misfits, quantization_of, tensor_shapes
+from ringmaster.techniques.models.model_folders import (
+    FACTORY,
+    INDEX,
+    WEIGHTS,
+    few,
+    misfits,
+    quantization_of,
+    read_json,
+    tensor_shapes,
+)
 from ringmaster.techniques.models.peft_format import base_of, is_adapter, quantized_base, read_adapter
 from ringmaster.techniques.models.quantization import load_quantized, quantize_base
 
@@ -48,12 +58,14 @@ def build_model(spec: ModelSpec, *, data: PreparedData, seed: int, weights_from:
         return _merged(spec, data, seed, weights_from)
     quantized = weights_from or (Path(spec.from_pretrained) if spec.from_pretrained is not None else None)
     how = None if quantized is None else quantization_of(quantized)
+    if weights_from is not None:
+        _check_features(weights_from, data)
     with seeded(seed):
         if quantized is not None and how is not None:
             _check_vocabulary(quantized, data)
             model = load_quantized(_fresh(spec, data), quantized, how)
         elif spec.factory is not None:
-            model = _from_factory(spec)
+            model = _from_factory(spec, data)
             if weights_from is not None:
                 _load_weights(model, weights_from)
         else:
@@ -79,6 +91,7 @@ def check_weights(spec: ModelSpec, *, data: PreparedData, weights_from: Path | N
     folder = weights_from or _local_folder(spec.from_pretrained)
     if folder is None or quantization_of(folder) is not None:
         return
+    _check_features(folder, data)
     joined = [shape for name, (_, shape) in tensor_shapes(folder).items() if ".experts." in name]
     if sum(map(math.prod, joined)) > MOST_JOINED:
         return
@@ -144,7 +157,7 @@ def build_base(spec: ModelSpec, *, data: PreparedData, seed: int, folder: Path) 
 def _fresh(spec: ModelSpec, data: PreparedData) -> nn.Module:
     """The model with fresh weights, from a factory or a config."""
     if spec.factory is not None:
-        return _from_factory(spec)
+        return _from_factory(spec, data)
     config = model_config(spec, data)
     if hasattr(config, "quantization_config"):  # read by `load_quantized`, not by transformers
         del config.quantization_config
@@ -184,9 +197,9 @@ def skeleton(spec: ModelSpec, data: PreparedData) -> nn.Module:
     with seeded(0):
         try:
             with torch.device("meta"):
-                return _from_factory(spec).train()
+                return _from_factory(spec, data).train()
         except RuntimeError:  # the factory reads values, which meta tensors do not have
-            return _from_factory(spec).train()
+            return _from_factory(spec, data).train()
 
 
 def _from_config(spec: ModelSpec, config: Any, *, weights_from: Path | None, of_headers: bool = False) -> nn.Module:
@@ -305,9 +318,24 @@ def _check_labels(base: Path, data: PreparedData) -> None:
         check_labels(AutoConfig.from_pretrained(str(base), local_files_only=True), data, of=f"the base in {base}")
 
 
-def _from_factory(spec: ModelSpec) -> nn.Module:
+def factory_arguments(spec: ModelSpec, data: PreparedData) -> dict[str, Any]:
+    """Returns the arguments of a model's factory: its `kwargs`, and the `features` of data that has some."""
+    return {**spec.kwargs, **({"features": to_json(data.features)} if data.features else {})}
+
+
+def _check_features(base: Path, data: PreparedData) -> None:
+    """Raises ValueError if the base was trained on features that were encoded in another way than the data's."""
+    features = read_json(base / FACTORY).get("kwargs", {}).get("features")
+    if data.features and features is not None and features != to_json(data.features):
+        raise ValueError(
+            f"model: the one in {base} has other categories or statistics than {data.name}. To fix: set "
+            f"data.kwargs.encoded_as to {base}"
+        )
+
+
+def _from_factory(spec: ModelSpec, data: PreparedData) -> nn.Module:
     assert spec.factory is not None
-    model = resolve(spec.factory)(**spec.kwargs)
+    model = resolve(spec.factory)(**factory_arguments(spec, data))
     if not isinstance(model, nn.Module):
         raise ValueError(
             f"model factory {spec.factory} returned {type(model).__name__}. To fix: return a torch.nn.Module"

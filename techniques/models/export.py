@@ -24,7 +24,7 @@ from ringmaster.techniques.data_source import PreparedData
 from ringmaster.techniques.job import Adapter, ModelSpec
 from ringmaster.techniques.models.adapters import saved_modules, sites, unambiguous_targets
 from ringmaster.techniques.models.architectures import instantiate
-from ringmaster.techniques.models.build import no_progress_bar, skeleton
+from ringmaster.techniques.models.build import factory_arguments, no_progress_bar, skeleton
 from ringmaster.techniques.models.model_folders import (
     CONFIG,
     FACTORY,
@@ -86,7 +86,7 @@ def export_model(
     """
     with publish(folder) as aside:
         if spec.factory is not None:
-            _save_factory(aside, spec, skeleton(spec, prepared), state)
+            _save_factory(aside, spec, skeleton(spec, prepared), state, prepared=prepared)
         else:
             _save_pretrained(aside, _config_to_save(model), state)
             _save_generation(aside, model, prepared)
@@ -113,7 +113,7 @@ def export_quantized(
     with publish(folder) as aside:
         save_model(model, str(aside / WEIGHTS), metadata={"format": "pt"})
         if spec.factory is not None:
-            _describe_factory(aside, spec, **{QUANTIZATION: quantization})
+            _describe_factory(aside, spec, prepared, **{QUANTIZATION: quantization})
             return
         config = _config_to_save(model)
         config.quantization_config = compressed_tensors(model, method=method)
@@ -176,17 +176,20 @@ def _save_generation(folder: Path, model: Any, prepared: PreparedData) -> None:
     config.to_json_file(file)
 
 
-def _save_factory(folder: Path, spec: ModelSpec, whole: nn.Module, state: Mapping[str, Tensor]) -> None:
+def _save_factory(
+    folder: Path, spec: ModelSpec, whole: nn.Module, state: Mapping[str, Tensor], *, prepared: PreparedData
+) -> None:
     from safetensors.torch import save_file
 
     save_file(_untied(whole, state), folder / WEIGHTS, metadata={"format": "pt"})
-    _describe_factory(folder, spec)
+    _describe_factory(folder, spec, prepared)
 
 
-def _describe_factory(folder: Path, spec: ModelSpec, **more: Any) -> None:
-    (folder / FACTORY).write_text(
-        json.dumps({"factory": spec.factory, "kwargs": to_json(spec.kwargs), **more}, indent=1)
-    )
+def _describe_factory(folder: Path, spec: ModelSpec, prepared: PreparedData, **more: Any) -> None:
+    kwargs = to_json(factory_arguments(spec, prepared))
+    (folder / FACTORY).write_text(json.dumps({"factory": spec.factory, "kwargs": kwargs, **more}, indent=1))
+    if prepared.features:  # which the model encodes by itself
+        copy_processors(folder, prepared=prepared, base=None)
 
 
 def _untied(whole: nn.Module, state: Mapping[str, Tensor]) -> dict[str, Tensor]:

@@ -190,6 +190,7 @@ def test_a_batch_compares_learning_rates_before_it_trains(tmp_path):
         "digits": "done",
     }
     assert [jobs[f"digits.lr-{lr!r}"]["num_steps"] for lr in (1e-6, 1e-2)] == [20, 20]
+    assert jobs["digits"]["segments"][0]["first_step"] == 20  # of the best short run
     connection = sqlite3.connect(place.home / "mlflow.db")
     params = connection.execute(
         "select value from params join runs using (run_uuid) where name = 'digits' and key = 'optimizer.lr'"

@@ -4,7 +4,7 @@ from dataclasses import replace
 
 import pytest
 
-from ringmaster.tasks.execution.target_scheduler import choose_variant, exchange_share, variant_jobs
+from ringmaster.tasks.execution.target_scheduler import choose_variant, exchange_share
 from ringmaster.techniques import DataSpec, Job, ModelSpec, Profile, registry
 from ringmaster.techniques.estimates.device_rates import Rates
 from ringmaster.techniques.estimates.layer_times import LayerTimes
@@ -141,7 +141,7 @@ def test_local_updates_are_chosen_by_the_share_of_exchanges(link_bytes_per_s, sy
     variables, target = Variables(sync_every=(1, 8, 32), workers=2), Target(metric="loss", at_most=1.0)
     job = replace(JOB, num_steps=1000, may_vary=variables, target=target)
     seconds = {(16, "fp32", 1): step_s("ddp", rates=rates)}
-    for variant, other in variant_jobs(job).items():
+    for variant, other in job.variants().items():
         seconds[variant] = step_s("local", rates=rates, workload=replace(WORKLOAD, job=other))
     profiles = {
         variant: (Profile(technique="any", num_devices=2, num_ranks=2, step_s=each, peak_bytes=1),)
@@ -175,5 +175,5 @@ def test_what_was_measured_on_one_device_is_divided_and_recomputed_as_measured()
 
 def test_a_teacher_of_the_same_size_adds_a_forward_to_each_row():
     alone = StepTimes(launch_s=0.01, row_s=0.02, update_s=0.1, forward_share=0.4, layers_share=0.3)
-    assert alone.with_forward_beside(1.0).row_s == pytest.approx(1.4 * alone.row_s)
-    assert alone.with_forward_beside(0.0) == alone
+    assert alone.with_extra_forward(1.0).row_s == pytest.approx(1.4 * alone.row_s)
+    assert alone.with_extra_forward(0.0) == alone

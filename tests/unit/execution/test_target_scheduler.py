@@ -5,17 +5,16 @@ from dataclasses import replace
 
 import pytest
 
-from ringmaster.tasks.execution.job_table import CHOICE, PHASES
+from ringmaster.tasks.execution.job_table import CHOICE, PHASES, RunPaths
 from ringmaster.tasks.execution.target_scheduler import (
     TargetScheduler,
     choose_learning_rate,
     choose_variant,
     exchange_share,
-    variant_jobs,
 )
 from ringmaster.tasks.storage.journal import begin
 from ringmaster.techniques import EvaluationSpec, ScheduleSpec, registry
-from ringmaster.techniques.job import LocalUpdates, Target, Variables
+from ringmaster.techniques.job import LocalUpdates, Target, Variables, WarmStart
 from ringmaster.techniques.processes.events import REACHED, EvaluationReported, Steps
 from ringmaster.techniques.processes.gang import Outcome
 from ringmaster.techniques.training.noise_scale import GradientNoise
@@ -78,7 +77,7 @@ def test_a_quicker_precision_is_taken_without_a_measurement():
 
 
 def test_variants_are_jobs_with_names_of_their_own():
-    others = variant_jobs(replace(VARYING, may_vary=Variables(global_batch_size=(32, 16))))
+    others = replace(VARYING, may_vary=Variables(global_batch_size=(32, 16))).variants()
     assert {key: (each.name, each.global_batch_size) for key, each in others.items()} == {
         (32, "fp32", 1): ("a.32.fp32", 32)
     }
@@ -132,7 +131,7 @@ def test_without_options_on_several_devices_exchanges_take_no_share():
 
 
 def test_variants_with_local_updates_are_profiled_in_the_steps_between_exchanges():
-    others = variant_jobs(RELAXED)
+    others = RELAXED.variants()
     assert [each.local_updates for each in others.values()] == [
         LocalUpdates(workers=4, sync_every=8),
         LocalUpdates(workers=4, sync_every=32),
@@ -153,7 +152,7 @@ class Probing(FakeRunner):
         first = self.steps.get(name, 0)
         is_reached = self.reached is not None and first < self.reached <= last
         last = self.reached if is_reached else last
-        noise = [each for each in measured(self.scale, num=1000) if first <= each.step < last]
+        noise = [each for each in measured(self.scale or 0.0, num=1000 * bool(self.scale)) if first <= each.step < last]
         call.on_event(Steps(first_step=first, seconds=(1.0,) * (last - first), noise=tuple(noise)))
         self.steps[name] = last
         is_end = is_reached or last == call.order.job.total_steps
@@ -169,9 +168,10 @@ class Varying(Bench):
             variant: (profile(step_s=STEP_S[variant[0]]),) for variant in job.may_vary.choices(job)
         }
         self.notices, journal = [], journal or open_journal(folder)
-        variants = {"a": self.variants} if job.varies else {}
-        self.scheduler = TargetScheduler(journal, {"a": job}, variants, notice=self.notices.append)
-        jobs = [*job.searches(), job]
+        profiles = {"a": self.variants[job.phase(0).variant]}
+        profiles |= {other.name: self.variants[variant] for variant, other in job.variants().items()}
+        jobs, place = [*job.searches(), job], RunPaths(folder=folder, cache_dir=folder)
+        self.scheduler = TargetScheduler(journal, jobs, profiles, place=place, notice=self.choices_or_hints)
         super().__init__(folder, jobs, runner=runner, journal=journal, steering=self.scheduler, **kwargs)
 
     def entry(self, job, *profiles):
@@ -183,6 +183,10 @@ class Varying(Bench):
         for name, details in self.scheduler.details().items():
             self.journal.write_job(name, details=details)
         return self.executor.run()
+
+    def choices_or_hints(self, text):
+        if not text.startswith("a better learning rate may be worth"):
+            self.notices.append(text)
 
     @property
     def ran(self):
@@ -293,6 +297,8 @@ class Searching(Probing):
     def end_one(self):
         call, _ = self.running[0]
         job, last = call.order.job, call.order.last_step
+        if job.warm_start is not None:
+            self.steps.setdefault(job.name, job.warm_start.step)
         call.on_event(EvaluationReported(step=last, metrics={"loss": 1 - 100 * job.optimizer.lr}))
         super().end_one()
 
@@ -315,10 +321,49 @@ def test_learning_rates_are_compared_before_the_job_is_trained(tmp_path, varies)
     records = bench.journal.jobs()
     assert records["a"].status == "done" and "takes, in place of 0.001, the learning rate 0.002" in bench.notices[0]
     assert records["a"].details[CHOICE] == "; ".join(bench.notices)
+    root = str(tmp_path / "checkpoints" / "a.lr-0.002")
+    assert all(call.order.job.warm_start == WarmStart(checkpoints=root, step=50) for call in bench.runner.calls[3:])
+    assert "It goes on from step 50 of a.lr-0.002" in bench.notices[0]
+    assert bench.journal.segments("a")[0].what["first_step"] == 50
     for lr in job.may_vary.lr:
         record = records[f"a.lr-{lr!r}"]
         assert (record.status, record.step) == ("stopped", 50) and bench.notices[0] in record.message
     assert any(bench.notices[0] in each.why for each in bench.events if hasattr(each, "why"))
+
+
+def test_a_short_run_may_be_the_whole_probe(tmp_path):
+    bench = Varying(tmp_path, Searching(48.0), job=replace(SEARCHED, num_steps=200))
+
+    assert bench.run()
+
+    record = bench.journal.jobs()["a"]
+    assert [(each["first_step"], each["global_batch_size"]) for each in record.details[PHASES]] == [(0, 16), (20, 64)]
+    assert bench.ran[3:] == [(64, record.details[PHASES][1]["num_steps"])] and record.status == "done"
+    assert bench.journal.segments("a")[0].what["first_step"] == 20
+
+
+def test_a_job_begins_anew_where_its_short_run_has_measured_no_noise(tmp_path):
+    class Deaf(Searching):
+        def __init__(self):
+            super().__init__(48.0)
+
+        def end_one(self):
+            self.scale = 48.0 if self.running[0][0].order.job.name == "a" else None
+            super().end_one()
+
+    bench = Varying(tmp_path, Deaf(), job=SEARCHED)
+    assert bench.run()
+    orders = [call.order for call in bench.runner.calls if call.order.job.name == "a"]
+    assert all(order.job.warm_start is None and order.job.optimizer.lr == 2e-3 for order in orders)
+    assert bench.ran[3:][0] == (16, 100) and orders[-1].job.phases[-1].global_batch_size == 64
+
+
+def test_the_short_runs_of_a_job_that_is_cancelled_end_with_it(tmp_path):
+    bench = Varying(tmp_path, Searching(48.0), job=SEARCHED)
+    bench.executor.call(lambda: bench.executor.cancel(["a"], message="by hand"))
+    bench.run()
+    assert bench.statuses["a"] == "cancelled"
+    assert {bench.statuses[f"a.lr-{lr!r}"] for lr in SEARCHED.may_vary.lr} == {"stopped"}
 
 
 def test_a_learning_rate_whose_run_fails_is_not_taken(tmp_path):

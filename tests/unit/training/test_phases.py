@@ -97,7 +97,8 @@ def test_the_choices_of_a_job_begin_with_its_own():
 def test_local_updates_take_workers_that_share_the_batch(workers, relaxed):
     variables = Variables(global_batch_size=(16, 24), sync_every=(1, 8), workers=workers)
     assert [each[0] for each in variables.choices(PLAIN) if each[2] > 1] == relaxed
-    assert replace(PLAIN, may_vary=variables).varies
+    assert replace(PLAIN, may_vary=variables, target=Target(metric="loss", at_most=1.0)).varies
+    assert not replace(PLAIN, may_vary=variables).varies
 
 
 def test_learning_rates_are_tried_by_the_same_job_for_a_twentieth_of_its_steps():

@@ -1,5 +1,6 @@
 """Forecasts of ends: intervals have the coverage that they state, and errors of earlier runs correct them."""
 
+import json
 import math
 import random
 from dataclasses import replace
@@ -298,6 +299,8 @@ def test_jobs_that_were_stopped_and_ends_of_few_batches_say_nothing():
         assert end(7, "a", 1000.0) == raw.jobs["a"]  # all of the same few batches
     assert end(101, "z", 100.0).latest_s == pytest.approx(1000.0)  # nine batches: the latest of their ends
     assert end(102, "a", 1000.0).end_s == pytest.approx(1000.0)
+    later = EndScores(json.loads(json.dumps(list(scores.rows))))  # of the next process
+    assert later.corrected(raw.jobs["a"], raw) == scores.corrected(raw.jobs["a"], raw) != raw.jobs["a"]
     early = replace(raw.jobs["a"], earliest_s=5000.0)
     assert scores.corrected(early, raw).end_s == 5000.0
 

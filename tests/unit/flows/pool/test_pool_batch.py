@@ -5,6 +5,7 @@ import os
 import signal
 import threading
 from contextlib import ExitStack
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -26,6 +27,7 @@ from ringmaster.model_lineage import mlflow_calls
 from ringmaster.tasks.batch import Batch
 from ringmaster.tasks.batch.adaptation_rules import with_orphans
 from ringmaster.tasks.execution.events import JobEnded, PlanUpdate
+from ringmaster.tasks.pool.active_batches import ActiveBatch, combined_terms
 from ringmaster.tasks.pool.requests import RequestKind, Requests, RequestStatus
 from ringmaster.tasks.pool.submissions import (
     BatchStatus,
@@ -158,6 +160,17 @@ def test_a_batch_is_measured_handed_over_followed_and_recorded(bench):
     (key,) = bench.ids()
     assert key.startswith("nightly-")
     assert Submissions(bench.database).find(key).started_s == Journal(bench.database, batch=key).get("started_s")
+
+
+def test_a_number_of_devices_is_a_quota_of_the_batch(bench):
+    with played(bench.database):
+        bench.train(replace(BATCH, devices={"cpu": 1}))
+        bench.train(replace(BATCH, devices={"gpu": "all"}))
+    limited, free = (Submissions(bench.database).find(key).planning_terms.max_devices for key in bench.ids())
+    assert (limited, free) == ({bench.ids()[0]: 1}, {})
+    submission = Submissions(bench.database).find(bench.ids()[0])
+    combined = combined_terms([ActiveBatch(submission=submission)])
+    assert (combined.max_devices, {*combined.users.values()}) == ({submission.id: 1}, {submission.id})
 
 
 def test_jobs_that_fail_and_those_that_adapt_what_cannot_be_trained_are_told(bench):

@@ -1,0 +1,157 @@
+"""Rows of features: what is measured on the rows to train on, and how it encodes all others."""
+
+import csv
+from dataclasses import replace
+
+import numpy as np
+import pytest
+import torch
+
+from ringmaster.errors import DataError
+from ringmaster.techniques import DataSpec, ModelSpec
+from ringmaster.techniques.data import open_data, prepare
+from ringmaster.techniques.models.build import build_model
+from ringmaster.techniques.models.export import export_model
+from ringmaster.techniques.models.feature_model import FACTORY_NAME, FeaturePredictor
+from ringmaster.techniques.models.model_folders import model_of_folder
+from ringmaster.techniques.training.losses import loss_of
+
+FEATURES = [
+    {"name": "size", "type": "number"},
+    {"name": "town", "type": "category"},
+    {"name": "new", "type": "binary"},
+    {"name": "note", "type": "text"},
+    {"name": "rent", "type": "number", "is_output": True},
+    {"name": "kind", "type": "category", "is_output": True},
+]
+TRAINED = [
+    {"size": 2, "town": "b", "new": "no", "note": "a quiet flat", "rent": 10, "kind": "x"},
+    {"size": 4, "town": "a", "new": "yes", "note": "", "rent": 20, "kind": "y"},
+]
+HELD_OUT = [{"size": 99, "town": "c", "new": "yes", "note": "one more", "rent": 30, "kind": "y"}]
+
+
+def written(path, rows):
+    with path.open("w", newline="") as file:
+        writer = csv.DictWriter(file, fieldnames=list(rows[0]))
+        writer.writeheader()
+        writer.writerows(rows)
+    return str(path)
+
+
+@pytest.fixture
+def spec(tmp_path):
+    return DataSpec(
+        kind="features", kwargs={"features": FEATURES},
+        path=written(tmp_path / "train.csv", TRAINED), held_out_path=written(tmp_path / "test.csv", HELD_OUT),
+    )  # fmt: skip
+
+
+def model_of(prepared, **options):
+    spec = ModelSpec(factory=FACTORY_NAME, kwargs={"options": options, "combiner": {"num_fc_layers": 1}})
+    return spec, build_model(spec, data=prepared, seed=0)
+
+
+def test_the_rows_to_train_on_alone_are_measured(spec, tmp_path):
+    prepared = prepare(spec, cache_dir=tmp_path)
+    facts = {each["name"]: each for each in prepared.features}
+    assert (facts["size"]["shift"], facts["size"]["scale"]) == (3.0, 1.0)
+    assert facts["town"]["categories"] == ["<UNK>", "a", "b"]
+    assert facts["kind"]["categories"] == ["x", "y"]
+    _, held_out = open_data(spec, cache_dir=tmp_path, prepared=prepared)
+    row = held_out[0]
+    assert (row["input_0"], row["input_1"], row["input_2"], row["labels_1"]) == (96.0, 0, 1, 1)
+    assert row["labels"] == pytest.approx((30 - 15) / 5)
+
+
+def test_the_digest_changes_with_what_is_measured(spec, tmp_path):
+    """Other names of the same numbers of categories are other data."""
+    renamed = [{**row, "town": {"a": "d", "b": "e"}[row["town"]]} for row in TRAINED]
+    other = replace(spec, path=written(tmp_path / "other.csv", renamed))
+    one, two = (prepare(each, cache_dir=tmp_path) for each in (spec, other))
+    assert one.digest != two.digest
+
+
+@pytest.mark.parametrize(
+    ("column", "value", "message"),
+    [("rent", "much", "rent is 'much', which is no number"), ("rent", "", "rent"), ("kind", "", "kind"),
+     ("size", "large", "size is 'large'")],
+)  # fmt: skip
+def test_wrong_rows_are_refused_with_their_places(spec, tmp_path, column, value, message):
+    path = written(tmp_path / "wrong.csv", [*TRAINED, {**TRAINED[0], column: value}])
+    with pytest.raises(ValueError, match=r"wrong\.csv, row 4") as error:
+        prepare(replace(spec, path=path), cache_dir=tmp_path)
+    assert message in str(error.value)
+
+
+@pytest.mark.parametrize("value", ["maybe", None])
+def test_a_binary_feature_has_two_values(spec, tmp_path, value):
+    rows = [*TRAINED, {**TRAINED[0], "new": value}] if value else TRAINED[:1]
+    with pytest.raises(ValueError, match="binary feature new"):
+        prepare(replace(spec, path=written(tmp_path / "wrong.csv", rows)), cache_dir=tmp_path)
+
+
+def test_a_missing_column_is_told_with_those_that_are_there(spec, tmp_path):
+    path = written(tmp_path / "wrong.csv", [{"size": 1, "town": "a"}])
+    with pytest.raises((ValueError, DataError), match="no column new, note, rent, kind; its rows have size, town"):
+        prepare(replace(spec, path=path), cache_dir=tmp_path)
+
+
+def test_the_loss_is_the_weighted_sum_of_the_means(spec, tmp_path):
+    prepared = prepare(spec, cache_dir=tmp_path)
+    model_spec, model = model_of(prepared)
+    training, _ = open_data(spec, cache_dir=tmp_path, prepared=prepared)
+    batch = training.rows([0, 1])
+    output = model(**batch)
+    rent, kind = output["outputs"]
+    loss = loss_of("weighted-outputs", model, model_spec, options={"weights": [1.0, 0.25]})
+    expected = torch.nn.functional.mse_loss(rent[:, 0], batch["labels"])
+    expected = expected + 0.25 * torch.nn.functional.cross_entropy(kind, batch["labels_1"])
+    total, count = loss(output, batch)
+    assert (total / count).item() == pytest.approx(expected.item())
+    sums, counts = loss.by_row(output, batch)
+    assert sums.sum().item() == pytest.approx(total.item())
+    assert counts.tolist() == [1, 1]
+
+
+@pytest.mark.parametrize("encoder", ["embed", "parallel_cnn", "bert"])
+def test_padding_changes_nothing(spec, tmp_path, encoder):
+    """A row's outputs do not depend on the longest text of its batch."""
+    prepared = prepare(spec, cache_dir=tmp_path)
+    sizes = dict.fromkeys(("hidden_size", "intermediate_size"), 8) | {"num_hidden_layers": 1, "num_attention_heads": 2}
+    _, model = model_of(prepared, note={"type": encoder, **(sizes if encoder == "bert" else {})})
+    training, _ = open_data(spec, cache_dir=tmp_path, prepared=prepared)
+    batch = training.rows([0])
+    wider = {**batch, "input_3": torch.nn.functional.pad(batch["input_3"], (0, 5))}
+    one, other = (model.eval()(**each)["outputs"] for each in (batch, wider))
+    for first, second in zip(one, other, strict=True):
+        assert torch.allclose(first, second, atol=1e-6)
+
+
+def test_an_exported_model_predicts_alone(spec, tmp_path):
+    """From rows with the units and names of the data, also those that training does not know."""
+    prepared = prepare(spec, cache_dir=tmp_path)
+    model_spec, model = model_of(prepared)
+    folder = tmp_path / "model"
+    export_model(folder, spec=model_spec, model=model, state=model.state_dict(), prepared=prepared)
+    rows = [*HELD_OUT, {"town": "a"}]
+    _, held_out = open_data(spec, cache_dir=tmp_path, prepared=prepared)
+    rent, kind = model.eval()(**held_out.rows([0]))["outputs"]
+    first, second = FeaturePredictor(folder).predict(rows)
+    assert first["rent"] == pytest.approx(rent.item() * 5 + 15, rel=1e-5)
+    assert first["kind"] == ["x", "y"][kind.argmax()]
+    assert np.isfinite(second["rent"])
+
+
+def test_other_data_is_encoded_as_a_model_says(spec, tmp_path):
+    prepared = prepare(spec, cache_dir=tmp_path)
+    model_spec, model = model_of(prepared)
+    folder = tmp_path / "model"
+    export_model(folder, spec=model_spec, model=model, state=model.state_dict(), prepared=prepared)
+    later = replace(spec, path=written(tmp_path / "later.csv", [{**row, "size": 50 + row["size"]} for row in TRAINED]))
+    with pytest.raises(ValueError, match="encoded_as"):
+        build_model(model_of_folder(folder), data=prepare(later, cache_dir=tmp_path), seed=0, weights_from=folder)
+    same = replace(later, kwargs={**later.kwargs, "encoded_as": str(folder)})
+    data = prepare(same, cache_dir=tmp_path)
+    assert data.features[0]["shift"] == 3.0
+    build_model(model_of_folder(folder), data=data, seed=0, weights_from=folder)

@@ -1,0 +1,66 @@
+"""The settings of clones, which follow the rules of batch files."""
+
+from dataclasses import replace
+
+import pytest
+
+from ringmaster.tasks.pool.job_changes import clone_faults, with_settings
+from tests.unit.execution.fakes import job
+
+SMOOTH = replace(job("a", num_steps=20), loss="cross-entropy", loss_options={"label_smoothing": 0.1})
+
+
+@pytest.mark.parametrize(
+    ("source", "settings", "faults"),
+    [
+        (
+            job("a", num_steps=20),
+            {"loss.label_smoothing": 7},
+            ["loss.label_smoothing: the loss of a is its model's own, which has no options"],
+        ),
+        (SMOOTH, {"loss.label_smoothing": 7}, ["loss.label_smoothing: must be a number at least 0 and below 1, not 7"]),
+        (
+            SMOOTH,
+            {"optimizer.options.betas": 7, "optimizer.options.nesterov": True, "seed": 1.5},
+            [
+                "optimizer.options.betas: must be two numbers of at least 0 and below 1, such as [0.9, 0.99], got 7",
+                "optimizer.options.nesterov: is an unknown option. To fix: the options are amsgrad, betas, eps",
+                "seed: must be a whole number, got 1.5",
+            ],
+        ),
+        (SMOOTH, {"optimizer.options.betas": [0.9, 1.5]}, ["optimizer.options.betas: must be two numbers"]),
+        (SMOOTH, {"optimizer.options.weight_decay": "x"}, ["optimizer.options.weight_decay: must be a number of at"]),
+        (SMOOTH, {"optimizer.lr": -1, "schedule.name": "cosin"}, ["optimizer.lr: must be g", "schedule.name: 'cosin'"]),
+        (SMOOTH, {"schedule.warmup_steps": 30}, ["schedule.warmup_steps: must be less than the 20 steps of the job"]),
+        (SMOOTH, {"schedule.nam": 3, "schedule": 7}, ["schedule: must be a mapping, got 7"]),
+        (SMOOTH, {"num_epochs": 3, "num_steps": 0}, ["num_epochs: a job that runs counts in steps", "num_steps: must"]),
+        (SMOOTH, {"clip_grad_norm": float("nan")}, ["clip_grad_norm: must be greater than 0, got nan"]),
+        (SMOOTH, {"seeds": 1, "precision": "bf16"}, ["seeds changes the speed or size", "precision changes the speed"]),
+    ],
+)
+def test_all_faults_of_a_clone_are_told_with_key_value_and_remedy(source, settings, faults):
+    told = clone_faults(source, settings)
+    assert sorted(fault[: len(known)] for fault, known in zip(sorted(told), sorted(faults), strict=True)) == sorted(
+        faults
+    )
+    assert all("To fix: " in fault for fault in told)
+    with pytest.raises(ValueError, match="To fix"):
+        with_settings(source, settings, name="b")
+
+
+def test_what_a_clone_may_differ_in_is_set():
+    settings = {
+        "optimizer.options.betas": [0.8, 0.9],
+        "loss.label_smoothing": 0.2,
+        "num_steps": 30,
+        "clip_grad_norm": 1,
+    }
+    clone = with_settings(SMOOTH, settings, name="b")
+    assert clone == replace(
+        SMOOTH,
+        name="b",
+        optimizer=replace(SMOOTH.optimizer, options={"betas": [0.8, 0.9]}),
+        loss_options={"label_smoothing": 0.2},
+        num_steps=30,
+        clip_grad_norm=1.0,
+    )
