@@ -147,6 +147,10 @@ def evaluate(
         typer.Option(help="Source (digits), files ('data/*.jsonl'), a mapping or file as a batch file's data."),
     ] = None,
     tests: Annotated[Path | None, typer.Option(help="File of slices, behavioural tests and assertions.")] = None,
+    store: Annotated[
+        str | None,
+        typer.Option(help="Knowledge store that the data's retriever reads in place of its own, such as wiki/3."),
+    ] = None,
     against: Annotated[
         str | None, typer.Option(help="Model to compare with on the same rows, such as NAME@champion.")
     ] = None,
@@ -169,6 +173,7 @@ def evaluate(
     spec = None if data is None else examine.data_spec(data, all_rows=all_rows)
     with lineage_home() as home:
         result = [examine.find(model, home) for model in models]
+        spec = examine.reading_store(spec, store, home)
         other = None if against is None else examine.find(against, home)
         console = error_console()
         with console.status(styled("")) as status:

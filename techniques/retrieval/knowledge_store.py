@@ -37,8 +37,9 @@ from ringmaster.techniques.data.sources.passages import PASSAGES_FILE
 from ringmaster.techniques.job import FLAT, INDEXES, IVF, StoreSettings
 from ringmaster.techniques.models.model_folders import few
 from ringmaster.techniques.retrieval.passage_encoder import PassageEncoder, Vectors, copy_encoder, encoder_digest
+from ringmaster.techniques.retrieval.passage_reader import MANIFEST, Retriever
 
-MANIFEST, VECTORS, INDEX, ENCODER = "manifest.json", "vectors.npy", "index.faiss", "encoder"
+VECTORS, INDEX, ENCODER = "vectors.npy", "index.faiss", "encoder"
 SPARE = 8
 """Passages beside those that are asked for, among which the exact scores decide."""
 NUM_QUERIES, RECALL_AT = 500, 10
@@ -253,6 +254,30 @@ class KnowledgeStore:
         """A number of each row, ascending, that it keeps in later versions."""
         keys: NDArray[np.int64] = self._table["key"].to_numpy()
         return keys
+
+
+def find_passages(
+    retriever: Retriever, questions: Sequence[str], *, but: Sequence[str] | None = None
+) -> list[list[RetrievedPassage]]:
+    """Returns the k passages that are most similar to each question, the best first.
+
+    but: for each question the text that is left out, with passages that hold it.
+
+    Raises ValueError where the store has too few passages.
+    """
+    if not questions:
+        return []
+    num_wanted = retriever.k if but is None else retriever.k + SPARE
+    found = KnowledgeStore.open(Path(retriever.store)).search_texts(texts=questions, num_passages=num_wanted)
+    if but is not None:
+        pairs = zip(found, but, strict=True)
+        found = [[each for each in passages if left_out.strip() not in each.text] for passages, left_out in pairs]
+    if (fewest := min(map(len, found))) < retriever.k:
+        raise ValueError(
+            f"data.retriever: the store has {fewest} passages for a question, and k is {retriever.k}. To fix: give a "
+            "smaller k, or a store with more passages"
+        )
+    return [passages[: retriever.k] for passages in found]
 
 
 def encoder_in(folder: Path, settings: StoreSettings, **device: Any) -> PassageEncoder:

@@ -87,7 +87,7 @@ class StoreBuilder(JobTrainingState):
             step=self.next_step,
             loss=0.0,
             seconds=time.perf_counter() - started_s,
-            asked=tuple(self.ranks.sum(list(asks))),
+            requests=tuple(self.ranks.sum(list(asks))),
             num_samples=sum(map(len, batches)),
             num_tokens=sum(len(self._tokens[row]) for batch in batches for row in batch),
         )
