@@ -107,11 +107,11 @@ class _Normals:
     Numbers of different seeds are independent.
     """
 
-    def __init__(self, *, seed: int, num_draws: int = NUM_DRAWS) -> None:
-        self._random, self._num_draws = np.random.default_rng(seed), num_draws
+    def __init__(self, *, seed: int) -> None:
+        self._random = np.random.default_rng(seed)
 
     def __call__(self) -> Draws:
-        half = self._random.standard_normal(self._num_draws // 2)
+        half = self._random.standard_normal(NUM_DRAWS // 2)
         return np.concatenate([half, -half])
 
 
@@ -339,8 +339,6 @@ def plan_left(
     problem: Problem,
     plan: Plan,
     profiles: Mapping[str, Sequence[Profile]],
-    *,
-    beliefs: SpeedBeliefs | None = None,
 ) -> dict[str, Draws]:
     """Returns draws of the seconds from the start of a plan to the end of each of its jobs.
 
@@ -355,7 +353,7 @@ def plan_left(
         num_steps=num_steps,
         step_s=lambda job, option: rows[job].options[option].runtime_s / SHARES,
     )
-    left = seconds_left(ahead, beliefs or SpeedBeliefs(), options_of(profiles))
+    left = seconds_left(ahead, SpeedBeliefs(), options_of(profiles))
     return left | {member: left[lead] for member, lead in leads.items() if lead in left}
 
 
