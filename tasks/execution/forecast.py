@@ -339,6 +339,8 @@ def plan_left(
     problem: Problem,
     plan: Plan,
     profiles: Mapping[str, Sequence[Profile]],
+    *,
+    beliefs: SpeedBeliefs | None = None,
 ) -> dict[str, Draws]:
     """Returns draws of the seconds from the start of a plan to the end of each of its jobs.
 
@@ -353,7 +355,7 @@ def plan_left(
         num_steps=num_steps,
         step_s=lambda job, option: rows[job].options[option].runtime_s / SHARES,
     )
-    left = seconds_left(ahead, SpeedBeliefs(), options_of(profiles))
+    left = seconds_left(ahead, beliefs or SpeedBeliefs(), options_of(profiles))
     return left | {member: left[lead] for member, lead in leads.items() if lead in left}
 
 
