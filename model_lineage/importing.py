@@ -47,10 +47,10 @@ class ModelFolder:
     files: Mapping[str, Path]
 
     @contextmanager
-    def staged(self, *, beside: Path) -> Iterator[Path]:
-        """Gives a folder with these files alone, on the disk of the folder `beside` where weights can be linked."""
-        beside.mkdir(parents=True, exist_ok=True)
-        with tempfile.TemporaryDirectory(dir=beside, prefix=".importing-") as aside:
+    def staged(self, *, near: Path) -> Iterator[Path]:
+        """Gives a folder with these files alone, on the disk of the folder `near` where weights can be linked."""
+        near.mkdir(parents=True, exist_ok=True)
+        with tempfile.TemporaryDirectory(dir=near, prefix=".importing-") as aside:
             for name, path in self.files.items():
                 target = Path(aside, name)
                 target.parent.mkdir(parents=True, exist_ok=True)
@@ -264,7 +264,7 @@ def import_model(
         model = inspect(place)
         card = read_card(place)
         bases = planned_bases(card, snapshot, fetch, source=source)
-        folder = given.enter_context(model.staged(beside=store.folder))
+        folder = given.enter_context(model.staged(near=store.folder))
         attempt = given.enter_context(whole_or_nothing(ledger, store))
         stored = store.add(folder, owner=attempt.owner)
         return attempt.record(
@@ -338,8 +338,8 @@ def planned_bases(card: CardMetadata, snapshot: Snapshot, fetch: Fetch, *, sourc
 
     def bases_of(card: CardMetadata, path: tuple[str, ...]) -> tuple[str | Stub, ...]:
         if len(names := dict.fromkeys(card.base_models)) > MOST_BASES:
-            said = f"the card of {path[-1]} names {len(names)} base models, and {MOST_BASES} are the most"
-            raise ValueError(f"{said}. To fix: mend the card")
+            fault = f"the card of {path[-1]} names {len(names)} base models, and {MOST_BASES} are the most"
+            raise ValueError(f"{fault}. To fix: mend the card")
         return tuple(known.get(base) or _by_name(snapshot, base) or stub(base, path) for base in names)
 
     def stub(base: str, path: tuple[str, ...]) -> Stub:
@@ -484,7 +484,7 @@ def record_base(
             elif stored is not None and node.record.tensors_id != stored.id:
                 add(ledger.owner(node.id))  # a model in the store that nobody owns is never deleted
             return node.id
-        value = _said_of(source, model, fetch, Path(aside) / "said")
+        value = _descriptive_files(source, model, fetch, Path(aside) / "said")
         card = read_card(value)
         return attempt.record(
             registered_name(source, taken=lambda name: _is_taken(snapshot, name, source)),
@@ -530,7 +530,7 @@ def _is_taken(snapshot: Snapshot, name: str, source: str) -> bool:
     )
 
 
-def _said_of(source: str, model: ModelFolder | None, fetch: Fetch, aside: Path) -> Path:
+def _descriptive_files(source: str, model: ModelFolder | None, fetch: Fetch, aside: Path) -> Path:
     """Returns a folder with a model's descriptive files, without its weights, but at least with a minimal card."""
     aside.mkdir()
     for name, path in model.files.items() if model else ():

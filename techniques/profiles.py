@@ -104,10 +104,10 @@ class Profile:
         return self.config.get(AT_ONCE)
 
     @property
-    def together_s(self) -> float:
+    def gang_step_s(self) -> float:
         """Seconds of a step of the gang with the largest number of members in it."""
-        beside = islice(self.members, None if self.at_once is None else self.at_once - 1)
-        return self.step_s + sum(member.step_s for member in beside)
+        others = islice(self.members, None if self.at_once is None else self.at_once - 1)
+        return self.step_s + sum(member.step_s for member in others)
 
     def runtime_s(
         self,
@@ -125,8 +125,8 @@ class Profile:
         every = [num_steps, *(left[member.job] for member in self.members)]
         num_in_all = num_steps_of_gang(every, at_once=self.at_once)
         training_s = num_in_all * self.step_s - (num_in_all - num_steps) * self.own_step_s + self.save_s
-        beside_s = sum(left[member.job] * member.step_s + member.end_s for member in self.members)
-        return self.startup_s + training_s + beside_s + num_evaluations * self.evaluate_s + self.export_s
+        members_s = sum(left[member.job] * member.step_s + member.end_s for member in self.members)
+        return self.startup_s + training_s + members_s + num_evaluations * self.evaluate_s + self.export_s
 
     def at_pace(self, ratio: float) -> Self:
         """Returns the same profile with steps that take `ratio` times as long."""

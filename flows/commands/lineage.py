@@ -247,7 +247,7 @@ def bisect(
     ],
     every: Annotated[bool, typer.Option("--all", help="Test all of them: faults may come and go.")] = False,
     checkpoints: Annotated[bool, typer.Option(help="Search the culprit's checkpoints too.")] = True,
-    anew: Annotated[bool, typer.Option("--anew", help="Forget what an interrupted search found out.")] = False,
+    forget: Annotated[bool, typer.Option("--anew", help="Forget what an interrupted search found out.")] = False,
     record: Annotated[bool, typer.Option(help="Mark the culprit, and what it reached, on MLflow's pages.")] = True,
     refresh: Refresh = False,
     as_json: AsJson = False,
@@ -255,21 +255,21 @@ def bisect(
     """Find the adaptation that broke a model, by testing its ancestors, and the steps in which it did."""
     from ringmaster.flows.lineage.bisecting import Bisection, TestResults, parse_test
 
-    def told(line: str) -> None:
+    def show(line: str) -> None:
         error_console().print(line)
 
     with lineage_home(is_fresh=refresh) as home:
         requested = parse_test(test)
         node = home.find(model)
         verdicts = TestResults.of(home.folder / "cache" / "bisect", model=node.id, test=test)
-        if anew:
+        if forget:
             verdicts.forget()
         if verdicts.known:
-            told(f"going on with {len(verdicts.known)} verdicts of a search that was interrupted; --anew forgets them")
-        search = Bisection(home=home, test=requested, results=verdicts, every=every, told=told)
+            show(f"going on with {len(verdicts.known)} verdicts of a search that was interrupted; --anew forgets them")
+        search = Bisection(home=home, test=requested, results=verdicts, every=every, show=show)
         result = search.run(node)
         if not result.is_monotone:  # then training may have lost and found it again, too
-            search = Bisection(home=home, test=requested, results=verdicts, every=True, told=told)
+            search = Bisection(home=home, test=requested, results=verdicts, every=True, show=show)
         culprits = [search.describe(culprit, checkpoints=checkpoints) for culprit in result.culprits]
         verdicts.forget()
         label = home.snapshot.label
@@ -281,9 +281,9 @@ def bisect(
             for culprit in culprits:
                 output_console().print(_sentence(culprit), soft_wrap=True)
             if not result.is_monotone:
-                told("some good model came from a bad one: the fault came more than once, or was mended")
+                show("some good model came from a bad one: the fault came more than once, or was mended")
             if result.untested:
-                told(f"not tested, and passed over: {', '.join(map(label, result.untested))}")
+                show(f"not tested, and passed over: {', '.join(map(label, result.untested))}")
         if record:
             for each in result.culprits:
                 home.mark_culprit(each.child, test=test)

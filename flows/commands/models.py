@@ -24,6 +24,12 @@ if TYPE_CHECKING:
     from ringmaster.tasks.retraining.promotion import MoveLog
 
 
+Devices = Annotated[
+    int,
+    typer.Option(help="Devices of this machine that divide a model too large for one, by tensor parallelism.", min=1),
+]
+
+
 def promote(
     model: Annotated[
         str, typer.Argument(help="NAME/VERSION, NAME@ALIAS or a model id; NAME alone is its newest version.")
@@ -37,6 +43,7 @@ def promote(
     against: Annotated[
         str | None, typer.Option(help="Model to compare with; default: the champion of the same name.")
     ] = None,
+    devices: Devices = 1,
     force: Annotated[bool, typer.Option("--force", help="Promote it though the policy refuses; needs --why.")] = False,
     shrink: Annotated[
         bool,
@@ -61,6 +68,7 @@ def promote(
         all_rows=all_rows,
         against=against,
         force=force,
+        num_devices=devices,
         why=why,
         who=getpass.getuser(),
     )
@@ -139,6 +147,10 @@ def evaluate(
         typer.Option(help="Source (digits), files ('data/*.jsonl'), a mapping or file as a batch file's data."),
     ] = None,
     tests: Annotated[Path | None, typer.Option(help="File of slices, behavioural tests and assertions.")] = None,
+    store: Annotated[
+        str | None,
+        typer.Option(help="Knowledge store that the data's retriever reads in place of its own, such as wiki/3."),
+    ] = None,
     against: Annotated[
         str | None, typer.Option(help="Model to compare with on the same rows, such as NAME@champion.")
     ] = None,
@@ -147,6 +159,7 @@ def evaluate(
     ] = None,
     max_rows: Annotated[int, typer.Option(help="Maximum number of rows.", min=1)] = 2000,
     all_rows: AllRows = False,
+    devices: Devices = 1,
     record: Annotated[bool, typer.Option(help="Store the results in the run of a registered model.")] = True,
     as_json: AsJson = False,
 ) -> None:
@@ -160,6 +173,7 @@ def evaluate(
     spec = None if data is None else examine.data_spec(data, all_rows=all_rows)
     with lineage_home() as home:
         result = [examine.find(model, home) for model in models]
+        spec = examine.reading_store(spec, store, home)
         other = None if against is None else examine.find(against, home)
         console = error_console()
         with console.status(styled("")) as status:
@@ -171,6 +185,7 @@ def evaluate(
                 metrics=metric,
                 max_rows=max_rows,
                 all_rows=all_rows,
+                num_devices=devices,
                 notice=console.print,
                 progress=lambda num_done, num_rows: status.update(styled(f"{num_done} of {num_rows} rows")),
             )

@@ -19,6 +19,7 @@ from pydantic import ValidationError
 from ringmaster.codec import from_json, to_json
 from ringmaster.errors import InputError, SignatureError, input_errors
 from ringmaster.flows import settings
+from ringmaster.flows.batch.run_folder import reading, store_folder
 from ringmaster.flows.lineage.home import LineageHome
 from ringmaster.flows.pool.own_node import own_devices
 from ringmaster.flows.retraining.shrinking import Judge, choose_child, plan_children
@@ -27,6 +28,7 @@ from ringmaster.model_lineage.snapshot import LineageNode
 from ringmaster.tasks.alarms import Alarm
 from ringmaster.tasks.batch import Batch, document
 from ringmaster.tasks.batch.document import got, place_text
+from ringmaster.tasks.batch.references import is_folder
 from ringmaster.tasks.batch.schema import Data
 from ringmaster.tasks.batch.yaml_sections import findings
 from ringmaster.tasks.cluster import Device
@@ -34,7 +36,7 @@ from ringmaster.tasks.datasets.naming import NamedData
 from ringmaster.tasks.evaluation import recording
 from ringmaster.tasks.evaluation.model_assertions import importable
 from ringmaster.tasks.evaluation.suite import Suite, load_suite
-from ringmaster.tasks.files import beside, is_file, text_of
+from ringmaster.tasks.files import is_file, path_in, text_of
 from ringmaster.tasks.profiling.preflight import Notice, TrialEnvironment
 from ringmaster.tasks.profiling.trials import DevicesWanted
 from ringmaster.tasks.retraining import promotion
@@ -44,6 +46,7 @@ from ringmaster.tasks.storage.database import Database, file_url
 from ringmaster.techniques import DataSpec, EvaluationSpec, Job, ModelSpec
 from ringmaster.techniques.data import SOURCES
 from ringmaster.techniques.data.inference import CLASSIFICATION, classes_of, infer_kind, with_processor_of
+from ringmaster.techniques.data.row_kind import retriever_of
 from ringmaster.techniques.data_source import LANGUAGE_MODELING
 from ringmaster.techniques.metric import ModelMetric, metrics_named
 from ringmaster.techniques.processes.forkserver_client import ForkServer
@@ -96,7 +99,7 @@ def data_spec(text: str, *, all_rows: bool = False) -> DataSpec:
     Raises InputError with every fault.
     """
     if text.endswith((".yaml", ".yml")) and is_file(Path(), text):
-        file = beside(Path(), text)
+        file = path_in(Path(), text)
         try:
             value, folder = text_of(file), file.parent
         except (OSError, UnicodeDecodeError) as error:
@@ -125,6 +128,26 @@ def data_spec(text: str, *, all_rows: bool = False) -> DataSpec:
     return replace(spec, held_out=0.0) if all_rows and spec.path is not None else spec
 
 
+def reading_store(data: DataSpec | None, store: str | None, home: LineageHome) -> DataSpec | None:
+    """Returns the data with the folder of the knowledge store that its retriever reads.
+
+    store: the version that is read in place of the data's own; None for this one. Raises InputError where there is no
+    such store, or nothing in the data that reads it.
+    """
+    with input_errors():
+        retriever = None if data is None else retriever_of(data)
+    if data is None or retriever is None:
+        if store is not None:
+            remedy = "To fix: give --data with a retriever, such as {path: FILES, retriever: {store: NAME@champion}}"
+            raise InputError([f"--store: there is no data that reads a store. {remedy}"])
+        return data
+    name = store or retriever.store
+    with input_errors():
+        is_here = is_folder(name) or Path(name).is_dir()
+        folder = name if is_here else str(store_folder(home.ledger, name, settings.home()))
+    return reading(data, {retriever.store: str(Path(folder).resolve())})
+
+
 def examine_models(
     models: Sequence[EvaluatedModel],
     *,
@@ -134,6 +157,7 @@ def examine_models(
     metrics: Sequence[str] | None = None,
     max_rows: int,
     all_rows: bool = False,
+    num_devices: int = 1,
     notice: Notice,
     progress: Progress | None = None,
 ) -> list[ExaminationResult]:
@@ -141,6 +165,7 @@ def examine_models(
 
     metrics: names; None or none stands for the defaults of each model's kind.
     all_rows: whether all rows of the data are scored, as no model is trained on it; else its held-out part.
+    num_devices: of this machine, over which each model is divided.
     Raises InputError on an unknown metric, or if there is nothing to do.
     """
     with input_errors(about="--metric: "), importable(Path.cwd()):
@@ -152,7 +177,10 @@ def examine_models(
         raise InputError([f"{', '.join(twice)} is named more than once. To fix: name each model once"])
     _check_needs(suite, data)
     folder = Path() if tests is None else tests.parent
-    with one_device(folder, notice=notice) as (environment, device), importable(Path.cwd()):
+    with (
+        lent_devices(folder, num_devices=num_devices, notice=notice) as (environment, devices),
+        importable(Path.cwd()),
+    ):
         from ringmaster.tasks.evaluation.examination import ExaminationRequest, examine_each
 
         request = ExaminationRequest(
@@ -165,7 +193,8 @@ def examine_models(
             is_whole=all_rows,
             progress=progress,
             environment=environment,
-            device=device,
+            device=devices[0],
+            more_devices=devices[1:],
             folder=folder,
         )
         result = examine_each({model.label: model.folder for model in models}, request)
@@ -179,14 +208,15 @@ def examine_by(
     data: DataSpec,
     all_rows: bool = False,
     against: EvaluatedModel | None,
+    num_devices: int = 1,
     notice: Notice,
 ) -> Generator[list[ExaminationResult]]:
     """Evaluates models for a policy, each once for each of its suites, and compares them with another model.
 
-    all_rows: as in `examine_models`.
+    all_rows, num_devices: as in `examine_models`.
     Yields the results of one model after another, each when it is asked for.
     """
-    with one_device(policy.folder, notice=notice) as (environment, device):
+    with lent_devices(policy.folder, num_devices=num_devices, notice=notice) as (environment, devices):
         from ringmaster.tasks.evaluation import examination
 
         for model in models:
@@ -198,7 +228,8 @@ def examine_by(
                 max_rows=policy.max_rows if all_rows else policy.num_rows,
                 is_whole=all_rows,
                 environment=environment,
-                device=device,
+                device=devices[0],
+                more_devices=devices[1:],
                 folder=policy.folder,
             )
             suites = policy.suites or (Suite(name="metrics"),)
@@ -224,23 +255,27 @@ def _job(data: DataSpec | None, folder: Path) -> Job:
 
 
 @contextmanager
-def one_device(folder: Path, *, notice: Notice) -> Iterator[tuple[TrialEnvironment, Device]]:
-    """Yields a trial environment and a leased device; waits for an idle one, with a notice.
+def lent_devices(
+    folder: Path, *, num_devices: int, notice: Notice
+) -> Iterator[tuple[TrialEnvironment, tuple[Device, ...]]]:
+    """Yields a trial environment and leased devices; waits for idle ones, with a notice.
 
     folder: where a user's functions are imported from, after all other paths.
+    Raises InputError where this machine has fewer devices.
     """
-    home, wanted = settings.home(), DevicesWanted(least=1, most=1, presses=True)
+    home, wanted = settings.home(), DevicesWanted(least=num_devices, most=num_devices, presses=True)
     home.mkdir(parents=True, exist_ok=True)
     with ExitStack() as stack:
         cluster, lend = stack.enter_context(own_devices(home, whose="evaluation", notice=notice))
+        if num_devices > (num_here := len(cluster.nodes[0].devices)):
+            raise InputError([f"--devices {num_devices}: this machine has {num_here}. To fix: give {num_here} at most"])
         environment = TrialEnvironment(
             server=stack.enter_context(ForkServer()),
             devices=cluster.nodes[0].devices,
             cache_dir=home / "cache",
             import_paths=(str(folder.resolve()), str(Path.cwd())),
         )
-        (device,) = stack.enter_context(lend(wanted))
-        yield environment, device
+        yield environment, stack.enter_context(lend(wanted))
 
 
 def _check_needs(suite: Suite | None, data: DataSpec | None) -> None:
@@ -263,6 +298,7 @@ class PromotionRequest:
     all_rows: whether all rows of the data are compared on, as no model is trained on them.
     against: name of the model to compare with; None for the champion.
     force: whether to promote against the policy's decision.
+    num_devices: over which each model is divided where it is evaluated.
     why: the person's reason.
     who: the person.
     """
@@ -273,6 +309,7 @@ class PromotionRequest:
     all_rows: bool = False
     against: str | None = None
     force: bool = False
+    num_devices: int = 1
     why: str = ""
     who: str
 
@@ -348,9 +385,15 @@ def promote_by_hand(
         decision, who = PromotionDecision(promote=True, why=request.why, reasons=(request.why,)), request.who
     else:
         against = request.against or (None if champion is None else f"{name}/{champion}")
-        data = data_spec(request.data or "", all_rows=request.all_rows)
+        data = reading_store(data_spec(request.data or "", all_rows=request.all_rows), None, home) or DataSpec()
         judge = partial(
-            judge_versions, policy=policy, data=data, all_rows=request.all_rows, against=against, notice=notice
+            judge_versions,
+            policy=policy,
+            data=data,
+            all_rows=request.all_rows,
+            against=against,
+            num_devices=request.num_devices,
+            notice=notice,
         )
         with closing(judge(home, [node])) as decisions:
             decision = next(decisions)
@@ -432,6 +475,7 @@ def judge_versions(
     data: DataSpec,
     all_rows: bool = False,
     against: str | None,
+    num_devices: int = 1,
     notice: Notice,
 ) -> Generator[PromotionDecision]:
     """Yields the decision on each of some models as `judge_version` does, each made when it is asked for."""
@@ -439,7 +483,7 @@ def judge_versions(
     nodes = list(nodes)
     models = [EvaluatedModel(label=node.label, folder=home.model_dir(node), record=node.record) for node in nodes]
     with closing(
-        examine_by(policy, models, data=data, all_rows=all_rows, against=other, notice=notice)
+        examine_by(policy, models, data=data, all_rows=all_rows, against=other, num_devices=num_devices, notice=notice)
     ) as examinations:
         for node, result in zip(nodes, examinations, strict=True):
             for examined in result:

@@ -61,7 +61,7 @@ class ExaminationResult:
 class ExaminationRequest:
     """What models are examined on, and by what.
 
-    job, environment, device, data, max_rows, is_whole, trained_on, progress: as in `score_models`.
+    job, environment, device, more_devices, data, max_rows, is_whole, trained_on, progress: as in `score_models`.
     held_out: whether to read held-out rows.
     against: the folder of a model that each is compared with.
     metrics: the names of the metrics; None stands for the defaults of the model's kind.
@@ -72,6 +72,7 @@ class ExaminationRequest:
     job: Job
     environment: TrialEnvironment
     device: Device
+    more_devices: tuple[Device, ...] = ()
     data: Mapping[str, Any] | None = None
     held_out: bool = True
     suite: Suite = field(default_factory=lambda: Suite(name="metrics"))
@@ -99,7 +100,12 @@ def examine_each(models: Mapping[str, Path], request: ExaminationRequest) -> dic
     if metrics is not None or more:
         job = replace(job, evaluation=replace(job.evaluation, metrics=(*(metrics or ()), *more)))
     score = partial(
-        score_models, job=job, progress=request.progress, environment=request.environment, device=request.device
+        score_models,
+        job=job,
+        progress=request.progress,
+        environment=request.environment,
+        device=request.device,
+        more_devices=request.more_devices,
     )
     requested = {**models, **({} if request.against is None else {OTHER: request.against})}
     scored = ScoringResult()

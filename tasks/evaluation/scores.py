@@ -2,8 +2,8 @@
 
 import json
 from collections.abc import Mapping, Sequence
-from contextlib import closing
-from dataclasses import dataclass, field
+from contextlib import ExitStack, closing
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
@@ -111,8 +111,9 @@ def score_models(
     progress: Progress | None = None,
     environment: TrialEnvironment,
     device: Device,
+    more_devices: Sequence[Device] = (),
 ) -> ScoringResult:
-    """Scores models (folders by name) on the same rows, in one worker process on one device.
+    """Scores models (folders by name) on the same rows, in one worker process for each device.
 
     Adapters of one base are scored in one batch over it (`techniques.scoring.score_together`), others
     sequentially.
@@ -125,6 +126,7 @@ def score_models(
     cases: literal cases to score instead of held-out rows.
     slicers: dotted names of functions from a row to its slice, by the slicer's name.
     progress: called from time to time as progress(num_done, num_rows), summed over all rows of all models.
+    more_devices: devices over which each model is divided together with `device`, by tensor parallelism.
     """
     assert data is None or cases is None, "either data or cases"
     environment.cache_dir.mkdir(parents=True, exist_ok=True)
@@ -135,7 +137,7 @@ def score_models(
         order = ScoringOrder(
             job=job,
             models={name: str(path) for name, path in models.items()},
-            slot=slots_of([device])[0],
+            slots=slots_of([device, *more_devices]),
             cache_dir=str(environment.cache_dir),
             folder=str(scratch.path),
             data=data,
@@ -149,8 +151,15 @@ def score_models(
             import_paths=environment.import_paths,
         )
         status = 0
-        server = environment.server
-        with closing(server.spawn(target=SCORER, argument=to_json(order), log=log)) as channel:
+        with ExitStack() as stack:
+            channel, *_ = [
+                stack.enter_context(
+                    closing(
+                        environment.server.spawn(target=SCORER, argument=to_json(replace(order, rank=rank)), log=log)
+                    )
+                )
+                for rank in range(len(order.slots))
+            ]
             while not isinstance(event := event_from_json(channel.receive()), RankExited):
                 match event:
                     case RowsScored():

@@ -30,14 +30,14 @@ from ringmaster.techniques.models.model_folders import model_of_folder, quantiza
 from ringmaster.techniques.models.peft_format import base_of, is_adapter, quantized_base, resolved
 from ringmaster.techniques.models.quantization import quantize
 from ringmaster.techniques.processes.events import JobReady, TrialMeasured
-from ringmaster.techniques.processes.order import GangOrder, Slot
+from ringmaster.techniques.processes.order import EVALUATE, GangOrder, Slot
 from ringmaster.techniques.processes.ranks import Ranks, join
 from ringmaster.techniques.processes.reporter import Reporter
 from ringmaster.techniques.technique import Config, GangShape, Technique
 from ringmaster.techniques.training.adaptation import prune
 from ringmaster.techniques.training.trainer import Trainer, prepared_data
 
-TECHNIQUE, EVALUATE = "single", "evaluate"
+TECHNIQUE = "single"
 
 
 @dataclass(frozen=True, kw_only=True)

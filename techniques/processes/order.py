@@ -13,7 +13,7 @@ from ringmaster.techniques.job import Job
 from ringmaster.techniques.processes.caches import own_caches
 from ringmaster.techniques.processes.channel import Channel
 
-TRAIN, TRIAL = "train", "trial"
+TRAIN, TRIAL, EVALUATE = "train", "trial", "evaluate"
 KEPT_CHECKPOINTS = 2
 
 
@@ -32,7 +32,8 @@ class Slot:
 class GangOrder:
     """An order to train (or try) `job` on `slots` with one technique and config.
 
-    purpose: "train", from the newest checkpoint up to step `last_step`; or "trial", a few steps from fresh weights.
+    purpose: "train", from the newest checkpoint up to step `last_step`; "trial", a few steps from fresh weights; or
+        "evaluate", the metrics of a finished model.
     technique: the dotted path of its class.
     data: the JSON form of the `PreparedData` from the preflight; data that has changed since is refused. None accepts
         the present data.

@@ -17,6 +17,7 @@ from typing import Any
 import numpy as np
 import torch
 from torch import Tensor, nn
+from torch.distributed.device_mesh import DeviceMesh
 from transformers.modeling_outputs import CausalLMOutput
 
 from ringmaster.errors import NoCommonBase
@@ -25,10 +26,12 @@ from ringmaster.techniques.loss import reward_names
 from ringmaster.techniques.metric import Metric, ModelMetric, Outputs, scored_metrics
 from ringmaster.techniques.models.adapters import attach, first_state, own_leaves, sites
 from ringmaster.techniques.models.build import build_base, build_model
-from ringmaster.techniques.models.facts import has_experts
+from ringmaster.techniques.models.facts import has_experts, model_facts
 from ringmaster.techniques.models.peft_format import is_adapter, read_adapter
+from ringmaster.techniques.parallel.tensor_plan import cut
 from ringmaster.techniques.scoring.scored_rows import MAX_LOGITS, MAX_ROWS, ScoredRows, max_tokens
 from ringmaster.techniques.scoring.scoring_order import SCORES, model_spec, tokenizer_of
+from ringmaster.techniques.tensor import why_not_divisible
 from ringmaster.techniques.training.fused.adapter_batches import AdapterBatch
 from ringmaster.techniques.training.fused.adapter_runs import AdapterModules, adapter_modules_of
 from ringmaster.techniques.training.fused.multi_adapter_base import MultiAdapterBase
@@ -109,13 +112,13 @@ class CommonBase:
         waiting: list[ScoringQuery] = []
         for question in questions:
             if waiting and not self._fits(waiting, question):
-                yield from self._asked(waiting)
+                yield from self._answered(waiting)
                 waiting = []
             waiting.append(question)
         if waiting:
-            yield from self._asked(waiting)
+            yield from self._answered(waiting)
 
-    def _asked(self, questions: list[ScoringQuery]) -> Iterator[tuple[ScoringQuery, CausalLMOutput]]:
+    def _answered(self, questions: list[ScoringQuery]) -> Iterator[tuple[ScoringQuery, CausalLMOutput]]:
         parts = [
             AdapterBatch(adapter_modules=self._adapter_modules[question.model], inputs=self._inputs(question))
             for question in questions
@@ -124,15 +127,15 @@ class CommonBase:
 
     def _fits(self, waiting: list[ScoringQuery], question: ScoringQuery) -> bool:
         """Whether one more question fits into the same forward pass without changing any output."""
-        together = [*waiting, question]
+        grouped = [*waiting, question]
         if min(self._product_rows(waiting[-1]), self._product_rows(question)) < LEAST_ROWS:
             return False
         if not self._packs and _is_padded(waiting[-1]) != _is_padded(question):
             return False
-        num_tokens = sum(each.num_tokens for each in together)
+        num_tokens = sum(each.num_tokens for each in grouped)
         if num_tokens:
             return num_tokens <= max_tokens(self._device) and num_tokens * self._num_logits <= MAX_LOGITS
-        return sum(each.num_rows for each in together) <= MAX_ROWS
+        return sum(each.num_rows for each in grouped) <= MAX_ROWS
 
     def _product_rows(self, question: ScoringQuery) -> int:
         """The number of rows of the smallest product: a classifier's head has one row per sample."""
@@ -202,12 +205,24 @@ def build_scored_model(model_dir: Path, rows: ScoredRows) -> tuple[nn.Module, Mo
 
 
 @torch.no_grad()
-def score_alone(model_dir: Path, rows: ScoredRows, *, device: torch.device, count: Count) -> RowScores:
-    """The scores of one model, computed on its own. count: called with the number of rows of each batch."""
+def score_alone(
+    model_dir: Path, rows: ScoredRows, *, device: torch.device, count: Count, mesh: DeviceMesh | None = None
+) -> RowScores:
+    """The scores of one model, computed on its own.
+
+    count: called with the number of rows of each batch. mesh: the devices over which the model is divided, of which
+    all compute the same scores; None for `device` alone. Raises ValueError where the model cannot be divided so.
+    """
     model, spec = build_scored_model(model_dir, rows)
     if is_adapter(model_dir):
         attach(model, Adapter(from_pretrained=str(model_dir)), seed=rows.job.seed)
-    model = model.eval().to(device)
+    model = model.eval()
+    if mesh is not None:
+        facts = model_facts(spec, data=rows.prepared)
+        if reason := why_not_divisible(facts.decoder, mesh.size()):
+            raise ValueError(f"the model cannot be evaluated on {mesh.size()} devices: tensor parallelism {reason}")
+        cut(model, mesh, sequence_parallel=False, loss_parallel=False)
+    model = model.to(device)
     named = rows.job.loss
     if rows.cases is not None and reward_names(named, rows.job.loss_options):
         named = None  # literal cases are no prompts

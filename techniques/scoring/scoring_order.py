@@ -27,10 +27,11 @@ class TrainingData:
 
 @dataclass(frozen=True, kw_only=True)
 class ScoringOrder:
-    """Score `models` (folders by name) on the same rows, on one device; the results are written into `folder`.
+    """Score `models` (folders by name) on the same rows; rank 0 writes the results into `folder`.
 
     job: the job whose loss, precision, metrics (beside the default ones) and held-out rows are used. The models' own
         specs are read from their folders.
+    slots: the devices. Over several, each with a rank of its own, the models are divided by tensor parallelism.
     data: the JSON form of the `PreparedData` whose held-out rows are read. Without it (and without cases) the job's
         data is prepared, and read with the tokenizer of the first model if the job names none.
     cases: in place of data, a file of literal cases: JSON with "texts" (and "labels", one each), or an .npz of columns.
@@ -40,13 +41,14 @@ class ScoringOrder:
     max_rows: the most rows; by default as many as the job's evaluation reads, or all of data that is scored as a whole.
     is_whole: whether all samples of the data are scored, those for training too: of data that nothing is trained on.
     trained_on: data whose samples for training are left out where they are among the samples to score.
-    together: whether adapters of one base are scored in one batch; the scores are the same.
+    shares_batches: whether adapters of one base are scored in one batch; the scores are the same.
     import_paths: folders appended to the import path.
+    rank: which of the ranks this is.
     """
 
     job: Job
     models: Mapping[str, str]
-    slot: Slot
+    slots: tuple[Slot, ...]
     cache_dir: str
     folder: str
     data: Mapping[str, Any] | None = None
@@ -57,8 +59,9 @@ class ScoringOrder:
     max_rows: int | None = None
     is_whole: bool = False
     trained_on: TrainingData | None = None
-    together: bool = True
+    shares_batches: bool = True
     import_paths: tuple[str, ...] = ()
+    rank: int = 0
 
 
 def model_spec(folder: Path) -> ModelSpec:

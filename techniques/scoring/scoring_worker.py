@@ -22,11 +22,13 @@ from ringmaster.techniques.job import DataSpec, Job, ModelSpec
 from ringmaster.techniques.metric import why_generating
 from ringmaster.techniques.processes.channel import Channel
 from ringmaster.techniques.processes.events import ModelFailed, RowsScored, ScoringProgress, event_to_json
+from ringmaster.techniques.processes.order import EVALUATE, GangOrder
 from ringmaster.techniques.scoring.scored_rows import LiteralTexts, ScoredRows, cases_in
 from ringmaster.techniques.scoring.scoring_order import ScoringOrder, base_key, tokenizer_digest, tokenizer_of
 
 if TYPE_CHECKING:
     import torch
+    from torch.distributed.device_mesh import DeviceMesh
 
     from ringmaster.techniques.scoring.row_scores import RowScores, ScoringQuery
 
@@ -56,7 +58,7 @@ def score_together(
     max_rows: int | None = None,
     cache_dir: Path,
     device: torch.device | None = None,
-    together: bool = True,
+    shares_batches: bool = True,
     progress: Progress | None = None,
 ) -> ScoringResults:
     """Scores each model on the same rows: the held-out rows of `data` (or of `job`'s data), or literal `texts`.
@@ -70,7 +72,7 @@ def score_together(
     job: the job whose loss, precision and data are used.
     max_rows: the number of held-out rows; by default as many as the job's evaluation reads.
     cache_dir: the folder of prepared data.
-    together: whether adapters may share batches.
+    shares_batches: whether adapters may share batches.
     Raises ValueError if there are no models or no rows to score.
     """
     import torch
@@ -88,7 +90,7 @@ def score_together(
     scores: dict[str, RowScores] = {}
     faults: dict[str, str] = {}
     place = device or torch.device("cpu")
-    for name, result in score_each(models, rows, device=place, together=together, progress=progress):
+    for name, result in score_each(models, rows, device=place, shares_batches=shares_batches, progress=progress):
         if isinstance(result, str):
             faults[name] = result
         else:
@@ -101,14 +103,18 @@ def score_each(
     rows: ScoredRows,
     *,
     device: torch.device,
-    together: bool = True,
+    shares_batches: bool = True,
     progress: Progress | None = None,
+    mesh: DeviceMesh | None = None,
 ) -> Iterator[tuple[str, RowScores | str]]:
-    """Yields each model's scores, or its error message, as soon as available; models of one base run together."""
+    """Yields each model's scores, or its error message, as soon as available; models of one base run together.
+
+    mesh: the devices over which each model is divided, alone; None for one device.
+    """
     from ringmaster.techniques.scoring.row_scores import score_alone
 
     done = _ScoredRowCounter(progress, num_models=len(models), rows=rows)
-    for names in _groups(models, rows) if together else [[name] for name in models]:
+    for names in _groups(models, rows) if shares_batches and mesh is None else [[name] for name in models]:
         result: dict[str, RowScores] = {}
         if len(names) > 1:
             try:
@@ -123,9 +129,11 @@ def score_each(
                 continue
             done.begin(name)
             try:
-                scores = score_alone(models[name], rows, device=device, count=done.of(name))
-            except Exception as error:  # noqa: BLE001 - a user's model or data may raise anything: yielded as a fault
+                scores = score_alone(models[name], rows, device=device, count=done.of(name), mesh=mesh)
+            except Exception as error:
                 traceback.print_exc()
+                if mesh is not None and not isinstance(error, ValueError):
+                    raise  # the other ranks may wait for this one
                 yield name, f"{type(error).__name__}: {error}"
             else:
                 yield name, scores
@@ -210,23 +218,34 @@ class _ScoredRowCounter:
 
 
 PROGRESS_S = 0.5  # between two progress events
+COLLECTIVE_TIMEOUT_S = 300.0  # for a rank whose peer has died
 
 
 def main(channel: Channel, argument: dict[str, Any]) -> int:
     """The target of a scoring worker process.
 
-    Sends RowsScored or ModelFailed for each model, and ScoringProgress in between.
+    Rank 0 sends RowsScored or ModelFailed for each model, and ScoringProgress in between.
     """
     order = from_json(ScoringOrder, argument)
     sys.path.extend(path for path in order.import_paths if path not in sys.path)
-    from ringmaster.techniques.processes.ranks import take_device
+    from ringmaster.techniques.processes.ranks import join
 
-    device = take_device((order.slot,), 0, num_ranks=1)
+    gang = GangOrder(
+        purpose=EVALUATE,
+        job=order.job,
+        technique="tensor",
+        config={},
+        slots=order.slots,
+        folder=order.folder,
+        cache_dir=order.cache_dir,
+        collective_timeout_s=COLLECTIVE_TIMEOUT_S,
+    )
+    ranks = join(gang, order.rank, num_ranks=len(order.slots), axes={"tp": len(order.slots)})
     reported_s = time.monotonic()
 
     def progress(num_done: int, num_rows: int) -> None:
         nonlocal reported_s
-        if (now_s := time.monotonic()) - reported_s >= PROGRESS_S:
+        if (now_s := time.monotonic()) - reported_s >= PROGRESS_S and order.rank == 0:
             reported_s = now_s
             channel.send(event_to_json(ScoringProgress(num_done=num_done, num_rows=num_rows)))
 
@@ -243,8 +262,12 @@ def main(channel: Channel, argument: dict[str, Any]) -> int:
         is_whole=order.is_whole,
         trained_on=order.trained_on,
     )
-    found = score_each(models, rows, device=device, together=order.together, progress=progress)
-    for number, (name, scores) in enumerate(found):
+    results = score_each(
+        models, rows, device=ranks.device, shares_batches=order.shares_batches, progress=progress, mesh=ranks.mesh
+    )
+    for number, (name, scores) in enumerate(results):
+        if order.rank > 0:  # its scores are those of rank 0
+            continue
         if isinstance(scores, str):
             channel.send(event_to_json(ModelFailed(model=name, message=scores)))
             continue

@@ -131,7 +131,7 @@ def test_what_a_policy_refuses_a_person_may_force(ledger, tmp_path, monkeypatch)
     asked, told = [], []
     monkeypatch.setattr(models, "sound_alarm", told.append)
 
-    def examine_by(policy, models, *, data, all_rows, against, notice):
+    def examine_by(policy, models, *, data, all_rows, against, num_devices, notice):
         assert not all_rows
         for model in models:
             asked.append((policy.name, model.label, data.source, against))

@@ -152,3 +152,28 @@ def test_texts_for_a_model_without_a_tokenizer_are_told_how_to_be_read(environme
     folder = exported(tmp_path / "model", IMAGES, cache_dir=environment.cache_dir)
     found = score_models({"it": folder}, job=IMAGES, cases=Cases(texts=("a",)), environment=environment, device=DEVICE)
     assert "`encode`" in found.faults["it"]
+
+
+def test_a_model_that_two_devices_divide_has_the_scores_of_one(environment, tmp_path, words):
+    latency = "latency/p50_s/tokens=8,new_tokens=2"
+    job = replace(words, evaluation=replace(words.evaluation, metrics=("loss", "accuracy", latency)))
+    folders = {
+        f"m{seed}": exported(tmp_path / str(seed), words, cache_dir=tmp_path / "cache", seed=seed) for seed in (0, 1)
+    }
+    asked = {"job": job, "max_rows": 12, "environment": environment, "device": DEVICE}
+    one = score_models(folders, **asked).scores
+    two = score_models(folders, **asked, more_devices=(replace(DEVICE, index=1),)).scores
+    for name in folders:
+        for metric in ("loss", "accuracy"):
+            assert two[name].rows(metric).value == pytest.approx(one[name].rows(metric).value, rel=1e-5)
+        assert two[name].log_probabilities == pytest.approx(one[name].log_probabilities, rel=1e-5)
+        assert two[name].num_rows == one[name].num_rows == 12
+        assert two[name].rows(latency).value > 0
+
+
+def test_a_model_that_cannot_be_divided_is_told(environment, tmp_path):
+    folder = exported(tmp_path / "images", IMAGES, cache_dir=tmp_path / "cache")
+    found = score_models(
+        {"it": folder}, job=IMAGES, environment=environment, device=DEVICE, more_devices=(replace(DEVICE, index=1),)
+    )
+    assert "cannot be evaluated on 2 devices: tensor parallelism is for causal" in found.faults["it"]
