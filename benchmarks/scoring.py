@@ -84,7 +84,7 @@ def compare(folder: Path, hidden: int, options: argparse.Namespace) -> list[dict
         said: dict[bool, ScoringResults] = {}
         for _ in range(ROUNDS + 1):
             for together in (True, False):
-                ask = partial(score_together, models, cache_dir=folder, together=together, **given)
+                ask = partial(score_together, models, cache_dir=folder, shares_batches=together, **given)
                 spent_s, said[together] = timed(ask)
                 seconds[together].append(spent_s)
         check(said[True], said[False], num=options.num)

@@ -17,7 +17,7 @@ from ringmaster.tasks.batch.document import got, place_text
 from ringmaster.tasks.batch.references import NAME_PATTERN, Metric, closest, is_folder
 from ringmaster.tasks.batch.yaml_sections import read_document
 from ringmaster.tasks.datasets.naming import NamedData
-from ringmaster.tasks.files import beside, is_file
+from ringmaster.tasks.files import is_file, path_in
 from ringmaster.tasks.sweeping.space import CategoricalRange, Range
 from ringmaster.tasks.sweeping.space import Parameter as SpaceParameter
 from ringmaster.tasks.sweeping.spec import StoppingPolicy, SweepSpec
@@ -410,7 +410,7 @@ def _template(choice: JobFromFile | InlineJob) -> tuple[dict[str, Any], Path]:
     if not is_file(Path(), str(located(choice.path))):
         fault = f"there is no file {choice.path!r}"
         raise BatchFileError([Fault("template.path", None, fault, f"name a batch file, such as in {EXAMPLE_FILE}")])
-    path = beside(Path(), str(located(choice.path)))
+    path = path_in(Path(), str(located(choice.path)))
     batch = load_batch(path)
     raw = document.read(batch.text).data or {}
     jobs = [*raw.get("jobs", []), *(entry["template"] for entry in raw.get("grid", []))]

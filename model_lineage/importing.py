@@ -18,7 +18,6 @@ from contextlib import AbstractContextManager, ExitStack, contextmanager, suppre
 from dataclasses import dataclass, replace
 from fnmatch import fnmatch
 from pathlib import Path, PurePosixPath
-from types import MappingProxyType
 from typing import Any
 
 from ringmaster.errors import LedgerError, TensorStoreError, UnknownModel
@@ -47,10 +46,10 @@ class ModelFolder:
     files: Mapping[str, Path]
 
     @contextmanager
-    def staged(self, *, beside: Path) -> Iterator[Path]:
-        """Gives a folder with these files alone, on the disk of the folder `beside` where weights can be linked."""
-        beside.mkdir(parents=True, exist_ok=True)
-        with tempfile.TemporaryDirectory(dir=beside, prefix=".importing-") as aside:
+    def staged(self, *, near: Path) -> Iterator[Path]:
+        """Gives a folder with these files alone, on the disk of the folder `near` where weights can be linked."""
+        near.mkdir(parents=True, exist_ok=True)
+        with tempfile.TemporaryDirectory(dir=near, prefix=".importing-") as aside:
             for name, path in self.files.items():
                 target = Path(aside, name)
                 target.parent.mkdir(parents=True, exist_ok=True)
@@ -226,7 +225,7 @@ class Stub:
 
 
 Converter = Callable[[Path], AbstractContextManager[Path]]
-"""Makes a temporary folder with the model of a file. Raises ValueError, with a remedy, where it cannot be read."""
+"""Makes a temporary folder with the model of a file or folder. Raises ValueError, with a remedy, where it cannot."""
 
 
 def import_model(
@@ -237,7 +236,7 @@ def import_model(
     snapshot: Snapshot,
     store: TensorStore,
     fetch: Fetch,
-    converters: Mapping[str, Converter] = MappingProxyType({}),
+    converter_of: Callable[[Path], Converter | None] = lambda _: None,
 ) -> ModelRecord:
     """Records the model in a folder, of a file or of a hub name as `name`, and adds it to the tensor store.
 
@@ -246,7 +245,7 @@ def import_model(
     returns the same node. All inputs are checked before anything is copied, and weights and descriptions alone are
     (`inspect`); if a later step fails, what was recorded is removed again.
 
-    converters: by their suffixes, of files that are no folders of safetensors.
+    converter_of: of a file or folder without safetensors, such as a checkpoint of another framework.
 
     Raises ValueError (LedgerError, TensorStoreError) if there is no valid model, and OSError if the hub cannot be
     reached.
@@ -254,8 +253,8 @@ def import_model(
     place, given = Path(source).expanduser(), ExitStack()
     if place.exists():
         source = str(place.resolve())
-    if place.is_file() and place.suffix in converters:
-        place = given.enter_context(converters[place.suffix](place.resolve()))
+    if place.exists() and (converter := converter_of(place)) is not None:
+        place = given.enter_context(converter(place.resolve()))
     elif place.is_file():
         raise ValueError(f"{place} is a file, and no folder. To fix: unpack it, and name the model's folder")
     elif not place.is_dir():
@@ -264,7 +263,7 @@ def import_model(
         model = inspect(place)
         card = read_card(place)
         bases = planned_bases(card, snapshot, fetch, source=source)
-        folder = given.enter_context(model.staged(beside=store.folder))
+        folder = given.enter_context(model.staged(near=store.folder))
         attempt = given.enter_context(whole_or_nothing(ledger, store))
         stored = store.add(folder, owner=attempt.owner)
         return attempt.record(
@@ -338,8 +337,8 @@ def planned_bases(card: CardMetadata, snapshot: Snapshot, fetch: Fetch, *, sourc
 
     def bases_of(card: CardMetadata, path: tuple[str, ...]) -> tuple[str | Stub, ...]:
         if len(names := dict.fromkeys(card.base_models)) > MOST_BASES:
-            said = f"the card of {path[-1]} names {len(names)} base models, and {MOST_BASES} are the most"
-            raise ValueError(f"{said}. To fix: mend the card")
+            fault = f"the card of {path[-1]} names {len(names)} base models, and {MOST_BASES} are the most"
+            raise ValueError(f"{fault}. To fix: mend the card")
         return tuple(known.get(base) or _by_name(snapshot, base) or stub(base, path) for base in names)
 
     def stub(base: str, path: tuple[str, ...]) -> Stub:
@@ -484,7 +483,7 @@ def record_base(
             elif stored is not None and node.record.tensors_id != stored.id:
                 add(ledger.owner(node.id))  # a model in the store that nobody owns is never deleted
             return node.id
-        value = _said_of(source, model, fetch, Path(aside) / "said")
+        value = _descriptive_files(source, model, fetch, Path(aside) / "said")
         card = read_card(value)
         return attempt.record(
             registered_name(source, taken=lambda name: _is_taken(snapshot, name, source)),
@@ -530,7 +529,7 @@ def _is_taken(snapshot: Snapshot, name: str, source: str) -> bool:
     )
 
 
-def _said_of(source: str, model: ModelFolder | None, fetch: Fetch, aside: Path) -> Path:
+def _descriptive_files(source: str, model: ModelFolder | None, fetch: Fetch, aside: Path) -> Path:
     """Returns a folder with a model's descriptive files, without its weights, but at least with a minimal card."""
     aside.mkdir()
     for name, path in model.files.items() if model else ():

@@ -57,7 +57,7 @@ class CoalescingWorker:
     def __init__(self, act: Callable[[], None], *, name: str) -> None:
         self._act = act
         self._changed = threading.Condition()
-        self._is_asked = self._is_closing = False
+        self._is_due = self._is_closing = False
         context = contextvars.copy_context()
         self._thread = threading.Thread(target=lambda: context.run(self._work), name=name, daemon=True)
         self._thread.start()
@@ -66,7 +66,7 @@ class CoalescingWorker:
     def ask(self) -> None:
         """Requests a call of `act` and returns at once."""
         with self._changed:
-            self._is_asked = True
+            self._is_due = True
             self._changed.notify()
 
     def close(self, *, timeout_s: float = TIMEOUT_S) -> None:
@@ -80,10 +80,10 @@ class CoalescingWorker:
     def _work(self) -> None:
         while True:
             with self._changed:
-                self._changed.wait_for(lambda: self._is_asked or self._is_closing)
-                if not self._is_asked:
+                self._changed.wait_for(lambda: self._is_due or self._is_closing)
+                if not self._is_due:
                     return
-                self._is_asked = False
+                self._is_due = False
             try:
                 self._act()
             except Exception:

@@ -282,7 +282,7 @@ class _Meter:
 
     numbers: tuple[int, ...]
     node: str
-    said_s: float
+    reported_s: float
     energy_j: dict[int, float] = field(default_factory=dict)
     samples: dict[int, list[Sample]] = field(default_factory=dict)
 
@@ -339,7 +339,9 @@ class Telemetry:
     def due_events(self) -> dict[int, DeviceTelemetry]:
         """Returns the telemetry events of the segments whose last event is EVENT_EVERY_S old, by segment."""
         with self._lock:
-            due = [number for number, meter in self._meters.items() if self._clock() - meter.said_s >= EVENT_EVERY_S]
+            due = [
+                number for number, meter in self._meters.items() if self._clock() - meter.reported_s >= EVENT_EVERY_S
+            ]
             return {number: self._word(self._meters[number]) for number in due}
 
     def end(self, segment: int) -> DeviceTelemetry | None:
@@ -394,7 +396,7 @@ class Telemetry:
             if number in meter.energy_j:
                 means["energy_j"] = meter.energy_j[number]
             devices[str(number)] = {"kind": self._devices[number].kind, **means}
-        meter.samples, meter.said_s = {}, self._clock()
+        meter.samples, meter.reported_s = {}, self._clock()
         return DeviceTelemetry(wall_s=self._wall(), node=meter.node, devices=devices)
 
     def _foreign_process(self, number: int, sample: Sample) -> int | None:

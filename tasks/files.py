@@ -21,7 +21,7 @@ def text_of(path: Path, *, max_bytes: int = MAX_BYTES) -> str:
     return content.decode("utf-8")
 
 
-def beside(folder: Path, name: str) -> Path:
+def path_in(folder: Path, name: str) -> Path:
     """Returns the path of `name` relative to `folder`. Raises ValueError if no file can have such a path."""
     sizes = [len(part.encode("utf-8", "replace")) for part in name.split("/")]
     if "\0" in name or max(sizes) > MOST_NAME_BYTES or sum(sizes) + len(sizes) > MOST_PATH_BYTES:
@@ -35,6 +35,6 @@ def beside(folder: Path, name: str) -> Path:
 def is_file(folder: Path, name: str) -> bool:
     """Returns whether `name`, relative to `folder`, is a plain file: no folder, no device, and no named pipe."""
     try:
-        return beside(folder, name).is_file()
+        return path_in(folder, name).is_file()
     except (OSError, ValueError):
         return False

@@ -276,11 +276,11 @@ class DataSource(ABC):
         return lambda row: row.content
 
 
-def check_same(found: PreparedData, wanted: PreparedData) -> None:
+def check_same(prepared: PreparedData, wanted: PreparedData) -> None:
     """Raises ValueError where data has other samples than an earlier `prepare` found."""
-    if found.digest != wanted.digest:
+    if prepared.digest != wanted.digest:
         raise ValueError(
-            f"data {wanted.name!r} has changed: its samples were {wanted.digest} and are now {found.digest}. "
+            f"data {wanted.name!r} has changed: its samples were {wanted.digest} and are now {prepared.digest}. "
             f"To fix: start the job again, or bring back the data from {wanted.source}"
         )
 
@@ -294,6 +294,7 @@ BUILTIN_SOURCES: dict[str, str] = {
     "chat": "ringmaster.techniques.data.sources.chat:Chat",
     "completion": "ringmaster.techniques.data.sources.completion:Completion",
     "preference": "ringmaster.techniques.data.sources.completion:Preference",
+    "rag": "ringmaster.techniques.data.sources.completion:Rag",
     "prompt": "ringmaster.techniques.data.sources.prompt:Prompt",
     "embedding": "ringmaster.techniques.data.sources.text_pairs:Embedding",
     "passages": "ringmaster.techniques.data.sources.passages:Passages",

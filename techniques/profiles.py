@@ -104,17 +104,16 @@ class Profile:
         return self.config.get(AT_ONCE)
 
     @property
-    def together_s(self) -> float:
+    def gang_step_s(self) -> float:
         """Seconds of a step of the gang with the largest number of members in it."""
-        beside = islice(self.members, None if self.at_once is None else self.at_once - 1)
-        return self.step_s + sum(member.step_s for member in beside)
+        others = islice(self.members, None if self.at_once is None else self.at_once - 1)
+        return self.step_s + sum(member.step_s for member in others)
 
     def runtime_s(
         self,
         *,
         num_steps: int,
         num_evaluations: int = 1,
-        num_saves: int = 1,
         members_left: Mapping[str, int] | None = None,
     ) -> float:
         """Returns planned seconds of `num_steps` steps to a job's end.
@@ -125,9 +124,9 @@ class Profile:
         left = {member.job: member.num_steps for member in self.members} | dict(members_left or {})
         every = [num_steps, *(left[member.job] for member in self.members)]
         num_in_all = num_steps_of_gang(every, at_once=self.at_once)
-        training_s = num_in_all * self.step_s - (num_in_all - num_steps) * self.own_step_s + num_saves * self.save_s
-        beside_s = sum(left[member.job] * member.step_s + member.end_s for member in self.members)
-        return self.startup_s + training_s + beside_s + num_evaluations * self.evaluate_s + self.export_s
+        training_s = num_in_all * self.step_s - (num_in_all - num_steps) * self.own_step_s + self.save_s
+        members_s = sum(left[member.job] * member.step_s + member.end_s for member in self.members)
+        return self.startup_s + training_s + members_s + num_evaluations * self.evaluate_s + self.export_s
 
     def at_pace(self, ratio: float) -> Self:
         """Returns the same profile with steps that take `ratio` times as long."""

@@ -207,9 +207,9 @@ def _sweeps_of_adapters(num_jobs: int, nodes: tuple[PlanningNode, ...], random: 
         }
         for size in _GROUP_SIZES:
             for k in range(0, count - size + 1, size):
-                together_s = start_s + fixed_s * steps[k] + share_s * sum(steps[k : k + size])
+                gang_step_s = start_s + fixed_s * steps[k] + share_s * sum(steps[k : k + size])
                 others = tuple(names[k + 1 : k + size])
-                options[names[k]].append(Option("shared_base", 1, round(together_s, 1), jobs=others))
+                options[names[k]].append(Option("shared_base", 1, round(gang_step_s, 1), jobs=others))
         jobs += [PlanningJob(name, tuple(options[name])) for name in names]
     return (*jobs, *(_draw_job("adapters", i, nodes, 1, random) for i in range(num_ordinary)))
 

@@ -29,7 +29,7 @@ from ringmaster.tasks.batch import Batch
 from ringmaster.tasks.execution.events import ExecutionEvent, GangReport, JobEnded, PlanUpdate, Prediction
 from ringmaster.tasks.planning import Plan, Problem, gantt
 from ringmaster.tasks.planning.fusion import Fusion
-from ringmaster.tasks.planning.gantt import beside_plan, counted
+from ringmaster.tasks.planning.gantt import compared_with_plan, counted
 from ringmaster.tasks.planning.objectives import HOUR_S
 from ringmaster.tasks.planning.whatif.answers import TITLE, quota_lines, section
 from ringmaster.tasks.recording.async_recorder import AsyncRecorder
@@ -226,7 +226,7 @@ def show_groups(fusion: Fusion, problem: Problem) -> None:
     """Creates the artifact with the groups of jobs that are trained together, and what they save."""
     create_markdown_artifact(
         key="groups",
-        markdown=f"{markdown(fusion.in_words())}\n\n{plan_markdown(fusion.together, problem)}",
+        markdown=f"{markdown(fusion.in_words())}\n\n{plan_markdown(fusion.fused_plan, problem)}",
         description="Which jobs are trained together, and what that saves",
     )
 
@@ -290,7 +290,7 @@ def cost_markdown(batch: Batch, result: BatchResult) -> str:
     lines = [f"# What {markdown(result.batch)} cost", "", f"**{total:.4g} device-hours**{paid}.", ""]
     planned_s, practice_s = result.plan["makespan_s"], result.current_practice_s
     if planned_s is not None:
-        than = beside_plan(result.makespan_s, planned_s)
+        than = compared_with_plan(result.makespan_s, planned_s)
         lines += [f"It took {result.makespan_s:.1f} s, {than} ({planned_s:.1f} s)."]
     if practice_s is not None:
         lines += [f"One job after another, each on all devices, would have taken {practice_s:.1f} s."]

@@ -19,6 +19,7 @@ from ringmaster.flows.batch.run_folder import (
     folder_to_resume,
     fresh_folder,
     note_start,
+    with_stores,
 )
 from ringmaster.flows.output import announce
 from ringmaster.flows.pool.own_node import fork_server_of, lent, lent_here, own_node
@@ -233,6 +234,8 @@ def open_run_context(batch: Batch, options: RunOptions) -> Iterator[RunContext]:
         stack.callback(journal.close)
         weights = base_weights(batch, node_context.ledger, journal, home)
         node_context = with_weights(node_context, weights)
+        read = with_stores(node_context.batch, node_context.ledger, journal, home)
+        node_context = replace(node_context, batch=read)
         checkpoint_root = checkpoint_root_of(journal, resume=resumed is not None)
         journal.put("batch", batch.to_json())
         begun(batch, home)

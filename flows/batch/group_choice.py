@@ -81,9 +81,9 @@ def choose_job_groups(
         {
             "words": fusion.in_words(),
             "groups": fusion.groups,
-            "together_s": fusion.together.makespan_s,
+            "together_s": fusion.fused_plan.makespan_s,
             "alone_s": fusion.alone.makespan_s,
-            "lower_bound_s": fusion.together.best_bound_s,
+            "lower_bound_s": fusion.fused_plan.best_bound_s,
             "practice_s": current_practice(without_groups(problem)).makespan_s,
         },
     )
@@ -91,7 +91,7 @@ def choose_job_groups(
         lead: tuple(p for p in groups[lead] if {f.job for f in p.members} == set(members))
         for lead, members in fusion.groups.items()
     }
-    return ChosenGroups(profiles=chosen, fusion=fusion, plan=as_executed(problem, fusion.together)[1])
+    return ChosenGroups(profiles=chosen, fusion=fusion, plan=as_executed(problem, fusion.fused_plan)[1])
 
 
 def goals_in(records: Mapping[str, JobRecord]) -> dict[str, int]:

@@ -5,14 +5,17 @@ import fcntl
 import math
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import ExitStack, closing, contextmanager, suppress
+from dataclasses import replace
 from functools import cache
 from pathlib import Path
 from typing import Any
 
+from ringmaster.codec import to_json
 from ringmaster.errors import InputError, LedgerError, RingmasterError, SignatureError
 from ringmaster.flows import settings
 from ringmaster.flows.reports.progress import current_view
 from ringmaster.model_lineage.ledger.ledger import Ledger
+from ringmaster.model_lineage.records import INDEXED
 from ringmaster.model_lineage.sqlite_files import sqlite_url
 from ringmaster.tasks.batch import Batch
 from ringmaster.tasks.batch.adaptation_rules import unfit_parents
@@ -20,6 +23,8 @@ from ringmaster.tasks.batch.references import is_folder
 from ringmaster.tasks.pool.submissions import Submissions
 from ringmaster.tasks.storage.database import Database
 from ringmaster.tasks.storage.journal import Journal
+from ringmaster.techniques import DataSpec
+from ringmaster.techniques.data.row_kind import RETRIEVER, retriever_of
 
 
 def fresh_folder(batch: Batch, home: Path) -> Path:
@@ -234,6 +239,50 @@ def base_weights(batch: Batch, ledger: Ledger, journal: Journal | None, home: Pa
     if faults:
         raise InputError(faults)
     return folders
+
+
+def with_stores(batch: Batch, ledger: Ledger, journal: Journal | None, home: Path) -> Batch:
+    """Returns the batch with the folders of the knowledge stores that its jobs' data names by version.
+
+    An alias is resolved once a run, as those of bases are. Raises InputError with every store that does not exist.
+    """
+    folders: dict[str, str] = {}
+    faults = []
+    for job in batch.jobs:
+        retriever = retriever_of(job.data)
+        if retriever is None or is_folder(retriever.store) or retriever.store in folders:
+            continue
+        try:
+            known = None if journal is None else journal.get(f"store:{retriever.store}")
+            uri = known or ledger.resolve_model(retriever.store).uri
+            folders[retriever.store] = folder = str(store_folder(ledger, uri, home))
+            if journal is not None:
+                journal.put_all({f"store:{retriever.store}": uri, f"store:{folder}": uri})
+        except (LedgerError, SignatureError, ValueError) as error:
+            folders[retriever.store] = ""
+            faults.append(f"job {job.name}: data.retriever.store {retriever.store}: {error}")
+    if faults:
+        raise InputError(faults)
+    return replace(batch, jobs=tuple(replace(job, data=reading(job.data, folders)) for job in batch.jobs))
+
+
+def reading(data: DataSpec, folders: Mapping[str, str]) -> DataSpec:
+    """Returns the data with the folder of the store that it names, if there is one in `folders`."""
+    retriever = retriever_of(data)
+    if retriever is None or retriever.store not in folders:
+        return data
+    given = to_json(replace(retriever, store=folders[retriever.store]))
+    return replace(data, options={**data.options, RETRIEVER: given})
+
+
+def store_folder(ledger: Ledger, uri: str, home: Path) -> Path:
+    """Returns the folder with the files of a store. Raises LedgerError where there is none of this name."""
+    record = ledger.resolve_model(uri)
+    if record.kind != INDEXED:
+        raise LedgerError(f"{record.uri} is no knowledge store. To fix: name one, made by a job of kind store")
+    folder = ledger.download_model(uri, home / "cache" / "models")
+    ledger.check_use(record, "base", folder=folder)
+    return folder
 
 
 def _who_names(parent: str, batch: Batch) -> str:

@@ -26,18 +26,18 @@ from ringmaster.text import is_printable_name
 DAY_S = 86_400.0
 
 if TYPE_CHECKING:
+    from ringmaster.model_lineage.importing import Converter
     from ringmaster.model_lineage.snapshot import LineageNode
     from ringmaster.model_lineage.tensors.comparison import WeightTensor
 
 
 def import_(
-    source: Annotated[str, typer.Argument(help="Folder with safetensors, GGUF file, or name on Hugging Face's hub.")],
+    source: Annotated[str, typer.Argument(help="Folder of a model or checkpoint, GGUF file, or name on the hub.")],
     name: Annotated[str, typer.Option(help="Name of the registered model.")],
     as_json: AsJson = False,
 ) -> None:
     """Record a model from elsewhere; what its card names as base_model becomes its parent."""
     from ringmaster.model_lineage.importing import fetch_from_hub, import_model
-    from ringmaster.techniques.models.gguf_files import GGUF, converted_gguf
 
     if not is_printable_name(name) or set(name) & set("/:@'\""):
         raise InputError([f"a model cannot be called {name!r}. To fix: use letters, digits, '-', '_' and '.'"])
@@ -50,7 +50,7 @@ def import_(
                 snapshot=home.snapshot,
                 store=home.store,
                 fetch=fetch_from_hub,
-                converters={GGUF: converted_gguf},
+                converter_of=_converter_of,
             )
         except OSError as error:
             raise InputError([str(error)]) from error
@@ -62,6 +62,20 @@ def import_(
         error_console().print(f"{record.registered_name}/{record.version} is recorded{outcome}")
         if as_json:
             print_json({"id": record.model_id, "uri": record.uri, "parents": list(record.parents)})
+
+
+def _converter_of(place: Path) -> Converter | None:
+    """Returns what makes a folder of safetensors of a file or a checkpoint; None for a model's folder."""
+    from ringmaster.techniques.models.gguf_files import GGUF, converted_gguf
+    from ringmaster.techniques.models.model_folders import found_checkpoint
+
+    if place.suffix == GGUF:
+        return converted_gguf
+    if place.is_file() or any(place.glob("*.safetensors")) or found_checkpoint(place) is None:
+        return None
+    from ringmaster.techniques.models.conversion import converted_checkpoint
+
+    return converted_checkpoint
 
 
 def store(
@@ -247,7 +261,7 @@ def bisect(
     ],
     every: Annotated[bool, typer.Option("--all", help="Test all of them: faults may come and go.")] = False,
     checkpoints: Annotated[bool, typer.Option(help="Search the culprit's checkpoints too.")] = True,
-    anew: Annotated[bool, typer.Option("--anew", help="Forget what an interrupted search found out.")] = False,
+    forget: Annotated[bool, typer.Option("--anew", help="Forget what an interrupted search found out.")] = False,
     record: Annotated[bool, typer.Option(help="Mark the culprit, and what it reached, on MLflow's pages.")] = True,
     refresh: Refresh = False,
     as_json: AsJson = False,
@@ -255,21 +269,21 @@ def bisect(
     """Find the adaptation that broke a model, by testing its ancestors, and the steps in which it did."""
     from ringmaster.flows.lineage.bisecting import Bisection, TestResults, parse_test
 
-    def told(line: str) -> None:
+    def show(line: str) -> None:
         error_console().print(line)
 
     with lineage_home(is_fresh=refresh) as home:
         requested = parse_test(test)
         node = home.find(model)
         verdicts = TestResults.of(home.folder / "cache" / "bisect", model=node.id, test=test)
-        if anew:
+        if forget:
             verdicts.forget()
         if verdicts.known:
-            told(f"going on with {len(verdicts.known)} verdicts of a search that was interrupted; --anew forgets them")
-        search = Bisection(home=home, test=requested, results=verdicts, every=every, told=told)
+            show(f"going on with {len(verdicts.known)} verdicts of a search that was interrupted; --anew forgets them")
+        search = Bisection(home=home, test=requested, results=verdicts, every=every, show=show)
         result = search.run(node)
         if not result.is_monotone:  # then training may have lost and found it again, too
-            search = Bisection(home=home, test=requested, results=verdicts, every=True, told=told)
+            search = Bisection(home=home, test=requested, results=verdicts, every=True, show=show)
         culprits = [search.describe(culprit, checkpoints=checkpoints) for culprit in result.culprits]
         verdicts.forget()
         label = home.snapshot.label
@@ -281,9 +295,9 @@ def bisect(
             for culprit in culprits:
                 output_console().print(_sentence(culprit), soft_wrap=True)
             if not result.is_monotone:
-                told("some good model came from a bad one: the fault came more than once, or was mended")
+                show("some good model came from a bad one: the fault came more than once, or was mended")
             if result.untested:
-                told(f"not tested, and passed over: {', '.join(map(label, result.untested))}")
+                show(f"not tested, and passed over: {', '.join(map(label, result.untested))}")
         if record:
             for each in result.culprits:
                 home.mark_culprit(each.child, test=test)

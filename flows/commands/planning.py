@@ -102,7 +102,7 @@ def plan(
     problem = read_problem(problem_file)
     limits = {"work_s": work, "time_limit_s": time_limit}
     fusion = choose_groups(problem, **limits, preemption=preemption, objective=objective, seed=seed)
-    match = fusion.together
+    match = fusion.fused_plan
     if output:
         write_text(output, json.dumps(match.to_json(), indent=1))
     if svg:
@@ -279,8 +279,8 @@ class _Report:
 
         result = []
         for change in changes:
-            gain = self._said(self.what_if.gain(change))
-            result.append(gain if limits is None else self._said(self.what_if.planned(gain, **limits)))
+            gain = self._gain_row(self.what_if.gain(change))
+            result.append(gain if limits is None else self._gain_row(self.what_if.planned(gain, **limits)))
         return [gain_json(gain) for gain in result]
 
     def deadlines(self, questions: Sequence[Deadline], **search: Any) -> list[dict[str, Any]]:
@@ -301,7 +301,7 @@ class _Report:
         self._say(explanation_lines(explanation))
         return {"explanation": explanation_json(explanation)}
 
-    def _said(self, gain: Gain) -> Gain:
+    def _gain_row(self, gain: Gain) -> Gain:
         from ringmaster.tasks.planning.whatif.answers import gain_lines
 
         self._say(gain_lines(gain, self.what_if))
@@ -371,7 +371,7 @@ def _made(problem: Problem, limits: dict[str, Any]) -> Plan:
     from ringmaster.tasks.planning.fusion import choose_groups
 
     announce("planning; --plan takes a plan that is there already")
-    return choose_groups(problem, **limits).together
+    return choose_groups(problem, **limits).fused_plan
 
 
 def _of_batch(file: Path, plan: Path | None, *, profiles: Profiles, seed: int) -> tuple[Problem, Plan]:

@@ -98,7 +98,7 @@ def parse_test(text: str) -> MetricTest | CommandTest:
     return CommandTest(command=text)
 
 
-Told = Callable[[str], None]
+ShowLine = Callable[[str], None]
 """Receives a line of progress for a person."""
 
 
@@ -133,14 +133,14 @@ class Bisection:
     test: the test.
     results: its stored results.
     every: whether to test all models, whatever the results are.
-    told: receives the progress.
+    show: receives the progress.
     """
 
     home: LineageHome
     test: MetricTest | CommandTest
     results: TestResults
     every: bool
-    told: Told
+    show: ShowLine
 
     def run(self, node: LineageNode) -> BisectionResult:
         """Finds the adaptation that broke a model. Raises InputError if the model passes, or cannot be tested."""
@@ -218,7 +218,7 @@ class Bisection:
             return self.results.known[key]
         is_good = judge()
         self.results.put(key, is_good)
-        self.told(f"{label}: {'cannot be tested' if is_good is None else 'good' if is_good else 'bad'}")
+        self.show(f"{label}: {'cannot be tested' if is_good is None else 'good' if is_good else 'bad'}")
         return is_good
 
     def _tested(self, node: LineageNode) -> bool | None:

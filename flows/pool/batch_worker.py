@@ -234,14 +234,14 @@ class BatchWorker(BaseWorker[BatchJobConfiguration, BaseVariables, BaseWorkerRes
             raise InfrastructureNotFound(f"{infrastructure_pid!r} is not the id of a {self._scheduler.title} job")
         deadline_s = time.monotonic() + min(configuration.options.grace_s, grace_seconds)
         try:
-            is_asked_to_end = False
+            is_commanded_to_end = False
             while (job := await self._find(number)) is not None and not job.has_ended and not job.num_restarts:
                 if job.is_waiting or time.monotonic() >= deadline_s:
                     await asyncio.to_thread(self._scheduler.cancel, number)
                     return
-                if not is_asked_to_end:
+                if not is_commanded_to_end:
                     await asyncio.to_thread(self._scheduler.end, number)
-                    is_asked_to_end = True
+                    is_commanded_to_end = True
                 await anyio.sleep(1.0)
             if job is None:
                 raise InfrastructureNotFound(f"{self._scheduler.title} job {number} has ended")

@@ -327,7 +327,7 @@ def _attach(scheduler: SweepScheduler | TargetScheduler, run: PoolRun, submissio
 
     if isinstance(scheduler, SweepScheduler):
         scheduler.begin(run.journal, submission.jobs, num_slots=num_devices(run))
-        ask(scheduler.asked())
+        ask(scheduler.pending_request())
     scheduler.attach(ask, later=lambda act: act(), started_s=float(run.journal.get("started_s")))
 
 

@@ -40,6 +40,7 @@ from ringmaster.flows.batch.run_folder import (
     is_done_and_recorded,
     note_start,
     share_models,
+    with_stores,
 )
 from ringmaster.flows.pool.follower import (
     IS_OVER,
@@ -247,6 +248,7 @@ class PooledRun:
         journal.put_all({"batch": batch.to_json(), "started_s": journal.get("started_s", since_s), "since_s": since_s})
         checkpoint_root = checkpoint_root_of(journal, resume=False)
         weights = base_weights(batch, ledger, journal, settings.home())
+        batch = with_stores(batch, ledger, journal, settings.home())
         batch = replace(batch, jobs=with_teachers(batch.jobs, weights))
         profiled = self._profile(batch, key=self._run.id, database=self._run.database)
         report_refusals(profiled)

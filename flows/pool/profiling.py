@@ -78,7 +78,7 @@ def profile_on_pool(batch: Batch, *, key: str, database: Database) -> ProfilingR
         nodes = one_of_each_kind(serving(batch, database), avoid=left.union(failed))
         missing = {kind: node for kind, node in nodes.items() if journal.get(f"profiled:{kind}") is None}
         elsewhere = {kind: _start(node.name, key) for kind, node in missing.items() if not is_here(node)}
-        with _cancelled_together(elsewhere.values()):
+        with _all_cancelled_on_error(elsewhere.values()):
             gone = _measure_here(batch, journal) if any(is_here(node) for node in missing.values()) else {}
             waited = {missing[kind].name: _wait(run, missing[kind], database) for kind, run in elsewhere.items()}
         faults = gone | {name: fault for name, fault in waited.items() if fault}
@@ -272,7 +272,7 @@ def _start(node: str, key: str) -> FlowRun:
 
 
 @contextmanager
-def _cancelled_together(runs: Iterable[FlowRun]) -> Iterator[None]:
+def _all_cancelled_on_error(runs: Iterable[FlowRun]) -> Iterator[None]:
     """Cancels nodes' flow runs if the enclosed work ends by an exception: nobody waits for their measurements."""
     try:
         yield

@@ -17,7 +17,7 @@ from ringmaster.tasks.planning.bounds.bounds import COUNTING
 from ringmaster.tasks.planning.gantt import (
     COLOURS,
     axis,
-    beside_plan,
+    compared_with_plan,
     counted,
     job_lines,
     margin_and_columns,
@@ -224,7 +224,7 @@ def _print_times(result: BatchResult, console: Console) -> None:
     if result.prediction is not None:
         how += f"; likely {interval_text(result.prediction)}"
     rows = [
-        ("took", f"{result.makespan_s:.1f} s", beside_plan(result.makespan_s, planned_s) + before),
+        ("took", f"{result.makespan_s:.1f} s", compared_with_plan(result.makespan_s, planned_s) + before),
         ("planned", f"{planned_s:.1f} s", how),
     ]
     # A bound that follows from predictions proves nothing about the run.
@@ -232,7 +232,7 @@ def _print_times(result: BatchResult, console: Console) -> None:
         rows.append(("lower bound", f"{bound_s:.1f} s", _bound_text(result.makespan_s, bound_s, gap)))
     if result.objective_value is not None and result.plan["value"] is not None:
         planned = result.plan["value"]
-        than = beside_plan(result.value, planned).replace("faster", "less").replace("slower", "more")
+        than = compared_with_plan(result.value, planned).replace("faster", "less").replace("slower", "more")
         rows.append((result.objective, f"{result.value:.2f}", f"planned {planned:.2f}: {than}"))
     if result.fusion is not None:
         num_groups = len(result.fusion["groups"])

@@ -215,17 +215,17 @@ class ConsoleView(View):
     ) -> None:
         self._console, self._is_verbose, self._clock = console, is_verbose, clock
         self._batch = BatchProgress(clock=clock)
-        self._beside: AbstractContextManager[object] = self._open()
+        self._live_display: AbstractContextManager[object] = self._open()
 
     def _open(self) -> AbstractContextManager[object]:
         raise NotImplementedError
 
     def __enter__(self) -> Self:
-        self._beside.__enter__()
+        self._live_display.__enter__()
         return self
 
     def __exit__(self, *error: Any) -> None:
-        self._beside.__exit__(*error)
+        self._live_display.__exit__(*error)
 
     def detail(self, text: str) -> None:
         """Prints the line with --verbose."""

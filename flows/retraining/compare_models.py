@@ -105,7 +105,7 @@ def _is_to_be_compared(check: InspectedModel, chosen: SelectedModels, result: Ba
 
 
 def _model_result(run: RetrainingRun, check: InspectedModel) -> ModelResult:
-    policy, champion = run.production.policy, check.standing.champion
+    policy, champion = run.production.policy, check.serving.champion
     return ModelResult(
         model=check.model.name,
         why_due=check.due.why if check.due else "",

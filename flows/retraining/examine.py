@@ -19,6 +19,7 @@ from pydantic import ValidationError
 from ringmaster.codec import from_json, to_json
 from ringmaster.errors import InputError, SignatureError, input_errors
 from ringmaster.flows import settings
+from ringmaster.flows.batch.run_folder import reading, store_folder
 from ringmaster.flows.lineage.home import LineageHome
 from ringmaster.flows.pool.own_node import own_devices
 from ringmaster.flows.retraining.shrinking import Judge, choose_child, plan_children
@@ -27,6 +28,7 @@ from ringmaster.model_lineage.snapshot import LineageNode
 from ringmaster.tasks.alarms import Alarm
 from ringmaster.tasks.batch import Batch, document
 from ringmaster.tasks.batch.document import got, place_text
+from ringmaster.tasks.batch.references import is_folder
 from ringmaster.tasks.batch.schema import Data
 from ringmaster.tasks.batch.yaml_sections import findings
 from ringmaster.tasks.cluster import Device
@@ -34,7 +36,7 @@ from ringmaster.tasks.datasets.naming import NamedData
 from ringmaster.tasks.evaluation import recording
 from ringmaster.tasks.evaluation.model_assertions import importable
 from ringmaster.tasks.evaluation.suite import Suite, load_suite
-from ringmaster.tasks.files import beside, is_file, text_of
+from ringmaster.tasks.files import is_file, path_in, text_of
 from ringmaster.tasks.profiling.preflight import Notice, TrialEnvironment
 from ringmaster.tasks.profiling.trials import DevicesWanted
 from ringmaster.tasks.retraining import promotion
@@ -44,6 +46,7 @@ from ringmaster.tasks.storage.database import Database, file_url
 from ringmaster.techniques import DataSpec, EvaluationSpec, Job, ModelSpec
 from ringmaster.techniques.data import SOURCES
 from ringmaster.techniques.data.inference import CLASSIFICATION, classes_of, infer_kind, with_processor_of
+from ringmaster.techniques.data.row_kind import retriever_of
 from ringmaster.techniques.data_source import LANGUAGE_MODELING
 from ringmaster.techniques.metric import ModelMetric, metrics_named
 from ringmaster.techniques.processes.forkserver_client import ForkServer
@@ -96,7 +99,7 @@ def data_spec(text: str, *, all_rows: bool = False) -> DataSpec:
     Raises InputError with every fault.
     """
     if text.endswith((".yaml", ".yml")) and is_file(Path(), text):
-        file = beside(Path(), text)
+        file = path_in(Path(), text)
         try:
             value, folder = text_of(file), file.parent
         except (OSError, UnicodeDecodeError) as error:
@@ -123,6 +126,26 @@ def data_spec(text: str, *, all_rows: bool = False) -> DataSpec:
         ) from error
     spec: DataSpec = from_json(DataSpec, entry.model_dump())
     return replace(spec, held_out=0.0) if all_rows and spec.path is not None else spec
+
+
+def reading_store(data: DataSpec | None, store: str | None, home: LineageHome) -> DataSpec | None:
+    """Returns the data with the folder of the knowledge store that its retriever reads.
+
+    store: the version that is read in place of the data's own; None for this one. Raises InputError where there is no
+    such store, or nothing in the data that reads it.
+    """
+    with input_errors():
+        retriever = None if data is None else retriever_of(data)
+    if data is None or retriever is None:
+        if store is not None:
+            remedy = "To fix: give --data with a retriever, such as {path: FILES, retriever: {store: NAME@champion}}"
+            raise InputError([f"--store: there is no data that reads a store. {remedy}"])
+        return data
+    name = store or retriever.store
+    with input_errors():
+        is_here = is_folder(name) or Path(name).is_dir()
+        folder = name if is_here else str(store_folder(home.ledger, name, settings.home()))
+    return reading(data, {retriever.store: str(Path(folder).resolve())})
 
 
 def examine_models(
@@ -362,7 +385,7 @@ def promote_by_hand(
         decision, who = PromotionDecision(promote=True, why=request.why, reasons=(request.why,)), request.who
     else:
         against = request.against or (None if champion is None else f"{name}/{champion}")
-        data = data_spec(request.data or "", all_rows=request.all_rows)
+        data = reading_store(data_spec(request.data or "", all_rows=request.all_rows), None, home) or DataSpec()
         judge = partial(
             judge_versions,
             policy=policy,

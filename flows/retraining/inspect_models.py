@@ -31,7 +31,7 @@ class InspectedModel:
     """The result of inspecting a model before training.
 
     model: the model, with the tokenizer of its champion and the copied files of this run.
-    standing: its versions in the registry.
+    serving: its versions in the registry.
     champion_dir: the champion's files.
     data: the JSON form of the prepared data.
     files: the data files, as (name, stamp).
@@ -42,7 +42,7 @@ class InspectedModel:
     """
 
     model: ProductionModel
-    standing: ServingVersions
+    serving: ServingVersions
     champion_dir: Path | None = None
     data: Mapping[str, Any] | None = None
     files: tuple[tuple[str, str], ...] = ()
@@ -71,7 +71,7 @@ def inspect_models(run: RetrainingRun) -> dict[str, InspectedModel]:
 def _fresh(run: RetrainingRun, where: Mapping[str, ServingVersions]) -> dict[str, InspectedModel]:
     result = {}
     for model in run.production.models:
-        check = InspectedModel(model=model, standing=where[model.registered_name])
+        check = InspectedModel(model=model, serving=where[model.registered_name])
         try:
             result[model.name] = _frozen(run, check)
         except (ValueError, OSError, LedgerError) as error:
@@ -86,7 +86,7 @@ def _fresh(run: RetrainingRun, where: Mapping[str, ServingVersions]) -> dict[str
 
 def _frozen(run: RetrainingRun, check: InspectedModel) -> InspectedModel:
     """Returns the check with copies of the model's files, and the tokenizer of its champion."""
-    champion = check.standing.champion
+    champion = check.serving.champion
     folder = None if champion is None else run.download(champion)
     copies = run.folder / "data"
 
@@ -123,11 +123,11 @@ def _decided(
     run: RetrainingRun, check: InspectedModel, data: Mapping[str, Any], faults: Mapping[str, str]
 ) -> InspectedModel:
     """Returns the check with the decision whether the model is due."""
-    model, standing = check.model, check.standing
+    model, serving = check.model, check.serving
     if model.name in faults:
         return replace(check, fault=faults[model.name])
     own, missing = data[model.name], list[str]()
-    newest, champion = standing.latest, standing.champion
+    newest, champion = serving.latest, serving.champion
     seen = ModelObservations(
         run_date=run.date,
         digest=own["digest"],
@@ -140,7 +140,7 @@ def _decided(
         had_champion=model.name in run.left_by_earlier("champions"),
         is_forced=model.name in run.forced,
     )
-    return replace(check, data=own, due=due(standing, seen, model.rules))
+    return replace(check, data=own, due=due(serving, seen, model.rules))
 
 
 def trained_of(run: RetrainingRun, model: ModelRecord) -> TrainingRecord | None:
@@ -157,7 +157,7 @@ def trained_of(run: RetrainingRun, model: ModelRecord) -> TrainingRecord | None:
 
 def _only_lost_files(run: RetrainingRun, check: InspectedModel) -> bool:
     """Returns whether the champion or the newest version was trained on every file of this run already."""
-    known = [model for model in (check.standing.champion, check.standing.latest) if model is not None]
+    known = [model for model in (check.serving.champion, check.serving.latest) if model is not None]
     kept = [trained for model in known if (trained := trained_of(run, model)) is not None]
     read = {file for trained in kept for file in trained.files}
     return bool(check.files) and read.issuperset(check.files)
@@ -230,8 +230,8 @@ def _plain(check: InspectedModel) -> dict[str, Any]:
         "job": to_json(model.job),
         "variants": to_json(model.variants),
         "compare_on": to_json(model.compare_on),
-        "champion": None if check.standing.champion is None else version_of(check.standing.champion),
-        "newest": None if check.standing.latest is None else version_of(check.standing.latest),
+        "champion": None if check.serving.champion is None else version_of(check.serving.champion),
+        "newest": None if check.serving.latest is None else version_of(check.serving.latest),
         "data": to_json(check.data),
         "files": to_json(check.files),
         "copies": [path for job in model.jobs for path in (job.data.path, job.data.held_out_path) if path is not None],
@@ -244,7 +244,7 @@ def _read(
     run: RetrainingRun, model: ProductionModel, where: Mapping[str, ServingVersions], fields: Mapping[str, Any]
 ) -> InspectedModel:
     """Restores a saved check; the champion to compare with is the current one."""
-    standing = where[model.registered_name]
+    serving = where[model.registered_name]
     return InspectedModel(
         model=replace(
             model,
@@ -252,8 +252,8 @@ def _read(
             variants=tuple(from_json(Job, job) for job in fields["variants"]),
             compare_on=None if fields["compare_on"] is None else from_json(Job, fields["compare_on"]),
         ),
-        standing=standing,
-        champion_dir=None if standing.champion is None or fields["fault"] else run.download(standing.champion),
+        serving=serving,
+        champion_dir=None if serving.champion is None or fields["fault"] else run.download(serving.champion),
         data=fields["data"],
         files=tuple((name, stamp) for name, stamp in fields["files"]),
         due=None if fields["due"] is None else from_json(DueDecision, fields["due"]),

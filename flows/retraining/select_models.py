@@ -105,12 +105,12 @@ def _problems(run: RetrainingRun, profiled: ProfilingResult, limits: RunLimits) 
 
 def _plan(limits: RunLimits, problem: Problem) -> Plan:
     """Plans as the batch will be planned: jobs are trained together if that is better."""
-    return checked_fusion(problem, work_s=PLANNING_WORK_S, seed=0, objective=_terms(limits, ()).objective).together
+    return checked_fusion(problem, work_s=PLANNING_WORK_S, seed=0, objective=_terms(limits, ()).objective).fused_plan
 
 
 def _trainable_jobs(check: InspectedModel) -> Iterator[Job]:
     """Yields the model's job and those of its sweep, each based on a version of the champion, as an alias may move."""
-    champion = check.standing.champion
+    champion = check.serving.champion
     for job in check.model.trained_jobs:
         if check.model.warm_start and champion is not None:
             job = replace(job, base=f"models:/{check.model.registered_name}/{version_of(champion)}")

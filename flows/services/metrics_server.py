@@ -126,25 +126,25 @@ GAUGES: Sequence[tuple[str, str, Sequence[str], Callable[[Measurement], Rows]]] 
         "ringmaster_database_up",
         "Whether the pool's database answers (1) or not (0).",
         [],
-        lambda found: _one(found.state is not None),
+        lambda state: _one(state.state is not None),
     ),
     (
         "ringmaster_leader_heartbeat_age_seconds",
         "Time since this server has last seen another heartbeat of the leading controller.",
         [],
-        lambda found: _one(found.leader_heartbeat_age_s),
+        lambda state: _one(state.leader_heartbeat_age_s),
     ),
     (
         "ringmaster_node_heartbeat_age_seconds",
         "Time since this server has last seen another heartbeat of a node.",
         ["node"],
-        lambda found: [((node,), age_s) for node, age_s in found.node_heartbeat_age_s.items()],
+        lambda state: [((node,), age_s) for node, age_s in state.node_heartbeat_age_s.items()],
     ),
     (
         "ringmaster_segments_running",
         "Number of segments that run.",
         [],
-        lambda found: _one(None if found.state is None else len(found.counts.running)),
+        lambda state: _one(None if state.state is None else len(state.counts.running)),
     ),
 )
 COUNTERS: Sequence[tuple[str, str, Sequence[str], Callable[[Measurement], Rows]]] = (
@@ -152,31 +152,31 @@ COUNTERS: Sequence[tuple[str, str, Sequence[str], Callable[[Measurement], Rows]]
         "ringmaster_leader_changes",
         "Number of times that a controller has taken the lead, since the database is there.",
         [],
-        lambda found: _one(found.state.leader.epoch if found.state and found.state.leader else None),
+        lambda state: _one(state.state.leader.epoch if state.state and state.state.leader else None),
     ),
     (
         "ringmaster_device_seconds",
         f"Device time by node and state, {SINCE}; time while the database does not answer is not counted.",
         ["node", "state"],
-        lambda found: list(found.device_seconds.items()),
+        lambda state: list(state.device_seconds.items()),
     ),
     (
         "ringmaster_plans",
         f"Number of plans by reason, {SINCE}.",
         ["reason"],
-        lambda found: _each(PlanReason, found.counts.plans),
+        lambda state: _each(PlanReason, state.counts.plans),
     ),
     (
         "ringmaster_segments_ended",
         f"Number of segments that have ended by the status of their outcomes, {SINCE}.",
         ["status"],
-        lambda found: _each(OUTCOMES, found.counts.segments),
+        lambda state: _each(OUTCOMES, state.counts.segments),
     ),
     (
         "ringmaster_jobs_ended",
         f"Number of jobs that have ended by status, such as failed, {SINCE}.",
         ["status"],
-        lambda found: _each(ENDED, found.counts.jobs),
+        lambda state: _each(ENDED, state.counts.jobs),
     ),
 )
 

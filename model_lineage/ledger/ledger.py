@@ -203,7 +203,7 @@ class Ledger(Models):
         own, parent = self._logged_model(record.model_id), self._logged_model(record.parents[0])
         if own is None or parent is None or record.version is None:
             return
-        table = beside_base(
+        table = compared_with_base(
             record, record_of(parent), weight_bytes=weight_bytes, metrics=_metrics(own), base_metrics=_metrics(parent)
         )
         self._rewrite_page(record, lambda text: with_comparison(text, table, limit=model_pages.DESCRIPTION_LIMIT))
@@ -227,7 +227,7 @@ def _metrics(model: Any) -> dict[str, float]:
     return {metric.key: metric.value for metric in model.metrics or []}
 
 
-def beside_base(
+def compared_with_base(
     record: ModelRecord,
     base: ModelRecord,
     *,

@@ -68,13 +68,13 @@ def storable_values(value: Any) -> Any:
 
 def storable(text: str) -> str:
     """Returns `text` with escapes for what databases and UTF-8 refuse: NUL and lone surrogates."""
-    return text if text.isprintable() else re.sub("[\x00\ud800-\udfff]", lambda found: _escape(found[0]), text)
+    return text if text.isprintable() else re.sub("[\x00\ud800-\udfff]", lambda match: _escape(match[0]), text)
 
 
 def markdown(text: str, *, limit: int = MOST_CHARACTERS) -> str:
     """Returns foreign text for a paragraph, heading, link or table in Markdown, where it is neither markup nor HTML."""
     escaped = html.escape(MARKDOWN.sub(_with_backslash, printable(text, limit=limit).strip()), quote=False)
-    return BARE_LINKS.sub(lambda found: f"&#{ord(found[0])};", escaped)
+    return BARE_LINKS.sub(lambda match: f"&#{ord(match[0])};", escaped)
 
 
 def code_span(text: str, *, limit: int = MOST_CHARACTERS) -> str:

@@ -96,7 +96,7 @@ class DeadlineAlarms:
 
     def __init__(self, batch: str, *, deadlines_s: Mapping[str, float], started_s: float) -> None:
         self._batch, self._deadlines_s, self._started_s = batch, deadlines_s, started_s
-        self._told: set[str] = set()
+        self._reported: set[str] = set()
 
     def look(self, run_timeline: RunTimeline) -> list[Alarm]:
         """Returns the alarms for jobs whose deadline came to be in danger since the last call."""
@@ -104,11 +104,11 @@ class DeadlineAlarms:
         for line in run_timeline.jobs:
             job = line.name.rpartition("/")[2]
             deadline_s = self._deadlines_s.get(job)
-            if deadline_s is None or line.ends_s is None or line.status in ENDED or job in self._told:
+            if deadline_s is None or line.ends_s is None or line.status in ENDED or job in self._reported:
                 continue
             late_s = run_timeline.zero_s + line.ends_s - self._started_s - deadline_s
             if late_s > 0:
-                self._told.add(job)
+                self._reported.add(job)
                 result.append(self._alarm(job, deadline_s=deadline_s, late_s=late_s))
         return result
 

@@ -212,7 +212,7 @@ def parent_findings(
     yield from _another_model(place, job, parent, other, exactly=key != ("base",))
 
 
-def with_parents_said(jobs: Sequence[Job]) -> tuple[Job, ...]:
+def with_declared_parents(jobs: Sequence[Job]) -> tuple[Job, ...]:
     """Returns the jobs of a batch with the values that others imply: zero steps, teachers' models, bases' adapters."""
     models, named = {job.name: job.model for job in jobs}, {job.name: job for job in jobs}
     completed = []

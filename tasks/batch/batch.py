@@ -12,7 +12,7 @@ from pydantic import ValidationError
 from ringmaster.codec import digest, from_json, to_json
 from ringmaster.errors import BatchFileError
 from ringmaster.tasks.batch import document, grid, ludwig, rules, yaml_sections
-from ringmaster.tasks.batch.adaptation_rules import with_parents_said
+from ringmaster.tasks.batch.adaptation_rules import with_declared_parents
 from ringmaster.tasks.batch.document import Fault, Finding, Place, as_list, got, place_text
 from ringmaster.tasks.batch.references import NAME_REMEDY, is_name, loss_parts
 from ringmaster.tasks.batch.schema import PLANNER_KEYS, PROFILING_SHARE, BatchEntry, GridEntry, JobEntry
@@ -21,9 +21,9 @@ from ringmaster.tasks.files import text_of
 from ringmaster.tasks.planning.objectives import PlanningTerms
 from ringmaster.techniques.data.inference import (
     encodes_text,
-    has_negatives,
     has_tokenizer,
     infer_kind,
+    num_negatives,
     with_processor_of,
 )
 from ringmaster.techniques.job import DataSpec, Job, ModelSpec, StoreSettings
@@ -147,7 +147,7 @@ class Batch:
         if findings:
             raise BatchFileError(_faults(findings, lines=lines, file=file))
         assert entry is not None, "values without a fault are a batch"
-        jobs = with_parents_said(with_kinds([_job(job) for job in planned]))
+        jobs = with_declared_parents(with_kinds([_job(job) for job in planned]))
         users = {job.name: job.user for job in planned if job.user is not None}
         searches = {search.name: job.name for job in jobs for search in job.searches()}
         return cls(
@@ -376,10 +376,10 @@ def _with_hard_negatives(job: Job) -> Job:
     if job.loss not in (Contrastive.name, LateInteraction.name) or "hard_negatives" in job.loss_options:
         return job
     try:
-        has_some = has_negatives(job.data)
+        number = num_negatives(job.data)
     except ValueError:  # as below
         return job
-    return replace(job, loss_options={**job.loss_options, "hard_negatives": True}) if has_some else job
+    return replace(job, loss_options={**job.loss_options, "hard_negatives": number}) if number else job
 
 
 def _tokenizer(spec: DataSpec, model: ModelSpec) -> str | None:

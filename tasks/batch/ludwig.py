@@ -11,7 +11,7 @@ from typing import Any
 
 from ringmaster.tasks.batch import document
 from ringmaster.tasks.batch.document import Finding, Place, as_list, as_mapping, got
-from ringmaster.tasks.files import beside, text_of
+from ringmaster.tasks.files import path_in, text_of
 from ringmaster.techniques.loss import Values, WholeNumbers, YesOrNo
 
 FACTORY = "ringmaster.techniques.models.feature_model:build_feature_model"
@@ -41,7 +41,6 @@ LAYERS: Keys = {
 _TRANSFORMER: Keys = dict.fromkeys(
     ("hidden_size", "num_hidden_layers", "num_attention_heads", "intermediate_size"), WHOLE
 ) | {"use_pretrained": YesOrNo()}
-_BERT: Keys = {**_TRANSFORMER, "max_position_embeddings": WHOLE, "pretrained_model_name_or_path": Names()}
 _SCALAR: Mapping[str, Keys] = {"passthrough": {}, "dense": LAYERS}
 ENCODERS: Mapping[str, Mapping[str, Keys]] = {
     "number": _SCALAR,
@@ -50,7 +49,7 @@ ENCODERS: Mapping[str, Mapping[str, Keys]] = {
     "text": {
         "parallel_cnn": {"embedding_size": WHOLE, "num_filters": WHOLE, **LAYERS},
         "embed": {"embedding_size": WHOLE},
-        **dict.fromkeys(TRANSFORMERS[:-1], _BERT),
+        **dict.fromkeys(TRANSFORMERS[:-1], _TRANSFORMER),
     },
     "image": {"stacked_cnn": {"num_filters": WHOLE, **LAYERS}, "vit": {**_TRANSFORMER, "patch_size": WHOLE}},
 }
@@ -101,7 +100,7 @@ def expanded(job: Any, folder: Path, findings: list[Finding], place: Place) -> A
     configuration, faults = job[KEY], list[Finding]()
     if isinstance(configuration, str):
         try:
-            read = document.read(text_of(beside(folder, configuration)))
+            read = document.read(text_of(path_in(folder, configuration)))
             configuration, faults = read.data, read.findings
         except (OSError, ValueError) as error:
             faults = [Finding((), f"cannot be read: {error}", "name a Ludwig configuration")]
@@ -162,10 +161,8 @@ def _feature_faults(feature: Any, place: Place, *, is_output: bool) -> Iterator[
     if not is_output:
         yield from _typed(feature.get("encoder"), ENCODERS[kind], (*place, "encoder"))
         encoder = as_mapping(feature.get("encoder"))
-        is_named = not encoder.get("use_pretrained", True) or "pretrained_model_name_or_path" in encoder
-        if encoder.get("type") in TRANSFORMERS and not is_named:
-            remedy = "set use_pretrained to false, or for texts pretrained_model_name_or_path to a folder"
-            yield Finding((*place, "encoder"), "names no pretrained model", remedy)
+        if encoder.get("type") in TRANSFORMERS and encoder.get("use_pretrained", True):
+            yield Finding((*place, "encoder"), "would be pretrained, which is not taken", "set use_pretrained to false")
         return
     decoder = {"classifier" if kind == "category" else "regressor": LAYERS}
     yield from _typed(feature.get("decoder"), decoder, (*place, "decoder"))
@@ -206,8 +203,6 @@ def _job(raw: Mapping[str, Any]) -> dict[str, Any]:
         )
         features.append({**feature, "is_output": True} if each in outputs else feature)
         options[each["name"]] = dict(each.get("encoder") or each.get("decoder") or {})
-        if (folder := options[each["name"]].get("pretrained_model_name_or_path")) is not None:
-            data["tokenizer"] = folder
     data["kwargs"] = {"features": features}
     if shares := as_mapping(as_mapping(raw.get("preprocessing")).get("split")).get("probabilities"):
         data["held_out"] = 1 - shares[0]

@@ -23,7 +23,7 @@ from pydantic_core import PydanticCustomError
 
 from ringmaster.extras import PACKAGES, install_command, missing_packages
 from ringmaster.tasks.batch.document import got
-from ringmaster.tasks.files import beside, is_file
+from ringmaster.tasks.files import is_file, path_in
 from ringmaster.tasks.planning.objectives import objective_names
 from ringmaster.techniques import job, registry
 from ringmaster.techniques.checkpoints.storage import is_url
@@ -233,6 +233,11 @@ def parent(name: str, info: ValidationInfo) -> str:
     return str(path)
 
 
+def store(name: str, info: ValidationInfo) -> str:
+    """Returns a local folder with a knowledge store as an absolute path; the name of a version stays unchanged."""
+    return folder(name, info) if is_folder(name) else name
+
+
 def is_folder(name: str) -> bool:
     """Whether the name of a parent model is a folder's, rather than a job's."""
     return name.startswith((".", "/", "~"))
@@ -316,7 +321,7 @@ def _folder(info: ValidationInfo) -> Path:
 
 def _absolute(name: str, info: ValidationInfo) -> str:
     try:
-        return str(beside(_folder(info), name))
+        return str(path_in(_folder(info), name))
     except ValueError as error:
         raise wrong(f"{shortened(repr(name), MAX_QUOTED)} {error}", "name a file or folder that exists") from error
 

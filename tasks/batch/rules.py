@@ -83,7 +83,7 @@ def _store(job: Raw) -> Iterator[Finding]:
         return
     model, data = as_mapping(job.get("model")), as_mapping(job.get("data"))
     problem, _, remedy = (missing_extra("retrieval", feature="a store") or "").partition(". To fix: ")
-    trains = ("adapter", "adaptation", "loss", "target", "warm_start", "local_updates", "numerics")
+    trains = ("adapter", "adaptation", "loss", "target", "warm_start", "local_updates", "numerics", "allow_untrusted")
     yield from findings_where(
         (problem, ("store",), problem, remedy),
         (
@@ -549,7 +549,7 @@ def training_findings(job: Raw) -> Iterator[Finding]:
     schedule = as_mapping(job.get("schedule"))
     name, decay = schedule.get("name", ScheduleSpec.name), schedule.get("decay_ratio")
     warmup, warmup_ratio = schedule.get("warmup_steps"), schedule.get("warmup_ratio")
-    together = _number(warmup_ratio) + _number(DECAY_RATIO if decay is None else decay)
+    total_ratio = _number(warmup_ratio) + _number(DECAY_RATIO if decay is None else decay)
     yield from findings_where(
         (
             isinstance(warmup, int) and isinstance(steps, int) and 0 < steps <= warmup,
@@ -576,9 +576,9 @@ def training_findings(job: Raw) -> Iterator[Finding]:
             "name the schedule wsd, or remove it",
         ),
         (
-            name == "wsd" and together > 1 and warmup_ratio is not None,
+            name == "wsd" and total_ratio > 1 and warmup_ratio is not None,
             ("schedule", "warmup_ratio"),
-            f"and decay_ratio are more than all steps together, {got(together)}",
+            f"and decay_ratio are more than all steps together, {got(total_ratio)}",
             "give shares whose sum is at most 1",
         ),
         (

@@ -58,6 +58,7 @@ from ringmaster.techniques.data.row_files import FORMATS
 from ringmaster.techniques.loss import loss_names
 from ringmaster.techniques.metric import metric_names
 from ringmaster.techniques.processes.order import KEPT_CHECKPOINTS
+from ringmaster.techniques.retrieval.passage_reader import Retriever
 
 
 class Section(BaseModel):
@@ -73,6 +74,18 @@ class Window(Section):
     last_rows: Whole | None = Field(default=None, description="a number of rows, the last ones, such as 10000")
     since: str | float | None = Field(default=None, description="the first moment, such as 2026-01-31")
     until: str | float | None = Field(default=None, description="the moment before which rows lie, such as 2026-03-01")
+
+
+class RetrieverSection(Section):
+    """The passages of a knowledge store that are put before each prompt, or are hard negatives of each anchor."""
+
+    store: Annotated[str, AfterValidator(references.store)] = Field(
+        description="a version of a store, such as wiki@champion, or a folder"
+    )
+    k: Whole = Field(default=Retriever.k, description="the number of passages, such as 8")
+    template: str = Field(
+        default=Retriever.template, description='what the model reads, such as "{passages}\\n\\n{prompt}"'
+    )
 
 
 class Data(Section):
@@ -170,8 +183,12 @@ class Data(Section):
     negative_column: str | None = Field(
         default=None, description="the column that holds a similar text that does not belong to it, such as other"
     )
+    id_column: str | None = Field(default=None, description="the column that holds the id of a passage, such as url")
     image_column: str | None = Field(
         default=None, description="the column that holds the path of an image, such as file"
+    )
+    retriever: RetrieverSection | None = Field(
+        default=None, description="the passages that samples read, such as {store: wiki@champion, k: 8}"
     )
 
 

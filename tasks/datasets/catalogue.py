@@ -10,7 +10,7 @@ from pydantic import ValidationError
 from ringmaster.tasks.batch import document, yaml_sections
 from ringmaster.tasks.batch.document import Finding, Place, got, place_text
 from ringmaster.tasks.batch.schema import DatasetSection, DatasetVersion
-from ringmaster.tasks.files import beside, is_file, text_of
+from ringmaster.tasks.files import is_file, path_in, text_of
 from ringmaster.techniques.checkpoints.storage import is_url
 from ringmaster.text import is_printable_name, shortened
 
@@ -48,7 +48,7 @@ class Entry:
     def location(self, path: str) -> str:
         """Returns a path of the data set as an absolute path; a URL is returned unchanged."""
         try:
-            return path if is_url(path) else str(beside(self.folder, path))
+            return path if is_url(path) else str(path_in(self.folder, path))
         except ValueError:  # reported where a job names the data set
             return str(self.folder / path)
 
@@ -74,7 +74,7 @@ def catalogue_of(raw: Any, *, folder: Path) -> tuple[Catalogue, list[Finding]]:
         message = f"there is no file {shortened(repr(raw), 200)}"
         return Catalogue(), [Finding(("datasets",), message, f"name a file such as {FILE}, relative to this one")]
     if isinstance(raw, str):
-        return read_catalogue(beside(folder, raw), at=("datasets",))
+        return read_catalogue(path_in(folder, raw), at=("datasets",))
     own, result = _entries(raw if isinstance(raw, Mapping) else {}, folder=folder, at=("datasets",))
     other = Catalogue()
     if (folder / FILE).is_file():

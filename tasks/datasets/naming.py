@@ -43,12 +43,12 @@ class NamedData:
         data = job.get("data") if isinstance(job, Mapping) else None
         if not isinstance(data, Mapping):
             return job
-        found_data, wrong = resolved(data, self.catalogue)
-        if found_data is not data:
+        resolved_data, wrong = resolved(data, self.catalogue)
+        if resolved_data is not data:
             self._resolved.add(origin(("data",)))
-            wrong += self._rows(found_data)
+            wrong += self._rows(resolved_data)
         self.findings += [replace(finding, place=origin(("data", *finding.place))) for finding in wrong]
-        return {**job, "data": found_data}
+        return {**job, "data": resolved_data}
 
     def named(self, findings: Iterable[Finding]) -> list[Finding]:
         """Returns findings about the files of named data sets, moved to the place of the name in the job."""

@@ -134,7 +134,7 @@ class _Watch:
             max_failures=allowed,
             passed=bool(self._num_rows) and num_failures <= allowed * self._num_rows + 1e-9,
             why="" if self._num_rows else "there are no rows to check",
-            examples=tuple(said if is_whole else f"row {n}: {said}"[:MAX_CHARACTERS] for n, said in examples),
+            examples=tuple(value if is_whole else f"row {n}: {value}"[:MAX_CHARACTERS] for n, value in examples),
         )
 
 
@@ -209,15 +209,15 @@ class _Share:
     def __init__(self, assertion: AssertionEntry) -> None:
         assert assertion.share is not None
         self._share = assertion.share
-        self._num_rows = self._num_found = 0
+        self._num_rows = self._num_matching = 0
 
     def see(self, number: int, row: Row) -> None:
         self._num_rows += 1
-        self._num_found += bool(_value(row, self._share.field) == self._share.value)
+        self._num_matching += bool(_value(row, self._share.field) == self._share.value)
 
     def late(self) -> Iterator[tuple[int, str]]:
         share = self._share
-        if self._num_rows and not share.min <= (result := self._num_found / self._num_rows) <= share.max:
+        if self._num_rows and not share.min <= (result := self._num_matching / self._num_rows) <= share.max:
             yield 0, f"{share.field} {share.value} has {result:.1%} of the rows, not {share.min:.1%} to {share.max:.1%}"
 
 

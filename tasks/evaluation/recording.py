@@ -136,10 +136,10 @@ def _field(metric: str, lines: Sequence[SliceMetric], *, top: float) -> Iterator
             yield _dot(x(line.other), y, OTHER, f"the other: {line.other:.4g}")
         if math.isfinite(line.value):
             yield _dot(x(line.value), y, OWN, f"{line.value:.4g} ({line.low:.4g} to {line.high:.4g})")
-        yield f'<text x="{WIDTH - RIGHT + 10}" y="{y + 4:.1f}" class="value">{xml(_said(line))}</text>'
+        yield f'<text x="{WIDTH - RIGHT + 10}" y="{y + 4:.1f}" class="value">{xml(_metric_text(line))}</text>'
 
 
-def _said(line: SliceMetric) -> str:
+def _metric_text(line: SliceMetric) -> str:
     if line.gain is None or line.p_better is None or line.p_worse is None:
         return f"{line.value:.4g}"
     p = min(line.p_better, line.p_worse)

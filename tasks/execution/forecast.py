@@ -107,11 +107,11 @@ class _Normals:
     Numbers of different seeds are independent.
     """
 
-    def __init__(self, *, seed: int, num_draws: int = NUM_DRAWS) -> None:
-        self._random, self._num_draws = np.random.default_rng(seed), num_draws
+    def __init__(self, *, seed: int) -> None:
+        self._random = np.random.default_rng(seed)
 
     def __call__(self) -> Draws:
-        half = self._random.standard_normal(self._num_draws // 2)
+        half = self._random.standard_normal(NUM_DRAWS // 2)
         return np.concatenate([half, -half])
 
 
@@ -313,16 +313,16 @@ class EarliestEnds:
 
     def of_jobs(self) -> dict[str, float]:
         """Returns the earliest end of each job (`earliest_ends_s`)."""
-        together = {name for job in self.problem.jobs if job.members for name in (job.id, *job.members)}
-        together |= {name for job in self.problem.jobs for o in job.options if o.jobs for name in (job.id, *o.jobs)}
+        grouped = {name for job in self.problem.jobs if job.members for name in (job.id, *job.members)}
+        grouped |= {name for job in self.problem.jobs for o in job.options if o.jobs for name in (job.id, *o.jobs)}
         jobs = (
             replace(job, options=tuple(replace(o, runtime_s=LEAST_RUNTIME_S) for o in job.options))
-            if job.id in together
+            if job.id in grouped
             else job
             for job in self.problem.jobs
         )
-        ends_s = earliest_ends_s(replace(self.problem, jobs=tuple(jobs)) if together else self.problem)
-        return ends_s | dict.fromkeys(together, 0.0)
+        ends_s = earliest_ends_s(replace(self.problem, jobs=tuple(jobs)) if grouped else self.problem)
+        return ends_s | dict.fromkeys(grouped, 0.0)
 
     def of_last(self, names: Collection[str]) -> float:
         """Returns the earliest end of the last of some jobs, as the prices prove it (`certified_bound`)."""

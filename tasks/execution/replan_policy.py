@@ -153,7 +153,7 @@ class _OptionTrial:
         tried, used = job.options[option], job.options[segment.option]
         cost_used = used.runtime_s * (used.num_devices + price)
         ratio = tried.runtime_s * (tried.num_devices + price) / (cost_used * (1.0 - saved))
-        spread = job.beliefs[option].spread_beside(job.beliefs[segment.option])
+        spread = job.beliefs[option].spread_relative_to(job.beliefs[segment.option])
         saves = (1.0 - saved) * (expected_saving(math.log(ratio), spread) - max(0.0, 1.0 - ratio))
         held = len(segment.devices) + price
         num_steps = _num_steps(job, option, switch_cost_s=switch_cost_s)

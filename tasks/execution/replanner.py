@@ -150,7 +150,7 @@ class Replanner:
     def hear(self, running: RunningSegment) -> None:
         """Records the measured speed of a running segment."""
         self._heard_s[running.segment.job] = self._now_s()
-        expected_s = running.profile.restricted_to(running.members).together_s
+        expected_s = running.profile.restricted_to(running.members).gang_step_s
         if (step_s := running.step_s) and expected_s > 0:  # a command may report no seconds
             errors = errors_of(running.profile)
             self._beliefs.note(

@@ -203,10 +203,10 @@ def best_order(
         periods = lp.solved()
         return None if periods is None else OrderFound(order, periods, lp)
 
-    firsts = [found for order in orders if (found := solved(order))]
+    firsts = [solution for order in orders if (solution := solved(order))]
     if not firsts:
         return None
-    best, num_lps, i, unchanged = min(firsts, key=lambda found: found.periods.value), 0, 0, 0
+    best, num_lps, i, unchanged = min(firsts, key=lambda solution: solution.periods.value), 0, 0, 0
     after = {job.id: set(job.after) for job in problem.jobs}
     most = min(MAX_LPS, SIZE_OF_LPS // ((len(best.order) + 1) * len(problem.jobs)))
     while num_lps < most and unchanged < len(best.order) - 1 and not work.is_over():
@@ -218,9 +218,9 @@ def best_order(
         order = list(best.order)
         order[i - 1], order[i] = b, a
         num_lps += 1
-        found = solved(order)
-        if found is not None and found.periods.value < best.periods.value * (1 - 1e-6):
-            best, unchanged = found, 0
+        solution = solved(order)
+        if solution is not None and solution.periods.value < best.periods.value * (1 - 1e-6):
+            best, unchanged = solution, 0
     return best
 
 
@@ -249,12 +249,12 @@ def first_orders(
     ends = [job.id for job in problem.jobs if job.id in waited_for or of.ends.get(job.id, 0.0) > 0]
     middles = _middles(problem, bound_s)
     likely_s = likely_ends_s(problem, of.ends, bound_s=bound_s) if of.ends else {}
-    together = _of_one_factor(of, others=ends) if has_due_dates(of, problem) else []
+    same_factor = _of_one_factor(of, others=ends) if has_due_dates(of, problem) else []
     smallest = min(of.latest.values(), default=0.0)
-    due_s = {job: bound_s * smallest / of.latest[job] for jobs in together for job in jobs}
+    due_s = {job: bound_s * smallest / of.latest[job] for jobs in same_factor for job in jobs}
     for guess in (middles | due_s | likely_s, ends_s):
         own = [(guess[job], ScheduleEvent(EventKind.END, frozenset({job}))) for job in ends]
-        own += [(max(guess[job] for job in jobs), ScheduleEvent(EventKind.END, jobs)) for jobs in together]
+        own += [(max(guess[job] for job in jobs), ScheduleEvent(EventKind.END, jobs)) for jobs in same_factor]
         ordered = sorted([*rows, *own], key=lambda row: (row[0], row[1].kind, sorted(row[1].names)))
         order = _in_precedence([event for _, event in ordered], problem)
         yield order

@@ -33,34 +33,33 @@ class Fusion:
     """The chosen groups, and what they save.
 
     groups: members by lead.
-    together: the best plan found of the problem.
+    fused_plan: the best plan found of the problem.
     alone: the best plan found without fused options (`without_groups`).
     alone_is_late: without groups the jobs cannot meet their deadlines; `alone` is then a plan without deadlines.
     """
 
     groups: Groups
-    together: Plan
+    fused_plan: Plan
     alone: Plan
     alone_is_late: bool = False
 
     @property
     def saved_s(self) -> float:
         """Seconds by which the last job ends earlier; negative where another objective prefers a later end."""
-        return self.alone.makespan_s - self.together.makespan_s
+        return self.alone.makespan_s - self.fused_plan.makespan_s
 
     def in_words(self) -> str:
         """One line for the user, such as "fused 16 jobs into 2 groups: 63 s instead of 99 s, 36 % less"."""
-        now, before = _objective_of(self.together), _objective_of(self.alone)
+        now, before = _objective_of(self.fused_plan), _objective_of(self.alone)
         if not self.groups:
             return f"no jobs are fused: trained alone they take {_amount_text(self.alone)}"
         num_jobs = sum(1 + len(members) for members in self.groups.values())
         groups = "1 group" if len(self.groups) == 1 else f"{len(self.groups)} groups"
-        text = (
-            f"fused {num_jobs} jobs into {groups}: {_amount_text(self.together)} instead of {_amount_text(self.alone)}"
-        )
+        amounts = f"{_amount_text(self.fused_plan)} instead of {_amount_text(self.alone)}"
+        text = f"fused {num_jobs} jobs into {groups}: {amounts}"
         text += f", {1 - now / before:.0%} less".replace("%", " %") if now < before else ""
-        if self.together.value is None and self.together.best_bound_s:
-            text += f"; at least {seconds_text(self.together.best_bound_s)} by the bound"
+        if self.fused_plan.value is None and self.fused_plan.best_bound_s:
+            text += f"; at least {seconds_text(self.fused_plan.best_bound_s)} by the bound"
         return text + ("; trained alone they cannot meet their deadlines" if self.alone_is_late else "")
 
     def to_json(self) -> dict[str, Any]:
@@ -97,14 +96,14 @@ def choose_groups(
         objective=objective_by_name(objective),
     )
     search.run(with_alone=True)
-    together, alone, is_late = search.proved(), search.alone, False
+    fused_plan, alone, is_late = search.proved(), search.alone, False
     if alone is None:
         jobs = tuple(replace(job, deadline_s=None) for job in without_groups(problem).jobs)
         alone = plan_one(replace(problem, jobs=jobs), work=WorkBudget.of(work_s, time_limit_s=time_limit_s))
         is_late = any(job.deadline_s is not None for job in problem.jobs)
-    elif _objective_of(together) >= _objective_of(alone) * (1 - LEAST_GAIN):
-        together = _as_fused(alone, together, problem)
-    return Fusion(groups_of(together, problem), together, alone, is_late)
+    elif _objective_of(fused_plan) >= _objective_of(alone) * (1 - LEAST_GAIN):
+        fused_plan = _as_fused(alone, fused_plan, problem)
+    return Fusion(groups_of(fused_plan, problem), fused_plan, alone, is_late)
 
 
 def without_groups(problem: Problem) -> Problem:
@@ -170,11 +169,13 @@ def as_executed(problem: Problem, plan: Plan) -> tuple[Problem, Plan]:
     return whole.problem, bare
 
 
-def _as_fused(alone: Plan, together: Plan, problem: Problem) -> Plan:
+def _as_fused(alone: Plan, fused_plan: Plan, problem: Problem) -> Plan:
     """Returns the plan with every job alone as a plan of the fused problem, with that problem's bounds."""
     single = contract(problem, [frozenset((job.id,)) for job in problem.jobs])
     assert single is not None, "single jobs wait for each other as in the problem"
-    plan = replace(together, segments=single.expanded(alone, problem), method=alone.method, seconds=together.seconds)
+    plan = replace(
+        fused_plan, segments=single.expanded(alone, problem), method=alone.method, seconds=fused_plan.seconds
+    )
     return plan if plan.value is None else replace(plan, value=objective_by_name(plan.objective).value(plan, problem))
 
 
@@ -239,7 +240,7 @@ def checked_plan(
 def checked_fusion(problem: Problem, *, work_s: float, seed: int, objective: str = "makespan") -> Fusion:
     """Chooses fused groups and checks their plan with the independent verifier. Raises ProblemError as `solve` does."""
     fusion = choose_groups(problem, work_s=work_s, seed=seed, objective=objective)
-    _checked(fusion.together, problem)
+    _checked(fusion.fused_plan, problem)
     return fusion
 
 

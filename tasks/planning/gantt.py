@@ -191,7 +191,7 @@ def seconds_text(value: float, *, like: float | None = None) -> str:
     return f"{value:.3g} s" if value < 100 else f"{value:.0f} s"
 
 
-def beside_plan(actual: float, planned: float) -> str:
+def compared_with_plan(actual: float, planned: float) -> str:
     """Returns how a duration compares with the planned one: "34 % faster than planned"."""
     off = actual / planned - 1 if planned else 0.0
     if abs(off) < AS_PLANNED:
@@ -229,18 +229,10 @@ BOUND_STYLE = (
 )
 
 
-def render_svg(
-    plan: Plan, problem: Problem, *, until_s: float | None = None, techniques: Iterable[str] | None = None
-) -> str:
-    """Draws the plan as SVG: a row per device, a box per segment, coloured by technique, with hatched overhead.
-
-    until_s: end of the time axis.
-    techniques: techniques in the legend, each with a colour.
-
-    Both are taken from the plan where they are left out.
-    """
-    frame = Frame([(node.id, node.num_devices) for node in problem.nodes], end_s=until_s or plan.makespan_s or 1.0)
-    colour_of = colours(techniques or (_technique(segment, problem) for segment in plan.segments))
+def render_svg(plan: Plan, problem: Problem) -> str:
+    """Draws the plan as SVG: a row per device, a box per segment, coloured by technique, with hatched overhead."""
+    frame = Frame([(node.id, node.num_devices) for node in problem.nodes], end_s=plan.makespan_s or 1.0)
+    colour_of = colours(_technique(segment, problem) for segment in plan.segments)
     number = {job.id: i for i, job in enumerate(problem.jobs)} if len(plan.segments) <= MAX_LINKED else {}
     style = BOUND_STYLE + _pointed_at(len(number))
     parts = [
@@ -261,11 +253,11 @@ def render_svg(
 
 def job_label(segment: Segment, problem: Problem) -> str:
     """The label of a segment: its job, the number of further jobs that are trained with it, and its technique."""
-    others = trained_beside(segment, problem)
+    others = jobs_trained_with(segment, problem)
     return f"{segment.job}{f' +{len(others)}' if others else ''} · {_technique(segment, problem)}"
 
 
-def trained_beside(segment: Segment, problem: Problem) -> tuple[str, ...]:
+def jobs_trained_with(segment: Segment, problem: Problem) -> tuple[str, ...]:
     """The other jobs that a segment trains: members of its job, and jobs of its option."""
     job = problem.job(segment.job)
     return (*job.members, *job.options[segment.option].jobs)
@@ -294,7 +286,7 @@ def _boxes(segment: Segment, problem: Problem, frame: Frame, colour: str) -> lis
         f"{segment.job}: {option.technique} on {sum(len(ids) for _, ids in segment.devices)} devices, "
         f"{seconds_text(segment.start_s)} to {seconds_text(segment.end_s)}, {segment.work:.1%} of its work"
     )
-    if others := trained_beside(segment, problem):
+    if others := jobs_trained_with(segment, problem):
         title += f", together with {', '.join(others)}"
     parts = [f"<title>{xml(title)}</title>"]
     least = 2.5 if segment.overhead_s > 0 else 0.0  # minimum visible width

@@ -50,7 +50,7 @@ def plan_constrained(
     search = ListSearch(problem, objective, bound_s)
     enough = 1.0 + 1e-6 if objective.only_last_end else 0.0
 
-    def found(index: int) -> tuple[Segment, ...]:
+    def annealed(index: int) -> tuple[Segment, ...]:
         try:
             segments = search.annealed(best.segments, index, enough=enough, seed=4 * seed + index, is_over=is_over,
                                        placements=placements)  # fmt: skip
@@ -59,7 +59,7 @@ def plan_constrained(
         return exactly(problem, segments, objective=objective, least_s=least_s)
 
     with ThreadPoolExecutor(len(HEATS)) as pool:
-        plans = [replace(best, segments=s, method="list annealing") for s in pool.map(found, range(len(HEATS))) if s]
+        plans = [replace(best, segments=s, method="list annealing") for s in pool.map(annealed, range(len(HEATS))) if s]
     return min([best, *plans], key=lambda plan: objective.rank(plan, problem))
 
 

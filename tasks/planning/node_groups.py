@@ -423,10 +423,10 @@ def _grouped(problem: Problem) -> list[list[int]]:
         num_groups = max(1, len(of_kind) // span)
         ends = [g * len(of_kind) // num_groups for g in range(num_groups + 1)]
         chunks = [set(of_kind[a:b]) for a, b in pairwise(ends)]
-        for together in tied:
-            touched = [chunk for chunk in chunks if chunk & together]
+        for joined in tied:
+            touched = [chunk for chunk in chunks if chunk & joined]
             if len(touched) > 1:
-                chunks = [chunk for chunk in chunks if not chunk & together] + [set().union(*touched)]
+                chunks = [chunk for chunk in chunks if not chunk & joined] + [set().union(*touched)]
         grouped += sorted(sorted(chunk) for chunk in chunks) if tied else [sorted(chunk) for chunk in chunks]
     return grouped
 

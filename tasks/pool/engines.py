@@ -304,10 +304,10 @@ def engine_flags() -> Mapping[str, EngineFlag]:
 def options_class(name: str) -> type[EngineOptions]:
     """Returns the class of an engine's options; that of all engines where it has none of its own, or is unknown."""
     try:
-        found = resolve(ENGINES.path(name))
+        resolved = resolve(ENGINES.path(name))
     except ValueError:
         return EngineOptions
-    return found if isinstance(found, type) and issubclass(found, EngineOptions) else EngineOptions
+    return resolved if isinstance(resolved, type) and issubclass(resolved, EngineOptions) else EngineOptions
 
 
 def engine_options(name: str, values: Mapping[str, Any]) -> EngineOptions:
@@ -338,9 +338,9 @@ def build_engine(name: str, context: EngineContext) -> Engine:
     from ringmaster.tasks.execution.engine import Engine
 
     path = ENGINES.path(name)
-    found = resolve(path)
-    is_options = isinstance(found, type) and issubclass(found, EngineOptions)
-    engine = found.build(context) if is_options else found(context)
+    resolved = resolve(path)
+    is_options = isinstance(resolved, type) and issubclass(resolved, EngineOptions)
+    engine = resolved.build(context) if is_options else resolved(context)
     if not isinstance(engine, Engine):
         lacking = [method for method in vars(Engine) if method[0] != "_" and not hasattr(engine, method)]
         raise ValueError(

@@ -315,7 +315,7 @@ class EventReader:
         self._take(value[number:], result)
         return result
 
-    def _take(self, rows: Sequence[_GangRow], found: list[BatchEvent]) -> int:
+    def _take(self, rows: Sequence[_GangRow], events: list[BatchEvent]) -> int:
         """Adds the events up to the first one of a gang whose segment has not started; returns how many it read."""
         started = self._started
         newest = max(started, default=0)
@@ -327,7 +327,7 @@ class EventReader:
             is_late = each.segment in self._ended or each.segment not in started
             if not is_late and not isinstance(each.event, FOR_THE_EXECUTOR) and not self._events.is_copied(each):
                 event = GangReport(number=each.segment, job=each.job, event=each.event)
-                found.append(BatchEvent(at=self._at, event=event, time_s=each.time_s))
+                events.append(BatchEvent(at=self._at, event=event, time_s=each.time_s))
         return len(rows)
 
     def _note(self, event: ExecutionEvent) -> None:

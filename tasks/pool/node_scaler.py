@@ -260,7 +260,7 @@ class NodeWorth:
     ) -> None:
         self._prices, self._clock = prices, clock
         self._jobs: frozenset[str] = frozenset()
-        self._asked_s = -AGAIN_S
+        self._requested_s = -AGAIN_S
         self._pending: Future[NodesWorth] | None = None
         self._answer: NodesWorth | None = None
 
@@ -279,14 +279,14 @@ class NodeWorth:
             self._take(self._pending)
             self._pending = None
         has_come = not frozenset(jobs) <= self._jobs
-        if self._pending is None and (has_come or self._clock() - self._asked_s >= AGAIN_S):
+        if self._pending is None and (has_come or self._clock() - self._requested_s >= AGAIN_S):
             self._begin(jobs, ask())
         return None if self._answer is None else self._answer.num_nodes
 
     def _begin(self, jobs: Sequence[str], question: NodeQuestion | None) -> None:
         if question is None:
             return
-        self._jobs, self._asked_s = frozenset(jobs), self._clock()
+        self._jobs, self._requested_s = frozenset(jobs), self._clock()
         work = partial(
             nodes_worth,
             question.problem_on,
@@ -413,7 +413,7 @@ def demands(job_table: JobTable) -> Sequence[JobDemand]:
         if not profiles or not num_steps:
             continue
         sizes = [profile.num_devices for profile in profiles]
-        device_s = num_steps * min(profile.together_s * profile.num_devices for profile in profiles)
+        device_s = num_steps * min(profile.gang_step_s * profile.num_devices for profile in profiles)
         result.append(JobDemand(device_s=device_s, least_devices=min(sizes), most_devices=max(sizes)))
     return result
 
@@ -426,7 +426,7 @@ def empty_before_s(job_table: JobTable) -> float:
     profiles = [profile for job in job_table.left() for profile in job_table.profiles[job.name]]
     if not profiles:
         return EMPTY_BEFORE_S
-    return HEED_S + SAFETY * max(profile.together_s + profile.save_s for profile in profiles)
+    return HEED_S + SAFETY * max(profile.gang_step_s + profile.save_s for profile in profiles)
 
 
 def plan_before_ends(

@@ -17,7 +17,7 @@ from ringmaster.tasks.profiling.search import num_evaluations
 from ringmaster.techniques import Job, Profile
 from ringmaster.techniques.preflight import Candidate, Preflight
 from ringmaster.techniques.technique import GRADIENT_BYTES, OPTIMIZER_STATE_BYTES, WEIGHT_BYTES
-from ringmaster.techniques.training.fused.group_requirements import why_not_together
+from ringmaster.techniques.training.fused.group_requirements import grouping_obstacle
 
 WHOLE, SHARDED = "whole", "sharded"
 KEPT, AGAIN = "none", "full"
@@ -218,12 +218,12 @@ def classes(
         )
         if not profiles[job.name] or not _may_join(job, names, num_devices=layout.num_devices):
             continue
-        if why_not_together([job], facts, num_ranks=layout.num_devices):
+        if grouping_obstacle([job], facts, num_ranks=layout.num_devices):
             continue
         if (solo := _solo(job, preflight, profiles[job.name], key=keys[job.name], layout=layout)) is None:
             continue
         alike = by_base.setdefault(digest([job.model, job.base]), [])
-        home = next((each for each in alike if not why_not_together([each[0].job, job], facts)), None)
+        home = next((each for each in alike if not grouping_obstacle([each[0].job, job], facts)), None)
         if home is None:
             alike.append([solo])
         else:

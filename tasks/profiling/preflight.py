@@ -127,7 +127,7 @@ class PreflightAhead:
 
     def __init__(self, order: PreflightOrder, *, server: ForkServerClient, notice: Notice) -> None:
         self._order, self._server, self._notice = order, server, notice
-        self._found: tuple[dict[str, Preflight], dict[str, str]] | None = None
+        self._result: tuple[dict[str, Preflight], dict[str, str]] | None = None
         self._thread = threading.Thread(target=self._run, name="preflight", daemon=True)
         self._thread.start()
 
@@ -139,13 +139,13 @@ class PreflightAhead:
             return None
         self._notice = notice
         self._thread.join()
-        for job, why in (self._found or ({}, {}))[1].items():
+        for job, why in (self._result or ({}, {}))[1].items():
             failed(job, why)
-        return self._found
+        return self._result
 
     def _run(self) -> None:
         with suppress(OSError, RuntimeError):  # whoever needs the result carries the order out, and gets the error
-            self._found = run_preflight(self._order, server=self._server, notice=lambda text: self._notice(text))
+            self._result = run_preflight(self._order, server=self._server, notice=lambda text: self._notice(text))
 
 
 def run_preflight(

@@ -218,7 +218,7 @@ class SpeedBelief:
         """Returns the median of true over predicted seconds, less `optimism` times the option's own spread."""
         return math.exp(self.mean - optimism * self.own_spread)
 
-    def spread_beside(self, other: SpeedBelief) -> float:
+    def spread_relative_to(self, other: SpeedBelief) -> float:
         """Returns the standard deviation of the logarithm of this ratio over that of another option of the job."""
         if self.is_measured or other.is_measured:
             return math.hypot(self.spread, other.spread)

@@ -94,8 +94,8 @@ class Trial:
     def __str__(self) -> str:
         """Returns a description of the trial for people."""
         config = " ".join(f"{key}={value}" for key, value in self.candidate.config.items())
-        beside = f" and {len(self.members)} more" if self.members else ""
-        return f"{self.job.name}{beside}: {self.candidate.technique} x{self.candidate.num_devices} ({config})"
+        others = f" and {len(self.members)} more" if self.members else ""
+        return f"{self.job.name}{others}: {self.candidate.technique} x{self.candidate.num_devices} ({config})"
 
 
 def run_wave(environment: TrialEnvironment, wave: Sequence[Trial], *, limit_s: float = math.inf) -> dict[str, Result]:

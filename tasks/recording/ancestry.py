@@ -10,6 +10,7 @@ from ringmaster.model_lineage.ledger.ledger import Ledger
 from ringmaster.model_lineage.records import INDEXED
 from ringmaster.tasks.storage.journal import Journal
 from ringmaster.techniques import Job
+from ringmaster.techniques.data.row_kind import retriever_of
 from ringmaster.text import code_span, markdown
 
 KINDS_OF_ADAPTERS: Mapping[str, str] = {
@@ -53,6 +54,12 @@ class Ancestry:
         if job.adapter is not None and job.adapter.continues_base and (base := self.jobs.get(job.base or "")):
             result = [*self.parents(base)[:1], *result]  # the weights that both adapters are on come first
         return list(dict.fromkeys(uri for uri in result if uri is not None))
+
+    def stores(self, job: Job) -> list[str]:
+        """Returns the URI of the version of the knowledge store that a job's data was read with, if it has one."""
+        retriever = retriever_of(job.data)
+        uri = None if retriever is None else self.journal.get(f"store:{retriever.store}")
+        return [] if uri is None else [uri]
 
     def named_parents(self, job: Job) -> dict[str, str]:
         """Returns the URIs or ids of a job's parents by the names that the job uses, with those of its own weights."""
@@ -115,7 +122,7 @@ def _sources(job: Job) -> Iterator[str]:
         yield job.adapter.from_pretrained
 
 
-def beside_parents(compared: Sequence[Mapping[str, Any]]) -> str:
+def compared_with_parents(compared: Sequence[Mapping[str, Any]]) -> str:
     """Returns a comparison of a model with its parents as markdown: bytes, seconds of a batch, and metrics.
 
     All are measured alike on one device.

@@ -25,9 +25,9 @@ from ringmaster.tasks.execution.events import (
 )
 from ringmaster.tasks.execution.job_table import CHOICE, CLONED, LIKE, PHASES, SETTLED, RunPaths, with_phases
 from ringmaster.tasks.planning import gantt
-from ringmaster.tasks.planning.gantt import beside_plan
+from ringmaster.tasks.planning.gantt import compared_with_plan
 from ringmaster.tasks.profiling.profile_store import MeasuredOptions, ProfileStore
-from ringmaster.tasks.recording.ancestry import Ancestry, beside_parents, kind_of
+from ringmaster.tasks.recording.ancestry import Ancestry, compared_with_parents, kind_of
 from ringmaster.tasks.recording.rows import (
     EnergyMeter,
     code_version,
@@ -265,7 +265,7 @@ class MlflowWriter:
         lines = []
         if (planned_s := metrics.get("planned_makespan_s")) is not None:
             makespan_s = metrics["makespan_s"]
-            took = f"It took **{makespan_s:.1f} s**, {beside_plan(makespan_s, planned_s)} ({planned_s:.1f} s)"
+            took = f"It took **{makespan_s:.1f} s**, {compared_with_plan(makespan_s, planned_s)} ({planned_s:.1f} s)"
             practice_s = metrics.get("current_practice_s")
             than = "" if practice_s is None else f", and one job after another would have taken {practice_s:.1f} s"
             lines += [picture(run_id), f"{took}{than}."]
@@ -390,7 +390,7 @@ class MlflowWriter:
             run_id=run_id,
             folder=Path(event.details["model_dir"]),
             kind=kind_of(job, has_parents=bool(parents or ancestry.lost)),
-            parents=parents,
+            parents=[*parents, *ancestry.stores(job)],
             datasets=dataset_inputs(job.data, data),
             params={
                 **({"num_parameters": num_parameters} if num_parameters else {}),
@@ -400,7 +400,7 @@ class MlflowWriter:
             },
             metrics=event.details["metrics"],
             description="\n\n".join(
-                filter(None, (origin and f"A clone of {markdown(origin)}.", beside_parents(compared)))
+                filter(None, (origin and f"A clone of {markdown(origin)}.", compared_with_parents(compared)))
             ),
             origin=self._origin(event, job, started_from=ancestry.first_weights(job), chain=chain),
         )

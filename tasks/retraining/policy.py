@@ -201,8 +201,10 @@ def decide_by(
     known = {line.metric: line.value for result in examined for line in result.measured if line.slice == ALL}
     reasons += _outside_limits(policy, known)
     for result in examined:
-        reasons += [_said(t.test, t.num_failures, t.num_cases, t.fault) for t in result.tests if not t.passed]
-        reasons += [_said(a.assertion, a.num_failures, a.num_rows, a.why) for a in result.assertions if not a.passed]
+        reasons += [_failure_text(t.test, t.num_failures, t.num_cases, t.fault) for t in result.tests if not t.passed]
+        reasons += [
+            _failure_text(a.assertion, a.num_failures, a.num_rows, a.why) for a in result.assertions if not a.passed
+        ]
     if whole is None:
         reasons.append(f"its {metric} is not known")
     elif not math.isfinite(whole.value):
@@ -294,5 +296,5 @@ def _on_slice(line: SliceMetric) -> str:
     return f"loses {gain} of {line.metric} on {line.slice} ({line.num_rows} rows)"
 
 
-def _said(name: str, num_failures: int, num_cases: int, fault: str) -> str:
+def _failure_text(name: str, num_failures: int, num_cases: int, fault: str) -> str:
     return f"{name}: {fault}" if fault else f"{name}: {num_failures} of {num_cases} fail"

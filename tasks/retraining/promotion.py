@@ -339,10 +339,10 @@ def standings(ledger: Ledger, names: Iterable[str]) -> dict[str, ServingVersions
     for model in ledger.models():
         if model.registered_name in versions and model.version is not None:
             versions[model.registered_name].add(model.version)
-    return {name: _standing(ledger, name, _newest(ledger, name, versions[name])) for name in wanted}
+    return {name: _serving_versions(ledger, name, _newest(ledger, name, versions[name])) for name in wanted}
 
 
-def _standing(ledger: Ledger, name: str, latest: ModelRecord | None) -> ServingVersions:
+def _serving_versions(ledger: Ledger, name: str, latest: ModelRecord | None) -> ServingVersions:
     if latest is None:
         return ServingVersions(name=name)
     champion, challenger = ledger.get_alias(name, CHAMPION), ledger.get_alias(name, CHALLENGER)

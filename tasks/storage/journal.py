@@ -72,7 +72,7 @@ class SegmentRecord:
     @property
     def num_jobs(self) -> int:
         """The number of jobs that its gang trained, which share the cost of its devices."""
-        return int(self.what.get("num_jobs", 1 + len(_beside(self))))
+        return int(self.what.get("num_jobs", 1 + len(_members(self))))
 
 
 class Journal:
@@ -205,7 +205,7 @@ class Journal:
             return list(connection.execute(query.where(SEGMENTS.c.job.in_({name, lead}))).all())
 
         records = [segment_record(row, job=row.job) for row in self.database.read(read)]
-        own = [r if r.job == name else _as_member(r, name) for r in records if name in (r.job, *_beside(r))]
+        own = [r if r.job == name else _as_member(r, name) for r in records if name in (r.job, *_members(r))]
         return [replace(record, job=job) for record in own]
 
     def write_plan(self, content: Mapping[str, Any], *, why: str) -> None:
@@ -310,14 +310,14 @@ def segment_record(row: Any, *, job: str) -> SegmentRecord:
     )
 
 
-def _beside(record: SegmentRecord) -> Mapping[str, int]:
+def _members(record: SegmentRecord) -> Mapping[str, int]:
     """Returns the other jobs that a segment's gang trained, with the step from which."""
     return dict(record.what.get("fellows", {}))
 
 
 def _as_member(record: SegmentRecord, job: str) -> SegmentRecord:
     """Returns another job's segment as a segment of `job`, which its gang trained too."""
-    what = {**record.what, "first_step": _beside(record)[job], "fellows": {}, "num_jobs": record.num_jobs}
+    what = {**record.what, "first_step": _members(record)[job], "fellows": {}, "num_jobs": record.num_jobs}
     outcome = record.outcome
     if outcome is not None:
         outcome = outcome.get("fellows", {}).get(job) or {"status": outcome["status"], "message": outcome["message"]}

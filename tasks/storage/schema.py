@@ -247,14 +247,14 @@ def check_tables(connection: Connection) -> None:
 
     Raises ReleaseMismatch if the tables have the form of a later release.
     """
-    text = _said(connection, _TABLES)
+    text = _fact(connection, _TABLES)
     if text is None:
         text = TABLES if _has_allocations(connection) else "1"  # a new database, or one from before the form was stored
         connection.execute(insert(ABOUT).values(key=_TABLES, value=text))
     if text in UPGRADES:
         _upgrade(connection, text)
     elif text != TABLES:
-        made_by = f" and was led by Ringmaster {release}" if (release := _said(connection, _RELEASE)) else ""
+        made_by = f" and was led by Ringmaster {release}" if (release := _fact(connection, _RELEASE)) else ""
         raise ReleaseMismatch(
             [
                 f"this database has tables of form {text}{made_by}; Ringmaster {own_release()} has form {TABLES}. "
@@ -284,7 +284,7 @@ def note_release(connection: Connection) -> None:
 
 def check_release(connection: Connection) -> None:
     """Raises ReleaseMismatch if the executor that last led the pool is of another release than this process."""
-    result = _said(connection, _RELEASE)
+    result = _fact(connection, _RELEASE)
     if result is not None and result != own_release():
         raise ReleaseMismatch(
             [
@@ -294,6 +294,6 @@ def check_release(connection: Connection) -> None:
         )
 
 
-def _said(connection: Connection, key: str) -> str | None:
+def _fact(connection: Connection, key: str) -> str | None:
     value = connection.execute(select(ABOUT.c.value).where(ABOUT.c.key == key)).scalar()
     return None if value is None else str(value)

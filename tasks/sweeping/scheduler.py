@@ -87,7 +87,7 @@ class SweepScheduler:
             details[name] |= {SETTLED: to_json(self._job(name, like=like)), LIKE: like}
         return details
 
-    def asked(self) -> SteeringRequest:
+    def pending_request(self) -> SteeringRequest:
         """Returns everything requested so far, to be repeated if the executor may not have received it."""
         left = self._left()
         late = {name: like for name, like in self._late.items() if name in left}

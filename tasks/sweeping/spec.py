@@ -472,7 +472,7 @@ def _value(parameter: Parameter, drawn: Any) -> Any:
 def _as_trial(space: Sequence[Parameter], tried: ProposedTrial, distributions: Any) -> Any:
     import optuna
 
-    params = {p.key: _told_to_optuna(p, tried.values[p.key], distributions[p.key]) for p in space}
+    params = {p.key: _optuna_value(p, tried.values[p.key], distributions[p.key]) for p in space}
     if tried.score is None:
         return optuna.trial.create_trial(
             state=optuna.trial.TrialState.RUNNING, params=params, distributions=distributions
@@ -486,7 +486,7 @@ def _as_trial(space: Sequence[Parameter], tried: ProposedTrial, distributions: A
     )
 
 
-def _told_to_optuna(parameter: Parameter, value: Any, distribution: Any) -> Any:
+def _optuna_value(parameter: Parameter, value: Any, distribution: Any) -> Any:
     """Returns a value exactly as Optuna draws it: Optuna refuses values that rounding moved off the steps."""
     if isinstance(parameter, CategoricalRange):
         return parameter.values.index(value)

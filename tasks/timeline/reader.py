@@ -56,7 +56,9 @@ class TimelineReader:
         self._makespans_s: dict[int, float] = {}
         self._nodes: dict[str, int] = {}
         self._paces: dict[int, JobProgress] = {}
-        self._beside: dict[tuple[int, str], JobProgress] = {}  # of members, by segment and name within the batch
+        self._member_progress: dict[
+            tuple[int, str], JobProgress
+        ] = {}  # of members, by segment and name within the batch
         self._heard = 0
 
     def signature(self) -> tuple[str, ...]:
@@ -91,17 +93,17 @@ class TimelineReader:
             if r.status not in (JobStatus.FAILED, JobStatus.CANCELLED, JobStatus.STOPPED) or name in ran
         }
         first = self._planned_first(heads, planned, zero_s)
-        standing = self._standing(heads, records, zero_s)
+        followed = self._followed_plans(heads, records, zero_s)
         self._listen({record.id: record.job for record in segments if record.ended_s is None})
         past = [_span(record, zero_s) for record in segments if record.ended_s is not None]
         running = [
-            self._running(record, zero_s, now_s, standing, records, totals)
+            self._running(record, zero_s, now_s, followed, records, totals)
             for record in segments
             if record.ended_s is None
         ]
         status = None if archive.is_pool else archive.fact("status")
         is_over = _all_ended(records) or (status in (INTERRUPTED, JobStatus.DONE, JobStatus.FAILED) and not running)
-        coming = [] if is_over else to_come(standing, past=past, running=running, now_s=now_s)
+        coming = [] if is_over else to_come(followed, past=past, running=running, now_s=now_s)
         ends = {} if is_over else self._predicted(records, batches, zero_s, now_s)
         nodes = NodeRegistry(archive.database).all() if archive.is_pool else ()
         run_timeline = RunTimeline(
@@ -152,22 +154,22 @@ class TimelineReader:
             for span in spans
         ]
 
-    def _standing(
+    def _followed_plans(
         self, heads: Sequence[PlanHeader], records: Mapping[str, JobRecord], zero_s: float
     ) -> dict[str, FollowedPlan]:
         """Returns the plan that each job follows: the newest that contains it, as a new plan may omit running jobs."""
         missing = {name for name, record in records.items() if record.status not in (*ENDED, JobStatus.PAUSED)}
-        standing: dict[str, FollowedPlan] = {}
+        followed: dict[str, FollowedPlan] = {}
         kept = {}
         for head in reversed(heads[-MOST_STANDING:]):
             if not missing:
                 break
             plan, problem = kept[head.id] = self._plans.get(head.id) or self._load(head.id)
             result = FollowedPlan(plan=plan, problem=problem, made_s=head.made_s - zero_s)
-            standing |= dict.fromkeys({segment.job for segment in plan.segments} & missing, result)
-            missing -= set(standing)
+            followed |= dict.fromkeys({segment.job for segment in plan.segments} & missing, result)
+            missing -= set(followed)
         self._plans = kept
-        return standing
+        return followed
 
     def _load(self, number: int) -> tuple[Plan, Problem]:
         plan, problem = self._archive.plan(number)
@@ -189,9 +191,9 @@ class TimelineReader:
             if is_about(event, running.get(number, "")):
                 self._paces.setdefault(number, JobProgress()).hear(event)
             elif isinstance(event, JobEvent) and event.job is not None:
-                self._beside.setdefault((number, event.job), JobProgress()).hear(event)
+                self._member_progress.setdefault((number, event.job), JobProgress()).hear(event)
         self._paces = {number: pace for number, pace in self._paces.items() if number in running}
-        self._beside = {key: pace for key, pace in self._beside.items() if key[0] in running}
+        self._member_progress = {key: pace for key, pace in self._member_progress.items() if key[0] in running}
 
     def _running(
         self,
@@ -230,7 +232,7 @@ class TimelineReader:
         for member, first in _members(record).items():
             if (total := totals.get(member)) is None:
                 return None
-            reported = self._beside.get((record.id, member.rpartition("/")[2]), JobProgress()).step
+            reported = self._member_progress.get((record.id, member.rpartition("/")[2]), JobProgress()).step
             is_over = records[member].status in ENDED
             left.append(0 if is_over else max(0, total - max(first, reported, records[member].step)))
         return num_steps_of_gang(left, at_once=at_once)
@@ -251,7 +253,7 @@ class TimelineReader:
         for segment in segments:
             if segment.id in self._paces:
                 for member, first in _members(segment).items():
-                    reported = self._beside.get((segment.id, member.rpartition("/")[2]))
+                    reported = self._member_progress.get((segment.id, member.rpartition("/")[2]))
                     if not segment.what["config"].get(AT_ONCE):  # members advance together, up to their own end
                         done = max(self._paces[segment.id].step - segment.what["first_step"], 0)
                         steps[member] = min(first + done, totals.get(member) or 0)
@@ -263,10 +265,10 @@ class TimelineReader:
         for segment in segments:
             if segment.ended_s is None:
                 figures |= self._figures(segment)
-        mine: dict[str, list[TimelineSpan]] = {}
+        spans_of: dict[str, list[TimelineSpan]] = {}
         for span in (*past, *running, *coming):
             for job in span.jobs:
-                mine.setdefault(job, []).append(span)
+                spans_of.setdefault(job, []).append(span)
         newest: dict[str, TimelineSpan] = {
             job: span for span in reversed(coming) for job in span.jobs
         }  # the next span, ...
@@ -283,7 +285,7 @@ class TimelineReader:
                     num_steps=totals.get(name),
                     technique=show.technique if show else "",
                     num_devices=len(show.devices) if show else 0,
-                    ends_s=max((span.end_s for span in mine.get(name, ())), default=None),
+                    ends_s=max((span.end_s for span in spans_of.get(name, ())), default=None),
                     message=record.message,
                     figures=figures.get(name, JobFigures()),
                     predicted=ends.get((batch, own)) if is_left else None,
@@ -295,7 +297,9 @@ class TimelineReader:
         """Returns what a running gang has reported of each of its jobs. Its phases are those of all of them."""
         lead = self._paces.get(segment.id, JobProgress())
         result = {segment.job: lead}
-        result |= {m: self._beside.get((segment.id, m.rpartition("/")[2]), JobProgress()) for m in _members(segment)}
+        result |= {
+            m: self._member_progress.get((segment.id, m.rpartition("/")[2]), JobProgress()) for m in _members(segment)
+        }
         predicted, phase = segment.what.get("predicted_bytes"), lead.figures().phase
         return {
             job: replace(progress.figures(), phase=phase, predicted_bytes=predicted) for job, progress in result.items()

@@ -13,7 +13,7 @@ from ringmaster.codec import stored_as, to_json
 from ringmaster.tasks.execution.dispatch import DeviceId
 from ringmaster.tasks.execution.events import PredictedEnd
 from ringmaster.tasks.execution.progress import JobFigures
-from ringmaster.tasks.planning.gantt import beside_plan, seconds_text
+from ringmaster.tasks.planning.gantt import compared_with_plan, seconds_text
 from ringmaster.tasks.storage.journal import ENDED
 from ringmaster.techniques.processes.events import OutcomeStatus
 
@@ -54,8 +54,8 @@ class TimelineSpan:
     @property
     def label(self) -> str:
         """The label of its box, where space permits."""
-        beside = f" +{len(self.members)}" if self.members else ""
-        return f"{self.job}{beside} · {self.technique}"
+        others = f" +{len(self.members)}" if self.members else ""
+        return f"{self.job}{others} · {self.technique}"
 
     @property
     def jobs(self) -> tuple[str, ...]:
@@ -223,7 +223,7 @@ def headline(run_timeline: RunTimeline) -> list[str]:
     elif ends_s is not None:
         lines.append(f"{'ended' if run_timeline.is_over else 'forecast to end'} after {seconds_text(ends_s)}")
     if ends_s is not None and planned_s:
-        lines.append(f"{beside_plan(ends_s, planned_s)} ({seconds_text(planned_s)})")
+        lines.append(f"{compared_with_plan(ends_s, planned_s)} ({seconds_text(planned_s)})")
     return lines
 
 

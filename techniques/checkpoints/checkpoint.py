@@ -206,9 +206,9 @@ class CheckpointStore:
         Raises CheckpointError on every rank where any rank could not write; older checkpoints remain unchanged.
         """
         leads = self._rank == 0
-        self._together(step, lambda: self._place.sweep() if leads else None)
-        self._together(step, lambda: self.write_part(step, write_pieces))
-        self._together(step, lambda: self.publish(step, meta) if leads else None)
+        self._on_all_ranks(step, lambda: self._place.sweep() if leads else None)
+        self._on_all_ranks(step, lambda: self.write_part(step, write_pieces))
+        self._on_all_ranks(step, lambda: self.publish(step, meta) if leads else None)
 
     def write_part(self, step: int, write_pieces: WritePieces) -> None:
         """Writes this rank's pieces to the temporary place. Does not wait for other ranks. Raises OSError."""
@@ -248,7 +248,7 @@ class CheckpointStore:
         reason = f": {fault}" if fault is not None else " on another rank"
         return CheckpointError(f"checkpoint {folder_of(step)} could not be written under {self.root}{reason}")
 
-    def _together(self, step: int, action: Callable[[], None]) -> None:
+    def _on_all_ranks(self, step: int, action: Callable[[], None]) -> None:
         """Runs `action` on every rank. If it fails on any, all ranks raise, and the written parts are removed."""
         fault: OSError | None = None
         try:

@@ -77,7 +77,7 @@ class WriteRetries:
         self._ranks, self._reporter, self._gives_up = ranks, reporter, gives_up
         self._timeout_s = float(os.environ.get(WRITE_PATIENCE, WRITE_TIMEOUT_S))
         self._since_s, self._wait_s = time.monotonic(), FIRST_RETRY_S
-        self._said = ""
+        self._last_message = ""
 
     def wait(self, error: OSError, *, step: int) -> bool:
         """Waits until the next try; returns whether there is one, as a command to a rank (`gives_up`) ends the wait.
@@ -88,8 +88,8 @@ class WriteRetries:
             f"{error}. The job waits with its state in memory, and tries again for {self._timeout_s / 60:.0f} min. "
             "To fix: free space there, or make it writable"
         )
-        if message != self._said:
-            self._said = message
+        if message != self._last_message:
+            self._last_message = message
             self._reporter.send(CheckpointFailed(step=step, message=message, waits=True))
         begun_s = time.monotonic()
         while True:

@@ -61,13 +61,13 @@ def is_first_replica(tensor: Tensor, *, rank: int) -> bool:
     return all(at == 0 for at, placement in zip(coordinate, tensor.placements, strict=True) if placement.is_replicate())
 
 
-def piece_writer(mine: Mapping[str, Tensor], *, copies: HostCopies | None = None) -> WritePieces:
-    """Returns the writer of this rank's parts of the tensors `mine`, for `CheckpointStore`.
+def piece_writer(own_tensors: Mapping[str, Tensor], *, copies: HostCopies | None = None) -> WritePieces:
+    """Returns the writer of this rank's parts of the tensors `own_tensors`, for `CheckpointStore`.
 
     With `copies`, the parts are copied at once, so that training may continue while they are written. Without it, they
-    are read from `mine` one after another while they are written.
+    are read from `own_tensors` one after another while they are written.
     """
-    held = {name: tensor for name, tensor in mine.items() if local(tensor).numel()}
+    held = {name: tensor for name, tensor in own_tensors.items() if local(tensor).numel()}
     regions = {name: (*_region(tensor), tuple(tensor.shape), tensor.dtype) for name, tensor in held.items()}
     parts = {name: local(tensor) for name, tensor in held.items()}
     if copies is not None:

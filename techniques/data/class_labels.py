@@ -152,12 +152,12 @@ def without_variants(names: Collection[str]) -> set[str]:
     return set(result.values())
 
 
-def notes_on(labels: ClassLabels, *, trained: Collection[int], are_found: bool) -> Iterator[str]:
+def notes_on(labels: ClassLabels, *, trained: Collection[int], are_learnt: bool) -> Iterator[str]:
     """Yields what people should know of classes. trained: the numbers of those of rows to train on."""
     if unseen := [name for number, name in enumerate(labels.names) if number not in trained]:
         yield f"classes without a row to train on: {_few(unseen)}"
     folded: dict[str, list[str]] = {}
-    for name in labels.names if are_found else ():
+    for name in labels.names if are_learnt else ():
         folded.setdefault(name.casefold(), []).append(name)
     if alike := [name for names in folded.values() if len(names) > 1 for name in names]:
         yield f"classes that differ in case alone: {_few(alike)}"

@@ -6,6 +6,7 @@ from collections.abc import Mapping
 from dataclasses import replace
 from pathlib import Path
 
+from ringmaster.techniques.data.row_kind import retriever_of
 from ringmaster.techniques.data.row_source import RowSource, columns_of_files
 from ringmaster.techniques.data.sources.image_classification import PROCESSOR, images_of
 from ringmaster.techniques.data.tokens import TextOptions
@@ -109,13 +110,13 @@ def architecture_of(model: ModelSpec) -> str | None:
     return str(architectures[0]) if isinstance(architectures, (list, tuple)) and architectures else None
 
 
-def has_negatives(spec: DataSpec) -> bool:
-    """Returns whether files for embeddings have hard negatives. Raises ValueError where they cannot be read."""
+def num_negatives(spec: DataSpec) -> int:
+    """Returns the hard negatives of a row for embeddings. Raises ValueError where files cannot be read."""
     if spec.kind != "embedding" or spec.path is None:
-        return False
-    source = data_source_named(spec.kind)
+        return 0
+    source, retriever = data_source_named(spec.kind), retriever_of(spec)
     assert isinstance(source, RowSource)
-    return "negative" in source.columns(spec).columns
+    return ("negative" in source.columns(spec).columns) + (0 if retriever is None else retriever.k)
 
 
 def with_processor_of(spec: DataSpec, model: str | None) -> DataSpec:

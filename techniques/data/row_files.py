@@ -418,7 +418,7 @@ def _csv(stream: BinaryIO, path: str) -> Iterator[tuple[int, Any]]:
         except csv.Error as error:
             yield first, _csv_fault(path, first, error, reader.line_num)
             return
-        for line, num_rows, column in suspects.found():
+        for line, num_rows, column in suspects.mismatches():
             what = f"has a value in quotes that holds {num_rows} rows, by their {column!r}"
             yield (
                 line,
@@ -505,7 +505,7 @@ class _RowsInValues:
             short = [[value[: MOST_CLASS_CHARACTERS + 1] for value in row] for row in rows]
             self._suspects.append((line, short))
 
-    def found(self) -> Iterator[tuple[int, int, str]]:
+    def mismatches(self) -> Iterator[tuple[int, int, str]]:
         """Yields the line of each row with a value that holds rows, their number, and the column that shows it."""
         for line, rows in self._suspects:
             for column, known in self._known.items():

@@ -18,7 +18,10 @@ from ringmaster.techniques.data.stored_source import StoredSource
 from ringmaster.techniques.data_source import DataOptions, PreparedData, Row
 from ringmaster.techniques.job import DataSpec
 from ringmaster.techniques.metric import IGNORED
+from ringmaster.techniques.retrieval.passage_reader import Retriever
 
+RETRIEVER = "retriever"
+"""The option of kinds of data whose samples read a knowledge store."""
 LABEL = "label"
 """The role of the column that has the classes."""
 
@@ -44,11 +47,11 @@ class Columns:
         roles = {key: key.removesuffix("_column") for key in keys}
         for key, about in keys.items():
             name = getattr(options, key)
-            found = name if name is not None else next((each for each in about["usual"] if each in there), None)
+            column = name if name is not None else next((each for each in about["usual"] if each in there), None)
             if about["is_optional"]:
                 optional.add(roles[key])
-            if found is not None and found in there:
-                result[roles[key]] = found
+            if column is not None and column in there:
+                result[roles[key]] = column
             elif name is not None or not about["is_optional"]:
                 missing.append(key if name is None else f"{key} {name!r}")
         if missing:
@@ -90,6 +93,12 @@ class Columns:
         return tuple((role, self.columns.get(role, "")) for role in self.roles)
 
 
+def retriever_of(spec: DataSpec) -> Retriever | None:
+    """Returns what finds the passages that the samples of a spec read, if any. Raises ValueError on a wrong one."""
+    value = spec.options.get(RETRIEVER) or spec.kwargs.get(RETRIEVER)
+    return None if value is None else Retriever.of(value)
+
+
 def columns_of_files(spec: DataSpec, *, kind: str) -> tuple[str, ...]:
     """Returns the columns of the first row of a spec's files.
 
@@ -125,6 +134,11 @@ class SampleContext:
         """The tokenizer of the data; only for kinds that set `needs_tokenizer`."""
         assert self._tokenizer is not None, "a kind of data that encodes text sets needs_tokenizer"
         return self._tokenizer
+
+    @property
+    def retriever(self) -> Retriever | None:
+        """What finds passages for each row, of kinds with a `retriever` among their options."""
+        return retriever_of(self.spec)
 
     @property
     def num_cut(self) -> int:
@@ -189,6 +203,13 @@ class RowKind(StoredSource):
 
         Raises ValueError where a row is wrong; the message gets its place.
         """
+
+    def with_passages(self, rows: Sequence[Mapping[str, Any]], *, context: SampleContext) -> list[Mapping[str, Any]]:
+        """Returns rows with what their retriever finds in a store; by default as they are.
+
+        rows: as `sample` gets them. Rows that are wrong stay as they are, and `sample` refuses them.
+        """
+        return list(rows)
 
     def texts(self, row: Mapping[str, Any], *, context: SampleContext) -> Iterable[str]:
         """Returns the texts of a row: those that `sample` encodes, and on which a tokenizer is trained.

@@ -139,7 +139,7 @@ class RowSamples:
             self._check_rows(selected)
             labels = None if self._label_column is None else ClassLabels(self._labels)
             if self._finds_classes:
-                labels = self._found_classes(selected)
+                labels = self._learnt_classes(selected)
             counts = self._write_selected(selected, labels)
         return self._described(labels, counts)
 
@@ -177,6 +177,7 @@ class RowSamples:
             "columns": self._columns.columns,
             "spec": {name: value for name, value in to_json(spec).items() if name not in NOT_OF_SAMPLES},
             "tokenizer": content_of(tokenizer) if tokenizer.exists() else None,
+            **({} if self._context.retriever is None else {"store": self._context.retriever.digest}),
         }
 
     def _refused(self, error: Exception) -> ValueError:
@@ -224,7 +225,9 @@ class RowSamples:
     ) -> tuple[Table, Sequence[str | None], dict[str, Any]]:
         """Returns the samples of rows, what is wrong with each row, and what else is known of each, as columns."""
         kind = self._kind
-        by_role = [kind.values(row, self._columns, spec=self._spec) for row in rows]
+        by_role = kind.with_passages(
+            [kind.values(row, self._columns, spec=self._spec) for row in rows], context=self._context
+        )
         self._prefetch(by_role)
         made: list[Mapping[str, Any]] = []
         num_cut, has_sample = np.zeros(len(rows), np.uint8), np.zeros(len(rows), bool)
@@ -321,7 +324,7 @@ class RowSamples:
         if wrong:
             raise RowErrors(wrong[:MAX_FAULTS])
 
-    def _found_classes(self, parts: Sequence[EncodedPart]) -> ClassLabels:
+    def _learnt_classes(self, parts: Sequence[EncodedPart]) -> ClassLabels:
         """The classes in the rows that are read; only in those to train on, where others are held out separately.
 
         A class that training does not know is a mistake there. Raises ValueError where there are none, or too many.
@@ -460,7 +463,7 @@ class RowSamples:
                 names = [labels.names[number] for number in classes] if labels is not None else map(str, *result)
                 faults.append(constant_fault(names, num_rows=prepared.num_samples, column=column))
             if labels is not None:
-                notes += notes_on(labels, trained=classes, are_found=self._finds_classes)
+                notes += notes_on(labels, trained=classes, are_learnt=self._finds_classes)
         return replace(prepared, training_faults=tuple(faults), notes=tuple(notes))
 
 

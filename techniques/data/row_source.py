@@ -11,7 +11,7 @@ from typing import Any
 
 from ringmaster.techniques.data.arrow_files import TOKENS, Table
 from ringmaster.techniques.data.file_rows import RowReading, rows_of_files
-from ringmaster.techniques.data.row_kind import LABEL, Columns, RowKind, SampleContext, columns_of_files
+from ringmaster.techniques.data.row_kind import LABEL, Columns, RowKind, SampleContext, columns_of_files, retriever_of
 from ringmaster.techniques.data.row_samples import RowSamples
 from ringmaster.techniques.data.samples import PaddedSamples
 from ringmaster.techniques.data.sources.hugging_face import load_splits, rows_of_splits, with_leaks_of_splits
@@ -28,7 +28,9 @@ class RowSource(RowKind):
     def origin(self, spec: DataSpec) -> tuple[str, Any]:
         """Returns where the rows come from, and what changes as soon as they become other samples, or another form."""
         location, files = super().origin(spec)
-        return location, {"form": "arrow", "version": self.version, "files": files}
+        retriever = retriever_of(spec)
+        read = {} if retriever is None else {"store": retriever.digest}
+        return location, {"form": "arrow", "version": self.version, "files": files, **read}
 
     def rows(self, spec: DataSpec) -> Iterator[Row] | None:
         """Returns the rows of files; their content is a mapping of the columns that are read."""

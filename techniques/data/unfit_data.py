@@ -96,8 +96,8 @@ def _same_file(spec: DataSpec) -> str | None:
     return next((path for key, path in _local_files(matching(spec.held_out_path)) if key in trained), None)
 
 
-def _local_files(found: MatchedFiles) -> Iterator[tuple[tuple[int, int], str]]:
-    for path in map(found.path, found.names):
+def _local_files(files: MatchedFiles) -> Iterator[tuple[tuple[int, int], str]]:
+    for path in map(files.path, files.names):
         stat = Path(path).stat()
         yield (stat.st_dev, stat.st_ino), path
 

@@ -312,11 +312,11 @@ def _link(rank: int, meeting: str, slots: tuple[Slot, ...]) -> dict[str, float]:
     return {"link_bytes_per_s": link_bytes_per_s, "message_s": message_s, "wrapped_message_s": wrapped_message_s}
 
 
-def _exchange(mine: Tensor, mesh: DeviceMesh) -> None:
+def _exchange(tensor: Tensor, mesh: DeviceMesh) -> None:
     """Runs all-reduces one after another, wrapped as in tensor-parallel layers, and their backward."""
     for _ in range(NUM_MESSAGES):
-        mine = DTensor.from_local(mine * 0.5, mesh, [Partial()]).redistribute(mesh, [Replicate()]).to_local()
-    mine.sum().backward()  # type: ignore[no-untyped-call]
+        tensor = DTensor.from_local(tensor * 0.5, mesh, [Partial()]).redistribute(mesh, [Replicate()]).to_local()
+    tensor.sum().backward()  # type: ignore[no-untyped-call]
 
 
 def undisturbed_s() -> float:

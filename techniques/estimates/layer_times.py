@@ -114,12 +114,12 @@ def layer_times(
     return measured_once(LayerTimes, file, measure, otherwise="stages are balanced by parameters")
 
 
-def _mean(found: Sequence[LayerTimes]) -> LayerTimes:
+def _mean(measured: Sequence[LayerTimes]) -> LayerTimes:
     return LayerTimes(
-        layers_s=tuple(map(fmean, zip(*(one.layers_s for one in found), strict=True))),
-        forward_s=tuple(map(fmean, zip(*(one.forward_s for one in found), strict=True))),
-        entry_s=fmean(one.entry_s for one in found),
-        exit_s=fmean(one.exit_s for one in found),
+        layers_s=tuple(map(fmean, zip(*(one.layers_s for one in measured), strict=True))),
+        forward_s=tuple(map(fmean, zip(*(one.forward_s for one in measured), strict=True))),
+        entry_s=fmean(one.entry_s for one in measured),
+        exit_s=fmean(one.exit_s for one in measured),
     )
 
 

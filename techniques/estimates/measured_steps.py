@@ -73,7 +73,7 @@ class StepTimes:
     forward_share: float
     layers_share: float
 
-    def with_forward_beside(self, size: float) -> StepTimes:
+    def with_extra_forward(self, size: float) -> StepTimes:
         """Returns the times with a forward of another model beside each row; `size` in sizes of the job's model."""
         return replace(self, row_s=self.row_s * (1 + size * self.forward_share))
 

@@ -147,14 +147,14 @@ def _read(file: Path) -> RankEstimate | EstimateError:
 
 
 def _run(missing: Sequence[tuple[Path, RankScenario]], *, at_once: int, until_s: float) -> None:
-    works = [partial(_told, scene) for _, scene in missing]
+    works = [partial(_estimated, scene) for _, scene in missing]
     for number, estimate, fault in run_in_children(works, at_once=at_once, until_s=until_s):
         if fault:
             print(f"a memory estimate: {fault}", file=sys.stderr)
         write_value(estimate or EstimateError(message=fault), missing[number][0])
 
 
-def _told(scene: RankScenario) -> Any:
+def _estimated(scene: RankScenario) -> Any:
     torch.set_num_threads(1)
     try:
         with Path(os.devnull).open("w") as nowhere, contextlib.redirect_stderr(nowhere):

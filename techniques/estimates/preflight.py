@@ -71,8 +71,8 @@ def main(channel: Channel, argument: dict[str, Any]) -> int:
     return 0
 
 
-def _report(channel: Channel, job: Job, said: str) -> None:
-    channel.send(event_to_json(DataProgress(job=job.name, progress=said)))
+def _report(channel: Channel, job: Job, progress: str) -> None:
+    channel.send(event_to_json(DataProgress(job=job.name, progress=progress)))
 
 
 def preflight_job(job: Job, order: PreflightOrder) -> Preflight:
@@ -91,7 +91,7 @@ def preflight_job(job: Job, order: PreflightOrder) -> Preflight:
     facts = model_facts(job.model, data=data, adapter=job.adapter, frozen=job.freeze, in_4_bits=in_4_bits)
     if tried is not None:
         facts = with_probe(facts, tried, job)
-    if job.adapter is not None and facts.decoder is not None and (more := _beside_tokens(job, data, order)):
+    if job.adapter is not None and facts.decoder is not None and (more := _other_columns(job, data, order)):
         facts = replace(facts, undivided=facts.undivided or f"samples have {', '.join(more)} beside their tokens")
     job = replace(job, exact_chunk=choose_chunk(job, order.shapes, facts))
     estimator = Estimator(job, facts=facts, data=to_json(data), order=order)
@@ -154,9 +154,9 @@ def num_workers(job: Job, gangs: Sequence[GangShape]) -> int:
     return max((size for size in sizes if job.global_batch_size % size == 0), default=1)
 
 
-def with_probe(facts: ModelFacts, found: TinyStepResult, job: Job) -> ModelFacts:
+def with_probe(facts: ModelFacts, result: TinyStepResult, job: Job) -> ModelFacts:
     """Returns the facts of a model with the results of a tiny step, which has no adapter."""
-    return replace(facts, whole_batch=found.undivided, has_dropout=found.sites.draws or drops_out(job))
+    return replace(facts, whole_batch=result.undivided, has_dropout=result.sites.draws or drops_out(job))
 
 
 def _check_training(job: Job, data: PreparedData) -> None:
@@ -184,7 +184,7 @@ def _check_weights(job: Job, data: PreparedData, folders: Mapping[str, str]) -> 
             check_weights(how.teacher_model, data=data, weights_from=Path(folders[how.teacher]))
 
 
-def _beside_tokens(job: Job, data: PreparedData, order: PreflightOrder) -> list[str]:
+def _other_columns(job: Job, data: PreparedData, order: PreflightOrder) -> list[str]:
     """Names of sample columns beside tokens and labels, such as a padding mask.
 
     A technique that packs samples does not pass these columns to the model.
@@ -203,9 +203,9 @@ def _black_box(technique: Technique, job: Job) -> str | None:
     return "the model is a command's, which trains it on its own"
 
 
-def _needless(technique: Technique, found: Mapping[str, list[Candidate]], shape: GangShape) -> str | None:
+def _needless(technique: Technique, result: Mapping[str, list[Candidate]], shape: GangShape) -> str | None:
     """Why a technique whose only benefit is less memory needs no trial, or None."""
-    plainer = found.get(technique.saves_memory_of or "")
+    plainer = result.get(technique.saves_memory_of or "")
     if plainer and ROOM_TO_SPARE * plainer[0].least_bytes <= shape.memory_bytes:
         return f"{technique.saves_memory_of} fits with memory to spare, and this one communicates no less"
     return None

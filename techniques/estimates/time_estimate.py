@@ -31,7 +31,7 @@ from ringmaster.techniques.job import DISTILLED, Job
 from ringmaster.techniques.loss import CAUSAL, loss_function_of, reward_names
 from ringmaster.techniques.metric import why_generating
 from ringmaster.techniques.model_facts import ModelFacts
-from ringmaster.techniques.models.adaptation_support import bytes_beside, copies_reference
+from ringmaster.techniques.models.adaptation_support import adaptation_bytes, copies_reference
 from ringmaster.techniques.models.facts import model_facts
 from ringmaster.techniques.preflight import ARITHMETIC, Candidate, Forecast, PreflightOrder, Refusal
 from ringmaster.techniques.processes.order import Slot
@@ -253,8 +253,10 @@ class Estimator:
         for config, least in listed:
             forecast = forecasts.get(digest(config))
             if forecast is not None:  # the estimate is of the job without its adaptation
-                beside = self._beside_bytes(config) + (self._reference_bytes if forecast.source == ARITHMETIC else 0)
-                forecast = replace(forecast, device_bytes=forecast.device_bytes + beside)
+                extra_bytes = self._adaptation_bytes(config) + (
+                    self._reference_bytes if forecast.source == ARITHMETIC else 0
+                )
+                forecast = replace(forecast, device_bytes=forecast.device_bytes + extra_bytes)
             if forecast is not None and forecast.device_bytes > shape.memory_bytes:
                 needed = forecast.device_bytes
                 too_large.append((self._refusal(technique, shape, config, needed), needed))
@@ -294,14 +296,14 @@ class Estimator:
                 data=self._data,
                 facts=self._facts,
                 num_rows=num_rows,
-                slots=self._busy_together,
+                slots=self._busy_slots,
                 cache_dir=Path(self._order.cache_dir),
             )
         return self._times_by_rows[num_rows]
 
     def _at_least(self, technique: Technique, config: Config, shape: GangShape) -> int:
         """The state and, if all of them are stored, most of the activations that one device alone would have."""
-        state = technique.estimate_memory(self._job, shape, config, self._facts) + self._beside_bytes(config)
+        state = technique.estimate_memory(self._job, shape, config, self._facts) + self._adaptation_bytes(config)
         state += self._reference_bytes
         if state > shape.memory_bytes:
             return state  # too large already: no step of such a model is run, not even on meta tensors
@@ -314,12 +316,12 @@ class Estimator:
         """Bytes of the frozen copy that the job's loss compares with."""
         return self._facts.parameter_bytes if copies_reference(self._job) else 0
 
-    def _beside_bytes(self, config: Config) -> int:
+    def _adaptation_bytes(self, config: Config) -> int:
         """Bytes that the job's adaptation needs beside the training state."""
         if self._job.adaptation is None:
             return 0
         num_rows = int(config.get("micro_batch", self._job.global_batch_size))
-        return bytes_beside(self._job, num_rows=num_rows, data=self._data)
+        return adaptation_bytes(self._job, num_rows=num_rows, data=self._data)
 
     def _activations(self, technique: Technique, config: Config, shape: GangShape) -> float:
         """Bytes of a micro-batch's activations: this device's share of what one device alone would store."""
@@ -339,10 +341,10 @@ class Estimator:
             least_bytes=least_bytes,
             forecast=forecast,
             step_s=step_s,
-            **self._beside_steps(technique, num_ranks=num_ranks, step_s=step_s),
+            **self._other_seconds(technique, num_ranks=num_ranks, step_s=step_s),
         )
 
-    def _beside_steps(self, technique: Technique, *, num_ranks: int, step_s: float | None) -> dict[str, float]:
+    def _other_seconds(self, technique: Technique, *, num_ranks: int, step_s: float | None) -> dict[str, float]:
         """The predicted seconds beside the steps, by the names of a candidate's fields; none where they are unknown."""
         if isinstance(technique, BlackBox) or not self._slots:
             return {}
@@ -395,7 +397,7 @@ class Estimator:
         return gpus or tuple(Slot(kind="cpu", index=i, cores=cores) for i, cores in enumerate(self._order.slots))
 
     @cached_property
-    def _busy_together(self) -> tuple[Slot, ...]:
+    def _busy_slots(self) -> tuple[Slot, ...]:
         """The devices on which a job's layers are measured: slots share their memory's bandwidth, GPUs nothing."""
         return self._slots[:1] if self._order.gpus else self._slots
 
@@ -413,12 +415,12 @@ class Estimator:
                 data=self._data,
                 facts=self._facts,
                 width=self._widths.training,
-                slots=self._busy_together,
+                slots=self._busy_slots,
                 cache_dir=Path(self._order.cache_dir),
             )
         if alone is None and self._outline is not None and self._rates is not None:
             alone = times_by_operations(self._outline, facts=self._facts, rates=self._rates)
-        return alone if alone is None else alone.with_forward_beside(self._teacher_size)
+        return alone if alone is None else alone.with_extra_forward(self._teacher_size)
 
     @property
     def _teacher_size(self) -> float:

@@ -129,15 +129,15 @@ class CommandProgress:
                     raise ValueError(f"the command failed with kind {event.kind!r}. To fix: give one of {kinds}")
                 self.end = event
 
-    def tell_steps(self, num_told: int, *, peak_bytes: int = 0) -> None:
-        """Forwards the steps after the first `num_told`. peak_bytes: the most memory that the command has held."""
-        seconds = self.step_seconds[num_told:]
+    def tell_steps(self, num_reported: int, *, peak_bytes: int = 0) -> None:
+        """Forwards the steps after the first `num_reported`. peak_bytes: the most memory that the command has held."""
+        seconds = self.step_seconds[num_reported:]
         if not seconds:
             return
         if not self._is_run:
             self._reporter.beat()
             return
-        first_step, losses = self._step - len(seconds), self._losses[num_told:]
+        first_step, losses = self._step - len(seconds), self._losses[num_reported:]
         self._reporter.send(
             Steps(
                 first_step=first_step,
@@ -183,8 +183,8 @@ class CommandProgress:
         folder, keep = Path(event.folder), self._order.keep_checkpoints
         self.saved_to = protocol.adopt(self._root, folder, step=self._step, meta=self._meta, keep=keep)
         self.saved_step = self._step
-        said_s = since_s if event.seconds is None else event.seconds
-        self.seconds["checkpoint"] = said_s + time.monotonic() - started_s
+        stated_s = since_s if event.seconds is None else event.seconds
+        self.seconds["checkpoint"] = stated_s + time.monotonic() - started_s
         if self._is_run:
             self._reporter.send(CheckpointSaved(step=self._step, seconds=self.seconds["checkpoint"]))
 

@@ -260,13 +260,15 @@ class CommandProcess:
                 selector.select()
                 drain(wake)
                 self._kept.hear()
-                num_told = len(self.account.step_seconds)
+                num_reported = len(self.account.step_seconds)
                 for event in self._report.events():
                     self.account.note(event)
-                seconds = self.account.step_seconds[num_told:]
+                seconds = self.account.step_seconds[num_reported:]
                 if seconds:
                     self._seen_peak_bytes = max(self._seen_peak_bytes, _peak_bytes(self._kept.processes()))
-                self.account.tell_steps(num_told, peak_bytes=self.account.reported_peak_bytes or self._seen_peak_bytes)
+                self.account.tell_steps(
+                    num_reported, peak_bytes=self.account.reported_peak_bytes or self._seen_peak_bytes
+                )
                 yield seconds
 
     def terminate(self) -> None:
@@ -347,7 +349,7 @@ def run(order: GangOrder, reporter: Reporter) -> dict[str, Any]:
     reporter.phase("starting the command", timeout_s=START_TIMEOUT_S)
     with CommandProcess(order, reporter, mode=RUN, root=Path(order.checkpoint_dir)) as child:
         for _ in child.rounds():
-            if reporter.told(STOP):
+            if reporter.has_command(STOP):
                 child.terminate()
         status, progress = child.ended(), child.account
     result = {
@@ -381,13 +383,13 @@ def profile(order: GangOrder, reporter: Reporter) -> dict[str, Any]:
     with CommandProcess(order, reporter, mode=PROFILE, root=scratch) as child:
         progress, is_ready = child.account, False
         for heard in child.rounds():
-            if is_ready and reporter.told(MEASURE):
+            if is_ready and reporter.has_command(MEASURE):
                 seconds += heard
             if not is_ready and len(progress.step_seconds) >= WARM_UP_STEPS:
                 is_ready = True
                 reporter.send(JobReady())
             is_enough = len(seconds) >= LEAST_STEPS and sum(seconds) >= ENOUGH_S
-            if reporter.told(STOP) or is_enough or len(seconds) >= USUAL_STEPS:
+            if reporter.has_command(STOP) or is_enough or len(seconds) >= USUAL_STEPS:
                 child.terminate()
         child.ended()
     if len(seconds) < LEAST_STEPS:  # a job of few steps has ended before its neighbours were ready
@@ -458,7 +460,7 @@ def wait_for_stop(reporter: Reporter) -> None:
     with woken_by_signals() as wake, selectors.DefaultSelector() as selector:
         for source in (wake, reporter):
             selector.register(source, selectors.EVENT_READ)
-        while not reporter.told(STOP):
+        while not reporter.has_command(STOP):
             selector.select()
             drain(wake)
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, ClassVar
 
@@ -120,7 +120,7 @@ class WeightedOutputs(LossFunction):
         import torch
         from torch.nn import functional
 
-        outputs = inputs.output.get("outputs", ()) if isinstance(inputs.output, Mapping) else ()
+        outputs: Sequence[Tensor] = inputs.output.get("outputs", ()) if isinstance(inputs.output, Mapping) else ()
         names = ["labels", *(f"labels_{number}" for number in range(1, len(self.weights)))]
         if len(outputs) != len(names) or not inputs.batch.keys() >= {*names}:
             raise ValueError(

@@ -52,14 +52,14 @@ class RecallAt1(GatheredMetric):
 
     def relate(self, rows: Mapping[str, Values]) -> Mapping[str, Values]:
         """Returns whether each anchor's positive is found, and that it counts, [rows] each."""
-        result = self._found(rows["anchors"], rows["positives"])
+        result = self._values(rows["anchors"], rows["positives"])
         return {"found_pairs": result, "embedded_pairs": rows["embedded_pairs"]}
 
     def value_of_rows(self, rows: Mapping[str, Values], counts: Values) -> Values:
         """Returns the recall of samples of anchors."""
         return np.asarray((counts @ rows["found_pairs"]) / (counts @ rows["embedded_pairs"]))
 
-    def _found(self, anchors: Values, positives: Values) -> Values:
+    def _values(self, anchors: Values, positives: Values) -> Values:
         """Returns the probability that the positive of each anchor is among the k most similar ones, [rows]."""
         result = [np.zeros(0)]
         for first in range(0, len(anchors), NUM_ANCHORS):

@@ -69,7 +69,7 @@ def why_no_generation(technique: Technique, job: Job) -> str | None:
     return None
 
 
-def bytes_beside(job: Job, *, num_rows: int, data: PreparedData) -> int:
+def adaptation_bytes(job: Job, *, num_rows: int, data: PreparedData) -> int:
     """Returns bytes on each device of a whole teacher and its logits for `num_rows`, or of a mask for each weight.
 
     Raises ValueError where the teacher is unknown, or has another vocabulary than the job.

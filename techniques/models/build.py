@@ -25,7 +25,16 @@ from ringmaster.techniques.models.architectures import (
     instantiate,
     pretrained_config,
 )
-from ringmaster.techniques.models.model_folders import INDEX, WEIGHTS, few, misfits, quantization_of, tensor_shapes
+from ringmaster.techniques.models.model_folders import (
+    FACTORY,
+    INDEX,
+    WEIGHTS,
+    few,
+    misfits,
+    quantization_of,
+    read_json,
+    tensor_shapes,
+)
 from ringmaster.techniques.models.peft_format import base_of, is_adapter, quantized_base, read_adapter
 from ringmaster.techniques.models.quantization import load_quantized, quantize_base
 
@@ -49,6 +58,8 @@ def build_model(spec: ModelSpec, *, data: PreparedData, seed: int, weights_from:
         return _merged(spec, data, seed, weights_from)
     quantized = weights_from or (Path(spec.from_pretrained) if spec.from_pretrained is not None else None)
     how = None if quantized is None else quantization_of(quantized)
+    if weights_from is not None:
+        _check_features(weights_from, data)
     with seeded(seed):
         if quantized is not None and how is not None:
             _check_vocabulary(quantized, data)
@@ -80,6 +91,7 @@ def check_weights(spec: ModelSpec, *, data: PreparedData, weights_from: Path | N
     folder = weights_from or _local_folder(spec.from_pretrained)
     if folder is None or quantization_of(folder) is not None:
         return
+    _check_features(folder, data)
     joined = [shape for name, (_, shape) in tensor_shapes(folder).items() if ".experts." in name]
     if sum(map(math.prod, joined)) > MOST_JOINED:
         return
@@ -307,19 +319,18 @@ def _check_labels(base: Path, data: PreparedData) -> None:
 
 
 def factory_arguments(spec: ModelSpec, data: PreparedData) -> dict[str, Any]:
-    """Returns the arguments of a model's factory: its `kwargs`, and the features of data that has some.
+    """Returns the arguments of a model's factory: its `kwargs`, and the `features` of data that has some."""
+    return {**spec.kwargs, **({"features": to_json(data.features)} if data.features else {})}
 
-    Raises ValueError where an exported model's features are encoded in another way than the data's.
-    """
-    if not data.features:
-        return dict(spec.kwargs)
-    features = to_json(data.features)
-    if spec.kwargs.get("features", features) != features:
+
+def _check_features(base: Path, data: PreparedData) -> None:
+    """Raises ValueError if the base was trained on features that were encoded in another way than the data's."""
+    features = read_json(base / FACTORY).get("kwargs", {}).get("features")
+    if data.features and features is not None and features != to_json(data.features):
         raise ValueError(
-            f"model: it has other categories or statistics than {data.name}. To fix: set data.kwargs.encoded_as to "
-            "the folder of the model"
+            f"model: the one in {base} has other categories or statistics than {data.name}. To fix: set "
+            f"data.kwargs.encoded_as to {base}"
         )
-    return {**spec.kwargs, "features": features}
 
 
 def _from_factory(spec: ModelSpec, data: PreparedData) -> nn.Module:

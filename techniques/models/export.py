@@ -6,7 +6,6 @@ import copy
 import json
 import shutil
 from collections.abc import Callable, Iterable, Mapping
-from dataclasses import replace
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -114,7 +113,7 @@ def export_quantized(
     with publish(folder) as aside:
         save_model(model, str(aside / WEIGHTS), metadata={"format": "pt"})
         if spec.factory is not None:
-            _describe_factory(aside, spec, **{QUANTIZATION: quantization})
+            _describe_factory(aside, spec, prepared, **{QUANTIZATION: quantization})
             return
         config = _config_to_save(model)
         config.quantization_config = compressed_tensors(model, method=method)
@@ -183,15 +182,14 @@ def _save_factory(
     from safetensors.torch import save_file
 
     save_file(_untied(whole, state), folder / WEIGHTS, metadata={"format": "pt"})
-    _describe_factory(folder, replace(spec, kwargs=factory_arguments(spec, prepared)))
-    if prepared.features:
+    _describe_factory(folder, spec, prepared)
+
+
+def _describe_factory(folder: Path, spec: ModelSpec, prepared: PreparedData, **more: Any) -> None:
+    kwargs = to_json(factory_arguments(spec, prepared))
+    (folder / FACTORY).write_text(json.dumps({"factory": spec.factory, "kwargs": kwargs, **more}, indent=1))
+    if prepared.features:  # which the model encodes by itself
         copy_processors(folder, prepared=prepared, base=None)
-
-
-def _describe_factory(folder: Path, spec: ModelSpec, **more: Any) -> None:
-    (folder / FACTORY).write_text(
-        json.dumps({"factory": spec.factory, "kwargs": to_json(spec.kwargs), **more}, indent=1)
-    )
 
 
 def _untied(whole: nn.Module, state: Mapping[str, Tensor]) -> dict[str, Tensor]:

@@ -17,7 +17,13 @@ from torch.nn.utils.rnn import pad_sequence
 
 from ringmaster.techniques.data.row_kind import SampleContext
 from ringmaster.techniques.data.row_tokenizer import RowTokenizer
-from ringmaster.techniques.data.sources.feature_rows import Feature, FeatureRows, encoded, num_outputs, tensor_names
+from ringmaster.techniques.data.sources.feature_rows import (
+    Feature,
+    FeatureRows,
+    ValueEncoder,
+    num_outputs,
+    tensor_names,
+)
 from ringmaster.techniques.job import DataSpec
 from ringmaster.techniques.models.model_folders import FACTORY, WEIGHTS
 
@@ -73,7 +79,7 @@ class EmbeddingEncoder(Encoder):
     def forward(self, values: Tensor) -> Tensor:
         """values: categories [rows], or token + 1 [rows, tokens], 0 where there is none."""
         if not self._is_text:
-            return self.embedding(values)  # type: ignore[no-any-return]
+            return torch.as_tensor(self.embedding(values))
         is_token = (values > 0).unsqueeze(-1)
         states = self.embedding(values) * is_token
         if not len(self.convolutions):
@@ -110,14 +116,13 @@ class TransformerEncoder(Encoder):
 
         super().__init__()
         self._is_text = feature["type"] == "text"
-        sizes = {"vocab_size": feature["num_tokens"]} if self._is_text else {
-            "image_size": feature["size"], "num_channels": feature["channels"]
-        }  # fmt: skip
-        if (folder := options.get("pretrained_model_name_or_path")) is not None:
-            self.model = AutoModel.from_pretrained(folder, use_safetensors=True, trust_remote_code=False)
+        fields = {name: value for name, value in options.items() if name not in ("type", "use_pretrained")}
+        if self._is_text:
+            fields |= {"vocab_size": feature["num_tokens"], "max_position_embeddings": feature["max_length"] + 2}
         else:
-            fields = {name: value for name, value in options.items() if name not in ("type", "use_pretrained")}
-            self.model = AutoModel.from_config(AutoConfig.for_model(options["type"], **sizes, **fields))
+            fields |= {"image_size": feature["size"], "num_channels": feature["channels"]}
+        self.model = AutoModel.from_config(AutoConfig.for_model(options["type"], **fields))
+        self.model.pooler = None  # its weights would not be trained
         self.width = self.model.config.hidden_size
 
     def forward(self, values: Tensor) -> Tensor:
@@ -206,11 +211,14 @@ class FeaturePredictor:
         self._features = kwargs["features"]
         self._model = build_feature_model(**kwargs).eval()
         load_model(self._model, folder / WEIGHTS)
-        has_text = (folder / "tokenizer.json").is_file()
-        length = DataSpec(seq_len=1024)
+        lengths = [each["max_length"] for each in self._features if "max_length" in each]
         self._context = SampleContext(
-            spec=length, options=None, max_length=1024, _tokenizer=RowTokenizer(folder) if has_text else None
+            spec=DataSpec(),
+            options=None,
+            max_length=max(lengths, default=1),
+            _tokenizer=RowTokenizer(folder) if lengths else None,
         )
+        self._encoders = [ValueEncoder(each) for each in self._features if not each.get("is_output")]
 
     @torch.no_grad()
     def predict(self, rows: Sequence[Mapping[str, Any]]) -> list[dict[str, Any]]:
@@ -219,15 +227,14 @@ class FeaturePredictor:
         rows: values by the names of the data's columns. Raises ValueError where one is none of its type.
         """
         columns: dict[str, Any] = {}
-        inputs = [each for each in self._features if not each.get("is_output")]
-        for name, each in zip(tensor_names(self._features), inputs, strict=False):
-            column = each.get("column") or each["name"]
-            values = [torch.as_tensor(encoded(row.get(column), each, self._context)) for row in rows]
-            stacked = pad_sequence(values, batch_first=True) if each["type"] == "text" else torch.stack(values)
-            columns[name] = stacked.numpy()
+        for name, encode in zip(tensor_names(self._features), self._encoders, strict=False):
+            column = encode.feature.get("column") or encode.feature["name"]
+            values = [torch.as_tensor(encode(row.get(column), self._context)) for row in rows]
+            is_text = encode.feature["type"] == "text"
+            columns[name] = (pad_sequence(values, batch_first=True) if is_text else torch.stack(values)).numpy()
         outputs = self._model(**FeatureRows().collate(columns))["outputs"]
         result: list[dict[str, Any]] = [{} for _ in rows]
-        for each, logits in zip(self._features[len(inputs) :], outputs, strict=True):
+        for each, logits in zip(self._features[len(self._encoders) :], outputs, strict=True):
             for row, values in zip(result, logits, strict=True):
                 number = values.argmax().item() if len(values) > 1 else values.item()
                 row[each["name"]] = (

@@ -103,10 +103,10 @@ class _Gather(torch.autograd.Function):
     """All-gather: [...] of each rank into [ranks, ...] on all. Backward sums the ranks' gradients of each part."""
 
     @staticmethod
-    def forward(ctx: Any, mine: Tensor, group: Any) -> Tensor:
+    def forward(ctx: Any, part: Tensor, group: Any) -> Tensor:
         ctx.group = group
-        every = mine.new_empty(group.size(), *mine.shape)
-        dist.all_gather_into_tensor(every.flatten(0, 1), mine.contiguous(), group=group)
+        every = part.new_empty(group.size(), *part.shape)
+        dist.all_gather_into_tensor(every.flatten(0, 1), part.contiguous(), group=group)
         return every
 
     @staticmethod

@@ -210,7 +210,7 @@ class HostOffload:
         def forward(*args: Any, **kwargs: Any) -> Any:
             copies: tuple[Tensor, ...] = _OffloadFunction.apply(self, part, *parameters)  # type: ignore[no-untyped-call]
             visiting = dict(zip(parameters, copies, strict=True))
-            with _standing_in([(module, name, visiting[p]) for module, name, p in places]):
+            with _substituted([(module, name, visiting[p]) for module, name, p in places]):
                 return inner(*args, **kwargs)
 
         if unit.is_layer and self._recompute:
@@ -271,7 +271,7 @@ class _OffloadFunction(torch.autograd.Function):
 
 
 @contextmanager
-def _standing_in(places: Sequence[tuple[nn.Module, str, Tensor]]) -> Iterator[None]:
+def _substituted(places: Sequence[tuple[nn.Module, str, Tensor]]) -> Iterator[None]:
     """Replaces parameters by tensors, also where a copy in another precision hides a parameter."""
     before = [(module._parameters[name], module.__dict__.get(name)) for module, name, _ in places]
     for (module, name, tensor), (_, rounded) in zip(places, before, strict=True):

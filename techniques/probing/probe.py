@@ -135,10 +135,10 @@ def why_not_apart(model: nn.Module, batch: Mapping[str, Tensor]) -> str:
     try:
         tokens = batch["input_ids"][:2, :MOST_TOKENS]
         alone = [_logits(model, each.unsqueeze(0), 1) for each in tokens]
-        together = _logits(model, tokens.reshape(1, -1), 2).chunk(2, dim=1)
+        in_batch = _logits(model, tokens.reshape(1, -1), 2).chunk(2, dim=1)
     finally:
         model.train()
-    difference = max(float((x - y).abs().max()) for x, y in zip(together, alone, strict=True))
+    difference = max(float((x - y).abs().max()) for x, y in zip(in_batch, alone, strict=True))
     largest = max(float(x.abs().max()) for x in alone)
     if difference <= torch.finfo(torch.float32).eps ** 0.5 * largest:
         return ""
@@ -330,14 +330,14 @@ def probe(job: Job, *, data: PreparedData, cache_dir: Path, is_there: bool = Tru
     if reason := why_never_packed(job) or why_tokens_are_foreign(job, data):
         raise StepError([reason])
 
-    def found() -> TinyStepResult:
+    def examined() -> TinyStepResult:
         step = _TinyStep(job, data, cache_dir, is_there=is_there)
         sites = step.check()
         return TinyStepResult(sites=sites, undivided=step.why_undivided(sites))
 
     if not is_there:
-        return _once(TinyStepResult, _file("described", job, data, cache_dir), found)
-    shown = _once(TinyStepResult, _file("step", job, data, cache_dir), found)
+        return _once(TinyStepResult, _file("described", job, data, cache_dir), examined)
+    shown = _once(TinyStepResult, _file("step", job, data, cache_dir), examined)
     _once(DrawSites, _file("draws", job, data, cache_dir), lambda: shown.sites)  # for the ranks' `draws_of`
     return shown
 

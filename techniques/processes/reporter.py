@@ -135,7 +135,7 @@ class Reporter:
     def __init__(self, channel: Channel) -> None:
         self._channel = channel
         self.log: RankLog | None = None
-        self._said_s = 0.0
+        self._last_sent_s = 0.0
         self._commands: set[str] = set()
         signal.signal(signal.SIGTERM, lambda *_: self._commands.add(STOP))
 
@@ -149,12 +149,12 @@ class Reporter:
 
     def beat(self) -> None:
         """Reports that the rank is alive, a few times a second at most."""
-        if time.monotonic() - self._said_s >= BEAT_EVERY_S:
+        if time.monotonic() - self._last_sent_s >= BEAT_EVERY_S:
             self.send(Beat())
 
     def send(self, event: Event) -> None:
         """Sends one event."""
-        self._said_s = time.monotonic()
+        self._last_sent_s = time.monotonic()
         self._channel.send(event_to_json(event))
         if self.log is not None:
             self.log.note(event)
@@ -163,17 +163,17 @@ class Reporter:
         """Returns a reporter for one of several jobs, which adds the job's name to each event."""
         return _JobReporter(self, job)
 
-    def told(self, command: str) -> bool:
+    def has_command(self, command: str) -> bool:
         """Returns whether this rank has received the command so far."""
         self._listen()
         return command in self._commands
 
-    def told_until(self) -> int:
+    def commanded_until(self) -> int:
         """Returns the latest step up to which this rank was commanded to continue; 0 without such a command."""
         self._listen()
         return max((int(c.removeprefix(UNTIL)) for c in self._commands if c.startswith(UNTIL)), default=0)
 
-    def told_to_leave(self) -> set[str]:
+    def commanded_to_leave(self) -> set[str]:
         """Returns the jobs of a group that were commanded to leave it."""
         self._listen()
         return {command.removeprefix(LEAVE) for command in self._commands if command.startswith(LEAVE)}

@@ -22,6 +22,9 @@ from ringmaster.techniques.checkpoints.shared_models import store_model
 from ringmaster.techniques.checkpoints.state import HostCopies, Reader, piece_writer
 from ringmaster.techniques.data.arrow_files import TOKENS, open_split, values_of
 from ringmaster.techniques.data.sources.passages import ids_and_texts
+from ringmaster.techniques.models.build import build_model
+from ringmaster.techniques.models.export import export_model
+from ringmaster.techniques.models.peft_format import is_adapter
 from ringmaster.techniques.models.sentence_embeddings import local_folder
 from ringmaster.techniques.processes.order import TRIAL, GangOrder
 from ringmaster.techniques.processes.ranks import Ranks, join
@@ -35,7 +38,7 @@ from ringmaster.techniques.retrieval.knowledge_store import (
 )
 from ringmaster.techniques.retrieval.passage_encoder import ENCODER_FILES, Vectors
 from ringmaster.techniques.training import segment_loop
-from ringmaster.techniques.training.trainer import JobTrainingState, Root, StepReport
+from ringmaster.techniques.training.trainer import JobTrainingState, Root, StepReport, prepared_data
 
 VECTORS = "vectors"
 """The tensor of a checkpoint: [passages that are encoded, features], in the order of the steps."""
@@ -46,13 +49,11 @@ class StoreBuilder(JobTrainingState):
 
     kernels_refused = ""
 
-    def __init__(self, order: GangOrder, ranks: Ranks, *, beat: Callable[[], None]) -> None:
+    def __init__(self, order: GangOrder, ranks: Ranks, *, encoder: Path, beat: Callable[[], None]) -> None:
         super().__init__(order, ranks)
         assert self.job.store is not None
-        base = order.weights_from or self.job.model.from_pretrained
-        assert base is not None, "the rules of batch files ask for an encoder"
         self._settings, self._beat = self.job.store, beat
-        self._folder = local_folder(base, patterns=ENCODER_FILES)
+        self._folder = encoder
         self._encoder = encoder_in(self._folder, self._settings, device=ranks.device)
         self._samples = open_split(Path(self.prepared.folder), "training")
         values, lengths = values_of(self._samples[TOKENS])
@@ -86,7 +87,7 @@ class StoreBuilder(JobTrainingState):
             step=self.next_step,
             loss=0.0,
             seconds=time.perf_counter() - started_s,
-            asked=tuple(self.ranks.sum(list(asks))),
+            requests=tuple(self.ranks.sum(list(asks))),
             num_samples=sum(map(len, batches)),
             num_tokens=sum(len(self._tokens[row]) for batch in batches for row in batch),
         )
@@ -97,6 +98,9 @@ class StoreBuilder(JobTrainingState):
         if not self._vectors.shape[1]:
             self._vectors = np.zeros((len(self._tokens), vectors.shape[1]), np.float32)
         self._vectors[rows] = vectors
+
+    def digest_step(self) -> None:
+        """Does nothing: untrusted nodes make no stores."""
 
     def save(self, root: Root) -> float:
         """Checkpoints the vectors; returns the seconds."""
@@ -160,11 +164,28 @@ class StoreBuilder(JobTrainingState):
         self._beat()
 
 
+def encoder_folder(order: GangOrder, rank: int) -> Path:
+    """Returns the folder of the encoder; one is written of an adapter, and of a base that is not trained yet.
+
+    To be called before the ranks meet, as afterwards only the first of them can save a model.
+    """
+    job, base = order.job, order.weights_from or order.job.model.from_pretrained
+    weights = None if base is None else local_folder(base, patterns=(*ENCODER_FILES, "adapter*"))
+    if weights is not None and not is_adapter(weights):
+        return weights
+    assert weights is not None or order.purpose == TRIAL, "the base's folder was not ordered"
+    folder, prepared = Path(order.folder) / f"encoder-{rank}", prepared_data(order)
+    model = build_model(job.model, data=prepared, seed=job.seed, weights_from=weights)
+    export_model(folder, spec=job.model, model=model, state=model.state_dict(), prepared=prepared, base=base)
+    return folder
+
+
 def run(order: GangOrder, rank: int, reporter: Reporter) -> dict[str, Any]:
     """Runs one rank of a trial or a segment; returns the result of the loops of training."""
+    encoder = encoder_folder(order, rank)
     ranks = join(order, rank, num_ranks=order.num_devices, axes={"dp_replicate": order.num_devices})
     reporter.phase("loading passages and encoder", timeout_s=segment_loop.BUILD_TIMEOUT_S)
-    builder = StoreBuilder(order, ranks, beat=reporter.beat)
+    builder = StoreBuilder(order, ranks, encoder=encoder, beat=reporter.beat)
     loop = segment_loop.trial if order.purpose == TRIAL else segment_loop.train
     result = loop(builder, order, reporter)
     ranks.agree(True)  # no rank ends while a peer may still wait for it

@@ -112,13 +112,13 @@ class CommonBase:
         waiting: list[ScoringQuery] = []
         for question in questions:
             if waiting and not self._fits(waiting, question):
-                yield from self._asked(waiting)
+                yield from self._answered(waiting)
                 waiting = []
             waiting.append(question)
         if waiting:
-            yield from self._asked(waiting)
+            yield from self._answered(waiting)
 
-    def _asked(self, questions: list[ScoringQuery]) -> Iterator[tuple[ScoringQuery, CausalLMOutput]]:
+    def _answered(self, questions: list[ScoringQuery]) -> Iterator[tuple[ScoringQuery, CausalLMOutput]]:
         parts = [
             AdapterBatch(adapter_modules=self._adapter_modules[question.model], inputs=self._inputs(question))
             for question in questions
@@ -127,15 +127,15 @@ class CommonBase:
 
     def _fits(self, waiting: list[ScoringQuery], question: ScoringQuery) -> bool:
         """Whether one more question fits into the same forward pass without changing any output."""
-        together = [*waiting, question]
+        grouped = [*waiting, question]
         if min(self._product_rows(waiting[-1]), self._product_rows(question)) < LEAST_ROWS:
             return False
         if not self._packs and _is_padded(waiting[-1]) != _is_padded(question):
             return False
-        num_tokens = sum(each.num_tokens for each in together)
+        num_tokens = sum(each.num_tokens for each in grouped)
         if num_tokens:
             return num_tokens <= max_tokens(self._device) and num_tokens * self._num_logits <= MAX_LOGITS
-        return sum(each.num_rows for each in together) <= MAX_ROWS
+        return sum(each.num_rows for each in grouped) <= MAX_ROWS
 
     def _product_rows(self, question: ScoringQuery) -> int:
         """The number of rows of the smallest product: a classifier's head has one row per sample."""

@@ -41,7 +41,7 @@ class ScoringOrder:
     max_rows: the most rows; by default as many as the job's evaluation reads, or all of data that is scored as a whole.
     is_whole: whether all samples of the data are scored, those for training too: of data that nothing is trained on.
     trained_on: data whose samples for training are left out where they are among the samples to score.
-    together: whether adapters of one base are scored in one batch; the scores are the same.
+    shares_batches: whether adapters of one base are scored in one batch; the scores are the same.
     import_paths: folders appended to the import path.
     rank: which of the ranks this is.
     """
@@ -59,7 +59,7 @@ class ScoringOrder:
     max_rows: int | None = None
     is_whole: bool = False
     trained_on: TrainingData | None = None
-    together: bool = True
+    shares_batches: bool = True
     import_paths: tuple[str, ...] = ()
     rank: int = 0
 

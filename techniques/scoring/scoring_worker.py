@@ -58,7 +58,7 @@ def score_together(
     max_rows: int | None = None,
     cache_dir: Path,
     device: torch.device | None = None,
-    together: bool = True,
+    shares_batches: bool = True,
     progress: Progress | None = None,
 ) -> ScoringResults:
     """Scores each model on the same rows: the held-out rows of `data` (or of `job`'s data), or literal `texts`.
@@ -72,7 +72,7 @@ def score_together(
     job: the job whose loss, precision and data are used.
     max_rows: the number of held-out rows; by default as many as the job's evaluation reads.
     cache_dir: the folder of prepared data.
-    together: whether adapters may share batches.
+    shares_batches: whether adapters may share batches.
     Raises ValueError if there are no models or no rows to score.
     """
     import torch
@@ -90,7 +90,7 @@ def score_together(
     scores: dict[str, RowScores] = {}
     faults: dict[str, str] = {}
     place = device or torch.device("cpu")
-    for name, result in score_each(models, rows, device=place, together=together, progress=progress):
+    for name, result in score_each(models, rows, device=place, shares_batches=shares_batches, progress=progress):
         if isinstance(result, str):
             faults[name] = result
         else:
@@ -103,7 +103,7 @@ def score_each(
     rows: ScoredRows,
     *,
     device: torch.device,
-    together: bool = True,
+    shares_batches: bool = True,
     progress: Progress | None = None,
     mesh: DeviceMesh | None = None,
 ) -> Iterator[tuple[str, RowScores | str]]:
@@ -114,7 +114,7 @@ def score_each(
     from ringmaster.techniques.scoring.row_scores import score_alone
 
     done = _ScoredRowCounter(progress, num_models=len(models), rows=rows)
-    for names in _groups(models, rows) if together and mesh is None else [[name] for name in models]:
+    for names in _groups(models, rows) if shares_batches and mesh is None else [[name] for name in models]:
         result: dict[str, RowScores] = {}
         if len(names) > 1:
             try:
@@ -262,8 +262,10 @@ def main(channel: Channel, argument: dict[str, Any]) -> int:
         is_whole=order.is_whole,
         trained_on=order.trained_on,
     )
-    found = score_each(models, rows, device=ranks.device, together=order.together, progress=progress, mesh=ranks.mesh)
-    for number, (name, scores) in enumerate(found):
+    results = score_each(
+        models, rows, device=ranks.device, shares_batches=order.shares_batches, progress=progress, mesh=ranks.mesh
+    )
+    for number, (name, scores) in enumerate(results):
         if order.rank > 0:  # its scores are those of rank 0
             continue
         if isinstance(scores, str):

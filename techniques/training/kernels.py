@@ -109,8 +109,8 @@ def why_kernels_differ(
     reason, difference, undo = "", math.inf, None
     try:
         undo = use()
-        found = [other(step) for step in range(NUM_COMPARED)]
-        difference = max(map(relative_difference, expected, found))
+        results = [other(step) for step in range(NUM_COMPARED)]
+        difference = max(map(relative_difference, expected, results))
     except Exception as error:  # noqa: BLE001 - a compiler or a kernel may raise anything; the plain step goes on
         reason = f"{type(error).__name__}: {' '.join(str(error).split())[:300]}"
     difference = agree(difference)

@@ -115,7 +115,8 @@ class MetricTotals:
         if unsuited and is_known:  # what a loss that is not known leaves out is NaN
             raise ValueError(
                 f"{', '.join(metric.name for metric in unsuited)} cannot be computed: the model returns "
-                f"{_said('logits', outputs.logits)}, and the samples have {_said('labels', outputs.labels)}."
+                f"{_shape_text('logits', outputs.logits)}, "
+                f"and the samples have {_shape_text('labels', outputs.labels)}."
                 f"{''.join(f' {each.name} needs {each.needs}.' for each in unsuited if each.needs)} "
                 "To fix: name other metrics"
             )
@@ -188,5 +189,5 @@ def _rows(parts: Sequence[Tensor], rows_of_ranks: Sequence[Tensor]) -> Values:
     return values[:, 0] if values.shape[1] == 1 else values
 
 
-def _said(name: str, tensor: Tensor | None) -> str:
+def _shape_text(name: str, tensor: Tensor | None) -> str:
     return f"no {name}" if tensor is None else f"{name} {list(tensor.shape)} of {tensor.dtype}"

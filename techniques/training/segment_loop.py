@@ -85,6 +85,9 @@ class SegmentSubject(TrialSubject, CheckpointedState, Protocol):
     def begin_chain(self, root: Root) -> None:
         """Starts the segment's part of the chain of states, after the checkpoint that was restored, if any."""
 
+    def digest_step(self) -> None:
+        """Adds the present state to the chain of states, where the job may run on untrusted nodes."""
+
     def store(self, root: Root) -> CheckpointStore:
         """Returns the checkpoints under `root`."""
 
@@ -126,12 +129,12 @@ def trial(trainer: TrialSubject, order: GangOrder, reporter: Reporter) -> dict[s
 
 
 def _timed_step(trainer: TrialSubject, reporter: Reporter) -> tuple[float, tuple[bool, bool]]:
-    asks = (float(reporter.told(STOP)), float(reporter.told(MEASURE)))
+    asks = (float(reporter.has_command(STOP)), float(reporter.has_command(MEASURE)))
     started_s = time.perf_counter()
     report = trainer.step(asks)
     if trainer.ranks.device.type == "cuda":
         torch.cuda.synchronize()
-    stop, measure = report.asked[0] > 0, report.asked[1] > 0
+    stop, measure = report.requests[0] > 0, report.requests[1] > 0
     return time.perf_counter() - started_s, (stop, measure)
 
 
@@ -210,7 +213,7 @@ def train(trainer: SegmentSubject, order: GangOrder, reporter: Reporter) -> dict
     result: dict[str, Any] = {"first_step": first_step, "step": trainer.next_step, "startup_s": startup_s}
     if trainer.next_step > first_step:
         reporter.phase("saving", timeout_s=SAVE_TIMEOUT_S)
-        result["save_s"] = saver.save_at_once(gives_up=lambda: reporter.told(STOP))
+        result["save_s"] = saver.save_at_once(gives_up=lambda: reporter.has_command(STOP))
         if result["save_s"] is None:  # a command has ended the wait for a full disk
             return {"status": OutcomeStatus.PREEMPTED, **result, "step": saver.saved_step, "save_s": 0.0}
     if reached is not None or trainer.next_step == order.job.total_steps:
@@ -236,7 +239,7 @@ def _exported(trainer: SegmentSubject, order: GangOrder, reporter: Reporter) -> 
     A stop command ends the wait. The state of the last step is in a checkpoint.
     """
     assert order.checkpoint_dir is not None and order.model_dir is not None
-    retries = WriteRetries(trainer.ranks, reporter, gives_up=lambda: reporter.told(STOP))
+    retries = WriteRetries(trainer.ranks, reporter, gives_up=lambda: reporter.has_command(STOP))
     while True:
         fault: OSError | None = None
         try:
@@ -292,21 +295,21 @@ def _steps(
         save_due = every_s is not None and saver.is_idle and time.monotonic() - saved_s >= every_s
         # All ranks act on the sums, so that they stop, save and continue at the same step. Only rank 0 sends the
         # last step.
-        told_until = float(reporter.told_until()) if is_first else 0.0
-        report = trainer.step((float(reporter.told(STOP)), float(save_due), told_until, *saver.asks()))
+        commanded_until = float(reporter.commanded_until()) if is_first else 0.0
+        report = trainer.step((float(reporter.has_command(STOP)), float(save_due), commanded_until, *saver.asks()))
         if not math.isfinite(report.loss):
             saver.finish()  # the state being saved is valid, and all ranks reach this line
             raise ValueError(lost_loss(report.loss, step=report.step))
         trainer.digest_step()
         progress.add(report)
         timeout.learn(report.seconds)
-        stop, save = (total > 0 for total in report.asked[:2])
-        last_step = max(last_step, int(report.asked[2]))
-        saver.follow(SaveVotes(*report.asked[3:]))
+        stop, save = (total > 0 for total in report.requests[:2])
+        last_step = max(last_step, int(report.requests[2]))
+        saver.follow(SaveVotes(*report.requests[3:]))
         if saver.has_failed:  # further steps would be lost at the next fault
             progress.flush()
             reporter.phase("saving", timeout_s=SAVE_TIMEOUT_S)
-            if saver.save_at_once(gives_up=lambda: reporter.told(STOP)) is None:
+            if saver.save_at_once(gives_up=lambda: reporter.has_command(STOP)) is None:
                 return True, None
             saved_s = time.monotonic()
             timeout.announce()
@@ -371,17 +374,17 @@ class StepTimeout:
     def __init__(self, reporter: Reporter) -> None:
         self._reporter = reporter
         self._slowest_s = 0.0
-        self._said_s = FIRST_STEP_TIMEOUT_S
+        self._timeout_s = FIRST_STEP_TIMEOUT_S
         self.announce()
 
     def learn(self, seconds: float) -> None:
         """Updates the timeout with the duration of a step."""
         self._slowest_s = max(self._slowest_s, seconds)
         timeout_s = max(TIMEOUT_STEPS * self._slowest_s, LEAST_TIMEOUT_S)
-        if self._said_s == FIRST_STEP_TIMEOUT_S or timeout_s > self._said_s:
-            self._said_s = timeout_s
+        if self._timeout_s == FIRST_STEP_TIMEOUT_S or timeout_s > self._timeout_s:
+            self._timeout_s = timeout_s
             self.announce()
 
     def announce(self) -> None:
         """Reports that the rank is training, with the present timeout."""
-        self._reporter.phase("training", timeout_s=self._said_s)
+        self._reporter.phase("training", timeout_s=self._timeout_s)

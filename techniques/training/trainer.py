@@ -120,7 +120,7 @@ class StepReport:
     step: int
     loss: float
     seconds: float
-    asked: tuple[float, ...]
+    requests: tuple[float, ...]
     reward: float | None = None
     num_samples: int = 0
     num_tokens: int = 0
@@ -417,7 +417,7 @@ class Trainer(JobTrainingState):
             step=self.next_step,
             loss=loss_sum / count,
             seconds=time.perf_counter() - started_s,
-            asked=tuple(totals),
+            requests=tuple(totals),
             reward=reward,
             num_samples=len(indices),
             num_tokens=round(num_tokens * self._dp_size / self.ranks.num_ranks),  # other axes have the same rows

@@ -118,7 +118,7 @@ class Waits(BlackBox):
         reporter.phase("waiting", timeout_s=60.0 + 20 * step_s)
         reporter.send(JobReady(step=step, startup_s=startup_s))
         told, said_s = step, time.monotonic()
-        while step < max(order.last_step, reporter.told_until()) and not reporter.told(STOP):
+        while step < max(order.last_step, reporter.commanded_until()) and not reporter.told(STOP):
             if trace:
                 write_down(trace, order.job.name)
             began_s = time.monotonic()
@@ -135,7 +135,7 @@ class Waits(BlackBox):
         aside = kept.with_name(f"step-{os.getpid()}")
         aside.write_text(str(step))
         aside.rename(kept)
-        is_done = step >= max(order.last_step, reporter.told_until())
+        is_done = step >= max(order.last_step, reporter.commanded_until())
         result = {"status": "done" if is_done else "preempted", "first_step": first, "step": step}
         if step == order.job.total_steps:
             with publish(Path(order.model_dir)) as folder:

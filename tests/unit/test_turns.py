@@ -70,8 +70,8 @@ def test_a_queue_takes_its_steps_and_so_much_for_each_job_while_it_is_there():
     assert profile.runtime_s(num_steps=10) == pytest.approx(3.0 + steps_s)
     assert profile.at_pace(2.0).runtime_s(num_steps=10) == pytest.approx(3.0 + 2 * steps_s)
     assert profile.runtime_s(num_steps=0, members_left={"0": 0, "1": 0, "2": 7}) == pytest.approx(3.0 + 7 * 1.25)
-    assert profile.together_s == 1.5
-    assert profile.restricted_to(["1"]).together_s == 1.5
+    assert profile.gang_step_s == 1.5
+    assert profile.restricted_to(["1"]).gang_step_s == 1.5
     everyone = replace(profile, config={})
     assert everyone.runtime_s(num_steps=10) == pytest.approx(3.0 + 10 + 20 * 0.5)
-    assert everyone.together_s == 2.5
+    assert everyone.gang_step_s == 2.5

@@ -285,19 +285,19 @@ def is_worth(mask, placed, size, limit, step, latest, first, last, need, excess,
 
 
 @kernel
-def undominated(states, num_found, size, sketches, most):
+def undominated(states, num_states, size, sketches, most):
     """Returns which of the states found[:num_found] no other state dominates, and the number of comparisons.
 
     The states are in the order of their sums. The function stops after `most` comparisons; the returned number is then
     larger than `most`.
     """
-    total = np.zeros(num_found, np.int64)
-    for i in range(num_found):
+    total = np.zeros(num_states, np.int64)
+    for i in range(num_states):
         for d in range(size):
             total[i] += states[i, d]
     order = np.argsort(total)
-    kept = np.empty(num_found, np.int64)
-    marks = np.empty(num_found, np.uint64)
+    kept = np.empty(num_states, np.int64)
+    marks = np.empty(num_states, np.uint64)
     num_kept, compared = 0, 0
     for i in order:
         mark, is_beaten = sketches[i] | LANES, False
@@ -343,7 +343,7 @@ def extend(
             return ROOM
         if not wanted[mask]:
             continue
-        num_found = 0
+        num_states = 0
         for j in range(first.size):
             before = mask & ~(1 << j)
             if before == mask:
@@ -352,19 +352,19 @@ def extend(
                 for o in range(first[j], last[j]):
                     if states[s, need[o] - 1] > latest[o]:
                         continue
-                    if num_found == origin.size:
+                    if num_states == origin.size:
                         buffers, sketches = np.concatenate((buffers, buffers)), np.concatenate((sketches, sketches))
                         origin, option = np.concatenate((origin, origin)), np.concatenate((option, option))
-                    placed = buffers[num_found]
+                    placed = buffers[num_states]
                     place(states[s], size, need[o], length[o], placed)
                     progress[2] += 10
                     if is_worth(
                         mask, placed, size, limit, step, latest, first, last, need, excess, cheapest, worth, floor, must
                     ):
-                        sketches[num_found] = sketch(placed, size, shift)
-                        origin[num_found], option[num_found] = s, o
-                        num_found += 1
-        kept, compared = undominated(buffers, num_found, size, sketches, max_work - progress[2])
+                        sketches[num_states] = sketch(placed, size, shift)
+                        origin[num_states], option[num_states] = s, o
+                        num_states += 1
+        kept, compared = undominated(buffers, num_states, size, sketches, max_work - progress[2])
         progress[2] += compared
         if progress[2] > max_work or progress[1] + kept.size > parent.size:
             return OVER

@@ -378,10 +378,10 @@ def neighbour(now, trial, num, move, members, options, layout, most):
             if o >= options.last[members.job[i]]:
                 return -1
         else:
-            i, beside = x, k - 1 if kind == 3 else k + 1
-            if i >= n or beside < 0 or beside >= num or now[beside, i] < 0:
+            i, neighbour = x, k - 1 if kind == 3 else k + 1
+            if i >= n or neighbour < 0 or neighbour >= num or now[neighbour, i] < 0:
                 return -1
-            o = now[beside, i]
+            o = now[neighbour, i]
         if now[k, i] == o:
             return -1
         trial[k, i] = o

@@ -343,9 +343,9 @@ def improve(
         except NoRoomError:
             continue
         new_plan = replace(plan, segments=segments)
-        found_rank = objective.rank(new_plan, problem)
-        if found_rank <= best_rank:
-            now, best, best_rank = trial, new_plan, found_rank
+        new_rank = objective.rank(new_plan, problem)
+        if new_rank <= best_rank:
+            now, best, best_rank = trial, new_plan, new_rank
     return replace(best, method=plan.method + " + local search")
 
 

@@ -179,7 +179,8 @@ def faults_of(
             yield f"{place}: every option carries further jobs; give at least one that does the job alone"
         for k, option in enumerate(job.options):
             yield from _option_faults(f"{place}, option {k}", option, room)
-            yield from _fused_faults(f"{place}, option {k}", job, option, by_id)
+            if option.jobs:
+                yield from _fused_faults(f"{place}, option {k}", job, option, by_id)
         yield from _amount_faults(place, job, _JOB_AMOUNTS)
         if job.group != "" and not is_printable_name(job.group):
             yield f"{place}: group must be {_NAME}, such as that of a user, not {shown(job.group)}"

@@ -119,23 +119,25 @@ def explain(what_if: WhatIf, *, most_jobs: int = MOST_EXPLAINED) -> Explanation:
     return Explanation(nodes=nodes, own_time=tuple(binding), jobs=costliest(what_if, most_jobs), quotas=quotas)
 
 
-def costliest(what_if: WhatIf, most: int, *, anew: bool = True) -> tuple[JobCost, ...]:
+def costliest(what_if: WhatIf, most: int, *, solves_bound: bool = True) -> tuple[JobCost, ...]:
     """Returns the jobs whose work is worth most at the prices, with what leaving them out gains, in that order.
 
     A job that others wait for is left out with them. A job without which none is left is omitted.
 
-    anew: as for `WhatIf.gain`.
+    solves_bound: as for `WhatIf.gain`.
     """
     problem, certificate = what_if.problem, what_if.certificate
     worth = costs_of_jobs(certificate.windows, problem) if certificate.windows else costs_of(certificate, problem)
-    together = {job.id: (job.id, *dependents(problem, (job.id,))) for job in problem.jobs}
-    sums = {job: sum(worth[name] for name in names) for job, names in together.items() if len(names) < len(worth)}
+    with_dependents = {job.id: (job.id, *dependents(problem, (job.id,))) for job in problem.jobs}
+    sums = {
+        job: sum(worth[name] for name in names) for job, names in with_dependents.items() if len(names) < len(worth)
+    }
     first = heapq.nlargest(most, sums, key=lambda job: sums[job])
     costs = [
         JobCost(
             job=job,
-            gain=what_if.gain(FewerJobs(jobs=together[job]), anew=anew),
-            members=tuple(member for name in together[job] for member in problem.job(name).members),
+            gain=what_if.gain(FewerJobs(jobs=with_dependents[job]), solves_bound=solves_bound),
+            members=tuple(member for name in with_dependents[job] for member in problem.job(name).members),
         )
         for job in first
     ]
@@ -380,12 +382,14 @@ def section(plan: Plan, problem: Problem, *, device: str = "") -> list[str]:
     changes += [unit] if isinstance(unit, MoreNodes) else []
     # A bound by windows takes tenths of a second, and there is no quick plan for such problems anyway.
     renewed = what_if.certificate.windows is None
-    gains = [what_if.gain(change, anew=renewed) for change in changes]
+    gains = [what_if.gain(change, solves_bound=renewed) for change in changes]
     lines = [
         f"With {change_text(gain, device=device)} the last job would end {_between(gain)} earlier." for gain in gains
     ]
     costs = [
-        cost for cost in costliest(what_if, MOST_JOBS, anew=renewed) if cost.gain.most_s >= LEAST_COST * plan.makespan_s
+        cost
+        for cost in costliest(what_if, MOST_JOBS, solves_bound=renewed)
+        if cost.gain.most_s >= LEAST_COST * plan.makespan_s
     ]
     return lines + [
         f"Without {_job_and_waiting(cost)} the last job would end {_between(cost.gain)} earlier." for cost in costs

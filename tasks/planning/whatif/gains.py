@@ -304,21 +304,21 @@ class WhatIf:
             likeness = replace(node, id="")
             if node.device_type == kind and likeness not in seen:
                 seen.add(likeness)
-                found_s = self.bound_by_prices_s(changed(self.problem, change, on=node.id))
-                if found_s < bound_s * (1 - 1e-9):
-                    best, bound_s = node.id, found_s
+                other_bound_s = self.bound_by_prices_s(changed(self.problem, change, on=node.id))
+                if other_bound_s < bound_s * (1 - 1e-9):
+                    best, bound_s = node.id, other_bound_s
         return best
 
-    def gain(self, change: Change, *, anew: bool = True) -> Gain:
+    def gain(self, change: Change, *, solves_bound: bool = True) -> Gain:
         """Returns the certain interval of what a change gains, without a search. Raises ProblemError as `changed`.
 
-        anew: whether to solve the linear program of the bound anew, which takes most of the time; else the plan's own
-            prices are the bound.
+        solves_bound: whether to solve the linear program of the bound again, which takes most of the time; else the
+            plan's own prices are the bound.
         """
         on = self.grown_node(change) if isinstance(change, MoreDevices) else ""
         problem = changed(self.problem, change, on=on)
         by_prices_s = self.bound_by_prices_s(problem)
-        bound = preemptive_bound(problem) if anew else Bound(by_prices_s, None, "prices of another plan")
+        bound = preemptive_bound(problem) if solves_bound else Bound(by_prices_s, None, "prices of another plan")
         bound_s = max(by_prices_s, bound.seconds)
         plan = quick_plan(problem, bound=bound, start=self.plan, before=self.problem)
         gain = self._gain(
@@ -344,7 +344,7 @@ class WhatIf:
         Raises ProblemError where no plan of the changed problem meets its deadlines.
         """
         problem = changed(self.problem, gain.change, on=gain.on)
-        plan = choose_groups(problem, work_s=work_s, time_limit_s=time_limit_s, seed=seed).together
+        plan = choose_groups(problem, work_s=work_s, time_limit_s=time_limit_s, seed=seed).fused_plan
         makespan_s = plan.makespan_s if gain.makespan_s is None else min(plan.makespan_s, gain.makespan_s)
         bound_s = max(gain.bound_s, _proof(plan, problem)[1])
         by_prices_s = self.makespan_s - gain.most_by_prices_s

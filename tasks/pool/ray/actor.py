@@ -91,5 +91,5 @@ def _log(order: NodeOrder, name: str) -> Path:
 
 def is_over(allocation: str) -> bool:
     """Returns whether no process of an allocation runs on this machine any more."""
-    found = psutil.process_iter(["environ"])
-    return not any((each.info["environ"] or {}).get(ALLOCATION) == allocation for each in found)
+    processes = psutil.process_iter(["environ"])
+    return not any((each.info["environ"] or {}).get(ALLOCATION) == allocation for each in processes)

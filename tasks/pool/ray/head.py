@@ -94,16 +94,16 @@ def make_token(file: Path) -> None:
 
 def processes_with(text: str) -> list[psutil.Process]:
     """Returns the other processes of this machine whose command line contains a text."""
-    found = psutil.process_iter(["cmdline"])
-    return [each for each in found if each.pid != os.getpid() and text in " ".join(each.info["cmdline"] or ())]
+    processes = psutil.process_iter(["cmdline"])
+    return [each for each in processes if each.pid != os.getpid() and text in " ".join(each.info["cmdline"] or ())]
 
 
 def nodes_of(home: Path) -> list[psutil.Process]:
     """Returns the processes of the nodes that Ray lends to a home's pool on this machine."""
-    found = {each: each.info["environ"] or {} for each in psutil.process_iter(["environ"])}
+    processes = {each: each.info["environ"] or {} for each in psutil.process_iter(["environ"])}
     return [
         each
-        for each, variables in found.items()
+        for each, variables in processes.items()
         if variables.get(ALLOCATION, "").startswith(PREFIX) and variables.get(HOME) == str(home)
     ]
 

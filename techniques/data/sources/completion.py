@@ -9,6 +9,7 @@ from typing import Any
 
 import numpy as np
 
+from ringmaster.techniques.data.row_kind import retriever_of
 from ringmaster.techniques.data.row_source import RowSource, SampleContext
 from ringmaster.techniques.data.sources.chat import (
     answered_chat,
@@ -21,12 +22,17 @@ from ringmaster.techniques.data.sources.chat import (
 from ringmaster.techniques.data.sources.labelled_text import text_of
 from ringmaster.techniques.data.unfit_data import are_pairs_equal
 from ringmaster.techniques.data_source import DataOptions, column
+from ringmaster.techniques.job import DataSpec
+from ringmaster.techniques.loss import PASSAGE_SCORES
 from ringmaster.techniques.metric import IGNORED
 
 
 @dataclass(frozen=True, kw_only=True)
 class CompletionOptions(DataOptions):
-    """The columns of a prompt and its completion."""
+    """The columns of a prompt and its completion.
+
+    retriever: the settings of the `Retriever` that finds passages for the prompt, which is text; None for no passages.
+    """
 
     prompt_column: str | None = column("prompt", "instruction", "question")
     completion_column: str | None = column("completion", "response", "output", "answer")
@@ -34,6 +40,7 @@ class CompletionOptions(DataOptions):
     tools_column: str | None = column("tools", is_optional=True)
     system_column: str | None = column("system", is_optional=True)
     history_column: str | None = column("history", is_optional=True)
+    retriever: Mapping[str, Any] | None = None
 
 
 class Completion(RowSource):
@@ -59,8 +66,32 @@ class Completion(RowSource):
             return (prompt, prompt + completion)  # which are encoded
         return texts_of((prompt, completion), context)
 
+    def with_passages(self, rows: Sequence[Mapping[str, Any]], *, context: SampleContext) -> list[Mapping[str, Any]]:
+        """Returns rows whose prompts begin with passages: as many of the k as leave room for prompt and completion."""
+        retriever, tokenizer = context.retriever, context.tokenizer
+        if retriever is None:
+            return list(rows)
+        from ringmaster.techniques.retrieval.knowledge_store import find_passages  # imports torch
+
+        questions = [prompt if isinstance(prompt := _prompt_of(row), str) else "" for row in rows]
+        found, result = find_passages(retriever, questions), list(rows)
+        for place, (row, question, passages) in enumerate(zip(rows, questions, found, strict=True)):
+            if not isinstance(_prompt_of(row), str):
+                continue
+            num_around = len(tokenizer.start_ids) + 1
+            while True:
+                prompt = retriever.prompt([each.text for each in passages], question)
+                num_tokens = len(tokenizer.encode(f"{prompt}{row['completion']}")) + num_around
+                if num_tokens <= context.max_length or not passages:
+                    break
+                passages = passages[:-1]
+            result[place] = {**row, "prompt": prompt, "input": None, "system": None}
+        return result
+
     def sample(self, row: Mapping[str, Any], *, context: SampleContext) -> Mapping[str, Any]:
         """Returns the tokens, and labels for those of the completion."""
+        if context.retriever is not None and not isinstance(row["prompt"], str):
+            raise ValueError("a retriever finds passages for prompts of text alone. To fix: give the prompt as text")
         if row["history"]:
             raise ValueError(
                 "a row has a history. To fix: make its turns messages, for kind chat, or remove the column"
@@ -72,6 +103,53 @@ class Completion(RowSource):
         for role in ("prompt", *(role for role in ("input", "system") if row[role])):
             text_of(row, role)
         return answered(_prompt_of(row), [text_of(row, "completion")], context)[0]
+
+
+class Rag(Completion):
+    """A row of tokens for each passage that is found for the prompt, [passages, tokens], and their scores.
+
+    Each has one passage, the prompt and the completion, as the loss rag-sequence wants them. Only the completion has
+    labels.
+    """
+
+    name = "rag"
+    packs = False
+    version = 1
+
+    def check(self, spec: DataSpec) -> None:
+        """Raises ValueError where there is no retriever."""
+        super().check(spec)
+        if retriever_of(spec) is None:
+            raise ValueError("data: kind rag reads passages. To fix: set retriever, such as {store: NAME@champion}")
+
+    def with_passages(self, rows: Sequence[Mapping[str, Any]], *, context: SampleContext) -> list[Mapping[str, Any]]:
+        """Returns rows with a prompt for each passage, and the scores of the passages."""
+        from ringmaster.techniques.retrieval.knowledge_store import find_passages  # imports torch
+
+        retriever = context.retriever
+        assert retriever is not None, "as checked"
+        questions = [str(_prompt_of(row)) for row in rows]
+        return [
+            {
+                **row,
+                "prompts": [retriever.prompt([each.text], question) for each in passages],
+                PASSAGE_SCORES: [each.score for each in passages],
+            }
+            for row, question, passages in zip(rows, questions, find_passages(retriever, questions), strict=True)
+        ]
+
+    def texts(self, row: Mapping[str, Any], *, context: SampleContext) -> Iterable[str]:
+        """Returns the prompts, with and without the completion."""
+        prompts = row.get("prompts", [row["prompt"]])
+        return [text for prompt in prompts for text in (prompt, f"{prompt}{row['completion']}")]
+
+    def sample(self, row: Mapping[str, Any], *, context: SampleContext) -> Mapping[str, Any]:
+        """Returns the tokens and labels behind each passage, shorter ones filled up, and the scores."""
+        refuse_tools(row)
+        text_of(row, "prompt")
+        answer = text_of(row, "completion")
+        rows = filled([answered(prompt, [answer], context)[0] for prompt in row["prompts"]], context)
+        return {**rows, PASSAGE_SCORES: np.array(row[PASSAGE_SCORES], np.float32)}
 
 
 def _prompt_of(row: Mapping[str, Any]) -> Any:
@@ -95,6 +173,16 @@ def answered(prompt: str, answers: Sequence[str], context: SampleContext) -> lis
     num_of_prompt = len(tokenizer.start_ids) + min(num_common(alone, each) for each in whole)
     tokens = [[*tokenizer.start_ids, *each, *end] for each in whole]
     return [{"input_ids": each, "labels": [IGNORED] * num_of_prompt + each[num_of_prompt:]} for each in tokens]
+
+
+def filled(rows: Sequence[Mapping[str, list[int]]], context: SampleContext) -> dict[str, Any]:
+    """Returns rows of tokens and labels as arrays [rows, tokens], the shorter ones filled up."""
+    width = max(len(each["input_ids"]) for each in rows)
+    fill = {"input_ids": context.tokenizer.pad_id, "labels": IGNORED}
+    return {
+        name: np.array([each[name] + [value] * (width - len(each[name])) for each in rows])
+        for name, value in fill.items()
+    }
 
 
 def num_common(one: Sequence[Any], two: Sequence[Any]) -> int:
@@ -141,12 +229,7 @@ class Preference(RowSource):
         if isinstance(row["chosen"], str) != isinstance(row["rejected"], str):
             raise ValueError("chosen and rejected are of different types. To fix: give two texts, or two lists")
         pair = _text_pair(row, context) if isinstance(row["chosen"], str) else _conversation_pair(row, context)
-        width = max(len(each["input_ids"]) for each in pair)
-        fill = {"input_ids": context.tokenizer.pad_id, "labels": IGNORED}
-        return {
-            name: np.array([each[name] + [value] * (width - len(each[name])) for each in pair])
-            for name, value in fill.items()
-        }
+        return filled(pair, context)
 
     def training_faults(self, folder: Path) -> Iterable[str]:
         """Returns what is wrong where no answer is preferred to another one."""

@@ -13,6 +13,7 @@ import json
 import math
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
+from functools import cached_property
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -23,7 +24,7 @@ from ringmaster.techniques.data.arrow_files import Array, Table
 from ringmaster.techniques.data.class_labels import ClassLabels, as_class_name, check_number, in_order
 from ringmaster.techniques.data.images import pixels_of, read_image
 from ringmaster.techniques.data.row_files import MAX_FAULTS
-from ringmaster.techniques.data.row_samples import RowSamples
+from ringmaster.techniques.data.row_samples import DEFAULT_MAX_LENGTH, RowSamples
 from ringmaster.techniques.data.row_source import Columns, RowSource, SampleContext, columns_of_files
 from ringmaster.techniques.data.samples import ArraySamples
 from ringmaster.techniques.data_source import DataOptions, Dataset, PreparedData, Row
@@ -71,6 +72,11 @@ class FeatureRows(RowSource):
     keeps_files = False  # samples depend on what was measured on all rows
     measured: Sequence[Feature] = ()
 
+    @cached_property
+    def encoders(self) -> list[ValueEncoder]:
+        """The encoder of each feature."""
+        return [ValueEncoder(each) for each in self.measured]
+
     def check(self, spec: DataSpec) -> None:
         """Refuses windows, whose rows are chosen after the measurement, and options that are not there."""
         super().check(spec)
@@ -106,9 +112,8 @@ class FeatureRows(RowSource):
 
     def sample(self, row: Mapping[str, Any], *, context: SampleContext) -> Mapping[str, Any]:
         """Returns the tensors of a row."""
-        return dict(
-            zip(tensor_names(self.measured), (encoded(row[role(f)], f, context) for f in self.measured), strict=True)
-        )
+        arrays = (encode(row[role(encode.feature)], context) for encode in self.encoders)
+        return dict(zip(tensor_names(self.measured), arrays, strict=True))
 
     def collate(self, columns: Mapping[str, Array]) -> dict[str, torch.Tensor]:
         """Returns a batch, with the pixels of images, which are bytes, in -1..1."""
@@ -138,7 +143,9 @@ class FeatureRows(RowSource):
         )  # fmt: skip
         prepared = rows.write()
         features = tuple(
-            {**each, "num_tokens": prepared.vocab_size} if each["type"] == TEXT else dict(each)
+            {**each, "num_tokens": prepared.vocab_size, "max_length": spec.seq_len or DEFAULT_MAX_LENGTH}
+            if each["type"] == TEXT
+            else dict(each)
             for each in kind.measured
         )
         first = next(each for each in features if each.get("is_output"))
@@ -157,17 +164,16 @@ class FeatureRows(RowSource):
         found: dict[str, list[Any]] = {role(each): [] for each in features}
         names: dict[str, set[str]] = {role(each): set() for each in features}
         for row in self.rows_of_path(spec):
-            for each in () if row.held_out else features:
-                value = self.values(row, columns, spec=spec)[role(each)]
-                if value in (None, ""):
+            for key, value in () if row.held_out else self.values(row, columns, spec=spec).items():
+                if value is None or value == "":
                     continue
-                if each["type"] in (CATEGORY, BINARY):
-                    names[role(each)].add(as_class_name(value))
-                    check_number(len(names[role(each)]), column=columns.columns[role(each)])
-                elif each["type"] == NUMBER and (number := _number(value)) is not None:
-                    found[role(each)].append(number)  # others are refused with their rows
-                elif each["type"] == IMAGE and not found[role(each)]:
-                    found[role(each)].append(value)
+                if key.startswith((CATEGORY, BINARY)):
+                    names[key].add(as_class_name(value))
+                    check_number(len(names[key]), column=columns.columns[key])
+                elif key.startswith(NUMBER) and (number := _number(value)) is not None:
+                    found[key].append(number)  # others are refused with their rows
+                elif key.startswith(IMAGE) and not found[key]:
+                    found[key].append(value)
         return [
             {**each, **_measured(each, found[role(each)], names[role(each)], column=columns.columns[role(each)])}
             for each in features
@@ -191,32 +197,37 @@ def num_outputs(feature: Feature) -> int:
     return len(feature["categories"]) if "categories" in feature else 1
 
 
-def encoded(value: Any, feature: Feature, context: SampleContext) -> Any:
-    """Returns the array of a value. Raises ValueError, with the feature's name, where it is none of its type."""
-    kind = feature["type"]
-    is_missing = value is None or value == ""
-    if is_missing and feature.get("is_output"):
-        raise ValueError(f"output {feature['name']} has no value. To fix: add the value, or remove the row")
-    if kind == NUMBER:
-        number = feature["shift"] if is_missing else _number(value)
-        if number is None:
-            raise ValueError(f"{feature['name']} is {value!r:.80}, which is no number. To fix: correct it")
-        return np.float32((number - feature["shift"]) / feature["scale"])
-    if kind == TEXT:
-        if not isinstance(value, (str, int, float, type(None))):
-            raise ValueError(f"{feature['name']} is {type(value).__name__}. To fix: give it a text")
-        tokens = context.tokenizer.encode("" if is_missing else str(value))
-        return np.asarray(context.tokenizer.with_special(tokens, at_most=context.max_length).tokens, np.int32) + 1
-    if kind == IMAGE:
-        if is_missing:
-            raise ValueError(f"image {feature['name']} is missing. To fix: add it, or remove the row")
-        return pixels_of(read_image(value), mode="L" if feature["channels"] == 1 else "RGB", size=feature["size"])
-    if is_missing:
-        return np.int64(0)
-    names: Sequence[str] = feature["categories"]
-    if feature["unknown"] and as_class_name(value) not in names:
-        return np.int64(0)
-    return np.int64(ClassLabels(names).number(value))
+class ValueEncoder:
+    """Turns the values of one feature into arrays. feature: with what was measured of it."""
+
+    def __init__(self, feature: Feature) -> None:
+        self.feature = feature
+        self._labels = ClassLabels(feature.get("categories", ()))
+
+    def __call__(self, value: Any, context: SampleContext) -> Any:
+        """Returns the array of a value. Raises ValueError, with the feature's name, where it is none of its type."""
+        feature, name = self.feature, self.feature["name"]
+        is_missing = value is None or value == ""
+        if is_missing and (feature.get("is_output") or feature["type"] == IMAGE):
+            raise ValueError(f"{role(feature)} has no value. To fix: add the value, or remove the row")
+        if feature["type"] == NUMBER:
+            number = feature["shift"] if is_missing else _number(value)
+            if number is None:
+                raise ValueError(f"{name} is {value!r:.80}, which is no number. To fix: correct it")
+            return np.float32((number - feature["shift"]) / feature["scale"])
+        if feature["type"] == TEXT:
+            if not isinstance(value, (str, int, float, type(None))):
+                raise ValueError(f"{name} is {type(value).__name__}. To fix: give it a text")
+            tokens = context.tokenizer.encode("" if is_missing else str(value))
+            return np.asarray(context.tokenizer.with_special(tokens, at_most=context.max_length).tokens, np.int32) + 1
+        if feature["type"] == IMAGE:
+            return pixels_of(read_image(value), mode="L" if feature["channels"] == 1 else "RGB", size=feature["size"])
+        try:
+            return np.int64(0 if is_missing else self._labels.number(value))
+        except ValueError:
+            if feature["unknown"]:
+                return np.int64(0)
+            raise
 
 
 def _measured(feature: Feature, values: Sequence[Any], names: set[str], *, column: str) -> dict[str, Any]:

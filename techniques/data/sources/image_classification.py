@@ -163,22 +163,22 @@ def images_of(spec: DataSpec) -> MatchedFiles | None:
     return result.only(images) if images else None
 
 
-def _check_folders(found: MatchedFiles) -> None:
+def _check_folders(files: MatchedFiles) -> None:
     """Raises ValueError where the folder that an image lies in is not its class.
 
     It is not where there is a folder for each split, which would be trained on together, or where a folder holds images
     and folders of images.
     """
-    outermost = {name.split("/")[0] for name in found.names if name.count("/") > 1}
+    outermost = {name.split("/")[0] for name in files.names if name.count("/") > 1}
     if len(outermost) > 1 and outermost <= SPLITS:
         raise ValueError(
-            f"{found.root} has a folder for each of {', '.join(sorted(outermost))}. To fix: set path to the one to "
+            f"{files.root} has a folder for each of {', '.join(sorted(outermost))}. To fix: set path to the one to "
             "train on, and held_out_path to the one to evaluate on"
         )
-    folders = {PurePosixPath(name).parent for name in found.names}
+    folders = {PurePosixPath(name).parent for name in files.names}
     mixed = folders & {above for folder in folders for above in folder.parents}
-    if stray := [name for name in found.names if PurePosixPath(name).parent in mixed]:
-        shown = ", ".join(map(found.path, stray[:MAX_FAULTS])) + (", ..." if len(stray) > MAX_FAULTS else "")
+    if stray := [name for name in files.names if PurePosixPath(name).parent in mixed]:
+        shown = ", ".join(map(files.path, stray[:MAX_FAULTS])) + (", ..." if len(stray) > MAX_FAULTS else "")
         number = "1 image lies" if len(stray) == 1 else f"{len(stray)} images lie"
         raise ValueError(
             f"{number} beside folders of images, where the class of an image is the folder that it lies in: {shown}. "
@@ -218,8 +218,8 @@ def _left_out(spec: DataSpec) -> Iterator[str]:
         yield f"folders without images: {', '.join(empty[:MAX_SHOWN])}" + (", ..." if len(empty) > MAX_SHOWN else "")
 
 
-def _row(found: MatchedFiles, name: str, *, held_out: bool) -> Row:
-    path = found.path(name)
+def _row(files: MatchedFiles, name: str, *, held_out: bool) -> Row:
+    path = files.path(name)
     content = {"image": path, "label": Path(path).parent.name}
     return Row(file=path, number=1, value=content, content=content, held_out=held_out)
 

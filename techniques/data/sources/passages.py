@@ -62,13 +62,21 @@ class Passages(RowSource):
             raise ValueError("data: a store holds no passage out. To fix: set held_out to 0, without a held_out_path")
 
     def rows_of_path(self, spec: DataSpec) -> Iterator[Row]:
-        """Yields a row for each passage; that of a divided text has the text's id with "#" and a number."""
+        """Yields a row for each passage; that of a divided text has the text's id with "#" and a number.
+
+        Equal texts without ids are one passage.
+        """
         columns, options = self.columns(spec).columns, self.options(spec)
+        seen = set[str]()
         for row in super().rows_of_path(spec):
             text = row.content[columns["text"]]
             parts = _parts(text, options) if options.words is not None and isinstance(text, str) else [text]
             name = row.content.get(columns.get("id", ""))
             for number, part in enumerate(parts):
+                if name is None and (key := content_hash(part)) in seen:
+                    continue
+                if name is None:
+                    seen.add(key)
                 own = {} if name is None or len(parts) == 1 else {columns["id"]: f"{name}#{number}"}
                 yield replace(row, content={**row.content, columns["text"]: part, **own})
 

@@ -61,17 +61,22 @@ def _ended(text: str, context: SampleContext) -> list[int]:
 
 @dataclass(frozen=True, kw_only=True)
 class EmbeddingOptions(DataOptions):
-    """The columns of a text, of one that belongs to it, and of one that does not."""
+    """The columns of a text, of one that belongs to it, and of one that does not.
+
+    retriever: the settings of the `Retriever` that finds further texts that do not belong to it in a knowledge store.
+    """
 
     anchor_column: str | None = column("anchor", "query", "question", "sentence1")
     positive_column: str | None = column("positive", "document", "answer", "sentence2")
     negative_column: str | None = column("negative", "hard_negative", is_optional=True)
+    retriever: Mapping[str, Any] | None = None
 
 
 class Embedding(RowSource):
     """Two rows of tokens, [2, tokens], with their masks: an anchor, and the text that belongs to it.
 
-    Files with a `negative` have three, [3, tokens]: a similar text that does not belong to it.
+    Files with a `negative` have three, [3, tokens]: a similar text that does not belong to it. A retriever adds k of
+    these: the passages of a store that are most similar to the anchor, without those that hold the positive.
     """
 
     name = "embedding"
@@ -83,6 +88,18 @@ class Embedding(RowSource):
         """Returns the columns; where there is one of negatives, every row has one."""
         result = super().columns(spec, available)
         return replace(result, optional=result.optional - result.columns.keys())
+
+    def with_passages(self, rows: Sequence[Mapping[str, Any]], *, context: SampleContext) -> list[Mapping[str, Any]]:
+        """Returns rows with hard negatives that are mined in the store: they are as new roles."""
+        if (retriever := context.retriever) is None:
+            return list(rows)
+        from ringmaster.techniques.retrieval.knowledge_store import find_passages  # imports torch
+
+        anchors, positives = ([str(row[role]) for row in rows] for role in ("anchor", "positive"))
+        return [
+            {**row, **{f"mined {place}": each.text for place, each in enumerate(passages)}}
+            for row, passages in zip(rows, find_passages(retriever, anchors, but=positives), strict=True)
+        ]
 
     def texts(self, row: Mapping[str, Any], *, context: SampleContext) -> Iterable[str]:
         """Returns the texts."""

@@ -59,8 +59,8 @@ class AdoptedTraining(TrainerCallback):  # type: ignore[misc]
 
     def on_evaluate(self, args: Any, state: Any, control: Any, metrics: Mapping[str, Any], **_: Any) -> None:
         """Reports the metrics of an evaluation."""
-        if found := numbers(metrics):
-            REPORTER.report(step=REPORTER.step, **found)
+        if values := numbers(metrics):
+            REPORTER.report(step=REPORTER.step, **values)
 
     def on_prediction_step(self, args: Any, state: Any, control: Any, **_: Any) -> None:
         """Reports that an evaluation goes on."""

@@ -281,7 +281,7 @@ class PerAdapterModule(nn.Module):
         return owners.joined(result)
 
     def _computed(self, x: Tensor, weights: ModuleWeights) -> Tensor:
-        with _standing_in(self, weights):
+        with _substituted(self, weights):
             result: Tensor = self.adapts.forward(self, x)
         return result
 
@@ -307,7 +307,7 @@ class PerAdapterNorm(PerAdapterModule):
 
 
 @contextmanager
-def _standing_in(module: nn.Module, weights: ModuleWeights) -> Iterator[None]:
+def _substituted(module: nn.Module, weights: ModuleWeights) -> Iterator[None]:
     """Substitutes a module's weights within the context, cast to the dtype of its own."""
     before: dict[str, Any] = {key: module.__dict__[key] for key in weights if key in module.__dict__}
     module.__dict__.update({key: value.to(getattr(module, key).dtype) for key, value in weights.items()})

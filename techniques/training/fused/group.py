@@ -31,7 +31,7 @@ from ringmaster.techniques.processes.order import GangOrder
 from ringmaster.techniques.processes.ranks import Ranks, join
 from ringmaster.techniques.processes.reporter import Reporter
 from ringmaster.techniques.training.fused.adapter_batches import in_order
-from ringmaster.techniques.training.fused.group_requirements import mesh_shape, why_not_together
+from ringmaster.techniques.training.fused.group_requirements import grouping_obstacle, mesh_shape
 from ringmaster.techniques.training.fused.member import GroupMember, ParameterRow, lay_below, sum_gradients
 from ringmaster.techniques.training.fused.multi_adapter_base import MultiAdapterBase, shard
 from ringmaster.techniques.training.fused.packed_attention import packed_attention
@@ -215,7 +215,7 @@ def open_group(order: GangOrder, ranks: Ranks) -> FusedGroup:
     """
     job, data = order.job, prepared_data(order)
     jobs = [job, *(member.job for member in order.members)]
-    if reason := why_not_together(jobs, model_facts(job.model, data=data), num_ranks=ranks.num_ranks):
+    if reason := grouping_obstacle(jobs, model_facts(job.model, data=data), num_ranks=ranks.num_ranks):
         raise ValueError(f"shared_base: {reason}. To fix: train it alone")
     weights = Path(order.weights_from) if order.weights_from else None
     base = build_model(job.model, data=data, seed=job.seed, weights_from=weights)
@@ -272,7 +272,7 @@ class GroupTrial:
         seconds = time.perf_counter() - started_s
         self._num_steps += 1
         self._reporter.beat()
-        return StepReport(step=self._num_steps - 1, loss=first.loss, seconds=seconds, asked=requested)
+        return StepReport(step=self._num_steps - 1, loss=first.loss, seconds=seconds, requests=requested)
 
     def pieces(self, *, copies: HostCopies | None = None) -> WritePieces:
         """The checkpoint pieces of all jobs."""

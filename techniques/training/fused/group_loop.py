@@ -142,7 +142,7 @@ class _GroupSegment:
 
     def _follow(self) -> bool:
         """Saves, evaluates and ends jobs after a step, as due or commanded; returns whether it did any of these."""
-        is_over, self._until, leaving, due = self._asked()
+        is_over, self._until, leaving, due = self._requests()
         self._prolong(self._positions.values())
         is_over = is_over or self._is_dissolved
         if is_over:
@@ -166,16 +166,16 @@ class _GroupSegment:
         )
         return bool(ending or saving or unsaved or settled)
 
-    def _asked(self) -> tuple[bool, int, set[str], set[str]]:
+    def _requests(self) -> tuple[bool, int, set[str], set[str]]:
         """The requests of all ranks, equal on every rank: (stop, lead job's last step, jobs to leave, jobs to save).
 
         The ranks' requests are summed, so a command to one rank reaches all. Only the first rank sets the last step.
         """
-        reported, positions = self._reporter.told_to_leave(), list(self._positions.values())
+        reported, positions = self._reporter.commanded_to_leave(), list(self._positions.values())
         waiting = self._in_line
-        is_over = self._reporter.told(STOP) or self._order.job.name in reported
+        is_over = self._reporter.has_command(STOP) or self._order.job.name in reported
         asks = [(float(position.name in reported), *position.asks()) for position in positions]
-        until = float(self._reporter.told_until()) if self._ranks.rank == 0 else 0.0
+        until = float(self._reporter.commanded_until()) if self._ranks.rank == 0 else 0.0
         never_begun = [float(name in reported) for name in waiting]
         sums = iter(self._ranks.sum([float(is_over), until, *never_begun, *chain.from_iterable(asks)]))
         is_over, until = next(sums) > 0, next(sums)
@@ -374,7 +374,7 @@ class MemberSession:
                 step=report.step,
                 loss=report.loss,
                 seconds=seconds,
-                asked=(),
+                requests=(),
                 num_samples=self.member.job.global_batch_size,
                 num_tokens=report.num_tokens,
             )
@@ -450,4 +450,4 @@ class MemberSession:
         return {**outcome, "message": message} if message else outcome
 
     def _is_dismissed(self) -> bool:
-        return self._reporter.told(STOP) or self.name in self._reporter.told_to_leave()
+        return self._reporter.has_command(STOP) or self.name in self._reporter.commanded_to_leave()

@@ -51,7 +51,7 @@ def mesh_shape(num_ranks: int, config: Mapping[str, Any]) -> dict[str, int]:
     return {"dp_shard" if config.get("base", "whole") == "sharded" else "dp_replicate": num_ranks}
 
 
-def why_not_together(jobs: Sequence[Job], facts: ModelFacts, *, num_ranks: int = 1) -> str | None:
+def grouping_obstacle(jobs: Sequence[Job], facts: ModelFacts, *, num_ranks: int = 1) -> str | None:
     """Returns why these jobs cannot be trained together on one base, or None. `facts` describes their model."""
     for job in jobs:
         if reason := batch_is_divisible(job, num_ranks):

@@ -132,9 +132,9 @@ def lay_below(rows: Sequence[ParameterRow]) -> None:
 def sum_gradients(rows: Sequence[ParameterRow]) -> None:
     """Sums the rows' gradients over all ranks in one all-reduce. All ranks have the same rows in the same order."""
     gradients = [row.gradients for row in rows if row.gradients is not None]
-    together = torch.cat(gradients)
-    dist.all_reduce(together)
-    torch._foreach_copy_(gradients, torch.split(together, [len(each) for each in gradients]))
+    flat = torch.cat(gradients)
+    dist.all_reduce(flat)
+    torch._foreach_copy_(gradients, torch.split(flat, [len(each) for each in gradients]))
 
 
 def _places(parameters: Mapping[str, Tensor]) -> tuple[list[_ParameterPlace], int]:

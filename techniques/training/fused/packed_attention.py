@@ -154,11 +154,11 @@ def packed_attention(model: nn.Module) -> PackedAttention | None:
         alone = [model(input_ids=tokens, use_cache=False).logits for tokens in (first, second)]
         packed.attend(model)
         try:
-            together = [_in_one_row(model, [tokens, second]) for tokens in (first, other)]
+            logits = [_in_one_row(model, [tokens, second]) for tokens in (first, other)]
         except (TypeError, ValueError):  # its forward takes no positions, or its attention makes its own mask
-            together = None
+            logits = None
     # Another first adapter leaves the second one's logits bit for bit; kernels for other shapes may round differently.
-    if together is not None and torch.equal(together[0][1], together[1][1]) and all(map(_is_near, together[0], alone)):
+    if logits is not None and torch.equal(logits[0][1], logits[1][1]) and all(map(_is_near, logits[0], alone)):
         return packed
     model.set_attn_implementation("sdpa")  # type: ignore[operator]
     return None
@@ -192,9 +192,9 @@ def _in_one_row(model: nn.Module, samples: list[Tensor]) -> list[Tensor]:
     return [x.view(share.num_rows, share.length, -1) for x, share in zip(pieces, SHARES, strict=True)]
 
 
-def _is_near(found: Tensor, alone: Tensor) -> bool:
+def _is_near(result: Tensor, alone: Tensor) -> bool:
     rounding: float = torch.finfo(alone.dtype).eps ** 0.5
-    return bool((found - alone).abs().max() <= rounding * alone.abs().max())
+    return bool((result - alone).abs().max() <= rounding * alone.abs().max())
 
 
 @dataclass(frozen=True, kw_only=True)

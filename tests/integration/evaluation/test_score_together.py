@@ -127,7 +127,7 @@ def test_adapters_of_one_base_say_together_what_each_says_alone(words, alone):
     assert sorted(alone) == sorted(cannot.values())
     assert told[-1] == (72 * 10, 72 * 10)
     assert told == sorted(told)
-    expected = words.score({**can, **cannot}, together=False)
+    expected = words.score({**can, **cannot}, shares_batches=False)
     assert len(alone) == 1 + 10
     assert_same(found, expected, {**can, **cannot})
     losses = {name: scores.arrays["loss_sums"] for name, scores in found.scores.items()}
@@ -142,7 +142,7 @@ def test_texts_of_any_length_are_asked_together(words, alone):
     found = words.score(models, texts=texts)
     assert not found.faults
     assert not alone
-    assert_same(found, words.score(models, texts=texts, together=False), models)
+    assert_same(found, words.score(models, texts=texts, shares_batches=False), models)
 
 
 def test_images_are_asked_together(tmp_path, alone):
@@ -150,7 +150,7 @@ def test_images_are_asked_together(tmp_path, alone):
     models = {"base": shelf.base, **shelf.adapters()}
     found = shelf.score(models, max_rows=70)  # the last six rows are fewer than a batched product allows
     assert not alone
-    assert_same(found, shelf.score(models, max_rows=70, together=False), models)
+    assert_same(found, shelf.score(models, max_rows=70, shares_batches=False), models)
     assert found.scores["thin"].arrays["probabilities"].shape == (70, 10)
 
 
@@ -159,7 +159,7 @@ def test_gpt2_is_asked_together(words, tmp_path, alone):
     models = shelf.adapters()
     found = shelf.score(models, max_rows=9)
     assert not alone
-    assert_same(found, shelf.score(models, max_rows=9, together=False), models)
+    assert_same(found, shelf.score(models, max_rows=9, shares_batches=False), models)
 
 
 def test_one_that_does_not_fit_and_one_that_says_nothing_harm_no_other(words, alone, tmp_path):
@@ -199,7 +199,7 @@ def test_a_worker_asks_together_and_tells_how_far_it_is(words, bench):
     half = score_models(models, job=bf16, cases=Cases(texts=("banor dukan.",)), environment=environment, device=DEVICE)
     assert not found.faults
     assert not half.faults
-    expected = words.score(models, together=False)
+    expected = words.score(models, shares_batches=False)
     for name in models:
         assert np.array_equal(found.scores[name].sums["loss_sums"], expected.scores[name].arrays["loss_sums"])
 

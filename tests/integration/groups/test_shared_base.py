@@ -14,7 +14,7 @@ from ringmaster.techniques.job import ParameterGroup
 from ringmaster.techniques.models.build import build_model
 from ringmaster.techniques.models.facts import model_facts
 from ringmaster.techniques.training.fused.group import FusedGroup
-from ringmaster.techniques.training.fused.group_requirements import why_not_together
+from ringmaster.techniques.training.fused.group_requirements import grouping_obstacle
 from ringmaster.techniques.training.fused.member import GroupMember
 from ringmaster.techniques.training.fused.multi_adapter_base import MultiAdapterBase
 from tests.integration.workbench import (
@@ -343,14 +343,14 @@ def test_what_cannot_be_trained_together_says_why(bench, changes, reason):
     facts = model_facts(job.model, data=prepared(bench, job))
     headed = {"adapter": replace(LORA, modules_to_save=("lm_head",))}
     for may in ({"techniques": ("single", "shared_base")}, {"adapter": IA3}, {"adapter": PREFIX}, headed):
-        assert why_not_together([job, replace(job, **may)], facts) is None
-    assert reason in why_not_together([job, replace(job, **changes)], facts)
+        assert grouping_obstacle([job, replace(job, **may)], facts) is None
+    assert reason in grouping_obstacle([job, replace(job, **changes)], facts)
 
 
 def test_modules_that_cannot_be_a_samples_own_are_refused(bench):
     job = bench.job(GPT2, adapter=replace(LORA, modules_to_save=("wpe",)))
     facts = model_facts(job.model, data=prepared(bench, job), adapter=job.adapter)
-    assert "wpe, which it trains as it is, is of class Embedding" in why_not_together(
+    assert "wpe, which it trains as it is, is of class Embedding" in grouping_obstacle(
         [job, replace(job, name="b")], facts
     )
 
@@ -358,6 +358,6 @@ def test_modules_that_cannot_be_a_samples_own_are_refused(bench):
 def test_fresh_heads_of_other_seeds_are_not_trained_together(bench, base):
     job = bench.job(ModelSpec(from_pretrained=base), adapter=LORA)
     facts = model_facts(job.model, data=prepared(bench, job))
-    assert why_not_together([job, replace(job, seed=1)], facts) is None
+    assert grouping_obstacle([job, replace(job, seed=1)], facts) is None
     fresh = replace(job, model=replace(job.model, config={"num_labels": 3}))
-    assert "another seed" in why_not_together([fresh, replace(fresh, seed=1)], facts)
+    assert "another seed" in grouping_obstacle([fresh, replace(fresh, seed=1)], facts)

@@ -18,7 +18,7 @@ from ringmaster.techniques.estimates.preflight import preflight_job
 from ringmaster.techniques.models.adaptation_support import copies_reference, why_no_adaptation
 from ringmaster.techniques.models.rewriting import EvaluationOrder
 from ringmaster.techniques.preflight import FROM_META_STEP, PreflightOrder
-from ringmaster.techniques.training.fused.group_requirements import why_not_together
+from ringmaster.techniques.training.fused.group_requirements import grouping_obstacle
 from tests.integration.evaluating import evaluate_model
 from tests.integration.losses.pairs import VOCAB_SIZE, preferences
 from tests.integration.techniques.test_conformance import PLAIN_MESH
@@ -284,7 +284,7 @@ def test_techniques_refuse_what_they_cannot_train(bench):
     smoothed = bench.job(loss="cross-entropy", loss_options={"label_smoothing": 0.1})
     assert context.supports(smoothed, bench.shape(2), bench.facts(smoothed)) is None
     adapted = [replace(job, adapter=LORA, name=name, loss=loss) for name, loss in (("a", "dpo"), ("b", "orpo"))]
-    assert "a has the loss dpo, which compares sequences" in why_not_together(adapted, bench.facts(adapted[0]))
+    assert "a has the loss dpo, which compares sequences" in grouping_obstacle(adapted, bench.facts(adapted[0]))
 
 
 @pytest.mark.parametrize(("kind", "loss"), [("preference", "dpo"), ("embedding", "contrastive")])

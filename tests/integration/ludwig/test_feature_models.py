@@ -26,7 +26,15 @@ FEATURES = [
     {"name": "rent", "type": "number", "is_output": True},
     {"name": "kind", "type": "category", "is_output": True},
 ]
-OPTIONS = {"note": {"type": "parallel_cnn", "embedding_size": 8, "num_filters": 4, "output_size": 16}}
+SIZES = {"hidden_size": 8, "intermediate_size": 8, "num_hidden_layers": 1, "num_attention_heads": 2}
+ENCODERS = {
+    "ludwig": {"note": {"type": "parallel_cnn", "embedding_size": 8, "num_filters": 4, "output_size": 16}},
+    "transformers": {
+        "note": {"type": "bert", **SIZES}, "picture": {"type": "vit", "patch_size": 4, **SIZES},
+        "town": {"type": "onehot"}, "size": {"type": "dense", "output_size": 4},
+    },
+}  # fmt: skip
+CASES = [(layout, name) for name in ENCODERS for layout in LAYOUTS]
 
 
 @pytest.fixture(scope="module")
@@ -47,11 +55,11 @@ def table(tmp_path_factory):
     return DataSpec(path=str(folder / "rows.csv"), kind="features", kwargs={"features": FEATURES})
 
 
-@pytest.mark.parametrize("layout", matrix(LAYOUTS, quick=LAYOUTS[:2]))
-def test_every_technique_trains_the_same(bench, tmp_path, table, layout):
+@pytest.mark.parametrize(("layout", "encoders"), matrix(CASES, quick=[CASES[0], CASES[1], CASES[7]]))
+def test_every_technique_trains_the_same(bench, tmp_path, table, layout, encoders):
     model = ModelSpec(
         factory=FACTORY_NAME,
-        kwargs={"options": OPTIONS, "combiner": {"num_fc_layers": 1, "output_size": 16, "dropout": 0.1}},
+        kwargs={"options": ENCODERS[encoders], "combiner": {"num_fc_layers": 1, "output_size": 16, "dropout": 0.1}},
     )
     job = bench.job(model, data=table, loss="weighted-outputs", loss_options={"weights": [1.0, 0.5]})
     trained, expected = bench.train(job, layout, tmp_path), bench.reference(job)

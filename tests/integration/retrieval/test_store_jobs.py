@@ -2,6 +2,7 @@
 
 import json
 import random
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
@@ -11,7 +12,7 @@ from ringmaster.techniques.job import IVF, DataSpec, Job, ModelSpec, StoreSettin
 from ringmaster.techniques.processes.events import Steps, TrialMeasured
 from ringmaster.techniques.retrieval.knowledge_store import KnowledgeStore, Passage, build_store
 from tests.integration.workbench import Layout
-from tests.unit.retrieval.encoders import WORDS, save_encoder
+from tests.unit.retrieval.encoders import SIZES, WORDS, save_encoder
 
 SETTINGS = StoreSettings(index=IVF, num_lists=8, batch_size=8, max_length=64)
 
@@ -66,7 +67,12 @@ def test_a_store_is_the_same_on_any_gang_and_after_a_stop(bench, job, encoder, p
         assert np.array_equal(store.vectors, plain.vectors)
 
 
-def test_a_trial_of_a_store_measures_steps(bench, job, tmp_path):
+@pytest.mark.parametrize("has_encoder", [True, False], ids=["encoder", "base"])
+def test_a_trial_of_a_store_measures_steps(bench, job, tmp_path, has_encoder):
+    if not has_encoder:
+        model = ModelSpec(architecture="BertModel", config={**SIZES, "max_position_embeddings": 64})
+        job = replace(job, model=model, base="encoder")
+
     def steer(gang, event):
         if event.NAME == "ready":
             gang.send("measure")

@@ -11,7 +11,7 @@ from ringmaster.techniques.data import open_data, width_of
 from ringmaster.techniques.data.samples import sampler_of
 from ringmaster.techniques.processes.order import TRAIN, TRIAL
 from ringmaster.techniques.processes.ranks import alone
-from ringmaster.techniques.training.fused.group_requirements import why_not_together
+from ringmaster.techniques.training.fused.group_requirements import grouping_obstacle
 from ringmaster.techniques.training.trainer import WARM_UP_STEPS, Trainer
 from tests.integration.groups.test_shared_base import group_of, run
 from tests.integration.kinds import BERT, MODELS, VARIANTS, job_of
@@ -156,7 +156,7 @@ def test_adapters_of_one_base_train_together_as_alone(bench, job, tmp_path, kind
         replace(lora, name="two", seed=1, global_batch_size=4),
         replace(lora, name="clipped", seed=2, clip_grad_norm=0.01),
     ]
-    assert why_not_together(jobs, bench.facts(lora)) is None
+    assert grouping_obstacle(jobs, bench.facts(lora)) is None
     group, members = group_of(bench, jobs, tmp_path / "group", weights_from=base)
     losses = run(group, members)
     metrics = group.evaluate(members)

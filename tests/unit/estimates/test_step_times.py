@@ -175,5 +175,5 @@ def test_what_was_measured_on_one_device_is_divided_and_recomputed_as_measured()
 
 def test_a_teacher_of_the_same_size_adds_a_forward_to_each_row():
     alone = StepTimes(launch_s=0.01, row_s=0.02, update_s=0.1, forward_share=0.4, layers_share=0.3)
-    assert alone.with_forward_beside(1.0).row_s == pytest.approx(1.4 * alone.row_s)
-    assert alone.with_forward_beside(0.0) == alone
+    assert alone.with_extra_forward(1.0).row_s == pytest.approx(1.4 * alone.row_s)
+    assert alone.with_extra_forward(0.0) == alone

@@ -99,7 +99,7 @@ def bench_of(folder, *, others, factor=1.0, make_plan=by_rules, queue=QUEUE, ste
     jobs = [job(name, num_steps=num) for name, num in steps.items()]
     jobs += [job(name, num_steps=num) for name, num in others.items()]
     speeds = {(name, registry.dotted_path("single"), 1): 1.0 for name in (*steps, *others)}
-    gangs = Queues(speeds | {("a", registry.dotted_path("shared_base"), 1): queue.together_s * factor})
+    gangs = Queues(speeds | {("a", registry.dotted_path("shared_base"), 1): queue.gang_step_s * factor})
     options = {"make_plan": make_plan, "policy": OFTEN, "kind": GroupBench, "together": (queue,)}
     return clocked_bench(folder, jobs, gangs, profiles={each.name: (profile(),) for each in jobs}, **options)
 

@@ -10,7 +10,7 @@ from ringmaster.flows.batch.result import BatchResult, are_measured
 from ringmaster.flows.output import TextConsole
 from ringmaster.flows.reports.plan_report import print_report
 from ringmaster.tasks.execution.events import Prediction
-from ringmaster.tasks.planning.gantt import beside_plan
+from ringmaster.tasks.planning.gantt import compared_with_plan
 from tests.unit.execution.fakes import profile
 
 SEGMENT = {"technique": "single", "devices": ["n:cpu:0"], "seconds": 4.0, "num_devices": 1, "device_s": 4.0}
@@ -43,7 +43,7 @@ def report(result):
     [(4.0, "33 % faster than planned"), (6.03, "as planned"), (9.0, "50 % slower than planned")],
 )
 def test_an_actual_duration_is_compared_in_words(actual_s, text):
-    assert beside_plan(actual_s, 6.0) == text
+    assert compared_with_plan(actual_s, 6.0) == text
 
 
 def test_a_plan_from_predictions_claims_no_bound_and_has_one_number():

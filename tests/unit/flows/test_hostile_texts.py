@@ -43,7 +43,7 @@ from ringmaster.flows.reports.progress import LinesView, LiveView
 from ringmaster.flows.reports.watch import LineBudget, picture, status_table
 from ringmaster.model_lineage import model_pages
 from ringmaster.model_lineage.exporting import card_of, drawing, graphml
-from ringmaster.model_lineage.ledger.ledger import beside_base
+from ringmaster.model_lineage.ledger.ledger import compared_with_base
 from ringmaster.model_lineage.records import Origin
 from ringmaster.tasks.batch import Batch
 from ringmaster.tasks.execution.dispatch import PlannedSegment
@@ -277,7 +277,7 @@ def pages(text: str):
     page = model_pages.card(record, text="", parents=[record], run_name=text[:100], batch=(text[:100], "r"))
     yield "card", page
     yield "culprit", model_pages.with_culprit(page, text)
-    yield "base", beside_base(record, record, weight_bytes=(1, 1), metrics={text: 1.0}, base_metrics={text: 1.0})
+    yield "base", compared_with_base(record, record, weight_bytes=(1, 1), metrics={text: 1.0}, base_metrics={text: 1.0})
 
 
 @any_text

@@ -150,8 +150,8 @@ def test_jobs_that_are_trained_together_count_each(installed):
     problem = adapters(12.0)
     fusion = choose_groups(problem, objective="mean")
     assert fusion.groups == {"a": ("b",), "c": ("d",)}
-    assert verify(fusion.together, problem) == []
-    assert (fusion.together.value, fusion.alone.value) == pytest.approx((12.0, 15.0))
+    assert verify(fusion.fused_plan, problem) == []
+    assert (fusion.fused_plan.value, fusion.alone.value) == pytest.approx((12.0, 15.0))
     assert fusion.in_words().startswith("fused 4 jobs into 2 groups: a mean of 12 instead of a mean of 15, 20 % less")
 
 
@@ -271,7 +271,7 @@ def test_fairness_trains_no_jobs_together():
     assert choose_groups(problem, work_s=1.0).groups
     fair = choose_groups(problem, objective="fairness", work_s=1.0)
     assert not fair.groups
-    assert verify(fair.together, problem) == []
+    assert verify(fair.fused_plan, problem) == []
 
 
 @draws(10)

@@ -35,7 +35,7 @@ def test_a_slow_machine_chooses_the_same_groups(monkeypatch):
     for seconds in (1e-9, 1e-3):
         monkeypatch.setattr(clock, "now_s", advancing(seconds))
         fusion = choose_groups(problem, work_s=SHORT_S)
-        found.append((fusion.groups, fusion.together.segments))
+        found.append((fusion.groups, fusion.fused_plan.segments))
     assert found[0] == found[1]
 
 

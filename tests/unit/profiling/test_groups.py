@@ -72,12 +72,12 @@ def test_what_was_not_tried_is_predicted_from_what_was():
     groups = trials.profiles(members(16))
     assert trials.sizes == [8, 2, 16]
     for size, profile in by_size(groups).items():
-        assert profile.together_s == pytest.approx(0.4 + 0.6 * size)
+        assert profile.gang_step_s == pytest.approx(0.4 + 0.6 * size)
         assert profile.step_s == pytest.approx(1.0)
         assert profile.startup_s == pytest.approx(1.9 + 0.1 * size)
         assert profile.stall_s == pytest.approx(0.1 * size)
         assert profile.source == ("measured" if size in (2, 8, 16) else "predicted")
-        assert profile.restricted_to([profile.members[0].job]).together_s == pytest.approx(1.6)
+        assert profile.restricted_to([profile.members[0].job]).gang_step_s == pytest.approx(1.6)
     assert set(by_size(groups)) == {2, 4, 8, 16}
     assert set(groups) == {f"job-{i:02}" for i in range(0, 16, 2)}
 
@@ -101,7 +101,7 @@ def test_without_trials_a_step_takes_as_long_as_of_one_after_another():
     assert trials.sizes == []
     for size, profile in predicted.items():
         assert profile.source == "predicted"
-        assert (profile.together_s, profile.startup_s, profile.peak_bytes) == (size, 2.0, 1000 + 100 * size)
+        assert (profile.gang_step_s, profile.startup_s, profile.peak_bytes) == (size, 2.0, 1000 + 100 * size)
 
 
 @pytest.mark.parametrize(("num_jobs", "sizes"), [(2, [2]), (3, [2]), (7, [4, 2]), (8, [8, 2]), (100, [8, 2, 32])])
@@ -281,7 +281,7 @@ def test_some_of_the_jobs_have_the_groups_that_a_batch_of_them_would_have(stage)
     few = [jobs[1], jobs[3], jobs[4], jobs[6]]
     found = profiled.some_of(every, [job.name for job in few])
     (whole,) = (p for p in found["job-1"] if len(p.members) == 3)
-    assert whole.together_s == pytest.approx(0.4 + 0.6 * 4)
+    assert whole.gang_step_s == pytest.approx(0.4 + 0.6 * 4)
     assert len(tried) == num_tried
     assert profiled.some_of(every, ["job-3"]) == {}
     assert profiled.some_of(replace(every, groups={}), [job.name for job in jobs]) == {}

@@ -163,7 +163,7 @@ def test_a_base_that_no_device_can_hold_is_offered_divided_and_tried_as_the_firs
     assert {(p.num_devices, p.num_ranks, p.config["base"]) for p in found} == {(2, 2, SHARDED)}
     assert {num_in(p): p.at_once for p in found} == {2: None, 4: None, 8: 4, 16: 4}
     assert batch.tried == [(SHARDED, 2, 2)]
-    assert all(p.together_s == pytest.approx(0.3 + 0.4 * min(4, num_in(p))) for p in found)
+    assert all(p.gang_step_s == pytest.approx(0.3 + 0.4 * min(4, num_in(p))) for p in found)
     assert {p.source for p in found if num_in(p) == 2} == {"measured"}
     assert batch.told == [
         "job-00 and the 15 like it are not trained 8 or more together: a device has too little memory"
@@ -187,7 +187,7 @@ def test_where_jobs_do_not_divide_evenly_groups_over_devices_are_offered_and_one
         (2, WHOLE, "measured"),
         (3, WHOLE, "predicted"),
     }
-    all_of_them = {p.num_devices: p.together_s for p in found if num_in(p) == 3}
+    all_of_them = {p.num_devices: p.gang_step_s for p in found if num_in(p) == 3}
     assert all_of_them[2] < all_of_them[1]
 
 
@@ -197,7 +197,7 @@ def test_without_trials_there_a_group_pays_as_large_a_share_once_as_on_one_devic
     batch.kept = {k: p for k, p in batch.kept.items() if p.num_devices == 1}
     (over_two,) = (p for p in batch.groups() if p.num_devices == 2 and num_in(p) == 3)
     assert over_two.source == "predicted"
-    assert over_two.together_s == pytest.approx(0.6 * (0.4 + 0.6 * 3))  # 0.6: the step of a job alone on two devices
+    assert over_two.gang_step_s == pytest.approx(0.6 * (0.4 + 0.6 * 3))  # 0.6: the step of a job alone on two devices
 
 
 def test_what_memory_does_not_suffice_for_on_one_device_is_offered_divided():
@@ -292,7 +292,7 @@ def test_the_stage_offers_groups_of_one_device_and_of_several(monkeypatch, tmp_p
     assert [each for each in tried if each[0] == "shared_base"] == [("shared_base", 1, 2), ("shared_base", 2, 2)]
     problem = planning_problem(jobs, profiled.profiles, devices, name="x", groups=profiled.groups)
     fusion = choose_groups(problem)
-    (segment,) = fusion.together.segments
+    (segment,) = fusion.fused_plan.segments
     option = problem.job(segment.job).options[segment.option]
     assert (option.technique, option.num_devices, len(option.jobs)) == ("shared_base", 2, 2)
     assert option.config == {"recompute": "none", "base": WHOLE}

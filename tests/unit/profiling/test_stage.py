@@ -245,7 +245,7 @@ def test_groups_are_decided_by_one_trial_of_a_group_and_one_of_a_job_alone(stage
     assert found.num_trials == 2
     assert {p.source for p in found.profiles["job-0"] if p.technique == "single"} == {"measured"}
     (whole,) = (p for p in found.groups["job-0"] if len(p.members) == 3 and p.num_devices == 1)
-    assert whole.together_s == pytest.approx(3.0 * (0.4 + 0.6 * 4))
+    assert whole.gang_step_s == pytest.approx(3.0 * (0.4 + 0.6 * 4))
     assert stage.profile(*adapters(4)).num_trials == 0
 
 
@@ -255,9 +255,9 @@ def test_what_groups_of_other_jobs_have_saved_is_expected_of_these(stage):
         return profile
 
     first = whole(stage.profile(*adapters(4), policy="none"))
-    assert first.together_s == pytest.approx(4.0)
+    assert first.gang_step_s == pytest.approx(4.0)
     stage.newest = [to_json(replace(first, source="measured", step_s=2.4, members=(), own_step_s=0.0))]
-    assert whole(stage.profile(*adapters(4), policy="none")).together_s == pytest.approx(1.0 + 3 * 0.6)
+    assert whole(stage.profile(*adapters(4), policy="none")).gang_step_s == pytest.approx(1.0 + 3 * 0.6)
 
 
 def test_some_jobs_are_grouped_by_what_groups_of_other_jobs_have_saved(stage):

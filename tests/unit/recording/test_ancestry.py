@@ -8,7 +8,7 @@ import pytest
 from ringmaster.errors import LedgerError, TensorStoreError
 from ringmaster.model_lineage import ADAPTATION_KINDS
 from ringmaster.tasks.recording import ancestry
-from ringmaster.tasks.recording.ancestry import Ancestry, beside_parents, kind_of
+from ringmaster.tasks.recording.ancestry import Ancestry, compared_with_parents, kind_of
 from ringmaster.techniques import Adapter, DataSpec, Job, ModelSpec
 from ringmaster.techniques.job import ADAPTATIONS, AdaptationSpec
 from tests.unit.recording.ledgers import FakeLedger
@@ -122,12 +122,12 @@ def test_a_model_stands_beside_its_parents():
 
     own = measured("small", 250_000, 0.002, accuracy=0.9)
     teacher = measured("models:/big@champion", 1_000_000, 0.008, accuracy=0.95)
-    assert beside_parents([own, teacher]).splitlines() == [
+    assert compared_with_parents([own, teacher]).splitlines() == [
         "|  | this one | `models:/big@champion` |",
         "| --- | --- | --- |",
         "| weights | 0.25 MB | 1.00 MB (4.0 times as large) |",
         "| a batch | 2.0 ms | 8.0 ms (4.0 times as long) |",
         "| accuracy | 0.9 | 0.95 |",
     ]
-    assert beside_parents([{**own, "sparsity": 0.5}, teacher]).splitlines()[-1] == "| zeros | 50% | 0% |"
-    assert beside_parents([]) == beside_parents([own]) == ""
+    assert compared_with_parents([{**own, "sparsity": 0.5}, teacher]).splitlines()[-1] == "| zeros | 50% | 0% |"
+    assert compared_with_parents([]) == compared_with_parents([own]) == ""

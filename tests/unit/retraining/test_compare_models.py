@@ -30,7 +30,7 @@ def check(name):
     watched = ObservedData(predictions=Path("log.jsonl"))
     standing = ServingVersions(name=f"shop.{name}", champion=version(1, name=f"shop.{name}"))
     production = ProductionModel(registered_name=standing.name, job=own, watched=watched)
-    return InspectedModel(model=production, standing=standing, data={}, due=DueDecision(is_due=False, why="it waits"))
+    return InspectedModel(model=production, serving=standing, data={}, due=DueDecision(is_due=False, why="it waits"))
 
 
 @pytest.fixture

@@ -80,7 +80,7 @@ def chosen(monkeypatch):
         checks = {
             model.name: InspectedModel(
                 model=model,
-                standing=ServingVersions(name=model.registered_name),
+                serving=ServingVersions(name=model.registered_name),
                 due=DueDecision(is_due=True, why="new data"),
             )
             for model in models

@@ -65,7 +65,7 @@ def run(monkeypatch):
     model = ProductionModel(registered_name=NAME, job=jobs[0], variants=jobs[1:])
     check = InspectedModel(
         model=model,
-        standing=standings()[NAME],
+        serving=standings()[NAME],
         data={"digest": "d1"},
         due=DueDecision(is_due=True, why=""),
         newest_before=1,

@@ -10,10 +10,10 @@ WORDS = [f"{kind}{number}" for kind in ("city", "river", "person", "color") for 
 SIZES = {"hidden_size": 32, "num_hidden_layers": 2, "num_attention_heads": 4, "intermediate_size": 64}
 
 
-def save_encoder(folder: Path, *, seed: int = 0) -> Path:
-    """Writes a BERT with fresh weights and a tokenizer of `WORDS`; returns its folder."""
+def save_encoder(folder: Path, *, seed: int = 0, **sizes: int) -> Path:
+    """Writes a BERT with fresh weights and a tokenizer of `WORDS`; returns its folder. sizes: of its config."""
     names = ["[PAD]", "[UNK]", "[CLS]", "[SEP]", *WORDS]
-    config = transformers.BertConfig(vocab_size=len(names), max_position_embeddings=64, **SIZES)
+    config = transformers.BertConfig(vocab_size=len(names), max_position_embeddings=64, **{**SIZES, **sizes})
     with torch.random.fork_rng():
         torch.manual_seed(seed)
         transformers.BertModel(config).save_pretrained(folder)

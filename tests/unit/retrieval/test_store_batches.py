@@ -76,7 +76,7 @@ def test_long_texts_are_divided_into_passages_that_overlap(folder):
 
 
 def test_texts_without_ids_are_named_by_their_content(folder):
-    (folder / "plain.jsonl").write_text('{"text": "city1"}\n{"text": "city2"}\n')
+    (folder / "plain.jsonl").write_text('{"text": "city1"}\n{"text": "city2"}\n{"text": "city1"}\n')
     prepared, found = passages_of(folder / "plain.jsonl", folder)
     assert [text for _, text in found] == ["city1", "city2"]
     assert len({name for name, _ in found}) == 2

@@ -47,7 +47,7 @@ class Flow:
             if steering:
                 Requests(self.database).ask(RequestKind.DIRECT, {"batch": "b1", **steering.to_json()})
 
-        ask(self.sweep_scheduler.asked())
+        ask(self.sweep_scheduler.pending_request())
         self.sweep_scheduler.attach(ask, later=lambda act: act(), started_s=EPOCH_S)
 
     def hear(self):

@@ -12,7 +12,7 @@ from ringmaster.techniques.job import LocalUpdates, Numerics, ParameterGroup
 from ringmaster.techniques.models.facts import model_facts
 from ringmaster.techniques.preflight import PreflightOrder
 from ringmaster.techniques.technique import KERNELS, GangShape, training_state_bytes
-from ringmaster.techniques.training.fused.group_requirements import why_not_together
+from ringmaster.techniques.training.fused.group_requirements import grouping_obstacle
 
 LLAMA = {"hidden_size": 16, "intermediate_size": 16, "num_hidden_layers": 2, "num_attention_heads": 1}
 
@@ -113,7 +113,7 @@ def test_groups_of_adapters_take_optimizers_of_single_elements(job, folder):
 
     def reason(**optimizer):
         adapted = replace(job, adapter=Adapter(targets=("q_proj",)), optimizer=OptimizerSpec(**optimizer))
-        return why_not_together([adapted, replace(adapted, name="b")], facts)
+        return grouping_obstacle([adapted, replace(adapted, name="b")], facts)
 
     assert reason(name="lion") is None
     assert reason(groups=(ParameterGroup(match="*.lora_B.*", lr=1.0),)) is None

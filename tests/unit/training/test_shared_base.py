@@ -20,7 +20,7 @@ from ringmaster.techniques.single import Single
 from ringmaster.techniques.technique import GangShape
 from ringmaster.techniques.training.fused.adapter_batches import AdapterBatch
 from ringmaster.techniques.training.fused.adapter_runs import AdapterModules
-from ringmaster.techniques.training.fused.group_requirements import why_not_together
+from ringmaster.techniques.training.fused.group_requirements import grouping_obstacle
 from ringmaster.techniques.training.fused.multi_adapter_base import MultiAdapterBase
 
 LLAMA = {"hidden_size": 16, "intermediate_size": 16, "num_hidden_layers": 1, "num_attention_heads": 1}
@@ -90,7 +90,7 @@ def test_samples_with_more_than_tokens_are_nothing_for_groups(tmp_path, factory,
         cache_dir=str(tmp_path),
     )
     facts = from_json(ModelFacts, preflight_job(replace(job, techniques=("single",)), order).facts)
-    reason = why_not_together([job, replace(job, name="b")], facts)
+    reason = grouping_obstacle([job, replace(job, name="b")], facts)
     assert (reason is not None and "samples have attention_mask beside their tokens" in reason) is is_told
 
 
@@ -111,7 +111,7 @@ def test_a_loss_that_the_model_computes_is_nothing_for_groups(tmp_path, loss):
     asking = ModelSpec(architecture="BertForQuestionAnswering", config={**config, **NO_DROPOUT})
     jobs = [replace(JOB, name=name, model=asking, adapter=Adapter(rank=2), loss=loss) for name in "ab"]
     facts = model_facts(asking, data=data)
-    reason = why_not_together(jobs, facts)
+    reason = grouping_obstacle(jobs, facts)
     assert (reason is not None and "a loss that its model computes on its own" in reason) is (loss is None)
     assert not model_facts(JOB.model, data=data).computes_loss
 

@@ -20,7 +20,7 @@ from ringmaster.techniques.models.build import build_model
 from ringmaster.techniques.models.facts import model_facts
 from ringmaster.techniques.probing import probe
 from ringmaster.techniques.technique import GangShape
-from ringmaster.techniques.training.fused.group_requirements import why_not_together
+from ringmaster.techniques.training.fused.group_requirements import grouping_obstacle
 from ringmaster.techniques.training.losses import next_token_loss
 
 _SIZES = {"hidden_size": 32, "intermediate_size": 64, "num_hidden_layers": 2, "num_attention_heads": 2}
@@ -210,10 +210,10 @@ def test_techniques_that_count_positions_themselves_refuse_packed_samples(spec, 
         reasons[each.packing] = {name: technique.supports(one, shape, facts) for name, technique in techniques.items()}
         configs[each.packing] = {config["pp"] for config in techniques["mesh"].configs(one, shape, facts)}
         adapted = [replace(one, name=name, adapter=Adapter()) for name in "ab"]
-        reasons[each.packing]["shared_base"] = why_not_together(adapted, facts)
+        reasons[each.packing]["shared_base"] = grouping_obstacle(adapted, facts)
     one, other = (job(model, data, adapter=Adapter()) for data in (spec, replace(spec, sampling="length-grouped")))
     facts = model_facts(model, data=prepare(spec, cache_dir=tmp_path / "cache"))
-    assert why_not_together([one, other], facts) is None  # the order of samples is each job's own
+    assert grouping_obstacle([one, other], facts) is None  # the order of samples is each job's own
     assert reasons[False] == dict.fromkeys(reasons[False])
     assert {name for name, reason in reasons[True].items() if reason} == {"pipeline", "context", "shared_base"}
     assert "packed samples have positions of their own" in reasons[True]["context"]

@@ -27,12 +27,12 @@ from ringmaster.tasks.planning.plans.list_scheduling import schedule
 from ringmaster.tasks.planning.problems.problem_parts import CurrentRun
 
 
-def adapters(together_s: float, **fields) -> Problem:
-    """Four jobs of 10 s each on two devices. Two pairs of them can be trained together in `together_s`."""
+def adapters(gang_step_s: float, **fields) -> Problem:
+    """Four jobs of 10 s each on two devices. Two pairs of them can be trained together in `gang_step_s`."""
     alone = Option("t", 1, 10.0)
     jobs = [PlanningJob(name, (alone,), **fields) for name in "abcd"]
-    jobs[0] = replace(jobs[0], options=(alone, Option("fused", 1, together_s, jobs=("b",))))
-    jobs[2] = replace(jobs[2], options=(alone, Option("fused", 1, together_s, jobs=("d",))))
+    jobs[0] = replace(jobs[0], options=(alone, Option("fused", 1, gang_step_s, jobs=("b",))))
+    jobs[2] = replace(jobs[2], options=(alone, Option("fused", 1, gang_step_s, jobs=("d",))))
     return Problem("adapters", (PlanningNode("n0", 2),), tuple(jobs), switch_cost_s=1.0)
 
 
@@ -40,9 +40,9 @@ def num_fused(plan: Plan, problem: Problem) -> int:
     return sum(bool(problem.job(s.job).options[s.option].jobs) for s in plan.segments)
 
 
-@pytest.mark.parametrize(("together_s", "makespan_s", "fused"), [(11.0, 11.0, 2), (19.9, 19.9, 2), (30.0, 20.0, 0)])
-def test_jobs_are_fused_where_it_pays(together_s, makespan_s, fused):
-    problem = adapters(together_s)
+@pytest.mark.parametrize(("gang_step_s", "makespan_s", "fused"), [(11.0, 11.0, 2), (19.9, 19.9, 2), (30.0, 20.0, 0)])
+def test_jobs_are_fused_where_it_pays(gang_step_s, makespan_s, fused):
+    problem = adapters(gang_step_s)
     plan = solve(problem)
     assert verify(plan, problem) == []
     assert plan.makespan_s == pytest.approx(makespan_s)

@@ -37,15 +37,15 @@ from tests.unit.planning.groups.test_fused import adapters
 
 
 @pytest.mark.parametrize(
-    ("together_s", "groups"), [(11.0, {"a": ("b",), "c": ("d",)}), (19.999, {}), (20.0, {}), (30.0, {})]
+    ("gang_step_s", "groups"), [(11.0, {"a": ("b",), "c": ("d",)}), (19.999, {}), (20.0, {}), (30.0, {})]
 )
-def test_jobs_are_fused_only_where_that_pays(together_s, groups):
-    problem = adapters(together_s)
+def test_jobs_are_fused_only_where_that_pays(gang_step_s, groups):
+    problem = adapters(gang_step_s)
     fusion = choose_groups(problem)
     assert fusion.groups == groups
-    assert verify(fusion.together, problem) == []
+    assert verify(fusion.fused_plan, problem) == []
     assert verify(fusion.alone, without_groups(problem)) == []
-    assert fusion.saved_s == pytest.approx(20.0 - min(together_s, 20.0) if groups else 0.0)
+    assert fusion.saved_s == pytest.approx(20.0 - min(gang_step_s, 20.0) if groups else 0.0)
     assert choose_groups(problem) == fusion
 
 
@@ -58,7 +58,7 @@ def test_what_fusing_saved_is_said():
 def test_without_options_for_groups_there_are_none():
     problem = without_groups(adapters(11.0))
     fusion = choose_groups(problem)
-    assert (fusion.groups, fusion.together) == ({}, fusion.alone)
+    assert (fusion.groups, fusion.fused_plan) == ({}, fusion.alone)
 
 
 def test_the_leader_owns_the_options():
@@ -112,7 +112,7 @@ def test_deadlines_that_jobs_meet_only_together():
     problem = adapters(11.0, deadline_s=12.0)
     fusion = choose_groups(problem)
     assert fusion.alone_is_late
-    assert (fusion.together.makespan_s, fusion.alone.makespan_s) == (pytest.approx(11.0), pytest.approx(20.0))
+    assert (fusion.fused_plan.makespan_s, fusion.alone.makespan_s) == (pytest.approx(11.0), pytest.approx(20.0))
     assert "trained alone they cannot meet their deadlines" in fusion.in_words()
     with pytest.raises(ProblemError, match="deadline"):
         choose_groups(adapters(11.0, deadline_s=5.0))
@@ -137,7 +137,7 @@ def over_devices(*, num_jobs: int, num_devices: int, gangs: tuple[int, ...], los
 
 def gangs_of(fusion: Fusion, problem: Problem) -> list[tuple[int, int]]:
     """The numbers of devices and jobs of each segment's gang."""
-    options = [problem.job(s.job).options[s.option] for s in fusion.together.segments]
+    options = [problem.job(s.job).options[s.option] for s in fusion.fused_plan.segments]
     return sorted((o.num_devices, 1 + len(o.jobs)) for o in options)
 
 
@@ -153,7 +153,7 @@ def gangs_of(fusion: Fusion, problem: Problem) -> list[tuple[int, int]]:
 def test_a_group_takes_several_devices_where_that_is_right(num_jobs, num_devices, gangs, chosen):
     problem = over_devices(num_jobs=num_jobs, num_devices=num_devices, gangs=gangs)
     fusion = choose_groups(problem)
-    assert verify(fusion.together, problem) == []
+    assert verify(fusion.fused_plan, problem) == []
     assert gangs_of(fusion, problem) == chosen
 
 
@@ -185,8 +185,8 @@ def sweeps(draw) -> Problem:
     rows = [options((fixed_s + share_s) * n) for n in steps]
     for size in draw(st.lists(st.sampled_from([2, 3, 4, 8]), unique=True)):
         for k in range(0, num_jobs - size + 1, size):
-            together_s = fixed_s * steps[k] + share_s * sum(steps[k : k + size])
-            rows[k] += options(together_s, *(f"j{i}" for i in range(k + 1, k + size)))
+            gang_step_s = fixed_s * steps[k] + share_s * sum(steps[k : k + size])
+            rows[k] += options(gang_step_s, *(f"j{i}" for i in range(k + 1, k + size)))
     jobs = [PlanningJob(f"j{k}", tuple(row), deadline_s=deadline_s) for k, row in enumerate(rows)]
     if draw(st.booleans()):
         jobs.append(
@@ -200,16 +200,16 @@ def sweeps(draw) -> Problem:
 @given(sweeps(), st.sampled_from(["makespan", "weighted"]))
 def test_every_choice_is_valid_and_never_worse_than_alone(problem, objective):
     fusion = choose_groups(problem, objective=objective)
-    assert verify(fusion.together, problem) == []
+    assert verify(fusion.fused_plan, problem) == []
     assert verify(fusion.alone, without_groups(problem)) == []
-    assert fusion.together.lower_bound_s <= fusion.together.makespan_s
-    if fusion.together.certificate is not None:
-        assert fusion.together.lower_bound_s <= certified_bound(fusion.together.certificate, problem) * (1 + 1e-9)
-    together, alone = (objective_by_name(objective).value(plan, problem) for plan in (fusion.together, fusion.alone))
+    assert fusion.fused_plan.lower_bound_s <= fusion.fused_plan.makespan_s
+    if fusion.fused_plan.certificate is not None:
+        assert fusion.fused_plan.lower_bound_s <= certified_bound(fusion.fused_plan.certificate, problem) * (1 + 1e-9)
+    together, alone = (objective_by_name(objective).value(plan, problem) for plan in (fusion.fused_plan, fusion.alone))
     assert together <= alone * (1 + 1e-9)
     assert together < alone * (1 - 5e-4) if fusion.groups else together == pytest.approx(alone)
-    assert groups_of(fusion.together, problem) == fusion.groups
-    left, plan = as_executed(problem, fusion.together)
+    assert groups_of(fusion.fused_plan, problem) == fusion.groups
+    left, plan = as_executed(problem, fusion.fused_plan)
     assert verify(plan, left) == []
     names = [name for lead, members in fusion.groups.items() for name in (lead, *members)]
     assert len(names) == len(set(names))
@@ -220,7 +220,7 @@ def test_every_choice_is_valid_and_never_worse_than_alone(problem, objective):
 @given(sweeps(), st.sampled_from(["makespan", "weighted"]), st.sampled_from([0.5, 1.0]))
 def test_the_plan_that_groups_were_chosen_by_is_followed_as_it_is(problem, objective, cheaper):
     fusion = choose_groups(problem, objective=objective)
-    left, start = as_executed(problem, fusion.together)
+    left, start = as_executed(problem, fusion.fused_plan)
     left = replace(left, switch_cost_s=left.switch_cost_s * cheaper)
     found = taken_over(start, left, objective=objective)
     assert found is not None
@@ -233,7 +233,7 @@ def test_the_plan_that_groups_were_chosen_by_is_followed_as_it_is(problem, objec
 
 def test_a_plan_of_another_problem_is_not_followed():
     problem = adapters(11.0)
-    left, start = as_executed(problem, choose_groups(problem).together)
+    left, start = as_executed(problem, choose_groups(problem).fused_plan)
     late = replace(left, jobs=tuple(replace(job, deadline_s=5.0) for job in left.jobs))
     slower = [replace(job, options=(replace(job.options[0], runtime_s=12.0),)) for job in left.jobs]
     others = [
@@ -259,7 +259,7 @@ def test_a_sweep_is_divided_among_the_devices(num_devices, num_each):
     problem = replace(draw("adapters-16x2", seed=0), nodes=(PlanningNode("n0", num_devices),))
     fusion = choose_groups(problem)
     assert [1 + len(members) for members in fusion.groups.values()] == [num_each] * num_devices
-    assert fusion.together.gap == pytest.approx(0.0, abs=1e-6)
+    assert fusion.fused_plan.gap == pytest.approx(0.0, abs=1e-6)
 
 
 def test_a_group_that_gains_nothing_is_not_formed():
@@ -268,7 +268,7 @@ def test_a_group_that_gains_nothing_is_not_formed():
     long = PlanningJob("long", (Option("t", 1, 40.0),))
     fusion = choose_groups(replace(problem, jobs=(*problem.jobs, long)))
     assert fusion.groups == {}
-    assert fusion.together.makespan_s == pytest.approx(40.0)
+    assert fusion.fused_plan.makespan_s == pytest.approx(40.0)
 
 
 def test_like_divisions_are_judged_once():

@@ -133,7 +133,7 @@ def test_devices_go_where_they_gain_most():
 def test_the_bound_anew_can_be_left_out(monkeypatch):
     what_if = of(draw("scale-12x16"))
     monkeypatch.setattr(gains, "preemptive_bound", lambda problem: pytest.fail("solved anew"))
-    gain = what_if.gain(MoreNodes(num_devices=8), anew=False)
+    gain = what_if.gain(MoreNodes(num_devices=8), solves_bound=False)
     assert gain.most_s == gain.most_by_prices_s > 0
 
 
