@@ -83,7 +83,7 @@ def _store(job: Raw) -> Iterator[Finding]:
         return
     model, data = as_mapping(job.get("model")), as_mapping(job.get("data"))
     problem, _, remedy = (missing_extra("retrieval", feature="a store") or "").partition(". To fix: ")
-    trains = ("adapter", "adaptation", "loss", "target", "warm_start", "local_updates", "numerics")
+    trains = ("adapter", "adaptation", "loss", "target", "warm_start", "local_updates", "numerics", "allow_untrusted")
     yield from findings_where(
         (problem, ("store",), problem, remedy),
         (

@@ -367,21 +367,25 @@ def build_index(vectors: Vectors, keys: NDArray[np.int64], settings: StoreSettin
     index.cp.seed, index.cp.min_points_per_centroid = settings.seed + 1, 1
     index.train(vectors)
     index.add_with_ids(vectors, keys)
-    index.nprobe = 1
-    while (recall := _recall(index, vectors, keys, settings)) < settings.least_recall and index.nprobe < num_lists:
+    index.nprobe, drawn = 1, np.random.default_rng(settings.seed).permutation(len(vectors))[:NUM_QUERIES]
+    exact = _search(_exact_index(vectors, keys), vectors[drawn], min(RECALL_AT + 1, len(vectors)))
+    while (
+        recall := _recall(index, vectors[drawn], keys[drawn], exact)
+    ) < settings.least_recall and index.nprobe < num_lists:
         index.nprobe = min(2 * index.nprobe, num_lists)
     centroids = hashlib.sha256(index.quantizer.reconstruct_n(0, num_lists).tobytes()).hexdigest()[:16]
     return StoreIndex(index=index, centroids=centroids, num_probes=index.nprobe, recall=recall)
 
 
-def _recall(index: Any, vectors: Vectors, keys: NDArray[np.int64], settings: StoreSettings) -> float:
-    """Returns the share of the nearest passages of drawn ones, without themselves, that an index finds."""
-    drawn = np.random.default_rng(settings.seed).permutation(len(vectors))[:NUM_QUERIES]
-    num_found = min(RECALL_AT + 1, len(vectors))
-    exact, found = (_search(each, vectors[drawn], num_found) for each in (_exact_index(vectors, keys), index))
+def _recall(index: Any, vectors: Vectors, keys: NDArray[np.int64], exact: NDArray[np.int64]) -> float:
+    """Returns the share of the nearest passages of some, without themselves, that an index finds.
+
+    exact: the keys of the nearest passages of each, [passages, neighbours].
+    """
+    found = _search(index, vectors, exact.shape[1])
     shares = [
-        len({*ours}.intersection(theirs) - {own}) / max(num_found - 1, 1)
-        for own, ours, theirs in zip(keys[drawn].tolist(), exact.tolist(), found.tolist(), strict=True)
+        len({*ours}.intersection(theirs) - {own}) / max(exact.shape[1] - 1, 1)
+        for own, ours, theirs in zip(keys.tolist(), exact.tolist(), found.tolist(), strict=True)
     ]
     return min(float(np.mean(shares)), 1.0)
 
@@ -406,10 +410,7 @@ def _faiss() -> Any:
 
 
 def _digest_of(passages: Sequence[Passage]) -> str:
-    sha = hashlib.sha256()
-    for each in passages:
-        sha.update(json.dumps([each.id, each.text]).encode())
-    return sha.hexdigest()[:16]
+    return hashlib.sha256(json.dumps([[each.id, each.text] for each in passages]).encode()).hexdigest()[:16]
 
 
 def _repeated(passages: Sequence[Passage], *, before: set[str]) -> list[str]:

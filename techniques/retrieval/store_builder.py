@@ -99,6 +99,9 @@ class StoreBuilder(JobTrainingState):
             self._vectors = np.zeros((len(self._tokens), vectors.shape[1]), np.float32)
         self._vectors[rows] = vectors
 
+    def digest_step(self) -> None:
+        """Does nothing: untrusted nodes make no stores."""
+
     def save(self, root: Root) -> float:
         """Checkpoints the vectors; returns the seconds."""
         started_s = time.perf_counter()

@@ -85,6 +85,9 @@ class SegmentSubject(TrialSubject, CheckpointedState, Protocol):
     def begin_chain(self, root: Root) -> None:
         """Starts the segment's part of the chain of states, after the checkpoint that was restored, if any."""
 
+    def digest_step(self) -> None:
+        """Adds the present state to the chain of states, where the job may run on untrusted nodes."""
+
     def store(self, root: Root) -> CheckpointStore:
         """Returns the checkpoints under `root`."""
 
