@@ -18,7 +18,6 @@ from contextlib import AbstractContextManager, ExitStack, contextmanager, suppre
 from dataclasses import dataclass, replace
 from fnmatch import fnmatch
 from pathlib import Path, PurePosixPath
-from types import MappingProxyType
 from typing import Any
 
 from ringmaster.errors import LedgerError, TensorStoreError, UnknownModel
@@ -226,7 +225,7 @@ class Stub:
 
 
 Converter = Callable[[Path], AbstractContextManager[Path]]
-"""Makes a temporary folder with the model of a file. Raises ValueError, with a remedy, where it cannot be read."""
+"""Makes a temporary folder with the model of a file or folder. Raises ValueError, with a remedy, where it cannot."""
 
 
 def import_model(
@@ -237,7 +236,7 @@ def import_model(
     snapshot: Snapshot,
     store: TensorStore,
     fetch: Fetch,
-    converters: Mapping[str, Converter] = MappingProxyType({}),
+    converter_of: Callable[[Path], Converter | None] = lambda _: None,
 ) -> ModelRecord:
     """Records the model in a folder, of a file or of a hub name as `name`, and adds it to the tensor store.
 
@@ -246,7 +245,7 @@ def import_model(
     returns the same node. All inputs are checked before anything is copied, and weights and descriptions alone are
     (`inspect`); if a later step fails, what was recorded is removed again.
 
-    converters: by their suffixes, of files that are no folders of safetensors.
+    converter_of: of a file or folder without safetensors, such as a checkpoint of another framework.
 
     Raises ValueError (LedgerError, TensorStoreError) if there is no valid model, and OSError if the hub cannot be
     reached.
@@ -254,8 +253,8 @@ def import_model(
     place, given = Path(source).expanduser(), ExitStack()
     if place.exists():
         source = str(place.resolve())
-    if place.is_file() and place.suffix in converters:
-        place = given.enter_context(converters[place.suffix](place.resolve()))
+    if place.exists() and (converter := converter_of(place)) is not None:
+        place = given.enter_context(converter(place.resolve()))
     elif place.is_file():
         raise ValueError(f"{place} is a file, and no folder. To fix: unpack it, and name the model's folder")
     elif not place.is_dir():

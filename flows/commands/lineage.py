@@ -26,18 +26,18 @@ from ringmaster.text import is_printable_name
 DAY_S = 86_400.0
 
 if TYPE_CHECKING:
+    from ringmaster.model_lineage.importing import Converter
     from ringmaster.model_lineage.snapshot import LineageNode
     from ringmaster.model_lineage.tensors.comparison import WeightTensor
 
 
 def import_(
-    source: Annotated[str, typer.Argument(help="Folder with safetensors, GGUF file, or name on Hugging Face's hub.")],
+    source: Annotated[str, typer.Argument(help="Folder of a model or checkpoint, GGUF file, or name on the hub.")],
     name: Annotated[str, typer.Option(help="Name of the registered model.")],
     as_json: AsJson = False,
 ) -> None:
     """Record a model from elsewhere; what its card names as base_model becomes its parent."""
     from ringmaster.model_lineage.importing import fetch_from_hub, import_model
-    from ringmaster.techniques.models.gguf_files import GGUF, converted_gguf
 
     if not is_printable_name(name) or set(name) & set("/:@'\""):
         raise InputError([f"a model cannot be called {name!r}. To fix: use letters, digits, '-', '_' and '.'"])
@@ -50,7 +50,7 @@ def import_(
                 snapshot=home.snapshot,
                 store=home.store,
                 fetch=fetch_from_hub,
-                converters={GGUF: converted_gguf},
+                converter_of=_converter_of,
             )
         except OSError as error:
             raise InputError([str(error)]) from error
@@ -62,6 +62,20 @@ def import_(
         error_console().print(f"{record.registered_name}/{record.version} is recorded{outcome}")
         if as_json:
             print_json({"id": record.model_id, "uri": record.uri, "parents": list(record.parents)})
+
+
+def _converter_of(place: Path) -> Converter | None:
+    """Returns what makes a folder of safetensors of a file or a checkpoint; None for a model's folder."""
+    from ringmaster.techniques.models.gguf_files import GGUF, converted_gguf
+    from ringmaster.techniques.models.model_folders import found_checkpoint
+
+    if place.suffix == GGUF:
+        return converted_gguf
+    if place.is_file() or any(place.glob("*.safetensors")) or found_checkpoint(place) is None:
+        return None
+    from ringmaster.techniques.models.conversion import converted_checkpoint
+
+    return converted_checkpoint
 
 
 def store(

@@ -271,23 +271,27 @@ def _measured(examined: ExaminationResult) -> list[dict[str, Any]]:
 
 def convert(
     source: Annotated[
-        str,
-        typer.Argument(help="Checkpoint (or a job's folder or URL of them), or a model of Hugging Face or Megatron."),
+        str, typer.Argument(help="Checkpoint (or folder or URL of them), of a job or another trainer, or model of HF.")
     ],
     destination: Annotated[Path, typer.Argument(help="Folder to write; it must not exist yet.")],
-    to: Annotated[str, typer.Option(help="hf, which from_pretrained loads, or megatron, Megatron-LM's layout.")],
-    tp: Annotated[int, typer.Option(help="Number of Megatron's tensor-parallel ranks.", min=1)] = 1,
-    pp: Annotated[int, typer.Option(help="Number of Megatron's pipeline stages.", min=1)] = 1,
+    to: Annotated[
+        str,
+        typer.Option(
+            help="hf, which from_pretrained loads; checkpoint, for warm_start; dcp, torchtitan's; or megatron, "
+            "Megatron-Core's torch_dist."
+        ),
+    ],
     as_json: AsJson = False,
 ) -> None:
-    """Convert a Llama between checkpoints, Hugging Face and Megatron-LM, bit by bit, tensor by tensor."""
+    """Convert a model and its optimizer between trainers, bit by bit, tensor by tensor."""
     from ringmaster.techniques.models.conversion import convert as convert_model
 
     with input_errors():
-        done = convert_model(source, destination, to=to, tp=tp, pp=pp)
+        done = convert_model(source, destination, to=to)
     error_console().print(
         f"{done['num_tensors']} tensors ({done['num_bytes'] / 1e6:.1f} MB) of a {done['from']} model are now in "
-        f"{done['destination']}, with {', '.join(done['tokenizer_files']) or 'no tokenizer'}."
+        f"{done['destination']}, with {done['num_states'] or 'no'} states of an optimizer and "
+        f"{', '.join(done['tokenizer_files']) or 'no tokenizer'}."
     )
     if as_json:
         print_json(done)

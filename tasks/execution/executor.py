@@ -105,6 +105,7 @@ class Executor:
             want=lambda why: self._plan_manager.want(why),
             stop=lambda running: self._stop_gangs([running]),
             expel=self._expel,
+            is_out=lambda device: device in self._plan_manager.out,
         )
         self._starter = Starter(
             self.job_table,

@@ -18,6 +18,7 @@ from random import SystemRandom
 from ringmaster.codec import digest, from_json, to_json
 from ringmaster.errors import CheckpointError
 from ringmaster.tasks.background_worker import in_a_thread
+from ringmaster.tasks.execution.dispatch import DeviceId
 from ringmaster.tasks.execution.job_table import BACK_TO, REPEATED, TRUSTED_ONLY, UNTRUSTED_SEGMENTS, JobTable
 from ringmaster.tasks.execution.progress import PlanProgress, RunningSegment
 from ringmaster.tasks.execution.verification import (
@@ -46,6 +47,7 @@ class SegmentReferee:
     want: requests a new plan, with the reason.
     stop: stops the gang of a running segment.
     expel: gives a node no work any more, with the reason.
+    is_out: returns whether a device must not be used, as its node is expelled, or it is faulty.
     draw: returns a number in [0, 1) that no node can know before.
     """
 
@@ -57,11 +59,11 @@ class SegmentReferee:
         want: Callable[[str], None],
         stop: Callable[[RunningSegment], None],
         expel: Callable[[str, str], None],
+        is_out: Callable[[DeviceId], bool],
         draw: Callable[[], float] = SystemRandom().random,
     ) -> None:
         self._job_table, self._plan_progress = job_table, plan_progress
-        self._want, self._stop, self._expel, self._draw = want, stop, expel, draw
-        self._expelled: set[str] = set()
+        self._want, self._stop, self._expel, self._is_out, self._draw = want, stop, expel, is_out, draw
 
     def committed(self, future: Future[Outcome], *, job: str, first_step: int, node: str) -> Future[Outcome]:
         """Returns the future of a segment's outcome, with what its gang has made, where the job may be verified."""
@@ -101,8 +103,8 @@ class SegmentReferee:
 
     def _after_untrusted(self, running: RunningSegment, outcome: Outcome, made: StateCommitment | None) -> str | None:
         job, node = running.segment.job, running.segment.devices[0][0]
-        if node in self._expelled:
-            return self._go_back(job, running.first_step, why=f"node {node} was expelled while it trained {job}")
+        if any(map(self._is_out, running.segment.devices)):
+            return self._go_back(job, running.first_step, why=f"node {node} must not be used, where {job} trained")
         is_in_order = outcome.status in (OutcomeStatus.DONE, OutcomeStatus.PREEMPTED)
         if made is None and is_in_order:
             return None  # it has trained nothing
@@ -139,7 +141,6 @@ class SegmentReferee:
         logger.error("%s", why)
         if verdict.result != VerificationResult.LIE:
             return None
-        self._expelled.add(segment.node)
         self._expel(segment.node, why)
         suspects = self._take_back(segment.node)
         return why if job in suspects else None

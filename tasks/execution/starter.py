@@ -101,6 +101,8 @@ class Starter:
         self._not_before_s = {job: at_s for job, at_s in self._not_before_s.items() if at_s > now_s}
         again_s = min(self._not_before_s.values(), default=math.inf) - now_s
         startable, holders = self._startable(), set[str]()
+        if self._move_apart(startable, cluster, out=out):
+            startable = self._startable()
         if startable:
             lease_names = cluster.lease_names()
             gangs = [tuple(lease_names[device] for device in segment.devices) for segment in startable]
@@ -119,6 +121,24 @@ class Starter:
             self._notify(DeviceWait(holders=tuple(sorted(holders))))
         self._waited_for = holders
         return again_s
+
+    def _move_apart(self, startable: Sequence[PlannedSegment], cluster: Cluster, *, out: Collection[DeviceId]) -> bool:
+        """Plans second repetitions of segments for other trusted nodes than the first; returns whether it has."""
+        has_changed = False
+        for segment in startable:
+            details = self._job_table.records[segment.job].details
+            first = next(iter((details.get(REPEATED) or {}).get("repetitions", ())), None)
+            if first is None or segment.devices[0][0] != first["node"]:
+                continue
+            like = cluster.device(*segment.devices[0]).device_kind()
+            for node in cluster.nodes:
+                devices = [(node.name, k) for k, each in enumerate(node.devices) if each.device_kind() == like]
+                usable = [each for each in devices if each not in out and node.name not in self.held_nodes]
+                if node.name != first["node"] and len(usable) >= len(segment.devices):
+                    self._plan_progress.exchange(dict(zip(segment.devices, usable, strict=False)))
+                    has_changed = True
+                    break
+        return has_changed
 
     def _exchange(self, held: Mapping[str, str], cluster: Cluster, *, out: Collection[DeviceId]) -> bool:
         """Plans what waits for devices that another process holds for idle ones of the same kind and node.

@@ -176,7 +176,7 @@ def test_the_state_of_another_job_is_refused_with_the_remedy(bench, tmp_path, la
 @pytest.mark.full
 def test_a_checkpoint_becomes_megatrons_and_then_hugging_faces(bench, tmp_path):
     trained = bench.train(bench.job(optimizer=ADAMW), FSDP, tmp_path)
-    convert(str(tmp_path / "checkpoints"), tmp_path / "megatron", to="megatron", pp=2)
+    convert(str(tmp_path / "checkpoints"), tmp_path / "megatron", to="megatron")
     convert(str(tmp_path / "megatron"), tmp_path / "back", to="hf")
     assert is_bit_equal(weights_in(tmp_path / "back"), trained.weights)
     theirs, ours = (AutoModelForCausalLM.from_pretrained(tmp_path / name) for name in ("back", "model"))

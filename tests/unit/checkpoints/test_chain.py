@@ -2,6 +2,7 @@
 
 import json
 from dataclasses import replace
+from unittest.mock import ANY
 
 import pytest
 import torch
@@ -167,3 +168,37 @@ def test_a_damaged_chain_is_no_chain(tmp_path):
     (tmp_path / FILE).write_text("{}")
 
     assert read_chain(tmp_path) is None
+
+
+def test_digests_of_steps_are_in_the_next_link_and_those_of_the_same_steps_are_equal(tmp_path):
+    tensors = torch.arange(3.0), torch.arange(3)
+
+    def link_of(folder, digested_steps):
+        own = replace(writer(folder), digested_steps=frozenset(digested_steps))
+        for step in (1, 2, 3):
+            own.digest_step(step, [tensor + step for tensor in tensors])
+        for step in (2, 4):
+            save(folder, step, w=tensors[0])
+            own.extend(step, always=True)
+        return [link.steps for link in read_chain(folder).links]
+
+    first, rest = link_of(tmp_path / "a", {1, 3})
+    assert (list(first), list(rest)) == (["1"], ["3"])
+    assert link_of(tmp_path / "b", {1, 2, 3}) == [{**first, "2": ANY}, rest]
+    assert first["1"] != rest["3"]
+
+
+def test_digests_of_steps_take_at_most_their_share_of_the_time(tmp_path, monkeypatch):
+    own, now_s = writer(tmp_path), [0.0]
+    monkeypatch.setattr(chain_module.time, "monotonic", lambda: now_s[0])
+    own = replace(own, _begun_s=0.0)
+
+    def digest_of(tensors):
+        now_s[0] += 0.1
+        return "digest"
+
+    monkeypatch.setattr(chain_module, "digest_of", digest_of)
+    for step in range(1, 101):
+        now_s[0] += 1.0
+        own.digest_step(step, [])
+    assert 25 <= len(own._steps) <= 31  # of 100 steps, each of which takes ten times as long as a digest
