@@ -26,8 +26,10 @@ from transformers import PreTrainedTokenizerFast
 from ringmaster.techniques.retrieval.knowledge_store import KnowledgeStore
 
 HOME = Path(os.environ.get("RINGMASTER_DEMO_HOME", ".ringmaster/demo-retrieval")).resolve()
-FIRST = [start + end for start in "an bo ce da el fi go hu".split() for end in "na ri ko la".split()]
-LAST = [start + end for start in "mar nor pel qui ros sol tam ver".split() for end in "berg dal ing".split()]
+STARTS, ENDS = ("an", "bo", "ce", "da", "el", "fi", "go", "hu"), ("na", "ri", "ko", "la")
+STEMS, SUFFIXES = ("mar", "nor", "pel", "qui", "ros", "sol", "tam", "ver"), ("berg", "dal", "ing")
+FIRST = [start + end for start in STARTS for end in ENDS]
+LAST = [stem + suffix for stem in STEMS for suffix in SUFFIXES]
 KINDS = ("color", "town", "animal", "drink")
 VALUES = {kind: [f"{kind}{number}" for number in range(16)] for kind in KINDS}
 NUM_ASKED, NUM_CHANGED = 200, 100
@@ -167,7 +169,7 @@ def rows(facts: Mapping[tuple[str, str], str]) -> Iterable[dict[str, str]]:
 def save_tokenizer() -> None:
     """Writes a tokenizer of the words that there are."""
     values = [value for each in VALUES.values() for value in each]
-    words = [*"the of is what has ? .".split(), *KINDS, *FIRST, *LAST, *values]
+    words = ["the", "of", "is", "what", "has", "?", ".", *KINDS, *FIRST, *LAST, *values]
     ids = {word: number for number, word in enumerate(["[PAD]", "[UNK]", "[END]", *words])}
     tokenizer = Tokenizer(models.WordLevel(ids, unk_token="[UNK]"))
     tokenizer.pre_tokenizer = pre_tokenizers.WhitespaceSplit()
