@@ -42,13 +42,12 @@ def path_of(url: str) -> str:
     return url.partition(":///")[2].partition("?")[0]
 
 
-def fault_of(file: Path, *, contents: str, versions: str = "", version_table: str = "alembic_version") -> str | None:
+def fault_of(file: Path, *, contents: str, versions: str = "") -> str | None:
     """Returns why a database cannot be used, with a remedy; None if it can, or if it does not exist yet.
 
     contents: what the database holds, which is missing once it is moved away.
     versions: the folder with the migrations of its tables, as "PACKAGE:PATH" of an installed package; a database of a
         later release has a version that is not among them.
-    version_table: the table with that version.
     """
     if file.is_symlink() and not file.exists():
         return f"{file} is a link to a file that does not exist. To fix: remove the link, or put the file back"
@@ -61,7 +60,7 @@ def fault_of(file: Path, *, contents: str, versions: str = "", version_table: st
     if not os.access(file, os.W_OK) or not os.access(file.parent, os.W_OK):
         return f"{file}, or its folder, cannot be written by this user. To fix: chmod u+rwX, or choose another place"
     try:
-        result = _versions_in(file, version_table)
+        result = _versions_in(file)
     except sqlite3.OperationalError as error:
         if "locked" in str(error):
             return f"{file} is locked by another process{_holders(file)}. To fix: wait for that process, or end it"
@@ -94,7 +93,7 @@ def alone_in(folder: Path) -> Iterator[None]:
         os.close(descriptor)
 
 
-def _versions_in(file: Path, table: str) -> list[str] | None:
+def _versions_in(file: Path) -> list[str] | None:
     """Returns the versions of the tables, none for an empty database; None where there are other tables only."""
     with closing(sqlite3.connect(file, timeout=TIMEOUT_S, isolation_level=None)) as connection:
         connection.execute("BEGIN IMMEDIATE")  # fails where the file cannot be written, or is locked
@@ -103,7 +102,8 @@ def _versions_in(file: Path, table: str) -> list[str] | None:
             if answer != "ok":
                 raise sqlite3.DatabaseError(" ".join(answer.split()))
         tables = {name for (name,) in connection.execute("SELECT name FROM sqlite_master WHERE type = 'table'")}
-        result = [version for (version,) in connection.execute(f"SELECT * FROM {table}")] if table in tables else None
+        is_known = "alembic_version" in tables
+        result = [version for (version,) in connection.execute("SELECT * FROM alembic_version")] if is_known else None
         connection.execute("ROLLBACK")
     return result if tables else []
 

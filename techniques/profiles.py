@@ -114,7 +114,6 @@ class Profile:
         *,
         num_steps: int,
         num_evaluations: int = 1,
-        num_saves: int = 1,
         members_left: Mapping[str, int] | None = None,
     ) -> float:
         """Returns planned seconds of `num_steps` steps to a job's end.
@@ -125,7 +124,7 @@ class Profile:
         left = {member.job: member.num_steps for member in self.members} | dict(members_left or {})
         every = [num_steps, *(left[member.job] for member in self.members)]
         num_in_all = num_steps_of_gang(every, at_once=self.at_once)
-        training_s = num_in_all * self.step_s - (num_in_all - num_steps) * self.own_step_s + num_saves * self.save_s
+        training_s = num_in_all * self.step_s - (num_in_all - num_steps) * self.own_step_s + self.save_s
         members_s = sum(left[member.job] * member.step_s + member.end_s for member in self.members)
         return self.startup_s + training_s + members_s + num_evaluations * self.evaluate_s + self.export_s
 

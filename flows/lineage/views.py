@@ -180,9 +180,9 @@ def _figure(value: float | None) -> str:
     return "" if value is None else f"{value:.3g}"
 
 
-def _short(value: object, most: int = 48) -> str:
+def _short(value: object) -> str:
     text = "-" if value is None else f"{value:.6g}" if isinstance(value, float) else str(value)
-    return printable(text, limit=most)
+    return printable(text, limit=48)
 
 
 def _rows(num_rows: int | None) -> str:

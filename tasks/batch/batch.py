@@ -217,8 +217,20 @@ def load_batch(path: Path, *, data: Path | None = None) -> Batch:
         fault = Fault("", None, f"is not UTF-8 text: {error.reason}", "save it as UTF-8", str(path))
         raise BatchFileError([fault]) from error
     if data is not None:
-        text = json.dumps({"jobs": [ludwig.entry(path.absolute(), data=data.absolute())]}, indent=1)
+        return _ludwig_batch(text, path, data=data)
     return parse_batch(text, folder=path.parent, name=path.name)
+
+
+def _ludwig_batch(text: str, path: Path, *, data: Path) -> Batch:
+    """The batch of the one job that trains the Ludwig configuration in a file."""
+    read, place = document.read(text), ("jobs", 0, ludwig.KEY)
+    name = path.stem if is_name(path.stem) else ludwig.KEY
+    raw = {"name": name, "jobs": [{"name": name, ludwig.KEY: read.data, "data": {"path": str(data.absolute())}}]}
+    lines = document.YamlDocument(
+        lines={(*place, *inside): line for inside, line in read.lines.items()},
+        findings=[replace(each, place=(*place, *each.place)) for each in read.findings],
+    )
+    return Batch._checked(raw, folder=path.parent.resolve(), text=json.dumps(raw), lines=lines, file=path.name)
 
 
 def parse_batch(text: str, *, folder: Path, name: str) -> Batch:

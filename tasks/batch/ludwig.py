@@ -4,7 +4,6 @@ What is not taken is refused, all of it at once, with its path in the configurat
 configurations (https://ludwig.ai/latest/configuration/).
 """
 
-import re
 from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
@@ -78,11 +77,6 @@ CLIPPED_NORM = 0.5
 """Ludwig's default of `trainer.gradient_clipping.clipglobalnorm`."""
 
 
-def entry(file: Path, *, data: Path) -> dict[str, Any]:
-    """Returns the entry of a job that trains the configuration in a file on the rows of another."""
-    return {"name": re.sub(r"[^A-Za-z0-9_-]+", "-", file.stem), KEY: str(file), "data": {"path": str(data)}}
-
-
 def expanded(job: Any, folder: Path, findings: list[Finding], place: Place) -> Any:
     """Returns the entry of a job with what its Ludwig configuration says; others as they are.
 
@@ -97,7 +91,7 @@ def expanded(job: Any, folder: Path, findings: list[Finding], place: Place) -> A
     if not isinstance(job, Mapping) or KEY not in job:
         return job
     place, own = (*place, KEY), {key: value for key, value in job.items() if key != KEY}
-    configuration, faults = job[KEY], list[Finding]()
+    configuration, faults, read = job[KEY], list[Finding](), document.YamlDocument()
     if isinstance(configuration, str):
         try:
             read = document.read(text_of(path_in(folder, configuration)))
@@ -107,7 +101,10 @@ def expanded(job: Any, folder: Path, findings: list[Finding], place: Place) -> A
     if not faults and not isinstance(configuration, Mapping):
         faults = [Finding((), f"is no Ludwig configuration, {got(configuration)}", "give its input_features")]
     faults += list(_faults(configuration)) if not faults else []
-    findings += [Finding((*place, *each.place), each.message, each.remedy) for each in faults]
+    for each in faults:
+        line = read.line(each.place)
+        where = f" ({job[KEY]}:{line})" if line is not None else ""
+        findings.append(Finding((*place, *each.place), each.message + where, each.remedy))
     if faults:  # what the configuration leaves out would be reported as missing
         return {**_UNREAD, **own}
     result = _job(configuration)

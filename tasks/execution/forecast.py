@@ -107,11 +107,11 @@ class _Normals:
     Numbers of different seeds are independent.
     """
 
-    def __init__(self, *, seed: int, num_draws: int = NUM_DRAWS) -> None:
-        self._random, self._num_draws = np.random.default_rng(seed), num_draws
+    def __init__(self, *, seed: int) -> None:
+        self._random = np.random.default_rng(seed)
 
     def __call__(self) -> Draws:
-        half = self._random.standard_normal(self._num_draws // 2)
+        half = self._random.standard_normal(NUM_DRAWS // 2)
         return np.concatenate([half, -half])
 
 

@@ -358,11 +358,11 @@ class JobTable:
             self._enter_clone(name, known[name].details)
         self.records |= {name: known.get(name, JobRecord(name=name)) for name in (*entries, *clones)}
         for name in dict.fromkeys((*entries, *clones)):
-            self._take_in(name)
+            self.renew(name)
         self.groups.form()
 
     def _enter_clone(self, name: str, details: Mapping[str, Any]) -> None:
-        """Adds a clone, which `_take_in` then defines. Its source was added before."""
+        """Adds a clone, which `renew` then defines. Its source was added before."""
         prefix = name[: name.rfind("/") + 1]
         source = self.entries[prefix + details[CLONED]["job"]]
         local_job = replace(source.local_job, name=name.removeprefix(prefix))
@@ -372,10 +372,6 @@ class JobTable:
             self.after[name] = self.after[source.job.name]
 
     def renew(self, name: str) -> None:
-        """Updates a job whose details have changed: how far it is planned, and under which options."""
-        self._take_in(name)
-
-    def _take_in(self, name: str) -> None:
         """Updates a job from its record: its definition if it was a placeholder, and its goal."""
         entry, details = self.entries[name], self.records[name].details
         self.profiles[name] = self._before_trusted.pop(name, self.profiles[name])
@@ -484,13 +480,13 @@ class JobTable:
         details = {SETTLED: to_json(job), LIKE: like, CLONED: {"job": own, "step": step}}
         self.records[name] = self.journal.write_job(name, details=details)
         self._enter_clone(name, details)
-        self._take_in(name)
+        self.renew(name)
 
     def redefine(self, name: str, job: Job) -> None:
         """Replaces the definition of a job by one of the same speed and size, under its name within the batch."""
         like = self.records[name].details.get(LIKE, job.name)
         self.write(name, details={SETTLED: to_json(job), LIKE: like, RESTED: None})
-        self._take_in(name)
+        self.renew(name)
 
     def settle(self, name: str, job: Job, *, like: str) -> None:
         """Defines the job of a placeholder. A job that has begun or ended stays unchanged.
@@ -501,18 +497,18 @@ class JobTable:
         record = self.records[name]
         if record.step == 0 and record.status == JobStatus.WAITING and not record.details.get(GOAL):
             self.write(name, details={SETTLED: to_json(job), LIKE: like})
-            self._take_in(name)
+            self.renew(name)
 
     def change_phases(self, name: str, phases: Sequence[TrainingPhase]) -> None:
         """Gives a job another batch size or precision, from the step at which it rests."""
         self.write(name, details={PHASES: to_json(list(phases))})
-        self._take_in(name)
+        self.renew(name)
 
     def allow(self, name: str, goal: int) -> None:
         """Raises a job's goal, the step up to which it may train. A goal is never lowered."""
         if goal > self.records[name].details.get(GOAL, 0):
             self.write(name, details={GOAL: goal})
-            self._take_in(name)
+            self.renew(name)
 
     def rest(self, name: str, step: int) -> None:
         """Records that a job has reached its goal and was evaluated there."""

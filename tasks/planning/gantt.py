@@ -229,18 +229,10 @@ BOUND_STYLE = (
 )
 
 
-def render_svg(
-    plan: Plan, problem: Problem, *, until_s: float | None = None, techniques: Iterable[str] | None = None
-) -> str:
-    """Draws the plan as SVG: a row per device, a box per segment, coloured by technique, with hatched overhead.
-
-    until_s: end of the time axis.
-    techniques: techniques in the legend, each with a colour.
-
-    Both are taken from the plan where they are left out.
-    """
-    frame = Frame([(node.id, node.num_devices) for node in problem.nodes], end_s=until_s or plan.makespan_s or 1.0)
-    colour_of = colours(techniques or (_technique(segment, problem) for segment in plan.segments))
+def render_svg(plan: Plan, problem: Problem) -> str:
+    """Draws the plan as SVG: a row per device, a box per segment, coloured by technique, with hatched overhead."""
+    frame = Frame([(node.id, node.num_devices) for node in problem.nodes], end_s=plan.makespan_s or 1.0)
+    colour_of = colours(_technique(segment, problem) for segment in plan.segments)
     number = {job.id: i for i, job in enumerate(problem.jobs)} if len(plan.segments) <= MAX_LINKED else {}
     style = BOUND_STYLE + _pointed_at(len(number))
     parts = [

@@ -33,8 +33,11 @@ class _StartVariable:
     variable: Any
 
 
+MAX_STEPS = 40  # of the time axis
+
+
 def solve_time_indexed(
-    problem: Problem, *, horizon_s: float, num_steps: int = 40, time_limit_s: float = 10.0, seed: int = 0
+    problem: Problem, *, horizon_s: float, time_limit_s: float = 10.0, seed: int = 0
 ) -> list[Choice] | None:
     """Returns the options of all jobs in the order of their starts, or None.
 
@@ -46,7 +49,7 @@ def solve_time_indexed(
     if any(option.num_nodes > 1 for job in problem.jobs for option in job.options):
         return None
     per_step = len(problem.nodes) * sum(len(useful_options(job)) for job in problem.jobs)
-    num_steps = min(num_steps, MAX_STARTS // per_step)
+    num_steps = min(MAX_STEPS, MAX_STARTS // per_step)
     if num_steps < 10:
         return None
     step_s = horizon_s / num_steps

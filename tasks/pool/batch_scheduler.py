@@ -288,16 +288,14 @@ class BatchMachines:
     Not thread-safe: the provider's thread alone uses it. A job serves one node once. If the scheduler requeues it,
     another one is requested, and it is cancelled.
 
+    The pool's jobs are those of the user of this process: schedulers list the jobs of all users, and the jobs of their
+    pools are marked in the same way.
+
     clock: monotonic seconds.
-    user_id: the user whose jobs are the pool's; None for the user of this process. Schedulers list the jobs of all
-        users, and the jobs of their pools are marked in the same way.
     """
 
-    def __init__(
-        self, scheduler: BatchScheduler, *, clock: Callable[[], float] = time.monotonic, user_id: int | None = None
-    ) -> None:
-        self._scheduler, self._clock = scheduler, clock
-        self._user_id = os.getuid() if user_id is None else user_id
+    def __init__(self, scheduler: BatchScheduler, *, clock: Callable[[], float] = time.monotonic) -> None:
+        self._scheduler, self._clock, self._user_id = scheduler, clock, os.getuid()
         self._seen: dict[int, _KnownJob] = {}
 
     def look(self, runs: Sequence[NodeRun]) -> Mapping[str, Allocation]:

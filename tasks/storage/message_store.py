@@ -221,13 +221,11 @@ class MessageStore:
 
     # -- both --------------------------------------------------------------------------------------------------------
 
-    def orders(self, *, node: str | None = None, incarnation: str | None = None) -> Sequence[OrderRecord]:
-        """Returns the orders that have not ended, of one node or incarnation or of all, the oldest first."""
+    def orders(self, *, incarnation: str | None = None) -> Sequence[OrderRecord]:
+        """Returns the orders that have not ended, of one incarnation of a node or of all, the oldest first."""
         query = (
             select(ORDERS).where(ORDERS.c.status.in_((OrderStatus.GIVEN, OrderStatus.TAKEN))).order_by(ORDERS.c.segment)
         )
-        if node is not None:
-            query = query.where(ORDERS.c.node == node)
         if incarnation is not None:
             query = query.where(ORDERS.c.incarnation == incarnation)
         rows = self._database.rows(query)

@@ -83,7 +83,7 @@ class EmbeddingEncoder(Encoder):
         is_token = (values > 0).unsqueeze(-1)
         states = self.embedding(values) * is_token
         if not len(self.convolutions):
-            return (states.sum(1) / is_token.sum(1).clamp(min=1)).to(states.dtype)
+            return torch.as_tensor(states.sum(1) / is_token.sum(1).clamp(min=1))
         tokens, num_tokens = states.transpose(1, 2), values.shape[1]
         maps = [each(tokens)[..., :num_tokens].relu() * is_token.transpose(1, 2) for each in self.convolutions]
         result: Tensor = self.layers(torch.cat([each.amax(-1) for each in maps], 1))

@@ -287,15 +287,10 @@ def encoder_in(folder: Path, settings: StoreSettings, **device: Any) -> PassageE
 
 def build_store(folder: Path, *, passages: Sequence[Passage], encoder: Path, settings: StoreSettings) -> KnowledgeStore:
     """Encodes passages and writes their store to `folder`. Raises ValueError where ids repeat, or there is none."""
-    check_passages(passages)
-    vectors = encoder_in(encoder, settings).encode([each.text for each in passages])
-    return write_store(folder, passages=passages, vectors=vectors, encoder=encoder, settings=settings)
-
-
-def check_passages(passages: Sequence[Passage]) -> None:
-    """Raises ValueError where there is no passage, or two have the same id."""
     if faults := _repeated(passages, before=set()) if passages else ["there is no passage"]:
         raise ValueError(f"a store cannot be made: {few(faults)}. To fix: give each passage an id of its own")
+    vectors = encoder_in(encoder, settings).encode([each.text for each in passages])
+    return write_store(folder, passages=passages, vectors=vectors, encoder=encoder, settings=settings)
 
 
 def write_store(

@@ -43,6 +43,9 @@ def retimed(
     return None if lengths_s is None else structure.with_lengths(lengths_s)
 
 
+MOST_LEFT_OUT = 40  # segments that `with_fewer` tries to leave out
+
+
 def with_fewer(
     problem: Problem,
     segments: tuple[Segment, ...],
@@ -50,14 +53,13 @@ def with_fewer(
     objective: Objective,
     least_s: float,
     worth: float,
-    num_trials: int = 40,
 ) -> tuple[Segment, ...]:
     """Returns the retimed segments without those that gain less than `worth`, a share of the objective.
 
     Candidates are tried in the order of their device-seconds, smallest first.
     """
     tried: set[tuple[str, int]] = set()
-    for _ in range(num_trials):
+    for _ in range(MOST_LEFT_OUT):
         several = [s for s in segments if sum(other.job == s.job for other in segments) > 1]
         several = [s for s in several if (s.job, s.option) not in tried]
         if not several:

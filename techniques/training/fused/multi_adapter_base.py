@@ -125,8 +125,6 @@ class MultiAdapterBase:
 
     model: the base, whose weights stay frozen. It may be sharded over ranks (`shard`).
     recompute: the recomputation of its layers' activations, "none" or "full".
-    tokens_at_once: the target size of a packed forward and backward; an adapter with more tokens stays whole. By
-        default as many as keep a CPU's threads busy, and all tokens on other devices.
     unrounded: modules whose weights stay in fp32 for every precision, because adapters that join later start from them.
     attention: for a sharded base, the result of `packed_attention` before it was sharded.
     """
@@ -136,7 +134,6 @@ class MultiAdapterBase:
         model: nn.Module,
         *,
         recompute: str = "none",
-        tokens_at_once: int | None = None,
         unrounded: Collection[str] = (),
         attention: PackedAttention | None = None,
     ) -> None:
@@ -148,7 +145,8 @@ class MultiAdapterBase:
         is_cpu = device.type == "cpu"
         if is_cpu:
             keep_freed_memory()
-        self._tokens_at_once = tokens_at_once or (_tokens_for(model) * torch.get_num_threads() if is_cpu else None)
+        # The target size of a packed forward and backward, which keeps a CPU's threads busy.
+        self._tokens_at_once = _tokens_for(model) * torch.get_num_threads() if is_cpu else None
         self._head = None
         if self._packed is not None:
             self._packed.blocks = [TokenBlock(start=0, stop=NUM_PROBED_TOKENS, length=NUM_PROBED_TOKENS)]

@@ -1,6 +1,8 @@
 """`ringmaster promote`: a person's decision, a policy's decision, and the resulting aliases in the registry."""
 
 import json
+from dataclasses import replace
+from types import SimpleNamespace
 
 import pytest
 from typer.testing import CliRunner
@@ -8,7 +10,7 @@ from typer.testing import CliRunner
 from ringmaster.errors import InputError, LedgerError
 from ringmaster.flows import cli, entry
 from ringmaster.flows.commands import models
-from ringmaster.flows.retraining import examine
+from ringmaster.flows.retraining import examine, shrinking
 from ringmaster.model_lineage import QUIET_ENVIRONMENT, Ledger
 from ringmaster.model_lineage.model_pages import family_path
 from ringmaster.tasks.evaluation.behaviour import TestResult
@@ -157,6 +159,55 @@ def test_what_a_policy_refuses_a_person_may_force(ledger, tmp_path, monkeypatch)
     assert kept.reasons[-1].endswith(": the old one burns") and kept.who in kept.reasons[-1]
     assert asked[0] == ("careful", f"{NAME}/1", "digits", None)
     assert len(told) == 1, "what is promoted, by force too, is no alarm"
+
+
+def test_a_model_that_breaks_a_limit_gives_way_to_the_child_that_keeps_it(ledger, home, tmp_path, monkeypatch):
+    (tmp_path / "policy.yaml").write_text(
+        "name: quick\nsignificance: null\nmetric: accuracy\nlimits: {latency/p99_s: {at_most: 0.02}}\n"
+    )
+    seconds = {"pretrained": 0.05, "distilled": 0.03, "quantized": 0.01}
+
+    def examine_by(policy, models, *, data, all_rows, against, num_devices, notice):
+        for model in models:
+            (result,) = found(passes=True)
+            p99 = replace(result.measured[0], metric="latency/p99_s", value=seconds[model.record.kind])
+            yield [replace(result, measured=(*result.measured, p99), tests=())]
+
+    monkeypatch.setattr(examine, "examine_by", examine_by)
+    asked = [f"{NAME}/1", "--policy", tmp_path / "policy.yaml", "--data", "digits"]
+    code, said = promote(*asked)
+    assert (code, said["promoted"]) == (1, False)
+    assert said["reasons"][-1].endswith("To fix: --shrink trains some")
+
+    trained = []
+
+    def train(batch):
+        """Records what the batch would make."""
+        trained.append(batch)
+        parent = ledger.resolve_model(f"models:/{NAME}/1")
+        for kind in ("distilled", "quantized"):
+            folder = exported(home / kind, IMAGES, cache_dir=home / "cache", seed=9)
+            run = ledger.start_job(ledger.start_batch("smaller", params={}), kind, params={})
+            ledger.record_model(f"smaller.{kind}", run_id=run, folder=folder, kind=kind, parents=[parent.model_id])
+
+    monkeypatch.setattr(models, "_train", train)
+    training = SimpleNamespace(job=IMAGES)
+    monkeypatch.setattr(shrinking, "RecordedTraining", SimpleNamespace(of=lambda home, node: training))
+    code, said = promote(*asked, "--shrink")
+    assert code == 0 and len(trained) == 1
+    told = "\n".join(said["reasons"])
+    assert f"{NAME}/1 breaks a limit: its latency/p99_s is 0.05, and the policy allows at most 0.02" in told
+    assert "latency/p99_s 0.03): its latency/p99_s is 0.03" in told
+    assert "latency/p99_s 0.01): it keeps every rule" in told
+    champion = ledger.get_alias(NAME, "champion")
+    assert (champion.version, champion.kind) == (said["version"], "quantized")
+    students = {job.name: (job.model.config, job.adaptation.teacher or job.base) for job in trained[0].jobs}
+    assert students["digits-int8"][1] == f"models:/{NAME}/1"
+
+    ledger.client.delete_registered_model_alias(NAME, "champion")
+    code, again = promote(*asked, "--shrink")  # the child is known by now: nothing is trained
+    assert (code, again["version"], len(trained)) == (0, said["version"], 1)
+    ledger.client.delete_model_version(NAME, str(said["version"]))
 
 
 @pytest.mark.full

@@ -1,11 +1,13 @@
 """The choice of a batch size on the way to a target: by what the probe measured, once, and the same after a kill."""
 
+import json
 from contextlib import suppress
 from dataclasses import replace
 
 import pytest
 
-from ringmaster.tasks.execution.job_table import CHOICE, PHASES, RunPaths
+from ringmaster.tasks.execution.events import GangReport, JobEnded
+from ringmaster.tasks.execution.job_table import CHOICE, EVALUATED, PHASES, RESTED, RunPaths, SteeringRequest
 from ringmaster.tasks.execution.target_scheduler import (
     TargetScheduler,
     choose_learning_rate,
@@ -220,6 +222,37 @@ def test_a_job_whose_batch_size_is_right_keeps_it(tmp_path):
     assert bench.ran[-1] == (16, 1000) and PHASES not in bench.journal.jobs()["a"].details
     assert bench.journal.jobs()["a"].message == "did not reach loss at most 1, after step 1000"
     assert "keeps batches of 16" in bench.notices[0]
+
+
+def test_what_a_pools_controller_is_asked_is_what_it_reads():
+    choice = choose_variant(VARYING, measured(48.0), first_step=100, step_s=step_s())
+    request = SteeringRequest(
+        jobs={"a": VARYING}, likes={"a": "a"}, goals={"a": 9}, phases={"a": choice.phases(VARYING)}, choices={"a": "x"}
+    )
+    assert SteeringRequest.from_json(json.loads(json.dumps(request.to_json()))) == request
+    with pytest.raises(ValueError, match="its phases are"):
+        SteeringRequest.from_json({"phases": {"a": 3}})
+
+
+def test_noise_that_is_heard_late_is_waited_for(tmp_path):
+    """All short runs rest by the journal, and their events are heard one after another: the last one decides."""
+    journal, asked = open_journal(tmp_path), []
+    jobs, place = [*SEARCHED.searches(), SEARCHED], RunPaths(folder=tmp_path, cache_dir=tmp_path)
+    begin(journal, jobs, faults={})
+    scheduler = TargetScheduler(journal, jobs, {"a": (profile(),)}, place=place, is_replayed=True)
+    scheduler.attach(asked.append, later=lambda act: act(), started_s=0.0)
+    for search in SEARCHED.searches():
+        metrics = {"metrics": {"loss": 1 - 100 * search.optimizer.lr}}
+        journal.write_job(search.name, step=50, details={RESTED: 50, EVALUATED: metrics})
+    for number, search in enumerate(SEARCHED.searches()):
+        assert not asked
+        noise = tuple(each for each in measured(48.0) if each.step < 50)
+        steps = Steps(first_step=0, seconds=(1.0,) * 50, noise=noise)
+        scheduler.listen(GangReport(number=number, job=search.name, event=steps))
+        evaluated = EvaluationReported(step=50, metrics=metrics["metrics"])
+        scheduler.listen(GangReport(number=number, job=search.name, event=evaluated))
+        scheduler.listen(JobEnded(job="other", status="done", message="", details={}))
+    assert [request.jobs["a"].warm_start.step for request in asked] == [50]
 
 
 class Killed(Exception):

@@ -68,3 +68,15 @@ def test_what_is_no_configuration_is_refused(configuration):
     raw = {"jobs": [{"name": "one", "ludwig": configuration, "data": {"path": "flats.csv"}}]}
     with pytest.raises(BatchFileError, match="ludwig"):
         parse_batch(json.dumps(raw), folder=EXAMPLE, name="batch")
+
+
+def test_faults_are_told_with_their_lines(tmp_path):
+    file = tmp_path / "wrong.yaml"
+    file.write_text("input_features:\n  - {name: a, type: number}\n  - {name: b, type: audio}\noutput_features: 3\n")
+    with pytest.raises(BatchFileError) as error:
+        load_batch(file, data=EXAMPLE / "flats.csv")
+    assert [(each.file, each.line) for each in error.value.faults] == [("wrong.yaml", 3), ("wrong.yaml", 4)]
+    raw = {"jobs": [{"name": "one", "ludwig": "wrong.yaml", "data": {"path": str(EXAMPLE / "flats.csv")}}]}
+    with pytest.raises(BatchFileError) as error:
+        parse_batch(json.dumps(raw), folder=tmp_path, name="batch")
+    assert [each.message.rpartition(" ")[2] for each in error.value.faults] == ["(wrong.yaml:3)", "(wrong.yaml:4)"]

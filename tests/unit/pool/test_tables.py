@@ -95,7 +95,7 @@ def test_an_order_is_taken_once_and_only_by_whom_it_was_given_to(database):
     assert message_store.take(7, "n", incarnation="another") is None
     assert message_store.take(7, "n", incarnation="one") == share()
     assert message_store.take(7, "n", incarnation="one") is None
-    (order,) = message_store.orders(node="n")
+    (order,) = message_store.orders()
     assert (order.status, order.share, order.batch) == ("taken", share(), "b")
 
 
