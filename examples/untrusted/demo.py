@@ -48,7 +48,7 @@ jobs:
       num_devices: [1]
       techniques: [single]
       allow_untrusted: true
-      verify_share: 0.5
+      verify_share: 0.8
       verify_steps: 10
   - name: large
     model:
@@ -78,7 +78,7 @@ def main() -> int:
         ringmaster("pool", "calibrate", "--devices", "cpu:1", core=cores[0])
         say("An untrusted node, mallory, whose gradients are 1.01 times as large.")
         workers.append(start_worker("mallory", "--untrusted", core=cores[-1], **{LIE: "1.01"}))
-        say("A batch that allows untrusted nodes: half of what they train is repeated.")
+        say("A batch that allows untrusted nodes: four of five of their segments are repeated.")
         pooled = json.loads(ringmaster("run", "batch.yaml", "--json"))
         status = ringmaster("status")
         print(status, file=sys.stderr)
