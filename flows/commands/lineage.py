@@ -67,11 +67,11 @@ def import_(
 def _converter_of(place: Path) -> Converter | None:
     """Returns what makes a folder of safetensors of a file or a checkpoint; None for a model's folder."""
     from ringmaster.techniques.models.gguf_files import GGUF, converted_gguf
-    from ringmaster.techniques.models.model_folders import found_checkpoint
+    from ringmaster.techniques.models.model_folders import find_checkpoint
 
     if place.suffix == GGUF:
         return converted_gguf
-    if place.is_file() or any(place.glob("*.safetensors")) or found_checkpoint(place) is None:
+    if place.is_file() or any(place.glob("*.safetensors")) or find_checkpoint(place) is None:
         return None
     from ringmaster.techniques.models.conversion import converted_checkpoint
 

@@ -79,8 +79,8 @@ def search(
     with lineage_home() as home, input_errors():
         folder = Path(store)
         opened = KnowledgeStore.open(folder) if folder.is_dir() else _open(home, store)[1]
-        (found,) = opened.search_texts(texts=[question], num_passages=num_passages)
-    rows = [asdict(each) for each in found]
+        (passages,) = opened.search_texts(texts=[question], num_passages=num_passages)
+    rows = [asdict(each) for each in passages]
     print_json({"passages": rows}) if as_json else print_rows(output_console(), rows)
 
 

@@ -38,7 +38,7 @@ from ringmaster.techniques.checkpoints.tensor_files import DTYPES, LazyTensor, b
 from ringmaster.techniques.models.foreign_checkpoints import CHECKPOINT, MEGATRON, STEP, LazyModel, open_foreign
 from ringmaster.techniques.models.foreign_writing import WRITERS
 from ringmaster.techniques.models.megatron_layout import LlamaShape, NamedTensors, from_megatron
-from ringmaster.techniques.models.model_folders import found_checkpoint
+from ringmaster.techniques.models.model_folders import find_checkpoint
 
 HUGGING_FACE = "hf"
 FORMATS = (HUGGING_FACE, *WRITERS)
@@ -113,8 +113,8 @@ def open_model(source: str) -> LazyModel:
         return _from_checkpoint(CheckpointStore(folder.parent).whole(folder.name), source)
     if any(folder.glob("step-????????")):
         return _from_checkpoint(CheckpointStore(folder).newest(), source)
-    if (found := found_checkpoint(folder)) is not None:
-        return replace(open_foreign(found), tokenizer=_tokenizer(folder))
+    if (checkpoint := find_checkpoint(folder)) is not None:
+        return replace(open_foreign(checkpoint), tokenizer=_tokenizer(folder))
     if (folder / LATEST_ITERATION).is_file() or any(folder.glob("mp_rank_*")):
         return _from_megatron(folder)
     if (folder / "config.json").is_file():

@@ -68,37 +68,38 @@ class LazyModel:
     hyperparameters: Mapping[str, Any] = field(default_factory=dict)
 
 
-def open_foreign(found: FoundCheckpoint) -> LazyModel:
+def open_foreign(checkpoint: FoundCheckpoint) -> LazyModel:
     """Returns the model in a foreign checkpoint.
 
     Raises ValueError, with all faults of a kind, where it is damaged, or is none of the model that its config says.
     """
-    places = [folder / CONFIG for folder in (found.folder, found.folder.parent) if (folder / CONFIG).is_file()]
+    folder = checkpoint.folder
+    places = [each / CONFIG for each in (folder, folder.parent) if (each / CONFIG).is_file()]
     config = read_json(places[0]) if places else {}
     if not config.get("model_type") or not config.get("architectures"):
         raise ValueError(
-            f"{found.folder} is a checkpoint of {found.kind}, and no {CONFIG} beside it says of which model. To fix: "
-            f"put the model's Hugging Face {CONFIG}, with its architectures, into {found.folder}"
+            f"{folder} is a checkpoint of {checkpoint.kind}, and no {CONFIG} beside it says of which model. To fix: "
+            f"put the model's Hugging Face {CONFIG}, with its architectures, into {folder}"
         )
     wanted = expected_tensors(config)
     try:
-        if found.kind == DEEPSPEED:
-            tensors, states, step = read_zero(found.folder)
-        elif found.kind == UNIVERSAL:
-            tensors, states, step = read_universal(found.folder, wanted)
+        if checkpoint.kind == DEEPSPEED:
+            tensors, states, step = read_zero(folder)
+        elif checkpoint.kind == UNIVERSAL:
+            tensors, states, step = read_universal(folder, wanted)
         else:
-            tensors, states, step = _read_dcp(found.folder, config, wanted)
+            tensors, states, step = _read_dcp(folder, config, wanted)
     except (KeyError, TypeError, AttributeError, IndexError) as error:
-        raise ValueError(f"{found.folder} is no checkpoint of {found.kind}: {error!r:.200}. {SAVE_AGAIN}") from error
+        raise ValueError(f"{folder} is no checkpoint of {checkpoint.kind}: {error!r:.200}. {SAVE_AGAIN}") from error
     if config.get("tie_word_embeddings"):
         tensors.pop("lm_head.weight", None)
-    _refuse_misfits(tensors, wanted, of=str(found.folder), config=places[0])
+    _refuse_misfits(tensors, wanted, of=str(folder), config=places[0])
     for state, named in states.items():
         parameters = {name: wanted[name] for name in named if name in wanted}
-        _refuse_misfits(named, parameters, of=f"{found.folder}: the optimizer's {state}", config=places[0])
-    number = re.search(r"(\d+)(_universal)?$", found.folder.name)
+        _refuse_misfits(named, parameters, of=f"{folder}: the optimizer's {state}", config=places[0])
+    number = re.search(r"(\d+)(_universal)?$", folder.name)
     step = step if step is not None or number is None else int(number[1])
-    return LazyModel(kind=found.kind, config=config, tensors=tensors, states=states, step=step)
+    return LazyModel(kind=checkpoint.kind, config=config, tensors=tensors, states=states, step=step)
 
 
 def expected_tensors(config: Mapping[str, Any]) -> NamedTensors:
@@ -147,8 +148,8 @@ def _read_dcp(
             steps = [int(each.load()) for each in by_state.pop(STEP, {}).values()]
             stored = content.value("train_state.step")
             step = max(steps) if steps else stored if isinstance(stored, int) else None
-            model, *states = (read(named, config, wanted, content) for named in (own, *by_state.values()))
-            return model, dict(zip(by_state, states, strict=True)), step
+            states = {state: read(named, config, wanted, content) for state, named in by_state.items()}
+            return read(own, config, wanted, content), states, step
     raise ValueError(
         f"{folder} has the tensors {', '.join(sorted(weights)[:3])}, which are named neither as by torchtitan nor by "
         "Megatron-Core nor as the config's model. To fix: save the model's state_dict, or put its own config.json there"

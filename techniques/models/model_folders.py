@@ -40,7 +40,7 @@ class FoundCheckpoint:
     folder: Path
 
 
-def found_checkpoint(folder: Path) -> FoundCheckpoint | None:
+def find_checkpoint(folder: Path) -> FoundCheckpoint | None:
     """Returns the newest checkpoint of DCP, Megatron-Core, NeMo or DeepSpeed in a folder, found by names of files."""
     pointers = [folder / name for name in ("latest", "latest_universal", "latest_checkpointed_iteration.txt")]
     tags = [file.read_text(errors="replace").strip()[:MOST_TAG] for file in pointers if file.is_file()]

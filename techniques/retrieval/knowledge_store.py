@@ -121,8 +121,8 @@ class KnowledgeStore:
             store = cls(folder, manifest)
         except (OSError, ValueError) as error:
             raise ValueError(
-                f"{folder} holds no knowledge store that can be read: {error}. To fix: give the folder of one, as "
-                "`ringmaster store build` writes it"
+                f"{folder} holds no knowledge store that can be read: {error}. To fix: give the folder that "
+                "a job of kind store has written"
             ) from error
         shape = (manifest.num_passages, manifest.num_features)
         if manifest.signed != manifest or store.vectors.shape != shape or store._table.num_rows != shape[0]:
@@ -163,10 +163,10 @@ class KnowledgeStore:
             num_passages: passages for each question; fewer where the store has no more.
         """
         wanted = np.ascontiguousarray(vectors, dtype=np.float32)
-        found = _search(self.index, wanted, min(num_passages + SPARE, len(self._keys)))
+        nearest = _search(self.index, wanted, min(num_passages + SPARE, len(self._keys)))
         texts, ids = self._table["text"], self._table["id"]
         result = []
-        for vector, keys in zip(wanted, found, strict=True):
+        for vector, keys in zip(wanted, nearest, strict=True):
             rows = np.searchsorted(self._keys, keys[keys >= 0])
             scores = (self.vectors[rows].astype(np.float64) * vector.astype(np.float64)).sum(1)
             best = np.lexsort((rows, -scores))[:num_passages]
@@ -268,16 +268,16 @@ def find_passages(
     if not questions:
         return []
     num_wanted = retriever.k if but is None else retriever.k + SPARE
-    found = KnowledgeStore.open(Path(retriever.store)).search_texts(texts=questions, num_passages=num_wanted)
+    nearest = KnowledgeStore.open(Path(retriever.store)).search_texts(texts=questions, num_passages=num_wanted)
     if but is not None:
-        pairs = zip(found, but, strict=True)
-        found = [[each for each in passages if left_out.strip() not in each.text] for passages, left_out in pairs]
-    if (fewest := min(map(len, found))) < retriever.k:
+        pairs = zip(nearest, but, strict=True)
+        nearest = [[each for each in passages if left_out.strip() not in each.text] for passages, left_out in pairs]
+    if (fewest := min(map(len, nearest))) < retriever.k:
         raise ValueError(
             f"data.retriever: the store has {fewest} passages for a question, and k is {retriever.k}. To fix: give a "
             "smaller k, or a store with more passages"
         )
-    return [passages[: retriever.k] for passages in found]
+    return [passages[: retriever.k] for passages in nearest]
 
 
 def encoder_in(folder: Path, settings: StoreSettings, **device: Any) -> PassageEncoder:
@@ -377,10 +377,10 @@ def _recall(index: Any, vectors: Vectors, keys: NDArray[np.int64], exact: NDArra
 
     exact: the keys of the nearest passages of each, [passages, neighbours].
     """
-    found = _search(index, vectors, exact.shape[1])
+    nearest = _search(index, vectors, exact.shape[1])
     shares = [
         len({*ours}.intersection(theirs) - {own}) / max(exact.shape[1] - 1, 1)
-        for own, ours, theirs in zip(keys.tolist(), exact.tolist(), found.tolist(), strict=True)
+        for own, ours, theirs in zip(keys.tolist(), exact.tolist(), nearest.tolist(), strict=True)
     ]
     return min(float(np.mean(shares)), 1.0)
 

@@ -74,8 +74,8 @@ class Completion(RowSource):
         from ringmaster.techniques.retrieval.knowledge_store import find_passages  # imports torch
 
         questions = [prompt if isinstance(prompt := _prompt_of(row), str) else "" for row in rows]
-        found, result = find_passages(retriever, questions), list(rows)
-        for place, (row, question, passages) in enumerate(zip(rows, questions, found, strict=True)):
+        retrieved, result = find_passages(retriever, questions), list(rows)
+        for place, (row, question, passages) in enumerate(zip(rows, questions, retrieved, strict=True)):
             if not isinstance(_prompt_of(row), str):
                 continue
             num_around = len(tokenizer.start_ids) + 1

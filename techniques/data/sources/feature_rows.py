@@ -161,7 +161,7 @@ class FeatureRows(RowSource):
     def _measure(self, spec: DataSpec) -> list[Feature]:
         """Returns the features with what the rows to train on say of them."""
         features, columns = self.options(spec).features, self.columns(spec)
-        found: dict[str, list[Any]] = {role(each): [] for each in features}
+        seen: dict[str, list[Any]] = {role(each): [] for each in features}
         names: dict[str, set[str]] = {role(each): set() for each in features}
         for row in self.rows_of_path(spec):
             for key, value in () if row.held_out else self.values(row, columns, spec=spec).items():
@@ -171,11 +171,11 @@ class FeatureRows(RowSource):
                     names[key].add(as_class_name(value))
                     check_number(len(names[key]), column=columns.columns[key])
                 elif key.startswith(NUMBER) and (number := _number(value)) is not None:
-                    found[key].append(number)  # others are refused with their rows
-                elif key.startswith(IMAGE) and not found[key]:
-                    found[key].append(value)
+                    seen[key].append(number)  # others are refused with their rows
+                elif key.startswith(IMAGE) and not seen[key]:
+                    seen[key].append(value)
         return [
-            {**each, **_measured(each, found[role(each)], names[role(each)], column=columns.columns[role(each)])}
+            {**each, **_measured(each, seen[role(each)], names[role(each)], column=columns.columns[role(each)])}
             for each in features
         ]
 
