@@ -32,7 +32,7 @@ export HF_HUB_DISABLE_TELEMETRY := 1
 
 .DEFAULT_GOAL := help
 .DELETE_ON_ERROR:
-.PHONY: help demo demo-lineage demo-reproduce demo-undo demo-untrusted demo-retrain test test-full test-cluster test-slurm test-ray test-browser test-lowest test-newest lint docs docs-serve check-style check-format check-types check-imports format bench \
+.PHONY: help demo demo-lineage demo-retrieval demo-reproduce demo-undo demo-untrusted demo-retrain test test-full test-cluster test-slurm test-ray test-browser test-lowest test-newest lint docs docs-serve check-style check-format check-types check-imports format bench \
 	bench-planning bench-techniques bench-gpu bench-simulate bench-learning bench-predictions bench-lineage bench-execution bench-start bench-sweep bench-target bench-adapters code-size environment constraints clean
 
 help:  ## Say what can be made
@@ -46,6 +46,9 @@ demo-retrain: $(READY)  ## Let seven nights of retraining go by in a few minutes
 
 demo-lineage: $(READY)  ## Find out where a family of models broke, what that reached and who may serve, 2 to 4 minutes
 	$(BIN)/python examples/lineage/demo.py
+
+demo-retrieval: $(READY)  ## Train a retriever and readers of drawn facts, change facts in their store, and ask again
+	$(BIN)/python examples/retrieval/demo.py
 
 demo-reproduce: $(READY)  ## Make models again from their lineage, bit by bit, and find a changed row, about a minute
 	$(BIN)/python examples/provenance/demo.py reproduce

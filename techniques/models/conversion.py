@@ -92,7 +92,13 @@ def convert(source: str, destination: Path, *, to: str) -> dict[str, Any]:
 
 @contextmanager
 def converted_checkpoint(folder: Path) -> Iterator[Path]:
-    """Yields a folder of safetensors with the model of a checkpoint. Raises ValueError as `convert` does."""
+    """Yields a folder of safetensors with the model of a checkpoint, of which no file may be a link to elsewhere.
+
+    Raises ValueError as `convert` does.
+    """
+    links = [str(path) for path in folder.rglob("*") if not path.resolve().is_relative_to(folder.resolve())]
+    if links:
+        raise ValueError(f"{', '.join(links[:3])} lead out of {folder}. To fix: copy the files there")
     with tempfile.TemporaryDirectory() as aside:
         convert(str(folder), Path(aside, "model"), to=HUGGING_FACE)
         yield Path(aside, "model")

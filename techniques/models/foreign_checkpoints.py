@@ -22,7 +22,7 @@ import torch
 from torch import Tensor
 
 from ringmaster.techniques.checkpoints.dcp_folders import SAVE_AGAIN, DcpFolder, DcpTensor
-from ringmaster.techniques.checkpoints.tensor_files import LazyTensor
+from ringmaster.techniques.checkpoints.tensor_files import DTYPE_NAMES, LazyTensor
 from ringmaster.techniques.models.deepspeed_checkpoints import read_universal, read_zero
 from ringmaster.techniques.models.megatron_layout import (
     EMBEDDINGS,
@@ -73,7 +73,7 @@ def open_foreign(found: FoundCheckpoint) -> LazyModel:
 
     Raises ValueError, with all faults of a kind, where it is damaged, or is none of the model that its config says.
     """
-    places = [folder / CONFIG for folder in (found.folder, *found.folder.parents[:2]) if (folder / CONFIG).is_file()]
+    places = [folder / CONFIG for folder in (found.folder, found.folder.parent) if (folder / CONFIG).is_file()]
     config = read_json(places[0]) if places else {}
     if not config.get("model_type") or not config.get("architectures"):
         raise ValueError(
@@ -123,7 +123,8 @@ def _without_values(tensor: Tensor) -> LazyTensor:
 
 def _refuse_misfits(tensors: NamedTensors, wanted: NamedTensors, *, of: str, config: Path) -> None:
     shapes = ({name: each.shape for name, each in side.items()} for side in (tensors, wanted))
-    if faults := misfits(*shapes):
+    faults = [f"{name} is of {each.dtype}" for name, each in tensors.items() if each.dtype not in DTYPE_NAMES]
+    if faults := faults + misfits(*shapes):
         raise ValueError(f"{of} does not fit {config}: {few(faults)}. To fix: put the config.json of this model there")
 
 
@@ -132,7 +133,11 @@ def _read_dcp(
 ) -> tuple[NamedTensors, dict[str, NamedTensors], int | None]:
     content = DcpFolder(folder)
     weights = {name: each for name, each in content.tensors.items() if not NO_WEIGHTS.match(name)}
-    readers: dict[str, Read] = {MARK: _torchtitan, EMBEDDINGS: _megatron, next(iter(wanted)): _hugging_face}
+    readers: dict[str, Read] = {
+        MARK: lambda named, *_: from_torchtitan(named, LlamaShape.of(config)),
+        EMBEDDINGS: _megatron,
+        next(iter(wanted)): lambda named, *_: named,
+    }
     for mark, read in readers.items():
         prefixes = [name.removesuffix(mark) for name in weights if name == mark or name.endswith(f".{mark}")]
         if prefixes:
@@ -162,14 +167,6 @@ def _states(content: DcpFolder, prefix: str, *, states_first: bool) -> dict[str,
 
 
 Read = Callable[[NamedTensors, Mapping[str, Any], NamedTensors, DcpFolder], NamedTensors]
-
-
-def _hugging_face(named: NamedTensors, *_: Any) -> NamedTensors:
-    return named
-
-
-def _torchtitan(named: NamedTensors, config: Mapping[str, Any], *_: Any) -> NamedTensors:
-    return from_torchtitan(named, LlamaShape.of(config))
 
 
 def _megatron(named: NamedTensors, config: Mapping[str, Any], wanted: NamedTensors, content: DcpFolder) -> NamedTensors:

@@ -130,13 +130,9 @@ def _stacked(tensors: NamedTensors, shape: LlamaShape) -> NamedTensors:
     for name, of_layer in layers.items():
         first = of_layer["0"]
         size = (shape.num_layers, *first.shape)
-        result[name] = DcpTensor(dtype=first.dtype, shape=size, load=_unused, load_row=_row_of(of_layer))
+        result[name] = DcpTensor(dtype=first.dtype, shape=size, load=of_layer["0"].load, load_row=_row_of(of_layer))
     return result
 
 
 def _row_of(of_layer: NamedTensors) -> Callable[[int], Tensor]:
     return lambda row: of_layer[str(row)].load()
-
-
-def _unused() -> Tensor:
-    raise AssertionError("it is written row by row")

@@ -44,7 +44,9 @@ def found_checkpoint(folder: Path) -> FoundCheckpoint | None:
     """Returns the newest checkpoint of DCP, Megatron-Core, NeMo or DeepSpeed in a folder, found by names of files."""
     pointers = [folder / name for name in ("latest", "latest_universal", "latest_checkpointed_iteration.txt")]
     tags = [file.read_text(errors="replace").strip()[:MOST_TAG] for file in pointers if file.is_file()]
-    tags = [f"iter_{int(tag):07d}" if tag.isdecimal() else tag for tag in tags if tag and "/" not in tag]
+    tags = [
+        f"iter_{int(tag):07d}" if tag.isdecimal() else tag for tag in tags if tag not in ("", "..") and "/" not in tag
+    ]
     steps = [path for path in folder.glob("step-*") if path.name[5:].isdecimal()]
     newest = [path.name for path in sorted(steps, key=lambda path: -int(path.name[5:]))]
     for place in (folder / name for name in (".", *tags, *newest, "weights")):

@@ -10,7 +10,8 @@ from ringmaster.techniques import Adapter
 from ringmaster.techniques.checkpoints.chain import read_chain
 from ringmaster.techniques.checkpoints.checkpoint import copy_checkpoint, link_checkpoint
 from ringmaster.techniques.job import WarmStart
-from tests.integration.workbench import SINGLE, is_bit_equal, weights_in
+from ringmaster.techniques.models.conversion import convert
+from tests.integration.workbench import ADAMW, SINGLE, is_bit_equal, weights_in
 
 
 def start_of(folder, step):
@@ -50,6 +51,21 @@ def test_a_clone_with_another_learning_rate_leaves_its_source_alone(bench, tmp_p
 
     assert changed.outcome.result["first_step"] == rest.outcome.result["first_step"] == 3
     assert not is_bit_equal(changed.weights, rest.weights)
+    assert is_bit_equal(rest.weights, bench.reference(job).weights)
+
+
+@pytest.mark.full
+@pytest.mark.parametrize("to", ["dcp", "megatron"])
+def test_a_job_goes_on_from_its_state_in_another_trainers_format(bench, tmp_path, to):
+    job = bench.job(num_steps=6, optimizer=ADAMW)
+    bench.train(job, SINGLE, tmp_path / "source", last_step=3)
+    convert(str(tmp_path / "source" / "checkpoints"), tmp_path / "theirs", to=to)
+    done = convert(str(tmp_path / "theirs"), tmp_path / "ours", to="checkpoint")
+
+    clone = replace(job, name="clone", warm_start=WarmStart(checkpoints=str(tmp_path / "ours"), step=3))
+    rest = bench.train(clone, SINGLE, tmp_path / "clone")
+
+    assert done["num_states"] > 0 and rest.outcome.result["first_step"] == 3
     assert is_bit_equal(rest.weights, bench.reference(job).weights)
 
 

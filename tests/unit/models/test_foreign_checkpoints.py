@@ -235,6 +235,15 @@ def test_a_config_of_another_model_is_refused_with_the_tensors(tmp_path, name):
         open_model(str(folder))
 
 
+def test_a_pointer_to_a_folder_above_is_not_followed(tmp_path):
+    folder, _ = recorded("deepspeed_zero2", tmp_path)
+    (folder / "inner").mkdir()
+    (folder / "inner" / "latest").write_text("..")
+    (folder / "mp_rank_00_model_states.pt").write_bytes(b"")
+    with pytest.raises(ValueError, match="holds no model that is known"):
+        open_model(str(folder / "inner"))
+
+
 def test_a_place_outside_of_the_checkpoint_is_refused(tmp_path):
     folder, _ = recorded("torchtitan", tmp_path)
     stored = pickle.loads((folder / "step-3" / ".metadata").read_bytes())

@@ -1,0 +1,62 @@
+"""Batches and evaluations that name a version of a store: which passages they read, and what the lineage says."""
+
+import json
+from contextlib import closing
+from pathlib import Path
+
+import pytest
+
+from ringmaster.errors import InputError
+from ringmaster.flows import settings
+from ringmaster.flows.batch.run_folder import with_stores
+from ringmaster.flows.lineage.home import lineage_home
+from ringmaster.flows.retraining.examine import reading_store
+from ringmaster.tasks.batch import parse_batch
+from ringmaster.tasks.recording.ancestry import Ancestry
+from ringmaster.tasks.storage.journal import Journal
+from ringmaster.techniques import DataSpec
+from ringmaster.techniques.data.row_kind import retriever_of
+from ringmaster.techniques.retrieval.knowledge_store import KnowledgeStore
+from tests.integration.retrieval.test_store_commands import call, home
+
+__all__ = ["home"]
+
+
+def batch(folder, **retriever):
+    (folder / "rows.jsonl").write_text('{"prompt": "city1", "completion": "river1"}\n')
+    data = {"path": "rows.jsonl", "retriever": retriever}
+    job = {"name": "reader", "model": {"architecture": "LlamaForCausalLM"}, "data": data, "num_steps": 1}
+    return parse_batch(json.dumps({"jobs": [job]}), folder=folder, name="batch.json")
+
+
+def texts(data):
+    return {each.text for each in KnowledgeStore.open(Path(retriever_of(data).store)).passages}
+
+
+def test_a_batch_reads_the_version_that_it_names(home, tmp_path):
+    (tmp_path / "new.jsonl").write_text('{"id": "paris", "text": "city2 color9"}\n')
+    call("store", "update", "wiki", "--data", tmp_path / "new.jsonl")
+    with lineage_home() as lineage, closing(Journal.of_file(tmp_path / "journal.db")) as journal:
+        read = with_stores(batch(tmp_path, store="wiki/1", k=2), lineage.ledger, journal, settings.home())
+        (job,) = read.jobs
+        assert "city2 river2" in texts(job.data)
+        assert retriever_of(job.data).k == 2
+        ancestry = Ancestry(ledger=lineage.ledger, journal=journal, jobs={job.name: job})
+        assert ancestry.stores(job) == ["models:/wiki/1"]
+        assert ancestry.stores(batch(tmp_path, store="wiki/1").jobs[0]) == ["models:/wiki/1"]
+        assert ancestry.parents(job) == []
+        newer = reading_store(batch(tmp_path, store="wiki/1").jobs[0].data, "wiki/2", lineage)
+        assert "city2 color9" in texts(newer)
+        assert "city2 river2" not in texts(newer)
+        here = reading_store(newer, str(tmp_path / "store"), lineage)
+        assert "city2 river2" in texts(here)
+
+
+def test_what_is_no_store_is_refused_with_all_jobs(home, tmp_path):
+    with lineage_home() as lineage:
+        with pytest.raises(InputError, match=r"store wiki/9: .*wiki"):
+            with_stores(batch(tmp_path, store="wiki/9"), lineage.ledger, None, settings.home())
+        with pytest.raises(InputError, match="reader/1 is no knowledge store"):
+            with_stores(batch(tmp_path, store="reader/1"), lineage.ledger, None, settings.home())
+        with pytest.raises(InputError, match="no data that reads a store"):
+            reading_store(DataSpec(path="a.jsonl"), "wiki/1", lineage)
