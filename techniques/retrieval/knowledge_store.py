@@ -3,7 +3,7 @@
 A store is read by models that retrieve passages (REALM: Guu et al., arXiv:2002.08909; RAG: Lewis et al.,
 arXiv:2005.11401) and is searched with FAISS (Johnson et al., arXiv:1702.08734). Its folder has
 
-    manifest.json    `StoreManifest`
+    store.json       `StoreManifest`
     passages.arrow   the columns key, id and text, in the order of the rows
     vectors.npy      [passages, features] in fp32
     index.faiss      of inverted lists alone; an exact index is made of the vectors when it is read

@@ -13,7 +13,7 @@ from pathlib import Path
 from string import Formatter
 from typing import Any
 
-MANIFEST = "manifest.json"
+MANIFEST = "store.json"
 """The file of a store that says what it was made of, with its digest."""
 TEMPLATE = "{passages}\n\n{prompt}"
 """What a model reads where the job gives no template: the passages, and then its prompt, behind an empty line."""

@@ -7,6 +7,7 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
+from ringmaster.techniques.checkpoints.shared_models import fetch_model, store_model
 from ringmaster.techniques.retrieval.knowledge_store import (
     IVF,
     KnowledgeStore,
@@ -159,7 +160,15 @@ def test_damaged_stores_are_refused(store, tmp_path):
     with pytest.raises(ValueError, match="holds no knowledge store"):
         KnowledgeStore.open(tmp_path)
     copy = store.update(removed=["p0"], added=[], folder=tmp_path / "copy")
-    content = json.loads((copy.folder / "manifest.json").read_text())
-    (copy.folder / "manifest.json").write_text(json.dumps({**content, "num_passages": 3}))
+    content = json.loads((copy.folder / "store.json").read_text())
+    (copy.folder / "store.json").write_text(json.dumps({**content, "num_passages": 3}))
     with pytest.raises(ValueError, match="do not belong together"):
         KnowledgeStore.open(copy.folder)
+
+
+def test_a_store_is_copied_between_machines_like_a_model(clustered, tmp_path):
+    store_model(clustered.folder, "memory://shared/models/wiki")
+    fetch_model("memory://shared/models/wiki", tmp_path / "other" / "wiki")
+    copy = KnowledgeStore.open(tmp_path / "other" / "wiki")
+    assert copy.digest == clustered.digest
+    assert copy.search_texts(texts=["city1"], num_passages=3) == clustered.search_texts(texts=["city1"], num_passages=3)
