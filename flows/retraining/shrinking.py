@@ -32,6 +32,11 @@ MARGIN = 0.9
 """The share of a limit that a student is predicted to take at most, as a measured p99 varies."""
 OF_LOADING = ("architectures", "model_type", "transformers_version", "dtype", "torch_dtype")
 """The keys of a saved config that are no fields of a model."""
+KEPT = (
+    *("name", "model", "data", "loss", "loss_options", "precision", "optimizer", "schedule", "clip_grad_norm"),
+    *("global_batch_size", "num_steps", "num_epochs", "evaluation", "seed"),
+)
+"""The fields of a model's job that its children's jobs share. They start anew, and any technique may train them."""
 
 Judge = Callable[[LineageHome, Iterable[LineageNode]], Generator[PromotionDecision]]
 """Yields the policy's decision on each of some models, made when it is asked for."""
@@ -80,7 +85,7 @@ def plan_children(home: LineageHome, node: LineageNode, policy: PromotionPolicy,
         raise InputError([f"{node.label} is not made smaller: {fault}" for fault in faults])
     share = min(_share_allowed(name, figures[name], policy.limits[name]) for name in broken)
     uri = f"models:/{node.label}"
-    plain = replace(job, base=None, warm_start=None, adaptation=None)
+    plain = Job(**{name: getattr(job, name) for name in KEPT})
     students = [_student(plain, folder, depth, teacher=uri) for depth in _depths(job, folder, share=MARGIN * share)]
     jobs = [*students, *(_quantized(plain, of) for of in students)]
     jobs.append(_quantized(replace(plain, base=uri), None))
@@ -120,7 +125,7 @@ def _quantized(job: Job, of: Job | None) -> Job:
     base, model = (job.base, job.model) if of is None else (of.name, of.model)
     how = AdaptationSpec(kind=QUANTIZED, method="dynamic-int8")
     name = f"{job.name if of is None else of.name}-int8"
-    return replace(job, name=name, base=base, model=model, adaptation=how, num_steps=0, num_epochs=None, target=None)
+    return replace(job, name=name, base=base, model=model, adaptation=how, num_steps=0, num_epochs=None)
 
 
 def _depths(job: Job, folder: Path, *, share: float) -> list[int]:
@@ -131,7 +136,7 @@ def _depths(job: Job, folder: Path, *, share: float) -> list[int]:
     """
     config = read_json(folder / CONFIG)
     num_layers = next((config[key] for key in LAYERS if isinstance(config.get(key), int)), 0)
-    if job.loss is not None or num_layers < 2:
+    if job.loss is not None or num_layers < 2 or not job.trains:
         return []
     most = largest_depth(tensor_shapes(folder), num_layers=num_layers, share=share)
     return list(dict.fromkeys(depth for depth in (most, most // 2) if depth > 0))

@@ -381,7 +381,7 @@ def test_weights_that_hold_code_and_modules_are_left_out(tmp_path):
     (folder / "pytorch_model.bin").write_bytes(b"\x80\x04")
     found = inspect(folder)
     assert sorted(found.files) == ["config.json", "model.safetensors", "sub.json"]
-    with found.staged(beside=tmp_path / "store") as staged:
+    with found.staged(near=tmp_path / "store") as staged:
         assert sorted(path.name for path in staged.iterdir()) == sorted(found.files)
         assert staged.stat().st_mode & 0o077 == 0
         assert (staged / "model.safetensors").samefile(folder / "model.safetensors")
