@@ -143,7 +143,9 @@ def _read_dcp(
         prefixes = [name.removesuffix(mark) for name in weights if name == mark or name.endswith(f".{mark}")]
         if prefixes:
             prefix = min(prefixes, key=len)
-            own = {name.removeprefix(prefix): each for name, each in weights.items() if name.startswith(prefix)}
+            own: NamedTensors = {
+                name.removeprefix(prefix): each for name, each in weights.items() if name.startswith(prefix)
+            }
             by_state = _states(content, prefix, states_first=read is _megatron)
             steps = [int(each.load()) for each in by_state.pop(STEP, {}).values()]
             stored = content.value("train_state.step")
