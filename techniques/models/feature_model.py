@@ -40,13 +40,13 @@ FILTER_SIZES = (2, 3, 4, 5)  # of parallel_cnn, in tokens
 Options = Mapping[str, Any]
 
 
-class Encoder(nn.Module):
+class FeatureEncoder(nn.Module):
     """Turns the tensor of one input into [rows, width]."""
 
     width: int
 
 
-class ScalarEncoder(Encoder):
+class ScalarEncoder(FeatureEncoder):
     """Numbers as they are, or categories as they are or one-hot, and fully connected layers ("dense")."""
 
     def __init__(self, *, num_classes: int, options: Options) -> None:
@@ -61,7 +61,7 @@ class ScalarEncoder(Encoder):
         return result
 
 
-class EmbeddingEncoder(Encoder):
+class EmbeddingEncoder(FeatureEncoder):
     """An embedding of categories, or of the tokens of a text: their mean, or the largest values of convolutions."""
 
     def __init__(self, *, num_embeddings: int, options: Options) -> None:
@@ -90,7 +90,7 @@ class EmbeddingEncoder(Encoder):
         return result
 
 
-class ImageEncoder(Encoder):
+class ImageEncoder(FeatureEncoder):
     """Two convolutions, each with pooling, and fully connected layers."""
 
     def __init__(self, *, channels: int, size: int, options: Options) -> None:
@@ -108,7 +108,7 @@ class ImageEncoder(Encoder):
         return result
 
 
-class TransformerEncoder(Encoder):
+class TransformerEncoder(FeatureEncoder):
     """The first state of an encoder of transformers, of texts or images."""
 
     def __init__(self, feature: Feature, options: Options) -> None:
@@ -171,7 +171,7 @@ def build_feature_model(
     return FeatureModel(features, options=options, combiner=combiner)
 
 
-def build_encoder(feature: Feature, options: Options) -> Encoder:
+def build_encoder(feature: Feature, options: Options) -> FeatureEncoder:
     """Returns the encoder of an input. options: as of Ludwig; `type` is by default that of Ludwig."""
     kind = feature["type"]
     options = {"type": DEFAULT_ENCODERS[kind], **options}

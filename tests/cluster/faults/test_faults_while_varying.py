@@ -3,6 +3,8 @@
 import json
 from dataclasses import replace
 
+import pytest
+
 from ringmaster.tasks.execution.job_table import CHOICE, with_phases
 from ringmaster.techniques.job import Target, Variables
 from tests.cluster.checks import assert_devices_held_once, assert_nothing_twice
@@ -17,6 +19,7 @@ from tests.integration.workbench import Layout, is_bit_equal, weights_in
 PROBE = 60
 
 
+@pytest.mark.full
 def test_a_job_that_varies_survives_its_controller_and_its_node(pool, parents, bench, tmp_path):
     """What is chosen, and the weights, are those of an undisturbed run of the job from its first step."""
     pool.trace.cloned.add("aimed")  # the short runs write its name, too
