@@ -5,6 +5,7 @@ from __future__ import annotations
 import getpass
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
+from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -154,6 +155,10 @@ def evaluate(
     against: Annotated[
         str | None, typer.Option(help="Model to compare with on the same rows, such as NAME@champion.")
     ] = None,
+    against_store: Annotated[
+        str | None,
+        typer.Option(help="Knowledge store that it reads then, such as wiki/2. Without --against: the model itself."),
+    ] = None,
     metric: Annotated[
         list[str] | None, typer.Option(help="Metric; may be repeated. Default: those of the model's kind.")
     ] = None,
@@ -173,8 +178,13 @@ def evaluate(
     spec = None if data is None else examine.data_spec(data, all_rows=all_rows)
     with lineage_home() as home:
         result = [examine.find(model, home) for model in models]
+        other_spec = None if against_store is None else examine.reading_store(spec, against_store, home)
         spec = examine.reading_store(spec, store, home)
         other = None if against is None else examine.find(against, home)
+        if other is None and other_spec is not None:
+            if len(models) > 1:
+                raise InputError(["--against-store compares one model with itself. To fix: name one, or --against too"])
+            other = replace(result[0], label=f"{result[0].label} with {against_store}")
         console = error_console()
         with console.status(styled("")) as status:
             examined = examine.examine_models(
@@ -182,6 +192,7 @@ def evaluate(
                 data=spec,
                 tests=tests,
                 against=other,
+                against_data=other_spec,
                 metrics=metric,
                 max_rows=max_rows,
                 all_rows=all_rows,

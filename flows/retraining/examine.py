@@ -139,7 +139,7 @@ def reading_store(data: DataSpec | None, store: str | None, home: LineageHome) -
     if data is None or retriever is None:
         if store is not None:
             remedy = "To fix: give --data with a retriever, such as {path: FILES, retriever: {store: NAME@champion}}"
-            raise InputError([f"--store: there is no data that reads a store. {remedy}"])
+            raise InputError([f"store {store}: there is no data that reads a store. {remedy}"])
         return data
     name = store or retriever.store
     with input_errors():
@@ -154,6 +154,7 @@ def examine_models(
     data: DataSpec | None,
     tests: Path | None,
     against: EvaluatedModel | None,
+    against_data: DataSpec | None = None,
     metrics: Sequence[str] | None = None,
     max_rows: int,
     all_rows: bool = False,
@@ -163,6 +164,7 @@ def examine_models(
 ) -> list[ExaminationResult]:
     """Evaluates models: metrics on held-out data, tests and assertions.
 
+    against_data: the data as `against` reads it; None for `data`.
     metrics: names; None or none stands for the defaults of each model's kind.
     all_rows: whether all rows of the data are scored, as no model is trained on it; else its held-out part.
     num_devices: of this machine, over which each model is divided.
@@ -188,6 +190,7 @@ def examine_models(
             held_out=data is not None,
             suite=suite or Suite(name="metrics"),
             against=None if against is None else against.folder,
+            against_job=None if against is None or against_data is None else _job(against_data, against.folder),
             metrics=metrics or None,
             max_rows=max_rows,
             is_whole=all_rows,

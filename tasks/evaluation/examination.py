@@ -64,6 +64,7 @@ class ExaminationRequest:
     job, environment, device, more_devices, data, max_rows, is_whole, trained_on, progress: as in `score_models`.
     held_out: whether to read held-out rows.
     against: the folder of a model that each is compared with.
+    against_job: as `job`, for that model, where it reads the same rows otherwise, such as with other passages.
     metrics: the names of the metrics; None stands for the defaults of the model's kind.
     more_metrics: the names of metrics beside these.
     folder: the suite's folder, from which its functions are imported.
@@ -77,6 +78,7 @@ class ExaminationRequest:
     held_out: bool = True
     suite: Suite = field(default_factory=lambda: Suite(name="metrics"))
     against: Path | None = None
+    against_job: Job | None = None
     metrics: Sequence[str] | None = None
     more_metrics: Sequence[str] = ()
     max_rows: int | None = None
@@ -107,19 +109,23 @@ def examine_each(models: Mapping[str, Path], request: ExaminationRequest) -> dic
         device=request.device,
         more_devices=request.more_devices,
     )
-    requested = {**models, **({} if request.against is None else {OTHER: request.against})}
+    others = {} if request.against is None else {OTHER: request.against}
+    requested = dict(models) if request.against_job is not None else {**models, **others}
     scored = ScoringResult()
     if request.held_out:
-        slicers = {entry.name: entry.by for entry in suite.slices if entry.by is not None}
-        scored = score(
-            requested,
+        score_rows = partial(
+            score,
             data=request.data,
-            slicers=slicers,
+            slicers={entry.name: entry.by for entry in suite.slices if entry.by is not None},
             keep_inputs=any(test.held_out is not None for test in suite.tests),
             max_rows=request.max_rows,
             is_whole=request.is_whole,
             trained_on=request.trained_on,
         )
+        scored = score_rows(requested)
+        if request.against_job is not None:
+            other = score_rows(others, job=replace(request.against_job, evaluation=job.evaluation))
+            scored = ScoringResult(scores={**scored.scores, **other.scores}, faults={**scored.faults, **other.faults})
     elif any(isinstance(metric, ModelMetric) for metric in metrics_named(metrics or ())):
         scored = score(requested, cases=Cases(texts=()), max_rows=request.max_rows, is_whole=request.is_whole)
     tests = _tests(suite, models, scored, score)

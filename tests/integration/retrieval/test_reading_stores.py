@@ -5,6 +5,8 @@ from contextlib import closing
 from pathlib import Path
 
 import pytest
+import torch
+from transformers import GPT2Config, GPT2LMHeadModel
 
 from ringmaster.errors import InputError
 from ringmaster.flows import settings
@@ -60,3 +62,24 @@ def test_what_is_no_store_is_refused_with_all_jobs(home, tmp_path):
             with_stores(batch(tmp_path, store="reader/1"), lineage.ledger, None, settings.home())
         with pytest.raises(InputError, match="no data that reads a store"):
             reading_store(DataSpec(path="a.jsonl"), "wiki/1", lineage)
+
+
+def test_one_model_is_compared_with_itself_reading_another_version(home, tmp_path):
+    (tmp_path / "new.jsonl").write_text('{"id": "paris", "text": "city2 color9"}\n')
+    call("store", "update", "wiki", "--data", tmp_path / "new.jsonl")
+    torch.manual_seed(0)
+    GPT2LMHeadModel(GPT2Config(vocab_size=300, n_embd=32, n_layer=2, n_head=2)).save_pretrained(tmp_path / "reader")
+    questions = [{"prompt": f"city{1 + number % 3}", "completion": f"river{1 + number % 3}"} for number in range(12)]
+    (tmp_path / "rows.jsonl").write_text("".join(json.dumps(each) + "\n" for each in questions))
+    data = {"kind": "completion", "path": str(tmp_path / "rows.jsonl"), "seq_len": 64}
+    data["retriever"] = {"store": "wiki/1", "k": 1}
+    asked = ["evaluate", tmp_path / "reader", "--data", json.dumps(data), "--all-rows", "--metric", "loss"]
+    one, other = (call(*asked, "--store", f"wiki/{version}")["metrics"][0]["value"] for version in (2, 1))
+    assert one != other  # what it reads has changed
+    compared = call(*asked, "--store", "wiki/2", "--against-store", "wiki/1")
+    assert compared["against"].endswith("reader with wiki/1")
+    (line,) = compared["metrics"]
+    assert (line["value"], line["other"], line["gain"]) == pytest.approx((one, other, other - one))
+    assert line["num_rows"] == 12
+    with pytest.raises(InputError, match="compares one model with itself"):
+        call("evaluate", tmp_path / "reader", tmp_path / "encoder", *asked[2:], "--against-store", "wiki/1")
