@@ -44,6 +44,9 @@ def promote(
     against: Annotated[
         str | None, typer.Option(help="Model to compare with; default: the champion of the same name.")
     ] = None,
+    reader: Annotated[
+        str | None, typer.Option(help="Model that reads the store to promote, and by whose answers it is judged.")
+    ] = None,
     devices: Devices = 1,
     force: Annotated[bool, typer.Option("--force", help="Promote it though the policy refuses; needs --why.")] = False,
     shrink: Annotated[
@@ -68,6 +71,7 @@ def promote(
         data=data,
         all_rows=all_rows,
         against=against,
+        reader=reader,
         force=force,
         num_devices=devices,
         why=why,

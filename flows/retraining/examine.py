@@ -23,7 +23,7 @@ from ringmaster.flows.batch.run_folder import reading, store_folder
 from ringmaster.flows.lineage.home import LineageHome
 from ringmaster.flows.pool.own_node import own_devices
 from ringmaster.flows.retraining.shrinking import Judge, choose_child, plan_children
-from ringmaster.model_lineage.records import CHAMPION
+from ringmaster.model_lineage.records import CHAMPION, INDEXED
 from ringmaster.model_lineage.snapshot import LineageNode
 from ringmaster.tasks.alarms import Alarm
 from ringmaster.tasks.batch import Batch, document
@@ -211,12 +211,13 @@ def examine_by(
     data: DataSpec,
     all_rows: bool = False,
     against: EvaluatedModel | None,
+    against_data: DataSpec | None = None,
     num_devices: int = 1,
     notice: Notice,
 ) -> Generator[list[ExaminationResult]]:
     """Evaluates models for a policy, each once for each of its suites, and compares them with another model.
 
-    all_rows, num_devices: as in `examine_models`.
+    all_rows, against_data, num_devices: as in `examine_models`.
     Yields the results of one model after another, each when it is asked for.
     """
     with lent_devices(policy.folder, num_devices=num_devices, notice=notice) as (environment, devices):
@@ -226,6 +227,7 @@ def examine_by(
             request = examination.ExaminationRequest(
                 job=_job(data, model.folder),
                 against=None if against is None else against.folder,
+                against_job=None if against is None or against_data is None else _job(against_data, against.folder),
                 metrics=None if policy.metric is None else [policy.metric],
                 more_metrics=[*policy.limits],
                 max_rows=policy.max_rows if all_rows else policy.num_rows,
@@ -300,6 +302,7 @@ class PromotionRequest:
     data: the data for the policy's evaluation.
     all_rows: whether all rows of the data are compared on, as no model is trained on them.
     against: name of the model to compare with; None for the champion.
+    reader: name of the model that answers by the passages of a store that is to be promoted; None for models.
     force: whether to promote against the policy's decision.
     num_devices: over which each model is divided where it is evaluated.
     why: the person's reason.
@@ -311,6 +314,7 @@ class PromotionRequest:
     data: str | None = None
     all_rows: bool = False
     against: str | None = None
+    reader: str | None = None
     force: bool = False
     num_devices: int = 1
     why: str = ""
@@ -366,7 +370,8 @@ def promote_by_hand(
     """Decides on a promotion, and moves the aliases accordingly.
 
     Where the model breaks a limit of the policy, the cheapest of its smaller children that keeps every rule becomes the
-    next version of its name, and is promoted.
+    next version of its name, and is promoted. A version of a knowledge store is judged by what `reader` answers with
+    it, compared with what it answers with the store that serves.
 
     sound: sends an alarm if a version is refused.
     train: trains a batch of such children where none keeps every rule; None for no training.
@@ -384,15 +389,19 @@ def promote_by_hand(
         return _begun_before(home, node)
     if champion == version:
         raise InputError([f"{node.label} serves already. To fix: name another version"])
+    if policy is not None and (node.record.kind == INDEXED) != (request.reader is not None):
+        remedy = "To fix: give --reader with stores, and with nothing else"
+        raise InputError([f"{node.label}: a store, and nothing else, is judged by a model that reads it. {remedy}"])
     if policy is None:
         decision, who = PromotionDecision(promote=True, why=request.why, reasons=(request.why,)), request.who
     else:
         against = request.against or (None if champion is None else f"{name}/{champion}")
-        data = reading_store(data_spec(request.data or "", all_rows=request.all_rows), None, home) or DataSpec()
+        data = data_spec(request.data or "", all_rows=request.all_rows)
         judge = partial(
             judge_versions,
             policy=policy,
-            data=data,
+            data=data if request.reader else reading_store(data, None, home) or DataSpec(),
+            reader=None if request.reader is None else find(request.reader, home),
             all_rows=request.all_rows,
             against=against,
             num_devices=request.num_devices,
@@ -400,7 +409,7 @@ def promote_by_hand(
         )
         with closing(judge(home, [node])) as decisions:
             decision = next(decisions)
-        if policy.broken_limits(decision.figures):
+        if policy.broken_limits(decision.figures) and request.reader is None:
             node, decision = _child_in_place_of(home, node, policy, decision, judge=judge, notice=notice, train=train)
             version = promotion.version_of(node.record)
         decision, who = _with_word_of(request, policy, decision)
@@ -478,15 +487,34 @@ def judge_versions(
     data: DataSpec,
     all_rows: bool = False,
     against: str | None,
+    reader: EvaluatedModel | None = None,
     num_devices: int = 1,
     notice: Notice,
 ) -> Generator[PromotionDecision]:
-    """Yields the decision on each of some models as `judge_version` does, each made when it is asked for."""
-    other = None if against is None else find(against, home)
-    nodes = list(nodes)
-    models = [EvaluatedModel(label=node.label, folder=home.model_dir(node), record=node.record) for node in nodes]
+    """Yields the decision on each of some models as `judge_version` does, each made when it is asked for.
+
+    reader: the model that reads `nodes`, one version of a store, and `against`, another one.
+    """
+    nodes, against_data = list(nodes), None
+    if reader is None:
+        other = None if against is None else find(against, home)
+        models = [EvaluatedModel(label=node.label, folder=home.model_dir(node), record=node.record) for node in nodes]
+    else:
+        other = None if against is None else replace(reader, label=against)
+        models = [replace(reader, label=node.label, record=node.record) for node in nodes]
+        against_data = None if against is None else reading_store(data, against, home)
+        data = reading_store(data, nodes[0].label, home) or data
     with closing(
-        examine_by(policy, models, data=data, all_rows=all_rows, against=other, num_devices=num_devices, notice=notice)
+        examine_by(
+            policy,
+            models,
+            data=data,
+            all_rows=all_rows,
+            against=other,
+            against_data=against_data,
+            num_devices=num_devices,
+            notice=notice,
+        )
     ) as examinations:
         for node, result in zip(nodes, examinations, strict=True):
             for examined in result:
@@ -513,8 +541,9 @@ def _check(request: PromotionRequest) -> None:
     has_policy = request.policy is not None
     faults = {
         "nobody says why. To fix: say it by --why, or name a policy by --policy": not has_policy and not request.why,
-        "--force, --against, --data and --all-rows go with a policy. To fix: name one by --policy": not has_policy
-        and (request.force or request.against or request.data or request.all_rows),
+        "--force, --against, --reader, --data and --all-rows go with a policy. To fix: name one by --policy": (
+            not has_policy and (request.force or request.against or request.reader or request.data or request.all_rows)
+        ),
         "the policy has nothing to look at. To fix: name data by --data, such as --data digits": has_policy
         and request.data is None,
         "--force wants a reason. To fix: say it by --why": request.force and not request.why,

@@ -15,6 +15,7 @@ from ringmaster.flows.lineage.home import lineage_home
 from ringmaster.flows.retraining.examine import reading_store
 from ringmaster.tasks.batch import parse_batch
 from ringmaster.tasks.recording.ancestry import Ancestry
+from ringmaster.tasks.retraining.promotion import read_decisions
 from ringmaster.tasks.storage.journal import Journal
 from ringmaster.techniques import DataSpec
 from ringmaster.techniques.data.row_kind import retriever_of
@@ -64,16 +65,21 @@ def test_what_is_no_store_is_refused_with_all_jobs(home, tmp_path):
             reading_store(DataSpec(path="a.jsonl"), "wiki/1", lineage)
 
 
-def test_one_model_is_compared_with_itself_reading_another_version(home, tmp_path):
+@pytest.fixture
+def data(home, tmp_path):
+    """Questions on the store, which has a second version, for the model in the folder `reader`."""
     (tmp_path / "new.jsonl").write_text('{"id": "paris", "text": "city2 color9"}\n')
     call("store", "update", "wiki", "--data", tmp_path / "new.jsonl")
     torch.manual_seed(0)
     GPT2LMHeadModel(GPT2Config(vocab_size=300, n_embd=32, n_layer=2, n_head=2)).save_pretrained(tmp_path / "reader")
     questions = [{"prompt": f"city{1 + number % 3}", "completion": f"river{1 + number % 3}"} for number in range(12)]
     (tmp_path / "rows.jsonl").write_text("".join(json.dumps(each) + "\n" for each in questions))
-    data = {"kind": "completion", "path": str(tmp_path / "rows.jsonl"), "seq_len": 64}
-    data["retriever"] = {"store": "wiki/1", "k": 1}
-    asked = ["evaluate", tmp_path / "reader", "--data", json.dumps(data), "--all-rows", "--metric", "loss"]
+    rows = {"kind": "completion", "path": str(tmp_path / "rows.jsonl"), "seq_len": 64}
+    return json.dumps({**rows, "retriever": {"store": "wiki/1", "k": 1}})
+
+
+def test_one_model_is_compared_with_itself_reading_another_version(data, tmp_path):
+    asked = ["evaluate", tmp_path / "reader", "--data", data, "--all-rows", "--metric", "loss"]
     one, other = (call(*asked, "--store", f"wiki/{version}")["metrics"][0]["value"] for version in (2, 1))
     assert one != other  # what it reads has changed
     compared = call(*asked, "--store", "wiki/2", "--against-store", "wiki/1")
@@ -83,3 +89,22 @@ def test_one_model_is_compared_with_itself_reading_another_version(home, tmp_pat
     assert line["num_rows"] == 12
     with pytest.raises(InputError, match="compares one model with itself"):
         call("evaluate", tmp_path / "reader", tmp_path / "encoder", *asked[2:], "--against-store", "wiki/1")
+
+
+def test_a_version_of_a_store_is_promoted_by_what_a_model_answers_with_it(data, tmp_path):
+    call("promote", "wiki/1", "--why", "the first")
+    policy = tmp_path / "policy.yaml"
+    policy.write_text("name: answers\nmetric: loss\nsignificance: null\n")
+    options = ["--data", data, "--all-rows"]
+    with pytest.raises(InputError, match="give --reader with stores"):
+        call("promote", "wiki/2", "--policy", policy, *options)
+    done = call("promote", "wiki/2", "--policy", policy, *options, "--reader", tmp_path / "reader")
+    other = ["--store", "wiki/2", "--against-store", "wiki/1", "--metric", "loss"]
+    (line,) = call("evaluate", tmp_path / "reader", *options, *other)["metrics"]
+    assert done["compared"]["gain"] == pytest.approx(line["gain"])
+    assert line["gain"] != 0
+    assert done["promoted"] == (line["gain"] > 0)
+    assert done["champion"] == (2 if line["gain"] > 0 else 1)
+    with lineage_home() as lineage:
+        (decision,) = read_decisions(lineage.ledger, lineage.find("wiki/2").record)
+    assert (decision.champion_before, decision.outcome) == (1, "promoted" if done["promoted"] else "kept")
