@@ -232,7 +232,12 @@ def _print_times(result: BatchResult, console: Console) -> None:
         rows.append(("lower bound", f"{bound_s:.1f} s", _bound_text(result.makespan_s, bound_s, gap)))
     if result.objective_value is not None and result.plan["value"] is not None:
         planned = result.plan["value"]
-        than = compared_with_plan(result.value, planned).replace("faster", "less").replace("slower", "more")
+        than = (
+            compared_with_plan(result.value, planned)
+            .replace("faster", "less")
+            .replace("slower", "more")
+            .replace("as long", "as much")
+        )
         rows.append((result.objective, f"{result.value:.2f}", f"planned {planned:.2f}: {than}"))
     if result.fusion is not None:
         num_groups = len(result.fusion["groups"])

@@ -196,6 +196,8 @@ def compared_with_plan(actual: float, planned: float) -> str:
     off = actual / planned - 1 if planned else 0.0
     if abs(off) < AS_PLANNED:
         return "as planned"
+    if off > 1:
+        return f"{actual / planned:.3g} times as long as planned"
     return f"{100 * abs(off):.0f} % {'faster' if off < 0 else 'slower'} than planned"
 
 

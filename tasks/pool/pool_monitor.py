@@ -244,6 +244,7 @@ class PlanReason(StrEnum):
     REQUEST = "request"
     GROUP = "group"
     STEERING = "steering"
+    VERIFICATION = "verification"
     OTHER = "other"
 
 
@@ -259,6 +260,11 @@ _PATTERNS = (
     (PlanReason.FORECAST, r".* is (late|early) by \d+ s"),
     (PlanReason.REQUEST, r"jobs were (cancelled|paused|resumed|retried)|the priorities of batch|a person has set"),
     (PlanReason.GROUP, r".* continues? alone"),
+    (
+        PlanReason.VERIFICATION,
+        r"steps \d+ to \d+ (of .*)?(are|were) verified|the work of .* is repeated|"
+        r"node .+ (must not be used, where|did not end its segment of|was expelled while|and node .* have other bits)",
+    ),
     (
         PlanReason.STEERING,
         r".* (may train on|stopped early)$|.* stays on .*, under which it started|.* (keeps|trains on) batches of \d+ |"

@@ -14,7 +14,7 @@ from ringmaster.codec import digest, from_json, set_fields, to_json
 from ringmaster.tasks.profiling.search import OUT_OF_MEMORY, FailedTrial, Result
 from ringmaster.techniques import Profile, registry
 from ringmaster.techniques.data_source import LANGUAGE_MODELING, installed_source
-from ringmaster.techniques.job import BESIDE_ONE_STEP, OF_SAMPLES, Job
+from ringmaster.techniques.job import BESIDE_ONE_STEP, OF_SAMPLES, OF_TRUST, Job
 from ringmaster.techniques.loss import reward_names, source_of
 from ringmaster.techniques.metric import installed_metric
 from ringmaster.techniques.profiles import ProfileKey
@@ -26,6 +26,7 @@ OF_0_1 = {"has_batch_statistics": False}
 SAME_COST = (
     OF_SAMPLES
     | BESIDE_ONE_STEP
+    | OF_TRUST
     | {"techniques", "num_devices", "components"}
     | {f"adaptation.{name}" for name in ("teacher", "temperature", "weight", "sparsity", "parents", "weights")}
 )

@@ -133,7 +133,7 @@ def test_what_a_policy_refuses_a_person_may_force(ledger, tmp_path, monkeypatch)
     asked, told = [], []
     monkeypatch.setattr(models, "sound_alarm", told.append)
 
-    def examine_by(policy, models, *, data, all_rows, against, num_devices, notice):
+    def examine_by(policy, models, *, data, all_rows, against, against_data, num_devices, notice):
         assert not all_rows
         for model in models:
             asked.append((policy.name, model.label, data.source, against))
@@ -167,7 +167,7 @@ def test_a_model_that_breaks_a_limit_gives_way_to_the_child_that_keeps_it(ledger
     )
     seconds = {"pretrained": 0.05, "distilled": 0.03, "quantized": 0.01}
 
-    def examine_by(policy, models, *, data, all_rows, against, num_devices, notice):
+    def examine_by(policy, models, *, data, all_rows, against, against_data, num_devices, notice):
         for model in models:
             (result,) = found(passes=True)
             p99 = replace(result.measured[0], metric="latency/p99_s", value=seconds[model.record.kind])

@@ -217,7 +217,7 @@ def replaced(bench, home, tmp_path, monkeypatch):
     (version,) = register(lineage(home), plan, {plan.models[0].job.name: f"models:/{plan.models[0].job.name}/1"})
     gains = []
 
-    def examine_by(policy, models, *, data, all_rows, against, num_devices, notice):
+    def examine_by(policy, models, *, data, all_rows, against, against_data, num_devices, notice):
         (model,), gain = models, gains.pop()
         interval = {"low": 1.9, "high": 2.1, "level": 0.95, "gain_low": gain - 0.1, "gain_high": gain + 0.1}
         whole = SliceMetric(

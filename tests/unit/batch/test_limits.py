@@ -10,7 +10,7 @@ from ringmaster.flows.entry import main
 from ringmaster.tasks.batch import Batch, Fault, load_batch, parse_batch
 from ringmaster.tasks.batch.adaptation_rules import circles_of
 from ringmaster.tasks.batch.grid import MAX_JOBS
-from ringmaster.tasks.files import MAX_BYTES, beside, is_file, text_of
+from ringmaster.tasks.files import MAX_BYTES, is_file, path_in, text_of
 from ringmaster.text import MOST_FAULTS
 
 
@@ -129,7 +129,7 @@ def test_devices_and_folders_that_a_file_names_are_no_files():
     assert told({"jobs": [job("a")], "datasets": "/dev/zero"}) == ["datasets: there is no file '/dev/zero'"]
     assert not any(is_file(Path(), name) for name in ("/dev/zero", "/tmp", "\0", "x" * 300, "~nobody-of-that-name/x"))
     with pytest.raises(ValueError, match="begins with a user"):
-        beside(Path(), "~nobody-of-that-name/x")
+        path_in(Path(), "~nobody-of-that-name/x")
 
 
 def test_a_number_with_hundreds_of_digits_is_refused():

@@ -104,6 +104,7 @@ def test_a_failed_device_is_planned_around():
     assert replanned.makespan_s < kept.makespan_s
 
 
+@pytest.mark.full
 def test_plans_for_another_objective_are_judged_by_it():
     jobs = tuple(
         PlanningJob(f"j{i}", (Option("single", 1, 1000.0), Option("ddp", 2, 600.0)), weight=1.0 + i) for i in range(5)

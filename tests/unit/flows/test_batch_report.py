@@ -40,7 +40,12 @@ def report(result):
 
 @pytest.mark.parametrize(
     ("actual_s", "text"),
-    [(4.0, "33 % faster than planned"), (6.03, "as planned"), (9.0, "50 % slower than planned")],
+    [
+        (4.0, "33 % faster than planned"),
+        (6.03, "as planned"),
+        (9.0, "50 % slower than planned"),
+        (15.0, "2.5 times as long as planned"),
+    ],
 )
 def test_an_actual_duration_is_compared_in_words(actual_s, text):
     assert compared_with_plan(actual_s, 6.0) == text

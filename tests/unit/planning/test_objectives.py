@@ -138,6 +138,7 @@ def test_editors_offer_it(installed):
     ]
 
 
+@pytest.mark.full
 def test_equal_weights_are_the_mean(installed):
     problem = draw("paper-txt-6x4", seed=1)
     mean, weighted = solve(problem, objective="mean"), solve(problem, objective="weighted")
@@ -274,6 +275,7 @@ def test_fairness_trains_no_jobs_together():
     assert verify(fair.fused_plan, problem) == []
 
 
+@pytest.mark.full
 @draws(10)
 @given(whole_problems())
 def test_plans_for_fairness_keep_every_rule(problem):

@@ -84,7 +84,8 @@ def difference(one, other):
 
 
 def test_every_loss_is_divided_here():
-    assert OPTIONS.keys() == BUILTIN_LOSSES.keys()
+    others = {"weighted-outputs"}  # of models of features, which are divided in tests/integration/ludwig
+    assert OPTIONS.keys() == BUILTIN_LOSSES.keys() - others
 
 
 @pytest.mark.parametrize("adapter", [None, Adapter(rank=4)], ids=["full", "lora"])

@@ -18,7 +18,7 @@ from ringmaster.techniques import (
     OptimizerSpec,
     ScheduleSpec,
 )
-from ringmaster.techniques.job import LocalUpdates, Numerics, ParameterGroup, Target, WarmStart
+from ringmaster.techniques.job import LocalUpdates, Numerics, ParameterGroup, StoreSettings, Target, WarmStart
 
 JOB = Job(
     name="a",
@@ -54,6 +54,7 @@ FULL = replace(
     target=Target(metric="loss", at_most=1.0),
     local_updates=LocalUpdates(workers=2, sync_every=8),
     numerics=Numerics(tolerance=1e-5),
+    store=StoreSettings(),
 )
 # Fields whose presence costs time, and whose values do not.
 SAME_VALUE = {"clip_grad_norm", "optimizer.layer_decay", "optimizer.groups.lr"}

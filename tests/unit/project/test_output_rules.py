@@ -16,6 +16,7 @@ WRITERS = {
     "tasks/batch/reference.py": "prints the documentation of batch files, which is our own text",
     "techniques/estimates/device_rates.py": "runs in a worker process, whose stderr is a log file",
     "techniques/estimates/memory.py": "runs in a worker process, whose stderr is a log file",
+    "techniques/training/calibration.py": "runs in a process of its own, whose parent reads its stdout",
     "techniques/processes/forkserver.py": "runs in a worker process, whose stderr is a log file",
     "techniques/processes/forkserver_client.py": "sends heartbeats to the fork server through a pipe",
     "flows/services/supervisor.py": "wakes its own loop through a pipe",

@@ -68,7 +68,7 @@ def without_groups(problem: Problem) -> Problem:
     return replace(problem, jobs=tuple(jobs))
 
 
-@pytest.mark.parametrize("objective", ["makespan", "weighted", "cost"])
+@pytest.mark.parametrize("objective", ["makespan", pytest.param("weighted", marks=pytest.mark.full), "cost"])
 def test_no_division_beats_the_bound_and_the_best_is_found(objective):
     problem = draw("lora-4x2", seed=3)
     problem = replace(problem, nodes=tuple(replace(node, price=1.0) for node in problem.nodes))

@@ -31,6 +31,7 @@ def files(tmp_path_factory):
     return problem, plan
 
 
+@pytest.mark.full
 def test_questions_are_answered_one_by_one(files):
     problem, plan = files
     name = draw("tiny-4x2").jobs[0].id

@@ -44,6 +44,13 @@ TEXTS = {
     "llama trains on batches of 64 samples in fp32 in place of 16 in fp32 from step 9: 20 steps": PlanReason.STEERING,
     "llama keeps the learning rate 0.01: eval/loss after 9 steps is 2 with 0.01, 3 with 0.1": PlanReason.STEERING,
     "llama takes, in place of 0.1, the learning rate 0.01: eval/loss after 9 steps is 2 with 0.01": PlanReason.STEERING,
+    "steps 3 to 9 are verified": PlanReason.VERIFICATION,
+    "steps 3 to 9 of b1/llama were verified": PlanReason.VERIFICATION,
+    "the work of node a b is repeated": PlanReason.VERIFICATION,
+    "node a b was expelled while it trained b1/llama": PlanReason.VERIFICATION,
+    "node a and node b have other bits: job b1/llama, between step 3 and step 4. Another repetition decides": (
+        PlanReason.VERIFICATION
+    ),
     "something else": PlanReason.OTHER,
 }
 

@@ -98,6 +98,7 @@ def test_a_ray_cluster_that_is_not_there_is_found_before_ray_would_find_it(tmp_p
     assert fault.startswith("--node-devices: ")
 
 
+@pytest.mark.full
 def test_a_port_that_is_not_of_ray_is_given_up(tmp_path, monkeypatch):
     pytest.importorskip("ray", reason="Ray is not installed: pip install 'ringmaster[ray]'")
     monkeypatch.setattr("ringmaster.tasks.pool.ray.ray_engine.ANSWER_S", 0.1)
