@@ -304,6 +304,7 @@ def test_data_that_has_changed_since_is_refused(bench, alone):
         write_rows(Path(job.data.path))
 
 
+@pytest.mark.full
 def test_an_adapter_goes_back_to_a_checkpoint_of_its_own(bench, home, tmp_path):
     rows = write_rows(tmp_path / "rows.jsonl")
     base = job_of(bench, write_rows(tmp_path / "others.jsonl", seed=8), name="base")

@@ -23,6 +23,7 @@ from ringmaster.techniques.data import prepare
 from ringmaster.techniques.data.file_patterns import matching
 from ringmaster.techniques.processes.forkserver_client import ForkServer
 from tests.integration.workbench import ADAMW, SINGLE, Layout, Workbench, is_bit_equal
+from tests.matrix import matrix
 from tests.s3_server import S3Server
 
 s3fs = pytest.importorskip("s3fs")
@@ -90,7 +91,7 @@ def newest(root):
     return found.manifest.step
 
 
-@pytest.mark.parametrize("layout", [SINGLE, FSDP], ids=str)
+@pytest.mark.parametrize("layout", matrix([SINGLE, FSDP], quick=[SINGLE]))
 def test_a_job_saves_resumes_and_removes_old_checkpoints(gangs, server, bucket, tmp_path, layout):
     job, root = gangs.job(optimizer=ADAMW, num_steps=6), f"{bucket}/run/tiny"
     first = gangs.train(job, layout, tmp_path / "one", last_step=4, checkpoint_every_s=0.0, checkpoint_dir=root)
@@ -211,6 +212,7 @@ def test_a_model_that_is_damaged_or_missing_in_the_store_is_refused(server, buck
 # -- a store that fails ------------------------------------------------------------------------------------------------
 
 
+@pytest.mark.full
 def test_errors_that_pass_are_retried_by_botocore(server, bucket, monkeypatch):
     root = f"{bucket}/retried"
     server.fail_first(2, kind="PUT")

@@ -179,6 +179,7 @@ def test_a_job_of_other_steps_than_its_script_is_told_the_number(bench, tmp_path
     assert "ended by itself after step 4, and its job has 10 steps. To fix: num_steps: 4" in outcome.message
 
 
+@pytest.mark.full
 def test_a_trainer_says_its_steps_and_its_batch(bench, tmp_path):
     words = (sys.executable, str(SCRIPTS / "trainer_best.py"), "15")
     assert inspect_script(job(bench, words, tmp_path), num_devices=1) == {"num_steps": 15, "global_batch_size": 4}

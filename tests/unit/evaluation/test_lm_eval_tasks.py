@@ -77,6 +77,7 @@ def model():
     return LlamaForCausalLM(config).eval()
 
 
+@pytest.mark.full
 def test_documents_are_divided_over_ranks_and_the_value_is_the_librarys(folder):
     from lm_eval import simple_evaluate
     from lm_eval.models.huggingface import HFLM

@@ -156,6 +156,7 @@ def test_jobs_that_are_trained_together_count_each(installed):
     assert fusion.in_words().startswith("fused 4 jobs into 2 groups: a mean of 12 instead of a mean of 15, 20 % less")
 
 
+@pytest.mark.full
 def test_only_the_jobs_that_are_named_must_end_early(installed):
     problem = draw("paper-txt-8x4", seed=1)
     jobs = problem.jobs

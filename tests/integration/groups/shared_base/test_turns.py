@@ -84,6 +84,7 @@ def test_weights_of_ones_own_begin_as_the_bases_even_where_it_is_computed_in_hal
         assert own and is_bit_equal({name: mine[name] for name in own}, {name: trained[name] for name in own})
 
 
+@pytest.mark.full
 def test_one_at_a_time_is_one_after_another(groups, queue, alone):
     trained = groups.train(queue, config=ONE_BY_ONE)
     assert_ended_as_alone(groups, trained, queue, alone)
