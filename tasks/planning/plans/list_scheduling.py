@@ -395,7 +395,8 @@ def current_practice(problem: Problem) -> Plan:
     idle: a script that trains one model after another starts none beside it. Jobs are placed in the order of the
     problem, each on the node that is free first.
     """
-    choices = [(job.id, _largest(job)) for job in problem.jobs]
+    limits = problem.limits
+    choices = [(job.id, _largest(job, most=limits.get(job.group, problem.num_devices))) for job in problem.jobs]
     return Plan(problem.name, schedule(problem, choices, one_a_node=True), method="current practice")
 
 
@@ -455,12 +456,12 @@ def _by(problem: Problem, cost: Callable[[PlanningJob, int], float], method: str
     return Plan(problem.name, schedule(problem, choices), method=method)
 
 
-def _largest(job: PlanningJob) -> int:
+def _largest(job: PlanningJob, *, most: int) -> int:
     """Returns the fastest of a job's largest options on one node.
 
-    Where no option fits one node, these are the options on the fewest nodes.
+    Where no option fits one node, these are the options on the fewest nodes. most: the devices that the job may hold.
     """
-    alone = [k for k, option in enumerate(job.options) if not option.jobs]
+    alone = [k for k, option in enumerate(job.options) if not option.jobs and option.num_devices <= most]
     fewest = min(job.options[k].num_nodes for k in alone)
     return max(
         (k for k in alone if job.options[k].num_nodes == fewest),

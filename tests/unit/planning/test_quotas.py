@@ -15,7 +15,7 @@ from ringmaster.tasks.planning.bounds.bounds import certified_bound, preemptive_
 from ringmaster.tasks.planning.bounds.job_costs import earliest_ends_s
 from ringmaster.tasks.planning.fusion import choose_groups
 from ringmaster.tasks.planning.objectives import PlanningTerms
-from ringmaster.tasks.planning.plans.list_scheduling import BASELINES, SharedAmount
+from ringmaster.tasks.planning.plans.list_scheduling import BASELINES, SharedAmount, current_practice
 from ringmaster.tasks.planning.whatif.answers import (
     explain,
     explanation_lines,
@@ -118,6 +118,13 @@ def test_the_verifier_finds_what_exceeds_a_quota():
 def test_impossible_quotas_are_refused(quotas, fault):
     with pytest.raises(ProblemError, match=fault):
         Problem.from_json({**of_users("ana", options=SHORT[1:]).to_json(), "quotas": quotas})
+
+
+def test_one_job_after_another_is_within_the_quotas_too():
+    problem = of_users("a", "b", "a", quotas={"a": 1})
+    plan = current_practice(problem)
+    assert verify(plan, problem) == []
+    assert [s.option for s in sorted(plan.segments, key=lambda s: s.job)] == [0, 1, 0]
 
 
 def test_shares_follow_the_devices_and_let_each_job_run():
