@@ -86,7 +86,7 @@ test-ray: $(READY)  ## Run the tests with a Ray cluster on this machine, and its
 	$(BIN)/python -m pytest -rs -m 'ray$(if $(QUICK), and not full)' --session-timeout 3000 $(TESTS)
 
 test-browser: $(READY)  ## Read and click the pages of Prefect and MLflow in Chromium, about 5 minutes
-	$(BIN)/python -m pytest -m browser --session-timeout 3000 $(TESTS)
+	$(BIN)/python -m pytest -m 'browser and not full' --session-timeout 3000 $(TESTS)
 
 # What a resolver may choose between pyproject.toml's bounds, without constraints.txt. torch comes as the build that TORCH
 # names. numba keeps its compiled kernels in the environment, as another numba cannot read those beside the sources.

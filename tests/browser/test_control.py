@@ -42,6 +42,7 @@ def run_of(home, url, name):
     return until(f"{name} has a flow run", look, seconds=UP_TIMEOUT_S)
 
 
+@pytest.mark.full
 def test_a_clone_is_priced_agreed_to_and_trained_and_then_the_batch_is_cancelled(page, prefect_url, home, command):
     run_of(home, prefect_url, "digits ")  # its first segment
     page.goto(f"{prefect_url}/runs/flow-run/{run_of(home, prefect_url, 'train live')['id']}")

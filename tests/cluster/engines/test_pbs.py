@@ -34,6 +34,7 @@ def home(tmp_path, postgresql, site):
         home.wait_until_nobody_is_left()
 
 
+@pytest.mark.full
 def test_nodes_are_jobs_that_come_for_a_batch_and_are_given_back(home, site):
     assert site.jobs() == {}, "no node is requested before there is work"
     home.run_batch(logs=site.folder.glob("*.log"))

@@ -136,6 +136,7 @@ def cluster(database, tmp_path):
             cluster.end(name)
 
 
+@pytest.mark.full
 def test_the_pods_train_a_batch(cluster):
     for name in ("prefect", "mlflow", "metrics", "controller", "node"):
         cluster.start_pod(name)
