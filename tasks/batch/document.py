@@ -76,14 +76,15 @@ def as_list(value: Any) -> list[Any]:
 
 def got(value: object) -> str:
     """Returns the part of a message that quotes the value found."""
-    if value is None:
-        return "got nothing"
-    if isinstance(value, bool):
-        return f"got {str(value).lower()}"
-    if isinstance(value, dict):
-        return "got a mapping"
-    if isinstance(value, (list, tuple)):
-        return "got a list"
+    match value:
+        case None:
+            return "got nothing"
+        case bool():
+            return f"got {str(value).lower()}"
+        case dict():
+            return "got a mapping"
+        case list() | tuple():
+            return "got a list"
     return f"got {shortened(repr(value), 60)}"
 
 

@@ -89,9 +89,7 @@ def combinations(entry: Mapping[str, Any], *, at: Place) -> tuple[list[Combinati
         if name in taken:
             name += f"-{len(jobs)}"
         taken.add(name)
-        raw = copy.deepcopy(template) | {"name": name}
-        for key, value in picked.items():
-            _set(raw, key.split("."), copy.deepcopy(value))
+        raw = with_values(template, {"name": name, **picked})
         jobs.append(Combination(raw, template, at, dict(zip(over, choices, strict=True))))
     return jobs, []
 
@@ -117,22 +115,25 @@ def _findings(template: Mapping[str, Any], over: Mapping[str, list[Any]], *, at:
             yield Finding((*at, "over", long), f"lies inside {short}, which is varied too", "vary one of the two")
 
 
-def _set(raw: dict[str, Any], path: list[str], value: Any) -> None:
-    """Sets `value` at `path`. A path through a value that is not a mapping is ignored; another check reports it."""
-    name_loss(raw, path[:-1])
-    for key in path[:-1]:
-        if raw.get(key) is None:
-            raw[key] = {}
-        if not isinstance(raw[key], dict):
-            return
-        raw = raw[key]
-    raw[path[-1]] = value
+def with_values(template: Mapping[str, Any], values: Mapping[str, Any]) -> dict[str, Any]:
+    """Returns a job's plain values with others at some dotted keys.
 
-
-def name_loss(raw: dict[str, Any], path: Sequence[str]) -> None:
-    """Makes a loss that is given by its name alone a mapping with that name, where `path` leads through it."""
-    if path and path[0] == "loss" and isinstance(raw.get("loss"), str):
-        raw["loss"] = {"name": raw["loss"]}
+    A loss that is given by its name alone becomes a mapping with that name. A key through any other value that is not a
+    mapping is ignored; another check reports it.
+    """
+    raw = copy.deepcopy(dict(template))
+    for key, value in values.items():
+        *path, last = key.split(".")
+        place: Any = raw
+        if path[:1] == ["loss"] and isinstance(raw.get("loss"), str):
+            raw["loss"] = {"name": raw["loss"]}
+        for part in path:
+            if isinstance(place, dict):
+                place[part] = {} if place.get(part) is None else place[part]
+                place = place[part]
+        if isinstance(place, dict):
+            place[last] = copy.deepcopy(value)
+    return raw
 
 
 def _short_keys(keys: list[str]) -> dict[str, str]:
@@ -150,12 +151,13 @@ def _short_keys(keys: list[str]) -> dict[str, str]:
 
 def _word(key: str, value: Any, position: int) -> str:
     """Returns the part of a job's name for one varied value: lr3e-4, seed0, exact-true, adamw, or a position."""
-    if isinstance(value, bool):
-        return f"{key}-{str(value).lower()}"
-    if isinstance(value, (int, float)):
-        return f"{key}{number_text(value)}"
-    if isinstance(value, str) and (slug := re.sub(r"[^A-Za-z0-9._-]+", "-", value).strip("-")):
-        return slug
+    match value:
+        case bool():
+            return f"{key}-{str(value).lower()}"
+        case int() | float():
+            return f"{key}{number_text(value)}"
+        case str() if slug := re.sub(r"[^A-Za-z0-9._-]+", "-", value).strip("-"):
+            return slug
     return f"{key}{position}"
 
 
@@ -182,22 +184,3 @@ SAME_SHAPE = (
     "loss.epsilon",
     "loss.epsilon_high",
 )
-
-
-def with_values(template: Mapping[str, Any], values: Mapping[str, Any]) -> dict[str, Any]:
-    """Returns a job's plain values with others at some dotted keys.
-
-    A loss that is given by its name alone becomes a mapping with that name. Any other value on the way that is not a
-    mapping is replaced; another check reports it.
-    """
-    raw = copy.deepcopy(dict(template))
-    for key, value in values.items():
-        *path, last = key.split(".")
-        name_loss(raw, path)
-        place = raw
-        for part in path:
-            if not isinstance(place.get(part), dict):
-                place[part] = {}
-            place = place[part]
-        place[last] = copy.deepcopy(value)
-    return raw

@@ -15,7 +15,7 @@ from ringmaster.tasks.files import text_of
 
 Entry = TypeVar("Entry", bound=Section)
 
-_WRONG_TYPE = {
+_PROBLEMS = {
     "bool_type": "must be true or false",
     "dict_type": "must be a mapping",
     "float_type": "must be a number",
@@ -23,6 +23,8 @@ _WRONG_TYPE = {
     "list_type": "must be a list",
     "model_type": "must be a mapping",
     "string_type": "must be text",
+    "none_required": "is not possible yet",
+    "string_pattern_mismatch": "is no valid name",
 }
 _OUT_OF_RANGE = {
     "greater_than": ("must be greater than", "gt"),
@@ -46,34 +48,27 @@ def findings(error: ValidationError, *, at: Place = (), root: type[Section] = Ba
 
 def _finding(place: Place, details: Mapping[str, Any], root: type[Section]) -> Finding:
     kind, value, context = details["type"], details["input"], details.get("ctx", {})
-    if kind == "reference":
-        return Finding(place, context["problem"], context["remedy"])
-    if kind == "extra_forbidden":
-        return _unknown_key(place, root)
     remedy = f"give {_description(place, root)}"
-    if kind == "missing":
-        return Finding(place, "is missing", remedy)
+    match kind:
+        case "reference":
+            return Finding(place, context["problem"], context["remedy"])
+        case "extra_forbidden":
+            section = section_at(place[:-1], root=root)
+            assert section is not None, f"an unknown key where any may stand: {place}"
+            remedy = closest(str(place[-1]), section.model_fields, what="The keys here are")
+            return Finding(place, "is an unknown key", remedy)
+        case "missing":
+            return Finding(place, "is missing", remedy)
+        case "too_short":
+            return Finding(place, "is empty", remedy)
+        case "string_type" if isinstance(value, (int, float)):
+            remedy += "; put quotes around text that looks like a number"
+    problem = _PROBLEMS.get(kind, details["msg"].lower())
     if kind in _OUT_OF_RANGE:
         words, key = _OUT_OF_RANGE[kind]
         bound = context[key]
-        limit = f"{bound:g}" if bound < 10**6 else f"{bound:,.0f}"
-        return Finding(place, f"{words} {limit}, {got(value)}", remedy)
-    if kind == "too_short":
-        return Finding(place, "is empty", remedy)
-    if kind == "none_required":
-        return Finding(place, f"is not possible yet, {got(value)}", remedy)
-    if kind == "string_pattern_mismatch":
-        return Finding(place, f"is no valid name, {got(value)}", remedy)
-    if kind == "string_type" and isinstance(value, (int, float)):
-        remedy += "; put quotes around text that looks like a number"
-    return Finding(place, f"{_WRONG_TYPE.get(kind, details['msg'].lower())}, {got(value)}", remedy)
-
-
-def _unknown_key(place: Place, root: type[Section]) -> Finding:
-    key = str(place[-1])
-    section = section_at(place[:-1], root=root)
-    assert section is not None, f"an unknown key where any may stand: {place}"
-    return Finding(place, "is an unknown key", closest(key, section.model_fields, what="The keys here are"))
+        problem = f"{words} {bound:g}" if bound < 10**6 else f"{words} {bound:,.0f}"
+    return Finding(place, f"{problem}, {got(value)}", remedy)
 
 
 def _description(place: Place, root: type[Section]) -> str:
