@@ -16,7 +16,7 @@ from ringmaster.tasks.batch import Fault, document, load_batch
 from ringmaster.tasks.batch.document import got, place_text
 from ringmaster.tasks.batch.references import NAME_PATTERN, Metric, closest, is_folder
 from ringmaster.tasks.batch.yaml_sections import read_document
-from ringmaster.tasks.datasets.naming import NamedData
+from ringmaster.tasks.datasets.checking import NamedData
 from ringmaster.tasks.files import is_file, path_in
 from ringmaster.tasks.sweeping.space import CategoricalRange, Range
 from ringmaster.tasks.sweeping.space import Parameter as SpaceParameter

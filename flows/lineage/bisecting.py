@@ -24,7 +24,7 @@ from ringmaster.model_lineage.exporting import node_json
 from ringmaster.model_lineage.graph import BisectionResult, BreakingAdaptation, blame, every_bad, first_bad
 from ringmaster.model_lineage.records import INDEXED
 from ringmaster.model_lineage.snapshot import LineageNode
-from ringmaster.tasks.datasets.recording import ROWS
+from ringmaster.tasks.recording.rows import ROWS
 from ringmaster.techniques.data.encoded_rows import RowManifest
 from ringmaster.techniques.data.row_files import content_hash, read_rows
 

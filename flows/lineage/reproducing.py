@@ -30,11 +30,10 @@ from ringmaster.model_lineage.ledger.runs import flat_params
 from ringmaster.model_lineage.snapshot import LineageNode
 from ringmaster.model_lineage.tensors.comparison import SAME, tensor_changes, tensors_of_folder
 from ringmaster.tasks.cluster import detect
-from ringmaster.tasks.datasets.recording import ROWS, manifest_of
 from ringmaster.tasks.profiling.preflight import TrialEnvironment, gang_shape, preflight_jobs, slots_of
 from ringmaster.tasks.profiling.trials import DevicesWanted
 from ringmaster.tasks.recording.mlflow_writer import CHAIN, TRAINING, TrainingInputs
-from ringmaster.tasks.recording.rows import code_version
+from ringmaster.tasks.recording.rows import ROWS, code_version, manifest_of
 from ringmaster.techniques import Job, registry
 from ringmaster.techniques.checkpoints.chain import (
     StateChain,

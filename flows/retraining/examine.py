@@ -32,7 +32,7 @@ from ringmaster.tasks.batch.references import is_folder
 from ringmaster.tasks.batch.schema import Data
 from ringmaster.tasks.batch.yaml_sections import findings
 from ringmaster.tasks.cluster import Device
-from ringmaster.tasks.datasets.naming import NamedData
+from ringmaster.tasks.datasets.checking import NamedData
 from ringmaster.tasks.evaluation import recording
 from ringmaster.tasks.evaluation.model_assertions import importable
 from ringmaster.tasks.evaluation.suite import Suite, load_suite

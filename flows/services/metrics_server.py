@@ -30,7 +30,7 @@ from ringmaster.flows.output import ProcessRole, report_faults
 from ringmaster.flows.pool.batch_requests import pool_address
 from ringmaster.flows.services.serving import ALLOWED_HOSTS, LOOPBACK, checked, hosts_of, serve, server_of
 from ringmaster.tasks.pool.nodes import NodeStatus
-from ringmaster.tasks.pool.pool_monitor import Measurement, PlanReason, PoolMonitor, PoolState
+from ringmaster.tasks.pool.pool_monitor import PLAN_REASONS, Measurement, PoolMonitor, PoolState
 from ringmaster.tasks.storage.database import Database
 from ringmaster.tasks.storage.journal import ENDED
 from ringmaster.tasks.storage.schema import own_release
@@ -56,10 +56,9 @@ def _one(value: float | bool | None) -> Rows:
     return () if value is None else (((), float(value)),)
 
 
-def _each(labels: Iterable[str], counted: Mapping[str, int] | Mapping[PlanReason, int]) -> Rows:
+def _each(labels: Iterable[str], counted: Mapping[str, int]) -> Rows:
     """Returns a row for each label, also for those that were not counted: a rate needs a value before the first."""
-    known: Mapping[str, int] = {str(label): number for label, number in counted.items()}
-    return [((label,), known.get(label, 0)) for label in labels]
+    return [((label,), counted.get(label, 0)) for label in labels]
 
 
 def _nodes(state: PoolState) -> Rows:
@@ -164,7 +163,7 @@ COUNTERS: Sequence[tuple[str, str, Sequence[str], Callable[[Measurement], Rows]]
         "ringmaster_plans",
         f"Number of plans by reason, {SINCE}.",
         ["reason"],
-        lambda state: _each(PlanReason, state.counts.plans),
+        lambda state: _each(PLAN_REASONS, state.counts.plans),
     ),
     (
         "ringmaster_segments_ended",

@@ -248,7 +248,7 @@ def parse_batch(text: str, *, folder: Path, name: str) -> Batch:
 
 def _check(raw: Mapping[str, Any], *, folder: Path) -> tuple[BatchEntry | None, list[JobEntry], list[Finding]]:
     """Validates a batch's plain values. Returns the batch (None if it does not match the schema), jobs and faults."""
-    from ringmaster.tasks.datasets.naming import NamedData  # imported here because naming imports this package
+    from ringmaster.tasks.datasets.checking import NamedData  # imported here because naming imports this package
 
     context = {"folder": folder}
     jobs: list[JobEntry] = []

@@ -1,4 +1,6 @@
-"""Checks of the rows of data sets before anything starts: declared columns, leaks, and fingerprints of the content.
+"""Checks of the data sets that jobs name before anything starts: their files, declared columns, leaks and fingerprints.
+
+The names of a batch file's jobs are resolved to the paths that the trainer reads, with all faults.
 
 A fingerprint does not depend on the order of rows or on their division into files.
 """
@@ -6,16 +8,20 @@ A fingerprint does not depend on the order of rows or on their division into fil
 from __future__ import annotations
 
 import hashlib
-from collections import deque
-from collections.abc import Iterable, Iterator, Mapping
-from dataclasses import dataclass, field
+from collections import Counter, deque
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from dataclasses import dataclass, replace
 from functools import lru_cache
+from pathlib import Path
 from typing import Any
 
-from ringmaster.codec import digest, to_json
-from ringmaster.tasks.batch.document import Finding, got
-from ringmaster.tasks.batch.schema import DatasetVersion
-from ringmaster.tasks.datasets.catalogue import Entry
+from pydantic import ValidationError
+
+from ringmaster.codec import digest, from_json, set_fields, to_json
+from ringmaster.tasks.batch.document import Finding, Place, got
+from ringmaster.tasks.batch.references import closest
+from ringmaster.tasks.batch.schema import Data, DatasetVersion
+from ringmaster.tasks.datasets.catalogue import Catalogue, Entry, catalogue_of
 from ringmaster.techniques.data.encoded_rows import RowManifest
 from ringmaster.techniques.data.file_patterns import matching
 from ringmaster.techniques.data.file_rows import moment
@@ -48,7 +54,7 @@ def version_faults(entry: Entry, version: str) -> list[str]:
     for split, path in splits_of(files).items():
         pattern = entry.location(path)
         try:
-            result += [str(wrong) for wrong in _wrong_columns(pattern, entry)]
+            result += _wrong_columns(pattern, entry)
             if not _has_row(pattern, entry):
                 result.append(f"{f'split {split}' if split else path} has no row")
         except ValueError as error:
@@ -75,35 +81,26 @@ class _Question:
 def _faults(request: _Question) -> tuple[tuple[str, str], ...]:
     spec, entry = request.spec, request.entry
     assert spec.version is not None
-    label = f"data set {entry.name} {spec.version}"
+    label, paths = f"data set {entry.name} {spec.version}", filter(None, (spec.path, spec.held_out_path))
     try:
-        wrong = [
-            column
-            for path in (spec.path, spec.held_out_path)
-            if path is not None
-            for column in _wrong_columns(path, entry)
-        ]
-        if wrong:
+        if wrong := [column for path in paths for column in _wrong_columns(path, entry)]:
             return tuple((f"{label}: {column}", "mend the rows, or what `columns` says") for column in wrong)
-        result = [*_row_faults(spec, label), *_other_content(entry, spec.version)]
+        return (*_row_faults(spec, label), *_other_content(entry, spec.version))
     except ValueError as error:
         message, _, remedy = str(error).partition(". To fix: ")
         return ((f"{label}: {message}", remedy or "mend the file"),)
-    return tuple(result)
 
 
 def _row_faults(spec: DataSpec, label: str) -> Iterator[tuple[str, str]]:
     """Yields parts without a row, and rows that are both trained on and evaluated on."""
     source = data_source_of(spec)
-    rows = source.rows(spec)
-    if rows is None:
+    if (rows := source.rows(spec)) is None:
         return
     result = SplitRows(rows, identity=source.identity_of(spec))
-    if not result.num_rows[False]:
-        if spec.window:
-            yield f"{label}: no row lies in the window {dict(spec.window)}", "widen the window, or name a newer version"
-        else:
-            yield f"{label}: there is no row to train on", "name a split with rows"
+    if not result.num_rows[False] and spec.window:
+        yield f"{label}: no row lies in the window {dict(spec.window)}", "widen the window, or name a newer version"
+    elif not result.num_rows[False]:
+        yield f"{label}: there is no row to train on", "name a split with rows"
     if not result.num_rows[True] and (spec.held_out_path is not None or spec.held_out):
         split = f"split {spec.held_out_split}" if spec.held_out_split else "the share that is held out"
         yield f"{label}: {split} has no row", "name another split, raise held_out, or set it to 0"
@@ -128,16 +125,56 @@ def _has_row(pattern: str, entry: Entry) -> bool:
     return first is not None
 
 
-def _wrong_columns(pattern: str, entry: Entry) -> list[WrongColumn]:
+def _wrong_columns(pattern: str, entry: Entry) -> list[str]:
+    """Returns the columns whose declarations rows violate, each with the first such row."""
     dataset = entry.dataset
-    if not dataset.columns:
-        return []
-    check = ColumnCheck(dataset.columns)
-    for file, number, row in rows_of_files(pattern, format=dataset.format):
-        check.is_text = format_of(file, dataset.format) == "csv"
+    first, num_rows = dict[str, str](), Counter[str]()
+    for file, number, row in rows_of_files(pattern, format=dataset.format) if dataset.columns else ():
         content = next(row.pieces(), "") if isinstance(row, FileText) else row
-        check.look(content, file=file, number=number)
-    return list(check.faults())
+        for column, message in _column_faults(
+            content, dataset.columns, is_csv=format_of(file, dataset.format) == "csv"
+        ):
+            first.setdefault(column, f"{file}, line {number}: column {column!r} {message}")
+            num_rows[column] += 1
+    more = {column: f" (and {number - 1} rows more)" if number > 1 else "" for column, number in num_rows.items()}
+    return [f"{text}{more[column]}" for column, text in first.items()]
+
+
+def _column_faults(row: Any, columns: Mapping[str, str], *, is_csv: bool) -> Iterator[tuple[str, str]]:
+    """Yields the columns of a row that violate their declarations, with what is wrong.
+
+    columns: types by name, see `tasks.batch.references.COLUMN_TYPES`.
+    is_csv: whether every value is text and is parsed as its declared type.
+    """
+    if not isinstance(row, Mapping):
+        yield "*", f"cannot be checked: the row is no object, {got(row)}"
+        return
+    for column, column_type in columns.items():
+        kind, value = column_type.removesuffix("?"), row.get(column)
+        if value is None or (is_csv and value == "" and kind != "text"):
+            if not column_type.endswith("?"):
+                there = ", ".join(sorted(row))
+                yield column, "is null" if column in row else f"is missing; the row has {there}"
+        elif not _is_of(kind, value, is_csv=is_csv):
+            yield column, f"must be {WORDS[kind]}, {got(value)}"
+
+
+def _is_of(kind: str, value: Any, *, is_csv: bool) -> bool:
+    is_number = isinstance(value, (int, float)) and not isinstance(value, bool)
+    match kind:
+        case "any":
+            return True
+        case "text":
+            return isinstance(value, str)
+        case "integer":
+            return (is_number and float(value).is_integer()) or (is_csv and _reads(int, value))
+        case "number":
+            return is_number or (is_csv and _reads(float, value))
+        case "boolean":
+            return isinstance(value, bool) or (is_csv and str(value).lower() in ("true", "false"))
+        case "tokens":
+            return isinstance(value, list) and all(isinstance(token, int) for token in value)
+    return _reads(moment, value)
 
 
 WORDS = {
@@ -148,72 +185,6 @@ WORDS = {
     "time": "a time, such as 2026-01-31T12:00:00Z",
     "tokens": "a list of token ids",
 }
-
-
-@dataclass(kw_only=True)
-class WrongColumn:
-    """Rows that violate the declaration of a column. where: the file and line of the first one."""
-
-    column: str
-    where: str
-    message: str
-    num_rows: int = 1
-
-    def __str__(self) -> str:
-        others = f" (and {self.num_rows - 1} rows more)" if self.num_rows > 1 else ""
-        return f"{self.where}: column {self.column!r} {self.message}{others}"
-
-
-@dataclass
-class ColumnCheck:
-    """Checks the rows of some files. columns: types by name, see `tasks.batch.references.COLUMN_TYPES`."""
-
-    columns: Mapping[str, str]
-    is_text: bool = False  # CSV: every value is text and is parsed as its declared type
-    wrong: dict[str, WrongColumn] = field(default_factory=dict)
-
-    def look(self, row: Any, *, file: str, number: int) -> None:
-        """Checks a row and records its faults."""
-        if not isinstance(row, Mapping):
-            self._note("*", f"{file}, line {number}", f"cannot be checked: the row is no object, {got(row)}")
-            return
-        for column, value in self.columns.items():
-            if message := self._fault(row, column, value):
-                self._note(column, f"{file}, line {number}", message)
-
-    def faults(self) -> Iterable[WrongColumn]:
-        """Returns the faults found, one per column."""
-        return self.wrong.values()
-
-    def _fault(self, row: Mapping[str, Any], column: str, column_type: str) -> str:
-        kind, may_lack = column_type.removesuffix("?"), column_type.endswith("?")
-        value = row.get(column)
-        if value is None or (self.is_text and value == "" and kind != "text"):
-            if may_lack:
-                return ""
-            return "is null" if column in row else f"is missing; the row has {', '.join(sorted(row))}"
-        return "" if kind == "any" or self._is(kind, value) else f"must be {WORDS[kind]}, {got(value)}"
-
-    def _is(self, kind: str, value: Any) -> bool:
-        is_number = isinstance(value, (int, float)) and not isinstance(value, bool)
-        match kind:
-            case "text":
-                return isinstance(value, str)
-            case "integer":
-                return (is_number and float(value).is_integer()) or (self.is_text and _reads(int, value))
-            case "number":
-                return is_number or (self.is_text and _reads(float, value))
-            case "boolean":
-                return isinstance(value, bool) or (self.is_text and str(value).lower() in ("true", "false"))
-            case "tokens":
-                return isinstance(value, list) and all(isinstance(token, int) for token in value)
-        return _reads(moment, value)
-
-    def _note(self, column: str, where: str, message: str) -> None:
-        if column in self.wrong:
-            self.wrong[column].num_rows += 1
-        else:
-            self.wrong[column] = WrongColumn(column=column, where=where, message=message)
 
 
 def _reads(read: Any, value: Any) -> bool:
@@ -270,3 +241,127 @@ def fingerprint(contents: Mapping[str, Content]) -> str:
         return next(iter(contents.values())).digest
     text = " ".join(f"{split} {content.digest}" for split, content in sorted(contents.items()))
     return hashlib.sha256(text.encode()).hexdigest()[:16]
+
+
+NOT_READ = frozenset({"seq_len", "vocab_size", "tokenizer", "padding", "sampling", "packing"})
+"""The fields that do not affect which rows of a data set are read, nor what is checked in them."""
+
+
+class NamedData:
+    """The catalogue of a batch file, and the faults in it and in its use by the jobs.
+
+    findings: grows while jobs are resolved. A data set's rows are checked once for each distinct way of reading them.
+    """
+
+    def __init__(self, raw: Any, *, folder: Path) -> None:
+        self.catalogue, self.findings = catalogue_of(raw, folder=folder)
+        self._folder, self._seen, self._resolved = folder, set[str](), set[Place]()
+
+    def with_files(self, job: Any, *, origin: Callable[[Place], Place]) -> Any:
+        """Returns a job's plain values with the files of its named data set; adds faults to the findings.
+
+        origin: maps places of the job to places in the file.
+        """
+        data = job.get("data") if isinstance(job, Mapping) else None
+        if not isinstance(data, Mapping):
+            return job
+        resolved_data, wrong = resolved(data, self.catalogue)
+        if resolved_data is not data:
+            self._resolved.add(origin(("data",)))
+            wrong += self._rows(resolved_data)
+        self.findings += [replace(finding, place=origin(("data", *finding.place))) for finding in wrong]
+        return {**job, "data": resolved_data}
+
+    def named(self, findings: Iterable[Finding]) -> list[Finding]:
+        """Returns findings about the files of named data sets, moved to the place of the name in the job."""
+        return [
+            replace(each, place=(*each.place[:-1], "name"))
+            if each.place[-1:] in (("path",), ("held_out_path",)) and each.place[:-1] in self._resolved
+            else each
+            for each in findings
+        ]
+
+    def _rows(self, data: Mapping[str, Any]) -> list[Finding]:
+        try:
+            entry = Data.model_validate(data, context={"folder": self._folder})
+        except ValidationError:  # reported by the validation of the job
+            return []
+        spec = from_json(DataSpec, entry.model_dump(exclude_unset=True))
+        key = digest(set_fields(spec, but=NOT_READ))
+        if key in self._seen:
+            return []
+        self._seen.add(key)
+        return data_findings(spec, self.catalogue.entries[data["name"]])
+
+
+LATEST = "latest"
+OF_THE_SET = ("format", "time_column", "held_out_path")
+"""The keys that only the catalogue may set for a named data set."""
+
+
+def resolved(raw: Mapping[str, Any], catalogue: Catalogue) -> tuple[Mapping[str, Any], list[Finding]]:
+    """Returns a job's data with the files of its named data set, and the faults, at places relative to the data.
+
+    Data that names no data set, has its paths already, or cannot be resolved is returned unchanged.
+    """
+    if not isinstance(name := raw.get("name"), str) or raw.get("path") is not None:
+        return raw, []
+    entry = catalogue.entries.get(name)
+    if entry is None:
+        known = list(catalogue.entries)
+        beside = "describe it under `datasets:`, or in datasets.yaml beside it"
+        remedy = closest(name, known, what="There are") if known else beside
+        return raw, [Finding(("name",), f"there is no data set {name!r}", remedy)]
+    result = [
+        Finding((key,), "is said by the data set", f"remove it here; it stands under datasets.{name}")
+        for key in OF_THE_SET
+        if raw.get(key) is not None
+    ]
+    given = raw.get("version")
+    version = entry.latest if given in (None, LATEST) else str(given)
+    if version not in entry.versions:
+        remedy = closest(version, list(entry.versions), what="Its versions are")
+        return raw, [
+            *result,
+            Finding(("version",), f"data set {name} has no version {given!r}", f"{remedy}, or latest"),
+        ]
+    files, dataset = entry.versions[version], entry.dataset
+    splits, wrong = _splits(raw, entry, files)
+    if result or wrong:
+        return raw, [*result, *wrong]
+    paths = {key: entry.location(files.splits[split]) for key, split in splits.items()} or {
+        "split": entry.location(files.path or "")
+    }
+    fields = {
+        key: paths[split] for key, split in (("path", "split"), ("held_out_path", "held_out_split")) if split in paths
+    }
+    fields |= {key: value for key in ("format", "time_column") if (value := getattr(dataset, key)) is not None}
+    if dataset.text_column is not None and "text_column" not in raw:
+        fields["text_column"] = dataset.text_column
+    kept = {key: value for key, value in raw.items() if key not in ("split", "held_out_split")}
+    return {**kept, **splits, **fields, "version": version}, []
+
+
+def _splits(raw: Mapping[str, Any], entry: Entry, files: DatasetVersion) -> tuple[dict[str, str], list[Finding]]:
+    """Returns the training split and the evaluation split, if any, by their keys, and their faults."""
+    asked = {"split": raw.get("split"), "held_out_split": raw.get("held_out_split")}
+    if not files.splits:
+        remedy = "remove it: a share is held out, see held_out"
+        problem = f"data set {entry.name} has no splits"
+        return {}, [Finding((key,), problem, remedy) for key, split in asked.items() if split is not None]
+    first = "train" if "train" in files.splits else next(iter(files.splits))
+    defaults = {"split": first, "held_out_split": entry.dataset.held_out_split}
+    splits = {key: split for key in asked if (split := asked[key] or defaults[key]) is not None}
+    result = [
+        Finding(
+            (key,),
+            f"data set {entry.name} has no split {name!r}",
+            closest(str(name), list(files.splits), what="Its splits are"),
+        )
+        for key, name in splits.items()
+        if name not in files.splits
+    ]
+    if not result and splits["split"] == splits.get("held_out_split"):
+        problem = f"is the split that is trained on, {got(splits['split'])}"
+        result = [Finding(("held_out_split",), problem, "evaluate on another")]
+    return splits, result

@@ -182,30 +182,19 @@ def is_same_gang(a: PlannedSegment, b: PlannedSegment) -> bool:
     return (a.job, a.option, set(a.devices)) == (b.job, b.option, set(b.devices))
 
 
-@dataclass(frozen=True, kw_only=True)
-class Handover:
-    """The changes to running segments that a new plan requires.
-
-    stays: the new last step of each running job that continues unchanged.
-    stops: the running jobs that must checkpoint and end.
-    planned: the segments that are still to be started.
-    """
-
-    stays: Mapping[str, int]
-    stops: frozenset[str]
-    planned: tuple[PlannedSegment, ...]
-
-
-def hand_over(planned: Sequence[PlannedSegment], *, running: Iterable[PlannedSegment]) -> Handover:
+def hand_over(
+    planned: Sequence[PlannedSegment], *, running: Iterable[PlannedSegment]
+) -> tuple[dict[str, int], list[PlannedSegment]]:
     """Fits a new plan to the running segments.
 
-    A gang continues if the new plan begins with the same gang on its devices.
+    A gang continues if the new plan begins with the same gang on its devices. Running jobs that do not continue must
+    checkpoint and end.
+
+    Returns: by running job that continues unchanged, its new last step; and the segments that are still to be started.
     """
     active = {segment.job: segment for segment in running}
-    taken: set[DeviceId] = set()
-    seen: set[str] = set()
-    stays: dict[str, int] = {}
-    left = []
+    taken, seen = set[DeviceId](), set[str]()
+    stays, left = dict[str, int](), list[PlannedSegment]()
     for segment in planned:
         is_first = segment.job not in seen and taken.isdisjoint(segment.devices)
         if is_first and segment.job in active and is_same_gang(segment, active[segment.job]):
@@ -214,7 +203,7 @@ def hand_over(planned: Sequence[PlannedSegment], *, running: Iterable[PlannedSeg
             left.append(segment)
         seen.add(segment.job)
         taken.update(segment.devices)
-    return Handover(stays=stays, stops=frozenset(active) - frozenset(stays), planned=tuple(left))
+    return stays, left
 
 
 StepSeconds = Callable[[str, int], float]
@@ -270,6 +259,13 @@ class SimulatedSegment:
     ends_s: float
 
 
+CHANGING = (
+    "planned", "steps", "running", "ran", "out", "ended_s", "segments",
+    "_next_s", "_over", "_began_s", "_held_s", "_devices", "_stood_at_s", "_crashed",
+)  # fmt: skip
+"""The collections of a `PlanSimulator` that change as it advances."""
+
+
 class PlanSimulator:
     """The state of every job at `now_s`, which `advance` moves forward at the speeds of `step_s`.
 
@@ -298,6 +294,7 @@ class PlanSimulator:
     ) -> None:
         self.problem, self.planned, self.now_s = problem, list(planned), now_s
         self.steps = dict.fromkeys(num_steps, 0) | dict(steps or {})
+        self.ran, self.out = dict(ran or {}), dict(out or {})
         self.running: dict[str, OngoingSegment] = {}
         self._began_s: dict[str, float] = {}  # by running job, since when its devices count as held
         self._held_s: dict[str, float] = {}  # by node, the device-seconds of segments that have ended
@@ -348,13 +345,8 @@ class PlanSimulator:
     def fork(self, step_s: StepSeconds | None = None) -> PlanSimulator:
         """Returns a copy that advances independently, at the speeds of `step_s` if given."""
         other = copy.copy(self)
-        other.planned, other.steps, other.running = list(self.planned), dict(self.steps), dict(self.running)
-        other._next_s, other._over = dict(self._next_s), set(self._over)
-        other._began_s, other._held_s = dict(self._began_s), dict(self._held_s)
-        other.ran, other.out, other.ended_s = dict(self.ran), dict(self.out), dict(self.ended_s)
-        other.segments = list(self.segments)
-        other._devices = set(self._devices)
-        other._stood_at_s, other._crashed = dict(self._stood_at_s), set(self._crashed)
+        for name in CHANGING:
+            setattr(other, name, copy.copy(getattr(self, name)))
         if step_s is not None:
             other._step_s = step_s
             for job, stretch in self.running.items():
@@ -372,13 +364,10 @@ class PlanSimulator:
     def adopt(self, planned: Sequence[PlannedSegment]) -> None:
         """Follows another plan from now on. Gangs that it leaves in place continue."""
         done = [s for s in planned if s.job not in self.ended_s]
-        new = hand_over(done, running=[stretch.segment for stretch in self.running.values()])
-        self.planned = list(new.planned)
+        stays, self.planned = hand_over(done, running=[stretch.segment for stretch in self.running.values()])
         self._devices |= {device for segment in self.planned for device in segment.devices}
-        for job, last_step in new.stays.items():
-            self._set_end(job, max(last_step, self.step_of(job)))
-        for job in new.stops:
-            self._set_end(job, self.step_of(job))
+        for job in list(self.running):
+            self._set_end(job, max(stays.get(job, 0), self.step_of(job)))
         self._purge(self.running)
         self._may_start = True
 

@@ -8,6 +8,7 @@ server ensures that), so the devices of a void lease are free.
 
 from __future__ import annotations
 
+import math
 import os
 import platform
 import sqlite3
@@ -298,8 +299,7 @@ class FileLeases:
 
     def take(self, devices: Sequence[str], *, holder: str) -> bool:
         """Leases all of `devices` to `holder`, or none if one is leased already. Returns whether it did."""
-        (is_taken,) = self.take_each([devices], holder=holder)
-        return is_taken
+        return self.take_each([devices], holder=holder)[0]
 
     def take_each(self, gangs: Sequence[Sequence[str]], *, holder: str) -> list[bool]:
         """Leases the devices of each gang as `take` does, in one transaction. Returns which were leased."""
@@ -455,6 +455,23 @@ class LocalEngine:
             self._ended.wait_for(lambda: not self._gangs, timeout=END_TIMEOUT_S)
 
 
+@dataclass
+class _UnstoredEvents:
+    """What a gang has reported that is not stored yet.
+
+    events: the newest of each kind, by job and kind.
+    num_stored, stored_s: how many events are stored, and when the last ones were.
+    num_phases, since_s: how many phases may be stored at once, and since when.
+    """
+
+    since_s: float
+    events: dict[tuple[str, type[Event]], Event] = field(default_factory=dict)
+    num_stored: int = 0
+    stored_s: float = -math.inf
+    phase: str = ""
+    num_phases: float = MOST_PHASES
+
+
 class StepEvents:
     """Writes each gang's progress at intervals, in the form in which a pool's nodes write all events of their gangs.
 
@@ -467,53 +484,30 @@ class StepEvents:
 
     def __init__(self, database: Database, *, clock: Callable[[], float] = time.monotonic) -> None:
         self._message_store, self._clock = MessageStore(database), clock
-        self._written: dict[int, tuple[int, float]] = {}  # by segment: how many events, and when the last ones were
-        self._unstored: dict[int, dict[tuple[str, type[Event]], Event]] = {}  # by segment: newest event of each kind
-        self._phases: dict[int, str] = {}
-        self._may_write: dict[int, tuple[float, float]] = {}  # by segment: how many phases at once, and since when
+        self._unstored: dict[int, _UnstoredEvents] = {}  # by segment
 
     def listen(self, event: ExecutionEvent) -> None:
         """Stores the event if it is about progress, at most one write every `EVERY_S` seconds per segment."""
         if isinstance(event, SegmentEnded):
-            self._written.pop(event.number, None)
             self._unstored.pop(event.number, None)
-            self._phases.pop(event.number, None)
-            self._may_write.pop(event.number, None)
-            return
         if not isinstance(event, GangReport) or not isinstance(
             event.event, (Steps, EvaluationReported, PhaseStarted, JobReady)
         ):
             return
-        number, report = event.number, event.event
+        report, now_s, is_due = event.event, self._clock(), False
+        own = self._unstored.setdefault(event.number, _UnstoredEvents(since_s=now_s))
         if isinstance(report, PhaseStarted):
-            if self._phases.get(number) == report.phase:  # it goes on, with another timeout
+            if own.phase == report.phase:  # it goes on, with another timeout
                 return
-            self._phases[number] = report.phase
-        report = report.newest(MOST_STEPS) if isinstance(report, Steps) else report
-        unstored, key = self._unstored.setdefault(number, {}), (event.job, type(report))
-        unstored.pop(key, None)  # so that they stay in order
-        unstored[key] = report
-        if isinstance(report, PhaseStarted):
-            is_due = self._is_phase_due(number)
-        else:
-            is_due = isinstance(report, Steps) and self._is_due(number)
+            own.phase = report.phase
+            num_phases = min(float(MOST_PHASES), own.num_phases + (now_s - own.since_s) / EVERY_S)
+            is_due = num_phases >= 1.0
+            own.num_phases, own.since_s = num_phases - is_due, now_s
+        elif isinstance(report, Steps):
+            report, is_due = report.newest(MOST_STEPS), now_s - own.stored_s >= EVERY_S
+        own.events.pop((event.job, type(report)), None)  # so that they stay in order
+        own.events[event.job, type(report)] = report
         if is_due:
-            self._store(number)
-
-    def _is_due(self, number: int) -> bool:
-        _, written_s = self._written.get(number, (0, -EVERY_S))
-        return self._clock() - written_s >= EVERY_S
-
-    def _is_phase_due(self, number: int) -> bool:
-        now_s = self._clock()
-        num_left, since_s = self._may_write.get(number, (float(MOST_PHASES), now_s))
-        num_left = min(float(MOST_PHASES), num_left + (now_s - since_s) / EVERY_S)
-        is_due = num_left >= 1.0
-        self._may_write[number] = num_left - is_due, now_s
-        return is_due
-
-    def _store(self, number: int) -> None:
-        reports = self._unstored.pop(number).values()
-        num_written, _ = self._written.get(number, (0, 0.0))
-        self._message_store.store(number, "", events=list(enumerate(reports, num_written)))
-        self._written[number] = num_written + len(reports), self._clock()
+            self._message_store.store(event.number, "", events=list(enumerate(own.events.values(), own.num_stored)))
+            own.num_stored, own.stored_s = own.num_stored + len(own.events), self._clock()
+            own.events.clear()

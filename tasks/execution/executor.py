@@ -44,7 +44,7 @@ from ringmaster.techniques.processes.events import (
     Steps,
 )
 from ringmaster.techniques.processes.gang import Outcome
-from ringmaster.techniques.processes.reporter import STOP, leave
+from ringmaster.techniques.processes.reporter import leave
 from ringmaster.text import printable_lines
 
 logger = logging.getLogger(__name__)
@@ -401,6 +401,7 @@ class Executor:
         if not is_known(record, profiles=self.job_table.profiles[record.job]):
             self.job_table.groups.restore(record.job)
         profiles = self.job_table.profiles[record.job]
+        assert is_known(record, profiles=profiles), f"segment {number} ran under an option that is not known: {record}"
         members = record.what.get("fellows", {})
         first_steps = {self.job_table.name_of(name, like=record.job): step for name, step in members.items()}
         segment = segment_of(record, profiles=profiles)
@@ -425,23 +426,17 @@ class Executor:
         self._plan_manager.want(why)
 
     def _detach(self, jobs: Collection[str]) -> None:
-        """Stops the gangs of jobs that train no further, and removes the jobs from their groups."""
-        self._stop_gangs(r for r in self._plan_progress.running.values() if r.segment.job in jobs)
+        """Stops the gangs of jobs that train no further, and removes the jobs from their groups, which continue."""
+        running = self._plan_progress.running.values()
+        self._stop_gangs(r for r in running if r.segment.job in jobs)
         for job in jobs:
-            self._take_out(job)
+            self.job_table.groups.leave(job)
+            name = self.job_table.entries[job].local_job.name
+            self._command([(r.number, leave(name)) for r in running if job in r.members])
             self._outcome_policy.part_if_need_be(job)
 
-    def _take_out(self, job: str) -> None:
-        """Removes a job from the gang of another job that trains it; the gang's other jobs continue."""
-        self.job_table.groups.leave(job)
-        if gangs := [r.number for r in self._plan_progress.running.values() if job in r.members]:
-            self._command((number, leave(self.job_table.entries[job].local_job.name)) for number in gangs)
-
     def _stop_gangs(self, gangs: Iterable[RunningSegment]) -> None:
-        for running in gangs:
-            if not running.is_stopping:
-                running.is_stopping = True
-                self._command([(running.number, STOP)])
+        self._command(command for running in gangs for command in running.stop())
 
     def _command(self, commands: Iterable[Command]) -> None:
         for number, command in commands:

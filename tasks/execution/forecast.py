@@ -35,7 +35,7 @@ interval, `CERTAIN` standard deviations below its median (`EarliestEnds`). They 
 import math
 from bisect import bisect
 from collections import deque
-from collections.abc import Collection, Iterable, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field, replace
 from statistics import NormalDist
@@ -101,18 +101,18 @@ class ForecastConditions:
     earlier: Sequence[EarlierRun] = ()
 
 
-class _Normals:
-    """Antithetic standard normal numbers with a fixed seed: the second half of the draws mirrors the first.
+def _normals(*, seed: int) -> Callable[[], Draws]:
+    """Returns a source of antithetic standard normal numbers: the second half of the draws mirrors the first.
 
     Numbers of different seeds are independent.
     """
+    random = np.random.default_rng(seed)
 
-    def __init__(self, *, seed: int) -> None:
-        self._random = np.random.default_rng(seed)
-
-    def __call__(self) -> Draws:
-        half = self._random.standard_normal(NUM_DRAWS // 2)
+    def draw() -> Draws:
+        half = random.standard_normal(NUM_DRAWS // 2)
         return np.concatenate([half, -half])
+
+    return draw
 
 
 def seconds_left(
@@ -127,7 +127,7 @@ def seconds_left(
     ahead.finish()
     segments = sorted(ahead.segments[num_before:], key=lambda each: (each.starts_s, each.ends_s))
     used = {(each.stretch.segment.job, each.stretch.segment.option): None for each in segments}
-    draws = beliefs.draws({key: options[key] for key in used}, normals=_Normals(seed=SPEEDS))
+    draws = beliefs.draws({key: options[key] for key in used}, normals=_normals(seed=SPEEDS))
     medians = {key: beliefs.of(*key, technique=options[key][0], errors=options[key][1]).mean for key in used}
     free: dict[DeviceId, Draws] = {}
     left: dict[str, Draws] = {}
@@ -425,7 +425,7 @@ def predict(
     centre, half = corrected(spread, about.earlier)
     fade = 1.0 if not first_spread else min(1.0, speeds / first_spread) ** 2
     stretch = half / (Z * spread)
-    factor = np.exp(common * _Normals(seed=SURROUNDINGS)())
+    factor = np.exp(common * _normals(seed=SURROUNDINGS)())
     rows = np.maximum([last, *left.values()], LEAST_S) * factor
     quantiles = np.quantile(rows, [(1 - COVERAGE) / 2, 0.5, (1 + COVERAGE) / 2], axis=1).T.tolist()
 

@@ -19,7 +19,7 @@ in the journal holds all of this, so that another executor that takes over finds
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any, Protocol
@@ -133,7 +133,7 @@ class SteeringRequest:
 
     def to_json(self) -> dict[str, Any]:
         """Returns the request as plain values."""
-        return {key: to_json(getattr(self, key)) for key in ("jobs", "likes", "goals", "stops", "phases", "choices")}
+        return {key: to_json(value) for key, value in vars(self).items()}
 
     @classmethod
     def from_json(cls, data: Mapping[str, Any]) -> SteeringRequest:
@@ -201,17 +201,22 @@ class GroupTable:
 
     def form(self) -> None:
         """Forms the groups of jobs that are new in the table, unless they have parted."""
-        for lead, entry in self._job_table.entries.items():
-            if entry.group_profiles and lead not in self._members and not self._has_parted(lead):
-                self._form(lead)
+        for lead, record in self._job_table.records.items():
+            if not record.details.get(PARTED) and record.status not in (*ENDED, JobStatus.PAUSED):
+                self.restore(lead)
 
     def restore(self, lead: str) -> None:
         """Forms a group again whose lead job trains no further.
 
         Its gang still runs; the group parts when that gang has ended.
         """
-        if self._job_table.entries[lead].group_profiles and lead not in self._members:
-            self._form(lead)
+        entry = self._job_table.entries[lead]
+        if entry.group_profiles and lead not in self._members:
+            members = [member.job for member in entry.group_profiles[0].members]
+            assert all(name in self._job_table.entries for name in members), f"{lead} leads jobs that are not listed"
+            self._members[lead] = tuple(name for name in members if self._is_there(name))
+            self._leads |= dict.fromkeys(self._members[lead], lead)
+            self._job_table.profiles[lead] = self._profiles(lead)
 
     def members(self, lead: str) -> tuple[str, ...]:
         """Returns the other jobs that the gang of `lead` trains."""
@@ -225,19 +230,14 @@ class GroupTable:
         """Whether a job has a group's profiles, even if all members have left."""
         return job in self._members
 
-    def leave(self, member: str) -> str | None:
-        """Removes a member from its group for good. Returns its lead job, None if it was in no group."""
-        lead = self._leads.get(member)
-        if lead is not None:
-            if self._job_table.records[member].status not in ENDED:
-                self._job_table.write(member, details={LEFT: True})
-            self._drop(member, lead)
-        return lead
-
-    def ended(self, member: str) -> None:
-        """Removes a member that has ended; the others continue without it."""
-        if (lead := self._leads.get(member)) is not None:
-            self._drop(member, lead)
+    def leave(self, member: str) -> None:
+        """Removes a member from its group for good, if it is in one; the others continue without it."""
+        if (lead := self._leads.pop(member, None)) is None:
+            return
+        if self._job_table.records[member].status not in ENDED:
+            self._job_table.write(member, details={LEFT: True})
+        self._members[lead] = tuple(name for name in self._members[lead] if name != member)
+        self._job_table.profiles[lead] = [p.restricted_to(self._members[lead]) for p in self._job_table.profiles[lead]]
 
     def must_part(self, lead: str) -> bool:
         """Whether the lead job has nothing to train for now while other members have."""
@@ -256,8 +256,7 @@ class GroupTable:
 
     def renew(self, job: str) -> None:
         """Updates the profiles of a job's group after the job's goal has changed."""
-        lead = self._leads.get(job)
-        if lead is not None:
+        if (lead := self._leads.get(job)) is not None:
             kept = self._job_table.profiles[lead]  # some options may have been removed after running out of memory
             self._job_table.profiles[lead] = [p for p in self._profiles(lead) if any(p.is_like(k) for k in kept)]
 
@@ -270,25 +269,9 @@ class GroupTable:
         """Returns the checkpointed steps of each member."""
         return {member: self._job_table.records[member].step for member in self._leads}
 
-    def _form(self, lead: str) -> None:
-        members = [member.job for member in self._job_table.entries[lead].group_profiles[0].members]
-        assert all(name in self._job_table.entries for name in members), f"{lead} leads jobs that are not listed"
-        self._members[lead] = tuple(name for name in members if self._is_there(name))
-        self._leads |= dict.fromkeys(self._members[lead], lead)
-        self._job_table.profiles[lead] = self._profiles(lead)
-
-    def _has_parted(self, lead: str) -> bool:
-        record = self._job_table.records[lead]
-        return bool(record.details.get(PARTED)) or record.status in (*ENDED, JobStatus.PAUSED)
-
     def _is_there(self, member: str) -> bool:
         record = self._job_table.records[member]
         return record.status not in (*ENDED, JobStatus.PAUSED) and not record.details.get(LEFT)
-
-    def _drop(self, member: str, lead: str) -> None:
-        del self._leads[member]
-        self._members[lead] = tuple(name for name in self._members[lead] if name != member)
-        self._job_table.profiles[lead] = [p.restricted_to(self._members[lead]) for p in self._job_table.profiles[lead]]
 
     def _profiles(self, lead: str) -> list[Profile]:
         def up_to_goal(profile: Profile) -> Profile:
@@ -548,12 +531,12 @@ class JobTable:
         The result omits jobs that rest, jobs that wait for a paused base, and members that the gang of another job
         trains.
         """
-        alive = [
-            name for name, record in self.records.items() if record.status in (JobStatus.WAITING, JobStatus.RUNNING)
+        return [
+            self._up_to_goal(name)
+            for name, record in self.records.items()
+            if record.status in (JobStatus.WAITING, JobStatus.RUNNING) and self.groups.lead_of(name) is None
+            if not self._waits_for_paused(name) and not self.rests(name)
         ]
-        alive = [name for name in alive if self.groups.lead_of(name) is None]
-        left = [name for name in alive if not self._waits_for_paused(name) and not self.rests(name)]
-        return [self._up_to_goal(name) for name in left]
 
     def _up_to_goal(self, name: str) -> Job:
         job, goal = self.entries[name].job, self.totals[name]
@@ -564,21 +547,17 @@ class JobTable:
         bases = self.after.get(job, ())
         return any(self.records[base].status == JobStatus.PAUSED or self._waits_for_paused(base) for base in bases)
 
-    def orphans(self) -> list[tuple[str, str]]:
-        """Returns (job, reason) for jobs whose base or parent failed, was cancelled or was stopped early."""
+    def orphans(self) -> Iterator[tuple[str, str]]:
+        """Yields (job, reason) for jobs whose base or parent failed, was cancelled or was stopped early."""
         gone = {
             JobStatus.FAILED: "has failed",
             JobStatus.CANCELLED: "was cancelled",
             JobStatus.STOPPED: "was stopped early",
         }
-        orphans = []
         for job, bases in self.after.items():
-            for base in bases:
-                status = self.records[base].status
-                if status in gone and self.records[job].status not in ENDED:
-                    what = "base" if base == self.entries[job].job.base else "parent"
-                    orphans.append((job, f"its {what} {base} {gone[status]}"))
-        return orphans
+            for base in bases if self.records[job].status not in ENDED else ():
+                if (why := gone.get(self.records[base].status)) is not None:
+                    yield job, f"its {'base' if base == self.entries[job].job.base else 'parent'} {base} {why}"
 
     def unended(self, jobs: Sequence[str], *, paused: bool) -> list[str]:
         """Returns those of `jobs` that have not ended and whose being paused equals `paused`."""

@@ -50,6 +50,7 @@ class OutcomePolicy:
 
     def decide(self, running: RunningSegment, outcome: Outcome) -> str:
         """Acts on an outcome. Returns a description of what follows."""
+        job, status = running.segment.job, outcome.status
         act = {
             OutcomeStatus.DONE: self._on_done,
             OutcomeStatus.PREEMPTED: self._on_preempted,
@@ -57,14 +58,20 @@ class OutcomePolicy:
             OutcomeStatus.CRASHED: self._on_crashed,
             OutcomeStatus.OUT_OF_MEMORY: self._on_out_of_memory,
             OutcomeStatus.INVALID: self._on_invalid,
-        }[outcome.status]
-        decision = act(running, outcome)
+        }[status]
+        if status in (OutcomeStatus.PREEMPTED, OutcomeStatus.LOST, OutcomeStatus.CRASHED) and self._is_dismissed(job):
+            is_in_order = status == OutcomeStatus.PREEMPTED
+            decision = self._dismissed(
+                job, outcome.result["step"] if is_in_order else self._job_table.records[job].step
+            )
+        else:
+            decision = act(running, outcome)
         for name, its in dict(outcome.result.get("fellows", {})).items():
-            self.follow(running, self._job_table.name_of(name, like=running.segment.job), its)
+            self.follow(running, self._job_table.name_of(name, like=job), its)
         for member in running.members:  # not reported: the gang did not end in order
             if self._job_table.records[member].status == JobStatus.RUNNING:
                 self._goes_on(member, self._job_table.records[member].step)
-        self.part_if_need_be(running.segment.job)
+        self.part_if_need_be(job)
         return decision
 
     def follow(self, running: RunningSegment, member: str, outcome: Mapping[str, Any]) -> None:
@@ -103,10 +110,11 @@ class OutcomePolicy:
 
     def fail(self, job: str, message: str) -> str:
         """Fails a job, and the jobs that adapt its model; the others continue."""
-        self._end(job, status=JobStatus.FAILED, message=message)
+        self._close(job, status=JobStatus.FAILED, message=message)
+        self.fail_orphans()
         return "the job has failed"
 
-    def cancel(self, *jobs: str, message: str) -> str:
+    def cancel(self, *jobs: str, message: str) -> None:
         """Cancels jobs for good. Their checkpoints stay.
 
         A job that adapts another one is cancelled with it where both are named, and fails where it is not named.
@@ -114,30 +122,24 @@ class OutcomePolicy:
         for job in jobs:
             self._close(job, status=JobStatus.CANCELLED, message=message)
         self.fail_orphans()
-        return "the job is cancelled"
 
-    def stop_early(self, job: str, message: str) -> str:
+    def stop_early(self, job: str, message: str) -> None:
         """Ends a job that is not worth continuing. Its last checkpoint and its last metrics stay."""
-        evaluated = self._job_table.records[job].details.get(EVALUATED, {})
-        if evaluated:
+        if evaluated := self._job_table.records[job].details.get(EVALUATED):
             self._job_table.write(job, details={"metrics": evaluated["metrics"]})
-        self._end(job, status=JobStatus.STOPPED, message=message)
-        return "the job is stopped early"
+        self._close(job, status=JobStatus.STOPPED, message=message)
+        self.fail_orphans()
 
     def fail_orphans(self) -> None:
         """Fails the jobs that adapt a model which will not be trained."""
-        while orphans := self._job_table.orphans():
-            job, reason = orphans[0]
-            self._end(job, status=JobStatus.FAILED, message=reason)
-
-    def _end(self, job: str, *, status: JobStatus, message: str) -> None:
-        self._close(job, status=status, message=message)
-        self.fail_orphans()
+        while (orphan := next(self._job_table.orphans(), None)) is not None:
+            job, reason = orphan
+            self._close(job, status=JobStatus.FAILED, message=reason)
 
     def _close(self, job: str, *, status: JobStatus, message: str) -> None:
         self._plan_progress.drop(job)
         record = self._job_table.write(job, status=status, message=message)
-        self._job_table.groups.ended(job)
+        self._job_table.groups.leave(job)
         self._notify(JobEnded(job=job, status=status, message=message, details=record.details))
 
     def _on_done(self, running: RunningSegment, outcome: Outcome) -> str:
@@ -154,7 +156,7 @@ class OutcomePolicy:
             self._job_table.write(job, status=JobStatus.WAITING, step=step)
             if step < running.segment.last_step:  # its end was moved, but it ended before the command arrived
                 self._plan_progress.put_back(running)
-            if not any(segment.job == job for segment in self._plan_progress.planned):  # its goal was raised meanwhile
+            if not self._plan_progress.has_more(job):  # its goal was raised meanwhile
                 self._want(f"{job} may train on")
             return "goes on with its next segment"
         # An earlier segment may have found a checkpoint of the last step: drop the segments planned after it.
@@ -164,34 +166,24 @@ class OutcomePolicy:
 
     def _finish(self, job: str, result: Mapping[str, Any]) -> None:
         """Ends a job that has reached its last step and has written its model."""
-        entry = self._job_table.entries[job]
+        entry, step, message = self._job_table.entries[job], result["step"], ""
         details = {"metrics": result["metrics"], "model_dir": str(entry.place.model_dir(entry.local_job.name))}
         details |= {key: result[key] for key in ("compared", REACHED) if result.get(key) is not None}
-        message = ""
         if (target := entry.job.target) is not None:
-            message = f"{'reached' if result.get(REACHED) else 'did not reach'} {target}, after step {result['step']}"
-        record = self._job_table.write(
-            job, status=JobStatus.DONE, step=result["step"], message=message, details=details
-        )
-        self._job_table.groups.ended(job)
+            message = f"{'reached' if result.get(REACHED) else 'did not reach'} {target}, after step {step}"
+        record = self._job_table.write(job, status=JobStatus.DONE, step=step, message=message, details=details)
+        self._job_table.groups.leave(job)
         self._notify(
-            JobEnded(
-                job=job, status=JobStatus.DONE, message=message, details={**record.details, "step": result["step"]}
-            )
+            JobEnded(job=job, status=JobStatus.DONE, message=message, details={**record.details, "step": step})
         )
 
     def _on_preempted(self, running: RunningSegment, outcome: Outcome) -> str:
-        job, step = running.segment.job, outcome.result["step"]
-        if self._is_dismissed(job):
-            return self._dismissed(job, step)
-        self._job_table.write(job, status=JobStatus.WAITING, step=step)
+        self._job_table.write(running.segment.job, status=JobStatus.WAITING, step=outcome.result["step"])
         self._plan_progress.put_back(running)
         return "stopped at a checkpoint"
 
     def _on_lost(self, running: RunningSegment, outcome: Outcome) -> str:
         job = running.segment.job
-        if self._is_dismissed(job):
-            return self._dismissed(job, self._job_table.records[job].step)
         self._job_table.write(job, status=JobStatus.WAITING)
         self._plan_progress.drop(job)  # its node is lost: the new plan decides where it continues
         self._want(f"{job} has lost its devices")
@@ -199,8 +191,6 @@ class OutcomePolicy:
 
     def _on_crashed(self, running: RunningSegment, outcome: Outcome) -> str:
         job = running.segment.job
-        if self._is_dismissed(job):
-            return self._dismissed(job, self._job_table.records[job].step)
         made_progress = self._job_table.records[job].step > running.first_step
         attempts = self._job_table.count_crash(job, made_progress=made_progress)
         if attempts >= MOST_ATTEMPTS and self._job_table.groups.members(job):
@@ -217,20 +207,17 @@ class OutcomePolicy:
         return f"again from the last checkpoint (attempt {attempts + 1} of {MOST_ATTEMPTS})"
 
     def _on_out_of_memory(self, running: RunningSegment, outcome: Outcome) -> str:
-        job = running.segment.job
-        profile = running.profile
+        job, profile = running.segment.job, running.profile
         self._plan_progress.drop(job)
         is_last = not self._job_table.strike_out(job, profile)
         self._forget_speed(job)  # its options are renumbered
-        parts = is_last and self._job_table.groups.leads(job)
+        parts, is_dismissed = is_last and self._job_table.groups.leads(job), self._is_dismissed(job)
         may_go_on = parts or not is_last
-        if may_go_on and not self._is_dismissed(job):
-            self._job_table.write(
-                job, status=JobStatus.WAITING
-            )  # first: after a failover no group is found where it has parted
+        if may_go_on and not is_dismissed:  # first: after a failover no group is found where it has parted
+            self._job_table.write(job, status=JobStatus.WAITING)
         if parts:
             self.part(job, why=f"the gang of {job} ran out of memory")
-        if self._is_over(job) or (may_go_on and self._is_dismissed(job)):
+        if self._is_over(job) or (may_go_on and is_dismissed):
             return self._dismissed(job, self._job_table.records[job].step)
         if not may_go_on:
             return self.fail(job, f"ran out of memory under its last option: {outcome.message}")

@@ -103,6 +103,25 @@ class RunningSegment:
         """
         return (self.profile.at_once is None and not self.is_untrusted) or last_step <= self.ordered_step
 
+    def stop(self) -> list[Command]:
+        """Returns the command that stops its gang at a checkpoint; none if it was commanded to stop already."""
+        commands = [] if self.is_stopping else [(self.number, STOP)]
+        self.is_stopping = True
+        return commands
+
+    def move_end(self, last_step: int) -> list[Command]:
+        """Returns the command by which its gang ends at another step; none if it was ordered to end no earlier."""
+        self.segment = replace(self.segment, last_step=last_step)
+        if last_step <= self.ordered_step:
+            return []
+        self.ordered_step = last_step
+        return [(self.number, until(last_step))]
+
+    @property
+    def left_s(self) -> float:
+        """The seconds until its gang has done its planned steps; infinity if its speed is not known yet."""
+        return (self.segment.last_step - self.step) * self.step_s if self.step_s else math.inf
+
     @property
     def is_untrusted(self) -> bool:
         """Whether its gang runs on an untrusted node."""
@@ -260,17 +279,15 @@ class JobProgress:
     def hear(self, event: Event, *, now_s: float = 0.0) -> None:
         """Takes in an event."""
         self.step = max(self.step, reported_step(event) or 0)
-        match event:
-            case PhaseStarted() if event.phase != self.phase:
-                self.phase, self.phase_s = event.phase, now_s
-            case JobReady() if self.phase != TRAINING:
-                self.phase, self.phase_s = TRAINING, now_s
-            case Steps() if event.seconds:
-                if self.phase == STARTING:  # the reports before this one were not heard
-                    self.phase, self.phase_s = TRAINING, now_s
-                self._take_steps(event)
-            case EvaluationReported():
-                self.metrics = event.metrics
+        phase = event.phase if isinstance(event, PhaseStarted) else self.phase
+        if isinstance(event, JobReady) or (isinstance(event, Steps) and event.seconds and phase == STARTING):
+            phase = TRAINING  # by `Steps`, where the reports before were not heard
+        if phase != self.phase:
+            self.phase, self.phase_s = phase, now_s
+        if isinstance(event, Steps) and event.seconds:
+            self._take_steps(event)
+        elif isinstance(event, EvaluationReported):
+            self.metrics = event.metrics
 
     def _take_steps(self, report: Steps) -> None:
         self.step_s = statistics.median(report.seconds)
@@ -398,24 +415,23 @@ class PlanProgress:
         """
         job = running.segment.job
         is_replaced = running.is_stopping or running.is_over_end
-        if not (is_replaced and any(segment.job == job for segment in self.planned)):
+        if not (is_replaced and self.has_more(job)):
             last_step = min(running.segment.last_step, self._totals[job])  # the job's steps may have been changed
             self.planned.insert(0, replace(running.segment, last_step=last_step))
 
     def follow(self, fresh: Sequence[PlannedSegment]) -> list[Command]:
         """Follows a new plan. Gangs that it leaves in place continue; the others are commanded to stop."""
-        new = hand_over(fresh, running=self._segments())
-        self.planned = list(new.planned)
+        stays, self.planned = hand_over(fresh, running=self._segments())
         commands: list[Command] = []
         for running in self.running.values():
-            last_step = new.stays.get(running.segment.job)
+            last_step = stays.get(running.segment.job)
             if last_step is None:
-                commands += _stop(running)
+                commands += running.stop()
             elif running.is_stopping or not running.may_go_on(last_step):  # it starts again on the same gang
                 self.planned.insert(0, replace(running.segment, last_step=last_step))
             else:
                 running.is_over_end = False
-                commands += _move_end(running, last_step)
+                commands += running.move_end(last_step)
         return commands
 
     def reconsider_ends(self, *, done_jobs: Collection[str]) -> list[Command]:
@@ -428,7 +444,7 @@ class PlanProgress:
         for running in self.running.values():
             segment = running.segment
             is_at_end = running.is_over_end or running.step >= segment.last_step
-            if running.is_stopping or not (is_at_end or _left_s(running) <= NOTICE_S) or not self._has_more(running):
+            if running.is_stopping or not (is_at_end or running.left_s <= NOTICE_S) or not self.has_more(segment.job):
                 continue
             over = {r.segment.job for r in self.running.values() if r.is_over_end}
             end = end_of(
@@ -444,37 +460,17 @@ class PlanProgress:
                 if not running.may_go_on(end.last_step):
                     continue
                 self.planned.remove(end)
-                commands += _move_end(running, end.last_step)
+                commands += running.move_end(end.last_step)
             elif end == "ends" and is_at_end:
-                commands += _stop(running)
+                commands += running.stop()
             elif end == "goes on" and not running.is_over_end and running.may_go_on(self._totals[segment.job]):
                 running.is_over_end = True
-                commands += _move_end(running, self._totals[segment.job])
+                commands += running.move_end(self._totals[segment.job])
         return commands
 
-    def _has_more(self, running: RunningSegment) -> bool:
-        return any(segment.job == running.segment.job for segment in self.planned)
+    def has_more(self, job: str) -> bool:
+        """Whether a further segment of a job is planned."""
+        return any(segment.job == job for segment in self.planned)
 
     def _segments(self) -> list[PlannedSegment]:
         return [running.segment for running in self.running.values()]
-
-
-def _left_s(running: RunningSegment) -> float:
-    """Returns the seconds until a gang has done its planned steps; infinity if its speed is not known yet."""
-    step_s = running.step_s
-    return (running.segment.last_step - running.step) * step_s if step_s else math.inf
-
-
-def _move_end(running: RunningSegment, last_step: int) -> list[Command]:
-    running.segment = replace(running.segment, last_step=last_step)
-    if last_step <= running.ordered_step:
-        return []
-    running.ordered_step = last_step
-    return [(running.number, until(last_step))]
-
-
-def _stop(running: RunningSegment) -> list[Command]:
-    if running.is_stopping:
-        return []
-    running.is_stopping = True
-    return [(running.number, STOP)]

@@ -33,7 +33,7 @@ from ringmaster.tasks.execution.dispatch import DeviceId, PlannedSegment, PlanSi
 from ringmaster.tasks.planning import Option, Plan, PlanningNode, Problem
 from ringmaster.tasks.planning.bounds.bounds import preemptive_bound
 from ringmaster.tasks.planning.objectives import objective_by_name, plan_giving_up_deadlines
-from ringmaster.tasks.planning.problems.problem_parts import CurrentRun
+from ringmaster.tasks.planning.problems.problem_parts import CurrentRun, PlanningJob
 from ringmaster.tasks.profiling.speed_beliefs import SpeedBelief
 
 LEAST_STEPS = 6  # of a segment that tries an option; the first of them warms up and is not measured
@@ -41,9 +41,6 @@ LEAST_TRIED_S = 1.0
 MOST_SHARE = 0.02  # of the job's remaining steps
 
 EPS_S = 1e-6  # rounding error of sums of seconds
-Size = tuple[str, int, int, int]
-"""What decides on which nodes an option can run: device type, numbers of devices and nodes, and host memory."""
-
 
 PRICES = (0.0, *(2.0**k for k in range(-6, 11)))  # of a second of a job, in devices
 
@@ -298,10 +295,9 @@ def remaining(
     started: the jobs that do not run and have a checkpoint.
     out: the devices that are not there now.
     """
-    devices = {n.id: tuple(i for i in range(n.num_devices) if (n.id, i) not in out) for n in left.nodes}
-    nodes = tuple(replace(n, num_devices=len(devices[n.id])) for n in left.nodes if devices[n.id])
-    has_room = _has_room(left, nodes)
-    options = {job.id: tuple(k for k, o in enumerate(job.options) if has_room[_size(o)]) for job in left.jobs}
+    nodes, devices = _usable_nodes(left, out)
+    runs = runs_on(nodes)
+    options = {job.id: tuple(k for k, option in enumerate(job.options) if runs(option)) for job in left.jobs}
     if not all(options.values()):
         return None
     jobs = []
@@ -319,18 +315,37 @@ def remaining(
 
 def plannable(left: Problem, *, out: Collection[DeviceId] = ()) -> frozenset[str]:
     """Returns the jobs that have an option for the devices that are there and depend on no job that has none."""
-    counts = {n.id: sum((n.id, i) not in out for i in range(n.num_devices)) for n in left.nodes}
-    nodes = tuple(replace(n, num_devices=counts[n.id]) for n in left.nodes if counts[n.id])
-    has_room = _has_room(left, nodes)
-    plannable_jobs = {job.id for job in left.jobs if any(has_room[_size(option)] for option in job.options)}
-    known = {job.id for job in left.jobs}
-    while stuck := {
-        j.id
-        for j in left.jobs
-        if j.id in plannable_jobs and any(o in known and o not in plannable_jobs for o in j.after)
-    }:
-        plannable_jobs -= stuck
-    return frozenset(plannable_jobs)
+    return frozenset(job.id for job in runnable(left.jobs, _usable_nodes(left, out)[0]))
+
+
+def runnable(jobs: Sequence[PlanningJob], nodes: Sequence[PlanningNode]) -> tuple[PlanningJob, ...]:
+    """Returns the jobs that have an option for the nodes, and do not wait for one that has none."""
+    runs = runs_on(nodes)
+    stuck = {job.id for job in jobs if not any(map(runs, job.options))}
+    while more := {job.id for job in jobs if job.id not in stuck and stuck.intersection(job.after)}:
+        stuck |= more
+    return tuple(job for job in jobs if job.id not in stuck)
+
+
+def runs_on(nodes: Sequence[PlanningNode]) -> Callable[[Option], bool]:
+    """Returns a function that says whether the nodes can run an option. Thousands of options have few sizes."""
+    known: dict[tuple[str, int, int, int], bool] = {}
+
+    def runs(option: Option) -> bool:
+        size = option.device_type, option.num_devices, option.num_nodes, option.host_memory_bytes
+        if size not in known:
+            known[size] = sum(option.runs_on(node) for node in nodes) >= option.num_nodes
+        return known[size]
+
+    return runs
+
+
+def _usable_nodes(
+    left: Problem, out: Collection[DeviceId]
+) -> tuple[tuple[PlanningNode, ...], dict[str, tuple[int, ...]]]:
+    """Returns the nodes with the devices that are there, and the real numbers of these, by node."""
+    devices = {n.id: tuple(i for i in range(n.num_devices) if (n.id, i) not in out) for n in left.nodes}
+    return tuple(replace(n, num_devices=len(devices[n.id])) for n in left.nodes if devices[n.id]), devices
 
 
 def could_gain(rest: RemainingProblem, left_s: float, *, policy: ReplanPolicy) -> bool:
@@ -380,16 +395,6 @@ def left_s(ahead: PlanSimulator, now: PlanSimulator, policy: ReplanPolicy) -> fl
     num_devices = {node.id: node.num_devices for node in ahead.problem.nodes}
     of = objective_by_name(policy.objective).coefficients(ahead.problem)
     return of.in_seconds(ends_s, held_s, num_devices=num_devices)
-
-
-def _size(option: Option) -> Size:
-    return option.device_type, option.num_devices, option.num_nodes, option.host_memory_bytes
-
-
-def _has_room(left: Problem, nodes: Sequence[PlanningNode]) -> Mapping[Size, bool]:
-    """Returns whether the nodes can run options of a size, for each size: thousands of options have few sizes."""
-    sizes = {_size(option): option for job in left.jobs for option in job.options}
-    return {size: sum(option.runs_on(n) for n in nodes) >= option.num_nodes for size, option in sizes.items()}
 
 
 def _by_node(

@@ -2,7 +2,7 @@
 
 import math
 import time
-from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import Future
 from dataclasses import replace
 from functools import partial
@@ -29,6 +29,8 @@ SUSPECT_CHECKPOINTS = 20
 """The checkpoints that are kept of a job that untrusted nodes may train: a lie that is found later takes it back."""
 
 LEASE_RETRY_S = 1.0  # other processes return devices without notice
+
+OptionKey = tuple[str, str, int, str, int]
 
 
 def checkpoint_interval_s(stall_s: float, *, num_devices: int, mtbf_s: float = MEAN_TIME_BETWEEN_FAILURES_S) -> float:
@@ -364,32 +366,38 @@ class Starter:
         return replace(order, members=tuple(order_of(name, end) for name, end in members.items()))
 
 
-def is_known(record: SegmentRecord, *, profiles: Sequence[Profile]) -> bool:
+def option_key(profile: Profile) -> OptionKey:
+    """Returns the identity of a job's option, which is the same in every process."""
+    config = str(sorted(profile.config.items()))
+    return profile.technique, config, profile.num_devices, profile.device_type, profile.num_nodes
+
+
+def option_key_of(record: SegmentRecord) -> OptionKey:
+    """Returns the `option_key` of the option that a segment ran under."""
+    what = record.what
+    config = str(sorted(what["config"].items()))
+    return what["technique"], config, what["num_devices"], what.get("device_type", ""), what.get("num_nodes", 1)
+
+
+def is_known(record: SegmentRecord, *, profiles: Iterable[Profile]) -> bool:
     """Whether a segment ran under one of these options."""
-    return bool(_options(record, profiles))
+    return option_key_of(record) in map(option_key, profiles)
 
 
 def segment_of(record: SegmentRecord, *, profiles: Sequence[Profile]) -> PlannedSegment:
-    """Returns the segment of a journal record, with its option number among `profiles`. Its devices may be gone."""
-    what, options = record.what, _options(record, profiles)
-    assert options, f"segment {record.id} of {record.job} ran under an option that is not known: {what}"
+    """Returns the segment of a journal record, with its option number among `profiles`, else 0.
+
+    Its devices may be gone.
+    """
+    what, keys = record.what, [option_key(profile) for profile in profiles]
     return PlannedSegment(
         job=record.job,
-        option=options[0],
+        option=keys.index(option_key_of(record)) if option_key_of(record) in keys else 0,
         last_step=what["last_step"],
         devices=tuple(device_of(name) for name in what["devices"]),
         start_s=what["planned_s"][0],
         end_s=what["planned_s"][1],
     )
-
-
-def _options(record: SegmentRecord, profiles: Sequence[Profile]) -> list[int]:
-    """Returns the numbers of the options that equal the one under which a segment ran."""
-    what = record.what
-    kind = (what.get("device_type", ""), what.get("num_nodes", 1))
-    wanted = (what["technique"], dict(what["config"]), what["num_devices"], *kind)
-    known = [(p.technique, dict(p.config), p.num_devices, p.device_type, p.num_nodes) for p in profiles]
-    return [k for k, option in enumerate(known) if option == wanted]
 
 
 def gang_order(

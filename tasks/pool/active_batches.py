@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable, Collection, Iterable, Mapping
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any, TypeVar
 
@@ -22,6 +22,7 @@ from ringmaster.tasks.execution.events import (
     SegmentStarted,
 )
 from ringmaster.tasks.execution.job_table import JobState
+from ringmaster.tasks.execution.starter import OptionKey, option_key
 from ringmaster.tasks.execution.target_scheduler import variant_options
 from ringmaster.tasks.planning import Plan
 from ringmaster.tasks.planning.objectives import Makespan, PlanningTerms, WeightedCompletion, objective_names
@@ -40,8 +41,6 @@ TERMS = "terms"  # the key of a batch's fact: {"weights", "deadlines_s"} that a 
 QUOTAS = "quotas"  # the key of the pool's fact: by user, `max_devices` or `share` that a person has set for the pool
 USUAL = 1.0
 HEAVIEST = 1e12  # the limit of a job's weight: planners refuse values above 1e15, and their sums too
-
-OptionKey = tuple[str, str, int, str, int]
 
 T = TypeVar("T")
 MOST_FAILURES = 2  # by an exception
@@ -95,8 +94,7 @@ Quotas = Mapping[str, Mapping[str, float]]
 
 def quotas_of_pool(database: Database) -> Quotas:
     """Returns the quotas that a person has set for all batches of a pool."""
-    known: Quotas = Journal(database, batch="").get(QUOTAS, {})
-    return known
+    return dict(Journal(database, batch="").get(QUOTAS, {}))
 
 
 def quota_of(text: str) -> Mapping[str, float] | None:
@@ -178,37 +176,30 @@ def entries_of(submission: Submission, *, struck_out: Mapping[str, Collection[Op
 
     struck_out: by job, the options (`option_key`) under which it has run out of memory.
     """
-    place = submission.run_paths()
+    place, qualified = submission.run_paths(), submission.qualified
     names = {job.name for job in submission.jobs}
 
-    def left(job: str, profiles: tuple[Profile, ...]) -> tuple[Profile, ...]:
-        return tuple(each for each in profiles if option_key(each) not in struck_out.get(job, ())) or profiles
+    def left(job: str, profiles: Sequence[Profile]) -> tuple[Profile, ...]:
+        return tuple(each for each in profiles if option_key(each) not in struck_out.get(job, ()))
+
+    def in_pool(profile: Profile) -> Profile:
+        return replace(profile, members=tuple(replace(each, job=qualified(each.job)) for each in profile.members))
 
     entries = []
     for job in submission.jobs:
-        variants = variant_options(job, submission.profiles)
+        profiles, variants = submission.profiles.get(job.name, ()), variant_options(job, submission.profiles)
         entries.append(
             JobState(
                 local_job=job,
-                job=job.renamed(
-                    submission.qualified(job.name), lambda name: submission.qualified(name) if name in names else name
-                ),
-                profiles=left(job.name, submission.profiles.get(job.name, ())),
+                job=job.renamed(qualified(job.name), lambda name: qualified(name) if name in names else name),
+                profiles=left(job.name, profiles) or profiles,
                 place=place,
-                variants={variant: left(job.name, profiles) for variant, profiles in variants.items()},
+                variants={variant: left(job.name, its) or its for variant, its in variants.items()},
                 batch=submission.id,
-                group_profiles=_group_profiles(submission, job.name, struck_out.get(job.name, ())),
+                group_profiles=tuple(map(in_pool, left(job.name, submission.together.get(job.name, ())))),
             )
         )
     return entries
-
-
-def _group_profiles(submission: Submission, leader: str, struck_out: Collection[OptionKey]) -> tuple[Profile, ...]:
-    """Returns the profiles of the group that a job leads, with the members' names in the pool; none without a group."""
-    left = [p for p in submission.together.get(leader, ()) if option_key(p) not in struck_out]
-    return tuple(
-        replace(p, members=tuple(replace(f, job=submission.qualified(f.job)) for f in p.members)) for p in left
-    )
 
 
 def fault_of(submission: Submission) -> str | None:
@@ -232,12 +223,6 @@ def fault_of(submission: Submission) -> str | None:
     except (ProblemError, TypeError, ValueError) as error:
         return f"it cannot be planned: {error}"
     return None
-
-
-def option_key(profile: Profile) -> OptionKey:
-    """Returns the identity of a job's option, which is the same in every process."""
-    config = str(sorted(profile.config.items()))
-    return profile.technique, config, profile.num_devices, profile.device_type, profile.num_nodes
 
 
 def split(name: str) -> tuple[str, str]:
@@ -285,14 +270,12 @@ def _planned(event: PlanUpdate, batch: str) -> PlanUpdate | None:
         if job.id in own
     )
     segments = tuple(replace(segment, job=own[segment.job]) for segment in plan.segments if segment.job in own)
-    part = replace(
-        plan,
-        segments=segments,
-        certificate=plan.certificate and plan.certificate.renamed(own),
-        value_certificate=plan.value_certificate and plan.value_certificate.renamed(own),
-    )
     if len(own) < len(problem.jobs):
         part = Plan(problem_name=plan.problem_name, segments=segments, method=plan.method)
+    else:
+        certificates = plan.certificate, plan.value_certificate
+        own_certificate, of_value = (each and each.renamed(own) for each in certificates)
+        part = replace(plan, segments=segments, certificate=own_certificate, value_certificate=of_value)
     return PlanUpdate(problem=replace(problem, jobs=jobs), plan=part, why=event.why)
 
 

@@ -23,11 +23,11 @@ from sqlalchemy import Connection, insert, select, update
 from sqlalchemy.exc import SQLAlchemyError
 
 from ringmaster.tasks.cluster import Device, Node
-from ringmaster.tasks.execution.dispatch import PlannedSegment, device_of
 from ringmaster.tasks.execution.events import ExecutionEvent, JobEnded, SegmentEnded, SegmentStarted
 from ringmaster.tasks.execution.progress import RunningSegment, is_about
-from ringmaster.tasks.pool.active_batches import OptionKey, option_key
+from ringmaster.tasks.execution.starter import OptionKey, is_known, option_key_of, segment_of
 from ringmaster.tasks.pool.event_log import BatchEvents
+from ringmaster.tasks.pool.nodes import SilenceClock
 from ringmaster.tasks.pool.submissions import Submission
 from ringmaster.tasks.process_identity import has_ended, own_process
 from ringmaster.tasks.storage.database import Database
@@ -71,31 +71,23 @@ class Leadership:
         where: str | None = None,
         has_ended: Callable[[str], bool] = has_ended,
     ) -> None:
-        self._database, self._clock, self._silent_s, self._has_ended = database, clock, silent_s, has_ended
+        self._database, self._silent_s, self._has_ended = database, silent_s, has_ended
+        # No leader could send heartbeats while the database was unreachable, so the silence is measured anew.
+        self._silences = SilenceClock(clock, blind_s=BLIND_S)
         self._me = f"{uuid.uuid4().hex} {own_process() if where is None else where}"
-        self._epoch = 0
+        self.epoch = 0  # of this leader; 0 before it leads
         self._seen: tuple[int, int] | None = None  # the epoch and the heartbeats of the leader
-        self._since_s = self._looked_s = clock()
-
-    @property
-    def epoch(self) -> int:
-        """The epoch of this leader; 0 before it leads."""
-        return self._epoch
 
     def claim(self) -> bool:
         """Takes the lead if nobody has it or the leader has been silent for `silent_s`; returns whether it did."""
         result = self._database.read(lambda connection: connection.execute(select(EXECUTOR).where(ROW)).one_or_none())
-        now_s = self._clock()
         is_free = result is None or result.owner == NOBODY or self._has_ended(result.owner.partition(" ")[2])
-        seen = None if result is None else (int(result.epoch), int(result.beats))
-        # No leader could send heartbeats while the database was unreachable, so the silence is measured anew.
-        if seen != self._seen or now_s - self._looked_s > BLIND_S:
-            self._seen, self._since_s = seen, now_s
-        self._looked_s = now_s
-        if not is_free and now_s - self._since_s < self._silent_s:
+        self._seen = None if result is None else (int(result.epoch), int(result.beats))
+        silence_s = self._silences.silences_s({"leader": self._seen})["leader"]
+        if not is_free and silence_s < self._silent_s:
             return False
-        self._epoch = self._database.write(self._take)
-        return self._epoch > 0
+        self.epoch = self._database.write(self._take)
+        return self.epoch > 0
 
     def beat(self) -> bool:
         """Stores a heartbeat of this leader; returns False once another one leads."""
@@ -133,7 +125,7 @@ class Leadership:
 
     def _check(self, connection: Connection) -> None:
         row = connection.execute(select(EXECUTOR.c.owner, EXECUTOR.c.epoch).where(ROW)).one_or_none()
-        if row is None or (row.owner, row.epoch) != (self._me, self._epoch):
+        if row is None or (row.owner, row.epoch) != (self._me, self.epoch):
             raise LeadershipLost("another controller leads this pool now")
 
 
@@ -221,43 +213,41 @@ def speeds_of(
 
     profiles: the options that the job has now.
     """
-    keys = {option_key(profile) for profile in profiles}
-    result = {record.id: _as_running(record, profiles) for record in records if _key_of(record) in keys}
+
+    def as_running(record: SegmentRecord) -> RunningSegment:
+        segment, batch = segment_of(record, profiles=profiles), record.job.partition("/")[0]
+        first_steps = {f"{batch}/{name}": step for name, step in record.what.get("fellows", {}).items()}
+        return RunningSegment(segment, profiles[segment.option], (), record.what["first_step"], first_steps=first_steps)
+
+    result = {record.id: as_running(record) for record in records if is_known(record, profiles=profiles)}
     for event in message_store.events(after=0, segments=list(result)):
         if is_about(event.content, result[event.segment].segment.job):
             result[event.segment].hear(event.content)
     return [running for running in result.values() if running.step_s is not None]
 
 
-def _as_running(record: SegmentRecord, profiles: Sequence[Profile]) -> RunningSegment:
-    segment, batch = _planned(record, profiles), record.job.partition("/")[0]
-    first_steps = {f"{batch}/{name}": step for name, step in record.what.get("fellows", {}).items()}
-    return RunningSegment(segment, profiles[segment.option], (), record.what["first_step"], first_steps=first_steps)
-
-
 def nodes_of(records: Iterable[SegmentRecord]) -> dict[str, Node]:
     """Returns the nodes on which segments were started, as far as the names of their leases describe them."""
-    kinds: dict[str, dict[int, str]] = defaultdict(dict)
-    for record in records:
-        for name in record.what["devices"]:
-            node, kind, number = name.rsplit(":", 2)
-            kinds[node][int(number)] = kind
+    gpus: dict[str, dict[int, bool]] = defaultdict(dict)  # by node and number
+    for name in (name for record in records for name in record.what["devices"]):
+        node, kind, number = name.rsplit(":", 2)
+        gpus[node][int(number)] = kind == "gpu"
+
+    def device(is_gpu: bool, number: int) -> Device:
+        return Device(kind="gpu" if is_gpu else "cpu", index=number, name="", memory_bytes=0, cores=())
+
     return {
-        node: Node(name=node, devices=tuple(_unknown(result.get(i, "cpu"), i) for i in range(max(result) + 1)))
-        for node, result in kinds.items()
+        node: Node(name=node, devices=tuple(device(known.get(i, False), i) for i in range(max(known) + 1)))
+        for node, known in gpus.items()
     }
 
 
-def _unknown(kind: str, number: int) -> Device:
-    return Device(kind="gpu" if kind == "gpu" else "cpu", index=number, name="", memory_bytes=0, cores=())
-
-
 def _struck_out(segments: Iterable[SegmentRecord]) -> dict[str, frozenset[OptionKey]]:
-    result: dict[str, set[OptionKey]] = defaultdict(set)
+    result: dict[str, frozenset[OptionKey]] = defaultdict(frozenset)
     for segment in segments:
         if segment.outcome is not None and segment.outcome["status"] == OutcomeStatus.OUT_OF_MEMORY:
-            result[segment.job].add(_key_of(segment))
-    return {job: frozenset(options) for job, options in result.items()}
+            result[segment.job] |= {option_key_of(segment)}
+    return result
 
 
 def _untold(
@@ -273,65 +263,29 @@ def _untold(
     untold: list[ExecutionEvent] = []
     pending = {segment.id for segment in undecided}
     for segment in segments:
-        planned = _planned(segment, batch.profiles.get(segment.job, ()))
+        what, members = segment.what, tuple(segment.what.get("fellows", ()))
+        planned = segment_of(segment, profiles=batch.profiles.get(segment.job, ()))
         if segment.id not in started:
-            what = segment.what
-            untold.append(
-                SegmentStarted(
-                    number=segment.id,
-                    segment=planned,
-                    technique=what["technique"],
-                    num_devices=what["num_devices"],
-                    first_step=what["first_step"],
-                    attempt=1,
-                    members=tuple(what.get("fellows", ())),
-                )
+            start = SegmentStarted(
+                number=segment.id,
+                segment=planned,
+                technique=what["technique"],
+                num_devices=what["num_devices"],
+                first_step=what["first_step"],
+                attempt=1,
+                members=members,
             )
-        if segment.outcome is not None and segment.id not in ended and segment.id not in pending:
-            decision = "reported by the executor that took over"
+            untold.append(start)
+        if segment.outcome is not None and segment.id not in ended | pending:
+            decision, outcome = "reported by the executor that took over", outcome_of(segment)
             untold.append(
-                SegmentEnded(
-                    number=segment.id,
-                    segment=planned,
-                    outcome=outcome_of(segment),
-                    decision=decision,
-                    members=tuple(segment.what.get("fellows", ())),
-                )
+                SegmentEnded(number=segment.id, segment=planned, outcome=outcome, decision=decision, members=members)
             )
-    reported = _job_ends(database, batch.id)
+    job, status = (json_field(EVENT_LOG.c.content, key) for key in ("job", "status"))
+    query = select(job, status).where(EVENT_LOG.c.batch == batch.id, EVENT_LOG.c.kind == JobEnded.__name__)
+    reported = {row[0]: row[1] for row in database.rows(query.order_by(EVENT_LOG.c.id))}  # the last ends
     for name, record in jobs.items():
         if record.status in ENDED and batch.profiles.get(name) and reported.get(name) != record.status:
             details = {**record.details, "step": record.step}
             untold.append(JobEnded(job=name, status=record.status, message=record.message, details=details))
     return untold
-
-
-def _job_ends(database: Database, batch: str) -> dict[str, str]:
-    """Returns, by job, the status in its last logged `JobEnded` event."""
-    job, status = (json_field(EVENT_LOG.c.content, key) for key in ("job", "status"))
-    query = (
-        select(job, status)
-        .where(EVENT_LOG.c.batch == batch, EVENT_LOG.c.kind == JobEnded.__name__)
-        .order_by(EVENT_LOG.c.id)
-    )
-    return dict(database.read(lambda connection: [(row[0], row[1]) for row in connection.execute(query).all()]))
-
-
-def _key_of(record: SegmentRecord) -> OptionKey:
-    """Returns the `option_key` of the option that a segment ran under."""
-    what = record.what
-    config = str(sorted(what["config"].items()))
-    return what["technique"], config, what["num_devices"], what.get("device_type", ""), what.get("num_nodes", 1)
-
-
-def _planned(record: SegmentRecord, profiles: Sequence[Profile]) -> PlannedSegment:
-    """Returns the segment as it was planned, as far as the journal records it."""
-    what, keys = record.what, [option_key(profile) for profile in profiles]
-    return PlannedSegment(
-        job=record.job,
-        option=keys.index(_key_of(record)) if _key_of(record) in keys else 0,
-        last_step=what["last_step"],
-        devices=tuple(device_of(name) for name in what["devices"]),
-        start_s=what["planned_s"][0],
-        end_s=what["planned_s"][1],
-    )

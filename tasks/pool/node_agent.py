@@ -15,7 +15,7 @@ import logging
 import threading
 import time
 import uuid
-from collections import deque
+from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 
@@ -52,8 +52,8 @@ class Outbox:
     def __init__(self, message_store: MessageStore, node: str) -> None:
         self._message_store, self._node = message_store, node
         self._changed = threading.Condition()
-        self._left: dict[int, deque[tuple[int, Event]]] = {}  # by segment, the events that are not sent yet
-        self._num_events: dict[int, int] = {}  # by segment, how many events it has reported
+        self._left: list[tuple[int, int, Event]] = []  # the events that are not sent yet: segment, number, event
+        self._num_events = Counter[int]()  # by segment, how many events it has reported
         self._is_urgent = self._closing = False
         self._thread = threading.Thread(target=self._work, name="outbox", daemon=True)
         self._thread.start()
@@ -61,9 +61,8 @@ class Outbox:
     def put(self, segment: int, event: Event) -> None:
         """Queues an event of a segment's share; a `ShareEnded` is sent at once, others within a tenth of a second."""
         with self._changed:
-            number = self._num_events.get(segment, 0)
-            self._num_events[segment] = number + 1
-            self._left.setdefault(segment, deque()).append((number, event))
+            self._left.append((segment, self._num_events[segment], event))
+            self._num_events[segment] += 1
             self._is_urgent |= isinstance(event, ShareEnded)
             self._changed.notify_all()
 
@@ -83,32 +82,22 @@ class Outbox:
         return self._thread.is_alive()
 
     def _work(self) -> None:
-        while self._wait_for_words():
-            with self._changed:
-                self._is_urgent = False
-                batches = {segment: list(events) for segment, events in self._left.items()}
-            for segment, events in batches.items():
-                try:
+        with suppress(DatabaseClosed):
+            while due := self._wait_for_events():
+                for segment in dict.fromkeys(segment for segment, _, _ in due):
+                    events = [(number, event) for of, number, event in due if of == segment]
                     self._message_store.store(segment, self._node, events=events)
-                except DatabaseClosed:
-                    return
-                self._forget(segment, len(events))
+                with self._changed:
+                    del self._left[: len(due)]
+                    self._changed.notify_all()
 
-    def _wait_for_words(self) -> bool:
-        """Waits until there are events to send; returns False after `close`."""
+    def _wait_for_events(self) -> Sequence[tuple[int, int, Event]]:
+        """Waits until there are events to send, and returns them; none after `close`."""
         with self._changed:
             self._changed.wait_for(lambda: self._left or self._closing)
             self._changed.wait_for(lambda: self._is_urgent or self._closing, timeout=GATHER_S)
-            return not self._closing
-
-    def _forget(self, segment: int, num_words: int) -> None:
-        with self._changed:
-            events = self._left[segment]
-            for _ in range(num_words):
-                events.popleft()
-            if not events:
-                del self._left[segment]
-            self._changed.notify_all()
+            self._is_urgent = False
+            return () if self._closing else tuple(self._left)
 
 
 class Heartbeat:
@@ -148,15 +137,10 @@ class Heartbeat:
         self._thread.join(within_s)
 
     def _work(self) -> None:
-        while not self._stopped.is_set():
-            try:
-                wait_s = self._once()
-            except DatabaseClosed:
-                return
-            if wait_s is None:
-                return
-            self._hurry.wait(wait_s)
-            self._hurry.clear()
+        with suppress(DatabaseClosed):
+            while not self._stopped.is_set() and (wait_s := self._once()) is not None:
+                self._hurry.wait(wait_s)
+                self._hurry.clear()
 
     def _once(self) -> float | None:
         """Sends one heartbeat; returns the seconds until the next attempt, None for the end."""
@@ -217,10 +201,10 @@ class NodeAgent:
         )
         self._looking = threading.Thread(target=self._look, name="look", daemon=True)
         self._lock = threading.Lock()
-        self._incarnation = ""
+        self.incarnation = ""
         self._ever_taken: set[int] = set()
         self._last_command = 0
-        self._is_leaving = False
+        self.is_leaving = False
 
     # -- serving -----------------------------------------------------------------------------------------------------
 
@@ -230,16 +214,6 @@ class NodeAgent:
         self._register()
         self._looking.start()
         self._pulse.start()
-
-    @property
-    def incarnation(self) -> str:
-        """The identity of this worker process in the pool; it changes if the pool declares the node lost meanwhile."""
-        return self._incarnation
-
-    @property
-    def is_leaving(self) -> bool:
-        """Whether the node takes no more orders, since `drain` or `close` was called."""
-        return self._is_leaving
 
     @property
     def running(self) -> Mapping[int, GangShare]:
@@ -254,7 +228,7 @@ class NodeAgent:
         again.
         """
         with self._lock:
-            self._is_leaving = True
+            self.is_leaving = True
         self._pulse.hurry()
         self._gangs.join(within_s=min(heed_s, within_s))
         self._gangs.stop_all()
@@ -263,12 +237,12 @@ class NodeAgent:
         self._outbox.flush(within_s=FAREWELL_S)
         self._pulse.stop(within_s=FAREWELL_S)
         with suppress(SQLAlchemyError):  # unreachable: the executor will find the node silent
-            NodeRegistry(self._quick_database).leave(self.name, incarnation=self._incarnation)
+            NodeRegistry(self._quick_database).leave(self.name, incarnation=self.incarnation)
         self.close()
 
     def close(self) -> None:
         """Ends all gangs at once; `drain` ends them in order."""
-        self._is_leaving = True
+        self.is_leaving = True
         self.ended.set()
         self._pulse.stop(within_s=0.0)
         self._outbox.close()
@@ -278,11 +252,11 @@ class NodeAgent:
     # -- the node in the registry ------------------------------------------------------------------------------------
 
     def _register(self) -> None:
-        self._incarnation = uuid.uuid4().hex
+        self.incarnation = uuid.uuid4().hex
         self._nodes.register(
             NodeRecord(
                 name=self.name,
-                incarnation=self._incarnation,
+                incarnation=self.incarnation,
                 address=self._address,
                 devices=self._devices,
                 health=self._device_monitor.health(),
@@ -295,19 +269,19 @@ class NodeAgent:
         if not is_whole:
             self.ended.set()  # so that the worker ends, and another one can be started
         assert is_whole, "a node without its outbox or its order thread must send no heartbeats"
-        status = NodeStatus.LEAVING if self._is_leaving else NodeStatus.SERVING
+        status = NodeStatus.LEAVING if self.is_leaving else NodeStatus.SERVING
         return NodeRegistry(self._quick_database).beat(
-            self.name, incarnation=self._incarnation, health=self._device_monitor.health(), status=status
+            self.name, incarnation=self.incarnation, health=self._device_monitor.health(), status=status
         )
 
     def _on_replaced(self) -> bool:
         """Ends all gangs after the node was declared lost, or served by another worker; returns whether to continue."""
         with self._lock:
-            self._incarnation = ""  # so that no more orders are taken
+            self.incarnation = ""  # so that no more orders are taken
         self._end_all(f"the pool had given node {self.name} up")
         try:
             other = next((node for node in self._nodes.all() if node.name == self.name), None)
-            if other is None and not self._is_leaving:
+            if other is None and not self.is_leaving:
                 logger.warning("the pool had given node %s up: it begins anew", self.name)
                 self._register()
                 return True
@@ -328,10 +302,10 @@ class NodeAgent:
         It waits while the database is unreachable.
         """
         with self._lock:
-            if self._is_leaving or segment in self._ever_taken:
+            if self.is_leaving or segment in self._ever_taken:
                 return
             self._ever_taken.add(segment)
-            incarnation = self._incarnation
+            incarnation = self.incarnation
         try:
             share = self._message_store.take(segment, self.name, incarnation=incarnation) or self._taken_before(
                 segment, incarnation
@@ -343,7 +317,7 @@ class NodeAgent:
             return
         with self._lock:
             # The order was withdrawn or is not given yet, or the node was declared lost meanwhile.
-            if share is None or self._is_leaving or incarnation != self._incarnation:
+            if share is None or self.is_leaving or incarnation != self.incarnation:
                 self._ever_taken.discard(segment)
                 return
             self._gangs.admit(segment, share)
@@ -363,17 +337,15 @@ class NodeAgent:
         outcome = Outcome(status=OutcomeStatus.CRASHED, message="its supervisor failed; the worker's log says why")
         try:
             self._device_monitor.begin(segment, numbers, is_part=bool(share.order.meeting))
-            outcome = self._gangs.run(segment, lambda event: self._hear(segment, event))
+            outcome = self._gangs.run(
+                segment, lambda event: None if isinstance(event, UNHEARD) else self._outbox.put(segment, event)
+            )
         finally:
             if (event := self._device_monitor.end(segment)) is not None:
                 self._outbox.put(segment, event)
             self._outbox.put(segment, as_event(outcome))
             logger.info("segment %d ended: %s %s", segment, outcome.status, outcome.message)
             self._gangs.dismiss(segment)
-
-    def _hear(self, segment: int, event: Event) -> None:
-        if not isinstance(event, UNHEARD):
-            self._outbox.put(segment, event)
 
     def _end_all(self, why: str) -> None:
         """Kills all gangs, and waits until they are gone."""
@@ -392,7 +364,7 @@ class NodeAgent:
                 for id, segment, command in self._message_store.commands(after=self._last_command):
                     self._last_command = id
                     self._gangs.send(segment, command)
-                for order in self._message_store.orders(incarnation=self._incarnation):
+                for order in self._message_store.orders(incarnation=self.incarnation):
                     if order.status == OrderStatus.GIVEN:
                         self._take(order.segment)
                 for segment, event in self._device_monitor.due_events().items():

@@ -16,7 +16,6 @@ from collections.abc import Callable, Collection, Mapping, Sequence
 from concurrent.futures import Future
 from dataclasses import dataclass, replace
 from functools import partial
-from typing import Any
 
 from ringmaster.errors import ProblemError
 from ringmaster.tasks.background_worker import in_a_thread
@@ -25,9 +24,10 @@ from ringmaster.tasks.execution.engine import Engine, EngineNode
 from ringmaster.tasks.execution.executor import Executor
 from ringmaster.tasks.execution.job_table import JobTable
 from ringmaster.tasks.execution.known_nodes import EMPTY_BEFORE_S, KnownNodes
+from ringmaster.tasks.execution.replan_policy import runnable, runs_on
 from ringmaster.tasks.planning import Plan, Problem, solve
 from ringmaster.tasks.planning.fusion import bounded
-from ringmaster.tasks.planning.problems.problem_parts import Option, PlanningJob, PlanningNode
+from ringmaster.tasks.planning.problems.problem_parts import PlanningNode
 from ringmaster.tasks.planning.whatif.nodes import NodePrices, NodesWorth, nodes_worth
 from ringmaster.tasks.pool.engines import DEFAULT_IDLE_S
 from ringmaster.tasks.profiling.search import planning_problem
@@ -151,114 +151,65 @@ work outlasts all nodes. Nodes that were lent at the same time end almost togeth
 """
 
 
-@dataclass(frozen=True, kw_only=True)
-class NodeQuestion:
-    """How many nodes are worth their price?
+def worth_of_nodes(
+    job_table: JobTable,
+    own: Collection[EngineNode],
+    *,
+    lent: EngineNode,
+    least: int,
+    most: int,
+    come_s: float,
+    prices: NodePrices,
+) -> Callable[[], NodesWorth] | None:
+    """Returns what computes how many nodes are worth their price for the jobs that are left.
 
-    problem: what is left to do, with all options of the jobs.
+    None where no job is left that some number of nodes can run.
+
     own: the nodes of one's own.
-    lent: a lent node; all lent nodes are like it.
-    least, most: limits of the answer. All jobs can run on the least number of lent nodes.
+    lent: a lent node, which may have left; all lent nodes are like it.
+    least, most: limits of the answer.
     come_s: seconds that a node takes to come.
     """
+    jobs = [job for job in job_table.left() if job_table.profiles[job.name] and job.num_steps]
+    if not jobs:
+        return None
+    cluster = Cluster(nodes=tuple(Node(name=node.name, devices=node.devices) for node in (*own, lent)))
+    steps_done = {**job_table.groups.steps(), **{job.name: job_table.records[job.name].step for job in jobs}}
+    problem = planning_problem(
+        jobs, job_table.profiles, cluster, name="nodes", steps_done=steps_done, with_missing=True
+    )
+    planned = {node.id: node for node in problem.nodes}
 
-    problem: Problem
-    own: tuple[PlanningNode, ...]
-    lent: PlanningNode
-    least: int
-    most: int
-    come_s: float
+    def nodes(num_lent: int) -> tuple[PlanningNode, ...]:
+        like = planned[lent.name]
+        copies = (replace(like, id=f"{like.id}/{number}") for number in range(num_lent))
+        return (*(planned[node.name] for node in own), *copies)
 
-    @classmethod
-    def of(
-        cls,
-        job_table: JobTable,
-        own: Collection[EngineNode],
-        *,
-        lent: EngineNode,
-        least: int,
-        most: int,
-        come_s: float,
-    ) -> NodeQuestion | None:
-        """Asks about the jobs that are left and that some number of nodes can run; returns None where there are none.
+    most = max(least, most)
+    left = runnable(problem.jobs, nodes(most))
+    if not left:
+        return None
 
-        own: the nodes of one's own. lent: a lent node, which may have left.
-        """
-        jobs = [job for job in job_table.left() if job_table.profiles[job.name] and job.num_steps]
-        if not jobs:
-            return None
-        cluster = Cluster(nodes=tuple(Node(name=node.name, devices=node.devices) for node in (*own, lent)))
-        steps_done = {**job_table.groups.steps(), **{job.name: job_table.records[job.name].step for job in jobs}}
-        problem = planning_problem(
-            jobs, job_table.profiles, cluster, name="nodes", steps_done=steps_done, with_missing=True
-        )
-        nodes = {node.id: node for node in problem.nodes}
-        question = cls(
-            problem=problem,
-            own=tuple(nodes[node.name] for node in own),
-            lent=nodes[lent.name],
-            least=least,
-            most=max(least, most),
-            come_s=come_s,
-        )
-        return question._of_runnable_jobs()
-
-    def problem_on(self, num_nodes: int) -> Problem:
+    def problem_on(num_lent: int) -> Problem:
         """Returns the problem on so many lent nodes, with the options that these can run."""
-        nodes = self._nodes(num_nodes)
-        runs = _runs_on(nodes)
-        jobs = tuple(replace(job, options=tuple(filter(runs, job.options))) for job in self.problem.jobs)
-        return replace(self.problem, nodes=nodes, jobs=jobs)
+        runs = runs_on(nodes(num_lent))
+        its_jobs = tuple(replace(job, options=tuple(filter(runs, job.options))) for job in left)
+        return replace(problem, nodes=nodes(num_lent), jobs=its_jobs)
 
-    def _nodes(self, num_nodes: int) -> tuple[PlanningNode, ...]:
-        return (*self.own, *(replace(self.lent, id=f"{self.lent.id}/{number}") for number in range(num_nodes)))
-
-    def _of_runnable_jobs(self) -> NodeQuestion | None:
-        """Returns the question about the jobs that the most nodes can run, and at least as many nodes as these need."""
-        left = _runnable(self.problem.jobs, self._nodes(self.most))
-        if not left:
-            return None
-        numbers = range(self.least, self.most + 1)
-        least = next(number for number in numbers if len(_runnable(left, self._nodes(number))) == len(left))
-        return replace(self, problem=replace(self.problem, jobs=left), least=least)
-
-
-def _runs_on(nodes: Sequence[PlanningNode]) -> Callable[[Option], bool]:
-    """Returns a function that says whether the nodes can run an option. Thousands of options have few sizes."""
-    known: dict[tuple[Any, ...], bool] = {}
-
-    def runs(option: Option) -> bool:
-        size = (option.device_type, option.num_devices, option.num_nodes, option.host_memory_bytes)
-        if size not in known:
-            known[size] = sum(option.runs_on(node) for node in nodes) >= option.num_nodes
-        return known[size]
-
-    return runs
-
-
-def _runnable(jobs: Sequence[PlanningJob], nodes: Sequence[PlanningNode]) -> tuple[PlanningJob, ...]:
-    """Returns the jobs that have an option for the nodes, and do not wait for one that has none."""
-    runs, names = _runs_on(nodes), {job.id for job in jobs}
-    result = tuple(job for job in jobs if any(map(runs, job.options)))
-    stuck = names - {job.id for job in result}
-    while more := {job.id for job in result if job.id not in stuck and stuck.intersection(job.after)}:
-        stuck |= more
-    return tuple(job for job in result if job.id not in stuck)
+    # The jobs that the most nodes can run need at least so many.
+    least = next(number for number in range(least, most + 1) if len(runnable(left, nodes(number))) == len(left))
+    make_plan = partial(solve, work_s=WORK_S)
+    return partial(nodes_worth, problem_on, least=least, most=most, prices=prices, come_s=come_s, make_plan=make_plan)
 
 
 class NodeWorth:
     """Keeps the last answer, and computes it anew once jobs have come or time has passed. Used by one thread.
 
-    clock: monotonic seconds. background: runs the computation.
+    clock: monotonic seconds.
     """
 
-    def __init__(
-        self,
-        prices: NodePrices,
-        *,
-        clock: Callable[[], float],
-    ) -> None:
-        self._prices, self._clock = prices, clock
+    def __init__(self, *, clock: Callable[[], float]) -> None:
+        self._clock = clock
         self._jobs: frozenset[str] = frozenset()
         self._requested_s = -AGAIN_S
         self._pending: Future[NodesWorth] | None = None
@@ -269,34 +220,20 @@ class NodeWorth:
         """Whether even the least number of nodes costs more than the budget, by the last answer."""
         return self._answer is not None and self._answer.ends_s is None
 
-    def limit(self, jobs: Sequence[str], ask: Callable[[], NodeQuestion | None]) -> int | None:
+    def limit(self, jobs: Sequence[str], ask: Callable[[], Callable[[], NodesWorth] | None]) -> int | None:
         """Returns how many nodes are worth their price, by the last answer; None before the first.
 
         jobs: the names of the jobs that are left.
-        ask: returns the question, if it can be asked.
+        ask: returns what computes the answer, if that can be done.
         """
         if self._pending is not None and self._pending.done():
             self._take(self._pending)
             self._pending = None
-        has_come = not frozenset(jobs) <= self._jobs
-        if self._pending is None and (has_come or self._clock() - self._requested_s >= AGAIN_S):
-            self._begin(jobs, ask())
+        is_due = not frozenset(jobs) <= self._jobs or self._clock() - self._requested_s >= AGAIN_S
+        if self._pending is None and is_due and (work := ask()) is not None:
+            self._jobs, self._requested_s = frozenset(jobs), self._clock()
+            self._pending = in_a_thread("prices-of-nodes", work)
         return None if self._answer is None else self._answer.num_nodes
-
-    def _begin(self, jobs: Sequence[str], question: NodeQuestion | None) -> None:
-        if question is None:
-            return
-        self._jobs, self._requested_s = frozenset(jobs), self._clock()
-        work = partial(
-            nodes_worth,
-            question.problem_on,
-            least=question.least,
-            most=question.most,
-            prices=self._prices,
-            come_s=question.come_s,
-            make_plan=partial(solve, work_s=WORK_S),
-        )
-        self._pending = in_a_thread("prices-of-nodes", work)
 
     def _take(self, pending: Future[NodesWorth]) -> None:
         if (error := pending.exception()) is not None:
@@ -333,7 +270,7 @@ class NodeScaler:
         self._like: EngineNode | None = None  # the last node that the engine lent
         self._num_requested: int | None = None
         self._is_withheld = False  # whether a batch waits to be profiled, and gets no node
-        self._worth = NodeWorth(options.prices, clock=clock) if options.prices is not None else None
+        self._worth = NodeWorth(clock=clock)
 
     def look(self, *, is_node_awaited: bool, lends: Callable[[str], bool]) -> None:
         """Requests as many nodes as the jobs need, and gives back nodes that have been idle for long.
@@ -351,7 +288,7 @@ class NodeScaler:
         num_own_devices = sum(len(node.devices) for node in own)
         jobs = demands(self._executor.job_table)
         num_wanted = self._num_wanted(jobs, own=own, num_own_devices=num_own_devices)
-        exceeds_budget = bool(jobs) and self._worth is not None and self._worth.exceeds_budget
+        exceeds_budget = bool(jobs) and self._worth.exceeds_budget
         if is_node_awaited and not num_own_devices:
             num_wanted = max(num_wanted, self._num_for_profiling(exceeds_budget=exceeds_budget))
         self._request(num_wanted, num_jobs=len(jobs), now_s=now_s)
@@ -368,25 +305,22 @@ class NodeScaler:
             self._known_nodes.give_back(name)
 
     def _num_wanted(self, jobs: Sequence[JobDemand], *, own: Collection[EngineNode], num_own_devices: int) -> int:
-        like = self._like
-        # Before the first node is there, its devices are unknown: as many as all jobs can use, so that one is
-        # requested.
-        devices_per_node = max(sum(job.most_devices for job in jobs), 1) if like is None else len(like.devices)
+        like, come_s, prices = self._like, self._coming.come_s, self._options.prices
         limits = {
-            "devices_per_node": devices_per_node,
+            # Before the first node is there, its devices are unknown: as many as all jobs can use, so that one is
+            # requested.
+            "devices_per_node": max(sum(job.most_devices for job in jobs), 1) if like is None else len(like.devices),
             "num_own_devices": num_own_devices,
             "max_nodes": self._options.max_nodes,
         }
-        if self._worth is None:
-            return num_nodes_wanted(jobs, come_s=self._coming.come_s, **limits)
+        if prices is None:
+            return num_nodes_wanted(jobs, come_s=come_s, **limits)
         least, most = node_range(jobs, **limits)
-        job_table, come_s = self._executor.job_table, self._coming.come_s
         if like is None:
             return least
-        worth = self._worth.limit(
-            [job.name for job in job_table.left()],
-            lambda: NodeQuestion.of(job_table, own, lent=like, least=least, most=most, come_s=come_s),
-        )
+        table = self._executor.job_table
+        work = partial(worth_of_nodes, table, own, lent=like, least=least, most=most, come_s=come_s, prices=prices)
+        worth = self._worth.limit([job.name for job in table.left()], work)
         return least if worth is None else min(worth, most)
 
     def _num_for_profiling(self, *, exceeds_budget: bool) -> int:

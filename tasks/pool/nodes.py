@@ -6,13 +6,14 @@ A lease outlives the process that took it. The executor that takes over finds it
 from __future__ import annotations
 
 import logging
+import math
 import os
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from enum import StrEnum
 from functools import partial
-from typing import Any, Self
+from typing import Any, Self, TypeVar
 
 from sqlalchemy import Connection, delete, insert, select, update
 
@@ -20,9 +21,11 @@ from ringmaster.codec import from_json, to_json
 from ringmaster.tasks.cluster import Device
 from ringmaster.tasks.planning.problems.problem_parts import MAX_DEVICES
 from ringmaster.tasks.storage.database import Database, insert_missing
-from ringmaster.tasks.storage.schema import ABOUT, LEASES, NODES
+from ringmaster.tasks.storage.schema import ABOUT, LEASES, NODES, about, set_about
 
 logger = logging.getLogger(__name__)
+
+K = TypeVar("K")
 
 LOAN = "loan {}"
 """The holder of the leases of a request for devices, by the request's number. All other leases are of segments."""
@@ -46,6 +49,29 @@ def is_loan(holder: str) -> bool:
     return holder.startswith(LOAN.format(""))
 
 
+class SilenceClock:
+    """Measures for how long signs of life have not changed. No clocks are compared: it is the observer's own.
+
+    Time in which the observer could not look is no silence: after it, all silences are measured anew.
+
+    clock: monotonic seconds.
+    blind_s: the time between two looks beyond which no silence can be concluded.
+    """
+
+    def __init__(self, clock: Callable[[], float], *, blind_s: float = math.inf) -> None:
+        self._clock, self._blind_s, self._looked_s = clock, blind_s, clock()
+        self._seen: Mapping[Any, tuple[Any, float]] = {}  # by whose it is, a sign, and when it was first seen
+
+    def silences_s(self, signs: Mapping[K, Any]) -> dict[K, float]:
+        """Returns for how many seconds each sign has been the same, 0 for a new one. Others are forgotten."""
+        now_s = self._clock()
+        before = self._seen if now_s - self._looked_s <= self._blind_s else {}
+        seen = {key: before.get(key, (sign, now_s)) for key, sign in signs.items()}
+        self._seen = {key: seen[key] if seen[key][0] == sign else (sign, now_s) for key, sign in signs.items()}
+        self._looked_s = now_s
+        return {key: now_s - self._seen[key][1] for key in signs}
+
+
 class PoolLeases:
     """The leases of a pool's devices, named "node:kind:number". Safe between threads and between processes."""
 
@@ -58,8 +84,7 @@ class PoolLeases:
         A device that the same holder has leased counts as leased too: one holder may act for many users that must not
         share the device.
         """
-        (is_taken,) = self.take_each([devices], holder=holder)
-        return is_taken
+        return self.take_each([devices], holder=holder)[0]
 
     def take_each(self, gangs: Sequence[Sequence[str]], *, holder: str) -> list[bool]:
         """Leases the devices of each gang as `take` does, in one transaction; returns which were leased."""
@@ -87,8 +112,7 @@ class PoolLeases:
 
     def held(self) -> dict[str, str]:
         """Returns the holder of each device that is leased now."""
-        rows = self._database.rows(select(LEASES))
-        return {row.device: row.holder for row in rows}
+        return {row.device: row.holder for row in self._database.rows(select(LEASES))}
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -178,11 +202,8 @@ class NodeRegistry:
 
         Raises ValueError if its devices cannot be planned.
         """
-        row = to_json(_checked(node))
-
-        self._database.execute(
-            delete(NODES).where(NODES.c.name == node.name), insert(NODES).values(**row, since_s=time.time())
-        )
+        row = insert(NODES).values(**to_json(_checked(node)), since_s=time.time())
+        self._database.execute(delete(NODES).where(NODES.c.name == node.name), row)
 
     def beat(self, name: str, *, incarnation: str, health: Mapping[str, str], status: str = NodeStatus.SERVING) -> bool:
         """Stores a heartbeat; returns False if the node belongs to another incarnation by now, or was removed."""
@@ -211,27 +232,23 @@ class NodeRegistry:
 
     def note_most_lent(self, num_nodes: int) -> None:
         """Stores how many nodes the pool's engine lends at most; 0 for an engine that lends none."""
-        self._put(MOST_LENT, str(num_nodes))
+        self._database.write(partial(set_about, key=MOST_LENT, value=str(num_nodes)))
 
     def most_lent(self) -> int:
         """Returns how many nodes the pool's engine lends at most, by the controller that led last."""
-        return int(self._database.scalar(select(ABOUT.c.value).where(ABOUT.c.key == MOST_LENT)) or 0)
+        return int(self._database.read(partial(about, key=MOST_LENT)) or 0)
 
     def expel(self, name: str, *, why: str) -> None:
         """Gives a node, by its name, no work any more."""
-        self._put(EXPELLED.format(name), why)
+        self._database.write(partial(set_about, key=EXPELLED.format(name), value=why))
 
     def set_reference(self, kind: str, bits: str) -> None:
         """Stores the bits that a calibration has on a kind of devices."""
-        self._put(REFERENCE.format(kind), bits)
+        self._database.write(partial(set_about, key=REFERENCE.format(kind), value=bits))
 
     def reference(self, kind: str) -> str | None:
         """Returns the bits that a calibration has on a kind of devices; None where no trusted node has stored them."""
-        value: str | None = self._database.scalar(select(ABOUT.c.value).where(ABOUT.c.key == REFERENCE.format(kind)))
-        return value
-
-    def _put(self, key: str, value: str) -> None:
-        self._database.execute(delete(ABOUT).where(ABOUT.c.key == key), insert(ABOUT).values(key=key, value=value))
+        return self._database.read(partial(about, key=REFERENCE.format(kind)))
 
     def all(self) -> Sequence[NodeRecord]:
         """Returns every registered node, by name."""

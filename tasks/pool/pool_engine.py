@@ -23,8 +23,8 @@ from concurrent.futures import Future
 from dataclasses import dataclass, field, replace
 
 from ringmaster.tasks.execution.engine import EngineContext, EngineNode, SegmentCall, completed
-from ringmaster.tasks.pool.nodes import BLIND_S, NodeRecord, NodeRegistry, NodeStatus, Timeouts
-from ringmaster.tasks.pool.provider import GONE, MOST_REMEMBERED, Allocation, AllocationStatus, NodeProvider
+from ringmaster.tasks.pool.engines import GONE, MOST_REMEMBERED, Allocation, AllocationStatus, NodeProvider
+from ringmaster.tasks.pool.nodes import BLIND_S, NodeRecord, NodeRegistry, NodeStatus, SilenceClock, Timeouts
 from ringmaster.tasks.storage.database import Database, DatabaseClosed
 from ringmaster.tasks.storage.message_store import KILL, GangEvent, GangShare, MessageStore, OrderRecord, OrderStatus
 from ringmaster.techniques.processes.events import Event, OutcomeStatus, RefusedEvent, ShareEnded
@@ -49,47 +49,26 @@ IDLE_LOOK_EVERY_S = 1.0  # while no gang runs
 CLOSE_TIMEOUT_S = 5.0  # in case the database is unreachable
 
 
-@dataclass(frozen=True, kw_only=True)
-class NodeLoss:
-    """A worker that is gone for good, with all that it ran.
-
-    why: the cause in words, to follow the node's name.
-    """
-
-    node: str
-    incarnation: str
-    why: str
-
-
-@dataclass
-class _NodeSighting:
-    record: NodeRecord
-    since_s: float  # the time of its last heartbeat, by our clock
-
-
 class NodeWatch:
     """Watches the registry of nodes.
 
     clock: monotonic seconds.
     lost_after_s: the time without a heartbeat after which a node is lost.
     blind_after_s: the time between two checks after which all silences are measured anew.
+    there: the nodes that were present at the last check, by name.
     """
 
     def __init__(
         self, nodes: NodeRegistry, *, clock: Callable[[], float], lost_after_s: float, blind_after_s: float = BLIND_S
     ) -> None:
-        self._nodes, self._clock = nodes, clock
-        self._lost_after_s, self._blind_after_s = lost_after_s, blind_after_s
-        self._seen: dict[str, _NodeSighting] = {}
-        self._looked_s = clock()
+        self._nodes, self._lost_after_s = nodes, lost_after_s
+        self._silences = SilenceClock(clock, blind_s=blind_after_s)
+        self.there: Mapping[str, NodeRecord] = {}
 
-    @property
-    def there(self) -> Mapping[str, NodeRecord]:
-        """The nodes that were present at the last check, by name."""
-        return {name: seen.record for name, seen in sorted(self._seen.items())}
+    def look(self, *, ended: Mapping[str, str] | None = None) -> Sequence[tuple[NodeRecord, str]]:
+        """Checks the registry; returns the workers that are gone since the last check for good, with all that they ran.
 
-    def look(self, *, ended: Mapping[str, str] | None = None) -> Sequence[NodeLoss]:
-        """Checks the registry; returns the workers that are gone since the last check.
+        Each comes with the cause in words, to follow the node's name.
 
         A node that was silent for too long is removed from the registry. If its worker lives, it notices that and
         registers anew. So is a node whose allocation has ended; one that registers anew under that allocation is not
@@ -97,36 +76,20 @@ class NodeWatch:
 
         ended: by id of an allocation whose processes have all ended, why.
         """
-        ended = ended or {}
+        ended, gone, lost = ended or {}, list[tuple[NodeRecord, str]](), set[str]()
         registered = {record.name: record for record in self._nodes.all()}
-        now_s = self._clock()
-        is_blind = now_s - self._looked_s > self._blind_after_s
-        self._looked_s = now_s
-        gone = []
-        for name, seen in list(self._seen.items()):
-            record, was = registered.get(name), seen.record
+        silences_s = self._silences.silences_s({n: (each.incarnation, each.beats) for n, each in registered.items()})
+        for name, was in self.there.items():
+            record = registered.get(name)
             if record is None or record.incarnation != was.incarnation:
-                why = "its worker has ended" if record is None else "its worker was started anew"
-                gone.append(NodeLoss(node=name, incarnation=was.incarnation, why=why))
-                del self._seen[name]
-            elif was.allocation in ended:
-                gone.append(self._remove(was, why=ended[was.allocation]))
-                del registered[name]
-            elif record.beats != was.beats or is_blind:
-                seen.since_s = now_s
-            elif now_s - seen.since_s >= self._lost_after_s:
-                gone.append(self._remove(was, why=f"silent for {now_s - seen.since_s:.0f} s"))
-                del registered[name]
-        for name, record in registered.items():
-            if record.allocation in ended:
-                continue
-            self._seen.setdefault(name, _NodeSighting(record, now_s)).record = record
+                gone.append((was, "its worker has ended" if record is None else "its worker was started anew"))
+            elif was.allocation in ended or silences_s[name] >= self._lost_after_s:
+                gone.append((was, ended.get(was.allocation, f"silent for {silences_s[name]:.0f} s")))
+                self._nodes.remove(name, incarnation=was.incarnation)
+                lost.add(name)
+        there = {name: record for name, record in registered.items() if name not in lost}
+        self.there = {name: there[name] for name in sorted(there) if there[name].allocation not in ended}
         return gone
-
-    def _remove(self, record: NodeRecord, *, why: str) -> NodeLoss:
-        self._nodes.remove(record.name, incarnation=record.incarnation)
-        del self._seen[record.name]
-        return NodeLoss(node=record.name, incarnation=record.incarnation, why=why)
 
 
 def shares_of(call: SegmentCall, *, addresses: Mapping[str, str]) -> dict[str, GangShare]:
@@ -242,11 +205,11 @@ class PoolEngine:
             self._provider.served({record.allocation for record in self._nodes.values() if record.allocation})
             if gone:
                 self.catch_up()
-            for each in gone:
-                logger.warning("node %s is gone: %s", each.node, each.why)
+            for was, why in gone:
+                logger.warning("node %s is gone: %s", was.name, why)
                 for flight in list(self._flights.values()):
-                    if flight.nodes.get(each.node) == each.incarnation and each.node not in flight.outcomes:
-                        self._lose_share(flight, each.node)
+                    if flight.nodes.get(was.name) == was.incarnation and was.name not in flight.outcomes:
+                        self._lose_share(flight, was.name)
             return [_as_node(record, allocations.get(record.allocation)) for record in self._nodes.values()]
 
     def _allocations(self) -> Mapping[str, Allocation]:

@@ -10,9 +10,10 @@ import re
 import threading
 import time
 from collections import Counter
-from collections.abc import Callable, Hashable, Mapping
-from dataclasses import dataclass, field, replace
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
 from enum import StrEnum
+from typing import Any
 
 from sqlalchemy import Connection, func, or_, select
 from sqlalchemy.exc import SQLAlchemyError
@@ -20,7 +21,7 @@ from sqlalchemy.exc import SQLAlchemyError
 from ringmaster.tasks.cluster import Cluster, Node
 from ringmaster.tasks.execution.events import NEWEST_PREDICTION, JobEnded, predictions_in
 from ringmaster.tasks.planning import Plan
-from ringmaster.tasks.pool.nodes import NodeRecord, NodeStatus, is_loan, read_nodes
+from ringmaster.tasks.pool.nodes import NodeRecord, NodeStatus, SilenceClock, is_loan, read_nodes
 from ringmaster.tasks.pool.requests import RequestKind, RequestStatus
 from ringmaster.tasks.pool.submissions import BatchStatus
 from ringmaster.tasks.storage.database import Database
@@ -231,54 +232,35 @@ def _device(record: NodeRecord, number: int, holder: str | None) -> DeviceStatus
     return DeviceStatus.LEAVING if record.status == NodeStatus.LEAVING else DeviceStatus.IDLE
 
 
-class PlanReason(StrEnum):
-    """Why a plan was made."""
-
-    START = "start"
-    NEW_JOBS = "new_jobs"
-    DEVICES = "devices"
-    FAILURE = "failure"
-    DEADLINE = "deadline"
-    FORECAST = "forecast"
-    CLOCK = "clock"
-    REQUEST = "request"
-    GROUP = "group"
-    STEERING = "steering"
-    VERIFICATION = "verification"
-    OTHER = "other"
-
-
 # The first that matches counts, as a plan may have several reasons at once. Job and node names come before or after
 # these words, and may contain them.
-_PATTERNS = (
-    (PlanReason.START, r"(start|resumed|an executor began)$"),
-    (PlanReason.NEW_JOBS, r"batch .+ has \d+ jobs$"),
-    (PlanReason.DEVICES, r"node .+ (is gone|came)\b|the health of devices has changed|.* has lost its devices"),
-    (PlanReason.FAILURE, r".* ran out of memory|the gang of .* crashed|jobs have failed$"),
-    (PlanReason.DEADLINE, r"in danger of missing their deadlines"),
-    (PlanReason.CLOCK, r"the clock$"),
-    (PlanReason.FORECAST, r".* is (late|early) by \d+ s"),
-    (PlanReason.REQUEST, r"jobs were (cancelled|paused|resumed|retried)|the priorities of batch|a person has set"),
-    (PlanReason.GROUP, r".* continues? alone"),
-    (
-        PlanReason.VERIFICATION,
+PLAN_REASONS: Mapping[str, str] = {
+    "start": r"(start|resumed|an executor began)$",
+    "new_jobs": r"batch .+ has \d+ jobs$",
+    "devices": r"node .+ (is gone|came)\b|the health of devices has changed|.* has lost its devices",
+    "failure": r".* ran out of memory|the gang of .* crashed|jobs have failed$",
+    "deadline": r"in danger of missing their deadlines",
+    "clock": r"the clock$",
+    "forecast": r".* is (late|early) by \d+ s",
+    "request": r"jobs were (cancelled|paused|resumed|retried)|the priorities of batch|a person has set",
+    "group": r".* continues? alone",
+    "verification": (
         r"steps \d+ to \d+ (of .*)?(are|were) verified|the work of .* is repeated|"
-        r"node .+ (must not be used, where|did not end its segment of|was expelled while|and node .* have other bits)",
+        r"node .+ (must not be used, where|did not end its segment of|was expelled while|and node .* have other bits)"
     ),
-    (
-        PlanReason.STEERING,
+    "steering": (
         r".* (may train on|stopped early)$|.* stays on .*, under which it started|.* (keeps|trains on) batches of \d+ |"
-        r".* (keeps|takes, in place of \S+,) the learning rate ",
+        r".* (keeps|takes, in place of \S+,) the learning rate "
     ),
-)
+    "other": "",
+}
+"""The kinds of reasons why plans are made, and what begins a reason of each."""
 
 
-def reason_of(why: str) -> PlanReason:
+def reason_of(why: str) -> str:
     """Returns the kind of the reason of a plan. why: the text that was stored with the plan."""
-    for kind, pattern in _PATTERNS:
-        if any(re.match(pattern, part) for part in why.split("; ")):
-            return kind
-    return PlanReason.OTHER
+    parts = why.split("; ")
+    return next(kind for kind, pattern in PLAN_REASONS.items() if any(re.match(pattern, part) for part in parts))
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -292,7 +274,7 @@ class PoolCounts:
     running: the segments that have not ended.
     """
 
-    plans: Mapping[PlanReason, int] = field(default_factory=dict)
+    plans: Mapping[str, int] = field(default_factory=dict)
     segments: Mapping[str, int] = field(default_factory=dict)
     jobs: Mapping[str, int] = field(default_factory=dict)
     last_plan: int = 0
@@ -312,35 +294,24 @@ def begin(connection: Connection) -> PoolCounts:
 
 def count(connection: Connection, before: PoolCounts) -> PoolCounts:
     """Returns `before` with what has happened since."""
-    return _with_jobs(connection, _with_segments(connection, _with_plans(connection, before)))
-
-
-def _with_plans(connection: Connection, before: PoolCounts) -> PoolCounts:
-    query = select(PLANS.c.id, PLANS.c.why).where(PLANS.c.batch == "", PLANS.c.id > before.last_plan)
-    rows = connection.execute(query).all()
-    plans = Counter(before.plans) + Counter(reason_of(row.why) for row in rows)
-    return replace(before, plans=plans, last_plan=max((row.id for row in rows), default=before.last_plan))
-
-
-def _with_segments(connection: Connection, before: PoolCounts) -> PoolCounts:
-    status = json_field(SEGMENTS.c.outcome, "status")
+    plans = connection.execute(
+        select(PLANS.c.id, PLANS.c.why).where(PLANS.c.batch == "", PLANS.c.id > before.last_plan)
+    ).all()
+    status = json_field(SEGMENTS.c.outcome, "status").label("status")
     news = or_(SEGMENTS.c.id > before.last_segment, SEGMENTS.c.id.in_(before.running))
-    rows = connection.execute(select(SEGMENTS.c.id, SEGMENTS.c.ended_s, status.label("status")).where(news)).all()
-    segments = Counter(before.segments) + Counter(row.status for row in rows if row.ended_s is not None)
-    return replace(
-        before,
-        segments=segments,
-        last_segment=max([before.last_segment, *(row.id for row in rows)]),
-        running=frozenset(row.id for row in rows if row.ended_s is None),
+    segments = connection.execute(select(SEGMENTS.c.id, SEGMENTS.c.ended_s, status).where(news)).all()
+    last_event = max(before.last_event, connection.execute(select(func.max(EVENT_LOG.c.id))).scalar() or 0)
+    ends = select(json_field(EVENT_LOG.c.content, "status")).where(EVENT_LOG.c.kind == JobEnded.__name__)
+    ends = ends.where(EVENT_LOG.c.id > before.last_event, EVENT_LOG.c.id <= last_event)
+    return PoolCounts(
+        plans=Counter(before.plans) + Counter(reason_of(row.why) for row in plans),
+        segments=Counter(before.segments) + Counter(row.status for row in segments if row.ended_s is not None),
+        jobs=Counter(before.jobs) + Counter(connection.execute(ends).scalars().all()),
+        last_plan=max([before.last_plan, *(row.id for row in plans)]),
+        last_segment=max([before.last_segment, *(row.id for row in segments)]),
+        last_event=last_event,
+        running=frozenset(row.id for row in segments if row.ended_s is None),
     )
-
-
-def _with_jobs(connection: Connection, before: PoolCounts) -> PoolCounts:
-    status = json_field(EVENT_LOG.c.content, "status")
-    ended = select(status).where(EVENT_LOG.c.id > before.last_event, EVENT_LOG.c.kind == JobEnded.__name__)
-    newest = connection.execute(select(func.max(EVENT_LOG.c.id))).scalar() or 0
-    jobs = Counter(before.jobs) + Counter(connection.execute(ended.where(EVENT_LOG.c.id <= newest)).scalars().all())
-    return replace(before, jobs=jobs, last_event=max(before.last_event, int(newest)))
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -377,7 +348,7 @@ class PoolMonitor:
         self._counts: PoolCounts | None = None
         self._is_away = False
         self._device_seconds: dict[tuple[str, DeviceStatus], float] = {}
-        self._heartbeats: dict[Hashable, tuple[Hashable, float]] = {}  # the last one, and when it was first seen
+        self._silence_clock, self._silences_s = SilenceClock(clock), dict[tuple[str, str], float]()
 
     def sample(self) -> None:
         """Reads the database once. Without an answer of the database, the measurement has no state."""
@@ -398,15 +369,15 @@ class PoolMonitor:
     def measurement(self) -> Measurement:
         """Returns what the last sample has found. Ages are those of now."""
         with self._lock:
-            now_s, state = self._clock(), self._state
+            state, since_s = self._state, self._clock() - self._sampled_s
             nodes = state.nodes if state is not None else ()
             is_led = state is not None and state.leader is not None and state.leader.is_there
             return Measurement(
                 state=state,
                 counts=self._counts or PoolCounts(),
                 device_seconds=dict(self._device_seconds),
-                node_heartbeat_age_s={node.name: now_s - self._heartbeats["node", node.name][1] for node in nodes},
-                leader_heartbeat_age_s=now_s - self._heartbeats[LEADER][1] if is_led else None,
+                node_heartbeat_age_s={each.name: since_s + self._silences_s["node", each.name] for each in nodes},
+                leader_heartbeat_age_s=since_s + self._silences_s[LEADER] if is_led else None,
             )
 
     def close(self) -> None:
@@ -430,11 +401,7 @@ class PoolMonitor:
             for each, number in node.devices.items():
                 if (node.name, each) in self._device_seconds:
                     self._device_seconds[node.name, each] += number * (now_s - self._sampled_s)
-        seen: dict[Hashable, Hashable] = {("node", node.name): node.heartbeat for node in state.nodes}
-        if state.leader is not None:
-            seen[LEADER] = state.leader.heartbeat
-        known = self._heartbeats
-        self._heartbeats = {
-            who: known[who] if who in known and known[who][0] == beat else (beat, now_s) for who, beat in seen.items()
-        }
+        signs: dict[tuple[str, str], Any] = {("node", node.name): node.heartbeat for node in state.nodes}
+        signs |= {} if state.leader is None else {LEADER: state.leader.heartbeat}
+        self._silences_s = self._silence_clock.silences_s(signs)
         self._state, self._counts, self._sampled_s = state, counted, now_s

@@ -14,6 +14,7 @@ from typing import Any
 from sqlalchemy import ColumnElement, Connection, func, select, update
 
 from ringmaster.tasks.background_worker import running
+from ringmaster.tasks.pool.nodes import SilenceClock
 from ringmaster.tasks.storage.database import Database, DatabaseClosed, insert_once
 from ringmaster.tasks.storage.schema import REQUESTS
 
@@ -128,17 +129,10 @@ class Requests:
         rows = self._database.rows(select(REQUESTS).where(where).order_by(REQUESTS.c.id))
         return [_request(row._mapping) for row in rows]
 
-    def answer(
-        self,
-        number: int,
-        *,
-        status: RequestStatus,
-        answer: Mapping[str, Any] | None = None,
-    ) -> None:
+    def answer(self, number: int, *, status: RequestStatus, answer: Mapping[str, Any] | None = None) -> None:
         """Answers a request, or withdraws it."""
-        act = update(REQUESTS).where(REQUESTS.c.id == number)
-        values = {"status": status, "answer": dict(answer or {})}
-        self._database.execute(act.values(**values))
+        here = update(REQUESTS).where(REQUESTS.c.id == number)
+        self._database.execute(here.values(status=status, answer=dict(answer or {})))
 
     def renew(self, number: int) -> bool:
         """Renews a request, as a sign that the requester is alive; returns whether the request is open or granted.
@@ -189,35 +183,25 @@ class Requests:
 
 
 class SilenceMonitor:
-    """Detects requests that are no longer renewed, by the observer's own clock (monotonic seconds).
+    """Detects requests that are no longer renewed.
 
     silent_s: the time without a renewal after which a request counts as silent.
-    blind_s: the time between two checks beyond which no silence can be concluded, and all requests get time again.
+    blind_s: see `SilenceClock`.
     """
 
     def __init__(self, *, clock: Callable[[], float], silent_s: float, blind_s: float) -> None:
-        self._clock, self.silent_s, self._blind_s = clock, silent_s, blind_s
-        self._renewed: dict[int, tuple[Any, float]] = {}  # by request, its renewals, and when they last changed
-        self._looked_s = clock()
+        self.silent_s, self._silences = silent_s, SilenceClock(clock, blind_s=blind_s)
 
     def among(self, requests: Sequence[Request], *, states: Mapping[int, Any] | None = None) -> set[int]:
         """Returns the numbers of the silent requests. A request without `beats` holds until it is withdrawn.
 
         states: by request number, another value whose change is a sign of life too.
         """
-        now_s = self._clock()
-        is_blind = now_s - self._looked_s > self._blind_s
-        self._looked_s = now_s
-        before, self._renewed = self._renewed, {}
-        for request in requests:
-            seen = (request.content.get("beats"), (states or {}).get(request.id))
-            known, since_s = before.get(request.id, (None, now_s))
-            self._renewed[request.id] = seen, now_s if is_blind or seen != known else since_s
-        return {
-            request.id
-            for request in requests
-            if "beats" in request.content and now_s - self._renewed[request.id][1] >= self.silent_s
-        }
+        silences_s = self._silences.silences_s(
+            {request.id: (request.content.get("beats"), (states or {}).get(request.id)) for request in requests}
+        )
+        renewed = [request.id for request in requests if "beats" in request.content]
+        return {number for number in renewed if silences_s[number] >= self.silent_s}
 
 
 def _request(row: Mapping[Any, Any]) -> Request:

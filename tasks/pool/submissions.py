@@ -131,22 +131,19 @@ class Submissions:
                 return
             row = {"id": submission.id, "content": to_json(submission), "status": BatchStatus.SUBMITTED, "message": ""}
             connection.execute(insert(BATCHES).values(**row, submitted_s=time.time()))
-            names = dict.fromkeys([*(job.name for job in submission.jobs), *faults])
-            for name in names:
-                stands = (
-                    {"status": JobStatus.FAILED, "message": faults[name]}
-                    if name in faults
-                    else {"status": JobStatus.WAITING}
-                )
-                row = {
+            rows = [
+                {
                     "batch": submission.id,
                     "name": name,
                     "step": 0,
-                    "message": "",
+                    "status": JobStatus.FAILED if name in faults else JobStatus.WAITING,
+                    "message": faults.get(name, ""),
                     "details": dict(known.get(name, {})),
-                    **stands,
                 }
-                connection.execute(insert(JOBS).values(**row))
+                for name in dict.fromkeys([*(job.name for job in submission.jobs), *faults])
+            ]
+            if rows:
+                connection.execute(insert(JOBS), rows)
             for name, why in faults.items():
                 keep(connection, submission.id, JobEnded(job=name, status=JobStatus.FAILED, message=why, details={}))
 
@@ -158,10 +155,8 @@ class Submissions:
         Unlike `unended`, it decodes no batch, which takes long for a thousand jobs.
         """
         query = select(BATCHES.c.id, json_field(BATCHES.c.content, "flow_run"))
-        rows = self._database.rows(
-            query.where(BATCHES.c.status == BatchStatus.SUBMITTED).order_by(BATCHES.c.submitted_s)
-        )
-        return {id: flow_run or "" for id, flow_run in rows}
+        query = query.where(BATCHES.c.status == BatchStatus.SUBMITTED).order_by(BATCHES.c.submitted_s)
+        return {id: flow_run or "" for id, flow_run in self._database.rows(query)}
 
     def flow_run(self, batch: str) -> str:
         """Returns the flow run under which the segments of a batch are shown; empty for none."""
@@ -171,10 +166,9 @@ class Submissions:
 
     def unended(self) -> Sequence[Submission]:
         """Returns the batches that have not ended, oldest first."""
-        rows = self._database.scalars(
-            select(BATCHES.c.content).where(BATCHES.c.status == BatchStatus.SUBMITTED).order_by(BATCHES.c.submitted_s)
-        )
-        return [from_json(Submission, content) for content in rows]
+        query = select(BATCHES.c.content).where(BATCHES.c.status == BatchStatus.SUBMITTED)
+        every = self._database.scalars(query.order_by(BATCHES.c.submitted_s))
+        return [from_json(Submission, content) for content in every]
 
     def find(self, batch: str) -> Submission | None:
         """Returns the batch with that id, or None."""
@@ -210,8 +204,8 @@ class Submissions:
         self._set(batch, BatchStatus.SUBMITTED)
 
     def _set(self, batch: str, status: BatchStatus, *, message: str = "") -> None:
-        values = {"status": status, "message": message}
-        self._database.execute(update(BATCHES).where(BATCHES.c.id == batch).values(**values))
+        here = update(BATCHES).where(BATCHES.c.id == batch)
+        self._database.execute(here.values(status=status, message=message))
 
 
 MEASURING = "measuring "  # begins the key of the pool's fact about a batch that is being measured

@@ -14,7 +14,6 @@ from ringmaster.model_lineage import model_pages
 from ringmaster.model_lineage.ledger.ledger import Ledger
 from ringmaster.model_lineage.records import MetricPoint, ModelRecord, Origin
 from ringmaster.tasks.batch import Batch
-from ringmaster.tasks.datasets.recording import ROWS, dataset_inputs, rows_text
 from ringmaster.tasks.execution.events import (
     ExecutionEvent,
     GangReport,
@@ -29,8 +28,10 @@ from ringmaster.tasks.planning.gantt import compared_with_plan
 from ringmaster.tasks.profiling.profile_store import MeasuredOptions, ProfileStore
 from ringmaster.tasks.recording.ancestry import Ancestry, compared_with_parents, kind_of
 from ringmaster.tasks.recording.rows import (
+    ROWS,
     EnergyMeter,
     code_version,
+    dataset_inputs,
     end_details,
     job_params,
     metric_points,
@@ -38,6 +39,7 @@ from ringmaster.tasks.recording.rows import (
     plan_rows,
     plan_sentence,
     profile_row,
+    rows_text,
 )
 from ringmaster.tasks.storage.journal import JobStatus, Journal
 from ringmaster.techniques import Job, Profile

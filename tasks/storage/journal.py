@@ -124,8 +124,7 @@ class Journal:
 
     def remove(self, key: str) -> None:
         """Deletes a fact of the whole batch."""
-        here = (FACTS.c.batch == (self._batch or "")) & (FACTS.c.key == key)
-        self.database.execute(delete(FACTS).where(here))
+        self.database.execute(delete(FACTS).where(FACTS.c.batch == (self._batch or ""), FACTS.c.key == key))
 
     def drop_facts(self) -> None:
         """Deletes the facts of the whole batch."""
@@ -139,8 +138,7 @@ class Journal:
         query = self._own_rows(select(JOBS), JOBS.c.batch).order_by(JOBS.c.number)
         if batches is not None:
             query = query.where(JOBS.c.batch.in_(sorted(batches)))
-        rows = self.database.rows(query)
-        records = [job_record(self._name(row.batch, row.name), row._mapping) for row in rows]
+        records = (job_record(self._name(row.batch, row.name), row._mapping) for row in self.database.rows(query))
         return {record.name: record for record in records}
 
     def write_job(self, name: str, **changes: Any) -> JobRecord:
@@ -194,8 +192,7 @@ class Journal:
         """
         query = self._own_rows(select(SEGMENTS), SEGMENTS.c.batch).order_by(SEGMENTS.c.id)
         if job is None:
-            rows = self.database.rows(query)
-            return [segment_record(row, job=self._name(row.batch, row.job)) for row in rows]
+            return [segment_record(row, job=self._name(row.batch, row.job)) for row in self.database.rows(query)]
         batch, name = self._parts(job)
         of_job = select(JOBS.c.details).where(JOBS.c.batch == batch, JOBS.c.name == name)
         query = query.where(SEGMENTS.c.batch == batch)
@@ -216,8 +213,7 @@ class Journal:
     def plans(self, *, since_s: float = 0.0) -> list[dict[str, Any]]:
         """Returns the plans that were made since `since_s`, oldest first."""
         query = select(PLANS.c.content).where(PLANS.c.batch == (self._batch or ""), PLANS.c.made_s >= since_s)
-        rows = self.database.scalars(query.order_by(PLANS.c.id))
-        return list(rows)
+        return list(self.database.scalars(query.order_by(PLANS.c.id)))
 
     def _own_rows(self, query: Select[Any], column: Any) -> Select[Any]:
         return query if self._batch is None else query.where(column == self._batch)

@@ -115,7 +115,6 @@ class MessageStore:
         query = select(GANG_EVENTS).where(GANG_EVENTS.c.id > after).order_by(GANG_EVENTS.c.id).limit(WORDS_A_PAGE)
         if segments is not None:
             query = query.where(GANG_EVENTS.c.segment.in_(segments))
-        rows = self._database.rows(query)
         return [
             GangEvent(
                 id=row.id,
@@ -124,13 +123,12 @@ class MessageStore:
                 number=row.number,
                 content=event_or_refusal(row.content),
             )
-            for row in rows
+            for row in self._database.rows(query)
         ]
 
     def newest_event(self) -> int:
         """Returns the id of the newest event, 0 if there is none."""
-        newest = self._database.scalar(select(func.max(GANG_EVENTS.c.id)))
-        return newest or 0
+        return self._database.scalar(select(func.max(GANG_EVENTS.c.id))) or 0
 
     def shares(self, segment: int) -> Sequence[OrderRecord]:
         """Returns the orders of a segment, including ended ones, by their first rank."""
@@ -212,24 +210,16 @@ class MessageStore:
 
     def commands(self, *, after: int) -> Sequence[tuple[int, int, str]]:
         """Returns (id, segment, command) of all commands after that id, in order."""
-        rows = self._database.rows(
-            select(COMMANDS.c.id, COMMANDS.c.segment, COMMANDS.c.command)
-            .where(COMMANDS.c.id > after)
-            .order_by(COMMANDS.c.id)
-        )
-        return [(row.id, row.segment, row.command) for row in rows]
+        query = select(COMMANDS).where(COMMANDS.c.id > after).order_by(COMMANDS.c.id)
+        return [(row.id, row.segment, row.command) for row in self._database.rows(query)]
 
     # -- both --------------------------------------------------------------------------------------------------------
 
     def orders(self, *, incarnation: str | None = None) -> Sequence[OrderRecord]:
         """Returns the orders that have not ended, of one incarnation of a node or of all, the oldest first."""
-        query = (
-            select(ORDERS).where(ORDERS.c.status.in_((OrderStatus.GIVEN, OrderStatus.TAKEN))).order_by(ORDERS.c.segment)
-        )
-        if incarnation is not None:
-            query = query.where(ORDERS.c.incarnation == incarnation)
-        rows = self._database.rows(query)
-        return [_order(row._mapping) for row in rows]
+        query = select(ORDERS).where(ORDERS.c.status.in_((OrderStatus.GIVEN, OrderStatus.TAKEN)))
+        query = query if incarnation is None else query.where(ORDERS.c.incarnation == incarnation)
+        return [_order(row._mapping) for row in self._database.rows(query.order_by(ORDERS.c.segment))]
 
     def end(self, segment: int, node: str) -> None:
         """Ends an order whose node will report nothing more, because the order was withdrawn or the node is lost."""

@@ -22,7 +22,6 @@ from sqlalchemy import (
     inspect,
     select,
     text,
-    update,
 )
 from sqlalchemy import Text as DatabaseText
 from sqlalchemy.engine import Dialect
@@ -247,53 +246,51 @@ def check_tables(connection: Connection) -> None:
 
     Raises ReleaseMismatch if the tables have the form of a later release.
     """
-    text = _fact(connection, _TABLES)
-    if text is None:
-        text = TABLES if _has_allocations(connection) else "1"  # a new database, or one from before the form was stored
-        connection.execute(insert(ABOUT).values(key=_TABLES, value=text))
-    if text in UPGRADES:
-        _upgrade(connection, text)
-    elif text != TABLES:
-        made_by = f" and was led by Ringmaster {release}" if (release := _fact(connection, _RELEASE)) else ""
-        raise ReleaseMismatch(
-            [
-                f"this database has tables of form {text}{made_by}; Ringmaster {own_release()} has form {TABLES}. "
-                "To fix: install one release on all machines, or give the pool a new database; CHANGELOG.md says when "
-                "the form changes"
-            ]
-        )
-
-
-def _upgrade(connection: Connection, form: str) -> None:
+    stored = form = about(connection, key=_TABLES)
+    if form is None:  # a new database, or one from before the form was stored
+        columns = {column["name"] for column in inspect(connection).get_columns(NODES.name)}
+        form = TABLES if NODES.c.allocation.name in columns else "1"
     while form in UPGRADES:
         for statement in UPGRADES[form]:
             connection.execute(text(statement))
         form = str(int(form) + 1)
-    connection.execute(update(ABOUT).where(ABOUT.c.key == _TABLES).values(value=form))
-
-
-def _has_allocations(connection: Connection) -> bool:
-    return NODES.c.allocation.name in {column["name"] for column in inspect(connection).get_columns(NODES.name)}
+    if form != TABLES:
+        release = about(connection, key=_RELEASE)
+        made_by = f" and was led by Ringmaster {release}" if release else ""
+        raise ReleaseMismatch(
+            [
+                f"this database has tables of form {form}{made_by}; Ringmaster {own_release()} has form {TABLES}. "
+                "To fix: install one release on all machines, or give the pool a new database; CHANGELOG.md says when "
+                "the form changes"
+            ]
+        )
+    if form != stored:
+        set_about(connection, key=_TABLES, value=form)
 
 
 def note_release(connection: Connection) -> None:
     """Records that an executor of this release leads the pool from now on."""
-    connection.execute(delete(ABOUT).where(ABOUT.c.key == _RELEASE))
-    connection.execute(insert(ABOUT).values(key=_RELEASE, value=own_release()))
+    set_about(connection, key=_RELEASE, value=own_release())
 
 
 def check_release(connection: Connection) -> None:
     """Raises ReleaseMismatch if the executor that last led the pool is of another release than this process."""
-    result = _fact(connection, _RELEASE)
-    if result is not None and result != own_release():
+    if (release := about(connection, key=_RELEASE)) not in (None, own_release()):
         raise ReleaseMismatch(
             [
-                f"the pool's controller is of Ringmaster {result}, and this machine has {own_release()}: they would "
+                f"the pool's controller is of Ringmaster {release}, and this machine has {own_release()}: they would "
                 "misread each other. To fix: install one release on all machines, and start the executor first"
             ]
         )
 
 
-def _fact(connection: Connection, key: str) -> str | None:
+def about(connection: Connection, *, key: str) -> str | None:
+    """Returns what is stored about the pool under a key; None if nothing is."""
     value = connection.execute(select(ABOUT.c.value).where(ABOUT.c.key == key)).scalar()
     return None if value is None else str(value)
+
+
+def set_about(connection: Connection, *, key: str, value: str) -> None:
+    """Stores something about the pool, as part of a transaction."""
+    connection.execute(delete(ABOUT).where(ABOUT.c.key == key))
+    connection.execute(insert(ABOUT).values(key=key, value=value))

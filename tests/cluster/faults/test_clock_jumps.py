@@ -69,7 +69,7 @@ def test_a_node_that_is_silent_after_a_jump_is_still_found_in_time(database, jum
     clock.now_s += jump_s
     assert watch.look() == []
     gone, passed = pass_seconds(clock, watch, 120)
-    assert [each.node for each in gone] == ["n"]
+    assert [node.name for node, _ in gone] == ["n"]
     assert passed == PATIENCE.lost_after_s
 
 

@@ -10,9 +10,8 @@ from ringmaster.flows.lineage.home import LineageHome
 from ringmaster.flows.lineage.reproducing import ReproductionOptions, reproduce
 from ringmaster.model_lineage import Ledger, Origin
 from ringmaster.model_lineage.records import MetricPoint
-from ringmaster.tasks.datasets.recording import ROWS, dataset_inputs, rows_text
 from ringmaster.tasks.recording.mlflow_writer import CHAIN, TRAINING, TrainingInputs
-from ringmaster.tasks.recording.rows import code_version
+from ringmaster.tasks.recording.rows import ROWS, code_version, dataset_inputs, rows_text
 from ringmaster.techniques import DataSpec
 from ringmaster.techniques.checkpoints.chain import read_chain
 from ringmaster.techniques.data import prepare

@@ -12,8 +12,8 @@ from ringmaster.tasks.device_monitor import Telemetry
 from ringmaster.tasks.execution.events import JobEnded, SegmentEnded, SegmentStarted
 from ringmaster.tasks.execution.executor import Executor
 from ringmaster.tasks.execution.job_table import UNTRUSTED_SEGMENTS
+from ringmaster.tasks.execution.referee import StateCommitment
 from ringmaster.tasks.execution.replanner import Replanner
-from ringmaster.tasks.execution.verification import StateCommitment
 from ringmaster.tasks.pool.controller import HOLDER_OF_SEGMENTS, PoolController
 from ringmaster.tasks.pool.node_agent import NodeAgent
 from ringmaster.tasks.pool.nodes import NodeRegistry, PoolLeases, Timeouts

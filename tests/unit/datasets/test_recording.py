@@ -6,7 +6,7 @@ import pytest
 
 from ringmaster.codec import digest, to_json
 from ringmaster.model_lineage.records import DatasetInput
-from ringmaster.tasks.datasets.recording import dataset_inputs, rows_text
+from ringmaster.tasks.recording.rows import dataset_inputs, rows_text
 from ringmaster.techniques.data import open_data, prepare
 from ringmaster.techniques.data.encoded_rows import RowManifest
 from ringmaster.techniques.data.row_files import content_hash

@@ -7,7 +7,7 @@ import pytest
 
 from ringmaster.errors import InputError
 from ringmaster.flows.lineage.bisecting import TracedRow, readers_of
-from ringmaster.tasks.datasets.recording import rows_text
+from ringmaster.tasks.recording.rows import rows_text
 from ringmaster.techniques.data.encoded_rows import RowManifest
 
 ROW = {"text": "a good film", "label": "pos", "id": 7}

@@ -8,7 +8,7 @@ from ringmaster.tasks.cluster import Cluster, Node
 from ringmaster.tasks.execution import referee
 from ringmaster.tasks.execution.events import SegmentEnded, SegmentStarted
 from ringmaster.tasks.execution.job_table import REPEATED, TRUSTED_ONLY
-from ringmaster.tasks.execution.verification import StateCommitment
+from ringmaster.tasks.execution.referee import StateCommitment
 from ringmaster.tasks.planning import Plan, Segment
 from ringmaster.techniques import Profile
 from ringmaster.techniques.checkpoints.checkpoint import folder_of

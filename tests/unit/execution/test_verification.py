@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from ringmaster.tasks.execution.verification import (
+from ringmaster.tasks.execution.referee import (
     StateCommitment,
     VerificationResult,
     detection_probability,

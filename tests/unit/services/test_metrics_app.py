@@ -15,7 +15,6 @@ from ringmaster.tasks.pool.pool_monitor import (
     LeaderState,
     Measurement,
     NodeReading,
-    PlanReason,
     PlanState,
     PoolCounts,
     PoolState,
@@ -39,9 +38,7 @@ STATE = PoolState(
 )
 KNOWN = Measurement(
     state=STATE,
-    counts=PoolCounts(
-        plans={PlanReason.CLOCK: 2}, segments={"done": 7}, jobs={"failed": 1}, running=frozenset({4, 5, 6})
-    ),
+    counts=PoolCounts(plans={"clock": 2}, segments={"done": 7}, jobs={"failed": 1}, running=frozenset({4, 5, 6})),
     device_seconds={("n1", DeviceStatus.IDLE): 30.0},
     node_heartbeat_age_s={"n1": 2.5},
     leader_heartbeat_age_s=1.5,

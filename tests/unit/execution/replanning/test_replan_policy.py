@@ -193,10 +193,9 @@ def planned(name, *devices, at=0.0, last_step=1, option=0):
 def test_a_new_plan_leaves_alone_what_it_begins_with():
     running = [planned("a", 0, last_step=5), planned("b", 1, 2, last_step=5)]
     fresh = [planned("c", 1), planned("a", 0, last_step=9), planned("b", 1, 2, at=1.0, last_step=9)]
-    new = hand_over(fresh, running=running)
-    assert new.stays == {"a": 9}
-    assert new.stops == {"b"}
-    assert [segment.job for segment in new.planned] == ["c", "b"]
+    stays, left = hand_over(fresh, running=running)
+    assert stays == {"a": 9}
+    assert [segment.job for segment in left] == ["c", "b"]
 
 
 def test_at_its_end_a_segment_gives_way_joins_or_goes_on():

@@ -7,7 +7,7 @@ from sqlalchemy.exc import OperationalError
 
 from ringmaster.tasks.execution.events import NEWEST_PREDICTION, PredictedEnd, Prediction
 from ringmaster.tasks.pool.nodes import LOAN, NodeStatus, PoolLeases
-from ringmaster.tasks.pool.pool_monitor import BatchStage, DeviceStatus, PlanReason, PoolMonitor
+from ringmaster.tasks.pool.pool_monitor import BatchStage, DeviceStatus, PoolMonitor
 from ringmaster.tasks.pool.requests import RequestKind, Requests, RequestStatus
 from ringmaster.tasks.pool.submissions import Submissions
 from ringmaster.tasks.storage.database import Database
@@ -204,7 +204,7 @@ def test_a_batch_is_counted_from_its_plan_to_its_end(monitor, database, pool):
         pool.step()
     measured = sampled(monitor)
     assert measured.state.plan is not None and measured.state.plan.makespan_s > 0
-    assert measured.counts.plans[PlanReason.NEW_JOBS] == 1
+    assert measured.counts.plans["new_jobs"] == 1
     assert len(measured.counts.running) == 2
     assert measured.counts.segments == {}
     gangs = Gangs(worker)
