@@ -46,6 +46,35 @@ def running(work: Callable[[threading.Event], object], *, name: str, timeout_s: 
         thread.join(timeout_s)
 
 
+def keep_calling(
+    action: Callable[[], None],
+    until: threading.Event,
+    *,
+    call: Callable[[Callable[[], None]], None],
+    every_s: float,
+    is_due: Callable[[], bool] = lambda: True,
+) -> None:
+    """Has another thread call an action again and again; returns once `until` is set.
+
+    call: has the other thread call a function, such as `Executor.call`. The action is not passed on again before it is
+        done.
+    is_due: whether to call the action now; is asked every `every_s` seconds.
+    """
+    is_done = threading.Event()
+    is_done.set()
+
+    def act() -> None:
+        try:
+            action()
+        finally:
+            is_done.set()
+
+    while not until.wait(every_s):
+        if is_done.is_set() and is_due():
+            is_done.clear()
+            call(act)
+
+
 class CoalescingWorker:
     """Calls `act` on a thread of its own after each request. Requests that arrive during a call share the next one.
 

@@ -2,6 +2,7 @@
 
 import json
 from collections.abc import Iterable, Iterator, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, field, replace
 from functools import partial
 from pathlib import Path
@@ -172,22 +173,9 @@ class Batch:
         Keys that release 0.1 did not have appear only with values other than the default. A batch that 0.1 began then
         has the same digest, and can be resumed.
         """
-        later: dict[str, Any] = {"users": dict(self.users)} if self.users else {}
-        later |= {} if self.profiling_share == PROFILING_SHARE else {"profiling_share": self.profiling_share}
-        later |= {} if self.keep_checkpoints == KEPT_CHECKPOINTS else {"keep_checkpoints": self.keep_checkpoints}
-        later |= {"quotas": {user: dict(quota) for user, quota in self.quotas.items()}} if self.quotas else {}
-        return {
-            "name": self.name,
-            "jobs": [to_json(job) for job in self.jobs],
-            "objective": self.objective,
-            "devices": to_json(self.devices),
-            "folder": str(self.folder),
-            "text": self.text,
-            "deadlines_s": dict(self.deadlines_s),
-            "weights": dict(self.weights),
-            "price_per_device_hour": self.price_per_device_hour,
-            **later,
-        }
+        later = {"users": {}, "profiling_share": PROFILING_SHARE, "keep_checkpoints": KEPT_CHECKPOINTS, "quotas": {}}
+        plain = {**vars(self), "folder": str(self.folder)}
+        return {key: to_json(value) for key, value in plain.items() if key not in later or value != later[key]}
 
     @classmethod
     def from_json(cls, data: Mapping[str, Any]) -> Self:
@@ -209,13 +197,14 @@ def load_batch(path: Path, *, data: Path | None = None) -> Batch:
     """
     try:
         text = text_of(path)
-    except OSError as error:
-        reason = error.strerror or type(error).__name__
-        fault = Fault("", None, f"cannot be read: {reason}", "name a batch file, such as batch.yaml", str(path))
-        raise BatchFileError([fault]) from error
-    except UnicodeDecodeError as error:
-        fault = Fault("", None, f"is not UTF-8 text: {error.reason}", "save it as UTF-8", str(path))
-        raise BatchFileError([fault]) from error
+    except (OSError, UnicodeDecodeError) as error:
+        problem, remedy = (
+            f"cannot be read: {getattr(error, 'strerror', None) or type(error).__name__}",
+            "name a batch file, such as batch.yaml",
+        )
+        if isinstance(error, UnicodeDecodeError):
+            problem, remedy = f"is not UTF-8 text: {error.reason}", "save it as UTF-8"
+        raise BatchFileError([Fault("", None, problem, remedy, str(path))]) from error
     if data is not None:
         return _ludwig_batch(text, path, data=data)
     return parse_batch(text, folder=path.parent, name=path.name)
@@ -331,13 +320,12 @@ def _with_store(fields: dict[str, Any]) -> dict[str, Any]:
     return {**steps, **fields, "store": store, "data": {**data, "kind": "passages"}}
 
 
-def _loss_fields(entry: Mapping[str, Any]) -> dict[str, Any]:
+def _loss_fields(entry: dict[str, Any]) -> dict[str, Any]:
     """Returns a job's values with its loss as the fields `loss` and `loss_options` of `Job`."""
-    loss = entry.get("loss")
-    if not isinstance(loss, Mapping):
-        return dict(entry)
-    name, options = loss_parts(loss)
-    return {**entry, "loss": name, "loss_options": dict(options)}
+    if not isinstance(entry.get("loss"), Mapping):
+        return entry
+    name, options = loss_parts(entry["loss"])
+    return {**entry, "loss": name, "loss_options": options}
 
 
 def _loss_entry(fields: Mapping[str, Any]) -> dict[str, Any]:
@@ -387,11 +375,10 @@ def _with_hard_negatives(job: Job) -> Job:
     """The job, whose loss learns from hard negatives where its data has some, unless it says whether to."""
     if job.loss not in (Contrastive.name, LateInteraction.name) or "hard_negatives" in job.loss_options:
         return job
-    try:
-        number = num_negatives(job.data)
-    except ValueError:  # as below
-        return job
-    return replace(job, loss_options={**job.loss_options, "hard_negatives": number}) if number else job
+    with suppress(ValueError):  # as below
+        if number := num_negatives(job.data):
+            return replace(job, loss_options={**job.loss_options, "hard_negatives": number})
+    return job
 
 
 def _tokenizer(spec: DataSpec, model: ModelSpec) -> str | None:
@@ -403,7 +390,6 @@ def _tokenizer(spec: DataSpec, model: ModelSpec) -> str | None:
 
 
 def _kind(spec: DataSpec, model: ModelSpec) -> str | None:
-    try:
+    with suppress(ValueError):  # the preflight reads the files again, and reports it
         return infer_kind(spec, model)
-    except ValueError:  # the preflight reads the files again, and reports it
-        return None
+    return None

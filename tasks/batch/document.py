@@ -22,10 +22,8 @@ Place = tuple[str | int, ...]
 
 def place_text(place: Place) -> str:
     """Formats `place` for display: jobs[3].optimizer.lr."""
-    text = ""
-    for part in place:
-        text += f"[{part}]" if isinstance(part, int) else f".{part}" if text else part
-    return text
+    text = "".join(f"[{part}]" if isinstance(part, int) else f".{part}" for part in place)
+    return text.removeprefix(".")
 
 
 @dataclass(frozen=True)
@@ -120,22 +118,18 @@ def read(text: str) -> YamlDocument:
     document = YamlDocument(lines={(): 1})
     try:
         node = yaml.compose(text, Loader=_CoreLoader)
+        if isinstance(node, yaml.MappingNode):
+            document.data = _Reader(document).value(node, place=())
+        else:
+            what = "is empty" if node is None else "must be a mapping at the top"
+            document.findings.append(Finding((), what, "start with `name: my-batch` and `jobs:`"))
     except yaml.MarkedYAMLError as error:
         document.findings.append(_syntax_finding(error))
-        return document
     except yaml.YAMLError as error:
         message = " ".join(str(error).split())
         document.findings.append(Finding((), f"is not YAML: {message}", "write it as plain UTF-8 text"))
-        return document
     except RecursionError:
         document.findings.append(Finding((), f"is nested deeper than {MAX_DEPTH} levels", _FLATTER))
-        return document
-    if not isinstance(node, yaml.MappingNode):
-        what = "is empty" if node is None else "must be a mapping at the top"
-        document.findings.append(Finding((), what, "start with `name: my-batch` and `jobs:`"))
-        return document
-    try:
-        document.data = _Reader(document).value(node, place=())
     except _UnreadableError as error:
         document.findings.append(Finding((), str(error), _FLATTER, line=error.line))
     return document
@@ -203,12 +197,10 @@ class _Reader:
 
     def merge(self, source: yaml.Node, *, place: Place) -> dict[str, Any]:
         """Returns the values of `source` for `<<: *source`; the keys beside the merge take precedence."""
-        if not isinstance(source, yaml.MappingNode):
-            self.add(place, "merges (<<) something that is no mapping", "merge an anchored mapping", node=source)
-            return {}
-        values = self.value(source, place=place)
-        assert isinstance(values, dict)
-        return values
+        if isinstance(source, yaml.MappingNode):
+            return dict(self.value(source, place=place))
+        self.add(place, "merges (<<) something that is no mapping", "merge an anchored mapping", node=source)
+        return {}
 
     def scalar(self, node: yaml.Node, *, place: Place) -> Any:
         read_scalar = _SCALARS.get(node.tag)
@@ -286,11 +278,11 @@ def _syntax_finding(error: yaml.MarkedYAMLError) -> Finding:
     message = ", ".join(part for part in (error.context, error.problem) if part)
     if error.context_mark and mark and error.context_mark.line < mark.line:
         message += f" (it begins in line {error.context_mark.line + 1})"
-    remedy = "check the indentation, colons, quotes and brackets in and above this line"
-    if "\\t" in message:
-        remedy = "indent with spaces, not with tabs"
-    elif "single document" in message:
-        remedy = "keep one document a file (remove the second `---`)"
-    elif "undefined alias" in message:
-        remedy = "define the anchor (&name) before it is used (*name)"
+    remedies = {
+        "\\t": "indent with spaces, not with tabs",
+        "single document": "keep one document a file (remove the second `---`)",
+        "undefined alias": "define the anchor (&name) before it is used (*name)",
+        "": "check the indentation, colons, quotes and brackets in and above this line",
+    }
+    remedy = next(remedy for words, remedy in remedies.items() if words in message)
     return Finding((), f"is not YAML: {message}", remedy, line=mark.line + 1 if mark else 1)

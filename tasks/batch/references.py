@@ -16,6 +16,7 @@ from dataclasses import dataclass
 from difflib import get_close_matches
 from importlib.machinery import ModuleSpec, PathFinder
 from pathlib import Path
+from symtable import symtable
 from typing import Annotated, Any
 
 from pydantic import Field, GetCoreSchemaHandler, StringConstraints, ValidationInfo, WithJsonSchema
@@ -23,7 +24,7 @@ from pydantic.functional_validators import AfterValidator
 from pydantic_core import CoreSchema, PydanticCustomError, core_schema
 
 from ringmaster.extras import PACKAGES, install_command, missing_packages
-from ringmaster.tasks.batch.document import got
+from ringmaster.tasks.batch.document import as_list, got
 from ringmaster.tasks.files import is_file, path_in
 from ringmaster.tasks.planning.objectives import objective_names
 from ringmaster.techniques import job, registry
@@ -93,7 +94,7 @@ def metric(name: str) -> str:
     """Checks that a metric is registered, or of a family such as lm-eval, whose extra is installed."""
     family, slash, _ = name.partition("/")
     if not slash or family not in METRIC_FAMILIES.paths():
-        return one_of(metric_names())(name)
+        return one_of(metric_names)(name)
     if family in PACKAGES and (missing := missing_packages(family)):
         raise wrong(f"the metric {name} needs {missing}, not installed", install_command(family))
     return name
@@ -107,19 +108,13 @@ def loss(value: Any, info: ValidationInfo) -> Any:
     if ":" in name and not isinstance(value, dict):
         factory(name, info)
     elif name in loss_names() and isinstance(value, dict):
-        for dotted in _reward_names(value):
-            factory(dotted, info)
+        for reward in as_list(value.get("rewards")):
+            if isinstance(reward, str) and DOTTED_NAME.fullmatch(reward):  # others are reported with the options
+                factory(reward, info)
     elif name not in loss_names():
         of_your_own = "" if isinstance(value, dict) else '; or write "package.module:function"'
         raise wrong(f"{name!r} is unknown", closest(name, loss_names()) + of_your_own)
     return value
-
-
-def _reward_names(options: dict[str, Any]) -> list[str]:
-    """Returns the functions that a loss names as rewards; what is no dotted name is reported with the options."""
-    rewards = options.get("rewards")
-    names = rewards if isinstance(rewards, list) else []
-    return [name for name in names if isinstance(name, str) and DOTTED_NAME.fullmatch(name)]
 
 
 def loss_parts(loss: Any) -> tuple[Any, dict[str, Any]]:
@@ -230,9 +225,8 @@ def parent(name: str, info: ValidationInfo) -> str:
     path = Path(_absolute(name, info))
     if not path.is_dir():
         raise wrong(f"folder {path} does not exist", "name a job, models:/NAME@ALIAS or an existing folder")
-    if not any((path / config_name).is_file() for config_name in ("config.json", "model.json")) or not any(
-        path.glob("*.safetensors")
-    ):
+    has_config = any((path / config_name).is_file() for config_name in ("config.json", "model.json"))
+    if not has_config or not any(path.glob("*.safetensors")):
         raise wrong(f"{path} holds no model", "name a folder that `save_pretrained` or a job wrote, with safetensors")
     return str(path)
 
@@ -351,29 +345,20 @@ def _find(module: str, *, folder: Path) -> ModuleSpec | None:
 
 
 def _names_in(spec: ModuleSpec) -> set[str] | None:
-    """Returns the names that a module's source defines, or None if only running it could show them."""
+    """Returns the names that a module's source binds at any depth of if, try, with and loops; None if only running it
+    could show them.
+    """
     if spec.origin is None or not spec.origin.endswith(".py"):
         return None if spec.origin else set()
     try:
-        tree = ast.parse(Path(spec.origin).read_bytes())
+        source = Path(spec.origin).read_bytes()
+        imports = [node for node in ast.walk(ast.parse(source)) if isinstance(node, ast.ImportFrom)]
+        symbols = symtable(importlib.util.decode_source(source), spec.origin, "exec").get_symbols()
     except SyntaxError as error:
         raise wrong(f"{spec.origin}:{error.lineno} is not Python: {error.msg}", "mend the module") from error
-    names = set(_defined(tree.body))
-    return None if names & {"*", "__getattr__"} else names
-
-
-def _defined(body: Iterable[ast.AST]) -> Iterable[str]:
-    """Yields the names that statements bind in a module, including those inside if, try, with and loops."""
-    for node in body:
-        if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef | ast.ClassDef):
-            yield node.name
-        elif isinstance(node, ast.Import | ast.ImportFrom):
-            yield from (alias.asname or alias.name.partition(".")[0] for alias in node.names)
-        elif isinstance(node, ast.Name):
-            if isinstance(node.ctx, ast.Store):
-                yield node.id
-        elif not isinstance(node, ast.Lambda):
-            yield from _defined(ast.iter_child_nodes(node))
+    names = {each.get_name() for each in symbols if each.is_assigned() or each.is_imported()}
+    is_open = "__getattr__" in names or any(alias.name == "*" for node in imports for alias in node.names)
+    return None if is_open else names
 
 
 COLUMN_TYPES = tuple(

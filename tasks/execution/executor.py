@@ -196,17 +196,17 @@ class Executor:
 
     def _start(self) -> None:
         """Starts what may start. Jobs whose results depend on the layout keep the one that they start with."""
-        plan_manager = self._plan_manager
+        progress, plan_manager = self._plan_progress, self._plan_manager
         self._retry_in_s = self._starter.start_what_can(plan_manager.cluster, out=plan_manager.out)
-        fresh = [r for number, r in self._plan_progress.running.items() if number not in self._bound]
-        self._bound = {*self._plan_progress.running}
+        fresh = [running for number, running in progress.running.items() if number not in self._bound]
+        self._bound = {*progress.running}
         for running in fresh:
             job = running.segment.job
             if replaced := self.job_table.keep_layout(job, running.profile):
-                self._plan_manager.forget_speed(job)  # a plan that is being made may use the other options
-                if any(s.job == job and s.option in replaced for s in self._plan_progress.planned):
-                    self._plan_progress.drop(job)
-                    self._plan_manager.want(f"{job} stays on {running.profile.technique}, under which it started")
+                plan_manager.forget_speed(job)  # a plan that is being made may use the other options
+                if any(s.job == job and s.option in replaced for s in progress.planned):
+                    progress.drop(job)
+                    plan_manager.want(f"{job} stays on {running.profile.technique}, under which it started")
 
     def _give_up_planning(self) -> None:
         """Raises the last planning error if nothing runs and planning has failed repeatedly."""
@@ -233,18 +233,15 @@ class Executor:
 
     def _turn(self) -> None:
         """Adjusts running segments, plans where that is due, and handles one message."""
-        timeout_s = []
+        left_s = math.inf
         if not self._stopping:
-            timeout_s.append(self._retry_in_s)
-            if self._plan_manager.replanner is not None and self._plan_progress.running:
+            running = self._plan_progress.running.values()
+            if self._plan_manager.replanner is not None and running:
                 self._command(self._plan_progress.reconsider_ends(done_jobs=self.job_table.done()))
             if not self._plan_manager.look():  # no plan moves the jobs off devices that must not be used
                 out = self._plan_manager.out
-                self._stop_gangs(
-                    r for r in self._plan_progress.running.values() if not out.isdisjoint(r.segment.devices)
-                )
-            timeout_s.append(self._plan_manager.seconds_to_look())
-        left_s = min(timeout_s, default=math.inf)
+                self._stop_gangs(r for r in running if not out.isdisjoint(r.segment.devices))
+            left_s = min(self._retry_in_s, self._plan_manager.seconds_to_look())
         self._hear(timeout_s=left_s if left_s < math.inf else None)
 
     # -- requests, on the executor's thread ---------------------------------------------------------------------------
@@ -289,7 +286,7 @@ class Executor:
 
     def cancel(self, jobs: Sequence[str], *, message: str) -> None:
         """Cancels jobs for good. Running ones write a checkpoint first."""
-        left = self.job_table.unended(jobs, paused=False) + self.job_table.unended(jobs, paused=True)
+        left = [job for is_paused in (False, True) for job in self.job_table.unended(jobs, paused=is_paused)]
         self._outcome_policy.cancel(*left, message=message)
         self._dismiss(jobs, why="jobs were cancelled")
 
@@ -398,16 +395,20 @@ class Executor:
 
     def adopt(self, number: int, record: SegmentRecord, future: Future[Outcome]) -> None:
         """Takes over a segment that another executor started. Its gang's events arrive through `post`."""
-        if not is_known(record, profiles=self.job_table.profiles[record.job]):
-            self.job_table.groups.restore(record.job)
-        profiles = self.job_table.profiles[record.job]
+        table, what = self.job_table, record.what
+        if not is_known(record, profiles=table.profiles[record.job]):
+            table.groups.restore(record.job)
+        profiles = table.profiles[record.job]
         assert is_known(record, profiles=profiles), f"segment {number} ran under an option that is not known: {record}"
-        members = record.what.get("fellows", {})
-        first_steps = {self.job_table.name_of(name, like=record.job): step for name, step in members.items()}
         segment = segment_of(record, profiles=profiles)
-        names, first_step = tuple(record.what["devices"]), record.what["first_step"]
-        profile = profiles[segment.option]
-        self._starter.watch(number, segment, profile, names=names, first_step=first_step, first_steps=first_steps)
+        self._starter.watch(
+            number,
+            segment,
+            profiles[segment.option],
+            names=tuple(what["devices"]),
+            first_step=what["first_step"],
+            first_steps={table.name_of(n, like=record.job): step for n, step in what.get("fellows", {}).items()},
+        )
         self._committed(number, future).add_done_callback(lambda ended: self.post(number, ended))
 
     def _committed(self, number: int, future: Future[Outcome]) -> Future[Outcome]:
@@ -463,8 +464,6 @@ class Executor:
             self._handle(*self._inbox.get())
 
     def _handle(self, number: int, message: Message) -> None:
-        if message is None:
-            return
         if isinstance(message, PendingPlan):
             if not self._stopping:
                 self._plan_manager.weigh(message)
@@ -472,7 +471,7 @@ class Executor:
             self._note(number, message)
         elif callable(message):
             message()
-        else:  # a Future, or a task engine's equivalent
+        elif message is not None:  # a Future, or a task engine's equivalent
             self._end(number, _outcome(message))
 
     def _note(self, number: int, event: Event) -> None:
@@ -500,14 +499,12 @@ class Executor:
             return event.message
         if job != running.segment.job and job not in running.first_steps:
             return f"its event {event.NAME!r} is about {job!r:.100}, which its gang does not train"
-        last_step = self.job_table.entries[job].job.num_steps
-        if running.is_stopping:  # the job's steps may have been changed
-            return None
-        if (
-            isinstance(event, (JobReady, Steps, EvaluationReported, CheckpointSaved))
-            and last_step
-            and event.step > last_step
-        ):
+        last_step, has_step = (
+            self.job_table.entries[job].job.num_steps,
+            (JobReady, Steps, EvaluationReported, CheckpointSaved),
+        )
+        # The steps of a job whose gang is stopping may have been changed.
+        if not running.is_stopping and isinstance(event, has_step) and last_step and event.step > last_step:
             return f"its event {event.NAME!r} is about step {event.step}, and its last step is {last_step}"
         return None
 

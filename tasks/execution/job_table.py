@@ -64,23 +64,23 @@ class RunPaths:
 
     def model_url(self, job: str) -> str | None:
         """Returns where a job's finished model is stored beside its checkpoints; None where these are in a folder."""
-        root = self.checkpoint_root
-        if root is None or not is_url(root):
-            return None
-        return join_root(root, self.folder.parent.name, self.folder.name, job, "model")
+        return self._url(job, "model")
 
     def weights_url(self, folder: Path) -> str | None:
         """Returns where the model of one of the folders in `weights` is stored; None as for `model_url`."""
-        root = self.checkpoint_root
-        if root is None or not is_url(root):
-            return None
-        return join_root(root, self.folder.parent.name, self.folder.name, ".weights", digest(str(folder)))
+        return self._url(".weights", digest(str(folder)))
 
     def checkpoint_dir(self, job: Job) -> str:
         """Returns the folder or URL of a job's checkpoints. A job that runs a command always uses a folder."""
         if self.checkpoint_root is None or job.model.command is not None:
             return str(self.folder / "checkpoints" / job.name)
         return join_root(self.checkpoint_root, self.folder.parent.name, self.folder.name, job.name)
+
+    def _url(self, *parts: str) -> str | None:
+        root = self.checkpoint_root
+        if root is None or not is_url(root):
+            return None
+        return join_root(root, self.folder.parent.name, self.folder.name, *parts)
 
 
 GOAL, RESTED, EVALUATED = "goal", "rested", "evaluated"
@@ -416,21 +416,21 @@ class JobTable:
 
     def _settled(self, entry: JobState, details: Mapping[str, Any]) -> JobState:
         """Replaces a placeholder by the job it now stands for, with profiles and data of a job of the same shape."""
-        name, job = entry.job.name, from_json(Job, details[SETTLED])
-        like = self.entries[self.name_of(details[LIKE], like=name)]
-        data, weights = like.place.data, like.place.weights
-        own_data = {job.name: data[details[LIKE]]} if details[LIKE] in data else {}
-        own_weights = {job.name: weights[details[LIKE]]} if details[LIKE] in weights else {}
+        name, job, shape = entry.job.name, from_json(Job, details[SETTLED]), details[LIKE]
+        like = self.entries[self.name_of(shape, like=name)]
+        data, weights = entry.place.data, entry.place.weights
         place = replace(
-            entry.place, data={**entry.place.data, **own_data}, weights={**entry.place.weights, **own_weights}
+            entry.place,
+            data={**data, **({job.name: like.place.data[shape]} if shape in like.place.data else {})},
+            weights={**weights, **({job.name: like.place.weights[shape]} if shape in like.place.weights else {})},
         )
         # If it has this shape already, some options may have been removed after running out of memory: keep the rest.
         is_alike = bool(entry.profiles) and all(profile in like.profiles for profile in entry.profiles)
-        profiles = entry.profiles if is_alike else like.profiles
         if not is_alike:
-            self.profiles[name] = list(profiles)
+            self.profiles[name] = list(like.profiles)
         prefix = name[: name.rfind("/") + 1]
         listed = job.renamed(name, lambda other: prefix + other if prefix + other in self.entries else other)
+        profiles = entry.profiles if is_alike else like.profiles
         return replace(entry, local_job=job, job=listed, profiles=profiles, place=place)
 
     def remove(self, jobs: Iterable[str]) -> None:
@@ -561,11 +561,8 @@ class JobTable:
 
     def unended(self, jobs: Sequence[str], *, paused: bool) -> list[str]:
         """Returns those of `jobs` that have not ended and whose being paused equals `paused`."""
-        return [
-            j
-            for j in jobs
-            if (status := self.records[j].status) not in ENDED and (status == JobStatus.PAUSED) == paused
-        ]
+        statuses = {job: self.records[job].status for job in jobs}
+        return [job for job in jobs if statuses[job] not in ENDED and (statuses[job] == JobStatus.PAUSED) == paused]
 
     def with_dependents(self, jobs: Iterable[str]) -> list[str]:
         """Returns jobs, each before the jobs that depend on it, directly or not."""

@@ -1,13 +1,13 @@
 """The nodes of an engine as one executor knows them: changes between two looks become changes of its cluster."""
 
 import logging
-import threading
 import time
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import replace
+from functools import partial
 
-from ringmaster.tasks.background_worker import running
+from ringmaster.tasks.background_worker import keep_calling, running
 from ringmaster.tasks.cluster import Cluster, Device, Node
 from ringmaster.tasks.execution.dispatch import DeviceId
 from ringmaster.tasks.execution.engine import Engine, EngineNode
@@ -130,21 +130,13 @@ class KnownNodes:
 @contextmanager
 def following(engine: Engine, executor: Executor, *, cluster: Cluster) -> Iterator[None]:
     """Inside the context, passes the changes of an engine's nodes on to an executor whose cluster they are."""
-    known_nodes, is_done = KnownNodes(engine, executor, cluster=cluster), threading.Event()
+    known_nodes = KnownNodes(engine, executor, cluster=cluster)
 
     def look() -> None:
         known_nodes.look()
         known_nodes.release_empty()
-        is_done.set()
 
-    def keep_looking(is_over: threading.Event) -> None:
-        is_done.set()
-        while not is_over.wait(LOOK_EVERY_S):
-            if is_done.is_set():  # otherwise the executor has yet to come to the last look
-                is_done.clear()
-                executor.call(look)
-
-    with running(keep_looking, name="nodes"):
+    with running(partial(keep_calling, look, call=executor.call, every_s=LOOK_EVERY_S), name="nodes"):
         yield
 
 

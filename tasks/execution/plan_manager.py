@@ -71,13 +71,8 @@ class PlanManager:
         notify: Callable[[ExecutionEvent], None],
         post: Callable[[PendingPlan], None],
     ) -> None:
-        self._name, self.cluster, self._job_table, self._plan_progress, self._journal = (
-            name,
-            cluster,
-            job_table,
-            plan_progress,
-            journal,
-        )
+        self._name, self.cluster, self._journal = name, cluster, journal
+        self._job_table, self._plan_progress = job_table, plan_progress
         self._make_plan, self._on_terms, self.replanner = make_plan, add_terms, replanner
         self._command, self._notify, self._post = command, notify, post
         self.out: frozenset[DeviceId] = frozenset()
@@ -133,12 +128,9 @@ class PlanManager:
 
         Segments that run keep the planned segments of their jobs.
         """
-        active = self._plan_progress.active_jobs
-        problem = problem_left(
-            self._job_table, self.cluster, name=self._name, add_terms=self._on_terms, active_jobs=active
-        )
-        kept = [segment for segment in self._plan_progress.planned if segment.job in active]
-        self._plan_progress.planned = kept
+        active, name = self._plan_progress.active_jobs, self._name
+        problem = problem_left(self._job_table, self.cluster, name=name, add_terms=self._on_terms, active_jobs=active)
+        self._plan_progress.planned = [segment for segment in self._plan_progress.planned if segment.job in active]
         if problem is not None:
             self.begin(PlanUpdate(problem=problem, plan=self._make_plan(problem), why=why))
 
@@ -147,8 +139,7 @@ class PlanManager:
         jobs = {job.name: job for job in self._job_table.left()}
         steps = {job.id: jobs[job.id].total_steps for job in planned.problem.jobs}
         done = {name: self._job_table.records[name].step for name in steps}
-        fresh = in_steps(planned.plan, num_steps=steps, steps_done=done)
-        self._plan_progress.planned += self._explored(fresh)
+        self._plan_progress.planned += self._explored(in_steps(planned.plan, num_steps=steps, steps_done=done))
         self._follow(planned.problem, planned.plan, why=planned.why)
 
     def price(self, job: Job, *, profiles: Sequence[Profile], step: int) -> tuple[Problem, JobPrice] | None:
@@ -172,7 +163,7 @@ class PlanManager:
     def seconds_to_look(self) -> float:
         """Returns the seconds until `look` may have something to do."""
         if self.replanner is None:
-            return float("inf")
+            return math.inf
         return self.replanner.seconds_to_look(is_running=bool(self._plan_progress.running), is_wanted=self.is_wanted)
 
     def look(self) -> bool:
@@ -211,13 +202,14 @@ class PlanManager:
 
     def state(self) -> State:
         """Returns the current state of the batch."""
-        jobs = self._job_table.left()
+        jobs, member_steps = self._job_table.left(), dict(self._job_table.groups.steps())
         steps = {job.name: self._job_table.records[job.name].step for job in jobs}
         for running in self._plan_progress.running.values():
+            member_steps |= {f: max(member_steps[f], running.step_of(f)) for f in running.members if f in member_steps}
             if (name := running.segment.job) in steps:
-                steps[name] = max(steps[name], running.step)
-                if running.members:  # members may go on after the lead job has ended
-                    steps[name] = min(steps[name], self._job_table.totals[name] - 1)
+                # Members may go on after the lead job has ended.
+                most = self._job_table.totals[name] - 1 if running.members else math.inf
+                steps[name] = int(min(max(steps[name], running.step), most))
         return State(
             cluster=self.cluster,
             out=self.out,
@@ -226,18 +218,11 @@ class PlanManager:
             steps=steps,
             running=tuple(r for r in self._plan_progress.running.values() if r.segment.job in steps),
             planned=tuple(segment for segment in self._plan_progress.planned if segment.job in steps),
-            member_steps=self._member_steps(),
+            member_steps=member_steps,
         )
 
     def _explored(self, planned: list[PlannedSegment]) -> list[PlannedSegment]:
         return planned if self.replanner is None else self.replanner.explored(self.state(), planned)
-
-    def _member_steps(self) -> dict[str, int]:
-        """Returns the steps of members, including those that running gangs have reported."""
-        steps = dict(self._job_table.groups.steps())
-        for running in self._plan_progress.running.values():
-            steps |= {f: max(steps[f], running.step_of(f)) for f in running.members if f in steps}
-        return steps
 
     def _follow(self, problem: Problem, plan: Plan, *, why: str) -> None:
         quotas, before = UserQuotas.of(problem), self._plan_progress.quotas

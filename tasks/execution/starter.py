@@ -149,35 +149,28 @@ class Starter:
 
         Returns whether a segment may start now that could not before.
         """
-        lease_names = cluster.lease_names()
-        ours = {device for running in self._plan_progress.running.values() for device in running.segment.devices}
-        startable = self._startable()
+        lease_names, startable, has_changed = cluster.lease_names(), self._startable(), False
+        running = (running.segment for running in self._plan_progress.running.values())
+        taken = {device for segment in (*running, *startable) for device in segment.devices} | {*out} | self.vacated
         idle = [
             device
             for device, name in lease_names.items()
-            if name not in held
-            and device[0] not in self.held_nodes
-            and not any(device in others for others in (ours, out, self.vacated))
-            and not any(device in segment.devices for segment in startable)
+            if name not in held and device not in taken and device[0] not in self.held_nodes
         ]
-        has_changed = False
         for segment in startable:
             pairs: dict[DeviceId, DeviceId] = {}
             lacking = [device for device in segment.devices if lease_names[device] in held]
             for device in lacking:
-                alike = (
-                    each
-                    for each in idle
-                    if each[0] == device[0]
-                    and each not in pairs.values()
-                    and cluster.device(*each).device_kind() == cluster.device(*device).device_kind()
-                )
+                like = (device[0], cluster.device(*device).device_kind())
+                alike = (each for each in idle if (each[0], cluster.device(*each).device_kind()) == like)
                 if (replacement := next(alike, None)) is not None:
                     pairs[device] = replacement
+                    idle.remove(replacement)
             if lacking and len(pairs) == len(lacking):
                 self._plan_progress.exchange(pairs)
-                idle = [device for device in idle if device not in pairs.values()]
                 has_changed = True
+            else:
+                idle += pairs.values()
         return has_changed
 
     def awaited(self) -> set[DeviceId]:
@@ -230,20 +223,19 @@ class Starter:
         """Records the start of segments with the names of their leases, and returns the calls that start them."""
         if not leased:
             return []
-        members = [self._members(segment) for segment, _ in leased]
-        whats = [self._what(segment, names, its) for (segment, names), its in zip(leased, members, strict=True)]
-        started = [(segment.job, what) for (segment, _), what in zip(leased, whats, strict=True)]
-        numbers = self._job_table.journal.start_segments(started)
+        starts = [(segment, names, self._members(segment)) for segment, names in leased]
+        numbers = self._job_table.journal.start_segments(
+            [(segment.job, self._what(segment, names, members)) for segment, names, members in starts]
+        )
         changes: dict[str, dict[str, Any]] = {}
-        for (segment, _), its in zip(leased, members, strict=True):
-            changes[segment.job] = {"status": JobStatus.RUNNING}
+        for segment, _, members in starts:
             led = {"status": JobStatus.RUNNING, "details": {LEADER: self._local(segment.job)}}
-            changes |= dict.fromkeys(its, led)
+            changes |= {segment.job: {"status": JobStatus.RUNNING}, **dict.fromkeys(members, led)}
         self._job_table.write_all(changes)
         self._plan_progress.begun([segment for segment, _ in leased])
         return [
-            self._call(number, segment, cluster=cluster, names=names, members=its)
-            for number, (segment, names), its in zip(numbers, leased, members, strict=True)
+            self._call(number, segment, cluster=cluster, names=names, members=members)
+            for number, (segment, names, members) in zip(numbers, starts, strict=True)
         ]
 
     def _call(

@@ -335,11 +335,10 @@ class BatchMachines:
         if number is None:
             return
         seen = self._seen.get(number, _KnownJob())
-        if seen.ended_at_s is not None:
-            return
-        # A job that waits is cancelled: nothing would receive a signal.
-        self._try(self._scheduler.end if seen.node else self._scheduler.cancel, number)
-        self._seen[number] = replace(seen, ended_at_s=self._clock())
+        if seen.ended_at_s is None:
+            # A job that waits is cancelled: nothing would receive a signal.
+            self._try(self._scheduler.end if seen.node else self._scheduler.cancel, number)
+            self._seen[number] = replace(seen, ended_at_s=self._clock())
 
     def _try(self, call: Callable[[int], None], job: int) -> None:
         try:
@@ -477,13 +476,12 @@ class BatchOptions(EngineOptions):
 
     def job_variables(self) -> Mapping[str, Any]:
         """Returns the values for the base job template that differ from its defaults."""
-        values = {each.name: getattr(self, each.name) for each in self.job_fields()}
-        return {each.name: values[each.name] for each in self.job_fields() if values[each.name] != default_of(each)}
+        given = {each.name: getattr(self, each.name) for each in self.job_fields()}
+        return {each.name: given[each.name] for each in self.job_fields() if given[each.name] != default_of(each)}
 
     def with_template(self) -> Self:
         """Returns these options where the defaults of the base job template fill what was not chosen."""
-        known = {each.name for each in self.job_fields()}
-        values = {**self.template_defaults(), **self.job_variables()}
+        known, values = {each.name for each in self.job_fields()}, {**self.template_defaults(), **self.job_variables()}
         return replace(self, **{name: value for name, value in values.items() if name in known})
 
     @classmethod
@@ -518,13 +516,13 @@ class BatchOptions(EngineOptions):
 
     def preflight(self, home: Path) -> Sequence[str]:
         """Returns why the scheduler cannot be asked; see `EngineOptions`."""
-        if faults := self.scheduler.lacking_commands():
-            return faults
+        faults = self.scheduler.lacking_commands()
         try:
-            self.scheduler().jobs()
+            if not faults:
+                self.scheduler().jobs()
         except EngineUnavailable as error:
             return [str(error)]
-        return []
+        return faults
 
 
 def short_time_s(text: str) -> int | None:

@@ -11,12 +11,13 @@ from __future__ import annotations
 import logging
 import threading
 import time
-from collections.abc import Callable, Collection, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping
 from contextlib import suppress
 from functools import partial
 
 from sqlalchemy import ColumnElement, exists, select
 
+from ringmaster.tasks.background_worker import keep_calling
 from ringmaster.tasks.execution.engine import Engine, completed
 from ringmaster.tasks.execution.events import ExecutionEvent, GangReport, JobEnded, PredictionUpdate, SegmentEnded
 from ringmaster.tasks.execution.executor import Executor
@@ -41,7 +42,7 @@ from ringmaster.tasks.pool.failover import RecoveredState, nodes_of, outcome_of,
 from ringmaster.tasks.pool.node_scaler import ElasticityOptions, NodeScaler, empty_before_s, plan_before_ends
 from ringmaster.tasks.pool.nodes import NodeRegistry, PoolLeases, Timeouts, is_loan
 from ringmaster.tasks.pool.request_handler import OTHER_VERSION, RequestHandler
-from ringmaster.tasks.pool.requests import LOOK_EVERY_S, Request, Requests, RequestStatus
+from ringmaster.tasks.pool.requests import LOOK_EVERY_S, Requests, RequestStatus
 from ringmaster.tasks.pool.submissions import BatchStatus, Submissions
 from ringmaster.tasks.storage.database import Database, DatabaseClosed, delete_in_chunks
 from ringmaster.tasks.storage.journal import ENDED, JobStatus, Journal
@@ -95,8 +96,7 @@ def clear_messages(database: Database) -> None:
     message_store = MessageStore(database)
     query = select(BATCHES.c.id).where(BATCHES.c.status != BatchStatus.SUBMITTED).order_by(BATCHES.c.submitted_s.desc())
     recorded = select(FACTS.c.batch).where(FACTS.c.key == IS_RECORDED, FACTS.c.value[0].as_boolean())
-    ended = database.scalars(query)
-    is_recorded = database.read(lambda connection: set(connection.execute(recorded).scalars().all()))
+    ended, is_recorded = database.scalars(query), {*database.scalars(recorded)}
     for batch in message_store.batches() & set(ended[MOST_MESSAGES:]) & is_recorded:
         message_store.clear(batch)
 
@@ -129,11 +129,8 @@ class PoolController:
         self._ends_s: Mapping[str, float] = {}  # by node that ends, the seconds until it is emptied
         self.on_objective: Callable[[str], None] = lambda objective: None
         self.on_speed: Callable[[RunningSegment], None] = lambda running: None
-        self._submissions, self._event_log, self._message_store = (
-            Submissions(database),
-            EventLog(database),
-            MessageStore(database),
-        )
+        self._submissions, self._event_log = Submissions(database), EventLog(database)
+        self._message_store = MessageStore(database)
         self._active_batches: dict[str, ActiveBatch] = {}
         self._quotas: Quotas = {}
         self._terms = combined_terms(())
@@ -142,7 +139,6 @@ class PoolController:
         self._unloggable: set[str] = set()  # batches that are about to be set aside
         self._looked_s = -NODES_EVERY_S
         self._tidied_s = -EVERY_S
-        self._is_due = threading.Event()
 
     # -- what the executor needs -------------------------------------------------------------------------------------
 
@@ -214,19 +210,21 @@ class PoolController:
         self._known_nodes.begin(lost_nodes=nodes_of(unsettled), why="an executor began")
         for recovered in recovered_batches:
             self._take_on(recovered)
-        self._is_due.set()
 
     def keep_ticking(self, until: threading.Event) -> None:
         """Has the executor's thread call `tick` periodically, and for each new request; returns once `until` is set."""
         requests, seen, ticked_s = Requests(self._database), 0, 0.0
+
+        def is_due() -> bool:
+            nonlocal seen, ticked_s
+            every_s, newest = TICK_S if self._active_batches else IDLE_TICK_S, requests.newest()
+            if newest <= seen and time.monotonic() - ticked_s < every_s:
+                return False
+            seen, ticked_s = newest, time.monotonic()
+            return True
+
         with suppress(DatabaseClosed):
-            while not until.wait(LOOK_EVERY_S):
-                every_s, newest = TICK_S if self._active_batches else IDLE_TICK_S, requests.newest()
-                is_time = newest > seen or time.monotonic() - ticked_s >= every_s
-                if is_time and self._is_due.is_set():  # otherwise the last tick is not done yet
-                    self._is_due.clear()
-                    seen, ticked_s = newest, time.monotonic()
-                    self._executor.call(self.tick)
+            keep_calling(self.tick, until, call=self._executor.call, every_s=LOOK_EVERY_S, is_due=is_due)
 
     def tick(self) -> None:
         """Checks nodes, batches and requests for changes, and acts on them."""
@@ -234,7 +232,10 @@ class PoolController:
         for recovered in self._new_batches():
             self._take_on(recovered)
         current = Requests(self._database).current()
-        self._answer_requests(self._request_handler.about_batches(current))
+        if requests := self._request_handler.about_batches(current):
+            # Answered after the executor has heard the events that their senders may have read.
+            self._engine.catch_up()
+            self._executor.call(partial(self._request_handler.answer, requests))
         self._request_handler.take_loans(current, there=self._known_nodes.there)
         self._request_handler.grant(self._known_nodes.there)
         for batch in list(self._may_have_ended):
@@ -245,33 +246,23 @@ class PoolController:
                 is_marked=False,
             )
         self._tidy_up()
-        self._is_due.set()
-
-    def _answer_requests(self, requests: Sequence[Request]) -> None:
-        """Answers requests, after the executor has heard the events that their senders may have read."""
-        if requests:
-            self._engine.catch_up()
-            self._executor.call(partial(self._request_handler.answer, requests))
 
     def _look_at_nodes(self) -> None:
         now_s = self._clock()
-        if now_s - self._looked_s >= NODES_EVERY_S:
-            self._looked_s = now_s
-            self._look_at_quotas()
-            self._known_nodes.look()
-            self._ends_s = self._known_nodes.seconds_left()
-            self._known_nodes.release_empty(is_lent=self._request_handler.lends)
-            if self._scaler is not None:
-                is_awaited = self._request_handler.is_node_awaited()
-                self._scaler.look(is_node_awaited=is_awaited, lends=self._request_handler.lends)
-
-    def _look_at_quotas(self) -> None:
-        """Follows the quotas that a person has set for the pool."""
+        if now_s - self._looked_s < NODES_EVERY_S:
+            return
+        self._looked_s = now_s
         if (quotas := quotas_of_pool(self._database)) != self._quotas:
             self._quotas = quotas
             self._combine_terms()
             if self._active_batches:
                 self._executor.replan_soon(why="a person has set quotas of users")
+        self._known_nodes.look()
+        self._ends_s = self._known_nodes.seconds_left()
+        self._known_nodes.release_empty(is_lent=self._request_handler.lends)
+        if self._scaler is not None:
+            is_awaited = self._request_handler.is_node_awaited()
+            self._scaler.look(is_node_awaited=is_awaited, lends=self._request_handler.lends)
 
     def _tidy_up(self) -> None:
         if self._clock() - self._tidied_s >= EVERY_S:
@@ -290,29 +281,23 @@ class PoolController:
     def _new_batches(self) -> list[RecoveredState]:
         """Returns the batches that are not active yet; fails those that cannot be planned, without effect on others."""
         query = select(BATCHES.c.id).where(BATCHES.c.status == BatchStatus.SUBMITTED).order_by(BATCHES.c.submitted_s)
-        result = []
-        for id in self._database.scalars(query):
-            if id not in self._active_batches:
-                recovered = self._quarantine.handle(
-                    f"batch {id}", partial(self._recovered, id), set_aside=partial(self._drop, id)
-                )
-                if recovered is not None:
-                    result.append(recovered)
-        return result
+        new = [id for id in self._database.scalars(query) if id not in self._active_batches]
+        states = [
+            self._quarantine.handle(f"batch {id}", partial(self._recovered, id), set_aside=partial(self._drop, id))
+            for id in new
+        ]
+        return [state for state in states if state is not None]
 
     def _recovered(self, id: str) -> RecoveredState | None:
         """Returns the state of a batch; refuses one that cannot be read or planned, and returns None."""
         try:
             batch = self._submissions.find(id)
+            fault = None if batch is None else fault_of(batch)
         except ValueError as error:  # written by another version, or by hand
-            self._refuse(id, f"the executor cannot read it: {error}. {OTHER_VERSION}")
-            return None
-        if batch is None:
-            return None
-        if (fault := fault_of(batch)) is not None:
+            batch, fault = None, f"the executor cannot read it: {error}. {OTHER_VERSION}"
+        if fault is not None:
             self._refuse(id, fault)
-            return None
-        return read_recovered_state(self._database, batch)
+        return None if batch is None or fault is not None else read_recovered_state(self._database, batch)
 
     def _set_aside_later(self, id: str, message: str) -> None:
         """Sets a batch aside, once, after what the executor does now."""
@@ -393,10 +378,8 @@ class PoolController:
     def _end_batch(self, id: str) -> None:
         """Ends a batch once all of its jobs and segments have ended; its last gangs may end a moment after its jobs."""
         self._may_have_ended.discard(id)
-        job_table = self._executor.job_table
-        if id not in self._active_batches or any(
-            job_table.records[job].status not in ENDED for job in job_table.of_batch(id)
-        ):
+        table = self._executor.job_table
+        if id not in self._active_batches or any(table.records[job].status not in ENDED for job in table.of_batch(id)):
             return
         if any(segment.outcome is None for segment in Journal(self._database, batch=id).segments()):
             return

@@ -232,10 +232,8 @@ class EngineOptions:
         try:
             self.template_defaults()
         except (OSError, ValueError) as error:
-            remedy = "`prefect work-pool get-default-base-job-template --type TYPE` prints one"
-            return [
-                f"--work-pool-template {self.work_pool_template} is not a valid template: {error}. To fix: {remedy}"
-            ]
+            what = f"--work-pool-template {self.work_pool_template} is not a valid template: {error}"
+            return [f"{what}. To fix: `prefect work-pool get-default-base-job-template --type TYPE` prints one"]
         return []
 
     def template_defaults(self) -> Mapping[str, Any]:

@@ -87,15 +87,12 @@ class EventLog:
     def segment_events(self, *, after: int) -> list[PoolEntry]:
         """Returns the starts and ends of the segments of all batches after the event with that number, in order."""
         kinds = (SegmentStarted.__name__, SegmentEnded.__name__)
-        query = select(EVENT_LOG.c.id, EVENT_LOG.c.batch, EVENT_LOG.c.kind, EVENT_LOG.c.content).where(
-            EVENT_LOG.c.id > after, EVENT_LOG.c.kind.in_(kinds)
-        )
+        query = select(EVENT_LOG).where(EVENT_LOG.c.id > after, EVENT_LOG.c.kind.in_(kinds))
         rows = self._database.rows(query.order_by(EVENT_LOG.c.id).limit(MOST_AT_ONCE))
-        result = [(row, event_of_row(row)) for row in rows]
         return [
             PoolEntry(id=row.id, batch=row.batch, event=event)
-            for row, event in result
-            if isinstance(event, (SegmentStarted, SegmentEnded))
+            for row in rows
+            if isinstance(event := event_of_row(row), (SegmentStarted, SegmentEnded))
         ]
 
     def newest(self) -> int:
@@ -131,9 +128,8 @@ def event_of_row(row: Any) -> ExecutionEvent | None:
     try:
         return event_of(row.kind, row.content)
     except (ValueError, TypeError, LookupError, AttributeError, ArithmeticError) as error:
-        logger.error(
-            "row %d of the event log cannot be read (%s): %s: %s", row.id, row.kind, type(error).__name__, error
-        )
+        fault = f"{type(error).__name__}: {error}"
+        logger.error("row %d of the event log cannot be read (%s): %s", row.id, row.kind, fault)
         return None
 
 
@@ -200,10 +196,10 @@ class BatchEvents:
 
     def newest(self) -> LogPosition:
         """Returns the position after all events so far."""
-        reported = select(func.max(EVENT_LOG.c.id)).where(EVENT_LOG.c.batch == self.batch)
-        value = select(func.max(GANG_EVENTS.c.id))
-        result = self.database.read(lambda c: (c.execute(reported).scalar(), c.execute(value).scalar()))
-        return LogPosition(decision=result[0] or 0, gang_event=result[1] or 0)
+        decision = select(func.max(EVENT_LOG.c.id)).where(EVENT_LOG.c.batch == self.batch).scalar_subquery()
+        gang_event = select(func.max(GANG_EVENTS.c.id)).scalar_subquery()
+        (row,) = self.database.rows(select(decision, gang_event))
+        return LogPosition(decision=row[0] or 0, gang_event=row[1] or 0)
 
     def follow(self, after: LogPosition, *, until: Callable[[], bool]) -> Iterator[ExecutionEvent]:
         """Yields the events after that position, and new ones until `until` returns True.
@@ -248,32 +244,22 @@ class BatchEvents:
         copies = select(_number()).where(EVENT_LOG.c.batch == self.batch, EVENT_LOG.c.kind == _FORMER_NAMES[GangReport])
         result = {}
         for segment, num_copies in Counter(connection.execute(copies).scalars().all()).items():
-            query = (
-                select(GANG_EVENTS.c.id, GANG_EVENTS.c.content)
-                .where(GANG_EVENTS.c.segment == segment)
-                .order_by(GANG_EVENTS.c.id)
-            )
-            rows = connection.execute(query).all()
+            query = select(GANG_EVENTS.c.id, GANG_EVENTS.c.content).where(GANG_EVENTS.c.segment == segment)
+            rows = connection.execute(query.order_by(GANG_EVENTS.c.id)).all()
             shown = [row.id for row in rows if not isinstance(event_or_refusal(row.content), FOR_THE_EXECUTOR)]
             if shown:
                 result[segment] = shown[:num_copies][-1]
         return result
 
     def _read_decisions(self, connection: Connection, after: int, most: int) -> Sequence[_Decision]:
-        query = select(EVENT_LOG.c.id, EVENT_LOG.c.kind, EVENT_LOG.c.content, EVENT_LOG.c.told_s)
-        query = (
-            query.where(EVENT_LOG.c.batch == self.batch, EVENT_LOG.c.id > after).order_by(EVENT_LOG.c.id).limit(most)
-        )
-        rows = connection.execute(query).all()
+        query = select(EVENT_LOG).where(EVENT_LOG.c.batch == self.batch, EVENT_LOG.c.id > after)
+        rows = connection.execute(query.order_by(EVENT_LOG.c.id).limit(most)).all()
         return [_Decision(id=row.id, event=event_of_row(row), time_s=row.told_s) for row in rows]
 
     def _read_gang_rows(self, connection: Connection, after: int, most: int) -> Sequence[_GangRow]:
-        query = select(
-            GANG_EVENTS.c.id, GANG_EVENTS.c.segment, GANG_EVENTS.c.content, SEGMENTS.c.job, SEGMENTS.c.started_s
-        )
-        query = query.join(SEGMENTS, SEGMENTS.c.id == GANG_EVENTS.c.segment).where(SEGMENTS.c.batch == self.batch)
-        rows = connection.execute(query.where(GANG_EVENTS.c.id > after).order_by(GANG_EVENTS.c.id).limit(most)).all()
-        return [_gang_row(row) for row in rows]
+        query = select(GANG_EVENTS, SEGMENTS.c.job, SEGMENTS.c.started_s).where(SEGMENTS.c.batch == self.batch)
+        query = query.join(SEGMENTS, SEGMENTS.c.id == GANG_EVENTS.c.segment).where(GANG_EVENTS.c.id > after)
+        return [_gang_row(row) for row in connection.execute(query.order_by(GANG_EVENTS.c.id).limit(most)).all()]
 
 
 class EventReader:
@@ -310,7 +296,10 @@ class EventReader:
             if decision.event is None:
                 self.num_unreadable += 1
                 continue
-            self._note(decision.event)
+            if isinstance(decision.event, SegmentStarted):
+                self._started.add(decision.event.number)
+            elif isinstance(decision.event, SegmentEnded):
+                self._ended.add(decision.event.number)
             result.append(BatchEvent(at=self._at, event=decision.event, time_s=decision.time_s))
         self._take(value[number:], result)
         return result
@@ -329,12 +318,6 @@ class EventReader:
                 event = GangReport(number=each.segment, job=each.job, event=each.event)
                 events.append(BatchEvent(at=self._at, event=event, time_s=each.time_s))
         return len(rows)
-
-    def _note(self, event: ExecutionEvent) -> None:
-        if isinstance(event, SegmentStarted):
-            self._started.add(event.number)
-        elif isinstance(event, SegmentEnded):
-            self._ended.add(event.number)
 
 
 class _RecentRows(Generic[Row]):

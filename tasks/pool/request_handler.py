@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import Any
 
 from ringmaster.errors import CheckpointNotFound, RequestRefused
+from ringmaster.tasks.background_worker import keep_calling
 from ringmaster.tasks.execution.dispatch import DeviceId
 from ringmaster.tasks.execution.engine import EngineNode
 from ringmaster.tasks.execution.executor import Executor
@@ -22,6 +23,7 @@ from ringmaster.tasks.pool.submissions import Submission, Submissions, cancel_un
 from ringmaster.tasks.profiling.trials import DevicesWanted
 from ringmaster.tasks.storage.database import Database
 from ringmaster.tasks.storage.journal import ENDED, JobRecord, JobStatus, Journal
+from ringmaster.techniques import Job
 from ringmaster.techniques.checkpoints.checkpoint import link_checkpoint
 from ringmaster.techniques.job import WarmStart
 
@@ -85,20 +87,17 @@ class RequestHandler:
 
         A pool's controller looks at its requests by itself.
         """
-        is_done = threading.Event()
 
-        def answer(requests: Sequence[Request]) -> None:
-            try:
-                self.answer(requests)
-            finally:
-                is_done.set()
+        def open_requests() -> Sequence[Request]:
+            return self.about_batches(self._requests.current())
 
-        while not until.wait(LOOK_EVERY_S):
-            if requests := self.about_batches(self._requests.current()):
-                is_done.clear()
-                self._executor.call(partial(answer, requests))
-                while not (is_done.wait(LOOK_EVERY_S) or until.is_set()):
-                    pass
+        keep_calling(
+            lambda: self.answer(open_requests()),
+            until,
+            call=self._executor.call,
+            every_s=LOOK_EVERY_S,
+            is_due=lambda: bool(open_requests()),
+        )
 
     def about_batches(self, current: Sequence[Request]) -> Sequence[Request]:
         """Returns the open requests about batches."""
@@ -200,65 +199,66 @@ class RequestHandler:
         if not isinstance(settings, Mapping) or (faults := setting_faults(settings)):
             raise RequestRefused("; ".join(faults) if isinstance(settings, Mapping) else f"settings are {settings!r}")
         batch, jobs = self._jobs(content, verb="changed", fits=lambda record: record.status not in ENDED)
-        jumps: list[str] = []
+        is_dry, jumps = bool(content.get("is_dry")), list[str]()
         if (num_steps := settings.get("steps")) is not None:
-            jumps = self._set_steps(batch, jobs, int(num_steps), is_dry=bool(content.get("is_dry")))
+            jumps = self._set_steps(batch, jobs, int(num_steps), is_dry=is_dry)
         words = ", ".join(f"{key} {value:g}" for key, value in settings.items())
         text = f"{words} for {_names(batch, jobs) if content.get('jobs') else f'batch {batch.name}'}"
-        if content.get("is_dry"):
+        if is_dry:
             return "; ".join([f"would set {text}", *jumps])
-        active, journal = self._active_batches[batch.id], Journal(self._database, batch=batch.id)
-        priorities, changes = dict(active.priorities), {key: dict(own) for key, own in active.changes.items()}
-        if "priority" in settings:
-            priorities |= dict.fromkeys(jobs if content.get("jobs") else [""], float(settings["priority"]))
-        for key, field in (("weight", "weights"), ("deadline", "deadlines_s")):
-            if key in settings:
-                changes[field] = {**changes.get(field, {}), **dict.fromkeys(jobs, float(settings[key]))}
         if set(settings) - {"steps"}:
-            journal.put_all({PRIORITIES: priorities, TERMS: changes})
+            active = self._active_batches[batch.id]
+            priorities, changes = dict(active.priorities), {key: dict(own) for key, own in active.changes.items()}
+            if "priority" in settings:
+                priorities |= dict.fromkeys(jobs if content.get("jobs") else [""], float(settings["priority"]))
+            for key, field in (("weight", "weights"), ("deadline", "deadlines_s")):
+                if key in settings:
+                    changes[field] = {**changes.get(field, {}), **dict.fromkeys(jobs, float(settings[key]))}
             why = f"a person has set {words} in batch {batch.name}"
-            self._on_terms(replace(active, priorities=priorities, changes=changes), why)
+            self._store_terms(replace(active, priorities=priorities, changes=changes), why=why)
         return "; ".join([text, *jumps])
+
+    def _store_terms(self, active: ActiveBatch, *, why: str) -> None:
+        facts = {PRIORITIES: dict(active.priorities), TERMS: dict(active.changes)}
+        Journal(self._database, batch=active.submission.id).put_all(facts)
+        self._on_terms(active, why)
 
     def _set_steps(self, batch: Submission, jobs: Sequence[str], num_steps: int, *, is_dry: bool) -> list[str]:
         """Changes the steps of jobs; returns how their learning rates jump, in sentences."""
-        table, changed_jobs, faults, jumps = self._executor.job_table, [], [], []
+        table, changed_jobs, faults, jumps = self._executor.job_table, dict[str, Job](), list[str](), list[str]()
         for name in jobs:
             entry, record = table.entries[batch.qualified(name)], table.records[batch.qualified(name)]
-            job, start = entry.local_job, entry.job.warm_start
-            root = entry.place.checkpoint_dir(job)
+            job, start, root = entry.local_job, entry.job.warm_start, entry.place.checkpoint_dir(entry.local_job)
+            is_warm = start is not None and start.checkpoints != root
+            begun_at = start.step if is_warm and start is not None else 0
             if job.model.command is not None or job.adaptation is not None:
                 faults.append(f"{name} does not train by steps that Ringmaster counts")
             elif num_steps <= record.step:
                 faults.append(f"{name} has taken {record.step} steps already")
-            elif start is not None and start.checkpoints != root and record.step <= start.step:
+            elif is_warm and record.step <= begun_at:
                 faults.append(f"{name} is a warm clone without a checkpoint of its own yet: set it once it has one")
             else:
-                step = 0 if start is None or start.checkpoints == root else start.step
-                has_begun = record.step > step or record.status == JobStatus.RUNNING
+                has_begun = record.step > begun_at or record.status == JobStatus.RUNNING
                 own = WarmStart(checkpoints=root, step=0) if has_begun else start
-                changed_job = replace(job, num_steps=num_steps, num_epochs=None, warm_start=own)
-                changed_jobs.append((name, changed_job))
-                if jump := step_jump(job, changed_job, step=record.step):
+                changed_jobs[name] = replace(job, num_steps=num_steps, num_epochs=None, warm_start=own)
+                if jump := step_jump(job, changed_jobs[name], step=record.step):
                     jumps.append(f"{name}: {jump}")
         if faults:
             raise RequestRefused("; ".join(faults))
-        if not is_dry:
-            for name, changed_job in changed_jobs:
-                self._executor.redefine(
-                    batch.qualified(name), changed_job, why=f"a person has set {num_steps} steps for {name}"
-                )
+        for name, changed_job in changed_jobs.items() if not is_dry else ():
+            why = f"a person has set {num_steps} steps for {name}"
+            self._executor.redefine(batch.qualified(name), changed_job, why=why)
         return jumps
 
     def _clone(self, content: Mapping[str, Any]) -> Mapping[str, Any]:
         """Prices a clone of a job and, unless it is a dry request, starts it."""
-        requested = [str(job) for job in content.get("jobs") or ()]
+        requested, is_warm, is_dry = content.get("jobs") or (), content.get("is_warm"), content.get("is_dry")
         if len(requested) != 1:
-            raise RequestRefused(f"a clone has one source, got {', '.join(requested) or 'none'}")
+            raise RequestRefused(f"a clone has one source, got {', '.join(map(str, requested)) or 'none'}")
         batch, (source,) = self._jobs(content, verb="cloned", fits=lambda record: True)
         name, settings = str(content.get("name", "")), content.get("settings") or {}
-        table, of_source = self._executor.job_table, batch.qualified(source)
-        entry, record = table.entries.get(of_source), table.records.get(batch.qualified(name))
+        table, of_source, of_clone = self._executor.job_table, batch.qualified(source), batch.qualified(name)
+        entry, record = table.entries.get(of_source), table.records.get(of_clone)
         if entry is None or not table.profiles[of_source]:
             raise RequestRefused(f"{source} cannot be trained here, so it cannot be cloned")
         if record is not None and record.details.get(CLONED, {}).get("job") == source:
@@ -266,35 +266,28 @@ class RequestHandler:
         if record is not None or not name:
             raise RequestRefused(f"batch {batch.name} has a job {name!r} already. To fix: choose another --name")
         try:
-            job = with_settings(entry.local_job, settings, name=name)
+            job = replace(with_settings(entry.local_job, settings, name=name), warm_start=None)
         except ValueError as error:
             raise RequestRefused(f"these settings make no job: {error}") from error
-        job, step, batch_jobs = replace(job, warm_start=None), 0, {each.name for each in batch.jobs}
-        jump = ""
-        if content.get("is_warm"):
+        step, jump, origin, batch_jobs = 0, "", "from its first step", {each.name for each in batch.jobs}
+        if is_warm:
             step = warm_step(entry, at_step=content.get("at_step"))
             if job.total_steps <= step:
                 raise RequestRefused(f"num_steps must be more than the {step} of the checkpoint, got {job.total_steps}")
-            jump = step_jump(entry.local_job, job, step=step)
+            jump, origin = step_jump(entry.local_job, job, step=step), f"from its checkpoint of step {step}"
             start = start_root(entry, name)
             job = replace(job, warm_start=WarmStart(checkpoints=str(start), step=step))
-            if not content.get("is_dry"):
+            if not is_dry:
                 try:
                     link_checkpoint(Path(entry.place.checkpoint_dir(entry.local_job)), step, to=start)
                 except CheckpointNotFound as error:
                     raise RequestRefused(f"{error}. To fix: clone it again") from error
-        price = self._executor.price(
-            job.renamed(batch.qualified(name), lambda other: batch.qualified(other) if other in batch_jobs else other),
-            source=of_source,
-            step=step,
-        )
-        if not content.get("is_dry"):
+        renamed = job.renamed(of_clone, lambda other: batch.qualified(other) if other in batch_jobs else other)
+        price = self._executor.price(renamed, source=of_source, step=step)
+        if not is_dry:
             self._inherit_terms(batch, source, name)
-            self._executor.clone(
-                batch.qualified(name), job, source=of_source, step=step if content.get("is_warm") else None
-            )
+            self._executor.clone(of_clone, job, source=of_source, step=step if is_warm else None)
         words = "it waits for others, so its price is not known yet" if price is None else price.in_words()
-        origin = f"from its checkpoint of step {step}" if content.get("is_warm") else "from its first step"
         return {
             "message": f"{name}: a clone of {source} {origin}: {words}",
             "price": None if price is None else {
@@ -307,11 +300,10 @@ class RequestHandler:
     def _inherit_terms(self, batch: Submission, source: str, name: str) -> None:
         """Gives a clone the priority, the weight and the user of its source."""
         active = self._active_batches[batch.id]
-        origin = active.changes.get("like", {}).get(source, source)
-        changes = {**active.changes, "like": {**active.changes.get("like", {}), name: origin}}
+        like = active.changes.get("like", {})
+        changes = {**active.changes, "like": {**like, name: like.get(source, source)}}
         priorities = {**active.priorities, name: active.priorities.get(source, USUAL)}
-        Journal(self._database, batch=batch.id).put_all({PRIORITIES: priorities, TERMS: changes})
-        self._on_terms(replace(active, priorities=priorities, changes=changes), "")
+        self._store_terms(replace(active, priorities=priorities, changes=changes), why="")
 
     def _jobs(
         self, content: Mapping[str, Any], *, verb: str, fits: Callable[[JobRecord], bool]
@@ -353,7 +345,7 @@ class RequestHandler:
         silent = self._node_silences.among(waiting)
         for number in silent:
             self._requests.answer(number, status=RequestStatus.WITHDRAWN)
-        return any(request.id not in silent for request in waiting)
+        return len(waiting) > len(silent)
 
     # -- requests for idle devices -----------------------------------------------------------------------------------
 
@@ -404,16 +396,14 @@ class RequestHandler:
 
     def lends(self, node: str) -> bool:
         """Returns whether devices of a node are lent."""
-        return any(
-            loan.content.get("node") == node
-            for loan in self._requests.open(RequestKind.LEND, status=RequestStatus.GRANTED)
-        )
+        return any(loan.content.get("node") == node for loan in self._granted())
+
+    def _granted(self) -> Sequence[Request]:
+        return self._requests.open(RequestKind.LEND, status=RequestStatus.GRANTED)
 
     def give_back_what_nobody_needs(self) -> None:
         """Ends the leases of requests that are not granted any more."""
-        holders = {
-            LOAN.format(request.id) for request in self._requests.open(RequestKind.LEND, status=RequestStatus.GRANTED)
-        }
+        holders = {LOAN.format(request.id) for request in self._granted()}
         stale = [d for d, who in self._leases.held().items() if is_loan(who) and who not in holders]
         if stale:
             self._leases.give_back(stale)

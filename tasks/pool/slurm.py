@@ -93,13 +93,12 @@ def nodes_of(text: str) -> Mapping[str, SlurmNode]:
         name, state = re.search(r"\bNodeName=(\S+)", line), re.search(r"\bState=(\S+)", line)
         reason = re.search(r"\bReason=(.*?)(?: \[\S+@\S+\])?\s*$", line)
         if name and state:
-            partitions, gres = _field(line, "Partitions"), _field(line, "Gres")
             result[name[1]] = SlurmNode(
                 name=name[1],
                 states=_node_states(state[1]),
                 reason=reason[1] if reason else "",
-                partitions=frozenset(filter(None, partitions.split(","))),
-                gres=gres,
+                partitions=frozenset(filter(None, _field(line, "Partitions").split(","))),
+                gres=_field(line, "Gres"),
             )
     return result
 
@@ -441,9 +440,8 @@ def _refusals(slurm: Slurm, options: Sequence[str], nodes: Sequence[SlurmNode]) 
     try:
         slurm.check(options)
     except SchedulerError as error:
-        # `--test-only` asks for nodes that are there now, whereas a job waits until they are back.
-        if UNAVAILABLE in str(error) and any(node.is_drained or node.is_away for node in nodes):
-            return []
         remedy = "To fix: change --partition, --time, --gres or --sbatch, or add what the site needs"
-        return [f"{error}. {remedy}, as in --sbatch=--account=NAME"]
+        # `--test-only` asks for nodes that are there now, whereas a job waits until they are back.
+        waits = UNAVAILABLE in str(error) and any(node.is_drained or node.is_away for node in nodes)
+        return [] if waits else [f"{error}. {remedy}, as in --sbatch=--account=NAME"]
     return []

@@ -234,12 +234,8 @@ def followed(database: Database, run: str) -> Iterator[None]:
     requests = Requests(database)
 
     def find() -> int | None:
-        own = (
-            each
-            for each in requests.open(RequestKind.TRAIN, status=RequestStatus.GRANTED)
-            if each.answer.get("flow_run") == run
-        )
-        return next((each.id for each in own), None)
+        granted = requests.open(RequestKind.TRAIN, status=RequestStatus.GRANTED)
+        return next((each.id for each in granted if each.answer.get("flow_run") == run), None)
 
     every_s = Timeouts.of_environment().beat_every_s
     with requests.renewed(find, every_s=every_s) if run else nullcontext():
@@ -283,11 +279,9 @@ def is_cancelled(database: Database, id: str, *, flow_run: str) -> bool:
     """Returns whether somebody has cancelled a batch before its jobs were submitted. flow_run: that measures it."""
     if (Journal(database, batch="").get(f"{MEASURING}{id}") or {}).get(CANCELLED):
         return True
-    marks = database.scalars(
-        select(json_field(REQUESTS.c.content, CANCELLED)).where(
-            REQUESTS.c.kind == RequestKind.TRAIN, json_field(REQUESTS.c.answer, "flow_run") == flow_run
-        )
-    )
+    is_own = json_field(REQUESTS.c.answer, "flow_run") == flow_run
+    query = select(json_field(REQUESTS.c.content, CANCELLED)).where(REQUESTS.c.kind == RequestKind.TRAIN, is_own)
+    marks = database.scalars(query)
     return any(marks)
 
 
@@ -309,16 +303,14 @@ def unsubmitted(database: Database) -> dict[str, str]:
 
 def cancel_unsubmitted(database: Database, key: str, *, why: str) -> bool:
     """Marks a batch of `unsubmitted` as cancelled; returns False if there is none with that key any more."""
-    requests = Requests(database)
+    requests, facts = Requests(database), Journal(database, batch="")
     for request in requests.current():
         if request.key == key:
             return requests.note(request.id, **{CANCELLED: why})
-    facts = Journal(database, batch="")
     result = facts.get(f"{MEASURING}{key}")
-    if result is None:
-        return False
-    facts.put(f"{MEASURING}{key}", {**result, CANCELLED: why})
-    return True
+    if result is not None:
+        facts.put(f"{MEASURING}{key}", {**result, CANCELLED: why})
+    return result is not None
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -340,27 +332,25 @@ class PendingBatch:
 
 def pending(database: Database) -> list[PendingBatch]:
     """Returns the batches of which no job is submitted; of those that will never be, each name's newest."""
-    submitted = Submissions(database).flow_runs()
-    every = Requests(database).of_kind(RequestKind.TRAIN)
+    submitted, every = Submissions(database).flow_runs(), Requests(database).of_kind(RequestKind.TRAIN)
     newest = {name_of(request): request.id for request in every}
     measuring = {each.flow_run: each for each in measurements(database)}
     result = []
     for request in every:
-        flow_run, name = str(request.answer.get("flow_run", "")), name_of(request)
+        flow_run, name, batch = str(request.answer.get("flow_run", "")), name_of(request), request.content.get("batch")
         is_over = request.status in (RequestStatus.REFUSED, RequestStatus.WITHDRAWN)
-        is_shown = request.status in (RequestStatus.OPEN, RequestStatus.GRANTED) or (
-            is_over and newest[name] == request.id
-        )
-        if is_shown and flow_run not in submitted:
-            measurement = measuring.pop(flow_run, None)
-            if measurement is not None and not is_over:
-                result.append(_measuring(database, measurement))
-                continue
-            message = request.answer.get("message", "") if is_over else _stage(request)
-            status = "handed over" if not is_over else "cancelled" if request.content.get(CANCELLED) else "failed"
-            result.append(
-                PendingBatch(name=name, jobs=_jobs_of(request), is_over=is_over, message=message, status=status)
-            )
+        is_alive = request.status in (RequestStatus.OPEN, RequestStatus.GRANTED)
+        if flow_run in submitted or not (is_alive or (is_over and newest[name] == request.id)):
+            continue
+        measurement = measuring.pop(flow_run, None)
+        if measurement is not None and not is_over:
+            result.append(_measuring(database, measurement))
+            continue
+        jobs = batch.get("jobs") if isinstance(batch, Mapping) else None
+        message = request.answer.get("message", "") if is_over else _stage(request)
+        status = "handed over" if not is_over else "cancelled" if request.content.get(CANCELLED) else "failed"
+        names = tuple(str(job.get("name")) for job in jobs or () if isinstance(job, Mapping))
+        result.append(PendingBatch(name=name, jobs=names, is_over=is_over, message=message, status=status))
     return result + [_measuring(database, each) for run, each in measuring.items() if run not in submitted]
 
 
@@ -368,12 +358,6 @@ def name_of(request: Request) -> str:
     """Returns the name of a batch that was handed over."""
     batch = request.content.get("batch")
     return str(batch.get("name")) if isinstance(batch, Mapping) else f"request {request.id}"
-
-
-def _jobs_of(request: Request) -> tuple[str, ...]:
-    batch = request.content.get("batch")
-    jobs = batch.get("jobs") if isinstance(batch, Mapping) else None
-    return tuple(str(job.get("name")) for job in jobs or () if isinstance(job, Mapping))
 
 
 def _measuring(database: Database, measurement: BatchMeasurement) -> PendingBatch:

@@ -260,4 +260,4 @@ def test_a_request_has_the_controller_look_at_once(database, pool, monkeypatch):
     monkeypatch.setattr(pool.executor, "call", lambda act: (ticks.append(act), over.set()))
     Requests(database).ask(RequestKind.CANCEL, {"batch": "none", "jobs": []})
     pool.controller.keep_ticking(over)
-    assert ticks == [pool.controller.tick]
+    assert len(ticks) == 1
