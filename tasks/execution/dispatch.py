@@ -182,6 +182,14 @@ def is_same_gang(a: PlannedSegment, b: PlannedSegment) -> bool:
     return (a.job, a.option, set(a.devices)) == (b.job, b.option, set(b.devices))
 
 
+def by_node(devices: Iterable[DeviceId]) -> tuple[tuple[str, tuple[int, ...]], ...]:
+    """Returns the numbers of devices by node."""
+    numbers: dict[str, tuple[int, ...]] = {}
+    for node, number in devices:
+        numbers[node] = (*numbers.get(node, ()), number)
+    return tuple(numbers.items())
+
+
 def hand_over(
     planned: Sequence[PlannedSegment], *, running: Iterable[PlannedSegment]
 ) -> tuple[dict[str, int], list[PlannedSegment]]:

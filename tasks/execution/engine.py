@@ -66,7 +66,12 @@ class SegmentTelemetry:
 
         def say(event: Event) -> None:
             call.on_event(event)
-            self._pass_on()
+            # Telemetry of all segments that is due. Gangs send events far more often.
+            due = self._telemetry.due_events()
+            with self._lock:
+                others = [(self._says[number], telemetry) for number, telemetry in due.items() if number in self._says]
+            for other, telemetry in others:
+                other(telemetry)
 
         try:
             yield say
@@ -75,14 +80,6 @@ class SegmentTelemetry:
                 del self._says[call.number]
             if (last := self._telemetry.end(call.number)) is not None:
                 call.on_event(last)
-
-    def _pass_on(self) -> None:
-        """Sends the due telemetry events of all segments. Gangs send events far more often than telemetry is due."""
-        events = self._telemetry.due_events()
-        with self._lock:
-            due = [(self._says[number], event) for number, event in events.items() if number in self._says]
-        for say, event in due:
-            say(event)
 
 
 @dataclass(frozen=True, kw_only=True)

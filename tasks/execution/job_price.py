@@ -22,7 +22,7 @@ import math
 from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 
-from ringmaster.tasks.execution.dispatch import DeviceId, PlannedSegment, PlanSimulator
+from ringmaster.tasks.execution.dispatch import DeviceId, PlannedSegment, PlanSimulator, by_node
 from ringmaster.tasks.execution.progress import range_text
 from ringmaster.tasks.execution.replan_policy import ReplanPolicy, left_s
 from ringmaster.tasks.planning import Option, Plan, PlanningNode, Segment
@@ -84,22 +84,18 @@ def price_of(
     out: devices that must not be used.
     """  # fmt: skip
     kept = now.fork()
-    kept_end_s = kept.finish()
-    if kept_end_s == math.inf or job not in {row.id for row in now.problem.jobs}:
+    if kept.finish() == math.inf or job not in {row.id for row in now.problem.jobs}:
         return None
-    best: tuple[tuple[float, float, float], PlannedSegment, bool, PlanSimulator] | None = None
+    tried: list[tuple[tuple[float, float, float], PlannedSegment, bool, PlanSimulator]] = []
     for segment, is_first in _places(now, kept, job, last_step=last_step, out=out):
         new = now.fork()
         new.insert(segment, is_first=is_first)
         value_s = left_s(new, now, policy)
-        if job not in new.ended_s:
-            continue
-        order = (round(new.late_s, 3), round(value_s, 3), new.ended_s[job])
-        if best is None or order < best[0]:
-            best = order, segment, is_first, new
-    if best is None:
+        if job in new.ended_s:
+            tried.append(((round(new.late_s, 3), round(value_s, 3), new.ended_s[job]), segment, is_first, new))
+    if not tried:
         return None
-    _, segment, is_first, new = best
+    _, segment, is_first, new = min(tried, key=lambda each: each[0])
     later_s = {other: new.ended_s[other] - end_s for other, end_s in kept.ended_s.items() if other in new.ended_s}
     without_s, with_s = bounds_s
     kept_s, new_s = (max([now.now_s, *ends_s.values()]) - now.now_s for ends_s in (kept.ended_s, new.ended_s))
@@ -121,19 +117,18 @@ def _places(
     idle = now.fork()
     idle.planned = []
     idle.finish()
-    (row,) = (row for row in now.problem.jobs if row.id == job)
-    options = {k: option for k, option in enumerate(row.options) if not option.jobs and math.isfinite(option.runtime_s)}
+    known = enumerate(now.problem.job(job).options)
+    options = {k: option for k, option in known if not option.jobs and math.isfinite(option.runtime_s)}
     cheap = heapq.nsmallest(MOST_OPTIONS, options, key=lambda k: options[k].runtime_s * options[k].num_devices)
     quick = heapq.nsmallest(MOST_OPTIONS, options, key=lambda k: options[k].runtime_s)
     for ahead, is_first in ((idle, True), (kept, False)):
         free_s = {device: each.ends_s for each in ahead.segments for device in each.stretch.segment.devices}
         for k in dict.fromkeys([*cheap, *quick]):
-            devices = _gang(options[k], now.problem.nodes, free_s, out=out)
-            if devices:
-                yield (
-                    PlannedSegment(job=job, option=k, last_step=last_step, devices=devices, start_s=0.0, end_s=0.0),
-                    is_first,
+            if devices := _gang(options[k], now.problem.nodes, free_s, out=out):
+                segment = PlannedSegment(
+                    job=job, option=k, last_step=last_step, devices=devices, start_s=0.0, end_s=0.0
                 )
+                yield segment, is_first
 
 
 def _gang(
@@ -157,20 +152,16 @@ def _as_plan(now: PlanSimulator, new: PlanSimulator) -> Plan:
     """Returns what was simulated from `now` on as a plan of the problem."""
     rows = []
     for each in new.segments[len(now.segments) :]:
-        stretch, job = each.stretch, each.stretch.segment.job
-        whole = max(1, new.steps[job] - now.step_of(job))
-        nodes: dict[str, list[int]] = {}
-        for node, number in stretch.segment.devices:
-            nodes.setdefault(node, []).append(number)
-        work_s = (stretch.segment.last_step - stretch.first_step) * stretch.step_s
+        stretch, segment = each.stretch, each.stretch.segment
+        num_steps = segment.last_step - stretch.first_step
         row = Segment(
-            job=job,
-            option=stretch.segment.option,
+            job=segment.job,
+            option=segment.option,
             start_s=each.starts_s - now.now_s,
             end_s=each.ends_s - now.now_s,
-            work=(stretch.segment.last_step - stretch.first_step) / whole,
-            overhead_s=max(0.0, each.ends_s - each.starts_s - work_s),
-            devices=tuple((node, tuple(numbers)) for node, numbers in nodes.items()),
+            work=num_steps / max(1, new.steps[segment.job] - now.step_of(segment.job)),
+            overhead_s=max(0.0, each.ends_s - each.starts_s - num_steps * stretch.step_s),
+            devices=by_node(segment.devices),
         )
         rows.append(row)
     return Plan(now.problem.name, tuple(rows), method=METHOD)

@@ -388,14 +388,14 @@ class JobTable:
         if not keeps_layout(self.entries[name].job) or self.records[name].details.get(LAYOUT):
             return set()
         replaced = {k for k, each in enumerate(self.profiles[name]) if not each.is_like(profile)}
-        self.write(name, details={LAYOUT: _layout_of(profile)})
+        self.write(name, details={LAYOUT: layout_of(profile)})
         self._pin(name)
         return replaced
 
     def _pin(self, name: str) -> None:
         """Replaces the options of a job that keeps its layout, if it has one already, by the option it ran under."""
         layout, profiles = self.records[name].details.get(LAYOUT), self.profiles[name]
-        kept = [each for each in profiles if layout and _layout_of(each) == layout]
+        kept = [each for each in profiles if layout and layout_of(each) == layout]
         if kept and len(kept) < len(profiles):
             self._before_pinned[name] = profiles
             self.profiles[name] = kept[:1] * len(profiles)
@@ -410,7 +410,7 @@ class JobTable:
         if repeated or details.get(TRUSTED_ONLY):
             fits = [each for each in profiles if not each.is_untrusted]
             if repeated and not self.entries[name].job.is_exact:
-                fits = [each for each in fits if _layout_of(each) == repeated["layout"]]
+                fits = [each for each in fits if layout_of(each) == repeated["layout"]]
             self._before_trusted[name] = profiles
             self.profiles[name] = [each if each in fits else fits[0] for each in profiles] if fits else []
 
@@ -623,5 +623,6 @@ def keeps_layout(job: Job) -> bool:
     return loss is not None and loss.generation is not None
 
 
-def _layout_of(profile: Profile) -> dict[str, Any]:
+def layout_of(profile: Profile) -> dict[str, Any]:
+    """Returns what of an option decides the bits of a job's results."""
     return {"technique": profile.technique, "config": dict(profile.config), "num_devices": profile.num_devices}

@@ -64,11 +64,11 @@ class KnownNodes:
     def look(self) -> None:
         """Looks at the nodes again, and passes on what has changed."""
         before, self.there = self.there, self._read()
-        gone = [name for name, node in before.items() if not _is_same(node, self.there.get(name))]
-        outcome = [name for name, node in self.there.items() if not _is_same(node, before.get(name))]
+        was, now = ({(name, node.incarnation) for name, node in nodes.items()} for nodes in (before, self.there))
+        gone, come = ([name for name, _ in sorted(each)] for each in (was - now, now - was))
         self._lost_nodes |= {name: Node(name=name, devices=before[name].devices) for name in gone}
         self._hold_leaving()
-        why = [f"node {name} is gone" for name in gone] + [f"node {name} came" for name in outcome]
+        why = [f"node {name} is gone" for name in gone] + [f"node {name} came" for name in come]
         self._move(why=", ".join(why) or "the health of devices has changed")
 
     def seconds_left(self) -> Mapping[str, float]:
@@ -153,10 +153,6 @@ def cluster_of(
     for node in there.values():
         out |= {(node.name, number) for number in (_numbers(node) if node.is_leaving else node.faults)}
     return Cluster(nodes=tuple(sorted(nodes, key=lambda node: node.name))), frozenset(out)
-
-
-def _is_same(node: EngineNode, other: EngineNode | None) -> bool:
-    return other is not None and node.incarnation == other.incarnation
 
 
 def _numbers(node: EngineNode) -> range:

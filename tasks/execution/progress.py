@@ -101,7 +101,8 @@ class RunningSegment:
 
         A gang whose jobs take turns knows only the steps that it was ordered, and an untrusted one gets no more.
         """
-        return (self.profile.at_once is None and not self.is_untrusted) or last_step <= self.ordered_step
+        is_free = self.profile.at_once is None and not self.profile.is_untrusted
+        return is_free or last_step <= self.ordered_step
 
     def stop(self) -> list[Command]:
         """Returns the command that stops its gang at a checkpoint; none if it was commanded to stop already."""
@@ -121,11 +122,6 @@ class RunningSegment:
     def left_s(self) -> float:
         """The seconds until its gang has done its planned steps; infinity if its speed is not known yet."""
         return (self.segment.last_step - self.step) * self.step_s if self.step_s else math.inf
-
-    @property
-    def is_untrusted(self) -> bool:
-        """Whether its gang runs on an untrusted node."""
-        return self.profile.is_untrusted
 
     @property
     def jobs(self) -> set[str]:

@@ -36,7 +36,14 @@ from ringmaster.codec import digest, from_json, to_json
 from ringmaster.errors import CheckpointError
 from ringmaster.tasks.background_worker import in_a_thread
 from ringmaster.tasks.execution.dispatch import DeviceId
-from ringmaster.tasks.execution.job_table import BACK_TO, REPEATED, TRUSTED_ONLY, UNTRUSTED_SEGMENTS, JobTable
+from ringmaster.tasks.execution.job_table import (
+    BACK_TO,
+    REPEATED,
+    TRUSTED_ONLY,
+    UNTRUSTED_SEGMENTS,
+    JobTable,
+    layout_of,
+)
 from ringmaster.tasks.execution.progress import PlanProgress, RunningSegment
 from ringmaster.tasks.storage.journal import ENDED, JobStatus
 from ringmaster.techniques.checkpoints.chain import read_chain, tensor_digests
@@ -199,7 +206,7 @@ class SegmentReferee:
             return self._go_back(job, step, why="the work of an expelled node is repeated")
         value = outcome.result.get(COMMITMENT)
         made = None if value is None else from_json(StateCommitment, value)
-        if running.is_untrusted:
+        if running.profile.is_untrusted:
             return self._after_untrusted(running, outcome, made)
         repeated = record.details.get(REPEATED)
         if repeated is None or made is None or made.last_step < repeated["segment"]["last_step"]:
@@ -221,9 +228,8 @@ class SegmentReferee:
         self._job_table.write(job, details={UNTRUSTED_SEGMENTS: to_json(segments)})
         if self._draw() >= self._job_table.entries[job].job.verify_share and made.final and made.steps:
             return None
-        profile = running.profile
-        layout = {"technique": profile.technique, "config": dict(profile.config), "num_devices": profile.num_devices}
-        self._job_table.write(job, details={REPEATED: {"segment": to_json(made), "layout": layout, "repetitions": []}})
+        repeated = {"segment": to_json(made), "layout": layout_of(running.profile), "repetitions": []}
+        self._job_table.write(job, details={REPEATED: repeated})
         return self._go_back(job, made.first_step, why=f"steps {made.first_step} to {made.last_step} are verified")
 
     def _after_repetition(self, job: str, made: StateCommitment) -> str | None:

@@ -29,7 +29,7 @@ from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from statistics import NormalDist
 
-from ringmaster.tasks.execution.dispatch import DeviceId, PlannedSegment, PlanSimulator
+from ringmaster.tasks.execution.dispatch import DeviceId, PlannedSegment, PlanSimulator, by_node
 from ringmaster.tasks.planning import Option, Plan, PlanningNode, Problem
 from ringmaster.tasks.planning.bounds.bounds import preemptive_bound
 from ringmaster.tasks.planning.objectives import objective_by_name, plan_giving_up_deadlines
@@ -306,7 +306,8 @@ def remaining(
         now = running.get(job.id)
         gang = None
         if now is not None and now.option in kept and all(i in devices.get(node, ()) for node, i in now.devices):
-            gang = CurrentRun(kept.index(now.option), _by_node(now.devices, devices))
+            numbered = ((node, devices[node].index(number)) for node, number in sorted(now.devices))
+            gang = CurrentRun(kept.index(now.option), by_node(numbered))
         is_started = now is not None or job.id in started
         options_kept = tuple(job.options[k] for k in kept)
         jobs.append(replace(job, options=options_kept, running=gang, started=is_started))
@@ -395,13 +396,3 @@ def left_s(ahead: PlanSimulator, now: PlanSimulator, policy: ReplanPolicy) -> fl
     num_devices = {node.id: node.num_devices for node in ahead.problem.nodes}
     of = objective_by_name(policy.objective).coefficients(ahead.problem)
     return of.in_seconds(ends_s, held_s, num_devices=num_devices)
-
-
-def _by_node(
-    gang: Sequence[DeviceId], devices: Mapping[str, tuple[int, ...]]
-) -> tuple[tuple[str, tuple[int, ...]], ...]:
-    """Returns a gang's devices by node, numbered without gaps."""
-    ids_of: dict[str, list[int]] = {}
-    for node, device in sorted(gang):
-        ids_of.setdefault(node, []).append(devices[node].index(device))
-    return tuple((node, tuple(ids)) for node, ids in ids_of.items())

@@ -408,9 +408,9 @@ def first_goals(jobs: Iterable[Job]) -> dict[str, dict[str, Any]]:
     """Returns the details with the first goals of the jobs that may vary, and of their short runs, by name."""
     goals = dict[str, int]()
     for job in jobs:
-        if job.varies or job.searches():
-            goals |= {search.name: job.search_steps for search in job.searches()}
-            goals[job.name] = 0 if job.searches() else _probe(job)
+        if (searches := job.searches()) or job.varies:
+            goals |= dict.fromkeys((each.name for each in searches), job.search_steps)
+            goals[job.name] = 0 if searches else _probe(job)
     return {name: {GOAL: goal} for name, goal in goals.items()}
 
 

@@ -204,7 +204,7 @@ class ProfileStore:
     """
 
     find: Callable[[Sequence[str]], Mapping[str, Mapping[str, Any]]] = lambda _: {}
-    keep: Callable[[str, Mapping[str, Any]], None] = lambda *_: None
+    keep: Callable[[str, Mapping[str, Any]], object] = lambda *_: None
     newest: Callable[[], Sequence[Mapping[str, Any]]] = lambda: ()
 
     def results(self, fingerprints: Sequence[str]) -> dict[str, Result]:

@@ -3,6 +3,7 @@
 Each method may be called again after it failed half-way: it finds what it has written, or writes it again.
 """
 
+from collections import defaultdict
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -98,11 +99,7 @@ class JobsToRecord:
 
 def profile_store(ledger: Ledger) -> ProfileStore:
     """Returns the store of measurements in the ledger, which all batches share."""
-
-    def keep(fingerprint: str, profile: Mapping[str, Any]) -> None:
-        ledger.record_profile(fingerprint, profile)
-
-    return ProfileStore(find=ledger.find_profiles, keep=keep, newest=ledger.newest_profiles)
+    return ProfileStore(find=ledger.find_profiles, keep=ledger.record_profile, newest=ledger.newest_profiles)
 
 
 class MlflowWriter:
@@ -126,9 +123,11 @@ class MlflowWriter:
         self.ledger, self._journal, self._batch = ledger, journal, batch
         self._notice = notice
         self._known = JobsToRecord(jobs={}, preflights={}, profiles={})
-        self._points: dict[str, list[MetricPoint]] = {}
+        self._points, self._refused = (
+            defaultdict[str, list[MetricPoint]](list),
+            defaultdict[str, list[MetricPoint]](list),
+        )
         self._waiting: set[str] = set()  # jobs whose pages say that they wait
-        self._refused: dict[str, list[MetricPoint]] = {}
         self._energy = EnergyMeter(journal)
         self._code_version = code_version(batch.folder)
         self._measured = MeasuredOptions(profile_store(ledger))
@@ -192,12 +191,12 @@ class MlflowWriter:
                 for job in (event.segment.job, *event.members):
                     self.ledger.resume_run(self._job_run(job))
             case GangReport():
-                self._points.setdefault(event.job, []).extend(metric_points(event.event, at_ms=at_ms))
+                self._points[event.job] += metric_points(event.event, at_ms=at_ms)
                 self._energy.hear(event)
                 self._note_waiting(event.job, event.event)
             case SegmentEnded():
                 for job, points in self._energy.end(event, at_ms=at_ms).items():
-                    self._points.setdefault(job, []).extend(points)
+                    self._points[job] += points
                 self.flush()
                 for job in (event.segment.job, *event.members):
                     self._write_segments(job)
@@ -231,22 +230,24 @@ class MlflowWriter:
                 if error.may_pass:
                     raise
                 self.faults.append(f"metrics of {job}: {error}")
-                self._refused.setdefault(job, []).extend(self._points[job])
+                self._refused[job] += self._points[job]
             del self._points[job]
 
     def waiting_points(self) -> dict[str, list[list[Any]]]:
         """Returns the metrics that are not written, by job: key, value as text, step and time in milliseconds."""
-        waiting = [*self._refused.items(), *self._points.items()]
-        rows: dict[str, list[list[Any]]] = {job: [] for job, _ in waiting}
-        for job, points in waiting:
-            rows[job] += [[point.key, repr(float(point.value)), point.step, point.timestamp_ms] for point in points]
-        return rows
+        return {
+            job: [
+                [point.key, repr(float(point.value)), point.step, point.timestamp_ms]
+                for points in (self._refused, self._points)
+                for point in points.get(job, ())
+            ]
+            for job in (*self._refused, *self._points)
+        }
 
     def restore_points(self, rows: Mapping[str, Sequence[Sequence[Any]]]) -> None:
         """Lets metrics wait for `flush` that an earlier process could not write. rows: its `waiting_points`."""
         for job, points in rows.items():
-            restored = [MetricPoint(key, float(value), step, at_ms) for key, value, step, at_ms in points]
-            self._points.setdefault(job, []).extend(restored)
+            self._points[job] += [MetricPoint(key, float(value), step, at_ms) for key, value, step, at_ms in points]
 
     def finish(self, *, status: str, metrics: Mapping[str, float], table: Sequence[Mapping[str, Any]]) -> None:
         """Closes the batch's run with its result."""
@@ -319,9 +320,8 @@ class MlflowWriter:
         clone = self._details(name).get(CLONED)
         if not clone:
             return ""
-        return (
-            f"{clone['job']}, from its first step" if clone["step"] is None else f"{clone['job']}, step {clone['step']}"
-        )
+        where = "from its first step" if clone["step"] is None else f"step {clone['step']}"
+        return f"{clone['job']}, {where}"
 
     def _details(self, name: str) -> Mapping[str, Any]:
         record = self._journal.jobs().get(name)
@@ -420,10 +420,9 @@ class MlflowWriter:
         except ValueError as error:  # the library of a store's protocol is missing here
             self._notice(f"the states of {job.name} are not recorded: {error}")
             return None
-        if chain is None:
-            return None
-        self.ledger.write_text(run_id, CHAIN, chain.to_text())
-        return CHAIN
+        if chain is not None:
+            self.ledger.write_text(run_id, CHAIN, chain.to_text())
+        return None if chain is None else CHAIN
 
     def _origin(self, event: JobEnded, job: Job, *, started_from: str | None, chain: str | None) -> Origin:
         segments = self._journal.segments(job.name)
