@@ -24,7 +24,7 @@ from ringmaster.tasks.pool.submissions import Submissions
 from ringmaster.tasks.storage.database import Database
 from ringmaster.tasks.storage.journal import Journal
 from ringmaster.techniques import DataSpec
-from ringmaster.techniques.data.row_kind import RETRIEVER, retriever_of
+from ringmaster.techniques.data.row_source import RETRIEVER, retriever_of
 
 
 def fresh_folder(batch: Batch, home: Path) -> Path:

@@ -10,7 +10,7 @@ from ringmaster.model_lineage.ledger.ledger import Ledger
 from ringmaster.model_lineage.records import INDEXED
 from ringmaster.tasks.storage.journal import Journal
 from ringmaster.techniques import Job
-from ringmaster.techniques.data.row_kind import retriever_of
+from ringmaster.techniques.data.row_source import retriever_of
 from ringmaster.text import code_span, markdown
 
 KINDS_OF_ADAPTERS: Mapping[str, str] = {

@@ -10,7 +10,8 @@ from __future__ import annotations
 
 import json
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from contextlib import ExitStack
+from dataclasses import replace
 from itertools import chain, islice
 from pathlib import Path
 from typing import Any
@@ -30,8 +31,6 @@ from ringmaster.techniques.data.arrow_files import (
     ArrowWriter,
     Table,
     column_of,
-    fingerprint,
-    num_values,
     read_tables,
     split_file,
     table_of,
@@ -59,13 +58,13 @@ from ringmaster.techniques.data.encoded_rows import (
 )
 from ringmaster.techniques.data.file_rows import RowReading
 from ringmaster.techniques.data.row_files import MAX_FAULTS, RowError, RowErrors
-from ringmaster.techniques.data.row_kind import LABEL, Columns, RowKind, SampleContext
+from ringmaster.techniques.data.row_source import LABEL, Columns, RowSource, SampleContext
 from ringmaster.techniques.data.row_tokenizer import RowTokenizer, give_chat_template, give_padding_token
 from ringmaster.techniques.data.samples import PaddedSamples, lengths_of
-from ringmaster.techniques.data.stored_source import TextProgress
+from ringmaster.techniques.data.stored_source import TextProgress, described
 from ringmaster.techniques.data.tokens import TextDocument, encoder_of
 from ringmaster.techniques.data.unfit_data import constant_fault, distinct_labels
-from ringmaster.techniques.data_source import PreparedData, Row, sample_tensors, shape_fields
+from ringmaster.techniques.data_source import PreparedData, Row
 from ringmaster.techniques.job import DataSpec
 from ringmaster.techniques.metric import IGNORED
 
@@ -84,21 +83,6 @@ ABOUT = "about.json"
 Sample = Mapping[str, Array]
 
 
-@dataclass(kw_only=True)
-class SampleCounts:
-    """What was written. num_samples: by split.
-
-    longest: the length of the longest sample, after it was cut. lengths: of those to train on.
-    num_truncated: the samples that were cut. num_left_out: those of which no label was left.
-    """
-
-    num_samples: dict[str, int] = field(default_factory=lambda: dict.fromkeys(SPLITS, 0))
-    longest: int = 0
-    lengths: NDArray[np.int64] = field(default_factory=lambda: np.empty(0, np.int64))
-    num_truncated: int = 0
-    num_left_out: int = 0
-
-
 class RowSamples:
     """Data that is being prepared in a folder.
 
@@ -110,7 +94,7 @@ class RowSamples:
         self,
         folder: Path,
         *,
-        kind: RowKind,
+        kind: RowSource,
         spec: DataSpec,
         columns: Columns,
         where: str,
@@ -140,8 +124,13 @@ class RowSamples:
             labels = None if self._label_column is None else ClassLabels(self._labels)
             if self._finds_classes:
                 labels = self._learnt_classes(selected)
-            counts = self._write_selected(selected, labels)
-        return self._described(labels, counts)
+            lengths = self._write_selected(selected, labels)
+            prepared = self._described(labels, lengths)
+            return replace(
+                prepared,
+                num_truncated=sum(int(each.column("num_cut")[each.wanted].sum()) for each in selected),
+                num_left_out=sum(map(_num_left_out, selected)),
+            )
 
     def _with_tokenizer(self) -> SampleContext:
         """What samples are made with, apart from classes."""
@@ -189,12 +178,12 @@ class RowSamples:
 
     def _encode(self, folder: Path, part: RowsPart) -> None:
         """Writes the samples of the rows of a part. Raises RowErrors where they are wrong; later where in a window."""
-        context, classes = self._context, None
-        if self._label_column is not None:
-            classes = DiscoveredClasses(column=self._label_column, classes=self._kind.classes)
-            context = replace(context, _labels=classes if self._finds_classes else ClassLabels(self._labels))
+        classes: DiscoveredClasses | None = None
+        if self._finds_classes:
+            classes = DiscoveredClasses(column=self._label_column or LABEL, classes=self._kind.classes)
+        context = replace(self._context, labels=classes or ClassLabels(self._labels))
         faults: list[RowError] = []
-        first_fault, num_rows = 0, 0
+        num_searched = 0
         rows, unreadable = part.rows(), None
         with ArrowWriter(folder / SAMPLES, refused=self._refused) as samples, ArrowWriter(folder / ROWS) as known:
             while unreadable is None:
@@ -203,7 +192,7 @@ class RowSamples:
                     chunk.extend(islice(rows, ROWS_PER_CALL))
                 except RowErrors as error:  # those before it are reported with it
                     unreadable = error
-                table, wrong, facts = self._samples(chunk, context, classes if self._finds_classes else None)
+                table, wrong, facts = self._samples(chunk, context, classes)
                 if table.num_rows:
                     samples.write(table)
                 # At once: a million lists of classes would slow down Python's collector.
@@ -211,14 +200,12 @@ class RowSamples:
                 if not part.is_windowed:
                     pairs = zip(chunk, wrong, strict=True)
                     faults += [sample_error(row.file, row.number, what) for row, what in pairs if what is not None]
-                    first_fault = first_fault or (num_rows if faults else 0)
-                num_rows += len(chunk)
-                is_searched = len(faults) >= MAX_FAULTS or num_rows > first_fault + ROWS_AFTER_A_FAULT
-                if not chunk or (faults and is_searched):
+                num_searched += len(chunk) if faults else 0
+                if not chunk or len(faults) >= MAX_FAULTS or num_searched > ROWS_AFTER_A_FAULT:
                     break
         if faults or unreadable:
             raise RowErrors([*faults, *(unreadable.faults if unreadable else ())][:MAX_FAULTS]) from unreadable
-        (folder / ABOUT).write_text(json.dumps({"classes": classes.names if self._finds_classes and classes else []}))
+        (folder / ABOUT).write_text(json.dumps({"classes": () if classes is None else classes.names}))
 
     def _samples(
         self, rows: Sequence[Row], context: SampleContext, classes: DiscoveredClasses | None
@@ -284,7 +271,7 @@ class RowSamples:
                         raise ValueError("some labels are lists")
                     continue  # indicators of the classes that were found so far: they are made of those of all rows
                 if not self._is_ragged(name, first):
-                    columns[name] = column_of(np.stack(rows) if first.ndim else _scalars(rows))
+                    columns[name] = column_of(np.stack(rows, dtype=None if first.ndim else first.dtype))
                     continue
                 lengths = np.fromiter((row.shape[-1] for row in rows), np.int64, count=len(rows))
                 if name not in self._kind.uncut and first.dtype.kind != "f" and lengths.max() > self._max_length:
@@ -350,64 +337,51 @@ class RowSamples:
             raise RowErrors(faults)
         return labels
 
-    def _write_selected(self, parts: Sequence[EncodedPart], labels: ClassLabels | None) -> SampleCounts:
-        """Writes the samples of both splits. Raises ValueError where one has none."""
-        counts, lengths = SampleCounts(), list[NDArray[np.int64]]()
-        packer = Packer(width=self._max_length) if self._spec.packing else None
+    def _write_selected(
+        self, parts: Sequence[EncodedPart], labels: ClassLabels | None
+    ) -> dict[str, list[NDArray[np.int64]]]:
+        """Writes the samples; returns the lengths of those of each split. Raises ValueError where one has none."""
+        lengths: dict[str, list[NDArray[np.int64]]] = {split: [] for split in SPLITS}
+        packer = Packer(width=self._max_length)
 
-        def write(writer: ArrowWriter, rows: Iterable[Sample]) -> None:
-            table, _, _ = self._table([*rows])
-            if table.num_rows:
-                writer.write(table)
+        def write_packed(rows: Sequence[Sample]) -> None:
+            if rows:
+                writers["training"].write(self._table(rows)[0])
 
-        with (
-            ArrowWriter(split_file(self._folder, "training"), refused=self._refused) as training,
-            ArrowWriter(split_file(self._folder, "held_out"), refused=self._refused) as held_out,
-        ):
-            writers = {"training": training, "held_out": held_out}
-            for each in parts:
-                has_sample = each.column("has_sample").astype(bool)
-                counts.num_left_out += int((each.wanted & ~has_sample).sum())
-                counts.num_truncated += int(each.column("num_cut")[each.wanted].sum())
-                for split, table in self._selected(each, np.flatnonzero(has_sample), labels):
-                    num_tokens = lengths_of(table, uncut=self._kind.uncut)
-                    counts.longest = max(counts.longest, int(num_tokens.max(initial=0)))
-                    if split == "training":
-                        lengths.append(num_tokens)
-                    if packer is not None and split == "training":
-                        write(training, packer.add(_rows_of(table)))
-                    else:
-                        writers[split].write(table)
-            if packer is not None:
-                write(training, packer.rest())
-        counts.lengths = np.concatenate(lengths) if lengths else np.empty(0, np.int64)
-        counts.num_samples = {split: writer.num_rows for split, writer in writers.items()}
+        with ExitStack() as files:
+            writers = {
+                split: files.enter_context(ArrowWriter(split_file(self._folder, split), refused=self._refused))
+                for split in SPLITS
+            }
+            for split, table in chain.from_iterable(self._selected(each, labels) for each in parts):
+                lengths[split].append(lengths_of(table, uncut=self._kind.uncut))
+                if self._spec.packing and split == "training":
+                    write_packed(packer.add(_rows_of(table)))
+                else:
+                    writers[split].write(table)
+            write_packed(packer.rest())
         for split, use, remedy in (
             ("training", "train", "check the path, or lower held_out"),
             ("held_out", "evaluate", "raise held_out, or set it to 0"),
         ):
-            if not counts.num_samples[split] and (split == "training" or self._spec.held_out > 0):
-                remedy = "raise seq_len, which cuts off all that is learnt" if counts.num_left_out else remedy
+            if not lengths[split] and (split == "training" or self._spec.held_out > 0):
+                if any(map(_num_left_out, parts)):
+                    remedy = "raise seq_len, which cuts off all that is learnt"
                 raise ValueError(f"{self._where} holds no row to {use} on. To fix: {remedy}")
-        return counts
+        return lengths
 
-    def _selected(
-        self, part: EncodedPart, rows: NDArray[np.int64], labels: ClassLabels | None
-    ) -> Iterator[tuple[str, Table]]:
-        """Yields the samples of a part that are read, some at a time, each with its split. rows: those with samples."""
-        chosen, place = {split: part.split(split) for split in SPLITS}, 0
+    def _selected(self, part: EncodedPart, labels: ClassLabels | None) -> Iterator[tuple[str, Table]]:
+        """Yields the samples of a part that are read, some at a time, each with its split."""
+        rows, place = np.flatnonzero(part.column("has_sample")), 0
+        chosen, classes = {split: part.split(split) for split in SPLITS}, part.facts["classes"].combine_chunks()
         numbers: NDArray[np.int64] | None = None
-        classes: Any = None
         if self._finds_classes and labels is not None:
             final = {name: number for number, name in enumerate(labels.names)}
             # That of a class which no row in the window has does not matter.
             numbers = np.array([final.get(name, 0) for name in _classes_of(part)] or [0], dtype=np.int64)
-            classes = part.facts["classes"].combine_chunks()
         for table in read_tables(part.folder / SAMPLES):
             here, place = rows[place : place + table.num_rows], place + table.num_rows
-            if not part.wanted[here].any():
-                continue
-            if numbers is not None and labels is not None:
+            if numbers is not None and labels is not None and part.wanted[here].any():
                 table = _renumbered(table, classes.take(here), numbers, len(labels.names))
             for split in SPLITS:
                 if (mask := chosen[split][here]).any():
@@ -415,48 +389,40 @@ class RowSamples:
 
     # Describing them
 
-    def _described(self, labels: ClassLabels | None, counts: SampleCounts) -> PreparedData:
-        folder, columns, tokenizer = self._folder, self._columns, self._context._tokenizer
-        width = self._max_length if self._spec.packing else self._spec.seq_len or counts.longest
-        padding = {**self._kind.padding, TOKENS: tokenizer.pad_id if tokenizer is not None else 0}
-        stored = next(read_tables(split_file(folder, "training")))
-        samples = PaddedSamples(
-            stored, collate=self._kind.collate, width=width, padding=padding, uncut=self._kind.uncut
-        )
-        batch = samples.rows([0])
-        shapes = {name: tuple(tensor.shape[1:]) for name, tensor in batch.items()}
-        if labels is not None and self._finds_classes and shapes.get(LABELS) == (2,):
-            check_no_indicators(labels, column=self._label_column or LABELS)
-        is_numeric = labels is None and LABELS in stored.column_names and shapes.get(LABELS) == ()
-        if labels is not None:
-            num_labels: int | None = len(labels.names)
-        else:
-            num_labels = num_values(folder, LABELS) if is_numeric else None
-        vocab_size = num_values(folder, TOKENS) if not self._kind.has_classes and tokenizer is None else None
-        prepared = PreparedData(
-            name="",
-            source="",
-            digest=fingerprint(folder),
-            num_samples=counts.num_samples["training"],
-            num_held_out=counts.num_samples["held_out"],
-            vocab_size=tokenizer.vocab_size if tokenizer is not None else vocab_size,
+    def _described(
+        self, labels: ClassLabels | None, lengths: Mapping[str, Sequence[NDArray[np.int64]]]
+    ) -> PreparedData:
+        spec, kind, tokenizer = self._spec, self._kind, self._context._tokenizer
+        longest = max(int(each.max(initial=0)) for each in chain.from_iterable(lengths.values()))
+        width = self._max_length if spec.packing else spec.seq_len or longest
+        padding = {**kind.padding, TOKENS: 0 if tokenizer is None else tokenizer.pad_id}
+        stored = next(read_tables(split_file(self._folder, "training")))
+        samples = PaddedSamples(stored, collate=kind.collate, width=width, padding=padding, uncut=kind.uncut)
+        prepared = described(
+            self._folder,
+            samples=samples,
+            num_labels=None if labels is None else len(labels.names),
+            vocab_size=None if tokenizer is None else tokenizer.vocab_size,
             end_of_text_id=None if tokenizer is None else tokenizer.end_id,
-            pad_token_id=None if tokenizer is None else tokenizer.pad_id,
-            num_labels=num_labels,
-            labels=() if labels is None else labels.names,
-            tensors=sample_tensors(batch, shapes),
-            num_truncated=counts.num_truncated,
-            num_left_out=counts.num_left_out,
-            columns=tuple(sorted(columns.columns.items())),
-            lengths=(width, width) if self._spec.packing else _typical_lengths(counts.lengths),
-            **(shape_fields(shapes) | ({"kind": "other"} if len(shapes.get(TOKENS, ())) > 1 else {})),  # of pairs
         )
-        return self._kind.described(self._with_label_faults(prepared, labels))
+        tensors = {each.name: each.shape for each in prepared.tensors}
+        if self._finds_classes and labels is not None and tensors.get(LABELS) == (2,):
+            check_no_indicators(labels, column=self._label_column or LABELS)
+        prepared = replace(
+            prepared,
+            kind="other" if len(tensors.get(TOKENS, ())) > 1 else prepared.kind,  # of pairs
+            pad_token_id=None if tokenizer is None else tokenizer.pad_id,
+            labels=() if labels is None else labels.names,
+            tensors=tuple(each for each in prepared.tensors if each.name not in kind.uncut),
+            columns=tuple(sorted(self._columns.columns.items())),
+            lengths=(width, width) if spec.packing else _typical_lengths(np.concatenate(lengths["training"])),
+        )
+        return kind.described(self._with_label_faults(prepared, labels))
 
     def _with_label_faults(self, prepared: PreparedData, labels: ClassLabels | None) -> PreparedData:
         """The description with what is wrong with the labels, or with the samples as a whole."""
         faults, notes = [*self._kind.training_faults(self._folder)], list[str]()
-        if (column := self._columns.columns.get("label")) is not None:
+        if (column := self._columns.columns.get(LABEL)) is not None:
             result = distinct_labels(self._folder, "training")
             classes = {int(number) for label in result for number in label} if labels is not None else set[int]()
             if len(result) == 1:
@@ -467,15 +433,15 @@ class RowSamples:
         return replace(prepared, training_faults=tuple(faults), notes=tuple(notes))
 
 
+def _num_left_out(part: EncodedPart) -> int:
+    """How many rows of a part are read, and have no label that is left."""
+    return int((part.wanted & (part.column("has_sample") == 0)).sum())
+
+
 def sample_error(file: str, number: int, what: str) -> RowError:
     """Returns the fault of a row of which no sample can be made. what: what is wrong, and how to mend it."""
     problem, _, remedy = what.removeprefix(f"{file} ").partition(". To fix: ")
     return RowError(f"{file}, row {number}:", problem, remedy or "check the row")
-
-
-def _scalars(rows: Sequence[Array]) -> Array:
-    """Single numbers as an array [rows]. Raises ValueError where one is a list."""
-    return np.array([row.item() for row in rows], dtype=rows[0].dtype)
 
 
 def _has_labels(labels: Array, lengths: NDArray[np.int64]) -> NDArray[np.bool_]:

@@ -9,8 +9,7 @@ from typing import Any
 
 import numpy as np
 
-from ringmaster.techniques.data.row_kind import retriever_of
-from ringmaster.techniques.data.row_source import RowSource, SampleContext
+from ringmaster.techniques.data.row_source import RowSource, SampleContext, retriever_of
 from ringmaster.techniques.data.sources.chat import (
     answered_chat,
     as_messages,

@@ -13,10 +13,9 @@ import numpy as np
 from ringmaster.techniques.data.arrow_files import Array, ArrowWriter, column_of, open_split, split_file, table_of
 from ringmaster.techniques.data.file_rows import is_held_out
 from ringmaster.techniques.data.images import pixels_of, read_image
-from ringmaster.techniques.data.row_kind import Columns
 from ringmaster.techniques.data.stored_source import StoredSource, described
 from ringmaster.techniques.data.tokens import TextOptions, write_text
-from ringmaster.techniques.data.unfit_data import SplitRows
+from ringmaster.techniques.data.unfit_data import SplitRows, constant_fault, distinct_labels
 from ringmaster.techniques.data_source import PreparedData, Row
 from ringmaster.techniques.job import DataSpec
 
@@ -45,6 +44,8 @@ class HuggingFace(StoredSource):
         is_text = text_column in names
         if is_text or ("input_ids" in names and spec.seq_len is not None):
             column = text_column if is_text else "input_ids"
+            from ringmaster.techniques.data.row_source import Columns  # which imports this module
+
             columns = Columns(columns={column: column}, roles=(column,), optional=frozenset())
             rows = partial(
                 rows_of_splits,
@@ -162,7 +163,13 @@ def _write_columns(folder: Path, splits: list[Any], spec: DataSpec, text_column:
                 held_out.write(table.filter(chosen))
     features = splits[0].features
     label = next((features[name] for name in ("label", "labels") if name in features), None)
-    return described(folder, num_labels=getattr(label, "num_classes", None))
+    prepared = described(folder, num_labels=getattr(label, "num_classes", None))
+    if "labels" not in columns or columns["labels"].ndim > 1:
+        return prepared
+    if len(same := distinct_labels(folder, "training")) != 1:
+        return prepared
+    fault = constant_fault(map(str, *same), num_rows=prepared.num_samples, column="label")
+    return replace(prepared, training_faults=(fault,))
 
 
 def _columns(batch: dict[str, list[Any]], spec: DataSpec, text_column: str) -> dict[str, Array]:
