@@ -34,6 +34,7 @@ from ringmaster.flows.settings import located
 from ringmaster.text import printable
 
 if TYPE_CHECKING:
+    from ringmaster.flows.batch.dry_run import DryRun
     from ringmaster.flows.batch.flow_runs import RunEnd
     from ringmaster.flows.batch.result import BatchResult
     from ringmaster.tasks.batch import Batch
@@ -157,24 +158,28 @@ def _plan_only(batch: Batch, *, profiles: Profiles, seed: int, is_result: bool, 
 
     is_result: whether the plan is the result of the command, and goes to stdout.
     """
+    result = estimate(batch, profiles=profiles, seed=seed)
+    if as_json and is_result:
+        print_json(result.to_json())
+        return result.exit_code
+    page = output_console() if is_result else error_console()
+    if result.plan is not None and result.problem is not None:
+        from ringmaster.flows.reports.plan_report import print_gantt
+
+        print_gantt(result.plan, result.problem, page)
+    page.print(*result.sentences(), sep="\n", soft_wrap=True)
+    return result.exit_code
+
+
+def estimate(batch: Batch, *, profiles: Profiles, seed: int) -> DryRun:
+    """Plans a batch that is not trained, and shows the progress of that."""
     settings.embed(settings.home())
     with working("loading what looks at jobs and plans; no server is started"):
         from ringmaster.flows.batch.dry_run import dry_run
-        from ringmaster.flows.reports.plan_report import print_gantt
         from ringmaster.flows.reports.progress import shown
 
-    console = error_console()
-    with shown(console):
-        estimate = dry_run(batch, profiles=profiles, seed=seed)
-    if as_json and is_result:
-        print_json(estimate.to_json())
-        return estimate.exit_code
-    page = output_console() if is_result else console
-    if estimate.plan is not None and estimate.problem is not None:
-        print_gantt(estimate.plan, estimate.problem, page)
-    for line in estimate.sentences():
-        page.print(line, soft_wrap=True)
-    return estimate.exit_code
+    with shown(error_console()):
+        return dry_run(batch, profiles=profiles, seed=seed)
 
 
 @contextmanager
