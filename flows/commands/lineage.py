@@ -17,7 +17,9 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from ringmaster.errors import InputError, RingmasterError, SignatureError, UnknownModel, input_errors
+from ringmaster.flows.commands.models import sound_alarm
 from ringmaster.flows.commands.planning import seconds_until
+from ringmaster.flows.commands.running import show_result, train
 from ringmaster.flows.lineage.home import LineageHome, Model, Refresh, lineage_home
 from ringmaster.flows.output import (
     AsJson,
@@ -230,7 +232,8 @@ def fsck(as_json: AsJson = False) -> None:
         if as_json:
             print_json({"faults": result, "num_models": len(home.snapshot.models), "num_stored": len(home.store.ids())})
         else:
-            output_console().print(*result, sep="\n", end="\n" if result else "")
+            for fault in result:
+                output_console().print(fault)
             ending = f"{len(result)} faults" if result else "all is well"
             number = len(home.snapshot.models)
             error_console().print(f"{number} models, {len(home.store.ids())} in the tensor store: {ending}")
@@ -344,8 +347,6 @@ def undo(
     as_json: AsJson = False,
 ) -> None:
     """Train all models that have read a row, or came from a data set or version, again as if it had not been."""
-    from ringmaster.flows.commands.models import sound_alarm
-    from ringmaster.flows.commands.running import show_result, training
     from ringmaster.flows.lineage import undoing
     from ringmaster.flows.lineage.undoing import UndoRequest, plan_undo, register
     from ringmaster.flows.retraining.examine import open_move_log
@@ -362,12 +363,9 @@ def undo(
             print_json(plan.to_json()) if as_json else None
             return
         batch = plan.batch(deadline_s=deadline_s)
-        with training(batch, is_verbose=False) as end:
-            from ringmaster.flows.train_batch import train_batch
-
-            end.result = train_batch(batch, name=batch.name)
-        exit_code = show_result(end.result, as_json=False)
-        uris = {job["name"]: job["model_uri"] for job in end.result.jobs if job["model_uri"]}
+        trained = train(batch)
+        exit_code = show_result(trained, as_json=False)
+        uris = {job["name"]: job["model_uri"] for job in trained.jobs if job["model_uri"]}
         versions = register(home, plan, uris)
     promotions = []
     with lineage_home(is_fresh=True) as home, open_move_log() as log:
@@ -381,7 +379,7 @@ def undo(
         for version in versions:
             error_console().print(f"{version.label} is made; `ringmaster promote {version.label}` decides on it")
     if as_json:
-        device_s = sum(segment["device_s"] for job in end.result.jobs for segment in job["segments"])
+        device_s = sum(segment["device_s"] for job in trained.jobs for segment in job["segments"])
         result = {**plan.to_json(), "versions": [each.label for each in versions], "promotions": promotions}
         print_json({**result, "device_s": device_s, "batch": batch.name})
     raise typer.Exit(exit_code)
