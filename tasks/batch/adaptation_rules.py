@@ -8,9 +8,11 @@ from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
+from ringmaster.codec import to_json
 from ringmaster.extras import missing_extra
 from ringmaster.tasks.batch.document import Finding, Place, as_mapping, findings_where, got
 from ringmaster.tasks.batch.references import closest, is_folder
+from ringmaster.tasks.batch.schema import STORE
 from ringmaster.techniques.job import (
     ADAPTATIONS,
     ADAPTERS,
@@ -47,6 +49,8 @@ OF_KIND = {
     "weights": MERGED,
 }
 """The keys that only one kind has."""
+READ_STORE = ("data", "retriever", "store")
+"""The place of the store that a job's samples read."""
 REWRITING = (QUANTIZED, MERGED)
 """The kinds that involve no training."""
 TOKENIZER = ("source", "path", "dataset", "factory", "kwargs", "vocab_size", "text_column", "split")
@@ -148,6 +152,11 @@ def adaptation_findings(job: Raw) -> Iterator[Finding]:
         yield from _merged(job, adaptation)
 
 
+def is_store(job: Raw) -> bool:
+    """Whether a job makes a knowledge store."""
+    return job.get("kind") == STORE or job.get("store") is not None
+
+
 def is_rewriting(job: Raw) -> bool:
     """Whether a job's adaptation never involves training."""
     return as_mapping(job.get("adaptation")).get("kind") in REWRITING
@@ -165,6 +174,7 @@ def parents_of(job: Raw) -> Iterator[tuple[Place, str]]:
     named: list[tuple[Place, Any]] = [
         (("base",), job.get("base")),
         (("adaptation", "teacher"), adaptation.get("teacher")),
+        (READ_STORE, as_mapping(as_mapping(job.get("data")).get("retriever")).get("store")),
     ]
     named += [(("adaptation", "parents", i), p) for i, p in enumerate(parents if isinstance(parents, list) else [])]
     yield from ((place, name) for place, name in named if isinstance(name, str))
@@ -179,6 +189,8 @@ def parent_findings(
     key: its place in the job.
     circles: the cycles among the jobs, from `circles_of`.
     """
+    if key == READ_STORE and parent not in jobs:
+        return  # it is looked for in the lineage
     if parent.startswith("models:/"):
         if re.fullmatch(r"models:/[^/@]+", parent):
             yield Finding(place, f"{parent} has no alias and no version", f"write {parent}/1 or {parent}@champion")
@@ -200,6 +212,12 @@ def parent_findings(
             yield Finding(place, f"{what} go round in a circle: {' -> '.join(circle)}", "let one of them start anew")
         return
     other = jobs[parent]
+    if is_store(other) != (key == READ_STORE):
+        what, which = ("a knowledge store", "that makes a model") if is_store(other) else ("a model", "of kind store")
+        yield Finding(place, f"{parent} makes {what}", f"name a job {which}")
+        return
+    if key == READ_STORE:
+        return
     if key == ("adaptation", "teacher"):
         yield from _another_vocabulary(place, job, parent, other)
         return
@@ -213,7 +231,9 @@ def parent_findings(
 
 
 def with_declared_parents(jobs: Sequence[Job]) -> tuple[Job, ...]:
-    """Returns the jobs of a batch with the values that others imply: zero steps, teachers' models, bases' adapters."""
+    """Returns the jobs of a batch with the values that others imply: zero steps, teachers' models, bases' adapters,
+    the passages of stores.
+    """
     models, named = {job.name: job.model for job in jobs}, {job.name: job for job in jobs}
     completed = []
     for job in jobs:
@@ -224,6 +244,8 @@ def with_declared_parents(jobs: Sequence[Job]) -> tuple[Job, ...]:
             job = replace(job, num_steps=0, num_epochs=None)
         if how is not None and how.teacher in models:
             job = replace(job, adaptation=replace(how, teacher_model=models[how.teacher]))
+        if (maker := named.get(job.data.store or "")) is not None:
+            job = replace(job, data=job.data.reading(passages=to_json(maker.data)))
         completed.append(job)
     return tuple(completed)
 

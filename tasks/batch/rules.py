@@ -16,13 +16,14 @@ from ringmaster.tasks.batch.adaptation_rules import (
     base_findings,
     circles_of,
     is_rewriting,
+    is_store,
     may_have_no_steps,
     parent_findings,
     parents_of,
 )
 from ringmaster.tasks.batch.document import Finding, Place, as_list, as_mapping, findings_where, got
 from ringmaster.tasks.batch.references import closest, loss_parts
-from ringmaster.tasks.batch.schema import STORE, Data, JobEntry, ModelSection, Section, misspelt
+from ringmaster.tasks.batch.schema import Data, JobEntry, ModelSection, Section, misspelt
 from ringmaster.tasks.planning.objectives import TIME_TO_TARGET
 from ringmaster.techniques.checkpoints.checkpoint import folder_of
 from ringmaster.techniques.checkpoints.storage import place_of
@@ -73,13 +74,9 @@ def job_findings(raw: Any) -> Iterator[Finding]:
     yield from _variables(job)
 
 
-def _is_store(job: Raw) -> bool:
-    return job.get("kind") == STORE or job.get("store") is not None
-
-
 def _store(job: Raw) -> Iterator[Finding]:
     """Yields why a job makes no knowledge store; places are relative to the job."""
-    if not _is_store(job):
+    if not is_store(job):
         return
     model, data = as_mapping(job.get("model")), as_mapping(job.get("data"))
     problem, _, remedy = (missing_extra("retrieval", feature="a store") or "").partition(". To fix: ")
@@ -392,7 +389,7 @@ def _length(job: Raw) -> Iterator[Finding]:
         (
             steps is None
             and epochs is None
-            and not _is_store(job)
+            and not is_store(job)
             and not misspelt(job, JobEntry) & {"num_steps", "num_epochs"},
             ("num_steps",),
             "is missing",
@@ -431,7 +428,7 @@ def _untrusted(job: Raw) -> Iterator[Finding]:
     yield from findings_where(
         (command is not None, place, "does not go with a command, whose states nobody else can repeat", remedy),
         (bool(job.get("may_vary")), place, "does not go with may_vary, which changes the steps on the way", remedy),
-        (_is_store(job), place, "is for training, and a store trains nothing", remedy),
+        (is_store(job), place, "is for training, and a store trains nothing", remedy),
     )
 
 

@@ -80,9 +80,12 @@ class RetrieverSection(Section):
     """The passages of a knowledge store that are put before each prompt, or are hard negatives of each anchor."""
 
     store: Annotated[str, AfterValidator(references.store)] = Field(
-        description="a version of a store, such as wiki@champion, or a folder"
+        description="a job of kind store, a version such as wiki@champion, or a folder"
     )
     k: Whole = Field(default=Retriever.k, description="the number of passages, such as 8")
+    passages: Kwargs | None = Field(
+        default=None, description="the data of the job that makes the store, or leave it out"
+    )
     template: str = Field(
         default=Retriever.template, description='what the model reads, such as "{passages}\\n\\n{prompt}"'
     )
