@@ -20,12 +20,10 @@ from ringmaster.techniques.data.samples import PaddedSamples
 from ringmaster.techniques.data.sources.hugging_face import load_splits, rows_of_splits, with_leaks_of_splits
 from ringmaster.techniques.data.stored_source import StoredSource
 from ringmaster.techniques.data_source import DataOptions, Dataset, PreparedData, Row
-from ringmaster.techniques.job import DataSpec
+from ringmaster.techniques.job import RETRIEVER, DataSpec
 from ringmaster.techniques.metric import IGNORED
 from ringmaster.techniques.retrieval.passage_reader import Retriever
 
-RETRIEVER = "retriever"
-"""The option of kinds of data whose samples read a knowledge store."""
 LABEL = "label"
 """The role of the column that has the classes."""
 
