@@ -17,7 +17,7 @@ from contextvars import ContextVar
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, ClassVar
 
 from ringmaster.codec import digest, from_json, to_json
 from ringmaster.techniques.checkpoints.checkpoint import publish
@@ -33,7 +33,7 @@ from ringmaster.techniques.data.arrow_files import (
     open_split,
 )
 from ringmaster.techniques.data.file_patterns import local_copies, stamp
-from ringmaster.techniques.data.file_rows import check_not_empty, files_of, main_files
+from ringmaster.techniques.data.file_rows import check_not_empty, data_files, files_of
 from ringmaster.techniques.data.samples import ArraySamples, as_tensors
 from ringmaster.techniques.data.unfit_data import with_leaks
 from ringmaster.techniques.data_source import (
@@ -97,7 +97,12 @@ def _slug(name: str) -> str:
 
 
 class StoredSource(DataSource):
-    """Writes columns once for each state of the data; batches are read from the memory-mapped files."""
+    """Writes columns once for each state of the data; batches are read from the memory-mapped files.
+
+    copies_labels: whether tokens without labels are their own labels, as a language model has them.
+    """
+
+    copies_labels: ClassVar[bool] = True
 
     def origin(self, spec: DataSpec) -> tuple[str, Any]:
         """Returns where the samples come from, a path or URI, and what changes as soon as they do, a JSON value.
@@ -127,7 +132,7 @@ class StoredSource(DataSource):
         where = f"path {spec.path!r}" if spec.name is None else f"data set {spec.name}"
         local, held_out = (path and local_copies(path, cache_dir=cache_dir) for path in (spec.path, spec.held_out_path))
         spec = replace(spec, path=local, held_out_path=held_out)
-        files = main_files(spec)
+        files, _ = data_files(spec)
         check_not_empty(files, where=where)
         prepared = self.write(folder, spec, where=where, cache_dir=cache_dir)
         # Data with a name is checked where a batch file names it. Rows held out by their content are on one side.
@@ -145,7 +150,7 @@ class StoredSource(DataSource):
         A row of the batch must not depend on the other rows: ranks and micro-batches divide them in any way. By
         default see `as_tensors`.
         """
-        return as_tensors(columns)
+        return as_tensors(columns, copies_labels=self.copies_labels)
 
     def prepare(self, spec: DataSpec, *, cache_dir: Path) -> PreparedData:
         """Returns the prepared data: from the cache where it is there, or else written now."""
