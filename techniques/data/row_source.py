@@ -404,10 +404,8 @@ class RowSamples:
         )
         tensors = {each.name: each.shape for each in prepared.tensors}
         trained = np.concatenate(lengths["training"])
-        some = trained[
-            np.unique(np.linspace(0, len(trained) - 1, min(len(trained), SAMPLES_OF_LENGTHS)).astype(np.int64))
-        ]
-        typical = [width, width] if spec.packing else np.quantile(some, (0.5, 0.95), method="higher").tolist()
+        some = np.unique(np.linspace(0, len(trained) - 1, min(len(trained), SAMPLES_OF_LENGTHS)).astype(np.int64))
+        typical = np.quantile(trained[some], (0.5, 0.95), method="higher")
         if self._finds_classes and labels is not None and tensors.get(LABELS) == (2,):
             check_no_indicators(labels, column=self._label_column or LABELS)
         prepared = replace(
@@ -417,7 +415,7 @@ class RowSamples:
             labels=() if labels is None else labels.names,
             tensors=tuple(each for each in prepared.tensors if each.name not in kind.uncut),
             columns=tuple(sorted(self._columns.columns.items())),
-            lengths=tuple(map(int, typical)),
+            lengths=(width, width) if spec.packing else tuple(map(int, typical)),
         )
         return kind.described(self._with_label_faults(prepared, labels))
 

@@ -116,8 +116,6 @@ def test_lines_end_before_visible_characters(rule, ends):
     assert {place for place in range(len(text) + 1) if rule.ends_line(text, place)} == ends
 
 
-@draws(100)
-@given(texts=st.lists(TEXTS, max_size=3), size=st.integers(1, 9), step=st.integers(1, 7))
 class Stream(FileText):
     """A file's text that is read some characters at a time. path: the text, for this test."""
 
