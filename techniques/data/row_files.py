@@ -18,6 +18,8 @@ from itertools import islice
 from pathlib import Path, PurePosixPath
 from typing import Any, BinaryIO
 
+import pyarrow.parquet  # type: ignore[import-untyped]
+
 from ringmaster.techniques.data.file_patterns import FilePart, opened
 
 MAX_ROW_BYTES = 64 * 2**20
@@ -519,8 +521,6 @@ def _is_class(value: str) -> bool:
 
 
 def _parquet(stream: BinaryIO, path: str, columns: Sequence[str] | None) -> Iterator[tuple[int, Any]]:
-    import pyarrow.parquet  # type: ignore[import-untyped]
-
     try:
         # A buffer makes it read column chunks in parts; by default it reads them whole.
         table = pyarrow.parquet.ParquetFile(stream, buffer_size=BYTES_PER_READ)
@@ -544,8 +544,6 @@ def _parquet(stream: BinaryIO, path: str, columns: Sequence[str] | None) -> Iter
 
 def _values_of(column: Any) -> list[Any]:
     """The values of a column of Parquet. Texts become Python's all at once."""
-    import pyarrow
-
     if pyarrow.types.is_string(column.type) or pyarrow.types.is_large_string(column.type):
         return list(column.to_numpy(zero_copy_only=False))
     return list(column.to_pylist())

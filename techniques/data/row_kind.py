@@ -104,6 +104,16 @@ def columns_of_files(spec: DataSpec, *, kind: str) -> tuple[str, ...]:
     raise ValueError(f"path {spec.path!r} holds no row. To fix: check the files")
 
 
+def text_of(row: Mapping[str, Any], role: str) -> str:
+    """Returns the text of a role. Raises ValueError where it is another value, or empty."""
+    value = row[role]
+    if not isinstance(value, str):
+        raise ValueError(f"the {role} is {type(value).__name__}, not text. To fix: name another {role}_column")
+    if not value:
+        raise ValueError(f"the {role} is empty. To fix: add text, or remove the row")
+    return value
+
+
 @dataclass(frozen=True, kw_only=True)
 class SampleContext:
     """What a sample is made with, besides its row.

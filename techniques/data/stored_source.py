@@ -74,11 +74,6 @@ def prepare_once(
                 with publish(folder) as aside:
                     prepared = replace(write(aside), name=name, source=location)
                     (aside / DESCRIPTION).write_text(json.dumps(to_json(prepared), indent=1))
-    return read_prepared(folder)
-
-
-def read_prepared(folder: Path) -> PreparedData:
-    """Reads the description of the data in `folder`."""
     prepared = from_json(PreparedData, json.loads((folder / DESCRIPTION).read_text()))
     return replace(prepared, folder=str(folder))
 

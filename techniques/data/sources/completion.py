@@ -13,6 +13,7 @@ from typing import Any, ClassVar
 
 import numpy as np
 
+from ringmaster.techniques.data.row_kind import text_of
 from ringmaster.techniques.data.row_source import Columns, RowSource, SampleContext, columns_of_files, retriever_of
 from ringmaster.techniques.data.sources.chat import (
     answered_chat,
@@ -23,7 +24,7 @@ from ringmaster.techniques.data.sources.chat import (
     tools_of,
     with_system,
 )
-from ringmaster.techniques.data.sources.text_rows import filled, text_of
+from ringmaster.techniques.data.sources.text_rows import filled
 from ringmaster.techniques.data.unfit_data import are_pairs_equal
 from ringmaster.techniques.data_source import DataOptions, column
 from ringmaster.techniques.job import DataSpec

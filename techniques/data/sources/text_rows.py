@@ -12,6 +12,7 @@ import numpy as np
 
 from ringmaster.techniques.data.arrow_files import Array
 from ringmaster.techniques.data.class_labels import as_list
+from ringmaster.techniques.data.row_kind import text_of
 from ringmaster.techniques.data.row_source import Columns, RowSource, SampleContext
 from ringmaster.techniques.data.unfit_data import are_samples_equal
 from ringmaster.techniques.data_source import DataOptions, PreparedData, column
@@ -71,16 +72,6 @@ def encoded_texts(row: Mapping[str, Any], context: SampleContext) -> dict[str, A
     marked = tokenizer.with_special(ids, pair, at_most=context.max_length)
     segments = {} if marked.segments is None else {"token_type_ids": marked.segments}
     return {"input_ids": marked.tokens, **segments}
-
-
-def text_of(row: Mapping[str, Any], role: str) -> str:
-    """Returns the text of a role. Raises ValueError where it is another value, or empty."""
-    value = row[role]
-    if not isinstance(value, str):
-        raise ValueError(f"the {role} is {type(value).__name__}, not text. To fix: name another {role}_column")
-    if not value:
-        raise ValueError(f"the {role} is empty. To fix: add text, or remove the row")
-    return value
 
 
 def filled(rows: Sequence[Sequence[int]], value: int) -> Array:
