@@ -7,7 +7,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, fields
 from functools import cached_property
 from pathlib import Path
-from typing import Any, ClassVar, Self
+from typing import TYPE_CHECKING, Any, ClassVar, Self
 
 from ringmaster.techniques.data.arrow_files import POSITIONS
 from ringmaster.techniques.data.class_labels import ClassLabels, as_list
@@ -19,6 +19,9 @@ from ringmaster.techniques.data_source import DataOptions, PreparedData, Row
 from ringmaster.techniques.job import RETRIEVER, DataSpec
 from ringmaster.techniques.metric import IGNORED
 from ringmaster.techniques.retrieval.passage_reader import Retriever
+
+if TYPE_CHECKING:
+    from ringmaster.techniques.retrieval.knowledge_store import KnowledgeStore
 
 LABEL = "label"
 """The role of the column that has the classes."""
@@ -137,6 +140,14 @@ class SampleContext:
     def retriever(self) -> Retriever | None:
         """What finds passages for each row, of kinds with a `retriever` among their options."""
         return retriever_of(self.spec)
+
+    @cached_property
+    def store(self) -> KnowledgeStore:
+        """The store of the retriever, opened once for all rows."""
+        from ringmaster.techniques.retrieval.knowledge_store import KnowledgeStore  # imports torch
+
+        assert self.retriever is not None
+        return KnowledgeStore.open(Path(self.retriever.store))
 
     @property
     def num_cut(self) -> int:
