@@ -19,7 +19,6 @@ import shutil
 from collections import Counter
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, replace
-from datetime import datetime, timedelta
 from pathlib import Path
 from typing import Any
 
@@ -152,17 +151,6 @@ def plan_undo(home: LineageHome, request: UndoRequest, *, folder: Path) -> UndoP
     if len([value for _, value in request.given if value is not None]) != 1:
         raise InputError(["one thing is undone at a time. To fix: give one of --row, --dataset and --base"])
     return _UndoPlanner(home, request, folder=folder).plan()
-
-
-def seconds_until(clock: str, *, now: datetime | None = None) -> float:
-    """Returns the seconds until the next time of day HH:MM. Raises InputError on another form."""
-    now = now or datetime.now()
-    try:
-        at = datetime.strptime(clock, "%H:%M").time()
-    except ValueError as error:
-        raise InputError([f"{clock!r} is not a valid time of day. To fix: write it as 06:00"]) from error
-    then = datetime.combine(now.date(), at)
-    return (then - now if then > now else then + timedelta(days=1) - now).total_seconds()
 
 
 class _UndoPlanner:

@@ -18,6 +18,7 @@ from ringmaster.techniques.black_box import BlackBox
 from ringmaster.techniques.data import PreparedData, fetch, open_data, prepare
 from ringmaster.techniques.data.row_kind import retriever_of
 from ringmaster.techniques.data.stored_source import progress_to
+from ringmaster.techniques.estimates.device_rates import start_gpu_children
 from ringmaster.techniques.estimates.time_estimate import Estimator, describe
 from ringmaster.techniques.job import DataSpec, Job
 from ringmaster.techniques.model_facts import ModelFacts, why_no_attention
@@ -53,7 +54,9 @@ ROOM_TO_SPARE = 4  # factor over weights, gradients and optimizer state, which l
 def main(channel: Channel, argument: dict[str, Any]) -> int:
     """Sends PreflightDone or PreflightFailed for each job; the entry point of a worker process."""
     order = from_json(PreflightOrder, argument)
-    show_gpus(())  # children measure on the GPUs, which they could not after this process had opened one
+    if order.gpus:
+        start_gpu_children()
+    show_gpus(())
     sys.path.extend(path for path in order.import_paths if path not in sys.path)
     if order.cores:
         os.sched_setaffinity(0, order.cores)
