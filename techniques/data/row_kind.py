@@ -4,10 +4,10 @@ from __future__ import annotations
 
 from abc import abstractmethod
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass, fields
+from dataclasses import dataclass, field, fields
 from functools import cached_property
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, ClassVar, Self
+from typing import Any, ClassVar, Self
 
 from ringmaster.techniques.data.arrow_files import POSITIONS
 from ringmaster.techniques.data.class_labels import ClassLabels, as_list
@@ -19,9 +19,6 @@ from ringmaster.techniques.data_source import DataOptions, PreparedData, Row
 from ringmaster.techniques.job import RETRIEVER, DataSpec
 from ringmaster.techniques.metric import IGNORED
 from ringmaster.techniques.retrieval.passage_reader import Retriever
-
-if TYPE_CHECKING:
-    from ringmaster.techniques.retrieval.knowledge_store import KnowledgeStore
 
 LABEL = "label"
 """The role of the column that has the classes."""
@@ -121,7 +118,8 @@ def columns_of_files(spec: DataSpec, *, kind: str) -> tuple[str, ...]:
 class SampleContext:
     """What a sample is made with, besides its row.
 
-    options: of the kind's `options_class`. labels: the classes, for kinds of data that have some.
+    options: of the kind's `options_class`. labels: the classes, for kinds of data that have some. opened: the stores
+    that are read, by their folders, until all rows are.
     """
 
     spec: DataSpec
@@ -129,6 +127,7 @@ class SampleContext:
     max_length: int
     _tokenizer: RowTokenizer | None = None
     _labels: ClassLabels | None = None
+    opened: dict[str, Any] = field(default_factory=dict)
 
     @property
     def tokenizer(self) -> RowTokenizer:
@@ -140,14 +139,6 @@ class SampleContext:
     def retriever(self) -> Retriever | None:
         """What finds passages for each row, of kinds with a `retriever` among their options."""
         return retriever_of(self.spec)
-
-    @cached_property
-    def store(self) -> KnowledgeStore:
-        """The store of the retriever, opened once for all rows."""
-        from ringmaster.techniques.retrieval.knowledge_store import KnowledgeStore  # imports torch
-
-        assert self.retriever is not None
-        return KnowledgeStore.open(Path(self.retriever.store))
 
     @property
     def num_cut(self) -> int:

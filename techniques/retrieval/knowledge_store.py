@@ -274,7 +274,9 @@ def find_passages(
         return []
     num_wanted = retriever.k if but is None else retriever.k + SPARE
     if retriever.is_made:
-        nearest = context.store.search_texts(texts=questions, num_passages=num_wanted)
+        if retriever.store not in context.opened:
+            context.opened[retriever.store] = KnowledgeStore.open(Path(retriever.store))
+        nearest = context.opened[retriever.store].search_texts(texts=questions, num_passages=num_wanted)
     else:
         first = open_split(Path(retriever.store), "training").slice(0, num_wanted)
         nearest = [[RetrievedPassage(*each, 0.0) for each in ids_and_texts(first)]] * len(questions)
