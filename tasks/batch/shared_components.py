@@ -83,6 +83,7 @@ def _faults(job: Raw, at: Place) -> Iterator[Finding]:
             (optimizer.get(key), at, f"has optimizer.{key}, which names layers of one model", f"remove optimizer.{key}")
             for key in ("groups", "layer_decay")
         ),
+        (as_mapping(job.get("data")).get("retriever"), at, "reads a knowledge store", "give other data"),
         (model.get("command"), at, "is trained by a command on its own", "give a model that is built here"),
         (job.get("num_steps") is None and not job.get("num_epochs"), at, "has no num_steps", "give it num_steps"),
     )
