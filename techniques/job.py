@@ -98,6 +98,11 @@ ADAPTATIONS: Mapping[str, tuple[str, ...]] = {
     MERGED: ("average", "task-arithmetic"),
 }
 """The kinds of adaptation besides plain training, and the methods of each."""
+COMPOSED, EXTRACTED = "composed", "extracted"
+"""The kinds of adaptation of jobs that train a common component: of all of them as one job, and of each one of them."""
+SUM = "sum"
+UPDATE_RULES = (SUM,)
+"""How the gradient of a common component is made of the jobs' gradients."""
 RETRIEVER = "retriever"
 """The option of kinds of data whose samples read a knowledge store."""
 FLAT, IVF = "flat", "ivf"
@@ -458,6 +463,25 @@ class EvaluationSpec:
 
 
 @dataclass(frozen=True, kw_only=True)
+class Composition:
+    """Jobs that train a common component as one job: see `models.composite_model` for the rule.
+
+    Attributes:
+        component: its name.
+        update: one of `UPDATE_RULES`.
+        jobs, paths, weights: of each job its name, the path of the component in its model, and the factor of its loss.
+        index: the place in `jobs` of the job that a model is extracted for; None for the composite of all.
+    """
+
+    component: str
+    jobs: tuple[str, ...]
+    paths: tuple[str, ...]
+    weights: tuple[float, ...]
+    update: str = SUM
+    index: int | None = None
+
+
+@dataclass(frozen=True, kw_only=True)
 class AdaptationSpec:
     """How a model is derived from other models, besides plain training.
 
@@ -466,7 +490,8 @@ class AdaptationSpec:
     Attributes:
         kind: "distilled": trained against a frozen teacher's logits (Hinton et al., arXiv:1503.02531). "pruned": the
             base without its smallest weights, which stay zero in any steps that follow. "quantized": the base with its
-            linear layers in 8 bits. "merged": several models in one. The last two kinds do not train.
+            linear layers in 8 bits. "merged": several models in one. "composed": several jobs with a common component,
+            trained as one. "extracted": the model of one of these. Quantized, merged and extracted models do not train.
         method: one of `ADAPTATIONS[kind]`.
         teacher: the teacher of a distilled model.
         teacher_model: the teacher's architecture, where neither a job of the batch nor a folder determines it.
@@ -475,6 +500,7 @@ class AdaptationSpec:
         sparsity: the share of each pruned matrix that becomes zero; always a half for the method "2:4".
         parents: the models that are merged.
         weights: the weight of each parent, in the same order; 1 by default, and divided by their sum in an average.
+        composition: of composed and extracted models.
     """
 
     kind: str
@@ -486,6 +512,7 @@ class AdaptationSpec:
     sparsity: float = 0.5
     parents: tuple[str, ...] = ()
     weights: tuple[float, ...] = ()
+    composition: Composition | None = field(default=None, metadata=SINCE_LATER)
 
 
 @dataclass(frozen=True, kw_only=True)

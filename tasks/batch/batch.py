@@ -17,6 +17,7 @@ from ringmaster.tasks.batch.adaptation_rules import with_declared_parents
 from ringmaster.tasks.batch.document import Fault, Finding, Place, as_list, got, place_text
 from ringmaster.tasks.batch.references import NAME_REMEDY, is_name, loss_parts
 from ringmaster.tasks.batch.schema import PLANNER_KEYS, PROFILING_SHARE, BatchEntry, GridEntry, JobEntry
+from ringmaster.tasks.batch.shared_components import component_findings, with_composites
 from ringmaster.tasks.cluster import Devices
 from ringmaster.tasks.files import text_of
 from ringmaster.tasks.planning.objectives import PlanningTerms
@@ -101,8 +102,11 @@ class Batch:
         price_per_device_hour: float = 1.0,
         profiling_share: float = PROFILING_SHARE,
         keep_checkpoints: int = KEPT_CHECKPOINTS,
+        shared_components: Mapping[str, Any] | None = None,
     ) -> Self:
         """Builds a batch in Python. Relative paths and factories are resolved in `folder` or the working directory.
+
+        shared_components: as in a batch file.
 
         Raises BatchFileError with all faults, at places such as `jobs[2].num_steps`.
         """
@@ -115,6 +119,7 @@ class Batch:
             "price_per_device_hour": price_per_device_hour,
             "profiling_share": profiling_share,
             "keep_checkpoints": keep_checkpoints,
+            "shared_components": dict(shared_components or {}),
         }
         planned: dict[str, Mapping[str, Any]] = {
             "deadline_s": deadlines_s or {},
@@ -150,6 +155,7 @@ class Batch:
         assert entry is not None, "values without a fault are a batch"
         parts = {job.name: _parts(job) for job in planned}
         jobs = with_declared_parents(with_kinds(list(chain.from_iterable(parts.values()))))
+        jobs = with_composites(jobs, entry.shared_components)
         users = {part.name: job.user for job in planned if job.user is not None for part in parts[job.name]}
         searches = {search.name: job.name for job in jobs for search in job.searches()}
         return cls(
@@ -281,6 +287,7 @@ def _check(raw: Mapping[str, Any], *, folder: Path) -> tuple[BatchEntry | None, 
     for origin, job in placed:
         findings += [replace(finding, place=origin(finding.place)) for finding in rules.job_findings(job)]
     findings += rules.batch_findings(placed)
+    findings += component_findings(raw.get("shared_components"), placed)
     findings += rules.objective_findings(raw.get("objective"), placed)
     findings += rules.not_finite({key: value for key, value in values.items() if key not in ("jobs", "grid")}, place=())
     if not raw.get("jobs") and not raw.get("grid"):

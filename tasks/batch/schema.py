@@ -649,6 +649,20 @@ class UserSection(Section):
     )
 
 
+class SharedComponentSection(Section):
+    """A part of several jobs' models that they train together: [how](adaptations.md#shared-components)."""
+
+    jobs: dict[Name, Annotated[str, Field(min_length=1)]] = Field(
+        description="the path of the component in the model of each job, such as {classify: bert, rank: bert}"
+    )
+    update: Annotated[
+        str, AfterValidator(references.one_of(job.UPDATE_RULES)), WithJsonSchema({"enum": list(job.UPDATE_RULES)})
+    ] = Field(default=job.SUM, description="how its gradient is made of the jobs': sum")
+    weights: dict[Name, Positive] = Field(
+        default={}, description="the factors of jobs' losses, 1 by default, such as {rank: 0.5}"
+    )
+
+
 class BatchEntry(Section):
     """A whole batch file."""
 
@@ -675,6 +689,9 @@ class BatchEntry(Section):
     )
     datasets: dict[str, DatasetSection] | str | None = Field(
         default=None, description="data sets by name, or a file with them, such as datasets.yaml"
+    )
+    shared_components: dict[Name, SharedComponentSection] = Field(
+        default={}, description="components that jobs train together, such as {encoder: {jobs: {a: bert, b: bert}}}"
     )
     jobs: list[JobEntry] = Field(default=[], description="a list of jobs")
     grid: list[GridEntry] = Field(default=[], description="a list of {template: ..., over: ...}")

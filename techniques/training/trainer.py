@@ -569,9 +569,9 @@ class Trainer(JobTrainingState):
 
         chunks: the rank's rows of the batch.
         """
-        if self._loss.function is None or not self._loss.function.total_names:
+        if not self._loss.total_names:
             return {}
-        own_totals = dict.fromkeys(self._loss.function.total_names, 0.0)
+        own_totals = dict.fromkeys(self._loss.total_names, 0.0)
         for rows in chunks:
             for name, value in self._loss.totals(fetch(dataset, list(rows))).items():
                 own_totals[name] += value
