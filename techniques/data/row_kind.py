@@ -119,6 +119,7 @@ class SampleContext:
     """What a sample is made with, besides its row.
 
     options: of the kind's `options_class`. labels: the classes, for kinds of data with `labels` among their options.
+    opened: the stores that are read, by their folders, until all rows are.
     """
 
     spec: DataSpec
@@ -126,6 +127,7 @@ class SampleContext:
     max_length: int
     labels: ClassLabels = field(default_factory=ClassLabels)
     _tokenizer: RowTokenizer | None = None
+    opened: dict[str, Any] = field(default_factory=dict)
 
     @property
     def tokenizer(self) -> RowTokenizer:
