@@ -208,6 +208,7 @@ def _child_in_place_of(
     if policy is None or decision is None or not policy.broken_limits(decision.figures):
         return rival.candidate, verdict
     home = LineageHome(folder=settings.home(), is_fresh=True)
+    node = home.find(rival.candidate.uri.removeprefix("models:/"))
 
     def decisions(home: LineageHome, nodes: Iterable[LineageNode]) -> Generator[PromotionDecision]:
         with run.device() as device:
@@ -219,7 +220,7 @@ def _child_in_place_of(
     try:
         node, decision = child_in_place_of(
             home,
-            home.find(rival.candidate.uri.removeprefix("models:/")),
+            node,
             policy,
             decision,
             judge=decisions,
@@ -228,13 +229,10 @@ def _child_in_place_of(
             remedy="`shrink: true` in the file of models trains some",
         )
     except InputError as error:  # why none can be trained
-        return rival.candidate, replace(
-            verdict,
-            decision=replace(decision, reasons=(*decision.reasons, *error.faults), why=f"{decision.why}; {error}"),
-        )
+        decision = replace(decision, reasons=(*decision.reasons, *error.faults))
     if node.record.model_id != rival.candidate.model_id and (kept := trained_of(run, rival.candidate)) is not None:
         keep_trained(run, node.record, kept)
-    return node.record, replace(verdict, decision=decision)
+    return node.record, replace(verdict, decision=replace(decision, why="; ".join(decision.reasons)))
 
 
 def _keep_predictions(run: RetrainingRun, check: InspectedModel, candidate: ModelRecord, *, device: Device) -> None:

@@ -280,7 +280,7 @@ def shrunk(folder: Path) -> Any:
         first, idle = case.run("2026-11-01"), case.run("2026-11-02")
         case.put("a/2026-11-02.jsonl", 2)
         second = case.run("2026-11-03")
-    base = case.ledger.resolve_model("models:/shrunk.a/3").origin.started_from
+    (base,) = case.ledger.resolve_model("models:/shrunk.a/3").parents
     started = case.ledger.resolve_model(f"models:/{base}")
     case.say(more="shrink: true\n")
     return {
