@@ -498,7 +498,7 @@ def watch(
     as_json: AsJson = False,
 ) -> None:
     """Show past, running and upcoming segments by device, until the batch has ended."""
-    from ringmaster.flows.reports.watch import opened, watch_on, watch_once
+    from ringmaster.flows.reports.watch import opened, print_timeline, watch_on
 
     with opened(batch) as watched, suppress(KeyboardInterrupt):  # Ctrl-C is how one stops looking
-        watch_once(watched, as_json=as_json) if once else watch_on(watched, as_json=as_json)
+        print_timeline(watched.read(), as_json=as_json) if once else watch_on(watched, as_json=as_json)

@@ -20,7 +20,7 @@ from dataclasses import dataclass, replace
 from datetime import UTC, datetime
 from pathlib import Path
 
-from ringmaster.codec import from_json, to_json
+from ringmaster.codec import digest, from_json, to_json
 from ringmaster.errors import InputError, LedgerError
 from ringmaster.flows.lineage.home import LineageHome
 from ringmaster.flows.lineage.views import RepeatedLink, ReproductionReport
@@ -473,11 +473,7 @@ def _changed(recorded: Mapping[str, str], now: Mapping[str, str]) -> tuple[str, 
 
 
 def _distinct(environments: Iterable[TrainingEnvironment]) -> list[TrainingEnvironment]:
-    result: list[TrainingEnvironment] = []
-    for environment in environments:
-        if environment not in result:
-            result.append(environment)
-    return result
+    return list({digest(each): each for each in environments}.values())
 
 
 def _changed_rows(then: RowManifest, now: RowManifest) -> str:
