@@ -232,7 +232,9 @@ def base_weights(batch: Batch, ledger: Ledger, journal: Journal | None, home: Pa
                 if journal is not None:
                     journal.put(f"base:{key}", uri)
             except (LedgerError, SignatureError) as error:
-                missing[parent] = f"{_who_names(parent, batch)}: {'base' if is_base else 'parent'} {parent}: {error}"
+                num_more = sum(parent in other.parents for other in batch.jobs) - 1  # `job` is the first that names it
+                who = f"job {job.name}" + (f" and {num_more} more" if num_more else "")
+                missing[parent] = f"{who}: {'base' if is_base else 'parent'} {parent}: {error}"
     faults = [*missing.values(), *unfit_parents(batch.jobs, folders)]
     if faults:
         raise InputError(faults)
@@ -278,9 +280,3 @@ def store_folder(ledger: Ledger, uri: str, home: Path) -> Path:
     folder = ledger.download_model(uri, home / "cache" / "models")
     ledger.check_use(record, "base", folder=folder)
     return folder
-
-
-def _who_names(parent: str, batch: Batch) -> str:
-    """Returns the jobs that name a model as parent, shortened to the first and a count."""
-    first, *others = [job.name for job in batch.jobs if parent in job.parents]
-    return f"job {first}" + (f" and {len(others)} more" if others else "")

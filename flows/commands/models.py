@@ -14,7 +14,6 @@ from tempfile import TemporaryDirectory
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
-from rich.table import Table
 
 from ringmaster.errors import BatchFileError, InputError, PromotionRefused, input_errors
 from ringmaster.flows import settings
@@ -25,7 +24,10 @@ from ringmaster.flows.output import (
     AsJson,
     error_console,
     output_console,
+    plain_table,
     print_json,
+    print_lines,
+    print_result,
     print_rows,
     styled,
     working,
@@ -102,11 +104,8 @@ def promote(
             sound=sound_alarm,
             train=train if shrink else None,
         )
-    if as_json:
-        print_json(done.to_json())
-    else:
-        for reason in done.decision.reasons:
-            output_console().print(f"- {reason}", soft_wrap=True)
+    print_result(done.to_json(), (f"- {reason}" for reason in done.decision.reasons), as_json=as_json)
+    if not as_json:
         error_console().print(done.sentence())
     raise typer.Exit(0 if done.decision.promote else 1)
 
@@ -268,8 +267,8 @@ def _show(examined: Mapping[str, ExaminationResult]) -> None:
         for fault in seen.faults:
             text = fault if len(examined) == 1 else f"{label}: {fault}"
             error_console().print(text, style="red")
-        for cause in why_undefined({line.metric: line.value for line in seen.measured if line.slice == ALL}):
-            error_console().print(cause, style="yellow")
+        causes = why_undefined({line.metric: line.value for line in seen.measured if line.slice == ALL})
+        print_lines(error_console(), causes, style="yellow")
 
 
 def _measured(examined: ExaminationResult) -> list[dict[str, Any]]:
@@ -375,11 +374,10 @@ def show(
     if as_json:
         print_json({"datasets": rows})
         return
-    table = Table("data set", "version", "split", "files", "rows", "digest", "path", box=None, header_style="bold")
-    for row in rows:
-        cells = [str(row[key]) for key in ("name", "version", "split", "num_files", "num_rows")]
-        table.add_row(*cells, row["digest"] or "", row["fault"] or row["path"])
-    output_console().print(table)
+    keys = ("name", "version", "split", "num_files", "num_rows")
+    cells = [[*(str(row[key]) for key in keys), row["digest"] or "", row["fault"] or row["path"]] for row in rows]
+    columns = ("data set", "version", "split", "files", "rows", "digest", "path")
+    output_console().print(plain_table(*columns, rows=cells))
 
 
 @datasets_app.command()
@@ -394,14 +392,9 @@ def trace(
     traced = TracedRow.of(row)
     with lineage_home() as home:
         result = readers_of(traced, home, text_column=text_column)
-    if as_json:
-        print_json({"models": result})
-        return
-    console = output_console()
-    for reader in result:
-        console.print(f"{reader['model']}: {reader['use']} on it, in {reader['data']}")
-    if not result:
-        console.print("no recorded model has read this row from a data set with a name")
+    lines = [f"{reader['model']}: {reader['use']} on it, in {reader['data']}" for reader in result]
+    nobody = ["no recorded model has read this row from a data set with a name"]
+    print_result({"models": result}, lines or nobody, as_json=as_json)
 
 
 stores_app = typer.Typer(no_args_is_help=True, help="Knowledge stores: change their passages, and search them.")

@@ -13,7 +13,6 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, Literal, TextIO
 
 import typer
-from rich.table import Table
 
 from ringmaster.errors import InputError, input_errors
 from ringmaster.flows import settings
@@ -24,7 +23,9 @@ from ringmaster.flows.output import (
     error_console,
     message,
     output_console,
+    plain_table,
     print_json,
+    print_lines,
     print_rows,
     styled,
     working,
@@ -32,7 +33,6 @@ from ringmaster.flows.output import (
     write_file,
 )
 from ringmaster.flows.settings import located
-from ringmaster.text import printable
 
 if TYPE_CHECKING:
     from ringmaster.flows.batch.dry_run import DryRun
@@ -158,7 +158,7 @@ def _plan_only(batch: Batch, *, profiles: Profiles, seed: int, is_result: bool, 
         from ringmaster.flows.reports.plan_report import print_gantt
 
         print_gantt(result.plan, result.problem, page)
-    page.print(*result.sentences(), sep="\n", soft_wrap=True)
+    print_lines(page, result.sentences())
     return result.exit_code
 
 
@@ -293,8 +293,7 @@ def sweep(
     print_rows(console, result["leaderboard"])
     if result["challenger"]:
         console.print(f"{result['best']['job']} is the challenger now: {result['challenger']}")
-    for fault in result["faults"]:
-        console.print(f"not recorded: {fault}", style="yellow")
+    print_lines(console, [f"not recorded: {fault}" for fault in result["faults"]], style="yellow")
     if result["batch"]["faults"]:
         console.print("To fix: remove the cause, and `ringmaster sweep SWEEP.yaml --resume` records the rest")
     if as_json:
@@ -370,10 +369,8 @@ def techniques(
     if as_json:
         print_json([{"name": name, "summary": t.summary, "needs": t.needs} for name, t in every])
         return
-    table = Table("technique", "what it does", "what it needs", box=None, header_style="bold", padding=(0, 2, 0, 0))
-    for name, technique in every:
-        table.add_row(name, technique.summary, technique.needs)
-    output_console().print(table)
+    rows = [(name, technique.summary, technique.needs) for name, technique in every]
+    output_console().print(plain_table("technique", "what it does", "what it needs", rows=rows))
 
 
 def status(
@@ -392,8 +389,7 @@ def status(
         from ringmaster.flows.pool.batch_requests import open_database, quotas_in_words, untrusted_in_words
 
         with open_database(pool) as database:
-            for line in (*untrusted_in_words(database), *quotas_in_words(database)):
-                output_console().print(printable(line), soft_wrap=True)
+            print_lines(output_console(), [*untrusted_in_words(database), *quotas_in_words(database)])
 
 
 def logs(

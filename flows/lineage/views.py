@@ -12,7 +12,7 @@ from rich.table import Table
 from rich.text import Text
 from rich.tree import Tree
 
-from ringmaster.flows.output import styled
+from ringmaster.flows.output import plain_table, styled
 from ringmaster.model_lineage.records import COMPONENT
 from ringmaster.model_lineage.snapshot import LineageNode, Snapshot
 from ringmaster.model_lineage.tensors.comparison import CHANGED, SAME, TensorChange
@@ -71,10 +71,8 @@ def diff_view(
     if changes is not None:
         parts += [*_tensors(changes, most=most)]
     for section, rows in records.items():
-        table = Table(section, first.label, second.label, box=None, header_style="bold", padding=(0, 2, 0, 0))
-        for key, pair in rows.items():
-            table.add_row(key, *(_short(value) for value in pair))
-        parts.append(table)
+        cells = [(key, *map(_short, pair)) for key, pair in rows.items()]
+        parts.append(plain_table(section, first.label, second.label, rows=cells))
     return Group(*parts)
 
 
