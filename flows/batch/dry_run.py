@@ -12,7 +12,6 @@ from pathlib import Path
 from typing import Any
 
 from ringmaster.codec import to_json
-from ringmaster.errors import InputError, ProblemError
 from ringmaster.flows import settings
 from ringmaster.flows.batch.artifacts import plan_markdown
 from ringmaster.flows.batch.batch_input import BatchInput, Profiles, as_batch
@@ -230,10 +229,7 @@ def _planned(batch: Batch, profiled: ProfilingResult, cluster: Cluster, *, seed:
         made.append(choose(problem))
         return made[-1].fused_plan
 
-    try:
-        plan, late = plan_giving_up_deadlines(problem, make_plan)
-    except ProblemError as error:
-        raise InputError(error.faults) from error
+    plan, late = plan_giving_up_deadlines(problem, make_plan)
     fused = next(fusion for fusion in made if fusion.fused_plan is plan).in_words() if problem.is_fused else ""
     options = {job: (*own, *profiled.groups.get(job, ())) for job, own in profiled.profiles.items()}
     rough = {s.job for s in plan.segments if options[s.job][s.option].source == PREDICTED}

@@ -11,7 +11,7 @@ from functools import cache
 from pathlib import Path
 from typing import Any
 
-from ringmaster.errors import InputError, LedgerError, RingmasterError, SignatureError
+from ringmaster.errors import InputError, LedgerError, RingmasterError, SignatureError, raise_faults
 from ringmaster.flows import settings
 from ringmaster.flows.reports.progress import current_view
 from ringmaster.model_lineage.ledger.ledger import Ledger
@@ -236,8 +236,7 @@ def base_weights(batch: Batch, ledger: Ledger, journal: Journal | None, home: Pa
                 who = f"job {job.name}" + (f" and {num_more} more" if num_more else "")
                 missing[parent] = f"{who}: {'base' if is_base else 'parent'} {parent}: {error}"
     faults = [*missing.values(), *unfit_parents(batch.jobs, folders)]
-    if faults:
-        raise InputError(faults)
+    raise_faults(faults)
     return folders
 
 
@@ -263,8 +262,7 @@ def with_stores(batch: Batch, ledger: Ledger, journal: Journal | None, home: Pat
         except (LedgerError, SignatureError, ValueError) as error:
             folders[store] = ""
             faults.append(f"job {job.name}: data.retriever.store {store}: {error}")
-    if faults:
-        raise InputError(faults)
+    raise_faults(faults)
     jobs = [
         replace(job, data=job.data.reading(store=folders[job.data.store])) if job.data.store in folders else job
         for job in batch.jobs

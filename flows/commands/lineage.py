@@ -171,7 +171,7 @@ def as_of(
 
     from ringmaster.tasks.retraining.promotion import all_decisions, served_at
 
-    with input_errors(about=f"{date!r} is not a valid time. To fix: write it as 2026-11-26 or 2026-11-26T06:00; "):
+    with input_errors(about=f"{date!r} is not a valid time: ", remedy="write it as 2026-11-26 or 2026-11-26T06:00"):
         at = datetime.fromisoformat(date)
     at = at if at.tzinfo is not None else at.replace(tzinfo=UTC)
     until = at + timedelta(days=1) if len(date) == len("2026-11-26") else at
@@ -525,10 +525,8 @@ def _tensors(home: LineageHome, node: LineageNode) -> dict[str, WeightTensor]:
     id = node.record.tensors_id
     if id is not None and id in home.store.ids():
         return tensors_of_store(home.store, id)
-    try:
+    with input_errors(about=f"{node.label} cannot be compared: "):
         return tensors_of_folder(home.model_dir(node))
-    except ValueError as error:
-        raise InputError([f"{node.label} cannot be compared: {error}"]) from error
 
 
 def _reached(home: LineageHome, what: str, *, is_data: bool) -> tuple[str, list[LineageNode]]:

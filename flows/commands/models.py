@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from ringmaster.errors import BatchFileError, InputError, PromotionRefused, input_errors
+from ringmaster.errors import BatchFileError, InputError, PromotionRefused, input_errors, raise_faults
 from ringmaster.flows import settings
 from ringmaster.flows.commands.running import train
 from ringmaster.flows.lineage.home import LineageHome, Model, lineage_home
@@ -348,8 +348,7 @@ def check(file: File = CATALOGUE, as_json: AsJson = False) -> None:
     faults = list(dict.fromkeys(faults))  # what is wrong with the catalogue is wrong with the batch
     if as_json:
         print_json({"datasets": result, "faults": faults})
-    if faults:
-        raise InputError(faults)
+    raise_faults(faults)
     if not as_json:
         output_console().print(f"{len(result)} versions of {len(catalogue.entries)} data sets: nothing is wrong")
 
@@ -365,8 +364,7 @@ def show(
     from ringmaster.tasks.datasets.checking import read_catalogue, rows_of
 
     catalogue, _, faults = read_catalogue(file)
-    if faults:
-        raise InputError(faults)
+    raise_faults(faults)
     if name is not None and name not in catalogue.entries:
         raise InputError([f"there is no data set {name!r}: {closest(name, list(catalogue.entries), what='There are')}"])
     chosen = [entry for entry in catalogue.entries.values() if name in (None, entry.name)]

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 import typer
 
-from ringmaster.errors import InputError, NoRoomError, ProblemError, input_errors
+from ringmaster.errors import InputError, NoRoomError, ProblemError, input_errors, raise_faults
 from ringmaster.flows.commands.running import Profiles, estimate
 from ringmaster.flows.output import AsJson, announce, error_console, output_console, print_json, print_lines, write_file
 from ringmaster.flows.settings import located
@@ -303,8 +303,7 @@ def _check(problem: Problem, changes: Iterable[Change]) -> None:
             changed(problem, change)
         except ProblemError as error:
             faults += error.faults
-    if faults:
-        raise InputError(faults)
+    raise_faults(faults)
 
 
 def _left_out(problem: Problem, text: str) -> Change:

@@ -13,7 +13,7 @@ from typing import Annotated, Any
 
 import typer
 
-from ringmaster.errors import InputError, input_errors
+from ringmaster.errors import InputError, input_errors, raise_faults
 from ringmaster.flows import settings
 from ringmaster.flows.commands.running import CheckpointEvery, PlannerSeed, show_result, train
 from ringmaster.flows.output import (
@@ -171,8 +171,7 @@ def _quotas(texts: Iterable[str]) -> dict[str, Mapping[str, float] | None]:
             faults.append(str(error))
         if not user:
             faults.append(f"{text!r} names no user. To fix: as in ana:4")
-    if faults:
-        raise InputError(faults)
+    raise_faults(faults)
     return quotas
 
 
@@ -267,8 +266,7 @@ def set_of_jobs(
     from ringmaster.tasks.pool.job_changes import setting_faults
 
     settings_of_jobs, jobs = _values(word for word in words if "=" in word), [word for word in words if "=" not in word]
-    if faults := setting_faults(settings_of_jobs):
-        raise InputError(faults)
+    raise_faults(setting_faults(settings_of_jobs))
     if "steps" in settings_of_jobs and not yes:
         from ringmaster.flows.pool.batch_requests import ask_about, database_of
         from ringmaster.tasks.pool.requests import RequestKind
@@ -352,8 +350,7 @@ def _values(words: Iterable[str]) -> dict[str, Any]:
         if not key or not sign or value is None:
             faults.append(f"{word!r} is not KEY=VALUE. To fix: write it like optimizer.lr=1e-4")
         values[key] = value
-    if faults:
-        raise InputError(faults)
+    raise_faults(faults)
     return values
 
 

@@ -206,10 +206,8 @@ class Bisection:
 
         with ScratchFolder() as aside:
             folder = aside.path / f"step-{step}"
-            try:
+            with input_errors(ValueError, OSError, remedy="search with --no-checkpoints"):
                 export_checkpoint(root, name, finished=self.home.model_dir(node), folder=folder)
-            except (ValueError, OSError) as error:
-                raise InputError([f"{error}. To fix: search with --no-checkpoints"]) from error
             return test.is_good(folder)
 
     def _judged(self, key: str, label: str, judge: Callable[[], bool | None]) -> bool | None:

@@ -14,7 +14,7 @@ from typing import Any
 from rich.table import Table
 
 from ringmaster.codec import to_json
-from ringmaster.errors import InputError, input_errors
+from ringmaster.errors import InputError, input_errors, raise_faults
 from ringmaster.flows import settings
 from ringmaster.flows.output import error_console, output_console, plain_table, print_lines, styled
 from ringmaster.flows.reports.progress import current_view
@@ -93,8 +93,7 @@ def check_jobs(batch: Batch) -> None:
     """
     # No shapes: the techniques are checked on the machine that will train the jobs.
     _, faults = _preflights(batch, batch.jobs, notice=current_view.get().notice, shapes=())
-    if faults:
-        raise InputError([f"job {name}: {why}" for name, why in faults.items()])
+    raise_faults([f"job {name}: {why}" for name, why in faults.items()])
 
 
 def _preflights(
