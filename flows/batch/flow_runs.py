@@ -13,7 +13,6 @@ import threading
 import time
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import AbstractContextManager, closing, contextmanager, nullcontext, suppress
-from dataclasses import dataclass
 from http import HTTPStatus
 from typing import TYPE_CHECKING, Any, ParamSpec, TypeVar, cast
 
@@ -144,23 +143,14 @@ def ended(result: T, *, status: str, message: str, failure: type[RunFailed]) -> 
     return cast(T, state(message=message, data=failure(message, result)))
 
 
-@dataclass
-class RunEnd:
-    """How a flow has ended. result: what it returned, or what its exception carries."""
-
-    result: Any = None
-
-
-@contextmanager
-def kept_result() -> Iterator[RunEnd]:
-    """Yields an object for the result of a flow, which is put there if the flow raises RunFailed or RunInterrupted."""
-    end = RunEnd()
+def result_of(call: Callable[[], T]) -> T:
+    """Calls a flow; returns its result, also where it is what RunFailed or RunInterrupted carries."""
     try:
-        yield end
+        return call()
     except (RunFailed, RunInterrupted) as error:
         if error.result is None:
             raise
-        end.result = error.result
+        return cast(T, error.result)
 
 
 def cancel_batches(flow: Any, flow_run: Any, state: Any) -> None:

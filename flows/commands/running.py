@@ -36,7 +36,6 @@ from ringmaster.flows.settings import located
 
 if TYPE_CHECKING:
     from ringmaster.flows.batch.dry_run import DryRun
-    from ringmaster.flows.batch.flow_runs import RunEnd
     from ringmaster.flows.batch.result import BatchResult
     from ringmaster.tasks.batch import Batch
 
@@ -182,24 +181,21 @@ def train(
     seed: int = 0,
 ) -> BatchResult:
     """Trains a batch, and shows its progress; the parameters are those of `train_batch`."""
-    with training(batch, is_verbose=is_verbose, is_resumed=resume) as end:
+    with training(batch, is_verbose=is_verbose, is_resumed=resume):
+        from ringmaster.flows.batch.flow_runs import result_of
         from ringmaster.flows.train_batch import train_batch
 
-        end.result = train_batch(
-            batch, name=batch.name, resume=resume, checkpoint_every_s=checkpoint_every_s, seed=seed
+        return result_of(
+            lambda: train_batch(batch, name=batch.name, resume=resume, checkpoint_every_s=checkpoint_every_s, seed=seed)
         )
-    result: BatchResult = end.result
-    return result
 
 
 @contextmanager
-def training(batch: Batch | None, *, is_verbose: bool, is_resumed: bool = False) -> Iterator[RunEnd]:
+def training(batch: Batch | None, *, is_verbose: bool, is_resumed: bool = False) -> Iterator[None]:
     """Prepares this process for a flow that trains, and shows its progress. Import Prefect inside the context only.
 
     batch: the jobs; None where the flow chooses them.
     is_resumed: whether an earlier run is resumed, whose finished jobs are not inspected again.
-
-    Yields an object for the result of the flow.
     """
     settings.embed(settings.home())
     is_alone = settings.pool() is None
@@ -222,14 +218,13 @@ def training(batch: Batch | None, *, is_verbose: bool, is_resumed: bool = False)
                 context.warm_up_ledger(context.ledger_of(settings.home()), batch)
             from prefect.settings import PREFECT_FLOWS_HEARTBEAT_FREQUENCY, temporary_settings
 
-            from ringmaster.flows.batch.flow_runs import kept_result
             from ringmaster.flows.reports.progress import shown
 
         stack.enter_context(shown(error_console(), is_verbose=is_verbose))
         # Nobody watches an embedded run's heartbeat, and ending its thread costs a second. A pool's server does.
         heartbeat_s = None if is_alone else HEARTBEAT_S
         stack.enter_context(temporary_settings({PREFECT_FLOWS_HEARTBEAT_FREQUENCY: heartbeat_s}))
-        yield stack.enter_context(kept_result())
+        yield
 
 
 def show_result(result: BatchResult, *, as_json: bool) -> int:
@@ -284,11 +279,11 @@ def sweep(
 
         form = load_sweep(located(sweep_file))
         batch = spec_of(form).batch()
-    with training(batch, is_verbose=verbose, is_resumed=resume) as end:
+    with training(batch, is_verbose=verbose, is_resumed=resume):
+        from ringmaster.flows.batch.flow_runs import result_of
         from ringmaster.flows.sweep import sweep as sweep_flow
 
-        end.result = sweep_flow(**form.parameters(), resume=resume)
-    result: dict[str, Any] = end.result
+        result = result_of(lambda: sweep_flow(**form.parameters(), resume=resume))
     console = error_console()
     print_rows(console, result["leaderboard"])
     if result["challenger"]:
@@ -319,11 +314,11 @@ def retrain(
         from ringmaster.tasks.retraining.production import load_production
 
         load_production(models_file)  # so that a wrong file is told before anything is imported that takes seconds
-    with training(None, is_verbose=verbose) as end:
+    with training(None, is_verbose=verbose):
+        from ringmaster.flows.batch.flow_runs import result_of
         from ringmaster.flows.retrain_daily import retrain_daily
 
-        end.result = retrain_daily(file=str(models_file), night=night, force=force, seed=seed)
-    result: dict[str, Any] = end.result
+        result = result_of(lambda: retrain_daily(file=str(models_file), night=night, force=force, seed=seed))
     from rich.markdown import Markdown
 
     error_console().print(Markdown(result["report"], hyperlinks=False))

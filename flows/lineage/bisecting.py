@@ -98,10 +98,6 @@ def parse_test(text: str) -> MetricTest | CommandTest:
     return CommandTest(command=text)
 
 
-ShowLine = Callable[[str], None]
-"""Receives a line of progress for a person."""
-
-
 class TestResults:
     """Results of a test by model id, and by "ID step N" for checkpoints; stored in a file until the search ends."""
 
@@ -140,7 +136,7 @@ class Bisection:
     test: MetricTest | CommandTest
     results: TestResults
     every: bool
-    show: ShowLine
+    show: Callable[[str], None]
 
     def run(self, node: LineageNode) -> BisectionResult:
         """Finds the adaptation that broke a model. Raises InputError if the model passes, or cannot be tested."""

@@ -10,7 +10,7 @@ from typing import Any
 from ringmaster.codec import from_json, to_json
 from ringmaster.errors import InputError, LedgerError
 from ringmaster.flows import settings
-from ringmaster.flows.batch.flow_runs import kept_result
+from ringmaster.flows.batch.flow_runs import result_of
 from ringmaster.flows.batch.result import BatchResult
 from ringmaster.flows.batch.run_folder import folder_to_resume
 from ringmaster.flows.pool.follower import newest_run
@@ -44,9 +44,7 @@ def train_models(
         return None
     run.save(training=batch.to_json())
     # A failed job is the failure of its model alone: the outcome of the others does not depend on it.
-    with kept_result() as end:
-        end.result = train_batch(batch, name=batch.name, resume=is_resumed, seed=seed)
-    result: BatchResult = end.result
+    result = result_of(lambda: train_batch(batch, name=batch.name, resume=is_resumed, seed=seed))
     if result.status != "interrupted":
         for check in checks.values():
             _finish_training(run, check, _recorded(run, check, result))
