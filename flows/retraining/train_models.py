@@ -66,12 +66,11 @@ def train_children(run: RetrainingRun, name: str, batch: Batch, *, seed: int) ->
     else:
         batch = replace(batch, devices=run.production.devices, folder=run.production.folder)
         run.save(children={**begun, name: batch.to_json()})
-    with kept_result() as end:
-        end.result = train_batch(batch, name=batch.name, resume=_can_go_on(batch), seed=seed)
-    if end.result.status == RetrainingStatus.INTERRUPTED:
-        raise RunInterrupted("the retraining run was interrupted; the same command resumes it", result=end.result)
+    result = result_of(lambda: train_batch(batch, name=batch.name, resume=_can_go_on(batch), seed=seed))
+    if result.status == RetrainingStatus.INTERRUPTED:
+        raise RunInterrupted("the retraining run was interrupted; the same command resumes it", result=result)
     price = run.production.price_per_device_hour
-    cost = cost_of_batch(end.result.to_json(), price_per_device_hour=price)
+    cost = cost_of_batch(result.to_json(), price_per_device_hour=price)
     run.save(children_cost=run.content.get("children_cost", 0.0) + cost)
 
 
