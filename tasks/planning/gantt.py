@@ -6,6 +6,7 @@ device, and a line per job with its segments.
 
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from itertools import groupby
 from math import floor, log10
 
 from ringmaster.tasks.planning.plans.plan import Plan, Segment
@@ -208,13 +209,9 @@ def _round_step(value: float) -> float:
 
 
 def _neighbours(ids: Sequence[int]) -> list[list[int]]:
-    runs: list[list[int]] = []
-    for device in sorted(ids):
-        if runs and runs[-1][-1] == device - 1:
-            runs[-1].append(device)
-        else:
-            runs.append([device])
-    return runs
+    """Returns the runs of adjacent devices."""
+    ranked = groupby(enumerate(sorted(ids)), key=lambda pair: pair[1] - pair[0])
+    return [[device for _, device in run] for _, run in ranked]
 
 
 def counted(number: int, what: str, several: str = "") -> str:

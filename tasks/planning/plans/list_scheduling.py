@@ -1,21 +1,15 @@
-"""List scheduling: places pieces of jobs, each with its option, one after another where they can start first.
-
-`improve` climbs hills over such lists: for very small problems, which need no compiled search, and for job order.
-"""
+"""List scheduling: places pieces of jobs, each with its option, one after another where they can start first."""
 
 import heapq
 import math
-import random
 from bisect import bisect_left, bisect_right
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import replace
 
 import numpy as np
 from numpy.typing import NDArray
 
 from ringmaster.errors import NoRoomError
 from ringmaster.tasks.planning.bounds.job_costs import useful_options, whole_of
-from ringmaster.tasks.planning.objectives import MAKESPAN, Objective
 from ringmaster.tasks.planning.plans.plan import Plan, Segment
 from ringmaster.tasks.planning.problems.problem import Problem, overhead_s
 from ringmaster.tasks.planning.problems.problem_parts import Option, PlanningJob
@@ -310,55 +304,6 @@ def after_respected(choices: Sequence[Choice], jobs: Mapping[str, PlanningJob]) 
 def makespan_s(segments: Sequence[Segment]) -> float:
     """Returns the end of the last segment."""
     return max(segment.end_s for segment in segments)
-
-
-PLACEMENTS = 12_000  # placements of jobs on nodes, in all trials together: about a fifth of a second
-
-
-def improve(
-    problem: Problem,
-    plan: Plan,
-    *,
-    bound_s: float,
-    seed: int,
-    is_over: Callable[[], bool],
-    objective: Objective = MAKESPAN,
-    placements: int = PLACEMENTS,
-) -> Plan:
-    """Returns the plan after random moves of (order of jobs, option of each), list-scheduled again after each move.
-
-    The result is never worse than the given plan.
-    """
-    draw = random.Random(seed)
-    options = {job.id: useful_options(job) for job in problem.jobs}
-    now: list[Choice] = [(segment.job, segment.option) for segment in plan.segments]
-    best, best_rank = plan, objective.rank(plan, problem)
-    prices = objective.coefficients(problem).prices
-    for _ in range(max(50, placements // len(now))):
-        if (objective.only_last_end and best_rank[:2] <= (0.0, bound_s * (1 + 1e-6))) or is_over():
-            break
-        trial = _moved(list(now), draw, options)
-        try:
-            segments = schedule(problem, trial, prices=prices if prices and draw.random() < 0.7 else None)
-        except NoRoomError:
-            continue
-        new_plan = replace(plan, segments=segments)
-        new_rank = objective.rank(new_plan, problem)
-        if new_rank <= best_rank:
-            now, best, best_rank = trial, new_plan, new_rank
-    return replace(best, method=plan.method + " + local search")
-
-
-def _moved(choices: list[Choice], draw: random.Random, options: dict[str, tuple[int, ...]]) -> list[Choice]:
-    """Moves one job in the list, swaps two jobs, or changes the option of one job."""
-    i, j, kind = draw.randrange(len(choices)), draw.randrange(len(choices)), draw.randrange(4)
-    if kind == 0:
-        choices.insert(j, choices.pop(i))
-    elif kind == 1:
-        choices[i], choices[j] = choices[j], choices[i]
-    else:
-        choices[i] = (choices[i][0], draw.choice(options[choices[i][0]]))
-    return choices
 
 
 Order = tuple[Choice, ...]  # (job's id, index of its option), in the order of their starts on one node
