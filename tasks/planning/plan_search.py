@@ -117,6 +117,17 @@ class PlanSearch:
         if self.preemption == "never" and self.objective.only_last_end and self._is_worth_it(self.rigid_s):
             self._annealing()
             self._exhausted()
+        if self.problem.limits:
+            from ringmaster.tasks.planning.plans.list_scheduling import improve
+
+            self.best = improve(
+                self.problem,
+                self.best,
+                bound_s=self.bound.seconds,
+                seed=self.seed,
+                objective=self.objective,
+                work=self.work,
+            )
         start, enough = self.best, 0.0
         if self.preemption != "never" and not self.problem.limits and self._is_worth_searching():
             self._by_events()
