@@ -1,13 +1,12 @@
 """Divisions of the jobs into fused groups, and estimates of their objective before they are planned.
 
-Similar jobs make similar groups, and the planner cannot tell apart divisions into similar groups, so each class of such
-divisions is estimated once. An estimate uses the division's lower bound and simple list schedules, which takes
+An estimate uses the division's lower bound and simple list schedules, which takes
 milliseconds. The best divisions are planned, each group as one job of an ordinary problem (`Contraction`); the bound is
 that of the fused problem, so that the gap includes what the choice of division may have lost.
 """
 
 import time
-from collections.abc import Callable, Hashable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
 
 from ringmaster.errors import NoRoomError, ProblemError
@@ -16,7 +15,7 @@ from ringmaster.tasks.planning.objectives import Objective
 from ringmaster.tasks.planning.plan_search import MAX_DEVICES_OF_MILP, MAX_JOBS_OF_MILP, WORTH_S
 from ringmaster.tasks.planning.plans.list_scheduling import BASELINES, schedule
 from ringmaster.tasks.planning.plans.plan import Certificate, Plan, Segment
-from ringmaster.tasks.planning.problems.problem import Problem, likeness
+from ringmaster.tasks.planning.problems.problem import Problem
 from ringmaster.tasks.planning.problems.problem_parts import CurrentRun, Option, PlanningJob, cycle_in
 from ringmaster.tasks.planning.work import WorkBudget
 
@@ -52,6 +51,7 @@ class Contraction:
     """Contracts one problem by many divisions.
 
     groups: the groups that options train together, in the order of the problem.
+    ones: each group, also one of a single job, as one job. It waits for jobs of the problem, not for groups of them.
     """
 
     def __init__(self, problem: Problem) -> None:
@@ -62,8 +62,7 @@ class Contraction:
                 self._places.setdefault(frozenset((job.id, *option.jobs)), []).append((j, k))
         self.groups = tuple(group for group in self._places if len(group) > 1)
         self._index = {job.id: j for j, job in enumerate(problem.jobs)}
-        self._waited_for = {other for job in problem.jobs for other in job.after}
-        self._ones: dict[Group, PlanningJob] = {}
+        self.ones = {group: self._as_one(group) for group in self._places}
 
     def of(self, groups: Iterable[Group]) -> Contracted | None:
         """Returns the contracted problem, or None, as `contract` does.
@@ -72,7 +71,7 @@ class Contraction:
         """
         if self.problem.limits and any(len({self.problem.job(name).group for name in group}) > 1 for group in groups):
             return None
-        ones = {group: self.as_one(group) for group in sorted(groups, key=lambda group: self._places[group][0])}
+        ones = {group: self.ones[group] for group in sorted(groups, key=lambda group: self._places[group][0])}
         name_of = {name: one.id for group, one in ones.items() for name in group}
         jobs = tuple(
             replace(one, after=tuple(dict.fromkeys(name_of[other] for other in one.after))) if one.after else one
@@ -86,27 +85,12 @@ class Contraction:
             {one.id: tuple(self._places[group]) for group, one in ones.items()},
         )
 
-    def options_of(self, group: Group) -> tuple[Option, ...]:
-        """Returns the options that train a group."""
-        return tuple(self.problem.jobs[j].options[k] for j, k in self._places[group])
-
-    def likeness(self, group: Group) -> Hashable:
-        """Returns a key that is equal for groups that the planner cannot tell apart."""
-        one = self.as_one(group)
-        is_special = one.after or one.running is not None or not self._waited_for.isdisjoint(group)
-        return group if is_special else likeness(one)
-
-    def as_one(self, group: Group) -> PlanningJob:
+    def _as_one(self, group: Group) -> PlanningJob:
         """Returns a group as one job.
 
         Its release is the latest and its deadline the earliest of its members, and its weight is their sum. It
-        belongs to the user of the first of them. It waits for jobs of the problem, not for groups of them.
+        belongs to the user of the first of them.
         """
-        if group not in self._ones:
-            self._ones[group] = self._made_one(group)
-        return self._ones[group]
-
-    def _made_one(self, group: Group) -> PlanningJob:
         jobs, places = self.problem.jobs, self._places[group]
         lead = jobs[places[0][0]]
         members = [jobs[j] for j in sorted(self._index[name] for name in group)]
@@ -169,9 +153,7 @@ class Divisions:
     def __init__(self, problem: Problem, *, objective: Objective, is_preemptive: bool, work: WorkBudget) -> None:
         self.problem, self.objective, self.is_preemptive, self.work = problem, objective, is_preemptive, work
         self._contraction = Contraction(problem)
-        self._likenesses: dict[Group, int] = {}
-        self._numbers: dict[Hashable, int] = {}
-        self._estimates: dict[Hashable, DivisionEstimate | None] = {}
+        self._estimates: dict[Division, DivisionEstimate | None] = {}
         self.alone = self.division([])
         # Groups that may be formed and can meet their deadline, small ones first.
         may_form = () if objective.trains_alone else self._contraction.groups
@@ -204,18 +186,10 @@ class Divisions:
 
     def estimate(self, division: Division) -> DivisionEstimate | None:
         """Estimates a division; returns None where its groups would wait for each other."""
-        signature = tuple(sorted(map(self._likeness, division)))
-        if signature not in self._estimates:
+        if division not in self._estimates:
             contracted = self._contraction.of(division)
-            self._estimates[signature] = None if contracted is None else self._judge(contracted, division)
-        return self._estimates[signature]
-
-    def _likeness(self, group: Group) -> int:
-        """Returns a number that identifies the class of similar groups."""
-        if group not in self._likenesses:
-            likeness = self._contraction.likeness(group)
-            self._likenesses[group] = self._numbers.setdefault(likeness, len(self._numbers))
-        return self._likenesses[group]
+            self._estimates[division] = None if contracted is None else self._judge(contracted, division)
+        return self._estimates[division]
 
     def _judge(self, contracted: Contracted, division: Division) -> DivisionEstimate:
         problem = contracted.problem
@@ -238,7 +212,7 @@ class Divisions:
 
     def _by_length(self) -> Iterator[Division]:
         """Yields divisions for some lengths, longest first: groups that take no longer and few device-seconds."""
-        lengths = sorted({o.whole_s for g in self._groups for o in self._contraction.options_of(g)}, reverse=True)
+        lengths = sorted({o.whole_s for g in self._groups for o in self._contraction.ones[g].options}, reverse=True)
         step = max(1.0, len(lengths) / MAX_LENGTHS)
         for i in range(min(len(lengths), MAX_LENGTHS)):
             yield self.division(self._covering(within_s=lengths[int(i * step)]))
@@ -260,7 +234,7 @@ class Divisions:
 
     def _area(self, group: Group, within_s: float = float("inf")) -> float:
         """Returns the fewest device-seconds of a group; infinite where it takes longer than it may."""
-        one = self._contraction.as_one(group)
+        one = self._contraction.ones[group]
         due_s = float("inf") if one.deadline_s is None else one.deadline_s - one.release_s
         by_s = float("inf") if len(group) == 1 else min(within_s, due_s) * (1 + 1e-9)
         return min((o.num_devices * o.whole_s for o in one.options if o.whole_s <= by_s), default=float("inf"))

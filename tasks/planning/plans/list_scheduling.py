@@ -305,11 +305,6 @@ def after_respected(choices: Sequence[Choice], jobs: Mapping[str, PlanningJob]) 
     return list(placed.items())
 
 
-def makespan_s(segments: Sequence[Segment]) -> float:
-    """Returns the end of the last segment."""
-    return max(segment.end_s for segment in segments)
-
-
 PLACEMENTS = 12_000  # placements of jobs on nodes, in all trials together: about a fifth of a second
 PER_PLACEMENT_S = 1.5e-5  # work of a placement
 
