@@ -60,10 +60,12 @@ class ScheduleEvent:
 class Periods:
     """A solution of the program.
 
+    lengths_s: the length of each period.
     shares: for each period, the share of each job that runs in it, by job id.
     value: of the objective.
     """
 
+    lengths_s: tuple[float, ...]
     shares: tuple[dict[str, float], ...]
     value: float
 
@@ -112,7 +114,8 @@ class EventLp:
             if values[column] > 1e-9:
                 shares[p][job] = shares[p].get(job, 0.0) + values[column] / whole
         value = float(highs.getInfo().objective_function_value) * self.unit_s * self.scale
-        return Periods(tuple(shares), value)
+        lengths = tuple(max(0.0, float(values[column])) * self.unit_s for column in self.lengths)
+        return Periods(lengths, tuple(shares), value)
 
     def nodes_in(self, p: int) -> list[PlanningNode]:
         """Returns the nodes that are there in a period."""

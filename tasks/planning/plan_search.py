@@ -117,7 +117,7 @@ class PlanSearch:
         if self.preemption == "never" and self.objective.only_last_end and self._is_worth_it(self.rigid_s):
             self._annealing()
             self._exhausted()
-        if self.problem.limits:
+        if self.problem.limits or self.objective.coefficients(self.problem).prices:  # not searched by events
             from ringmaster.tasks.planning.plans.list_scheduling import improve
 
             self.best = improve(
