@@ -4,9 +4,11 @@ The schema of the file comes first. The models' jobs are validated by the rules 
 file.
 """
 
+from __future__ import annotations
+
 import json
 import re
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Annotated, Any
@@ -148,6 +150,9 @@ class ProductionEntry(Section):
     policy: str | None = Field(
         default=None, description="a file that says when a challenger is promoted, such as policy.yaml"
     )
+    shrink: bool = Field(
+        default=False, description="true to train smaller models from one that breaks a limit of the policy, else false"
+    )
     datasets: Any = Field(
         default=None, description="data sets by name, or a file with them, as in a batch file (docs/datasets.md)"
     )
@@ -245,6 +250,17 @@ class ProductionModel:
         """All jobs that need data: the model's own, the one for comparisons, and the one for observed inputs."""
         return [job for job in (self.job, self.compare_on, self.watched.inputs) if job is not None]
 
+    def with_jobs(self, own: Callable[[Job], Job], *, others: Callable[[Job], Job]) -> ProductionModel:
+        """Returns the model with changed jobs. own: changes those that are trained; others: those on other data."""
+        compare_on, inputs = (None if job is None else others(job) for job in (self.compare_on, self.watched.inputs))
+        return replace(
+            self,
+            job=own(self.job),
+            variants=tuple(map(own, self.variants)),
+            compare_on=compare_on,
+            watched=replace(self.watched, inputs=inputs),
+        )
+
 
 @dataclass(frozen=True, kw_only=True)
 class Production:
@@ -252,6 +268,7 @@ class Production:
 
     folder: the folder of the file, absolute; relative paths and factories are resolved there.
     policy: the promotion policy; None stands for the plain rule that promotes what is better by `min_gain`.
+    shrink: whether smaller models are trained from one that breaks a limit of the policy.
     hours, budget, price_per_device_hour: of a retraining run; the budget is in the unit of the price.
     webhook: the address that reports are posted to.
     with_registry: whether tagged models of the registry belong to it.
@@ -264,6 +281,7 @@ class Production:
     devices: Devices
     folder: Path
     policy: PromotionPolicy | None = None
+    shrink: bool = False
     hours: Hours = field(default_factory=Hours)
     budget: float | None = None
     price_per_device_hour: float = 1.0
@@ -334,15 +352,7 @@ def with_tokenizer_of(folder: Path | None, model: ProductionModel) -> Production
             return job
         return replace(job, data=replace(job.data, tokenizer=str(folder)))
 
-    return replace(
-        model,
-        job=read_with(model.job),
-        variants=tuple(read_with(job) for job in model.variants),
-        compare_on=None if model.compare_on is None else read_with(model.compare_on),
-        watched=replace(
-            model.watched, inputs=None if model.watched.inputs is None else read_with(model.watched.inputs)
-        ),
-    )
+    return model.with_jobs(read_with, others=read_with)
 
 
 def _production(raw: Mapping[str, Any], *, folder: Path) -> tuple[Production | None, list[Finding]]:
@@ -359,6 +369,8 @@ def _production(raw: Mapping[str, Any], *, folder: Path) -> tuple[Production | N
     result += wrong
     policy, wrong = _policy(raw.get("policy"), folder=folder)
     result += wrong
+    if entry is not None and entry.shrink and not (policy.limits if policy else entry.policy):
+        result.append(Finding(("shrink",), "has no limit to keep", "name a policy with limits, or leave shrink out"))
     if entry is None or result:
         return None, result
     jobs = {} if batch is None else {job.name: job for job in batch.jobs}
@@ -369,6 +381,7 @@ def _production(raw: Mapping[str, Any], *, folder: Path) -> tuple[Production | N
         devices=entry.devices if batch is None else batch.devices,
         folder=folder.resolve(),
         policy=policy,
+        shrink=entry.shrink,
         hours=Hours(starts=night.starts, deadline=night.deadline, timezone=night.timezone),
         budget=night.budget,
         price_per_device_hour=night.price_per_device_hour,

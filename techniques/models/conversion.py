@@ -1,9 +1,7 @@
 """Lossless conversion of models between Ringmaster's checkpoints, Hugging Face folders and those of other trainers.
 
 The source is a checkpoint's folder, a job's folder or URL of checkpoints (the newest complete one), a folder that
-`from_pretrained` loads, a Megatron-LM checkpoint (`mp_rank_XX[_YYY]`), or one of `foreign_checkpoints`. A Megatron-LM
-checkpoint holds safetensors or `.pt` files. A `.pt` file is opened as weights only, and one whose pickle would run
-other code is refused. Tensors are converted a few at a time.
+`from_pretrained` loads, or one of `foreign_checkpoints`. Tensors are converted a few at a time.
 
     DESTINATION/config.json, tokenizer files              in all
     DESTINATION/model[-0000N-of-0000M].safetensors        Hugging Face's
@@ -14,13 +12,10 @@ other code is refused. Tensors are converted a few at a time.
 
 from __future__ import annotations
 
-import argparse
 import json
-import pickle
-import re
 import shutil
 import tempfile
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
 from dataclasses import replace
 from functools import partial
@@ -35,22 +30,20 @@ from ringmaster.techniques.checkpoints.checkpoint import Checkpoint, CheckpointS
 from ringmaster.techniques.checkpoints.state import Reader
 from ringmaster.techniques.checkpoints.storage import LocalPlace
 from ringmaster.techniques.checkpoints.tensor_files import DTYPES, LazyTensor, blocks_of
-from ringmaster.techniques.models.foreign_checkpoints import CHECKPOINT, MEGATRON, STEP, LazyModel, open_foreign
+from ringmaster.techniques.models.foreign_checkpoints import CHECKPOINT, STEP, LazyModel, open_foreign
 from ringmaster.techniques.models.foreign_writing import WRITERS
-from ringmaster.techniques.models.megatron_layout import LlamaShape, NamedTensors, from_megatron
+from ringmaster.techniques.models.megatron_layout import LlamaShape, NamedTensors
 from ringmaster.techniques.models.model_folders import find_checkpoint
 
 HUGGING_FACE = "hf"
 FORMATS = (HUGGING_FACE, *WRITERS)
 SHARD_BYTES = 5 * 10**9
-LATEST_ITERATION, RELEASE = "latest_checkpointed_iteration.txt", "release"
-RANK_FOLDER = re.compile(r"mp_rank_(\d{2})(?:_(\d{3}))?")
 TOKENIZER_FILES = (
     "tokenizer.json", "tokenizer.model", "tokenizer_config.json", "special_tokens_map.json", "added_tokens.json",
     "vocab.json", "merges.txt", "chat_template.jinja", "generation_config.json",
 )  # fmt: skip
 NOT_LLAMA = (
-    "To fix: give a checkpoint folder, a folder with config.json and safetensors, or a checkpoint of Megatron, "
+    "To fix: give a checkpoint folder, a folder with config.json and safetensors, or a checkpoint of Megatron-Core, "
     "torchtitan (DCP) or DeepSpeed"
 )
 
@@ -115,10 +108,7 @@ def open_model(source: str) -> LazyModel:
         return _from_checkpoint(CheckpointStore(folder).newest(), source)
     if (checkpoint := find_checkpoint(folder)) is not None:
         return replace(open_foreign(checkpoint), tokenizer=_tokenizer(folder))
-    if (folder / LATEST_ITERATION).is_file() or any(folder.glob("mp_rank_*")):
-        return _from_megatron(folder)
-    if (folder / "config.json").is_file():
-        files = sorted(folder.glob("*.safetensors"))
+    if (files := sorted(folder.glob("*.safetensors"))) and (folder / "config.json").is_file():
         return LazyModel(
             kind=HUGGING_FACE, config=_read_config(folder), tensors=_lazy(files), tokenizer=_tokenizer(folder)
         )
@@ -153,73 +143,6 @@ def _from_checkpoint(checkpoint: Checkpoint | None, source: str) -> LazyModel:
         step=checkpoint.manifest.step,
         hyperparameters={"lr": optimizer["lr"], **optimizer["options"]} if optimizer.get("name") == "adamw" else {},
     )
-
-
-def _from_megatron(folder: Path) -> LazyModel:
-    ranks_in = folder
-    if (folder / LATEST_ITERATION).is_file():
-        latest = (folder / LATEST_ITERATION).read_text().strip()
-        ranks_in = folder / (latest if latest == RELEASE else f"iter_{int(latest):07d}")
-    result: dict[tuple[int, int], NamedTensors] = {}
-    args: Mapping[str, Any] = {}
-    for path in sorted(ranks_in.glob("mp_rank_*")):
-        if match := RANK_FOLDER.fullmatch(path.name):
-            named, args = _read_rank(path)
-            result[int(match[1]), int(match[2] or 0)] = named
-    num = tuple(1 + max(at[i] for at in result) for i in range(2)) if result else (0, 0)
-    if not result or len(result) != num[0] * num[1]:
-        raise ValueError(f"{ranks_in} lacks folders of ranks (mp_rank_XX_YYY). To fix: gather all of them there")
-    has_config = (folder / "config.json").is_file()
-    if not has_config and not args:
-        raise ValueError(f"{folder} says nothing of the model. To fix: put its Hugging Face config.json there")
-    config = _read_config(folder) if has_config else _config_of(args)
-    ranks = [[result[rank, stage] for stage in range(num[1])] for rank in range(num[0])]
-    tensors = from_megatron(ranks, LlamaShape.of(config))
-    return LazyModel(kind=MEGATRON, config=config, tensors=tensors, tokenizer=_tokenizer(folder))
-
-
-def _read_rank(folder: Path) -> tuple[NamedTensors, Mapping[str, Any]]:
-    if files := sorted(folder.glob("*.safetensors")):
-        return _lazy(files), {}
-    files = [folder / name for name in ("model_optim_rng.pt", "model_rng.pt") if (folder / name).is_file()]
-    if not files:
-        raise ValueError(f"{folder} has neither safetensors nor model_optim_rng.pt. To fix: give the model's files")
-    try:
-        with torch.serialization.safe_globals([argparse.Namespace]):
-            stored = torch.load(files[0], map_location="cpu", mmap=True, weights_only=True)
-    except (pickle.UnpicklingError, RuntimeError) as error:
-        raise ValueError(
-            f"{files[0]} holds more than weights, and pickles are not run: {str(error).splitlines()[0]} "
-            "To fix: in Megatron-LM's environment write its 'model' with safetensors.torch.save_file beside it"
-        ) from error
-    if "model" not in stored:
-        raise ValueError(f"{files[0]} holds no 'model': virtual stages are not read. To fix: save it without them")
-    named = {
-        name: LazyTensor(dtype=value.dtype, shape=tuple(value.shape), load=value.contiguous)
-        for name, value in stored["model"].items()
-        if isinstance(value, torch.Tensor)
-    }
-    return named, vars(stored.get("args", argparse.Namespace()))
-
-
-def _config_of(args: Mapping[str, Any]) -> dict[str, Any]:
-    """The Hugging Face config that corresponds to the training arguments in a Megatron-LM checkpoint."""
-    heads = args["num_attention_heads"]
-    return {
-        "model_type": "llama",
-        "architectures": ["LlamaForCausalLM"],
-        "hidden_size": args["hidden_size"],
-        "intermediate_size": args["ffn_hidden_size"],
-        "num_hidden_layers": args["num_layers"],
-        "num_attention_heads": heads,
-        "num_key_value_heads": args["num_query_groups"] if args.get("group_query_attention") else heads,
-        "head_dim": args.get("kv_channels") or args["hidden_size"] // heads,
-        "rms_norm_eps": args.get("norm_epsilon", 1e-5),
-        "rope_theta": float(args.get("rotary_base", 10_000)),
-        "max_position_embeddings": args["max_position_embeddings"],
-        "tie_word_embeddings": not args.get("untie_embeddings_and_output_weights", False),
-        "vocab_size": args.get("vocab_size") or args["padded_vocab_size"],
-    }
 
 
 def _lazy(files: Iterable[Path]) -> NamedTensors:

@@ -190,4 +190,4 @@ def _megatron(named: NamedTensors, config: Mapping[str, Any], wanted: NamedTenso
             rows = max(shape.vocab_size, result[name].shape[0])
             theirs[name] = replace(theirs[name], shape=(rows, *theirs[name].shape[1:]))
     _refuse_misfits(result, theirs, of=str(content.folder), config=Path(CONFIG))
-    return from_megatron([[result]], shape)
+    return from_megatron(result, shape)

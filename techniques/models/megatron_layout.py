@@ -1,23 +1,20 @@
-"""A Llama's tensors as Megatron-LM and Megatron-Core lay them out, and as Hugging Face does.
+"""A Llama's tensors as Megatron-Core lays them out, and as Hugging Face does.
 
-Megatron-LM's layout of a Llama, where g is the number of key-value groups of n/g query heads each, and t the number of
-tensor-parallel ranks:
+Megatron's layout of a Llama, where g is the number of key-value groups of n/g query heads each:
 
-    linear_qkv   rows [q of group 0 (n/g heads), k of group 0, v of group 0, q of group 1, ...]; ranks take whole groups
-    linear_fc1   on each rank its share of gate's rows, then its share of up's
-    linear_proj, linear_fc2                    divided by columns
-    word_embeddings, output_layer              divided by rows, padded to a multiple of 128 t rows with the last row
+    linear_qkv   rows [q of group 0 (n/g heads), k of group 0, v of group 0, q of group 1, ...]
+    linear_fc1   gate's rows, then up's
+    word_embeddings, output_layer              may be padded at the end
 
-Pipeline stages hold equal numbers of layers, numbered from 0 on each stage. With several stages, the last one holds a
-tied output layer as a copy of the embeddings. The norms before attention and MLP are named as part of the product that
-follows (Transformer Engine's names); the plain names are read too. RoPE's order of a head's columns is the same.
+The norms before attention and MLP are named as part of the product that follows (Transformer Engine's names). RoPE's
+order of a head's columns is the same.
 
-Source: Megatron-LM's core/models/gpt, tools/checkpoint; Shoeybi et al., Megatron-LM (arXiv:1909.08053), section 3.
+Source: Megatron-LM's core/models/gpt.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -35,7 +32,6 @@ FC1, FC2 = "mlp.linear_fc1.weight", "mlp.linear_fc2.weight"
 # The norms' names under Transformer Engine, and without it.
 FIRST_NORM = ("self_attention.linear_qkv.layer_norm_weight", "input_layernorm.weight")
 SECOND_NORM = ("mlp.linear_fc1.layer_norm_weight", "pre_mlp_layernorm.weight")
-IGNORED = ("_extra_state", "rotary_pos_emb.inv_freq")  # state of low-precision kernels; derived from the config
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -104,61 +100,32 @@ def to_megatron(tensors: Mapping[str, LazyTensor], shape: LlamaShape) -> NamedTe
         result[theirs + QKV] = grouped(q, k, v, shape)
         result[theirs + PROJ] = take(f"{ours}self_attn.o_proj.weight")
         result[theirs + SECOND_NORM[0]] = take(f"{ours}post_attention_layernorm.weight")
-        result[theirs + FC1] = _concatenated([gate, up], dim=0)
+        result[theirs + FC1] = _stacked_rows(gate, up)
         result[theirs + FC2] = take(f"{ours}mlp.down_proj.weight")
-    _refuse_left_overs(left)
-    return result
-
-
-def from_megatron(ranks: Sequence[Sequence[Mapping[str, LazyTensor]]], shape: LlamaShape) -> NamedTensors:
-    """The full tensors under Hugging Face's names, from those of each tensor-parallel rank and pipeline stage.
-
-    Raises ValueError if a rank lacks a tensor or has an unknown one.
-    """
-    pp = len(ranks[0])
-    left = [[{k: v for k, v in stage.items() if not k.endswith(IGNORED)} for stage in rank] for rank in ranks]
-
-    def take(stage: int, *names: str) -> list[LazyTensor]:
-        for name in names:
-            if name in left[0][stage]:
-                try:
-                    return [rank[stage].pop(name) for rank in left]
-                except KeyError:
-                    raise ValueError(f"a tensor-parallel rank of stage {stage} lacks {name}") from None
-        raise ValueError(f"stage {stage} of {pp} lacks {names[0]}. To fix: give all ranks' folders of one checkpoint")
-
-    result: NamedTensors = {}
-    embeddings = _concatenated(take(0, EMBEDDINGS), dim=0)
-    result["model.embed_tokens.weight"] = _rows(embeddings, 0, shape.vocab_size)
-    for i in range(shape.num_layers):
-        stage, local = divmod(i, shape.num_layers // pp)
-        theirs, ours = f"decoder.layers.{local}.", f"model.layers.{i}."
-        result[f"{ours}input_layernorm.weight"] = take(stage, *(theirs + name for name in FIRST_NORM))[0]
-        result[f"{ours}post_attention_layernorm.weight"] = take(stage, *(theirs + name for name in SECOND_NORM))[0]
-        qkv = _concatenated(take(stage, theirs + QKV), dim=0)
-        for which, name in enumerate("qkv"):
-            result[f"{ours}self_attn.{name}_proj.weight"] = of_groups(qkv, which, shape)
-        result[f"{ours}self_attn.o_proj.weight"] = _concatenated(take(stage, theirs + PROJ), dim=1)
-        pairs = [_divide(part, 2, dim=0) for part in take(stage, theirs + FC1)]
-        for which, name in enumerate(("gate", "up")):
-            result[f"{ours}mlp.{name}_proj.weight"] = _concatenated([pair[which] for pair in pairs], dim=0)
-        result[f"{ours}mlp.down_proj.weight"] = _concatenated(take(stage, theirs + FC2), dim=1)
-    result["model.norm.weight"] = take(pp - 1, FINAL_NORM)[0]
-    if not shape.is_tied:
-        result["lm_head.weight"] = _rows(_concatenated(take(pp - 1, OUTPUT), dim=0), 0, shape.vocab_size)
-    else:
-        for rank in left:
-            rank[pp - 1].pop(OUTPUT, None)  # a copy
-    for stages in left:
-        for unknown in stages:
-            _refuse_left_overs(unknown)
-    return result
-
-
-def _refuse_left_overs(left: Mapping[str, LazyTensor]) -> None:
     if left:
         some = ", ".join(sorted(left)[:3])
         raise ValueError(f"the model has {some}, which a plain Llama has not. To fix: convert Llamas without biases")
+    return result
+
+
+def from_megatron(tensors: Mapping[str, LazyTensor], shape: LlamaShape) -> NamedTensors:
+    """The tensors, or states of an optimizer, under Hugging Face's names, of those that `to_megatron` names."""
+    result = {"model.embed_tokens.weight": _rows(tensors[EMBEDDINGS], 0, shape.vocab_size)}
+    for i in range(shape.num_layers):
+        theirs, ours = f"{STACKED}{i}.", f"model.layers.{i}."
+        result[f"{ours}input_layernorm.weight"] = tensors[theirs + FIRST_NORM[0]]
+        result[f"{ours}post_attention_layernorm.weight"] = tensors[theirs + SECOND_NORM[0]]
+        for which, name in enumerate("qkv"):
+            result[f"{ours}self_attn.{name}_proj.weight"] = of_groups(tensors[theirs + QKV], which, shape)
+        result[f"{ours}self_attn.o_proj.weight"] = tensors[theirs + PROJ]
+        fused = tensors[theirs + FC1]
+        for name, start in (("gate", 0), ("up", fused.shape[0] // 2)):
+            result[f"{ours}mlp.{name}_proj.weight"] = _rows(fused, start, start + fused.shape[0] // 2)
+        result[f"{ours}mlp.down_proj.weight"] = tensors[theirs + FC2]
+    result["model.norm.weight"] = tensors[FINAL_NORM]
+    if not shape.is_tied:
+        result["lm_head.weight"] = _rows(tensors[OUTPUT], 0, shape.vocab_size)
+    return result
 
 
 def grouped(q: LazyTensor, k: LazyTensor, v: LazyTensor, shape: LlamaShape) -> LazyTensor:
@@ -185,26 +152,10 @@ def of_groups(qkv: LazyTensor, which: int, shape: LlamaShape) -> LazyTensor:
     return replace(qkv, shape=(shape.num_groups * rows[which], qkv.shape[1]), load=load)
 
 
-def _divide(tensor: LazyTensor, num: int, *, dim: int) -> list[LazyTensor]:
-    if num == 1:
-        return [tensor]
-    assert tensor.shape[dim] % num == 0, "sizes were checked"
-    shape = tuple(size // num if i == dim else size for i, size in enumerate(tensor.shape))
-
-    def part(index: int) -> Callable[[], Tensor]:
-        return lambda: tensor.load().chunk(num, dim=dim)[index].contiguous()
-
-    return [replace(tensor, shape=shape, load=part(index)) for index in range(num)]
-
-
-def _concatenated(parts: Sequence[LazyTensor], *, dim: int) -> LazyTensor:
-    first = parts[0]
-    total = sum(part.shape[dim] for part in parts)
-    shape = tuple(total if i == dim else size for i, size in enumerate(first.shape))
-    return replace(first, shape=shape, load=lambda: torch.cat([part.load() for part in parts], dim=dim))
+def _stacked_rows(first: LazyTensor, second: LazyTensor) -> LazyTensor:
+    shape = (first.shape[0] + second.shape[0], *first.shape[1:])
+    return replace(first, shape=shape, load=lambda: torch.cat([first.load(), second.load()]))
 
 
 def _rows(tensor: LazyTensor, start: int, end: int) -> LazyTensor:
-    if tensor.shape[0] < end:
-        raise ValueError(f"the embeddings have {tensor.shape[0]} rows, and the config's vocabulary {end}")
     return replace(tensor, shape=(end - start, *tensor.shape[1:]), load=lambda: tensor.load()[start:end].contiguous())

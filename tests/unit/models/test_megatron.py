@@ -1,8 +1,6 @@
-"""Conversion of Llamas between the layouts of Hugging Face and Megatron-LM, exact to the bit."""
+"""Conversion of Llamas between the layouts of Hugging Face and Megatron-Core, exact to the bit."""
 
-import argparse
 import json
-import os
 import weakref
 from dataclasses import replace
 
@@ -45,39 +43,6 @@ def logits(folder):
         return LlamaForCausalLM.from_pretrained(folder)(TOKENS).logits
 
 
-def classic(folder, source, *, tp=2, pp=2):
-    """Divides a Llama as Megatron-LM's classic checkpoints do; returns the tensors of each rank and stage.
-
-    By hand: heads of 8 columns in 2 groups of 2 query heads, embeddings padded to 128 rows a rank.
-    """
-    named, result = load_file(source / "model.safetensors"), {}
-    for r, stage in [(r, stage) for r in range(tp) for stage in range(pp)]:
-        mine = result.setdefault((r, stage), {})
-        for local in range(4 // pp):
-            ours, theirs = f"model.layers.{stage * 4 // pp + local}.", f"decoder.layers.{local}."
-            q, k, v, o = (named[f"{ours}self_attn.{each}_proj.weight"] for each in "qkvo")
-            groups = [torch.cat([q[16 * g : 16 * g + 16], k[8 * g : 8 * g + 8], v[8 * g : 8 * g + 8]]) for g in (0, 1)]
-            gate, up, down = (named[f"{ours}mlp.{each}_proj.weight"] for each in ("gate", "up", "down"))
-            mine[f"{theirs}self_attention.linear_qkv.weight"] = torch.cat(groups).chunk(tp)[r]
-            mine[f"{theirs}self_attention.linear_proj.weight"] = o.chunk(tp, dim=1)[r]
-            mine[f"{theirs}mlp.linear_fc1.weight"] = torch.cat([gate.chunk(tp)[r], up.chunk(tp)[r]])
-            mine[f"{theirs}mlp.linear_fc2.weight"] = down.chunk(tp, dim=1)[r]
-            mine[f"{theirs}self_attention.linear_qkv.layer_norm_weight"] = named[f"{ours}input_layernorm.weight"]
-            mine[f"{theirs}mlp.linear_fc1.layer_norm_weight"] = named[f"{ours}post_attention_layernorm.weight"]
-        ends = {"embedding.word_embeddings.weight": "model.embed_tokens.weight"} if stage == 0 else {}
-        ends |= {"output_layer.weight": "lm_head.weight"} if stage == pp - 1 else {}
-        for theirs, ours in ends.items():
-            padded = torch.cat([named[ours], torch.zeros(128 * tp - 100, 32)])
-            mine[theirs] = padded.chunk(tp)[r]
-        if stage == pp - 1:
-            mine["decoder.final_layernorm.weight"] = named["model.norm.weight"]
-    for (r, stage), mine in result.items():
-        place = folder / (f"mp_rank_{r:02d}" if pp == 1 else f"mp_rank_{r:02d}_{stage:03d}")
-        place.mkdir(parents=True)
-        save_file({name: each.contiguous() for name, each in mine.items()}, place / "model.safetensors")
-    return folder
-
-
 @pytest.mark.parametrize("tied", [False, True], ids=["untied", "tied"])
 @pytest.mark.parametrize("kv_heads", [2, 4])
 def test_there_and_back_is_bit_equal(tmp_path, kv_heads, tied):
@@ -90,79 +55,6 @@ def test_there_and_back_is_bit_equal(tmp_path, kv_heads, tied):
     assert torch.equal(logits(source), logits(tmp_path / "back"))
     assert (tmp_path / "back" / "tokenizer.json").read_text() == (source / "tokenizer.json").read_text()
     assert done["from"] == "megatron" and done["tokenizer_files"] == ["generation_config.json", "tokenizer.json"]
-
-
-@pytest.mark.parametrize(("tp", "pp"), [(2, 2), (1, 4), (2, 1)])
-def test_classic_checkpoints_are_put_together(tmp_path, tp, pp):
-    source = hugging_face(tmp_path / "hf")
-    folder = classic(tmp_path / "megatron", source, tp=tp, pp=pp)
-    (folder / "config.json").write_text((source / "config.json").read_text())
-    convert(str(folder), tmp_path / "back", to="hf")
-    assert torch.equal(logits(source), logits(tmp_path / "back"))
-
-
-def megatrons_own(folder, source, *, args, plain_norms=False):
-    """A checkpoint in Megatron-LM's own form: pickled weights with their arguments, and no config.json."""
-    own = folder / "own" / "iter_0000030"
-    for path in classic(folder / "ours", source, pp=1).iterdir():
-        named = load_file(path / "model.safetensors")
-        if plain_norms:
-            swaps = {"self_attention.linear_qkv.layer_norm_weight": "input_layernorm.weight"}
-            swaps |= {"mlp.linear_fc1.layer_norm_weight": "pre_mlp_layernorm.weight"}
-            named = {_swapped(name, swaps): value for name, value in named.items()}
-        (own / path.name).mkdir(parents=True)
-        stored = {"args": args, "checkpoint_version": 3.0, "iteration": 30, "model": {**named, "x._extra_state": None}}
-        torch.save(stored, own / path.name / "model_optim_rng.pt")
-    (folder / "own" / "latest_checkpointed_iteration.txt").write_text("30\n")
-    return folder / "own"
-
-
-def _swapped(name, swaps):
-    for old, new in swaps.items():
-        name = name.replace(old, new)
-    return name
-
-
-ARGS = {
-    "hidden_size": 32,
-    "ffn_hidden_size": 48,
-    "num_layers": 4,
-    "num_attention_heads": 4,
-    "group_query_attention": True,
-    "num_query_groups": 2,
-    "kv_channels": 8,
-    "norm_epsilon": 1e-6,
-    "rotary_base": 10000,
-    "max_position_embeddings": 64,
-    "untie_embeddings_and_output_weights": True,
-    "padded_vocab_size": 256,
-    "vocab_size": 100,
-}
-
-
-@pytest.mark.parametrize("plain_norms", [False, True])
-def test_megatrons_own_files_are_read_with_its_arguments(tmp_path, plain_norms):
-    source = hugging_face(tmp_path / "hf")
-    own = megatrons_own(tmp_path, source, args=argparse.Namespace(**ARGS), plain_norms=plain_norms)
-    convert(str(own), tmp_path / "back", to="hf")
-    assert torch.equal(logits(source), logits(tmp_path / "back"))
-
-
-class Bomb:
-    """An object that runs code when it is unpickled."""
-
-    def __init__(self, file):
-        self.file = file
-
-    def __reduce__(self):
-        return os.mkdir, (str(self.file),)
-
-
-def test_pickles_are_not_run(tmp_path):
-    own = megatrons_own(tmp_path, hugging_face(tmp_path / "hf"), args=Bomb(tmp_path / "exploded"))
-    with pytest.raises(ValueError, match="holds more than weights, and pickles are not run"):
-        convert(str(own), tmp_path / "back", to="hf")
-    assert not (tmp_path / "exploded").exists() and not (tmp_path / "back").exists()
 
 
 def test_large_models_are_written_in_shards(tmp_path, monkeypatch):
@@ -244,10 +136,3 @@ def test_the_command_says_what_it_did_or_what_is_wrong(tmp_path):
     assert (said["from"], said["to"], said["num_tensors"]) == ("hf", "megatron", 39)
     again = CliRunner().invoke(cli.app, arguments)
     assert isinstance(again.exception, InputError) and "is there already" in str(again.exception)
-
-
-def test_a_stage_that_is_missing_is_told(tmp_path):
-    folder = classic(tmp_path / "megatron", hugging_face(tmp_path / "hf"))
-    (folder / "mp_rank_01_001").rename(tmp_path / "aside")
-    with pytest.raises(ValueError, match="lacks folders of ranks"):
-        convert(str(folder), tmp_path / "back", to="hf")
