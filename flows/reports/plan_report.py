@@ -20,7 +20,7 @@ from ringmaster.tasks.planning.gantt import (
     compared_with_plan,
     counted,
     job_lines,
-    margin_and_columns,
+    margin_of,
     rows,
     seconds_text,
 )
@@ -65,7 +65,8 @@ def print_plan(plan: Plan, problem: Problem, simple: Mapping[str, float], consol
 
 def print_gantt(plan: Plan, problem: Problem, console: Console) -> None:
     """Prints a row for each device, coloured by job if there are colours, else with the same characters."""
-    margin, columns = margin_and_columns(problem, console.width)
+    margin = margin_of((node.id, node.num_devices) for node in problem.nodes)
+    columns = max(20, console.width - margin - 3)
     colour = {job.id: COLOURS[i % len(COLOURS)] for i, job in enumerate(problem.jobs)}
     node = ""
     for name, pieces in rows(plan, problem, columns):
@@ -78,7 +79,7 @@ def print_gantt(plan: Plan, problem: Problem, console: Console) -> None:
             line.append(piece.text[: piece.num_named], f"#22303c{ground}")
             line.append(piece.text[piece.num_named :], f"#8a949c{ground}")
         console.print(line, soft_wrap=True)
-    console.print(styled(axis(plan, margin, columns), "dim"), soft_wrap=True)
+    console.print(styled(f"{'':>{margin}} {axis(plan.makespan_s or 1.0, columns)}", "dim"), soft_wrap=True)
     console.print()
     for job, text in zip(problem.jobs, job_lines(plan, problem, console.width), strict=True):
         console.print(Text.assemble(styled(text[:1], f"bold {colour[job.id]}"), styled(text[1:])), soft_wrap=True)

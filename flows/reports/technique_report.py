@@ -21,10 +21,11 @@ from ringmaster.flows.reports.progress import current_view
 from ringmaster.tasks.batch import Batch, load_batch, parse_batch
 from ringmaster.tasks.batch.document import read
 from ringmaster.tasks.cluster import detect
-from ringmaster.tasks.profiling.preflight import gang_shape, run_preflight
+from ringmaster.tasks.profiling.preflight import gang_shape, run_preflight, slots_of
 from ringmaster.techniques import GangShape, Job, registry
 from ringmaster.techniques.preflight import Candidate, Preflight, PreflightOrder
 from ringmaster.techniques.processes.forkserver_client import ForkServer
+from ringmaster.techniques.processes.order import Slot
 
 TIMEOUT_S = 60.0  # time for memory estimates; the rest are computed by formula, and estimated by the next call
 UNITS = {"MiB": 2**20, "GiB": 2**30, "TiB": 2**40, "MB": 10**6, "GB": 10**9, "TB": 10**12}
@@ -154,8 +155,8 @@ def _batch(file: Path) -> Batch:
 
 def _shapes(
     batch: Batch, num_devices: int | None, memory: str | None, num_nodes: int
-) -> tuple[tuple[GangShape, ...], tuple[tuple[int, ...], ...]]:
-    """Returns the gang shapes, and the cores of this machine's CPU slots, whose speed can be measured."""
+) -> tuple[tuple[GangShape, ...], tuple[Slot, ...]]:
+    """Returns the gang shapes, and this machine's devices, if they are meant: their speed can be measured."""
     if (num_devices is None) != (memory is None):
         raise InputError(["--devices and --memory go together: how many GPUs, and how large each is"])
     if num_devices is not None and memory is not None:
@@ -165,7 +166,7 @@ def _shapes(
     with input_errors():
         devices = detect(batch.devices).devices
     sizes = range(1, len(devices) + 1)
-    return tuple(gang_shape(devices[:n]) for n in sizes), tuple(d.cores for d in devices if d.kind == "cpu")
+    return tuple(gang_shape(devices[:n]) for n in sizes), slots_of(devices)
 
 
 def _bytes(text: str) -> int:

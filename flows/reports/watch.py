@@ -24,7 +24,7 @@ from ringmaster.flows.output import error_console, fitting_columns, output_conso
 from ringmaster.flows.pool.batch_requests import open_database
 from ringmaster.tasks.execution.events import PredictedEnd
 from ringmaster.tasks.execution.progress import JobFigures
-from ringmaster.tasks.planning.gantt import COLOURS, GanttCells, seconds_text
+from ringmaster.tasks.planning.gantt import COLOURS, GanttCells, axis, margin_of, seconds_text
 from ringmaster.tasks.pool.submissions import BatchStatus, Submissions, pending
 from ringmaster.tasks.storage.database import Database, file_url
 from ringmaster.tasks.storage.journal import (
@@ -41,10 +41,8 @@ from ringmaster.tasks.timeline.drawing import (
     FIGURES,
     KEY,
     DeviceRow,
-    axis,
     job_table,
-    letters,
-    margin_of,
+    letters_of,
     num_rows,
     rows,
 )
@@ -107,17 +105,18 @@ def picture(run_timeline: RunTimeline, *, width: int, room: LineBudget, has_shad
 
 
 def _gantt(run_timeline: RunTimeline, width: int, most: int, *, has_shades: bool) -> Iterator[RenderableType]:
-    margin = margin_of(run_timeline)
+    margin = margin_of(run_timeline.rows, "planned")
     columns = max(20, width - margin - 3)
-    names = letters(run_timeline)
+    names = letters_of(run_timeline)
     colour = {job: COLOURS[i % len(COLOURS)] for i, job in enumerate(names)} if has_shades else {}
+    now_s = None if run_timeline.is_over else run_timeline.now_s
     result, left_out = rows(run_timeline, columns, most=most)
     if not (run_timeline.first or run_timeline.real):
         yield Text("nothing is planned yet: jobs are measured first", style=FAINT)
         return
     for row in result:
         yield _device_row(row, margin, colour)
-    yield styled(f"{'':>{margin}} {axis(run_timeline, columns)}", FAINT, no_wrap=True)
+    yield styled(f"{'':>{margin}} {axis(run_timeline.width_s, columns, now_s=now_s)}", FAINT, no_wrap=True)
     yield styled(f"{'':>{margin}} {KEY}", FAINT, no_wrap=True)
     if left_out:
         yield styled(f"{'':>{margin}} and {left_out} more devices", FAINT)
