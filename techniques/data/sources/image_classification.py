@@ -15,11 +15,10 @@ import numpy as np
 
 from ringmaster.techniques.checkpoints.storage import is_url
 from ringmaster.techniques.data.file_patterns import MatchedFiles, is_litter, matching, opened
-from ringmaster.techniques.data.file_rows import is_held_out
+from ringmaster.techniques.data.file_rows import is_held_out, with_leaks
 from ringmaster.techniques.data.images import is_image, pixels_of, read_image
 from ringmaster.techniques.data.row_files import MAX_FAULTS
 from ringmaster.techniques.data.row_source import Columns, RowSource, SampleContext
-from ringmaster.techniques.data.unfit_data import with_leaks
 from ringmaster.techniques.data_source import MAX_SHOWN, DataOptions, PreparedData, Row, column
 from ringmaster.techniques.job import DataSpec
 
