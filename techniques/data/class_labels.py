@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import re
-from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -12,7 +12,7 @@ import numpy as np
 
 from ringmaster.errors import DataError
 from ringmaster.techniques.data.arrow_files import Array, columns_in, split_file
-from ringmaster.techniques.data_source import MAX_SHOWN
+from ringmaster.techniques.data_source import shown
 from ringmaster.techniques.metric import IGNORED
 
 MAX_CLASSES = 10_000
@@ -35,9 +35,9 @@ class ClassLabels:
         try:
             return self._numbers[as_class_name(value)]
         except KeyError:
-            shown = ", ".join(self.names[:10]) + (", ..." if len(self.names) > 10 else "")
             raise ValueError(
-                f"label {value!r} is none of the classes {shown}. To fix: correct it, or add it to data.labels"
+                f"label {value!r} is none of the classes {shown(self.names)}. To fix: correct it, or add it to "
+                "data.labels"
             ) from None
 
     def indicators(self, values: Iterable[Any]) -> Array:
@@ -156,16 +156,12 @@ def without_variants(names: Collection[str]) -> set[str]:
 def notes_on(labels: ClassLabels, *, trained: Collection[int], are_learnt: bool) -> Iterator[str]:
     """Yields what people should know of classes. trained: the numbers of those of rows to train on."""
     if unseen := [name for number, name in enumerate(labels.names) if number not in trained]:
-        yield f"classes without a row to train on: {_few(unseen)}"
+        yield f"classes without a row to train on: {shown(unseen)}"
     folded: dict[str, list[str]] = {}
     for name in labels.names if are_learnt else ():
         folded.setdefault(name.casefold(), []).append(name)
     if alike := [name for names in folded.values() if len(names) > 1 for name in names]:
-        yield f"classes that differ in case alone: {_few(alike)}"
-
-
-def _few(names: Sequence[str]) -> str:
-    return ", ".join(names[:MAX_SHOWN]) + (", ..." if len(names) > MAX_SHOWN else "")
+        yield f"classes that differ in case alone: {shown(alike)}"
 
 
 def _is_class(value: Any) -> bool:
