@@ -357,12 +357,9 @@ def _was_compared(
     version = version_of(latest)
     if champion is not None and version <= version_of(champion):
         return True
-    return challenger is not None and version <= version_of(challenger) and _has_decision(ledger, challenger)
-
-
-def _has_decision(ledger: Ledger, model: ModelRecord) -> bool:
-    """Whether a version's comparison has ended: it neither waits for approval nor is just a sweep's proposal."""
-    made = read_decisions(ledger, model)
+    if challenger is None or version > version_of(challenger):
+        return False
+    made = read_decisions(ledger, challenger)  # it may wait for approval, or be just a sweep's proposal
     return bool(made) and made[-1].outcome != WAITING
 
 
