@@ -189,25 +189,27 @@ def compose(options: PoolOptions) -> tuple[Service, ...]:
     own = [replace(each, environment={**member, **each.environment}) for each in engine_services]
     services[-1:-1] = [each for each in own if not each.after]
     if options.worker:
-        worker = Service(
-            name=WORKER,
-            command=(*python, "ringmaster.flows.entry", "pool", "worker", "--flows", "--drain", f"{DRAIN_S:.0f}"),
-            environment=member,
-            after=(CONTROLLER,),
-            says_ready=True,
-            group=False,
-            grace_s=DRAIN_S + 30,
+        services.append(
+            Service(
+                name=WORKER,
+                command=(*python, "ringmaster.flows.entry", "pool", "worker", "--flows", "--drain", f"{DRAIN_S:.0f}"),
+                environment=member,
+                after=(CONTROLLER,),
+                says_ready=True,
+                group=False,
+                grace_s=DRAIN_S + 30,
+            )
         )
-        services.append(worker)
     elif options.engine.lends_nodes:
-        flows = Service(
-            name=FLOWS,
-            command=(*python, "ringmaster.flows.entry", "pool", "worker", "--flows", "--devices", "none"),
-            environment=member,
-            after=(CONTROLLER,),
-            says_ready=True,
+        services.append(
+            Service(
+                name=FLOWS,
+                command=(*python, "ringmaster.flows.entry", "pool", "worker", "--flows", "--devices", "none"),
+                environment=member,
+                after=(CONTROLLER,),
+                says_ready=True,
+            )
         )
-        services.append(flows)
     return (*services, *(each for each in own if each.after))
 
 

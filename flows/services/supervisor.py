@@ -156,9 +156,9 @@ class Supervisor:
     def step(self) -> None:
         """Starts the services that are due, and checks whether started ones are up."""
         for child in self._children.values():
-            needed = {self._children[name].status for name in child.service.after}
-            may_start = needed <= {ServiceStatus.UP, ServiceStatus.DONE}
-            if child.status == ServiceStatus.WAITING and self._clock() >= child.due_s and may_start:
+            needed = [self._children[name] for name in child.service.after]
+            is_due = child.status == ServiceStatus.WAITING and self._clock() >= child.due_s
+            if is_due and all(each.status in (ServiceStatus.UP, ServiceStatus.DONE) for each in needed):
                 self._start(child)
             if child.status == ServiceStatus.STARTING and not child.service.once:
                 self._look_at(child)

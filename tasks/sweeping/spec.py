@@ -481,13 +481,10 @@ def _as_trial(space: Sequence[Parameter], tried: ProposedTrial, distributions: A
     import optuna
 
     params = {p.key: _optuna_value(p, tried.values[p.key], distributions[p.key]) for p in space}
-    if tried.score is None:
-        return optuna.trial.create_trial(
-            state=optuna.trial.TrialState.RUNNING, params=params, distributions=distributions
-        )
-    is_finite = math.isfinite(tried.score)
+    states = optuna.trial.TrialState
+    is_finite = tried.score is not None and math.isfinite(tried.score)
     return optuna.trial.create_trial(
-        state=optuna.trial.TrialState.COMPLETE if is_finite else optuna.trial.TrialState.FAIL,
+        state=states.RUNNING if tried.score is None else states.COMPLETE if is_finite else states.FAIL,
         value=tried.score if is_finite else None,
         params=params,
         distributions=distributions,
