@@ -32,7 +32,7 @@ from ringmaster.techniques.metric import GatheredMetric, Metric, metric_named
 from ringmaster.techniques.processes.events import ModelFailed, RankExited, RowsScored, ScoringProgress, event_from_json
 from ringmaster.techniques.processes.forkserver_client import ScratchFolder
 from ringmaster.techniques.scoring import Progress, ScoringOrder
-from ringmaster.techniques.scoring.scoring_order import SCORES, TrainingData
+from ringmaster.techniques.scoring.scored_rows import SCORES, TrainingData
 
 NUM_DRAWS = 2000
 CHUNK = 4_000_000  # the most counts drawn at a time
