@@ -20,6 +20,7 @@ import traceback
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from enum import StrEnum
+from pathlib import Path
 from types import TracebackType
 from typing import Annotated, Any
 
@@ -32,7 +33,7 @@ from rich.spinner import Spinner
 from rich.table import Table
 from rich.text import Text
 
-from ringmaster.errors import InputError
+from ringmaster.errors import InputError, input_errors
 from ringmaster.extras import missing_extra
 from ringmaster.text import MOST_CHARACTERS, first_of, listed, printable, printable_lines
 
@@ -115,6 +116,28 @@ def fitting_columns(
     return shown
 
 
+def print_lines(console: Console, lines: Iterable[str | Text], *, style: str | None = None) -> None:
+    """Prints each text as a line, which a terminal may wrap and a file keeps whole."""
+    for line in lines:
+        console.print(line, style=style, soft_wrap=True)
+
+
+def print_result(value: Any, lines: Iterable[str | Text], *, as_json: bool) -> None:
+    """Prints the result of a command on stdout: one JSON object, or lines for a person."""
+    if as_json:
+        print_json(value)
+    else:
+        print_lines(output_console(), lines)
+
+
+def plain_table(*columns: str, rows: Iterable[Sequence[RenderableType]]) -> Table:
+    """Returns a table without lines between its cells."""
+    table = Table(*columns, box=None, header_style="bold", padding=(0, 2, 0, 0))
+    for row in rows:
+        table.add_row(*row)
+    return table
+
+
 def print_rows(console: Console, rows: Sequence[Mapping[str, Any]], *, title: str | None = None) -> None:
     """Prints rows with the same keys as a table."""
     table = Table(*(rows[0] if rows else ()), title=title, title_justify="left", header_style="bold")
@@ -181,6 +204,13 @@ def working(text: str, *, clock: Callable[[], float] = time.monotonic) -> Iterat
 def write_document(text: str) -> None:
     """Writes a text of many lines, such as a log or a page, to stdout."""
     sys.stdout.write(printable_lines(text, limit=sys.maxsize))
+
+
+def write_file(file: Path, text: str) -> None:
+    """Writes a file that an option names, and makes its folder. Raises InputError where that is impossible."""
+    with input_errors(OSError, about=f"{file} cannot be written: "):
+        file.parent.mkdir(parents=True, exist_ok=True)
+        file.write_text(text, encoding="utf-8")
 
 
 def prepare_streams() -> None:

@@ -11,7 +11,7 @@ from contextlib import AbstractContextManager, contextmanager
 from typing import TYPE_CHECKING, Any, ClassVar
 
 from ringmaster.techniques.data_parallel import DataParallel
-from ringmaster.techniques.job import DISTILLED, OF_WHOLE_TENSORS, PRUNED, Job
+from ringmaster.techniques.job import COMPOSED, DISTILLED, OF_WHOLE_TENSORS, PRUNED, Job
 from ringmaster.techniques.technique import RECOMPUTE, TURN, Config, GangShape, micro_batches, training_state_bytes
 
 if TYPE_CHECKING:
@@ -37,7 +37,7 @@ class Fsdp(DataParallel):
     name = "fsdp"
     summary = "weights, gradients and optimizer state sharded; layers gathered when needed"
     needs = "two devices or more; 1/n of the training state and two whole layers in each device's memory"
-    adaptations = frozenset({DISTILLED, PRUNED})
+    adaptations = frozenset({COMPOSED, DISTILLED, PRUNED})
     takes_4_bits = True
     whole_tensors = True
     takes_chunks: ClassVar[str | None] = TURN
@@ -97,6 +97,10 @@ class Fsdp(DataParallel):
         ahead_bytes = (1 + config.get("prefetch", 1)) * facts.largest_layer_bytes
         gathered_bytes = min(ahead_bytes, facts.parameter_bytes) if config["reshard"] else facts.parameter_bytes
         return state_bytes + gathered_bytes
+
+    def updates_on_host(self, config: Config) -> bool:
+        """Returns whether the config offloads the state."""
+        return bool(config.get("offload", False))
 
     def host_memory(self, job: Job, gang: GangShape, config: Config, facts: ModelFacts) -> int:
         """Returns the bytes of the state shard that is offloaded."""

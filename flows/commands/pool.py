@@ -13,9 +13,9 @@ from typing import Annotated, Any
 
 import typer
 
-from ringmaster.errors import InputError
+from ringmaster.errors import InputError, input_errors, raise_faults
 from ringmaster.flows import settings
-from ringmaster.flows.commands.running import CheckpointEvery, PlannerSeed, show_result, training
+from ringmaster.flows.commands.running import CheckpointEvery, PlannerSeed, show_result, train
 from ringmaster.flows.output import (
     LOG_FORMAT,
     AsJson,
@@ -25,12 +25,12 @@ from ringmaster.flows.output import (
     error_console,
     log_to_stderr,
     notice,
-    output_console,
     print_json,
+    print_lines,
+    print_result,
 )
 from ringmaster.flows.output import log_format as format_of_environment
 from ringmaster.tasks.pool.engines import ALLOCATION, BUILTIN, LOCAL, WORKERS, default_of, engine_flags, engine_options
-from ringmaster.text import printable
 
 pool_app = typer.Typer(no_args_is_help=True, help="The processes of a pool: its controller, and a worker on each node.")
 jobs_app = typer.Typer(
@@ -154,11 +154,8 @@ def quota(
         if user is not None and limit is not None:
             set_quotas(database, _quotas([f"{user}:{limit}"]))
         lines, quotas = quotas_in_words(database), quotas_of_pool(database)
-    if as_json:
-        print_json({"quotas": {user: dict(each) for user, each in quotas.items()}, "prices": lines[len(quotas) :]})
-        return
-    for line in lines or ["no user has a quota"]:
-        output_console().print(printable(line), soft_wrap=True)
+    result = {"quotas": {user: dict(each) for user, each in quotas.items()}, "prices": lines[len(quotas) :]}
+    print_result(result, lines or ["no user has a quota"], as_json=as_json)
 
 
 def _quotas(texts: Iterable[str]) -> dict[str, Mapping[str, float] | None]:
@@ -174,20 +171,17 @@ def _quotas(texts: Iterable[str]) -> dict[str, Mapping[str, float] | None]:
             faults.append(str(error))
         if not user:
             faults.append(f"{text!r} names no user. To fix: as in ana:4")
-    if faults:
-        raise InputError(faults)
+    raise_faults(faults)
     return quotas
 
 
 def _wait_for_pool() -> settings.PoolAddress:
     """Returns the pool that this home belongs to, once it is named: machines start in any order."""
-    has_notified = False
+    if settings.pool() is None:
+        where = f"{settings.pool_file(settings.home())} is not there yet"
+        how = "`ringmaster up` in this home writes it; RINGMASTER_DATABASE and its servers name a pool elsewhere"
+        notice(f"waiting for a pool: {where} ({how})")
     while (pool := settings.pool()) is None:
-        if not has_notified:
-            where = f"{settings.pool_file(settings.home())} is not there yet"
-            how = "`ringmaster up` in this home writes it; RINGMASTER_DATABASE and its servers name a pool elsewhere"
-            notice(f"waiting for a pool: {where} ({how})")
-            has_notified = True
         time.sleep(LOOK_EVERY_S)
     return pool
 
@@ -216,11 +210,7 @@ def submit(
 
         check_jobs(jobs)
     if wait:
-        with training(jobs, is_verbose=False) as end:
-            from ringmaster.flows.train_batch import train_batch
-
-            end.result = train_batch(jobs, name=batch, checkpoint_every_s=checkpoint_every)
-        raise typer.Exit(show_result(end.result, as_json=as_json))
+        raise typer.Exit(show_result(train(jobs, checkpoint_every_s=checkpoint_every), as_json=as_json))
     from ringmaster.flows.batch.batch_input import batch_in_file
     from ringmaster.tasks.pool.requests import Requests
     from ringmaster.tasks.pool.submissions import hand_over
@@ -232,12 +222,10 @@ def submit(
         number = hand_over(requests, jobs.to_json(), file=batch_in_file(jobs), checkpoint_every_s=checkpoint_every)
         error_console().print(f"batch {batch} (jobs: {len(jobs.jobs)}) is handed over")
         run = requests.wait(number, until=timeout(ANSWER_TIMEOUT_S)).answer.get("flow_run")
-    if run is None:
-        where = "its flow run begins once a controller leads (`ringmaster pool controller`) and Prefect answers"
-    else:
-        where = f"its flow run: {pool.prefect_api.removesuffix('/api')}/runs/flow-run/{run}"
+    page = f"its flow run: {pool.prefect_api.removesuffix('/api')}/runs/flow-run/{run}"
+    later = "its flow run begins once a controller leads (`ringmaster pool controller`) and Prefect answers"
     follow = f"`ringmaster status {batch}` and `ringmaster watch` follow it"
-    error_console().print(where, follow, sep="\n", soft_wrap=True)
+    error_console().print(page if run else later, follow, sep="\n", soft_wrap=True)
     if as_json:
         print_json({"batch": batch, "jobs": [job.name for job in jobs.jobs], "flow_run": run})
 
@@ -250,13 +238,13 @@ def cancel(batch: BatchName, jobs: Jobs = None, as_json: AsJson = False) -> None
 
 @jobs_app.command()
 def pause(batch: BatchName, jobs: Jobs = None, as_json: AsJson = False) -> None:
-    """Have a batch, or some of its jobs, stand still until `resume`; those that run write a checkpoint first."""
+    """Pause a batch, or some of its jobs, until `jobs resume`; those that run write a checkpoint first."""
     _request("pause", batch, jobs, as_json=as_json)
 
 
 @jobs_app.command()
 def resume(batch: BatchName, jobs: Jobs = None, as_json: AsJson = False) -> None:
-    """Have the paused jobs of a batch, or some of them, go on from their checkpoints."""
+    """Continue the paused jobs of a batch, or some of them, from their checkpoints."""
     _request("resume", batch, jobs, as_json=as_json)
 
 
@@ -278,8 +266,7 @@ def set_of_jobs(
     from ringmaster.tasks.pool.job_changes import setting_faults
 
     settings_of_jobs, jobs = _values(word for word in words if "=" in word), [word for word in words if "=" not in word]
-    if faults := setting_faults(settings_of_jobs):
-        raise InputError(faults)
+    raise_faults(setting_faults(settings_of_jobs))
     if "steps" in settings_of_jobs and not yes:
         from ringmaster.flows.pool.batch_requests import ask_about, database_of
         from ringmaster.tasks.pool.requests import RequestKind
@@ -363,8 +350,7 @@ def _values(words: Iterable[str]) -> dict[str, Any]:
         if not key or not sign or value is None:
             faults.append(f"{word!r} is not KEY=VALUE. To fix: write it like optimizer.lr=1e-4")
         values[key] = value
-    if faults:
-        raise InputError(faults)
+    raise_faults(faults)
     return values
 
 
@@ -378,8 +364,7 @@ def _request(kind: str, batch: str, jobs: list[str] | None, *, as_json: bool, **
     if as_json:
         print_json([{key: getattr(answer, key) for key in ("batch", "is_done", "message")} for answer in answers])
     else:
-        for answer in answers:
-            error_console().print(f"{answer.batch}: {answer.message}")
+        print_lines(error_console(), [f"{answer.batch}: {answer.message}" for answer in answers])
     raise typer.Exit(0 if all(answer.is_done for answer in answers) else 1)
 
 
@@ -475,10 +460,7 @@ def up(
     if up_and_down.is_up(home):
         up_and_down.print_states(home)
         _print_ignored(context)
-        _set_quotas(quotas)
-        _print_address(home, as_json)
-        if wait:
-            raise typer.Exit(0 if up_and_down.stay(home) else 1)
+        _show_pool(home, quotas, waits=wait, as_json=as_json)
         return
     chosen = engine_options(engine, engine_values)
     options = service_definitions.PoolOptions(
@@ -498,20 +480,21 @@ def up(
     with up_and_down.sigterm_as_interrupt() if wait else nullcontext():
         if not up_and_down.start(options, database_server=database):
             raise typer.Exit(1)
-        _set_quotas(quotas)
-        _print_address(home, as_json)
-        if wait:
-            raise typer.Exit(0 if up_and_down.stay(home) else 1)
+        _show_pool(home, quotas, waits=wait, as_json=as_json)
 
 
-def _set_quotas(quotas: Mapping[str, Mapping[str, float] | None]) -> None:
-    """Sets the quotas of a pool that is up."""
+def _show_pool(home: Path, quotas: Mapping[str, Mapping[str, float] | None], *, waits: bool, as_json: bool) -> None:
+    """Sets the quotas of a pool that is up, and says where it is; waits for its end where that is wanted."""
     from ringmaster.flows.pool.batch_requests import open_database, pool_address
+    from ringmaster.flows.services import up_and_down
     from ringmaster.tasks.pool.active_batches import set_quotas
 
     if quotas:
         with open_database(pool_address()) as database:
             set_quotas(database, quotas)
+    _print_address(home, as_json)
+    if waits:
+        raise typer.Exit(0 if up_and_down.stay(home) else 1)
 
 
 def down() -> None:
@@ -549,11 +532,8 @@ def _print_address(home: Path, as_json: bool) -> None:
     urls = {"prefect": address.prefect_api.removesuffix("/api"), "mlflow": address.mlflow_uri}
     urls |= {"metrics": address.metrics_url} if address.metrics_url else {}  # release 0.2 has none
     kept = password_file(home / "pool")
-    if as_json:
-        print_json({**urls, "work_pool": address.work_pool, "home": str(home), "password_file": str(kept)})
-    else:
-        for name, url in urls.items():
-            output_console().print(f"{name:8} {url}", soft_wrap=True)
+    result = {**urls, "work_pool": address.work_pool, "home": str(home), "password_file": str(kept)}
+    print_result(result, [f"{name:8} {url}" for name, url in urls.items()], as_json=as_json)
     how = f"only you may read: `cat {kept}`" if kept.exists() else "this pool was started with"
     error_console().print(
         f"All ask for a password, the one that {how}",
@@ -580,21 +560,14 @@ def diagnose(
         raise InputError([f"-o {file} cannot be written. To fix: name a file in a folder that is there"])
     announce("collecting versions, settings, states and logs")
     bundle = collected(settings.home())
-    try:
+    with input_errors(OSError, about=f"-o {file} cannot be written: "):
         bundle.write(file)
-    except OSError as error:
-        raise InputError([f"-o {file} cannot be written: {error.strerror}"]) from error
-    console = error_console()
-    for part in bundle.parts:
-        console.print(f"{len(part.text.encode()):>9,} bytes  {part.name}")
-    for part_name, error_text in bundle.failures.items():
-        console.print(f"without {part_name}: {error_text}", soft_wrap=True)
-    hint = (
-        "passwords, tokens and the values of unknown variables are left out; names, paths and messages are not: read it"
-    )
-    console.print(f"{hint} before you send it", soft_wrap=True)
-    if as_json:
-        names = [part.name for part in bundle.parts]
-        print_json({"file": str(file), "parts": names, "failures": bundle.failures})
-    else:
-        output_console().print(str(file), soft_wrap=True)
+    lines = [
+        *(f"{len(part.text.encode()):>9,} bytes  {part.name}" for part in bundle.parts),
+        *(f"without {name}: {fault}" for name, fault in bundle.failures.items()),
+        "passwords, tokens and the values of unknown variables are left out; names, paths and messages are not: read "
+        "it before you send it",
+    ]
+    print_lines(error_console(), lines)
+    names = [part.name for part in bundle.parts]
+    print_result({"file": str(file), "parts": names, "failures": bundle.failures}, [str(file)], as_json=as_json)

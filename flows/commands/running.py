@@ -13,9 +13,8 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, Literal, TextIO
 
 import typer
-from rich.table import Table
 
-from ringmaster.errors import InputError
+from ringmaster.errors import InputError, input_errors
 from ringmaster.flows import settings
 from ringmaster.flows.output import (
     AsJson,
@@ -24,17 +23,19 @@ from ringmaster.flows.output import (
     error_console,
     message,
     output_console,
+    plain_table,
     print_json,
+    print_lines,
     print_rows,
     styled,
     working,
     write_document,
+    write_file,
 )
 from ringmaster.flows.settings import located
-from ringmaster.text import printable
 
 if TYPE_CHECKING:
-    from ringmaster.flows.batch.flow_runs import RunEnd
+    from ringmaster.flows.batch.dry_run import DryRun
     from ringmaster.flows.batch.result import BatchResult
     from ringmaster.tasks.batch import Batch
 
@@ -43,7 +44,7 @@ STARTING_SERVERS = "starting Prefect's server for this run, usually 10 s, and op
 
 Profiles = Literal["measure", "predict"]  # as in `ringmaster.flows.batch.batch_input`, which imports pydantic
 
-BatchFile = Annotated[Path, typer.Argument(help="Batch file; examples/mixed_batch.yaml shows all that it can say.")]
+BatchFile = Annotated[Path, typer.Argument(help="Batch file; examples/mixed_batch.yaml shows its settings.")]
 PlannerSeed = Annotated[int, typer.Option(help="Seed of the planner (ignored on a pool).", min=0)]
 CheckpointEvery = Annotated[
     float | None, typer.Option(help="Seconds between checkpoints; default: derived from the cost of one.", min=0.1)
@@ -59,7 +60,7 @@ def run(
     dry_run: Annotated[
         bool, typer.Option("--dry-run", help="Only plan: show when it would end, and what that would cost.")
     ] = False,
-    ask: Annotated[bool, typer.Option("--ask", help="Plan, show the plan, and train only if you then say so.")] = False,
+    ask: Annotated[bool, typer.Option("--ask", help="Show the plan, and ask before anything is trained.")] = False,
     profiles: Annotated[
         Profiles,
         typer.Option(help="Predict unknown runtimes, as a run does, or measure them; with --dry-run and --ask."),
@@ -90,11 +91,8 @@ def run(
             raise typer.Exit(exit_code)
         typer.confirm("Train it?", err=True, abort=True)
     settings.check_checkpoint_root(settings.checkpoint_root())  # before servers and workers are started
-    with training(batch, is_verbose=verbose, is_resumed=resume) as end:
-        from ringmaster.flows.train_batch import train_batch
-
-        end.result = train_batch(batch, name=batch.name, resume=resume, checkpoint_every_s=checkpoint_every, seed=seed)
-    raise typer.Exit(show_result(end.result, as_json=as_json))
+    result = train(batch, is_verbose=verbose, resume=resume, checkpoint_every_s=checkpoint_every, seed=seed)
+    raise typer.Exit(show_result(result, as_json=as_json))
 
 
 def adopt(
@@ -117,6 +115,8 @@ def adopt(
     """Train with an unedited script as a job: planned, stopped and resumed, and recorded with its lineage."""
     import yaml
 
+    from ringmaster.tasks.batch import parse_batch
+
     launcher = ["{python}"] if devices == 1 else ["torchrun", "--standalone", "--nproc-per-node", "{num_devices}"]
     job: dict[str, Any] = {
         "name": name or re.sub(r"[^A-Za-z0-9_-]+", "-", script.stem).strip("-"),
@@ -127,29 +127,20 @@ def adopt(
     }
     document = {"name": job["name"], "jobs": [job]}
     if steps is None:
-        from ringmaster.tasks.batch import parse_batch
         from ringmaster.techniques.external.child import inspect_script
 
         (draft,) = parse_batch(yaml.safe_dump(document), folder=Path.cwd(), name=str(script)).jobs
         announce(f"starting {script} to learn how many steps it trains")
-        try:
+        with input_errors(about=f"{script}: "):
             job |= inspect_script(draft, num_devices=devices)
-        except ValueError as error:
-            raise InputError([f"{script}: {error}"]) from error
     if global_batch_size is not None:
         job["global_batch_size"] = global_batch_size
     text = yaml.safe_dump(document, sort_keys=False)
     if output is not None:
-        output.write_text(text)
+        write_file(output, text)
         return
-    from ringmaster.tasks.batch import parse_batch
-
     batch = parse_batch(text, folder=Path.cwd(), name=str(script))
-    with training(batch, is_verbose=verbose) as end:
-        from ringmaster.flows.train_batch import train_batch
-
-        end.result = train_batch(batch, name=batch.name)
-    raise typer.Exit(show_result(end.result, as_json=as_json))
+    raise typer.Exit(show_result(train(batch, is_verbose=verbose), as_json=as_json))
 
 
 def _plan_only(batch: Batch, *, profiles: Profiles, seed: int, is_result: bool, as_json: bool) -> int:
@@ -157,39 +148,64 @@ def _plan_only(batch: Batch, *, profiles: Profiles, seed: int, is_result: bool, 
 
     is_result: whether the plan is the result of the command, and goes to stdout.
     """
+    result = estimate(batch, profiles=profiles, seed=seed)
+    if as_json and is_result:
+        print_json(result.to_json())
+        return result.exit_code
+    page = output_console() if is_result else error_console()
+    if result.plan is not None and result.problem is not None:
+        from ringmaster.flows.reports.plan_report import print_gantt
+
+        print_gantt(result.plan, result.problem, page)
+    print_lines(page, result.sentences())
+    return result.exit_code
+
+
+def estimate(batch: Batch, *, profiles: Profiles, seed: int) -> DryRun:
+    """Plans a batch that is not trained, and shows the progress of that."""
     settings.embed(settings.home())
     with working("loading what looks at jobs and plans; no server is started"):
         from ringmaster.flows.batch.dry_run import dry_run
-        from ringmaster.flows.reports.plan_report import print_gantt
         from ringmaster.flows.reports.progress import shown
 
-    console = error_console()
-    with shown(console):
-        estimate = dry_run(batch, profiles=profiles, seed=seed)
-    if as_json and is_result:
-        print_json(estimate.to_json())
-        return estimate.exit_code
-    page = output_console() if is_result else console
-    if estimate.plan is not None and estimate.problem is not None:
-        print_gantt(estimate.plan, estimate.problem, page)
-    for line in estimate.sentences():
-        page.print(line, soft_wrap=True)
-    return estimate.exit_code
+    with shown(error_console()):
+        return dry_run(batch, profiles=profiles, seed=seed)
+
+
+def train(
+    batch: Batch,
+    *,
+    is_verbose: bool = False,
+    resume: bool = False,
+    checkpoint_every_s: float | None = None,
+    seed: int = 0,
+) -> BatchResult:
+    """Trains a batch, and shows its progress; the parameters are those of `train_batch`."""
+    with training(batch, is_verbose=is_verbose, is_resumed=resume):
+        from ringmaster.flows.batch.flow_runs import result_of
+        from ringmaster.flows.train_batch import train_batch
+
+        return result_of(
+            lambda: train_batch(batch, name=batch.name, resume=resume, checkpoint_every_s=checkpoint_every_s, seed=seed)
+        )
 
 
 @contextmanager
-def training(batch: Batch, *, is_verbose: bool, is_resumed: bool = False) -> Iterator[RunEnd]:
-    """Prepares this process for a batch, and shows its progress. Import Prefect inside the context only.
+def training(batch: Batch | None, *, is_verbose: bool, is_resumed: bool = False) -> Iterator[None]:
+    """Prepares this process for a flow that trains, and shows its progress. Import Prefect inside the context only.
 
+    batch: the jobs; None where the flow chooses them.
     is_resumed: whether an earlier run is resumed, whose finished jobs are not inspected again.
-
-    Yields an object for the result of the flow.
     """
     settings.embed(settings.home())
     is_alone = settings.pool() is None
     with ExitStack() as stack:
         with working(STARTING_SERVERS) if is_alone else nullcontext():
-            if is_alone:
+            if is_alone and batch is None:
+                from ringmaster.flows.services.first_processes import start_server
+
+                start_server()
+            elif is_alone and batch is not None:
                 from ringmaster.flows.services.first_processes import start_first_processes
 
                 server = start_first_processes(batch)
@@ -202,14 +218,13 @@ def training(batch: Batch, *, is_verbose: bool, is_resumed: bool = False) -> Ite
                 context.warm_up_ledger(context.ledger_of(settings.home()), batch)
             from prefect.settings import PREFECT_FLOWS_HEARTBEAT_FREQUENCY, temporary_settings
 
-            from ringmaster.flows.batch.flow_runs import kept_result
             from ringmaster.flows.reports.progress import shown
 
         stack.enter_context(shown(error_console(), is_verbose=is_verbose))
         # Nobody watches an embedded run's heartbeat, and ending its thread costs a second. A pool's server does.
         heartbeat_s = None if is_alone else HEARTBEAT_S
         stack.enter_context(temporary_settings({PREFECT_FLOWS_HEARTBEAT_FREQUENCY: heartbeat_s}))
-        yield stack.enter_context(kept_result())
+        yield
 
 
 def show_result(result: BatchResult, *, as_json: bool) -> int:
@@ -244,7 +259,7 @@ def profile(
     for name, fault in measured.profiled.faults.items():
         console.print(styled(f"{name}:", "red"), message(fault))
     if measured.problem is not None:
-        output.write_text(json.dumps(measured.problem.to_json(), indent=1) + "\n")
+        write_file(output, json.dumps(measured.problem.to_json(), indent=1) + "\n")
         num_jobs, num_trials = len(measured.problem.jobs), measured.profiled.num_trials
         console.print(f"{num_trials} trials; {num_jobs} jobs to plan in {output}")
     if as_json:
@@ -253,7 +268,7 @@ def profile(
 
 
 def sweep(
-    sweep_file: Annotated[Path, typer.Argument(help="Sweep file; examples/sweep.yaml shows what it can say.")],
+    sweep_file: Annotated[Path, typer.Argument(help="Sweep file; examples/sweep.yaml shows its settings.")],
     as_json: AsJson = False,
     resume: Annotated[bool, typer.Option("--resume", help="Resume the last unfinished run of this sweep.")] = False,
     verbose: Verbose = False,
@@ -264,17 +279,16 @@ def sweep(
 
         form = load_sweep(located(sweep_file))
         batch = spec_of(form).batch()
-    with training(batch, is_verbose=verbose, is_resumed=resume) as end:
+    with training(batch, is_verbose=verbose, is_resumed=resume):
+        from ringmaster.flows.batch.flow_runs import result_of
         from ringmaster.flows.sweep import sweep as sweep_flow
 
-        end.result = sweep_flow(**form.parameters(), resume=resume)
-    result: dict[str, Any] = end.result
+        result = result_of(lambda: sweep_flow(**form.parameters(), resume=resume))
     console = error_console()
     print_rows(console, result["leaderboard"])
     if result["challenger"]:
         console.print(f"{result['best']['job']} is the challenger now: {result['challenger']}")
-    for fault in result["faults"]:
-        console.print(f"not recorded: {fault}", style="yellow")
+    print_lines(console, [f"not recorded: {fault}" for fault in result["faults"]], style="yellow")
     if result["batch"]["faults"]:
         console.print("To fix: remove the cause, and `ringmaster sweep SWEEP.yaml --resume` records the rest")
     if as_json:
@@ -300,20 +314,11 @@ def retrain(
         from ringmaster.tasks.retraining.production import load_production
 
         load_production(models_file)  # so that a wrong file is told before anything is imported that takes seconds
-    settings.embed(settings.home())
-    is_alone = settings.pool() is None
-    with working(STARTING_SERVERS) if is_alone else nullcontext():
-        if is_alone:
-            from ringmaster.flows.services.first_processes import start_server
-
-            start_server()
-        from ringmaster.flows.batch.flow_runs import kept_result
-        from ringmaster.flows.reports.progress import shown
+    with training(None, is_verbose=verbose):
+        from ringmaster.flows.batch.flow_runs import result_of
         from ringmaster.flows.retrain_daily import retrain_daily
 
-    with shown(error_console(), is_verbose=verbose), kept_result() as end:
-        end.result = retrain_daily(file=str(models_file), night=night, force=force, seed=seed)
-    result: dict[str, Any] = end.result
+        result = result_of(lambda: retrain_daily(file=str(models_file), night=night, force=force, seed=seed))
     from rich.markdown import Markdown
 
     error_console().print(Markdown(result["report"], hyperlinks=False))
@@ -359,17 +364,15 @@ def techniques(
     if as_json:
         print_json([{"name": name, "summary": t.summary, "needs": t.needs} for name, t in every])
         return
-    table = Table("technique", "what it does", "what it needs", box=None, header_style="bold", padding=(0, 2, 0, 0))
-    for name, technique in every:
-        table.add_row(name, technique.summary, technique.needs)
-    output_console().print(table)
+    rows = [(name, technique.summary, technique.needs) for name, technique in every]
+    output_console().print(plain_table("technique", "what it does", "what it needs", rows=rows))
 
 
 def status(
     batch: Annotated[str | None, typer.Argument(help="Name of a batch; default: all batches.")] = None,
     as_json: AsJson = False,
 ) -> None:
-    """Show how the newest run of each batch stands, and all runs that stand on a pool."""
+    """Show the state of the newest run of each batch, and of all runs on a pool."""
     from ringmaster.flows.reports.watch import runs_of, status_table
 
     rows = [row for run in runs_of(batch) for row in run.rows]
@@ -381,8 +384,7 @@ def status(
         from ringmaster.flows.pool.batch_requests import open_database, quotas_in_words, untrusted_in_words
 
         with open_database(pool) as database:
-            for line in (*untrusted_in_words(database), *quotas_in_words(database)):
-                output_console().print(printable(line), soft_wrap=True)
+            print_lines(output_console(), [*untrusted_in_words(database), *quotas_in_words(database)])
 
 
 def logs(
@@ -393,7 +395,7 @@ def logs(
     rank: Annotated[int, typer.Option(help="Rank of the worker process in its gang.")] = 0,
     batch: Annotated[str | None, typer.Option(help="Name of the batch, as an option.")] = None,
     follow: Annotated[
-        bool, typer.Option("--follow", "-f", help="Go on until the job has ended, from gang to gang.")
+        bool, typer.Option("--follow", "-f", help="Follow the log until the job has ended, from gang to gang.")
     ] = False,
 ) -> None:
     """Print what a job's worker logged and printed in its last segment."""
@@ -439,12 +441,13 @@ def _followed(gang: _Gang, *, batch: str | None, rank: int) -> Iterator[str]:
 
 
 def _opened(gang: _Gang, rank: int) -> TextIO:
-    """Opens the log of a rank. Raises InputError where that is not possible."""
-    file = gang.log(rank)
-    try:
+    """Opens the log of a rank. Raises InputError if there is none, or if it cannot be read."""
+    file = gang.folder / f"rank-{rank}.log"
+    if not file.exists():
+        ranks = sorted(path.stem.removeprefix("rank-") for path in gang.folder.glob("rank-*.log"))
+        raise InputError([f"{gang.job} has no rank {rank}; it has {', '.join(ranks) or 'none'}"])
+    with input_errors(OSError, about=f"{file} cannot be read: "):  # of another user's run
         return file.open(errors="replace")
-    except OSError as error:  # of another user's run
-        raise InputError([f"{file} cannot be read: {error.strerror}"]) from error
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -454,14 +457,6 @@ class _Gang:
     job: str
     folder: Path
     is_over: bool
-
-    def log(self, rank: int) -> Path:
-        """Returns the log of a rank. Raises InputError if there is none."""
-        file = self.folder / f"rank-{rank}.log"
-        if not file.exists():
-            ranks = sorted(path.stem.removeprefix("rank-") for path in self.folder.glob("rank-*.log"))
-            raise InputError([f"{self.job} has no rank {rank}; it has {', '.join(ranks) or 'none'}"])
-        return file
 
 
 def _last_gang(batch: str | None, job: str) -> _Gang:
@@ -490,11 +485,11 @@ def watch(
         str | None,
         typer.Argument(help="Name of a batch, or its id in a pool; default: the pool, or the newest batch here."),
     ] = None,
-    once: Annotated[bool, typer.Option("--once", help="Print how it stands now, and end.")] = False,
+    once: Annotated[bool, typer.Option("--once", help="Print the current state, and exit.")] = False,
     as_json: AsJson = False,
 ) -> None:
     """Show past, running and upcoming segments by device, until the batch has ended."""
-    from ringmaster.flows.reports.watch import opened, watch_on, watch_once
+    from ringmaster.flows.reports.watch import opened, print_timeline, watch_on
 
     with opened(batch) as watched, suppress(KeyboardInterrupt):  # Ctrl-C is how one stops looking
-        watch_once(watched, as_json=as_json) if once else watch_on(watched, as_json=as_json)
+        print_timeline(watched.read(), as_json=as_json) if once else watch_on(watched, as_json=as_json)

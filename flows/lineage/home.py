@@ -28,7 +28,9 @@ if TYPE_CHECKING:
 Model = Annotated[
     str, typer.Argument(help="NAME, NAME/VERSION, NAME@ALIAS, or a model id; NAME is its champion, else its newest.")
 ]
-Refresh = Annotated[bool, typer.Option("--refresh", help="Ask an MLflow server for everything anew.")]
+Refresh = Annotated[
+    bool, typer.Option("--refresh", help="Read everything from the MLflow server again, not from the cache.")
+]
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -81,7 +83,7 @@ class LineageHome:
         that names this home's path of the base. Raises InputError if the files are nowhere to be found.
         """
         folder = self.files(node)
-        parents = [self.snapshot.nodes[id] for id in node.record.parents if id in self.snapshot.nodes]
+        parents = self.snapshot.existing(node.record.parents)
         if not parents or not has_lost_base(folder):
             return folder
         copy = self.folder / "cache" / "models" / f"{node.id}-on-{parents[0].id}"

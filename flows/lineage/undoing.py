@@ -18,19 +18,19 @@ import json
 import shutil
 from collections import Counter
 from collections.abc import Callable, Iterator, Mapping
+from contextlib import closing
 from dataclasses import dataclass, replace
-from datetime import datetime, timedelta
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 
 from ringmaster.codec import digest, to_json
-from ringmaster.errors import InputError, PromotionRefused, input_errors
+from ringmaster.errors import InputError, PromotionRefused, input_errors, raise_faults
 from ringmaster.flows.lineage.bisecting import TracedRow, reads_of
 from ringmaster.flows.lineage.home import LineageHome
 from ringmaster.flows.lineage.reproducing import RecordedTraining
-from ringmaster.flows.retraining.examine import judge_version
+from ringmaster.flows.retraining.examine import judge_versions
 from ringmaster.model_lineage.records import CHAMPION
 from ringmaster.model_lineage.snapshot import LineageNode
 from ringmaster.tasks.alarms import Alarm
@@ -154,17 +154,6 @@ def plan_undo(home: LineageHome, request: UndoRequest, *, folder: Path) -> UndoP
     return _UndoPlanner(home, request, folder=folder).plan()
 
 
-def seconds_until(clock: str, *, now: datetime | None = None) -> float:
-    """Returns the seconds until the next time of day HH:MM. Raises InputError on another form."""
-    now = now or datetime.now()
-    try:
-        at = datetime.strptime(clock, "%H:%M").time()
-    except ValueError as error:
-        raise InputError([f"{clock!r} is not a valid time of day. To fix: write it as 06:00"]) from error
-    then = datetime.combine(now.date(), at)
-    return (then - now if then > now else then + timedelta(days=1) - now).total_seconds()
-
-
 class _UndoPlanner:
     def __init__(self, home: LineageHome, request: UndoRequest, *, folder: Path) -> None:
         self._home, self._request, self._folder = home, request, folder
@@ -186,8 +175,7 @@ class _UndoPlanner:
                 self._redone[id] = self._retrained(node, hash_of_row=readers.get(id), removed=removed)
             except InputError as error:
                 self._faults += error.faults
-        if self._faults:
-            raise InputError(self._faults)
+        raise_faults(self._faults)
         return UndoPlan(label=self._request.label, models=tuple(self._redone.values()), removed=tuple(removed.values()))
 
     def _row_readers(self) -> dict[str, str]:
@@ -221,19 +209,28 @@ class _UndoPlanner:
             return self._parent(self._home.find(parents[name]), removed) if name in parents else name
 
         name = node.label.replace("/", "-v")
-        job = replace(job.renamed(name, parent_of), warm_start=None)
+        own, start = job.warm_start, None
+        if own is not None and own.checkpoints in parents:  # a part of a training, of which each goes on from another
+            before = self._home.find(parents[own.checkpoints])
+            place = self._redone[before.id].job.name if before.id in self._redone else before.record.origin.checkpoints
+            start = replace(own, checkpoints=place) if place else None
+        job = replace(job.renamed(name, parent_of), warm_start=start)
         if hash_of_row is None:
             why = "it came from what is undone"
         else:
-            prepared = prepare(job.data, cache_dir=self._home.folder / "cache")
+            read = training.job.data  # a store that a job has made, in the version that this one has read
+            if (store := read.store or "") in parents:
+                read = read.reading(store=str(self._home.model_dir(self._home.find(parents[store]))))
+            prepared = prepare(read, cache_dir=self._home.folder / "cache")
             if training.chain is not None and prepared.digest != training.chain.data:
                 raise InputError(
                     [f"{node.label}: its data has changed since, so that it is not known when it was read"]
                 )
-            data, without = self._data_without(job.data, hash_of_row, prepared)
-            samples, _ = open_data(job.data, cache_dir=self._home.folder / "cache", prepared=prepared)
+            data, without = self._data_without(read, hash_of_row, prepared)
+            samples, _ = open_data(read, cache_dir=self._home.folder / "cache", prepared=prepared)
             step = _first_step_with(job, sampler_of(job, samples), prepared, without)
-            start = None if is_new_below else _checkpoint_before(training, step)
+            start = start if is_new_below else _checkpoint_before(training, step) or start
+            data = data.reading(store=job.data.store) if store in parents else data
             job, why = replace(job, data=data, warm_start=start), f"step {step + 1} was the first to read it"
         first_step = 0 if job.warm_start is None else job.warm_start.step
         return RetrainedModel(node=node, job=job, first_step=first_step, why=why)
@@ -262,11 +259,9 @@ class _UndoPlanner:
             if content_hash(row.content) != hash_of_row:
                 kept[row.held_out].append(row.value)
         folder.mkdir(parents=True, exist_ok=True)
-        try:
+        with input_errors(TypeError, about=f"{prepared.name} has values that JSON cannot hold: "):
             for held_out, file in files.items():
                 file.write_text("".join(json.dumps(value) + "\n" for value in kept[held_out]), encoding="utf-8")
-        except TypeError as error:
-            raise InputError([f"{prepared.name} has values that JSON cannot hold: {error}"]) from error
         tokenizer = data.tokenizer
         if tokenizer is None and prepared.tokenizer_dir is not None:
             tokenizer = str(shutil.copytree(prepared.tokenizer_dir, folder / "tokenizer", dirs_exist_ok=True))
@@ -415,7 +410,10 @@ def promote(
     rule = replace(rule, metric=rule.metric or job.evaluation.metrics[0])
     try:
         node = home.find(version.label)
-        decision = judge_version(home, node, rule, data=job.data, against=replaced.label, notice=notice)
+        with closing(
+            judge_versions(home, [node], rule, data=job.data, against=replaced.label, notice=notice)
+        ) as decisions:
+            decision = next(decisions)
         if decision.promote and rule.approval_s is not None:
             decision = replace(decision, promote=False, why=f"it waits for approval: {decision.why}")
             promotion.leave_waiting(ledger, node.record, decision.why, who=who)

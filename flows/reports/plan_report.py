@@ -3,16 +3,16 @@
 from __future__ import annotations
 
 import shlex
-from collections.abc import Mapping
+from collections.abc import Callable, Iterable, Mapping
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from rich.console import Console
 from rich.table import Column, Table
 from rich.text import Text
 
 from ringmaster.flows import settings
-from ringmaster.flows.output import message, styled
+from ringmaster.flows.output import message, print_lines, styled
 from ringmaster.tasks.planning.bounds.bounds import COUNTING
 from ringmaster.tasks.planning.gantt import (
     COLOURS,
@@ -20,16 +20,27 @@ from ringmaster.tasks.planning.gantt import (
     compared_with_plan,
     counted,
     job_lines,
-    margin_and_columns,
+    margin_of,
     rows,
     seconds_text,
 )
 from ringmaster.tasks.planning.plans.plan import Segment
+from ringmaster.tasks.planning.whatif.answers import (
+    answer_deadline,
+    deadline_json,
+    deadline_lines,
+    explain,
+    explanation_json,
+    explanation_lines,
+    gain_json,
+    gain_lines,
+)
 
 if TYPE_CHECKING:
     from ringmaster.flows.batch.result import BatchResult
     from ringmaster.tasks.execution.events import Prediction
     from ringmaster.tasks.planning import Plan, Problem
+    from ringmaster.tasks.planning.whatif.gains import Change, Deadline, WhatIf
 
 
 MOST_DEVICES = 64  # rows that a person still reads
@@ -49,13 +60,13 @@ def print_plan(plan: Plan, problem: Problem, simple: Mapping[str, float], consol
     console.print()
     console.print(_comparison(plan, simple))
     console.print()
-    for line in filter(None, (_quality(plan, problem), fused, _how_to_check(plan), _seconds(plan))):
-        console.print(line, soft_wrap=True)
+    print_lines(console, filter(None, (_quality(plan, problem), fused, _how_to_check(plan), _seconds(plan))))
 
 
 def print_gantt(plan: Plan, problem: Problem, console: Console) -> None:
     """Prints a row for each device, coloured by job if there are colours, else with the same characters."""
-    margin, columns = margin_and_columns(problem, console.width)
+    margin = margin_of((node.id, node.num_devices) for node in problem.nodes)
+    columns = max(20, console.width - margin - 3)
     colour = {job.id: COLOURS[i % len(COLOURS)] for i, job in enumerate(problem.jobs)}
     node = ""
     for name, pieces in rows(plan, problem, columns):
@@ -68,10 +79,53 @@ def print_gantt(plan: Plan, problem: Problem, console: Console) -> None:
             line.append(piece.text[: piece.num_named], f"#22303c{ground}")
             line.append(piece.text[piece.num_named :], f"#8a949c{ground}")
         console.print(line, soft_wrap=True)
-    console.print(styled(axis(plan, margin, columns), "dim"), soft_wrap=True)
+    console.print(styled(f"{'':>{margin}} {axis(plan.makespan_s or 1.0, columns)}", "dim"), soft_wrap=True)
     console.print()
     for job, text in zip(problem.jobs, job_lines(plan, problem, console.width), strict=True):
         console.print(Text.assemble(styled(text[:1], f"bold {colour[job.id]}"), styled(text[1:])), soft_wrap=True)
+
+
+def answer_questions(
+    what_if: WhatIf,
+    changes: Iterable[Change],
+    deadlines: Iterable[Deadline],
+    *,
+    is_explained: bool,
+    limits: Mapping[str, Any] | None,
+    say: Callable[[str], object],
+) -> dict[str, Any]:
+    """Answers what changes gain, and whether all jobs can end in time; says each sentence as soon as it is known.
+
+    is_explained: whether to say which nodes and jobs decide when the last job ends.
+    limits: of each search for a new plan; None for no search.
+
+    Returns what `whatif --json` prints.
+    """
+
+    def say_all(lines: Iterable[str]) -> None:
+        for line in lines:
+            say(line)
+
+    end, bound = seconds_text(what_if.makespan_s), seconds_text(what_if.bound_s)
+    say(f"The plan ends after {end}; no plan ends before {bound}.")
+    answers = []
+    for change in changes:
+        gain = what_if.gain(change)
+        say_all(gain_lines(gain, what_if))
+        if limits is not None:
+            gain = what_if.planned(gain, **limits)
+            say_all(gain_lines(gain, what_if))
+        answers.append(gain_json(gain))
+    for deadline in deadlines:
+        answer = answer_deadline(what_if, deadline, searches=limits is not None, **(limits or {}))
+        say_all(deadline_lines(answer))
+        answers.append(deadline_json(answer))
+    result = {"makespan_s": what_if.makespan_s, "lower_bound_s": what_if.bound_s, "answers": answers}
+    if is_explained:
+        explanation = explain(what_if)
+        say_all(explanation_lines(explanation))
+        result["explanation"] = explanation_json(explanation)
+    return result
 
 
 def interval_text(prediction: Prediction) -> str:
@@ -160,8 +214,7 @@ def print_report(result: BatchResult, console: Console, *, home: Path) -> None:
     if result.faults and result.status == "done":
         console.print(styled("trained, but not all is recorded:", "bold"), RECORD_LATER)
     console.print()
-    for line in [*_models(result), *_next_steps(result), *_where_to_look(home)]:
-        console.print(line, soft_wrap=True)
+    print_lines(console, [*_models(result), *_next_steps(result), *_where_to_look(home)])
 
 
 def _models(result: BatchResult) -> list[str]:

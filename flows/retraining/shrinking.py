@@ -1,15 +1,10 @@
-"""Smaller children of a candidate that breaks a limit: the choice among those that exist, and the training of some.
-
-Children are trained as one batch: students with fewer layers, which the candidate teaches, and the candidate and its
-students with 8-bit weights. The number of layers follows from the candidate's measured latency, of which layers take a
-share that is proportional to their number.
-"""
+"""The choice of a smaller child where a candidate breaks a limit of its policy: the cheapest that keeps every rule."""
 
 from __future__ import annotations
 
 import json
 import math
-from collections.abc import Callable, Generator, Iterable, Mapping
+from collections.abc import Callable, Generator, Iterable, Iterator, Mapping, Sequence
 from contextlib import closing
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -18,15 +13,68 @@ from typing import Any
 from ringmaster.errors import InputError
 from ringmaster.flows.lineage.home import LineageHome
 from ringmaster.flows.lineage.reproducing import RecordedTraining
-from ringmaster.model_lineage.snapshot import LineageNode
+from ringmaster.model_lineage.graph import Graph
+from ringmaster.model_lineage.snapshot import LineageNode, Snapshot
 from ringmaster.tasks.batch import Batch
-from ringmaster.tasks.retraining.child_choice import SmallerChild, cheapest_child, smaller_children
 from ringmaster.tasks.retraining.policy import PromotionDecision, PromotionPolicy
-from ringmaster.techniques.job import DISTILLED, QUANTIZED, AdaptationSpec, Job, ModelSpec
-from ringmaster.techniques.metric import metric_named
+from ringmaster.techniques.job import DISTILLED, PRUNED, QUANTIZED, AdaptationSpec, Job, ModelSpec
+from ringmaster.techniques.metric import metric_named, ranked
 from ringmaster.techniques.metrics.latency import FAMILY
 from ringmaster.techniques.models.architectures import LAYERS
 from ringmaster.techniques.models.model_folders import CONFIG, quantization_of, read_json, tensor_shapes, weight_bytes
+
+
+@dataclass(frozen=True, kw_only=True)
+class SmallerChild:
+    """A model that was distilled from, pruned from or quantized from a candidate, directly or by several steps."""
+
+    node: LineageNode
+    weight_bytes: int
+
+    def sentence(self, decision: PromotionDecision) -> str:
+        """Returns what a policy found of it, with its figures."""
+        figures = ", ".join(f"{metric} {value:.4g}" for metric, value in decision.figures.items())
+        verdict = "it keeps every rule" if decision.promote else decision.why
+        return f"tried {self.node.label} ({self.weight_bytes / 1e6:.3g} MB of weights; {figures}): {verdict}"
+
+
+SMALLER = (DISTILLED, PRUNED, QUANTIZED)
+"""The kinds of models that take the place of a larger one."""
+
+
+def smaller_children(snapshot: Snapshot, id: str) -> list[LineageNode]:
+    """Returns the models that only distillation, pruning and quantization separate from a model, the nearest first."""
+    edges = ((n.id, [p for p in n.record.parents if n.record.relation_to(p) in SMALLER]) for n in snapshot.models)
+    return [snapshot.nodes[each] for each in Graph(edges).descendants(id) if each in snapshot.nodes]
+
+
+def cheapest_child(
+    children: Sequence[SmallerChild], decisions: Iterator[PromotionDecision]
+) -> tuple[SmallerChild | None, dict[str, PromotionDecision]]:
+    """Returns the child with the fewest bytes of weights that its policy promotes, and the decisions on those tried.
+
+    Of children of equal size, the best one by the policy's metric is chosen. Larger children are not tried, so the
+    choice is that of all decisions at no more than their cost.
+
+    children: the smallest first. decisions: the policy's, one a child in the same order, each made when it is asked
+    for. The decisions that are returned are by the child's model id.
+    """
+    tried: dict[str, PromotionDecision] = {}
+    keeping: dict[str, SmallerChild] = {}
+    for child in children:
+        if any(child.weight_bytes > each.weight_bytes for each in keeping.values()):
+            break
+        tried[child.node.id] = decision = next(decisions)
+        if decision.promote:
+            keeping[child.node.id] = child
+    lines = {id: line for id in keeping if (line := tried[id].compared) is not None}
+    best = (
+        ranked({id: line.value for id, line in lines.items()}, metric=next(iter(lines.values())).metric)
+        if lines
+        else []
+    )
+    return (keeping[best[0]] if best else None), tried
+
 
 MARGIN = 0.9
 """The share of a limit that a student is predicted to take at most, as a measured p99 varies."""
@@ -62,6 +110,44 @@ def choose_child(home: LineageHome, node: LineageNode, judge: Judge, *, known: M
     if chosen is None:
         return ChildChoice(tried=tried)
     return ChildChoice(node=chosen.node, decision=made[chosen.node.id], tried=tried)
+
+
+def child_in_place_of(
+    home: LineageHome,
+    node: LineageNode,
+    policy: PromotionPolicy,
+    decision: PromotionDecision,
+    *,
+    judge: Judge,
+    notice: Callable[[str], None],
+    train: Callable[[Batch], object] | None,
+    remedy: str,
+) -> tuple[LineageNode, PromotionDecision]:
+    """Returns the smaller child of a model that is promoted in its place, as a version of its name, and the decision.
+
+    Returns the model and the decision on it, with what was tried, where no child keeps every rule.
+
+    train: trains a batch of such children where none keeps every rule; None for no training. remedy: how to have some.
+    """
+    notice(f"{node.label}: {decision.why}. Its smaller children are tried")
+    choice = choose_child(home, node, judge, known={})
+    if choice.node is None and train is not None:
+        batch = plan_children(home, node, policy, decision.figures)
+        notice(f"none keeps every rule; training {', '.join(job.name for job in batch.jobs)}")
+        train(batch)
+        home = LineageHome(folder=home.folder, is_fresh=True)
+        choice = choose_child(home, node, judge, known=choice.tried)
+    for sentence in choice.tried.values():
+        notice(sentence)
+    if choice.node is None or choice.decision is None:
+        none = f"there are no models that were distilled, pruned or quantized from it. To fix: {remedy}"
+        return node, replace(decision, reasons=(*decision.reasons, *(tuple(choice.tried.values()) or (none,))))
+    text = f"Promoted in place of {node.label}, which breaks a limit of the policy {policy.name}."
+    record = home.ledger.add_version(choice.node.record, node.record.registered_name, text=text)
+    broken = f"{node.label} breaks a limit: {decision.why}"
+    cheapest = f"{choice.node.label} is the cheapest of those tried that keeps every rule"
+    reasons = (*choice.decision.reasons, broken, *choice.tried.values(), cheapest)
+    return replace(choice.node, record=record), replace(choice.decision, reasons=reasons)
 
 
 def plan_children(home: LineageHome, node: LineageNode, policy: PromotionPolicy, figures: Mapping[str, float]) -> Batch:

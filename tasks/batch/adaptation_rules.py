@@ -8,9 +8,11 @@ from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
+from ringmaster.codec import to_json
 from ringmaster.extras import missing_extra
 from ringmaster.tasks.batch.document import Finding, Place, as_list, as_mapping, findings_where, got
-from ringmaster.tasks.batch.references import closest, is_folder
+from ringmaster.tasks.batch.references import closest, is_folder, is_name
+from ringmaster.tasks.batch.schema import STORE
 from ringmaster.techniques.job import (
     ADAPTATIONS,
     ADAPTERS,
@@ -47,6 +49,10 @@ OF_KIND = {
     "weights": MERGED,
 }
 """The keys that only one kind has."""
+READ_STORE = ("data", "retriever", "store")
+"""The place of the store that a job's samples read."""
+WARM_START = ("warm_start", "checkpoints")
+"""The place of the checkpoints from which a job goes on."""
 REWRITING = (QUANTIZED, MERGED)
 """The kinds that involve no training."""
 TOKENIZER = ("source", "path", "dataset", "factory", "kwargs", "vocab_size", "text_column", "split")
@@ -148,6 +154,11 @@ def adaptation_findings(job: Raw) -> Iterator[Finding]:
         yield from _merged(job, adaptation)
 
 
+def is_store(job: Raw) -> bool:
+    """Whether a job makes a knowledge store."""
+    return job.get("kind") == STORE or job.get("store") is not None
+
+
 def is_rewriting(job: Raw) -> bool:
     """Whether a job's adaptation never involves training."""
     return as_mapping(job.get("adaptation")).get("kind") in REWRITING
@@ -157,6 +168,8 @@ def parents_of(job: Raw) -> Iterator[tuple[Place, str]]:
     """Yields the parent models of a job as the job names them, each with its place."""
     adaptation = as_mapping(job.get("adaptation"))
     named: dict[Place, Any] = {("base",): job.get("base"), ("adaptation", "teacher"): adaptation.get("teacher")}
+    named[READ_STORE] = as_mapping(as_mapping(job.get("data")).get("retriever")).get("store")
+    named[WARM_START] = as_mapping(job.get("warm_start")).get("checkpoints")
     named |= {("adaptation", "parents", i): each for i, each in enumerate(as_list(adaptation.get("parents")))}
     return ((place, name) for place, name in named.items() if isinstance(name, str))
 
@@ -170,7 +183,8 @@ def parent_findings(
     key: its place in the job.
     circles: the cycles among the jobs, from `circles_of`.
     """
-    if is_folder(parent):
+    is_place = key == READ_STORE or (key == WARM_START and (not is_name(parent) or Path(parent).is_dir()))
+    if is_folder(parent) or (is_place and parent not in jobs):  # from elsewhere
         return
     if parent.startswith("models:/"):
         yield from findings_where(
@@ -196,6 +210,13 @@ def parent_findings(
         yield Finding(place, f"{what} go round in a circle: {' -> '.join(circle)}", "let one of them start anew")
     elif (job["name"], parent) not in circles:  # a cycle is reported once, at its first job
         other = jobs[parent]
+        if is_store(other) != (key == READ_STORE):
+            made = ("a knowledge store", "that makes a model") if is_store(other) else ("a model", "of kind store")
+            yield Finding(place, f"{parent} makes {made[0]}", f"name a job {made[1]}")
+        if key == WARM_START and (step := as_mapping(job["warm_start"]).get("step")) != other.get("num_steps"):
+            yield Finding(place, f"{parent} does not end at step {step}", "name a job with that num_steps")
+        if is_store(other) or key == READ_STORE:
+            return
         if key == ("adaptation", "teacher"):
             yield from _another_vocabulary(place, job, parent, other)
             return
@@ -209,7 +230,9 @@ def parent_findings(
 
 
 def with_declared_parents(jobs: Sequence[Job]) -> tuple[Job, ...]:
-    """Returns the jobs of a batch with the values that others imply: zero steps, teachers' models, bases' adapters."""
+    """Returns the jobs of a batch with the values that others imply: zero steps, teachers' models, bases' adapters,
+    the passages of stores.
+    """
     models, named = {job.name: job.model for job in jobs}, {job.name: job for job in jobs}
     completed = []
     for job in jobs:
@@ -220,6 +243,8 @@ def with_declared_parents(jobs: Sequence[Job]) -> tuple[Job, ...]:
             job = replace(job, num_steps=0, num_epochs=None)
         if how is not None and how.teacher in models:
             job = replace(job, adaptation=replace(how, teacher_model=models[how.teacher]))
+        if (maker := named.get(job.data.store or "")) is not None:
+            job = replace(job, data=job.data.reading(passages=to_json(maker.data)))
         completed.append(job)
     return tuple(completed)
 

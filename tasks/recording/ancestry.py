@@ -4,13 +4,14 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
+from ringmaster.codec import from_json
 from ringmaster.errors import LedgerError
 from ringmaster.model_lineage.importing import record_base
 from ringmaster.model_lineage.ledger.ledger import Ledger
 from ringmaster.model_lineage.records import INDEXED
 from ringmaster.tasks.storage.journal import Journal
 from ringmaster.techniques import Job
-from ringmaster.techniques.data.row_kind import retriever_of
+from ringmaster.techniques.job import COMPOSED, EXTRACTED
 from ringmaster.text import code_span, markdown
 
 KINDS_OF_ADAPTERS: Mapping[str, str] = {
@@ -50,20 +51,20 @@ class Ancestry:
 
         A folder or a hub name becomes a node of its own. Raises LedgerError if a parent is not recorded.
         """
-        result = [*(self._named(job, name) for name in job.parents), *map(self._imported, _sources(job))]
+        result = [*(self._named(job, name) for name in self._models(job)), *map(self._imported, _sources(job))]
         if job.adapter is not None and job.adapter.continues_base and (base := self.jobs.get(job.base or "")):
             result = [*self.parents(base)[:1], *result]  # the weights that both adapters are on come first
         return list(dict.fromkeys(uri for uri in result if uri is not None))
 
     def stores(self, job: Job) -> list[str]:
         """Returns the URI of the version of the knowledge store that a job's data was read with, if it has one."""
-        retriever = retriever_of(job.data)
-        uri = None if retriever is None else self.journal.get(f"store:{retriever.store}")
+        uri = self.journal.get(f"store:{job.data.store}")
         return [] if uri is None else [uri]
 
     def named_parents(self, job: Job) -> dict[str, str]:
         """Returns the URIs or ids of a job's parents by the names that the job uses, with those of its own weights."""
-        uris = {name: self._named(job, name) for name in job.parents} | {s: self._imported(s) for s in _sources(job)}
+        uris = {name: self._named(job, name) for name in self._models(job)}
+        uris |= {source: self._imported(source) for source in _sources(job)}
         return {name: uri for name, uri in uris.items() if uri is not None}
 
     def forget(self, job: Job) -> None:
@@ -80,6 +81,10 @@ class Ancestry:
             [self._imported(source) for source in _sources(job)] if job.base is None else [self._named(job, job.base)]
         )
         return next((uri for uri in starts if uri is not None and uri != teacher), None)
+
+    def _models(self, job: Job) -> list[str]:
+        """Returns the names of a job's parents; of stores and checkpoints, only those of jobs of the batch."""
+        return [name for name in job.parents if name in self.jobs or name in job.models]
 
     def _named(self, job: Job, name: str) -> str | None:
         if name in self.jobs:
@@ -116,10 +121,26 @@ class Ancestry:
 
 def _sources(job: Job) -> Iterator[str]:
     """Yields the folders or hub names from which a job reads weights without naming them as its base."""
-    if job.base is None and job.model.from_pretrained is not None:
+    how = None if job.adaptation is None else job.adaptation.kind
+    if (job.base is None or how == EXTRACTED) and job.model.from_pretrained is not None:
         yield job.model.from_pretrained
+    if how == COMPOSED:
+        for part in job.data.kwargs["jobs"]:
+            yield from _sources(from_json(Job, part))
     if job.adapter is not None and job.adapter.from_pretrained is not None:
         yield job.adapter.from_pretrained
+
+
+def trained_together(job: Job) -> str:
+    """Returns by which rule, and with which jobs, a model was trained as markdown; "" for one of a job on its own."""
+    how = None if job.adaptation is None else job.adaptation.composition
+    if how is None:
+        return ""
+    jobs = (
+        f"{markdown(name)} ({code_span(path)}, loss times {weight:g})"
+        for name, path, weight in zip(how.jobs, how.paths, how.weights, strict=True)
+    )
+    return f"{markdown(how.component)} was trained by {', '.join(jobs)} together, update rule {how.update}."
 
 
 def compared_with_parents(compared: Sequence[Mapping[str, Any]]) -> str:
