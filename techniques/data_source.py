@@ -20,7 +20,12 @@ if TYPE_CHECKING:
     import torch
 
 
-MAX_SHOWN = 10  # classes in a line for people
+MAX_SHOWN = 10  # names in a line for people
+
+
+def shown(names: Sequence[str]) -> str:
+    """Returns the first names, for a line for people."""
+    return ", ".join(names[:MAX_SHOWN]) + (", ..." if len(names) > MAX_SHOWN else "")
 
 
 class Dataset(Protocol):
@@ -112,8 +117,7 @@ class PreparedData:
         parts = [f"{self.name} as {kind}{f' (columns {columns})' if columns else ''}"]
         parts.append(f"{self.num_samples:,} samples to train on, {self.num_held_out:,} held out")
         if self.labels:
-            shown = ", ".join(self.labels[:MAX_SHOWN]) + (", ..." if len(self.labels) > MAX_SHOWN else "")
-            parts.append(f"{len(self.labels)} classes ({shown})")
+            parts.append(f"{len(self.labels)} classes ({shown(self.labels)})")
         if self.seq_len is not None:
             cut = f", and {self.num_truncated:,} were cut" if self.num_truncated else ""
             parts.append(f"up to {self.seq_len:,} tokens each{cut}")
@@ -290,20 +294,20 @@ def check_same(prepared: PreparedData, wanted: PreparedData) -> None:
 
 BUILTIN_SOURCES: dict[str, str] = {
     "language-modeling": "ringmaster.techniques.data.tokens:TextFiles",
-    "text-classification": "ringmaster.techniques.data.sources.labelled_text:TextClassification",
-    "text-regression": "ringmaster.techniques.data.sources.labelled_text:TextRegression",
-    "token-classification": "ringmaster.techniques.data.sources.labelled_text:TokenClassification",
-    "seq2seq": "ringmaster.techniques.data.sources.text_pairs:Seq2Seq",
+    "text-classification": "ringmaster.techniques.data.sources.text_rows:TextClassification",
+    "text-regression": "ringmaster.techniques.data.sources.text_rows:TextRegression",
+    "token-classification": "ringmaster.techniques.data.sources.text_rows:TokenClassification",
+    "seq2seq": "ringmaster.techniques.data.sources.text_rows:Seq2Seq",
     "chat": "ringmaster.techniques.data.sources.chat:Chat",
     "completion": "ringmaster.techniques.data.sources.completion:Completion",
     "preference": "ringmaster.techniques.data.sources.completion:Preference",
     "rag": "ringmaster.techniques.data.sources.completion:Rag",
-    "prompt": "ringmaster.techniques.data.sources.prompt:Prompt",
-    "embedding": "ringmaster.techniques.data.sources.text_pairs:Embedding",
+    "prompt": "ringmaster.techniques.data.sources.completion:Prompt",
+    "embedding": "ringmaster.techniques.data.sources.text_rows:Embedding",
     "passages": "ringmaster.techniques.data.sources.passages:Passages",
     "image-classification": "ringmaster.techniques.data.sources.image_classification:ImageClassification",
     "features": "ringmaster.techniques.data.sources.feature_rows:FeatureRows",
-    "hugging-face": "ringmaster.techniques.data.sources.hugging_face:HuggingFace",
+    "hugging-face": "ringmaster.techniques.data.sources.builtin:HuggingFace",
     "python-stdlib": "ringmaster.techniques.data.sources.builtin:PythonStdlib",
     "digits": "ringmaster.techniques.data.sources.builtin:Digits",
     "composite": "ringmaster.techniques.data.sources.composite:CompositeData",

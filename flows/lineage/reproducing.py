@@ -20,8 +20,8 @@ from dataclasses import dataclass, replace
 from datetime import UTC, datetime
 from pathlib import Path
 
-from ringmaster.codec import from_json, to_json
-from ringmaster.errors import InputError, LedgerError
+from ringmaster.codec import digest, from_json, to_json
+from ringmaster.errors import InputError, LedgerError, input_errors
 from ringmaster.flows.lineage.home import LineageHome
 from ringmaster.flows.lineage.views import RepeatedLink, ReproductionReport
 from ringmaster.flows.pool.own_node import own_devices
@@ -82,11 +82,9 @@ class RecordedTraining:
         if not record.job.trains:
             return cls(node=node, record=record, chain=None)
         text = _recorded(home, node, CHAIN, what="the chain of its states")
-        try:
+        about = f"the chain of the states of {node.label} was changed after it was recorded: "
+        with input_errors(ValueError, TypeError, KeyError, AttributeError, about=about):
             return cls(node=node, record=record, chain=StateChain.parse(text))
-        except (ValueError, TypeError, KeyError, AttributeError) as error:
-            why = f"the chain of the states of {node.label} was changed after it was recorded: {error}"
-            raise InputError([why]) from error
 
     @property
     def job(self) -> Job:
@@ -100,10 +98,8 @@ class RecordedTraining:
 
 
 def _recorded(home: LineageHome, node: LineageNode, path: str, *, what: str) -> str:
-    try:
+    with input_errors(LedgerError, about=f"{node.label} was recorded without {what}, by an earlier release: "):
         return home.ledger.read_text(str(node.record.run_id), path)
-    except LedgerError as error:
-        raise InputError([f"{node.label} was recorded without {what}, by an earlier release: {error}"]) from error
 
 
 class Reproduction:
@@ -346,6 +342,8 @@ class Reproduction:
         shape = replace(gang_shape(self._environment.devices), num_devices=layout.num_devices)
         num_ranks = registry.load(layout.technique).num_ranks(shape)
         parents = {name: str(path) for name, path in self._weights.items()}
+        start = self._job.warm_start
+        before = None if start is None else self.training.record.parents.get(start.checkpoints)
         order = GangOrder(
             purpose=TRAIN,
             job=self._job,
@@ -358,6 +356,7 @@ class Reproduction:
             checkpoint_dir=str(root),
             model_dir=str(self.model_folder),
             weights_from=parents.get(self._job.base or ""),
+            warm_start_from=None if before is None else self.home.find(before).record.origin.checkpoints,
             parents=parents if self._job.adaptation is not None or self._job.data.store is not None else {},
             last_step=last_step,
             import_paths=self._environment.import_paths,
@@ -473,11 +472,7 @@ def _changed(recorded: Mapping[str, str], now: Mapping[str, str]) -> tuple[str, 
 
 
 def _distinct(environments: Iterable[TrainingEnvironment]) -> list[TrainingEnvironment]:
-    result: list[TrainingEnvironment] = []
-    for environment in environments:
-        if environment not in result:
-            result.append(environment)
-    return result
+    return list({digest(each): each for each in environments}.values())
 
 
 def _changed_rows(then: RowManifest, now: RowManifest) -> str:

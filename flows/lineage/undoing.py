@@ -18,6 +18,7 @@ import json
 import shutil
 from collections import Counter
 from collections.abc import Callable, Iterator, Mapping
+from contextlib import closing
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -25,11 +26,11 @@ from typing import Any
 import numpy as np
 
 from ringmaster.codec import digest, to_json
-from ringmaster.errors import InputError, PromotionRefused, input_errors
+from ringmaster.errors import InputError, PromotionRefused, input_errors, raise_faults
 from ringmaster.flows.lineage.bisecting import TracedRow, reads_of
 from ringmaster.flows.lineage.home import LineageHome
 from ringmaster.flows.lineage.reproducing import RecordedTraining
-from ringmaster.flows.retraining.examine import judge_version
+from ringmaster.flows.retraining.examine import judge_versions
 from ringmaster.model_lineage.records import CHAMPION
 from ringmaster.model_lineage.snapshot import LineageNode
 from ringmaster.tasks.alarms import Alarm
@@ -174,8 +175,7 @@ class _UndoPlanner:
                 self._redone[id] = self._retrained(node, hash_of_row=readers.get(id), removed=removed)
             except InputError as error:
                 self._faults += error.faults
-        if self._faults:
-            raise InputError(self._faults)
+        raise_faults(self._faults)
         return UndoPlan(label=self._request.label, models=tuple(self._redone.values()), removed=tuple(removed.values()))
 
     def _row_readers(self) -> dict[str, str]:
@@ -209,7 +209,12 @@ class _UndoPlanner:
             return self._parent(self._home.find(parents[name]), removed) if name in parents else name
 
         name = node.label.replace("/", "-v")
-        job = replace(job.renamed(name, parent_of), warm_start=None)
+        own, start = job.warm_start, None
+        if own is not None and own.checkpoints in parents:  # a part of a training, of which each goes on from another
+            before = self._home.find(parents[own.checkpoints])
+            place = self._redone[before.id].job.name if before.id in self._redone else before.record.origin.checkpoints
+            start = replace(own, checkpoints=place) if place else None
+        job = replace(job.renamed(name, parent_of), warm_start=start)
         if hash_of_row is None:
             why = "it came from what is undone"
         else:
@@ -224,7 +229,7 @@ class _UndoPlanner:
             data, without = self._data_without(read, hash_of_row, prepared)
             samples, _ = open_data(read, cache_dir=self._home.folder / "cache", prepared=prepared)
             step = _first_step_with(job, sampler_of(job, samples), prepared, without)
-            start = None if is_new_below else _checkpoint_before(training, step)
+            start = start if is_new_below else _checkpoint_before(training, step) or start
             data = data.reading(store=job.data.store) if store in parents else data
             job, why = replace(job, data=data, warm_start=start), f"step {step + 1} was the first to read it"
         first_step = 0 if job.warm_start is None else job.warm_start.step
@@ -254,11 +259,9 @@ class _UndoPlanner:
             if content_hash(row.content) != hash_of_row:
                 kept[row.held_out].append(row.value)
         folder.mkdir(parents=True, exist_ok=True)
-        try:
+        with input_errors(TypeError, about=f"{prepared.name} has values that JSON cannot hold: "):
             for held_out, file in files.items():
                 file.write_text("".join(json.dumps(value) + "\n" for value in kept[held_out]), encoding="utf-8")
-        except TypeError as error:
-            raise InputError([f"{prepared.name} has values that JSON cannot hold: {error}"]) from error
         tokenizer = data.tokenizer
         if tokenizer is None and prepared.tokenizer_dir is not None:
             tokenizer = str(shutil.copytree(prepared.tokenizer_dir, folder / "tokenizer", dirs_exist_ok=True))
@@ -407,7 +410,10 @@ def promote(
     rule = replace(rule, metric=rule.metric or job.evaluation.metrics[0])
     try:
         node = home.find(version.label)
-        decision = judge_version(home, node, rule, data=job.data, against=replaced.label, notice=notice)
+        with closing(
+            judge_versions(home, [node], rule, data=job.data, against=replaced.label, notice=notice)
+        ) as decisions:
+            decision = next(decisions)
         if decision.promote and rule.approval_s is not None:
             decision = replace(decision, promote=False, why=f"it waits for approval: {decision.why}")
             promotion.leave_waiting(ledger, node.record, decision.why, who=who)

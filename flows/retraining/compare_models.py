@@ -5,43 +5,53 @@ A model is promoted, kept, left or failed.
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Generator, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 from ringmaster.codec import from_json
-from ringmaster.errors import PromotionRefused
+from ringmaster.errors import InputError, PromotionRefused
+from ringmaster.flows import settings
 from ringmaster.flows.batch.result import BatchResult
+from ringmaster.flows.lineage.home import LineageHome
 from ringmaster.flows.reports.progress import current_view
 from ringmaster.flows.retraining.approval import ask
 from ringmaster.flows.retraining.retraining_run import RetrainingRun
 from ringmaster.flows.retraining.select_models import InspectedModel, SelectedModels, trained_of
-from ringmaster.flows.retraining.train_models import keep_trained, row_of
+from ringmaster.flows.retraining.shrinking import child_in_place_of
+from ringmaster.flows.retraining.train_models import keep_trained, row_of, train_children
 from ringmaster.model_lineage import Ledger, ModelRecord
+from ringmaster.model_lineage.snapshot import LineageNode
 from ringmaster.tasks.cluster import Device
 from ringmaster.tasks.evaluation import recording
 from ringmaster.tasks.evaluation.examination import ExaminationRequest, ExaminationResult
 from ringmaster.tasks.evaluation.scores import score_models
 from ringmaster.tasks.evaluation.suite import Suite
-from ringmaster.tasks.profiling.preflight import TrialEnvironment, preflight_jobs
+from ringmaster.tasks.profiling.preflight import TrialEnvironment
 from ringmaster.tasks.retraining import promotion
 from ringmaster.tasks.retraining.drift import references_of, scored_features
 from ringmaster.tasks.retraining.policy import OF_POLICY, PLAIN_RULE, PromotionDecision, PromotionPolicy, decide_by
-from ringmaster.tasks.retraining.production import with_tokenizer_of
+from ringmaster.tasks.retraining.production import ProductionModel, with_tokenizer_of
 from ringmaster.tasks.retraining.promotion import ServingVersions, leave_waiting
 from ringmaster.tasks.retraining.report import FAILED, KEPT, LEFT, PROMOTED, ModelResult
 from ringmaster.tasks.retraining.task import examine_task, promote_task
 from ringmaster.tasks.storage.journal import JobStatus
 from ringmaster.techniques import Job
-from ringmaster.techniques.scoring.scoring_order import TrainingData
+from ringmaster.techniques.scoring.scored_rows import TrainingData
 from ringmaster.text import markdown
 
 MOST_SCORED = 2000  # held-out rows, for the reference of predictions
 
 
 def compare_models(
-    run: RetrainingRun, checks: Mapping[str, InspectedModel], chosen: SelectedModels, result: BatchResult | None
+    run: RetrainingRun,
+    checks: Mapping[str, InspectedModel],
+    chosen: SelectedModels,
+    result: BatchResult | None,
+    *,
+    seed: int = 0,
 ) -> list[ModelResult]:
     """Compares every version that was not compared yet with its champion, and promotes the better ones.
 
@@ -57,21 +67,17 @@ def compare_models(
         and (candidate := now[check.model.registered_name].candidate) is not None
     }
     judged: dict[str, CandidateVerdict] = {}
+    rivals: Mapping[str, ComparedCandidate] = {}
     if candidates:
         rivals = _rivals(run, checks, candidates)
         with run.device() as device:
-            judged = judge(
-                rivals,
-                run.production.policy,
-                ledger=run.ledger,
-                environment=run.node_context.environment,
-                device=device,
-            )
+            judged = _judge(run, rivals.values(), device)
             for name, candidate in candidates.items():
                 _keep_predictions(run, checks[name], candidate, device=device)
     for name, check in left.items():
-        if (candidate := candidates.get(name)) is not None:
-            known[name] = _decide_and_promote(run, check, candidate, judged[name])
+        if name in candidates:
+            candidate, verdict = _child_in_place_of(run, rivals[name], judged[name], seed=seed)
+            known[name] = _decide_and_promote(run, check, candidate, verdict)
         else:
             known[name] = _not_compared(run, check, now[check.model.registered_name], chosen, result)
         run.save(verdicts={other: model_result.to_json() for other, model_result in known.items()})
@@ -156,47 +162,74 @@ def _decided_before(
 
 def _rivals(
     run: RetrainingRun, checks: Mapping[str, InspectedModel], candidates: Mapping[str, ModelRecord]
-) -> list[ComparedCandidate]:
+) -> dict[str, ComparedCandidate]:
     """Returns each candidate with its champion, and the data on which both are compared."""
     folders = {name: run.download(candidate) for name, candidate in candidates.items()}
     # The tokenizer with which a first candidate reads the comparison data exists only now.
     compared = {name: with_tokenizer_of(folders[name], checks[name].model).compare_on for name in candidates}
     others = [job for job in compared.values() if job is not None]
-    node_context, notice = run.node_context, current_view.get().notice
-    preflights, faults = (
-        preflight_jobs(
-            others,
-            environment=node_context.environment,
-            cluster=node_context.cluster,
-            notice=notice,
-            evaluated=[job.name for job in others],
-        )
-        if others
-        else ({}, {})
-    )
-    rivals = []
+    preflights, faults = run.preflight(others, evaluated=[job.name for job in others])
+    rivals = {}
     for name, candidate in candidates.items():
         model, job, data = checks[name].model, checks[name].model.job, checks[name].data
         trained_on: TrainingData | None = None
         if (other := compared[name]) is not None:
             trained_on = TrainingData(spec=job.data, prepared=data or {})
             job, data = other, preflights[other.name].data if other.name in preflights else None
-        rivals.append(
-            ComparedCandidate(
-                name=name,
-                metric=model.metric,
-                min_gain=model.min_gain,
-                job=job,
-                data=data,
-                is_whole=model.compares_on_all,
-                trained_on=trained_on,
-                candidate=candidate,
-                candidate_dir=folders[name],
-                champion_dir=checks[name].champion_dir,
-                fault=faults.get(job.name, ""),
-            )
+        rivals[name] = ComparedCandidate(
+            model=model,
+            job=job,
+            data=data,
+            trained_on=trained_on,
+            candidate=candidate,
+            candidate_dir=folders[name],
+            champion_dir=checks[name].champion_dir,
+            fault=faults.get(job.name, ""),
         )
     return rivals
+
+
+def _judge(run: RetrainingRun, rivals: Iterable[ComparedCandidate], device: Device) -> dict[str, CandidateVerdict]:
+    environment = run.node_context.environment
+    return judge(rivals, run.production.policy, ledger=run.ledger, environment=environment, device=device)
+
+
+def _child_in_place_of(
+    run: RetrainingRun, rival: ComparedCandidate, verdict: CandidateVerdict, *, seed: int
+) -> tuple[ModelRecord, CandidateVerdict]:
+    """Returns the model that is decided on, and the verdict: of a candidate that breaks a limit, its smaller child.
+
+    Where no child is known that keeps every rule, some are trained if the file of models asks for it.
+    """
+    policy, decision = run.production.policy, verdict.decision
+    if policy is None or decision is None or not policy.broken_limits(decision.figures):
+        return rival.candidate, verdict
+    home = LineageHome(folder=settings.home(), is_fresh=True)
+    node = home.find(rival.candidate.uri.removeprefix("models:/"))
+
+    def decisions(home: LineageHome, nodes: Iterable[LineageNode]) -> Generator[PromotionDecision]:
+        with run.device() as device:
+            for node in nodes:
+                child = replace(rival, candidate=node.record, candidate_dir=home.model_dir(node))
+                judged = _judge(run, [child], device)[rival.model.name]
+                yield judged.decision or PromotionDecision(promote=False, why=judged.fault, reasons=(judged.fault,))
+
+    try:
+        node, decision = child_in_place_of(
+            home,
+            node,
+            policy,
+            decision,
+            judge=decisions,
+            notice=current_view.get().notice,
+            train=partial(train_children, run, rival.model.name, seed=seed) if run.production.shrink else None,
+            remedy="`shrink: true` in the file of models trains some",
+        )
+    except InputError as error:  # why none can be trained
+        decision = replace(decision, reasons=(*decision.reasons, *error.faults))
+    if node.record.model_id != rival.candidate.model_id and (kept := trained_of(run, rival.candidate)) is not None:
+        keep_trained(run, node.record, kept)
+    return node.record, replace(verdict, decision=replace(decision, why="; ".join(decision.reasons)))
 
 
 def _keep_predictions(run: RetrainingRun, check: InspectedModel, candidate: ModelRecord, *, device: Device) -> None:
@@ -277,24 +310,18 @@ CHAMPION = "champion"
 class ComparedCandidate:
     """A candidate that is to be compared with its champion, on `data`.
 
-    name: name of the model in the production file.
-    metric: the metric of the comparison.
-    min_gain: least gain for a promotion, in units of the metric.
+    model: the model of the production file.
     job: the job with the data to compare on.
     data: the JSON form of prepared data; None if it cannot be read.
-    is_whole: whether all rows of the data are compared on, as no model is trained on it; else its held-out part.
     trained_on: the data of the candidate, whose rows are left out of other data; None for the candidate's own.
     candidate, candidate_dir: record and files of the candidate.
     champion_dir: files of the champion; None if the candidate is the first one.
     fault: why the data cannot be read.
     """
 
-    name: str
-    metric: str
-    min_gain: float
+    model: ProductionModel
     job: Job
     data: Mapping[str, Any] | None
-    is_whole: bool = False
     trained_on: TrainingData | None = None
     candidate: ModelRecord
     candidate_dir: Path
@@ -317,7 +344,7 @@ class CandidateVerdict:
 
 
 def judge(
-    rivals: Sequence[ComparedCandidate],
+    rivals: Iterable[ComparedCandidate],
     policy: PromotionPolicy | None,
     *,
     ledger: Ledger,
@@ -326,7 +353,7 @@ def judge(
 ) -> dict[str, CandidateVerdict]:
     """Returns the decision on each rival, by its name."""
     return {
-        rival.name: CandidateVerdict(fault=f"the candidate cannot be evaluated: {rival.fault}")
+        rival.model.name: CandidateVerdict(fault=f"the candidate cannot be evaluated: {rival.fault}")
         if rival.data is None
         else _judged(rival, policy, rival.data, ledger=ledger, environment=environment, device=device)
         for rival in rivals
@@ -344,12 +371,12 @@ def _judged(
 ) -> CandidateVerdict:
     """Decides by the policy or the plain rule, and records what was found on the run that made the candidate."""
     rule = policy or PLAIN_RULE
-    metric = rule.metric or rival.metric
-    max_rows = rule.max_rows if policy is None or rival.is_whole else policy.num_rows
+    metric, is_whole = rule.metric or rival.model.metric, rival.model.compares_on_all
+    max_rows = rule.max_rows if policy is None or is_whole else policy.num_rows
     environment = replace(environment, import_paths=tuple(dict.fromkeys([*environment.import_paths, str(rule.folder)])))
     result: list[ExaminationResult] = [
         examine_task(
-            rival.name,
+            rival.model.name,
             rival.candidate_dir,
             ExaminationRequest(
                 against=rival.champion_dir,
@@ -358,7 +385,7 @@ def _judged(
                 suite=suite,
                 metrics=list(dict.fromkeys([metric, *rival.job.evaluation.metrics, *rule.limits])),
                 max_rows=max_rows,
-                is_whole=rival.is_whole,
+                is_whole=is_whole,
                 trained_on=rival.trained_on,
                 environment=environment,
                 device=device,
@@ -371,7 +398,9 @@ def _judged(
         return CandidateVerdict(fault=f"it cannot be compared: {'; '.join(faults)}")
     for examined in result:
         recording.record(ledger, rival.candidate, examined, other=None if rival.champion_dir is None else CHAMPION)
-    decision = decide_by(rule, result, metric=metric, is_first=rival.champion_dir is None, min_gain=rival.min_gain)
+    decision = decide_by(
+        rule, result, metric=metric, is_first=rival.champion_dir is None, min_gain=rival.model.min_gain
+    )
     return CandidateVerdict(
         decision=decision, notes=tuple(_left_out(rival, data, result[0].num_rows, max_rows=max_rows))
     )
@@ -381,8 +410,9 @@ def _left_out(
     rival: ComparedCandidate, data: Mapping[str, Any], num_rows: int, *, max_rows: int | None
 ) -> Sequence[str]:
     """Returns a note on the rows that are not compared on, as the candidate is trained on them."""
-    every = data["num_held_out"] + (data["num_samples"] if rival.is_whole else 0)
-    if max_rows is None and not rival.is_whole:
+    is_whole = rival.model.compares_on_all
+    every = data["num_held_out"] + (data["num_samples"] if is_whole else 0)
+    if max_rows is None and not is_whole:
         max_rows = rival.job.evaluation.max_batches * rival.job.global_batch_size
     if rival.trained_on is None or not num_rows or num_rows >= min(every, max_rows or every):
         return ()

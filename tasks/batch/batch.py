@@ -4,6 +4,7 @@ import json
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import partial
+from itertools import chain, pairwise
 from pathlib import Path
 from typing import Any, Self
 
@@ -27,7 +28,7 @@ from ringmaster.techniques.data.inference import (
     num_negatives,
     with_processor_of,
 )
-from ringmaster.techniques.job import DataSpec, Job, ModelSpec, StoreSettings
+from ringmaster.techniques.job import RETRIEVER, DataSpec, Job, ModelSpec, StoreSettings, WarmStart
 from ringmaster.techniques.loss import reward_names
 from ringmaster.techniques.losses.contrastive import Contrastive, LateInteraction
 from ringmaster.techniques.models.peft_format import resolved
@@ -152,9 +153,10 @@ class Batch:
         if findings:
             raise BatchFileError(_faults(findings, lines=lines, file=file))
         assert entry is not None, "values without a fault are a batch"
-        jobs = with_declared_parents(with_kinds([_job(job) for job in planned]))
+        parts = {job.name: _parts(job) for job in planned}
+        jobs = with_declared_parents(with_kinds(list(chain.from_iterable(parts.values()))))
         jobs = with_composites(jobs, entry.shared_components)
-        users = {job.name: job.user for job in planned if job.user is not None}
+        users = {part.name: job.user for job in planned if job.user is not None for part in parts[job.name]}
         made_for = {search.name: job.name for job in jobs for search in job.searches()}
         made_for |= {name: next(iter(section.jobs)) for name, section in entry.shared_components.items()}
         return cls(
@@ -317,8 +319,37 @@ def _at(position: int, place: Place) -> Place:
     return ("jobs", position, *place)
 
 
+def _parts(entry: JobEntry) -> list[Job]:
+    """Returns the job of an entry; with `negatives` its parts, and the stores between them, in their order.
+
+    After each part the passages are encoded by the model so far, and the next part goes on from its last checkpoint
+    with negatives that are mined in that store (ANCE: Xiong et al., arXiv:2007.00808). The first part has those of its
+    batches alone. The last one has the name of the job.
+    """
+    job, mined = _job(entry), entry.negatives
+    if mined is None:
+        return [job]
+    parts: list[Job] = []
+    steps = [*range(0, job.total_steps, mined.refresh_every), job.total_steps]
+    for first, last in pairwise(steps):
+        name = job.name if last == job.total_steps else f"{job.name}.to-{last}"
+        part = replace(job, name=name, num_steps=last, schedule=replace(job.schedule, num_steps=job.total_steps))
+        if parts:
+            before, store = parts[-1].name, f"{job.name}.index-{first}"
+            passages = {"path": mined.path, "seq_len": job.data.seq_len, "tokenizer": job.data.tokenizer}
+            settings = mined.store.model_dump(exclude_unset=True)
+            fields = {"name": store, "base": before, "model": to_json(job.model), "data": passages, "store": settings}
+            data = replace(job.data, options={**job.data.options, RETRIEVER: {"store": store, "k": mined.k}})
+            start = WarmStart(checkpoints=before, step=first)
+            parts += [from_json(Job, _with_store(fields)), replace(part, data=data, warm_start=start)]
+        else:
+            parts.append(part)
+    return parts
+
+
 def _job(entry: JobEntry) -> Job:
-    job = from_json(Job, _with_store(_loss_fields(entry.model_dump(exclude_unset=True, exclude=set(PLANNER_KEYS)))))
+    fields = entry.model_dump(exclude_unset=True, exclude={*PLANNER_KEYS, "negatives"})
+    job = from_json(Job, _with_store(_loss_fields(fields)))
     job = replace(job, adapter=job.adapter and resolved(job.adapter))
     if "metrics" in entry.evaluation.model_fields_set or not reward_names(job.loss, job.loss_options):
         return job

@@ -300,6 +300,9 @@ class Schedule(Section):
         default=job.ScheduleSpec.min_lr_ratio,
         description="the share of the learning rate at which the decay ends, such as 0.1",
     )
+    num_steps: Whole | None = Field(
+        default=None, description="the steps of the schedule where the job is a part of them, or leave it out"
+    )
     decay_ratio: Annotated[float, Field(gt=0, le=1)] | None = Field(
         default=None, description=f"the share of the steps in which wsd decays, such as {job.DECAY_RATIO}"
     )
@@ -397,7 +400,7 @@ class AdapterSection(Section):
 class WarmStartSection(Section):
     """A checkpoint of another job of the same model, from which the job goes on: weights, optimizer and step."""
 
-    checkpoints: Folder = Field(description="the folder or URL of the other job's checkpoints")
+    checkpoints: Folder = Field(description="a job of this batch, or the folder or URL of the other job's checkpoints")
     step: Whole = Field(description="the step of the checkpoint, such as 60")
 
 
@@ -488,6 +491,17 @@ class StoreSection(Section):
     )
 
 
+class NegativesSection(Section):
+    """The hard negatives of a dense retriever, mined anew after some steps by the retriever as it is then."""
+
+    path: Annotated[str, AfterValidator(references.files)] = Field(
+        description='the files of the passages, such as "passages/*.jsonl"'
+    )
+    refresh_every: Whole = Field(description="the steps until all passages are encoded again, such as 200")
+    k: Whole = Field(default=4, description="the hard negatives of each anchor, such as 4")
+    store: StoreSection = Field(default=StoreSection(), description="the index of the passages, such as {index: ivf}")
+
+
 class JobEntry(Section):
     """One model to train."""
 
@@ -522,6 +536,11 @@ class JobEntry(Section):
     warm_start: WarmStartSection | None = Field(
         default=None,
         description="a checkpoint to go on from, such as {checkpoints: runs/a/checkpoints, step: 60}, or leave it out",
+    )
+    negatives: NegativesSection | None = Field(
+        default=None,
+        description="hard negatives of a contrastive loss that are mined on the way, such as {path: passages.jsonl, "
+        "refresh_every: 200}",
     )
     freeze: list[FreezePattern] = Field(
         default=[],

@@ -83,8 +83,8 @@ class Ancestry:
         return next((uri for uri in starts if uri is not None and uri != teacher), None)
 
     def _models(self, job: Job) -> list[str]:
-        """Returns the names of a job's parents without a store from elsewhere, which `stores` has."""
-        return [name for name in job.parents if name in self.jobs or name != job.data.store]
+        """Returns the names of a job's parents; of stores and checkpoints, only those of jobs of the batch."""
+        return [name for name in job.parents if name in self.jobs or name in job.models]
 
     def _named(self, job: Job, name: str) -> str | None:
         if name in self.jobs:

@@ -6,8 +6,7 @@ from collections.abc import Mapping
 from dataclasses import replace
 from pathlib import Path
 
-from ringmaster.techniques.data.row_kind import retriever_of
-from ringmaster.techniques.data.row_source import RowSource, columns_of_files
+from ringmaster.techniques.data.row_source import RowSource, columns_of_files, retriever_of
 from ringmaster.techniques.data.sources.image_classification import PROCESSOR, images_of
 from ringmaster.techniques.data.tokens import TextOptions
 from ringmaster.techniques.data_source import ALIASES, LANGUAGE_MODELING, data_source_named
@@ -49,7 +48,9 @@ def infer_kind(spec: DataSpec, model: ModelSpec) -> str | None:
     if spec.kind is not None:
         return None
     if spec.path is None:
-        return None if spec.dataset is None else _kind_of_dataset(spec, model)
+        there = () if spec.dataset is None else columns_of_saved(spec)
+        result = None if not there or "input_ids" in there else _fitting(spec, model, there)
+        return None if result == "image-classification" else result
     if spec.path.endswith(".txt"):
         return None
     if images_of(spec) is not None:
@@ -72,12 +73,6 @@ def columns_of_saved(spec: DataSpec) -> tuple[str, ...]:
         if features := read_json(file).get("features"):
             return tuple(features)
     return ()
-
-
-def _kind_of_dataset(spec: DataSpec, model: ModelSpec) -> str | None:
-    there = columns_of_saved(spec)
-    result = None if not there or "input_ids" in there else _fitting(spec, model, there)
-    return None if result == "image-classification" else result
 
 
 def _suited(model: ModelSpec) -> list[str]:

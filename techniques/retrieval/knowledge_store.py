@@ -33,15 +33,20 @@ from ringmaster.extras import require_extra
 from ringmaster.files import write_value
 from ringmaster.techniques.checkpoints.checkpoint import publish
 from ringmaster.techniques.data.arrow_files import ArrowWriter, open_split, read_table, table_of, texts_column
+from ringmaster.techniques.data.row_kind import SampleContext
 from ringmaster.techniques.data.sources.passages import PASSAGES_FILE, ids_and_texts
 from ringmaster.techniques.job import FLAT, INDEXES, IVF, StoreSettings
 from ringmaster.techniques.models.model_folders import few
 from ringmaster.techniques.retrieval.passage_encoder import PassageEncoder, Vectors, copy_encoder, encoder_digest
-from ringmaster.techniques.retrieval.passage_reader import MANIFEST, Retriever
+from ringmaster.techniques.retrieval.passage_reader import MANIFEST
 
 VECTORS, INDEX, ENCODER = "vectors.npy", "index.faiss", "encoder"
 SPARE = 8
 """Passages beside those that are asked for, among which the exact scores decide."""
+CLUSTER_ITERATIONS, CLUSTER_POINTS = 6, 40
+"""Of k-means: its rounds, and the vectors for each centroid. With 10 and 256, as FAISS has them, training takes three
+times as long and as many clusters are searched for the same recall (100,000 vectors of 128 features).
+"""
 NUM_QUERIES, RECALL_AT = 500, 10
 """Passages of a store whose neighbours are compared to measure the recall of its index, and how many of them."""
 
@@ -257,9 +262,9 @@ class KnowledgeStore:
 
 
 def find_passages(
-    retriever: Retriever, questions: Sequence[str], *, but: Sequence[str] | None = None
+    context: SampleContext, questions: Sequence[str], *, but: Sequence[str] | None = None
 ) -> list[list[RetrievedPassage]]:
-    """Returns the k passages that are most similar to each question, the best first.
+    """Returns the k passages of the context's store that are most similar to each question, the best first.
 
     Where the store is not made yet, these are its first passages: samples of the number and about the size of the later
     ones, by which steps and memory are predicted.
@@ -268,11 +273,14 @@ def find_passages(
 
     Raises ValueError where the store has too few passages.
     """
-    if not questions:
+    retriever = context.retriever
+    if not questions or retriever is None:
         return []
     num_wanted = retriever.k if but is None else retriever.k + SPARE
     if retriever.is_made:
-        nearest = KnowledgeStore.open(Path(retriever.store)).search_texts(texts=questions, num_passages=num_wanted)
+        if retriever.store not in context.opened:
+            context.opened[retriever.store] = KnowledgeStore.open(Path(retriever.store))
+        nearest = context.opened[retriever.store].search_texts(texts=questions, num_passages=num_wanted)
     else:
         first = open_split(Path(retriever.store), "training").slice(0, num_wanted)
         nearest = [[RetrievedPassage(*each, 0.0) for each in ids_and_texts(first)]] * len(questions)
@@ -367,6 +375,7 @@ def build_index(vectors: Vectors, keys: NDArray[np.int64], settings: StoreSettin
     num_lists = min(settings.num_lists or round(4 * math.sqrt(len(vectors))), len(vectors))
     index = faiss.IndexIVFFlat(faiss.IndexFlatIP(num_features), num_features, num_lists, faiss.METRIC_INNER_PRODUCT)
     index.cp.seed, index.cp.min_points_per_centroid = settings.seed + 1, 1
+    index.cp.niter, index.cp.max_points_per_centroid = CLUSTER_ITERATIONS, CLUSTER_POINTS
     index.train(vectors)
     index.add_with_ids(vectors, keys)
     index.nprobe, drawn = 1, np.random.default_rng(settings.seed).permutation(len(vectors))[:NUM_QUERIES]
