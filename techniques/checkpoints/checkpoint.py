@@ -234,10 +234,7 @@ class CheckpointStore:
             self.drop(step)
         else:
             self._place.reveal(self._aside(step), name, manifest)
-        self._place.write_whole(LATEST, name.encode())
-        # Newer checkpoints were corrupt when this state was restored. They must not count as checkpoints to keep.
-        for old in [known for known in self._place.names() if known <= name][: -self._keep]:
-            self._place.remove(old)
+        retain(self._place, name, keep=self._keep)
 
     def drop(self, step: int) -> None:
         """Removes the parts that the ranks have written of an unpublished checkpoint."""
@@ -269,6 +266,14 @@ class CheckpointStore:
 
     def _is_whole(self, name: str, file: str, manifest: CheckpointManifest) -> bool:
         return _is_whole(self._place, f"{name}/{file}", manifest.files[file])
+
+
+def retain(place: CheckpointRoot, name: str, *, keep: int) -> None:
+    """Makes a checkpoint the latest one, and removes all but the last `keep` up to it."""
+    place.write_whole(LATEST, name.encode())
+    # Newer checkpoints were corrupt when this state was restored. They must not count as checkpoints to keep.
+    for old in [known for known in place.names() if known <= name][:-keep]:
+        place.remove(old)
 
 
 def copy_checkpoint(root: str | Path, step: int, *, to: Path) -> None:
