@@ -6,7 +6,6 @@ import selectors
 import signal
 import time
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
@@ -14,6 +13,7 @@ from ringmaster.errors import ChannelClosed
 from ringmaster.techniques.processes.channel import Channel
 from ringmaster.techniques.processes.events import (
     Event,
+    Outcome,
     OutcomeStatus,
     PhaseStarted,
     RankExited,
@@ -21,12 +21,10 @@ from ringmaster.techniques.processes.events import (
     RankResult,
     RankStarted,
     RefusedEvent,
-    ShareEnded,
     event_or_refusal,
 )
 from ringmaster.techniques.processes.order import GangOrder, Launcher, rendezvous
 from ringmaster.techniques.processes.stopped import StoppedProcesses
-from ringmaster.text import printable_lines
 
 # A rank reports how long its current phase may stay silent; this is the timeout before its first report.
 FIRST_TIMEOUT_S = 120.0
@@ -34,38 +32,6 @@ LAST_WORDS_S = 1.0  # time for the peers of a failed rank to report their own fa
 KILL_TIMEOUT_S = 10.0  # time for killed ranks to end and free their devices
 
 SUPERVISION = (RankStarted, RankFailed, RankExited, RefusedEvent)  # events that only `wait` reads
-
-
-@dataclass(frozen=True, kw_only=True)
-class Outcome:
-    """How a gang ended.
-
-    message: explanation for a person.
-    result: the last result of rank 0 (step, metrics, profile, ...).
-    was_killed: whether an external cause (a signal, or the end of its launcher) ended it, so that another try may
-        succeed.
-    """
-
-    status: OutcomeStatus
-    message: str = ""
-    result: Mapping[str, Any] = field(default_factory=dict)
-    was_killed: bool = False
-
-    def __post_init__(self) -> None:
-        # The message may quote a user's exception or a file name, of any length and with any characters.
-        object.__setattr__(self, "message", printable_lines(self.message))
-
-
-def as_event(outcome: Outcome) -> ShareEnded:
-    """Returns the event that reports the outcome of a node's share of a gang."""
-    return ShareEnded(
-        status=outcome.status, message=outcome.message, result=outcome.result, was_killed=outcome.was_killed
-    )
-
-
-def outcome_of(event: ShareEnded) -> Outcome:
-    """Returns the outcome that an event reports. What killed the gang matters only on the node that ran it."""
-    return Outcome(status=event.status, message=event.message, result=event.result)
 
 
 class Gang:
