@@ -181,7 +181,7 @@ class CheckpointStore:
         for name in reversed(self._place.names()):
             manifest = read_manifest(self._place, name)
             own = sorted(manifest.files)[self._rank :: self._num_ranks] if manifest else []
-            whole = manifest is not None and all(self._is_whole(name, file, manifest) for file in own)
+            whole = manifest is not None and all(_is_whole(self._place, name, file, manifest) for file in own)
             if self._agree(whole):
                 assert manifest is not None
                 return Checkpoint(place=self._place, name=name, manifest=manifest)
@@ -196,7 +196,7 @@ class CheckpointStore:
     def whole(self, name: str) -> Checkpoint | None:
         """Returns the checkpoint in the folder `name`, or None where it is not whole. Called on one rank."""
         manifest = read_manifest(self._place, name)
-        if manifest is None or not all(self._is_whole(name, file, manifest) for file in manifest.files):
+        if manifest is None or not all(_is_whole(self._place, name, file, manifest) for file in manifest.files):
             return None
         return Checkpoint(place=self._place, name=name, manifest=manifest)
 
@@ -264,9 +264,6 @@ class CheckpointStore:
     def _part(self, step: int, rank: int) -> str:
         return f"{self._aside(step)}part-{rank:05d}.json"
 
-    def _is_whole(self, name: str, file: str, manifest: CheckpointManifest) -> bool:
-        return _is_whole(self._place, f"{name}/{file}", manifest.files[file])
-
 
 def retain(place: CheckpointRoot, name: str, *, keep: int) -> None:
     """Makes a checkpoint the latest one, and removes all but the last `keep` up to it."""
@@ -320,14 +317,13 @@ def read_manifest(place: CheckpointRoot, name: str) -> CheckpointManifest | None
         value = json.loads(place.read(f"{name}/{MANIFEST}"))
         checksum = value.pop("sha256")
         manifest = from_json(CheckpointManifest, value)
-        is_of_its_folder = all(_is_within(file) for file in _files_of(manifest))
+        files = [*manifest.files, *(piece.file for stored in manifest.tensors.values() for piece in stored.pieces)]
+        is_known = manifest.format == FORMAT and all(map(_is_within, files))
     except ObjectStoreUnavailable:
         raise
     except (OSError, ValueError, TypeError, AttributeError, KeyError, RecursionError):
         return None
-    if not is_of_its_folder:
-        return None
-    return manifest if checksum == digest(value, length=64) and manifest.format == FORMAT else None
+    return manifest if is_known and checksum == digest(value, length=64) else None
 
 
 def stored_manifest(manifest: CheckpointManifest) -> bytes:
@@ -336,29 +332,24 @@ def stored_manifest(manifest: CheckpointManifest) -> bytes:
     return json.dumps({"sha256": digest(value, length=64), **value}, indent=1).encode()
 
 
-def _files_of(manifest: CheckpointManifest) -> Iterator[str]:
-    yield from manifest.files
-    yield from (piece.file for stored in manifest.tensors.values() for piece in stored.pieces)
-
-
 def _is_within(name: str) -> bool:
     """Returns whether a relative path stays inside its folder. Checkpoints of commands contain sub-folders."""
     path = PurePosixPath(name)
     return bool(path.parts) and not path.is_absolute() and ".." not in path.parts and "\0" not in name
 
 
-def _is_whole(place: CheckpointRoot, path: str, stored: CheckpointFile) -> bool:
+def _is_whole(place: CheckpointRoot, name: str, file: str, manifest: CheckpointManifest) -> bool:
     """Returns whether a file exists with the size and the checksum in the manifest. Raises ObjectStoreUnavailable."""
     value, num_bytes = sha256(), 0
     try:
-        for block in place.blocks(path):
+        for block in place.blocks(f"{name}/{file}"):
             value.update(block)
             num_bytes += len(block)
     except ObjectStoreUnavailable:
         raise
     except OSError:
         return False
-    return num_bytes == stored.num_bytes and value.hexdigest() == stored.sha256
+    return manifest.files[file] == CheckpointFile(num_bytes=num_bytes, sha256=value.hexdigest())
 
 
 def folder_of(step: int) -> str:
