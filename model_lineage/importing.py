@@ -27,6 +27,7 @@ from ringmaster.model_lineage.records import ModelRecord, Origin
 from ringmaster.model_lineage.snapshot import LineageNode, Snapshot
 from ringmaster.model_lineage.tensors import StoredModel, TensorStore
 from ringmaster.model_lineage.tensors.model_files import MOST_FAULTS, files_of, name_fault, read_layout
+from ringmaster.text import listed
 
 WEIGHTS, INDEX = ".safetensors", ".safetensors.index.json"
 MODEL_FILES = (f"*{WEIGHTS}", "*.json", "*.txt", "*.model", "*.jinja", CARD)
@@ -69,10 +70,8 @@ def inspect(folder: Path) -> ModelFolder:
     Raises ValueError, with all faults, where the folder holds no model, or what none may hold.
     """
     model = model_files(folder)
-    faults = list(_faults(folder, model.files))
-    if faults:
-        more = f"; and {len(faults) - MOST_FAULTS} more" if len(faults) > MOST_FAULTS else ""
-        raise ValueError("; ".join(faults[:MOST_FAULTS]) + more)
+    if faults := list(_faults(folder, model.files)):
+        raise ValueError(listed(faults, between="; ", most=MOST_FAULTS))
     return model
 
 

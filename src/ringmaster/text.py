@@ -122,16 +122,16 @@ def _with_backslash(match: re.Match[str]) -> str:
 MOST_FAULTS = 50
 
 
-def first_of(faults: Sequence[object]) -> list[str]:
-    """Returns the first `MOST_FAULTS` faults as text, followed by how many more there are."""
-    lines = [str(fault) for fault in faults[:MOST_FAULTS]]
+def first_of(faults: Sequence[object], *, most: int = MOST_FAULTS) -> list[str]:
+    """Returns the first `most` faults as text, followed by how many more there are."""
+    lines = [str(fault) for fault in faults[:most]]
     num_more = len(faults) - len(lines)
     return [*lines, f"and {num_more:,} more"] if num_more else lines
 
 
-def listed(faults: Sequence[object], *, between: str = "\n") -> str:
+def listed(faults: Sequence[object], *, between: str = "\n", most: int = MOST_FAULTS) -> str:
     """Joins what `first_of` returns."""
-    return between.join(first_of(faults))
+    return between.join(first_of(faults, most=most))
 
 
 def enumerated(names: Sequence[str], *, most: int = 8) -> str:

@@ -108,11 +108,13 @@ class Gang:
                 first_cause = min(failed, key=_Rank.precedence)
                 return first_cause.verdict(self.log(first_cause.index))
             if silent := [rank for rank in self._alive() if rank.left_s() <= 0]:
-                return _hung(silent)
+                why = f"sent no event for {silent[0].timeout_s:.0f} s"
+                return _killed_as_hung(silent, why, was_killed=False)
             if self._stopped.is_due():  # each rank leads a session
                 hung = self._stopped.among(rank.pid for rank in self._alive() if rank.pid is not None)
                 if stopped := [rank for rank in self._alive() if rank.pid in hung]:
-                    return _stopped(stopped, seconds=self._stopped.after_s)
+                    why = f"was stopped (SIGSTOP) for {self._stopped.after_s:.0f} s"
+                    return _killed_as_hung(stopped, why, was_killed=True)
         result = self._ranks[0].result
         return Outcome(status=OutcomeStatus(result["status"]), message=result.get("message", ""), result=result)
 
@@ -131,17 +133,10 @@ class Gang:
             self._hear(selector, lambda _: None, seconds=left_s)
 
 
-def _hung(silent: list[_Rank]) -> Outcome:
-    who = ", ".join(str(rank.index) for rank in silent)
-    rank = silent[0]
-    message = f"rank {who} sent no event for {rank.timeout_s:.0f} s while {rank.phase}: killed as hung"
-    return Outcome(status=OutcomeStatus.CRASHED, message=message)
-
-
-def _stopped(ranks: list[_Rank], *, seconds: float) -> Outcome:
+def _killed_as_hung(ranks: list[_Rank], why: str, *, was_killed: bool) -> Outcome:
     who = ", ".join(str(rank.index) for rank in ranks)
-    message = f"rank {who} was stopped (SIGSTOP) for {seconds:.0f} s while {ranks[0].phase}: killed as hung"
-    return Outcome(status=OutcomeStatus.CRASHED, message=message, was_killed=True)
+    message = f"rank {who} {why} while {ranks[0].phase}: killed as hung"
+    return Outcome(status=OutcomeStatus.CRASHED, message=message, was_killed=was_killed)
 
 
 class _Rank:
