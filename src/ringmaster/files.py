@@ -3,6 +3,7 @@
 import json
 import os
 import uuid
+from collections.abc import Callable
 from contextlib import suppress
 from pathlib import Path
 from typing import Any, TypeVar
@@ -45,3 +46,11 @@ def read_value(cls: type[T], file: Path) -> T | None:
         return from_json(cls, json.loads(file.read_text()))
     except (OSError, ValueError):
         return None
+
+
+def kept_value(cls: type[T], file: Path, make: Callable[[], T]) -> T:
+    """Returns the value in a file, or else what `make` returns, which is then kept there."""
+    if (value := read_value(cls, file)) is None:
+        value = make()
+        write_value(value, file)
+    return value
