@@ -63,10 +63,11 @@ def hub_card(
             head["base_model_relation"] = relation
     if names := list(dict.fromkeys(dataset.name for dataset in record.datasets)):
         head["datasets"] = names
+    bases = f" from {', '.join(map(code_span, base_models))}" if base_models else ""
     title = record.registered_name + ("" if record.version is None else f" version {record.version}")
     lines = [
         f"# {markdown(title)}",
-        f"{markdown(record.kind.capitalize())}{_from(base_models)}, recorded as `{record.model_id}`.",
+        f"{markdown(record.kind.capitalize())}{bases}, recorded as `{record.model_id}`.",
     ]
     if record.datasets:
         lines.append(
@@ -130,10 +131,6 @@ class _NoAliasLoader(yaml.SafeLoader):
             event = self.peek_event()  # type: ignore[no-untyped-call]
             raise yaml.composer.ComposerError(None, None, "it has an alias (*)", event.start_mark)
         return super().compose_node(parent, index)
-
-
-def _from(base_models: Sequence[str]) -> str:
-    return f" from {', '.join(code_span(name) for name in base_models)}" if base_models else ""
 
 
 def _texts(value: Any) -> tuple[str, ...]:

@@ -90,7 +90,7 @@ def tensors_of_store(store: TensorStore, id: str) -> dict[str, WeightTensor]:
     """
     return {
         name: WeightTensor(
-            dtype=stored.dtype, shape=stored.shape, load=partial(store.tensor, stored), digest=stored.digest
+            dtype=stored.dtype, shape=stored.shape, load=partial(store.content, stored.digest), digest=stored.digest
         )
         for name, stored in store.model(id).tensors.items()
     }

@@ -6,6 +6,7 @@ import selectors
 import signal
 import time
 from collections.abc import Callable, Mapping
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
@@ -189,10 +190,8 @@ class _Rank:
 
     def tell(self, command: str) -> None:
         if self.alive:
-            try:
+            with suppress(ChannelClosed):  # the rank has ended, and `wait` is about to read its exit status
                 self.channel.send({"command": command})
-            except ChannelClosed:
-                return  # the rank has ended, and `wait` is about to read its exit status
 
     def has_failed(self) -> bool:
         return self.failure is not None or (not self.alive and self.exit_status != 0)
