@@ -1,7 +1,5 @@
 """Export of a lineage as JSON, GraphML, a picture, or model cards for Hugging Face's hub."""
 
-from __future__ import annotations
-
 from collections.abc import Iterator, Mapping
 from typing import Any
 from xml.etree import ElementTree

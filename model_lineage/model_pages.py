@@ -7,8 +7,6 @@ The second half reads and writes the cards of Hugging Face's hub: a README.md th
 (https://huggingface.co/docs/hub/model-cards: `base_model`, `base_model_relation`, `datasets`, `model-index`).
 """
 
-from __future__ import annotations
-
 import re
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass

@@ -1,7 +1,5 @@
 """SVG drawing of a model family: each model below its parents, the subject highlighted."""
 
-from __future__ import annotations
-
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 

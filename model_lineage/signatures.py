@@ -5,8 +5,6 @@ A signature (`model.sig`) covers all files of a version, one of which is an in-t
 statement has the record: who changes one of them is found by the other. docs/provenance.md describes the keys.
 """
 
-from __future__ import annotations
-
 import json
 import tempfile
 from collections.abc import Mapping, Sequence

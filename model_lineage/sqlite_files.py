@@ -4,8 +4,6 @@ SQLAlchemy, and with it MLflow, Prefect and our own tables, takes what follows `
 question mark. Nothing is quoted there, so a path with a question mark has no URL.
 """
 
-from __future__ import annotations
-
 import fcntl
 import os
 import shlex

@@ -6,8 +6,6 @@ Hugging Face's cache stores a model in `models--OWNER--NAME`, where `snapshots/R
 it. Links to folders, pipes and devices are refused.
 """
 
-from __future__ import annotations
-
 import json
 import math
 import mmap

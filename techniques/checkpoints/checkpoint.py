@@ -15,8 +15,6 @@ describes how, on disks and in object stores). A folder without a whole manifest
 manifest, is skipped, and the next older one is used.
 """
 
-from __future__ import annotations
-
 import json
 import os
 import re

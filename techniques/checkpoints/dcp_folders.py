@@ -10,8 +10,6 @@ files that are long enough, is checked before one is read.
 Source: torch.distributed.checkpoint.metadata, .filesystem.
 """
 
-from __future__ import annotations
-
 import collections
 import io
 import math

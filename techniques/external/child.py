@@ -1,7 +1,5 @@
 """A running command: starts it, reads its events, stops it, and explains its end."""
 
-from __future__ import annotations
-
 import contextlib
 import ctypes
 import json

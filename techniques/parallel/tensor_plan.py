@@ -4,8 +4,6 @@ Sources: Shoeybi et al., Megatron-LM (arXiv:1909.08053), section 3; Korthikanti 
 (arXiv:2205.05198), section 4.2.2.
 """
 
-from __future__ import annotations
-
 from collections.abc import Mapping
 from typing import Any
 

@@ -5,8 +5,6 @@ outcome of its part of the gang. `event_from_json` is called where an event ente
 value of one of these classes. They check themselves, as a user's trainer may send any: ValueError says what is wrong.
 """
 
-from __future__ import annotations
-
 import math
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, fields, replace

@@ -1,7 +1,5 @@
 """Clients of the fork server: one starts and ends it, others request worker processes of it. Both are `Launcher`s."""
 
-from __future__ import annotations
-
 import contextlib
 import fcntl
 import math

@@ -1,7 +1,5 @@
 """One rank of a gang: its device, its peers, and the collective calls between them."""
 
-from __future__ import annotations
-
 import os
 import resource
 import socket

@@ -4,8 +4,6 @@ A process that computes, swaps or waits for a file is never in this state, howev
 machine is suspended, or the observer is stopped with the observed, no time passes here.
 """
 
-from __future__ import annotations
-
 import math
 import os
 import time
