@@ -308,13 +308,13 @@ def _joined(parts: Sequence[str]) -> str:
     return "-".join(re.sub(r"[^\w.-]", "-", part) for part in parts).strip(".-")[:MOST_NAME] or "imported"
 
 
-def fetch_from_hub(name: str, patterns: tuple[str, ...]) -> Path:
+def fetch_from_hub(name: str, patterns: tuple[str, ...], *, is_cached: bool = False) -> Path:
     """Downloads files of a model from Hugging Face's hub into the hub's cache. Raises OSError with a remedy."""
     from huggingface_hub import snapshot_download
     from huggingface_hub.errors import HFValidationError
 
     try:
-        return Path(snapshot_download(name, allow_patterns=list(patterns)))
+        return Path(snapshot_download(name, allow_patterns=list(patterns), local_files_only=is_cached))
     except HFValidationError as error:
         raise OSError(f"{name!r} is neither a folder nor a hub name: {error}") from error
     except (OSError, ValueError) as error:  # the hub's client raises one of these two for every fault
@@ -544,11 +544,8 @@ def _descriptive_files(source: str, model: ModelFolder | None, fetch: Fetch, asi
 
 def cached_from_hub(name: str) -> Path | None:
     """Returns the folder of a hub model in this machine's cache, or None if it is not there."""
-    from huggingface_hub import snapshot_download
-    from huggingface_hub.errors import HFValidationError
-
     try:
-        folder = Path(snapshot_download(name, allow_patterns=list(MODEL_FILES), local_files_only=True))
-    except (OSError, ValueError, HFValidationError):
+        folder = fetch_from_hub(name, MODEL_FILES, is_cached=True)
+    except OSError:
         return None
     return folder if any(folder.rglob("*.safetensors")) else None

@@ -2,9 +2,11 @@
 
 import json
 import os
+import shutil
 import uuid
 from collections.abc import Callable
 from contextlib import suppress
+from hashlib import file_digest
 from pathlib import Path
 from typing import Any, TypeVar
 
@@ -54,3 +56,17 @@ def kept_value(cls: type[T], file: Path, make: Callable[[], T]) -> T:
         value = make()
         write_value(value, file)
     return value
+
+
+def link_or_copy(source: str | Path, target: str | Path) -> None:
+    """Makes a file available under another name: as a link, or as a copy on another disk or of another user's file."""
+    try:
+        os.link(source, target)
+    except OSError:
+        shutil.copyfile(source, target)
+
+
+def sha256_of(file: Path) -> str:
+    """Returns the SHA-256 of a file's content, in hexadecimal."""
+    with file.open("rb") as stream:
+        return file_digest(stream, "sha256").hexdigest()
