@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import hashlib
 import json
-import os
 import re
 import shutil
 import tempfile
@@ -21,6 +20,7 @@ from pathlib import Path, PurePosixPath
 from typing import Any
 
 from ringmaster.errors import LedgerError, TensorStoreError, UnknownModel
+from ringmaster.files import link_or_copy
 from ringmaster.model_lineage.ledger.ledger import Ledger
 from ringmaster.model_lineage.model_pages import CARD, CardMetadata, card_text, read_card
 from ringmaster.model_lineage.records import ModelRecord, Origin
@@ -54,10 +54,7 @@ class ModelFolder:
             for name, path in self.files.items():
                 target = Path(aside, name)
                 target.parent.mkdir(parents=True, exist_ok=True)
-                try:
-                    os.link(path, target)
-                except OSError:  # another disk, or another user's file
-                    shutil.copyfile(path, target)
+                link_or_copy(path, target)
             yield Path(aside)
 
 
@@ -309,7 +306,7 @@ def _joined(parts: Sequence[str]) -> str:
 
 
 def fetch_from_hub(name: str, patterns: tuple[str, ...], *, is_cached: bool = False) -> Path:
-    """Downloads files of a model from Hugging Face's hub into the hub's cache. Raises OSError with a remedy."""
+    """Downloads files of a model from Hugging Face's hub into the hub's cache, or finds them there (`is_cached`). Raises OSError."""
     from huggingface_hub import snapshot_download
     from huggingface_hub.errors import HFValidationError
 

@@ -16,7 +16,6 @@ manifest, is skipped, and the next older one is used.
 """
 
 import json
-import os
 import re
 import shutil
 from collections.abc import Callable, Iterable, Iterator, Mapping
@@ -28,6 +27,7 @@ from typing import Any
 
 from ringmaster.codec import digest, from_json, to_json
 from ringmaster.errors import CheckpointError, CheckpointNotFound, ObjectStoreUnavailable
+from ringmaster.files import link_or_copy
 from ringmaster.techniques.checkpoints.storage import (
     LATEST,
     MANIFEST,
@@ -292,17 +292,10 @@ def link_checkpoint(root: Path, step: int, *, to: Path) -> None:
     aside = to / f"{name}.tmp"
     shutil.rmtree(aside, ignore_errors=True)
     try:
-        shutil.copytree(root / name, aside, copy_function=_link)
+        shutil.copytree(root / name, aside, copy_function=link_or_copy)
     except (OSError, shutil.Error) as error:
         raise CheckpointNotFound(f"the checkpoint of step {step} in {root} is gone: {error}") from error
     aside.rename(to / name)
-
-
-def _link(source: str, target: str) -> None:
-    try:
-        os.link(source, target)
-    except OSError:  # another disk
-        shutil.copyfile(source, target)
 
 
 def read_manifest(place: CheckpointRoot, name: str) -> CheckpointManifest | None:

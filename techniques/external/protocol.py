@@ -15,13 +15,13 @@ import socket
 import sys
 from collections.abc import Iterator, Mapping
 from dataclasses import MISSING, dataclass, fields
-from hashlib import file_digest
 from pathlib import Path
 from site import getsitepackages
 from typing import Any, ClassVar
 
 from ringmaster.codec import to_json
 from ringmaster.errors import CheckpointError
+from ringmaster.files import sha256_of
 from ringmaster.techniques.checkpoints.checkpoint import (
     CheckpointFile,
     CheckpointManifest,
@@ -245,7 +245,9 @@ def adopt(root: Path, folder: Path, *, step: int, meta: Mapping[str, Any], keep:
             aside.rmdir()
             folder.rename(aside)
             files = {
-                path.relative_to(aside).as_posix(): CheckpointFile(num_bytes=path.stat().st_size, sha256=_sha256(path))
+                path.relative_to(aside).as_posix(): CheckpointFile(
+                    num_bytes=path.stat().st_size, sha256=sha256_of(path)
+                )
                 for path in sorted(aside.rglob("*"))
                 if path.is_file() and path.name != MANIFEST
             }
@@ -259,11 +261,6 @@ def adopt(root: Path, folder: Path, *, step: int, meta: Mapping[str, Any], keep:
     except OSError as error:
         raise CheckpointError(f"checkpoint {name} could not be stored under {root}: {error}") from error
     return root / name
-
-
-def _sha256(path: Path) -> str:
-    with path.open("rb") as stream:
-        return file_digest(stream, "sha256").hexdigest()
 
 
 VERSION = 1
