@@ -306,7 +306,10 @@ def _joined(parts: Sequence[str]) -> str:
 
 
 def fetch_from_hub(name: str, patterns: tuple[str, ...], *, is_cached: bool = False) -> Path:
-    """Downloads files of a model from Hugging Face's hub into the hub's cache, or finds them there (`is_cached`). Raises OSError."""
+    """Downloads files of a model from Hugging Face's hub into the hub's cache. Raises OSError with a remedy.
+
+    is_cached: whether the files are in the cache already, and nothing is to be downloaded.
+    """
     from huggingface_hub import snapshot_download
     from huggingface_hub.errors import HFValidationError
 
