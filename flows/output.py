@@ -20,6 +20,7 @@ import traceback
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from enum import StrEnum
+from pathlib import Path
 from types import TracebackType
 from typing import Annotated, Any
 
@@ -32,7 +33,7 @@ from rich.spinner import Spinner
 from rich.table import Table
 from rich.text import Text
 
-from ringmaster.errors import InputError
+from ringmaster.errors import InputError, input_errors
 from ringmaster.extras import missing_extra
 from ringmaster.text import MOST_CHARACTERS, first_of, listed, printable, printable_lines
 
@@ -181,6 +182,13 @@ def working(text: str, *, clock: Callable[[], float] = time.monotonic) -> Iterat
 def write_document(text: str) -> None:
     """Writes a text of many lines, such as a log or a page, to stdout."""
     sys.stdout.write(printable_lines(text, limit=sys.maxsize))
+
+
+def write_file(file: Path, text: str) -> None:
+    """Writes a file that an option names, and makes its folder. Raises InputError where that is impossible."""
+    with input_errors(OSError, about=f"{file} cannot be written: "):
+        file.parent.mkdir(parents=True, exist_ok=True)
+        file.write_text(text, encoding="utf-8")
 
 
 def prepare_streams() -> None:

@@ -1,25 +1,31 @@
 """Retrains production models daily: trains the models that are due, and promotes the better ones."""
 
+from collections.abc import Mapping, Sequence
 from typing import Annotated, Any
 
 from prefect import flow
+from prefect.artifacts import create_markdown_artifact
 from pydantic import Field
 
-from ringmaster.errors import RetrainingFailed
+from ringmaster.errors import LedgerError, RetrainingFailed
 from ringmaster.flows.batch.batch_input import HIDDEN, titled
-from ringmaster.flows.batch.flow_runs import LocalFlow, cancel_batches, ended, named
+from ringmaster.flows.batch.flow_runs import LocalFlow, cancel_batches, ended, for_prefect, named
+from ringmaster.flows.batch.result import BatchResult
 from ringmaster.flows.reports.progress import current_view
 from ringmaster.flows.retraining.compare_models import compare_models, interrupted
-from ringmaster.flows.retraining.inspect_models import inspect_models
-from ringmaster.flows.retraining.report import report
 from ringmaster.flows.retraining.retraining_run import RetrainingRun, open_run
-from ringmaster.flows.retraining.select_models import select_models
+from ringmaster.flows.retraining.select_models import SelectedModels, inspect_models, select_models
 from ringmaster.flows.retraining.train_models import train_models
 from ringmaster.flows.settings import located
+from ringmaster.model_lineage import MetricPoint
+from ringmaster.tasks.planning.objectives import HOUR_S
+from ringmaster.tasks.retraining import report as webhook
 from ringmaster.tasks.retraining.production import load_production
-from ringmaster.tasks.retraining.report import FAILED
-from ringmaster.tasks.retraining.runs import RetrainingStatus, RunRecord
-from ringmaster.tasks.retraining.selection import day_text
+from ringmaster.tasks.retraining.promotion import version_of
+from ringmaster.tasks.retraining.report import FAILED, LEFT, ModelResult, RetrainingReport, cost_of_batch
+from ringmaster.tasks.retraining.report import FAILED as MODEL_FAILED
+from ringmaster.tasks.retraining.runs import RetrainingStatus, RunRecord, drop_others
+from ringmaster.tasks.retraining.selection import day_text, num_missed, unit_of
 
 
 @LocalFlow.of
@@ -94,3 +100,140 @@ def _known(record: RunRecord) -> dict[str, Any]:
         "report": f"# Retraining of {record.name}, {record.run_date}\n\n{text[0].upper()}{text[1:]}.\n",
         "faults": [],
     }
+
+
+KEEP_RUNS = 14  # runs whose copies of files are stored
+
+
+def report(
+    run: RetrainingRun,
+    model_results: Sequence[ModelResult],
+    *,
+    chosen: SelectedModels,
+    result: BatchResult | None,
+) -> dict[str, Any]:
+    """Writes the report, and stores the run's answer. What could not be recorded or delivered is among its faults."""
+    report = _report(run, model_results, chosen, result)
+    page = report.markdown()
+    text = f"{run.record.run_date}: {report.headline()}"
+    for_prefect(lambda: create_markdown_artifact(key="retraining", markdown=page, description=text))
+    status = _status(model_results, result)
+    answer = {
+        "name": run.production.name,
+        "night": run.record.run_date,
+        "status": status,
+        "models": [model_result.to_json() for model_result in model_results],
+        "num_trials": report.num_trials,
+        "cost": report.cost,
+        "unit": report.unit,
+        "missed": report.missed,
+        "batch": None if result is None else result.to_json(),
+        "report": report.markdown(with_picture=False),
+    }
+    if status == RetrainingStatus.INTERRUPTED:
+        run.save(status=RetrainingStatus.INTERRUPTED)
+        return {**answer, "faults": []}
+    faults = [f"not recorded: {fault}" for fault in (() if result is None else result.faults)]
+    faults += [*_recorded(run, report, status), *_posted(run, report, answer)]
+    for fault in faults:
+        current_view.get().notice(fault)
+    waited, before = run.left_by_earlier("waited"), run.left_by_earlier("champions")
+    now = {name: s.champion for name, s in run.standings().items()}
+    champions = {
+        model.name: version_of(champion)
+        for model in run.production.models
+        if (champion := now[model.registered_name]) is not None
+    }
+    answer = {**answer, "faults": faults}
+    run.save(
+        status=status,
+        answer=answer,
+        # A deleted model stays in the list, so that it is not trained again without a request.
+        champions={**before, **champions},
+        waited={
+            **{name: number for name, number in waited.items() if name not in {v.model for v in model_results}},
+            **{v.model: waited.get(v.model, 0) + 1 for v in model_results if v.outcome == LEFT},
+        },
+    )
+    _tidy(run)
+    return answer
+
+
+def _report(
+    run: RetrainingRun, model_results: Sequence[ModelResult], chosen: SelectedModels, result: BatchResult | None
+) -> RetrainingReport:
+    production = run.production
+    price = production.price_per_device_hour
+    batch = None if result is None else result.to_json()
+    num_devices = len(run.node_context.cluster.devices)
+    measured = chosen.profiling_s * num_devices * price / HOUR_S if chosen.num_trials else 0.0
+    return RetrainingReport(
+        name=production.name,
+        run_date=run.record.run_date,
+        model_results=tuple(model_results),
+        began_s=run.record.began_s,
+        deadline_s=run.deadline_s,
+        missed=num_missed(run.date, None if run.last is None else run.last.run_date[:10]),
+        batch=batch,
+        plan=chosen.plan,
+        svg=chosen.svg,
+        gains=tuple(chosen.gains),
+        cost=measured + (0.0 if batch is None else cost_of_batch(batch, price_per_device_hour=price)),
+        unit=unit_of(price),
+        budget=production.budget,
+        num_trials=chosen.num_trials + (0 if result is None else result.num_trials),
+        profiling_s=chosen.profiling_s,
+        was_cut_short=result is None and "training" in run.content,
+        left={name: why for name, why in chosen.left.items() if chosen.trains(name)},
+    )
+
+
+def _status(model_results: Sequence[ModelResult], result: BatchResult | None) -> str:
+    if result is not None and result.status == RetrainingStatus.INTERRUPTED:
+        return RetrainingStatus.INTERRUPTED
+    return (
+        RetrainingStatus.FAILED
+        if any(model_result.outcome == MODEL_FAILED for model_result in model_results)
+        else RetrainingStatus.DONE
+    )
+
+
+def _recorded(run: RetrainingRun, report: RetrainingReport, status: str) -> list[str]:
+    """Records the report as an MLflow run of its own; returns why that failed."""
+    ledger, name = run.ledger, f"{report.name} {report.run_date}"
+    try:
+        run_id = ledger.start_batch(name, batch=report.name, params={"night": report.run_date}, key=f"night {name}")
+        ledger.set_tags(run_id, {"ringmaster.type": "night"})
+        ledger.write_text(run_id, "report.md", report.markdown(with_picture=False))
+        ledger.write_json(run_id, "report.json", report.to_json())
+        if report.svg:
+            ledger.write_svg(run_id, "plan.svg", report.svg)
+        ledger.write_table(run_id, "models.json", [model_result.to_json() for model_result in report.model_results])
+        ledger.log_metrics(run_id, [MetricPoint(name, float(value)) for name, value in report.figures().items()])
+        ledger.set_note(run_id, report.markdown(with_picture=False))
+        ledger.finish_run(run_id, "FINISHED" if status == RetrainingStatus.DONE else "FAILED")
+    except LedgerError as error:
+        return [f"the report is not in MLflow: {error}"]
+    return []
+
+
+def _posted(run: RetrainingRun, report: RetrainingReport, answer: Mapping[str, Any]) -> list[str]:
+    """Posts the report to the webhook, if there is one; returns why that failed."""
+    if run.production.webhook is None:
+        return []
+    try:
+        url = webhook.address_of(run.production.webhook)
+    except ValueError as error:
+        return [str(error)]
+    key = f"{report.name} {report.run_date}"
+    text = f"Retraining of {report.name}, {report.run_date}: {report.headline()}"
+    content = {"text": text, "status": answer["status"], **report.to_json(), "report": answer["report"]}
+    fault = webhook.post(url, content, key=key, waits_s=webhook.WAITS_S)
+    return [f"the report was not posted: {fault}"] if fault else []
+
+
+def _tidy(run: RetrainingRun) -> None:
+    """Deletes copies of files that no recent run has read."""
+    late = run.runs.every(run.production.name)[-KEEP_RUNS:]
+    kept = [path for record in late for seen in record.content.get("looked", {}).values() for path in seen["copies"]]
+    drop_others(run.folder / "data", keep=kept)

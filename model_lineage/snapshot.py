@@ -333,6 +333,14 @@ class Snapshot:
             if any(_is_data(data, dataset) for dataset in node.record.datasets if dataset.context == "training")
         )
 
+    def existing(self, ids: Iterable[str]) -> list[LineageNode]:
+        """Returns the nodes with these ids, without those that were deleted."""
+        return [self.nodes[id] for id in ids if id in self.nodes]
+
+    def ancestors(self, id: str) -> tuple[str, ...]:
+        """Returns the ids of all ancestors of a model, the nearest first; () of a component."""
+        return self.graph.ancestors(id) if id in self.graph else ()
+
     def users(self, component: str) -> tuple[LineageNode, ...]:
         """Returns the models that contain a component."""
         return tuple(node for node in self.models if component in node.record.components)

@@ -98,6 +98,8 @@ ADAPTATIONS: Mapping[str, tuple[str, ...]] = {
     MERGED: ("average", "task-arithmetic"),
 }
 """The kinds of adaptation besides plain training, and the methods of each."""
+RETRIEVER = "retriever"
+"""The option of kinds of data whose samples read a knowledge store."""
 FLAT, IVF = "flat", "ivf"
 INDEXES = (FLAT, IVF)
 """The indexes of a knowledge store."""
@@ -246,6 +248,18 @@ class DataSpec:
     sampling: str = field(default="random", metadata=SINCE_LATER)
     packing: bool = field(default=False, metadata=SINCE_LATER)
     options: Mapping[str, Any] = stored_flat({"text_column": "text"})
+
+    @property
+    def store(self) -> str | None:
+        """The knowledge store that samples read, as the option `retriever` names it; None where they read none."""
+        retriever = self.options.get(RETRIEVER) or self.kwargs.get(RETRIEVER)
+        store = retriever.get("store") if isinstance(retriever, Mapping) else None
+        return store if isinstance(store, str) else None
+
+    def reading(self, **changes: Any) -> "DataSpec":
+        """Returns the data, which reads a store, with other settings of its retriever."""
+        retriever = self.options.get(RETRIEVER) or self.kwargs[RETRIEVER]
+        return replace(self, options={**self.options, RETRIEVER: {**retriever, **changes}})
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -731,9 +745,9 @@ class Job:
 
     @property
     def parents(self) -> tuple[str, ...]:
-        """The names of the models that this one is derived from: the base, then its teacher or the merged models."""
+        """The names of what this model is derived from: the base, its teacher or the merged models, and the store."""
         value = self.adaptation
-        named = (self.base, *(() if value is None else (value.teacher, *value.parents)))
+        named = (self.base, *(() if value is None else (value.teacher, *value.parents)), self.data.store)
         return tuple(dict.fromkeys(name for name in named if name is not None))
 
     @property
@@ -747,7 +761,9 @@ class Job:
         if value is not None:
             teacher = value.teacher and rename(value.teacher)
             value = replace(value, teacher=teacher, parents=tuple(map(rename, value.parents)))
-        return replace(self, name=name, base=base, adaptation=value)
+        store = self.data.store
+        data = self.data if store is None else self.data.reading(store=rename(store))
+        return replace(self, name=name, base=base, adaptation=value, data=data)
 
     def learning_rate(self, step: int) -> float:
         """Returns the learning rate of step `step` (0-based). It depends on the step alone, so no state is restored."""

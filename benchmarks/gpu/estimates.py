@@ -92,8 +92,6 @@ def main():
     arguments = parser.parse_args()
     rows = compare(arguments)
     print("\n".join(table(rows)))
-    if not arguments.tiny and not arguments.only:
-        record(rows)
 
 
 def compare(arguments):
@@ -121,6 +119,8 @@ def compare(arguments):
             if faults:
                 print(f"{job.name}: {faults[job.name]}", file=sys.stderr)
                 continue
+            if any(candidate.step_s is None for candidate in found[job.name].candidates):
+                print((environment.cache_dir / "survey.log").read_text()[-3000:], file=sys.stderr)
             for candidate in drawn(found[job.name].candidates, arguments.options):
                 try:
                     (measured,) = in_children([partial(measure, job, found[job.name].data, candidate, environment)])
@@ -133,6 +133,8 @@ def compare(arguments):
                 rows.append({"job": job.name, **option, "predicted": predicted, "measured": measured})
                 rows[-1]["preflight_s"] = preflight_s
                 print("\n".join(lines(rows[-1:])), file=sys.stderr, flush=True)
+                if not arguments.tiny:
+                    record(rows)
     return rows
 
 
@@ -208,9 +210,10 @@ def table(rows):
         abs(math.log(r["predicted"]["step_s"] / r["measured"]["step_s"])) for r in rows if r["predicted"]["step_s"]
     ]
     sizes = [abs(math.log(r["predicted"]["device_bytes"] / r["measured"]["device_bytes"])) for r in rows]
+    median = math.exp(statistics.median(steps)) - 1 if steps else math.nan
     device, preflights_s = rows[0]["measured"]["device"], [row["preflight_s"] for row in rows]
     yield f"One {device}, {date.today()}: {len(rows)} options of {len({r['job'] for r in rows})} jobs. Median error of"
-    yield f"a step {math.exp(statistics.median(steps)) - 1:.0%}, of the memory"
+    yield f"a step {median:.0%}, of the memory"
     yield f"{math.exp(statistics.median(sizes)) - 1:.1%} (largest {math.exp(max(sizes)) - 1:.0%}); a preflight took"
     yield f"{preflights_s[0]:.0f} s for the first job, and {statistics.median(preflights_s):.0f} s in the median."
     yield ""

@@ -10,7 +10,6 @@ from functools import cache
 from pathlib import Path
 from typing import Any
 
-from ringmaster.codec import to_json
 from ringmaster.errors import InputError, LedgerError, RingmasterError, SignatureError
 from ringmaster.flows import settings
 from ringmaster.flows.reports.progress import current_view
@@ -23,8 +22,6 @@ from ringmaster.tasks.batch.references import is_folder
 from ringmaster.tasks.pool.submissions import Submissions
 from ringmaster.tasks.storage.database import Database
 from ringmaster.tasks.storage.journal import Journal
-from ringmaster.techniques import DataSpec
-from ringmaster.techniques.data.row_kind import RETRIEVER, retriever_of
 
 
 def fresh_folder(batch: Batch, home: Path) -> Path:
@@ -221,7 +218,7 @@ def base_weights(batch: Batch, ledger: Ledger, journal: Journal | None, home: Pa
         for parent in job.parents:
             is_base = parent == job.base
             key = job.name if is_base else parent
-            if parent in names or key in folders or parent in missing:
+            if parent in names or key in folders or parent in missing or parent == job.data.store:
                 continue
             if is_folder(parent):
                 folders[key] = Path(parent)
@@ -244,35 +241,32 @@ def base_weights(batch: Batch, ledger: Ledger, journal: Journal | None, home: Pa
 def with_stores(batch: Batch, ledger: Ledger, journal: Journal | None, home: Path) -> Batch:
     """Returns the batch with the folders of the knowledge stores that its jobs' data names by version.
 
+    A store that a job of the batch makes keeps its name until it is there.
     An alias is resolved once a run, as those of bases are. Raises InputError with every store that does not exist.
     """
     folders: dict[str, str] = {}
     faults = []
+    names = {job.name for job in batch.jobs}
     for job in batch.jobs:
-        retriever = retriever_of(job.data)
-        if retriever is None or is_folder(retriever.store) or retriever.store in folders:
+        store = job.data.store
+        if store is None or store in names or is_folder(store) or store in folders:
             continue
         try:
-            known = None if journal is None else journal.get(f"store:{retriever.store}")
-            uri = known or ledger.resolve_model(retriever.store).uri
-            folders[retriever.store] = folder = str(store_folder(ledger, uri, home))
+            known = None if journal is None else journal.get(f"store:{store}")
+            uri = known or ledger.resolve_model(store).uri
+            folders[store] = folder = str(store_folder(ledger, uri, home))
             if journal is not None:
-                journal.put_all({f"store:{retriever.store}": uri, f"store:{folder}": uri})
+                journal.put_all({f"store:{store}": uri, f"store:{folder}": uri})
         except (LedgerError, SignatureError, ValueError) as error:
-            folders[retriever.store] = ""
-            faults.append(f"job {job.name}: data.retriever.store {retriever.store}: {error}")
+            folders[store] = ""
+            faults.append(f"job {job.name}: data.retriever.store {store}: {error}")
     if faults:
         raise InputError(faults)
-    return replace(batch, jobs=tuple(replace(job, data=reading(job.data, folders)) for job in batch.jobs))
-
-
-def reading(data: DataSpec, folders: Mapping[str, str]) -> DataSpec:
-    """Returns the data with the folder of the store that it names, if there is one in `folders`."""
-    retriever = retriever_of(data)
-    if retriever is None or retriever.store not in folders:
-        return data
-    given = to_json(replace(retriever, store=folders[retriever.store]))
-    return replace(data, options={**data.options, RETRIEVER: given})
+    jobs = [
+        replace(job, data=job.data.reading(store=folders[job.data.store])) if job.data.store in folders else job
+        for job in batch.jobs
+    ]
+    return replace(batch, jobs=tuple(jobs))
 
 
 def store_folder(ledger: Ledger, uri: str, home: Path) -> Path:

@@ -8,7 +8,7 @@ from __future__ import annotations
 import json
 import shutil
 import time
-from dataclasses import asdict
+from dataclasses import asdict, replace
 from enum import StrEnum
 from pathlib import Path
 from tempfile import TemporaryDirectory
@@ -16,9 +16,21 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from ringmaster.errors import InputError, SignatureError, UnknownModel, input_errors
+from ringmaster.errors import InputError, RingmasterError, SignatureError, UnknownModel, input_errors
+from ringmaster.flows.commands.models import sound_alarm
+from ringmaster.flows.commands.planning import seconds_until
+from ringmaster.flows.commands.running import show_result, train
 from ringmaster.flows.lineage.home import LineageHome, Model, Refresh, lineage_home
-from ringmaster.flows.output import AsJson, error_console, message, output_console, print_json, write_document
+from ringmaster.flows.output import (
+    AsJson,
+    error_console,
+    message,
+    notice,
+    output_console,
+    print_json,
+    write_document,
+    write_file,
+)
 from ringmaster.model_lineage.records import IMPORTED, INDEXED
 from ringmaster.techniques.models.peft_format import is_adapter
 from ringmaster.text import is_printable_name
@@ -52,12 +64,10 @@ def import_(
                 fetch=fetch_from_hub,
                 converter_of=_converter_of,
             )
-        except OSError as error:
+        except (OSError, ValueError) as error:
+            if isinstance(error, RingmasterError):
+                raise
             raise InputError([str(error)]) from error
-        except ValueError as error:
-            if type(error) is ValueError:
-                raise InputError([str(error)]) from error
-            raise
         outcome = f", from {len(record.parents)} recorded base model(s)" if record.parents else ""
         error_console().print(f"{record.registered_name}/{record.version} is recorded{outcome}")
         if as_json:
@@ -85,11 +95,10 @@ def store(
     """Put a model and its ancestors into the tensor store, each as a difference to its first parent."""
     with lineage_home() as home:
         node = home.find(model)
-        line = [*reversed(home.snapshot.graph.ancestors(node.id)), node.id] if node.id in home.snapshot.graph else []
-        if not line:
+        if node.id not in home.snapshot.graph:
             raise InputError([f"{node.label} is a component: it is in the store with the models that have it"])
         kept = {}
-        for each in [home.snapshot.nodes[id] for id in line if id in home.snapshot.nodes]:
+        for each in (*reversed(home.snapshot.existing(home.snapshot.ancestors(node.id))), node):
             kept[each.label] = home.ledger.keep_tensors(each.record, home.model_dir(each), store=home.store).id
             error_console().print(f"in the store: {each.label}")
         print_json({"stored": kept, "size_bytes": home.store.size_bytes()}) if as_json else None
@@ -121,7 +130,8 @@ def restore(
         seconds = time.perf_counter() - started_s
         num_bytes = sum(path.stat().st_size for path in folder.rglob("*") if path.is_file())
         error_console().print(f"{node.label} is in {folder}: {num_bytes / 1e6:.1f} MB in {seconds:.2f} s")
-        base = _base_of_adapter(home, node, folder)
+        # The model that an adapter is on, which its own files do not hold.
+        base = home.snapshot.nodes.get(node.record.parents[0]) if is_adapter(folder) and node.record.parents else None
         if base is not None:
             error_console().print(f"it is an adapter on {base.label}: ringmaster lineage restore {base.label} FOLDER")
         if as_json:
@@ -162,17 +172,12 @@ def as_of(
 
     from ringmaster.tasks.retraining.promotion import all_decisions, served_at
 
-    try:
+    with input_errors(about=f"{date!r} is not a valid time. To fix: write it as 2026-11-26 or 2026-11-26T06:00; "):
         at = datetime.fromisoformat(date)
-    except ValueError as error:
-        raise InputError(
-            [f"{date!r} is not a valid time. To fix: write it as 2026-11-26 or 2026-11-26T06:00"]
-        ) from error
     at = at if at.tzinfo is not None else at.replace(tzinfo=UTC)
+    until = at + timedelta(days=1) if len(date) == len("2026-11-26") else at
     with lineage_home() as home:
-        serving = served_at(
-            all_decisions(home.ledger), at + timedelta(days=1) if len(date) == len("2026-11-26") else at
-        )
+        serving = served_at(all_decisions(home.ledger), until)
     if as_json:
         print_json({"at": date, "serving": [asdict(each) for each in serving]})
         return
@@ -210,7 +215,12 @@ def gc(
         if as_json:
             print_json({"dropped" if yes else "would_drop": [node.label for node in nodes], "freed_bytes": freed})
             return
-        _tell(home, nodes, freed_bytes=freed if yes else None)
+        for node in nodes:
+            output_console().print(f"{node.label}  {node.record.kind}")
+        num_kept = len(home.snapshot.nodes) - len(nodes)
+        mb = f"{freed / 1e6:.1f} MB are free; `ringmaster lineage restore` writes weights of older runs again"
+        hint, what = (mb, "dropped") if yes else ("--yes drops them", "would be dropped")
+        notice(f"{len(nodes)} {what}, {num_kept} stay; {hint}")
 
 
 def fsck(as_json: AsJson = False) -> None:
@@ -229,25 +239,6 @@ def fsck(as_json: AsJson = False) -> None:
             error_console().print(f"{number} models, {len(home.store.ids())} in the tensor store: {ending}")
         if result:
             raise typer.Exit(1)
-
-
-def _base_of_adapter(home: LineageHome, node: LineageNode, folder: Path) -> LineageNode | None:
-    """The model that a restored adapter is on, which its own files do not hold."""
-    if not is_adapter(folder) or not node.record.parents:
-        return None
-    return home.snapshot.nodes.get(node.record.parents[0])
-
-
-def _tell(home: LineageHome, nodes: tuple[LineageNode, ...], *, freed_bytes: int | None) -> None:
-    console = output_console()
-    for node in nodes:
-        console.print(f"{node.label}  {node.record.kind}")
-    stay = len(home.snapshot.nodes) - len(nodes)
-    if freed_bytes is None:
-        error_console().print(f"{len(nodes)} would be dropped, {stay} stay; --yes drops them")
-    else:
-        freed = f"{freed_bytes / 1e6:.1f} MB are free; `ringmaster lineage restore` writes weights of older runs again"
-        error_console().print(f"{len(nodes)} dropped, {stay} stay; {freed}")
 
 
 def bisect(
@@ -269,9 +260,6 @@ def bisect(
     """Find the adaptation that broke a model, by testing its ancestors, and the steps in which it did."""
     from ringmaster.flows.lineage.bisecting import Bisection, TestResults, parse_test
 
-    def show(line: str) -> None:
-        error_console().print(line)
-
     with lineage_home(is_fresh=refresh) as home:
         requested = parse_test(test)
         node = home.find(model)
@@ -279,11 +267,13 @@ def bisect(
         if forget:
             verdicts.forget()
         if verdicts.known:
-            show(f"going on with {len(verdicts.known)} verdicts of a search that was interrupted; --anew forgets them")
-        search = Bisection(home=home, test=requested, results=verdicts, every=every, show=show)
+            notice(
+                f"going on with {len(verdicts.known)} verdicts of a search that was interrupted; --anew forgets them"
+            )
+        search = Bisection(home=home, test=requested, results=verdicts, every=every, show=notice)
         result = search.run(node)
         if not result.is_monotone:  # then training may have lost and found it again, too
-            search = Bisection(home=home, test=requested, results=verdicts, every=True, show=show)
+            search = replace(search, every=True)
         culprits = [search.describe(culprit, checkpoints=checkpoints) for culprit in result.culprits]
         verdicts.forget()
         label = home.snapshot.label
@@ -295,9 +285,9 @@ def bisect(
             for culprit in culprits:
                 output_console().print(_sentence(culprit), soft_wrap=True)
             if not result.is_monotone:
-                show("some good model came from a bad one: the fault came more than once, or was mended")
+                notice("some good model came from a bad one: the fault came more than once, or was mended")
             if result.untested:
-                show(f"not tested, and passed over: {', '.join(map(label, result.untested))}")
+                notice(f"not tested, and passed over: {', '.join(map(label, result.untested))}")
         if record:
             for each in result.culprits:
                 home.mark_culprit(each.child, test=test)
@@ -325,9 +315,6 @@ def reproduce(
 ) -> None:
     """Train a model again from its lineage and compare every tensor; exit 1 where something differs, and say what."""
     from ringmaster.flows.lineage.reproducing import ReproductionOptions, reproduce
-
-    def notice(line: str) -> None:
-        error_console().print(line)
 
     with lineage_home(is_fresh=True) as home:
         node = home.find(model)
@@ -360,10 +347,8 @@ def undo(
     as_json: AsJson = False,
 ) -> None:
     """Train all models that have read a row, or came from a data set or version, again as if it had not been."""
-    from ringmaster.flows.commands.models import sound_alarm
-    from ringmaster.flows.commands.running import show_result, training
     from ringmaster.flows.lineage import undoing
-    from ringmaster.flows.lineage.undoing import UndoRequest, plan_undo, register, seconds_until
+    from ringmaster.flows.lineage.undoing import UndoRequest, plan_undo, register
     from ringmaster.flows.retraining.examine import open_move_log
     from ringmaster.tasks.retraining.policy import load_policy
 
@@ -378,12 +363,9 @@ def undo(
             print_json(plan.to_json()) if as_json else None
             return
         batch = plan.batch(deadline_s=deadline_s)
-        with training(batch, is_verbose=False) as end:
-            from ringmaster.flows.train_batch import train_batch
-
-            end.result = train_batch(batch, name=batch.name)
-        exit_code = show_result(end.result, as_json=False)
-        uris = {job["name"]: job["model_uri"] for job in end.result.jobs if job["model_uri"]}
+        trained = train(batch)
+        exit_code = show_result(trained, as_json=False)
+        uris = {job["name"]: job["model_uri"] for job in trained.jobs if job["model_uri"]}
         versions = register(home, plan, uris)
     promotions = []
     with lineage_home(is_fresh=True) as home, open_move_log() as log:
@@ -397,7 +379,7 @@ def undo(
         for version in versions:
             error_console().print(f"{version.label} is made; `ringmaster promote {version.label}` decides on it")
     if as_json:
-        device_s = sum(segment["device_s"] for job in end.result.jobs for segment in job["segments"])
+        device_s = sum(segment["device_s"] for job in trained.jobs for segment in job["segments"])
         result = {**plan.to_json(), "versions": [each.label for each in versions], "promotions": promotions}
         print_json({**result, "device_s": device_s, "batch": batch.name})
     raise typer.Exit(exit_code)
@@ -441,9 +423,7 @@ def show(
         if not as_json:
             print_view(show_view(snapshot, node, most=len(snapshot.nodes) if every else MOST_LINES), output_console())
             return
-        relatives: dict[str, list[str]] = {"ancestors": [], "descendants": list(snapshot.reached_from([node.id]))}
-        if node.id in snapshot.graph:
-            relatives["ancestors"] = list(snapshot.graph.ancestors(node.id))
+        relatives = {"ancestors": snapshot.ancestors(node.id), "descendants": snapshot.reached_from([node.id])}
         known = {
             key: [node_json(snapshot.nodes[id]) if id in snapshot.nodes else {"id": id, "deleted": True} for id in ids]
             for key, ids in relatives.items()
@@ -519,21 +499,32 @@ def export(
 
     with lineage_home(is_fresh=refresh) as home:
         snapshot = home.snapshot
-        node = None if model is None else home.find(model)
-        ids = None
-        if node is not None:
-            ancestors = snapshot.graph.ancestors(node.id) if node.id in snapshot.graph else ()
-            ids = frozenset([node.id, *ancestors, *snapshot.reached_from([node.id])])
-        if kind is Format.cards:
-            nodes = [node] if node is not None else list(snapshot.models)
-            _write_cards({each.label: card_of(snapshot, each) for each in nodes}, output)
-            return
-        if kind is Format.svg:
-            with input_errors():
-                _write(drawing(snapshot, ids, focus=model and home.find(model).id), output)
-            return
-        text = graphml(snapshot, ids) if kind is Format.graphml else json.dumps(graph_json(snapshot, ids)) + "\n"
-        _write(text, output)
+        nodes, ids = snapshot.models, None
+        if model is not None:
+            node = home.find(model)
+            nodes = (node,)
+            ids = frozenset([node.id, *snapshot.ancestors(node.id), *snapshot.reached_from([node.id])])
+        files: dict[Path | None, str]
+        match kind:
+            case Format.cards if output is not None:
+                files = {output / each.label / "README.md": card_of(snapshot, each) for each in nodes}
+            case Format.cards:
+                if len(nodes) != 1:
+                    raise InputError([f"there are {len(nodes)} cards. To fix: name a model, or a folder by --output"])
+                files = {None: card_of(snapshot, nodes[0])}
+            case Format.svg:
+                with input_errors():
+                    files = {output: drawing(snapshot, ids, focus=model and nodes[0].id)}
+            case Format.graphml:
+                files = {output: graphml(snapshot, ids)}
+            case Format.json:
+                files = {output: json.dumps(graph_json(snapshot, ids)) + "\n"}
+    for file, text in files.items():
+        if file is None:
+            write_document(text)
+        else:
+            write_file(file, text)
+            notice(f"written: {file}")
 
 
 def _tensors(home: LineageHome, node: LineageNode) -> dict[str, WeightTensor]:
@@ -553,29 +544,26 @@ def _reached(home: LineageHome, what: str, *, is_data: bool) -> tuple[str, list[
     """(what is meant, the models that it reached)."""
     from ringmaster.model_lineage.snapshot import close_names
 
-    snapshot = home.snapshot
-    trained = snapshot.trained_on(what)
-    try:
-        node = None if is_data else snapshot.find(what)
-    except UnknownModel as error:
-        if not trained and (holding := _stores_with(home, what)):
-            readers = [child for each in holding for child in snapshot.graph.children(each.id)]
-            readers = [id for id in readers if id in snapshot.nodes and snapshot.nodes[id].record.kind != INDEXED]
-            reached = dict.fromkeys([*readers, *snapshot.reached_from(readers)])
-            return f"passage {what}", [*holding, *(snapshot.nodes[id] for id in reached if id in snapshot.nodes)]
-        if not trained:
-            sets = close_names(what, snapshot.dataset_names())
-            raise InputError([f"{error} And no model was trained on data of that name or digest. {sets}"]) from error
-        node = None
+    snapshot, node = home.snapshot, None
+    trained, fault = snapshot.trained_on(what), f"no model was trained on data {what!r}."
+    if not is_data:
+        try:
+            node = snapshot.find(what)
+        except UnknownModel as error:
+            fault = f"{error} And no model was trained on data of that name or digest."
     if node is not None:
         if trained:
-            error_console().print(f"{what} is a model here; with --data the data set of that name is meant")
-        ids = list(snapshot.reached_from([node.id]))
-        return node.label, [snapshot.nodes[id] for id in ids if id in snapshot.nodes]
-    if not trained:
-        raise InputError([f"no model was trained on data {what!r}. {close_names(what, snapshot.dataset_names())}"])
-    below = snapshot.reached_from([each.id for each in trained])
-    return f"data {what}", [*trained, *(snapshot.nodes[id] for id in below if id in snapshot.nodes)]
+            notice(f"{what} is a model here; with --data the data set of that name is meant")
+        return node.label, snapshot.existing(snapshot.reached_from([node.id]))
+    if trained:
+        below = snapshot.reached_from([each.id for each in trained])
+        return f"data {what}", [*trained, *snapshot.existing(below)]
+    if not is_data and (holding := _stores_with(home, what)):
+        children = snapshot.existing(child for each in holding for child in snapshot.graph.children(each.id))
+        readers = [child.id for child in children if child.record.kind != INDEXED]
+        reached = snapshot.existing(dict.fromkeys([*readers, *snapshot.reached_from(readers)]))
+        return f"passage {what}", [*holding, *reached]
+    raise InputError([f"{fault} {close_names(what, snapshot.dataset_names())}"])
 
 
 def _stores_with(home: LineageHome, passage: str) -> list[LineageNode]:
@@ -590,29 +578,6 @@ def _stores_with(home: LineageHome, passage: str) -> list[LineageNode]:
             if passage in table["id"].to_pylist() or passage in table["text"].to_pylist():
                 result.append(node)
     return result
-
-
-def _write_cards(cards: dict[str, str], output: Path | None) -> None:
-    """Each card as FOLDER/NAME/VERSION/README.md; a single one also to stdout."""
-    if output is None:
-        if len(cards) != 1:
-            raise InputError([f"there are {len(cards)} cards. To fix: name a model, or a folder by --output"])
-        _write(next(iter(cards.values())), None)
-        return
-    for label, text in cards.items():
-        _write(text, output / label / "README.md")
-
-
-def _write(text: str, output: Path | None) -> None:
-    if output is None:
-        write_document(text)
-        return
-    try:
-        output.parent.mkdir(parents=True, exist_ok=True)
-        output.write_text(text, encoding="utf-8")
-    except OSError as error:
-        raise InputError([f"{output} cannot be written: {error}. To fix: name another place by --output"]) from error
-    error_console().print(f"written: {output}")
 
 
 app = typer.Typer(no_args_is_help=True, help="Ask which model came from which, and find where a fault entered.")

@@ -14,13 +14,12 @@ from rich.table import Table
 
 from ringmaster.errors import BatchFileError, InputError, PromotionRefused, input_errors
 from ringmaster.flows import settings
+from ringmaster.flows.commands.running import train
 from ringmaster.flows.output import AllRows, AsJson, error_console, output_console, print_json, print_rows, styled
 
 if TYPE_CHECKING:
     from ringmaster.flows.lineage.home import LineageHome
     from ringmaster.tasks.alarms import Alarm
-    from ringmaster.tasks.batch import Batch
-    from ringmaster.tasks.datasets.catalogue import Catalogue, Entry
     from ringmaster.tasks.evaluation.examination import ExaminationResult
     from ringmaster.tasks.retraining.promotion import MoveLog
 
@@ -84,7 +83,7 @@ def promote(
             log=log,
             notice=error_console().print,
             sound=sound_alarm,
-            train=_train if shrink else None,
+            train=train if shrink else None,
         )
     if as_json:
         print_json(done.to_json())
@@ -93,15 +92,6 @@ def promote(
             output_console().print(f"- {reason}", soft_wrap=True)
         error_console().print(done.sentence())
     raise typer.Exit(0 if done.decision.promote else 1)
-
-
-def _train(batch: Batch) -> None:
-    from ringmaster.flows.commands.running import training
-
-    with training(batch, is_verbose=False) as end:
-        from ringmaster.flows.train_batch import train_batch
-
-        end.result = train_batch(batch, name=batch.name)
 
 
 def rollback(
@@ -136,11 +126,8 @@ def _promotions() -> Iterator[tuple[LineageHome, MoveLog]]:
     from ringmaster.flows.lineage.home import lineage_home
     from ringmaster.flows.retraining.examine import open_move_log
 
-    with lineage_home() as home, open_move_log() as log:
-        try:
-            yield home, log
-        except PromotionRefused as refused:
-            raise InputError([str(refused)]) from refused
+    with lineage_home() as home, open_move_log() as log, input_errors(PromotionRefused):
+        yield home, log
 
 
 def evaluate(
@@ -330,9 +317,9 @@ def check(file: File = CATALOGUE, as_json: AsJson = False) -> None:
     and evaluated on. Exit 0 where all is well, 2 where something is not.
     """
     from ringmaster.tasks.batch import load_batch
-    from ringmaster.tasks.datasets.checking import version_faults
+    from ringmaster.tasks.datasets.checking import read_catalogue, version_faults
 
-    catalogue, raw, faults = _catalogue(file)
+    catalogue, raw, faults = read_catalogue(file)
     result = {
         f"{name}/{version}": version_faults(entry, version)
         for name, entry in catalogue.entries.items()
@@ -361,20 +348,22 @@ def show(
 ) -> None:
     """List data sets with their versions and splits: files, rows, and the fingerprint of their content."""
     from ringmaster.tasks.batch.references import closest
+    from ringmaster.tasks.datasets.checking import read_catalogue, rows_of
 
-    catalogue, _, faults = _catalogue(file)
+    catalogue, _, faults = read_catalogue(file)
     if faults:
         raise InputError(faults)
     if name is not None and name not in catalogue.entries:
         raise InputError([f"there is no data set {name!r}: {closest(name, list(catalogue.entries), what='There are')}"])
     chosen = [entry for entry in catalogue.entries.values() if name in (None, entry.name)]
-    rows = [row for entry in chosen for row in _rows(entry)]
+    rows = [row for entry in chosen for row in rows_of(entry)]
     if as_json:
         print_json({"datasets": rows})
         return
     table = Table("data set", "version", "split", "files", "rows", "digest", "path", box=None, header_style="bold")
     for row in rows:
-        table.add_row(*(str(row[key]) for key in ("name", "version", "split", "num_files", "num_rows")), *_tail(row))
+        cells = [str(row[key]) for key in ("name", "version", "split", "num_files", "num_rows")]
+        table.add_row(*cells, row["digest"] or "", row["fault"] or row["path"])
     output_console().print(table)
 
 
@@ -399,51 +388,3 @@ def trace(
         console.print(f"{reader['model']}: {reader['use']} on it, in {reader['data']}")
     if not result:
         console.print("no recorded model has read this row from a data set with a name")
-
-
-def _tail(row: dict[str, Any]) -> tuple[str, str]:
-    return (row["digest"] or "", row["fault"] or row["path"])
-
-
-def _rows(entry: Entry) -> list[dict[str, Any]]:
-    """A row for each split of each version, what cannot be read with its fault."""
-    from ringmaster.tasks.datasets.checking import contents, fingerprint
-
-    rows: list[dict[str, Any]] = []
-    for version in entry.versions:
-        label = {"name": entry.name, "version": version}
-        try:
-            result = contents(entry, version)
-        except ValueError as error:
-            empty = {"split": "", "num_files": 0, "num_rows": 0, "digest": "", "version_digest": "", "path": ""}
-            rows.append({**label, **empty, "fault": str(error)})
-            continue
-        whole = fingerprint(result)
-        rows += [
-            {**label, "split": split, **vars(content), "version_digest": whole, "fault": ""}
-            for split, content in result.items()
-        ]
-    return rows
-
-
-def _catalogue(file: Path) -> tuple[Catalogue, dict[str, Any], list[str]]:
-    """The data sets that a file may name, its plain values, and what is wrong with how they are described.
-
-    Raises InputError where there are no data sets.
-    """
-    from ringmaster.tasks.batch import document
-    from ringmaster.tasks.batch.document import Fault, place_text
-    from ringmaster.tasks.datasets.catalogue import catalogue_of
-    from ringmaster.tasks.files import text_of
-
-    try:
-        read = document.read(text_of(file))
-    except (OSError, UnicodeDecodeError) as error:
-        raise InputError([f"{file} cannot be read: {error}. To fix: name a file with `datasets:`"]) from error
-    raw = read.data if isinstance(read.data, dict) else {}
-    catalogue, result = catalogue_of(raw.get("datasets"), folder=file.parent.resolve())
-    placed = [(place_text(f.place), f.line or read.line(f.place), f) for f in [*read.findings, *result]]
-    faults = [str(Fault(place, line, f.message, f.remedy, file.name)) for place, line, f in placed]
-    if not catalogue.entries:
-        raise InputError(faults or [f"{file} has no data sets. To fix: describe them under `datasets:`"])
-    return catalogue, raw, faults

@@ -4,25 +4,24 @@ from __future__ import annotations
 
 import json
 import re
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable
 from contextlib import suppress
 from datetime import datetime, timedelta
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 import typer
 
-from ringmaster.errors import InputError, NoRoomError, ProblemError
-from ringmaster.flows import settings
-from ringmaster.flows.commands.running import Profiles
-from ringmaster.flows.output import AsJson, announce, error_console, output_console, print_json
+from ringmaster.errors import InputError, NoRoomError, ProblemError, input_errors
+from ringmaster.flows.commands.running import Profiles, estimate
+from ringmaster.flows.output import AsJson, announce, error_console, output_console, print_json, write_file
 from ringmaster.flows.settings import located
 from ringmaster.tasks.files import text_of
 
 if TYPE_CHECKING:
     from ringmaster.tasks.planning import Plan, Problem
-    from ringmaster.tasks.planning.whatif.answers import DeadlineAnswer
-    from ringmaster.tasks.planning.whatif.gains import Change, Deadline, Gain, WhatIf
+    from ringmaster.tasks.planning.whatif.gains import Change
 
 
 MAX_BYTES = 200_000_000
@@ -43,18 +42,9 @@ def read_plan(path: Path) -> Plan:
     """Reads a plan. Raises InputError where the file has none."""
     from ringmaster.tasks.planning import Plan
 
-    try:
-        return Plan.from_json(_read(path))
-    except ValueError as error:
-        raise InputError([f"{path}: {error}"]) from None
-
-
-def write_text(path: Path, text: str) -> None:
-    """Writes text with a line break at its end. Raises InputError where that is impossible."""
-    try:
-        path.write_text(text + "\n", encoding="utf-8")
-    except OSError as error:
-        raise InputError([f"{path}: {error.strerror}"]) from None
+    value = _read(path)
+    with input_errors(about=f"{path}: "):
+        return Plan.from_json(value)
 
 
 def _read(path: Path) -> Any:
@@ -104,11 +94,11 @@ def plan(
     fusion = choose_groups(problem, **limits, preemption=preemption, objective=objective, seed=seed)
     match = fusion.fused_plan
     if output:
-        write_text(output, json.dumps(match.to_json(), indent=1))
+        write_file(output, json.dumps(match.to_json(), indent=1) + "\n")
     if svg:
         from ringmaster.tasks.planning.gantt import render_svg
 
-        write_text(svg, render_svg(match, problem))
+        write_file(svg, render_svg(match, problem) + "\n")
     simple = _simple(problem)
     if as_json:
         result = match.to_json() | {"gap": match.gap, "num_switches": match.num_switches, "simple": simple}
@@ -231,7 +221,7 @@ def whatif(
     anew. Options may be repeated; each is a question of its own. A batch is profiled and planned as by
     `ringmaster run --dry-run`, by the profiles that are stored where there are any.
     """
-    due_s = [seconds_until(text, now=datetime.now().astimezone()) for text in deadline or ()]
+    due_s = [seconds_until(text) for text in deadline or ()]
     counts = [_devices(text) for text in (*(add_devices or ()), *(add_node or ()))]
     quotas = [_quota(text) for text in add_quota or ()]
     if not (counts or quotas or without or due_s or explain):
@@ -253,70 +243,27 @@ def whatif(
     changes += [_left_out(problem, text) for text in without or ()]
     _check(problem, changes)
     # A batch was profiled and planned meanwhile.
-    due_s = [seconds_until(text, now=datetime.now().astimezone()) for text in deadline or ()]
-    report = _Report(WhatIf(problem, planned), is_quiet=as_json)
-    gains = report.gains(changes, limits=None if at_once else limits)
-    deadlines = report.deadlines([Deadline(due_s=each_s) for each_s in due_s], searches=not at_once, **limits)
-    explained = report.explanation() if explain else {}
+    due_s = [seconds_until(text) for text in deadline or ()]
+    from ringmaster.flows.reports.plan_report import answer_questions
+
+    result = answer_questions(
+        WhatIf(problem, planned),
+        changes,
+        [Deadline(due_s=each_s) for each_s in due_s],
+        is_explained=explain,
+        limits=None if at_once else limits,
+        say=(lambda line: None) if as_json else partial(output_console().print, soft_wrap=True),
+    )
     if as_json:
-        bounds = {"makespan_s": report.what_if.makespan_s, "lower_bound_s": report.what_if.bound_s}
-        print_json({**bounds, "answers": [*gains, *deadlines], **explained})
+        print_json(result)
 
 
-class _Report:
-    """Answers question by question, and prints each sentence as soon as it is known."""
-
-    def __init__(self, what_if: WhatIf, *, is_quiet: bool) -> None:
-        from ringmaster.tasks.planning.gantt import seconds_text
-
-        self.what_if, self._is_quiet, self._console = what_if, is_quiet, output_console()
-        end, bound = seconds_text(what_if.makespan_s), seconds_text(what_if.bound_s)
-        self._say([f"The plan ends after {end}; no plan ends before {bound}."])
-
-    def gains(self, changes: Sequence[Change], *, limits: dict[str, Any] | None) -> list[dict[str, Any]]:
-        """Answers what changes gain. limits: of the searches; None for no search."""
-        from ringmaster.tasks.planning.whatif.answers import gain_json
-
-        result = []
-        for change in changes:
-            gain = self._gain_row(self.what_if.gain(change))
-            result.append(gain if limits is None else self._gain_row(self.what_if.planned(gain, **limits)))
-        return [gain_json(gain) for gain in result]
-
-    def deadlines(self, questions: Sequence[Deadline], **search: Any) -> list[dict[str, Any]]:
-        """Answers whether all jobs can end in time. search: as for `answer_deadline`."""
-        from ringmaster.tasks.planning.whatif.answers import answer_deadline, deadline_json, deadline_lines
-
-        result: list[DeadlineAnswer] = []
-        for question in questions:
-            result.append(answer_deadline(self.what_if, question, **search))
-            self._say(deadline_lines(result[-1]))
-        return [deadline_json(answer) for answer in result]
-
-    def explanation(self) -> dict[str, Any]:
-        """Says which nodes and jobs decide when the last job ends."""
-        from ringmaster.tasks.planning.whatif.answers import explain, explanation_json, explanation_lines
-
-        explanation = explain(self.what_if)
-        self._say(explanation_lines(explanation))
-        return {"explanation": explanation_json(explanation)}
-
-    def _gain_row(self, gain: Gain) -> Gain:
-        from ringmaster.tasks.planning.whatif.answers import gain_lines
-
-        self._say(gain_lines(gain, self.what_if))
-        return gain
-
-    def _say(self, lines: Iterable[str]) -> None:
-        for line in () if self._is_quiet else lines:
-            self._console.print(line, soft_wrap=True)
-
-
-def seconds_until(text: str, *, now: datetime) -> float:
-    """Returns the seconds from `now` to a time of the day, or of a duration such as 6h, 1h30m or 3600.
+def seconds_until(text: str, *, now: datetime | None = None) -> float:
+    """Returns the seconds from now to a time of the day, or of a duration such as 6h, 1h30m or 3600.
 
     A time of the day that is over is that of tomorrow. Raises InputError where the text is neither.
     """
+    now = now or datetime.now().astimezone()
     if result := CLOCK.fullmatch(text):
         then = now.replace(hour=int(result[1]), minute=int(result[2]), second=0, microsecond=0)
         return ((then if then > now else then + timedelta(days=1)) - now).total_seconds()
@@ -386,17 +333,10 @@ def _of_batch(file: Path, plan: Path | None, *, profiles: Profiles, seed: int) -
             [f"{file}: the batch minimises {batch.terms.objective}, and what a change gains is known for the makespan "
              f"alone. To fix: `ringmaster profile {file} -o problem.json`, then `ringmaster whatif problem.json`"]
         )  # fmt: skip
-    settings.embed(settings.home())
-    announce("loading what looks at jobs and plans; no server is started")
-    from ringmaster.flows.batch.dry_run import dry_run
-    from ringmaster.flows.reports.progress import shown
+    result = estimate(batch, profiles=profiles, seed=seed)
     from ringmaster.tasks.planning.objectives import without_deadlines
 
-    console = error_console()
-    with shown(console):
-        result = dry_run(batch, profiles=profiles, seed=seed)
-    for line in result.sentences():
-        console.print(line, soft_wrap=True)
+    error_console().print(*result.sentences(), sep="\n", soft_wrap=True)
     if result.problem is None or result.plan is None:
         raise InputError([f"{file}: no job can be trained: {result.summary()}"])
     return without_deadlines(result.problem, result.late), result.plan

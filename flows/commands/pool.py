@@ -13,9 +13,9 @@ from typing import Annotated, Any
 
 import typer
 
-from ringmaster.errors import InputError
+from ringmaster.errors import InputError, input_errors
 from ringmaster.flows import settings
-from ringmaster.flows.commands.running import CheckpointEvery, PlannerSeed, show_result, training
+from ringmaster.flows.commands.running import CheckpointEvery, PlannerSeed, show_result, train
 from ringmaster.flows.output import (
     LOG_FORMAT,
     AsJson,
@@ -181,13 +181,11 @@ def _quotas(texts: Iterable[str]) -> dict[str, Mapping[str, float] | None]:
 
 def _wait_for_pool() -> settings.PoolAddress:
     """Returns the pool that this home belongs to, once it is named: machines start in any order."""
-    has_notified = False
+    if settings.pool() is None:
+        where = f"{settings.pool_file(settings.home())} is not there yet"
+        how = "`ringmaster up` in this home writes it; RINGMASTER_DATABASE and its servers name a pool elsewhere"
+        notice(f"waiting for a pool: {where} ({how})")
     while (pool := settings.pool()) is None:
-        if not has_notified:
-            where = f"{settings.pool_file(settings.home())} is not there yet"
-            how = "`ringmaster up` in this home writes it; RINGMASTER_DATABASE and its servers name a pool elsewhere"
-            notice(f"waiting for a pool: {where} ({how})")
-            has_notified = True
         time.sleep(LOOK_EVERY_S)
     return pool
 
@@ -216,11 +214,7 @@ def submit(
 
         check_jobs(jobs)
     if wait:
-        with training(jobs, is_verbose=False) as end:
-            from ringmaster.flows.train_batch import train_batch
-
-            end.result = train_batch(jobs, name=batch, checkpoint_every_s=checkpoint_every)
-        raise typer.Exit(show_result(end.result, as_json=as_json))
+        raise typer.Exit(show_result(train(jobs, checkpoint_every_s=checkpoint_every), as_json=as_json))
     from ringmaster.flows.batch.batch_input import batch_in_file
     from ringmaster.tasks.pool.requests import Requests
     from ringmaster.tasks.pool.submissions import hand_over
@@ -232,12 +226,10 @@ def submit(
         number = hand_over(requests, jobs.to_json(), file=batch_in_file(jobs), checkpoint_every_s=checkpoint_every)
         error_console().print(f"batch {batch} (jobs: {len(jobs.jobs)}) is handed over")
         run = requests.wait(number, until=timeout(ANSWER_TIMEOUT_S)).answer.get("flow_run")
-    if run is None:
-        where = "its flow run begins once a controller leads (`ringmaster pool controller`) and Prefect answers"
-    else:
-        where = f"its flow run: {pool.prefect_api.removesuffix('/api')}/runs/flow-run/{run}"
+    page = f"its flow run: {pool.prefect_api.removesuffix('/api')}/runs/flow-run/{run}"
+    later = "its flow run begins once a controller leads (`ringmaster pool controller`) and Prefect answers"
     follow = f"`ringmaster status {batch}` and `ringmaster watch` follow it"
-    error_console().print(where, follow, sep="\n", soft_wrap=True)
+    error_console().print(page if run else later, follow, sep="\n", soft_wrap=True)
     if as_json:
         print_json({"batch": batch, "jobs": [job.name for job in jobs.jobs], "flow_run": run})
 
@@ -475,10 +467,7 @@ def up(
     if up_and_down.is_up(home):
         up_and_down.print_states(home)
         _print_ignored(context)
-        _set_quotas(quotas)
-        _print_address(home, as_json)
-        if wait:
-            raise typer.Exit(0 if up_and_down.stay(home) else 1)
+        _show_pool(home, quotas, waits=wait, as_json=as_json)
         return
     chosen = engine_options(engine, engine_values)
     options = service_definitions.PoolOptions(
@@ -498,20 +487,21 @@ def up(
     with up_and_down.sigterm_as_interrupt() if wait else nullcontext():
         if not up_and_down.start(options, database_server=database):
             raise typer.Exit(1)
-        _set_quotas(quotas)
-        _print_address(home, as_json)
-        if wait:
-            raise typer.Exit(0 if up_and_down.stay(home) else 1)
+        _show_pool(home, quotas, waits=wait, as_json=as_json)
 
 
-def _set_quotas(quotas: Mapping[str, Mapping[str, float] | None]) -> None:
-    """Sets the quotas of a pool that is up."""
+def _show_pool(home: Path, quotas: Mapping[str, Mapping[str, float] | None], *, waits: bool, as_json: bool) -> None:
+    """Sets the quotas of a pool that is up, and says where it is; waits for its end where that is wanted."""
     from ringmaster.flows.pool.batch_requests import open_database, pool_address
+    from ringmaster.flows.services import up_and_down
     from ringmaster.tasks.pool.active_batches import set_quotas
 
     if quotas:
         with open_database(pool_address()) as database:
             set_quotas(database, quotas)
+    _print_address(home, as_json)
+    if waits:
+        raise typer.Exit(0 if up_and_down.stay(home) else 1)
 
 
 def down() -> None:
@@ -580,19 +570,18 @@ def diagnose(
         raise InputError([f"-o {file} cannot be written. To fix: name a file in a folder that is there"])
     announce("collecting versions, settings, states and logs")
     bundle = collected(settings.home())
-    try:
+    with input_errors(OSError, about=f"-o {file} cannot be written: "):
         bundle.write(file)
-    except OSError as error:
-        raise InputError([f"-o {file} cannot be written: {error.strerror}"]) from error
     console = error_console()
     for part in bundle.parts:
         console.print(f"{len(part.text.encode()):>9,} bytes  {part.name}")
     for part_name, error_text in bundle.failures.items():
         console.print(f"without {part_name}: {error_text}", soft_wrap=True)
-    hint = (
-        "passwords, tokens and the values of unknown variables are left out; names, paths and messages are not: read it"
+    console.print(
+        "passwords, tokens and the values of unknown variables are left out; names, paths and messages are not: read "
+        "it before you send it",
+        soft_wrap=True,
     )
-    console.print(f"{hint} before you send it", soft_wrap=True)
     if as_json:
         names = [part.name for part in bundle.parts]
         print_json({"file": str(file), "parts": names, "failures": bundle.failures})

@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Annotated, Any, Literal, TextIO
 import typer
 from rich.table import Table
 
-from ringmaster.errors import InputError
+from ringmaster.errors import InputError, input_errors
 from ringmaster.flows import settings
 from ringmaster.flows.output import (
     AsJson,
@@ -29,11 +29,13 @@ from ringmaster.flows.output import (
     styled,
     working,
     write_document,
+    write_file,
 )
 from ringmaster.flows.settings import located
 from ringmaster.text import printable
 
 if TYPE_CHECKING:
+    from ringmaster.flows.batch.dry_run import DryRun
     from ringmaster.flows.batch.flow_runs import RunEnd
     from ringmaster.flows.batch.result import BatchResult
     from ringmaster.tasks.batch import Batch
@@ -90,11 +92,8 @@ def run(
             raise typer.Exit(exit_code)
         typer.confirm("Train it?", err=True, abort=True)
     settings.check_checkpoint_root(settings.checkpoint_root())  # before servers and workers are started
-    with training(batch, is_verbose=verbose, is_resumed=resume) as end:
-        from ringmaster.flows.train_batch import train_batch
-
-        end.result = train_batch(batch, name=batch.name, resume=resume, checkpoint_every_s=checkpoint_every, seed=seed)
-    raise typer.Exit(show_result(end.result, as_json=as_json))
+    result = train(batch, is_verbose=verbose, resume=resume, checkpoint_every_s=checkpoint_every, seed=seed)
+    raise typer.Exit(show_result(result, as_json=as_json))
 
 
 def adopt(
@@ -117,6 +116,8 @@ def adopt(
     """Train with an unedited script as a job: planned, stopped and resumed, and recorded with its lineage."""
     import yaml
 
+    from ringmaster.tasks.batch import parse_batch
+
     launcher = ["{python}"] if devices == 1 else ["torchrun", "--standalone", "--nproc-per-node", "{num_devices}"]
     job: dict[str, Any] = {
         "name": name or re.sub(r"[^A-Za-z0-9_-]+", "-", script.stem).strip("-"),
@@ -127,29 +128,20 @@ def adopt(
     }
     document = {"name": job["name"], "jobs": [job]}
     if steps is None:
-        from ringmaster.tasks.batch import parse_batch
         from ringmaster.techniques.external.child import inspect_script
 
         (draft,) = parse_batch(yaml.safe_dump(document), folder=Path.cwd(), name=str(script)).jobs
         announce(f"starting {script} to learn how many steps it trains")
-        try:
+        with input_errors(about=f"{script}: "):
             job |= inspect_script(draft, num_devices=devices)
-        except ValueError as error:
-            raise InputError([f"{script}: {error}"]) from error
     if global_batch_size is not None:
         job["global_batch_size"] = global_batch_size
     text = yaml.safe_dump(document, sort_keys=False)
     if output is not None:
-        output.write_text(text)
+        write_file(output, text)
         return
-    from ringmaster.tasks.batch import parse_batch
-
     batch = parse_batch(text, folder=Path.cwd(), name=str(script))
-    with training(batch, is_verbose=verbose) as end:
-        from ringmaster.flows.train_batch import train_batch
-
-        end.result = train_batch(batch, name=batch.name)
-    raise typer.Exit(show_result(end.result, as_json=as_json))
+    raise typer.Exit(show_result(train(batch, is_verbose=verbose), as_json=as_json))
 
 
 def _plan_only(batch: Batch, *, profiles: Profiles, seed: int, is_result: bool, as_json: bool) -> int:
@@ -157,30 +149,54 @@ def _plan_only(batch: Batch, *, profiles: Profiles, seed: int, is_result: bool, 
 
     is_result: whether the plan is the result of the command, and goes to stdout.
     """
+    result = estimate(batch, profiles=profiles, seed=seed)
+    if as_json and is_result:
+        print_json(result.to_json())
+        return result.exit_code
+    page = output_console() if is_result else error_console()
+    if result.plan is not None and result.problem is not None:
+        from ringmaster.flows.reports.plan_report import print_gantt
+
+        print_gantt(result.plan, result.problem, page)
+    page.print(*result.sentences(), sep="\n", soft_wrap=True)
+    return result.exit_code
+
+
+def estimate(batch: Batch, *, profiles: Profiles, seed: int) -> DryRun:
+    """Plans a batch that is not trained, and shows the progress of that."""
     settings.embed(settings.home())
     with working("loading what looks at jobs and plans; no server is started"):
         from ringmaster.flows.batch.dry_run import dry_run
-        from ringmaster.flows.reports.plan_report import print_gantt
         from ringmaster.flows.reports.progress import shown
 
-    console = error_console()
-    with shown(console):
-        estimate = dry_run(batch, profiles=profiles, seed=seed)
-    if as_json and is_result:
-        print_json(estimate.to_json())
-        return estimate.exit_code
-    page = output_console() if is_result else console
-    if estimate.plan is not None and estimate.problem is not None:
-        print_gantt(estimate.plan, estimate.problem, page)
-    for line in estimate.sentences():
-        page.print(line, soft_wrap=True)
-    return estimate.exit_code
+    with shown(error_console()):
+        return dry_run(batch, profiles=profiles, seed=seed)
+
+
+def train(
+    batch: Batch,
+    *,
+    is_verbose: bool = False,
+    resume: bool = False,
+    checkpoint_every_s: float | None = None,
+    seed: int = 0,
+) -> BatchResult:
+    """Trains a batch, and shows its progress; the parameters are those of `train_batch`."""
+    with training(batch, is_verbose=is_verbose, is_resumed=resume) as end:
+        from ringmaster.flows.train_batch import train_batch
+
+        end.result = train_batch(
+            batch, name=batch.name, resume=resume, checkpoint_every_s=checkpoint_every_s, seed=seed
+        )
+    result: BatchResult = end.result
+    return result
 
 
 @contextmanager
-def training(batch: Batch, *, is_verbose: bool, is_resumed: bool = False) -> Iterator[RunEnd]:
-    """Prepares this process for a batch, and shows its progress. Import Prefect inside the context only.
+def training(batch: Batch | None, *, is_verbose: bool, is_resumed: bool = False) -> Iterator[RunEnd]:
+    """Prepares this process for a flow that trains, and shows its progress. Import Prefect inside the context only.
 
+    batch: the jobs; None where the flow chooses them.
     is_resumed: whether an earlier run is resumed, whose finished jobs are not inspected again.
 
     Yields an object for the result of the flow.
@@ -189,7 +205,11 @@ def training(batch: Batch, *, is_verbose: bool, is_resumed: bool = False) -> Ite
     is_alone = settings.pool() is None
     with ExitStack() as stack:
         with working(STARTING_SERVERS) if is_alone else nullcontext():
-            if is_alone:
+            if is_alone and batch is None:
+                from ringmaster.flows.services.first_processes import start_server
+
+                start_server()
+            elif is_alone and batch is not None:
                 from ringmaster.flows.services.first_processes import start_first_processes
 
                 server = start_first_processes(batch)
@@ -244,7 +264,7 @@ def profile(
     for name, fault in measured.profiled.faults.items():
         console.print(styled(f"{name}:", "red"), message(fault))
     if measured.problem is not None:
-        output.write_text(json.dumps(measured.problem.to_json(), indent=1) + "\n")
+        write_file(output, json.dumps(measured.problem.to_json(), indent=1) + "\n")
         num_jobs, num_trials = len(measured.problem.jobs), measured.profiled.num_trials
         console.print(f"{num_trials} trials; {num_jobs} jobs to plan in {output}")
     if as_json:
@@ -300,18 +320,9 @@ def retrain(
         from ringmaster.tasks.retraining.production import load_production
 
         load_production(models_file)  # so that a wrong file is told before anything is imported that takes seconds
-    settings.embed(settings.home())
-    is_alone = settings.pool() is None
-    with working(STARTING_SERVERS) if is_alone else nullcontext():
-        if is_alone:
-            from ringmaster.flows.services.first_processes import start_server
-
-            start_server()
-        from ringmaster.flows.batch.flow_runs import kept_result
-        from ringmaster.flows.reports.progress import shown
+    with training(None, is_verbose=verbose) as end:
         from ringmaster.flows.retrain_daily import retrain_daily
 
-    with shown(error_console(), is_verbose=verbose), kept_result() as end:
         end.result = retrain_daily(file=str(models_file), night=night, force=force, seed=seed)
     result: dict[str, Any] = end.result
     from rich.markdown import Markdown
@@ -439,12 +450,13 @@ def _followed(gang: _Gang, *, batch: str | None, rank: int) -> Iterator[str]:
 
 
 def _opened(gang: _Gang, rank: int) -> TextIO:
-    """Opens the log of a rank. Raises InputError where that is not possible."""
-    file = gang.log(rank)
-    try:
+    """Opens the log of a rank. Raises InputError if there is none, or if it cannot be read."""
+    file = gang.folder / f"rank-{rank}.log"
+    if not file.exists():
+        ranks = sorted(path.stem.removeprefix("rank-") for path in gang.folder.glob("rank-*.log"))
+        raise InputError([f"{gang.job} has no rank {rank}; it has {', '.join(ranks) or 'none'}"])
+    with input_errors(OSError, about=f"{file} cannot be read: "):  # of another user's run
         return file.open(errors="replace")
-    except OSError as error:  # of another user's run
-        raise InputError([f"{file} cannot be read: {error.strerror}"]) from error
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -454,14 +466,6 @@ class _Gang:
     job: str
     folder: Path
     is_over: bool
-
-    def log(self, rank: int) -> Path:
-        """Returns the log of a rank. Raises InputError if there is none."""
-        file = self.folder / f"rank-{rank}.log"
-        if not file.exists():
-            ranks = sorted(path.stem.removeprefix("rank-") for path in self.folder.glob("rank-*.log"))
-            raise InputError([f"{self.job} has no rank {rank}; it has {', '.join(ranks) or 'none'}"])
-        return file
 
 
 def _last_gang(batch: str | None, job: str) -> _Gang:

@@ -81,7 +81,7 @@ class LineageHome:
         that names this home's path of the base. Raises InputError if the files are nowhere to be found.
         """
         folder = self.files(node)
-        parents = [self.snapshot.nodes[id] for id in node.record.parents if id in self.snapshot.nodes]
+        parents = self.snapshot.existing(node.record.parents)
         if not parents or not has_lost_base(folder):
             return folder
         copy = self.folder / "cache" / "models" / f"{node.id}-on-{parents[0].id}"

@@ -358,7 +358,7 @@ class Reproduction:
             checkpoint_dir=str(root),
             model_dir=str(self.model_folder),
             weights_from=parents.get(self._job.base or ""),
-            parents=parents if self._job.adaptation is not None else {},
+            parents=parents if self._job.adaptation is not None or self._job.data.store is not None else {},
             last_step=last_step,
             import_paths=self._environment.import_paths,
             ordered_at_s=time.monotonic(),

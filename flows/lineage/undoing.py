@@ -19,7 +19,6 @@ import shutil
 from collections import Counter
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, replace
-from datetime import datetime, timedelta
 from pathlib import Path
 from typing import Any
 
@@ -154,17 +153,6 @@ def plan_undo(home: LineageHome, request: UndoRequest, *, folder: Path) -> UndoP
     return _UndoPlanner(home, request, folder=folder).plan()
 
 
-def seconds_until(clock: str, *, now: datetime | None = None) -> float:
-    """Returns the seconds until the next time of day HH:MM. Raises InputError on another form."""
-    now = now or datetime.now()
-    try:
-        at = datetime.strptime(clock, "%H:%M").time()
-    except ValueError as error:
-        raise InputError([f"{clock!r} is not a valid time of day. To fix: write it as 06:00"]) from error
-    then = datetime.combine(now.date(), at)
-    return (then - now if then > now else then + timedelta(days=1) - now).total_seconds()
-
-
 class _UndoPlanner:
     def __init__(self, home: LineageHome, request: UndoRequest, *, folder: Path) -> None:
         self._home, self._request, self._folder = home, request, folder
@@ -225,15 +213,19 @@ class _UndoPlanner:
         if hash_of_row is None:
             why = "it came from what is undone"
         else:
-            prepared = prepare(job.data, cache_dir=self._home.folder / "cache")
+            read = training.job.data  # a store that a job has made, in the version that this one has read
+            if (store := read.store or "") in parents:
+                read = read.reading(store=str(self._home.model_dir(self._home.find(parents[store]))))
+            prepared = prepare(read, cache_dir=self._home.folder / "cache")
             if training.chain is not None and prepared.digest != training.chain.data:
                 raise InputError(
                     [f"{node.label}: its data has changed since, so that it is not known when it was read"]
                 )
-            data, without = self._data_without(job.data, hash_of_row, prepared)
-            samples, _ = open_data(job.data, cache_dir=self._home.folder / "cache", prepared=prepared)
+            data, without = self._data_without(read, hash_of_row, prepared)
+            samples, _ = open_data(read, cache_dir=self._home.folder / "cache", prepared=prepared)
             step = _first_step_with(job, sampler_of(job, samples), prepared, without)
             start = None if is_new_below else _checkpoint_before(training, step)
+            data = data.reading(store=job.data.store) if store in parents else data
             job, why = replace(job, data=data, warm_start=start), f"step {step + 1} was the first to read it"
         first_step = 0 if job.warm_start is None else job.warm_start.step
         return RetrainedModel(node=node, job=job, first_step=first_step, why=why)

@@ -15,9 +15,8 @@ from ringmaster.errors import PromotionRefused
 from ringmaster.flows.batch.result import BatchResult
 from ringmaster.flows.reports.progress import current_view
 from ringmaster.flows.retraining.approval import ask
-from ringmaster.flows.retraining.inspect_models import InspectedModel, trained_of
 from ringmaster.flows.retraining.retraining_run import RetrainingRun
-from ringmaster.flows.retraining.select_models import SelectedModels
+from ringmaster.flows.retraining.select_models import InspectedModel, SelectedModels, trained_of
 from ringmaster.flows.retraining.train_models import keep_trained, row_of
 from ringmaster.model_lineage import Ledger, ModelRecord
 from ringmaster.tasks.cluster import Device

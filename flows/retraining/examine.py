@@ -19,7 +19,7 @@ from pydantic import ValidationError
 from ringmaster.codec import from_json, to_json
 from ringmaster.errors import InputError, SignatureError, input_errors
 from ringmaster.flows import settings
-from ringmaster.flows.batch.run_folder import reading, store_folder
+from ringmaster.flows.batch.run_folder import store_folder
 from ringmaster.flows.lineage.home import LineageHome
 from ringmaster.flows.pool.own_node import own_devices
 from ringmaster.flows.retraining.shrinking import Judge, choose_child, plan_children
@@ -145,7 +145,7 @@ def reading_store(data: DataSpec | None, store: str | None, home: LineageHome) -
     with input_errors():
         is_here = is_folder(name) or Path(name).is_dir()
         folder = name if is_here else str(store_folder(home.ledger, name, settings.home()))
-    return reading(data, {retriever.store: str(Path(folder).resolve())})
+    return data.reading(store=str(Path(folder).resolve()))
 
 
 def examine_models(

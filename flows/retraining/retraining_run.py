@@ -13,16 +13,20 @@ from ringmaster.errors import InputError, RetrainingInProgress, input_errors
 from ringmaster.flows import settings
 from ringmaster.flows.batch.context import LentServer, NodeContext, lent_server, open_node_context
 from ringmaster.flows.batch.flow_runs import current_flow_run
+from ringmaster.flows.reports.progress import current_view
 from ringmaster.flows.retraining.examine import open_move_log
 from ringmaster.model_lineage import Ledger, ModelRecord
 from ringmaster.tasks.batch import Batch
 from ringmaster.tasks.cluster import Device
+from ringmaster.tasks.profiling.preflight import preflight_jobs
 from ringmaster.tasks.profiling.trials import DevicesWanted
 from ringmaster.tasks.retraining.production import Production, with_tagged
 from ringmaster.tasks.retraining.promotion import MoveLog, ServingVersions, standings
 from ringmaster.tasks.retraining.runs import RetrainingRuns, RetrainingStatus, RunRecord
 from ringmaster.tasks.retraining.selection import Clock
 from ringmaster.tasks.storage.database import Database, file_url
+from ringmaster.techniques import Job
+from ringmaster.techniques.preflight import Preflight
 
 TAG = "ringmaster.retraining"
 """The tag of a registered model that specifies how it is retrained."""
@@ -70,6 +74,27 @@ class RetrainingRun:
     def deadline_s(self) -> float | None:
         """The deadline of the run, in seconds since the epoch; None if it has none."""
         return self.production.hours.deadline_of(self.date)
+
+    @property
+    def left_s(self) -> float | None:
+        """The seconds until the deadline; None if it has none."""
+        return None if self.deadline_s is None else self.deadline_s - current_clock.get()()
+
+    @property
+    def is_late(self) -> bool:
+        """Whether the deadline has passed."""
+        return self.left_s is not None and self.left_s <= 0
+
+    def preflight(
+        self, jobs: Sequence[Job], *, evaluated: Sequence[str]
+    ) -> tuple[Mapping[str, Preflight], Mapping[str, str]]:
+        """Returns preflights and faults by job name. evaluated: the jobs whose data is only evaluated on."""
+        context, notice = self.node_context, current_view.get().notice
+        if not jobs:
+            return {}, {}
+        return preflight_jobs(
+            jobs, environment=context.environment, cluster=context.cluster, notice=notice, evaluated=evaluated
+        )
 
     def step(self, name: str, make: Callable[[], Any]) -> Any:
         """Returns a step's result as plain values: from an earlier process of this run, else made and saved."""

@@ -1,17 +1,26 @@
-"""Selection of the models that a retraining run trains: by priority, as many due models as fit, as one batch."""
+"""Choice of the models that a retraining run trains: what is due by their current data, and how much of it fits.
 
+The inspection freezes the data of the run. Of the due models, as many as fit are trained, by priority, as one batch.
+"""
+
+import json
 import time
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import partial
+from pathlib import Path
 from typing import Any
 
+from ringmaster.codec import from_json, to_json
+from ringmaster.errors import BatchFileError, LedgerError
 from ringmaster.flows.batch.local_run import PLANNING_WORK_S
 from ringmaster.flows.batch.result import failure_reporter
 from ringmaster.flows.reports.progress import current_view
-from ringmaster.flows.retraining.inspect_models import InspectedModel
-from ringmaster.flows.retraining.retraining_run import RetrainingRun, current_clock
+from ringmaster.flows.retraining.retraining_run import RetrainingRun
+from ringmaster.model_lineage import ModelRecord
 from ringmaster.tasks.batch import Batch
+from ringmaster.tasks.evaluation.model_assertions import Log, check, importable
+from ringmaster.tasks.evaluation.suite import load_suite
 from ringmaster.tasks.planning import Plan, Problem
 from ringmaster.tasks.planning.fusion import checked_fusion, groups_of
 from ringmaster.tasks.planning.gantt import render_svg
@@ -20,9 +29,241 @@ from ringmaster.tasks.planning.whatif.answers import section
 from ringmaster.tasks.profiling.search import planning_problem
 from ringmaster.tasks.profiling.stage import ProfilingResult, groups_of_some
 from ringmaster.tasks.profiling.task import profile_task
-from ringmaster.tasks.retraining.promotion import version_of
-from ringmaster.tasks.retraining.selection import DueModel, RunLimits, RunSelection, choose
+from ringmaster.tasks.retraining import drift
+from ringmaster.tasks.retraining.drift import Drift, TrainingRecord, drifts_of
+from ringmaster.tasks.retraining.production import ObservedData, ProductionModel, with_tokenizer_of
+from ringmaster.tasks.retraining.promotion import ServingVersions, training_digest, version_of
+from ringmaster.tasks.retraining.runs import freeze
+from ringmaster.tasks.retraining.selection import (
+    DueDecision,
+    DueModel,
+    ModelObservations,
+    RunLimits,
+    RunSelection,
+    choose,
+    due,
+)
 from ringmaster.techniques import Job
+
+TRAINED = "retraining/trained.json"
+"""The artifact of a model's MLflow run with the data that a retraining run trained it on."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class InspectedModel:
+    """The result of inspecting a model before training.
+
+    model: the model, with the tokenizer of its champion and the copied files of this run.
+    serving: its versions in the registry.
+    champion_dir: the champion's files.
+    data: the JSON form of the prepared data.
+    files: the data files, as (name, stamp).
+    due: whether the model is due; None if the data could not be read.
+    fault: why the data could not be read.
+    newest_before: its newest version at the inspection. None if there was none, or if the run was begun by an earlier
+        release, which did not store it.
+    """
+
+    model: ProductionModel
+    serving: ServingVersions
+    champion_dir: Path | None = None
+    data: Mapping[str, Any] | None = None
+    files: tuple[tuple[str, str], ...] = ()
+    due: DueDecision | None = None
+    fault: str = ""
+    newest_before: int | None = None
+
+    def has_made(self, newest: ModelRecord | None) -> bool:
+        """Returns whether this run has trained the newest version: on its data, and after the inspection.
+
+        The data alone is not sufficient: a model that is due by its age, or by force, has a version of the same data.
+        """
+        if newest is None or self.data is None or training_digest(newest) != self.data["digest"]:
+            return False
+        return self.newest_before is None or version_of(newest) > self.newest_before
+
+
+def inspect_models(run: RetrainingRun) -> dict[str, InspectedModel]:
+    """Returns the inspection of each model; the result of an earlier process of this run takes precedence."""
+    where = run.standings()
+    seen: Mapping[str, Any] = run.step("looked", lambda: {name: _plain(c) for name, c in _fresh(run, where).items()})
+    models = {model.name: model for model in run.production.models}
+    return {name: _read(run, models[name], where, value) for name, value in seen.items() if name in models}
+
+
+def _fresh(run: RetrainingRun, where: Mapping[str, ServingVersions]) -> dict[str, InspectedModel]:
+    result = {}
+    for model in run.production.models:
+        check = InspectedModel(model=model, serving=where[model.registered_name])
+        try:
+            result[model.name] = _frozen(run, check)
+        except (ValueError, OSError, LedgerError) as error:
+            if isinstance(error, LedgerError) and error.may_pass:
+                raise  # nothing is wrong with the model: the run resumes when it is called again
+            result[model.name] = replace(check, fault=str(error))
+    readable = [check.model for check in result.values() if not check.fault]
+    preflights, faults = run.preflight(
+        [job for model in readable for job in model.jobs],
+        evaluated=[job.name for model in readable for job in model.jobs if job is not model.job],
+    )
+    data = {name: preflight.data for name, preflight in preflights.items()}
+    return {name: check if check.fault else _decided(run, check, data, faults) for name, check in result.items()}
+
+
+def _frozen(run: RetrainingRun, check: InspectedModel) -> InspectedModel:
+    """Returns the check with copies of the model's files, and the tokenizer of its champion."""
+    model, champion = check.model, check.serving.champion
+    folder = None if champion is None else run.download(champion)
+    copies = partial(freeze, run_date=run.date, folder=run.folder / "data")
+    frozen = copies(model.job.data, window_days=model.window_days)
+    model = model.with_jobs(
+        lambda job: replace(job, data=frozen.data),
+        others=lambda job: replace(job, data=copies(job.data, window_days=None).data),
+    )
+    return replace(check, model=with_tokenizer_of(folder, model), champion_dir=folder, files=frozen.files)
+
+
+def _decided(
+    run: RetrainingRun, check: InspectedModel, data: Mapping[str, Any], faults: Mapping[str, str]
+) -> InspectedModel:
+    """Returns the check with the decision whether the model is due."""
+    model, serving = check.model, check.serving
+    if model.name in faults:
+        return replace(check, fault=faults[model.name])
+    own, missing = data[model.name], list[str]()
+    newest, champion = serving.latest, serving.champion
+    seen = ModelObservations(
+        run_date=run.date,
+        digest=own["digest"],
+        num_samples=own["num_samples"],
+        trained=None if newest is None or model.rules.max_age_days is None else _run_of_training(run, newest),
+        drifts=tuple(_drifts(run, model, champion, data, faults, missing)),
+        failed_assertions=tuple(_failed(model.watched, missing)),
+        missing=tuple(missing),
+        only_older=model.window_days is not None and _only_lost_files(run, check),
+        had_champion=model.name in run.left_by_earlier("champions"),
+        is_forced=model.name in run.forced,
+    )
+    return replace(check, data=own, due=due(serving, seen, model.rules))
+
+
+def trained_of(run: RetrainingRun, model: ModelRecord) -> TrainingRecord | None:
+    """Returns what a retraining run stored about a model's training; None if the model was trained otherwise."""
+    if model.run_id is None:
+        return None
+    try:
+        return from_json(TrainingRecord, json.loads(run.ledger.read_text(model.run_id, TRAINED)))
+    except LedgerError as error:
+        if error.may_pass:
+            raise
+        return None
+
+
+def _only_lost_files(run: RetrainingRun, check: InspectedModel) -> bool:
+    """Returns whether the champion or the newest version was trained on every file of this run already."""
+    known = [model for model in (check.serving.champion, check.serving.latest) if model is not None]
+    kept = [trained for model in known if (trained := trained_of(run, model)) is not None]
+    read = {file for trained in kept for file in trained.files}
+    return bool(check.files) and read.issuperset(check.files)
+
+
+def _run_of_training(run: RetrainingRun, model: ModelRecord) -> str | None:
+    """Returns the date of the run that trained a version; for other versions, of the time when their training began."""
+    if (kept := trained_of(run, model)) is not None:
+        return kept.run_date
+    if model.run_id is None:
+        return None
+    return run.production.hours.run_date_of(run.ledger.client.get_run(model.run_id).info.start_time / 1000)
+
+
+def _drifts(
+    run: RetrainingRun,
+    model: ProductionModel,
+    champion: ModelRecord | None,
+    data: Mapping[str, Any],
+    faults: Mapping[str, str],
+    missing: list[str],
+) -> Iterator[Drift]:
+    """Yields the drift of inputs and of predictions, relative to the champion's training data."""
+    if model.rules.drift is None or champion is None:
+        return
+    kept = trained_of(run, champion)
+    if kept is None:
+        missing.append("drift cannot be measured: no retraining run has trained its champion")
+        return
+    watched = model.watched
+    name = model.name if watched.inputs is None else watched.inputs.name
+    if name in faults:
+        missing.append(f"the inputs cannot be read: {faults[name]}")
+    else:
+        yield from drifts_of(kept.inputs, drift.input_features(Path(data[name]["folder"])), model.rules.drift)
+    if watched.predictions is None:
+        return
+    if not kept.predictions:
+        missing.append("drift of predictions cannot be measured: none were stored for its champion")
+        return
+    try:
+        logged = drift.logged_features(Log(watched.predictions))
+    except ValueError as error:
+        missing.append(str(error))
+        return
+    yield from drifts_of(kept.predictions, logged, model.rules.drift)
+
+
+def _failed(watched: ObservedData, missing: list[str]) -> Iterator[str]:
+    """Yields the assertions that fail on what was logged."""
+    if watched.suite is None or watched.asserted is None:
+        return
+    try:
+        suite = load_suite(watched.suite)
+        with importable(watched.suite.parent):
+            results = check(suite.assertions, Log(watched.asserted))
+    except (BatchFileError, ValueError) as error:
+        missing.append(str(error))
+        return
+    for result in results:
+        if not result.passed:
+            text = result.why or f"{result.num_failures} of {result.num_rows} rows fail"
+            yield f"assertion {result.assertion}: {text}"
+
+
+def _plain(check: InspectedModel) -> dict[str, Any]:
+    """Returns what is saved of a check."""
+    model = check.model
+    return {
+        "job": to_json(model.job),
+        "variants": to_json(model.variants),
+        "compare_on": to_json(model.compare_on),
+        "champion": None if check.serving.champion is None else version_of(check.serving.champion),
+        "newest": None if check.serving.latest is None else version_of(check.serving.latest),
+        "data": to_json(check.data),
+        "files": to_json(check.files),
+        "copies": [path for job in model.jobs for path in (job.data.path, job.data.held_out_path) if path is not None],
+        "due": to_json(check.due),
+        "fault": check.fault,
+    }
+
+
+def _read(
+    run: RetrainingRun, model: ProductionModel, where: Mapping[str, ServingVersions], fields: Mapping[str, Any]
+) -> InspectedModel:
+    """Restores a saved check; the champion to compare with is the current one."""
+    serving = where[model.registered_name]
+    return InspectedModel(
+        model=replace(
+            model,
+            job=from_json(Job, fields["job"]),
+            variants=tuple(from_json(Job, job) for job in fields["variants"]),
+            compare_on=None if fields["compare_on"] is None else from_json(Job, fields["compare_on"]),
+        ),
+        serving=serving,
+        champion_dir=None if serving.champion is None or fields["fault"] else run.download(serving.champion),
+        data=fields["data"],
+        files=tuple((name, stamp) for name, stamp in fields["files"]),
+        due=None if fields["due"] is None else from_json(DueDecision, fields["due"]),
+        fault=fields["fault"],
+        newest_before=fields.get("newest"),
+    )
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -54,7 +295,12 @@ class SelectedModels:
 
 def select_models(run: RetrainingRun, checks: Mapping[str, InspectedModel]) -> SelectedModels:
     """Plans the due models against the run's deadline and budget, and selects those that fit."""
-    value = run.step("chosen", lambda: _plain(_choose(run, checks)))
+
+    def plain() -> dict[str, Any]:
+        chosen = _choose(run, checks)
+        return {**vars(chosen), "batch": None if chosen.batch is None else chosen.batch.to_json()}
+
+    value = run.step("chosen", plain)
     return SelectedModels(**{**value, "batch": None if value["batch"] is None else Batch.from_json(value["batch"])})
 
 
@@ -62,53 +308,61 @@ def _choose(run: RetrainingRun, checks: Mapping[str, InspectedModel]) -> Selecte
     due = {name: check for name, check in checks.items() if check.due is not None and check.due.is_due}
     if not due:
         return SelectedModels()
-    jobs = {job.name: job for check in due.values() for job in _trainable_jobs(check)}
+    production, context = run.production, run.node_context
+    jobs = {job.name: job for check in due.values() for job in _trainable_jobs(run, check)}
     began_s = time.monotonic()
     # If the run's deadline has passed, nothing is profiled either.
-    profiled = (
-        ProfilingResult(jobs=(), preflights={}, profiles={}) if _is_late(run) else _profiled(run, list(jobs.values()))
-    )
+    profiled = ProfilingResult(jobs=(), preflights={}, profiles={}) if run.is_late else _profiled(run, [*jobs.values()])
     profiling_s = time.monotonic() - began_s
-    limits = _limits(run)
-    unfit = {name: profiled.faults[name] for name in due if name in profiled.faults}
-    problem_of = _problems(run, profiled, limits)
-    wanted = list(_wanted(run, {name: due[name] for name in due if name not in unfit}, profiled.faults))
-    choice = choose(wanted, limits, problem_of=problem_of, make_plan=partial(_plan, limits))
-    return SelectedModels(
-        batch=_batch(run, [jobs[name] for name in choice.jobs], limits) if choice.jobs else None,
-        left=choice.left,
-        unfit=unfit,
-        num_trials=profiled.num_trials,
-        profiling_s=profiling_s,
-        plan=_figures(choice, limits, problem_of),
-        gains=_gains(choice, problem_of, device=run.node_context.cluster.device_kind()),
-        svg="" if choice.plan is None else render_svg(choice.plan, problem_of(choice.jobs)),
+    limits = RunLimits(
+        left_s=run.left_s,
+        deadline_s=run.deadline_s,
+        budget=production.budget,
+        price_per_device_hour=production.price_per_device_hour,
     )
-
-
-def _problems(run: RetrainingRun, profiled: ProfilingResult, limits: RunLimits) -> Callable[[Sequence[str]], Problem]:
-    """Returns a function from job names to their planning problem, with the groups that they may be trained in."""
-    node_context = run.node_context
     resolved = {job.name: job for job in profiled.jobs}
     groups_among = groups_of_some(
-        profiled, environment=node_context.environment, cluster=node_context.cluster, known=node_context.known
+        profiled, environment=context.environment, cluster=context.cluster, known=context.known
     )
 
     def problem_of(names: Sequence[str]) -> Problem:
-        chosen = [resolved[name] for name in names]
-        name, groups = run.production.name, groups_among(names)
-        problem = planning_problem(chosen, profiled.profiles, node_context.cluster, name=name, groups=groups)
+        """Returns the planning problem of some jobs, with the groups that they may be trained in."""
+        chosen, groups = [resolved[name] for name in names], groups_among(names)
+        problem = planning_problem(chosen, profiled.profiles, context.cluster, name=production.name, groups=groups)
         return _terms(limits, names).on(problem)
 
-    return problem_of
+    def make_plan(problem: Problem) -> Plan:
+        """Plans as the batch will be planned: jobs are trained together if that is better."""
+        objective = _terms(limits, ()).objective
+        return checked_fusion(problem, work_s=PLANNING_WORK_S, seed=0, objective=objective).fused_plan
+
+    unfit = {name: profiled.faults[name] for name in due if name in profiled.faults}
+    waited = run.left_by_earlier("waited")
+    wanted = [
+        DueModel(
+            model=name,
+            variants=tuple(job.name for job in check.model.variants if job.name not in profiled.faults),
+            priority=check.model.priority,
+            waited=waited.get(name, 0),
+        )
+        for name, check in due.items()
+        if name not in unfit
+    ]
+    choice = choose(wanted, limits, problem_of=problem_of, make_plan=make_plan)
+    known = SelectedModels(left=choice.left, unfit=unfit, num_trials=profiled.num_trials, profiling_s=profiling_s)
+    if choice.plan is None:
+        return known
+    problem = problem_of(choice.jobs)
+    return replace(
+        known,
+        batch=_batch(run, [jobs[name] for name in choice.jobs], _terms(limits, choice.jobs)),
+        plan=_figures(choice, choice.plan, groups_of(choice.plan, problem), limits.unit),
+        gains=section(choice.plan, problem, device=context.cluster.device_kind()),
+        svg=render_svg(choice.plan, problem),
+    )
 
 
-def _plan(limits: RunLimits, problem: Problem) -> Plan:
-    """Plans as the batch will be planned: jobs are trained together if that is better."""
-    return checked_fusion(problem, work_s=PLANNING_WORK_S, seed=0, objective=_terms(limits, ()).objective).fused_plan
-
-
-def _trainable_jobs(check: InspectedModel) -> Iterator[Job]:
+def _trainable_jobs(run: RetrainingRun, check: InspectedModel) -> Iterator[Job]:
     """Yields the model's job and those of its sweep, each based on a version of the champion, as an alias may move."""
     champion = check.serving.champion
     for job in check.model.trained_jobs:
@@ -118,30 +372,16 @@ def _trainable_jobs(check: InspectedModel) -> Iterator[Job]:
 
 
 def _profiled(run: RetrainingRun, jobs: Sequence[Job]) -> ProfilingResult:
-    node_context, notice = run.node_context, current_view.get().notice
+    context = run.node_context
     return profile_task(
         jobs,
-        environment=node_context.environment,
-        cluster=node_context.cluster,
-        known=node_context.known,
-        notice=notice,
-        lend=node_context.lend,
+        environment=context.environment,
+        cluster=context.cluster,
+        known=context.known,
+        notice=current_view.get().notice,
+        lend=context.lend,
         failed=failure_reporter(),
-        share=node_context.batch.profiling_share,
-    )
-
-
-def _is_late(run: RetrainingRun) -> bool:
-    return run.deadline_s is not None and current_clock.get()() >= run.deadline_s
-
-
-def _limits(run: RetrainingRun) -> RunLimits:
-    production = run.production
-    return RunLimits(
-        left_s=None if run.deadline_s is None else run.deadline_s - current_clock.get()(),
-        deadline_s=run.deadline_s,
-        budget=production.budget,
-        price_per_device_hour=production.price_per_device_hour,
+        share=context.batch.profiling_share,
     )
 
 
@@ -154,21 +394,8 @@ def _terms(limits: RunLimits, names: Sequence[str]) -> PlanningTerms:
     )
 
 
-def _wanted(run: RetrainingRun, due: Mapping[str, InspectedModel], faults: Mapping[str, str]) -> Iterator[DueModel]:
-    waited = run.left_by_earlier("waited")
-    for name, check in due.items():
-        yield DueModel(
-            model=name,
-            job=name,
-            variants=tuple(job.name for job in check.model.variants if job.name not in faults),
-            priority=check.model.priority,
-            waited=waited.get(name, 0),
-        )
-
-
-def _batch(run: RetrainingRun, jobs: Sequence[Job], limits: RunLimits) -> Batch:
+def _batch(run: RetrainingRun, jobs: Sequence[Job], terms: PlanningTerms) -> Batch:
     """Returns the run's batch. Its name, that of the production file, keeps the registered names stable."""
-    terms = _terms(limits, [job.name for job in jobs])
     return Batch.of(
         name=run.production.name,
         jobs=jobs,
@@ -180,26 +407,14 @@ def _batch(run: RetrainingRun, jobs: Sequence[Job], limits: RunLimits) -> Batch:
     )
 
 
-def _figures(choice: RunSelection, limits: RunLimits, problem_of: Callable[[Sequence[str]], Problem]) -> dict[str, Any]:
-    if choice.plan is None:
-        return {}
-    plan = choice.plan
-    groups = groups_of(plan, problem_of(choice.jobs))
+def _figures(choice: RunSelection, plan: Plan, groups: Mapping[str, Collection[str]], unit: str) -> dict[str, Any]:
     return {
         "makespan_s": plan.makespan_s,
         "lower_bound_s": plan.best_bound_s,
         "gap": plan.gap,
         "cost": choice.cost,
-        "unit": limits.unit,
+        "unit": unit,
         "num_jobs": len(choice.jobs),
         "num_groups": len(groups),
         "num_fused": sum(1 + len(members) for members in groups.values()),
     }
-
-
-def _plain(chosen: SelectedModels) -> dict[str, Any]:
-    return {**vars(chosen), "batch": None if chosen.batch is None else chosen.batch.to_json()}
-
-
-def _gains(choice: RunSelection, problem_of: Callable[[Sequence[str]], Problem], *, device: str) -> list[str]:
-    return [] if choice.plan is None else section(choice.plan, problem_of(choice.jobs), device=device)

@@ -1,15 +1,10 @@
-"""Smaller children of a candidate that breaks a limit: the choice among those that exist, and the training of some.
-
-Children are trained as one batch: students with fewer layers, which the candidate teaches, and the candidate and its
-students with 8-bit weights. The number of layers follows from the candidate's measured latency, of which layers take a
-share that is proportional to their number.
-"""
+"""The choice of a smaller child where a candidate breaks a limit of its policy: the cheapest that keeps every rule."""
 
 from __future__ import annotations
 
 import json
 import math
-from collections.abc import Callable, Generator, Iterable, Mapping
+from collections.abc import Callable, Generator, Iterable, Iterator, Mapping, Sequence
 from contextlib import closing
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -18,15 +13,65 @@ from typing import Any
 from ringmaster.errors import InputError
 from ringmaster.flows.lineage.home import LineageHome
 from ringmaster.flows.lineage.reproducing import RecordedTraining
-from ringmaster.model_lineage.snapshot import LineageNode
+from ringmaster.model_lineage.graph import Graph
+from ringmaster.model_lineage.snapshot import LineageNode, Snapshot
 from ringmaster.tasks.batch import Batch
-from ringmaster.tasks.retraining.child_choice import SmallerChild, cheapest_child, smaller_children
 from ringmaster.tasks.retraining.policy import PromotionDecision, PromotionPolicy
-from ringmaster.techniques.job import DISTILLED, QUANTIZED, AdaptationSpec, Job, ModelSpec
-from ringmaster.techniques.metric import metric_named
+from ringmaster.techniques.job import DISTILLED, PRUNED, QUANTIZED, AdaptationSpec, Job, ModelSpec
+from ringmaster.techniques.metric import metric_named, ranked
 from ringmaster.techniques.metrics.latency import FAMILY
 from ringmaster.techniques.models.architectures import LAYERS
 from ringmaster.techniques.models.model_folders import CONFIG, quantization_of, read_json, tensor_shapes, weight_bytes
+
+
+@dataclass(frozen=True, kw_only=True)
+class SmallerChild:
+    """A model that was distilled from, pruned from or quantized from a candidate, directly or by several steps."""
+
+    node: LineageNode
+    weight_bytes: int
+
+    def sentence(self, decision: PromotionDecision) -> str:
+        """Returns what a policy found of it, with its figures."""
+        figures = ", ".join(f"{metric} {value:.4g}" for metric, value in decision.figures.items())
+        verdict = "it keeps every rule" if decision.promote else decision.why
+        return f"tried {self.node.label} ({self.weight_bytes / 1e6:.3g} MB of weights; {figures}): {verdict}"
+
+
+def smaller_children(snapshot: Snapshot, id: str) -> list[LineageNode]:
+    """Returns the models that only distillation, pruning and quantization separate from a model, the nearest first."""
+    smaller = (DISTILLED, PRUNED, QUANTIZED)
+    edges = ((n.id, [p for p in n.record.parents if n.record.relation_to(p) in smaller]) for n in snapshot.models)
+    return [snapshot.nodes[each] for each in Graph(edges).descendants(id) if each in snapshot.nodes]
+
+
+def cheapest_child(
+    children: Sequence[SmallerChild], decisions: Iterator[PromotionDecision]
+) -> tuple[SmallerChild | None, dict[str, PromotionDecision]]:
+    """Returns the child with the fewest bytes of weights that its policy promotes, and the decisions on those tried.
+
+    Of children of equal size, the best one by the policy's metric is chosen. Larger children are not tried, so the
+    choice is that of all decisions at no more than their cost.
+
+    children: the smallest first. decisions: the policy's, one a child in the same order, each made when it is asked
+    for. The decisions that are returned are by the child's model id.
+    """
+    tried: dict[str, PromotionDecision] = {}
+    keeping: dict[str, SmallerChild] = {}
+    for child in children:
+        if any(child.weight_bytes > each.weight_bytes for each in keeping.values()):
+            break
+        tried[child.node.id] = decision = next(decisions)
+        if decision.promote:
+            keeping[child.node.id] = child
+    lines = {id: line for id in keeping if (line := tried[id].compared) is not None}
+    best = (
+        ranked({id: line.value for id, line in lines.items()}, metric=next(iter(lines.values())).metric)
+        if lines
+        else []
+    )
+    return (keeping[best[0]] if best else None), tried
+
 
 MARGIN = 0.9
 """The share of a limit that a student is predicted to take at most, as a measured p99 varies."""

@@ -15,9 +15,8 @@ from ringmaster.flows.batch.result import BatchResult
 from ringmaster.flows.batch.run_folder import folder_to_resume
 from ringmaster.flows.pool.follower import newest_run
 from ringmaster.flows.reports.progress import current_view
-from ringmaster.flows.retraining.inspect_models import TRAINED, InspectedModel, trained_of
 from ringmaster.flows.retraining.retraining_run import RetrainingRun
-from ringmaster.flows.retraining.select_models import SelectedModels
+from ringmaster.flows.retraining.select_models import TRAINED, InspectedModel, SelectedModels, trained_of
 from ringmaster.flows.train_batch import train_batch
 from ringmaster.model_lineage import ModelRecord
 from ringmaster.tasks.batch import Batch

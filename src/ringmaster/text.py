@@ -8,11 +8,17 @@ Apply `printable` where foreign text enters a line, as often as is convenient: i
 `markdown`, `code_span` and `xml` once, where a page or picture is written.
 """
 
+from __future__ import annotations
+
 import html
+import math
 import re
 import unicodedata
 from collections.abc import Sequence
-from typing import Any
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from jinja2 import Template
 
 MOST_CHARACTERS = 4_000
 """Most characters of a line of foreign text."""
@@ -86,6 +92,16 @@ def code_span(text: str, *, limit: int = MOST_CHARACTERS) -> str:
 def xml(text: str, *, limit: int = MOST_CHARACTERS) -> str:
     """Returns foreign text for the text or a quoted attribute of SVG, HTML and other XML."""
     return html.escape(printable(text, limit=limit))
+
+
+def page_template(source: str) -> Template:
+    """Returns a Jinja template of a page or picture. It has the filters `xml` and `markdown`, and the test `finite`."""
+    from jinja2 import Environment, StrictUndefined
+
+    environment = Environment(undefined=StrictUndefined, trim_blocks=True, lstrip_blocks=True)
+    environment.filters |= {"xml": xml, "markdown": markdown}
+    environment.tests["finite"] = lambda value: value is not None and math.isfinite(value)
+    return environment.from_string(source)
 
 
 def _ends(text: str, limit: int) -> str:

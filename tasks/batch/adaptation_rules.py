@@ -8,9 +8,11 @@ from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
+from ringmaster.codec import to_json
 from ringmaster.extras import missing_extra
-from ringmaster.tasks.batch.document import Finding, Place, as_mapping, findings_where, got
+from ringmaster.tasks.batch.document import Finding, Place, as_list, as_mapping, findings_where, got
 from ringmaster.tasks.batch.references import closest, is_folder
+from ringmaster.tasks.batch.schema import STORE
 from ringmaster.techniques.job import (
     ADAPTATIONS,
     ADAPTERS,
@@ -47,6 +49,8 @@ OF_KIND = {
     "weights": MERGED,
 }
 """The keys that only one kind has."""
+READ_STORE = ("data", "retriever", "store")
+"""The place of the store that a job's samples read."""
 REWRITING = (QUANTIZED, MERGED)
 """The kinds that involve no training."""
 TOKENIZER = ("source", "path", "dataset", "factory", "kwargs", "vocab_size", "text_column", "split")
@@ -148,26 +152,23 @@ def adaptation_findings(job: Raw) -> Iterator[Finding]:
         yield from _merged(job, adaptation)
 
 
+def is_store(job: Raw) -> bool:
+    """Whether a job makes a knowledge store."""
+    return job.get("kind") == STORE or job.get("store") is not None
+
+
 def is_rewriting(job: Raw) -> bool:
     """Whether a job's adaptation never involves training."""
     return as_mapping(job.get("adaptation")).get("kind") in REWRITING
 
 
-def may_have_no_steps(job: Raw) -> bool:
-    """Whether a job may have zero steps."""
-    return is_rewriting(job) or as_mapping(job.get("adaptation")).get("kind") == PRUNED
-
-
 def parents_of(job: Raw) -> Iterator[tuple[Place, str]]:
     """Yields the parent models of a job as the job names them, each with its place."""
     adaptation = as_mapping(job.get("adaptation"))
-    parents = adaptation.get("parents")
-    named: list[tuple[Place, Any]] = [
-        (("base",), job.get("base")),
-        (("adaptation", "teacher"), adaptation.get("teacher")),
-    ]
-    named += [(("adaptation", "parents", i), p) for i, p in enumerate(parents if isinstance(parents, list) else [])]
-    yield from ((place, name) for place, name in named if isinstance(name, str))
+    named: dict[Place, Any] = {("base",): job.get("base"), ("adaptation", "teacher"): adaptation.get("teacher")}
+    named[READ_STORE] = as_mapping(as_mapping(job.get("data")).get("retriever")).get("store")
+    named |= {("adaptation", "parents", i): each for i, each in enumerate(as_list(adaptation.get("parents")))}
+    return ((place, name) for place, name in named.items() if isinstance(name, str))
 
 
 def parent_findings(
@@ -179,41 +180,53 @@ def parent_findings(
     key: its place in the job.
     circles: the cycles among the jobs, from `circles_of`.
     """
+    if is_folder(parent) or (key == READ_STORE and parent not in jobs):  # it is looked for in the lineage
+        return
     if parent.startswith("models:/"):
-        if re.fullmatch(r"models:/[^/@]+", parent):
-            yield Finding(place, f"{parent} has no alias and no version", f"write {parent}/1 or {parent}@champion")
-        elif not re.fullmatch(r"models:/[^/@]+(@[^/@]+|/\d+)", parent):
-            yield Finding(
-                place, f"{parent!r} names no registered model", "write models:/NAME@ALIAS or models:/NAME/VERSION"
-            )
-        return
-    if is_folder(parent):
-        return
-    if parent not in jobs:
+        yield from findings_where(
+            (
+                re.fullmatch(r"models:/[^/@]+", parent),
+                place,
+                f"{parent} has no alias and no version",
+                f"write {parent}/1 or {parent}@champion",
+            ),
+            (
+                not re.fullmatch(r"models:/[^/@]+(@[^/@]+|/\d+)?", parent),
+                place,
+                f"{parent!r} names no registered model",
+                "write models:/NAME@ALIAS or models:/NAME/VERSION",
+            ),
+        )
+    elif parent not in jobs:
         names = jobs if len(jobs) <= MOST_NAMED else ()
         remedy = closest(parent, names, what="The jobs of this batch are") if names else "name a job of this batch"
         yield Finding(place, f"no job is named {parent!r}", f"{remedy}; a registered model is models:/NAME@ALIAS")
-        return
-    if (circle := circles.get((job["name"], parent))) is not None:
-        if circle:
-            what = "bases" if all(jobs[a].get("base") == b for a, b in pairwise(circle)) else "parents"
-            yield Finding(place, f"{what} go round in a circle: {' -> '.join(circle)}", "let one of them start anew")
-        return
-    other = jobs[parent]
-    if key == ("adaptation", "teacher"):
-        yield from _another_vocabulary(place, job, parent, other)
-        return
-    if as_mapping(other.get("adaptation")).get("kind") == QUANTIZED:
-        yield Finding(
-            place,
-            f"{parent} is quantized, and a quantized model is neither trained nor rewritten further",
-            f"take what {parent} was quantized from, and quantize the result",
-        )
-    yield from _another_model(place, job, parent, other, exactly=key != ("base",))
+    elif circle := circles.get((job["name"], parent)):
+        what = "bases" if all(jobs[a].get("base") == b for a, b in pairwise(circle)) else "parents"
+        yield Finding(place, f"{what} go round in a circle: {' -> '.join(circle)}", "let one of them start anew")
+    elif (job["name"], parent) not in circles:  # a cycle is reported once, at its first job
+        other = jobs[parent]
+        if is_store(other) != (key == READ_STORE):
+            made = ("a knowledge store", "that makes a model") if is_store(other) else ("a model", "of kind store")
+            yield Finding(place, f"{parent} makes {made[0]}", f"name a job {made[1]}")
+        if is_store(other) or key == READ_STORE:
+            return
+        if key == ("adaptation", "teacher"):
+            yield from _another_vocabulary(place, job, parent, other)
+            return
+        if as_mapping(other.get("adaptation")).get("kind") == QUANTIZED:
+            yield Finding(
+                place,
+                f"{parent} is quantized, and a quantized model is neither trained nor rewritten further",
+                f"take what {parent} was quantized from, and quantize the result",
+            )
+        yield from _another_model(place, job, parent, other, exactly=key != ("base",))
 
 
 def with_declared_parents(jobs: Sequence[Job]) -> tuple[Job, ...]:
-    """Returns the jobs of a batch with the values that others imply: zero steps, teachers' models, bases' adapters."""
+    """Returns the jobs of a batch with the values that others imply: zero steps, teachers' models, bases' adapters,
+    the passages of stores.
+    """
     models, named = {job.name: job.model for job in jobs}, {job.name: job for job in jobs}
     completed = []
     for job in jobs:
@@ -224,6 +237,8 @@ def with_declared_parents(jobs: Sequence[Job]) -> tuple[Job, ...]:
             job = replace(job, num_steps=0, num_epochs=None)
         if how is not None and how.teacher in models:
             job = replace(job, adaptation=replace(how, teacher_model=models[how.teacher]))
+        if (maker := named.get(job.data.store or "")) is not None:
+            job = replace(job, data=job.data.reading(passages=to_json(maker.data)))
         completed.append(job)
     return tuple(completed)
 
@@ -242,9 +257,8 @@ def _with_base_adapter(job: Job, jobs: Mapping[str, Job]) -> Adapter | None:
 
 
 def _merged(job: Raw, adaptation: Raw) -> Iterator[Finding]:
-    parents, weights, at = adaptation.get("parents"), adaptation.get("weights"), ("adaptation",)
-    parents, weights = (value if isinstance(value, list) else [] for value in (parents, weights))
-    method, has_base = adaptation.get("method"), job.get("base") is not None
+    parents, weights = as_list(adaptation.get("parents")), as_list(adaptation.get("weights"))
+    method, has_base, at = adaptation.get("method"), job.get("base") is not None, ("adaptation",)
     numbers = [weight for weight in weights if isinstance(weight, (int, float))]
     yield from findings_where(
         (
@@ -284,20 +298,27 @@ def _another_model(place: Place, job: Raw, parent: str, other: Raw, *, exactly: 
     """Yields why the weights of `other` do not fit `job`. exactly: whether differing configs are faults too."""
     own, theirs = as_mapping(job.get("model")), as_mapping(other.get("model"))
     a, b = own.get("architecture"), theirs.get("architecture")
-    if a and b and a != b:
-        remedy = f"use the same architecture, or another base than {parent}"
-        yield Finding(place, f"{parent} is a {b}, whose weights do not fit a {a}", remedy)
-        return
-    for key in ("factory", "config", "kwargs") if exactly else ():
-        if (own.get("factory") is None) == (theirs.get("factory") is None) and not own.get("from_pretrained"):
-            own_value, other_value = own.get(key) or None, theirs.get(key) or None
-            if own_value != other_value and not theirs.get("from_pretrained"):
-                yield Finding(
-                    place,
-                    f"{parent} has another model.{key}, so that its shapes do not match",
-                    "merge models of one architecture and size",
-                )
-                return
+    are_built_alike = (own.get("factory") is None) == (theirs.get("factory") is None)
+    are_comparable = are_built_alike and not own.get("from_pretrained") and not theirs.get("from_pretrained")
+    keys = ("factory", "config", "kwargs") if exactly and are_comparable else ()
+    differing = [key for key in keys if (own.get(key) or None) != (theirs.get(key) or None)]
+    yield from findings_where(
+        (
+            a and b and a != b,
+            place,
+            f"{parent} is a {b}, whose weights do not fit a {a}",
+            f"use the same architecture, or another base than {parent}",
+        ),
+        *(
+            (
+                True,
+                place,
+                f"{parent} has another model.{key}, so that its shapes do not match",
+                "merge models of one architecture and size",
+            )
+            for key in differing[:1]
+        ),
+    )
 
 
 def _another_vocabulary(place: Place, job: Raw, parent: str, other: Raw) -> Iterator[Finding]:
@@ -306,20 +327,22 @@ def _another_vocabulary(place: Place, job: Raw, parent: str, other: Raw) -> Iter
     if not (own.get("seq_len") or theirs.get("seq_len")):
         return
     keys = ("tokenizer",) if own.get("tokenizer") or theirs.get("tokenizer") else TOKENIZER
-    if differing := [key for key in keys if own.get(key) != theirs.get(key)]:
-        yield Finding(
+    differing = [key for key in keys if own.get(key) != theirs.get(key)]
+    size, size_there = (as_mapping(as_mapping(j.get("model")).get("config")).get("vocab_size") for j in (job, other))
+    yield from findings_where(
+        (
+            differing,
             place,
-            f"{parent} learnt another vocabulary: its data.{differing[0]} is another",
+            f"{parent} learnt another vocabulary: its data.{''.join(differing[:1])} is another",
             "give both jobs the same data, or the same data.tokenizer",
-        )
-        return
-    sizes = [as_mapping(as_mapping(j.get("model")).get("config")).get("vocab_size") for j in (job, other)]
-    if None not in sizes and sizes[0] != sizes[1]:
-        yield Finding(
+        ),
+        (
+            None not in (size, size_there) and size != size_there,
             place,
-            f"{parent} has a vocabulary of {sizes[1]} tokens, and this job one of {sizes[0]}",
+            f"{parent} has a vocabulary of {size_there} tokens, and this job one of {size}",
             "give both models the same vocab_size",
-        )
+        ),
+    )
 
 
 def circles_of(jobs: Mapping[str, Raw]) -> dict[Edge, list[str]]:
@@ -365,14 +388,15 @@ def unfit_parents(jobs: Sequence[Job], folders: Mapping[str, Path]) -> list[str]
 
 def with_teachers(jobs: Sequence[Job], folders: Mapping[str, Path]) -> tuple[Job, ...]:
     """Returns the jobs; a job whose teacher is in a folder gets the model that the folder describes."""
-    completed = []
-    for job in jobs:
+
+    def completed(job: Job) -> Job:
         how = job.adaptation
         folder = None if how is None or how.teacher is None else _folder(job, how.teacher, folders)
-        if how is not None and how.teacher_model is None and folder is not None:
-            job = replace(job, adaptation=replace(how, teacher_model=model_of_folder(folder)))
-        completed.append(job)
-    return tuple(completed)
+        if how is None or how.teacher_model is not None or folder is None:
+            return job
+        return replace(job, adaptation=replace(how, teacher_model=model_of_folder(folder)))
+
+    return tuple(map(completed, jobs))
 
 
 def _folder(job: Job, parent: str, folders: Mapping[str, Path]) -> Path | None:
@@ -381,8 +405,8 @@ def _folder(job: Job, parent: str, folders: Mapping[str, Path]) -> Path | None:
 
 def _faults(job: Job, folders: Mapping[str, Path]) -> Iterator[str]:
     how = job.adaptation
-    known = [(p, parent_folder) for p in job.parents if (parent_folder := _folder(job, p, folders)) is not None]
-    for parent, folder in known:
+    known = {p: parent_folder for p in job.parents if (parent_folder := _folder(job, p, folders)) is not None}
+    for parent, folder in known.items():
         if quantization_of(folder) is not None and (how is None or parent != how.teacher):
             yield (
                 f"{parent} is quantized, and a quantized model is neither trained nor rewritten further. "
@@ -390,19 +414,18 @@ def _faults(job: Job, folders: Mapping[str, Path]) -> Iterator[str]:
             )
     if how is None or how.kind != MERGED or len(known) < 2:
         return
-    (first, first_folder), *others = known
+    (first, first_folder), *others = known.items()
+    own_shapes, own_tokens = tensor_shapes(first_folder), _text(first_folder / TOKENIZER_FILE)
     for parent, folder in others:
-        own_shapes, theirs = tensor_shapes(first_folder), tensor_shapes(folder)
-        differing = sorted(
-            name for name in own_shapes.keys() | theirs.keys() if _shape(own_shapes, name) != _shape(theirs, name)
-        )
-        if differing:
-            name = differing[0]
+        theirs = tensor_shapes(folder)
+        names = sorted(own_shapes.keys() | theirs.keys())
+        name = next((name for name in names if _shape(own_shapes, name) != _shape(theirs, name)), None)
+        if name is not None:
             yield (
                 f"{parent} and {first} do not match: {name} is {_shape(theirs, name)} and {_shape(own_shapes, name)}. "
                 "To fix: merge models of one architecture and size"
             )
-        elif _text(folder / TOKENIZER_FILE) != _text(first_folder / TOKENIZER_FILE):
+        elif _text(folder / TOKENIZER_FILE) != own_tokens:
             yield f"{parent} and {first} have different tokenizers. To fix: merge models that learnt the same tokens"
 
 
@@ -428,37 +451,49 @@ def with_orphans(jobs: Sequence[Job], faults: Mapping[str, str]) -> dict[str, st
 
 def base_findings(job: Raw, jobs: Mapping[str, Raw]) -> Iterator[Finding]:
     """Yields why a job cannot go on from the adapter of its base, or from that base with its adapter merged into it."""
-    base, own = job.get("base"), as_mapping(job.get("adapter"))
-    theirs, wanted = jobs.get(str(base), {}).get("adapter"), own.get("base_adapter")
-    place = ("adapter", "base_adapter")
-    if wanted == CONTINUE and own.get("from_pretrained") is not None:
+    base, own, place = job.get("base"), as_mapping(job.get("adapter")), ("adapter", "base_adapter")
+    of_base = jobs.get(str(base), {})
+    theirs, continues = of_base.get("adapter"), own.get("base_adapter") == CONTINUE
+    if continues and own.get("from_pretrained") is not None:
         yield Finding(place, "is continue beside another adapter in from_pretrained", "leave one of the two out")
-        return
-    if not isinstance(theirs, Mapping):
-        if wanted == CONTINUE and (base is None or base in jobs):
-            yield Finding(place, "is continue, and the base is no adapter", "leave it out, or name a base that is one")
-        elif wanted == CONTINUE:
-            yield Finding(
-                place,
-                "is for the adapter of a job of the same batch",
-                "give the adapter's folder as from_pretrained, and what it is on as base; or merge it",
-            )
-        return
-    if job.get("adapter") is None or wanted == MERGE or own.get("from_pretrained") is not None:
+    elif not isinstance(theirs, Mapping):
+        is_here = base is None or str(base) in jobs
+        problem = (
+            "is continue, and the base is no adapter" if is_here else "is for the adapter of a job of the same batch"
+        )
+        remedy = (
+            "leave it out, or name a base that is one"
+            if is_here
+            else "give the adapter's folder as from_pretrained, and what it is on as base; or merge it"
+        )
+        yield from findings_where((continues, place, problem, remedy))
+    elif job.get("adapter") is None or own.get("base_adapter") == MERGE or own.get("from_pretrained") is not None:
         if (kind := theirs.get("kind")) in VIRTUAL_TOKENS:
             yield Finding(("base",), f"{base} trains a {kind}, which no weights can hold", f"take the base of {base}")
-        return
-    model, of_base = (as_mapping(each.get("model")) for each in (job, jobs[str(base)]))
-    if model != of_base and model.get("architecture") == of_base.get("architecture"):  # others are faults of any base
-        yield Finding(("model",), f"is not that of {base}, whose adapter is continued", f"take the model of {base}")
-    first = jobs[str(base)]  # the job that begins the adapter
+    else:
+        yield from _continued_findings(job, of_base, jobs)
+
+
+def _continued_findings(job: Raw, of_base: Raw, jobs: Mapping[str, Raw]) -> Iterator[Finding]:
+    """Yields how a job differs from its base, whose adapter it continues."""
+    base, own, first = job.get("base"), as_mapping(job.get("adapter")), of_base
     while isinstance((below := jobs.get(str(first.get("base")), {})).get("adapter"), Mapping) and (
         as_mapping(first["adapter"]).get("base_adapter") != MERGE
     ):
         first = below
-    theirs = as_mapping(first["adapter"])
-    if job.get("quantize_base") != jobs[str(base)].get("quantize_base"):
-        yield Finding(("quantize_base",), f"is not that of {base}, whose adapter is continued", f"take that of {base}")
+    theirs = as_mapping(first["adapter"])  # of the job that begins the adapter
+    model, model_of_base = as_mapping(job.get("model")), as_mapping(of_base.get("model"))
+    is_same_class = model.get("architecture") == model_of_base.get("architecture")  # others are faults of any base
+    problem = f"is not that of {base}, whose adapter is continued"
+    yield from findings_where(
+        (model != model_of_base and is_same_class, ("model",), problem, f"take the model of {base}"),
+        (
+            job.get("quantize_base") != of_base.get("quantize_base"),
+            ("quantize_base",),
+            problem,
+            f"take that of {base}",
+        ),
+    )
     for key, default in DEFAULTS.items():
         given, other = (_as_set(adapter.get(key, default)) for adapter in (own, theirs))
         if key not in ("from_pretrained", "base_adapter") and given not in (_as_set(default), other):
@@ -479,16 +514,16 @@ def adapter_findings(job: Raw) -> Iterator[Finding]:
     yield from _quantized_base(job, adapter)
     if not isinstance(adapter, Mapping):
         return
-    if adapter.get("from_pretrained") is not None and adapter.get("initialization") not in (None, "default"):
+    kind, is_new = str(adapter.get("kind", Adapter.kind)), adapter.get("from_pretrained") is None
+    if not is_new and adapter.get("initialization") not in (None, "default"):
         yield Finding(("adapter", "initialization"), "is for a new adapter", "leave it out: the folder has the values")
-    kind = adapter.get("kind", Adapter.kind)
-    if kind in ADAPTERS and adapter.get("from_pretrained") is None:
-        yield from _of_other_kinds(adapter, str(kind))
-    yield from _on_model(job, adapter, str(kind))
+    if kind in ADAPTERS and is_new:
+        yield from _of_other_kinds(adapter, kind)
+    if isinstance(model := job.get("model"), Mapping):
+        yield from _on_model(job, model, kind)
     if job.get("adaptation") is not None:
-        yield Finding(
-            ("adapter",), "stands beside an adaptation", "train the adapter in a job of its own, and adapt its result"
-        )
+        remedy = "train the adapter in a job of its own, and adapt its result"
+        yield Finding(("adapter",), "stands beside an adaptation", remedy)
 
 
 def _quantized_base(job: Raw, adapter: Any) -> Iterator[Finding]:
@@ -525,37 +560,41 @@ def _of_other_kinds(adapter: Raw, kind: str) -> Iterator[Finding]:
         given = tuple(given) if isinstance(given, list) else given
         if kind not in kinds and given is not None and given != DEFAULTS[key]:
             yield Finding(("adapter", key), f"is for {' and '.join(kinds)}, and this one is {kind}", f"remove {key}")
-    targets, scaled = adapter.get("targets"), adapter.get("feedforward")
-    if kind == "ia3" and isinstance(scaled, list) and isinstance(targets, list):
-        known = {name for name in targets if isinstance(name, str)}
-        for i, name in enumerate(scaled):
-            if isinstance(name, str) and name not in known:
-                yield Finding(("adapter", "feedforward", i), f"{name!r} is no target", "name it among targets too")
+    targets, scaled = adapter.get("targets"), as_list(adapter.get("feedforward"))
+    if kind == "ia3" and isinstance(targets, list):
+        yield from findings_where(
+            *(
+                (
+                    isinstance(name, str) and name not in targets,
+                    ("adapter", "feedforward", i),
+                    f"{name!r} is no target",
+                    "name it among targets too",
+                )
+                for i, name in enumerate(scaled)
+            )
+        )
 
 
-def _on_model(job: Raw, adapter: Raw, kind: str) -> Iterator[Finding]:
-    model = job.get("model")
-    if not isinstance(model, Mapping):
-        return
-    if model.get("command") is not None:
-        yield Finding(("adapter",), "does not go with a command", "hand it to the command as kwargs")
-        return
-    if job.get("base") is None and model.get("from_pretrained") is None and set(model) & {"architecture", "factory"}:
-        yield Finding(
+def _on_model(job: Raw, model: Raw, kind: str) -> Iterator[Finding]:
+    has_command, is_built = model.get("command") is not None, bool(set(model) & {"architecture", "factory"})
+    named, folder = model.get("architecture"), model.get("from_pretrained")
+    # None where neither the file nor a local folder gives the class.
+    architecture = (
+        named if isinstance(named, str) else architecture_in(Path(folder)) if isinstance(folder, str) else None
+    )
+    is_causal = architecture is None or architecture.endswith(CAUSAL)
+    yield from findings_where(
+        (has_command, ("adapter",), "does not go with a command", "hand it to the command as kwargs"),
+        (
+            not has_command and job.get("base") is None and folder is None and is_built,
             ("adapter",),
             "has no base: the weights that it leaves alone would be random ones",
             "give a base, or a model by from_pretrained; or leave the adapter out to train every weight",
-        )
-    architecture = _architecture(model)
-    if kind in VIRTUAL_TOKENS and architecture is not None and not architecture.endswith(CAUSAL):
-        yield Finding(
-            ("adapter", "kind"), f"{kind} is for causal language models, and the model is {architecture}", "take lora"
-        )
-
-
-def _architecture(model: Raw) -> str | None:
-    """Returns the class of a model, or None if neither the file nor a local folder gives it."""
-    named, folder = model.get("architecture"), model.get("from_pretrained")
-    if isinstance(named, str):
-        return named
-    return architecture_in(Path(folder)) if isinstance(folder, str) else None
+        ),
+        (
+            not has_command and kind in VIRTUAL_TOKENS and not is_causal,
+            ("adapter", "kind"),
+            f"{kind} is for causal language models, and the model is {architecture}",
+            "take lora",
+        ),
+    )

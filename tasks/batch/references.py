@@ -12,14 +12,15 @@ import shlex
 import shutil
 import sys
 from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass
 from difflib import get_close_matches
 from importlib.machinery import ModuleSpec, PathFinder
 from pathlib import Path
 from typing import Annotated, Any
 
-from pydantic import Field, StringConstraints, ValidationInfo, WithJsonSchema
+from pydantic import Field, GetCoreSchemaHandler, StringConstraints, ValidationInfo, WithJsonSchema
 from pydantic.functional_validators import AfterValidator
-from pydantic_core import PydanticCustomError
+from pydantic_core import CoreSchema, PydanticCustomError, core_schema
 
 from ringmaster.extras import PACKAGES, install_command, missing_packages
 from ringmaster.tasks.batch.document import got
@@ -27,7 +28,6 @@ from ringmaster.tasks.files import is_file, path_in
 from ringmaster.tasks.planning.objectives import objective_names
 from ringmaster.techniques import job, registry
 from ringmaster.techniques.checkpoints.storage import is_url
-from ringmaster.techniques.data import SOURCES
 from ringmaster.techniques.data.file_patterns import matching
 from ringmaster.techniques.data.images import is_image
 from ringmaster.techniques.data.row_files import FORMATS, format_of
@@ -64,20 +64,29 @@ def closest(name: str, names: Iterable[str], *, what: str = "Use one of") -> str
     return f"{what[0].lower()}{what[1:]} {listed}"
 
 
-def one_of(names: Sequence[str]) -> Callable[[str], str]:
-    """Returns a validator that a value is one of `names`."""
+def one_of(names: Sequence[str] | Callable[[], Sequence[str]]) -> Callable[[str], str]:
+    """Returns a validator that a value is one of `names`, or of those that `names` returns at the time."""
 
     def check(value: str) -> str:
-        if value not in names:
-            raise wrong(f"{value!r} is unknown", closest(value, names))
+        known = names() if callable(names) else names
+        if value not in known:
+            raise wrong(f"{value!r} is unknown", closest(value, known))
         return value
 
     return check
 
 
-def technique(name: str) -> str:
-    """Checks that a technique is registered."""
-    return one_of(registry.names())(name)
+@dataclass(frozen=True)
+class OneOf:
+    """The annotation of a text that is one of `names`, for its validation and for the JSON schema."""
+
+    names: Sequence[str]
+
+    def __get_pydantic_core_schema__(self, source: Any, handler: GetCoreSchemaHandler) -> CoreSchema:
+        return core_schema.no_info_after_validator_function(one_of(self.names), handler(source))
+
+    def __get_pydantic_json_schema__(self, schema: Any, handler: Any) -> dict[str, Any]:
+        return {"enum": list(self.names)}
 
 
 def metric(name: str) -> str:
@@ -123,11 +132,6 @@ def loss_parts(loss: Any) -> tuple[Any, dict[str, Any]]:
 def data_kind(name: str) -> str:
     """Checks that a data source is registered. Returns its present name for a former one."""
     return one_of(data_source_names())(ALIASES.get(name, name))
-
-
-def objective(name: str) -> str:
-    """Checks that an objective is registered."""
-    return one_of(objective_names())(name)
 
 
 def architecture(name: str) -> str:
@@ -405,41 +409,13 @@ Command = Annotated[
     AfterValidator(command),
     WithJsonSchema({"anyOf": [{"type": "string"}, {"type": "array", "items": {"type": "string"}, "minItems": 1}]}),
 ]
-
-
-Source = Annotated[
-    str,
-    AfterValidator(one_of(tuple(SOURCES))),
-    WithJsonSchema({"enum": list(SOURCES)}),
-]
 DataKind = Annotated[
     str, AfterValidator(data_kind), WithJsonSchema({"enum": list(data_source_names()), "type": "string"})
 ]
-Padding = Annotated[str, AfterValidator(one_of(job.PADDINGS)), WithJsonSchema({"enum": list(job.PADDINGS)})]
-Sampling = Annotated[str, AfterValidator(one_of(job.SAMPLINGS)), WithJsonSchema({"enum": list(job.SAMPLINGS)})]
-Initialization = Annotated[
-    str, AfterValidator(one_of(job.INITIALIZATIONS)), WithJsonSchema({"enum": list(job.INITIALIZATIONS)})
-]
-Quantization = Annotated[str, AfterValidator(one_of((job.NF4,))), WithJsonSchema({"enum": [job.NF4]})]
-BaseAdapter = Annotated[
-    str, AfterValidator(one_of(job.BASE_ADAPTERS)), WithJsonSchema({"enum": list(job.BASE_ADAPTERS)})
-]
-AdapterKind = Annotated[str, AfterValidator(one_of(job.ADAPTERS)), WithJsonSchema({"enum": list(job.ADAPTERS)})]
 ModuleName = Annotated[str, StringConstraints(pattern=r"^\w+(\.\w+)*$")]
-Precision = Annotated[str, AfterValidator(one_of(job.PRECISIONS)), WithJsonSchema({"enum": list(job.PRECISIONS)})]
-Communication = Annotated[
-    str, AfterValidator(one_of(job.COMMUNICATIONS)), WithJsonSchema({"enum": list(job.COMMUNICATIONS)})
-]
-Attention = Annotated[str, AfterValidator(one_of(job.ATTENTIONS)), WithJsonSchema({"enum": list(job.ATTENTIONS)})]
-OptimizerName = Annotated[str, AfterValidator(one_of(job.OPTIMIZERS)), WithJsonSchema({"enum": list(job.OPTIMIZERS)})]
-ScheduleName = Annotated[str, AfterValidator(one_of(job.SCHEDULES)), WithJsonSchema({"enum": list(job.SCHEDULES)})]
 Pattern = Annotated[str, StringConstraints(pattern=r"^[^!\s]\S*$")]
 FreezePattern = Annotated[str, StringConstraints(pattern=r"^!?[^!\s]\S*$")]
-AdaptationKind = Annotated[
-    str, AfterValidator(one_of(tuple(job.ADAPTATIONS))), WithJsonSchema({"enum": list(job.ADAPTATIONS)})
-]
 METHODS = tuple(method for methods in job.ADAPTATIONS.values() for method in methods)
-Method = Annotated[str, AfterValidator(one_of(METHODS)), WithJsonSchema({"enum": list(METHODS)})]
 Parent = Annotated[str, AfterValidator(parent)]
 Metric = Annotated[str, AfterValidator(metric), WithJsonSchema({"enum": list(metric_names()), "type": "string"})]
 ANY_METRIC = {"anyOf": [{"enum": list(metric_names())}, {"pattern": "^[a-z-]+/.+$"}], "type": "string"}
@@ -460,9 +436,9 @@ Loss = Annotated[
         }
     ),
 ]
-Objective = Annotated[str, AfterValidator(objective)]
-FileFormat = Annotated[str, AfterValidator(one_of(FORMATS)), WithJsonSchema({"enum": list(FORMATS)})]
-ColumnType = Annotated[str, AfterValidator(one_of(COLUMN_TYPES)), WithJsonSchema({"enum": list(COLUMN_TYPES)})]
+Objective = Annotated[str, AfterValidator(one_of(objective_names))]
+Technique = Annotated[str, AfterValidator(one_of(registry.names))]
+FileFormat = Annotated[str, OneOf(FORMATS)]
 Devices = Annotated[
     Any,
     AfterValidator(devices),

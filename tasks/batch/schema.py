@@ -15,17 +15,12 @@ from pydantic.functional_validators import AfterValidator
 from ringmaster.tasks.batch import references
 from ringmaster.tasks.batch.document import Place
 from ringmaster.tasks.batch.references import (
+    METHODS,
     MOST_AT_ONCE,
     MOST_EPOCHS,
     MOST_WHOLE,
-    AdaptationKind,
-    AdapterKind,
     Adopt,
-    Attention,
-    BaseAdapter,
-    ColumnType,
     Command,
-    Communication,
     DataKind,
     Devices,
     EvaluationMetric,
@@ -33,27 +28,21 @@ from ringmaster.tasks.batch.references import (
     FileFormat,
     Folder,
     FreezePattern,
-    Initialization,
     Kwargs,
     Loss,
-    Method,
     ModuleName,
     Name,
     Objective,
-    OptimizerName,
-    Padding,
+    OneOf,
     Parent,
     Pattern,
     Positive,
-    Precision,
-    Quantization,
-    Sampling,
-    ScheduleName,
-    Source,
+    Technique,
     Whole,
 )
 from ringmaster.tasks.planning.objectives import objective_names
 from ringmaster.techniques import job
+from ringmaster.techniques.data import SOURCES
 from ringmaster.techniques.data.row_files import FORMATS
 from ringmaster.techniques.loss import loss_names
 from ringmaster.techniques.metric import metric_names
@@ -80,9 +69,12 @@ class RetrieverSection(Section):
     """The passages of a knowledge store that are put before each prompt, or are hard negatives of each anchor."""
 
     store: Annotated[str, AfterValidator(references.store)] = Field(
-        description="a version of a store, such as wiki@champion, or a folder"
+        description="a job of kind store, a version such as wiki@champion, or a folder"
     )
     k: Whole = Field(default=Retriever.k, description="the number of passages, such as 8")
+    passages: Kwargs | None = Field(
+        default=None, description="left out: the data of the store's job, as a batch keeps it"
+    )
     template: str = Field(
         default=Retriever.template, description='what the model reads, such as "{passages}\\n\\n{prompt}"'
     )
@@ -94,7 +86,7 @@ class Data(Section):
     A kind of data that brings its own rows needs none of them.
     """
 
-    source: Source | None = Field(
+    source: Annotated[str, OneOf(tuple(SOURCES))] | None = Field(
         default=None, description="a data set that every machine has: python-stdlib (text) or digits (images)"
     )
     # Before the paths, whose validation reads it.
@@ -137,8 +129,12 @@ class Data(Section):
     labels: list[str] = Field(
         default=[], description="the classes, in the order of their numbers, such as [negative, positive]"
     )
-    padding: Padding = Field(default=job.DataSpec.padding, description=f"one of {', '.join(job.PADDINGS)}")
-    sampling: Sampling = Field(default=job.DataSpec.sampling, description=f"one of {', '.join(job.SAMPLINGS)}")
+    padding: Annotated[str, OneOf(job.PADDINGS)] = Field(
+        default=job.DataSpec.padding, description=f"one of {', '.join(job.PADDINGS)}"
+    )
+    sampling: Annotated[str, OneOf(job.SAMPLINGS)] = Field(
+        default=job.DataSpec.sampling, description=f"one of {', '.join(job.SAMPLINGS)}"
+    )
     packing: bool = Field(
         default=job.DataSpec.packing,
         description="whether several samples lie in one row of seq_len tokens, which global_batch_size then counts",
@@ -211,7 +207,7 @@ class DatasetSection(DatasetVersion):
         default={}, description="the versions, the newest last, such as {1: {path: ...}, 2: {path: ...}}"
     )
     format: FileFormat | None = Field(default=None, description=f"one of {', '.join(FORMATS)}")
-    columns: dict[str, ColumnType] = Field(
+    columns: dict[str, Annotated[str, OneOf(references.COLUMN_TYPES)]] = Field(
         default={},
         description="the type of each column that all rows have, such as {text: text, stars: integer?}",
     )
@@ -246,7 +242,9 @@ class ModelSection(Section):
         description='"package.module:function", which returns a torch module, such as my_models:build',
     )
     kwargs: Kwargs = Field(default={}, description="the arguments of the factory, such as {width: 64}")
-    attention: Attention = Field(default=job.ModelSpec.attention, description=f"one of {', '.join(job.ATTENTIONS)}")
+    attention: Annotated[str, OneOf(job.ATTENTIONS)] = Field(
+        default=job.ModelSpec.attention, description=f"one of {', '.join(job.ATTENTIONS)}"
+    )
     command: Command | None = Field(
         default=None, description='a trainer of your own that speaks our protocol, such as "python train.py"'
     )
@@ -269,7 +267,9 @@ class ParameterGroupSection(Section):
 class Optimizer(Section):
     """The optimizer that updates the weights: [formulas](optimizers.md#optimizers)."""
 
-    name: OptimizerName = Field(default=job.OptimizerSpec.name, description=f"one of {', '.join(job.OPTIMIZERS)}")
+    name: Annotated[str, OneOf(job.OPTIMIZERS)] = Field(
+        default=job.OptimizerSpec.name, description=f"one of {', '.join(job.OPTIMIZERS)}"
+    )
     lr: Positive = Field(default=job.OptimizerSpec.lr, description="a learning rate such as 3e-4")
     options: Kwargs = Field(default={}, description="further arguments of the optimizer, such as {weight_decay: 0.1}")
     layer_decay: Annotated[float, Field(gt=0, le=1)] | None = Field(
@@ -287,7 +287,9 @@ class Optimizer(Section):
 class Schedule(Section):
     """The learning rate over the steps: [formulas](optimizers.md#schedules)."""
 
-    name: ScheduleName = Field(default=job.ScheduleSpec.name, description=f"one of {', '.join(job.SCHEDULES)}")
+    name: Annotated[str, OneOf(job.SCHEDULES)] = Field(
+        default=job.ScheduleSpec.name, description=f"one of {', '.join(job.SCHEDULES)}"
+    )
     warmup_steps: Annotated[int, Field(ge=0)] = Field(
         default=job.ScheduleSpec.warmup_steps, description="the steps of the linear warm-up, such as 10"
     )
@@ -324,8 +326,8 @@ class Evaluation(Section):
 class AdaptationSection(Section):
     """How a model is derived from others, if not by plain training alone."""
 
-    kind: AdaptationKind = Field(description=f"one of {', '.join(job.ADAPTATIONS)}")
-    method: Method | None = Field(
+    kind: Annotated[str, OneOf(tuple(job.ADAPTATIONS))] = Field(description=f"one of {', '.join(job.ADAPTATIONS)}")
+    method: Annotated[str, OneOf(METHODS)] | None = Field(
         default=None,
         description="; ".join(f"{', '.join(names)} where {kind}" for kind, names in job.ADAPTATIONS.items() if names),
     )
@@ -349,7 +351,9 @@ class AdaptationSection(Section):
 class AdapterSection(Section):
     """The adapter that is trained in place of the model's own weights."""
 
-    kind: AdapterKind = Field(default=job.Adapter.kind, description=f"one of {', '.join(job.ADAPTERS)}")
+    kind: Annotated[str, OneOf(job.ADAPTERS)] = Field(
+        default=job.Adapter.kind, description=f"one of {', '.join(job.ADAPTERS)}"
+    )
     rank: Whole = Field(default=job.Adapter.rank, description="the rank of a lora, such as 8")
     alpha: Positive = Field(
         default=job.Adapter.alpha, description="the scale of a lora before the division by its rank, such as 16"
@@ -376,10 +380,10 @@ class AdapterSection(Section):
     dropout: Annotated[float, Field(ge=0, lt=1)] = Field(
         default=job.Adapter.dropout, description="the share of a lora's inputs to drop in training, such as 0.05"
     )
-    initialization: Initialization = Field(
+    initialization: Annotated[str, OneOf(job.INITIALIZATIONS)] = Field(
         default=job.Adapter.initialization, description=f"of a lora, one of {', '.join(job.INITIALIZATIONS)}"
     )
-    base_adapter: BaseAdapter | None = Field(
+    base_adapter: Annotated[str, OneOf(job.BASE_ADAPTERS)] | None = Field(
         default=None, description="continue, to train the adapter of the base further, or merge, to build on it"
     )
 
@@ -417,14 +421,12 @@ class VariablesSection(Section):
     global_batch_size: list[Annotated[int, Field(ge=2, le=MOST_AT_ONCE)]] = Field(
         default=[], description="batch sizes, the job's own among them, such as [16, 32, 64]"
     )
-    precision: list[Annotated[str, AfterValidator(references.one_of(job.VARIABLE_PRECISIONS))]] = Field(
+    precision: list[Annotated[str, OneOf(job.VARIABLE_PRECISIONS)]] = Field(
         default=[], description=f"out of {', '.join(job.VARIABLE_PRECISIONS)}, the job's own among them"
     )
-    learning_rate_rule: Annotated[
-        str,
-        AfterValidator(references.one_of(job.LEARNING_RATE_RULES)),
-        WithJsonSchema({"enum": list(job.LEARNING_RATE_RULES)}),
-    ] = Field(default=job.Variables.learning_rate_rule, description=f"one of {', '.join(job.LEARNING_RATE_RULES)}")
+    learning_rate_rule: Annotated[str, OneOf(job.LEARNING_RATE_RULES)] = Field(
+        default=job.Variables.learning_rate_rule, description=f"one of {', '.join(job.LEARNING_RATE_RULES)}"
+    )
     sync_every: list[Whole] = Field(
         default=[], description="steps between two exchanges, 1 among them, such as [1, 8, 32]"
     )
@@ -461,9 +463,9 @@ class NumericsSection(Section):
 class StoreSection(Section):
     """The index of a job of kind store, and how its passages are encoded."""
 
-    index: Annotated[
-        str, AfterValidator(references.one_of(job.INDEXES)), WithJsonSchema({"enum": list(job.INDEXES)})
-    ] = Field(default=job.StoreSettings.index, description=f"one of {', '.join(job.INDEXES)}")
+    index: Annotated[str, OneOf(job.INDEXES)] = Field(
+        default=job.StoreSettings.index, description=f"one of {', '.join(job.INDEXES)}"
+    )
     num_lists: Whole | None = Field(default=None, description="the clusters of an ivf index, such as 1024")
     least_recall: Annotated[float, Field(gt=0, le=1)] = Field(
         default=job.StoreSettings.least_recall,
@@ -496,7 +498,7 @@ class JobEntry(Section):
         "length, which may override it",
     )
     model: ModelSection = Field(description="the model, such as {architecture: LlamaForCausalLM, config: {...}}")
-    kind: Annotated[str, AfterValidator(references.one_of((STORE,))), WithJsonSchema({"enum": [STORE]})] | None = Field(
+    kind: Annotated[str, OneOf((STORE,))] | None = Field(
         default=None, description="store, for a knowledge store of the data, or leave the key out: a model is trained"
     )
     store: StoreSection | None = Field(
@@ -514,7 +516,7 @@ class JobEntry(Section):
         default=None,
         description="an adapter, such as {kind: lora, rank: 8}, or leave the key out: every weight is trained",
     )
-    quantize_base: Quantization | None = Field(
+    quantize_base: Annotated[str, OneOf((job.NF4,))] | None = Field(
         default=None, description="nf4, for the base of an adapter in 4 bits, or leave the key out"
     )
     warm_start: WarmStartSection | None = Field(
@@ -532,8 +534,10 @@ class JobEntry(Section):
         description=f"one of {', '.join(loss_names())}, also with options, such as {{name: dpo, beta: 0.1}}; or "
         '"package.module:function", which returns (sum, count), such as my_losses:focal',
     )
-    precision: Precision = Field(default=job.Job.precision, description=f"one of {', '.join(job.PRECISIONS)}")
-    communication: Communication = Field(
+    precision: Annotated[str, OneOf(job.PRECISIONS)] = Field(
+        default=job.Job.precision, description=f"one of {', '.join(job.PRECISIONS)}"
+    )
+    communication: Annotated[str, OneOf(job.COMMUNICATIONS)] = Field(
         default=job.Job.communication, description=f"one of {', '.join(job.COMMUNICATIONS)}"
     )
     compile: bool = Field(default=job.Job.compile, description="true to compile the model's layers, else false")
@@ -557,11 +561,9 @@ class JobEntry(Section):
     )
     evaluation: Evaluation = Field(default_factory=Evaluation, description="the evaluation, such as {every_steps: 30}")
     seed: Annotated[int, Field(ge=0, lt=2**63)] = Field(default=job.Job.seed, description="a seed such as 0")
-    techniques: Annotated[list[Annotated[str, AfterValidator(references.technique)]], Field(min_length=1)] | None = (
-        Field(
-            default=None,
-            description="a list of techniques to choose from, such as [single, fsdp], or leave the key out",
-        )
+    techniques: Annotated[list[Technique], Field(min_length=1)] | None = Field(
+        default=None,
+        description="a list of techniques to choose from, such as [single, fsdp], or leave the key out",
     )
     num_devices: Annotated[list[Whole], Field(min_length=1)] | None = Field(
         default=None, description="a list of gang sizes to choose from, such as [1, 2], or leave the key out"

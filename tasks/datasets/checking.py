@@ -10,12 +10,15 @@ from collections import deque
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
 from functools import lru_cache
+from pathlib import Path
 from typing import Any
 
 from ringmaster.codec import digest, to_json
-from ringmaster.tasks.batch.document import Finding, got
+from ringmaster.errors import InputError
+from ringmaster.tasks.batch.document import Fault, Finding, got, place_text, read
 from ringmaster.tasks.batch.schema import DatasetVersion
-from ringmaster.tasks.datasets.catalogue import Entry
+from ringmaster.tasks.datasets.catalogue import Catalogue, Entry, catalogue_of
+from ringmaster.tasks.files import text_of
 from ringmaster.techniques.data.encoded_rows import RowManifest
 from ringmaster.techniques.data.file_patterns import matching
 from ringmaster.techniques.data.file_rows import moment
@@ -270,3 +273,40 @@ def fingerprint(contents: Mapping[str, Content]) -> str:
         return next(iter(contents.values())).digest
     text = " ".join(f"{split} {content.digest}" for split, content in sorted(contents.items()))
     return hashlib.sha256(text.encode()).hexdigest()[:16]
+
+
+def rows_of(entry: Entry) -> list[dict[str, Any]]:
+    """Returns a row for each split of each version; what cannot be read has its fault there."""
+    rows: list[dict[str, Any]] = []
+    for version in entry.versions:
+        label = {"name": entry.name, "version": version}
+        try:
+            result = contents(entry, version)
+        except ValueError as error:
+            empty = {"split": "", "num_files": 0, "num_rows": 0, "digest": "", "version_digest": "", "path": ""}
+            rows.append({**label, **empty, "fault": str(error)})
+            continue
+        whole = fingerprint(result)
+        rows += [
+            {**label, "split": split, **vars(content), "version_digest": whole, "fault": ""}
+            for split, content in result.items()
+        ]
+    return rows
+
+
+def read_catalogue(file: Path) -> tuple[Catalogue, dict[str, Any], list[str]]:
+    """Returns the data sets that a file may name, its plain values, and what is wrong with how they are described.
+
+    Raises InputError where there are no data sets.
+    """
+    try:
+        document = read(text_of(file))
+    except (OSError, UnicodeDecodeError) as error:
+        raise InputError([f"{file} cannot be read: {error}. To fix: name a file with `datasets:`"]) from error
+    raw = document.data if isinstance(document.data, dict) else {}
+    catalogue, result = catalogue_of(raw.get("datasets"), folder=file.parent.resolve())
+    placed = [(place_text(f.place), f.line or document.line(f.place), f) for f in [*document.findings, *result]]
+    faults = [str(Fault(place, line, f.message, f.remedy, file.name)) for place, line, f in placed]
+    if not catalogue.entries:
+        raise InputError(faults or [f"{file} has no data sets. To fix: describe them under `datasets:`"])
+    return catalogue, raw, faults

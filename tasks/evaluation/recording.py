@@ -4,14 +4,15 @@ The figure has a panel per metric, a line per slice, and a dot with its interval
 """
 
 import math
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
+from functools import partial
 from typing import Any
 
 from ringmaster.codec import to_json
 from ringmaster.model_lineage import Ledger, MetricPoint, ModelRecord
 from ringmaster.tasks.evaluation.examination import ALL, ExaminationResult, SliceMetric
 from ringmaster.techniques.metric import metric_named
-from ringmaster.text import xml
+from ringmaster.text import page_template
 
 FOLDER = "evaluation"  # of the artifacts
 METRICS = "test"  # prefix of the metrics, as `eval` is that of the metrics during training
@@ -70,81 +71,85 @@ def tables(examined: ExaminationResult) -> dict[str, list[dict[str, Any]]]:
     }
 
 
-WIDTH, LEFT, RIGHT, TOP, LINE, GAP = 900, 220, 190, 76, 26, 58
-OWN, OTHER = "#1f6f8b", "#c0702a"
-STYLE = (
-    "text{font-family:system-ui,'DejaVu Sans',sans-serif;fill:#22303c}"
-    ".title{font-size:18px;font-weight:600}.said{font-size:13px;fill:#52616d}.metric{font-size:14px;font-weight:600}"
-    ".name{font-size:12px;text-anchor:end}.tick{font-size:11px;text-anchor:middle;fill:#52616d}"
-    ".value{font-size:11px;fill:#52616d}.field{fill:#f3f5f7}.grid{stroke:#dde3e8}"
-)
+TOP, LINE, GAP = 76, 26, 58
+LEFT, RANGE = 220, 490  # where the values lie, in pixels
+FIGURE = page_template("""\
+<svg xmlns="http://www.w3.org/2000/svg" viewBox="0 0 900 {{ height }}" width="900" height="{{ height }}" \
+role="img" aria-label="Metrics of {{ title | xml }}">
+<style>text{font-family:system-ui,'DejaVu Sans',sans-serif;fill:#22303c}
+.title{font-size:18px;font-weight:600}.said{font-size:13px;fill:#52616d}.metric{font-size:14px;font-weight:600}
+.name{font-size:12px;text-anchor:end}.tick{font-size:11px;text-anchor:middle;fill:#52616d}
+.value{font-size:11px;fill:#52616d}.field{fill:#f3f5f7}.grid{stroke:#dde3e8}
+.interval{stroke:#1f6f8b;stroke-width:3;stroke-opacity:0.45}.own{fill:#1f6f8b}.other{fill:#c0702a}</style>
+<rect width="900" height="{{ height }}" fill="#ffffff"/>
+<text x="20" y="26" class="title">{{ title | xml(limit=90) }}</text><text x="20" y="46" class="said">
+{% if level is none %}nothing was measured
+{% else %}dots: metric; bars: {{ "%.0f" % (100 * level) }}% interval{% endif %}
+{% if other is not none %}; at the right, the gain over the other on the same rows{% endif %}
+</text>
+{% if other is not none %}
+<text x="220" y="64" class="said"><tspan class="own">● this model</tspan>\
+<tspan class="other" dx="14">● {{ other | xml }}</tspan></text>
+{% endif %}
+{% for field in fields %}
+<text x="20" y="{{ field.top + 8 }}" class="metric">{{ field.metric | xml }}</text>
+<rect x="220" y="{{ field.top }}" width="490" height="{{ field.bottom - field.top }}" class="field"/>
+{% for tick in field.ticks %}
+{% set x = field.x(tick) %}
+<line x1="{{ x }}" y1="{{ field.top }}" x2="{{ x }}" y2="{{ field.bottom }}" class="grid"/>
+<text x="{{ x }}" y="{{ field.bottom + 15 }}" class="tick">{{ "%.4g" % tick }}</text>
+{% endfor %}
+{% for line in field.lines %}
+{% set y = field.top + 13 + 26 * loop.index0 %}
+<text x="210" y="{{ y + 4 }}" class="name">{{ (line.slice ~ " (" ~ line.num_rows ~ ")") | xml(limit=34) }}</text>
+{% if line.low is finite and line.high is finite %}
+<line x1="{{ field.x(line.low) }}" y1="{{ y }}" x2="{{ field.x(line.high) }}" y2="{{ y }}" class="interval"/>
+{% endif %}
+{% if line.other is finite %}
+<circle cx="{{ field.x(line.other) }}" cy="{{ y }}" r="4.5" class="other">\
+<title>the other: {{ "%.4g" % line.other }}</title></circle>
+{% endif %}
+{% if line.value is finite %}
+<circle cx="{{ field.x(line.value) }}" cy="{{ y }}" r="4.5" class="own">\
+<title>{{ "%.4g (%.4g to %.4g)" % (line.value, line.low, line.high) }}</title></circle>
+{% endif %}
+<text x="720" y="{{ y + 4 }}" class="value">{{ "%.4g" % line.value }}\
+{% if line.gain is not none %}, gain {{ "%+.3g" % line.gain }} \
+(p {{ "%.2g" % ([line.p_better, line.p_worse] | min) }}){% endif %}
+</text>
+{% endfor %}
+{% endfor %}
+</svg>
+""")
 
 
 def figure(title: str, measured: Sequence[SliceMetric], *, other: str | None = None) -> str:
     """Returns the figure of the measured metrics. other: the name of the model compared with, or None."""
-    metrics = list(dict.fromkeys(line.metric for line in measured))
-    fields: list[str] = []
-    top = float(TOP)
-    for metric in metrics:
+    fields: list[dict[str, Any]] = []
+    top = TOP
+    for metric in dict.fromkeys(line.metric for line in measured):
         lines = [line for line in measured if line.metric == metric]
-        fields += _field(metric, lines, top=top)
+        low, high = _ends(metric, lines)
+        x = partial(_pixel, low=low, high=high)
+        ticks = [low + (high - low) * i / 4 for i in range(5)]
+        fields.append(
+            {"metric": metric, "lines": lines, "top": top, "bottom": top + LINE * len(lines), "x": x, "ticks": ticks}
+        )
         top += LINE * len(lines) + GAP
-    text = f"dots: metric; bars: {measured[0].level:.0%} interval" if measured else "nothing was measured"
-    legend = ""
-    if other is not None:
-        legend = f'<text x="{LEFT}" y="64" class="said"><tspan fill="{OWN}">● this model</tspan>'
-        legend += f'<tspan fill="{OTHER}" dx="14">● {xml(other)}</tspan></text>'
-        text += "; at the right, the gain over the other on the same rows"
-    return (
-        f'<svg xmlns="http://www.w3.org/2000/svg" viewBox="0 0 {WIDTH} {top:.0f}" width="{WIDTH}" height="{top:.0f}" '
-        f'role="img" aria-label="Metrics of {xml(title)}">\n<style>{STYLE}</style>\n'
-        f'<rect width="{WIDTH}" height="{top:.0f}" fill="#ffffff"/>\n'
-        f'<text x="20" y="26" class="title">{xml(title, limit=90)}</text><text x="20" y="46" class="said">{text}</text>'
-        f"{legend}\n" + "\n".join(fields) + "\n</svg>\n"
-    )
+    level = measured[0].level if measured else None
+    return FIGURE.render(title=title, other=other, level=level, fields=fields, height=top) + "\n"
 
 
-def _field(metric: str, lines: Sequence[SliceMetric], *, top: float) -> Iterator[str]:
+def _ends(metric: str, lines: Sequence[SliceMetric]) -> tuple[float, float]:
+    """Returns the ends of the axis of a metric, with room on both sides of its values."""
     values = [v for line in lines for v in (line.value, line.low, line.high, line.other) if v is not None]
     finite = [value for value in values if math.isfinite(value)] or [0.0]
     low, high = min(finite), max(finite)
     room = (high - low) * 0.06 or abs(high) * 0.1 or 1.0
-    low, high = low - room, high + room
     if metric_named(metric).share_of is not None:
-        low, high = max(low, 0.0), min(high, 1.0)
-
-    def x(value: float) -> float:
-        return LEFT + (value - low) / (high - low) * (WIDTH - LEFT - RIGHT)
-
-    bottom = top + LINE * len(lines)
-    yield f'<text x="20" y="{top + 8:.0f}" class="metric">{xml(metric)}</text>'
-    yield f'<rect x="{LEFT}" y="{top:.0f}" width="{WIDTH - LEFT - RIGHT}" height="{bottom - top:.0f}" class="field"/>'
-    for i in range(5):
-        tick = low + (high - low) * i / 4
-        yield f'<line x1="{x(tick):.1f}" y1="{top:.0f}" x2="{x(tick):.1f}" y2="{bottom:.0f}" class="grid"/>'
-        yield f'<text x="{x(tick):.1f}" y="{bottom + 15:.0f}" class="tick">{tick:.4g}</text>'
-    for i, line in enumerate(lines):
-        y = top + LINE * (i + 0.5)
-        name = f"{line.slice} ({line.num_rows})"
-        yield f'<text x="{LEFT - 10}" y="{y + 4:.1f}" class="name">{xml(name, limit=34)}</text>'
-        if math.isfinite(line.low) and math.isfinite(line.high):
-            yield (
-                f'<line x1="{x(line.low):.1f}" y1="{y:.1f}" x2="{x(line.high):.1f}" y2="{y:.1f}" stroke="{OWN}" '
-                'stroke-width="3" stroke-opacity="0.45"/>'
-            )
-        if line.other is not None and math.isfinite(line.other):
-            yield _dot(x(line.other), y, OTHER, f"the other: {line.other:.4g}")
-        if math.isfinite(line.value):
-            yield _dot(x(line.value), y, OWN, f"{line.value:.4g} ({line.low:.4g} to {line.high:.4g})")
-        yield f'<text x="{WIDTH - RIGHT + 10}" y="{y + 4:.1f}" class="value">{xml(_metric_text(line))}</text>'
+        return max(low - room, 0.0), min(high + room, 1.0)
+    return low - room, high + room
 
 
-def _metric_text(line: SliceMetric) -> str:
-    if line.gain is None or line.p_better is None or line.p_worse is None:
-        return f"{line.value:.4g}"
-    p = min(line.p_better, line.p_worse)
-    return f"{line.value:.4g}, gain {line.gain:+.3g} (p {p:.2g})"
-
-
-def _dot(x: float, y: float, colour: str, title: str) -> str:
-    return f'<circle cx="{x:.1f}" cy="{y:.1f}" r="4.5" fill="{colour}"><title>{xml(title)}</title></circle>'
+def _pixel(value: float, *, low: float, high: float) -> float:
+    return round(LEFT + (value - low) / (high - low) * RANGE, 1)

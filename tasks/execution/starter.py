@@ -411,7 +411,7 @@ def gang_order(
     parents = {name: place.model_dir(name) if name in listed else place.weights.get(name) for name in job.parents}
     if job.base is not None and parents[job.base] is None:
         parents[job.base] = place.weights.get(job.name)
-    weights = parents[job.base] if job.base is not None else None
+    weights, store = parents[job.base] if job.base is not None else None, job.data.store
     urls = {
         str(folder): place.model_url(name) if name in listed else place.weights_url(folder)
         for name, folder in parents.items()
@@ -427,14 +427,15 @@ def gang_order(
         slots=slots_of(devices),
         folder=str(place.folder / "gangs" / f"{number:04d}-{job.name}"),
         cache_dir=str(place.cache_dir),
-        data=place.data.get(job.name),
+        # What the preflight prepared of a store that was not made yet is not what the job reads.
+        data=None if store in listed else place.data.get(job.name),
         checkpoint_dir=place.checkpoint_dir(job),
         model_dir=str(place.model_dir(job.name)),
         model_url=place.model_url(job.name),
         model_urls={folder: url for folder, url in urls.items() if url},
         weights_from=str(weights) if weights else None,
-        # Only an adaptation reads all parents.
-        parents={name: str(p) for name, p in parents.items() if p} if job.adaptation is not None else {},
+        # Only an adaptation reads all parents; other jobs read their base, and a store.
+        parents={name: str(p) for name, p in parents.items() if p and (job.adaptation is not None or name == store)},
         last_step=segment.last_step,
         checkpoint_every_s=every_s,
         keep_checkpoints=place.keep_checkpoints,

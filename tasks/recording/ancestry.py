@@ -10,7 +10,6 @@ from ringmaster.model_lineage.ledger.ledger import Ledger
 from ringmaster.model_lineage.records import INDEXED
 from ringmaster.tasks.storage.journal import Journal
 from ringmaster.techniques import Job
-from ringmaster.techniques.data.row_kind import retriever_of
 from ringmaster.text import code_span, markdown
 
 KINDS_OF_ADAPTERS: Mapping[str, str] = {
@@ -50,20 +49,20 @@ class Ancestry:
 
         A folder or a hub name becomes a node of its own. Raises LedgerError if a parent is not recorded.
         """
-        result = [*(self._named(job, name) for name in job.parents), *map(self._imported, _sources(job))]
+        result = [*(self._named(job, name) for name in self._models(job)), *map(self._imported, _sources(job))]
         if job.adapter is not None and job.adapter.continues_base and (base := self.jobs.get(job.base or "")):
             result = [*self.parents(base)[:1], *result]  # the weights that both adapters are on come first
         return list(dict.fromkeys(uri for uri in result if uri is not None))
 
     def stores(self, job: Job) -> list[str]:
         """Returns the URI of the version of the knowledge store that a job's data was read with, if it has one."""
-        retriever = retriever_of(job.data)
-        uri = None if retriever is None else self.journal.get(f"store:{retriever.store}")
+        uri = self.journal.get(f"store:{job.data.store}")
         return [] if uri is None else [uri]
 
     def named_parents(self, job: Job) -> dict[str, str]:
         """Returns the URIs or ids of a job's parents by the names that the job uses, with those of its own weights."""
-        uris = {name: self._named(job, name) for name in job.parents} | {s: self._imported(s) for s in _sources(job)}
+        uris = {name: self._named(job, name) for name in self._models(job)}
+        uris |= {source: self._imported(source) for source in _sources(job)}
         return {name: uri for name, uri in uris.items() if uri is not None}
 
     def forget(self, job: Job) -> None:
@@ -80,6 +79,10 @@ class Ancestry:
             [self._imported(source) for source in _sources(job)] if job.base is None else [self._named(job, job.base)]
         )
         return next((uri for uri in starts if uri is not None and uri != teacher), None)
+
+    def _models(self, job: Job) -> list[str]:
+        """Returns the names of a job's parents without a store from elsewhere, which `stores` has."""
+        return [name for name in job.parents if name in self.jobs or name != job.data.store]
 
     def _named(self, job: Job, name: str) -> str | None:
         if name in self.jobs:

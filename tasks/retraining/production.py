@@ -4,9 +4,11 @@ The schema of the file comes first. The models' jobs are validated by the rules 
 file.
 """
 
+from __future__ import annotations
+
 import json
 import re
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Annotated, Any
@@ -245,6 +247,17 @@ class ProductionModel:
         """All jobs that need data: the model's own, the one for comparisons, and the one for observed inputs."""
         return [job for job in (self.job, self.compare_on, self.watched.inputs) if job is not None]
 
+    def with_jobs(self, own: Callable[[Job], Job], *, others: Callable[[Job], Job]) -> ProductionModel:
+        """Returns the model with changed jobs. own: changes those that are trained; others: those on other data."""
+        compare_on, inputs = (None if job is None else others(job) for job in (self.compare_on, self.watched.inputs))
+        return replace(
+            self,
+            job=own(self.job),
+            variants=tuple(map(own, self.variants)),
+            compare_on=compare_on,
+            watched=replace(self.watched, inputs=inputs),
+        )
+
 
 @dataclass(frozen=True, kw_only=True)
 class Production:
@@ -334,15 +347,7 @@ def with_tokenizer_of(folder: Path | None, model: ProductionModel) -> Production
             return job
         return replace(job, data=replace(job.data, tokenizer=str(folder)))
 
-    return replace(
-        model,
-        job=read_with(model.job),
-        variants=tuple(read_with(job) for job in model.variants),
-        compare_on=None if model.compare_on is None else read_with(model.compare_on),
-        watched=replace(
-            model.watched, inputs=None if model.watched.inputs is None else read_with(model.watched.inputs)
-        ),
-    )
+    return model.with_jobs(read_with, others=read_with)
 
 
 def _production(raw: Mapping[str, Any], *, folder: Path) -> tuple[Production | None, list[Finding]]:

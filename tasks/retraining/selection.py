@@ -4,7 +4,7 @@ Models that do not fit are left for the next run. All functions are pure: they a
 """
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from datetime import UTC, date, datetime, time, timedelta
 from zoneinfo import ZoneInfo
 
@@ -108,14 +108,13 @@ class RunLimits:
 class DueModel:
     """A model that is due.
 
-    job: the name of its own job.
+    model: its name, which is that of its job.
     variants: the names of the jobs of its sweep.
     priority: models of higher priority are selected first.
     waited: the number of consecutive runs that left it out.
     """
 
     model: str
-    job: str
     variants: tuple[str, ...] = ()
     priority: int = 0
     waited: int = 0
@@ -126,14 +125,12 @@ class RunSelection:
     """The jobs to train in a retraining run.
 
     jobs: their names.
-    models: the names of their models.
     left: by model, why the model, or only its sweep, has to wait.
     plan: the plan of all selected jobs, or None if there are none.
     cost: the cost of the plan.
     """
 
     jobs: tuple[str, ...] = ()
-    models: tuple[str, ...] = ()
     left: Mapping[str, str] = field(default_factory=dict)
     plan: Plan | None = None
     cost: float = 0.0
@@ -158,24 +155,23 @@ def choose(
     if limits.left_s is not None and limits.left_s <= 0:
         why = f"the run was over at {limits.deadline_text} UTC, before it could be trained"
         return RunSelection(left={w.model: why for w in order})
-    every = [job for w in order for job in (w.job, *w.variants)]
+    every = [job for w in order for job in (w.model, *w.variants)]
     if every and isinstance(whole := _tried(every, limits, problem_of, make_plan), RunSelection):
-        return RunSelection(jobs=whole.jobs, models=tuple(w.model for w in order), plan=whole.plan, cost=whole.cost)
-    chosen, models, left = RunSelection(), list[str](), dict[str, str]()
+        return whole
+    chosen, left = RunSelection(), dict[str, str]()
     for w in order:
-        tries = [(w.job, *w.variants), (w.job,)] if w.variants else [(w.job,)]
+        tries = [(w.model, *w.variants), (w.model,)] if w.variants else [(w.model,)]
         for jobs in tries:
             result = _tried([*chosen.jobs, *jobs], limits, problem_of, make_plan)
             if isinstance(result, RunSelection):
                 chosen = result
-                models.append(w.model)
                 if len(jobs) < len(tries[0]):
                     left[w.model] = f"its sweep does not fit in the run: {left[w.model]}"
                 else:
                     left.pop(w.model, None)
                 break
             left[w.model] = result
-    return RunSelection(jobs=chosen.jobs, models=tuple(models), left=left, plan=chosen.plan, cost=chosen.cost)
+    return replace(chosen, left=left)
 
 
 def unit_of(price_per_device_hour: float) -> str:

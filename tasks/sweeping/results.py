@@ -4,7 +4,8 @@ The figures are the trials in parallel coordinates, and their learning curves wi
 """
 
 import math
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
 from typing import Any
 
 from ringmaster.model_lineage import model_pages
@@ -14,7 +15,7 @@ from ringmaster.tasks.storage.journal import JobStatus
 from ringmaster.tasks.sweeping.scheduler import SweepScheduler
 from ringmaster.tasks.sweeping.space import CategoricalRange, Parameter, Values
 from ringmaster.techniques.metric import metric_named
-from ringmaster.text import markdown, xml
+from ringmaster.text import markdown, page_template
 
 LEADERBOARD, PARALLEL, CURVES = "sweep/leaderboard.json", "sweep/parallel_coordinates.svg", "sweep/learning_curves.svg"
 
@@ -22,17 +23,17 @@ LEADERBOARD, PARALLEL, CURVES = "sweep/leaderboard.json", "sweep/parallel_coordi
 def figures(sweep_scheduler: SweepScheduler, rows: Sequence[Mapping[str, Any]]) -> dict[str, str]:
     """Returns the figures of a sweep as SVG, by the paths of their artifacts."""
     spec, won = sweep_scheduler.spec, best(rows)
-    common: dict[str, Any] = {
-        "objective": spec.objective,
-        "reports": sweep_scheduler.reports,
-        "done": [row["job"] for row in rows if row["status"] == JobStatus.DONE],
-        "best": None if won is None else won["job"],
-    }
-    totals = {trial.total for trial in sweep_scheduler.trials()}
-    rungs = spec.stopping.rungs(max(totals, default=1))
+    drawn = SweepFigures(
+        name=spec.name,
+        objective=spec.objective,
+        reports=sweep_scheduler.reports,
+        done=[row["job"] for row in rows if row["status"] == JobStatus.DONE],
+        best=None if won is None else won["job"],
+    )
+    rungs = spec.stopping.rungs(max((trial.total for trial in sweep_scheduler.trials()), default=1))
     return {
-        PARALLEL: parallel_coordinates(spec.name, spec.space, values=sweep_scheduler.values, **common),
-        CURVES: learning_curves(spec.name, rungs=rungs, **common),
+        PARALLEL: drawn.parallel_coordinates(spec.space, sweep_scheduler.values),
+        CURVES: drawn.learning_curves(rungs),
     }
 
 
@@ -136,117 +137,135 @@ def _figure(value: float) -> float | None:
 
 
 WIDTH, HEIGHT, LEFT, RIGHT, TOP, BOTTOM = 900, 440, 80, 80, 80, 60
-BEST, DONE, STOPPED = "#c0702a", "#1f6f8b", "#9aa5ae"
-STYLE = (
-    "text{font-family:system-ui,'DejaVu Sans',sans-serif;fill:#22303c}"
-    ".title{font-size:18px;font-weight:600}.said{font-size:13px;fill:#52616d}"
-    ".name{font-size:12px;font-weight:600;text-anchor:middle}.tick{font-size:11px;fill:#52616d}"
-    ".axis{stroke:#52616d}.grid{stroke:#dde3e8}.rung{stroke:#9aa5ae;stroke-dasharray:3 4}polyline{fill:none}"
-)
+FIGURE = page_template("""\
+<svg xmlns="http://www.w3.org/2000/svg" viewBox="0 0 900 440" width="900" height="440" \
+role="img" aria-label="{{ title | xml }}">
+<style>text{font-family:system-ui,'DejaVu Sans',sans-serif;fill:#22303c}
+.title{font-size:18px;font-weight:600}.said{font-size:13px;fill:#52616d}
+.name{font-size:12px;font-weight:600;text-anchor:middle}.tick{font-size:11px;fill:#52616d}
+.axis{stroke:#52616d}.grid{stroke:#dde3e8}.rung{stroke:#9aa5ae;stroke-dasharray:3 4}
+.line{stroke:#9aa5ae;fill:#9aa5ae;stroke-width:1}.done{stroke:#1f6f8b;fill:#1f6f8b;stroke-width:1.6}
+.best{stroke:#c0702a;fill:#c0702a;stroke-width:3}polyline.line{fill:none}circle.line{stroke:none}
+</style>
+<rect width="900" height="440" fill="#ffffff"/>
+<text x="20" y="26" class="title">{{ title | xml(limit=90) }}</text><text x="20" y="46" class="said">\
+{% if best is not none %}<tspan fill="#c0702a">— {{ best | xml }}, the best</tspan>{% endif %}
+<tspan fill="#1f6f8b" dx="14">— to the end</tspan><tspan fill="#9aa5ae" dx="14">— stopped early</tspan>\
+<tspan dx="14">{{ "higher" if is_high_good else "lower" }} {{ objective | xml }} is better</tspan></text>
+{% for axis in axes %}
+<line x1="{{ axis.x }}" y1="80" x2="{{ axis.x }}" y2="380" class="axis"/>
+<text x="{{ axis.x }}" y="68" class="name">{{ axis.name | xml }}</text>
+{% for y, text in axis.ticks %}
+<text x="{{ axis.x + 6 }}" y="{{ y + 4 }}" class="tick">{{ text | xml }}</text>
+{% endfor %}
+{% endfor %}
+{% for y, text in rows %}
+<line x1="80" y1="{{ y }}" x2="820" y2="{{ y }}" class="grid"/>
+<text x="72" y="{{ y + 4 }}" class="tick" text-anchor="end">{{ text }}</text>
+{% endfor %}
+{% for x, step in rungs %}
+<line x1="{{ x }}" y1="80" x2="{{ x }}" y2="380" class="rung"/>
+<text x="{{ x }}" y="396" class="tick" text-anchor="middle">{{ step }}</text>
+{% endfor %}
+{% if rungs %}<text x="450" y="426" class="said" text-anchor="middle">steps</text>{% endif %}
+{% for line in lines | sort(attribute="rank") %}
+{% set class = ["line", "line done", "line best"][line.rank] %}
+<polyline points="{% for x, y in line.points %}{{ x }},{{ y }} {% endfor %}" class="{{ class }}">\
+<title>{{ line.title | xml }}</title></polyline>
+{% if rungs %}{% for x, y in line.points %}<circle cx="{{ x }}" cy="{{ y }}" r="2.5" class="{{ class }}"/>
+{% endfor %}{% endif %}
+{% endfor %}
+</svg>
+""")
 
 
-def parallel_coordinates(
-    title: str,
-    space: Sequence[Parameter],
-    *,
-    objective: str,
-    values: Mapping[str, Values],
-    reports: Reports,
-    done: Sequence[str],
-    best: str | None,
-) -> str:
-    """Draws a line for each trial with a measured objective, through its values to its objective."""
-    trials = [name for name in values if math.isfinite(_objective(name, reports, objective))]
-    axes = [*space, objective]
-    gap = (WIDTH - LEFT - RIGHT) / (len(axes) - 1)
-    places = {
-        name: [*(_share(p, values[name][p.key]) for p in space), *_heights([name], trials, reports, objective)]
-        for name in trials
-    }
-    body: list[str] = []
-    for i, axis in enumerate(axes):
-        body += _axis(axis, LEFT + i * gap, ends=_ends(trials, reports, objective))
-    for name in sorted(trials, key=lambda name: (name == best, name in done)):
-        points = [(LEFT + i * gap, _y(share)) for i, share in enumerate(places[name])]
-        body.append(
-            _line(points, *_look(name, done=done, best=best), title=_words(name, values[name], reports, objective))
-        )
-    return _sheet(f"{title}: parallel coordinates", body, best=best, objective=objective)
+@dataclass(frozen=True, kw_only=True)
+class SweepFigures:
+    """The figures of a sweep as SVG.
+
+    reports: by trial and step. done: the trials that were trained to their end. best: the best one; None for none.
+    """
+
+    name: str
+    objective: str
+    reports: Reports
+    done: Sequence[str]
+    best: str | None
+
+    def parallel_coordinates(self, space: Sequence[Parameter], values: Mapping[str, Values]) -> str:
+        """Draws a line for each trial with a measured objective, through its values to its objective."""
+        measured = {name: last(self.reports.get(name, {})).get(self.objective, math.nan) for name in values}
+        measured = {name: value for name, value in measured.items() if math.isfinite(value)}
+        low, high = self._limits(list(measured.values()))
+        at = [round(LEFT + i * (WIDTH - LEFT - RIGHT) / len(space), 1) for i in range(len(space) + 1)]
+        axes = [{"x": x, "name": p.key, "ticks": _ticks(p)} for p, x in zip(space, at, strict=False)]
+        ticks = [(_y(i / 2), f"{low + (high - low) * i / 2:.4g}") for i in range(3)]
+        axes.append({"x": at[-1], "name": self.objective, "ticks": ticks})
+        lines = []
+        for name, value in measured.items():
+            heights = [*(_share(p, values[name][p.key]) for p in space), _clipped(value, low, high)]
+            chosen = ", ".join(f"{key} {each}" for key, each in values[name].items())
+            title = f"{name}: {chosen}: {self.objective} {value:.4g}"
+            lines.append(self._line(name, zip(at, map(_y, heights), strict=True), title=title))
+        return self._drawn("parallel coordinates", axes=axes, rows=[], rungs=[], lines=lines)
+
+    def learning_curves(self, rungs: Sequence[int]) -> str:
+        """Draws the objective of each trial over its steps. Very bad values are clipped to the edge."""
+        curves = {
+            name: sorted(
+                (s, m[self.objective]) for s, m in steps.items() if math.isfinite(m.get(self.objective, math.nan))
+            )
+            for name, steps in self.reports.items()
+            if steps
+        }
+        most = max((step for steps in self.reports.values() for step in steps), default=1)
+        low, high = self._limits([value for curve in curves.values() for _, value in curve])
+
+        def x(step: float) -> float:
+            return round(LEFT + step / most * (WIDTH - LEFT - RIGHT), 1)
+
+        lines = []
+        for name, curve in curves.items():
+            points = [(x(step), _y(_clipped(value, low, high))) for step, value in curve]
+            title = f"{name}: {self.objective} {curve[-1][1]:.4g} at step {curve[-1][0]}" if curve else name
+            lines.append(self._line(name, points, title=title))
+        rows = [(_y(i / 4), f"{low + (high - low) * i / 4:.4g}") for i in range(5)]
+        title = f"held-out {self.objective} over steps"
+        return self._drawn(title, axes=[], rows=rows, rungs=[(x(step), step) for step in rungs], lines=lines)
+
+    def _line(self, name: str, points: Iterable[tuple[float, float]], *, title: str) -> dict[str, Any]:
+        rank = 2 if name == self.best else int(name in self.done)
+        return {"points": list(points), "rank": rank, "title": title}
+
+    def _drawn(self, title: str, **content: Any) -> str:
+        common = {"best": self.best, "objective": self.objective, "is_high_good": self._is_high_good}
+        return FIGURE.render(title=f"{self.name}: {title}", **common, **content) + "\n"
+
+    @property
+    def _is_high_good(self) -> bool:
+        return metric_named(self.objective).higher_is_better
+
+    def _limits(self, values: Sequence[float]) -> tuple[float, float]:
+        """Returns the ends of an axis: all good values, and bad ones only as far as three of four trials justify."""
+        if not values:
+            return 0.0, 1.0
+        ordered = sorted(values, reverse=self._is_high_good)  # the best first
+        first, usual, end = ordered[0], ordered[3 * (len(ordered) - 1) // 4], ordered[-1]
+        far = usual + (usual - first)
+        worst = max(end, far) if self._is_high_good else min(end, far)
+        low, high = min(first, worst), max(first, worst)
+        room = (high - low) * 0.04 or abs(high) * 0.05 or 1.0
+        return low - room, high + room
 
 
-def learning_curves(
-    title: str,
-    *,
-    objective: str,
-    reports: Reports,
-    rungs: Sequence[int],
-    done: Sequence[str],
-    best: str | None,
-) -> str:
-    """Draws the objective of each trial over its steps. Very bad values are clipped to the edge."""
-    trials = [name for name in reports if reports[name]]
-    most = max((step for name in trials for step in reports[name]), default=1)
-    result = [m[objective] for n in trials for m in reports[n].values() if math.isfinite(m.get(objective, math.nan))]
-    low, high = _limits(result, is_high_good=metric_named(objective).higher_is_better)
-
-    def x(step: float) -> float:
-        return LEFT + step / most * (WIDTH - LEFT - RIGHT)
-
-    def y(value: float) -> float:
-        return _y((min(max(value, low), high) - low) / (high - low))
-
-    body: list[str] = []
-    for i in range(5):
-        value = low + (high - low) * i / 4
-        body.append(f'<line x1="{LEFT}" y1="{y(value):.1f}" x2="{WIDTH - RIGHT}" y2="{y(value):.1f}" class="grid"/>')
-        body.append(f'<text x="{LEFT - 8}" y="{y(value) + 4:.1f}" class="tick" text-anchor="end">{value:.4g}</text>')
-    for step in rungs:
-        body.append(f'<line x1="{x(step):.1f}" y1="{TOP}" x2="{x(step):.1f}" y2="{HEIGHT - BOTTOM}" class="rung"/>')
-        where = f'x="{x(step):.1f}" y="{HEIGHT - BOTTOM + 16}"'
-        body.append(f'<text {where} class="tick" text-anchor="middle">{step}</text>')
-    body.append(f'<text x="{WIDTH / 2}" y="{HEIGHT - 14}" class="said" text-anchor="middle">steps</text>')
-    for name in sorted(trials, key=lambda name: (name == best, name in done)):
-        measured = sorted(
-            (s, m[objective]) for s, m in reports[name].items() if math.isfinite(m.get(objective, math.nan))
-        )
-        points = [(x(step), y(value)) for step, value in measured]
-        colour, width = _look(name, done=done, best=best)
-        text = f"{name}: {objective} {measured[-1][1]:.4g} at step {measured[-1][0]}" if measured else name
-        body.append(_line(points, colour, width, title=text))
-        body += [f'<circle cx="{px:.1f}" cy="{py:.1f}" r="2.5" fill="{colour}"/>' for px, py in points]
-    return _sheet(f"{title}: held-out {objective} over steps", body, best=best, objective=objective)
-
-
-def _sheet(title: str, body: Sequence[str], *, best: str | None, objective: str) -> str:
-    way = "higher" if metric_named(objective).higher_is_better else "lower"
-    legend = f'<tspan fill="{DONE}">— to the end</tspan><tspan fill="{STOPPED}" dx="14">— stopped early</tspan>'
-    if best is not None:
-        legend = f'<tspan fill="{BEST}">— {xml(best)}, the best</tspan>' + legend.replace("<tspan", '<tspan dx="14"', 1)
-    return (
-        f'<svg xmlns="http://www.w3.org/2000/svg" viewBox="0 0 {WIDTH} {HEIGHT}" width="{WIDTH}" height="{HEIGHT}" '
-        f'role="img" aria-label="{xml(title)}">\n<style>{STYLE}</style>\n'
-        f'<rect width="{WIDTH}" height="{HEIGHT}" fill="#ffffff"/>\n'
-        f'<text x="20" y="26" class="title">{xml(title, limit=90)}</text>'
-        f'<text x="20" y="46" class="said">{legend}<tspan dx="14">{way} {xml(objective)} is better</tspan></text>\n'
-        + "\n".join(body)
-        + "\n</svg>\n"
-    )
-
-
-def _axis(axis: Parameter | str, x: float, *, ends: tuple[float, float]) -> Iterator[str]:
-    name = axis if isinstance(axis, str) else axis.key
-    yield f'<line x1="{x:.1f}" y1="{TOP}" x2="{x:.1f}" y2="{HEIGHT - BOTTOM}" class="axis"/>'
-    yield f'<text x="{x:.1f}" y="{TOP - 12}" class="name">{xml(name)}</text>'
-    if isinstance(axis, CategoricalRange):
-        ticks = [(_share(axis, value), str(value)[:18]) for value in axis.values]
-    elif isinstance(axis, str):
-        ticks = [(i / 2, f"{ends[0] + (ends[1] - ends[0]) * i / 2:.4g}") for i in range(3)]
-    elif axis.is_log:
-        ticks = [(i / 4, f"{axis.low * (axis.high / axis.low) ** (i / 4):.3g}") for i in range(5)]
-    else:
-        ticks = [(i / 4, f"{axis.low + (axis.high - axis.low) * i / 4:.3g}") for i in range(5)]
-    for share, text in ticks:
-        yield f'<text x="{x + 6:.1f}" y="{_y(share) + 4:.1f}" class="tick">{xml(text)}</text>'
+def _ticks(parameter: Parameter) -> list[tuple[float, str]]:
+    """Returns the height and the text of each tick of a parameter's axis."""
+    if isinstance(parameter, CategoricalRange):
+        return [(_y(_share(parameter, value)), str(value)[:18]) for value in parameter.values]
+    low, high, shares = parameter.low, parameter.high, [i / 4 for i in range(5)]
+    if parameter.is_log:
+        return [(_y(share), f"{low * (high / low) ** share:.3g}") for share in shares]
+    return [(_y(share), f"{low + (high - low) * share:.3g}") for share in shares]
 
 
 def _share(parameter: Parameter, value: Any) -> float:
@@ -259,47 +278,9 @@ def _share(parameter: Parameter, value: Any) -> float:
     return (at - low) / (high - low)
 
 
-def _heights(names: Sequence[str], trials: Sequence[str], reports: Reports, objective: str) -> list[float]:
-    low, high = _ends(trials, reports, objective)
-    return [(min(max(_objective(n, reports, objective), low), high) - low) / (high - low) for n in names]
-
-
-def _ends(trials: Sequence[str], reports: Reports, objective: str) -> tuple[float, float]:
-    return _limits(
-        [_objective(n, reports, objective) for n in trials], is_high_good=metric_named(objective).higher_is_better
-    )
-
-
-def _limits(values: Sequence[float], *, is_high_good: bool) -> tuple[float, float]:
-    """Returns the ends of an axis: all good values, and bad ones only as far as three of four trials justify."""
-    if not values:
-        return 0.0, 1.0
-    ordered = sorted(values, reverse=is_high_good)  # the best first
-    first, usual, end = ordered[0], ordered[3 * (len(ordered) - 1) // 4], ordered[-1]
-    far = usual + (usual - first)
-    worst = max(end, far) if is_high_good else min(end, far)
-    low, high = min(first, worst), max(first, worst)
-    room = (high - low) * 0.04 or abs(high) * 0.05 or 1.0
-    return low - room, high + room
-
-
-def _objective(name: str, reports: Reports, objective: str) -> float:
-    return last(reports.get(name, {})).get(objective, math.nan)
-
-
-def _words(name: str, values: Values, reports: Reports, objective: str) -> str:
-    text = ", ".join(f"{key} {value}" for key, value in values.items())
-    return f"{name}: {text}: {objective} {_objective(name, reports, objective):.4g}"
-
-
-def _look(name: str, *, done: Sequence[str], best: str | None) -> tuple[str, float]:
-    return (BEST, 3.0) if name == best else (DONE, 1.6) if name in done else (STOPPED, 1.0)
-
-
-def _line(points: Sequence[tuple[float, float]], colour: str, width: float, *, title: str) -> str:
-    path = " ".join(f"{x:.1f},{y:.1f}" for x, y in points)
-    return f'<polyline points="{path}" stroke="{colour}" stroke-width="{width}"><title>{xml(title)}</title></polyline>'
+def _clipped(value: float, low: float, high: float) -> float:
+    return (min(max(value, low), high) - low) / (high - low)
 
 
 def _y(share: float) -> float:
-    return HEIGHT - BOTTOM - share * (HEIGHT - TOP - BOTTOM)
+    return round(HEIGHT - BOTTOM - share * (HEIGHT - TOP - BOTTOM), 1)

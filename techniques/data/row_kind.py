@@ -16,12 +16,10 @@ from ringmaster.techniques.data.row_files import read_rows
 from ringmaster.techniques.data.row_tokenizer import RowTokenizer
 from ringmaster.techniques.data.stored_source import StoredSource
 from ringmaster.techniques.data_source import DataOptions, PreparedData, Row
-from ringmaster.techniques.job import DataSpec
+from ringmaster.techniques.job import RETRIEVER, DataSpec
 from ringmaster.techniques.metric import IGNORED
 from ringmaster.techniques.retrieval.passage_reader import Retriever
 
-RETRIEVER = "retriever"
-"""The option of kinds of data whose samples read a knowledge store."""
 LABEL = "label"
 """The role of the column that has the classes."""
 

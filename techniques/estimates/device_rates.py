@@ -5,11 +5,11 @@ The measurement takes about a second and is cached for the machine.
 
 from __future__ import annotations
 
+import contextlib
 import json
 import math
+import multiprocessing
 import os
-import select
-import signal
 import statistics
 import sys
 import tempfile
@@ -19,6 +19,8 @@ from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from datetime import timedelta
 from functools import cache, partial
+from multiprocessing import forkserver
+from multiprocessing.connection import Connection, wait
 from pathlib import Path
 from typing import Any, NoReturn, TypeVar
 
@@ -58,11 +60,25 @@ def measured_once(cls: type[T], file: Path, measure: Callable[[], T], *, otherwi
         return None
 
 
-TIMEOUT_S = 180.0
+MOST_S = 180.0  # of a child process
+
+
+def start_gpu_children() -> None:
+    """Starts the process of which children that take GPUs are forked, while this one sees the GPUs.
+
+    transformers remembers whether there is a GPU when its modules are imported.
+    """
+    multiprocessing.set_forkserver_preload(["ringmaster.techniques.estimates.measured_steps", __name__])
+    forkserver.ensure_running()
 
 
 def run_in_children(
-    works: Sequence[Callable[[], Any]], *, at_once: int, timeout_s: float = TIMEOUT_S, until_s: float = math.inf
+    works: Sequence[Callable[[], Any]],
+    *,
+    at_once: int,
+    timeout_s: float = MOST_S,
+    until_s: float = math.inf,
+    use_gpus: bool = False,
 ) -> Iterator[tuple[int, Any, str]]:
     """Runs functions in child processes, `at_once` side by side. Yields number, result and fault of each as it ends.
 
@@ -70,51 +86,62 @@ def run_in_children(
     pinning, threads or device contexts behind.
 
     until_s: CLOCK_MONOTONIC time after which no child is started.
+    use_gpus: the functions, which can be pickled, take GPUs. Their children are not forked from this process: after the
+        first backward of a process its forks can use no GPU (PyTorch counts the devices once, for autograd's threads).
     """
-    left, running = list(enumerate(works)), dict[int, tuple[int, int, float]]()  # by pipe: number, pid, end
+    context: Any = multiprocessing.get_context("forkserver" if use_gpus else "fork")
+    left, running = list(enumerate(works)), dict[Connection, tuple[int, Any, float]]()  # number, process, end
     while running or (left and time.monotonic() < until_s):
         while left and len(running) < max(at_once, 1) and time.monotonic() < until_s:
             number, work = left.pop(0)
-            pipe, writer = os.pipe()
-            if (pid := os.fork()) == 0:
-                _answer(work, writer)
-            os.close(writer)
-            running[pipe] = number, pid, time.monotonic() + timeout_s
+            answers, writer = context.Pipe(duplex=False)
+            child = context.Process(target=_answer, args=(work, writer))
+            child.start()
+            writer.close()
+            running[answers] = number, child, time.monotonic() + timeout_s
         left_s = min(end_s for _, _, end_s in running.values()) - time.monotonic()
-        ready = select.select(list(running), [], [], max(left_s, 0.0))[0]
-        for pipe in ready or [pipe for pipe, (_, _, end_s) in running.items() if end_s <= time.monotonic()]:
-            number, pid, _ = running.pop(pipe)
+        ready = wait([*running], max(left_s, 0.0))
+        for answers in [each for each in running if each in ready] or [
+            each for each, (_, _, end_s) in running.items() if end_s <= time.monotonic()
+        ]:
+            number, child, _ = running.pop(answers)
+            text = ""
             if not ready:
-                os.kill(pid, signal.SIGKILL)
-            with os.fdopen(pipe) as file:
-                text = "" if not ready else file.read()
-            status = os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1])
-            fault = f"the process ended with status {status}" if ready else f"took longer than {timeout_s:g} s"
+                child.kill()
+            else:
+                with contextlib.suppress(EOFError):  # it has ended without an answer
+                    text = answers.recv()
+            answers.close()
+            child.join()
+            fault = f"the process ended with status {child.exitcode}" if ready else f"took longer than {timeout_s:g} s"
             yield number, json.loads(text) if text else None, "" if text else fault
 
 
-def in_children(works: Sequence[Callable[[], Any]], *, timeout_s: float = TIMEOUT_S) -> list[dict[str, Any]]:
-    """Runs all functions side by side in child processes and returns their results.
+def in_children(
+    works: Sequence[Callable[[], Any]], *, timeout_s: float = MOST_S, use_gpus: bool = False
+) -> list[dict[str, Any]]:
+    """Runs all functions side by side in child processes and returns their results; see `run_in_children`.
 
     Raises RuntimeError where a child fails, which writes the reason to stderr, or exceeds the time limit.
     """
-    ended = sorted(run_in_children(works, at_once=len(works), timeout_s=timeout_s), key=lambda each: each[0])
+    children = run_in_children(works, at_once=len(works), timeout_s=timeout_s, use_gpus=use_gpus)
+    ended = sorted(children, key=lambda each: each[0])
     if faults := [fault for _, _, fault in ended if fault]:
         print(f"a measurement: {faults[0]}", file=sys.stderr)
         raise RuntimeError("the devices could not be measured; the preflight's log, survey.log, says why")
     return [answer for _, answer, _ in ended]
 
 
-def _answer(work: Callable[[], Any], writer: int) -> NoReturn:
+def _answer(work: Callable[[], Any], writer: Connection) -> NoReturn:
     status = 1
     show_gpus(())  # until it takes one
     try:
-        with os.fdopen(writer, "w") as pipe:
-            json.dump(work(), pipe)
+        writer.send(json.dumps(work()))
         status = 0
     except Exception:  # noqa: BLE001 - every exception goes to the log, and none into the parent's frames
         traceback.print_exc()
     finally:
+        sys.stderr.flush()
         os._exit(status)
 
 
@@ -180,7 +207,7 @@ VERSION = 6
 SMALL = 16  # sizes of a tiny decoder
 NUM_LAYERS, NUM_MESSAGES = 4, 8
 REPEATS = 12
-MESSAGE, TIMEOUT_S = 1 << 15, 30.0  # elements of a message; seconds
+MESSAGE, LINK_TIMEOUT_S = 1 << 15, 30.0  # elements of a message; seconds
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -250,19 +277,21 @@ _failed: set[Path] = set()  # the files of rates that this process could not mea
 
 
 def _measured(slots: Sequence[Slot], dtype: str) -> Rates:
-    alone = in_children([lambda: _device(take_device((slots[0],), 0, num_ranks=1), dtype)])[0]
+    are_gpus = slots[0].kind == "gpu"
+    alone = in_children([partial(_device, (slots[0],), dtype)], use_gpus=are_gpus)[0]
     link, parallel = {"link_bytes_per_s": 1e9, "message_s": 1e-4, "wrapped_message_s": 1e-3}, 1.0
     if len(slots) > 1:
         with tempfile.TemporaryDirectory() as folder:
-            meeting = f"{folder}/meeting"
-            link = in_children([partial(_link, rank, meeting, tuple(slots[:2])) for rank in (0, 1)])[0]
-    if len(slots) > 1 and slots[0].kind == "cpu":
-        every = in_children([lambda: _device(take_device(tuple(slots), 0, num_ranks=1), dtype)])[0]
+            on_rank = partial(_link, meeting=f"{folder}/meeting", slots=tuple(slots[:2]))
+            link = in_children([partial(on_rank, rank) for rank in (0, 1)], use_gpus=are_gpus)[0]
+    if len(slots) > 1 and not are_gpus:
+        every = in_children([partial(_device, tuple(slots), dtype)])[0]
         parallel = every["flops_per_s"] / alone["flops_per_s"]
     return Rates(**alone, **link, parallel=1 + max(parallel - 1, 0.0) / max(len(slots) - 1, 1))
 
 
-def _device(device: torch.device, dtype: str) -> dict[str, float]:
+def _device(slots: tuple[Slot, ...], dtype: str) -> dict[str, float]:
+    device = take_device(slots, 0, num_ranks=1)
     sizes = SIZES[device.type]
     matrix = torch.ones(sizes.matrix, sizes.matrix, device=device, dtype=getattr(torch, dtype))
     vector = torch.ones(sizes.vector, device=device)
@@ -293,9 +322,9 @@ def _operators_per_s(recompute: str, device: torch.device) -> float:
     return counted.num_operators / _best_s(step, device)
 
 
-def _link(rank: int, meeting: str, slots: tuple[Slot, ...]) -> dict[str, float]:
+def _link(rank: int, *, meeting: str, slots: tuple[Slot, ...]) -> dict[str, float]:
     device = take_device(slots, rank, num_ranks=2)
-    store, timeout, backend = FileStore(meeting, 2), timedelta(seconds=TIMEOUT_S), BACKENDS[device.type]
+    store, timeout, backend = FileStore(meeting, 2), timedelta(seconds=LINK_TIMEOUT_S), BACKENDS[device.type]
     dist.init_process_group(backend, store=store, rank=rank, world_size=2, timeout=timeout)
     link_bytes = SIZES[device.type].link_bytes
     large = torch.ones(link_bytes // 4, device=device)

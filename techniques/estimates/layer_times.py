@@ -108,7 +108,8 @@ def layer_times(
 
     def measure() -> LayerTimes:
         on_slot = partial(_measured, job, data=data, num_rows=rows, slots=slots)
-        answers = in_children([partial(on_slot, which=i) for i in range(len(slots))])
+        works = [partial(on_slot, which=i) for i in range(len(slots))]
+        answers = in_children(works, use_gpus=slots[0].kind == "gpu")
         return _mean([from_json(LayerTimes, one) for one in answers])
 
     return measured_once(LayerTimes, file, measure, otherwise="stages are balanced by parameters")

@@ -51,7 +51,9 @@ MOST_SLOTS = 8  # slots that are measured at the same time
 MOST_ROWS, LARGE_S = 16, 0.15  # of the larger micro-batch: rows, and about its seconds
 FEWEST_ROUNDS, MOST_ROUNDS, ENOUGH_S = 3, 12, 0.25
 SLOW_S = 2.0  # of a size's rounds, after which no further one is begun
-TIMEOUT_S = 10.0  # for what takes two; a step that hangs is left to a trial or a segment, which are watched
+# For what takes two seconds on cores, and a GPU's context, libraries and kernels take longer to load. A step that hangs
+# is left to a trial or a segment, which are watched.
+TIMEOUTS_S = {"cpu": 10.0, "gpu": 60.0}
 SAMPLED_ROWS, SAMPLED_BATCHES = 4096, 64  # whose widths are averaged
 MOST_SAMPLES = 1 << 20  # of which an order is drawn
 
@@ -126,7 +128,11 @@ def measured_step_times(
     def measure() -> StepTimes:
         with TemporaryDirectory(dir=cache_dir) as folder:
             on_slot = partial(_measured, job, data=data, facts=facts, width=width, cache_dir=cache_dir, folder=folder)
-            answers = in_children([partial(on_slot, slot=slot) for slot in slots], timeout_s=TIMEOUT_S)
+            answers = in_children(
+                [partial(on_slot, slot=slot) for slot in slots],
+                timeout_s=TIMEOUTS_S[slots[0].kind],
+                use_gpus=slots[0].kind == "gpu",
+            )
         return from_json(StepTimes, {key: fmean(one[key] for one in answers) for key in answers[0]})
 
     return measured_once(StepTimes, file, measure, otherwise="steps are predicted by operations")

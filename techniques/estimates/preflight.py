@@ -16,9 +16,11 @@ from ringmaster.errors import StepError
 from ringmaster.techniques import registry
 from ringmaster.techniques.black_box import BlackBox
 from ringmaster.techniques.data import PreparedData, fetch, open_data, prepare
+from ringmaster.techniques.data.row_kind import retriever_of
 from ringmaster.techniques.data.stored_source import progress_to
+from ringmaster.techniques.estimates.device_rates import start_gpu_children
 from ringmaster.techniques.estimates.time_estimate import Estimator, describe
-from ringmaster.techniques.job import Job
+from ringmaster.techniques.job import DataSpec, Job
 from ringmaster.techniques.model_facts import ModelFacts, why_no_attention
 from ringmaster.techniques.models.adaptation_support import drops_out, why_no_adaptation, why_no_generation
 from ringmaster.techniques.models.adapters import attach
@@ -52,7 +54,9 @@ ROOM_TO_SPARE = 4  # factor over weights, gradients and optimizer state, which l
 def main(channel: Channel, argument: dict[str, Any]) -> int:
     """Sends PreflightDone or PreflightFailed for each job; the entry point of a worker process."""
     order = from_json(PreflightOrder, argument)
-    show_gpus(())  # children measure on the GPUs, which they could not after this process had opened one
+    if order.gpus:
+        start_gpu_children()
+    show_gpus(())
     sys.path.extend(path for path in order.import_paths if path not in sys.path)
     if order.cores:
         os.sched_setaffinity(0, order.cores)
@@ -79,6 +83,7 @@ def preflight_job(job: Job, order: PreflightOrder) -> Preflight:
     """Returns the candidates and refusals of one job. Raises StepError where it cannot take a step."""
     with explained("data: it cannot be read", "correct data"):
         described = describe(job) if order.describe_data else None
+        job = replace(job, data=_readable(job.data, order))
         data = described or prepare(job.data, cache_dir=Path(order.cache_dir))
     if job.trains and job.name not in order.evaluated and data.training_faults:
         raise StepError([*data.training_faults])
@@ -147,6 +152,16 @@ def preflight_job(job: Job, order: PreflightOrder) -> Preflight:
         exact_chunk=job.exact_chunk,
         workers=num_workers(job, order.shapes),
     )
+
+
+def _readable(spec: DataSpec, order: PreflightOrder) -> DataSpec:
+    """Returns the data with the folder of the store that a job has made, or of the passages that one will encode."""
+    retriever = retriever_of(spec)
+    if retriever is None or retriever.passages is None:
+        return spec
+    made = order.weights.get(retriever.store)
+    passages = from_json(DataSpec, retriever.passages)
+    return spec.reading(store=made or prepare(passages, cache_dir=Path(order.cache_dir)).folder)
 
 
 def num_workers(job: Job, gangs: Sequence[GangShape]) -> int:

@@ -258,7 +258,7 @@ def _model(job: Job, name: str, folder: Path) -> ModelSpec:
 def _measure(
     order: GangOrder, ranks: Ranks, reporter: Reporter, *, name: str, folder: Path, model: ModelSpec
 ) -> ModelMeasurements:
-    data = order.data or to_json(prepare(order.job.data, cache_dir=Path(order.cache_dir)))
+    data = order.data or to_json(prepare(order.data_spec, cache_dir=Path(order.cache_dir)))
     evaluation = EvaluationOrder(
         job=replace(order.job, model=model, base=None, adapter=None, quantize_base=None, adaptation=None),
         model_dir=str(folder),

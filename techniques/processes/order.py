@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any, Protocol
 
 from ringmaster.codec import digest, stored_as, to_json
-from ringmaster.techniques.job import Job
+from ringmaster.techniques.job import DataSpec, Job
 from ringmaster.techniques.processes.caches import own_caches
 from ringmaster.techniques.processes.channel import Channel
 
@@ -85,6 +85,12 @@ class GangOrder:
     first_rank: int = 0
     num_ranks_in_all: int = 0
     meeting: str = ""
+
+    @property
+    def data_spec(self) -> DataSpec:
+        """The job's data; a store that a job of the same batch has made is read in the folder that `parents` has."""
+        store = self.job.data.store or ""
+        return self.job.data.reading(store=self.parents[store]) if store in self.parents else self.job.data
 
     @property
     def num_devices(self) -> int:

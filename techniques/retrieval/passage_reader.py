@@ -13,8 +13,8 @@ from pathlib import Path
 from string import Formatter
 from typing import Any
 
-MANIFEST = "store.json"
-"""The file of a store that says what it was made of, with its digest."""
+MANIFEST, PREPARED = "store.json", "data.json"
+"""The file of a store, and of prepared passages, that says what it was made of, with its digest."""
 TEMPLATE = "{passages}\n\n{prompt}"
 """What a model reads where the job gives no template: the passages, and then its prompt, behind an empty line."""
 
@@ -24,14 +24,17 @@ class Retriever:
     """How the passages of a question are found, and put before it.
 
     Attributes:
-        store: the folder of a knowledge store. In batch files also the name of a version, such as wiki@champion.
+        store: the folder of a knowledge store. In batch files also the name of a version, such as wiki@champion, or of
+            a job. A folder with prepared passages stands for a store that is not made yet: see `find_passages`.
         k: the passages of each question.
         template: what the model reads, with {passages}, of which each is a line, the best first, and {prompt}.
+        passages: the JSON form of the data of the job that makes the store; None for a store that is there.
     """
 
     store: str
     k: int = 5
     template: str = TEMPLATE
+    passages: Mapping[str, Any] | None = None
 
     @classmethod
     def of(cls, value: Mapping[str, Any]) -> Retriever:
@@ -52,10 +55,16 @@ class Retriever:
         return result
 
     @property
+    def is_made(self) -> bool:
+        """Whether the store is there; else its folder may have the passages that it will be made of."""
+        return self.passages is None or (Path(self.store) / MANIFEST).is_file()
+
+    @property
     def digest(self) -> str:
         """The digest of the store. Raises ValueError where the folder holds none."""
         try:
-            return str(json.loads((Path(self.store) / MANIFEST).read_text(encoding="utf-8"))["digest"])
+            file = Path(self.store) / (MANIFEST if self.is_made else PREPARED)
+            return str(json.loads(file.read_text(encoding="utf-8"))["digest"])
         except (OSError, ValueError, KeyError) as error:
             raise ValueError(
                 f"data.retriever: {self.store} is no folder of a knowledge store: {error}. To fix: name a store, or "

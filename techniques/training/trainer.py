@@ -141,7 +141,7 @@ def batch_width(job: Job, dataset: Dataset, indices: Indices, *, divisor: int = 
 def prepared_data(order: GangOrder) -> PreparedData:
     """Returns the prepared data of an order's job: the data that the order pins, where it does."""
     pinned = from_json(PreparedData, order.data) if order.data else None
-    return prepare(order.job.data, cache_dir=Path(order.cache_dir), pinned=pinned)
+    return prepare(order.data_spec, cache_dir=Path(order.cache_dir), pinned=pinned)
 
 
 class JobTrainingState:

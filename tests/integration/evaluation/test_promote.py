@@ -190,7 +190,7 @@ def test_a_model_that_breaks_a_limit_gives_way_to_the_child_that_keeps_it(ledger
             run = ledger.start_job(ledger.start_batch("smaller", params={}), kind, params={})
             ledger.record_model(f"smaller.{kind}", run_id=run, folder=folder, kind=kind, parents=[parent.model_id])
 
-    monkeypatch.setattr(models, "_train", train)
+    monkeypatch.setattr(models, "train", train)
     training = SimpleNamespace(job=IMAGES)
     monkeypatch.setattr(shrinking, "RecordedTraining", SimpleNamespace(of=lambda home, node: training))
     code, said = promote(*asked, "--shrink")

@@ -3,14 +3,13 @@
 import json
 import shutil
 from dataclasses import replace
-from datetime import datetime
 from pathlib import Path
 
 import pytest
 
 from ringmaster.errors import InputError
 from ringmaster.flows.lineage.home import LineageHome
-from ringmaster.flows.lineage.undoing import UndoRequest, plan_undo, promote, register, seconds_until
+from ringmaster.flows.lineage.undoing import UndoRequest, plan_undo, promote, register
 from ringmaster.flows.retraining import examine
 from ringmaster.model_lineage.records import CHAMPION
 from ringmaster.tasks.evaluation.examination import ExaminationResult, SliceMetric
@@ -322,11 +321,3 @@ def test_an_adapter_goes_back_to_a_checkpoint_of_its_own(bench, home, tmp_path):
 
     assert (model.node.label, model.job.base) == ("tuned/1", "models:/base/1")
     assert model.first_step == 0 or model.job.warm_start.checkpoints == str(folder / "checkpoints")
-
-
-def test_a_deadline_is_the_next_time_of_that_clock():
-    now = datetime(2026, 3, 1, 23, 30)
-    assert seconds_until("06:00", now=now) == 6.5 * 3600
-    assert seconds_until("23:45", now=now) == 900
-    with pytest.raises(InputError, match="is not a valid time of day"):
-        seconds_until("6 am")

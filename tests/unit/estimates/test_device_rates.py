@@ -19,6 +19,9 @@ def on_the_cpu(monkeypatch):
     small = Sizes(matrix=16, vector=64, link_bytes=1 << 17)
     monkeypatch.setattr(device_rates, "SIZES", {"cpu": small})
     monkeypatch.setattr(device_rates, "take_device", lambda *_, **__: torch.device("cpu"))
+    # Forks of this process, which know what is replaced here.
+    forked = device_rates.in_children
+    monkeypatch.setattr(device_rates, "in_children", lambda works, **_: forked(works))
 
 
 def test_gpus_are_measured_as_slots_are_but_one_process_drives_one_of_them(on_the_cpu, tmp_path):
@@ -56,7 +59,8 @@ def test_what_cannot_be_measured_is_not_tried_again_for_each_job(monkeypatch, tm
     """A link that is blocked takes its whole time limit."""
     tried = []
 
-    def fail(works):
+    def fail(works, *, use_gpus):
+        assert use_gpus
         tried.append(works)
         raise RuntimeError("the link is blocked")
 

@@ -14,6 +14,18 @@ def test_each_answers_from_a_process_of_its_own():
     assert len({answer["pid"] for answer in answers} | {os.getpid()}) == 4
 
 
+def whereabouts():
+    return {"parent": os.getppid(), "gpus": os.environ["CUDA_VISIBLE_DEVICES"]}
+
+
+def test_one_that_takes_a_gpu_is_no_fork_of_this_process(monkeypatch):
+    """Forks of a process that has gone backward can use no GPU."""
+    monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "0")
+    (forked,), (other,) = in_children([whereabouts]), in_children([whereabouts], use_gpus=True)
+    assert forked == {"parent": os.getpid(), "gpus": ""}
+    assert other["parent"] != os.getpid() and other["gpus"] == ""
+
+
 def test_one_that_raises_says_why(capfd):
     with pytest.raises(RuntimeError, match="could not be measured"):
         in_children([lambda: {"fine": 1}, lambda: {"wrong": 1 / 0}])

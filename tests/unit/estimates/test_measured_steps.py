@@ -90,8 +90,8 @@ def test_slow_steps_are_measured_once_and_quick_ones_often():
 
 
 def test_a_measurement_that_hangs_is_ended_soon(measure, monkeypatch, capfd):
-    def hang(works, *, timeout_s):
-        assert timeout_s <= 10
+    def hang(works, *, timeout_s, use_gpus):
+        assert timeout_s <= 10 and not use_gpus
         raise RuntimeError("it took too long")
 
     monkeypatch.setattr(measuring, "in_children", hang)

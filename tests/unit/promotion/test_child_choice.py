@@ -4,11 +4,10 @@ import random
 
 import pytest
 
-from ringmaster.flows.retraining.shrinking import largest_depth
+from ringmaster.flows.retraining.shrinking import SmallerChild, cheapest_child, largest_depth, smaller_children
 from ringmaster.model_lineage.records import ModelRecord, Origin
 from ringmaster.model_lineage.snapshot import LineageNode, Snapshot
 from ringmaster.tasks.evaluation.examination import ExaminationResult, SliceMetric
-from ringmaster.tasks.retraining.child_choice import SmallerChild, cheapest_child, smaller_children
 from ringmaster.tasks.retraining.policy import PromotionPolicy, decide_by
 
 P99 = "latency/p99_s"

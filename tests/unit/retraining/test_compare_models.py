@@ -9,8 +9,7 @@ import pytest
 
 from ringmaster.flows.retraining import compare_models
 from ringmaster.flows.retraining.compare_models import CandidateVerdict
-from ringmaster.flows.retraining.inspect_models import InspectedModel
-from ringmaster.flows.retraining.select_models import SelectedModels
+from ringmaster.flows.retraining.select_models import InspectedModel, SelectedModels
 from ringmaster.tasks.evaluation.scores import CLASSIFIER, Scores
 from ringmaster.tasks.retraining.drift import TrainingRecord
 from ringmaster.tasks.retraining.production import ObservedData, ProductionModel

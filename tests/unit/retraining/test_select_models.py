@@ -1,14 +1,12 @@
 """Selection of models by time and cost: groups that the batch would train together, in seconds and device-hours."""
 
-from datetime import UTC, datetime
 from pathlib import Path
 from types import SimpleNamespace
 
 import pytest
 
 from ringmaster.flows.retraining import select_models
-from ringmaster.flows.retraining.inspect_models import InspectedModel
-from ringmaster.flows.retraining.retraining_run import current_clock
+from ringmaster.flows.retraining.select_models import InspectedModel
 from ringmaster.tasks.cluster import Cluster, Device, Node
 from ringmaster.tasks.profiling.group_layouts import ONE_DEVICE, classes
 from ringmaster.tasks.profiling.group_search import group_profiles, group_searches
@@ -25,7 +23,6 @@ STARTUP_S, STEPS, NAMES = 50.0, 50, ("a", "b", "c", "d")
 DEVICES = (Device(kind="cpu", index=0, name="x", memory_bytes=1 << 30, cores=(0,)),)
 CLUSTER = Cluster(nodes=(Node(name="here", devices=DEVICES),))
 SHAPE = dict.fromkeys(("kind", "seq_len", "vocab_size", "num_labels", "image_size", "num_channels"))
-BEGAN_S = datetime(2026, 11, 20, 2, tzinfo=UTC).timestamp()
 
 
 def job(name):
@@ -57,8 +54,6 @@ def profiled_jobs(*, with_groups=True):
 
 @pytest.fixture
 def chosen(monkeypatch):
-    token = current_clock.set(lambda: BEGAN_S)
-
     def choose(*, minutes=None, budget=None, priorities=None, with_groups=True):
         monkeypatch.setattr(select_models, "_profiled", lambda *_: profiled_jobs(with_groups=with_groups))
         deadline = None if minutes is None else f"02:{minutes:02}"
@@ -75,6 +70,8 @@ def chosen(monkeypatch):
             production=production,
             node_context=bench,
             deadline_s=hours.deadline_of("2026-11-20"),
+            left_s=None if minutes is None else 60.0 * minutes,
+            is_late=False,
             left_by_earlier=lambda _: {},
         )
         checks = {
@@ -87,8 +84,7 @@ def chosen(monkeypatch):
         }
         return select_models._choose(run, checks)
 
-    yield choose
-    current_clock.reset(token)
+    return choose
 
 
 def test_more_fits_in_the_night_where_jobs_are_trained_together(chosen):

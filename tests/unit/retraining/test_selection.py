@@ -26,12 +26,12 @@ def until(seconds):
     return RunLimits(left_s=seconds, deadline_s=1_795_000_000.0)
 
 
-A, B, C = (DueModel(model=name, job=name) for name in "abc")
+A, B, C = (DueModel(model=name) for name in "abc")
 
 
 def test_without_limits_all_is_trained():
     found = chosen([A, B, C])
-    assert (found.models, found.jobs, dict(found.left)) == (("a", "b", "c"), ("a", "b", "c"), {})
+    assert (found.jobs, dict(found.left)) == (("a", "b", "c"), {})
     assert found.plan is not None
     assert found.plan.makespan_s == pytest.approx(110.0)
     assert found.cost == pytest.approx(110.0 / HOUR_S)
@@ -39,37 +39,36 @@ def test_without_limits_all_is_trained():
 
 def test_what_does_not_fit_is_left_and_the_smaller_behind_it_may_fit():
     found = chosen([B, A, C], until(55.0))
-    assert found.models == ("b", "c")
+    assert found.jobs == ("b", "c")
     assert found.left == {"a": "with it the run would not be over at 2026-11-18 11:06 UTC"}
 
 
 def test_the_higher_priority_comes_first_then_who_waited_longest():
-    first = DueModel(model="c", job="c", priority=1)
-    assert chosen([A, B, first], until(55.0)).models == ("c", "b")
-    waited = DueModel(model="a", job="a", waited=2)
+    first = DueModel(model="c", priority=1)
+    assert chosen([A, B, first], until(55.0)).jobs == ("c", "b")
+    waited = DueModel(model="a", waited=2)
     found = chosen([B, C, waited], until(85.0))
-    assert found.models == ("a", "c")
+    assert found.jobs == ("a", "c")
     assert list(found.left) == ["b"]
 
 
 def test_a_budget_is_kept():
     found = chosen([A, B, C], RunLimits(budget=0.02))
-    assert found.models == ("a",)
+    assert found.jobs == ("a",)
     assert found.left["b"] == "with it the run would cost 0.025 of 0.02 device-hours"
     paid = chosen([A, B], RunLimits(budget=0.18, price_per_device_hour=7.2))
-    assert (paid.models, paid.cost) == (("a", "b"), pytest.approx(0.18))
+    assert (paid.jobs, paid.cost) == (("a", "b"), pytest.approx(0.18))
 
 
 def test_a_sweep_is_left_out_before_its_model_is():
-    swept = DueModel(model="a", job="a", variants=("a-2", "a-3"))
+    swept = DueModel(model="a", variants=("a-2", "a-3"))
     found = chosen([swept, B], until(100.0))
     assert found.jobs == ("a", "b")
-    assert found.models == ("a", "b")
     assert found.left["a"].startswith("its sweep does not fit in the run: with it")
 
 
 def test_a_model_that_does_not_fit_with_or_without_its_sweep_is_left():
-    found = chosen([DueModel(model="a", job="a", variants=("a-2",)), B], until(40.0))
+    found = chosen([DueModel(model="a", variants=("a-2",)), B], until(40.0))
     assert found.jobs == ("b",)
     assert found.left["a"].startswith("with it the run")
 

@@ -7,8 +7,7 @@ from types import SimpleNamespace
 import pytest
 
 from ringmaster.flows.retraining import compare_models, train_models
-from ringmaster.flows.retraining.inspect_models import InspectedModel, _plain, _read
-from ringmaster.flows.retraining.select_models import SelectedModels
+from ringmaster.flows.retraining.select_models import InspectedModel, SelectedModels, _plain, _read
 from ringmaster.model_lineage import Origin
 from ringmaster.tasks.batch import Batch
 from ringmaster.tasks.retraining import promotion

@@ -4,10 +4,12 @@ import json
 
 import pytest
 
+from ringmaster.codec import from_json
 from ringmaster.errors import BatchFileError
 from ringmaster.tasks.batch import Batch, load_batch
 from ringmaster.techniques.data import prepare
 from ringmaster.techniques.data.arrow_files import open_split
+from ringmaster.techniques.data.row_kind import retriever_of
 from ringmaster.techniques.data.sources.passages import ids_and_texts
 from ringmaster.techniques.job import DataSpec, StoreSettings
 from tests.unit.retrieval.encoders import save_encoder
@@ -87,3 +89,35 @@ def test_repeated_ids_are_found_before_a_store_is_made(folder):
     (folder / "twice.jsonl").write_text('{"id": "a", "text": "city1"}\n{"id": "a", "text": "city2"}\n')
     prepared, _ = passages_of(folder / "twice.jsonl", folder)
     assert "'a' 2 times" in prepared.training_faults[0]
+
+
+READER = """
+  - name: reader
+    model: {architecture: LlamaForCausalLM}
+    data: {kind: completion, path: rows.jsonl, retriever: {store: wiki, k: 2}}
+    num_steps: 1
+"""
+
+
+def test_a_reader_of_a_job_s_store_waits_for_it_and_knows_its_passages(folder):
+    (folder / "rows.jsonl").write_text('{"prompt": "city1", "completion": "city2"}\n')
+    batch = load(folder, FILE + READER)
+    wiki, reader = batch.jobs
+    assert reader.parents == ("wiki",)
+    assert reader.renamed("b/reader", lambda name: f"b/{name}").parents == ("b/wiki",)
+    assert from_json(DataSpec, retriever_of(reader.data).passages) == wiki.data
+    assert Batch.of(name="again", jobs=batch.jobs, folder=folder).jobs == batch.jobs
+
+
+@pytest.mark.parametrize(
+    ("old", "new", "fault"),
+    [
+        ("store: wiki", "store: reader", "go round in a circle"),
+        ("num_steps: 1", "num_steps: 1\n    base: wiki", "wiki makes a knowledge store. To fix: name a job that makes"),
+        ("store: wiki", "store: other", "other makes a model. To fix: name a job of kind store"),
+    ],
+)
+def test_stores_and_models_are_not_taken_for_each_other(folder, old, new, fault):
+    other = READER.replace("reader", "other")
+    with pytest.raises(BatchFileError, match=fault):
+        load(folder, FILE + READER.replace(old, new) + other)
