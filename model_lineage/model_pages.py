@@ -17,10 +17,32 @@ from urllib.parse import quote
 import yaml
 
 from ringmaster.model_lineage.records import ModelRecord
-from ringmaster.text import code_span, markdown, storable, storable_values
+from ringmaster.text import code_span, markdown, page_template, storable, storable_values
 
 CARD = "README.md"
-_FENCE = "---"
+HUB_CARD = """\
+---
+{{ head }}---
+
+# {{ title | markdown }}
+
+{{ record.kind.capitalize() | markdown }}{% if bases %} from {{ bases | map("code_span") | join(", ") }}{% endif %}, \
+recorded as `{{ record.model_id }}`.
+{% if record.datasets %}
+
+{% for data in record.datasets %}
+- {{ data.context | markdown }}: {{ data.name | markdown }}, digest {{ data.digest | code_span }}
+{% endfor %}
+{% endif %}
+{% for heading, values in sections.items() if values %}
+
+## {{ heading }}
+
+{% for key, value in values.items() %}
+- {{ key | markdown }}: {{ value | string | markdown }}
+{% endfor %}
+{% endfor %}
+"""
 MOST_CARD_BYTES = 5_000_000  # cards of models with results on many benchmarks have two
 RELATIONS = {
     "fine-tuned": "finetune",
@@ -61,25 +83,14 @@ def hub_card(
             head["base_model_relation"] = relation
     if names := list(dict.fromkeys(dataset.name for dataset in record.datasets)):
         head["datasets"] = names
-    bases = f" from {', '.join(map(code_span, base_models))}" if base_models else ""
     title = record.registered_name + ("" if record.version is None else f" version {record.version}")
-    lines = [
-        f"# {markdown(title)}",
-        f"{markdown(record.kind.capitalize())}{bases}, recorded as `{record.model_id}`.",
-    ]
-    if record.datasets:
-        lines.append(
-            "\n".join(
-                f"- {markdown(d.context)}: {markdown(d.name)}, digest {code_span(d.digest)}" for d in record.datasets
-            )
-        )
-    for name, values in (("Held-out metrics", metrics), ("Hyperparameters", params)):
-        if values:
-            lines += [
-                f"## {name}",
-                "\n".join(f"- {markdown(key)}: {markdown(str(value))}" for key, value in values.items()),
-            ]
-    return f"{_FENCE}\n{yaml.safe_dump(storable_values(head), sort_keys=False)}{_FENCE}\n\n" + "\n\n".join(lines) + "\n"
+    return page_template(HUB_CARD).render(
+        head=yaml.safe_dump(storable_values(head), sort_keys=False),
+        title=title,
+        record=record,
+        bases=base_models,
+        sections={"Held-out metrics": metrics, "Hyperparameters": params},
+    )
 
 
 def read_card(folder: Path) -> CardMetadata:

@@ -95,11 +95,14 @@ def xml(text: str, *, limit: int = MOST_CHARACTERS) -> str:
 
 
 def page_template(source: str) -> Template:
-    """Returns a Jinja template of a page or picture. It has the filters `xml` and `markdown`, and the test `finite`."""
+    """Returns a Jinja template of a page or picture.
+
+    It has the filters `xml`, `markdown` and `code_span`, and the test `finite`.
+    """
     from jinja2 import Environment, StrictUndefined
 
     environment = Environment(undefined=StrictUndefined, trim_blocks=True, lstrip_blocks=True)
-    environment.filters |= {"xml": xml, "markdown": markdown}
+    environment.filters |= {"xml": xml, "markdown": markdown, "code_span": code_span}
     environment.tests["finite"] = lambda value: value is not None and math.isfinite(value)
     return environment.from_string(source)
 

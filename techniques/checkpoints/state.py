@@ -208,7 +208,7 @@ class Reader:
             if isinstance(place, UrlPlace):
                 self._files[name] = DistantFile(partial(place.read_range, path))
             else:
-                self._files[name] = safe_open(place.location(path), framework="pt").__enter__()
+                self._files[name] = safe_open(place.location(path), framework="pt").__enter__()  # type: ignore[no-untyped-call]
         return self._files[name]
 
 

@@ -61,8 +61,8 @@ def faults_of_samples(job: Job, model: nn.Module, loss: Loss, batch: Mapping[str
         yield f"loss: samples are pairs, of which the model has no loss of its own. To fix: set loss to {named}"
         return
     labels = batch.get("labels")
-    is_read = labels is not None and pairs is not None and labels.shape == pairs.shape
-    if type(model).__name__.endswith(MASKED) and is_read and bool((labels == pairs).all()):
+    is_masked = type(model).__name__.endswith(MASKED) and pairs is not None and labels is not None
+    if is_masked and torch.equal(batch["labels"], batch["input_ids"]):
         yield (
             f"data: labels are the tokens that {type(model).__name__} reads, none of which is masked, so that it would "
             "learn to copy them. To fix: mask tokens in a data.factory, with labels of -100 for all others; or train a "
