@@ -78,7 +78,7 @@ def graphml(snapshot: Snapshot, ids: frozenset[str] | None = None) -> str:
     """
     text = graph_json(snapshot, ids)
     nodes = {node["id"]: _texts(node) for node in text["nodes"]}
-    gone = {edge["parent"]: {} for edge in text["edges"] if edge["parent"] not in nodes}
+    gone: dict[str, dict[str, str]] = {edge["parent"]: {} for edge in text["edges"] if edge["parent"] not in nodes}
     return page_template(GRAPHML).render(nodes={**nodes, **gone}, edges=text["edges"], limit=MOST_IN_LINES) + "\n"
 
 

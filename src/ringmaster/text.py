@@ -15,6 +15,7 @@ import math
 import re
 import unicodedata
 from collections.abc import Sequence
+from functools import cache
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
@@ -94,6 +95,7 @@ def xml(text: str, *, limit: int = MOST_CHARACTERS) -> str:
     return html.escape(printable(text, limit=limit))
 
 
+@cache
 def page_template(source: str) -> Template:
     """Returns a Jinja template of a page or picture.
 
