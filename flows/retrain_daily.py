@@ -66,7 +66,7 @@ def _perform(run: RetrainingRun, *, seed: int) -> dict[str, Any]:
     if result is not None and result.status == RetrainingStatus.INTERRUPTED:
         verdicts = interrupted(run, checks, result)
     else:
-        verdicts = compare_models(run, checks, chosen, result)
+        verdicts = compare_models(run, checks, chosen, result, seed=seed)
     return report(run, verdicts, chosen=chosen, result=result)
 
 
@@ -178,7 +178,9 @@ def _report(
         plan=chosen.plan,
         svg=chosen.svg,
         gains=tuple(chosen.gains),
-        cost=measured + (0.0 if batch is None else cost_of_batch(batch, price_per_device_hour=price)),
+        cost=measured
+        + run.content.get("children_cost", 0.0)
+        + (0.0 if batch is None else cost_of_batch(batch, price_per_device_hour=price)),
         unit=unit_of(price),
         budget=production.budget,
         num_trials=chosen.num_trials + (0 if result is None else result.num_trials),

@@ -15,6 +15,8 @@ COLOURS = {
     "pruned": "#8d6a9f",
     "quantized": "#8d6a9f",
     "merged": "#c2255c",
+    "composed": "#c2255c",
+    "extracted": "#2b9348",
     "indexed": "#1971c2",
     "imported": "#6c757d",
     "component": "#e09f3e",

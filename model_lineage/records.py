@@ -14,6 +14,8 @@ ADAPTATION_KINDS = (
     "pruned",
     "quantized",
     "merged",
+    "composed",
+    "extracted",
     INDEXED,
     IMPORTED,
 )

@@ -77,6 +77,8 @@ class PreparedData:
     lengths: of samples that differ in length, those which a half and nineteen of twenty training samples do not exceed.
     features: of tables of features, each feature with what was measured on the training samples, such as the names of
         its categories. A factory gets them as the argument `features`.
+    parts: of the data of jobs that train a common component, each job and its data, as JSON: {"job", "data"}. A factory
+        gets them as the argument `parts`.
     """
 
     name: str
@@ -102,6 +104,7 @@ class PreparedData:
     training_faults: tuple[str, ...] = field(default=(), metadata=SINCE_LATER)
     lengths: tuple[int, ...] = field(default=(), metadata=SINCE_LATER)
     features: tuple[Mapping[str, Any], ...] = field(default=(), metadata=SINCE_LATER)
+    parts: tuple[Mapping[str, Any], ...] = field(default=(), metadata=SINCE_LATER)
 
     def summary(self, kind: str) -> str:
         """Returns a line for people: how rows are read, how many there are, and what was cut off."""
@@ -303,6 +306,7 @@ BUILTIN_SOURCES: dict[str, str] = {
     "hugging-face": "ringmaster.techniques.data.sources.hugging_face:HuggingFace",
     "python-stdlib": "ringmaster.techniques.data.sources.builtin:PythonStdlib",
     "digits": "ringmaster.techniques.data.sources.builtin:Digits",
+    "composite": "ringmaster.techniques.data.sources.composite:CompositeData",
     "command": "ringmaster.techniques.data.sources.builtin:CommandData",
     "factory": "ringmaster.techniques.data.sources.builtin:Factory",
 }

@@ -10,7 +10,7 @@ from collections.abc import Iterator, Sequence
 from contextlib import AbstractContextManager, contextmanager
 from typing import TYPE_CHECKING, Any, ClassVar
 
-from ringmaster.techniques.job import DISTILLED, OF_WHOLE_TENSORS, PRUNED, Job
+from ringmaster.techniques.job import COMPOSED, DISTILLED, OF_WHOLE_TENSORS, PRUNED, Job
 from ringmaster.techniques.technique import (
     RECOMPUTE,
     TURN,
@@ -44,7 +44,7 @@ class Fsdp(DataParallel):
     name = "fsdp"
     summary = "weights, gradients and optimizer state sharded; layers gathered when needed"
     needs = "two devices or more; 1/n of the training state and two whole layers in each device's memory"
-    adaptations = frozenset({DISTILLED, PRUNED})
+    adaptations = frozenset({COMPOSED, DISTILLED, PRUNED})
     takes_4_bits = True
     whole_tensors = True
     takes_chunks: ClassVar[str | None] = TURN

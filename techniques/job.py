@@ -98,6 +98,11 @@ ADAPTATIONS: Mapping[str, tuple[str, ...]] = {
     MERGED: ("average", "task-arithmetic"),
 }
 """The kinds of adaptation besides plain training, and the methods of each."""
+COMPOSED, EXTRACTED = "composed", "extracted"
+"""The kinds of adaptation of jobs that train a common component: of all of them as one job, and of each one of them."""
+SUM = "sum"
+UPDATE_RULES = (SUM,)
+"""How the gradient of a common component is made of the jobs' gradients."""
 RETRIEVER = "retriever"
 """The option of kinds of data whose samples read a knowledge store."""
 FLAT, IVF = "flat", "ivf"
@@ -384,6 +389,7 @@ class ScheduleSpec:
         warmup_steps, warmup_ratio: the steps of the warm-up, or their share of all steps, rounded up; not both.
         min_lr_ratio: the share of the learning rate at which a decay ends.
         decay_ratio: the share of the steps in which "wsd" decays, rounded up; None for `DECAY_RATIO`.
+        num_steps: the steps of the schedule, of which the job may be a part; None for those of the job.
     """
 
     name: str = "constant"
@@ -391,6 +397,7 @@ class ScheduleSpec:
     warmup_ratio: float | None = field(default=None, metadata=SINCE_LATER)
     min_lr_ratio: float = field(default=0.0, metadata=SINCE_LATER)
     decay_ratio: float | None = field(default=None, metadata=SINCE_LATER)
+    num_steps: int | None = field(default=None, metadata=SINCE_LATER)
 
     def num_warmup_steps(self, num_steps: int) -> int:
         """Returns the steps of the warm-up of a job of `num_steps` steps."""
@@ -456,6 +463,25 @@ class EvaluationSpec:
 
 
 @dataclass(frozen=True, kw_only=True)
+class Composition:
+    """Jobs that train a common component as one job: see `models.composite_model` for the rule.
+
+    Attributes:
+        component: its name.
+        update: one of `UPDATE_RULES`.
+        jobs, paths, weights: of each job its name, the path of the component in its model, and the factor of its loss.
+        index: the place in `jobs` of the job that a model is extracted for; None for the composite of all.
+    """
+
+    component: str
+    jobs: tuple[str, ...]
+    paths: tuple[str, ...]
+    weights: tuple[float, ...]
+    update: str = SUM
+    index: int | None = None
+
+
+@dataclass(frozen=True, kw_only=True)
 class AdaptationSpec:
     """How a model is derived from other models, besides plain training.
 
@@ -464,7 +490,8 @@ class AdaptationSpec:
     Attributes:
         kind: "distilled": trained against a frozen teacher's logits (Hinton et al., arXiv:1503.02531). "pruned": the
             base without its smallest weights, which stay zero in any steps that follow. "quantized": the base with its
-            linear layers in 8 bits. "merged": several models in one. The last two kinds do not train.
+            linear layers in 8 bits. "merged": several models in one. "composed": several jobs with a common component,
+            trained as one. "extracted": the model of one of these. Quantized, merged and extracted models do not train.
         method: one of `ADAPTATIONS[kind]`.
         teacher: the teacher of a distilled model.
         teacher_model: the teacher's architecture, where neither a job of the batch nor a folder determines it.
@@ -473,6 +500,7 @@ class AdaptationSpec:
         sparsity: the share of each pruned matrix that becomes zero; always a half for the method "2:4".
         parents: the models that are merged.
         weights: the weight of each parent, in the same order; 1 by default, and divided by their sum in an average.
+        composition: of composed and extracted models.
     """
 
     kind: str
@@ -484,6 +512,7 @@ class AdaptationSpec:
     sparsity: float = 0.5
     parents: tuple[str, ...] = ()
     weights: tuple[float, ...] = ()
+    composition: Composition | None = field(default=None, metadata=SINCE_LATER)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -517,7 +546,8 @@ class WarmStart:
     """A checkpoint of another job of the same model, from which a job goes on: weights, optimizer and step.
 
     Attributes:
-        checkpoints: the folder or URL of that job's checkpoints. The job's own ones: from before it was changed.
+        checkpoints: the folder or URL of that job's checkpoints, or the name of a job of the batch, which ends at the
+            step. The job's own ones: from before it was changed.
         step: the step of the checkpoint, after which this job trains on.
     """
 
@@ -745,9 +775,15 @@ class Job:
 
     @property
     def parents(self) -> tuple[str, ...]:
-        """The names of what this model is derived from: the base, its teacher or the merged models, and the store."""
+        """The names of all that the job reads: its `models`, the store, and where its warm start's checkpoints are."""
+        named = (*self.models, self.data.store, None if self.warm_start is None else self.warm_start.checkpoints)
+        return tuple(dict.fromkeys(name for name in named if name is not None))
+
+    @property
+    def models(self) -> tuple[str, ...]:
+        """The names of the models that this one is derived from: the base, then its teacher or the merged models."""
         value = self.adaptation
-        named = (self.base, *(() if value is None else (value.teacher, *value.parents)), self.data.store)
+        named = (self.base, *(() if value is None else (value.teacher, *value.parents)))
         return tuple(dict.fromkeys(name for name in named if name is not None))
 
     @property
@@ -763,7 +799,8 @@ class Job:
             value = replace(value, teacher=teacher, parents=tuple(map(rename, value.parents)))
         store = self.data.store
         data = self.data if store is None else self.data.reading(store=rename(store))
-        return replace(self, name=name, base=base, adaptation=value, data=data)
+        start = self.warm_start and replace(self.warm_start, checkpoints=rename(self.warm_start.checkpoints))
+        return replace(self, name=name, base=base, adaptation=value, data=data, warm_start=start)
 
     def learning_rate(self, step: int) -> float:
         """Returns the learning rate of step `step` (0-based). It depends on the step alone, so no state is restored."""
@@ -846,7 +883,7 @@ class Job:
         So the schedule ends with the last step, whatever the phases.
         """
         if not self.phases:
-            return step, self.total_steps
+            return step, self.schedule.num_steps or self.total_steps
         place, length = 0.0, self.phases[0].num_steps
         for i, phase in enumerate(self.phases):
             is_last = i + 1 == len(self.phases) or step < self.phases[i + 1].first_step

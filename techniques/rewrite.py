@@ -14,8 +14,8 @@ class Rewrite(BlackBox):
     """Reads the weights of a job's parents, rewrites them, and evaluates the resulting model beside the parents."""
 
     name = "rewrite"
-    summary = "one process that prunes, quantizes or merges models, without a step"
-    needs = "a job that is pruned, quantized or merged and trains no step; one device"
+    summary = "one process that prunes, quantizes, merges or extracts models, without a step"
+    needs = "a job that is pruned, quantized, merged or extracted and trains no step; one device"
 
     def supports(self, job: Job, gang: GangShape, facts: ModelFacts) -> str | None:
         """Supports the jobs that train no step, on one device."""

@@ -215,10 +215,10 @@ def base_weights(batch: Batch, ledger: Ledger, journal: Journal | None, home: Pa
     folders: dict[str, Path] = {}
     missing: dict[str, str] = {}  # by model, as all trials of a sweep may name the same one
     for job in batch.jobs:
-        for parent in job.parents:
+        for parent in job.models:
             is_base = parent == job.base
             key = job.name if is_base else parent
-            if parent in names or key in folders or parent in missing or parent == job.data.store:
+            if parent in names or key in folders or parent in missing:
                 continue
             if is_folder(parent):
                 folders[key] = Path(parent)

@@ -252,7 +252,7 @@ def bisect(
     ],
     every: Annotated[bool, typer.Option("--all", help="Test all of them: faults may come and go.")] = False,
     checkpoints: Annotated[bool, typer.Option(help="Search the culprit's checkpoints too.")] = True,
-    forget: Annotated[bool, typer.Option("--anew", help="Forget what an interrupted search found out.")] = False,
+    forget: Annotated[bool, typer.Option("--anew", help="Discard the results of an interrupted search.")] = False,
     record: Annotated[bool, typer.Option(help="Mark the culprit, and what it reached, on MLflow's pages.")] = True,
     refresh: Refresh = False,
     as_json: AsJson = False,

@@ -57,7 +57,7 @@ def promote(
     why: Annotated[str, typer.Option(help="Reason, stored with the decision.")] = "",
     as_json: AsJson = False,
 ) -> None:
-    """Let a model serve: its alias becomes champion. Exit 1: the policy refuses it.
+    """Promote a model: it gets the alias champion. Exit 1: the policy refuses it.
 
     Of a model that breaks a limit of the policy, the cheapest distilled, pruned or quantized child that keeps all rules
     is promoted in its place.
@@ -99,7 +99,7 @@ def rollback(
     why: Annotated[str, typer.Option(help="Reason, stored with the decision.")] = "",
     as_json: AsJson = False,
 ) -> None:
-    """Let the previous champion of a registered model serve again."""
+    """Give the alias champion back to the previous champion of a registered model."""
     from ringmaster.tasks.retraining.promotion import roll_back
 
     with _promotions() as (home, log):
@@ -311,7 +311,7 @@ CATALOGUE = Path("datasets.yaml")
 
 @datasets_app.command()
 def check(file: File = CATALOGUE, as_json: AsJson = False) -> None:
-    """Read every data set of a file and tell all that is wrong: files, columns, empty parts, changed content.
+    """Read every data set of a file and list all that is wrong: files, columns, empty parts, changed content.
 
     Where the file has jobs, also what is wrong with the parts that they read: windows, and rows that are both trained
     and evaluated on. Exit 0 where all is well, 2 where something is not.

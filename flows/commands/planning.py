@@ -203,7 +203,8 @@ def whatif(
         Path | None, typer.Option(metavar="PLAN.json", help="Plan of the problem; default: a new one.")
     ] = None,
     at_once: Annotated[
-        bool, typer.Option("--at-once", help="Tell only what is certain at once; nothing is planned again.")
+        bool,
+        typer.Option("--at-once", help="Show only the intervals that are certain at once; nothing is planned again."),
     ] = False,
     work: Annotated[
         float, typer.Option(help="Search budget of each plan, in seconds of an idle machine.", min=0.1)

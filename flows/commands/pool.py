@@ -242,13 +242,13 @@ def cancel(batch: BatchName, jobs: Jobs = None, as_json: AsJson = False) -> None
 
 @jobs_app.command()
 def pause(batch: BatchName, jobs: Jobs = None, as_json: AsJson = False) -> None:
-    """Have a batch, or some of its jobs, stand still until `resume`; those that run write a checkpoint first."""
+    """Pause a batch, or some of its jobs, until `jobs resume`; those that run write a checkpoint first."""
     _request("pause", batch, jobs, as_json=as_json)
 
 
 @jobs_app.command()
 def resume(batch: BatchName, jobs: Jobs = None, as_json: AsJson = False) -> None:
-    """Have the paused jobs of a batch, or some of them, go on from their checkpoints."""
+    """Continue the paused jobs of a batch, or some of them, from their checkpoints."""
     _request("resume", batch, jobs, as_json=as_json)
 
 

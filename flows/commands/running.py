@@ -45,7 +45,7 @@ STARTING_SERVERS = "starting Prefect's server for this run, usually 10 s, and op
 
 Profiles = Literal["measure", "predict"]  # as in `ringmaster.flows.batch.batch_input`, which imports pydantic
 
-BatchFile = Annotated[Path, typer.Argument(help="Batch file; examples/mixed_batch.yaml shows all that it can say.")]
+BatchFile = Annotated[Path, typer.Argument(help="Batch file; examples/mixed_batch.yaml shows its settings.")]
 PlannerSeed = Annotated[int, typer.Option(help="Seed of the planner (ignored on a pool).", min=0)]
 CheckpointEvery = Annotated[
     float | None, typer.Option(help="Seconds between checkpoints; default: derived from the cost of one.", min=0.1)
@@ -61,7 +61,7 @@ def run(
     dry_run: Annotated[
         bool, typer.Option("--dry-run", help="Only plan: show when it would end, and what that would cost.")
     ] = False,
-    ask: Annotated[bool, typer.Option("--ask", help="Plan, show the plan, and train only if you then say so.")] = False,
+    ask: Annotated[bool, typer.Option("--ask", help="Show the plan, and ask before anything is trained.")] = False,
     profiles: Annotated[
         Profiles,
         typer.Option(help="Predict unknown runtimes, as a run does, or measure them; with --dry-run and --ask."),
@@ -273,7 +273,7 @@ def profile(
 
 
 def sweep(
-    sweep_file: Annotated[Path, typer.Argument(help="Sweep file; examples/sweep.yaml shows what it can say.")],
+    sweep_file: Annotated[Path, typer.Argument(help="Sweep file; examples/sweep.yaml shows its settings.")],
     as_json: AsJson = False,
     resume: Annotated[bool, typer.Option("--resume", help="Resume the last unfinished run of this sweep.")] = False,
     verbose: Verbose = False,
@@ -380,7 +380,7 @@ def status(
     batch: Annotated[str | None, typer.Argument(help="Name of a batch; default: all batches.")] = None,
     as_json: AsJson = False,
 ) -> None:
-    """Show how the newest run of each batch stands, and all runs that stand on a pool."""
+    """Show the state of the newest run of each batch, and of all runs on a pool."""
     from ringmaster.flows.reports.watch import runs_of, status_table
 
     rows = [row for run in runs_of(batch) for row in run.rows]
@@ -404,7 +404,7 @@ def logs(
     rank: Annotated[int, typer.Option(help="Rank of the worker process in its gang.")] = 0,
     batch: Annotated[str | None, typer.Option(help="Name of the batch, as an option.")] = None,
     follow: Annotated[
-        bool, typer.Option("--follow", "-f", help="Go on until the job has ended, from gang to gang.")
+        bool, typer.Option("--follow", "-f", help="Follow the log until the job has ended, from gang to gang.")
     ] = False,
 ) -> None:
     """Print what a job's worker logged and printed in its last segment."""
@@ -494,7 +494,7 @@ def watch(
         str | None,
         typer.Argument(help="Name of a batch, or its id in a pool; default: the pool, or the newest batch here."),
     ] = None,
-    once: Annotated[bool, typer.Option("--once", help="Print how it stands now, and end.")] = False,
+    once: Annotated[bool, typer.Option("--once", help="Print the current state, and exit.")] = False,
     as_json: AsJson = False,
 ) -> None:
     """Show past, running and upcoming segments by device, until the batch has ended."""

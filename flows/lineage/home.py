@@ -28,7 +28,9 @@ if TYPE_CHECKING:
 Model = Annotated[
     str, typer.Argument(help="NAME, NAME/VERSION, NAME@ALIAS, or a model id; NAME is its champion, else its newest.")
 ]
-Refresh = Annotated[bool, typer.Option("--refresh", help="Ask an MLflow server for everything anew.")]
+Refresh = Annotated[
+    bool, typer.Option("--refresh", help="Read everything from the MLflow server again, not from the cache.")
+]
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -346,6 +346,8 @@ class Reproduction:
         shape = replace(gang_shape(self._environment.devices), num_devices=layout.num_devices)
         num_ranks = registry.load(layout.technique).num_ranks(shape)
         parents = {name: str(path) for name, path in self._weights.items()}
+        start = self._job.warm_start
+        before = None if start is None else self.training.record.parents.get(start.checkpoints)
         order = GangOrder(
             purpose=TRAIN,
             job=self._job,
@@ -358,6 +360,7 @@ class Reproduction:
             checkpoint_dir=str(root),
             model_dir=str(self.model_folder),
             weights_from=parents.get(self._job.base or ""),
+            warm_start_from=None if before is None else self.home.find(before).record.origin.checkpoints,
             parents=parents if self._job.adaptation is not None or self._job.data.store is not None else {},
             last_step=last_step,
             import_paths=self._environment.import_paths,

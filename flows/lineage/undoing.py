@@ -209,7 +209,12 @@ class _UndoPlanner:
             return self._parent(self._home.find(parents[name]), removed) if name in parents else name
 
         name = node.label.replace("/", "-v")
-        job = replace(job.renamed(name, parent_of), warm_start=None)
+        own, start = job.warm_start, None
+        if own is not None and own.checkpoints in parents:  # a part of a training, of which each goes on from another
+            before = self._home.find(parents[own.checkpoints])
+            place = self._redone[before.id].job.name if before.id in self._redone else before.record.origin.checkpoints
+            start = replace(own, checkpoints=place) if place else None
+        job = replace(job.renamed(name, parent_of), warm_start=start)
         if hash_of_row is None:
             why = "it came from what is undone"
         else:
@@ -224,7 +229,7 @@ class _UndoPlanner:
             data, without = self._data_without(read, hash_of_row, prepared)
             samples, _ = open_data(read, cache_dir=self._home.folder / "cache", prepared=prepared)
             step = _first_step_with(job, sampler_of(job, samples), prepared, without)
-            start = None if is_new_below else _checkpoint_before(training, step)
+            start = start if is_new_below else _checkpoint_before(training, step) or start
             data = data.reading(store=job.data.store) if store in parents else data
             job, why = replace(job, data=data, warm_start=start), f"step {step + 1} was the first to read it"
         first_step = 0 if job.warm_start is None else job.warm_start.step

@@ -5,26 +5,31 @@ A model is promoted, kept, left or failed.
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Generator, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 from ringmaster.codec import from_json
-from ringmaster.errors import PromotionRefused
+from ringmaster.errors import InputError, PromotionRefused
+from ringmaster.flows import settings
 from ringmaster.flows.batch.result import BatchResult
+from ringmaster.flows.lineage.home import LineageHome
 from ringmaster.flows.reports.progress import current_view
 from ringmaster.flows.retraining.approval import ask
 from ringmaster.flows.retraining.retraining_run import RetrainingRun
 from ringmaster.flows.retraining.select_models import InspectedModel, SelectedModels, trained_of
-from ringmaster.flows.retraining.train_models import keep_trained, row_of
+from ringmaster.flows.retraining.shrinking import child_in_place_of
+from ringmaster.flows.retraining.train_models import keep_trained, row_of, train_children
 from ringmaster.model_lineage import Ledger, ModelRecord
+from ringmaster.model_lineage.snapshot import LineageNode
 from ringmaster.tasks.cluster import Device
 from ringmaster.tasks.evaluation import recording
 from ringmaster.tasks.evaluation.examination import ExaminationRequest, ExaminationResult
 from ringmaster.tasks.evaluation.scores import score_models
 from ringmaster.tasks.evaluation.suite import Suite
-from ringmaster.tasks.profiling.preflight import TrialEnvironment, preflight_jobs
+from ringmaster.tasks.profiling.preflight import TrialEnvironment
 from ringmaster.tasks.retraining import promotion
 from ringmaster.tasks.retraining.drift import references_of, scored_features
 from ringmaster.tasks.retraining.policy import OF_POLICY, PLAIN_RULE, PromotionDecision, PromotionPolicy, decide_by
@@ -41,7 +46,12 @@ MOST_SCORED = 2000  # held-out rows, for the reference of predictions
 
 
 def compare_models(
-    run: RetrainingRun, checks: Mapping[str, InspectedModel], chosen: SelectedModels, result: BatchResult | None
+    run: RetrainingRun,
+    checks: Mapping[str, InspectedModel],
+    chosen: SelectedModels,
+    result: BatchResult | None,
+    *,
+    seed: int = 0,
 ) -> list[ModelResult]:
     """Compares every version that was not compared yet with its champion, and promotes the better ones.
 
@@ -57,21 +67,17 @@ def compare_models(
         and (candidate := now[check.model.registered_name].candidate) is not None
     }
     judged: dict[str, CandidateVerdict] = {}
+    rivals: Mapping[str, ComparedCandidate] = {}
     if candidates:
         rivals = _rivals(run, checks, candidates)
         with run.device() as device:
-            judged = judge(
-                rivals,
-                run.production.policy,
-                ledger=run.ledger,
-                environment=run.node_context.environment,
-                device=device,
-            )
+            judged = _judge(run, rivals.values(), device)
             for name, candidate in candidates.items():
                 _keep_predictions(run, checks[name], candidate, device=device)
     for name, check in left.items():
-        if (candidate := candidates.get(name)) is not None:
-            known[name] = _decide_and_promote(run, check, candidate, judged[name])
+        if name in candidates:
+            candidate, verdict = _child_in_place_of(run, rivals[name], judged[name], seed=seed)
+            known[name] = _decide_and_promote(run, check, candidate, verdict)
         else:
             known[name] = _not_compared(run, check, now[check.model.registered_name], chosen, result)
         run.save(verdicts={other: model_result.to_json() for other, model_result in known.items()})
@@ -156,47 +162,77 @@ def _decided_before(
 
 def _rivals(
     run: RetrainingRun, checks: Mapping[str, InspectedModel], candidates: Mapping[str, ModelRecord]
-) -> list[ComparedCandidate]:
+) -> dict[str, ComparedCandidate]:
     """Returns each candidate with its champion, and the data on which both are compared."""
     folders = {name: run.download(candidate) for name, candidate in candidates.items()}
     # The tokenizer with which a first candidate reads the comparison data exists only now.
     compared = {name: with_tokenizer_of(folders[name], checks[name].model).compare_on for name in candidates}
     others = [job for job in compared.values() if job is not None]
-    node_context, notice = run.node_context, current_view.get().notice
-    preflights, faults = (
-        preflight_jobs(
-            others,
-            environment=node_context.environment,
-            cluster=node_context.cluster,
-            notice=notice,
-            evaluated=[job.name for job in others],
-        )
-        if others
-        else ({}, {})
-    )
-    rivals = []
+    preflights, faults = run.preflight(others, evaluated=[job.name for job in others])
+    rivals = {}
     for name, candidate in candidates.items():
         model, job, data = checks[name].model, checks[name].model.job, checks[name].data
         trained_on: TrainingData | None = None
         if (other := compared[name]) is not None:
             trained_on = TrainingData(spec=job.data, prepared=data or {})
             job, data = other, preflights[other.name].data if other.name in preflights else None
-        rivals.append(
-            ComparedCandidate(
-                name=name,
-                metric=model.metric,
-                min_gain=model.min_gain,
-                job=job,
-                data=data,
-                is_whole=model.compares_on_all,
-                trained_on=trained_on,
-                candidate=candidate,
-                candidate_dir=folders[name],
-                champion_dir=checks[name].champion_dir,
-                fault=faults.get(job.name, ""),
-            )
+        rivals[name] = ComparedCandidate(
+            name=name,
+            metric=model.metric,
+            min_gain=model.min_gain,
+            job=job,
+            data=data,
+            is_whole=model.compares_on_all,
+            trained_on=trained_on,
+            candidate=candidate,
+            candidate_dir=folders[name],
+            champion_dir=checks[name].champion_dir,
+            fault=faults.get(job.name, ""),
         )
     return rivals
+
+
+def _judge(run: RetrainingRun, rivals: Iterable[ComparedCandidate], device: Device) -> dict[str, CandidateVerdict]:
+    environment = run.node_context.environment
+    return judge(rivals, run.production.policy, ledger=run.ledger, environment=environment, device=device)
+
+
+def _child_in_place_of(
+    run: RetrainingRun, rival: ComparedCandidate, verdict: CandidateVerdict, *, seed: int
+) -> tuple[ModelRecord, CandidateVerdict]:
+    """Returns the model that is decided on, and the verdict: of a candidate that breaks a limit, its smaller child.
+
+    Where no child is known that keeps every rule, some are trained if the file of models asks for it.
+    """
+    policy, decision = run.production.policy, verdict.decision
+    if policy is None or decision is None or not policy.broken_limits(decision.figures):
+        return rival.candidate, verdict
+    home = LineageHome(folder=settings.home(), is_fresh=True)
+    node = home.find(rival.candidate.uri.removeprefix("models:/"))
+
+    def decisions(home: LineageHome, nodes: Iterable[LineageNode]) -> Generator[PromotionDecision]:
+        with run.device() as device:
+            for node in nodes:
+                child = replace(rival, candidate=node.record, candidate_dir=home.model_dir(node))
+                judged = _judge(run, [child], device)[rival.name]
+                yield judged.decision or PromotionDecision(promote=False, why=judged.fault, reasons=(judged.fault,))
+
+    try:
+        node, decision = child_in_place_of(
+            home,
+            node,
+            policy,
+            decision,
+            judge=decisions,
+            notice=current_view.get().notice,
+            train=partial(train_children, run, rival.name, seed=seed) if run.production.shrink else None,
+            remedy="`shrink: true` in the file of models trains some",
+        )
+    except InputError as error:  # why none can be trained
+        decision = replace(decision, reasons=(*decision.reasons, *error.faults))
+    if node.record.model_id != rival.candidate.model_id and (kept := trained_of(run, rival.candidate)) is not None:
+        keep_trained(run, node.record, kept)
+    return node.record, replace(verdict, decision=replace(decision, why="; ".join(decision.reasons)))
 
 
 def _keep_predictions(run: RetrainingRun, check: InspectedModel, candidate: ModelRecord, *, device: Device) -> None:
@@ -317,7 +353,7 @@ class CandidateVerdict:
 
 
 def judge(
-    rivals: Sequence[ComparedCandidate],
+    rivals: Iterable[ComparedCandidate],
     policy: PromotionPolicy | None,
     *,
     ledger: Ledger,

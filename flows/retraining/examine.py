@@ -22,7 +22,7 @@ from ringmaster.flows import settings
 from ringmaster.flows.batch.run_folder import store_folder
 from ringmaster.flows.lineage.home import LineageHome
 from ringmaster.flows.pool.own_node import own_devices
-from ringmaster.flows.retraining.shrinking import Judge, choose_child, plan_children
+from ringmaster.flows.retraining.shrinking import child_in_place_of
 from ringmaster.model_lineage.records import CHAMPION, INDEXED
 from ringmaster.model_lineage.snapshot import LineageNode
 from ringmaster.tasks.alarms import Alarm
@@ -410,48 +410,14 @@ def promote_by_hand(
         with closing(judge(home, [node])) as decisions:
             decision = next(decisions)
         if policy.broken_limits(decision.figures) and request.reader is None:
-            node, decision = _child_in_place_of(home, node, policy, decision, judge=judge, notice=notice, train=train)
+            more = "--shrink trains some"
+            node, decision = child_in_place_of(
+                home, node, policy, decision, judge=judge, notice=notice, train=train, remedy=more
+            )
             version = promotion.version_of(node.record)
         decision, who = _with_word_of(request, policy, decision)
     promotion.apply(home.ledger, node.record, decision, log=log, champion=champion, who=who, sound=sound)
     return Promotion(name=name, version=version, before=champion, decision=decision)
-
-
-def _child_in_place_of(
-    home: LineageHome,
-    node: LineageNode,
-    policy: PromotionPolicy,
-    decision: PromotionDecision,
-    *,
-    judge: Judge,
-    notice: Notice,
-    train: Callable[[Batch], object] | None,
-) -> tuple[LineageNode, PromotionDecision]:
-    """Returns the smaller child of a model that is promoted in its place, as a version of its name, and the decision.
-
-    Returns the model and the decision on it, with what was tried, where no child keeps every rule.
-    """
-    notice(f"{node.label}: {decision.why}. Its smaller children are tried")
-    choice = choose_child(home, node, judge, known={})
-    if choice.node is None and train is not None:
-        batch = plan_children(home, node, policy, decision.figures)
-        notice(f"none keeps every rule; training {', '.join(job.name for job in batch.jobs)}")
-        train(batch)
-        home = LineageHome(folder=home.folder, is_fresh=True)
-        choice = choose_child(home, node, judge, known=choice.tried)
-    for sentence in choice.tried.values():
-        notice(sentence)
-    if choice.node is None or choice.decision is None:
-        more = tuple(choice.tried.values()) or (
-            "there are no models that were distilled, pruned or quantized from it. To fix: --shrink trains some",
-        )
-        return node, replace(decision, reasons=(*decision.reasons, *more))
-    text = f"Promoted in place of {node.label}, which breaks a limit of the policy {policy.name}."
-    record = home.ledger.add_version(choice.node.record, node.record.registered_name, text=text)
-    broken = f"{node.label} breaks a limit: {decision.why}"
-    cheapest = f"{choice.node.label} is the cheapest of those tried that keeps every rule"
-    reasons = (*choice.decision.reasons, broken, *choice.tried.values(), cheapest)
-    return replace(choice.node, record=record), replace(choice.decision, reasons=reasons)
 
 
 def _begun_before(home: LineageHome, node: LineageNode) -> Promotion:

@@ -17,6 +17,7 @@ from ringmaster.flows.batch.local_run import PLANNING_WORK_S
 from ringmaster.flows.batch.result import failure_reporter
 from ringmaster.flows.reports.progress import current_view
 from ringmaster.flows.retraining.retraining_run import RetrainingRun
+from ringmaster.flows.retraining.shrinking import SMALLER
 from ringmaster.model_lineage import ModelRecord
 from ringmaster.tasks.batch import Batch
 from ringmaster.tasks.evaluation.model_assertions import Log, check, importable
@@ -364,11 +365,22 @@ def _choose(run: RetrainingRun, checks: Mapping[str, InspectedModel]) -> Selecte
 
 def _trainable_jobs(run: RetrainingRun, check: InspectedModel) -> Iterator[Job]:
     """Yields the model's job and those of its sweep, each based on a version of the champion, as an alias may move."""
-    champion = check.serving.champion
-    for job in check.model.trained_jobs:
-        if check.model.warm_start and champion is not None:
-            job = replace(job, base=f"models:/{check.model.registered_name}/{version_of(champion)}")
+    model, champion = check.model, check.serving.champion
+    for job in model.trained_jobs:
+        if model.warm_start and champion is not None:
+            job = replace(job, base=f"models:/{model.registered_name}/{version_of(_larger(run, model, champion))}")
         yield job
+
+
+def _larger(run: RetrainingRun, model: ProductionModel, champion: ModelRecord) -> ModelRecord:
+    """Returns the version in whose place a smaller child serves, which cannot be trained on; else the champion."""
+    if champion.kind not in SMALLER or model.job.adaptation is not None:
+        return champion
+    known = {each.model_id: each for each in run.ledger.models()}
+    larger = champion
+    while larger.kind in SMALLER and (above := [known[id] for id in larger.parents if id in known]):
+        larger = above[0]
+    return larger if larger.registered_name == model.registered_name else champion
 
 
 def _profiled(run: RetrainingRun, jobs: Sequence[Job]) -> ProfilingResult:

@@ -38,10 +38,13 @@ class SmallerChild:
         return f"tried {self.node.label} ({self.weight_bytes / 1e6:.3g} MB of weights; {figures}): {verdict}"
 
 
+SMALLER = (DISTILLED, PRUNED, QUANTIZED)
+"""The kinds of models that take the place of a larger one."""
+
+
 def smaller_children(snapshot: Snapshot, id: str) -> list[LineageNode]:
     """Returns the models that only distillation, pruning and quantization separate from a model, the nearest first."""
-    smaller = (DISTILLED, PRUNED, QUANTIZED)
-    edges = ((n.id, [p for p in n.record.parents if n.record.relation_to(p) in smaller]) for n in snapshot.models)
+    edges = ((n.id, [p for p in n.record.parents if n.record.relation_to(p) in SMALLER]) for n in snapshot.models)
     return [snapshot.nodes[each] for each in Graph(edges).descendants(id) if each in snapshot.nodes]
 
 
@@ -107,6 +110,44 @@ def choose_child(home: LineageHome, node: LineageNode, judge: Judge, *, known: M
     if chosen is None:
         return ChildChoice(tried=tried)
     return ChildChoice(node=chosen.node, decision=made[chosen.node.id], tried=tried)
+
+
+def child_in_place_of(
+    home: LineageHome,
+    node: LineageNode,
+    policy: PromotionPolicy,
+    decision: PromotionDecision,
+    *,
+    judge: Judge,
+    notice: Callable[[str], None],
+    train: Callable[[Batch], object] | None,
+    remedy: str,
+) -> tuple[LineageNode, PromotionDecision]:
+    """Returns the smaller child of a model that is promoted in its place, as a version of its name, and the decision.
+
+    Returns the model and the decision on it, with what was tried, where no child keeps every rule.
+
+    train: trains a batch of such children where none keeps every rule; None for no training. remedy: how to have some.
+    """
+    notice(f"{node.label}: {decision.why}. Its smaller children are tried")
+    choice = choose_child(home, node, judge, known={})
+    if choice.node is None and train is not None:
+        batch = plan_children(home, node, policy, decision.figures)
+        notice(f"none keeps every rule; training {', '.join(job.name for job in batch.jobs)}")
+        train(batch)
+        home = LineageHome(folder=home.folder, is_fresh=True)
+        choice = choose_child(home, node, judge, known=choice.tried)
+    for sentence in choice.tried.values():
+        notice(sentence)
+    if choice.node is None or choice.decision is None:
+        none = f"there are no models that were distilled, pruned or quantized from it. To fix: {remedy}"
+        return node, replace(decision, reasons=(*decision.reasons, *(tuple(choice.tried.values()) or (none,))))
+    text = f"Promoted in place of {node.label}, which breaks a limit of the policy {policy.name}."
+    record = home.ledger.add_version(choice.node.record, node.record.registered_name, text=text)
+    broken = f"{node.label} breaks a limit: {decision.why}"
+    cheapest = f"{choice.node.label} is the cheapest of those tried that keeps every rule"
+    reasons = (*choice.decision.reasons, broken, *choice.tried.values(), cheapest)
+    return replace(choice.node, record=record), replace(choice.decision, reasons=reasons)
 
 
 def plan_children(home: LineageHome, node: LineageNode, policy: PromotionPolicy, figures: Mapping[str, float]) -> Batch:

@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from ringmaster.codec import from_json, to_json
-from ringmaster.errors import InputError, LedgerError
+from ringmaster.errors import InputError, LedgerError, RunInterrupted
 from ringmaster.flows import settings
 from ringmaster.flows.batch.flow_runs import kept_result
 from ringmaster.flows.batch.result import BatchResult
@@ -21,6 +21,8 @@ from ringmaster.flows.train_batch import train_batch
 from ringmaster.model_lineage import ModelRecord
 from ringmaster.tasks.batch import Batch
 from ringmaster.tasks.retraining.drift import TrainingRecord, input_features, references_of
+from ringmaster.tasks.retraining.report import cost_of_batch
+from ringmaster.tasks.retraining.runs import RetrainingStatus
 from ringmaster.tasks.storage.database import Database
 from ringmaster.tasks.storage.journal import JobStatus
 from ringmaster.techniques.metric import ranked
@@ -51,6 +53,28 @@ def train_models(
             _finish_training(run, check, _recorded(run, check, result))
         run.save(result=result.to_json())
     return result
+
+
+def train_children(run: RetrainingRun, name: str, batch: Batch, *, seed: int) -> None:
+    """Trains smaller children of a model's candidate, or resumes that. Its cost belongs to the run's.
+
+    Raises InputError if the run's deadline has passed.
+    """
+    begun: Mapping[str, Any] = run.content.get("children", {})
+    if name in begun:
+        batch = Batch.from_json(begun[name])
+    elif run.is_late:
+        raise InputError(["no smaller model is trained, as the deadline of the run has passed"])
+    else:
+        batch = replace(batch, devices=run.production.devices, folder=run.production.folder)
+        run.save(children={**begun, name: batch.to_json()})
+    with kept_result() as end:
+        end.result = train_batch(batch, name=batch.name, resume=_can_go_on(batch), seed=seed)
+    if end.result.status == RetrainingStatus.INTERRUPTED:
+        raise RunInterrupted("the retraining run was interrupted; the same command resumes it", result=end.result)
+    price = run.production.price_per_device_hour
+    cost = cost_of_batch(end.result.to_json(), price_per_device_hour=price)
+    run.save(children_cost=run.content.get("children_cost", 0.0) + cost)
 
 
 def row_of(name: str, result: BatchResult) -> Mapping[str, Any] | None:

@@ -11,7 +11,7 @@ from typing import Any
 from ringmaster.codec import to_json
 from ringmaster.extras import missing_extra
 from ringmaster.tasks.batch.document import Finding, Place, as_list, as_mapping, findings_where, got
-from ringmaster.tasks.batch.references import closest, is_folder
+from ringmaster.tasks.batch.references import closest, is_folder, is_name
 from ringmaster.tasks.batch.schema import STORE
 from ringmaster.techniques.job import (
     ADAPTATIONS,
@@ -51,6 +51,8 @@ OF_KIND = {
 """The keys that only one kind has."""
 READ_STORE = ("data", "retriever", "store")
 """The place of the store that a job's samples read."""
+WARM_START = ("warm_start", "checkpoints")
+"""The place of the checkpoints from which a job goes on."""
 REWRITING = (QUANTIZED, MERGED)
 """The kinds that involve no training."""
 TOKENIZER = ("source", "path", "dataset", "factory", "kwargs", "vocab_size", "text_column", "split")
@@ -167,6 +169,7 @@ def parents_of(job: Raw) -> Iterator[tuple[Place, str]]:
     adaptation = as_mapping(job.get("adaptation"))
     named: dict[Place, Any] = {("base",): job.get("base"), ("adaptation", "teacher"): adaptation.get("teacher")}
     named[READ_STORE] = as_mapping(as_mapping(job.get("data")).get("retriever")).get("store")
+    named[WARM_START] = as_mapping(job.get("warm_start")).get("checkpoints")
     named |= {("adaptation", "parents", i): each for i, each in enumerate(as_list(adaptation.get("parents")))}
     return ((place, name) for place, name in named.items() if isinstance(name, str))
 
@@ -180,7 +183,8 @@ def parent_findings(
     key: its place in the job.
     circles: the cycles among the jobs, from `circles_of`.
     """
-    if is_folder(parent) or (key == READ_STORE and parent not in jobs):  # it is looked for in the lineage
+    is_place = key == READ_STORE or (key == WARM_START and (not is_name(parent) or Path(parent).is_dir()))
+    if is_folder(parent) or (is_place and parent not in jobs):  # from elsewhere
         return
     if parent.startswith("models:/"):
         yield from findings_where(
@@ -209,6 +213,8 @@ def parent_findings(
         if is_store(other) != (key == READ_STORE):
             made = ("a knowledge store", "that makes a model") if is_store(other) else ("a model", "of kind store")
             yield Finding(place, f"{parent} makes {made[0]}", f"name a job {made[1]}")
+        if key == WARM_START and (step := as_mapping(job["warm_start"]).get("step")) != other.get("num_steps"):
+            yield Finding(place, f"{parent} does not end at step {step}", "name a job with that num_steps")
         if is_store(other) or key == READ_STORE:
             return
         if key == ("adaptation", "teacher"):

@@ -4,6 +4,7 @@ import json
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import partial
+from itertools import chain, pairwise
 from pathlib import Path
 from typing import Any, Self
 
@@ -16,6 +17,7 @@ from ringmaster.tasks.batch.adaptation_rules import with_declared_parents
 from ringmaster.tasks.batch.document import Fault, Finding, Place, as_list, got, place_text
 from ringmaster.tasks.batch.references import NAME_REMEDY, is_name, loss_parts
 from ringmaster.tasks.batch.schema import PLANNER_KEYS, PROFILING_SHARE, BatchEntry, GridEntry, JobEntry
+from ringmaster.tasks.batch.shared_components import component_findings, with_composites
 from ringmaster.tasks.cluster import Devices
 from ringmaster.tasks.files import text_of
 from ringmaster.tasks.planning.objectives import PlanningTerms
@@ -26,7 +28,7 @@ from ringmaster.techniques.data.inference import (
     num_negatives,
     with_processor_of,
 )
-from ringmaster.techniques.job import DataSpec, Job, ModelSpec, StoreSettings
+from ringmaster.techniques.job import RETRIEVER, DataSpec, Job, ModelSpec, StoreSettings, WarmStart
 from ringmaster.techniques.loss import reward_names
 from ringmaster.techniques.losses.contrastive import Contrastive, LateInteraction
 from ringmaster.techniques.models.peft_format import resolved
@@ -100,8 +102,11 @@ class Batch:
         price_per_device_hour: float = 1.0,
         profiling_share: float = PROFILING_SHARE,
         keep_checkpoints: int = KEPT_CHECKPOINTS,
+        shared_components: Mapping[str, Any] | None = None,
     ) -> Self:
         """Builds a batch in Python. Relative paths and factories are resolved in `folder` or the working directory.
+
+        shared_components: as in a batch file.
 
         Raises BatchFileError with all faults, at places such as `jobs[2].num_steps`.
         """
@@ -114,6 +119,7 @@ class Batch:
             "price_per_device_hour": price_per_device_hour,
             "profiling_share": profiling_share,
             "keep_checkpoints": keep_checkpoints,
+            "shared_components": dict(shared_components or {}),
         }
         planned: dict[str, Mapping[str, Any]] = {
             "deadline_s": deadlines_s or {},
@@ -147,8 +153,10 @@ class Batch:
         if findings:
             raise BatchFileError(_faults(findings, lines=lines, file=file))
         assert entry is not None, "values without a fault are a batch"
-        jobs = with_declared_parents(with_kinds([_job(job) for job in planned]))
-        users = {job.name: job.user for job in planned if job.user is not None}
+        parts = {job.name: _parts(job) for job in planned}
+        jobs = with_declared_parents(with_kinds(list(chain.from_iterable(parts.values()))))
+        jobs = with_composites(jobs, entry.shared_components)
+        users = {part.name: job.user for job in planned if job.user is not None for part in parts[job.name]}
         searches = {search.name: job.name for job in jobs for search in job.searches()}
         return cls(
             name=entry.name,
@@ -279,6 +287,7 @@ def _check(raw: Mapping[str, Any], *, folder: Path) -> tuple[BatchEntry | None, 
     for origin, job in placed:
         findings += [replace(finding, place=origin(finding.place)) for finding in rules.job_findings(job)]
     findings += rules.batch_findings(placed)
+    findings += component_findings(raw.get("shared_components"), placed)
     findings += rules.objective_findings(raw.get("objective"), placed)
     findings += rules.not_finite({key: value for key, value in values.items() if key not in ("jobs", "grid")}, place=())
     if not raw.get("jobs") and not raw.get("grid"):
@@ -309,8 +318,37 @@ def _at(position: int, place: Place) -> Place:
     return ("jobs", position, *place)
 
 
+def _parts(entry: JobEntry) -> list[Job]:
+    """Returns the job of an entry; with `negatives` its parts, and the stores between them, in their order.
+
+    After each part the passages are encoded by the model so far, and the next part goes on from its last checkpoint
+    with negatives that are mined in that store (ANCE: Xiong et al., arXiv:2007.00808). The first part has those of its
+    batches alone. The last one has the name of the job.
+    """
+    job, mined = _job(entry), entry.negatives
+    if mined is None:
+        return [job]
+    parts: list[Job] = []
+    steps = [*range(0, job.total_steps, mined.refresh_every), job.total_steps]
+    for first, last in pairwise(steps):
+        name = job.name if last == job.total_steps else f"{job.name}.to-{last}"
+        part = replace(job, name=name, num_steps=last, schedule=replace(job.schedule, num_steps=job.total_steps))
+        if parts:
+            before, store = parts[-1].name, f"{job.name}.index-{first}"
+            passages = {"path": mined.path, "seq_len": job.data.seq_len, "tokenizer": job.data.tokenizer}
+            settings = mined.store.model_dump(exclude_unset=True)
+            fields = {"name": store, "base": before, "model": to_json(job.model), "data": passages, "store": settings}
+            data = replace(job.data, options={**job.data.options, RETRIEVER: {"store": store, "k": mined.k}})
+            start = WarmStart(checkpoints=before, step=first)
+            parts += [from_json(Job, _with_store(fields)), replace(part, data=data, warm_start=start)]
+        else:
+            parts.append(part)
+    return parts
+
+
 def _job(entry: JobEntry) -> Job:
-    job = from_json(Job, _with_store(_loss_fields(entry.model_dump(exclude_unset=True, exclude=set(PLANNER_KEYS)))))
+    fields = entry.model_dump(exclude_unset=True, exclude={*PLANNER_KEYS, "negatives"})
+    job = from_json(Job, _with_store(_loss_fields(fields)))
     job = replace(job, adapter=job.adapter and resolved(job.adapter))
     if "metrics" in entry.evaluation.model_fields_set or not reward_names(job.loss, job.loss_options):
         return job

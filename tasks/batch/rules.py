@@ -8,6 +8,7 @@ import math
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from itertools import chain
+from pathlib import Path
 from typing import Any
 
 from ringmaster.extras import missing_extra
@@ -22,7 +23,7 @@ from ringmaster.tasks.batch.adaptation_rules import (
     parents_of,
 )
 from ringmaster.tasks.batch.document import Finding, Place, as_list, as_mapping, findings_where, got
-from ringmaster.tasks.batch.references import closest, loss_parts
+from ringmaster.tasks.batch.references import closest, is_name, loss_parts
 from ringmaster.tasks.batch.schema import Data, JobEntry, ModelSection, Section, misspelt
 from ringmaster.tasks.planning.objectives import TIME_TO_TARGET
 from ringmaster.techniques.checkpoints.checkpoint import folder_of
@@ -45,6 +46,7 @@ from ringmaster.techniques.job import (
 )
 from ringmaster.techniques.local import Local
 from ringmaster.techniques.loss import is_named, loss_class, loss_names, option_faults, options_of
+from ringmaster.techniques.losses.contrastive import Contrastive, LateInteraction
 
 Raw = Mapping[str, Any]
 PlacedJob = tuple[Callable[[Place], Place], Any]
@@ -75,6 +77,33 @@ def _store(job: Raw) -> Iterator[Finding]:
         ),
         (data.get("path") is None and data.get("name") is None, ("data",), "has no files of passages", "give a path"),
         *((job.get(key), (key,), "is for training, and a store trains nothing", f"remove {key}") for key in trains),
+    )
+
+
+def _negatives(job: Raw) -> Iterator[Finding]:
+    """Yields why hard negatives cannot be mined on the way; places are relative to the job."""
+    mined, num_steps = job.get("negatives"), job.get("num_steps")
+    if not isinstance(mined, Mapping):
+        return
+    place, losses = ("negatives",), (Contrastive.name, LateInteraction.name)
+    retriever = as_mapping(job.get("data")).get("retriever")
+    others = ("kind", "store", "warm_start", "target", "may_vary", "adaptation", "local_updates", "allow_untrusted")
+    yield from findings_where(
+        (
+            loss_parts(job.get("loss"))[0] not in losses,
+            place,
+            "are for a contrastive loss",
+            f"name {' or '.join(losses)}",
+        ),
+        (not _are_counts(num_steps), place, "are mined after some of the steps", "give num_steps"),
+        (
+            _are_counts(num_steps, mined.get("refresh_every")) and mined["refresh_every"] >= num_steps,
+            (*place, "refresh_every"),
+            f"is {mined.get('refresh_every')} of {num_steps} steps, so that none would be mined",
+            "give fewer steps",
+        ),
+        (retriever is not None, ("data", "retriever"), "stands beside negatives", "leave one of the two out"),
+        *((job.get(key) is not None, (key,), "does not go with negatives", "leave one out") for key in others),
     )
 
 
@@ -251,6 +280,8 @@ def _warm_start(job: Raw) -> Iterator[Finding]:
             "take an earlier one, or raise num_steps",
         ),
     )
+    if is_name(root) and not Path(root).is_dir():
+        return  # a job of the batch, or else not there: `parent_findings`
     try:
         names = place_of(root).names()
     except (OSError, ValueError) as error:
@@ -673,6 +704,7 @@ JOB_RULES: Sequence[Callable[[Raw], Iterator[Finding]]] = (
     adaptation_findings,
     adapter_findings,
     _store,
+    _negatives,
     _warm_start,
     _target,
     _variables,

@@ -300,6 +300,9 @@ class Schedule(Section):
         default=job.ScheduleSpec.min_lr_ratio,
         description="the share of the learning rate at which the decay ends, such as 0.1",
     )
+    num_steps: Whole | None = Field(
+        default=None, description="the steps of the schedule where the job is a part of them, or leave it out"
+    )
     decay_ratio: Annotated[float, Field(gt=0, le=1)] | None = Field(
         default=None, description=f"the share of the steps in which wsd decays, such as {job.DECAY_RATIO}"
     )
@@ -397,7 +400,7 @@ class AdapterSection(Section):
 class WarmStartSection(Section):
     """A checkpoint of another job of the same model, from which the job goes on: weights, optimizer and step."""
 
-    checkpoints: Folder = Field(description="the folder or URL of the other job's checkpoints")
+    checkpoints: Folder = Field(description="a job of this batch, or the folder or URL of the other job's checkpoints")
     step: Whole = Field(description="the step of the checkpoint, such as 60")
 
 
@@ -488,6 +491,17 @@ class StoreSection(Section):
     )
 
 
+class NegativesSection(Section):
+    """The hard negatives of a dense retriever, mined anew after some steps by the retriever as it is then."""
+
+    path: Annotated[str, AfterValidator(references.files)] = Field(
+        description='the files of the passages, such as "passages/*.jsonl"'
+    )
+    refresh_every: Whole = Field(description="the steps until all passages are encoded again, such as 200")
+    k: Whole = Field(default=4, description="the hard negatives of each anchor, such as 4")
+    store: StoreSection = Field(default=StoreSection(), description="the index of the passages, such as {index: ivf}")
+
+
 class JobEntry(Section):
     """One model to train."""
 
@@ -522,6 +536,11 @@ class JobEntry(Section):
     warm_start: WarmStartSection | None = Field(
         default=None,
         description="a checkpoint to go on from, such as {checkpoints: runs/a/checkpoints, step: 60}, or leave it out",
+    )
+    negatives: NegativesSection | None = Field(
+        default=None,
+        description="hard negatives of a contrastive loss that are mined on the way, such as {path: passages.jsonl, "
+        "refresh_every: 200}",
     )
     freeze: list[FreezePattern] = Field(
         default=[],
@@ -630,6 +649,20 @@ class UserSection(Section):
     )
 
 
+class SharedComponentSection(Section):
+    """A part of several jobs' models that they train together: [how](adaptations.md#shared-components)."""
+
+    jobs: dict[Name, Annotated[str, Field(min_length=1)]] = Field(
+        description="the path of the component in the model of each job, such as {classify: bert, rank: bert}"
+    )
+    update: Annotated[
+        str, AfterValidator(references.one_of(job.UPDATE_RULES)), WithJsonSchema({"enum": list(job.UPDATE_RULES)})
+    ] = Field(default=job.SUM, description="how its gradient is made of the jobs': sum")
+    weights: dict[Name, Positive] = Field(
+        default={}, description="the factors of jobs' losses, 1 by default, such as {rank: 0.5}"
+    )
+
+
 class BatchEntry(Section):
     """A whole batch file."""
 
@@ -656,6 +689,9 @@ class BatchEntry(Section):
     )
     datasets: dict[str, DatasetSection] | str | None = Field(
         default=None, description="data sets by name, or a file with them, such as datasets.yaml"
+    )
+    shared_components: dict[Name, SharedComponentSection] = Field(
+        default={}, description="components that jobs train together, such as {encoder: {jobs: {a: bert, b: bert}}}"
     )
     jobs: list[JobEntry] = Field(default=[], description="a list of jobs")
     grid: list[GridEntry] = Field(default=[], description="a list of {template: ..., over: ...}")

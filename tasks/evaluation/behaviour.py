@@ -31,7 +31,6 @@ from ringmaster.techniques.data.row_files import Expansion
 
 MAX_EXAMPLES = 5
 MAX_CHARACTERS = 200
-CASE, OTHER = "case", "other"
 
 Score = Callable[[Cases], ScoringResult]
 """Scores cases with the models under test, by the models' names."""
@@ -116,7 +115,9 @@ def run_texts(tests: Sequence[BehaviourEntry], *, score: Score, encode: str | No
             two = None if case.others is None else taken(scores, [place[text] for text in case.others])
             lines = [_quoted(text, other) for text, other in itertools.zip_longest(case.texts, case.others or ())]
             result.setdefault(model, []).append(judge(test, one, two, labels=case.labels, descriptions=lines))
-    return result | _faults(tests, scored)
+    for model, fault in scored.faults.items():
+        result[model] = [replace(_unrun(test), fault=fault) for test in tests]
+    return result
 
 
 def run_images(
@@ -179,7 +180,7 @@ def judge(
     two: the scores of what each case is compared with, or None.
     descriptions: a description of each case for messages.
     """
-    result = TestResult(test=test.name, kind=test.kind, num_cases=one.num_rows, max_failures=test.max_failures)
+    result = replace(_unrun(test), num_cases=one.num_rows)
     if one.kind not in (CAUSAL, CLASSIFIER) or (one.kind == CAUSAL and (labels is not None or _label_of(test))):
         wanted = "a classifier" if labels is not None or _label_of(test) else "a classifier or a causal language model"
         return replace(result, fault=f"it asks for {wanted}, and the model is none")
@@ -273,22 +274,18 @@ def _of_images(
     test: BehaviourEntry, model: str, one: ScoringResult, two: ScoringResult | None, *, labels: Any
 ) -> TestResult:
     faults = [s.faults.get(model) for s in (one, two) if s is not None]
-    broken = TestResult(test=test.name, kind=test.kind, max_failures=test.max_failures)
-    if fault := next((fault for fault in faults if fault), None):
-        return replace(broken, fault=fault)
     if test.kind == MINIMUM and labels is None:
-        return replace(broken, fault="the images have no labels")
+        faults.append("the images have no labels")
+    if fault := next((fault for fault in faults if fault), None):
+        return replace(_unrun(test), fault=fault)
     scores = one.scores[model]
     lines = [f"{'held-out image' if test.images is None else 'image'} {i}" for i in range(scores.num_rows)]
     known = [int(label) for label in labels[: scores.num_rows]] if test.kind == MINIMUM else None
     return judge(test, scores, None if two is None else two.scores[model], labels=known, descriptions=lines)
 
 
-def _faults(tests: Sequence[BehaviourEntry], scored: ScoringResult) -> dict[str, list[TestResult]]:
-    return {
-        model: [TestResult(test=t.name, kind=t.kind, max_failures=t.max_failures, fault=fault) for t in tests]
-        for model, fault in scored.faults.items()
-    }
+def _unrun(test: BehaviourEntry) -> TestResult:
+    return TestResult(test=test.name, kind=test.kind, max_failures=test.max_failures)
 
 
 def _filled(template: str, words: Mapping[str, str]) -> str:
@@ -341,14 +338,11 @@ def _with_typos(text: str, number: int, draw: random.Random) -> str:
 
 
 def _shifted(images: Images, by: list[int], _: np.random.Generator) -> Images:
+    from scipy.ndimage import shift  # type: ignore[import-untyped]
+
     right, down = by
-    height, width = images.shape[-2:]
-    result = np.full_like(images, images.min())
-    into_y, from_y = slice(max(down, 0), height + min(down, 0)), slice(max(-down, 0), height + min(-down, 0))
-    into_x, from_x = slice(max(right, 0), width + min(right, 0)), slice(max(-right, 0), width + min(-right, 0))
-    if abs(right) < width and abs(down) < height:
-        result[..., into_y, into_x] = images[..., from_y, from_x]
-    return result
+    shifted: Images = shift(images, (0, 0, down, right), order=0, cval=images.min())
+    return shifted
 
 
 def _rotated(images: Images, degrees: int, _: np.random.Generator) -> Images:

@@ -16,12 +16,13 @@ import json
 import math
 import sqlite3
 import sys
+from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from operator import itemgetter
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Any
 
 from ringmaster.registry import resolve
 from ringmaster.tasks.evaluation.scores import Scores
@@ -50,14 +51,16 @@ class AssertionResult:
     examples: tuple[str, ...] = ()
 
 
-class AssertionCheck(Protocol):
+class AssertionCheck(ABC):
     """The check of one assertion, fed row by row."""
 
+    @abstractmethod
     def see(self, number: int, row: Row) -> str | None:
         """Returns the fault of a row, if it shows without later rows."""
 
     def late(self) -> Iterator[tuple[int, str]]:
         """Yields the numbers and faults of further failing rows, after all rows have been fed."""
+        return iter(())
 
 
 def check(assertions: Sequence[AssertionEntry], rows: Iterable[Row]) -> list[AssertionResult]:
@@ -139,16 +142,13 @@ class _Watch:
 
 
 @dataclass(frozen=True)
-class _ByRow:
+class _ByRow(AssertionCheck):
     """An assertion that checks each row on its own."""
 
     wrong: Callable[[Row], str | None]
 
     def see(self, number: int, row: Row) -> str | None:
         return self.wrong(row)
-
-    def late(self) -> Iterator[tuple[int, str]]:
-        return iter(())
 
 
 def _finite(assertion: AssertionEntry) -> AssertionCheck:
@@ -159,7 +159,7 @@ def _finite(assertion: AssertionEntry) -> AssertionCheck:
             value = _value(row, field)
             if value is None:
                 return f"has no {field}"
-            if not all(_is_finite(v) for v in (value if isinstance(value, (list, tuple)) else [value])):
+            if not all(is_number(v) and math.isfinite(v) for v in (value if _is_list(value) else [value])):
                 return f"{field} is {value}"
         return None
 
@@ -174,7 +174,7 @@ def _range(assertion: AssertionEntry) -> AssertionCheck:
 
     def wrong(row: Row) -> str | None:
         value = _value(row, bounds.field)
-        values = value if isinstance(value, (list, tuple)) and value else [value]
+        values = value if _is_list(value) and value else [value]
         if all(is_number(v) and low <= v <= high for v in values):  # NaN is in no range
             return None
         return f"has no {bounds.field}" if value is None else f"{bounds.field} is {value}"
@@ -203,7 +203,7 @@ def _predicate(assertion: AssertionEntry) -> AssertionCheck:
     return _ByRow(wrong)
 
 
-class _Share:
+class _Share(AssertionCheck):
     """Checks the fraction of rows that have a value."""
 
     def __init__(self, assertion: AssertionEntry) -> None:
@@ -221,7 +221,7 @@ class _Share:
             yield 0, f"{share.field} {share.value} has {result:.1%} of the rows, not {share.min:.1%} to {share.max:.1%}"
 
 
-class _GroupCheck:
+class _GroupCheck(AssertionCheck):
     """Compares the values of the rows of a group, once all rows are there."""
 
     def __init__(self, assertion: AssertionEntry) -> None:
@@ -268,8 +268,8 @@ def _value(row: Row, field: str) -> Any:
     return row.get(field)
 
 
-def _is_finite(value: Any) -> bool:
-    return is_number(value) and math.isfinite(value)
+def _is_list(value: Any) -> bool:
+    return isinstance(value, (list, tuple))
 
 
 _KINDS: Mapping[str, Callable[[AssertionEntry], AssertionCheck]] = {
@@ -351,7 +351,7 @@ class Log:
 def largest_probability(row: Row) -> float | None:
     """Returns the largest of a row's probabilities; None if it has none, or if one of them is not a number."""
     values = row.get("probabilities")
-    if not isinstance(values, (list, tuple)) or not values or not all(map(is_number, values)):
+    if not _is_list(values) or not values or not all(map(is_number, values)):
         return None
     most: float = max(values)
     return most

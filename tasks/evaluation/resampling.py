@@ -107,7 +107,6 @@ class Comparison:
     high: float
     p_better: float
     p_worse: float
-    num_rows: int
 
 
 def estimate(rows: MetricRows, *, level: float = 0.95, num_draws: int = NUM_DRAWS, seed: int = 0) -> Estimate:
@@ -149,7 +148,6 @@ def compare(
         high=high,
         p_better=max(_share(drawn <= 0), least) if math.isfinite(gain) else 1.0,
         p_worse=max(_share(drawn >= 0), least) if math.isfinite(gain) else 1.0,
-        num_rows=len(model),
     )
 
 

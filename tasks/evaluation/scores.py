@@ -1,6 +1,7 @@
 """Per-row scores of models, computed by a worker process, and metrics derived from them with numpy alone."""
 
 import json
+from collections import defaultdict
 from collections.abc import Mapping, Sequence
 from contextlib import ExitStack, closing
 from dataclasses import dataclass, field, replace
@@ -71,21 +72,16 @@ class Scores:
         sums: Mapping[str, Array] = {name: self.sums[name] for name in measure.sums}
         return MetricRows(measure, measure.relate(sums) if isinstance(measure, GatheredMetric) else sums)
 
-    def metrics(self, names: Sequence[str]) -> dict[str, float]:
-        """Returns metrics over all rows."""
-        return {name: self.rows(name).value for name in names}
-
 
 @dataclass(frozen=True, kw_only=True)
 class Cases:
     """Literal cases, one per row: texts, or columns of arrays such as pixel_values [rows, channels, height, width].
 
-    labels: [rows], if known. encode: the dotted name of a function that converts texts to columns of tensors.
+    encode: the dotted name of a function that converts texts to columns of tensors.
     """
 
     texts: tuple[str, ...] | None = None
     columns: Mapping[str, Array] = field(default_factory=dict)
-    labels: tuple[int, ...] | None = None
     encode: str | None = None
 
 
@@ -150,7 +146,6 @@ def score_models(
             trained_on=trained_on,
             import_paths=environment.import_paths,
         )
-        status = 0
         with ExitStack() as stack:
             channel, *_ = [
                 stack.enter_context(
@@ -178,31 +173,22 @@ def score_models(
 def _write_cases(cases: Cases, folder: Path) -> str:
     """Writes the cases to a file for the worker and returns its path."""
     if cases.texts is not None:
-        fields: dict[str, Any] = {"texts": list(cases.texts)}
-        if cases.labels is not None:
-            fields["labels"] = list(cases.labels)
         file = folder / "cases.json"
-        file.write_text(json.dumps(fields), encoding="utf-8")
-        return str(file)
-    columns = dict(cases.columns)
-    if cases.labels is not None:
-        columns["labels"] = np.asarray(cases.labels)
-    file = folder / "cases.npz"
-    np.savez(file, **columns)  # type: ignore[arg-type]
+        file.write_text(json.dumps({"texts": list(cases.texts)}), encoding="utf-8")
+    else:
+        file = folder / "cases.npz"
+        np.savez(file, **cases.columns)  # type: ignore[arg-type]
     return str(file)
 
 
 def _read(file: Path, kind: str) -> Scores:
     with np.load(file, allow_pickle=False) as result:
         arrays = {name: result[name] for name in result.files}
-    grouped: dict[str, dict[str, Array]] = {"column": {}, "slice": {}, "input": {}, "document": {}}
-    plain: dict[str, Any] = {}
+    grouped: defaultdict[str, dict[str, Any]] = defaultdict(dict)
     for name, array in arrays.items():
         group, dot, rest = name.partition(".")
-        if dot:
-            grouped[group][rest] = array
-        else:
-            plain[name] = array
+        grouped[group if dot else ""][rest or name] = array
+    plain = grouped[""]
     sums = {name: plain.pop(name) for name in list(plain) if name not in SCORES}
     num_rows = max((len(array) for name, array in arrays.items() if not name.startswith("document.")), default=0)
     if "predictions" in plain:

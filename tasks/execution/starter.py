@@ -412,6 +412,7 @@ def gang_order(
     if job.base is not None and parents[job.base] is None:
         parents[job.base] = place.weights.get(job.name)
     weights, store = parents[job.base] if job.base is not None else None, job.data.store
+    start = "" if job.warm_start is None else job.warm_start.checkpoints
     urls = {
         str(folder): place.model_url(name) if name in listed else place.weights_url(folder)
         for name, folder in parents.items()
@@ -434,6 +435,7 @@ def gang_order(
         model_url=place.model_url(job.name),
         model_urls={folder: url for folder, url in urls.items() if url},
         weights_from=str(weights) if weights else None,
+        warm_start_from=place.checkpoint_dir(replace(job, name=start)) if start in listed else None,
         # Only an adaptation reads all parents; other jobs read their base, and a store.
         parents={name: str(p) for name, p in parents.items() if p and (job.adaptation is not None or name == store)},
         last_step=segment.last_step,

@@ -4,12 +4,14 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
+from ringmaster.codec import from_json
 from ringmaster.errors import LedgerError
 from ringmaster.model_lineage.importing import record_base
 from ringmaster.model_lineage.ledger.ledger import Ledger
 from ringmaster.model_lineage.records import INDEXED
 from ringmaster.tasks.storage.journal import Journal
 from ringmaster.techniques import Job
+from ringmaster.techniques.job import COMPOSED, EXTRACTED
 from ringmaster.text import code_span, markdown
 
 KINDS_OF_ADAPTERS: Mapping[str, str] = {
@@ -81,8 +83,8 @@ class Ancestry:
         return next((uri for uri in starts if uri is not None and uri != teacher), None)
 
     def _models(self, job: Job) -> list[str]:
-        """Returns the names of a job's parents without a store from elsewhere, which `stores` has."""
-        return [name for name in job.parents if name in self.jobs or name != job.data.store]
+        """Returns the names of a job's parents; of stores and checkpoints, only those of jobs of the batch."""
+        return [name for name in job.parents if name in self.jobs or name in job.models]
 
     def _named(self, job: Job, name: str) -> str | None:
         if name in self.jobs:
@@ -119,10 +121,26 @@ class Ancestry:
 
 def _sources(job: Job) -> Iterator[str]:
     """Yields the folders or hub names from which a job reads weights without naming them as its base."""
-    if job.base is None and job.model.from_pretrained is not None:
+    how = None if job.adaptation is None else job.adaptation.kind
+    if (job.base is None or how == EXTRACTED) and job.model.from_pretrained is not None:
         yield job.model.from_pretrained
+    if how == COMPOSED:
+        for part in job.data.kwargs["jobs"]:
+            yield from _sources(from_json(Job, part))
     if job.adapter is not None and job.adapter.from_pretrained is not None:
         yield job.adapter.from_pretrained
+
+
+def trained_together(job: Job) -> str:
+    """Returns by which rule, and with which jobs, a model was trained as markdown; "" for one of a job on its own."""
+    how = None if job.adaptation is None else job.adaptation.composition
+    if how is None:
+        return ""
+    jobs = (
+        f"{markdown(name)} ({code_span(path)}, loss times {weight:g})"
+        for name, path, weight in zip(how.jobs, how.paths, how.weights, strict=True)
+    )
+    return f"{markdown(how.component)} was trained by {', '.join(jobs)} together, update rule {how.update}."
 
 
 def compared_with_parents(compared: Sequence[Mapping[str, Any]]) -> str:

@@ -27,7 +27,7 @@ from ringmaster.tasks.execution.job_table import CHOICE, CLONED, LIKE, PHASES, S
 from ringmaster.tasks.planning import gantt
 from ringmaster.tasks.planning.gantt import compared_with_plan
 from ringmaster.tasks.profiling.profile_store import MeasuredOptions, ProfileStore
-from ringmaster.tasks.recording.ancestry import Ancestry, compared_with_parents, kind_of
+from ringmaster.tasks.recording.ancestry import Ancestry, compared_with_parents, kind_of, trained_together
 from ringmaster.tasks.recording.rows import (
     EnergyMeter,
     code_version,
@@ -400,7 +400,14 @@ class MlflowWriter:
             },
             metrics=event.details["metrics"],
             description="\n\n".join(
-                filter(None, (origin and f"A clone of {markdown(origin)}.", compared_with_parents(compared)))
+                filter(
+                    None,
+                    (
+                        origin and f"A clone of {markdown(origin)}.",
+                        trained_together(job),
+                        compared_with_parents(compared),
+                    ),
+                )
             ),
             origin=self._origin(event, job, started_from=ancestry.first_weights(job), chain=chain),
         )

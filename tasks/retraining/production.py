@@ -150,6 +150,9 @@ class ProductionEntry(Section):
     policy: str | None = Field(
         default=None, description="a file that says when a challenger is promoted, such as policy.yaml"
     )
+    shrink: bool = Field(
+        default=False, description="true to train smaller models from one that breaks a limit of the policy, else false"
+    )
     datasets: Any = Field(
         default=None, description="data sets by name, or a file with them, as in a batch file (docs/datasets.md)"
     )
@@ -265,6 +268,7 @@ class Production:
 
     folder: the folder of the file, absolute; relative paths and factories are resolved there.
     policy: the promotion policy; None stands for the plain rule that promotes what is better by `min_gain`.
+    shrink: whether smaller models are trained from one that breaks a limit of the policy.
     hours, budget, price_per_device_hour: of a retraining run; the budget is in the unit of the price.
     webhook: the address that reports are posted to.
     with_registry: whether tagged models of the registry belong to it.
@@ -277,6 +281,7 @@ class Production:
     devices: Devices
     folder: Path
     policy: PromotionPolicy | None = None
+    shrink: bool = False
     hours: Hours = field(default_factory=Hours)
     budget: float | None = None
     price_per_device_hour: float = 1.0
@@ -364,6 +369,8 @@ def _production(raw: Mapping[str, Any], *, folder: Path) -> tuple[Production | N
     result += wrong
     policy, wrong = _policy(raw.get("policy"), folder=folder)
     result += wrong
+    if entry is not None and entry.shrink and not (policy.limits if policy else entry.policy):
+        result.append(Finding(("shrink",), "has no limit to keep", "name a policy with limits, or leave shrink out"))
     if entry is None or result:
         return None, result
     jobs = {} if batch is None else {job.name: job for job in batch.jobs}
@@ -374,6 +381,7 @@ def _production(raw: Mapping[str, Any], *, folder: Path) -> tuple[Production | N
         devices=entry.devices if batch is None else batch.devices,
         folder=folder.resolve(),
         policy=policy,
+        shrink=entry.shrink,
         hours=Hours(starts=night.starts, deadline=night.deadline, timezone=night.timezone),
         budget=night.budget,
         price_per_device_hour=night.price_per_device_hour,

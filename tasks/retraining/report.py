@@ -6,7 +6,7 @@ import os
 import time
 import urllib.parse
 from base64 import b64encode
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -17,11 +17,101 @@ from ringmaster.codec import to_json
 from ringmaster.tasks.planning.objectives import HOUR_S
 from ringmaster.tasks.planning.whatif.answers import TITLE as GAINS_TITLE
 from ringmaster.tasks.retraining.selection import day_text
-from ringmaster.text import markdown
+from ringmaster.text import page_template
 
 PROMOTED, KEPT, UNCHANGED, FAILED, LEFT = "promoted", "kept", "unchanged", "failed", "left"
 OUTCOME_TEXTS = {LEFT: "left for the next run"}
 """The display text of an outcome, where it differs from the outcome's name."""
+
+# Reasons are in lists, which wrap on a narrow page; tables are cut off.
+PAGE = page_template("""\
+{% macro count(number, what) %}{{ number }} {{ what }}{{ "" if number == 1 else "s" }}{% endmacro %}
+{% macro version(v, number, value) %}
+{% if number is not none %}version {{ number }}\
+{% if value is not none %}, {{ v.metric | markdown }} {{ "%.4g" % value }}{% endif %}{% endif %}
+{% endmacro %}
+{% macro gain(v) %}
+{% if v.gain is finite %}{{ "%+.3g" % v.gain }}\
+{% if v.gain_low is finite and v.gain_high is finite %} \
+({{ "%+.3g to %+.3g" % (v.gain_low, v.gain_high) }}){% endif %}{% endif %}
+{% endmacro %}
+# Retraining of {{ run.name | markdown }}, {{ run.run_date }}
+
+**{{ run.headline() }}**
+
+Begun at {{ day(run.began_s) }} UTC{% if run.deadline_s is not none %}, to be over by {{ day(run.deadline_s) }} UTC\
+{% endif %}{% if run.missed %}; {{ "one earlier run was" if run.missed == 1 else run.missed ~ " earlier runs were" }} \
+missed, and what was not done then is due now{% endif %}.
+
+## What was due
+
+{% for v in run.model_results %}
+- **{{ v.model | markdown }}** {{ "is due" if v.is_due else "is not" }}: {{ v.why_due | markdown }}
+{% endfor %}
+{% if run.batch is not none or run.plan %}
+
+## Plan and cost
+
+{% if run.plan %}
+- Planned: {{ count(run.plan.num_jobs, "job") }} in {{ "%.1f" % run.plan.makespan_s }} s\
+{% if run.plan.num_groups is defined and run.plan.num_groups %}
+, {{ run.plan.num_fused }} of them together in {{ count(run.plan.num_groups, "group") }}\
+{% endif %}{% if run.plan.gap is not none %}
+, at most {{ "%.1f" % (100 * run.plan.gap) }}% above the best plan with these runtimes{% endif %}.
+{% endif %}
+{% if run.batch is not none %}
+- Trained in {{ "%.1f" % run.batch.makespan_s }} s.
+{% endif %}
+- Measured: {% if run.num_trials %}{{ count(run.num_trials, "trial") }} in {{ "%.1f" % run.profiling_s }} s, \
+of what was not known yet{% else %}nothing{% endif %}.
+- Cost: {{ "%.3g" % run.cost }}{% if run.budget is not none %} of {{ "%g" % run.budget }}{% endif %} \
+{{ run.unit | markdown }}.
+{% if run.was_cut_short %}
+- The run was interrupted after its training, which is not in this cost.
+{% endif %}
+{% for model, why in run.left.items() %}
+- **{{ model | markdown }}**: {{ why | markdown }}.
+{% endfor %}
+{% endif %}
+{% if svg %}
+
+![The plan](data:image/svg+xml;base64,{{ svg }})
+{% endif %}
+{% if run.gains %}
+
+## {{ gains_title }}
+
+{% for gain in run.gains %}
+- {{ gain | markdown }}
+{% endfor %}
+{% endif %}
+
+## Results
+
+| model | | champion | challenger | gain | rows | serves now |
+| --- | --- | --- | --- | --- | --- | --- |
+{% for v in run.model_results %}
+{% set outcome = outcome_texts.get(v.outcome, v.outcome) %}
+| {{ v.model | markdown }} | {{ outcome if outcome == "unchanged" else "**" ~ outcome ~ "**" }} | \
+{{ version(v, v.champion_version, v.champion_value) }} | \
+{{ version(v, v.candidate_version, v.candidate_value) }} | {{ gain(v) }} | \
+{{ "" if v.num_rows is none else v.num_rows }} | {{ "none" if v.serves is none else "version " ~ v.serves }} |
+{% endfor %}
+
+{% for v in run.model_results if v.why %}
+- **{{ v.model | markdown }}** {{ outcome_texts.get(v.outcome, v.outcome) }}: {{ v.why | markdown }}
+{% endfor %}
+{% for v in run.model_results if v.notes %}
+{% if loop.first %}
+
+## To inspect
+
+{% endif %}
+{% for note in v.notes %}
+- **{{ v.model | markdown }}**: {{ note | markdown }}
+{% endfor %}
+{% endfor %}
+""")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -102,62 +192,31 @@ class RetrainingReport:
     left: Mapping[str, str] = field(default_factory=dict)
     was_cut_short: bool = False
 
-    def headline(self) -> str:
-        """Returns the results in one line."""
-        counts = {outcome: self._num(outcome) for outcome in (PROMOTED, KEPT, FAILED, LEFT)}
-        reported = (
-            ", ".join(f"{count} {OUTCOME_TEXTS.get(o, o)}" for o, count in counts.items() if count) or "nothing changed"
-        )
-        return f"{self.num_due} of {len(self.model_results)} models were due; {reported}."
-
     @property
     def num_due(self) -> int:
         """The number of models that were due."""
         return sum(model_result.is_due for model_result in self.model_results)
 
+    @property
+    def _counts(self) -> dict[str, int]:
+        """The number of models by outcome."""
+        outcomes = [model_result.outcome for model_result in self.model_results]
+        return {outcome: outcomes.count(outcome) for outcome in (PROMOTED, KEPT, FAILED, LEFT)}
+
+    def headline(self) -> str:
+        """Returns the results in one line."""
+        reported = ", ".join(f"{num} {OUTCOME_TEXTS.get(o, o)}" for o, num in self._counts.items() if num)
+        return f"{self.num_due} of {len(self.model_results)} models were due; {reported or 'nothing changed'}."
+
     def figures(self) -> dict[str, float]:
         """Returns the numbers by which runs can be compared."""
-        counts = {f"num_{outcome}": self._num(outcome) for outcome in (PROMOTED, KEPT, FAILED, LEFT)}
+        counts = {f"num_{outcome}": num for outcome, num in self._counts.items()}
         return {"num_due": self.num_due, **counts, "num_trials": self.num_trials, "cost": self.cost}
-
-    def _num(self, outcome: str) -> int:
-        return sum(model_result.outcome == outcome for model_result in self.model_results)
 
     def markdown(self, *, with_picture: bool = True) -> str:
         """Returns the report as Markdown. with_picture: whether to include the plan's picture as a data URL."""
-        lines = [
-            f"# Retraining of {markdown(self.name)}, {self.run_date}",
-            "",
-            f"**{self.headline()}**",
-            "",
-            *self._hours(),
-            "",
-        ]
-        lines += ["## What was due", ""]  # lists wrap on a narrow page, tables are cut off
-        lines += [
-            f"- **{markdown(v.model)}** {'is due' if v.is_due else 'is not'}: {markdown(v.why_due)}"
-            for v in self.model_results
-        ]
-        if self.batch is not None or self.plan:
-            lines += ["", "## Plan and cost", "", *self._cost()]
-        if with_picture and self.svg:
-            lines += ["", f"![The plan](data:image/svg+xml;base64,{b64encode(self.svg.encode()).decode()})"]
-        if self.gains:
-            lines += ["", f"## {GAINS_TITLE}", "", *(f"- {markdown(value)}" for value in self.gains)]
-        lines += ["", "## Results", ""]
-        lines += ["| model | | champion | challenger | gain | rows | serves now |", "| --- " * 7 + "|"]
-        lines += [_outcome(model_result) for model_result in self.model_results]
-        lines += [
-            "",
-            *(
-                f"- **{markdown(v.model)}** {OUTCOME_TEXTS.get(v.outcome, v.outcome)}: {markdown(v.why)}"
-                for v in self.model_results
-                if v.why
-            ),
-        ]
-        if notes := [f"- **{markdown(v.model)}**: {markdown(note)}" for v in self.model_results for note in v.notes]:
-            lines += ["", "## To inspect", "", *notes]
-        return "\n".join(lines) + "\n"
+        picture = b64encode(self.svg.encode()).decode() if with_picture else ""
+        return PAGE.render(run=self, outcome_texts=OUTCOME_TEXTS, gains_title=GAINS_TITLE, day=day_text, svg=picture)
 
     def to_json(self) -> dict[str, Any]:
         """Returns plain values, without the picture and the batch."""
@@ -174,33 +233,6 @@ class RetrainingReport:
             "missed": self.missed,
         }
 
-    def _hours(self) -> Iterator[str]:
-        text = f"Begun at {day_text(self.began_s)} UTC"
-        if self.deadline_s is not None:
-            text += f", to be over by {day_text(self.deadline_s)} UTC"
-        if self.missed:
-            nights = "one earlier run was" if self.missed == 1 else f"{self.missed} earlier runs were"
-            text += f"; {nights} missed, and what was not done then is due now"
-        yield f"{text}."
-
-    def _cost(self) -> Iterator[str]:
-        if self.plan:
-            gap = self.plan["gap"]
-            best = "" if gap is None else f", at most {gap:.1%} above the best plan with these runtimes"
-            fused = ""
-            if num_groups := self.plan.get("num_groups"):  # plans without groups lack the key
-                fused = f", {self.plan['num_fused']} of them together in {_count(num_groups, 'group')}"
-            yield f"- Planned: {_count(self.plan['num_jobs'], 'job')} in {self.plan['makespan_s']:.1f} s{fused}{best}."
-        if self.batch is not None:
-            yield f"- Trained in {self.batch['makespan_s']:.1f} s."
-        trials = f"{_count(self.num_trials, 'trial')} in {self.profiling_s:.1f} s, of what was not known yet"
-        yield f"- Measured: {trials if self.num_trials else 'nothing'}."
-        budget = "" if self.budget is None else f" of {self.budget:g}"
-        yield f"- Cost: {self.cost:.3g}{budget} {markdown(self.unit)}."
-        if self.was_cut_short:
-            yield "- The run was interrupted after its training, which is not in this cost."
-        yield from (f"- **{markdown(model)}**: {markdown(why)}." for model, why in self.left.items())
-
 
 def cost_of_batch(batch: Mapping[str, Any], *, price_per_device_hour: float = 1.0) -> float:
     """Returns the cost of the devices that a batch's segments used, from the JSON form of its result."""
@@ -211,32 +243,6 @@ def cost_of_batch(batch: Mapping[str, Any], *, price_per_device_hour: float = 1.
         for s in job["segments"]
     )
     return float(device_s * price_per_device_hour / HOUR_S)
-
-
-def _outcome(v: ModelResult) -> str:
-    text = f"**{OUTCOME_TEXTS.get(v.outcome, v.outcome)}**" if v.outcome != UNCHANGED else UNCHANGED
-    serves = "none" if v.serves is None else f"version {v.serves}"
-    champion = _value(v, v.champion_version, v.champion_value)
-    challenger = _value(v, v.candidate_version, v.candidate_value)
-    rows = "" if v.num_rows is None else str(v.num_rows)
-    return f"| {markdown(v.model)} | {text} | {champion} | {challenger} | {_gain(v)} | {rows} | {serves} |"
-
-
-def _gain(v: ModelResult) -> str:
-    if v.gain is None or not math.isfinite(v.gain):
-        return ""
-    known = v.gain_low is not None and v.gain_high is not None and math.isfinite(v.gain_low + v.gain_high)
-    return f"{v.gain:+.3g}" + (f" ({v.gain_low:+.3g} to {v.gain_high:+.3g})" if known else "")
-
-
-def _value(v: ModelResult, version: int | None, value: float | None) -> str:
-    if version is None:
-        return ""
-    return f"version {version}" + ("" if value is None else f", {markdown(v.metric)} {value:.4g}")
-
-
-def _count(number: int, what: str) -> str:
-    return f"{number} {what}" + ("" if number == 1 else "s")
 
 
 TIMEOUT_S = 10.0

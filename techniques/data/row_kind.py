@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from abc import abstractmethod
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass, fields
+from dataclasses import dataclass, field, fields
 from functools import cached_property
 from pathlib import Path
 from typing import Any, ClassVar, Self
@@ -118,7 +118,8 @@ def columns_of_files(spec: DataSpec, *, kind: str) -> tuple[str, ...]:
 class SampleContext:
     """What a sample is made with, besides its row.
 
-    options: of the kind's `options_class`. labels: the classes, for kinds of data that have some.
+    options: of the kind's `options_class`. labels: the classes, for kinds of data that have some. opened: the stores
+    that are read, by their folders, until all rows are.
     """
 
     spec: DataSpec
@@ -126,6 +127,7 @@ class SampleContext:
     max_length: int
     _tokenizer: RowTokenizer | None = None
     _labels: ClassLabels | None = None
+    opened: dict[str, Any] = field(default_factory=dict)
 
     @property
     def tokenizer(self) -> RowTokenizer:

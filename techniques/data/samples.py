@@ -6,7 +6,7 @@ batch of a step is a function of (seed, step) and of the samples' lengths alone 
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Mapping
+from collections.abc import Callable, Collection, Mapping, Sequence
 from functools import lru_cache
 from typing import TYPE_CHECKING, Protocol, cast, runtime_checkable
 
@@ -215,11 +215,11 @@ class Sampler:
         """Returns the indices [global_batch_size] of the samples in the global batch of `step` (0-based)."""
         return self.at(range(step * self._size, (step + 1) * self._size))
 
-    def at(self, places: range) -> NDArray[np.int64]:
+    def at(self, places: Sequence[int]) -> NDArray[np.int64]:
         """Returns the indices of the samples at some places of the stream."""
         epochs, offsets = np.divmod(np.asarray(places, dtype=np.int64), self._num_samples)
         batch = np.empty(len(places), dtype=np.int64)
-        for epoch in range(int(epochs[0]), int(epochs[-1]) + 1):
+        for epoch in map(int, np.unique(epochs)):
             here = epochs == epoch
             batch[here] = self._order_of(epoch)[offsets[here]]
         return batch
@@ -234,8 +234,18 @@ class Sampler:
         return np.concatenate([order[:begun], rest])
 
 
+class StreamOrder(Sampler):
+    """The batches of a data set that is a stream itself, whose sample i is the one at place i."""
+
+    def at(self, places: Sequence[int]) -> NDArray[np.int64]:
+        """Returns the places."""
+        return np.asarray(places, dtype=np.int64)
+
+
 def sampler_of(job: Job, dataset: Dataset) -> Sampler:
     """Returns the batches of a job over its training samples."""
+    if getattr(dataset, "is_stream", False):
+        return StreamOrder(num_samples=len(dataset), global_batch_size=job.global_batch_size, seed=job.seed)
     lengths = None
     if job.data.sampling == LENGTH_GROUPED and isinstance(dataset, PaddedDataset):
         lengths = dataset.lengths()

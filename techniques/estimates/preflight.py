@@ -89,6 +89,7 @@ def preflight_job(job: Job, order: PreflightOrder) -> Preflight:
         raise StepError([*data.training_faults])
     tried: TinyStepResult | None = None
     if job.trains and job.store is None and job.model.command is None:
+        _probe_parts(data, cache_dir=Path(order.cache_dir))
         tried = probe(job, data=data, cache_dir=Path(order.cache_dir), is_there=described is None)
         _check_training(job, data)
         _check_weights(job, data, order.weights)
@@ -152,6 +153,19 @@ def preflight_job(job: Job, order: PreflightOrder) -> Preflight:
         exact_chunk=job.exact_chunk,
         workers=num_workers(job, order.shapes),
     )
+
+
+def _probe_parts(data: PreparedData, *, cache_dir: Path) -> None:
+    """Raises StepError with the faults of all jobs that train a common component; each takes a tiny step on its own."""
+    faults: list[str] = []
+    for part in data.parts:
+        job = from_json(Job, part["job"])
+        try:
+            probe(job, data=from_json(PreparedData, part["data"]), cache_dir=cache_dir)
+        except StepError as fault:
+            faults += [f"job {job.name}: {each}" for each in fault.faults]
+    if faults:
+        raise StepError(faults)
 
 
 def _readable(spec: DataSpec, order: PreflightOrder) -> DataSpec:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from ringmaster.techniques.black_box import BlackBox
-from ringmaster.techniques.job import DISTILLED, PRUNED, VIRTUAL_TOKENS, Job
+from ringmaster.techniques.job import COMPOSED, DISTILLED, PRUNED, VIRTUAL_TOKENS, Job
 from ringmaster.techniques.loss import loss_function_of
 from ringmaster.techniques.metric import why_generating
 from ringmaster.techniques.technique import Technique
@@ -35,6 +35,7 @@ def why_no_adaptation(technique: Technique, job: Job) -> str | None:
     needed = {
         DISTILLED: "a teacher in addition to the whole output of each row",
         PRUNED: "gradients that are masked between their exchange and the optimizer",
+        COMPOSED: "layers that are called for each of several jobs in one step",
     }[job.adaptation.kind]
     return f"a {job.adaptation.kind} model needs {needed}, which {technique.name} has not"
 
@@ -75,7 +76,7 @@ def adaptation_bytes(job: Job, *, num_rows: int, data: PreparedData) -> int:
     Raises ValueError where the teacher is unknown, or has another vocabulary than the job.
     """
     adaptation = job.adaptation
-    if adaptation is None or not job.trains:
+    if adaptation is None or not job.trains or adaptation.kind == COMPOSED:
         return 0
     from ringmaster.techniques.models.facts import model_facts
     from ringmaster.techniques.training.adaptation import teacher_model

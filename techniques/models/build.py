@@ -319,8 +319,9 @@ def _check_labels(base: Path, data: PreparedData) -> None:
 
 
 def factory_arguments(spec: ModelSpec, data: PreparedData) -> dict[str, Any]:
-    """Returns the arguments of a model's factory: its `kwargs`, and the `features` of data that has some."""
-    return {**spec.kwargs, **({"features": to_json(data.features)} if data.features else {})}
+    """Returns the arguments of a model's factory: its `kwargs`, and `features` and `parts` of data that has some."""
+    given = {name: value for name in ("features", "parts") if (value := to_json(getattr(data, name)))}
+    return {**spec.kwargs, **given}
 
 
 def _check_features(base: Path, data: PreparedData) -> None:

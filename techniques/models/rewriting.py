@@ -22,7 +22,17 @@ from ringmaster.techniques import registry
 from ringmaster.techniques.checkpoints.tensor_files import DTYPES
 from ringmaster.techniques.data import PreparedData, prepare
 from ringmaster.techniques.external.child import WAITING_TIMEOUT_S, wait_for_stop
-from ringmaster.techniques.job import CONTINUE, MERGED, PRUNED, QUANTIZED, AdaptationSpec, Adapter, Job, ModelSpec
+from ringmaster.techniques.job import (
+    CONTINUE,
+    EXTRACTED,
+    MERGED,
+    PRUNED,
+    QUANTIZED,
+    AdaptationSpec,
+    Adapter,
+    Job,
+    ModelSpec,
+)
 from ringmaster.techniques.models.build import build_model
 from ringmaster.techniques.models.export import export_model, export_quantized
 from ringmaster.techniques.models.facts import model_facts
@@ -185,14 +195,16 @@ def _rewrite(order: GangOrder, folder: Path, *, beat: Callable[[], None], is_tri
         beat()
         return model
 
-    if adaptation.kind == MERGED:
+    if adaptation.kind == EXTRACTED and order.weights_from is not None:
+        model = _part(order.weights_from, adaptation, prepared)
+    elif adaptation.kind == MERGED:
         parents = (read(order.parents.get(parent), is_named=True) for parent in adaptation.parents)
         base = None if job.base is None else read(order.weights_from, is_named=True)
         model = merge(base, parents, adaptation, beat=beat)
     else:
         # Without a base, the model that `model.from_pretrained` names is rewritten.
         model = read(order.weights_from, is_named=job.base is not None)
-    of = order.weights_from or job.model.from_pretrained
+    of = job.model.from_pretrained if adaptation.kind == EXTRACTED else order.weights_from or job.model.from_pretrained
     if adaptation.kind == QUANTIZED:
         assert adaptation.method is not None
         names, method = quantize(model, adaptation), adaptation.method
@@ -201,6 +213,17 @@ def _rewrite(order: GangOrder, folder: Path, *, beat: Callable[[], None], is_tri
     if adaptation.kind == PRUNED:
         prune(model, adaptation)
     export_model(folder, spec=job.model, model=model, state=model.state_dict(), prepared=prepared, base=of)
+
+
+def _part(folder: str, adaptation: AdaptationSpec, prepared: PreparedData) -> nn.Module:
+    """The model of one job in the folder of a composite."""
+    from ringmaster.techniques.models.composite_model import CompositeModel
+
+    spec, how = model_of_folder(Path(folder)), adaptation.composition
+    assert spec is not None and how is not None and how.index is not None, "a part of a composite"
+    whole = build_model(spec, data=prepared, seed=0, weights_from=Path(folder))
+    assert isinstance(whole, CompositeModel)
+    return whole.part(how.index)
 
 
 def _peak(device: torch.device) -> int:
@@ -234,7 +257,8 @@ def compare(order: GangOrder, ranks: Ranks, reporter: Reporter, *, folder: Path)
     """
     job, parents = order.job, order.parents
     models: list[tuple[str, Path, ModelSpec | None]] = [(job.name, folder, job.model)]
-    models += [(name, Path(parents[name]), None) for name in job.parents if name in parents]
+    if job.adaptation is None or job.adaptation.kind != EXTRACTED:  # a composite computes the losses of all its jobs
+        models += [(name, Path(parents[name]), None) for name in job.parents if name in parents]
     alone = replace(ranks, rank=0, num_ranks=1, mesh=None)
     result = []
     for name, place, model in models:

@@ -4,12 +4,12 @@ from __future__ import annotations
 
 import os
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any, Protocol
 
 from ringmaster.codec import digest, stored_as, to_json
-from ringmaster.techniques.job import DataSpec, Job
+from ringmaster.techniques.job import DataSpec, Job, WarmStart
 from ringmaster.techniques.processes.caches import own_caches
 from ringmaster.techniques.processes.channel import Channel
 
@@ -43,6 +43,7 @@ class GangOrder:
     model_dir: the folder that the finished model is exported to.
     model_url: where the finished model is stored as well, for machines without that folder; None where all have it.
     weights_from: a folder with the safetensors of the base model, or None.
+    warm_start_from: the checkpoints of the job of the batch from which the job goes on, or None.
     parents: folders of the available models that the job is derived from, by the names that the job uses.
     model_urls: where models are stored, by their folder in `weights_from` and `parents`, for machines without it.
     known_step: a step of which a checkpoint is known to have been stored. If no checkpoint at all is found then, the
@@ -71,6 +72,7 @@ class GangOrder:
     model_dir: str | None = None
     model_url: str | None = None
     weights_from: str | None = None
+    warm_start_from: str | None = None
     parents: Mapping[str, str] = field(default_factory=dict)
     model_urls: Mapping[str, str] = field(default_factory=dict)
     last_step: int = 0
@@ -91,6 +93,12 @@ class GangOrder:
         """The job's data; a store that a job of the same batch has made is read in the folder that `parents` has."""
         store = self.job.data.store or ""
         return self.job.data.reading(store=self.parents[store]) if store in self.parents else self.job.data
+
+    @property
+    def warm_start(self) -> WarmStart | None:
+        """The checkpoint of another job from which the job goes on, with the place of that job's checkpoints."""
+        start = self.job.warm_start
+        return start and replace(start, checkpoints=self.warm_start_from or start.checkpoints)
 
     @property
     def num_devices(self) -> int:

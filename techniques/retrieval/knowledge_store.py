@@ -33,11 +33,12 @@ from ringmaster.extras import require_extra
 from ringmaster.files import write_value
 from ringmaster.techniques.checkpoints.checkpoint import publish
 from ringmaster.techniques.data.arrow_files import ArrowWriter, open_split, read_table, table_of, texts_column
+from ringmaster.techniques.data.row_kind import SampleContext
 from ringmaster.techniques.data.sources.passages import PASSAGES_FILE, ids_and_texts
 from ringmaster.techniques.job import FLAT, INDEXES, IVF, StoreSettings
 from ringmaster.techniques.models.model_folders import few
 from ringmaster.techniques.retrieval.passage_encoder import PassageEncoder, Vectors, copy_encoder, encoder_digest
-from ringmaster.techniques.retrieval.passage_reader import MANIFEST, Retriever
+from ringmaster.techniques.retrieval.passage_reader import MANIFEST
 
 VECTORS, INDEX, ENCODER = "vectors.npy", "index.faiss", "encoder"
 SPARE = 8
@@ -257,9 +258,9 @@ class KnowledgeStore:
 
 
 def find_passages(
-    retriever: Retriever, questions: Sequence[str], *, but: Sequence[str] | None = None
+    context: SampleContext, questions: Sequence[str], *, but: Sequence[str] | None = None
 ) -> list[list[RetrievedPassage]]:
-    """Returns the k passages that are most similar to each question, the best first.
+    """Returns the k passages of the context's store that are most similar to each question, the best first.
 
     Where the store is not made yet, these are its first passages: samples of the number and about the size of the later
     ones, by which steps and memory are predicted.
@@ -268,11 +269,14 @@ def find_passages(
 
     Raises ValueError where the store has too few passages.
     """
-    if not questions:
+    retriever = context.retriever
+    if not questions or retriever is None:
         return []
     num_wanted = retriever.k if but is None else retriever.k + SPARE
     if retriever.is_made:
-        nearest = KnowledgeStore.open(Path(retriever.store)).search_texts(texts=questions, num_passages=num_wanted)
+        if retriever.store not in context.opened:
+            context.opened[retriever.store] = KnowledgeStore.open(Path(retriever.store))
+        nearest = context.opened[retriever.store].search_texts(texts=questions, num_passages=num_wanted)
     else:
         first = open_split(Path(retriever.store), "training").slice(0, num_wanted)
         nearest = [[RetrievedPassage(*each, 0.0) for each in ids_and_texts(first)]] * len(questions)

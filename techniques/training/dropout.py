@@ -65,6 +65,17 @@ class Draws:
         copied.__dict__.update(self.__dict__, _place=list(self._place), _counts=dict(self._counts))
         return copied
 
+    @contextmanager
+    def divided(self, num_rows: int) -> Iterator[None]:
+        """Draws for `num_rows` consecutive rows of each sample within the context."""
+        rows = self._rows
+        own = np.array([key_of("row", row) for row in range(num_rows)])
+        self._rows = mixed((rows[:, None] ^ own).ravel())
+        try:
+            yield
+        finally:
+            self._rows = rows
+
     def enter(self, module: str) -> None:
         """Begins the forward of the module with this name."""
         self._place.append(module)

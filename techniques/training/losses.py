@@ -67,6 +67,19 @@ class Loss:
         assert self.compute is not None
         return self.compute(output, batch)
 
+    @property
+    def total_names(self) -> tuple[str, ...]:
+        """The numbers of a global batch that `given` takes; mostly there are none."""
+        return () if self.function is None else self.function.total_names
+
+    def num_counted(self, batch: Batch) -> Tensor | int:
+        """Returns the count of a batch as far as its labels tell it; of the losses that they do not, its rows."""
+        if self.compute is next_token_loss:
+            return (next_tokens(batch) != IGNORED).sum()
+        if self.compute is classification_loss and not labels_of(batch).is_floating_point():
+            return (labels_of(batch) != IGNORED).sum()
+        return len(next(iter(batch.values())))
+
     def predictions(self, output: Any, batch: Batch) -> tuple[Tensor | None, Tensor | None]:
         """Returns the logits, and the label that each position predicts: [rows, ..., classes] and [rows, ...]."""
         labels = batch.get("labels")
@@ -106,7 +119,7 @@ class Loss:
         return None
 
     def totals(self, batch: Batch) -> Mapping[str, float]:
-        """Returns this batch's summand of the numbers of a global batch that `given` takes; mostly there are none."""
+        """Returns this batch's summand of each of `total_names`."""
         return {}
 
     def given(self, totals: Mapping[str, float]) -> Loss:
@@ -232,6 +245,11 @@ class FunctionLoss(Loss):
         number = self.function.num_sequences
         return samples if number is None else [number * sample + i for sample in samples for i in range(number)]
 
+    def num_counted(self, batch: Batch) -> Tensor | int:
+        """Returns the number of labels, of losses of each of them; the number of rows of others."""
+        labels = self._labels(batch) if self.function.per_token else None
+        return super().num_counted(batch) if labels is None else (labels != IGNORED).sum()
+
     def _labels(self, batch: Batch) -> Tensor | None:
         labels = batch.get("labels")
         if labels is None or self.kind != CAUSAL:
@@ -289,6 +307,8 @@ def loss_of(
     `model` is the result of `build_model`, before any technique wraps it. Raises ValueError where a named loss is
     unknown, has a wrong option or is not for such a model.
     """
+    if isinstance(own := getattr(model, "composite_loss", None), Loss):
+        return own
     arguments = _arguments(model)
     without_labels = None if arguments is None else arguments - {"labels"}
     name = type(model).__name__

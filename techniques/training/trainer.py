@@ -182,7 +182,7 @@ class JobTrainingState:
         Raises ValueError where it belongs to a job that would train other weights. Raises CheckpointNotFound where
         there is none although one of `known_step` was stored.
         """
-        store, start = self.store(root), self.job.warm_start
+        store, start = self.store(root), self.order.warm_start
         is_own = start is None or known_step > start.step
         checkpoint, self.passed_over = store.newest(known_step=known_step * is_own), tuple(store.passed_over)
         is_changed = start is not None and str(start.checkpoints) == str(root)  # it was steered: `jobs set`
@@ -569,9 +569,9 @@ class Trainer(JobTrainingState):
 
         chunks: the rank's rows of the batch.
         """
-        if self._loss.function is None or not self._loss.function.total_names:
+        if not self._loss.total_names:
             return {}
-        own_totals = dict.fromkeys(self._loss.function.total_names, 0.0)
+        own_totals = dict.fromkeys(self._loss.total_names, 0.0)
         for rows in chunks:
             for name, value in self._loss.totals(fetch(dataset, list(rows))).items():
                 own_totals[name] += value

@@ -74,7 +74,7 @@ class Completion(RowSource):
         from ringmaster.techniques.retrieval.knowledge_store import find_passages  # imports torch
 
         questions = [prompt if isinstance(prompt := _prompt_of(row), str) else "" for row in rows]
-        retrieved, result = find_passages(retriever, questions), list(rows)
+        retrieved, result = find_passages(context, questions), list(rows)
         for place, (row, question, passages) in enumerate(zip(rows, questions, retrieved, strict=True)):
             if not isinstance(_prompt_of(row), str):
                 continue
@@ -135,7 +135,7 @@ class Rag(Completion):
                 "prompts": [retriever.prompt([each.text], question) for each in passages],
                 PASSAGE_SCORES: [each.score for each in passages],
             }
-            for row, question, passages in zip(rows, questions, find_passages(retriever, questions), strict=True)
+            for row, question, passages in zip(rows, questions, find_passages(context, questions), strict=True)
         ]
 
     def texts(self, row: Mapping[str, Any], *, context: SampleContext) -> Iterable[str]:

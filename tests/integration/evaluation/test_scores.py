@@ -84,7 +84,9 @@ def test_sums_over_rows_are_what_an_evaluation_says_of_images(environment, tmp_p
         scores = found.scores[name]
         assert scores.kind == "classifier"
         assert scores.num_rows == 96
-        assert scores.metrics(METRICS) == pytest.approx(evaluated(IMAGES, folder, data, environment), rel=1e-5)
+        assert {name: scores.rows(name).value for name in METRICS} == pytest.approx(
+            evaluated(IMAGES, folder, data, environment), rel=1e-5
+        )
         assert scores.probabilities.shape == (96, 10)
         assert np.allclose(scores.probabilities.sum(1), 1)
         assert ((scores.predictions == scores.columns["labels"]) == scores.sums["hits"].astype(bool)).all()
@@ -98,7 +100,9 @@ def test_sums_over_rows_are_what_an_evaluation_says_of_text(environment, words, 
     data = to_json(prepare(words.data, cache_dir=environment.cache_dir))
     scores = score_models({"it": folder}, job=words, data=data, environment=environment, device=DEVICE).scores["it"]
     assert scores.kind == "causal"
-    assert scores.metrics(METRICS) == pytest.approx(evaluated(words, folder, data, environment), rel=1e-5)
+    assert {name: scores.rows(name).value for name in METRICS} == pytest.approx(
+        evaluated(words, folder, data, environment), rel=1e-5
+    )
     assert (scores.num_tokens == 16).all()
     assert np.allclose(scores.log_probabilities, -scores.sums["loss_sums"])
 

@@ -7,6 +7,7 @@ written to FOLDER/answers.json. Each case has its own models, data and retrainin
 import json
 import sys
 from collections.abc import Callable
+from dataclasses import replace
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
@@ -183,13 +184,13 @@ def deleted(folder: Path) -> Any:
     case.run("2026-11-01")
     case.ledger.client.delete_registered_model("gone.a")
     case.put("b/2026-11-02.jsonl", 2)
-    train = flow.train
+    train = flow.train_models
 
     def meanwhile(*given: Any, **said: Any) -> Any:
         case.ledger.client.delete_registered_model("gone.b")
         return train(*given, **said)
 
-    with instead("ringmaster.flows.retrain_daily", "train", meanwhile):
+    with instead("ringmaster.flows.retrain_daily", "train_models", meanwhile):
         second = case.run("2026-11-02")
     third = case.run("2026-11-03")
     forced = case.run("2026-11-04", force=("a",))
@@ -258,6 +259,40 @@ def watched(folder: Path) -> Any:
     return {"steady": steady, "drifted": case.run("2026-11-03")}
 
 
+def shrunk(folder: Path) -> Any:
+    """Covers candidates that are slower than their policy allows, and whose quantized children are not."""
+    from ringmaster.flows.retraining import compare_models
+    from ringmaster.techniques.models.model_folders import quantization_of
+
+    case = Case(folder, "shrunk", more="policy: policy.yaml\nshrink: true\n")
+    limits = "limits: {latency/p99_s: {at_most: 0.02}}\n"
+    (case.folder / "policy.yaml").write_text(f"name: quick\nsignificance: null\n{limits}")
+    examine = compare_models.examine_task
+
+    def timed(name: str, model: Path, request: Any) -> Any:
+        """Measures a latency that depends on the model alone, and not on the machine."""
+        seconds = 0.05 if quantization_of(model) is None else 0.01
+        result = examine(name, model, request)
+        lines = [replace(m, value=seconds) if m.metric.startswith("latency/") else m for m in result.measured]
+        return replace(result, measured=tuple(lines))
+
+    with instead("ringmaster.flows.retraining.compare_models", "examine_task", timed):
+        first, idle = case.run("2026-11-01"), case.run("2026-11-02")
+        case.put("a/2026-11-02.jsonl", 2)
+        second = case.run("2026-11-03")
+    (base,) = case.ledger.resolve_model("models:/shrunk.a/3").parents
+    started = case.ledger.resolve_model(f"models:/{base}")
+    case.say(more="shrink: true\n")
+    return {
+        "first": first,
+        "idle": idle,
+        "second": second,
+        "started": [started.version, started.kind],
+        "champion": case.champion(),
+        "refused": case.refused("2026-11-04"),
+    }
+
+
 def main(folder: Path) -> None:
     """Runs all cases with one fork server."""
     from ringmaster.flows import settings
@@ -269,7 +304,7 @@ def main(folder: Path) -> None:
     report.WAITS_S = (0.0, 0.0)
     with ForkServer(preload=["transformers:LlamaForCausalLM"]) as server:
         lent_server.set(LentServer(server=server))
-        cases = (twice, cut_short, cut_sweep, half_way, deleted, short, held, swept, watched)
+        cases = (twice, cut_short, cut_sweep, half_way, deleted, short, held, swept, watched, shrunk)
         answers = {case.__name__: case(folder) for case in cases}
     (folder / "answers.json").write_text(json.dumps(answers))
 

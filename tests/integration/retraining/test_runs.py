@@ -162,6 +162,17 @@ def test_inputs_are_compared_with_what_the_champion_was_trained_on(cases):
     assert "assertion sane: 1 of 1 rows fail" in drifted["why_due"]
 
 
+def test_a_candidate_that_is_too_slow_gives_way_to_its_quantized_child(cases):
+    first, idle, second = (cases["shrunk"][name] for name in ("first", "idle", "second"))
+    assert [(row(first)[key]) for key in ("outcome", "candidate_version")] == ["promoted", 2]
+    assert "shrunk.a/1 breaks a limit" in row(first)["why"]
+    assert row(idle)["why_due"] == "no new data since the champion was trained"
+    assert row(second)["why_due"].startswith("new data")
+    assert [(row(second)[key]) for key in ("outcome", "candidate_version")] == ["promoted", 4]
+    assert cases["shrunk"]["started"] == [1, "pretrained"], "a quantized champion cannot be trained on"
+    assert "shrink: has no limit to keep" in cases["shrunk"]["refused"]
+
+
 def test_seven_nights_go_by_as_they_are_expected(tmp_path):
     environment = {**os.environ, "RINGMASTER_HOME": str(tmp_path)}
     command = [sys.executable, "examples/seven_nights/run.py"]

@@ -51,7 +51,10 @@ def run(monkeypatch):
         scores = Scores(kind=CLASSIFIER, num_rows=5, predictions=np.zeros(5, int), probabilities=probabilities)
         return SimpleNamespace(scores={"candidate": scores})
 
-    monkeypatch.setattr(compare_models, "_rivals", lambda *_: [])
+    def rivals(run, checks, candidates):
+        return {name: SimpleNamespace(candidate=candidate) for name, candidate in candidates.items()}
+
+    monkeypatch.setattr(compare_models, "_rivals", rivals)
     monkeypatch.setattr(compare_models, "judge", judge)
     monkeypatch.setattr(compare_models, "score_models", score)
     monkeypatch.setattr(compare_models, "promote_task", lambda *_, **__: None)

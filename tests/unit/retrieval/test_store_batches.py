@@ -11,7 +11,7 @@ from ringmaster.techniques.data import prepare
 from ringmaster.techniques.data.arrow_files import open_split
 from ringmaster.techniques.data.row_kind import retriever_of
 from ringmaster.techniques.data.sources.passages import ids_and_texts
-from ringmaster.techniques.job import DataSpec, StoreSettings
+from ringmaster.techniques.job import DataSpec, StoreSettings, WarmStart
 from tests.unit.retrieval.encoders import save_encoder
 
 FILE = """
@@ -121,3 +121,60 @@ def test_stores_and_models_are_not_taken_for_each_other(folder, old, new, fault)
     other = READER.replace("reader", "other")
     with pytest.raises(BatchFileError, match=fault):
         load(folder, FILE + READER.replace(old, new) + other)
+
+
+RETRIEVER = """
+jobs:
+  - name: finder
+    model: {architecture: BertModel}
+    data: {kind: embedding, path: pairs.jsonl, tokenizer: ./encoder}
+    loss: contrastive
+    schedule: {name: cosine, warmup_steps: 4}
+    num_steps: 50
+    negatives: {path: passages.jsonl, refresh_every: 20, k: 3, store: {index: ivf}}
+    user: ana
+"""
+
+
+def test_a_retriever_with_mined_negatives_is_trained_in_parts(folder):
+    (folder / "pairs.jsonl").write_text('{"anchor": "city1", "positive": "city2"}\n')
+    batch = load(folder, RETRIEVER)
+    first, index, second, _, last = batch.jobs
+    assert [job.name for job in batch.jobs] == [
+        "finder.to-20", "finder.index-20", "finder.to-40", "finder.index-40", "finder",
+    ]  # fmt: skip
+    assert (index.base, index.store.index, index.data.path) == (first.name, "ivf", str(folder / "passages.jsonl"))
+    assert second.parents == (index.name, first.name)
+    assert last.warm_start == WarmStart(checkpoints=second.name, step=40)
+    assert [job.loss_options for job in (first, second)] == [{}, {"hard_negatives": 3}]
+    assert set(batch.users) == {job.name for job in batch.jobs}
+    # What a step trains is that of the whole job, but for the negatives.
+    (whole,) = load(folder, RETRIEVER.replace("negatives:", "#")).jobs
+    for step in range(50):
+        part = next(job for job in (first, second, last) if step < job.num_steps)
+        assert (part.learning_rate(step), part.samples(step)) == (whole.learning_rate(step), whole.samples(step))
+    assert Batch.of(name="again", jobs=batch.jobs, folder=folder).jobs == batch.jobs
+
+
+@pytest.mark.parametrize(
+    ("old", "new", "fault"),
+    [
+        ("loss: contrastive", "deadline_s: 9", "are for a contrastive loss"),
+        ("num_steps: 50", "num_epochs: 1", "are mined after some of the steps"),
+        ("num_steps: 50", "num_steps: 20", "is 20 of 20 steps"),
+        ("num_steps: 50", "num_steps: 50\n    warm_start: {checkpoints: other, step: 9}", "no job is named 'other'"),
+        ("tokenizer", "retriever: {store: ./encoder}, tokenizer", "stands beside negatives"),
+    ],
+)
+def test_negatives_that_cannot_be_mined_on_the_way_are_refused(folder, old, new, fault):
+    with pytest.raises(BatchFileError, match=fault):
+        load(folder, RETRIEVER.replace(old, new))
+
+
+def test_a_job_goes_on_from_the_last_step_of_another_alone(folder):
+    (folder / "pairs.jsonl").write_text('{"anchor": "city1", "positive": "city2"}\n')
+    jobs = RETRIEVER.replace("    negatives", "    #")
+    more = jobs.replace("\njobs:", "").replace("finder", "more").replace("50", "60\n    warm_start: {START}")
+    load(folder, jobs + more.replace("START", "checkpoints: finder, step: 50"))
+    with pytest.raises(BatchFileError, match="finder does not end at step 40"):
+        load(folder, jobs + more.replace("START", "checkpoints: finder, step: 40"))

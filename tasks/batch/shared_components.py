@@ -1,0 +1,166 @@
+"""Jobs that share a component: their faults, and the jobs that train them together.
+
+The jobs become one job, the composite, which is named after the component: a unit of work for profiles, plans and
+checkpoints. Each of them then has no steps of its own, and extracts its model from the composite's.
+"""
+
+import math
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import replace
+from typing import Any
+
+from ringmaster.codec import to_json
+from ringmaster.tasks.batch.document import Finding, Place, as_mapping, findings_where
+from ringmaster.tasks.batch.references import closest, loss_parts
+from ringmaster.tasks.batch.rules import PlacedJob, Raw
+from ringmaster.tasks.batch.schema import SharedComponentSection
+from ringmaster.techniques.job import (
+    COMPOSED,
+    EXTRACTED,
+    AdaptationSpec,
+    Composition,
+    DataSpec,
+    Job,
+    ModelSpec,
+    OptimizerSpec,
+    ScheduleSpec,
+)
+from ringmaster.techniques.loss import loss_function_of
+
+FACTORY = "ringmaster.techniques.models.composite_model:composite_model"
+EQUAL = (
+    *("num_steps", "optimizer", "schedule", "clip_grad_norm", "precision", "communication", "compile"),
+    *("techniques", "num_devices"),
+)
+"""The keys in which jobs that share a component agree, as they take their steps together."""
+REFUSED = (
+    *("adapter", "adaptation", "base", "freeze", "store", "target", "may_vary", "warm_start", "numerics", "exact"),
+    *("local_updates", "quantize_base", "allow_untrusted", "num_epochs"),
+)
+"""The keys that jobs that share a component cannot have."""
+DEFAULTS = {
+    "optimizer": to_json(OptimizerSpec()),
+    "schedule": to_json(ScheduleSpec()),
+    "precision": Job.precision,
+    "communication": Job.communication,
+    "compile": Job.compile,
+}
+
+
+def component_findings(components: Any, jobs: Sequence[PlacedJob]) -> Iterator[Finding]:
+    """Yields the faults of a batch's shared components; their modules are compared in the preflight."""
+    named = {job["name"]: job for _, raw in jobs if isinstance((job := as_mapping(raw)).get("name"), str)}
+    owners: dict[str, str] = {}
+    for component, raw in as_mapping(components).items():
+        section, at = as_mapping(raw), ("shared_components", component)
+        paths, weights = as_mapping(section.get("jobs")), as_mapping(section.get("weights"))
+        yield from findings_where(
+            (component in named, at, f"{component!r} is the name of a job", "give the component another name"),
+            (len(paths) < 2, (*at, "jobs"), "are fewer than two", "name each job that trains the component, and where"),
+            *((job not in paths, (*at, "weights", job), "is no job that shares it", "remove it") for job in weights),
+        )
+        first: Raw | None = None
+        for name in paths:
+            place = (*at, "jobs", name)
+            if name not in named:
+                yield Finding(place, f"no job is named {name!r}", closest(name, named, what="The jobs are"))
+                continue
+            if name in owners:
+                yield Finding(place, f"shares {owners[name]} already", "share one component, which may be a larger one")
+            owners[name] = component
+            yield from _faults(named[name], place)
+            first = first or named[name]
+            yield from _differences(named[name], first, place)
+
+
+def _faults(job: Raw, at: Place) -> Iterator[Finding]:
+    for key in REFUSED:
+        if job.get(key):
+            yield Finding(at, f"has {key}, which is not trained with a shared component", f"remove {key} from the job")
+    optimizer, model, loss = as_mapping(job.get("optimizer")), as_mapping(job.get("model")), job.get("loss")
+    yield from findings_where(
+        *(
+            (optimizer.get(key), at, f"has optimizer.{key}, which names layers of one model", f"remove optimizer.{key}")
+            for key in ("groups", "layer_decay")
+        ),
+        (as_mapping(job.get("data")).get("retriever"), at, "reads a knowledge store", "give other data"),
+        (model.get("command"), at, "is trained by a command on its own", "give a model that is built here"),
+        (job.get("num_steps") is None and not job.get("num_epochs"), at, "has no num_steps", "give it num_steps"),
+    )
+    name, options = loss_parts(loss) if isinstance(loss, Mapping) else (loss, {})
+    try:
+        function = loss_function_of(name, options) if isinstance(name, str) else None
+    except ValueError:  # which the rules of the job report
+        return
+    if function is not None and (function.compares or function.generation is not None or not function.drops_out):
+        what = "needs completions, another model's outputs or a model without dropout"
+        yield Finding(at, f"has the loss {name}, which {what}", "give another loss, or train the job on its own")
+
+
+def _differences(job: Raw, first: Raw, at: Place) -> Iterator[Finding]:
+    for key in EQUAL:
+        mine, theirs = (_value(each, key) for each in (job, first))
+        if mine != theirs:
+            yield Finding(at, f"has {key} {mine}, and {first['name']} has {theirs}", f"give both the same {key}")
+
+
+def _value(job: Raw, key: str) -> Any:
+    value, default = job.get(key), DEFAULTS.get(key)
+    return {**default, **value} if isinstance(value, Mapping) and isinstance(default, Mapping) else value or default
+
+
+def with_composites(jobs: Sequence[Job], components: Mapping[str, SharedComponentSection]) -> tuple[Job, ...]:
+    """Returns the jobs, with a composite before the first of those that share a component."""
+    named, made = {job.name: job for job in jobs}, dict[str, list[Job]]()
+    for component, section in components.items():
+        weights = [section.weights.get(name, 1.0) for name in section.jobs]
+        parts = [named[name] for name in section.jobs]
+        composite, *extracted = composed(component, parts, [*section.jobs.values()], weights=weights)
+        first = min(parts, key=jobs.index)
+        made |= {job.name: [composite, job] if job.name == first.name else [job] for job in extracted}
+    return tuple(each for job in jobs for each in made.get(job.name, [job]))
+
+
+def composed(component: str, jobs: Sequence[Job], paths: Sequence[str], *, weights: Sequence[float]) -> list[Job]:
+    """Returns the composite of jobs, and the jobs that extract their models from it, in order.
+
+    paths: of the component in each job's model. weights: the factor of each job's loss.
+    """
+    first = jobs[0]
+    how = Composition(
+        component=component,
+        jobs=tuple(job.name for job in jobs),
+        paths=tuple(paths),
+        weights=tuple(weights),
+    )
+    composite = replace(
+        first,
+        name=component,
+        model=ModelSpec(factory=FACTORY, kwargs={"paths": [*paths], "weights": [*weights]}),
+        data=DataSpec(
+            kind="composite",
+            kwargs={"jobs": [to_json(job) for job in jobs]},
+            padding="longest" if all(job.data.padding == "longest" for job in jobs) else "max_length",
+        ),
+        loss=None,
+        loss_options={},
+        global_batch_size=math.gcd(*(job.global_batch_size for job in jobs)),
+        evaluation=replace(first.evaluation, metrics=("loss",)),
+        adaptation=AdaptationSpec(kind=COMPOSED, composition=how),
+        components={component: f"part0.{paths[0]}"},
+    )
+    return [
+        composite,
+        *(
+            replace(
+                job,
+                base=component,
+                num_steps=0,
+                adaptation=AdaptationSpec(kind=EXTRACTED, composition=replace(how, index=index)),
+                components={**(job.components or {}), component: path},
+                techniques=None,
+                num_devices=None,
+            )
+            for index, (job, path) in enumerate(zip(jobs, paths, strict=True))
+        ),
+    ]
