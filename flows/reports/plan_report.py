@@ -12,7 +12,7 @@ from rich.table import Column, Table
 from rich.text import Text
 
 from ringmaster.flows import settings
-from ringmaster.flows.output import message, styled
+from ringmaster.flows.output import message, print_lines, styled
 from ringmaster.tasks.planning.bounds.bounds import COUNTING
 from ringmaster.tasks.planning.gantt import (
     COLOURS,
@@ -20,7 +20,7 @@ from ringmaster.tasks.planning.gantt import (
     compared_with_plan,
     counted,
     job_lines,
-    margin_and_columns,
+    margin_of,
     rows,
     seconds_text,
 )
@@ -60,13 +60,13 @@ def print_plan(plan: Plan, problem: Problem, simple: Mapping[str, float], consol
     console.print()
     console.print(_comparison(plan, simple))
     console.print()
-    for line in filter(None, (_quality(plan, problem), fused, _how_to_check(plan), _seconds(plan))):
-        console.print(line, soft_wrap=True)
+    print_lines(console, filter(None, (_quality(plan, problem), fused, _how_to_check(plan), _seconds(plan))))
 
 
 def print_gantt(plan: Plan, problem: Problem, console: Console) -> None:
     """Prints a row for each device, coloured by job if there are colours, else with the same characters."""
-    margin, columns = margin_and_columns(problem, console.width)
+    margin = margin_of((node.id, node.num_devices) for node in problem.nodes)
+    columns = max(20, console.width - margin - 3)
     colour = {job.id: COLOURS[i % len(COLOURS)] for i, job in enumerate(problem.jobs)}
     node = ""
     for name, pieces in rows(plan, problem, columns):
@@ -79,7 +79,7 @@ def print_gantt(plan: Plan, problem: Problem, console: Console) -> None:
             line.append(piece.text[: piece.num_named], f"#22303c{ground}")
             line.append(piece.text[piece.num_named :], f"#8a949c{ground}")
         console.print(line, soft_wrap=True)
-    console.print(styled(axis(plan, margin, columns), "dim"), soft_wrap=True)
+    console.print(styled(f"{'':>{margin}} {axis(plan.makespan_s or 1.0, columns)}", "dim"), soft_wrap=True)
     console.print()
     for job, text in zip(problem.jobs, job_lines(plan, problem, console.width), strict=True):
         console.print(Text.assemble(styled(text[:1], f"bold {colour[job.id]}"), styled(text[1:])), soft_wrap=True)
@@ -214,8 +214,7 @@ def print_report(result: BatchResult, console: Console, *, home: Path) -> None:
     if result.faults and result.status == "done":
         console.print(styled("trained, but not all is recorded:", "bold"), RECORD_LATER)
     console.print()
-    for line in [*_models(result), *_next_steps(result), *_where_to_look(home)]:
-        console.print(line, soft_wrap=True)
+    print_lines(console, [*_models(result), *_next_steps(result), *_where_to_look(home)])
 
 
 def _models(result: BatchResult) -> list[str]:

@@ -24,7 +24,7 @@ from ringmaster.flows.output import error_console, fitting_columns, output_conso
 from ringmaster.flows.pool.batch_requests import open_database
 from ringmaster.tasks.execution.events import PredictedEnd
 from ringmaster.tasks.execution.progress import JobFigures
-from ringmaster.tasks.planning.gantt import COLOURS, GanttCells, seconds_text
+from ringmaster.tasks.planning.gantt import COLOURS, GanttCells, axis, margin_of, seconds_text
 from ringmaster.tasks.pool.submissions import BatchStatus, Submissions, pending
 from ringmaster.tasks.storage.database import Database, file_url
 from ringmaster.tasks.storage.journal import (
@@ -41,10 +41,8 @@ from ringmaster.tasks.timeline.drawing import (
     FIGURES,
     KEY,
     DeviceRow,
-    axis,
     job_table,
-    letters,
-    margin_of,
+    letters_of,
     num_rows,
     rows,
 )
@@ -107,17 +105,18 @@ def picture(run_timeline: RunTimeline, *, width: int, room: LineBudget, has_shad
 
 
 def _gantt(run_timeline: RunTimeline, width: int, most: int, *, has_shades: bool) -> Iterator[RenderableType]:
-    margin = margin_of(run_timeline)
+    margin = margin_of(run_timeline.rows, "planned")
     columns = max(20, width - margin - 3)
-    names = letters(run_timeline)
+    names = letters_of(run_timeline)
     colour = {job: COLOURS[i % len(COLOURS)] for i, job in enumerate(names)} if has_shades else {}
+    now_s = None if run_timeline.is_over else run_timeline.now_s
     result, left_out = rows(run_timeline, columns, most=most)
     if not (run_timeline.first or run_timeline.real):
         yield Text("nothing is planned yet: jobs are measured first", style=FAINT)
         return
     for row in result:
         yield _device_row(row, margin, colour)
-    yield styled(f"{'':>{margin}} {axis(run_timeline, columns)}", FAINT, no_wrap=True)
+    yield styled(f"{'':>{margin}} {axis(run_timeline.width_s, columns, now_s=now_s)}", FAINT, no_wrap=True)
     yield styled(f"{'':>{margin}} {KEY}", FAINT, no_wrap=True)
     if left_out:
         yield styled(f"{'':>{margin}} and {left_out} more devices", FAINT)
@@ -224,12 +223,9 @@ def opened(batch: str | None) -> Iterator[WatchTarget]:
     address = settings.pool()
     if address is not None:
         with closing(Database(address.database)) as database:
-            known = (
-                [] if batch is None else [key for key, name, _ in Submissions(database).names() if batch in (key, name)]
-            )
-            if batch is None or known:
-                timeline_reader = TimelineReader(database, name="the pool", is_pool=True)
-                yield WatchTarget(timeline_reader, is_pool=True, batch=known[-1] if known else None)
+            ids = [key for key, name, _ in Submissions(database).names() if batch in (key, name)] if batch else [None]
+            if ids:
+                yield WatchTarget(TimelineReader(database, name="the pool", is_pool=True), is_pool=True, batch=ids[-1])
                 return
     folder = newest_run(settings.home() / "batches", batch)
     with closing(Database(file_url(folder / "journal.db"))) as database:
@@ -246,31 +242,18 @@ def newest_run(root: Path, batch: str | None) -> Path:
     return max(runs, key=lambda run: run.name)  # runs are named by their start time
 
 
-def watch_once(watched: WatchTarget, *, as_json: bool) -> None:
-    """Prints the current timeline."""
-    run_timeline = watched.read()
-    if as_json:
-        print_json(run_timeline.to_json())
-    else:
-        _print(output_console(), run_timeline)
-
-
 def watch_on(watched: WatchTarget, *, as_json: bool) -> None:
     """Shows the timeline until the batch has ended: full screen on a terminal, else one picture after another."""
-    console = output_console()
-    if as_json:
+    console, last = output_console(), None
+    if as_json or not console.is_terminal:
         for run_timeline in changes(watched, every_s=PRINT_EVERY_S):
-            print_json(run_timeline.to_json())
-    elif not console.is_terminal:
-        for run_timeline in changes(watched, every_s=PRINT_EVERY_S):
-            _print(console, run_timeline)
-    else:
-        last = None
-        with Live(console=console, screen=True, auto_refresh=False) as live:
-            for last in changes(watched, every_s=DRAW_EVERY_S):
-                live.update(_picture(console, last, LineBudget.of_screen(last, console.height)), refresh=True)
-        if last is not None:
-            _print(console, last)
+            print_timeline(run_timeline, as_json=as_json)
+        return
+    with Live(console=console, screen=True, auto_refresh=False) as live:
+        for last in changes(watched, every_s=DRAW_EVERY_S):
+            live.update(_picture(console, last, LineBudget.of_screen(last, console.height)), refresh=True)
+    if last is not None:
+        print_timeline(last, as_json=False)
 
 
 def changes(
@@ -294,8 +277,10 @@ def changes(
         wait(LOOK_EVERY_S)
 
 
-def _print(console: Console, run_timeline: RunTimeline) -> None:
-    console.print(_picture(console, run_timeline, LineBudget()))
+def print_timeline(run_timeline: RunTimeline, *, as_json: bool) -> None:
+    """Prints a timeline as a picture or as JSON."""
+    console = output_console()
+    print_json(run_timeline.to_json()) if as_json else console.print(_picture(console, run_timeline, LineBudget()))
 
 
 def _picture(console: Console, run_timeline: RunTimeline, room: LineBudget) -> RenderableType:

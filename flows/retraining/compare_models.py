@@ -39,7 +39,7 @@ from ringmaster.tasks.retraining.report import FAILED, KEPT, LEFT, PROMOTED, Mod
 from ringmaster.tasks.retraining.task import examine_task, promote_task
 from ringmaster.tasks.storage.journal import JobStatus
 from ringmaster.techniques import Job
-from ringmaster.techniques.scoring.scoring_order import TrainingData
+from ringmaster.techniques.scoring.scored_rows import TrainingData
 from ringmaster.text import markdown
 
 MOST_SCORED = 2000  # held-out rows, for the reference of predictions

@@ -10,7 +10,7 @@ from typing import Any
 from ringmaster.codec import from_json, to_json
 from ringmaster.errors import InputError, LedgerError, RunInterrupted
 from ringmaster.flows import settings
-from ringmaster.flows.batch.flow_runs import kept_result
+from ringmaster.flows.batch.flow_runs import result_of
 from ringmaster.flows.batch.result import BatchResult
 from ringmaster.flows.batch.run_folder import folder_to_resume
 from ringmaster.flows.pool.follower import newest_run
@@ -45,9 +45,7 @@ def train_models(
         return None
     run.save(training=batch.to_json())
     # A failed job is the failure of its model alone: the outcome of the others does not depend on it.
-    with kept_result() as end:
-        end.result = train_batch(batch, name=batch.name, resume=is_resumed, seed=seed)
-    result: BatchResult = end.result
+    result = result_of(lambda: train_batch(batch, name=batch.name, resume=is_resumed, seed=seed))
     if result.status != "interrupted":
         for check in checks.values():
             _finish_training(run, check, _recorded(run, check, result))
@@ -68,12 +66,11 @@ def train_children(run: RetrainingRun, name: str, batch: Batch, *, seed: int) ->
     else:
         batch = replace(batch, devices=run.production.devices, folder=run.production.folder)
         run.save(children={**begun, name: batch.to_json()})
-    with kept_result() as end:
-        end.result = train_batch(batch, name=batch.name, resume=_can_go_on(batch), seed=seed)
-    if end.result.status == RetrainingStatus.INTERRUPTED:
-        raise RunInterrupted("the retraining run was interrupted; the same command resumes it", result=end.result)
+    result = result_of(lambda: train_batch(batch, name=batch.name, resume=_can_go_on(batch), seed=seed))
+    if result.status == RetrainingStatus.INTERRUPTED:
+        raise RunInterrupted("the retraining run was interrupted; the same command resumes it", result=result)
     price = run.production.price_per_device_hour
-    cost = cost_of_batch(end.result.to_json(), price_per_device_hour=price)
+    cost = cost_of_batch(result.to_json(), price_per_device_hour=price)
     run.save(children_cost=run.content.get("children_cost", 0.0) + cost)
 
 

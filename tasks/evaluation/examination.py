@@ -25,7 +25,7 @@ from ringmaster.tasks.profiling.preflight import TrialEnvironment
 from ringmaster.techniques import Job
 from ringmaster.techniques.metric import ModelMetric, default_metrics, metrics_named
 from ringmaster.techniques.scoring import Progress
-from ringmaster.techniques.scoring.scoring_order import TrainingData
+from ringmaster.techniques.scoring.scored_rows import TrainingData
 
 MODEL, OTHER = "model", ""  # OTHER is empty because no model has an empty name
 

@@ -20,7 +20,7 @@ from ringmaster.techniques.metric import GatheredMetric, metric_named
 from ringmaster.techniques.processes.events import ModelFailed, RankExited, RowsScored, ScoringProgress, event_from_json
 from ringmaster.techniques.processes.forkserver_client import ScratchFolder
 from ringmaster.techniques.scoring import Progress, ScoringOrder
-from ringmaster.techniques.scoring.scoring_order import SCORES, TrainingData
+from ringmaster.techniques.scoring.scored_rows import SCORES, TrainingData
 
 SCORER = "ringmaster.techniques.scoring:main"
 CAUSAL, CLASSIFIER, OTHER = "causal", "classifier", "other"

@@ -6,6 +6,7 @@ device, and a line per job with its segments.
 
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from itertools import groupby
 from math import floor, log10
 
 from ringmaster.tasks.planning.plans.plan import Plan, Segment
@@ -208,13 +209,9 @@ def _round_step(value: float) -> float:
 
 
 def _neighbours(ids: Sequence[int]) -> list[list[int]]:
-    runs: list[list[int]] = []
-    for device in sorted(ids):
-        if runs and runs[-1][-1] == device - 1:
-            runs[-1].append(device)
-        else:
-            runs.append([device])
-    return runs
+    """Returns the runs of adjacent devices."""
+    ranked = groupby(enumerate(sorted(ids)), key=lambda pair: pair[1] - pair[0])
+    return [[device for _, device in run] for _, run in ranked]
 
 
 def counted(number: int, what: str, several: str = "") -> str:
@@ -335,9 +332,14 @@ class GanttCells:
     num_named: int = 0
 
 
-def letters(problem: Problem) -> dict[str, str]:
-    """A letter for each job; beyond 52 jobs they repeat."""
-    return {job.id: LETTERS[i % len(LETTERS)] for i, job in enumerate(problem.jobs)}
+def letters(names: Iterable[str]) -> dict[str, str]:
+    """A letter for each name; beyond 52 names they repeat."""
+    return {name: LETTERS[i % len(LETTERS)] for i, name in enumerate(dict.fromkeys(names))}
+
+
+def margin_of(nodes: Iterable[tuple[str, int]], *others: str) -> int:
+    """The number of columns for the names of devices, and for other names; nodes: name and number of devices."""
+    return min(24, max(map(len, [*others, *(f"{node}:{number - 1}" for node, number in nodes)])))
 
 
 def rows(plan: Plan, problem: Problem, columns: int) -> list[tuple[str, list[GanttCells]]]:
@@ -345,7 +347,7 @@ def rows(plan: Plan, problem: Problem, columns: int) -> list[tuple[str, list[Gan
 
     The first row of a gang shows the job's name. A bar shorter than a cell may be covered by its neighbour.
     """
-    letter, end_s = letters(problem), plan.makespan_s or 1.0
+    letter, end_s = letters(job.id for job in problem.jobs), plan.makespan_s or 1.0
     by_device: dict[tuple[str, int], list[Segment]] = {}
     named: dict[int, tuple[str, int]] = {}
     for segment in sorted(plan.segments, key=lambda s: s.start_s):
@@ -386,26 +388,25 @@ def pieces(bars: Sequence[Bar], columns: int, *, end_s: float) -> list[GanttCell
     return [*cells, GanttCells(IDLE * (columns - at), None)]
 
 
-def margin_and_columns(problem: Problem, width: int) -> tuple[int, int]:
-    """Returns the number of columns for the devices' names, and for the time."""
-    margin = min(24, max(len(f"{node.id}:{node.num_devices - 1}") for node in problem.nodes))
-    return margin, max(20, width - margin - 3)
+NOW_MARK = "▲"
 
 
-def axis(plan: Plan, margin: int, columns: int) -> str:
-    """The line below the rows: five times, each at its column."""
-    end_s = plan.makespan_s or 1.0
-    line = list(" " * (columns + 1))
-    for quarter in range(5):
-        label_text = "0" if quarter == 0 else seconds_text(end_s * quarter / 4, like=end_s)
-        at = min(round(columns * quarter / 4), columns + 1 - len(label_text))
-        line[at : at + len(label_text)] = label_text
-    return f"{'':>{margin}} {''.join(line)}"
+def axis(end_s: float, columns: int, *, now_s: float | None = None) -> str:
+    """The line below the rows: some times, each at its column where there is space, and the current time."""
+    line = [" "] * (columns + 1)
+    marks = [("0", 0.0), *((seconds_text(end_s * quarter / 4, like=end_s), quarter / 4) for quarter in range(1, 5))]
+    if now_s is not None:
+        marks.insert(0, (f"{NOW_MARK} now", min(now_s / end_s, 1.0)))
+    for value, share in marks:
+        at = min(round(columns * share), columns + 1 - len(value))
+        if set(line[max(0, at - 1) : at + len(value) + 1]) == {" "}:
+            line[at : at + len(value)] = value
+    return "".join(line)
 
 
 def job_lines(plan: Plan, problem: Problem, width: int) -> list[str]:
     """A line per job: its letter, its name, and its segments."""
-    letter, ran = letters(problem), dict[str, list[str]]()
+    letter, ran = letters(job.id for job in problem.jobs), dict[str, list[str]]()
     for segment in sorted(plan.segments, key=lambda s: s.start_s):
         option = problem.job(segment.job).options[segment.option]
         when = f"{seconds_text(segment.start_s)}..{seconds_text(segment.end_s)}"

@@ -5,7 +5,7 @@ host memory, weights and cost. Its jobs are placed one after another where they 
 each in one piece. Lists of several pieces per job improved no plan that is measured by more than 1 %.
 """
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
 
@@ -20,6 +20,7 @@ from ringmaster.tasks.planning.plans.list_scheduling import schedule
 from ringmaster.tasks.planning.plans.plan import Plan, Segment
 from ringmaster.tasks.planning.plans.retiming import exactly
 from ringmaster.tasks.planning.problems.problem import Problem
+from ringmaster.tasks.planning.work import CORES, WorkBudget
 
 IntArray = NDArray[np.int64]
 COOL = 1e-3
@@ -27,11 +28,12 @@ HEATS = (0.02, 0.005)  # initial temperatures of the parallel searches, as share
 PER_END = 0.05  # weight of early ends beside the makespan, which values free device time at the end
 PER_LAST = 1e-3  # weight of the last end beside the other objectives
 PLACEMENTS = 24_000_000  # placements of jobs on nodes by one search: about two seconds
+PER_PLACEMENT_S = 8e-8  # work of a placement
 TRIALS_PER_JOB = 12_000  # upper limit: small problems need no more
 SLICE = 2_000_000  # placements between checks of the time limit
 
 
-def plan_constrained(
+def plan_by_lists(
     problem: Problem,
     best: Plan,
     *,
@@ -39,27 +41,30 @@ def plan_constrained(
     objective: Objective,
     least_s: float,
     seed: int,
-    is_over: Callable[[], bool],
-    placements: int,
+    work: WorkBudget,
 ) -> Plan:
     """Returns the best of a plan and those that list searches find from it.
 
+    bound_s: a lower bound on the last end, the unit of all times.
     least_s: minimum length of a segment of a job that has several.
-    placements: limit of the placements of jobs on nodes, in each search.
+    work: limits the searches.
     """
     search = ListSearch(problem, objective, bound_s)
     enough = 1.0 + 1e-6 if objective.only_last_end else 0.0
+    placements = int(min(PLACEMENTS, work.left_s / PER_PLACEMENT_S))
 
     def annealed(index: int) -> tuple[Segment, ...]:
         try:
-            segments = search.annealed(best.segments, index, enough=enough, seed=4 * seed + index, is_over=is_over,
-                                       placements=placements)  # fmt: skip
+            segments = search.annealed(
+                best.segments, index, enough=enough, seed=4 * seed + index, work=work, placements=placements
+            )
         except NoRoomError:
             return ()
         return exactly(problem, segments, objective=objective, least_s=least_s)
 
     with ThreadPoolExecutor(len(HEATS)) as pool:
         plans = [replace(best, segments=s, method="list annealing") for s in pool.map(annealed, range(len(HEATS))) if s]
+    work.charge(placements * PER_PLACEMENT_S * len(HEATS) / CORES)
     return min([best, *plans], key=lambda plan: objective.rank(plan, problem))
 
 
@@ -99,12 +104,14 @@ class ListSearch:
         *,
         enough: float,
         seed: int,
-        is_over: Callable[[], bool],
+        work: WorkBudget,
         placements: int,
     ) -> tuple[Segment, ...]:
         """Returns the plan of the search with that index, from a plan. Raises NoRoomError where it is infeasible.
 
         enough: the objective at which the search stops, in units.
+        work: ends the search when it is late.
+        placements: limit of the placements of jobs on nodes.
         """
         of, scale = self.coefficients, _scale(self.problem, self.coefficients)
         prices = of.prices if index == 0 else {}
@@ -126,7 +133,7 @@ class ListSearch:
                 order, option, best_order, best_option, clock, energies, self.options, self.jobs, self.nodes, rules,
                 HEATS[index], COOL, steps, min(steps, begin + in_slice), enough, 1_000_003 * seed + k,
             )  # fmt: skip
-            if is_done or is_over():
+            if is_done or work.is_late():
                 break
         choices = [(self.problem.jobs[j].id, self.rows[best_option[j]][1]) for j in best_order]
         return schedule(self.problem, choices, prices=prices or None)

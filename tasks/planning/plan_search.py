@@ -26,7 +26,7 @@ from ringmaster.tasks.planning.bounds.job_costs import folded, is_foldable, narr
 from ringmaster.tasks.planning.objectives import Objective, lateness_s
 from ringmaster.tasks.planning.plans.plan import Plan
 from ringmaster.tasks.planning.problems.problem import Problem
-from ringmaster.tasks.planning.work import CORES, WorkBudget
+from ringmaster.tasks.planning.work import WorkBudget
 
 Preemption = Literal["auto", "never", "always"]
 
@@ -37,8 +37,6 @@ ENOUGH_BY_EVENTS = 0.02  # share above the bound up to which a plan by events is
 SHARE_OF_NO_QUOTAS = 0.5  # of the work, for a plan without quotas, from which the search within them begins
 SHARE_OF_EVENTS = 0.7  # of the time that is left, for plans by events
 FEW = 14  # jobs up to which annealing is short, since the exhaustive search continues from its plan
-PER_PLACEMENT_S = 1.5e-5  # work of a placement of local search
-PER_LISTED_S = 8e-8  # work of a placement of the search over lists
 PER_OPTION_S = 1e-4  # work of the bounds, per option of a job
 SAME = 1e-3  # relative difference of makespans that count as equal; the plan with fewer switches is preferred
 
@@ -119,14 +117,24 @@ class PlanSearch:
         if self.preemption == "never" and self.objective.only_last_end and self._is_worth_it(self.rigid_s):
             self._annealing()
             self._exhausted()
-        if not self.objective.only_last_end or not self._only_waits() or self._is_worth_it(self.bound.seconds):
-            self.best = self._improved(self.best)
-        before = self.best
+        if self.problem.limits or self.objective.coefficients(self.problem).prices:  # not searched by events
+            from ringmaster.tasks.planning.plans.list_scheduling import improve
+
+            self.best = improve(
+                self.problem,
+                self.best,
+                bound_s=self.bound.seconds,
+                seed=self.seed,
+                objective=self.objective,
+                work=self.work,
+            )
+        start, enough = self.best, 0.0
         if self.preemption != "never" and not self.problem.limits and self._is_worth_searching():
             self._by_events()
+            enough = ENOUGH_BY_EVENTS
         is_late = lateness_s(self.best, self.problem) > 1e-6 * self.best.makespan_s
-        if (is_late or self._share_above_bound() > ENOUGH_BY_EVENTS) and self._is_worth_searching():
-            self._by_lists(before)
+        if (is_late or self._share_above_bound() > enough) and self._is_worth_searching():
+            self._by_lists(start, bound_s=self.bound.seconds)
         if lateness_s(self.best, self.problem) > 1e-6 * self.best.makespan_s:
             raise ProblemError([unmet(self.best, self.problem)])
 
@@ -147,22 +155,19 @@ class PlanSearch:
         if new_plan is not None:
             self.best = min([self.best, new_plan], key=lambda plan: self.objective.rank(plan, self.problem))
 
-    def _by_lists(self, start: Plan) -> None:
-        """Searches from a plan by lists of jobs."""
-        from ringmaster.tasks.planning.list_annealing import HEATS, PLACEMENTS, plan_constrained
+    def _by_lists(self, start: Plan, *, bound_s: float) -> None:
+        """Searches from a plan by lists of jobs. bound_s: on the last end of the plans that are searched for."""
+        from ringmaster.tasks.planning.list_annealing import plan_by_lists
 
-        placements = int(min(PLACEMENTS, self.work.left_s / PER_LISTED_S))
-        new_plan = plan_constrained(
+        new_plan = plan_by_lists(
             self.problem,
             start,
-            bound_s=self.bound.seconds,
+            bound_s=bound_s,
             objective=self.objective,
             least_s=self.least_segment_s,
             seed=self.seed,
-            is_over=self.work.is_late,
-            placements=placements,
+            work=self.work,
         )
-        self.work.charge(placements * PER_LISTED_S * len(HEATS) / CORES)
         self.best = min([self.best, new_plan], key=lambda plan: self.objective.rank(plan, self.problem))
 
     def _share_above_bound(self) -> float:
@@ -243,10 +248,7 @@ class PlanSearch:
                 faults.append(f"no plan was found: {error} before they go away")
         if not plans:
             raise ProblemError(faults[:1])
-        best = min(plans, key=lambda plan: self.objective.rank(plan, self.problem))
-        if self._is_small() or any(job.after for job in self.problem.jobs):
-            best = self._improved(best)
-        return best
+        return min(plans, key=lambda plan: self.objective.rank(plan, self.problem))
 
     def _within_quotas(self) -> Plan:
         """Returns a plan that is searched for without quotas; where it exceeds them, its segments are placed anew."""
@@ -277,26 +279,6 @@ class PlanSearch:
         exact = exactly(self.problem, placed, objective=self.objective, least_s=self.least_segment_s)
         return replace(plan, segments=exact or placed)
 
-    def _improved(self, plan: Plan, *, effort: int = 1, seed: int | None = None, bound_s: float | None = None) -> Plan:
-        """Returns the plan after local search over lists.
-
-        effort: factor of the usual number of placements.
-        """
-        from ringmaster.tasks.planning.plans.list_scheduling import PLACEMENTS, improve
-
-        placements = int(min(effort * PLACEMENTS, self.work.left_s / PER_PLACEMENT_S))
-        new_plan = improve(
-            self.problem,
-            plan,
-            bound_s=self.bound.seconds if bound_s is None else bound_s,
-            seed=self.seed if seed is None else seed,
-            is_over=self.work.is_late,
-            objective=self.objective,
-            placements=placements,
-        )
-        self.work.charge(placements * PER_PLACEMENT_S)
-        return new_plan
-
     def _milp(self) -> None:
         from ringmaster.tasks.planning.plans.list_scheduling import schedule
         from ringmaster.tasks.planning.time_indexed_milp import solve_time_indexed
@@ -308,9 +290,7 @@ class PlanSearch:
         )
         self.work.charge(MILP_S)
         if choices:
-            plan = Plan(self.problem.name, schedule(self.problem, choices), method="time-indexed MILP")
-            self._take(plan)
-            self._take(self._improved(plan))
+            self._take(Plan(self.problem.name, schedule(self.problem, choices), method="time-indexed MILP"))
 
     def _preemptive(self) -> None:
         from ringmaster.tasks.planning.plans.retiming import exactly
@@ -367,13 +347,7 @@ class PlanSearch:
         if segments:
             self._take(Plan(self.problem.name, segments, method="annealing"))
         if self.preemption == "never" and any(o.num_nodes > 1 for job in self.problem.jobs for o in job.options):
-            self._gangs_over_nodes()
-
-    def _gangs_over_nodes(self) -> None:
-        """Searches for gangs over several nodes by list scheduling: annealing models gangs of one node only."""
-        start = self.best
-        for seed in range(3 * self.seed, 3 * self.seed + 3):
-            self._take(self._improved(start, effort=8, seed=seed, bound_s=self.rigid_s))
+            self._by_lists(self.best, bound_s=self.rigid_s)  # annealing models gangs of one node only
 
     def _exhausted(self) -> None:
         """For few jobs: finds the best plan without preemption and proves that it is optimal."""

@@ -6,7 +6,6 @@ exact times, so rounding to the grid costs nothing in the plan.
 """
 
 from collections import defaultdict
-from dataclasses import dataclass
 from math import ceil
 from typing import Any
 
@@ -15,24 +14,9 @@ import pulp
 from ringmaster.tasks.planning.bounds.job_costs import useful_options
 from ringmaster.tasks.planning.plans.list_scheduling import Choice
 from ringmaster.tasks.planning.problems.problem import Problem
-from ringmaster.tasks.planning.problems.problem_parts import PlanningJob, PlanningNode
 
 MAX_STARTS = 2_500  # limit of binaries, above which HiGHS finds nothing useful in a second
 MAX_NODES = 20  # of the branch-and-bound tree; a limit in nodes is reproducible, one in seconds is not
-
-
-@dataclass(frozen=True)
-class _StartVariable:
-    """A binary: job `job` starts under option `option` at grid step `step` on node `node` for `length` steps."""
-
-    job: str
-    option: int
-    node: str
-    step: int
-    length: int
-    variable: Any
-
-
 MAX_STEPS = 40  # of the time axis
 
 
@@ -41,6 +25,13 @@ def solve_time_indexed(
 ) -> list[Choice] | None:
     """Returns the options of all jobs in the order of their starts, or None.
 
+    x[j,o,n,t] is 1 where job j starts under option o on node n at grid step t, and length[j,o] the steps that it takes:
+
+        min T   with   sum_{o,n,t} x[j,o,n,t] = 1                                           for each job j
+                       sum_{o,n,t} (t + length[j,o]) x[j,o,n,t] <= T                        for each job j
+                       sum_{j,o} devices[o] sum_{t - length < t' <= t} x[j,o,n,t'] <= G_n   for each node n and step t
+                       sum t x[b,..] >= sum (t + length) x[a,..]                            where job b waits for a
+
     The result is None where the solver found nothing, where the model would be too large, or where the problem has
     gangs over several nodes, which are not modelled.
 
@@ -48,90 +39,56 @@ def solve_time_indexed(
     """
     if any(option.num_nodes > 1 for job in problem.jobs for option in job.options):
         return None
-    per_step = len(problem.nodes) * sum(len(useful_options(job)) for job in problem.jobs)
-    num_steps = min(MAX_STEPS, MAX_STARTS // per_step)
+    places = [(job, k, node) for job in problem.jobs for node in problem.nodes for k in useful_options(job)]
+    num_steps = min(MAX_STEPS, MAX_STARTS // len(places))
     if num_steps < 10:
         return None
     step_s = horizon_s / num_steps
     model = pulp.LpProblem("plan", pulp.LpMinimize)
     last_end = model.add_variable("T", 0)
     model += last_end
-    starts: list[_StartVariable] = []
-    for job in problem.jobs:
-        for node in problem.nodes:
-            starts += _starts(model, job, node, step_s, num_steps, first=len(starts))
+    starts: list[tuple[int, int, str, int, Any]] = []  # step, length, job, option, binary
+    running = defaultdict(list)  # by node and step, the devices in use
+    for job, k, node in places:
+        option = job.options[k]
+        length = max(1, ceil(option.runtime_s / step_s - 0.5))
+        if option.num_devices > node.num_devices:
+            continue
+        for step in range(num_steps - length + 1):
+            variable = model.add_variable(f"x{len(starts)}", cat="Binary")
+            starts.append((step, length, job.id, k, variable))
+            for during in range(step, step + length):
+                running[node, during].append(option.num_devices * variable)
     by_job = defaultdict(list)
     for start in starts:
-        by_job[start.job].append(start)
-    if any(not by_job[job.id] for job in problem.jobs):
+        by_job[start[2]].append(start)
+    if len(by_job) < len(problem.jobs):
         return None
-    _start_once(model, by_job)
-    _fit_on_nodes(model, problem, starts)
-    _end_before(model, by_job, last_end)
-    _wait_for_others(model, problem, by_job)
-    chosen = [start for start, value in zip(starts, _values(model, starts, time_limit_s, seed), strict=True) if value]
-    if sorted(start.job for start in chosen) != sorted(by_job):
+    begins = {job: pulp.lpSum(step * x for step, _, _, _, x in own) for job, own in by_job.items()}
+    ends = {job: pulp.lpSum((step + length) * x for step, length, _, _, x in own) for job, own in by_job.items()}
+    for own in by_job.values():
+        model += pulp.lpSum(x for *_, x in own) == 1
+    for (node, _), terms in running.items():
+        model += pulp.lpSum(terms) <= node.num_devices
+    for end in ends.values():
+        model += end <= last_end
+    for job in problem.jobs:
+        for other in job.after:
+            model += begins[job.id] >= ends[other]
+    values = _values(model, time_limit_s, seed)
+    chosen = [start for start in starts if values and values[start[-1].index] > 0.5]
+    if sorted(job for _, _, job, _, _ in chosen) != sorted(by_job):
         return None
-    chosen.sort(key=lambda start: (start.step, -start.length, start.job))
-    return [(start.job, start.option) for start in chosen]
+    chosen.sort(key=lambda start: (start[0], -start[1], start[2]))
+    return [(job, k) for _, _, job, k, _ in chosen]
 
 
-def _values(model: Any, starts: list[_StartVariable], time_limit_s: float, seed: int) -> list[bool]:
-    """Returns the binaries that HiGHS sets, read from its own model, since PuLP has no status for a node limit."""
+def _values(model: Any, time_limit_s: float, seed: int) -> list[float]:
+    """Returns what HiGHS sets variables to, by their indices in its own model: PuLP has no status for a node limit."""
     solver = pulp.HiGHS(
         msg=False, threads=1, timeLimit=time_limit_s, random_seed=seed, mip_max_nodes=MAX_NODES, gapRel=2e-3
     )
     solver.createAndConfigureSolver(model)
     solver.buildSolverModel(model)
     solver.callSolver(model)
-    values = model.solverModel.getSolution().col_value
-    if len(values) == 0:
-        return [False] * len(starts)
-    return [values[start.variable.index] > 0.5 for start in starts]
-
-
-def _starts(
-    model: Any, job: PlanningJob, node: PlanningNode, step_s: float, num_steps: int, *, first: int
-) -> list[_StartVariable]:
-    starts: list[_StartVariable] = []
-    for k in useful_options(job):
-        option = job.options[k]
-        length = max(1, ceil(option.runtime_s / step_s - 0.5))
-        if option.num_devices <= node.num_devices:
-            for step in range(num_steps - length + 1):
-                variable = model.add_variable(f"x{first + len(starts)}", cat="Binary")
-                starts.append(_StartVariable(job.id, k, node.id, step, length, variable))
-    return starts
-
-
-def _start_once(model: Any, by_job: dict[str, list[_StartVariable]]) -> None:
-    """sum_{o,n,t} x[j,o,n,t] = 1 for each job j."""
-    for starts in by_job.values():
-        model += pulp.lpSum(start.variable for start in starts) == 1
-
-
-def _fit_on_nodes(model: Any, problem: Problem, starts: list[_StartVariable]) -> None:
-    """sum_{j,o} gpus[o] sum_{t - length < t' <= t} x[j,o,n,t'] <= G_n for each node n and grid step t."""
-    gpus = {(job.id, k): option.num_devices for job in problem.jobs for k, option in enumerate(job.options)}
-    running = defaultdict(list)
-    for start in starts:
-        for step in range(start.step, start.step + start.length):
-            running[start.node, step].append(gpus[start.job, start.option] * start.variable)
-    size_of = {node.id: node.num_devices for node in problem.nodes}
-    for (node, _), terms in running.items():
-        model += pulp.lpSum(terms) <= size_of[node]
-
-
-def _end_before(model: Any, by_job: dict[str, list[_StartVariable]], last_end: Any) -> None:
-    """sum_{o,n,t} (t + length[o]) x[j,o,n,t] <= T for each job j."""
-    for starts in by_job.values():
-        model += pulp.lpSum((start.step + start.length) * start.variable for start in starts) <= last_end
-
-
-def _wait_for_others(model: Any, problem: Problem, by_job: dict[str, list[_StartVariable]]) -> None:
-    """Sum t x[b] >= sum (t + length) x[a] for each job b that waits for a."""
-    for job in problem.jobs:
-        for other in job.after:
-            begins = pulp.lpSum(start.step * start.variable for start in by_job[job.id])
-            ends = pulp.lpSum((start.step + start.length) * start.variable for start in by_job[other])
-            model += begins >= ends
+    return list(model.solverModel.getSolution().col_value)

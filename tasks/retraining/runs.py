@@ -227,7 +227,7 @@ def _copied(
             raise ValueError(
                 f"path {pattern!r} has no file of the {window_days} days up to {run_date}. To fix: widen window_days"
             )
-        result = result.only(names)
+        result = replace(result, names=tuple(names))
     files = tuple((str(name), " ".join(map(str, value))) for name, *value in result.state())
     target = folder / digest([pattern, files])
     if not target.is_dir():

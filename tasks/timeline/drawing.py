@@ -7,7 +7,6 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from ringmaster.tasks.planning.gantt import (
-    LETTERS,
     Bar,
     Frame,
     GanttBox,
@@ -15,6 +14,7 @@ from ringmaster.tasks.planning.gantt import (
     colours,
     label,
     legend,
+    letters,
     pieces,
     seconds_text,
     stripes,
@@ -30,7 +30,7 @@ from ringmaster.tasks.timeline.run_timeline import (
 )
 from ringmaster.text import printable, xml
 
-RUNNING_FILL, TO_COME_FILL, FAULT_MARK, NOW_MARK = "▒", "░", "✗", "▲"
+RUNNING_FILL, TO_COME_FILL, FAULT_MARK = "▒", "░", "✗"
 MOST_DEVICES_TWICE = 8  # up to this number, each device has a second row with its first plan
 FIGURES = ("loss", "samples/s", "tokens/s", "memory")  # of running jobs
 JOB_COLUMNS = ("", "job", "status", "step", *FIGURES, "technique", "ends after", "message")
@@ -46,15 +46,9 @@ class DeviceRow:
     is_first_plan: bool = False
 
 
-def letters(run_timeline: RunTimeline) -> dict[str, str]:
+def letters_of(run_timeline: RunTimeline) -> dict[str, str]:
     """Returns a letter for each job. Letters repeat beyond 52 jobs."""
-    names = [job.name for job in run_timeline.jobs] or [span.job for span in run_timeline.first]
-    return {name: LETTERS[i % len(LETTERS)] for i, name in enumerate(dict.fromkeys(names))}
-
-
-def margin_of(run_timeline: RunTimeline) -> int:
-    """Returns the number of columns for the devices' names."""
-    return min(24, max([len("planned"), *(len(f"{node}:{number - 1}") for node, number in run_timeline.rows)]))
+    return letters([job.name for job in run_timeline.jobs] or [span.job for span in run_timeline.first])
 
 
 def num_rows(run_timeline: RunTimeline) -> int:
@@ -68,7 +62,7 @@ def _is_twice(run_timeline: RunTimeline) -> bool:
 
 def rows(run_timeline: RunTimeline, columns: int, *, most: int = 64) -> tuple[list[DeviceRow], int]:
     """Returns at most `most` rows whose pieces fill `columns` cells each, and the number of omitted devices."""
-    letter = letters(run_timeline)
+    letter = letters_of(run_timeline)
     is_twice = _is_twice(run_timeline)
     real, first = _by_device(run_timeline.real), _by_device(run_timeline.first)
     devices = [(node, device) for node, number in run_timeline.rows for device in range(number)]
@@ -83,20 +77,6 @@ def rows(run_timeline: RunTimeline, columns: int, *, most: int = 64) -> tuple[li
             cells = tuple(pieces(planned, columns, end_s=run_timeline.width_s))
             result.append(DeviceRow(name="planned", pieces=cells, is_first_plan=True))
     return result, len(devices) - len(shown)
-
-
-def axis(run_timeline: RunTimeline, columns: int) -> str:
-    """Returns the line below the rows: some times, each at its column, and the current time."""
-    end_s = run_timeline.width_s
-    line = [" "] * (columns + 1)
-    marks = [("0", 0.0), *((seconds_text(end_s * quarter / 4, like=end_s), quarter / 4) for quarter in range(1, 5))]
-    if not run_timeline.is_over:
-        marks.insert(0, (f"{NOW_MARK} now", min(run_timeline.now_s / end_s, 1.0)))
-    for value, share in marks:
-        at = min(round(columns * share), columns + 1 - len(value))
-        if set(line[max(0, at - 1) : at + len(value) + 1]) == {" "}:
-            line[at : at + len(value)] = value
-    return "".join(line)
 
 
 def _by_device(spans: Sequence[TimelineSpan]) -> dict[tuple[str, int], list[TimelineSpan]]:
@@ -132,7 +112,7 @@ def job_texts(run_timeline: RunTimeline, most: int) -> list[tuple[str, ...]]:
 
     The message of a running job says what its gang does other than to train.
     """
-    letter = letters(run_timeline)
+    letter = letters_of(run_timeline)
     order = {"running": 0, "failed": 1, "waiting": 2, "paused": 3, "cancelled": 4, "done": 5}
     result: list[tuple[str, ...]] = []
     for job in sorted(run_timeline.jobs, key=lambda job: order.get(job.status, 9))[:most]:

@@ -59,19 +59,27 @@ def open_data(spec: DataSpec, *, cache_dir: Path, prepared: PreparedData | None 
 def _checked(spec: DataSpec) -> DataSource:
     """Returns the data source of `spec`. Raises ValueError where `spec` is wrong in itself, before any data is read."""
     source = data_source_of(spec)
-    if not 0 <= spec.held_out < 1:
-        raise ValueError(f"data: held_out {spec.held_out} is not a share. To fix: give 0 <= held_out < 1")
-    if spec.seq_len is not None and spec.seq_len < 2:
-        raise ValueError(f"data: seq_len {spec.seq_len} is too short to predict a token. To fix: give 2 or more")
-    if spec.sampling not in SAMPLINGS:
-        raise ValueError(f"data: sampling {spec.sampling!r} is unknown. To fix: give one of {', '.join(SAMPLINGS)}")
-    if spec.sampling == LENGTH_GROUPED and not source.pads:
-        raise ValueError(
-            f"data: samples of kind {source.name} have one length. To fix: set sampling to random, or leave it out"
-        )
-    if spec.packing and not source.packs:
-        raise ValueError(
-            f"data: samples of kind {source.name} cannot be packed. To fix: set packing to false, or leave it out"
-        )
+    kind = f"samples of kind {source.name}"
+    for is_wrong, fault, remedy in (
+        (not 0 <= spec.held_out < 1, f"held_out {spec.held_out} is not a share", "give 0 <= held_out < 1"),
+        (
+            spec.seq_len is not None and spec.seq_len < 2,
+            f"seq_len {spec.seq_len} is too short to predict a token",
+            "give 2 or more",
+        ),
+        (
+            spec.sampling not in SAMPLINGS,
+            f"sampling {spec.sampling!r} is unknown",
+            f"give one of {', '.join(SAMPLINGS)}",
+        ),
+        (
+            spec.sampling == LENGTH_GROUPED and not source.pads,
+            f"{kind} have one length",
+            "set sampling to random, or leave it out",
+        ),
+        (spec.packing and not source.packs, f"{kind} cannot be packed", "set packing to false, or leave it out"),
+    ):
+        if is_wrong:
+            raise ValueError(f"data: {fault}. To fix: {remedy}")
     source.check(spec)
     return source

@@ -14,6 +14,7 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+import pyarrow as pa  # type: ignore[import-untyped]
 from numpy.typing import NDArray
 
 Array = NDArray[Any]
@@ -31,8 +32,6 @@ def split_file(folder: Path, split: str) -> Path:
 
 def column_of(values: Array, lengths: NDArray[np.int64] | None = None) -> Any:
     """Returns values [rows, ...] as a column; with the lengths of rows, values [all lengths, ...] as one of lists."""
-    import pyarrow as pa  # type: ignore[import-untyped]
-
     column = pa.array(np.ascontiguousarray(values).reshape(-1))
     for size in reversed(values.shape[1:]):
         column = pa.FixedSizeListArray.from_arrays(column, size)
@@ -43,8 +42,6 @@ def column_of(values: Array, lengths: NDArray[np.int64] | None = None) -> Any:
 
 def values_of(column: Any) -> tuple[Array, NDArray[np.int64] | None]:
     """Returns the values of a column, [rows, ...], or [all lengths, ...] with the lengths of its rows."""
-    import pyarrow as pa
-
     if isinstance(column, pa.ChunkedArray):
         column = column.chunk(0) if column.num_chunks == 1 else column.combine_chunks()
     lengths, shape = None, []
@@ -58,22 +55,16 @@ def values_of(column: Any) -> tuple[Array, NDArray[np.int64] | None]:
 
 def is_ragged(field: Any) -> bool:
     """Returns whether the rows of a field of a schema differ in length."""
-    import pyarrow as pa
-
     return bool(pa.types.is_list(field.type))
 
 
 def table_of(columns: Mapping[str, Any]) -> Table:
     """Returns a table of columns, which may be arrays of numpy."""
-    import pyarrow as pa
-
     return pa.table(dict(columns))
 
 
 def texts_column(texts: Sequence[str | None]) -> Any:
     """Returns texts as a column."""
-    import pyarrow as pa
-
     return pa.array(texts, pa.string())
 
 
@@ -92,8 +83,6 @@ class ArrowWriter(ExitStack):
 
     def write(self, table: Table) -> None:
         """Appends the rows of a table."""
-        import pyarrow as pa
-
         if self._stream is None:
             self._schema = table.schema
             self._stream = self.enter_context(pa.ipc.new_stream(str(self._path), self._schema))
@@ -118,8 +107,6 @@ def read_tables(path: Path, *, name: str | None = None) -> Iterator[Table]:
 
     They are read, not mapped: mapped pages count as memory of the process.
     """
-    import pyarrow as pa
-
     if not path.exists():
         return
     with pa.OSFile(str(path)) as file, pa.ipc.open_stream(file) as stream:
@@ -130,16 +117,12 @@ def read_tables(path: Path, *, name: str | None = None) -> Iterator[Table]:
 
 def read_table(path: Path) -> Table:
     """Returns all rows of a file, read into memory."""
-    import pyarrow as pa
-
     with pa.OSFile(str(path)) as file, pa.ipc.open_stream(file) as stream:
         return stream.read_all()
 
 
 def open_split(folder: Path, split: str) -> Table:
     """Returns the rows of a split, memory-mapped; a table without columns where there is none."""
-    import pyarrow as pa
-
     path = split_file(folder, split)
     return pa.ipc.open_stream(pa.memory_map(str(path))).read_all() if path.exists() else pa.table({})
 
@@ -154,8 +137,6 @@ class TableRows:
 
     def __call__(self, indices: Indices) -> Table:
         """Returns the rows of some indices, in their order."""
-        import pyarrow as pa
-
         chosen = np.asarray(indices, dtype=np.int64)
         numbers = np.searchsorted(self._starts, chosen, side="right") - 1
         places = chosen - self._starts[numbers]
@@ -168,8 +149,6 @@ def fingerprint(folder: Path, *, splits: Iterable[str] = SPLITS) -> str:
 
     It does not depend on how rows were written: of a ragged column, the ends of rows and all values are hashed.
     """
-    import pyarrow as pa
-
     sha = hashlib.sha256()
     for path, split in ((split_file(folder, split), split) for split in splits):
         if not path.exists():

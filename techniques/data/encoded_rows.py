@@ -33,8 +33,7 @@ from ringmaster.techniques.data.file_rows import (
     DAY_S,
     DataFile,
     RowReading,
-    held_out_files,
-    main_files,
+    data_files,
     moment_of,
     rows_of_file,
     time_limits,
@@ -89,7 +88,7 @@ class RowsPart:
 
 def parts_of_files(spec: DataSpec, reading: RowReading) -> Iterator[RowsPart]:
     """Yields the rows of all files of a spec in parts, with what identifies the rows and how they are read."""
-    for files, is_windowed in ((main_files(spec), bool(spec.window)), (held_out_files(spec), False)):
+    for files, is_windowed in zip(data_files(spec), (bool(spec.window), False), strict=True):
         for file, content in (known for each in files for known in known_files(each, format=spec.format)):
             form = format_of(file.path, spec.format)
             is_cut = file.held_out is None and form == "text"

@@ -6,9 +6,9 @@ import hashlib
 import io
 import re
 import shutil
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from itertools import takewhile
 from pathlib import Path
 from typing import Any, BinaryIO, cast
@@ -30,29 +30,22 @@ class MatchedFiles:
 
     root: the folder or URL above all wildcards.
     names: the paths of the files relative to root, in order.
-    stamps: for a URL, what changes with the content of each file, as its store has listed it.
+    stamps: for a URL, what changes with the content of each file, as its store has listed it, by name.
     """
 
     root: str
     names: tuple[str, ...]
-    stamps: tuple[list[str], ...] = ()
+    stamps: Mapping[str, list[str]] = field(default_factory=dict)
 
     def path(self, name: str) -> str:
         """Returns the whole path or URL of a file."""
         return f"{self.root.rstrip('/')}/{name}"
 
-    def only(self, names: Sequence[str]) -> MatchedFiles:
-        """Returns some of the files, in the order of `names`."""
-        stamps = dict(zip(self.names, self.stamps, strict=True)) if self.stamps else {}
-        return MatchedFiles(
-            root=self.root, names=tuple(names), stamps=tuple(stamps[name] for name in names) if stamps else ()
-        )
-
     def state(self) -> list[Any]:
         """Returns a JSON value that changes as soon as a file does, and is cheap to obtain."""
         if not is_url(self.root):
             return [(name, *stamp(Path(self.root, name))) for name in self.names]
-        return list(zip(self.names, self.stamps, strict=True))
+        return [(name, self.stamps[name]) for name in self.names]
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -144,27 +137,11 @@ def opened(path: str, part: FilePart | None = None) -> Iterator[BinaryIO]:
                 yield cast(BinaryIO, stream)
         else:
             with Path(path).open("rb") as file:
-                yield file if part is None else cast(BinaryIO, io.BufferedReader(_PartReader(file, part)))
+                file.seek(0 if part is None else part.start)
+                yield file if part is None else io.BytesIO(file.read(part.stop - part.start))
     except OSError as error:
         why = explained(error, path) if is_url(path) else f"{error}. To fix: check the file"
         raise ValueError(f"{path} cannot be read: {why}") from error
-
-
-class _PartReader(io.RawIOBase):
-    """Reads a part of a file as if it were the whole."""
-
-    def __init__(self, file: BinaryIO, part: FilePart) -> None:
-        self._file, self._num_left = file, part.stop - part.start
-        file.seek(part.start)
-
-    def readable(self) -> bool:
-        return True
-
-    def readinto(self, buffer: Any, /) -> int:
-        read = self._file.read(min(len(buffer), self._num_left))
-        buffer[: len(read)] = read
-        self._num_left -= len(read)
-        return len(read)
 
 
 def local_copies(pattern: str, *, cache_dir: Path) -> str:
@@ -220,7 +197,7 @@ def _remote(pattern: str) -> MatchedFiles:
     if not result:
         raise ValueError(f"{pattern} matches no file{_why_none(store, inner)}. To fix: check the URL")
     # The root is taken from the URL, as the path in the store may lack the host.
-    stamps = tuple(map(_remote_stamp, result.values()))
+    stamps = {name: _remote_stamp(info) for name, info in result.items()}
     return MatchedFiles(root=_above_wildcards(pattern), names=tuple(result), stamps=stamps)
 
 

@@ -21,8 +21,7 @@ from ringmaster.techniques.data.file_patterns import FilePart, MatchedFiles, mat
 from ringmaster.techniques.data.row_files import (
     FileText,
     RowError,
-    RowErrors,
-    first_errors,
+    checked,
     format_of,
     rows_and_errors,
     to_json_text,
@@ -56,7 +55,7 @@ def rows_of_files(spec: DataSpec, reading: RowReading) -> Iterator[Row]:
 
     Raises ValueError where files or rows cannot be read; the message has the first few wrong rows of a file.
     """
-    files, others = main_files(spec), held_out_files(spec)
+    files, others = data_files(spec)
 
     def main() -> Iterator[Row]:
         return chain.from_iterable(rows_of_file(file, spec, reading) for file in files)
@@ -86,24 +85,17 @@ def check_not_empty(files: Sequence[DataFile], *, where: str) -> None:
         raise ValueError(f"{where} holds no text or rows: {what}. To fix: check what should have written them")
 
 
-def main_files(spec: DataSpec) -> list[DataFile]:
-    """Returns the files of `spec.path`, of which `spec.window` has the rows, in order."""
-    assert spec.path is not None
-    files = _matching(spec.path, spec.format)
-    if spec.held_out_path is not None:
-        return [DataFile(files.path(name), False) for name in files.names]
-    if len(files.names) == 1 or spec.kind not in TEXT_KINDS:
-        return [DataFile(files.path(name), None) for name in files.names]
-    held_out = held_out_keys(files.names, share=spec.held_out)
-    return [DataFile(files.path(name), name in held_out) for name in files.names]
-
-
-def held_out_files(spec: DataSpec) -> list[DataFile]:
-    """Returns the files of `spec.held_out_path`, in order."""
-    if spec.held_out_path is None:
-        return []
-    files = _matching(spec.held_out_path, spec.format)
-    return [DataFile(files.path(name), True) for name in files.names]
+def data_files(spec: DataSpec) -> tuple[list[DataFile], list[DataFile]]:
+    """Returns the files of `spec.path`, of which `spec.window` has the rows, and those of `spec.held_out_path`."""
+    files, *others = files_of(spec)
+    held_out: dict[str, bool] = {}
+    if others:
+        held_out = dict.fromkeys(files.names, False)
+    elif len(files.names) > 1 and spec.kind in TEXT_KINDS:
+        chosen = held_out_keys(files.names, share=spec.held_out)
+        held_out = {name: name in chosen for name in files.names}
+    main = [DataFile(files.path(name), held_out.get(name)) for name in files.names]
+    return main, [DataFile(each.path(name), True) for each in others for name in each.names]
 
 
 def rows_of_file(file: DataFile, spec: DataSpec, reading: RowReading) -> Iterator[Row]:
@@ -124,17 +116,15 @@ def moment_of(row: Row, *, column: str | None) -> float:
 
 
 def files_of(spec: DataSpec) -> list[MatchedFiles]:
-    """Returns the files to train on and those to evaluate on, where the spec names some."""
-    return [_matching(path, spec.format) for path in (spec.path, spec.held_out_path) if path is not None]
-
-
-def _matching(pattern: str, format: str | None) -> MatchedFiles:
-    result = matching(pattern)
-    for name in result.names:
-        try:
-            format_of(name, format)
-        except ValueError as error:
-            raise ValueError(f"path {pattern!r} matches files of unknown form: {error}") from None
+    """Returns the files to train on, and those to evaluate on where the spec names some."""
+    patterns = [pattern for pattern in (spec.path, spec.held_out_path) if pattern is not None]
+    result = [*map(matching, patterns)]
+    for pattern, files in zip(patterns, result, strict=True):
+        for name in files.names:
+            try:
+                format_of(name, spec.format)
+            except ValueError as error:
+                raise ValueError(f"path {pattern!r} matches files of unknown form: {error}") from None
     return result
 
 
@@ -147,12 +137,8 @@ def _split_rows(rows: Iterator[Row], spec: DataSpec) -> Iterator[Row]:
             if held_out is not None:
                 yield replace(row, content=held_out, held_out=True)
         else:
-            yield replace(row, held_out=True) if is_held_out(split_key(row.content), share=spec.held_out) else row
-
-
-def split_key(content: Any) -> str:
-    """Returns the text by whose hash a row is held out, from its content."""
-    return content if isinstance(content, str) else to_json_text(content)
+            key = row.content if isinstance(row.content, str) else to_json_text(row.content)
+            yield replace(row, held_out=True) if is_held_out(key, share=spec.held_out) else row
 
 
 def _rows(file: DataFile, spec: DataSpec, reading: RowReading) -> Iterator[Row]:
@@ -161,29 +147,26 @@ def _rows(file: DataFile, spec: DataSpec, reading: RowReading) -> Iterator[Row]:
         text = FileText(path)
         yield Row(file=path, number=1, value=text, content=reading.content(text, path), held_out=held_out)
         return
-    contents = _contents(file, spec, reading)
-    for number, value, content in contents:
-        if isinstance(content, RowError):
-            raise RowErrors(first_errors(content, (result for _, _, result in contents)))
+    for number, (value, content) in checked(_contents(file, spec, reading)):
         yield Row(file=path, number=number, value=value, content=content, held_out=held_out)
 
 
-def _contents(file: DataFile, spec: DataSpec, reading: RowReading) -> Iterator[tuple[int, Any, Any]]:
-    """The number, value and content of each row; the content of a wrong row is a `RowError`."""
+def _contents(file: DataFile, spec: DataSpec, reading: RowReading) -> Iterator[tuple[int, Any]]:
+    """The number of each row, with its value and content; a wrong row is a `RowError`."""
     # A named data set needs every column; otherwise Parquet reads only the columns in use.
     columns = None if spec.name is not None else reading.columns
     if columns is not None and spec.time_column is not None:  # of which the window reads the time
         columns = (*columns, spec.time_column)
     for number, value in rows_and_errors(file.path, format=spec.format, columns=columns, part=file.part):
         if isinstance(value, RowError):
-            yield number, None, value
+            yield number, value
             continue
         place = f"{file.path}, line {number}"
         try:
-            yield number, value, reading.content(value, place)
+            yield number, (value, reading.content(value, place))
         except ValueError as error:
             what, _, remedy = str(error).removeprefix(place).strip().partition(". To fix: ")
-            yield number, value, RowError(place, what, remedy or "check the row")
+            yield number, RowError(place, what, remedy or "check the row")
 
 
 def is_held_out(key: str, *, share: float) -> bool:

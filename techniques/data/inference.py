@@ -6,8 +6,7 @@ from collections.abc import Mapping
 from dataclasses import replace
 from pathlib import Path
 
-from ringmaster.techniques.data.row_kind import retriever_of
-from ringmaster.techniques.data.row_source import RowSource, columns_of_files
+from ringmaster.techniques.data.row_source import RowSource, columns_of_files, retriever_of
 from ringmaster.techniques.data.sources.image_classification import PROCESSOR, images_of
 from ringmaster.techniques.data.tokens import TextOptions
 from ringmaster.techniques.data_source import ALIASES, LANGUAGE_MODELING, data_source_named

@@ -18,6 +18,8 @@ from itertools import islice
 from pathlib import Path, PurePosixPath
 from typing import Any, BinaryIO
 
+import pyarrow.parquet  # type: ignore[import-untyped]
+
 from ringmaster.techniques.data.file_patterns import FilePart, opened
 
 MAX_ROW_BYTES = 64 * 2**20
@@ -112,6 +114,10 @@ MAX_FAULTS, ROWS_AFTER_A_FAULT = 5, 100_000
 MOST_CLASSES, MOST_CLASS_CHARACTERS, MOST_SUSPECTS = 100, 64, 1000
 
 BYTE_ORDER_MARK = "\ufeff"
+BYTE_ORDER_MARKS = (
+    ((codecs.BOM_UTF32_LE, codecs.BOM_UTF32_BE), "UTF-32"),  # first, as that of UTF-16 is a part of it
+    ((codecs.BOM_UTF16_LE, codecs.BOM_UTF16_BE), "UTF-16"),
+)
 QUOTE_REMEDY = 'close the quote where the value ends, and double each quote inside a value, as in "5"" long"'
 SPACE_REMEDY = (
     "remove spaces before quotes, e.g. with pandas: read_csv('FILE', skipinitialspace=True).to_csv(OTHER, index=False)"
@@ -172,11 +178,7 @@ def read_rows(
     if format_of(path, format) == "text":
         yield 1, "".join(read_text(path))
         return
-    rows = rows_and_errors(path, format=format, columns=columns)
-    for number, row in rows:
-        if isinstance(row, RowError):
-            raise RowErrors(first_errors(row, (result for _, result in rows)))
-        yield number, row
+    yield from checked(rows_and_errors(path, format=format, columns=columns))
 
 
 def rows_and_errors(
@@ -201,10 +203,13 @@ def rows_and_errors(
             raise _cannot_be_read(path, error) from error
 
 
-def first_errors(first: RowError, others: Iterator[Any]) -> list[RowError]:
-    """Returns a fault and those among the rows that follow it soon, at most `MAX_FAULTS`."""
-    searched = (result for result in islice(others, ROWS_AFTER_A_FAULT) if isinstance(result, RowError))
-    return [first, *islice(searched, MAX_FAULTS - 1)]
+def checked(results: Iterator[tuple[int, Any]]) -> Iterator[tuple[int, Any]]:
+    """Yields numbered results up to the first `RowError`; raises it with those that follow it soon."""
+    for number, result in results:
+        if isinstance(result, RowError):
+            others = (other for _, other in islice(results, ROWS_AFTER_A_FAULT) if isinstance(other, RowError))
+            raise RowErrors([result, *islice(others, MAX_FAULTS - 1)])
+        yield number, result
 
 
 def read_text(path: str) -> Iterator[str]:
@@ -243,20 +248,13 @@ def not_utf8(path: str) -> ValueError:
             offset += len(line)
             if len(result) == MAX_FAULTS:
                 break
-    encoding = _marked_encoding(begin)
+    encoding = next((name for marks, name in BYTE_ORDER_MARKS if begin.startswith(marks)), None)
     where = f"in {', '.join(result)}" if encoding is None else f"but {encoding}, by its byte order mark"
     remedy = f"convert it{', e.g. from Latin-1' if encoding is None else ''}"
     return ValueError(
         f"{path} cannot be read: it is not UTF-8 {where}. To fix: {remedy}: iconv -f {encoding or 'ISO-8859-1'} "
         f"-t UTF-8 {PurePosixPath(path).name} > converted"
     )
-
-
-def _marked_encoding(begin: bytes) -> str | None:
-    """The encoding whose byte order mark a file begins with; None without one."""
-    if begin.startswith((codecs.BOM_UTF32_LE, codecs.BOM_UTF32_BE)):
-        return "UTF-32"
-    return "UTF-16" if begin.startswith((codecs.BOM_UTF16_LE, codecs.BOM_UTF16_BE)) else None
 
 
 @dataclass(frozen=True)
@@ -523,8 +521,6 @@ def _is_class(value: str) -> bool:
 
 
 def _parquet(stream: BinaryIO, path: str, columns: Sequence[str] | None) -> Iterator[tuple[int, Any]]:
-    import pyarrow.parquet  # type: ignore[import-untyped]
-
     try:
         # A buffer makes it read column chunks in parts; by default it reads them whole.
         table = pyarrow.parquet.ParquetFile(stream, buffer_size=BYTES_PER_READ)
@@ -548,8 +544,6 @@ def _parquet(stream: BinaryIO, path: str, columns: Sequence[str] | None) -> Iter
 
 def _values_of(column: Any) -> list[Any]:
     """The values of a column of Parquet. Texts become Python's all at once."""
-    import pyarrow
-
     if pyarrow.types.is_string(column.type) or pyarrow.types.is_large_string(column.type):
         return list(column.to_numpy(zero_copy_only=False))
     return list(column.to_pylist())

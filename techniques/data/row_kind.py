@@ -40,16 +40,13 @@ class Columns:
 
         Raises ValueError where a role that is not optional has no column, with all such roles.
         """
-        result, missing, optional = dict[str, str](), list[str](), set[str]()
+        result, missing = dict[str, str](), list[str]()
         keys = {each.name: each.metadata for each in fields(options) if "usual" in each.metadata}
-        roles = {key: key.removesuffix("_column") for key in keys}
         for key, about in keys.items():
             name = getattr(options, key)
-            column = name if name is not None else next((each for each in about["usual"] if each in there), None)
-            if about["is_optional"]:
-                optional.add(roles[key])
-            if column is not None and column in there:
-                result[roles[key]] = column
+            column = next((each for each in (about["usual"] if name is None else (name,)) if each in there), None)
+            if column is not None:
+                result[key.removesuffix("_column")] = column
             elif name is not None or not about["is_optional"]:
                 missing.append(key if name is None else f"{key} {name!r}")
         if missing:
@@ -58,7 +55,8 @@ class Columns:
                 f"{', '.join(sorted(there)) or 'no columns'}. "
                 f"To fix: set {missing[0].split()[0]} to one of them"
             )
-        return cls(columns=result, roles=tuple(roles.values()), optional=frozenset(optional))
+        optional = frozenset(key.removesuffix("_column") for key, about in keys.items() if about["is_optional"])
+        return cls(columns=result, roles=tuple(key.removesuffix("_column") for key in keys), optional=optional)
 
     @cached_property
     def names(self) -> tuple[str, ...]:
@@ -70,25 +68,17 @@ class Columns:
         if not isinstance(row, Mapping):
             raise ValueError(f"{where} has no columns. To fix: give JSONL, CSV or Parquet")
         result = {name: row.get(name) for name in self.names}
-        for name in self._required:
-            if result[name] is None:
+        for role, name in self.columns.items():
+            if result[name] is None and role not in self.optional:
                 problem = (
                     f"has no column {name!r}; it has {sorted(row)}" if name not in row else f"has no value in {name!r}"
                 )
                 raise ValueError(f"{where} {problem}. To fix: add the value, or remove the row")
         return result
 
-    @cached_property
-    def _required(self) -> tuple[str, ...]:
-        return tuple(column for role, column in self.columns.items() if role not in self.optional)
-
     def by_role(self, content: Mapping[str, Any]) -> dict[str, Any]:
         """Returns the content of a row by role, with None for roles that it lacks."""
-        return {role: content.get(column) for role, column in self._column_of_role}
-
-    @cached_property
-    def _column_of_role(self) -> tuple[tuple[str, str], ...]:
-        return tuple((role, self.columns.get(role, "")) for role in self.roles)
+        return {role: content.get(self.columns.get(role, "")) for role in self.roles}
 
 
 def retriever_of(spec: DataSpec) -> Retriever | None:
@@ -114,19 +104,29 @@ def columns_of_files(spec: DataSpec, *, kind: str) -> tuple[str, ...]:
     raise ValueError(f"path {spec.path!r} holds no row. To fix: check the files")
 
 
+def text_of(row: Mapping[str, Any], role: str) -> str:
+    """Returns the text of a role. Raises ValueError where it is another value, or empty."""
+    value = row[role]
+    if not isinstance(value, str):
+        raise ValueError(f"the {role} is {type(value).__name__}, not text. To fix: name another {role}_column")
+    if not value:
+        raise ValueError(f"the {role} is empty. To fix: add text, or remove the row")
+    return value
+
+
 @dataclass(frozen=True, kw_only=True)
 class SampleContext:
     """What a sample is made with, besides its row.
 
-    options: of the kind's `options_class`. labels: the classes, for kinds of data that have some. opened: the stores
-    that are read, by their folders, until all rows are.
+    options: of the kind's `options_class`. labels: the classes, for kinds of data with `labels` among their options.
+    opened: the stores that are read, by their folders, until all rows are.
     """
 
     spec: DataSpec
     options: Any
     max_length: int
+    labels: ClassLabels = field(default_factory=ClassLabels)
     _tokenizer: RowTokenizer | None = None
-    _labels: ClassLabels | None = None
     opened: dict[str, Any] = field(default_factory=dict)
 
     @property
@@ -144,12 +144,6 @@ class SampleContext:
     def num_cut(self) -> int:
         """How often the tokenizer has cut a text so far."""
         return 0 if self._tokenizer is None else self._tokenizer.num_cut
-
-    @property
-    def labels(self) -> ClassLabels:
-        """The classes of the data; only for kinds with `labels` among their options."""
-        assert self._labels is not None, "a kind of data with classes has labels among its options"
-        return self._labels
 
 
 class RowKind(StoredSource):
@@ -169,7 +163,7 @@ class RowKind(StoredSource):
         template.
     encodes_texts: whether `sample` encodes what `texts` returns, so that the texts of many rows are encoded together.
     padding: the values that fill arrays up, by the arrays' names. `input_ids` are filled with the padding token.
-    uncut: arrays of `padding` that are no tokens, and so have any length.
+    uncut: arrays of `padding` that are no tokens, and so have any length. No model reads them.
     is_causal: whether samples are for causal language models. Such samples need no attention mask, as no token attends
         to the padding behind it.
     keeps_files: whether the samples of each file are kept, so that a new file costs no other file's samples again. Then

@@ -57,6 +57,8 @@ class RowTokenizer:
     The texts of many rows are encoded together by `prefetch`, and looked up by `encode`.
 
     Attributes:
+        encoder: encodes many texts at once, as arrays.
+        rule: where text may be cut so that the ids of its parts are those of the whole; None where that is unknown.
         vocab_size: the number of tokens, special ones included.
         end_id: the token that ends a text; None if there is none.
         end_text: that token as it is written; "" if there is none.
@@ -68,8 +70,9 @@ class RowTokenizer:
         from transformers import AutoTokenizer
 
         self._tokenizer: Any = AutoTokenizer.from_pretrained(str(folder), local_files_only=True)
-        self._encoder = TextEncoder(self._tokenizer)
-        self._rendered_encoder = RenderedEncoder(self._tokenizer, self._encoder)
+        self.encoder = TextEncoder(self._tokenizer)
+        self.rule = None if self.encoder.words is None else self.encoder.words.rule
+        self._rendered_encoder = RenderedEncoder(self._tokenizer, self.encoder)
         self._known: dict[str, list[int]] = {}
         self.vocab_size = len(self._tokenizer)
         self.end_id: int | None = self._tokenizer.eos_token_id
@@ -256,7 +259,7 @@ class RowTokenizer:
         return dict(self._tokenizer.special_tokens_map)
 
     def _encoded(self, texts: list[str]) -> list[list[int]]:
-        return [ids.tolist() for ids in self._encoder(texts)]
+        return [ids.tolist() for ids in self.encoder(texts)]
 
     @cached_property
     def special_ids(self) -> list[list[int]]:

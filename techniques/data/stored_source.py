@@ -17,25 +17,33 @@ from contextvars import ContextVar
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, ClassVar
 
 from ringmaster.codec import digest, from_json, to_json
 from ringmaster.techniques.checkpoints.checkpoint import publish
 from ringmaster.techniques.checkpoints.storage import is_url
 from ringmaster.techniques.data.arrow_files import (
+    LABELS,
     SPLITS,
+    TOKENS,
     Array,
     Table,
     fingerprint,
     num_values,
     open_split,
-    values_of,
 )
 from ringmaster.techniques.data.file_patterns import local_copies, stamp
-from ringmaster.techniques.data.file_rows import check_not_empty, files_of, main_files
+from ringmaster.techniques.data.file_rows import check_not_empty, data_files, files_of
 from ringmaster.techniques.data.samples import ArraySamples, as_tensors
-from ringmaster.techniques.data.unfit_data import constant_fault, distinct_labels, with_leaks
-from ringmaster.techniques.data_source import Dataset, DataSource, PreparedData, check_same, shape_fields
+from ringmaster.techniques.data.unfit_data import with_leaks
+from ringmaster.techniques.data_source import (
+    Dataset,
+    DataSource,
+    PreparedData,
+    check_same,
+    sample_tensors,
+    shape_fields,
+)
 from ringmaster.techniques.job import DataSpec
 
 if TYPE_CHECKING:
@@ -66,11 +74,6 @@ def prepare_once(
                 with publish(folder) as aside:
                     prepared = replace(write(aside), name=name, source=location)
                     (aside / DESCRIPTION).write_text(json.dumps(to_json(prepared), indent=1))
-    return read_prepared(folder)
-
-
-def read_prepared(folder: Path) -> PreparedData:
-    """Reads the description of the data in `folder`."""
     prepared = from_json(PreparedData, json.loads((folder / DESCRIPTION).read_text()))
     return replace(prepared, folder=str(folder))
 
@@ -89,7 +92,12 @@ def _slug(name: str) -> str:
 
 
 class StoredSource(DataSource):
-    """Writes columns once for each state of the data; batches are read from the memory-mapped files."""
+    """Writes columns once for each state of the data; batches are read from the memory-mapped files.
+
+    copies_labels: whether tokens without labels are their own labels, as a language model has them.
+    """
+
+    copies_labels: ClassVar[bool] = True
 
     def origin(self, spec: DataSpec) -> tuple[str, Any]:
         """Returns where the samples come from, a path or URI, and what changes as soon as they do, a JSON value.
@@ -119,7 +127,7 @@ class StoredSource(DataSource):
         where = f"path {spec.path!r}" if spec.name is None else f"data set {spec.name}"
         local, held_out = (path and local_copies(path, cache_dir=cache_dir) for path in (spec.path, spec.held_out_path))
         spec = replace(spec, path=local, held_out_path=held_out)
-        files = main_files(spec)
+        files, _ = data_files(spec)
         check_not_empty(files, where=where)
         prepared = self.write(folder, spec, where=where, cache_dir=cache_dir)
         # Data with a name is checked where a batch file names it. Rows held out by their content are on one side.
@@ -137,7 +145,7 @@ class StoredSource(DataSource):
         A row of the batch must not depend on the other rows: ranks and micro-batches divide them in any way. By
         default see `as_tensors`.
         """
-        return as_tensors(columns)
+        return as_tensors(columns, copies_labels=self.copies_labels)
 
     def prepare(self, spec: DataSpec, *, cache_dir: Path) -> PreparedData:
         """Returns the prepared data: from the cache where it is there, or else written now."""
@@ -163,21 +171,26 @@ class StoredSource(DataSource):
 
 
 def described(
-    folder: Path, *, num_labels: int | None = None, vocab_size: int | None = None, end_of_text_id: int | None = None
+    folder: Path,
+    *,
+    samples: ArraySamples | None = None,
+    num_labels: int | None = None,
+    vocab_size: int | None = None,
+    end_of_text_id: int | None = None,
 ) -> PreparedData:
     """Returns the description of the columns that were written into `folder`.
 
     Where they are not given, the numbers of labels and of token ids are one more than the largest.
+
+    samples: those to train on, whose tensors are described where they are not the columns as they are.
     """
-    training, held_out = (open_split(folder, name) for name in ("training", "held_out"))
-    shapes = {name: values_of(training[name].slice(0, 1))[0].shape[1:] for name in training.column_names}
-    if num_labels is None and shapes.get("labels") == ():
-        num_labels = num_values(folder, "labels")
-    faults = []
-    if shapes.get("labels") == () and len(same := distinct_labels(folder, "training")) == 1:
-        faults.append(constant_fault(map(str, *same), num_rows=training.num_rows, column="label"))
-    if vocab_size is None and "input_ids" in shapes:
-        vocab_size = num_values(folder, "input_ids")
+    training, held_out = (open_split(folder, split) for split in SPLITS)
+    batch = (samples or ArraySamples(training, collate=as_tensors)).rows(range(min(training.num_rows, 1)))
+    shapes = {name: tuple(tensor.shape[1:]) for name, tensor in batch.items()}
+    if num_labels is None and shapes.get(LABELS) == ():
+        num_labels = num_values(folder, LABELS)
+    if vocab_size is None and TOKENS in shapes:
+        vocab_size = num_values(folder, TOKENS)
     return PreparedData(
         name="",
         source="",
@@ -187,7 +200,7 @@ def described(
         num_held_out=held_out.num_rows,
         vocab_size=vocab_size,
         end_of_text_id=end_of_text_id,
-        training_faults=tuple(faults),
+        tensors=() if samples is None else sample_tensors(batch, shapes),
         **shape_fields(shapes),
     )
 

@@ -8,7 +8,6 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass
 from functools import partial
-from itertools import islice
 from pathlib import Path
 from typing import Any, cast
 
@@ -35,8 +34,9 @@ from ringmaster.techniques.data.encoded_rows import (
 )
 from ringmaster.techniques.data.file_rows import RowReading, rows_of_files
 from ringmaster.techniques.data.row_files import FileText, check_tokenizer
+from ringmaster.techniques.data.row_tokenizer import RowTokenizer
 from ringmaster.techniques.data.stored_source import StoredSource, TextProgress, described
-from ringmaster.techniques.data.text_encoder import GPT2, CutRule, Ids, TextEncoder, WordEncoder
+from ringmaster.techniques.data.text_encoder import GPT2, CutRule, Ids
 from ringmaster.techniques.data_source import DataOptions, PreparedData, Row
 from ringmaster.techniques.job import DataSpec
 
@@ -47,63 +47,29 @@ PIECE_CHARACTERS = 1 << 16
 MOST_CHARACTERS_AT_ONCE = 32_000_000
 
 
-@dataclass(frozen=True, kw_only=True)
-class TextDocument:
-    """A text, or the token ids of a text that is already tokenised.
+def in_pieces(text: str | FileText, *, rule: CutRule | None) -> Iterator[tuple[str, bool]]:
+    """Yields a text in pieces of about `PIECE_CHARACTERS`, each with whether the text ends with it.
 
-    held_out: whether it is excluded from training.
-    ends: whether the text ends with this content; if not, the next document goes on with it.
+    They are cut by a rule, and are longer where it finds no cut; without a rule, the text is one piece. Raises
+    ValueError where a text is too long to be encoded whole.
     """
-
-    content: str | Sequence[int]
-    held_out: bool
-    ends: bool = True
-
-
-def documents_of(rows: Iterable[Row], *, has_ids: bool = False) -> Iterator[TextDocument]:
-    """Yields the documents of rows; those of text files in pieces. Raises ValueError where text and ids are mixed."""
-    for row in rows:
-        content: FileText | str | list[int] = row.content
-        if isinstance(content, list) is not has_ids:
-            result, others = ("text", "token ids") if has_ids else ("token ids", "text")
-            raise ValueError(
-                f"{row.file}, line {row.number} has {result}, and the rows before it have {others}. To fix: give all "
-                "rows as one of the two"
-            )
-        if isinstance(content, FileText):
-            for piece in content.pieces():
-                yield TextDocument(content=piece, held_out=row.held_out, ends=False)
-            content = ""
-        yield TextDocument(content=content, held_out=row.held_out)
-
-
-def in_pieces(documents: Iterable[TextDocument], *, rule: CutRule | None) -> Iterator[TextDocument]:
-    """Yields the same texts in pieces of about `PIECE_CHARACTERS`, cut by a rule; without one, every text whole.
-
-    A piece is longer where the rule finds no cut. Raises ValueError where a text is too long to be encoded whole.
-    """
-    kept: list[str] = []
-    for document in documents:
-        assert isinstance(document.content, str)
-        if document.ends and not kept and len(document.content) <= PIECE_CHARACTERS:
-            yield document
-            continue
-        for part, ends in _parts(document.content, ends=document.ends):
-            place = len(part) if ends else 0 if rule is None else rule.last_cut(part)
-            if place or ends:
-                yield TextDocument(content="".join((*kept, part[:place])), held_out=document.held_out, ends=ends)
-                kept = [] if ends else [part[place:]]
-            else:
-                kept.append(part)
-                _check_length(kept, rule)
-
-
-def _parts(text: str, *, ends: bool) -> Iterator[tuple[str, bool]]:
-    if len(text) <= PIECE_CHARACTERS:
-        yield text, ends
+    if isinstance(text, str) and len(text) <= PIECE_CHARACTERS:
+        yield text, True
         return
-    for start in range(0, len(text), PIECE_CHARACTERS):
-        yield text[start : start + PIECE_CHARACTERS], ends and start + PIECE_CHARACTERS >= len(text)
+    parts: Iterable[str]
+    if isinstance(text, str):
+        parts = (text[start : start + PIECE_CHARACTERS] for start in range(0, len(text), PIECE_CHARACTERS))
+    else:
+        parts = text.pieces()
+    kept: list[str] = []
+    for part in parts:
+        place = 0 if rule is None else rule.last_cut(part)
+        if place:
+            yield "".join((*kept, part[:place])), False
+            kept = []
+        kept.append(part[place:])
+        _check_length(kept, rule)
+    yield "".join(kept), True
 
 
 def _check_length(kept: list[str], rule: CutRule | None) -> None:
@@ -124,35 +90,26 @@ def _check_length(kept: list[str], rule: CutRule | None) -> None:
     )
 
 
-END_OF_TEXT = "<|endoftext|>"
+TOKENIZER, END_OF_TEXT = "tokenizer.json", "<|endoftext|>"
 # Merges hardly change beyond this much text, and training time grows with it. The document in which it is reached is
 # read to its end, or to the second limit.
 MAX_TRAINING_CHARACTERS = 64_000_000
 MAX_CHARACTERS_OF_A_DOCUMENT = 256_000_000
 
 
-@dataclass(frozen=True, kw_only=True)
-class Encoder:
-    """A tokenizer in the form that the stream needs; `save` writes what `AutoTokenizer` loads.
+def save_tokenizer(folder: Path, spec: DataSpec, texts: Iterable[str | FileText]) -> None:
+    """Writes the tokenizer that a spec names, or else one that is trained on texts, so that `AutoTokenizer` loads it.
 
-    ids: the ids of texts as arrays [tokens], without special tokens.
-    rule: where text may be cut so that the ids of its parts are those of the whole; None where it is encoded whole.
+    Raises ValueError where it cannot be loaded.
     """
-
-    ids: Callable[[list[str]], list[Ids]]
-    vocab_size: int
-    end_of_text_id: int | None
-    save: Callable[[Path], None]
-    rule: CutRule | None = None
+    if spec.tokenizer is None:
+        _train_tokenizer(folder, texts, spec.vocab_size)
+    else:
+        load_tokenizer(spec.tokenizer).save_pretrained(str(folder))
 
 
-def encoder_of(spec: DataSpec, documents: Iterable[TextDocument]) -> Encoder:
-    """Returns the tokenizer that the spec names, or else one that is trained on the training documents."""
-    return _given(spec.tokenizer) if spec.tokenizer else _trained(documents, spec.vocab_size)
-
-
-def _trained(documents: Iterable[TextDocument], vocab_size: int) -> Encoder:
-    """A byte-level BPE of `vocab_size`, trained on the training documents, which can encode any text."""
+def _train_tokenizer(folder: Path, texts: Iterable[str | FileText], vocab_size: int) -> None:
+    """Writes a byte-level BPE of `vocab_size`, which can encode any text."""
     from tokenizers import Tokenizer, decoders, models, pre_tokenizers, trainers
 
     alphabet = sorted(pre_tokenizers.ByteLevel.alphabet())
@@ -166,69 +123,46 @@ def _trained(documents: Iterable[TextDocument], vocab_size: int) -> Encoder:
     trainer = trainers.BpeTrainer(
         vocab_size=vocab_size, special_tokens=[END_OF_TEXT], initial_alphabet=alphabet, show_progress=False
     )
-    tokenizer.train_from_iterator(_training_texts(documents, TextProgress("training a tokenizer")), trainer)
-
-    def save(folder: Path) -> None:
-        folder.mkdir(parents=True)
-        tokenizer.save(str(folder / "tokenizer.json"))
-        settings = {
-            "tokenizer_class": "PreTrainedTokenizerFast",
-            **dict.fromkeys(("bos_token", "eos_token", "unk_token"), END_OF_TEXT),
-        }
-        (folder / "tokenizer_config.json").write_text(json.dumps(settings, indent=1))
-
-    tokenizer.encode_special_tokens = True  # text that contains the end-of-text token does not end there
-    words = WordEncoder(rule=GPT2, encode=lambda texts: [result.ids for result in tokenizer.encode_batch_fast(texts)])
-    return Encoder(
-        ids=words,
-        vocab_size=tokenizer.get_vocab_size(),
-        end_of_text_id=tokenizer.token_to_id(END_OF_TEXT),
-        save=save,
-        rule=GPT2,
-    )
+    tokenizer.train_from_iterator(_training_pieces(texts, TextProgress("training a tokenizer")), trainer)
+    folder.mkdir(parents=True)
+    tokenizer.save(str(folder / TOKENIZER))
+    settings = {
+        "tokenizer_class": "PreTrainedTokenizerFast",
+        **dict.fromkeys(("bos_token", "eos_token", "unk_token"), END_OF_TEXT),
+    }
+    (folder / "tokenizer_config.json").write_text(json.dumps(settings, indent=1))
 
 
-def _training_texts(documents: Iterable[TextDocument], progress: TextProgress) -> Iterator[str]:
-    """The training documents in pieces that have the words of the whole, up to the limits."""
-    left, num_of_this = MAX_TRAINING_CHARACTERS, 0
-    for document in in_pieces((each for each in documents if not each.held_out), rule=GPT2):
-        text = cast(str, document.content)
-        progress.add(len(text), num_texts=document.ends)
-        if num_of_this < MAX_CHARACTERS_OF_A_DOCUMENT:
-            yield text
-        left, num_of_this = left - len(text), num_of_this + len(text)
-        if left <= 0 and (document.ends or num_of_this >= MAX_CHARACTERS_OF_A_DOCUMENT):
+def _training_pieces(texts: Iterable[str | FileText], progress: TextProgress) -> Iterator[str]:
+    """The texts in pieces that have the words of the whole, up to the limits."""
+    num_left = MAX_TRAINING_CHARACTERS
+    for text in texts:
+        num_of_this = 0
+        for piece, ends in in_pieces(text, rule=GPT2):
+            progress.add(len(piece), num_texts=ends)
+            yield piece
+            num_left, num_of_this = num_left - len(piece), num_of_this + len(piece)
+            if num_of_this >= MAX_CHARACTERS_OF_A_DOCUMENT:
+                break
+        if num_left <= 0:
             return
-        if document.ends:
-            num_of_this = 0
 
 
-def _given(name: str) -> Encoder:
+def load_tokenizer(name: str) -> Any:
+    """Returns the tokenizer in a folder, or of a name on the hub. Raises ValueError where it cannot be loaded."""
     from transformers import AutoTokenizer
 
     is_local = Path(name).is_dir()
     if is_local:
         check_tokenizer(Path(name))
     try:
-        tokenizer: Any = AutoTokenizer.from_pretrained(name, local_files_only=is_local)
+        return AutoTokenizer.from_pretrained(name, local_files_only=is_local)
     except Exception as error:  # of a damaged file, the library raises Exception itself, and KeyError
         reason = " ".join(str(error).split()) if isinstance(error, (OSError, ValueError)) else repr(error)
         raise ValueError(
             f"tokenizer {name!r} cannot be loaded: {reason}. To fix: give a folder that save_pretrained "
             f"wrote, or a hub name, or leave it out to train one"
         ) from error
-
-    def save(folder: Path) -> None:
-        tokenizer.save_pretrained(str(folder))
-
-    encode = TextEncoder(tokenizer)
-    return Encoder(
-        ids=encode,
-        vocab_size=len(tokenizer),
-        end_of_text_id=tokenizer.eos_token_id,
-        save=save,
-        rule=None if encode.words is None else encode.words.rule,
-    )
 
 
 # What is encoded in one call of a tokenizer, which takes up to 200 bytes of memory a character.
@@ -268,13 +202,14 @@ def write_text(
     is_text = not isinstance(first.content, list)
     if spec.seq_len is None and is_text:
         raise _no_length(where)
-    encoder = None
+    tokenizer = None
     if is_text:
-        encoder = encoder_of(spec, documents_of(rows()) if spec.tokenizer is None else ())
-        encoder.save(folder / "tokenizer")
-    is_kept = parts is not None and encoder is not None and spec.tokenizer is not None
+        trained_on = (row.content for row in rows() if not row.held_out)
+        save_tokenizer(folder / "tokenizer", spec, trained_on)
+        tokenizer = RowTokenizer(folder / "tokenizer")
+    is_kept = parts is not None and is_text and spec.tokenizer is not None
     settings = {"kind": "tokens", "column": column, "tokenizer": content_of(folder / "tokenizer")}
-    writer = _TokenWriter(spec, encoder, seq_len=spec.seq_len or len(first.content), where=where)
+    writer = _TokenWriter(spec, tokenizer, seq_len=spec.seq_len or len(first.content), where=where)
     chosen = parts() if parts is not None and is_kept else iter([RowsPart(rows=rows)])
     with encoded_parts(
         chosen, spec, writer.encode, folder=folder, cache_dir=cache_dir if is_kept else None, settings=settings
@@ -284,13 +219,17 @@ def write_text(
         return writer.write(folder, selected)
 
 
-class _TokenWriter:
-    """Encodes texts, and cuts their tokens into samples. encoder: None where rows have token ids."""
+# A text, a part of one, or the token ids of one, with the row that ends with it.
+Piece = tuple[str | list[int], Row | None]
 
-    def __init__(self, spec: DataSpec, encoder: Encoder | None, *, seq_len: int, where: str) -> None:
-        self._spec, self._encoder, self._seq_len, self._where = spec, encoder, seq_len, where
+
+class _TokenWriter:
+    """Encodes texts, and cuts their tokens into samples. tokenizer: None where rows have token ids."""
+
+    def __init__(self, spec: DataSpec, tokenizer: RowTokenizer | None, *, seq_len: int, where: str) -> None:
+        self._spec, self._tokenizer, self._seq_len, self._where = spec, tokenizer, seq_len, where
         self._progress = TextProgress("encoding")
-        self._largest = 0 if encoder is None else encoder.vocab_size - 1
+        self._largest = 0 if tokenizer is None else tokenizer.vocab_size - 1
 
     @property
     def _dtype(self) -> np.dtype[Any]:
@@ -298,21 +237,19 @@ class _TokenWriter:
 
     def encode(self, folder: Path, part: RowsPart) -> None:
         """Writes the tokens of rows in pieces, each with the place of its row, and what is known of the rows."""
-        rows: list[Row] = []
         num_rows = 0
-        documents_of_rows = documents_of(_recorded(part.rows(), rows), has_ids=self._encoder is None)
         with ArrowWriter(folder / SAMPLES) as pieces, ArrowWriter(folder / ROWS) as known:
-            for documents, ids in self._encoded(documents_of_rows):
-                lengths = np.fromiter(map(len, ids), np.int64, count=len(ids))
-                ends = np.array([document.ends for document in documents])
-                row = num_rows + np.cumsum(ends) - ends
+            known.write(table_of(row_facts([], part, self._spec)))
+            for batch in _batches(self._pieces(part.rows())):
+                ids = self._encoded(batch)
+                ends = np.array([row is not None for _, row in batch])
+                place = num_rows + np.cumsum(ends) - ends
                 num_rows += int(ends.sum())
-                dtype = np.uint32 if self._encoder is None else self._dtype
+                lengths = np.fromiter(map(len, ids), np.int64, count=len(ids))
+                dtype = np.uint32 if self._tokenizer is None else self._dtype
                 values = np.concatenate(ids).astype(dtype, copy=False)
-                pieces.write(table_of({COLUMN: column_of(values, lengths), "row": row}))
-                known.write(table_of(row_facts(rows, part, self._spec)))
-                rows.clear()
-            known.write(table_of(row_facts(rows, part, self._spec)))
+                pieces.write(table_of({COLUMN: column_of(values, lengths), "row": place}))
+                known.write(table_of(row_facts([row for _, row in batch if row is not None], part, self._spec)))
 
     def write(self, folder: Path, parts: Sequence[EncodedPart]) -> PreparedData:
         """Writes the samples of both splits; returns the description. Raises ValueError where a split is too short."""
@@ -334,28 +271,39 @@ class _TokenWriter:
                         writers[split].write(table_of({COLUMN: column_of(tokens[:end].reshape(-1, self._seq_len))}))
                         rests[split] = tokens[end:]
         self._check_sizes(num_tokens)
-        end_of_text_id = None if self._encoder is None else self._encoder.end_of_text_id
+        end_of_text_id = None if self._tokenizer is None else self._tokenizer.end_id
         return described(folder, vocab_size=self._largest + 1, end_of_text_id=end_of_text_id)
 
-    def _encoded(self, documents: Iterator[TextDocument]) -> Iterator[tuple[list[TextDocument], list[Ids]]]:
-        """Yields texts, some pieces at a time, with the ids of each; the end-of-text token follows each text."""
-        encoder = self._encoder
-        if encoder is None:
-            while batch := list(islice(documents, DOCUMENTS_PER_CALL)):
-                yield batch, list(map(self._as_given, batch))
-            return
-        tail = np.asarray([] if encoder.end_of_text_id is None else [encoder.end_of_text_id], dtype=np.uint32)
-        for batch in _batches(in_pieces(documents, rule=encoder.rule)):
-            result = encoder.ids([cast(str, each.content) for each in batch])
-            for document in batch:
-                self._progress.add(len(document.content), num_texts=document.ends)
-            yield (
-                batch,
-                [np.concatenate((ids, tail)) if each.ends else ids for each, ids in zip(batch, result, strict=True)],
-            )
+    def _pieces(self, rows: Iterable[Row]) -> Iterator[Piece]:
+        """Yields texts in pieces, or token ids. Raises ValueError where text and ids are mixed."""
+        rule = None if self._tokenizer is None else self._tokenizer.rule
+        for row in rows:
+            if isinstance(row.content, list) is not (self._tokenizer is None):
+                result, others = ("text", "token ids") if self._tokenizer is None else ("token ids", "text")
+                raise ValueError(
+                    f"{row.file}, line {row.number} has {result}, and the rows before it have {others}. To fix: give "
+                    "all rows as one of the two"
+                )
+            if isinstance(row.content, list):
+                yield row.content, row
+            else:
+                yield from ((piece, row if ends else None) for piece, ends in in_pieces(row.content, rule=rule))
 
-    def _as_given(self, document: TextDocument) -> Ids:
-        ids = np.asarray(document.content, dtype=np.int64)
+    def _encoded(self, batch: Sequence[Piece]) -> list[Ids]:
+        """Returns the ids of each piece; the end-of-text token follows each text."""
+        tokenizer = self._tokenizer
+        if tokenizer is None:
+            return [self._as_given(cast("list[int]", content)) for content, _ in batch]
+        for content, row in batch:
+            self._progress.add(len(content), num_texts=row is not None)
+        ids = tokenizer.encoder([cast(str, content) for content, _ in batch])
+        tail = np.asarray([] if tokenizer.end_id is None else [tokenizer.end_id], dtype=np.uint32)
+        return [
+            each if row is None else np.concatenate((each, tail)) for each, (_, row) in zip(ids, batch, strict=True)
+        ]
+
+    def _as_given(self, content: list[int]) -> Ids:
+        ids = np.asarray(content, dtype=np.int64)
         if self._spec.seq_len is None and len(ids) != self._seq_len:
             raise _no_length(self._where)
         if ids.min(initial=0) < 0:
@@ -377,21 +325,15 @@ class _TokenWriter:
                 )
 
 
-def _recorded(rows: Iterable[Row], read: list[Row]) -> Iterator[Row]:
-    for row in rows:
-        read.append(row)
-        yield row
-
-
-def _batches(pieces: Iterator[TextDocument]) -> Iterator[list[TextDocument]]:
-    batch: list[TextDocument] = []
+def _batches(pieces: Iterable[Piece]) -> Iterator[list[Piece]]:
+    batch: list[Piece] = []
     num_characters = 0
     for piece in pieces:
-        if batch and (len(batch) == DOCUMENTS_PER_CALL or num_characters + len(piece.content) > CHARACTERS_PER_CALL):
+        if batch and (len(batch) == DOCUMENTS_PER_CALL or num_characters + len(piece[0]) > CHARACTERS_PER_CALL):
             yield batch
             batch, num_characters = [], 0
         batch.append(piece)
-        num_characters += len(piece.content)
+        num_characters += len(piece[0])
     if batch:
         yield batch
 
@@ -409,21 +351,11 @@ COLUMN = "input_ids"
 MAX_SMALL_IDS = 1 << 16
 
 
-TOKENIZER = "tokenizer.json"
-
-
 def have_other_tokens(one: Path | None, other: Path | None) -> bool:
     """Returns whether the tokenizers in two folders give tokens other numbers; False where one is not known."""
-    if one is None or other is None:
-        return False
-    files = [folder / TOKENIZER for folder in (one, other)]
-    if not all(file.is_file() for file in files):
-        return False
-    return bool(_vocabulary(files[0]) != _vocabulary(files[1]))
-
-
-def _vocabulary(file: Path) -> Any:
-    return json.loads(file.read_text(encoding="utf-8")).get("model", {}).get("vocab")
+    files = [folder / TOKENIZER for folder in (one, other) if folder is not None and (folder / TOKENIZER).is_file()]
+    vocabularies = [json.loads(file.read_text(encoding="utf-8")).get("model", {}).get("vocab") for file in files]
+    return len(vocabularies) == 2 and vocabularies[0] != vocabularies[1]
 
 
 Content = str | FileText | list[int]

@@ -24,7 +24,7 @@ from transformers import GenerationConfig, LogitsProcessor, LogitsProcessorList
 
 from ringmaster.codec import digest
 from ringmaster.registry import resolve
-from ringmaster.techniques.data.sources.prompt import PROMPT, ROW
+from ringmaster.techniques.data.sources.completion import PROMPT, ROW
 from ringmaster.techniques.job import EvaluationSpec
 from ringmaster.techniques.loss import ADVANTAGES, REWARDS, Generation, LossFunction
 from ringmaster.techniques.metric import IGNORED, ModelMetric, metrics_named

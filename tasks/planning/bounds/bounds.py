@@ -340,12 +340,12 @@ def rigid_bound(
 
     The options are None if the relaxation found none. The limits are those of `PatternModel.solve`.
     """
-    from ringmaster.tasks.planning.bounds.pattern_model import Integral, PatternModel
+    from ringmaster.tasks.planning.bounds.pattern_model import PatternModel
 
     unit_s = certified_bound(_simple_certificate(problem), problem)
     if not math.isfinite(unit_s):
         return unit_s, None
-    model = PatternModel(problem, unit_s=unit_s, integral=Integral.OPTIONS)
+    model = PatternModel(problem, unit_s=unit_s, is_integer=True)
     model.solve(work_s=work_s, time_limit_s=time_limit_s)
     return max(0.0, model.bound_s()), model.chosen_options()
 

@@ -20,8 +20,8 @@ those by due date know that some jobs end before others. The pattern LP between 
 """
 
 import math
-from collections import Counter, defaultdict
-from collections.abc import Iterable, Iterator, Mapping
+from collections import Counter
+from collections.abc import Iterator, Mapping
 from itertools import pairwise
 
 from ringmaster.tasks.planning.bounds.bounds import Bound, ValueBound, by_area, certified_bound, preemptive_bound
@@ -33,11 +33,14 @@ from ringmaster.tasks.planning.bounds.job_costs import (
     only,
     pack_of,
     scaling_of,
-    useful_options,
-    whole_of,
 )
-from ringmaster.tasks.planning.bounds.pattern_model import LinearProgram
-from ringmaster.tasks.planning.bounds.windows import evenly, faults_of_points, has_windows, prices_of_seconds
+from ringmaster.tasks.planning.bounds.windows import (
+    WindowRows,
+    evenly,
+    faults_of_numbers,
+    has_windows,
+    prices_of_seconds,
+)
 from ringmaster.tasks.planning.plans.plan import Certificate, WindowPrices
 from ringmaster.tasks.planning.problems.problem import Problem
 from ringmaster.tasks.planning.problems.problem_parts import PlanningJob
@@ -136,16 +139,7 @@ def factors_of(problem: Problem, latest: Mapping[str, float]) -> dict[str, float
 
 
 def _faults(prices: WindowPrices, problem: Problem) -> Iterator[str]:
-    num = len(prices.points_s)
-    if problem.is_fused:
-        yield "prices by due date are for jobs that are trained alone"
-    if any(not math.isfinite(number) or number < 0 for number in prices.every()):
-        yield "a price is negative or not finite"
-    yield from faults_of_points(prices.points_s)
-    if not num or prices.points_s[0] != 0.0 or sorted(set(prices.points_s)) != list(prices.points_s):
-        yield "the windows must begin at 0 and ascend"
-    elif any(len(row) != num for row in (prices.slot_prices, *prices.job_prices.values())):
-        yield f"every price must be given for each of the {num} windows"
+    yield from faults_of_numbers(prices, problem)
     if prices.order_prices:
         yield "prices of order are no part of prices by due date"
 
@@ -239,58 +233,49 @@ def _points_of(problem: Problem, dues: Mapping[str, float], value: float) -> tup
     return (0.0, *evenly([point for point in points if point < max(dues.values())], most - 1))
 
 
-class _DueModel:
+class _DueModel(WindowRows):
     """Maximises the share z of all jobs that is done at a value v, over the seconds x[j,o,i] of (j, o) in window i.
 
-    work    sum_{o,i} x[j,o,i] / whole[o]  >= z
-    time    sum_o x[j,o,i]                 <= length of window i after head[j]        where u[i] < due[j]
-    slots   as in the pattern LP, for each window and the nodes that are there
+    Beside the rows of `WindowRows`, whose last window begins at the last due date:
+
+        work    sum_{o,i} x[j,o,i] / whole[o]  >= z
+        time    sum_o x[j,o,i]                 <= length of window i after head[j]        where u[i] < due[j]
     """
 
     def __init__(self, problem: Problem, dues: Mapping[str, float], points: tuple[float, ...], *, value: float) -> None:
-        self.problem, self.points, self.lp = problem, points, LinearProgram()
-        self.unit_s = value * max(dues.values())
-        self.begins = [value * point / self.unit_s for point in points]
-        self.ends = [*self.begins[1:], 1.0]
-        self._time: dict[tuple[str, int], int] = {}
-        self.done = self.lp.column(cost=-1.0)
-        heads_s = earliest_starts_s(problem)
-        for job in problem.jobs:
-            if job.id in dues:
-                last = sum(point < dues[job.id] for point in points)
-                self._add_job(job, range(last), head=heads_s[job.id] / self.unit_s)
-        for i in range(len(points)):
-            self._add_nodes(i)
+        ends = (*points, max(dues.values()))
+        super().__init__(
+            problem,
+            classes=tuple((j,) for j, job in enumerate(problem.jobs) if job.id in dues),
+            points_s=tuple(value * point for point in ends),
+            unit_s=value * ends[-1],
+            with_end=False,
+        )
+        self._dues, self._values = dues, points
+        self._time: dict[tuple[int, int], int] = {}
+        self._done = self.lp.column(cost=-1.0)
+        for c in range(len(self.classes)):
+            self._add_job(c)
+        self.add_nodes()
 
-    def _add_job(self, job: PlanningJob, windows: Iterable[int], *, head: float) -> None:
-        options = [(job.options[k], whole_of(job, k, self.problem.switch_cost_s)) for k in useful_options(job)]
+    def _add_job(self, c: int) -> None:
         work = self.lp.row(0.0, math.inf)
-        self.lp.columns[self.done].append((work, -1.0))
-        for i in windows:
-            if self.ends[i] <= head:
+        self.lp.columns[self._done].append((work, -1.0))
+        for i in self.windows[c]:
+            if i == self.last or self._values[i] >= self._dues[self.jobs[c].id]:
                 continue
-            time = self._time[job.id, i] = self.lp.row(-math.inf, self.ends[i] - max(self.begins[i], head))
-            for option, whole_s in options:
-                for kind in self.problem.types_of(option):
-                    slot = (self.lp.slot_row(i, kind, option.slot), float(option.num_nodes))
-                    self.lp.column([(work, self.unit_s / whole_s), (time, 1.0), slot])
+            time = self._time[c, i] = self.lp.row(-math.inf, self.points[i + 1] - max(self.points[i], self.heads[c]))
+            for option, whole in self.options[c]:
+                for slot in self.slot_rows(i, option):
+                    self.lp.column([(work, 1.0 / whole), (time, 1.0), slot])
 
     def prices(self) -> WindowPrices | None:
         duals = self.lp.prices()
         if duals is None:
             return None
-        slots: list[dict[str, dict[int, float]]] = [defaultdict(dict) for _ in self.points]
-        for (i, kind, slot), row in self.lp.slots.items():
-            slots[i][kind][slot] = max(0.0, -duals[row])
         own: dict[str, list[float]] = {}
-        for (job, i), row in self._time.items():
+        for (c, i), row in self._time.items():
             if duals[row] < -1e-12:
-                own.setdefault(job, [0.0] * len(self.points))[i] = -duals[row]
-        return WindowPrices(self.points, tuple(map(dict, slots)), {job: tuple(row) for job, row in own.items()})
-
-    def _add_nodes(self, i: int) -> None:
-        for (kind, size, until_s), count in self.problem.node_groups.items():
-            until = math.inf if until_s is None else until_s / self.unit_s
-            there = count * max(0.0, min(self.ends[i], until) - self.begins[i])
-            rows = [self.lp.row(-math.inf, there), *(self.lp.row(0.0, 0.0) for _ in range(size - 1))]
-            self.lp.add_walks(rows, i, kind)
+                own.setdefault(self.jobs[c].id, [0.0] * self.last)[i] = -duals[row]
+        prices = self.window_prices(duals, own)
+        return WindowPrices(self._values, prices.slot_prices[: self.last], prices.job_prices)

@@ -1,4 +1,4 @@
-"""The pattern LP of a problem in HiGHS, its dual prices, and two MILPs over the same rows.
+"""The pattern LP of a problem in HiGHS, its dual prices, and a MILP over the same rows.
 
 A *pattern* is a way to divide one node into slots, such as 5 + 3 of 8 devices. Patterns are not enumerated, but
 modelled as walks: a node of G devices is a line of positions 0..G, a slot of s devices is a step from v to v + s, and a
@@ -11,13 +11,12 @@ jobs.
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass, field
-from enum import Enum
 from typing import Any
 
 from ringmaster.tasks.planning.bounds.job_costs import useful_groups, useful_options, whole_of
 from ringmaster.tasks.planning.plans.plan import Certificate
 from ringmaster.tasks.planning.problems.problem import Problem
-from ringmaster.tasks.planning.problems.problem_parts import Option, PlanningJob
+from ringmaster.tasks.planning.problems.problem_parts import Option
 
 Entries = Sequence[tuple[int, float]]  # (row, coefficient) of a column
 
@@ -135,17 +134,8 @@ class LinearProgram:
         return prices if prices and all(map(math.isfinite, prices)) else None
 
 
-Group = frozenset[str]  # ids of the jobs that an option trains together
 MAX_NODES = 3_000  # of a MILP's branch-and-bound tree
 NODE_S = 2.5e-5  # work of a node, per column
-
-
-class Integral(Enum):
-    """The integer variables: none, the number of jobs of a class under an option, or the choice of fused groups."""
-
-    NOTHING = "nothing"
-    OPTIONS = "options"
-    GROUPS = "groups"
 
 
 @dataclass(frozen=True)
@@ -177,14 +167,12 @@ class PatternModel:
     seconds[o] are those of the whole job in one segment under option o. In the LP of a problem with fused groups, they
     are those of the work alone. `certified_bound` recomputes what the prices prove where jobs have several segments.
 
-    Integral.OPTIONS: y[c,o] is seconds[o] times an integer number of jobs. An option that takes longer than `unit_s`
-    and has any job makes T at least as long. The model is a relaxation of every plan without preemption.
-    Integral.GROUPS: sum_{o of group} y[o] / seconds[o] = z[group] for each fused group, with z 0 or 1. The optimum is
-    the best division of the jobs into groups in terms of the LP.
+    The MILP (`is_integer`) is a relaxation of every plan without preemption: y[c,o] is seconds[o] times an integer
+    number of jobs. An option that takes longer than `unit_s` and has any job makes T at least as long.
     """
 
-    def __init__(self, problem: Problem, *, unit_s: float, integral: Integral = Integral.NOTHING) -> None:
-        self.problem, self.unit_s, self.integral = problem, unit_s, integral
+    def __init__(self, problem: Problem, *, unit_s: float, is_integer: bool = False) -> None:
+        self.problem, self.unit_s, self.is_integer = problem, unit_s, is_integer
         self.classes = problem.classes
         self.lp = LinearProgram()
         self.lp.column(cost=1.0)  # T
@@ -198,9 +186,8 @@ class PatternModel:
         for column in self.options:
             self._add_option(column)
         self._add_walks()
-        if integral is Integral.OPTIONS:
+        if is_integer:
             self._add_long_options()
-        self.groups = self._add_groups() if integral is Integral.GROUPS else {}
         self.highs: Any = self.lp.loaded()
 
     def _class_rows(self) -> tuple[list[int], list[int]]:
@@ -220,7 +207,7 @@ class PatternModel:
         for j, k in places:
             job = self.problem.jobs[j]
             option = job.options[k]
-            is_lp_of_groups = self.problem.is_fused and self.integral is Integral.NOTHING
+            is_lp_of_groups = self.problem.is_fused and not self.is_integer
             seconds = option.runtime_s if is_lp_of_groups else whole_of(job, k, self.problem.switch_cost_s)
             rows = tuple(class_of[name] for name in (job.id, *option.jobs))
             columns += [_Column(j, k, kind, seconds / self.unit_s, rows) for kind in self.problem.types_of(option)]
@@ -230,16 +217,15 @@ class PatternModel:
         return self.problem.jobs[column.job].options[column.option]
 
     def _add_option(self, column: _Column) -> None:
-        is_integer = self.integral is Integral.OPTIONS
-        scale = column.seconds if is_integer else 1.0
+        scale = column.seconds if self.is_integer else 1.0
         entries = [(self._work[c], scale / column.seconds) for c in column.rows]
         entries += [(self._time[c], scale) for c in column.rows]
         option = self._option(column)
         entries.append((self.lp.slot_row(column.kind, option.slot), scale * option.num_nodes))
         if (row := self._quota.get(self.problem.jobs[column.job].group)) is not None:
             entries.append((row, scale * option.num_devices))
-        most = float(len(self.classes[column.rows[0]])) if is_integer else math.inf
-        self.lp.column(entries, upper=most, is_integer=is_integer)
+        most = float(len(self.classes[column.rows[0]])) if self.is_integer else math.inf
+        self.lp.column(entries, upper=most, is_integer=self.is_integer)
 
     def _add_walks(self) -> None:
         for (kind, size, until_s), count in self.problem.node_groups.items():
@@ -262,22 +248,6 @@ class PatternModel:
                 self.lp.columns[0].append((long_row, -1.0))
                 self.lp.column([(any_row, -float(count)), (long_row, column.seconds)], upper=1.0, is_integer=True)
 
-    def _add_groups(self) -> dict[Group, int]:
-        """Adds one binary column for each fused group, which is 1 where the group is formed."""
-        rows: dict[Group, int] = {}
-        for i, column in enumerate(self.options):
-            members = members_of(self.problem.jobs[column.job], self._option(column))
-            if len(members) > 1:
-                row = rows[members] if members in rows else rows.setdefault(members, self.lp.row(0.0, 0.0))
-                self.lp.columns[self._first_option + i].append((row, 1.0 / column.seconds))
-        once = {name: self.lp.row(-math.inf, 1.0) for name in sorted(set().union(*rows))}
-        return {
-            members: self.lp.column(
-                [(row, -1.0), *((once[name], 1.0) for name in sorted(members))], upper=1.0, is_integer=True
-            )
-            for members, row in rows.items()
-        }
-
     def solve(self, *, work_s: float = 5.0, time_limit_s: float = 300.0) -> bool:
         """Runs the solver and returns whether it ended with an optimum.
 
@@ -287,7 +257,7 @@ class PatternModel:
         import highspy
 
         self.highs.setOptionValue("time_limit", max(0.01, time_limit_s))
-        if self.integral is not Integral.NOTHING:
+        if self.is_integer:
             max_nodes = work_s / (NODE_S * len(self.lp.columns))
             self.highs.setOptionValue("mip_rel_gap", 1e-5)
             self.highs.setOptionValue("mip_max_nodes", int(max(1, min(MAX_NODES, max_nodes))))
@@ -317,18 +287,13 @@ class PatternModel:
         more = {} if len(typed) == 1 else typed
         return Certificate(slots, own, cover_prices=cover, typed_prices=more, quota_prices=quotas)
 
-    @property
-    def work_s(self) -> float:
-        """The work that a MILP took, in seconds of a quiet machine, about."""
-        return NODE_S * len(self.lp.columns) * max(1, int(self.highs.getInfo().mip_node_count))
-
     def bound_s(self) -> float:
         """Returns the MILP's dual bound in seconds, less the solver's tolerance; 0 where it proved nothing."""
         value = self.highs.getInfo().mip_dual_bound * (1 - 2e-6) * self.unit_s
         return value if math.isfinite(value) else 0.0
 
     def chosen_options(self) -> dict[str, int] | None:
-        """Returns the option of each job in the incumbent of Integral.OPTIONS.
+        """Returns the option of each job in the incumbent of the MILP.
 
         Returns None without an incumbent, or where options train several jobs.
         """
@@ -375,15 +340,3 @@ class PatternModel:
         for i, column in enumerate(self.options):
             if column.rows[0] == row and column.kind != kind:
                 self.highs.changeColCost(self._first_option + i, price)
-
-    def chosen_groups(self) -> list[Group] | None:
-        """Returns the fused groups in the incumbent of Integral.GROUPS, or None without one."""
-        values = self.highs.getSolution().col_value
-        if len(values) == 0:
-            return None
-        return [members for members, i in self.groups.items() if values[i] > 0.5]
-
-
-def members_of(job: PlanningJob, option: Option) -> Group:
-    """Returns the ids of the jobs whose work an option does."""
-    return frozenset((job.id, *option.jobs))

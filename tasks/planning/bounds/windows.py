@@ -73,19 +73,8 @@ def costs_of_jobs(prices: WindowPrices, problem: Problem) -> dict[str, float]:
 
 def faults_of(prices: WindowPrices, problem: Problem) -> Iterator[str]:
     """Yields what is wrong with prices, apart from what they prove."""
-    num = len(prices.points_s)
-    if problem.is_fused:
-        yield "prices by window are for jobs that are trained alone"
-    if any(not math.isfinite(number) or number < 0 for number in prices.every()):
-        yield "a price is negative or not finite"
-        return
-    yield from faults_of_points(prices.points_s)
-    if not num or prices.points_s[0] != 0.0 or sorted(set(prices.points_s)) != list(prices.points_s):
-        yield "the windows must begin at 0 and ascend"
-    order = [row for rows in prices.order_prices.values() for row in rows.values()]
-    rows = [prices.slot_prices, *prices.job_prices.values(), *order]
-    if any(len(row) != num for row in rows):
-        yield f"every price must be given for each of the {num} windows"
+    if faults := list(faults_of_numbers(prices, problem)):
+        yield from faults
         return
     waits = {(job.id, other) for job in problem.jobs for other in job.after}
     if wrong := [
@@ -100,10 +89,20 @@ def faults_of(prices: WindowPrices, problem: Problem) -> Iterator[str]:
                 yield f"prices of order of {job.id} in window {i} exceed its own price"
 
 
-def faults_of_points(points_s: Sequence[float]) -> Iterator[str]:
-    """Yields a fault where windows begin at times that cannot be computed with."""
+def faults_of_numbers(prices: WindowPrices, problem: Problem) -> Iterator[str]:
+    """Yields what makes prices by window, or by due date, useless for any computation."""
+    num, points_s = len(prices.points_s), prices.points_s
+    if problem.is_fused:
+        yield "prices by window or by due date are for jobs that are trained alone"
+    if any(not math.isfinite(number) or number < 0 for number in prices.every()):
+        yield "a price is negative or not finite"
     if wrong := [point for point in points_s if point and not LEAST <= point <= LARGEST]:
         yield f"a window begins at {wrong[0]:g}; times are 0, or between {LEAST:g} and {LARGEST:g}"
+    if not num or points_s[0] != 0.0 or sorted(set(points_s)) != list(points_s):
+        yield "the windows must begin at 0 and ascend"
+    order = [row for rows in prices.order_prices.values() for row in rows.values()]
+    if any(len(row) != num for row in (prices.slot_prices, *prices.job_prices.values(), *order)):
+        yield f"every price must be given for each of the {num} windows"
 
 
 def rates(prices: WindowPrices, problem: Problem) -> Iterator[Rate]:

@@ -1,7 +1,4 @@
-"""List scheduling: places pieces of jobs, each with its option, one after another where they can start first.
-
-`improve` climbs hills over such lists: for very small problems, which need no compiled search, and for job order.
-"""
+"""List scheduling: places pieces of jobs, each with its option, one after another where they can start first."""
 
 import heapq
 import math
@@ -15,10 +12,11 @@ from numpy.typing import NDArray
 
 from ringmaster.errors import NoRoomError
 from ringmaster.tasks.planning.bounds.job_costs import useful_options, whole_of
-from ringmaster.tasks.planning.objectives import MAKESPAN, Objective
+from ringmaster.tasks.planning.objectives import Objective
 from ringmaster.tasks.planning.plans.plan import Plan, Segment
 from ringmaster.tasks.planning.problems.problem import Problem, overhead_s
 from ringmaster.tasks.planning.problems.problem_parts import Option, PlanningJob
+from ringmaster.tasks.planning.work import WorkBudget
 
 Gang = tuple[tuple[str, tuple[int, ...]], ...]
 Choice = tuple[str, int]  # a job's id and the index of its option
@@ -307,12 +305,8 @@ def after_respected(choices: Sequence[Choice], jobs: Mapping[str, PlanningJob]) 
     return list(placed.items())
 
 
-def makespan_s(segments: Sequence[Segment]) -> float:
-    """Returns the end of the last segment."""
-    return max(segment.end_s for segment in segments)
-
-
 PLACEMENTS = 12_000  # placements of jobs on nodes, in all trials together: about a fifth of a second
+PER_PLACEMENT_S = 1.5e-5  # work of a placement
 
 
 def improve(
@@ -321,21 +315,23 @@ def improve(
     *,
     bound_s: float,
     seed: int,
-    is_over: Callable[[], bool],
-    objective: Objective = MAKESPAN,
-    placements: int = PLACEMENTS,
+    objective: Objective,
+    work: WorkBudget,
 ) -> Plan:
     """Returns the plan after random moves of (order of jobs, option of each), list-scheduled again after each move.
 
-    The result is never worse than the given plan.
+    The result is never worse than the given plan. Unlike `list_annealing`, the search knows quotas.
+
+    bound_s: a lower bound on the makespan.
+    work: limits the search.
     """
-    draw = random.Random(seed)
+    draw, placements = random.Random(seed), int(min(PLACEMENTS, work.left_s / PER_PLACEMENT_S))
     options = {job.id: useful_options(job) for job in problem.jobs}
     now: list[Choice] = [(segment.job, segment.option) for segment in plan.segments]
     best, best_rank = plan, objective.rank(plan, problem)
     prices = objective.coefficients(problem).prices
     for _ in range(max(50, placements // len(now))):
-        if (objective.only_last_end and best_rank[:2] <= (0.0, bound_s * (1 + 1e-6))) or is_over():
+        if (objective.only_last_end and best_rank[:2] <= (0.0, bound_s * (1 + 1e-6))) or work.is_late():
             break
         trial = _moved(list(now), draw, options)
         try:
@@ -346,6 +342,7 @@ def improve(
         new_rank = objective.rank(new_plan, problem)
         if new_rank <= best_rank:
             now, best, best_rank = trial, new_plan, new_rank
+    work.charge(placements * PER_PLACEMENT_S)
     return replace(best, method=plan.method + " + local search")
 
 

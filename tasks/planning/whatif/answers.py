@@ -9,6 +9,7 @@ from enum import StrEnum
 from functools import partial
 from typing import Any
 
+from ringmaster.codec import to_json
 from ringmaster.errors import ProblemError
 from ringmaster.tasks.planning.bounds.bounds import costs_of, preemptive_bound
 from ringmaster.tasks.planning.bounds.job_costs import earliest_ends_s, only
@@ -384,7 +385,8 @@ def section(plan: Plan, problem: Problem, *, device: str = "") -> list[str]:
     renewed = what_if.certificate.windows is None
     gains = [what_if.gain(change, solves_bound=renewed) for change in changes]
     lines = [
-        f"With {change_text(gain, device=device)} the last job would end {_between(gain)} earlier." for gain in gains
+        f"With {change_text(gain.change, on=gain.on, device=device)} the last job would end {_between(gain)} earlier."
+        for gain in gains
     ]
     costs = [
         cost
@@ -396,11 +398,11 @@ def section(plan: Plan, problem: Problem, *, device: str = "") -> list[str]:
     ]
 
 
-def change_text(gain: Gain, *, device: str = "") -> str:
-    """Returns what is changed, such as "one more device on n0"."""
-    match gain.change:
+def change_text(change: Change, *, on: str = "", device: str = "") -> str:
+    """Returns what is changed, such as "one more device on n0". on: the node; device: the kind of its devices."""
+    match change:
         case MoreDevices(num_devices=num, device_type=kind):
-            return f"{_more(num, 'device')}{_kind(kind, device)} on {gain.on}"
+            return f"{_more(num, 'device')}{_kind(kind, device)}" + (f" on {on}" if on else "")
         case MoreNodes(num_devices=num, device_type=kind, num_nodes=num_nodes):
             return f"{_more(num_nodes, 'node')} of {counted(num, 'device')}{_kind(kind, device)}"
         case FewerJobs(jobs=jobs):
@@ -412,7 +414,7 @@ def change_text(gain: Gain, *, device: str = "") -> str:
 def gain_lines(gain: Gain, what_if: WhatIf) -> Iterator[str]:
     """Yields the answer about a change: the certain interval or, once it is known, what planning anew gave."""
     if gain.planned_s is None:
-        yield f"With {change_text(gain)}: the best plan ends {_between(gain)} earlier, for certain."
+        yield f"With {change_text(gain.change, on=gain.on)}: the best plan ends {_between(gain)} earlier, for certain."
         for each in gain.users:
             then = f"No plan then ends the jobs of {each.user} before {seconds_text(each.bound_s)}"
             yield f"{then}; {_compared(each.bound_s, each.before_s, at_least=True)}."
@@ -461,9 +463,9 @@ def deadline_lines(answer: DeadlineAnswer) -> Iterator[str]:
     if answer.unit is None:
         return
     if answer.too_few:
-        yield f"Even with {_more_of(answer.unit, answer.too_few)} it is certainly impossible."
+        yield f"Even with {change_text(times(answer.unit, answer.too_few))} it is certainly impossible."
     if answer.enough is not None:
-        yield f"With {_more_of(answer.unit, answer.enough)} it is certainly possible: there is a plan."
+        yield f"With {change_text(times(answer.unit, answer.enough))} it is certainly possible: there is a plan."
     else:
         yield "No number of further devices was found that suffices."
 
@@ -514,14 +516,6 @@ def _between(gain: Gain) -> str:
     return least if least == most else f"{least.split()[0]} to {most}"
 
 
-def _more_of(unit: MoreDevices | MoreNodes, count: int) -> str:
-    match times(unit, count):
-        case MoreDevices(num_devices=num, device_type=kind):
-            return _more(num, "device") + _kind(kind)
-        case MoreNodes(num_devices=num, device_type=kind, num_nodes=num_nodes):
-            return f"{_more(num_nodes, 'node')} of {counted(num, 'device')}{_kind(kind)}"
-
-
 def _kind(device_type: str, device: str = "") -> str:
     if device_type:
         return f" of type {device_type}"
@@ -532,19 +526,18 @@ def _more(number: int, what: str) -> str:
     return f"one more {what}" if number == 1 else f"{number} more {what}s"
 
 
+_QUESTIONS = {
+    MoreDevices: "add_devices",
+    MoreNodes: "add_node",
+    FewerJobs: "without",
+    MoreQuota: "add_quota",
+    Deadline: "deadline",
+}
+
+
 def question_json(question: Change | Deadline) -> dict[str, Any]:
     """Returns a question under the name of its option."""
-    match question:
-        case MoreDevices():
-            return {"question": "add_devices", **asdict(question)}
-        case MoreNodes():
-            return {"question": "add_node", **asdict(question)}
-        case FewerJobs():
-            return {"question": "without", "jobs": list(question.jobs)}
-        case MoreQuota():
-            return {"question": "add_quota", **asdict(question)}
-        case Deadline():
-            return {"question": "deadline", "due_s": question.due_s}
+    return {"question": _QUESTIONS[type(question)], **to_json(question)}
 
 
 def gain_json(gain: Gain) -> dict[str, Any]:

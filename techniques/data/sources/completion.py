@@ -1,25 +1,30 @@
-"""Prompts with completions, or with a chosen and a rejected answer, of which a language model learns the answers."""
+"""Prompts with completions, or with a chosen and a rejected answer, of which a language model learns the answers.
+
+Or prompts alone, to which a language model in training writes the completions itself.
+"""
 
 from __future__ import annotations
 
+import json
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, ClassVar
 
 import numpy as np
 
-from ringmaster.techniques.data.row_kind import retriever_of
-from ringmaster.techniques.data.row_source import RowSource, SampleContext
+from ringmaster.techniques.data.row_kind import text_of
+from ringmaster.techniques.data.row_source import Columns, RowSource, SampleContext, columns_of_files, retriever_of
 from ringmaster.techniques.data.sources.chat import (
     answered_chat,
     as_messages,
+    messages_of,
     refuse_tools,
     texts_of,
     tools_of,
     with_system,
 )
-from ringmaster.techniques.data.sources.labelled_text import text_of
+from ringmaster.techniques.data.sources.text_rows import filled
 from ringmaster.techniques.data.unfit_data import are_pairs_equal
 from ringmaster.techniques.data_source import DataOptions, column
 from ringmaster.techniques.job import DataSpec
@@ -148,7 +153,7 @@ class Rag(Completion):
         refuse_tools(row)
         text_of(row, "prompt")
         answer = text_of(row, "completion")
-        rows = filled([answered(prompt, [answer], context)[0] for prompt in row["prompts"]], context)
+        rows = _alike([answered(prompt, [answer], context)[0] for prompt in row["prompts"]], context)
         return {**rows, PASSAGE_SCORES: np.array(row[PASSAGE_SCORES], np.float32)}
 
 
@@ -175,14 +180,10 @@ def answered(prompt: str, answers: Sequence[str], context: SampleContext) -> lis
     return [{"input_ids": each, "labels": [IGNORED] * num_of_prompt + each[num_of_prompt:]} for each in tokens]
 
 
-def filled(rows: Sequence[Mapping[str, list[int]]], context: SampleContext) -> dict[str, Any]:
-    """Returns rows of tokens and labels as arrays [rows, tokens], the shorter ones filled up."""
-    width = max(len(each["input_ids"]) for each in rows)
+def _alike(rows: Sequence[Mapping[str, list[int]]], context: SampleContext) -> dict[str, Any]:
+    """Rows of tokens and labels as arrays [rows, tokens], the shorter ones filled up."""
     fill = {"input_ids": context.tokenizer.pad_id, "labels": IGNORED}
-    return {
-        name: np.array([each[name] + [value] * (width - len(each[name])) for each in rows])
-        for name, value in fill.items()
-    }
+    return {name: filled([each[name] for each in rows], value) for name, value in fill.items()}
 
 
 def num_common(one: Sequence[Any], two: Sequence[Any]) -> int:
@@ -229,7 +230,7 @@ class Preference(RowSource):
         if isinstance(row["chosen"], str) != isinstance(row["rejected"], str):
             raise ValueError("chosen and rejected are of different types. To fix: give two texts, or two lists")
         pair = _text_pair(row, context) if isinstance(row["chosen"], str) else _conversation_pair(row, context)
-        return filled(pair, context)
+        return _alike(pair, context)
 
     def training_faults(self, folder: Path) -> Iterable[str]:
         """Returns what is wrong where no answer is preferred to another one."""
@@ -278,3 +279,75 @@ def _conversation_pair(row: Mapping[str, Any], context: SampleContext) -> list[d
         raise ValueError("the prompt or an answer has no message. To fix: give both answers messages of their own")
     tools = tools_of(row["tools"])
     return [answered_chat(prompt, answer, context, tools=tools) for answer in (chosen, rejected)]
+
+
+PROMPT = "prompt"
+ROW = "row"
+"""The tensor of a sample with its row as JSON in UTF-8, padded with 0: [bytes]."""
+TAKEN = ("prompts", "completions", "completion_ids")
+"""The names of arguments of reward functions that no column may have."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class PromptOptions(DataOptions):
+    """The column of prompts."""
+
+    prompt_column: str | None = column("prompt", "messages", "question", "instruction")
+
+
+class Prompt(RowSource):
+    """The tokens of a prompt, and its row. A prompt is a text, or a list of messages for the tokenizer's chat template.
+
+    Messages are rendered up to where the assistant's answer begins. All other columns of a row are for the functions
+    that reward completions. Prompts are never cut: one that is longer than `seq_len` is refused.
+    """
+
+    name = "prompt"
+    options_class = PromptOptions
+    needs_tokenizer = True
+    reads_messages = True
+    copies_labels = False
+    version = 4
+    padding: ClassVar[Mapping[str, int]] = {"input_ids": 0, "attention_mask": 0, ROW: 0}
+    uncut: ClassVar[frozenset[str]] = frozenset({ROW})
+
+    def columns(self, spec: DataSpec, available: Sequence[str] | None = None) -> Columns:
+        """Returns the prompt's column, and all others under their own names."""
+        result = super().columns(spec, available)
+        there = columns_of_files(spec, kind=self.name) if available is None else available
+        others = {name: name for name in there if name not in (*result.columns.values(), PROMPT)}
+        if taken := sorted(set(TAKEN) & set(others)):
+            raise ValueError(f"a column has the name {taken[0]}, of an argument of rewards. To fix: rename it")
+        return Columns(columns={**result.columns, **others}, roles=(PROMPT, *others), optional=frozenset(others))
+
+    def texts(self, row: Mapping[str, Any], *, context: SampleContext) -> Iterable[str]:
+        """Returns the prompt, or the contents of its messages where a tokenizer is trained on them."""
+        prompt = row[PROMPT]
+        if isinstance(prompt, str):
+            return (prompt,)
+        return (
+            () if context.spec.tokenizer is not None else [str(each.get("content", "")) for each in messages_of(prompt)]
+        )
+
+    def sample(self, row: Mapping[str, Any], *, context: SampleContext) -> Mapping[str, Any]:
+        """Returns the prompt's tokens and mask, and the row as bytes."""
+        prompt = row[PROMPT]
+        if isinstance(prompt, str):
+            encoded = context.tokenizer.encode(prompt)
+            tokens = [*context.tokenizer.start_ids, *encoded] if encoded else []
+        else:
+            prompt = messages_of(prompt, roles=context.tokenizer.roles)
+            tokens = context.tokenizer.prompt(prompt)
+        if not tokens:
+            raise ValueError("the prompt is empty. To fix: remove the row")
+        if len(tokens) > context.max_length:
+            raise ValueError(
+                f"the prompt has {len(tokens)} tokens, and prompts are not cut at {context.max_length}. To fix: raise "
+                "data.seq_len, or remove the row"
+            )
+        encoded_row = json.dumps({**row, PROMPT: prompt}, default=str).encode()  # dates of Parquet files become texts
+        return {
+            "input_ids": tokens,
+            "attention_mask": [1] * len(tokens),
+            ROW: np.frombuffer(encoded_row, dtype=np.uint8),
+        }

@@ -24,8 +24,14 @@ from ringmaster.techniques.data.arrow_files import Array, Table
 from ringmaster.techniques.data.class_labels import ClassLabels, as_class_name, check_number, in_order
 from ringmaster.techniques.data.images import pixels_of, read_image
 from ringmaster.techniques.data.row_files import MAX_FAULTS
-from ringmaster.techniques.data.row_samples import DEFAULT_MAX_LENGTH, RowSamples
-from ringmaster.techniques.data.row_source import Columns, RowSource, SampleContext, columns_of_files
+from ringmaster.techniques.data.row_source import (
+    DEFAULT_MAX_LENGTH,
+    Columns,
+    RowSamples,
+    RowSource,
+    SampleContext,
+    columns_of_files,
+)
 from ringmaster.techniques.data.samples import ArraySamples
 from ringmaster.techniques.data_source import DataOptions, Dataset, PreparedData, Row
 from ringmaster.techniques.job import DataSpec

@@ -160,7 +160,7 @@ def images_of(spec: DataSpec) -> MatchedFiles | None:
         return None
     result = matching(spec.path)
     images = tuple(name for name in result.names if is_image(name))
-    return result.only(images) if images else None
+    return replace(result, names=images) if images else None
 
 
 def _check_folders(files: MatchedFiles) -> None:

@@ -7,20 +7,17 @@ from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, ClassVar
+from typing import Any, ClassVar
 
 import numpy as np
 
-from ringmaster.techniques.data.arrow_files import TOKENS, Array, Table, open_split, values_of
+from ringmaster.techniques.data.arrow_files import TOKENS, Table, open_split, values_of
 from ringmaster.techniques.data.row_files import content_hash
+from ringmaster.techniques.data.row_kind import text_of
 from ringmaster.techniques.data.row_source import RowSource, SampleContext
-from ringmaster.techniques.data.sources.labelled_text import text_of
-from ringmaster.techniques.data_source import DataOptions, PreparedData, Row, column
+from ringmaster.techniques.data_source import DataOptions, Row, column
 from ringmaster.techniques.job import DataSpec, StoreSettings
 from ringmaster.techniques.models.model_folders import few
-
-if TYPE_CHECKING:
-    import torch
 
 PASSAGES_FILE = "passages.arrow"
 """The file of a store with the columns key, id and text."""
@@ -48,6 +45,7 @@ class Passages(RowSource):
     options_class = PassageOptions
     reads = ("path",)
     needs_tokenizer = True
+    copies_labels = False
     keeps_files = False
     padding: ClassVar[Mapping[str, int]] = {TOKENS: 0, PASSAGE: 0}
     uncut: ClassVar[frozenset[str]] = frozenset({PASSAGE})
@@ -91,16 +89,6 @@ class Passages(RowSource):
             TOKENS: tokenizer.with_special(tokenizer.encode(text), at_most=context.max_length).tokens,
             PASSAGE: np.frombuffer(json.dumps([name, text]).encode(), dtype=np.uint8),
         }
-
-    def described(self, prepared: PreparedData) -> PreparedData:
-        """Returns the description without the texts, which no model reads."""
-        return replace(prepared, tensors=tuple(tensor for tensor in prepared.tensors if tensor.name != PASSAGE))
-
-    def collate(self, columns: Mapping[str, Array]) -> dict[str, torch.Tensor]:
-        """Returns the batch, without labels."""
-        batch = super().collate(columns)
-        batch.pop("labels", None)
-        return batch
 
     def training_faults(self, folder: Path) -> Iterable[str]:
         """Returns which ids are there twice."""

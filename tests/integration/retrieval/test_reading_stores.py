@@ -18,7 +18,7 @@ from ringmaster.tasks.recording.ancestry import Ancestry
 from ringmaster.tasks.retraining.promotion import read_decisions
 from ringmaster.tasks.storage.journal import Journal
 from ringmaster.techniques import DataSpec
-from ringmaster.techniques.data.row_kind import retriever_of
+from ringmaster.techniques.data.row_source import retriever_of
 from ringmaster.techniques.retrieval.knowledge_store import KnowledgeStore
 from tests.integration.retrieval.test_store_commands import call, home
 

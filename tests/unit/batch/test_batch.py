@@ -59,7 +59,7 @@ def test_the_schema_has_the_fields_and_defaults_of_the_dataclass(section, datacl
     fields = {field.name: field for field in dataclasses.fields(dataclass)}
     for name in ("loss_options", "phases"):  # `loss` has them; a run makes the others
         fields.pop(name, None)
-    others = {*schema.PLANNER_KEYS, "kind", "ludwig"} if section is schema.JobEntry else set()
+    others = {*schema.PLANNER_KEYS, "kind", "ludwig", "negatives"} if section is schema.JobEntry else set()
     if section is schema.Data:
         kinds = [data_source_named(name).options_class for name in BUILTIN_SOURCES]
         others = {option.name for kind in kinds for option in dataclasses.fields(kind)}

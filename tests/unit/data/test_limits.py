@@ -11,7 +11,7 @@ import pytest
 from ringmaster.techniques.data import row_files
 from ringmaster.techniques.data import row_files as limits
 from ringmaster.techniques.data.row_files import read_rows
-from ringmaster.techniques.data.tokens import _given
+from ringmaster.techniques.data.tokens import load_tokenizer
 
 LONG = "x" * 870_000
 
@@ -74,4 +74,4 @@ def test_a_tokenizer_of_gigabytes_is_refused(tmp_path):
     with (tmp_path / "tokenizer.json").open("wb") as file:
         file.truncate(limits.MAX_TOKENIZER_BYTES + 1)
     with pytest.raises(ValueError, match=r"tokenizer.json has 256 MiB, and the files of a tokenizer have at most 256"):
-        _given(str(tmp_path))
+        load_tokenizer(str(tmp_path))

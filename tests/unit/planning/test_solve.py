@@ -8,7 +8,7 @@ from hypothesis import given
 
 from benchmarks.planning.families import draw
 from ringmaster.tasks.planning import Option, Plan, PlanningJob, PlanningNode, Problem, solve, verify
-from ringmaster.tasks.planning.plans.list_scheduling import BASELINES, makespan_s, schedule
+from ringmaster.tasks.planning.plans.list_scheduling import BASELINES, schedule
 from tests.drawing import draws
 from tests.unit.planning.draw import problems, tiny
 
@@ -31,7 +31,7 @@ def exhaustive_s(problem: Problem) -> float:
     best = float("inf")
     for options in itertools.product(*(range(len(job.options)) for job in problem.jobs)):
         choices = list(zip((job.id for job in problem.jobs), options, strict=True))
-        best = min(best, *(makespan_s(schedule(problem, order)) for order in itertools.permutations(choices)))
+        best = min(best, *(max(s.end_s for s in schedule(problem, order)) for order in itertools.permutations(choices)))
     return best
 
 

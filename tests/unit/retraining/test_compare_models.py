@@ -16,7 +16,7 @@ from ringmaster.tasks.retraining.production import ObservedData, ProductionModel
 from ringmaster.tasks.retraining.promotion import ServingVersions
 from ringmaster.tasks.retraining.selection import DueDecision
 from ringmaster.techniques import DataSpec, Job, ModelSpec
-from ringmaster.techniques.scoring.scoring_order import TrainingData
+from ringmaster.techniques.scoring.scored_rows import TrainingData
 from tests.unit.promotion.fakes import version
 from tests.unit.promotion.test_policy import decide, measured
 

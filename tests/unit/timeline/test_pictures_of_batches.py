@@ -13,6 +13,7 @@ from sqlalchemy import insert
 from ringmaster.tasks.background_worker import CoalescingWorker
 from ringmaster.tasks.execution.events import GangReport, JobEnded
 from ringmaster.tasks.execution.job_table import PHASES
+from ringmaster.tasks.planning.gantt import axis
 from ringmaster.tasks.storage.message_store import MessageStore
 from ringmaster.tasks.storage.schema import JOBS
 from ringmaster.tasks.timeline import task
@@ -21,7 +22,6 @@ from ringmaster.tasks.timeline.drawing import (
     MOST_TITLED,
     RUNNING_FILL,
     TO_COME_FILL,
-    axis,
     render_svg,
     rows,
 )
@@ -75,7 +75,8 @@ def test_text_fills_its_columns_and_says_what_is_what_without_colours(story):
     assert left_out == 0 and {len(text) for text in texts.values()} == {60}
     assert FAULT_MARK in texts["n0:0"] and TO_COME_FILL in texts["n0:0"]
     assert RUNNING_FILL in texts["n0:1"]
-    assert "now" in axis(run_timeline, 60) and len(axis(run_timeline, 60)) == 61
+    line = axis(run_timeline.width_s, 60, now_s=run_timeline.now_s)
+    assert "now" in line and len(line) == 61
     assert rows(run_timeline, 60, most=2)[1] == 1
 
 

@@ -10,8 +10,9 @@ from tokenizers import Regex, Tokenizer, decoders, models, normalizers, pre_toke
 
 from ringmaster.techniques.data import text_encoder as words_module
 from ringmaster.techniques.data import tokens as documents_module
+from ringmaster.techniques.data.row_files import FileText
 from ringmaster.techniques.data.text_encoder import GPT2, KNOWN_EXPRESSIONS, SPACES, WordEncoder, rule_of
-from ringmaster.techniques.data.tokens import TextDocument, in_pieces
+from ringmaster.techniques.data.tokens import in_pieces
 from tests.drawing import draws
 
 ByteLevel = pre_tokenizers.ByteLevel
@@ -115,27 +116,28 @@ def test_lines_end_before_visible_characters(rule, ends):
     assert {place for place in range(len(text) + 1) if rule.ends_line(text, place)} == ends
 
 
-@draws(100)
-@given(texts=st.lists(TEXTS, max_size=3), size=st.integers(1, 9), step=st.integers(1, 7))
-def test_pieces_are_the_documents_and_are_cut_by_the_rule(texts, size, step):
-    def parts():
-        for number, text in enumerate(texts):
-            for start in range(0, len(text), step):
-                yield TextDocument(content=text[start : start + step], held_out=number == 1, ends=False)
-            yield TextDocument(content="", held_out=number == 1)
+class Stream(FileText):
+    """A file's text that is read some characters at a time. path: the text, for this test."""
 
+    step = 1
+
+    def pieces(self):
+        for start in range(0, len(self.path), self.step):
+            yield self.path[start : start + self.step]
+
+
+@draws(100)
+@given(text=TEXTS, size=st.integers(1, 9), step=st.integers(1, 7))
+def test_pieces_are_the_text_and_are_cut_by_the_rule(text, size, step):
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(documents_module, "PIECE_CHARACTERS", size)
-        pieces = list(in_pieces(parts(), rule=GPT2))
-        whole = list(in_pieces(parts(), rule=None))
-    assert whole == [TextDocument(content=text, held_out=number == 1) for number, text in enumerate(texts)]
-    ends = [0, *(number for number, piece in enumerate(pieces, start=1) if piece.ends)]
-    assert len(ends) == len(texts) + 1
-    for number, text in enumerate(texts):
-        mine = pieces[ends[number] : ends[number + 1]]
-        assert "".join(piece.content for piece in mine) == text
-        assert {piece.held_out for piece in mine} == {number == 1}
-        assert [word for piece in mine for word in words_of(GPT2_SPLIT, piece.content)] == words_of(GPT2_SPLIT, text)
+        patch.setattr(Stream, "step", step)
+        for given_text in (text, Stream(text)):
+            pieces = list(in_pieces(given_text, rule=GPT2))
+            assert list(in_pieces(given_text, rule=None)) == [(text, True)]
+            assert [ends for _, ends in pieces] == [False] * (len(pieces) - 1) + [True]
+            assert "".join(piece for piece, _ in pieces) == text
+            assert [word for piece, _ in pieces for word in words_of(GPT2_SPLIT, piece)] == words_of(GPT2_SPLIT, text)
 
 
 def test_long_text_is_cut_and_its_ids_are_those_of_the_whole(monkeypatch):
@@ -149,18 +151,18 @@ def test_long_text_is_cut_and_its_ids_are_those_of_the_whole(monkeypatch):
     monkeypatch.setattr(documents_module, "PIECE_CHARACTERS", 1000)
     monkeypatch.setattr(words_module, "MOST_WORDS", 300)  # so that words are also forgotten
     encoder = WordEncoder(rule=GPT2, encode=lambda words: [each.ids for each in tokenizer.encode_batch(words)])
-    pieces = list(in_pieces([TextDocument(content=text, held_out=False)], rule=GPT2))
+    pieces = [piece for piece, _ in in_pieces(text, rule=GPT2)]
     assert len(pieces) > 100
-    assert max(len(piece.content) for piece in pieces) < 2100
-    assert [token for piece in pieces for token in encoder([piece.content])[0].tolist()] == tokenizer.encode(text).ids
+    assert max(map(len, pieces)) < 2100
+    assert [token for piece in pieces for token in encoder([piece])[0].tolist()] == tokenizer.encode(text).ids
 
 
 def test_text_that_is_too_long_to_be_encoded_whole_is_refused_with_a_remedy(monkeypatch):
     monkeypatch.setattr(documents_module, "MOST_CHARACTERS_AT_ONCE", 200_000)
-    parts = [TextDocument(content="many words " * 9000, held_out=False, ends=number == 5) for number in range(6)]
+    text = "many words " * 54_000
     with pytest.raises(ValueError, match=r"more than 200,000 characters.*To fix: .*JSONL row"):
-        list(in_pieces(parts, rule=None))
-    assert len(list(in_pieces(parts, rule=SPACES))) > 6
+        list(in_pieces(text, rule=None))
+    assert len(list(in_pieces(text, rule=SPACES))) > 6
 
 
 def content_of(split, *, normalizer=None, added=(), dropout=None):

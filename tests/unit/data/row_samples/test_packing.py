@@ -13,7 +13,8 @@ from hypothesis import strategies as st
 from ringmaster.errors import StepError
 from ringmaster.techniques import registry
 from ringmaster.techniques.data import fetch, open_data, prepare
-from ringmaster.techniques.data.row_samples import Packer, first_fit
+from ringmaster.techniques.data.samples import first_fit
+from ringmaster.techniques.data.samples import packed as packed_rows
 from ringmaster.techniques.job import AdaptationSpec, Adapter, DataSpec, Job, ModelSpec
 from ringmaster.techniques.metric import IGNORED
 from ringmaster.techniques.models.build import build_model
@@ -94,9 +95,9 @@ def test_packed_rows_hold_the_same_samples(spec, packed, tmp_path):
 
 
 def test_no_sample_predicts_the_first_token_of_the_next_one():
-    packer = Packer(width=5)
-    assert packer.add([{"input_ids": np.arange(10, 12)}, {"input_ids": np.arange(20, 27)}]) == []
-    rows = [{name: array.tolist() for name, array in row.items()} for row in packer.rest()]
+    samples = [{"input_ids": np.arange(10, 12)}, {"input_ids": np.arange(20, 27)}]
+    (made,) = packed_rows(samples, width=5)
+    rows = [{name: array.tolist() for name, array in row.items()} for row in made]
     assert rows == [
         {
             "input_ids": [20, 21, 22, 23, 24],
@@ -105,19 +106,18 @@ def test_no_sample_predicts_the_first_token_of_the_next_one():
         },
         {"input_ids": [10, 11], "labels": [IGNORED, 11], "position_ids": [0, 1]},
     ]
-    assert packer.rest() == []
 
 
 def test_samples_with_masks_are_not_packed():
     with pytest.raises(ValueError, match=r"samples with attention_mask cannot be packed\. To fix"):
-        Packer(width=5).add([{"input_ids": np.arange(2), "attention_mask": np.ones(2)}])
+        list(packed_rows([{"input_ids": np.arange(2), "attention_mask": np.ones(2)}], width=5))
 
 
 def test_rows_are_packed_as_they_come(packed, tmp_path, monkeypatch):
     """Rows that do not fit into memory are packed some at a time."""
     _, one_each, _ = opened(packed, tmp_path)
-    monkeypatch.setattr("ringmaster.techniques.data.row_samples.ROWS_AT_ONCE", 1)
-    monkeypatch.setattr("ringmaster.techniques.data.row_samples.ROWS_PER_CALL", 2)
+    monkeypatch.setattr("ringmaster.techniques.data.samples.ROWS_AT_ONCE", 1)
+    monkeypatch.setattr("ringmaster.techniques.data.row_source.ROWS_PER_CALL", 2)
     _, rows, _ = opened(replace(packed, name="again"), tmp_path)
     assert samples_of(rows) == samples_of(one_each)
     assert len(rows) > len(one_each)

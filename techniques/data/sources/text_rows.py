@@ -1,17 +1,22 @@
-"""Texts, or pairs of texts, with classes or with a number; and words with a class each."""
+"""Texts with classes or numbers, words with a class each, inputs with targets, and texts whose embeddings are alike."""
 
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
+from pathlib import Path
 from typing import Any, ClassVar
 
 import numpy as np
 
+from ringmaster.techniques.data.arrow_files import Array
 from ringmaster.techniques.data.class_labels import as_list
-from ringmaster.techniques.data.row_source import RowSource, SampleContext
+from ringmaster.techniques.data.row_kind import text_of
+from ringmaster.techniques.data.row_source import Columns, RowSource, SampleContext
+from ringmaster.techniques.data.unfit_data import are_samples_equal
 from ringmaster.techniques.data_source import DataOptions, PreparedData, column
+from ringmaster.techniques.job import DataSpec
 from ringmaster.techniques.metric import IGNORED
 
 
@@ -69,14 +74,10 @@ def encoded_texts(row: Mapping[str, Any], context: SampleContext) -> dict[str, A
     return {"input_ids": marked.tokens, **segments}
 
 
-def text_of(row: Mapping[str, Any], role: str) -> str:
-    """Returns the text of a role. Raises ValueError where it is another value, or empty."""
-    value = row[role]
-    if not isinstance(value, str):
-        raise ValueError(f"the {role} is {type(value).__name__}, not text. To fix: name another {role}_column")
-    if not value:
-        raise ValueError(f"the {role} is empty. To fix: add text, or remove the row")
-    return value
+def filled(rows: Sequence[Sequence[int]], value: int) -> Array:
+    """Returns rows of tokens as an array [rows, tokens], the shorter ones filled up."""
+    width = max(map(len, rows))
+    return np.array([[*row, *[value] * (width - len(row))] for row in rows])
 
 
 LARGEST = float(np.finfo(np.float32).max)
@@ -171,3 +172,108 @@ def _spaced(words: Any) -> list[str]:
     if not isinstance(words, list):
         return []
     return [str(word) if place == 0 else f" {word}" for place, word in enumerate(words)]
+
+
+@dataclass(frozen=True, kw_only=True)
+class Seq2SeqOptions(DataOptions):
+    """The columns of an input and its target. prefix: what is put before each input."""
+
+    input_column: str | None = column("input", "source", "document", "article")
+    target_column: str | None = column("target", "output", "summary", "highlights")
+    prefix: str = ""
+
+
+class Seq2Seq(RowSource):
+    """The tokens of an input and, as labels, those of its target, each with the tokenizer's special tokens.
+
+    Both end with the tokenizer's end of text. The option `prefix` is put before each input, such as "summarize: ".
+    """
+
+    name = "seq2seq"
+    options_class = Seq2SeqOptions
+    needs_tokenizer = True
+
+    def texts(self, row: Mapping[str, Any], *, context: SampleContext) -> Iterable[str]:
+        """Returns the input with its prefix, and the target."""
+        return f"{context.options.prefix}{row['input']}", row["target"]
+
+    def sample(self, row: Mapping[str, Any], *, context: SampleContext) -> Mapping[str, Any]:
+        """Returns the tokens of the input, and those of the target as labels."""
+        text = f"{context.options.prefix}{text_of(row, 'input')}"
+        return {"input_ids": _ended(text, context), "labels": _ended(text_of(row, "target"), context)}
+
+
+def _ended(text: str, context: SampleContext) -> list[int]:
+    """The tokens of a text with special tokens, ended by the end of text also where the tokenizer adds none."""
+    tokenizer = context.tokenizer
+    tokens = tokenizer.with_special(tokenizer.encode(text), at_most=context.max_length).tokens
+    if tokenizer.end_id is None or tokens[-1] == tokenizer.end_id:
+        return tokens
+    return [*tokens[: context.max_length - 1], tokenizer.end_id]
+
+
+@dataclass(frozen=True, kw_only=True)
+class EmbeddingOptions(DataOptions):
+    """The columns of a text, of one that belongs to it, and of one that does not.
+
+    retriever: the settings of the `Retriever` that finds further texts that do not belong to it in a knowledge store.
+    """
+
+    anchor_column: str | None = column("anchor", "query", "question", "sentence1")
+    positive_column: str | None = column("positive", "document", "answer", "sentence2")
+    negative_column: str | None = column("negative", "hard_negative", is_optional=True)
+    retriever: Mapping[str, Any] | None = None
+
+
+class Embedding(RowSource):
+    """Two rows of tokens, [2, tokens], with their masks: an anchor, and the text that belongs to it.
+
+    Files with a `negative` have three, [3, tokens]: a similar text that does not belong to it. A retriever adds k of
+    these: the passages of a store that are most similar to the anchor, without those that hold the positive.
+    """
+
+    name = "embedding"
+    version = 2
+    options_class = EmbeddingOptions
+    needs_tokenizer = True
+    copies_labels = False  # the other pairs of a batch are what a text is told from
+
+    def columns(self, spec: DataSpec, available: Sequence[str] | None = None) -> Columns:
+        """Returns the columns; where there is one of negatives, every row has one."""
+        result = super().columns(spec, available)
+        return replace(result, optional=result.optional - result.columns.keys())
+
+    def with_passages(self, rows: Sequence[Mapping[str, Any]], *, context: SampleContext) -> list[Mapping[str, Any]]:
+        """Returns rows with hard negatives that are mined in the store: they are as new roles."""
+        if context.retriever is None:
+            return list(rows)
+        from ringmaster.techniques.retrieval.knowledge_store import find_passages  # imports torch
+
+        anchors, positives = ([str(row[role]) for row in rows] for role in ("anchor", "positive"))
+        return [
+            {**row, **{f"mined {place}": each.text for place, each in enumerate(passages)}}
+            for row, passages in zip(rows, find_passages(context, anchors, but=positives), strict=True)
+        ]
+
+    def texts(self, row: Mapping[str, Any], *, context: SampleContext) -> Iterable[str]:
+        """Returns the texts."""
+        return (text for text in row.values() if text is not None)
+
+    def sample(self, row: Mapping[str, Any], *, context: SampleContext) -> Mapping[str, Any]:
+        """Returns the tokens of the texts with special tokens, shorter ones filled up, and their masks."""
+        tokenizer = context.tokenizer
+        texts = [
+            tokenizer.with_special(tokenizer.encode(text_of(row, role)), at_most=context.max_length).tokens
+            for role in row
+            if row[role] is not None or role != "negative"
+        ]
+        masks = filled([[1] * len(tokens) for tokens in texts], 0)
+        return {"input_ids": filled(texts, tokenizer.pad_id), "attention_mask": masks}
+
+    def training_faults(self, folder: Path) -> Iterable[str]:
+        """Returns what is wrong where no text can be told from another one."""
+        if are_samples_equal(folder):
+            yield (
+                "all rows to train on are the same, so that there is nothing to learn. To fix: give texts that differ, "
+                "or name other columns by anchor_column and positive_column"
+            )
