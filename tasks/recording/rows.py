@@ -8,10 +8,11 @@ import subprocess
 from collections.abc import Mapping
 from dataclasses import fields
 from importlib import metadata
+from itertools import chain
 from pathlib import Path
 from typing import Any
 
-from ringmaster.codec import to_json
+from ringmaster.codec import from_json, to_json
 from ringmaster.model_lineage import model_pages
 from ringmaster.model_lineage.records import DatasetInput, MetricPoint
 from ringmaster.tasks.execution.events import GangReport, PlanUpdate, SegmentEnded
@@ -227,6 +228,9 @@ ROWS = f"data/{MANIFEST}"
 
 def dataset_inputs(spec: DataSpec, prepared: Mapping[str, Any]) -> list[DatasetInput]:
     """Returns the data that a model was trained and evaluated on. prepared: the JSON form of its `PreparedData`."""
+    if parts := prepared.get("parts"):
+        each = (dataset_inputs(from_json(DataSpec, part["job"]["data"]), part["data"]) for part in parts)
+        return list(dict.fromkeys(chain.from_iterable(each)))
     if not prepared["num_samples"]:  # a command that reads its own data reports none
         return []
     rows = manifest_of(prepared)
