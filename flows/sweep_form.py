@@ -379,14 +379,13 @@ def _placed(fault: Fault, *, read: document.YamlDocument, file: str) -> Fault:
         return fault
     raw = read.data or {}
     name = "over" if "over" in raw else "space"
-    place: tuple[str | int, ...] = (fault.place,)
     space = raw.get(name) if isinstance(raw.get(name), dict) else {}
     keys = [key for key in space or {} if fault.place.startswith(f"space.{key}")]
     if keys:
         key = max(keys, key=len)
         rest = fault.place.removeprefix(f"space.{key}").lstrip(".")
         is_plain = space is not None and isinstance(space[key], list)
-        place = (name, key, *([] if is_plain or not rest else [rest.partition("[")[0]]))
+        place: tuple[str, ...] = (name, key, *([] if is_plain or not rest else [rest.partition("[")[0]]))
         text = f"{name}.{key}" + (rest.removeprefix("values") if is_plain else f".{rest}" if rest else "")
         return replace(fault, place=text, line=read.line(place), file=file)
     place = tuple(fault.place.split("."))
