@@ -78,7 +78,7 @@ def import_(
 
 def _converter_of(place: Path) -> Converter | None:
     """Returns what makes a folder of safetensors of a file or a checkpoint; None for a model's folder."""
-    from ringmaster.techniques.models.gguf_files import GGUF, converted_gguf
+    from ringmaster.techniques.models.conversion import GGUF, converted_gguf
     from ringmaster.techniques.models.model_folders import find_checkpoint
 
     if place.suffix == GGUF:
