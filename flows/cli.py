@@ -4,7 +4,7 @@ from collections.abc import Callable, Mapping, Sequence
 
 import typer
 
-from ringmaster.flows.commands import lineage, models, planning, pool, running, stores
+from ringmaster.flows.commands import lineage, models, planning, pool, running
 
 app = typer.Typer(
     no_args_is_help=True,
@@ -30,7 +30,7 @@ GROUPS = (
     (pool.pool_app, "pool", POOL),
     (lineage.app, "lineage", MODELS),
     (models.datasets_app, "datasets", DATA),
-    (stores.app, "store", DATA),
+    (models.stores_app, "store", DATA),
 )
 
 for panel, commands in COMMANDS.items():

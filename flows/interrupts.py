@@ -14,7 +14,7 @@ import socket
 import sys
 import threading
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from contextlib import AbstractContextManager, contextmanager, suppress
+from contextlib import AbstractContextManager, ExitStack, contextmanager, nullcontext, suppress
 from types import FrameType
 from typing import Any
 
@@ -158,14 +158,18 @@ _current: list[Interrupts] = []  # the objects that handle signals, the current 
 
 
 def current() -> Interrupts | None:
-    """Returns the object that handles signals in this process; None if there is none."""
-    return _current[-1] if _current else None
+    """Returns the object that handles signals; None if there is none, or in a thread that may not change handlers."""
+    return _current[-1] if _current and _is_main_thread() else None
+
+
+def _is_main_thread() -> bool:
+    return threading.current_thread() is threading.main_thread()
 
 
 @contextmanager
 def answered(interrupts: Interrupts) -> Iterator[None]:
     """Handles signals inside the context; does nothing outside the main thread, which alone may change handlers."""
-    if threading.current_thread() is not threading.main_thread():
+    if not _is_main_thread():
         yield
         return
     _current.append(interrupts)
@@ -179,37 +183,27 @@ def answered(interrupts: Interrupts) -> Iterator[None]:
 @contextmanager
 def stopped_by_signals(stop: Callable[[], None]) -> Iterator[None]:
     """Inside the context, Ctrl-C or SIGTERM calls `stop`, which must end the enclosed work in order."""
-    if threading.current_thread() is not threading.main_thread():
-        yield
-        return
-    if (interrupts := current()) is not None:
-        with interrupts.stopping(stop):
-            yield
-        return
-    interrupts = Interrupts()  # a user's program has called the flow
-    with answered(interrupts), interrupts.stopping(stop):
+    with ExitStack() as stack:
+        if current() is None:  # a user's program has called the flow
+            stack.enter_context(answered(Interrupts()))
+        if (interrupts := current()) is not None:
+            stack.enter_context(interrupts.stopping(stop))
         yield
 
 
-@contextmanager
-def handled() -> Iterator[None]:
+def handled() -> AbstractContextManager[None]:
     """Inside the context, the command handles signals itself; does nothing where no command does, or in a thread."""
     interrupts = current()
-    if interrupts is None or threading.current_thread() is not threading.main_thread():
-        yield
-        return
+    if interrupts is None:
+        return nullcontext()
     interrupts.check()  # before a batch is opened: an import may have swallowed the exception
-    with interrupts.handling():
-        yield
+    return interrupts.handling()
 
 
 @contextmanager
 def answers_shown_by(say: Say) -> Iterator[None]:
     """Inside the context, `say` shows the answers to signals."""
-    interrupts = current()
-    if interrupts is None:
-        yield
-        return
+    interrupts = current() or Interrupts()  # one that hears no signal
     before, interrupts.say = interrupts.say, say
     try:
         yield

@@ -116,6 +116,28 @@ def fitting_columns(
     return shown
 
 
+def print_lines(console: Console, lines: Iterable[str | Text], *, style: str | None = None) -> None:
+    """Prints each text as a line, which a terminal may wrap and a file keeps whole."""
+    for line in lines:
+        console.print(line, style=style, soft_wrap=True)
+
+
+def print_result(value: Any, lines: Iterable[str | Text], *, as_json: bool) -> None:
+    """Prints the result of a command on stdout: one JSON object, or lines for a person."""
+    if as_json:
+        print_json(value)
+    else:
+        print_lines(output_console(), lines)
+
+
+def plain_table(*columns: str, rows: Iterable[Sequence[RenderableType]]) -> Table:
+    """Returns a table without lines between its cells."""
+    table = Table(*columns, box=None, header_style="bold", padding=(0, 2, 0, 0))
+    for row in rows:
+        table.add_row(*row)
+    return table
+
+
 def print_rows(console: Console, rows: Sequence[Mapping[str, Any]], *, title: str | None = None) -> None:
     """Prints rows with the same keys as a table."""
     table = Table(*(rows[0] if rows else ()), title=title, title_justify="left", header_style="bold")

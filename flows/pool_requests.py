@@ -15,7 +15,7 @@ from pydantic.json_schema import SkipJsonSchema
 from ringmaster.errors import BatchFailed, InputError
 from ringmaster.flows.batch.artifacts import show_answers
 from ringmaster.flows.batch.batch_input import BatchOfFile, CheckpointEvery, FormSection, titled
-from ringmaster.flows.batch.flow_runs import cancel_batches, ended, kept_result, named
+from ringmaster.flows.batch.flow_runs import cancel_batches, ended, named, result_of
 from ringmaster.flows.pool.batch_requests import (
     ControllerAnswer,
     ask_about,
@@ -80,9 +80,8 @@ def submit_jobs(
         checkpoint_every_s: The number of seconds between checkpoints. By default, it follows from the cost of one.
     """
     pool_address()
-    with kept_result() as end:
-        end.result = train_batch(replace(jobs.batch(), name=batch), name=batch, checkpoint_every_s=checkpoint_every_s)
-    result = end.result
+    added = replace(jobs.batch(), name=batch)
+    result = result_of(lambda: train_batch(added, name=batch, checkpoint_every_s=checkpoint_every_s))
     return ended(result.to_json(), status=result.status, message=result.summary(), failure=BatchFailed)
 
 

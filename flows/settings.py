@@ -324,11 +324,9 @@ def elasticity() -> ElasticityOptions | None:
 
     idle_s = os.environ.get(NODE_IDLE_S) or str(DEFAULT_IDLE_S)
     prices = _node_prices()
-    try:
+    got = f"{MAX_NODES}={num_nodes} and {NODE_IDLE_S}={idle_s}"
+    with input_errors(about=f"{got} must be an integer and a number of seconds, for example 4 and 300: "):
         return ElasticityOptions(max_nodes=int(num_nodes), idle_s=float(idle_s), prices=prices)
-    except ValueError:
-        got = f"{MAX_NODES}={num_nodes} and {NODE_IDLE_S}={idle_s}"
-        raise InputError([f"{got} must be an integer and a number of seconds, for example 4 and 300"]) from None
 
 
 def most_flow_runs() -> int:
@@ -354,11 +352,9 @@ def _node_prices() -> NodePrices | None:
     value = os.environ.get(NODE_PRICES)
     if not value:
         return None
-    try:
+    about = f"{NODE_PRICES}={value} is not the price of a node's hour, the worth of an hour, and a budget: "
+    with input_errors(about=about, remedy="as in 2.5,40,300, or 2.5,40,inf for no budget"):
         return NodePrices.from_text(value)
-    except ValueError as error:
-        fault = f"{NODE_PRICES}={value} is not the price of a node's hour, the worth of an hour, and a budget: {error}"
-        raise InputError([f"{fault}. To fix: as in 2.5,40,300, or 2.5,40,inf for no budget"]) from error
 
 
 def tracking_uri(folder: Path) -> str:

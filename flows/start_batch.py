@@ -23,7 +23,7 @@ from ringmaster.flows.batch.batch_input import (
 from ringmaster.flows.batch.context import RunOptions
 from ringmaster.flows.batch.dry_run import DryRun, dry_run
 from ringmaster.flows.batch.flow_runs import cancel_batches, ended, for_prefect, typed_or
-from ringmaster.flows.retraining.approval import ApprovalAnswer, ask_to_start
+from ringmaster.flows.retraining.approval import ask_to_start
 from ringmaster.flows.train_batch import train
 from ringmaster.tasks.batch import Batch
 from ringmaster.text import markdown
@@ -86,7 +86,8 @@ def start_batch(
             without_answer=without_answer == "train",
         )
         if not answer.approved:
-            return _turned_down(requested, answer)
+            why = f"{requested.name} was not trained: {answer.sentence()}"
+            return cast(dict[str, Any], Cancelled(message=why))  # no failure
     options = RunOptions(resume=resume, checkpoint_every_s=checkpoint_every_s, seed=seed)
     result = train(requested, options)
     return ended(result.to_json(), status=result.status, message=result.summary(), failure=BatchFailed)
@@ -105,9 +106,3 @@ def _question(batch: Batch, *, profiles: Profiles, seed: int) -> str:
     show(result)
     lines = "".join(f"\n- {markdown(line)}" for line in result.sentences())
     return f"# Train {markdown(batch.name)}?\n{lines}\n\nThe plan is among this run's artifacts."
-
-
-def _turned_down(batch: Batch, answer: ApprovalAnswer) -> dict[str, Any]:
-    """Cancels the run of a batch that was not approved. The run is no failure."""
-    why = f"{batch.name} was not trained: {answer.sentence()}"
-    return cast(dict[str, Any], Cancelled(message=why))

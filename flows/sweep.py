@@ -159,13 +159,8 @@ def _recorded(
     encoded = {path: b64encode(svg.encode()).decode() for path, svg in drawn.items()}
     pictures = [f"![{path}](data:image/svg+xml;base64,{data})" for path, data in encoded.items()]
     lines = [] if challenger is None else [f"**{won and won['job']}** is the challenger now: `{challenger}`."]
-    flow_runs.for_prefect(lambda: _show("\n\n".join([*lines, link, *pictures]), rows))
+    page, table = "\n\n".join([*lines, link, *pictures]), [dict(row) for row in rows]
+    flow_runs.for_prefect(lambda: create_markdown_artifact(page, key="sweep", description="The results of the trials"))
+    about = "The trials, the best first"
+    flow_runs.for_prefect(lambda: create_table_artifact(key="leaderboard", table=table, description=about))
     return {"run": sweep_scheduler.run_id, "challenger": challenger, "faults": faults}
-
-
-def _show(page: str, rows: Sequence[Mapping[str, Any]]) -> None:
-    """Shows the results of a sweep among the artifacts of the flow run."""
-    create_markdown_artifact(page, key="sweep", description="The results of the trials")
-    create_table_artifact(
-        key="leaderboard", table=[dict(row) for row in rows], description="The trials, the best first"
-    )

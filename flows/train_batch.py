@@ -7,7 +7,7 @@ in what provides the devices.
 """
 
 from contextlib import AbstractContextManager
-from typing import Any, Protocol, TypeVar, cast
+from typing import Any, cast
 
 from prefect import flow, task
 from prefect.artifacts import create_table_artifact
@@ -22,45 +22,18 @@ from ringmaster.flows.batch.artifacts import show_cost
 from ringmaster.flows.batch.batch_input import BatchInput, as_batch
 from ringmaster.flows.batch.context import RunOptions
 from ringmaster.flows.batch.flow_runs import LocalFlow, cancel_batches, ended, for_prefect, named
-from ringmaster.flows.batch.local_run import open_local_run
+from ringmaster.flows.batch.local_run import LocalRun, open_local_run
 from ringmaster.flows.batch.result import BatchResult, job_rows
 from ringmaster.flows.pool.follower import IS_OVER
-from ringmaster.flows.pool.pooled_run import open_pooled_run
+from ringmaster.flows.pool.pooled_run import PooledRun, open_pooled_run
 from ringmaster.flows.reports.progress import current_view
 from ringmaster.tasks.alarms import batch_failed
 from ringmaster.tasks.alarms.task import sound
 from ringmaster.tasks.batch import Batch
-from ringmaster.tasks.storage.journal import Journal
 from ringmaster.tasks.sweeping.scheduler import SweepScheduler
 
-ProfilesT = TypeVar("ProfilesT")
-JobsT = TypeVar("JobsT")
-PlanT = TypeVar("PlanT")
-
-
-class BatchRun(Protocol[ProfilesT, JobsT, PlanT]):
-    """A run of a batch, on this machine or on a pool: what the steps do there. Each hands its result to the next."""
-
-    batch: Batch
-    journal: Journal
-
-    def profile(self) -> ProfilesT:
-        """Measures what is not known of the jobs, unless a pool has the jobs already."""
-
-    def begin(self, profiles: ProfilesT, /) -> JobsT:
-        """Hands the jobs to what executes them: this machine's engine, or the pool. From here on they are recorded."""
-
-    def obtain_plan(self, jobs: JobsT, /) -> PlanT:
-        """Returns a plan of the jobs that are left: makes it, or waits until the pool's controller has made it."""
-
-    def execute(self, plan: PlanT, /) -> None:
-        """Runs the batch until it ends or is stopped."""
-
-    def result(self, plan: PlanT, /) -> BatchResult:
-        """Returns how the jobs have ended."""
-
-    def record(self, plan: PlanT, result: BatchResult, /) -> BatchResult:
-        """Waits until all is recorded; returns the result with the URIs of the models."""
+BatchRun = LocalRun | PooledRun
+"""A run of a batch, on this machine or on a pool. Each of its steps hands its result to the next."""
 
 
 @LocalFlow.of
@@ -108,7 +81,7 @@ def train(batch: Batch, options: RunOptions, *, sweep_scheduler: SweepScheduler 
 
     sweep_scheduler: the scheduler of the sweep whose trials are the jobs.
     """
-    opened: AbstractContextManager[BatchRun[Any, Any, Any]]
+    opened: AbstractContextManager[BatchRun]
     if (pool := settings.pool()) is None:
         opened = open_local_run(batch, options, sweep_scheduler=sweep_scheduler)
     else:
@@ -140,26 +113,27 @@ def _may_help(_task: Any, _run: Any, state: State[Any]) -> bool:
     cache_policy=NO_CACHE,
     persist_result=False,
 )
-def profile(run: BatchRun[Any, Any, Any]) -> Any:
+def profile(run: BatchRun) -> Any:
     """Checks each job and measures it under the techniques and numbers of devices that it may use."""
     return run.profile()
 
 
 @task(name="make plan", task_run_name="make plan", cache_policy=NO_CACHE, persist_result=False)
-def make_plan(run: BatchRun[Any, Any, Any], profiles: Any) -> Any:
+def make_plan(run: BatchRun, profiles: Any) -> Any:
     """Plans all jobs together: technique, devices and time of each. On a pool, together with the other batches."""
-    return run.obtain_plan(run.begin(profiles))
+    jobs: Any = run.begin(profiles)
+    return run.obtain_plan(jobs)
 
 
 # No retries: the executor retries each job, and on a pool a flow run that is retried resumes the batch.
 @task(name="execute", task_run_name="execute", cache_policy=NO_CACHE, persist_result=False)
-def execute(run: BatchRun[Any, Any, Any], plan: Any) -> None:
+def execute(run: BatchRun, plan: Any) -> None:
     """Trains the jobs by the plan, which is renewed as they go on. Each model is evaluated and recorded as it ends."""
     run.execute(plan)
 
 
 @task(name="evaluate", task_run_name="evaluate", cache_policy=NO_CACHE, persist_result=False)
-def evaluate(run: BatchRun[Any, Any, Any], plan: Any) -> BatchResult:
+def evaluate(run: BatchRun, plan: Any) -> BatchResult:
     """Collects how the jobs ended and the metrics of their models, and shows them with what they cost."""
     result = run.result(plan)
     rows = job_rows(result)
@@ -171,7 +145,7 @@ def evaluate(run: BatchRun[Any, Any, Any], plan: Any) -> BatchResult:
 
 
 @task(name="record", task_run_name="record", cache_policy=NO_CACHE, persist_result=False)
-def record(run: BatchRun[Any, Any, Any], plan: Any, result: Any) -> BatchResult:
+def record(run: BatchRun, plan: Any, result: Any) -> BatchResult:
     """Records the result in MLflow, and waits until models, metrics and lineage are recorded."""
     current_view.get().notice("recording models, metrics and lineage")
     recorded: BatchResult = run.record(plan, result)

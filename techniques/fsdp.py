@@ -98,6 +98,10 @@ class Fsdp(DataParallel):
         gathered_bytes = min(ahead_bytes, facts.parameter_bytes) if config["reshard"] else facts.parameter_bytes
         return state_bytes + gathered_bytes
 
+    def updates_on_host(self, config: Config) -> bool:
+        """Returns whether the config offloads the state."""
+        return bool(config.get("offload", False))
+
     def host_memory(self, job: Job, gang: GangShape, config: Config, facts: ModelFacts) -> int:
         """Returns the bytes of the state shard that is offloaded."""
         if gang.kind != "gpu" or not config.get("offload", False):

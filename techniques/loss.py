@@ -269,7 +269,7 @@ BUILTIN_LOSSES: dict[str, str] = {
     "grpo": "ringmaster.techniques.losses.grpo:Grpo",
     "contrastive": "ringmaster.techniques.losses.contrastive:Contrastive",
     "late-interaction": "ringmaster.techniques.losses.contrastive:LateInteraction",
-    "rag-sequence": "ringmaster.techniques.losses.marginal:RagSequence",
+    "rag-sequence": "ringmaster.techniques.losses.preferences:RagSequence",
 }
 LOSSES = Registry(kind="loss", group="ringmaster.losses", builtin=BUILTIN_LOSSES)
 

@@ -83,6 +83,10 @@ class Offload(Technique):
                         "host_activations": on_host,
                     }
 
+    def updates_on_host(self, config: Config) -> bool:
+        """Returns True."""
+        return True
+
     def num_ranks(self, gang: GangShape) -> int:
         """Returns 1."""
         return 1

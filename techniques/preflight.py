@@ -8,6 +8,7 @@ from typing import Any
 
 from ringmaster.codec import SINCE_LATER
 from ringmaster.techniques.job import Job
+from ringmaster.techniques.processes.order import Slot
 from ringmaster.techniques.technique import GangShape
 
 FROM_META_STEP, ARITHMETIC = "rehearsed", "arithmetic"
@@ -94,8 +95,7 @@ class PreflightOrder:
     """A request to preflight `jobs` for gangs of each shape.
 
     techniques: dotted paths of the techniques' classes, by name.
-    slots: the cores of each CPU slot, whose rates predict step times; empty where the devices are not at hand.
-    gpus: the uuids of available GPUs of one kind, whose rates predict step times likewise.
+    slots: available devices of one kind, whose rates predict step times; empty where they are not at hand.
     forecast_all: estimate the memory of every candidate, not only of those that may not fit.
     describe_data: derive the data's description from the job, where possible, instead of preparing the data.
     weights: the folders of models that jobs adapt: of bases by the job's name, of other parents by their own.
@@ -110,8 +110,7 @@ class PreflightOrder:
     cache_dir: str
     cores: tuple[int, ...] = ()
     import_paths: tuple[str, ...] = ()
-    slots: tuple[tuple[int, ...], ...] = ()
-    gpus: tuple[str, ...] = ()
+    slots: tuple[Slot, ...] = ()
     forecast_all: bool = False
     describe_data: bool = False
     weights: Mapping[str, str] = field(default_factory=dict)

@@ -149,6 +149,10 @@ class Technique(ABC):
     def parallelize(self, model: nn.Module, mesh: DeviceMesh | None, config: Config) -> nn.Module:
         """Returns the model, laid out over the mesh (None for a single process). Parameters keep their names."""
 
+    def updates_on_host(self, config: Config) -> bool:
+        """Returns whether weights and optimizer stay in host memory, and are copied to the device for each use."""
+        return False
+
     def num_ranks(self, gang: GangShape) -> int:
         """Returns the number of worker processes of a gang; by default one a device."""
         return gang.num_devices

@@ -216,16 +216,14 @@ def main() -> int:
     from rich.markdown import Markdown
 
     from ringmaster.flows.batch.context import LentServer, lent_server
-    from ringmaster.flows.batch.flow_runs import kept_result
+    from ringmaster.flows.batch.flow_runs import result_of
     from ringmaster.flows.retrain_daily import retrain_daily
     from ringmaster.flows.retraining.retraining_run import current_clock
     from ringmaster.techniques.processes.forkserver_client import ForkServer
 
     def retrained() -> dict[str, Any]:
         """Runs the retraining; returns its result also where models have failed."""
-        with kept_result() as end:
-            end.result = retrain_daily(file=str(HOME / "retraining.yaml"))
-        return end.result
+        return result_of(lambda: retrain_daily(file=str(HOME / "retraining.yaml")))
 
     console, started_s, num_wrong = Console(), time.monotonic(), 0
     with ForkServer(preload=["transformers:LlamaForCausalLM"]) as server:  # shared by all runs, which import torch once

@@ -1,6 +1,8 @@
 """Resources of a running batch: its folder and journal, the fork server, the ledger, and device leases."""
 
-from collections.abc import Callable, Iterator, Mapping
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
 from concurrent.futures import wait
 from contextlib import ExitStack, contextmanager
 from contextvars import ContextVar
@@ -13,13 +15,12 @@ from ringmaster.flows import settings
 from ringmaster.flows.batch import flow_runs
 from ringmaster.flows.batch.run_folder import (
     alone_in,
-    base_weights,
     begun,
     checkpoint_root_of,
     folder_to_resume,
     fresh_folder,
     note_start,
-    with_stores,
+    with_models,
 )
 from ringmaster.flows.output import announce
 from ringmaster.flows.pool.own_node import fork_server_of, lent, lent_here, own_node
@@ -28,7 +29,6 @@ from ringmaster.flows.services.first_processes import fork_server_for
 from ringmaster.model_lineage.ledger.ledger import Ledger
 from ringmaster.tasks.background_worker import in_a_thread
 from ringmaster.tasks.batch import Batch
-from ringmaster.tasks.batch.adaptation_rules import with_teachers
 from ringmaster.tasks.cluster import Cluster, detect
 from ringmaster.tasks.execution.engine import FileLeases, leases_of
 from ringmaster.tasks.execution.forecast import ForecastConditions, errors_in
@@ -87,6 +87,11 @@ class NodeContext:
     def holder(self) -> str:
         """The name under which this batch holds devices, for others that wait for them."""
         return f"batch {self.batch.name}"
+
+    def with_models(self, journal: Journal | None) -> NodeContext:
+        """Returns the resources with the folders of the models that the batch's jobs name, by `with_models`."""
+        batch, weights = with_models(self.batch, self.ledger, journal, settings.home())
+        return replace(self, batch=batch, environment=replace(self.environment, weights=weights))
 
     def load(self) -> MachineLoad:
         """Returns the load that other work puts on this machine now.
@@ -232,10 +237,7 @@ def open_run_context(batch: Batch, options: RunOptions) -> Iterator[RunContext]:
         stack.enter_context(alone_in(folder))
         journal = Journal.of_file(folder / "journal.db")
         stack.callback(journal.close)
-        weights = base_weights(batch, node_context.ledger, journal, home)
-        node_context = with_weights(node_context, weights)
-        read = with_stores(node_context.batch, node_context.ledger, journal, home)
-        node_context = replace(node_context, batch=read)
+        node_context = node_context.with_models(journal)
         checkpoint_root = checkpoint_root_of(journal, resume=resumed is not None)
         journal.put("batch", batch.to_json())
         begun(batch, home)
@@ -252,22 +254,12 @@ def open_run_context(batch: Batch, options: RunOptions) -> Iterator[RunContext]:
                 folder=folder,
                 cache_dir=node_context.environment.cache_dir,
                 import_paths=node_context.environment.import_paths,
-                weights=weights,
+                weights=node_context.environment.weights,
                 checkpoint_every_s=options.checkpoint_every_s,
                 checkpoint_root=checkpoint_root,
                 keep_checkpoints=batch.keep_checkpoints,
             ),
         )
-
-
-def with_weights(node_context: NodeContext, weights: Mapping[str, Path]) -> NodeContext:
-    """Returns the resources with the folders of the models that the batch's jobs adapt, by `base_weights`."""
-    batch = node_context.batch
-    return replace(
-        node_context,
-        batch=replace(batch, jobs=with_teachers(batch.jobs, weights)),
-        environment=replace(node_context.environment, weights=weights),
-    )
 
 
 def _cluster(batch: Batch, home: Path) -> Cluster:

@@ -12,14 +12,13 @@ from pathlib import Path
 from typing import Any
 
 from ringmaster.codec import to_json
-from ringmaster.errors import InputError, ProblemError
 from ringmaster.flows import settings
 from ringmaster.flows.batch.artifacts import plan_markdown
 from ringmaster.flows.batch.batch_input import BatchInput, Profiles, as_batch
-from ringmaster.flows.batch.context import NodeContext, open_node_context, profiled_at, with_weights
+from ringmaster.flows.batch.context import NodeContext, open_node_context, profiled_at
 from ringmaster.flows.batch.local_run import PLANNING_WORK_S
 from ringmaster.flows.batch.result import report_refusals
-from ringmaster.flows.batch.run_folder import base_weights, stamped_folder, with_stores
+from ringmaster.flows.batch.run_folder import stamped_folder
 from ringmaster.flows.pool.own_node import healthy
 from ringmaster.flows.pool.profiling import TRIALS, keeping_a_node, profile_on_pool, serving
 from ringmaster.flows.reports.plan_report import interval_text
@@ -150,10 +149,7 @@ def dry_run(batch: Batch, *, profiles: Profiles = "predict", seed: int = 0) -> D
     policy = TrialPolicy.THOROUGH if profiles == "measure" else TrialPolicy.NEEDED
     if pool is None:
         with open_node_context(batch, home=settings.home()) as node_context:
-            read = with_stores(batch, node_context.ledger, None, settings.home())
-            node_context = replace(node_context, batch=read)
-            node_context = with_weights(node_context, base_weights(batch, node_context.ledger, None, settings.home()))
-            result = _here(node_context, policy=policy, seed=seed)
+            result = _here(node_context.with_models(None), policy=policy, seed=seed)
     else:
         with closing(Database(pool.database)) as database:
             profiled, cluster = _profile_on(database, batch, policy=policy)
@@ -233,10 +229,7 @@ def _planned(batch: Batch, profiled: ProfilingResult, cluster: Cluster, *, seed:
         made.append(choose(problem))
         return made[-1].fused_plan
 
-    try:
-        plan, late = plan_giving_up_deadlines(problem, make_plan)
-    except ProblemError as error:
-        raise InputError(error.faults) from error
+    plan, late = plan_giving_up_deadlines(problem, make_plan)
     fused = next(fusion for fusion in made if fusion.fused_plan is plan).in_words() if problem.is_fused else ""
     options = {job: (*own, *profiled.groups.get(job, ())) for job, own in profiled.profiles.items()}
     rough = {s.job for s in plan.segments if options[s.job][s.option].source == PREDICTED}

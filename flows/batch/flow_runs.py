@@ -12,8 +12,7 @@ import subprocess
 import threading
 import time
 from collections.abc import Callable, Iterator, Mapping
-from contextlib import closing, contextmanager, suppress
-from dataclasses import dataclass
+from contextlib import AbstractContextManager, closing, contextmanager, nullcontext, suppress
 from http import HTTPStatus
 from typing import TYPE_CHECKING, Any, ParamSpec, TypeVar, cast
 
@@ -144,23 +143,14 @@ def ended(result: T, *, status: str, message: str, failure: type[RunFailed]) -> 
     return cast(T, state(message=message, data=failure(message, result)))
 
 
-@dataclass
-class RunEnd:
-    """How a flow has ended. result: what it returned, or what its exception carries."""
-
-    result: Any = None
-
-
-@contextmanager
-def kept_result() -> Iterator[RunEnd]:
-    """Yields an object for the result of a flow, which is put there if the flow raises RunFailed or RunInterrupted."""
-    end = RunEnd()
+def result_of(call: Callable[[], T]) -> T:
+    """Calls a flow; returns its result, also where it is what RunFailed or RunInterrupted carries."""
     try:
-        yield end
+        return call()
     except (RunFailed, RunInterrupted) as error:
         if error.result is None:
             raise
-        end.result = error.result
+        return cast(T, error.result)
 
 
 def cancel_batches(flow: Any, flow_run: Any, state: Any) -> None:
@@ -221,8 +211,7 @@ _starting = threading.Lock()
 _shared: ServerProcess | None = None
 
 
-@contextmanager
-def embedded_server() -> Iterator[None]:
+def embedded_server() -> AbstractContextManager[Any]:
     """Makes Prefect use the embedded server in the block; does nothing where its settings name another server.
 
     The first call starts the server, which all later runs of this process use.
@@ -230,12 +219,10 @@ def embedded_server() -> Iterator[None]:
     Raises InputError where its database cannot be used, ServerStartError where it does not answer.
     """
     if PREFECT_API_URL.value() is not None:
-        yield
-        return
+        return nullcontext()
     server = _shared_server()
     # The settings of a context, as `temporary_settings` makes one, take precedence over those of the process.
-    with temporary_settings({PREFECT_API_URL: server.api, PREFECT_API_AUTH_STRING: server.user}):
-        yield
+    return temporary_settings({PREFECT_API_URL: server.api, PREFECT_API_AUTH_STRING: server.user})
 
 
 def has_lasting_server() -> bool:
@@ -306,16 +293,14 @@ def _answering_server() -> ServerProcess:
 @contextmanager
 def _variables(variables: Mapping[str, str]) -> Iterator[None]:
     """Sets environment variables in the block."""
-    before = {name: os.environ.get(name) for name in variables}
+    before = {name: os.environ[name] for name in variables if name in os.environ}
     os.environ.update(variables)
     try:
         yield
     finally:
-        for name, value in before.items():
-            if value is None:
-                del os.environ[name]
-            else:
-                os.environ[name] = value
+        for name in variables:
+            del os.environ[name]
+        os.environ.update(before)
 
 
 def _wait_until_it_answers(url: str, process: subprocess.Popen[Any]) -> None:

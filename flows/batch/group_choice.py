@@ -55,7 +55,7 @@ def choose_job_groups(
         0, and joins no group.
     """
     records = journal.jobs()
-    left = [job for job in jobs if _is_left(records.get(job.name))]
+    left = [job for job in jobs if job.name not in records or records[job.name].status not in ENDED]
     may_join = {job.name for job in left if (goals or {}).get(job.name) != 0 and not _is_alone(records.get(job.name))}
     groups = _candidates(profiled.groups, may_join)
     if not groups:
@@ -112,7 +112,3 @@ def _candidates(groups: Mapping[str, Sequence[Profile]], names: Collection[str])
 def _is_alone(record: JobRecord | None) -> bool:
     """Returns whether a job trains alone since its group was divided, or since it left the group."""
     return record is not None and bool(record.details.get(PARTED) or record.details.get(LEFT))
-
-
-def _is_left(record: JobRecord | None) -> bool:
-    return record is None or record.status not in ENDED

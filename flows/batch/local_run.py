@@ -125,7 +125,7 @@ class LocalRun:
     ) -> None:
         self._context, self._options, self._scheduler, self._stack = context, options, sweep_scheduler, stack
         self.batch, self.journal, self._recorder = context.node_context.batch, context.journal, context.recorder
-        self._target_scheduler: TargetScheduler | None = None
+        self._steering: SweepScheduler | TargetScheduler | None = sweep_scheduler
         self._is_recorded = False
         self._listener_faults: Mapping[Listener, str] = {}
         self._began_at_s, self._profiling_s = time.time(), 0.0
@@ -262,7 +262,7 @@ class LocalRun:
                 add_terms=self._add_terms,
                 replanner=replanner,
                 listeners=stack.enter_context(self._listeners(plan)),
-                steering=self._scheduler or self._target_scheduler,
+                steering=self._steering,
             )
 
             def stop() -> None:
@@ -334,21 +334,14 @@ class LocalRun:
         ]
         for event in failures:
             self._recorder.listen(event)
+        jobs = [job for job in profiled.jobs if job.name not in profiled.faults]
         if self._scheduler is not None:
-            jobs = [job for job in profiled.jobs if job.name not in profiled.faults]
             self._scheduler.begin(self.journal, jobs, num_slots=len(cluster.devices))
-            for name, details in self._scheduler.details().items():
-                self.journal.write_job(name, details=details)
         elif any(job.target is not None for job in profiled.jobs):
-            self._target_scheduler = TargetScheduler(
-                self.journal,
-                [job for job in profiled.jobs if job.name not in profiled.faults],
-                profiled.profiles,
-                place=self._context.run_paths,
-                notice=current_view.get().notice,
-            )
-            for name, details in self._target_scheduler.details().items():
-                self.journal.write_job(name, details=details)
+            place, notice = self._context.run_paths, current_view.get().notice
+            self._steering = TargetScheduler(self.journal, jobs, profiled.profiles, place=place, notice=notice)
+        for name, details in self._steering.details().items() if self._steering is not None else ():
+            self.journal.write_job(name, details=details)
         return failures
 
     def _record_interrupted(self, profiled: ProfilingResult) -> None:
@@ -434,7 +427,7 @@ class LocalRun:
         except ProblemError as error:
             if not self.batch.deadlines_s:
                 raise
-            so_far_s = self._elapsed_s()
+            so_far_s = time.time() - float(self.journal.get("started_s"))
             faults = [f"{fault} (seconds from now, {so_far_s:.1f} s after the start)" for fault in error.faults]
             remedy = "To fix: give the jobs that are named more time, fewer steps or more devices"
             raise ProblemError([*faults, remedy]) from None
@@ -457,6 +450,3 @@ class LocalRun:
     def _add_terms(self, problem: Problem) -> Problem:
         """Applies the batch's terms to a problem; deadlines count from the batch's first start."""
         return self._terms.on(problem, elapsed_s=time.time())
-
-    def _elapsed_s(self) -> float:
-        return time.time() - float(self.journal.get("started_s"))

@@ -131,8 +131,6 @@ def collect(
     records = journal.jobs()
     batch = replace(batch, jobs=(*batch.jobs, *clones_in(records)))
     segments = [segment for segment in journal.segments() if segment.started_s >= since_s]
-    statuses = {records[job.name].status for job in batch.jobs}
-    status = _status(statuses)
     plan, problem = _first_plan(journal, since_s=since_s)
     fusion, prediction = journal.get(FUSION), None
     figures: dict[str, Any] = dict.fromkeys(("makespan_s", "lower_bound_s", "gap", "objective", "value"))
@@ -147,7 +145,7 @@ def collect(
         figures |= _bound_over_groups(plan, fusion)
     return BatchResult(
         batch=batch.name,
-        status=status,
+        status=_status({records[job.name].status for job in batch.jobs}),
         plan=figures,
         makespan_s=_span_s(segments),
         objective=batch.objective,

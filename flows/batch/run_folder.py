@@ -2,6 +2,7 @@
 
 import datetime
 import fcntl
+import itertools
 import math
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import ExitStack, closing, contextmanager, suppress
@@ -10,14 +11,14 @@ from functools import cache
 from pathlib import Path
 from typing import Any
 
-from ringmaster.errors import InputError, LedgerError, RingmasterError, SignatureError
+from ringmaster.errors import InputError, LedgerError, RingmasterError, SignatureError, raise_faults
 from ringmaster.flows import settings
 from ringmaster.flows.reports.progress import current_view
 from ringmaster.model_lineage.ledger.ledger import Ledger
 from ringmaster.model_lineage.records import INDEXED
 from ringmaster.model_lineage.sqlite_files import sqlite_url
 from ringmaster.tasks.batch import Batch
-from ringmaster.tasks.batch.adaptation_rules import unfit_parents
+from ringmaster.tasks.batch.adaptation_rules import unfit_parents, with_teachers
 from ringmaster.tasks.batch.references import is_folder
 from ringmaster.tasks.pool.submissions import Submissions
 from ringmaster.tasks.storage.database import Database
@@ -32,17 +33,13 @@ def fresh_folder(batch: Batch, home: Path) -> Path:
 def stamped_folder(parent: Path) -> Path:
     """Makes a folder in `parent`, named by the time."""
     stamp = datetime.datetime.now().strftime("%Y%m%d-%H%M%S")
-    folder = parent / stamp
-    number = 1
-    folder.parent.mkdir(parents=True, exist_ok=True)
-    while True:
-        try:
+    parent.mkdir(parents=True, exist_ok=True)
+    for number in itertools.count(1):
+        folder = parent / (stamp if number == 1 else f"{stamp}-{number}")
+        with suppress(FileExistsError):  # another run started in the same second
             folder.mkdir()
-        except FileExistsError:  # another run started in the same second
-            number += 1
-            folder = folder.with_name(f"{stamp}-{number}")
-        else:
-            return folder
+            break
+    return folder
 
 
 @contextmanager
@@ -184,12 +181,9 @@ def share_models(run: Path, *, home: Path) -> None:
 
 def is_batch(batch: Batch, stored: Any) -> bool:
     """Returns whether a journal's `stored` batch is `batch`. Fields that a later release added have their defaults."""
-    if stored is None:
-        return False
-    try:
-        return Batch.from_json(stored).to_json() == batch.to_json()
-    except (TypeError, ValueError):  # a later release wrote it
-        return False
+    with suppress(TypeError, ValueError):  # a later release wrote it
+        return stored is not None and Batch.from_json(stored).to_json() == batch.to_json()
+    return False
 
 
 def checkpoint_root_of(journal: Journal, *, resume: bool) -> str | None:
@@ -201,6 +195,13 @@ def checkpoint_root_of(journal: Journal, *, resume: bool) -> str | None:
     settings.check_checkpoint_root(root)
     journal.put("checkpoint_root", root)
     return root
+
+
+def with_models(batch: Batch, ledger: Ledger, journal: Journal | None, home: Path) -> tuple[Batch, dict[str, Path]]:
+    """Returns the batch with the folders of the stores and teachers that it names, and those of `base_weights`."""
+    weights = base_weights(batch, ledger, journal, home)
+    batch = with_stores(batch, ledger, journal, home)
+    return replace(batch, jobs=with_teachers(batch.jobs, weights)), weights
 
 
 def base_weights(batch: Batch, ledger: Ledger, journal: Journal | None, home: Path) -> dict[str, Path]:
@@ -231,10 +232,11 @@ def base_weights(batch: Batch, ledger: Ledger, journal: Journal | None, home: Pa
                 if journal is not None:
                     journal.put(f"base:{key}", uri)
             except (LedgerError, SignatureError) as error:
-                missing[parent] = f"{_who_names(parent, batch)}: {'base' if is_base else 'parent'} {parent}: {error}"
+                num_more = sum(parent in other.parents for other in batch.jobs) - 1  # `job` is the first that names it
+                who = f"job {job.name}" + (f" and {num_more} more" if num_more else "")
+                missing[parent] = f"{who}: {'base' if is_base else 'parent'} {parent}: {error}"
     faults = [*missing.values(), *unfit_parents(batch.jobs, folders)]
-    if faults:
-        raise InputError(faults)
+    raise_faults(faults)
     return folders
 
 
@@ -260,8 +262,7 @@ def with_stores(batch: Batch, ledger: Ledger, journal: Journal | None, home: Pat
         except (LedgerError, SignatureError, ValueError) as error:
             folders[store] = ""
             faults.append(f"job {job.name}: data.retriever.store {store}: {error}")
-    if faults:
-        raise InputError(faults)
+    raise_faults(faults)
     jobs = [
         replace(job, data=job.data.reading(store=folders[job.data.store])) if job.data.store in folders else job
         for job in batch.jobs
@@ -277,9 +278,3 @@ def store_folder(ledger: Ledger, uri: str, home: Path) -> Path:
     folder = ledger.download_model(uri, home / "cache" / "models")
     ledger.check_use(record, "base", folder=folder)
     return folder
-
-
-def _who_names(parent: str, batch: Batch) -> str:
-    """Returns the jobs that name a model as parent, shortened to the first and a count."""
-    first, *others = [job.name for job in batch.jobs if parent in job.parents]
-    return f"job {first}" + (f" and {len(others)} more" if others else "")

@@ -28,6 +28,8 @@ from ringmaster.flows.output import (
     notice,
     output_console,
     print_json,
+    print_lines,
+    print_result,
     write_document,
     write_file,
 )
@@ -76,7 +78,7 @@ def import_(
 
 def _converter_of(place: Path) -> Converter | None:
     """Returns what makes a folder of safetensors of a file or a checkpoint; None for a model's folder."""
-    from ringmaster.techniques.models.gguf_files import GGUF, converted_gguf
+    from ringmaster.techniques.models.conversion import GGUF, converted_gguf
     from ringmaster.techniques.models.model_folders import find_checkpoint
 
     if place.suffix == GGUF:
@@ -152,15 +154,12 @@ def verify(model: Model, as_json: AsJson = False) -> None:
                 error_console().print(message(str(error)))
             raise typer.Exit(1) from error
     made_from = [{"name": each["name"], "digest": each["digest"]} for each in proof.materials()]
-    if as_json:
-        facts = {"key": proof.key, "num_files": proof.num_files, "digest": proof.digest, "materials": made_from}
-        print_json({"model": node.label, "is_proved": True, **facts})
-        return
-    console = output_console()
-    console.print(f"{node.label} is signed by the key {proof.key}: {proof.num_files} files, sha256 {proof.digest}")
+    facts = {"key": proof.key, "num_files": proof.num_files, "digest": proof.digest, "materials": made_from}
+    lines = [f"{node.label} is signed by the key {proof.key}: {proof.num_files} files, sha256 {proof.digest}"]
     for each in made_from:
         digest = ", ".join(f"{kind} {value}" for kind, value in each["digest"].items()) or "no digest is known"
-        console.print(message(f"made from {each['name']}: {digest}"), soft_wrap=True)
+        lines.append(f"made from {each['name']}: {digest}")
+    print_result({"model": node.label, "is_proved": True, **facts}, map(message, lines), as_json=as_json)
 
 
 def as_of(
@@ -172,21 +171,20 @@ def as_of(
 
     from ringmaster.tasks.retraining.promotion import all_decisions, served_at
 
-    with input_errors(about=f"{date!r} is not a valid time. To fix: write it as 2026-11-26 or 2026-11-26T06:00; "):
+    with input_errors(about=f"{date!r} is not a valid time: ", remedy="write it as 2026-11-26 or 2026-11-26T06:00"):
         at = datetime.fromisoformat(date)
     at = at if at.tzinfo is not None else at.replace(tzinfo=UTC)
     until = at + timedelta(days=1) if len(date) == len("2026-11-26") else at
     with lineage_home() as home:
         serving = served_at(all_decisions(home.ledger), until)
-    if as_json:
-        print_json({"at": date, "serving": [asdict(each) for each in serving]})
-        return
-    for each in serving:
-        since, reasons = each.decision.at, "; ".join(each.decision.reasons)
-        line = f"{each.model}/{each.version} since {since}, {each.decision.outcome} by {each.decision.who}: {reasons}"
-        output_console().print(message(line), soft_wrap=True)
-    if not serving:
-        error_console().print(f"nothing had been promoted by {date}")
+    lines = [
+        f"{each.model}/{each.version} since {each.decision.at}, {each.decision.outcome} by {each.decision.who}: "
+        f"{'; '.join(each.decision.reasons)}"
+        for each in serving
+    ]
+    print_result({"at": date, "serving": [asdict(each) for each in serving]}, map(message, lines), as_json=as_json)
+    if not (serving or as_json):
+        notice(f"nothing had been promoted by {date}")
 
 
 def gc(
@@ -215,8 +213,7 @@ def gc(
         if as_json:
             print_json({"dropped" if yes else "would_drop": [node.label for node in nodes], "freed_bytes": freed})
             return
-        for node in nodes:
-            output_console().print(f"{node.label}  {node.record.kind}")
+        print_lines(output_console(), [f"{node.label}  {node.record.kind}" for node in nodes])
         num_kept = len(home.snapshot.nodes) - len(nodes)
         mb = f"{freed / 1e6:.1f} MB are free; `ringmaster lineage restore` writes weights of older runs again"
         hint, what = (mb, "dropped") if yes else ("--yes drops them", "would be dropped")
@@ -229,14 +226,11 @@ def fsck(as_json: AsJson = False) -> None:
 
     with lineage_home(is_fresh=True) as home:
         result = consistency_errors(home.snapshot, home.store)
-        if as_json:
-            print_json({"faults": result, "num_models": len(home.snapshot.models), "num_stored": len(home.store.ids())})
-        else:
-            for fault in result:
-                output_console().print(fault)
+        num_models, num_stored = len(home.snapshot.models), len(home.store.ids())
+        print_result({"faults": result, "num_models": num_models, "num_stored": num_stored}, result, as_json=as_json)
+        if not as_json:
             ending = f"{len(result)} faults" if result else "all is well"
-            number = len(home.snapshot.models)
-            error_console().print(f"{number} models, {len(home.store.ids())} in the tensor store: {ending}")
+            notice(f"{num_models} models, {num_stored} in the tensor store: {ending}")
         if result:
             raise typer.Exit(1)
 
@@ -282,8 +276,7 @@ def bisect(
             answers = {label(id): is_good for id, is_good in result.verdicts.items()}
             print_json({**fields, "verdicts": answers, "untested": [label(id) for id in result.untested]})
         else:
-            for culprit in culprits:
-                output_console().print(_sentence(culprit), soft_wrap=True)
+            print_lines(output_console(), map(_sentence, culprits))
             if not result.is_monotone:
                 notice("some good model came from a bad one: the fault came more than once, or was mended")
             if result.untested:
@@ -323,8 +316,7 @@ def reproduce(
         report = reproduce(home, node, options, notice=notice)
     if report is None:
         return
-    for sentence in report.sentences():
-        error_console().print(sentence)
+    print_lines(error_console(), report.sentences())
     if as_json:
         print_json(report.to_json())
     if not report.is_equal:
@@ -357,8 +349,7 @@ def undo(
     rules = None if policy is None else load_policy(policy)
     with lineage_home(is_fresh=True) as home:
         plan = plan_undo(home, request, folder=home.folder / "undo")
-        for sentence in plan.sentences():
-            error_console().print(sentence)
+        print_lines(error_console(), plan.sentences())
         if dry_run or not plan.models:
             print_json(plan.to_json()) if as_json else None
             return
@@ -534,10 +525,8 @@ def _tensors(home: LineageHome, node: LineageNode) -> dict[str, WeightTensor]:
     id = node.record.tensors_id
     if id is not None and id in home.store.ids():
         return tensors_of_store(home.store, id)
-    try:
+    with input_errors(about=f"{node.label} cannot be compared: "):
         return tensors_of_folder(home.model_dir(node))
-    except ValueError as error:
-        raise InputError([f"{node.label} cannot be compared: {error}"]) from error
 
 
 def _reached(home: LineageHome, what: str, *, is_data: bool) -> tuple[str, list[LineageNode]]:

@@ -1,27 +1,46 @@
-"""Commands about single models: evaluation, monitoring in production, promotion and rollback, conversion of formats."""
+"""Commands about single models, the data sets that they read, and knowledge stores.
+
+Of models: evaluation, monitoring in production, promotion and rollback, conversion of formats.
+"""
 
 from __future__ import annotations
 
 import getpass
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
-from dataclasses import replace
+from dataclasses import asdict, replace
 from pathlib import Path
+from tempfile import TemporaryDirectory
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
-from rich.table import Table
 
-from ringmaster.errors import BatchFileError, InputError, PromotionRefused, input_errors
+from ringmaster.errors import BatchFileError, InputError, PromotionRefused, input_errors, raise_faults
 from ringmaster.flows import settings
 from ringmaster.flows.commands.running import train
-from ringmaster.flows.output import AllRows, AsJson, error_console, output_console, print_json, print_rows, styled
+from ringmaster.flows.lineage.home import LineageHome, Model, lineage_home
+from ringmaster.flows.output import (
+    AllRows,
+    AsJson,
+    error_console,
+    output_console,
+    plain_table,
+    print_json,
+    print_lines,
+    print_result,
+    print_rows,
+    styled,
+    working,
+)
+from ringmaster.model_lineage.records import INDEXED, DatasetInput
+from ringmaster.tasks.files import text_of
 
 if TYPE_CHECKING:
-    from ringmaster.flows.lineage.home import LineageHome
+    from ringmaster.model_lineage.snapshot import LineageNode
     from ringmaster.tasks.alarms import Alarm
     from ringmaster.tasks.evaluation.examination import ExaminationResult
     from ringmaster.tasks.retraining.promotion import MoveLog
+    from ringmaster.techniques.retrieval.knowledge_store import KnowledgeStore
 
 
 Devices = Annotated[
@@ -85,11 +104,8 @@ def promote(
             sound=sound_alarm,
             train=train if shrink else None,
         )
-    if as_json:
-        print_json(done.to_json())
-    else:
-        for reason in done.decision.reasons:
-            output_console().print(f"- {reason}", soft_wrap=True)
+    print_result(done.to_json(), (f"- {reason}" for reason in done.decision.reasons), as_json=as_json)
+    if not as_json:
         error_console().print(done.sentence())
     raise typer.Exit(0 if done.decision.promote else 1)
 
@@ -123,7 +139,6 @@ def sound_alarm(alarm: Alarm) -> None:
 @contextmanager
 def _promotions() -> Iterator[tuple[LineageHome, MoveLog]]:
     """The lineage, and where moves of aliases are written down. Promotions that are refused are the input's fault."""
-    from ringmaster.flows.lineage.home import lineage_home
     from ringmaster.flows.retraining.examine import open_move_log
 
     with lineage_home() as home, open_move_log() as log, input_errors(PromotionRefused):
@@ -163,7 +178,6 @@ def evaluate(
 
     Adapters of one base are asked together.
     """
-    from ringmaster.flows.lineage.home import lineage_home
     from ringmaster.flows.retraining import examine
 
     spec = None if data is None else examine.data_spec(data, all_rows=all_rows)
@@ -253,8 +267,8 @@ def _show(examined: Mapping[str, ExaminationResult]) -> None:
         for fault in seen.faults:
             text = fault if len(examined) == 1 else f"{label}: {fault}"
             error_console().print(text, style="red")
-        for cause in why_undefined({line.metric: line.value for line in seen.measured if line.slice == ALL}):
-            error_console().print(cause, style="yellow")
+        causes = why_undefined({line.metric: line.value for line in seen.measured if line.slice == ALL})
+        print_lines(error_console(), causes, style="yellow")
 
 
 def _measured(examined: ExaminationResult) -> list[dict[str, Any]]:
@@ -334,8 +348,7 @@ def check(file: File = CATALOGUE, as_json: AsJson = False) -> None:
     faults = list(dict.fromkeys(faults))  # what is wrong with the catalogue is wrong with the batch
     if as_json:
         print_json({"datasets": result, "faults": faults})
-    if faults:
-        raise InputError(faults)
+    raise_faults(faults)
     if not as_json:
         output_console().print(f"{len(result)} versions of {len(catalogue.entries)} data sets: nothing is wrong")
 
@@ -351,8 +364,7 @@ def show(
     from ringmaster.tasks.datasets.checking import read_catalogue, rows_of
 
     catalogue, _, faults = read_catalogue(file)
-    if faults:
-        raise InputError(faults)
+    raise_faults(faults)
     if name is not None and name not in catalogue.entries:
         raise InputError([f"there is no data set {name!r}: {closest(name, list(catalogue.entries), what='There are')}"])
     chosen = [entry for entry in catalogue.entries.values() if name in (None, entry.name)]
@@ -360,11 +372,10 @@ def show(
     if as_json:
         print_json({"datasets": rows})
         return
-    table = Table("data set", "version", "split", "files", "rows", "digest", "path", box=None, header_style="bold")
-    for row in rows:
-        cells = [str(row[key]) for key in ("name", "version", "split", "num_files", "num_rows")]
-        table.add_row(*cells, row["digest"] or "", row["fault"] or row["path"])
-    output_console().print(table)
+    keys = ("name", "version", "split", "num_files", "num_rows")
+    cells = [[*(str(row[key]) for key in keys), row["digest"] or "", row["fault"] or row["path"]] for row in rows]
+    columns = ("data set", "version", "split", "files", "rows", "digest", "path")
+    output_console().print(plain_table(*columns, rows=cells))
 
 
 @datasets_app.command()
@@ -375,16 +386,88 @@ def trace(
 ) -> None:
     """List the models that were trained or evaluated on a row of a data set with a name."""
     from ringmaster.flows.lineage.bisecting import TracedRow, readers_of
-    from ringmaster.flows.lineage.home import lineage_home
 
     traced = TracedRow.of(row)
     with lineage_home() as home:
         result = readers_of(traced, home, text_column=text_column)
+    lines = [f"{reader['model']}: {reader['use']} on it, in {reader['data']}" for reader in result]
+    nobody = ["no recorded model has read this row from a data set with a name"]
+    print_result({"models": result}, lines or nobody, as_json=as_json)
+
+
+stores_app = typer.Typer(no_args_is_help=True, help="Knowledge stores: change their passages, and search them.")
+
+
+@stores_app.command()
+def update(
+    store: Model,
+    data: Annotated[
+        str | None, typer.Option(help="Files of passages to add; those whose ids are there replace them.")
+    ] = None,
+    remove: Annotated[list[str] | None, typer.Option(help="Id to remove; or @FILE, with an id a line.")] = None,
+    as_json: AsJson = False,
+) -> None:
+    """Record a new version of a store with other passages; only new ones are encoded, and no model changes."""
+    from ringmaster.techniques.data.sources.passages import read_passages
+    from ringmaster.techniques.retrieval.knowledge_store import Passage
+
+    with lineage_home(is_fresh=True) as home, TemporaryDirectory(dir=home.folder) as aside:
+        with input_errors(), working("encoding the new passages"):
+            node, old = _open(home, store)
+            names = [name for each in remove or [] for name in _ids(each)]
+            added = [Passage(*each) for each in (read_passages(data, old.manifest.settings) if data else [])]
+            gone = old.ids_of(names) | old.ids_of([each.id for each in added], may_lack=True)
+            new = old.update(removed=gone, added=added, folder=Path(aside, "store"))
+        run_id = home.ledger.start_batch(
+            f"update of {node.label}", params={"store": new.digest}, key=f"store {node.id} {new.digest}"
+        )
+        record = home.ledger.record_model(
+            node.record.registered_name,
+            run_id=run_id,
+            folder=new.folder,
+            kind=INDEXED,
+            parents=[node.record.uri],
+            datasets=[DatasetInput(name=data, digest=new.manifest.chain[-1], source=data, num_rows=len(added))]
+            if data
+            else [],
+            params={"num_removed": len(gone), "num_added": len(added), "store": new.digest},
+            metrics={"index_recall": new.manifest.recall, "num_passages": len(new.passages)},
+        )
+        home.ledger.keep_tensors(record, new.folder, store=home.store)
+        home.ledger.finish_run(run_id)
+    label = f"{record.registered_name}/{record.version}"
+    error_console().print(f"{label} is recorded: {len(gone)} passages removed, {len(added)} added")
     if as_json:
-        print_json({"models": result})
-        return
-    console = output_console()
-    for reader in result:
-        console.print(f"{reader['model']}: {reader['use']} on it, in {reader['data']}")
-    if not result:
-        console.print("no recorded model has read this row from a data set with a name")
+        facts = {"num_removed": len(gone), "num_added": len(added), "num_passages": len(new.passages)}
+        print_json({"store": label, "digest": new.digest, **facts})
+
+
+@stores_app.command()
+def search(
+    store: Annotated[str, typer.Argument(help="Store, named as a model is, or its folder.")],
+    question: Annotated[str, typer.Argument(help="Text to compare with the passages.")],
+    num_passages: Annotated[int, typer.Option("-k", help="Number of passages.", min=1)] = 8,
+    as_json: AsJson = False,
+) -> None:
+    """List the passages of a store that are most similar to a text."""
+    from ringmaster.techniques.retrieval.knowledge_store import KnowledgeStore
+
+    with lineage_home() as home, input_errors():
+        folder = Path(store)
+        opened = KnowledgeStore.open(folder) if folder.is_dir() else _open(home, store)[1]
+        (passages,) = opened.search_texts(texts=[question], num_passages=num_passages)
+    rows = [asdict(each) for each in passages]
+    print_json({"passages": rows}) if as_json else print_rows(output_console(), rows)
+
+
+def _open(home: LineageHome, name: str) -> tuple[LineageNode, KnowledgeStore]:
+    from ringmaster.techniques.retrieval.knowledge_store import KnowledgeStore
+
+    node = home.find(name)
+    if node.record.kind != INDEXED:
+        raise InputError([f"{node.label} is no knowledge store. To fix: name one, made by a job of kind store"])
+    return node, KnowledgeStore.open(home.model_dir(node))
+
+
+def _ids(text: str) -> list[str]:
+    return text_of(Path(text[1:])).split() if text.startswith("@") else [text]

@@ -13,9 +13,9 @@ from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 import typer
 
-from ringmaster.errors import InputError, NoRoomError, ProblemError, input_errors
+from ringmaster.errors import InputError, NoRoomError, ProblemError, input_errors, raise_faults
 from ringmaster.flows.commands.running import Profiles, estimate
-from ringmaster.flows.output import AsJson, announce, error_console, output_console, print_json, write_file
+from ringmaster.flows.output import AsJson, announce, error_console, output_console, print_json, print_lines, write_file
 from ringmaster.flows.settings import located
 from ringmaster.tasks.files import text_of
 
@@ -304,8 +304,7 @@ def _check(problem: Problem, changes: Iterable[Change]) -> None:
             changed(problem, change)
         except ProblemError as error:
             faults += error.faults
-    if faults:
-        raise InputError(faults)
+    raise_faults(faults)
 
 
 def _left_out(problem: Problem, text: str) -> Change:
@@ -337,7 +336,7 @@ def _of_batch(file: Path, plan: Path | None, *, profiles: Profiles, seed: int) -
     result = estimate(batch, profiles=profiles, seed=seed)
     from ringmaster.tasks.planning.objectives import without_deadlines
 
-    error_console().print(*result.sentences(), sep="\n", soft_wrap=True)
+    print_lines(error_console(), result.sentences())
     if result.problem is None or result.plan is None:
         raise InputError([f"{file}: no job can be trained: {result.summary()}"])
     return without_deadlines(result.problem, result.late), result.plan

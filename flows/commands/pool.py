@@ -13,7 +13,7 @@ from typing import Annotated, Any
 
 import typer
 
-from ringmaster.errors import InputError, input_errors
+from ringmaster.errors import InputError, input_errors, raise_faults
 from ringmaster.flows import settings
 from ringmaster.flows.commands.running import CheckpointEvery, PlannerSeed, show_result, train
 from ringmaster.flows.output import (
@@ -25,12 +25,12 @@ from ringmaster.flows.output import (
     error_console,
     log_to_stderr,
     notice,
-    output_console,
     print_json,
+    print_lines,
+    print_result,
 )
 from ringmaster.flows.output import log_format as format_of_environment
 from ringmaster.tasks.pool.engines import ALLOCATION, BUILTIN, LOCAL, WORKERS, default_of, engine_flags, engine_options
-from ringmaster.text import printable
 
 pool_app = typer.Typer(no_args_is_help=True, help="The processes of a pool: its controller, and a worker on each node.")
 jobs_app = typer.Typer(
@@ -154,11 +154,8 @@ def quota(
         if user is not None and limit is not None:
             set_quotas(database, _quotas([f"{user}:{limit}"]))
         lines, quotas = quotas_in_words(database), quotas_of_pool(database)
-    if as_json:
-        print_json({"quotas": {user: dict(each) for user, each in quotas.items()}, "prices": lines[len(quotas) :]})
-        return
-    for line in lines or ["no user has a quota"]:
-        output_console().print(printable(line), soft_wrap=True)
+    result = {"quotas": {user: dict(each) for user, each in quotas.items()}, "prices": lines[len(quotas) :]}
+    print_result(result, lines or ["no user has a quota"], as_json=as_json)
 
 
 def _quotas(texts: Iterable[str]) -> dict[str, Mapping[str, float] | None]:
@@ -174,8 +171,7 @@ def _quotas(texts: Iterable[str]) -> dict[str, Mapping[str, float] | None]:
             faults.append(str(error))
         if not user:
             faults.append(f"{text!r} names no user. To fix: as in ana:4")
-    if faults:
-        raise InputError(faults)
+    raise_faults(faults)
     return quotas
 
 
@@ -270,8 +266,7 @@ def set_of_jobs(
     from ringmaster.tasks.pool.job_changes import setting_faults
 
     settings_of_jobs, jobs = _values(word for word in words if "=" in word), [word for word in words if "=" not in word]
-    if faults := setting_faults(settings_of_jobs):
-        raise InputError(faults)
+    raise_faults(setting_faults(settings_of_jobs))
     if "steps" in settings_of_jobs and not yes:
         from ringmaster.flows.pool.batch_requests import ask_about, database_of
         from ringmaster.tasks.pool.requests import RequestKind
@@ -355,8 +350,7 @@ def _values(words: Iterable[str]) -> dict[str, Any]:
         if not key or not sign or value is None:
             faults.append(f"{word!r} is not KEY=VALUE. To fix: write it like optimizer.lr=1e-4")
         values[key] = value
-    if faults:
-        raise InputError(faults)
+    raise_faults(faults)
     return values
 
 
@@ -370,8 +364,7 @@ def _request(kind: str, batch: str, jobs: list[str] | None, *, as_json: bool, **
     if as_json:
         print_json([{key: getattr(answer, key) for key in ("batch", "is_done", "message")} for answer in answers])
     else:
-        for answer in answers:
-            error_console().print(f"{answer.batch}: {answer.message}")
+        print_lines(error_console(), [f"{answer.batch}: {answer.message}" for answer in answers])
     raise typer.Exit(0 if all(answer.is_done for answer in answers) else 1)
 
 
@@ -539,11 +532,8 @@ def _print_address(home: Path, as_json: bool) -> None:
     urls = {"prefect": address.prefect_api.removesuffix("/api"), "mlflow": address.mlflow_uri}
     urls |= {"metrics": address.metrics_url} if address.metrics_url else {}  # release 0.2 has none
     kept = password_file(home / "pool")
-    if as_json:
-        print_json({**urls, "work_pool": address.work_pool, "home": str(home), "password_file": str(kept)})
-    else:
-        for name, url in urls.items():
-            output_console().print(f"{name:8} {url}", soft_wrap=True)
+    result = {**urls, "work_pool": address.work_pool, "home": str(home), "password_file": str(kept)}
+    print_result(result, [f"{name:8} {url}" for name, url in urls.items()], as_json=as_json)
     how = f"only you may read: `cat {kept}`" if kept.exists() else "this pool was started with"
     error_console().print(
         f"All ask for a password, the one that {how}",
@@ -572,18 +562,12 @@ def diagnose(
     bundle = collected(settings.home())
     with input_errors(OSError, about=f"-o {file} cannot be written: "):
         bundle.write(file)
-    console = error_console()
-    for part in bundle.parts:
-        console.print(f"{len(part.text.encode()):>9,} bytes  {part.name}")
-    for part_name, error_text in bundle.failures.items():
-        console.print(f"without {part_name}: {error_text}", soft_wrap=True)
-    console.print(
+    lines = [
+        *(f"{len(part.text.encode()):>9,} bytes  {part.name}" for part in bundle.parts),
+        *(f"without {name}: {fault}" for name, fault in bundle.failures.items()),
         "passwords, tokens and the values of unknown variables are left out; names, paths and messages are not: read "
         "it before you send it",
-        soft_wrap=True,
-    )
-    if as_json:
-        names = [part.name for part in bundle.parts]
-        print_json({"file": str(file), "parts": names, "failures": bundle.failures})
-    else:
-        output_console().print(str(file), soft_wrap=True)
+    ]
+    print_lines(error_console(), lines)
+    names = [part.name for part in bundle.parts]
+    print_result({"file": str(file), "parts": names, "failures": bundle.failures}, [str(file)], as_json=as_json)

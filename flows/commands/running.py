@@ -13,7 +13,6 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, Literal, TextIO
 
 import typer
-from rich.table import Table
 
 from ringmaster.errors import InputError, input_errors
 from ringmaster.flows import settings
@@ -24,7 +23,9 @@ from ringmaster.flows.output import (
     error_console,
     message,
     output_console,
+    plain_table,
     print_json,
+    print_lines,
     print_rows,
     styled,
     working,
@@ -32,11 +33,9 @@ from ringmaster.flows.output import (
     write_file,
 )
 from ringmaster.flows.settings import located
-from ringmaster.text import printable
 
 if TYPE_CHECKING:
     from ringmaster.flows.batch.dry_run import DryRun
-    from ringmaster.flows.batch.flow_runs import RunEnd
     from ringmaster.flows.batch.result import BatchResult
     from ringmaster.tasks.batch import Batch
 
@@ -158,7 +157,7 @@ def _plan_only(batch: Batch, *, profiles: Profiles, seed: int, is_result: bool, 
         from ringmaster.flows.reports.plan_report import print_gantt
 
         print_gantt(result.plan, result.problem, page)
-    page.print(*result.sentences(), sep="\n", soft_wrap=True)
+    print_lines(page, result.sentences())
     return result.exit_code
 
 
@@ -182,24 +181,21 @@ def train(
     seed: int = 0,
 ) -> BatchResult:
     """Trains a batch, and shows its progress; the parameters are those of `train_batch`."""
-    with training(batch, is_verbose=is_verbose, is_resumed=resume) as end:
+    with training(batch, is_verbose=is_verbose, is_resumed=resume):
+        from ringmaster.flows.batch.flow_runs import result_of
         from ringmaster.flows.train_batch import train_batch
 
-        end.result = train_batch(
-            batch, name=batch.name, resume=resume, checkpoint_every_s=checkpoint_every_s, seed=seed
+        return result_of(
+            lambda: train_batch(batch, name=batch.name, resume=resume, checkpoint_every_s=checkpoint_every_s, seed=seed)
         )
-    result: BatchResult = end.result
-    return result
 
 
 @contextmanager
-def training(batch: Batch | None, *, is_verbose: bool, is_resumed: bool = False) -> Iterator[RunEnd]:
+def training(batch: Batch | None, *, is_verbose: bool, is_resumed: bool = False) -> Iterator[None]:
     """Prepares this process for a flow that trains, and shows its progress. Import Prefect inside the context only.
 
     batch: the jobs; None where the flow chooses them.
     is_resumed: whether an earlier run is resumed, whose finished jobs are not inspected again.
-
-    Yields an object for the result of the flow.
     """
     settings.embed(settings.home())
     is_alone = settings.pool() is None
@@ -222,14 +218,13 @@ def training(batch: Batch | None, *, is_verbose: bool, is_resumed: bool = False)
                 context.warm_up_ledger(context.ledger_of(settings.home()), batch)
             from prefect.settings import PREFECT_FLOWS_HEARTBEAT_FREQUENCY, temporary_settings
 
-            from ringmaster.flows.batch.flow_runs import kept_result
             from ringmaster.flows.reports.progress import shown
 
         stack.enter_context(shown(error_console(), is_verbose=is_verbose))
         # Nobody watches an embedded run's heartbeat, and ending its thread costs a second. A pool's server does.
         heartbeat_s = None if is_alone else HEARTBEAT_S
         stack.enter_context(temporary_settings({PREFECT_FLOWS_HEARTBEAT_FREQUENCY: heartbeat_s}))
-        yield stack.enter_context(kept_result())
+        yield
 
 
 def show_result(result: BatchResult, *, as_json: bool) -> int:
@@ -284,17 +279,16 @@ def sweep(
 
         form = load_sweep(located(sweep_file))
         batch = spec_of(form).batch()
-    with training(batch, is_verbose=verbose, is_resumed=resume) as end:
+    with training(batch, is_verbose=verbose, is_resumed=resume):
+        from ringmaster.flows.batch.flow_runs import result_of
         from ringmaster.flows.sweep import sweep as sweep_flow
 
-        end.result = sweep_flow(**form.parameters(), resume=resume)
-    result: dict[str, Any] = end.result
+        result = result_of(lambda: sweep_flow(**form.parameters(), resume=resume))
     console = error_console()
     print_rows(console, result["leaderboard"])
     if result["challenger"]:
         console.print(f"{result['best']['job']} is the challenger now: {result['challenger']}")
-    for fault in result["faults"]:
-        console.print(f"not recorded: {fault}", style="yellow")
+    print_lines(console, [f"not recorded: {fault}" for fault in result["faults"]], style="yellow")
     if result["batch"]["faults"]:
         console.print("To fix: remove the cause, and `ringmaster sweep SWEEP.yaml --resume` records the rest")
     if as_json:
@@ -320,11 +314,11 @@ def retrain(
         from ringmaster.tasks.retraining.production import load_production
 
         load_production(models_file)  # so that a wrong file is told before anything is imported that takes seconds
-    with training(None, is_verbose=verbose) as end:
+    with training(None, is_verbose=verbose):
+        from ringmaster.flows.batch.flow_runs import result_of
         from ringmaster.flows.retrain_daily import retrain_daily
 
-        end.result = retrain_daily(file=str(models_file), night=night, force=force, seed=seed)
-    result: dict[str, Any] = end.result
+        result = result_of(lambda: retrain_daily(file=str(models_file), night=night, force=force, seed=seed))
     from rich.markdown import Markdown
 
     error_console().print(Markdown(result["report"], hyperlinks=False))
@@ -370,10 +364,8 @@ def techniques(
     if as_json:
         print_json([{"name": name, "summary": t.summary, "needs": t.needs} for name, t in every])
         return
-    table = Table("technique", "what it does", "what it needs", box=None, header_style="bold", padding=(0, 2, 0, 0))
-    for name, technique in every:
-        table.add_row(name, technique.summary, technique.needs)
-    output_console().print(table)
+    rows = [(name, technique.summary, technique.needs) for name, technique in every]
+    output_console().print(plain_table("technique", "what it does", "what it needs", rows=rows))
 
 
 def status(
@@ -392,8 +384,7 @@ def status(
         from ringmaster.flows.pool.batch_requests import open_database, quotas_in_words, untrusted_in_words
 
         with open_database(pool) as database:
-            for line in (*untrusted_in_words(database), *quotas_in_words(database)):
-                output_console().print(printable(line), soft_wrap=True)
+            print_lines(output_console(), [*untrusted_in_words(database), *quotas_in_words(database)])
 
 
 def logs(
@@ -498,7 +489,7 @@ def watch(
     as_json: AsJson = False,
 ) -> None:
     """Show past, running and upcoming segments by device, until the batch has ended."""
-    from ringmaster.flows.reports.watch import opened, watch_on, watch_once
+    from ringmaster.flows.reports.watch import opened, print_timeline, watch_on
 
     with opened(batch) as watched, suppress(KeyboardInterrupt):  # Ctrl-C is how one stops looking
-        watch_once(watched, as_json=as_json) if once else watch_on(watched, as_json=as_json)
+        print_timeline(watched.read(), as_json=as_json) if once else watch_on(watched, as_json=as_json)

@@ -98,10 +98,6 @@ def parse_test(text: str) -> MetricTest | CommandTest:
     return CommandTest(command=text)
 
 
-ShowLine = Callable[[str], None]
-"""Receives a line of progress for a person."""
-
-
 class TestResults:
     """Results of a test by model id, and by "ID step N" for checkpoints; stored in a file until the search ends."""
 
@@ -140,7 +136,7 @@ class Bisection:
     test: MetricTest | CommandTest
     results: TestResults
     every: bool
-    show: ShowLine
+    show: Callable[[str], None]
 
     def run(self, node: LineageNode) -> BisectionResult:
         """Finds the adaptation that broke a model. Raises InputError if the model passes, or cannot be tested."""
@@ -206,10 +202,8 @@ class Bisection:
 
         with ScratchFolder() as aside:
             folder = aside.path / f"step-{step}"
-            try:
+            with input_errors(ValueError, OSError, remedy="search with --no-checkpoints"):
                 export_checkpoint(root, name, finished=self.home.model_dir(node), folder=folder)
-            except (ValueError, OSError) as error:
-                raise InputError([f"{error}. To fix: search with --no-checkpoints"]) from error
             return test.is_good(folder)
 
     def _judged(self, key: str, label: str, judge: Callable[[], bool | None]) -> bool | None:

@@ -20,8 +20,8 @@ from dataclasses import dataclass, replace
 from datetime import UTC, datetime
 from pathlib import Path
 
-from ringmaster.codec import from_json, to_json
-from ringmaster.errors import InputError, LedgerError
+from ringmaster.codec import digest, from_json, to_json
+from ringmaster.errors import InputError, LedgerError, input_errors
 from ringmaster.flows.lineage.home import LineageHome
 from ringmaster.flows.lineage.views import RepeatedLink, ReproductionReport
 from ringmaster.flows.pool.own_node import own_devices
@@ -82,11 +82,9 @@ class RecordedTraining:
         if not record.job.trains:
             return cls(node=node, record=record, chain=None)
         text = _recorded(home, node, CHAIN, what="the chain of its states")
-        try:
+        about = f"the chain of the states of {node.label} was changed after it was recorded: "
+        with input_errors(ValueError, TypeError, KeyError, AttributeError, about=about):
             return cls(node=node, record=record, chain=StateChain.parse(text))
-        except (ValueError, TypeError, KeyError, AttributeError) as error:
-            why = f"the chain of the states of {node.label} was changed after it was recorded: {error}"
-            raise InputError([why]) from error
 
     @property
     def job(self) -> Job:
@@ -100,10 +98,8 @@ class RecordedTraining:
 
 
 def _recorded(home: LineageHome, node: LineageNode, path: str, *, what: str) -> str:
-    try:
+    with input_errors(LedgerError, about=f"{node.label} was recorded without {what}, by an earlier release: "):
         return home.ledger.read_text(str(node.record.run_id), path)
-    except LedgerError as error:
-        raise InputError([f"{node.label} was recorded without {what}, by an earlier release: {error}"]) from error
 
 
 class Reproduction:
@@ -476,11 +472,7 @@ def _changed(recorded: Mapping[str, str], now: Mapping[str, str]) -> tuple[str, 
 
 
 def _distinct(environments: Iterable[TrainingEnvironment]) -> list[TrainingEnvironment]:
-    result: list[TrainingEnvironment] = []
-    for environment in environments:
-        if environment not in result:
-            result.append(environment)
-    return result
+    return list({digest(each): each for each in environments}.values())
 
 
 def _changed_rows(then: RowManifest, now: RowManifest) -> str:

@@ -1,6 +1,7 @@
 """Views of the lineage for a terminal: trees, tables and sentences."""
 
 import time
+from collections import Counter
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -11,7 +12,7 @@ from rich.table import Table
 from rich.text import Text
 from rich.tree import Tree
 
-from ringmaster.flows.output import styled
+from ringmaster.flows.output import plain_table, styled
 from ringmaster.model_lineage.records import COMPONENT
 from ringmaster.model_lineage.snapshot import LineageNode, Snapshot
 from ringmaster.model_lineage.tensors.comparison import CHANGED, SAME, TensorChange
@@ -70,10 +71,8 @@ def diff_view(
     if changes is not None:
         parts += [*_tensors(changes, most=most)]
     for section, rows in records.items():
-        table = Table(section, first.label, second.label, box=None, header_style="bold", padding=(0, 2, 0, 0))
-        for key, pair in rows.items():
-            table.add_row(key, *(_short(value) for value in pair))
-        parts.append(table)
+        cells = [(key, *map(_short, pair)) for key, pair in rows.items()]
+        parts.append(plain_table(section, first.label, second.label, rows=cells))
     return Group(*parts)
 
 
@@ -98,7 +97,13 @@ def _facts(snapshot: Snapshot, node: LineageNode) -> Table:
         ("id", node.id),
         ("also", also),
         ("made", _day(node.created_ms)),
-        *((f"data, {d.context}", f"{d.name}  {d.digest[:12]}  {_rows(d.num_rows)}") for d in record.datasets),
+        *(
+            (
+                f"data, {d.context}",
+                f"{d.name}  {d.digest[:12]}" + (f"  {d.num_rows} rows" if d.num_rows is not None else ""),
+            )
+            for d in record.datasets
+        ),
         ("metrics", metrics),
         ("job", origin.job),
         ("trained by", origin.technique),
@@ -152,22 +157,15 @@ def _line(snapshot: Snapshot, id: str) -> Text:
 
 
 def _tensors(changes: Sequence[TensorChange], *, most: int) -> list[RenderableType]:
-    counts: dict[str, int] = {}
-    for change in changes:
-        counts[change.what] = counts.get(change.what, 0) + 1
+    counts = Counter(change.what for change in changes)
     text = ", ".join(f"{number} {what}" for what, number in counts.items()) or "there are none"
     differing = [change for change in changes if change.what != SAME]
     differing.sort(key=lambda change: (change.what == CHANGED, -(change.relative_l2 or 0.0)))
     table = Table("tensor", "", "shape", "relative L2", "largest", "values changed", box=None, header_style="bold")
     for change in differing[:most]:
-        table.add_row(
-            change.name,
-            change.what,
-            "x".join(map(str, change.shape)),
-            _figure(change.relative_l2),
-            _figure(change.largest),
-            "" if change.share is None else f"{change.share:.1%}",
-        )
+        figures = ["" if each is None else f"{each:.3g}" for each in (change.relative_l2, change.largest)]
+        share = "" if change.share is None else f"{change.share:.1%}"
+        table.add_row(change.name, change.what, "x".join(map(str, change.shape)), *figures, share)
     parts: list[RenderableType] = [styled(f"tensors: {text}")]
     if differing:
         parts.append(table)
@@ -176,17 +174,9 @@ def _tensors(changes: Sequence[TensorChange], *, most: int) -> list[RenderableTy
     return parts
 
 
-def _figure(value: float | None) -> str:
-    return "" if value is None else f"{value:.3g}"
-
-
 def _short(value: object) -> str:
     text = "-" if value is None else f"{value:.6g}" if isinstance(value, float) else str(value)
     return printable(text, limit=48)
-
-
-def _rows(num_rows: int | None) -> str:
-    return "" if num_rows is None else f"{num_rows} rows"
 
 
 def _day(at_ms: int) -> str:

@@ -10,7 +10,7 @@ from typing import Any
 from sqlalchemy import select
 from sqlalchemy.exc import DBAPIError
 
-from ringmaster.errors import InputError
+from ringmaster.errors import InputError, raise_faults
 from ringmaster.flows import settings
 from ringmaster.tasks.batch import Batch
 from ringmaster.tasks.batch.references import NAME_REMEDY, is_name
@@ -143,8 +143,7 @@ def clone_job(
     file = journal.get("batch")  # without the batches that are handed over by a program
     jobs = [*(Batch.from_json(file).jobs if file else ()), *clones_in(known)]
     faults += [fault for each in jobs if each.name == job for fault in clone_faults(each, settings_of_clone)]
-    if faults:
-        raise InputError(faults)
+    raise_faults(faults)
     more: dict[str, Any] = {"settings": dict(settings_of_clone), "name": name, "is_warm": is_warm, "at_step": at_step}
     (answer,) = ask_about(database, RequestKind.CLONE, batch=key or batch, jobs=[job], is_dry=True, **more)
     accept(answer)
@@ -181,8 +180,7 @@ def ask_about(
         for r in result.values()
         if r.status not in (RequestStatus.DONE, RequestStatus.OPEN)
     ]
-    if faults:
-        raise InputError(faults)
+    raise_faults(faults)
     late = "no controller has answered yet: it is done once one leads (`ringmaster pool controller`)"
     return [
         ControllerAnswer(

@@ -34,13 +34,12 @@ from ringmaster.flows.batch.group_choice import choose_job_groups
 from ringmaster.flows.batch.result import MEASURED, BatchResult, are_measured, close_records, collect, report_refusals
 from ringmaster.flows.batch.run_folder import (
     alone_in,
-    base_weights,
     begun,
     checkpoint_root_of,
     is_done_and_recorded,
     note_start,
     share_models,
-    with_stores,
+    with_models,
 )
 from ringmaster.flows.pool.follower import (
     IS_OVER,
@@ -60,7 +59,7 @@ from ringmaster.model_lineage.ledger.ledger import Ledger
 from ringmaster.model_lineage.mlflow_calls import OutageRetry
 from ringmaster.tasks.background_worker import running
 from ringmaster.tasks.batch import Batch
-from ringmaster.tasks.batch.adaptation_rules import with_orphans, with_teachers
+from ringmaster.tasks.batch.adaptation_rules import with_orphans
 from ringmaster.tasks.cluster import Cluster
 from ringmaster.tasks.execution.events import Listener
 from ringmaster.tasks.execution.job_table import GOAL
@@ -247,9 +246,7 @@ class PooledRun:
         since_s, began_s = time.time(), time.monotonic()
         journal.put_all({"batch": batch.to_json(), "started_s": journal.get("started_s", since_s), "since_s": since_s})
         checkpoint_root = checkpoint_root_of(journal, resume=False)
-        weights = base_weights(batch, ledger, journal, settings.home())
-        batch = with_stores(batch, ledger, journal, settings.home())
-        batch = replace(batch, jobs=with_teachers(batch.jobs, weights))
+        batch, weights = with_models(batch, ledger, journal, settings.home())
         profiled = self._profile(batch, key=self._run.id, database=self._run.database)
         report_refusals(profiled)
         journal.put("profiling", {"num_trials": profiled.num_trials, "seconds": time.monotonic() - began_s})

@@ -9,10 +9,11 @@ import platform
 import shutil
 import subprocess
 import sys
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import closing
+from dataclasses import replace
 from datetime import UTC, datetime
-from importlib.metadata import PackageNotFoundError, distributions, version
+from importlib.metadata import distributions
 from pathlib import Path
 from typing import Any
 
@@ -66,21 +67,17 @@ def diagnose(home: Path) -> Bundle:
         "pool": pool_rows,
         "runs": lambda: local_runs(home),
         "logs": lambda: logs(home),
-        "secrets": lambda: _about_secrets(faults),
     }
-    return collect(sources, redact=Redactor(secrets))
+    bundle = collect(sources, redact=Redactor(secrets))
+    if faults:
+        unread = f"secrets of these files may be in the logs, as they could not be read: {', '.join(faults)}"
+        bundle = replace(bundle, failures={**bundle.failures, "secrets": unread})
+    return bundle
 
 
 def default_file() -> Path:
     """Returns the file of a bundle without a given name, in the working folder."""
     return Path(f"ringmaster-diagnose-{datetime.now(UTC):%Y%m%d-%H%M%S}.tar.gz").absolute()
-
-
-def _about_secrets(faults: list[str]) -> Iterator[BundleFile]:
-    """Raises RuntimeError if a file with secrets could not be read, so that they may be in the logs."""
-    if faults:
-        raise RuntimeError(f"secrets of these files may be in the logs, as they could not be read: {', '.join(faults)}")
-    yield from ()
 
 
 def logs(home: Path) -> Iterator[BundleFile]:
@@ -258,8 +255,9 @@ GPU_TIMEOUT_S = 30.0  # a driver with a fault may not answer
 
 def versions() -> Iterator[BundleFile]:
     """Yields the versions of Ringmaster, Python and what it is built on."""
-    result = {"python": sys.version, "executable": sys.executable, **{name: _version(name) for name in NAMED}}
-    yield BundleFile.of_json("versions.json", result)
+    installed = {each.name.lower(): each.version for each in distributions()}
+    known = {name: installed.get(name, "not installed") for name in NAMED}
+    yield BundleFile.of_json("versions.json", {"python": sys.version, "executable": sys.executable, **known})
 
 
 def packages() -> Iterator[BundleFile]:
@@ -282,7 +280,11 @@ def hardware(home: Path) -> Iterator[BundleFile]:
         "cores_of_this_process": len(os.sched_getaffinity(0)),
         "load": os.getloadavg(),
         "memory_bytes": {"total": memory.total, "available": memory.available, "swap": swap.total},
-        "disk_bytes": {str(place): _disk(place) for place in (home, Path("/tmp"), Path("/dev/shm"))},
+        "disk_bytes": {
+            str(place): shutil.disk_usage(place)._asdict()
+            for place in (home, Path("/tmp"), Path("/dev/shm"))
+            if place.exists()
+        },
         "uptime_s": round(float(Path("/proc/uptime").read_text().split()[0])),
     }
     yield BundleFile.of_json("machine.json", result)
@@ -296,21 +298,6 @@ def nvidia() -> Iterator[BundleFile]:
         return
     done = subprocess.run([program], capture_output=True, text=True, timeout=GPU_TIMEOUT_S, check=False)
     yield BundleFile(name="nvidia-smi.txt", text=f"exit status {done.returncode}\n{done.stdout}{done.stderr}")
-
-
-def _version(name: str) -> str:
-    try:
-        return version(name)
-    except PackageNotFoundError:
-        return "not installed"
-
-
-def _disk(place: Path) -> dict[str, int] | None:
-    """Returns the size of the disk of a folder and what is free of it; None if there is no such folder."""
-    if not place.exists():
-        return None
-    usage = shutil.disk_usage(place)
-    return {"total": usage.total, "free": usage.free}
 
 
 DATABASE_TIMEOUT_S = 5.0
@@ -398,12 +385,11 @@ def _plan(row: Any) -> dict[str, Any]:
 
 
 def _segment(record: SegmentRecord) -> dict[str, Any]:
-    known: Sequence[str] = ("technique", "num_devices", "devices", "first_step", "last_step")
     outcome = record.outcome or {}
     return {
         "id": record.id,
         "job": record.job,
-        **{key: record.what.get(key) for key in known},
+        **{key: record.what.get(key) for key in ("technique", "num_devices", "devices", "first_step", "last_step")},
         "started": _time(record.started_s),
         "ended": _time(record.ended_s),
         "status": outcome.get("status"),

@@ -12,7 +12,7 @@ from rich.table import Column, Table
 from rich.text import Text
 
 from ringmaster.flows import settings
-from ringmaster.flows.output import message, styled
+from ringmaster.flows.output import message, print_lines, styled
 from ringmaster.tasks.planning.bounds.bounds import COUNTING
 from ringmaster.tasks.planning.gantt import (
     COLOURS,
@@ -60,8 +60,7 @@ def print_plan(plan: Plan, problem: Problem, simple: Mapping[str, float], consol
     console.print()
     console.print(_comparison(plan, simple))
     console.print()
-    for line in filter(None, (_quality(plan, problem), fused, _how_to_check(plan), _seconds(plan))):
-        console.print(line, soft_wrap=True)
+    print_lines(console, filter(None, (_quality(plan, problem), fused, _how_to_check(plan), _seconds(plan))))
 
 
 def print_gantt(plan: Plan, problem: Problem, console: Console) -> None:
@@ -215,8 +214,7 @@ def print_report(result: BatchResult, console: Console, *, home: Path) -> None:
     if result.faults and result.status == "done":
         console.print(styled("trained, but not all is recorded:", "bold"), RECORD_LATER)
     console.print()
-    for line in [*_models(result), *_next_steps(result), *_where_to_look(home)]:
-        console.print(line, soft_wrap=True)
+    print_lines(console, [*_models(result), *_next_steps(result), *_where_to_look(home)])
 
 
 def _models(result: BatchResult) -> list[str]:

@@ -15,7 +15,7 @@ from rich.spinner import Spinner
 from rich.table import Table
 
 from ringmaster.flows.interrupts import answers_shown_by
-from ringmaster.flows.output import announced_by, fitting_columns, styled
+from ringmaster.flows.output import announced_by, fitting_columns, print_lines, styled
 from ringmaster.tasks.background_worker import running
 from ringmaster.tasks.execution.events import (
     DeviceWait,
@@ -263,8 +263,7 @@ class LinesView(ConsoleView):
         if self._clock() - self._printed_s < LINES_EVERY_S:
             return
         self._printed_s = self._clock()
-        for line in self._batch.lines():
-            self._console.print(line, style="dim", soft_wrap=True)
+        print_lines(self._console, self._batch.lines(), style="dim")
 
     def notice(self, text: str) -> None:
         """Prints the line."""

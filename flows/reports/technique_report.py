@@ -6,7 +6,7 @@ They need neither weights nor a GPU.
 import json
 import os
 import re
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -14,17 +14,18 @@ from typing import Any
 from rich.table import Table
 
 from ringmaster.codec import to_json
-from ringmaster.errors import InputError, input_errors
+from ringmaster.errors import InputError, input_errors, raise_faults
 from ringmaster.flows import settings
-from ringmaster.flows.output import error_console, output_console, styled
+from ringmaster.flows.output import error_console, output_console, plain_table, print_lines, styled
 from ringmaster.flows.reports.progress import current_view
 from ringmaster.tasks.batch import Batch, load_batch, parse_batch
 from ringmaster.tasks.batch.document import read
 from ringmaster.tasks.cluster import detect
-from ringmaster.tasks.profiling.preflight import gang_shape, run_preflight
-from ringmaster.techniques import GangShape, registry
-from ringmaster.techniques.preflight import Candidate, Preflight, PreflightOrder, Refusal
+from ringmaster.tasks.profiling.preflight import gang_shape, run_preflight, slots_of
+from ringmaster.techniques import GangShape, Job, registry
+from ringmaster.techniques.preflight import Candidate, Preflight, PreflightOrder
 from ringmaster.techniques.processes.forkserver_client import ForkServer
+from ringmaster.techniques.processes.order import Slot
 
 TIMEOUT_S = 60.0  # time for memory estimates; the rest are computed by formula, and estimated by the next call
 UNITS = {"MiB": 2**20, "GiB": 2**30, "TiB": 2**40, "MB": 10**6, "GB": 10**9, "TB": 10**12}
@@ -72,23 +73,45 @@ def look_ahead(
     if not jobs:
         raise InputError([f"{file} has no job {job!r}; it has {', '.join(each.name for each in batch.jobs)}"])
     shapes, slots = _shapes(batch, num_devices, memory, num_nodes)
+    with error_console().status(styled("estimating")):
+        preflights, faults = _preflights(
+            batch,
+            jobs,
+            notice=lambda _: None,
+            shapes=shapes,
+            slots=slots,
+            forecast_all=True,
+            timeout_s=TIMEOUT_S,
+            describe_data=True,
+        )
+    return TechniqueReport(shapes=shapes, preflights=preflights, faults=faults)
+
+
+def check_jobs(batch: Batch) -> None:
+    """Reads a few samples of each job on this machine, and takes one step with a small model of its class.
+
+    Raises InputError with every fault.
+    """
+    # No shapes: the techniques are checked on the machine that will train the jobs.
+    _, faults = _preflights(batch, batch.jobs, notice=current_view.get().notice, shapes=())
+    raise_faults([f"job {name}: {why}" for name, why in faults.items()])
+
+
+def _preflights(
+    batch: Batch, jobs: Sequence[Job], *, notice: Callable[[str], None], **options: Any
+) -> tuple[Mapping[str, Preflight], Mapping[str, str]]:
+    """Returns the preflights of jobs in a process of their own, and why some have none. options: of the order."""
     order = PreflightOrder(
         jobs=tuple(jobs),
-        shapes=shapes,
         techniques=registry.dotted_paths(),
         cache_dir=str(settings.home() / "cache"),
         cores=tuple(sorted(os.sched_getaffinity(0))),
         import_paths=(str(batch.folder),),
-        slots=slots,
-        forecast_all=True,
-        timeout_s=TIMEOUT_S,
-        describe_data=True,
+        **options,
     )
-    console = error_console()
-    preload = tuple(f"transformers:{each.model.architecture}" for each in jobs if each.model.architecture)
-    with console.status(styled("estimating")), ForkServer(preload=preload) as server:
-        preflights, faults = run_preflight(order, server=server, notice=lambda _: None)
-    return TechniqueReport(shapes=shapes, preflights=preflights, faults=faults)
+    preload = (f"transformers:{each.model.architecture}" for each in jobs if each.model.architecture)
+    with ForkServer(preload=tuple(dict.fromkeys(preload))) as server:
+        return run_preflight(order, server=server, notice=notice)
 
 
 def print_technique_report(report: TechniqueReport) -> None:
@@ -111,12 +134,15 @@ def print_technique_report(report: TechniqueReport) -> None:
             row = [c.technique, str(c.num_devices), _knobs(c.config), f"{sign}{device_bytes / 2**30:.2f}"]
             table.add_row(*row, f"{host_bytes / 2**30:.2f}" if host_bytes else "", step)
         console.print(table)
-        out = Table("out", "devices", "config", "why", box=None, header_style="bold", padding=(0, 2, 0, 0))
-        for refusal in _shortened(preflight.refusals):
-            out.add_row(refusal.technique, str(refusal.num_devices), _knobs(refusal.config or {}), refusal.reason)
-        console.print(out)
-    for name, fault in report.faults.items():
-        console.print(f"{name}: {fault}")
+        # A technique of which no config fits is listed once, not once for each config.
+        whole = {(r.technique, r.num_devices) for r in preflight.refusals if r.config is None}
+        out = [
+            (r.technique, str(r.num_devices), _knobs(r.config or {}), r.reason)
+            for r in preflight.refusals
+            if r.config is None or (r.technique, r.num_devices) not in whole
+        ]
+        console.print(plain_table("out", "devices", "config", "why", rows=out))
+    print_lines(console, [f"{name}: {fault}" for name, fault in report.faults.items()])
 
 
 def _batch(file: Path) -> Batch:
@@ -129,8 +155,8 @@ def _batch(file: Path) -> Batch:
 
 def _shapes(
     batch: Batch, num_devices: int | None, memory: str | None, num_nodes: int
-) -> tuple[tuple[GangShape, ...], tuple[tuple[int, ...], ...]]:
-    """Returns the gang shapes, and the cores of this machine's CPU slots, whose speed can be measured."""
+) -> tuple[tuple[GangShape, ...], tuple[Slot, ...]]:
+    """Returns the gang shapes, and this machine's devices, if they are meant: their speed can be measured."""
     if (num_devices is None) != (memory is None):
         raise InputError(["--devices and --memory go together: how many GPUs, and how large each is"])
     if num_devices is not None and memory is not None:
@@ -140,7 +166,7 @@ def _shapes(
     with input_errors():
         devices = detect(batch.devices).devices
     sizes = range(1, len(devices) + 1)
-    return tuple(gang_shape(devices[:n]) for n in sizes), tuple(d.cores for d in devices if d.kind == "cpu")
+    return tuple(gang_shape(devices[:n]) for n in sizes), slots_of(devices)
 
 
 def _bytes(text: str) -> int:
@@ -160,36 +186,5 @@ def _ordered(preflight: Preflight) -> tuple[Candidate, ...]:
     return tuple(sorted(preflight.candidates, key=lambda c: (c.num_devices, c.step_s)))
 
 
-def _shortened(refusals: tuple[Refusal, ...]) -> Iterator[Refusal]:
-    """Yields a technique of which no config fits once, not once for each config."""
-    whole = {(r.technique, r.num_devices) for r in refusals if r.config is None}
-    yield from (r for r in refusals if r.config is None or (r.technique, r.num_devices) not in whole)
-
-
 def _knobs(config: Mapping[str, Any]) -> str:
     return " ".join(f"{key}={value}" for key, value in config.items())
-
-
-def check_jobs(batch: Batch) -> None:
-    """Reads a few samples of each job on this machine, and takes one step with a small model of its class.
-
-    Raises InputError with every fault.
-    """
-    order = PreflightOrder(
-        jobs=batch.jobs,
-        shapes=(),  # the techniques are checked on the machine that will train the jobs
-        techniques=registry.dotted_paths(),
-        cache_dir=str(settings.home() / "cache"),
-        cores=tuple(sorted(os.sched_getaffinity(0))),
-        import_paths=(str(batch.folder),),
-    )
-    preload = tuple(f"transformers:{job.model.architecture}" for job in batch.jobs if job.model.architecture)
-    with ForkServer(preload=tuple(dict.fromkeys(preload))) as server:
-        _, faults = run_preflight(order, server=server, notice=current_view.get().notice)
-    if faults:
-        raise InputError(unfit(faults))
-
-
-def unfit(faults: dict[str, str]) -> list[str]:
-    """Returns the fault of each job as a line."""
-    return [f"job {name}: {why}" for name, why in faults.items()]

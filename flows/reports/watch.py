@@ -223,12 +223,9 @@ def opened(batch: str | None) -> Iterator[WatchTarget]:
     address = settings.pool()
     if address is not None:
         with closing(Database(address.database)) as database:
-            known = (
-                [] if batch is None else [key for key, name, _ in Submissions(database).names() if batch in (key, name)]
-            )
-            if batch is None or known:
-                timeline_reader = TimelineReader(database, name="the pool", is_pool=True)
-                yield WatchTarget(timeline_reader, is_pool=True, batch=known[-1] if known else None)
+            ids = [key for key, name, _ in Submissions(database).names() if batch in (key, name)] if batch else [None]
+            if ids:
+                yield WatchTarget(TimelineReader(database, name="the pool", is_pool=True), is_pool=True, batch=ids[-1])
                 return
     folder = newest_run(settings.home() / "batches", batch)
     with closing(Database(file_url(folder / "journal.db"))) as database:
@@ -245,31 +242,18 @@ def newest_run(root: Path, batch: str | None) -> Path:
     return max(runs, key=lambda run: run.name)  # runs are named by their start time
 
 
-def watch_once(watched: WatchTarget, *, as_json: bool) -> None:
-    """Prints the current timeline."""
-    run_timeline = watched.read()
-    if as_json:
-        print_json(run_timeline.to_json())
-    else:
-        _print(output_console(), run_timeline)
-
-
 def watch_on(watched: WatchTarget, *, as_json: bool) -> None:
     """Shows the timeline until the batch has ended: full screen on a terminal, else one picture after another."""
-    console = output_console()
-    if as_json:
+    console, last = output_console(), None
+    if as_json or not console.is_terminal:
         for run_timeline in changes(watched, every_s=PRINT_EVERY_S):
-            print_json(run_timeline.to_json())
-    elif not console.is_terminal:
-        for run_timeline in changes(watched, every_s=PRINT_EVERY_S):
-            _print(console, run_timeline)
-    else:
-        last = None
-        with Live(console=console, screen=True, auto_refresh=False) as live:
-            for last in changes(watched, every_s=DRAW_EVERY_S):
-                live.update(_picture(console, last, LineBudget.of_screen(last, console.height)), refresh=True)
-        if last is not None:
-            _print(console, last)
+            print_timeline(run_timeline, as_json=as_json)
+        return
+    with Live(console=console, screen=True, auto_refresh=False) as live:
+        for last in changes(watched, every_s=DRAW_EVERY_S):
+            live.update(_picture(console, last, LineBudget.of_screen(last, console.height)), refresh=True)
+    if last is not None:
+        print_timeline(last, as_json=False)
 
 
 def changes(
@@ -293,8 +277,10 @@ def changes(
         wait(LOOK_EVERY_S)
 
 
-def _print(console: Console, run_timeline: RunTimeline) -> None:
-    console.print(_picture(console, run_timeline, LineBudget()))
+def print_timeline(run_timeline: RunTimeline, *, as_json: bool) -> None:
+    """Prints a timeline as a picture or as JSON."""
+    console = output_console()
+    print_json(run_timeline.to_json()) if as_json else console.print(_picture(console, run_timeline, LineBudget()))
 
 
 def _picture(console: Console, run_timeline: RunTimeline, room: LineBudget) -> RenderableType:

@@ -338,15 +338,14 @@ class Promotion:
 
     def to_json(self) -> dict[str, Any]:
         """Returns plain values."""
-        serves = self.version if self.decision.promote else self.before
-        fields = {"model": self.name, "version": self.version, "promoted": self.decision.promote}
-        compared = self.decision.compared
         return {
-            **fields,
-            "champion": serves,
+            "model": self.name,
+            "version": self.version,
+            "promoted": self.decision.promote,
+            "champion": self.version if self.decision.promote else self.before,
             "champion_before": self.before,
             "reasons": list(self.decision.reasons),
-            "compared": None if compared is None else to_json(compared),
+            "compared": to_json(self.decision.compared),
         }
 
     def sentence(self) -> str:
@@ -431,20 +430,6 @@ def _begun_before(home: LineageHome, node: LineageNode) -> Promotion:
     )
 
 
-def judge_version(
-    home: LineageHome,
-    node: LineageNode,
-    policy: PromotionPolicy,
-    *,
-    data: DataSpec,
-    against: str | None,
-    notice: Notice,
-) -> PromotionDecision:
-    """Evaluates a version for a policy, compared with another model, and records that; returns the decision."""
-    with closing(judge_versions(home, [node], policy, data=data, against=against, notice=notice)) as decisions:
-        return next(decisions)
-
-
 def judge_versions(
     home: LineageHome,
     nodes: Iterable[LineageNode],
@@ -457,7 +442,7 @@ def judge_versions(
     num_devices: int = 1,
     notice: Notice,
 ) -> Generator[PromotionDecision]:
-    """Yields the decision on each of some models as `judge_version` does, each made when it is asked for.
+    """Evaluates models for a policy, compared with another one; yields the decisions, each when it is asked for.
 
     reader: the model that reads `nodes`, one version of a store, and `against`, another one.
     """

@@ -8,9 +8,9 @@ from pathlib import Path
 from typing import Any
 
 from ringmaster.codec import from_json, to_json
-from ringmaster.errors import InputError, LedgerError, RunInterrupted
+from ringmaster.errors import InputError, RunInterrupted
 from ringmaster.flows import settings
-from ringmaster.flows.batch.flow_runs import kept_result
+from ringmaster.flows.batch.flow_runs import result_of
 from ringmaster.flows.batch.result import BatchResult
 from ringmaster.flows.batch.run_folder import folder_to_resume
 from ringmaster.flows.pool.follower import newest_run
@@ -19,6 +19,7 @@ from ringmaster.flows.retraining.retraining_run import RetrainingRun
 from ringmaster.flows.retraining.select_models import TRAINED, InspectedModel, SelectedModels, trained_of
 from ringmaster.flows.train_batch import train_batch
 from ringmaster.model_lineage import ModelRecord
+from ringmaster.model_lineage.ledger.registry import unless_lost
 from ringmaster.tasks.batch import Batch
 from ringmaster.tasks.retraining.drift import TrainingRecord, input_features, references_of
 from ringmaster.tasks.retraining.report import cost_of_batch
@@ -45,9 +46,7 @@ def train_models(
         return None
     run.save(training=batch.to_json())
     # A failed job is the failure of its model alone: the outcome of the others does not depend on it.
-    with kept_result() as end:
-        end.result = train_batch(batch, name=batch.name, resume=is_resumed, seed=seed)
-    result: BatchResult = end.result
+    result = result_of(lambda: train_batch(batch, name=batch.name, resume=is_resumed, seed=seed))
     if result.status != "interrupted":
         for check in checks.values():
             _finish_training(run, check, _recorded(run, check, result))
@@ -68,12 +67,11 @@ def train_children(run: RetrainingRun, name: str, batch: Batch, *, seed: int) ->
     else:
         batch = replace(batch, devices=run.production.devices, folder=run.production.folder)
         run.save(children={**begun, name: batch.to_json()})
-    with kept_result() as end:
-        end.result = train_batch(batch, name=batch.name, resume=_can_go_on(batch), seed=seed)
-    if end.result.status == RetrainingStatus.INTERRUPTED:
-        raise RunInterrupted("the retraining run was interrupted; the same command resumes it", result=end.result)
+    result = result_of(lambda: train_batch(batch, name=batch.name, resume=_can_go_on(batch), seed=seed))
+    if result.status == RetrainingStatus.INTERRUPTED:
+        raise RunInterrupted("the retraining run was interrupted; the same command resumes it", result=result)
     price = run.production.price_per_device_hour
-    cost = cost_of_batch(end.result.to_json(), price_per_device_hour=price)
+    cost = cost_of_batch(result.to_json(), price_per_device_hour=price)
     run.save(children_cost=run.content.get("children_cost", 0.0) + cost)
 
 
@@ -97,7 +95,8 @@ def _left_to_train(run: RetrainingRun, checks: Mapping[str, InspectedModel], bat
             if newest is not None and check.has_made(newest):
                 _finish_training(run, check, _made_with(run, check, newest))
                 batch = _without(batch, {job.name for job in check.model.trained_jobs})
-    gone = {job.name for job in batch.jobs if job.base is not None and not _is_there(run, job.base)}
+    bases = {job.name: job.base for job in batch.jobs if job.base is not None}
+    gone = {name for name, base in bases.items() if unless_lost(run.ledger.resolve_model, base) is None}
     if gone:
         current_view.get().notice(f"deleted from the registry meanwhile: {', '.join(sorted(gone))}")
         run.save(gone=sorted(gone))
@@ -114,16 +113,6 @@ def _can_go_on(batch: Batch) -> bool:
             return newest_run(batch, database, home) is not None
     except InputError:  # it is done
         return False
-
-
-def _is_there(run: RetrainingRun, uri: str) -> bool:
-    try:
-        run.ledger.resolve_model(uri)
-    except LedgerError as error:
-        if error.may_pass:
-            raise
-        return False
-    return True
 
 
 def _without(batch: Batch, names: set[str]) -> Batch:

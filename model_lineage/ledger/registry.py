@@ -43,6 +43,16 @@ def unless_missing(call: Callable[..., T], *args: Any) -> T | None:
         return None
 
 
+def unless_lost(call: Callable[..., T], *args: Any) -> T | None:
+    """Returns the result of a call to the ledger; None where it fails, and would fail again."""
+    try:
+        return call(*args)
+    except LedgerError as error:
+        if error.may_pass:
+            raise
+        return None
+
+
 class ModelRegistry(LedgerRuns):
     """The part of the ledger that finds registered models."""
 

@@ -22,7 +22,7 @@ an engine that does not answer), as the code that runs jobs catches these from l
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any
 
@@ -245,14 +245,22 @@ class ChannelClosed(ConnectionError):
 
 
 @contextmanager
-def input_errors(kind: type[Exception] = ValueError, *, about: str = "") -> Iterator[None]:
-    """Inside the context, an error of this kind becomes an InputError of the same message.
+def input_errors(*kinds: type[Exception], about: str = "", remedy: str = "") -> Iterator[None]:
+    """Inside the context, an error of one of these kinds becomes an InputError of the same message.
 
     Args:
-        kind: the exceptions that are converted.
+        kinds: the exceptions that are converted, by default ValueError.
         about: what the message is about; it is written before it.
+        remedy: what to do; it is written after it.
     """
+    caught = kinds or (ValueError,)
     try:
         yield
-    except kind as error:
-        raise InputError([f"{about}{error}"]) from error
+    except caught as error:
+        raise InputError([f"{about}{error}{remedy and f'. To fix: {remedy}'}"]) from error
+
+
+def raise_faults(faults: Collection[Any]) -> None:
+    """Raises an InputError with all of these faults, if there are any."""
+    if faults:
+        raise InputError(faults)

@@ -114,8 +114,7 @@ def preflight_order(
         import_paths=environment.import_paths,
         weights={name: str(folder) for name, folder in environment.weights.items()},
         evaluated=tuple(evaluated),
-        slots=tuple(device.cores for device in node.devices if device.kind == "cpu"),
-        gpus=tuple(device.uuid for device in node.devices if device.kind == "gpu"),
+        slots=slots_of(node.devices),
     )
 
 

@@ -207,7 +207,7 @@ def main(channel: Channel, argument: dict[str, Any]) -> int:
     return 0
 
 
-VERSION = 6
+VERSION = 7
 SMALL = 16  # sizes of a tiny decoder
 NUM_LAYERS, NUM_MESSAGES = 4, 8
 REPEATS = 12
@@ -244,6 +244,8 @@ class Rates:
     watched_operators_per_s: like operators_per_s, where selective recomputation decides for each what to store.
     wrapped_message_s: like message_s, for a message between distributed tensors.
     parallel: how many times as fast as one device two devices are that one process drives.
+    host_bytes_per_s: bytes of host memory read and written per second by the device's cores.
+    copy_bytes_per_s: bytes per second from pinned host memory to the device; infinite for CPU slots.
     """
 
     flops_per_s: float
@@ -254,6 +256,8 @@ class Rates:
     watched_operators_per_s: float
     wrapped_message_s: float
     parallel: float = 1.0
+    host_bytes_per_s: float = math.inf
+    copy_bytes_per_s: float = math.inf
 
     def times_of(self, number: int) -> float:
         """Returns how many times as fast as one device `number` devices are that one process drives with threads."""
@@ -298,14 +302,24 @@ def _device(slots: tuple[Slot, ...], dtype: str) -> dict[str, float]:
     device = take_device(slots, 0, num_ranks=1)
     sizes = SIZES[device.type]
     matrix = torch.ones(sizes.matrix, sizes.matrix, device=device, dtype=getattr(torch, dtype))
-    vector = torch.ones(sizes.vector, device=device)
-    other = torch.empty_like(vector)
-    return {
+    vector, home = torch.ones(sizes.vector, device=device), torch.ones(sizes.vector)
+    found = {
         "flops_per_s": 2 * sizes.matrix**3 / _best_s(lambda: matrix @ matrix, device),
-        "bytes_per_s": 3 * 4 * sizes.vector / _best_s(lambda: torch.add(vector, vector, out=other), device),
+        "bytes_per_s": _bytes_per_s(vector, device),
         "operators_per_s": _operators_per_s("none", device),
         "watched_operators_per_s": _operators_per_s("selective", device),
     }
+    if device.type == "cpu":
+        return {**found, "host_bytes_per_s": found["bytes_per_s"]}
+    pinned = home.pin_memory()
+    copy_s = _best_s(lambda: vector.copy_(pinned, non_blocking=True), device)
+    host_bytes_per_s = _bytes_per_s(home, torch.device("cpu"))
+    return {**found, "host_bytes_per_s": host_bytes_per_s, "copy_bytes_per_s": 4 * sizes.vector / copy_s}
+
+
+def _bytes_per_s(vector: Tensor, device: torch.device) -> float:
+    other = torch.empty_like(vector)
+    return 3 * vector.nbytes / _best_s(lambda: torch.add(vector, vector, out=other), device)
 
 
 def _operators_per_s(recompute: str, device: torch.device) -> float:

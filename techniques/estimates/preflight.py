@@ -54,7 +54,7 @@ ROOM_TO_SPARE = 4  # factor over weights, gradients and optimizer state, which l
 def main(channel: Channel, argument: dict[str, Any]) -> int:
     """Sends PreflightDone or PreflightFailed for each job; the entry point of a worker process."""
     order = from_json(PreflightOrder, argument)
-    if order.gpus:
+    if any(slot.kind == "gpu" for slot in order.slots):
         start_gpu_children()
     show_gpus(())
     sys.path.extend(path for path in order.import_paths if path not in sys.path)

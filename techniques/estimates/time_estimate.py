@@ -76,10 +76,9 @@ def outline(workload: Workload) -> Outline | None:
     if isinstance(alone, EstimateError):
         return None
     rows = num_outlined_rows(workload)
-    weights = workload.facts.num_updated * WEIGHT_BYTES
     return Outline(
         num_flops=alone.num_flops / rows,
-        num_bytes=max(alone.num_bytes - OPTIMIZER_PASSES * weights, 0) / rows,
+        num_bytes=max(alone.num_bytes - _update_bytes(workload.facts), 0) / rows,
         num_operators=alone.num_operators,
         kept_bytes=kept_bytes_a_row(workload) or 0.0,
     )
@@ -90,10 +89,14 @@ def times_by_operations(model: Outline, *, facts: ModelFacts, rates: Rates) -> S
     return StepTimes(
         launch_s=model.num_operators / rates.operators_per_s,
         row_s=model.num_flops / rates.flops_per_s + model.num_bytes / rates.bytes_per_s,
-        update_s=OPTIMIZER_PASSES * facts.num_updated * WEIGHT_BYTES / rates.bytes_per_s,
+        update_s=_update_bytes(facts) / rates.bytes_per_s,
         forward_share=FORWARD_SHARE,
         layers_share=FORWARD_SHARE,
     )
+
+
+def _update_bytes(facts: ModelFacts) -> int:
+    return OPTIMIZER_PASSES * facts.num_updated * WEIGHT_BYTES
 
 
 def predicted_step_s(
@@ -137,6 +140,11 @@ def predicted_step_s(
         computing_s *= times.imbalance(config, num_ranks=pipeline)
     num_workers = job.local_updates.workers / slices if job.local_updates is not None else 1.0  # each has an optimizer
     updating_s = num_workers * alone.update_s / sharding(axes) / min(faster, 2.0)
+    if shape.kind == "gpu" and technique.updates_on_host(config):
+        # Each micro-batch copies the weights for its forward and again for its backward, and its gradients back.
+        moved = (2 * workload.facts.parameter_bytes + workload.facts.num_updated * WEIGHT_BYTES) / sharding(axes)
+        updating_s = _update_bytes(workload.facts) / sharding(axes) / rates.host_bytes_per_s
+        updating_s += num_micro_batches * moved / rates.copy_bytes_per_s
     sent = _sent(axes, config, workload, rows=rows, num_micro_batches=num_micro_batches)
     sending_s = sent.num_bytes / rates.link_bytes_per_s
     sending_s += sent.num_messages * rates.message_s + sent.num_wrapped * rates.wrapped_message_s
@@ -287,7 +295,7 @@ class Estimator:
 
     def _times(self, config: Config) -> LayerTimes | None:
         """The times of the layers for micro-batches of this config."""
-        if not self._slots or self._facts.decoder is None or self._is_large:
+        if not self._order.slots or self._facts.decoder is None or self._is_large:
             return None  # stages are then balanced by parameters
         num_rows = int(config["micro_batch"])
         if num_rows not in self._times_by_rows:
@@ -346,7 +354,7 @@ class Estimator:
 
     def _other_seconds(self, technique: Technique, *, num_ranks: int, step_s: float | None) -> dict[str, float]:
         """The predicted seconds beside the steps, by the names of a candidate's fields; none where they are unknown."""
-        if isinstance(technique, BlackBox) or not self._slots:
+        if isinstance(technique, BlackBox) or not self._order.slots:
             return {}
         alone, widths = self._alone, self._widths
         wider = widths.held_out / widths.training if widths.held_out and widths.training else 1.0
@@ -391,15 +399,9 @@ class Estimator:
         )
 
     @cached_property
-    def _slots(self) -> tuple[Slot, ...]:
-        """The available devices."""
-        gpus = tuple(Slot(kind="gpu", index=i, uuid=uuid) for i, uuid in enumerate(self._order.gpus))
-        return gpus or tuple(Slot(kind="cpu", index=i, cores=cores) for i, cores in enumerate(self._order.slots))
-
-    @cached_property
     def _busy_slots(self) -> tuple[Slot, ...]:
         """The devices on which a job's layers are measured: slots share their memory's bandwidth, GPUs nothing."""
-        return self._slots[:1] if self._order.gpus else self._slots
+        return tuple(slot for i, slot in enumerate(self._order.slots) if i == 0 or slot.kind == "cpu")
 
     @cached_property
     def _alone(self) -> StepTimes | None:
@@ -454,9 +456,9 @@ class Estimator:
 
     @cached_property
     def _rates(self) -> Rates | None:
-        if not self._slots:
+        if not self._order.slots:
             return None
-        return rates(self._slots, precision=self._job.precision, cache_dir=Path(self._order.cache_dir))
+        return rates(self._order.slots, precision=self._job.precision, cache_dir=Path(self._order.cache_dir))
 
 
 def describe(job: Job) -> PreparedData | None:

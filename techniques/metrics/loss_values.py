@@ -47,7 +47,7 @@ class Perplexity(MeanLoss):
 class Regression(Metric):
     """A metric of models that predict one number of each row, or of each position in it."""
 
-    sums = ("squared_errors", "absolute_errors", "targets", "squared_targets", "num_targets")
+    sums: ClassVar[tuple[str, ...]] = ("squared_errors", "absolute_errors", "targets", "squared_targets", "num_targets")
     needs = "one predicted number for each label: logits [rows, 1], labels [rows]"
 
     def compute_sums(self, outputs: Outputs) -> Mapping[str, Tensor] | None:
@@ -58,7 +58,7 @@ class Regression(Metric):
         targets = labels.double().reshape(len(labels), -1)
         errors = logits.double().reshape(len(labels), -1) - targets
         result = (errors.square(), errors.abs(), targets, targets.square(), targets * 0 + 1)
-        return {name: each.sum(1) for name, each in zip(self.sums, result, strict=True)}
+        return {name: each.sum(1) for name, each in zip(Regression.sums, result, strict=True)}
 
 
 class Mse(Regression):
@@ -66,10 +66,7 @@ class Mse(Regression):
 
     name = "mse"
     higher_is_better = False
-
-    def value(self, sums: Mapping[str, Values]) -> Values:
-        """Returns the mean."""
-        return sums["squared_errors"] / sums["num_targets"]
+    sums = ("squared_errors", "num_targets")
 
 
 class Mae(Regression):
@@ -77,10 +74,7 @@ class Mae(Regression):
 
     name = "mae"
     higher_is_better = False
-
-    def value(self, sums: Mapping[str, Values]) -> Values:
-        """Returns the mean."""
-        return sums["absolute_errors"] / sums["num_targets"]
+    sums = ("absolute_errors", "num_targets")
 
 
 class R2(Regression):

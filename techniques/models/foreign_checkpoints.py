@@ -24,19 +24,20 @@ from torch import Tensor
 from ringmaster.techniques.checkpoints.dcp_folders import SAVE_AGAIN, DcpFolder, DcpTensor
 from ringmaster.techniques.checkpoints.tensor_files import DTYPE_NAMES, LazyTensor
 from ringmaster.techniques.models.deepspeed_checkpoints import read_universal, read_zero
-from ringmaster.techniques.models.megatron_layout import (
+from ringmaster.techniques.models.llama_layouts import (
     EMBEDDINGS,
     FIRST_NORM,
+    MARK,
     OUTPUT,
     SECOND_NORM,
     STACKED,
     LlamaShape,
     NamedTensors,
     from_megatron,
+    from_torchtitan,
     to_megatron,
 )
 from ringmaster.techniques.models.model_folders import CONFIG, FoundCheckpoint, few, misfits, read_json
-from ringmaster.techniques.models.torchtitan_layout import MARK, from_torchtitan
 
 CHECKPOINT, DCP, MEGATRON, DEEPSPEED, UNIVERSAL = "checkpoint", "dcp", "megatron", "deepspeed", "universal"
 STATE = re.compile(r"(?:chained_\d+\.)?(?:optimizer|optim)\.(?:state\.)?(.+)")

@@ -80,13 +80,11 @@ class PassageEncoder:
     @torch.inference_mode()
     def encode_batch(self, tokens: Sequence[Tokens]) -> Vectors:
         """Returns the embeddings of one batch, [rows, features]."""
-        width = max(max(map(len, tokens)), 1)
-        ids = torch.full((len(tokens), width), self._tokenizer.pad_id)
-        mask = torch.zeros_like(ids)
-        for row, each in enumerate(tokens):
-            ids[row, : len(each)] = torch.as_tensor(each, dtype=torch.int64)
-            mask[row, : len(each)] = 1
-        ids, mask = ids.to(self._device), mask.to(self._device)
+        lengths = np.array([len(each) for each in tokens])
+        is_token = np.arange(max(lengths.max(), 1)) < lengths[:, None]
+        padded = np.full(is_token.shape, self._tokenizer.pad_id, np.int64)
+        padded[is_token] = np.concatenate(tokens)
+        ids, mask = (torch.from_numpy(each).to(self._device) for each in (padded, is_token.astype(np.int64)))
         states = last_hidden_state(self.model(input_ids=ids, attention_mask=mask))
         if states is None:
             raise ValueError(

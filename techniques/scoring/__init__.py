@@ -5,7 +5,7 @@ over all held-out rows equal the metrics of an evaluation. `score_together` scor
 worker process. Importing this package does not import torch.
 """
 
-from ringmaster.techniques.scoring.scoring_order import ScoringOrder, model_spec
+from ringmaster.techniques.scoring.scored_rows import ScoringOrder, model_spec
 from ringmaster.techniques.scoring.scoring_worker import Progress, ScoringResults, main, score_together
 
 __all__ = ["Progress", "ScoringOrder", "ScoringResults", "main", "model_spec", "score_together"]

@@ -29,8 +29,15 @@ from ringmaster.techniques.models.build import build_base, build_model
 from ringmaster.techniques.models.facts import has_experts, model_facts
 from ringmaster.techniques.models.peft_format import is_adapter, read_adapter
 from ringmaster.techniques.parallel.tensor_plan import cut
-from ringmaster.techniques.scoring.scored_rows import MAX_LOGITS, MAX_ROWS, ScoredRows, max_tokens
-from ringmaster.techniques.scoring.scoring_order import SCORES, model_spec, tokenizer_of
+from ringmaster.techniques.scoring.scored_rows import (
+    MAX_LOGITS,
+    MAX_ROWS,
+    SCORES,
+    ScoredRows,
+    max_tokens,
+    model_spec,
+    tokenizer_of,
+)
 from ringmaster.techniques.tensor import why_not_divisible
 from ringmaster.techniques.training.fused.adapter_batches import AdapterBatch
 from ringmaster.techniques.training.fused.adapter_runs import AdapterModules, adapter_modules_of

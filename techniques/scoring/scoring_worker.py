@@ -23,8 +23,15 @@ from ringmaster.techniques.metric import why_generating
 from ringmaster.techniques.processes.channel import Channel
 from ringmaster.techniques.processes.events import ModelFailed, RowsScored, ScoringProgress, event_to_json
 from ringmaster.techniques.processes.order import EVALUATE, GangOrder
-from ringmaster.techniques.scoring.scored_rows import LiteralTexts, ScoredRows, cases_in
-from ringmaster.techniques.scoring.scoring_order import ScoringOrder, base_key, tokenizer_digest, tokenizer_of
+from ringmaster.techniques.scoring.scored_rows import (
+    LiteralTexts,
+    ScoredRows,
+    ScoringOrder,
+    base_key,
+    cases_in,
+    tokenizer_digest,
+    tokenizer_of,
+)
 
 if TYPE_CHECKING:
     import torch

@@ -16,7 +16,7 @@ from ringmaster.techniques.data import prepare
 from ringmaster.techniques.models.build import build_model
 from ringmaster.techniques.models.export import export_model
 from ringmaster.techniques.models.rewriting import EvaluationOrder
-from ringmaster.techniques.scoring.scoring_order import TrainingData
+from ringmaster.techniques.scoring.scored_rows import TrainingData
 from tests.integration.evaluating import evaluate_model
 from tests.integration.workbench import DIGITS, LLAMA, VIT, write_prose
 

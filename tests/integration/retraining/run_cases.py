@@ -52,7 +52,7 @@ class Case:
 
     def run(self, run_date: str | None, *, force: tuple[str, ...] = (), at: str = "2026-11-01T02:00") -> dict[str, Any]:
         """Returns the result of one retraining run that starts at a given wall-clock time."""
-        from ringmaster.flows.batch.flow_runs import kept_result
+        from ringmaster.flows.batch.flow_runs import result_of
         from ringmaster.flows.retrain_daily import retrain_daily
         from ringmaster.flows.retraining.retraining_run import current_clock
 
@@ -60,9 +60,7 @@ class Case:
         token = current_clock.set(lambda: moment_s)
         try:
             file = str(self.folder / "retraining.yaml")
-            with kept_result() as end:
-                end.result = retrain_daily(file=file, night=run_date, force=list(force))
-            answer = end.result
+            answer = result_of(lambda: retrain_daily(file=file, night=run_date, force=list(force)))
         finally:
             current_clock.reset(token)
         return {**json.loads(json.dumps(answer, allow_nan=False)), "versions": self.versions()}

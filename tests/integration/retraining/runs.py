@@ -73,13 +73,12 @@ class Nights:
 
     def run(self, run_date: str) -> None:
         """Performs the retraining run of the next day."""
-        from ringmaster.flows.batch.flow_runs import kept_result
+        from ringmaster.flows.batch.flow_runs import result_of
         from ringmaster.flows.retrain_daily import retrain_daily
 
         day = date(2026, 11, 1) + timedelta(days=len(self.answers))
-        with kept_result() as end:
-            end.result = retrain_daily(file=str(self.folder / "retraining.yaml"), night=day.isoformat())
-        answer = end.result
+        file = str(self.folder / "retraining.yaml")
+        answer = result_of(lambda: retrain_daily(file=file, night=day.isoformat()))
         plain = json.loads(json.dumps(answer, allow_nan=False))
         records = self.ledger.models()
         versions = {f"{m.registered_name}/{m.version}": [m.kind, list(m.parents), m.model_id] for m in records}

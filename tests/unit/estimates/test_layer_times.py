@@ -118,7 +118,9 @@ def test_what_cannot_be_measured_is_told(tmp_path, capfd):
     assert not list(tmp_path.iterdir())
 
 
-def surveyed(tmp_path, monkeypatch, *, gpus=("GPU-1",), num_devices=2, technique="pipeline", **options):
+def surveyed(
+    tmp_path, monkeypatch, *, slots=(Slot(kind="gpu", index=0),), num_devices=2, technique="pipeline", **options
+):
     measured = times(1, 1, 1, 1, exit_s=2)
     monkeypatch.setattr(time_estimate, "layer_times", lambda *_, **__: measured)
     order = PreflightOrder(
@@ -127,7 +129,7 @@ def surveyed(tmp_path, monkeypatch, *, gpus=("GPU-1",), num_devices=2, technique
         techniques={technique: registry.BUILTIN[technique]},
         cache_dir=str(tmp_path),
         describe_data=True,
-        gpus=gpus,
+        slots=slots,
         **options,
     )
     return preflight_job(JOB, order)
@@ -150,7 +152,7 @@ def test_every_pipeline_is_offered_with_its_cut(tmp_path, monkeypatch):
 
 
 def test_without_a_device_to_measure_on_stages_are_balanced_by_parameters(tmp_path, monkeypatch):
-    assert not any("stage_layers" in c.config for c in candidates(tmp_path, monkeypatch, gpus=()))
+    assert not any("stage_layers" in c.config for c in candidates(tmp_path, monkeypatch, slots=()))
     parts = parts_of(skeleton(LLAMA, TOKENS), 2)
     assert [len(part.layers) for part in parts] == [3, 1]  # the head is as large as two layers
 

@@ -11,6 +11,7 @@ from ringmaster.techniques.estimates.layer_times import LayerTimes
 from ringmaster.techniques.estimates.measured_steps import StepTimes
 from ringmaster.techniques.estimates.memory import Workload
 from ringmaster.techniques.estimates.time_estimate import (
+    MEMORY_PREMIUM,
     Outline,
     predicted_step_s,
     times_by_operations,
@@ -53,8 +54,8 @@ RATES = Rates(
 FREE = replace(RATES, operators_per_s=1e15, watched_operators_per_s=1e15, message_s=0.0, wrapped_message_s=0.0)
 
 
-def step_s(technique, *, rates=RATES, times=None, alone=None, num_devices=2, workload=WORKLOAD, **config):
-    shape = GangShape(kind="cpu", num_devices=num_devices, memory_bytes=1 << 33)
+def step_s(technique, *, rates=RATES, times=None, alone=None, num_devices=2, workload=WORKLOAD, kind="cpu", **config):
+    shape = GangShape(kind=kind, num_devices=num_devices, memory_bytes=1 << 33)
     config = {"micro_batch": 16 // num_devices, "recompute": "none", **config}
     laid_out = registry.load(registry.BUILTIN[technique])
     alone = alone or times_by_operations(OUTLINE, facts=FACTS, rates=rates)
@@ -68,6 +69,19 @@ def step_s(technique, *, rates=RATES, times=None, alone=None, num_devices=2, wor
         rates=rates,
         times=times,
     )
+
+
+def test_where_the_host_updates_weights_are_copied_for_each_micro_batch():
+    rates = replace(FREE, host_bytes_per_s=1e9, copy_bytes_per_s=1e10)
+    weights = FACTS.num_parameters * 4
+    alone = replace(times_by_operations(OUTLINE, facts=FACTS, rates=rates), update_s=0.0)
+
+    def slower_s(micro_batch):
+        own = {"rates": rates, "alone": alone, "num_devices": 1, "kind": "gpu", "micro_batch": micro_batch}
+        return step_s("offload", **own) / MEMORY_PREMIUM - step_s("single", **own)
+
+    assert slower_s(16) == pytest.approx(7 * weights / 1e9 + 3 * weights / 1e10)
+    assert slower_s(4) == pytest.approx(7 * weights / 1e9 + 12 * weights / 1e10)
 
 
 def test_small_micro_batches_begin_more_operators():
