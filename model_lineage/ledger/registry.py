@@ -1,7 +1,5 @@
 """Lookup of recorded models by alias, version or id, download of their files, aliases, and the pictures of families."""
 
-from __future__ import annotations
-
 import dataclasses
 import json
 import os

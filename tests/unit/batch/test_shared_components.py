@@ -29,13 +29,14 @@ def faults_of(*jobs, shared=SHARED, folder):
 
 def test_the_jobs_become_a_composite_and_jobs_that_extract_their_models(tmp_path):
     batch = batch_of(
-        job("alone"), job("a", global_batch_size=12), job("b", global_batch_size=8, seed=3), folder=tmp_path
+        job("alone"), job("a", global_batch_size=12, user="ana"), job("b", global_batch_size=8, seed=3), folder=tmp_path
     )
     assert [each.name for each in batch.jobs] == ["alone", "encoder", "a", "b"]
     _, composite, a, b = batch.jobs
     assert (composite.adaptation.kind, composite.num_steps, composite.global_batch_size) == (COMPOSED, 5, 4)
     assert [(each.adaptation.kind, each.num_steps, each.base) for each in (a, b)] == [(EXTRACTED, 0, "encoder")] * 2
     assert (composite.adaptation.composition.weights, b.adaptation.composition.index) == ((1.0, 0.5), 1)
+    assert batch.users == {"a": "ana", "encoder": "ana"}
     assert type(batch).from_json(batch.to_json()) == batch
 
 
