@@ -23,7 +23,6 @@ from ringmaster.tasks.retraining import report as webhook
 from ringmaster.tasks.retraining.production import load_production
 from ringmaster.tasks.retraining.promotion import version_of
 from ringmaster.tasks.retraining.report import FAILED, LEFT, ModelResult, RetrainingReport, cost_of_batch
-from ringmaster.tasks.retraining.report import FAILED as MODEL_FAILED
 from ringmaster.tasks.retraining.runs import RetrainingStatus, RunRecord, drop_others
 from ringmaster.tasks.retraining.selection import day_text, num_missed, unit_of
 
@@ -117,7 +116,10 @@ def report(
     page = report.markdown()
     text = f"{run.record.run_date}: {report.headline()}"
     for_prefect(lambda: create_markdown_artifact(key="retraining", markdown=page, description=text))
-    status = _status(model_results, result)
+    has_failed = any(model_result.outcome == FAILED for model_result in model_results)
+    status = RetrainingStatus.FAILED if has_failed else RetrainingStatus.DONE
+    if result is not None and result.status == RetrainingStatus.INTERRUPTED:
+        status = RetrainingStatus.INTERRUPTED
     answer = {
         "name": run.production.name,
         "night": run.record.run_date,
@@ -155,7 +157,10 @@ def report(
             **{v.model: waited.get(v.model, 0) + 1 for v in model_results if v.outcome == LEFT},
         },
     )
-    _tidy(run)
+    # Copies of files that no recent run has read are deleted.
+    late = run.runs.every(run.production.name)[-KEEP_RUNS:]
+    kept = [path for record in late for seen in record.content.get("looked", {}).values() for path in seen["copies"]]
+    drop_others(run.folder / "data", keep=kept)
     return answer
 
 
@@ -187,16 +192,6 @@ def _report(
         profiling_s=chosen.profiling_s,
         was_cut_short=result is None and "training" in run.content,
         left={name: why for name, why in chosen.left.items() if chosen.trains(name)},
-    )
-
-
-def _status(model_results: Sequence[ModelResult], result: BatchResult | None) -> str:
-    if result is not None and result.status == RetrainingStatus.INTERRUPTED:
-        return RetrainingStatus.INTERRUPTED
-    return (
-        RetrainingStatus.FAILED
-        if any(model_result.outcome == MODEL_FAILED for model_result in model_results)
-        else RetrainingStatus.DONE
     )
 
 
@@ -232,10 +227,3 @@ def _posted(run: RetrainingRun, report: RetrainingReport, answer: Mapping[str, A
     content = {"text": text, "status": answer["status"], **report.to_json(), "report": answer["report"]}
     fault = webhook.post(url, content, key=key, waits_s=webhook.WAITS_S)
     return [f"the report was not posted: {fault}"] if fault else []
-
-
-def _tidy(run: RetrainingRun) -> None:
-    """Deletes copies of files that no recent run has read."""
-    late = run.runs.every(run.production.name)[-KEEP_RUNS:]
-    kept = [path for record in late for seen in record.content.get("looked", {}).values() for path in seen["copies"]]
-    drop_others(run.folder / "data", keep=kept)

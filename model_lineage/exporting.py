@@ -1,21 +1,39 @@
 """Export of a lineage as JSON, GraphML, a picture, or model cards for Hugging Face's hub."""
 
-from __future__ import annotations
-
 from collections.abc import Iterator, Mapping
 from typing import Any
-from xml.etree import ElementTree
 
 from ringmaster.model_lineage.model_pages import hub_card
 from ringmaster.model_lineage.pictures import Relative, family_svg
 from ringmaster.model_lineage.records import CHAMPION, COMPONENT
 from ringmaster.model_lineage.snapshot import LineageNode, Snapshot
-from ringmaster.text import MOST_IN_LINES, printable
+from ringmaster.text import MOST_IN_LINES, page_template
 
 PART_OF = "part-of"  # the kind of an edge from a component to a model that contains it
 MOST_DRAWN = 120  # the most models in one picture
-_GRAPHML = "http://graphml.graphdrawing.org/xmlns"
-_NODE_KEYS = ("name", "version", "kind", "aliases", "run", "job", "seed", "code_version", "datasets")
+GRAPHML = """\
+<?xml version='1.0' encoding='utf-8'?>
+<graphml xmlns="http://graphml.graphdrawing.org/xmlns">
+{% for key in ("name", "version", "kind", "aliases", "run", "job", "seed", "code_version", "datasets") %}
+  <key id="{{ key }}" for="node" attr.name="{{ key }}" attr.type="string"/>
+{% endfor %}
+  <key id="adaptation" for="edge" attr.name="kind" attr.type="string"/>
+  <graph id="lineage" edgedefault="directed">
+{% for id, texts in nodes.items() %}
+    <node id="{{ id | xml }}">
+{% for key, text in texts.items() %}
+      <data key="{{ key }}">{{ text | xml(limit=limit) }}</data>
+{% endfor %}
+    </node>
+{% endfor %}
+{% for edge in edges %}
+    <edge source="{{ edge.parent | xml }}" target="{{ edge.child | xml }}">
+      <data key="adaptation">{{ edge.kind | xml }}</data>
+    </edge>
+{% endfor %}
+  </graph>
+</graphml>
+"""
 
 
 def node_json(node: LineageNode) -> dict[str, Any]:
@@ -59,25 +77,9 @@ def graphml(snapshot: Snapshot, ids: frozenset[str] | None = None) -> str:
     Source: http://graphml.graphdrawing.org.
     """
     text = graph_json(snapshot, ids)
-    root = ElementTree.Element("graphml", xmlns=_GRAPHML)
-    for key in _NODE_KEYS:
-        attributes = {"id": key, "for": "node", "attr.name": key, "attr.type": "string"}
-        ElementTree.SubElement(root, "key", attributes)
-    attributes = {"id": "adaptation", "for": "edge", "attr.name": "kind", "attr.type": "string"}
-    ElementTree.SubElement(root, "key", attributes)
-    graph = ElementTree.SubElement(root, "graph", id="lineage", edgedefault="directed")
-    known = {node["id"] for node in text["nodes"]}
-    for node in text["nodes"]:
-        element = ElementTree.SubElement(graph, "node", id=node["id"])
-        for key, value in _texts(node).items():
-            ElementTree.SubElement(element, "data", key=key).text = value
-    for gone in dict.fromkeys(edge["parent"] for edge in text["edges"] if edge["parent"] not in known):
-        ElementTree.SubElement(graph, "node", id=printable(gone))
-    for edge in text["edges"]:
-        element = ElementTree.SubElement(graph, "edge", source=printable(edge["parent"]), target=edge["child"])
-        ElementTree.SubElement(element, "data", key="adaptation").text = printable(edge["kind"])
-    ElementTree.indent(root)
-    return ElementTree.tostring(root, encoding="unicode", xml_declaration=True) + "\n"
+    nodes = {node["id"]: _texts(node) for node in text["nodes"]}
+    gone: dict[str, dict[str, str]] = {edge["parent"]: {} for edge in text["edges"] if edge["parent"] not in nodes}
+    return page_template(GRAPHML).render(nodes={**nodes, **gone}, edges=text["edges"], limit=MOST_IN_LINES) + "\n"
 
 
 def drawing(snapshot: Snapshot, ids: frozenset[str] | None = None, *, focus: str | None = None) -> str:
@@ -135,4 +137,4 @@ def _texts(node: Mapping[str, Any]) -> dict[str, str]:
         "aliases": ", ".join(node["aliases"]),
         "datasets": ", ".join(f"{dataset['name']}@{dataset['digest']}" for dataset in node["datasets"]),
     }
-    return {key: printable(str(value), limit=MOST_IN_LINES) for key, value in values.items() if value not in (None, "")}
+    return {key: str(value) for key, value in values.items() if value not in (None, "")}

@@ -7,8 +7,6 @@ tests are enough. If the answers show that it does not persist, all models are t
 skipped: its children are treated as children of its parents.
 """
 
-from __future__ import annotations
-
 import graphlib
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field

@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import hashlib
 import json
-import os
 import re
 import shutil
 import tempfile
@@ -21,12 +20,14 @@ from pathlib import Path, PurePosixPath
 from typing import Any
 
 from ringmaster.errors import LedgerError, TensorStoreError, UnknownModel
+from ringmaster.files import link_or_copy
 from ringmaster.model_lineage.ledger.ledger import Ledger
 from ringmaster.model_lineage.model_pages import CARD, CardMetadata, card_text, read_card
 from ringmaster.model_lineage.records import ModelRecord, Origin
 from ringmaster.model_lineage.snapshot import LineageNode, Snapshot
 from ringmaster.model_lineage.tensors import StoredModel, TensorStore
 from ringmaster.model_lineage.tensors.model_files import MOST_FAULTS, files_of, name_fault, read_layout
+from ringmaster.text import listed
 
 WEIGHTS, INDEX = ".safetensors", ".safetensors.index.json"
 MODEL_FILES = (f"*{WEIGHTS}", "*.json", "*.txt", "*.model", "*.jinja", CARD)
@@ -53,10 +54,7 @@ class ModelFolder:
             for name, path in self.files.items():
                 target = Path(aside, name)
                 target.parent.mkdir(parents=True, exist_ok=True)
-                try:
-                    os.link(path, target)
-                except OSError:  # another disk, or another user's file
-                    shutil.copyfile(path, target)
+                link_or_copy(path, target)
             yield Path(aside)
 
 
@@ -69,10 +67,8 @@ def inspect(folder: Path) -> ModelFolder:
     Raises ValueError, with all faults, where the folder holds no model, or what none may hold.
     """
     model = model_files(folder)
-    faults = list(_faults(folder, model.files))
-    if faults:
-        more = f"; and {len(faults) - MOST_FAULTS} more" if len(faults) > MOST_FAULTS else ""
-        raise ValueError("; ".join(faults[:MOST_FAULTS]) + more)
+    if faults := list(_faults(folder, model.files)):
+        raise ValueError(listed(faults, between="; ", most=MOST_FAULTS))
     return model
 
 
@@ -309,13 +305,16 @@ def _joined(parts: Sequence[str]) -> str:
     return "-".join(re.sub(r"[^\w.-]", "-", part) for part in parts).strip(".-")[:MOST_NAME] or "imported"
 
 
-def fetch_from_hub(name: str, patterns: tuple[str, ...]) -> Path:
-    """Downloads files of a model from Hugging Face's hub into the hub's cache. Raises OSError with a remedy."""
+def fetch_from_hub(name: str, patterns: tuple[str, ...], *, is_cached: bool = False) -> Path:
+    """Downloads files of a model from Hugging Face's hub into the hub's cache. Raises OSError with a remedy.
+
+    is_cached: whether the files are in the cache already, and nothing is to be downloaded.
+    """
     from huggingface_hub import snapshot_download
     from huggingface_hub.errors import HFValidationError
 
     try:
-        return Path(snapshot_download(name, allow_patterns=list(patterns)))
+        return Path(snapshot_download(name, allow_patterns=list(patterns), local_files_only=is_cached))
     except HFValidationError as error:
         raise OSError(f"{name!r} is neither a folder nor a hub name: {error}") from error
     except (OSError, ValueError) as error:  # the hub's client raises one of these two for every fault
@@ -545,11 +544,8 @@ def _descriptive_files(source: str, model: ModelFolder | None, fetch: Fetch, asi
 
 def cached_from_hub(name: str) -> Path | None:
     """Returns the folder of a hub model in this machine's cache, or None if it is not there."""
-    from huggingface_hub import snapshot_download
-    from huggingface_hub.errors import HFValidationError
-
     try:
-        folder = Path(snapshot_download(name, allow_patterns=list(MODEL_FILES), local_files_only=True))
-    except (OSError, ValueError, HFValidationError):
+        folder = fetch_from_hub(name, MODEL_FILES, is_cached=True)
+    except OSError:
         return None
     return folder if any(folder.rglob("*.safetensors")) else None

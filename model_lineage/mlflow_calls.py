@@ -4,8 +4,6 @@ Every call to MLflow goes through `RetryingClient`. It retries a transient fault
 answers 5xx) a few times. It turns any other fault into a `LedgerError` with a remedy.
 """
 
-from __future__ import annotations
-
 import math
 import threading
 import time

@@ -7,8 +7,6 @@ With `--app-name basic-auth`, MLflow still tells everybody how it is configured 
 alone are open.
 """
 
-from __future__ import annotations
-
 import os
 import sys
 from collections.abc import Mapping, Sequence

@@ -7,10 +7,8 @@ The second half reads and writes the cards of Hugging Face's hub: a README.md th
 (https://huggingface.co/docs/hub/model-cards: `base_model`, `base_model_relation`, `datasets`, `model-index`).
 """
 
-from __future__ import annotations
-
 import re
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -19,10 +17,32 @@ from urllib.parse import quote
 import yaml
 
 from ringmaster.model_lineage.records import ModelRecord
-from ringmaster.text import code_span, markdown, storable, storable_values
+from ringmaster.text import code_span, markdown, page_template, storable, storable_values
 
 CARD = "README.md"
-_FENCE = "---"
+HUB_CARD = """\
+---
+{{ head }}---
+
+# {{ title | markdown }}
+
+{{ record.kind.capitalize() | markdown }}{% if bases %} from {{ bases | map("code_span") | join(", ") }}{% endif %}, \
+recorded as `{{ record.model_id }}`.
+{% if record.datasets %}
+
+{% for data in record.datasets %}
+- {{ data.context | markdown }}: {{ data.name | markdown }}, digest {{ data.digest | code_span }}
+{% endfor %}
+{% endif %}
+{% for heading, values in sections.items() if values %}
+
+## {{ heading }}
+
+{% for key, value in values.items() %}
+- {{ key | markdown }}: {{ value | string | markdown }}
+{% endfor %}
+{% endfor %}
+"""
 MOST_CARD_BYTES = 5_000_000  # cards of models with results on many benchmarks have two
 RELATIONS = {
     "fine-tuned": "finetune",
@@ -64,23 +84,13 @@ def hub_card(
     if names := list(dict.fromkeys(dataset.name for dataset in record.datasets)):
         head["datasets"] = names
     title = record.registered_name + ("" if record.version is None else f" version {record.version}")
-    lines = [
-        f"# {markdown(title)}",
-        f"{markdown(record.kind.capitalize())}{_from(base_models)}, recorded as `{record.model_id}`.",
-    ]
-    if record.datasets:
-        lines.append(
-            "\n".join(
-                f"- {markdown(d.context)}: {markdown(d.name)}, digest {code_span(d.digest)}" for d in record.datasets
-            )
-        )
-    for name, values in (("Held-out metrics", metrics), ("Hyperparameters", params)):
-        if values:
-            lines += [
-                f"## {name}",
-                "\n".join(f"- {markdown(key)}: {markdown(str(value))}" for key, value in values.items()),
-            ]
-    return f"{_FENCE}\n{yaml.safe_dump(storable_values(head), sort_keys=False)}{_FENCE}\n\n" + "\n\n".join(lines) + "\n"
+    return page_template(HUB_CARD).render(
+        head=yaml.safe_dump(storable_values(head), sort_keys=False),
+        title=title,
+        record=record,
+        bases=base_models,
+        sections={"Held-out metrics": metrics, "Hyperparameters": params},
+    )
 
 
 def read_card(folder: Path) -> CardMetadata:
@@ -132,10 +142,6 @@ class _NoAliasLoader(yaml.SafeLoader):
         return super().compose_node(parent, index)
 
 
-def _from(base_models: Sequence[str]) -> str:
-    return f" from {', '.join(code_span(name) for name in base_models)}" if base_models else ""
-
-
 def _texts(value: Any) -> tuple[str, ...]:
     """Returns one or several names from a YAML value as a tuple."""
     values = value if isinstance(value, list) else [value]
@@ -182,6 +188,54 @@ def _path(*parts: str) -> str:
 
 
 DATA_TABLE = "data.json"  # among the artifacts of a model's run
+# The origin of a model as far as it is known: parents, run, batch, plan, profiles, steps, code and data.
+ORIGIN = """\
+{% for parent in parents %}
+- {{ model.relation_to(parent.model_id) | markdown }} from {{ model_link(parent) }}\
+{% if parent.origin.quantized_base is not none %}
+, added to the values of its base in {{ parent.origin.quantized_base | code_span }}\
+{% endif +%}
+{% else %}
+- {{ "trained from scratch" if model.kind == "pretrained" else (model.kind | markdown) ~ ", without a base" }}
+{% endfor %}
+- made by run {{ link(run_name, run_path(experiment_id, run_id)) }}
+{% if batch is not none %}
+- in batch {{ link(batch[0], run_path(experiment_id, batch[1])) }}
+{% endif %}
+{% if origin.plan is not none and origin.batch_run_id is not none %}
+- after {{ link("this plan", artifact_path(experiment_id, origin.batch_run_id, origin.plan)) }}\
+{% if origin.technique is not none %}
+, {{ "made" if origin.num_steps == 0 else "trained" }} by {{ origin.technique | markdown }}\
+{% endif +%}
+{% endif %}
+{% if origin.profiles is not none %}
+- {{ link("what was measured of its techniques", artifact_path(experiment_id, run_id, origin.profiles)) }}
+{% endif %}
+{% if origin.num_steps %}
+- {{ origin.num_steps }} steps{{ "" if origin.seed is none else ", seed " ~ origin.seed }}\
+{% if origin.chain is not none %}
+, {{ link("chain of its states", artifact_path(experiment_id, run_id, origin.chain)) }}\
+{% endif +%}
+{% endif %}
+{% if origin.quantized_base is not none %}
+- trained on its base in {{ origin.quantized_base | code_span }}
+{% endif %}
+{% if origin.code_version is not none %}
+- code: {{ origin.code_version | code_span }}
+{% endif %}
+{% if origin.source is not none %}
+- imported from {{ origin.source | code_span }}
+{% endif %}
+{% for data in model.datasets %}
+- data for {{ data.context | markdown }}: {{ link(data.label, artifact_path(experiment_id, run_id, "data.json")) }} \
+({{ data.digest[:12] | code_span }}\
+{% if data.num_rows is not none %}, {{ data.num_rows }} rows{% endif %}
+{% for key in ("split", "window") if data[key] is not none %}, {{ (key ~ " " ~ data[key]) | markdown }}{% endfor %}
+)
+{% endfor %}
+- files and metrics: {{ link(model.model_id, logged_model_path(experiment_id, model.model_id)) }}
+
+{{ picture("Its family", run_id, family) }}"""
 DESCRIPTION_LIMIT = 5000  # the size in characters of the column for a model version's description
 _CHILDREN = "\n\n**Adapted further into**\n\n"
 _STORE = "\n\n**In the tensor store**\n\n"
@@ -199,31 +253,17 @@ def card(
 
     `text` is shortened if the whole would exceed DESCRIPTION_LIMIT.
     """
-    experiment_id, run_id = str(model.experiment_id), str(model.run_id)
-    lines = [
-        f"- {markdown(model.relation_to(parent.model_id))} from {model_link(parent)}{_base_values(parent)}"
-        for parent in parents
-    ]
-    if not parents:
-        lines.append(
-            "- trained from scratch" if model.kind == "pretrained" else f"- {markdown(model.kind)}, without a base"
-        )
-    lines.append(f"- made by run {link(run_name, run_path(experiment_id, run_id))}")
-    if batch is not None:
-        name, batch_id = batch
-        lines.append(f"- in batch {link(name, run_path(experiment_id, batch_id))}")
-    lines += _origin_lines(model)
-    for dataset in model.datasets:
-        rows = "" if dataset.num_rows is None else f", {dataset.num_rows} rows"
-        rows += "".join(f", {key} {value}" for key, value in dataset.facts().items() if key in ("split", "window"))
-        where = link(dataset.label, artifact_path(experiment_id, run_id, DATA_TABLE))
-        lines.append(
-            f"- data for {markdown(dataset.context)}: {where} ({code_span(dataset.digest[:12])}{markdown(rows)})"
-        )
-    files = logged_model_path(experiment_id, model.model_id)
-    lines.append(f"{_FILES}{link(model.model_id, files)}")
-    lines.append(f"\n{picture('Its family', run_id, family_path(model))}")
-    origin = "\n".join(lines)
+    origin = page_template(ORIGIN).render(
+        model=model,
+        parents=parents,
+        run_name=run_name,
+        batch=batch,
+        origin=model.origin,
+        experiment_id=str(model.experiment_id),
+        run_id=str(model.run_id),
+        **{each.__name__: each for each in (link, model_link, run_path, artifact_path, logged_model_path, picture)},
+        family=family_path(model),
+    )
     room = max(0, DESCRIPTION_LIMIT - len(origin) - len("\n\n"))
     head = text if len(text) <= room else text[: max(0, room - 4)] + " ..."
     return (f"{head}\n\n{origin}" if head else origin)[:DESCRIPTION_LIMIT]
@@ -232,36 +272,6 @@ def card(
 def family_path(model: ModelRecord) -> str:
     """Returns the path of a model's family picture among the artifacts of its run."""
     return f"lineage/{model.model_id}.svg"
-
-
-def _base_values(parent: ModelRecord) -> str:
-    """Returns what the weights are that a parent, an adapter on a base in 4 bits, is added to wherever it is used."""
-    format = parent.origin.quantized_base
-    return "" if format is None else f", added to the values of its base in {code_span(format)}"
-
-
-def _origin_lines(model: ModelRecord) -> Iterator[str]:
-    """Yields how the model was trained: plan, profiles, step, seed and code, as far as known."""
-    origin, experiment_id = model.origin, str(model.experiment_id)
-    if origin.plan is not None and origin.batch_run_id is not None:
-        where = artifact_path(experiment_id, origin.batch_run_id, origin.plan)
-        how = "made" if origin.num_steps == 0 else "trained"  # a model converted without training has no steps
-        trained = "" if origin.technique is None else f", {how} by {markdown(origin.technique)}"
-        yield f"- after {link('this plan', where)}{trained}"
-    if origin.profiles is not None:
-        where = artifact_path(experiment_id, str(model.run_id), origin.profiles)
-        yield f"- {link('what was measured of its techniques', where)}"
-    if origin.num_steps:
-        seed = "" if origin.seed is None else f", seed {origin.seed}"
-        where = artifact_path(experiment_id, str(model.run_id), origin.chain or "")
-        chain = f", {link('chain of its states', where)}" if origin.chain is not None else ""
-        yield f"- {origin.num_steps} steps{seed}{chain}"
-    if origin.quantized_base is not None:
-        yield f"- trained on its base in {code_span(origin.quantized_base)}"
-    if origin.code_version is not None:
-        yield f"- code: {code_span(origin.code_version)}"
-    if origin.source is not None:
-        yield f"- imported from {code_span(origin.source)}"
 
 
 def with_certificate(description: str, model: ModelRecord, *, path: str, day: str) -> str:

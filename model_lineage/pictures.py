@@ -1,11 +1,9 @@
 """SVG drawing of a model family: each model below its parents, the subject highlighted."""
 
-from __future__ import annotations
-
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 
-from ringmaster.text import xml
+from ringmaster.text import page_template
 
 COLOURS = {
     "pretrained": "#5b6ee1",
@@ -26,9 +24,34 @@ COLOURS = {
 CULPRIT, REACHED, SERVES = "culprit", "reached", "serves"
 # For each mark on a box: its fill, and the colour of its text.
 MARKS = {CULPRIT: ("#c92a2a", "#ffffff"), REACHED: ("#ffe3e3", "#c92a2a"), SERVES: ("#2b8a3e", "#ffffff")}
-MARK_WIDTH, MARK_HEIGHT = 48, 14
 BOX_WIDTH, BOX_HEIGHT, GAP, RISE = 168, 46, 18, 40
 MARGIN = 12
+FAMILY = """\
+<svg xmlns="http://www.w3.org/2000/svg" width="{{ width }}" height="{{ height }}" \
+viewBox="0 0 {{ width }} {{ height }}" font-family="sans-serif">
+<rect width="{{ width }}" height="{{ height }}" fill="#ffffff"/>
+{% for (x1, y1), (x2, y2) in lines %}
+{% set middle = (y1 + y2) // 2 %}
+<path d="M{{ x1 }} {{ y1 }} C{{ x1 }} {{ middle }} {{ x2 }} {{ middle }} {{ x2 }} {{ y2 }}" \
+fill="none" stroke="#868e96"/>
+{% endfor %}
+{% for each, (x, y), marks in boxes %}
+{% set colour = colours.get(each.kind, "#6c757d") %}
+{% set second = each.kind ~ (" · " ~ each.detail if each.detail else "") %}
+<g><rect x="{{ x }}" y="{{ y }}" width="{{ box[0] }}" height="{{ box[1] }}" rx="6" fill="{{ colour }}" \
+fill-opacity="0.12" stroke="{{ colour }}" stroke-width="{{ 3 if each.id == focus else 1 }}"/>\
+<text x="{{ x + 8 }}" y="{{ y + 19 }}" font-size="12" font-weight="{{ "bold" if each.id == focus else "normal" }}">\
+{{ fitting(each.title, 24) | xml }}</text>\
+<text x="{{ x + 8 }}" y="{{ y + 36 }}" font-size="11" fill="{{ colour }}">{{ fitting(second, 27) | xml }}</text>\
+{% for mark, fill, text, left in marks %}\
+<rect x="{{ left }}" y="{{ y - 7 }}" width="48" height="14" rx="7" fill="{{ fill }}" \
+stroke="{{ text if mark == "reached" else fill }}"/>\
+<text x="{{ left + 24 }}" y="{{ y + 3 }}" font-size="9" font-weight="bold" text-anchor="middle" fill="{{ text }}">\
+{{ mark }}</text>\
+{% endfor %}\
+</g>
+{% endfor %}
+</svg>"""
 _SWEEPS = 4  # passes of the ordering, alternately down and up
 
 
@@ -61,20 +84,21 @@ def family_svg(relatives: Sequence[Relative], edges: Iterable[tuple[str, str]], 
     rows = _rows(list(known), lines)
     width = max(len(row) for row in rows) * (BOX_WIDTH + GAP) - GAP + 2 * MARGIN
     height = len(rows) * (BOX_HEIGHT + RISE) - RISE + 2 * MARGIN
-    at = _places(rows, width)
-    reached = _reached(relatives, lines)
-    parts = [
-        f'<svg xmlns="http://www.w3.org/2000/svg" width="{width}" height="{height}" viewBox="0 0 {width} {height}" '
-        'font-family="sans-serif">',
-        f'<rect width="{width}" height="{height}" fill="#ffffff"/>',
-        *(_line(at[parent], at[child]) for parent, child in lines),
-        *(
-            _box(each, at[each.id], is_focus=each.id == focus, marks=_marks(each, reached=each.id in reached))
-            for each in relatives
-        ),
-        "</svg>",
-    ]
-    return "\n".join(parts)
+    at, reached = _places(rows, width), _reached(relatives, lines)
+    return page_template(FAMILY).render(
+        width=width,
+        height=height,
+        box=(BOX_WIDTH, BOX_HEIGHT),
+        lines=[(_middle(at[parent], BOX_HEIGHT), _middle(at[child], 0)) for parent, child in lines],
+        boxes=[(each, at[each.id], _marks(each, at[each.id][0], is_reached=each.id in reached)) for each in relatives],
+        focus=focus,
+        colours=COLOURS,
+        fitting=_fitting,
+    )
+
+
+def _middle(place: tuple[int, int], below: int) -> tuple[int, int]:
+    return place[0] + BOX_WIDTH // 2, place[1] + below
 
 
 def _reached(relatives: Sequence[Relative], lines: Sequence[tuple[str, str]]) -> set[str]:
@@ -89,9 +113,11 @@ def _reached(relatives: Sequence[Relative], lines: Sequence[tuple[str, str]]) ->
     return reached
 
 
-def _marks(relative: Relative, *, reached: bool) -> list[str]:
-    shown = {CULPRIT: relative.is_culprit, REACHED: reached and not relative.is_culprit, SERVES: relative.serves}
-    return [mark for mark, is_shown in shown.items() if is_shown]
+def _marks(relative: Relative, x: int, *, is_reached: bool) -> list[tuple[str, str, str, int]]:
+    """Returns each mark on the upper edge of a box, from the right: its text, its two colours, and its place."""
+    shown = {SERVES: relative.serves, REACHED: is_reached and not relative.is_culprit, CULPRIT: relative.is_culprit}
+    marks = [mark for mark, is_shown in shown.items() if is_shown]
+    return [(mark, *MARKS[mark], x + BOX_WIDTH - 6 - (i + 1) * 52) for i, mark in enumerate(marks)]
 
 
 def _rows(ids: Sequence[str], lines: Sequence[tuple[str, str]]) -> list[list[str]]:
@@ -136,40 +162,6 @@ def _places(rows: Sequence[Sequence[str]], width: int) -> dict[str, tuple[int, i
         for i, id in enumerate(row):
             at[id] = (left + i * (BOX_WIDTH + GAP), MARGIN + depth * (BOX_HEIGHT + RISE))
     return at
-
-
-def _line(parent: tuple[int, int], child: tuple[int, int]) -> str:
-    x1, y1 = parent[0] + BOX_WIDTH // 2, parent[1] + BOX_HEIGHT
-    x2, y2 = child[0] + BOX_WIDTH // 2, child[1]
-    middle = (y1 + y2) // 2
-    return f'<path d="M{x1} {y1} C{x1} {middle} {x2} {middle} {x2} {y2}" fill="none" stroke="#868e96"/>'
-
-
-def _box(relative: Relative, place: tuple[int, int], *, is_focus: bool, marks: Sequence[str]) -> str:
-    x, y = place
-    colour = COLOURS.get(relative.kind, "#6c757d")
-    stroke = 3 if is_focus else 1
-    second = relative.kind + (f" · {relative.detail}" if relative.detail else "")
-    return (
-        f'<g><rect x="{x}" y="{y}" width="{BOX_WIDTH}" height="{BOX_HEIGHT}" rx="6" fill="{colour}" '
-        f'fill-opacity="0.12" stroke="{colour}" stroke-width="{stroke}"/>'
-        f'<text x="{x + 8}" y="{y + 19}" font-size="12" font-weight="{"bold" if is_focus else "normal"}">'
-        f"{xml(_fitting(relative.title, 24))}</text>"
-        f'<text x="{x + 8}" y="{y + 36}" font-size="11" fill="{colour}">{xml(_fitting(second, 27))}</text>'
-        f"{''.join(_mark(mark, i, place) for i, mark in enumerate(reversed(marks)))}</g>"
-    )
-
-
-def _mark(mark: str, number: int, place: tuple[int, int]) -> str:
-    """Draws a label on the upper edge of a box; number 0 is the rightmost."""
-    fill, colour = MARKS[mark]
-    x, y = place[0] + BOX_WIDTH - 6 - (number + 1) * (MARK_WIDTH + 4), place[1] - MARK_HEIGHT // 2
-    return (
-        f'<rect x="{x}" y="{y}" width="{MARK_WIDTH}" height="{MARK_HEIGHT}" rx="7" fill="{fill}" '
-        f'stroke="{colour if mark == REACHED else fill}"/>'
-        f'<text x="{x + MARK_WIDTH // 2}" y="{y + 10}" font-size="9" font-weight="bold" text-anchor="middle" '
-        f'fill="{colour}">{mark}</text>'
-    )
 
 
 def _fitting(text: str, most: int) -> str:

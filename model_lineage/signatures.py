@@ -5,18 +5,17 @@ A signature (`model.sig`) covers all files of a version, one of which is an in-t
 statement has the record: who changes one of them is found by the other. docs/provenance.md describes the keys.
 """
 
-from __future__ import annotations
-
 import json
 import tempfile
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from hashlib import file_digest, sha256
+from hashlib import sha256
 from pathlib import Path
 from typing import Any
 
 from ringmaster.errors import InputError, SignatureError
 from ringmaster.extras import require_extra
+from ringmaster.files import sha256_of
 
 SIGNATURE, STATEMENT = "model.sig", "provenance.json"
 STATEMENT_TYPE, PREDICATE_TYPE = "https://in-toto.io/Statement/v1", "https://slsa.dev/provenance/v1"
@@ -53,7 +52,7 @@ class SignatureProof:
         """Raises SignatureError where a folder has other files than those that were signed, or lacks weights."""
         signed = {each["name"]: each["digest"]["sha256"] for each in self.statement["subject"]}
         files = {path.relative_to(folder).as_posix(): path for path in folder.rglob("*") if path.is_file()}
-        here = {name: _digest(path) for name, path in files.items() if name not in (SIGNATURE, STATEMENT)}
+        here = {name: sha256_of(path) for name, path in files.items() if name not in (SIGNATURE, STATEMENT)}
         lost = [name for name in signed if name not in here and name.endswith(".safetensors")]
         if differing := [*lost, *(name for name, digest in here.items() if signed.get(name) != digest)]:
             raise SignatureError(
@@ -136,7 +135,7 @@ def sign(
             (folder / relative).symlink_to(file.resolve())
         statement = {
             "_type": STATEMENT_TYPE,
-            "subject": [{"name": each, "digest": {"sha256": _digest(files[each])}} for each in sorted(files)],
+            "subject": [{"name": each, "digest": {"sha256": sha256_of(files[each])}} for each in sorted(files)],
             "predicateType": PREDICATE_TYPE,
             "predicate": {
                 "buildDefinition": {
@@ -168,7 +167,7 @@ def verify(folder: Path, keys: SigningKeys, *, signature_digest: str | None = No
     file = folder / SIGNATURE
     if not file.is_file() or file.is_symlink():
         raise SignatureError(f"{folder} has no signature. To fix: take a version that was recorded with a signing key")
-    if signature_digest is not None and _digest(file) != signature_digest:
+    if signature_digest is not None and sha256_of(file) != signature_digest:
         raise SignatureError(f"{file} is not the signature that was recorded. To fix: restore the file")
     try:
         bundle = json.loads(file.read_text())
@@ -215,8 +214,3 @@ def _signed(bundle: Mapping[str, Any]) -> Mapping[str, Any]:
 def signed_digest(signature: bytes) -> str:
     """Returns the digest by which a signature names its model, without verifying it."""
     return str(_signed(json.loads(signature))["subject"][0]["digest"]["sha256"])
-
-
-def _digest(file: Path) -> str:
-    with file.open("rb") as stream:
-        return file_digest(stream, "sha256").hexdigest()

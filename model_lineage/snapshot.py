@@ -31,6 +31,7 @@ from ringmaster.model_lineage.ledger.registry import (
     CULPRIT,
     KIND,
     MODEL_ID,
+    NOTE,
     record_of,
     unless_missing,
     versions_of,
@@ -188,11 +189,6 @@ def _changed(ledger: Ledger, known: Collection[str], *, since_ms: int) -> tuple[
     return list(ids), newest_ms
 
 
-def _shown_tags(tags: Mapping[str, str]) -> dict[str, str]:
-    """Returns the tags without page texts and children, which the children's parent ids give."""
-    return {k: v for k, v in tags.items() if k != "mlflow.note.content" and not k.startswith(CHILD)}
-
-
 def _kept(file: Path, ledger: Ledger) -> dict[str, Any]:
     """Returns the content of the cache file, empty if it belongs to another ledger or is invalid."""
     try:
@@ -221,7 +217,8 @@ def _row(model: Any) -> ModelRow:
         creation_timestamp=model.creation_timestamp,
         source_run_id=model.source_run_id,
         is_ready=model.status == "READY",
-        tags=_shown_tags(model.tags),
+        # Without page texts, and children, which the children's parent ids give.
+        tags={k: v for k, v in model.tags.items() if k != NOTE and not k.startswith(CHILD)},
         params=dict(model.params or {}),
         metrics={metric.key: metric.value for metric in metrics},
     )

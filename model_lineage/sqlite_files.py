@@ -4,8 +4,6 @@ SQLAlchemy, and with it MLflow, Prefect and our own tables, takes what follows `
 question mark. Nothing is quoted there, so a path with a question mark has no URL.
 """
 
-from __future__ import annotations
-
 import fcntl
 import os
 import shlex
@@ -15,6 +13,8 @@ from contextlib import closing, contextmanager, suppress
 from importlib.util import find_spec
 from pathlib import Path
 from unicodedata import category
+
+import psutil
 
 UNFIT = ("Cc", "Cs", "Zl", "Zp")  # control characters, bytes that are no UTF-8, separators of lines
 PREFIX = "sqlite:///"
@@ -110,14 +110,9 @@ def _versions_in(file: Path) -> list[str] | None:
 
 def _holders(file: Path) -> str:
     """Returns the processes of this user and machine that have a file open, as text."""
-    text = ", ".join(dict.fromkeys(_processes_with(file.resolve())))
-    return f" ({text})" if text else ", perhaps of another machine"
-
-
-def _processes_with(file: Path) -> Iterator[str]:
-    for process in Path("/proc").glob("[0-9]*"):
-        if int(process.name) == os.getpid():
-            continue
-        with suppress(OSError):  # it has ended, or is another user's
-            if any(os.path.realpath(each) == str(file) for each in (process / "fd").iterdir()):
-                yield f"process {process.name}, {(process / 'comm').read_text().strip()}"
+    path, holders = str(file.resolve()), []
+    for process in psutil.process_iter():
+        with suppress(psutil.Error):  # it has ended, or is another user's
+            if process.pid != os.getpid() and any(each.path == path for each in process.open_files()):
+                holders.append(f"process {process.pid}, {process.name()}")
+    return f" ({', '.join(holders)})" if holders else ", perhaps of another machine"

@@ -3,19 +3,15 @@
 docs/commands.md describes the protocol.
 """
 
-from __future__ import annotations
-
 from collections.abc import Iterator
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from ringmaster.techniques.black_box import BlackBox
 from ringmaster.techniques.job import Job
+from ringmaster.techniques.model_facts import ModelFacts
+from ringmaster.techniques.processes.order import GangOrder
+from ringmaster.techniques.processes.reporter import Reporter
 from ringmaster.techniques.technique import Config, GangShape
-
-if TYPE_CHECKING:
-    from ringmaster.techniques.model_facts import ModelFacts
-    from ringmaster.techniques.processes.order import GangOrder
-    from ringmaster.techniques.processes.reporter import Reporter
 
 
 class Command(BlackBox):

@@ -16,7 +16,7 @@ from ringmaster.techniques.fsdp import Fsdp
 from ringmaster.techniques.job import Job
 from ringmaster.techniques.loss import class_of
 from ringmaster.techniques.metric import why_not_divided
-from ringmaster.techniques.model_facts import why_positions_lost, why_unknown
+from ringmaster.techniques.model_facts import ModelFacts, why_positions_lost, why_unknown
 from ringmaster.techniques.technique import (
     RECOMPUTE,
     Config,
@@ -31,8 +31,6 @@ from ringmaster.techniques.technique import (
 if TYPE_CHECKING:
     from torch import Tensor, nn
     from torch.distributed.device_mesh import DeviceMesh
-
-    from ringmaster.techniques.model_facts import ModelFacts
 
 
 class Context(Technique):

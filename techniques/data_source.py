@@ -20,7 +20,12 @@ if TYPE_CHECKING:
     import torch
 
 
-MAX_SHOWN = 10  # classes in a line for people
+MAX_SHOWN = 10  # names in a line for people
+
+
+def shown(names: Sequence[str]) -> str:
+    """Returns the first names, for a line for people."""
+    return ", ".join(names[:MAX_SHOWN]) + (", ..." if len(names) > MAX_SHOWN else "")
 
 
 class Dataset(Protocol):
@@ -56,7 +61,7 @@ class PreparedData:
 
     name: a name for people, e.g. "python-stdlib".
     digest: identifies the samples' content: equal samples have the same digest on every machine. Of a factory's samples
-        only a part is fingerprinted, see `sources.factories`.
+        only a part is fingerprinted, see `sources.builtin`.
     num_samples, num_held_out: number of samples for training, and for evaluation.
     kind: "tokens", "images" or "other".
     vocab_size, seq_len: of token samples; seq_len in tokens.
@@ -112,8 +117,7 @@ class PreparedData:
         parts = [f"{self.name} as {kind}{f' (columns {columns})' if columns else ''}"]
         parts.append(f"{self.num_samples:,} samples to train on, {self.num_held_out:,} held out")
         if self.labels:
-            shown = ", ".join(self.labels[:MAX_SHOWN]) + (", ..." if len(self.labels) > MAX_SHOWN else "")
-            parts.append(f"{len(self.labels)} classes ({shown})")
+            parts.append(f"{len(self.labels)} classes ({shown(self.labels)})")
         if self.seq_len is not None:
             cut = f", and {self.num_truncated:,} were cut" if self.num_truncated else ""
             parts.append(f"up to {self.seq_len:,} tokens each{cut}")

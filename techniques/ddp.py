@@ -8,9 +8,8 @@ from __future__ import annotations
 from contextlib import AbstractContextManager, nullcontext
 from typing import TYPE_CHECKING, Any
 
-from ringmaster.techniques.data_parallel import DataParallel
 from ringmaster.techniques.job import COMPOSED, DISTILLED, PRUNED
-from ringmaster.techniques.technique import RUN, Config
+from ringmaster.techniques.technique import RUN, Config, DataParallel
 
 if TYPE_CHECKING:
     from torch import nn

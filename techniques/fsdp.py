@@ -10,9 +10,16 @@ from collections.abc import Iterator, Sequence
 from contextlib import AbstractContextManager, contextmanager
 from typing import TYPE_CHECKING, Any, ClassVar
 
-from ringmaster.techniques.data_parallel import DataParallel
 from ringmaster.techniques.job import COMPOSED, DISTILLED, OF_WHOLE_TENSORS, PRUNED, Job
-from ringmaster.techniques.technique import RECOMPUTE, TURN, Config, GangShape, micro_batches, training_state_bytes
+from ringmaster.techniques.technique import (
+    RECOMPUTE,
+    TURN,
+    Config,
+    DataParallel,
+    GangShape,
+    micro_batches,
+    training_state_bytes,
+)
 
 if TYPE_CHECKING:
     from torch import nn

@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Any
 from ringmaster.techniques.expert import Expert
 from ringmaster.techniques.fsdp import Fsdp
 from ringmaster.techniques.job import DISTILLED, PRUNED, Job
-from ringmaster.techniques.model_facts import why_positions_lost, why_unknown
+from ringmaster.techniques.model_facts import ModelFacts, why_positions_lost, why_unknown
 from ringmaster.techniques.pipeline import Pipeline, micro_batch_counts
 from ringmaster.techniques.technique import (
     Config,
@@ -33,7 +33,6 @@ if TYPE_CHECKING:
     from torch import Tensor, nn
     from torch.distributed.device_mesh import DeviceMesh
 
-    from ringmaster.techniques.model_facts import ModelFacts
 
 DIVIDED_EXPERTS = "divided_experts"
 """The key, in a config, that has the ranks of dp_shard keep their experts as `expert` does."""

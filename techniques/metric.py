@@ -21,6 +21,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, ClassVar
 
 from ringmaster.registry import Registry, resolve
+from ringmaster.text import listed
 
 if TYPE_CHECKING:
     import numpy as np
@@ -70,8 +71,7 @@ def checked_values(values: object, *, may_be_undefined: bool = True) -> dict[str
         else:
             result[name] = float(value)
     if faults:
-        more = f"; and {len(faults) - 5} others" if len(faults) > 5 else ""
-        raise ValueError("; ".join(faults[:5]) + more)
+        raise ValueError(listed(faults, between="; ", most=5))
     return result
 
 

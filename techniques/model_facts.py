@@ -1,7 +1,5 @@
 """Facts about a model that techniques and the planner use. Imports no torch."""
 
-from __future__ import annotations
-
 from dataclasses import dataclass, field
 from importlib.util import find_spec
 

@@ -10,7 +10,7 @@ from collections.abc import Callable, Iterator
 from typing import TYPE_CHECKING, Any
 
 from ringmaster.techniques.job import DISTILLED, PRUNED, Job
-from ringmaster.techniques.model_facts import why_positions_lost, why_unknown
+from ringmaster.techniques.model_facts import ModelFacts, why_positions_lost, why_unknown
 from ringmaster.techniques.technique import (
     RECOMPUTE,
     RUN,
@@ -28,7 +28,6 @@ if TYPE_CHECKING:
     from torch import Tensor, nn
     from torch.distributed.device_mesh import DeviceMesh
 
-    from ringmaster.techniques.model_facts import ModelFacts
     from ringmaster.techniques.parallel.pipe import Pipe
 
 # Schedules, the presumably quickest first, and how many stages a device has under each.

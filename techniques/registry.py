@@ -1,7 +1,5 @@
 """Registry of techniques: the built-in ones, and users' techniques from entry points or `register`."""
 
-from __future__ import annotations
-
 from ringmaster.registry import Registry, subclass
 from ringmaster.techniques.technique import Technique
 

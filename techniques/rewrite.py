@@ -1,17 +1,13 @@
 """Technique for models that need no training step: pruned, quantized or merged by one process on one device."""
 
-from __future__ import annotations
-
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from ringmaster.techniques.black_box import BlackBox
 from ringmaster.techniques.job import MERGED, Job
+from ringmaster.techniques.model_facts import ModelFacts
+from ringmaster.techniques.processes.order import GangOrder
+from ringmaster.techniques.processes.reporter import Reporter
 from ringmaster.techniques.technique import WEIGHT_BYTES, Config, GangShape
-
-if TYPE_CHECKING:
-    from ringmaster.techniques.model_facts import ModelFacts
-    from ringmaster.techniques.processes.order import GangOrder
-    from ringmaster.techniques.processes.reporter import Reporter
 
 
 class Rewrite(BlackBox):

@@ -6,20 +6,16 @@ in one segment and beside other jobs in another.
 Sources: Ye et al., mLoRA (arXiv:2312.02515); Sheng et al., S-LoRA (arXiv:2311.03285).
 """
 
-from __future__ import annotations
-
 from collections.abc import Iterator
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from ringmaster.techniques.black_box import BlackBox
 from ringmaster.techniques.job import Job
+from ringmaster.techniques.model_facts import ModelFacts
+from ringmaster.techniques.processes.order import GangOrder
+from ringmaster.techniques.processes.reporter import Reporter
 from ringmaster.techniques.technique import Config, GangShape
 from ringmaster.techniques.training.fused.group_requirements import NAME, mesh_shape
-
-if TYPE_CHECKING:
-    from ringmaster.techniques.model_facts import ModelFacts
-    from ringmaster.techniques.processes.order import GangOrder
-    from ringmaster.techniques.processes.reporter import Reporter
 
 
 class SharedBase(BlackBox):

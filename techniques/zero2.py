@@ -10,7 +10,6 @@ from collections.abc import Iterator, Mapping
 from contextlib import AbstractContextManager
 from typing import TYPE_CHECKING, Any
 
-from ringmaster.techniques.data_parallel import DataParallel
 from ringmaster.techniques.job import COMPOSED, DISTILLED, Job
 from ringmaster.techniques.technique import (
     GRADIENT_BYTES,
@@ -19,6 +18,7 @@ from ringmaster.techniques.technique import (
     TURN,
     WEIGHT_BYTES,
     Config,
+    DataParallel,
     GangShape,
     micro_batches,
 )

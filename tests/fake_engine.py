@@ -8,8 +8,7 @@ from typing import Any
 
 from ringmaster.tasks.cluster import Device
 from ringmaster.tasks.execution.engine import EngineNode
-from ringmaster.techniques.processes.events import JobReady, OutcomeStatus, Steps
-from ringmaster.techniques.processes.gang import Outcome
+from ringmaster.techniques.processes.events import JobReady, Outcome, OutcomeStatus, Steps
 from ringmaster.techniques.processes.reporter import STOP, UNTIL
 
 

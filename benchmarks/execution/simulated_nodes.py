@@ -22,8 +22,8 @@ from ringmaster.techniques.processes.events import (
     CheckpointSaved,
     Event,
     JobReady,
+    Outcome,
     OutcomeStatus,
-    ShareEnded,
     Steps,
     event_to_json,
 )
@@ -118,7 +118,7 @@ class StubGang:
         is_end = self.step >= self.share.order.job.total_steps
         status = OutcomeStatus.DONE if self.step >= self.last_step else OutcomeStatus.PREEMPTED
         result = {"first_step": self.first_step, "step": self.step, "startup_s": STARTUP_S}
-        return ShareEnded(status=status, result={**result, **({"metrics": {"loss": 0.5}} if is_end else {})})
+        return Outcome(status=status, result={**result, **({"metrics": {"loss": 0.5}} if is_end else {})})
 
 
 @dataclass(kw_only=True)
@@ -202,7 +202,7 @@ class SimulatedNodes:
                 where = {"segment": gang.segment, "node": gang.node, "number": gang.num_events}
                 rows.append({**where, "content": event_to_json(event)})
                 gang.num_events += 1
-                if isinstance(event, ShareEnded):
+                if isinstance(event, Outcome):
                     ended.append(gang.segment)
         if not rows:
             return

@@ -18,6 +18,7 @@ import json
 import shutil
 from collections import Counter
 from collections.abc import Callable, Iterator, Mapping
+from contextlib import closing
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -29,7 +30,7 @@ from ringmaster.errors import InputError, PromotionRefused, input_errors, raise_
 from ringmaster.flows.lineage.bisecting import TracedRow, reads_of
 from ringmaster.flows.lineage.home import LineageHome
 from ringmaster.flows.lineage.reproducing import RecordedTraining
-from ringmaster.flows.retraining.examine import judge_version
+from ringmaster.flows.retraining.examine import judge_versions
 from ringmaster.model_lineage.records import CHAMPION
 from ringmaster.model_lineage.snapshot import LineageNode
 from ringmaster.tasks.alarms import Alarm
@@ -409,7 +410,10 @@ def promote(
     rule = replace(rule, metric=rule.metric or job.evaluation.metrics[0])
     try:
         node = home.find(version.label)
-        decision = judge_version(home, node, rule, data=job.data, against=replaced.label, notice=notice)
+        with closing(
+            judge_versions(home, [node], rule, data=job.data, against=replaced.label, notice=notice)
+        ) as decisions:
+            decision = next(decisions)
         if decision.promote and rule.approval_s is not None:
             decision = replace(decision, promote=False, why=f"it waits for approval: {decision.why}")
             promotion.leave_waiting(ledger, node.record, decision.why, who=who)

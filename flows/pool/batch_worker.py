@@ -123,10 +123,8 @@ def decide(
     if job is None and number is None:
         if run.is_ending or age_s < UNSUBMITTED_S:
             return SubmissionDecision(verdict=SubmissionVerdict.NOTHING)
-        return SubmissionDecision(
-            verdict=SubmissionVerdict.CRASHED,
-            message=f"no {title} job was submitted for it: its worker ended before it had",
-        )
+        message = f"no {title} job was submitted for it: its worker ended before it had"
+        return SubmissionDecision(verdict=SubmissionVerdict.CRASHED, message=message)
     over = SubmissionVerdict.CANCELLED if run.is_ending else SubmissionVerdict.CRASHED
     if job is None:
         message = f"{title} job {number} has ended, and {title} has forgotten how"
@@ -279,14 +277,11 @@ class BatchWorker(BaseWorker[BatchJobConfiguration, BaseVariables, BaseWorkerRes
         for run in runs:
             if run.id in self._submitting:
                 continue
+            age_s = (datetime.now(UTC) - run.state.timestamp).total_seconds() if run.state is not None else 0.0
             try:
-                await self._act(run, self._decide(run, jobs))
+                await self._act(run, decide(as_node_run(run), jobs, age_s=age_s, scheduler=type(self._scheduler)))
             except (SchedulerError, ObjectNotFound) as error:  # concerns this run alone
                 self.get_flow_run_logger(run).warning("its job cannot be ended: %s", error)
-
-    def _decide(self, run: FlowRun, jobs: Mapping[str, BatchJob]) -> SubmissionDecision:
-        age_s = (datetime.now(UTC) - run.state.timestamp).total_seconds() if run.state is not None else 0.0
-        return decide(as_node_run(run), jobs, age_s=age_s, scheduler=type(self._scheduler))
 
     async def _unended(self) -> Sequence[FlowRun]:
         result: list[FlowRun] = []

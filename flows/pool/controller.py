@@ -23,7 +23,7 @@ from ringmaster.tasks.alarms import Alarm, DeadlineAlarms, NodeAlarms
 from ringmaster.tasks.alarms.task import sound
 from ringmaster.tasks.background_worker import running
 from ringmaster.tasks.cluster import Cluster
-from ringmaster.tasks.execution.engine import Engine, EngineContext
+from ringmaster.tasks.execution.engine import EngineContext
 from ringmaster.tasks.execution.events import ExecutionEvent
 from ringmaster.tasks.execution.executor import Executor
 from ringmaster.tasks.execution.replanner import Replanner
@@ -31,7 +31,7 @@ from ringmaster.tasks.pool.controller import HOLDER_OF_SEGMENTS, PoolController
 from ringmaster.tasks.pool.engines import WORKERS, build_engine
 from ringmaster.tasks.pool.failover import BEAT_EVERY_S, Leadership
 from ringmaster.tasks.pool.nodes import NodeRegistry, PoolLeases, Timeouts
-from ringmaster.tasks.pool.submissions import Submission, Submissions
+from ringmaster.tasks.pool.submissions import Submissions
 from ringmaster.tasks.process_identity import say_ready
 from ringmaster.tasks.storage.database import BatchingDatabase, Database, DatabaseClosed
 from ringmaster.tasks.storage.journal import Journal
@@ -80,17 +80,16 @@ class PoolAlarms:
         result: list[Alarm] = []
         for id in active:
             if id not in self._deadlines:
-                self._deadlines[id] = _watch(submissions.find(id))
+                batch = submissions.find(id)
+                deadlines_s = {} if batch is None else batch.planning_terms.deadlines_s
+                self._deadlines[id] = (
+                    DeadlineAlarms(batch.name, deadlines_s=deadlines_s, started_s=batch.started_s)
+                    if batch is not None and deadlines_s
+                    else None
+                )
             if (watch := self._deadlines[id]) is not None:
                 result += watch.look(self._timeline_reader.read(id))
         return result
-
-
-def _watch(batch: Submission | None) -> DeadlineAlarms | None:
-    """Returns the watch over a batch's deadlines, None if it has none."""
-    if batch is None or not batch.planning_terms.deadlines_s:
-        return None
-    return DeadlineAlarms(batch.name, deadlines_s=batch.planning_terms.deadlines_s, started_s=batch.started_s)
 
 
 def serve_pool(address: PoolAddress, *, notice: Notice, seed: int = 0) -> None:
@@ -131,7 +130,10 @@ def _taken_over(database: Database, stopping: threading.Event, *, seed: int) -> 
     with ExitStack() as stack:
         segment_runs = SegmentRuns(database)  # first, so that it misses no event of what follows
         failure: Future[None] = Future()  # of the engine; it may fail before there is a controller to end
-        engine = _engine(database, on_failure=partial(failure.set_result, None))
+        node_runs, on_failure = PrefectNodeRuns(), partial(failure.set_result, None)
+        context = EngineContext(folder=settings.home(), database=database, node_runs=node_runs, on_failure=on_failure)
+        with input_errors():
+            engine = build_engine(settings.engine(default=WORKERS), context)
         stack.callback(engine.close)
         controller = PoolController(
             database,
@@ -192,15 +194,6 @@ def keep_looking(look: Callable[[], object], stopping: threading.Event, every_s:
                 reported.add(repr(error))
                 logger.exception("%s has failed, and begins again", threading.current_thread().name)
             stopping.wait(BEGIN_AGAIN_S)
-
-
-def _engine(database: Database, *, on_failure: Callable[[], None]) -> Engine:
-    """Builds the engine that RINGMASTER_ENGINE names, by default that of machines of one's own."""
-    context = EngineContext(
-        folder=settings.home(), database=database, node_runs=PrefectNodeRuns(), on_failure=on_failure
-    )
-    with input_errors():
-        return build_engine(settings.engine(default=WORKERS), context)
 
 
 def _lead(leadership: Leadership, database: Database, notice: Notice) -> None:

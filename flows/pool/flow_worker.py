@@ -17,7 +17,7 @@ from contextlib import suppress
 from typing import Any
 
 import psutil
-from prefect.client.orchestration import PrefectClient, get_client
+from prefect.client.orchestration import get_client
 from prefect.exceptions import ObjectAlreadyExists, ObjectNotFound
 from prefect.workers.process import ProcessWorker
 
@@ -128,7 +128,10 @@ async def _serve_once(name: str, *, work_pool: str, queues: Sequence[str], most_
     people. DEFAULT_QUEUE therefore has a worker of its own.
     """
     async with get_client() as client:
-        while not await _has_work_pool(client, work_pool):  # `deployments` makes it, at the same time
+        while True:  # `deployments` makes it, at the same time
+            with suppress(ObjectNotFound):
+                await client.read_work_pool(work_pool)
+                break
             await asyncio.sleep(LOOK_EVERY_S)
         for queue in queues:
             limit = None if queue == DEFAULT_QUEUE else MOST_SHORT_RUNS
@@ -172,14 +175,6 @@ def _is_alive(process: psutil.Process) -> bool:
     with suppress(psutil.NoSuchProcess):
         return bool(process.is_running() and process.status() != psutil.STATUS_ZOMBIE)
     return False
-
-
-async def _has_work_pool(client: PrefectClient, name: str) -> bool:
-    try:
-        await client.read_work_pool(name)
-    except ObjectNotFound:
-        return False
-    return True
 
 
 async def _end_stopped_runs() -> None:

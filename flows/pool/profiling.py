@@ -38,6 +38,7 @@ from ringmaster.techniques.profiles import UNTRUSTED
 LOOK_EVERY_S = 1.0
 TRIALS = "trials"  # the fact: the `TrialPolicy` of the batch, if it is another than usual
 GONE = "it has left the pool"
+UNVERIFIED = "only untrusted nodes serve. To fix: start a trusted one, which verifies their work too"
 MOST_ATTEMPTS = 3  # failed measurements, on nodes that are lost or fail meanwhile
 
 
@@ -146,13 +147,10 @@ def merged(results: Mapping[str, ProfilingResult]) -> ProfilingResult:
         for leader, own in profiled.groups.items() if not kind.endswith(UNTRUSTED) else ():
             groups[leader] = (*groups.get(leader, ()), *(replace(profile, device_type=kind) for profile in own))
     faults: dict[str, str] = {}
-    for name in dict.fromkeys(name for profiled in results.values() for name in profiled.faults):
+    for name in dict.fromkeys((*(name for profiled in results.values() for name in profiled.faults), *names)):
         if not profiles.get(name):
-            reported = {kind: profiled.faults[name] for kind, profiled in results.items() if name in profiled.faults}
-            faults[name] = "; ".join(f"on {kind}: {fault}" for kind, fault in reported.items())
-    for name in names:
-        if not profiles[name] and name not in faults:
-            faults[name] = "only untrusted nodes serve. To fix: start a trusted one, which verifies their work too"
+            reported = [f"on {kind}: {each.faults[name]}" for kind, each in results.items() if name in each.faults]
+            faults[name] = "; ".join(reported) or UNVERIFIED
     return ProfilingResult(
         jobs=tuple(jobs[name] for name in names),
         preflights=preflights,
@@ -204,11 +202,10 @@ def _measure(node_context: NodeContext, journal: Journal) -> None:
 
 def _num_alike(node: Node, kind: str, nodes: NodeRegistry) -> int:
     """Returns over how many nodes like this one a gang may span: those that are there, or that the engine may lend."""
-    serving = [each for each in nodes.all() if each.status == NodeStatus.SERVING]
-    nodes_of = [(each, healthy(each)) for each in serving]
+    serving = [(each, healthy(each)) for each in nodes.all() if each.status == NodeStatus.SERVING]
     alike = [
         each
-        for each, own in nodes_of
+        for each, own in serving
         if len(own.devices) == len(node.devices) and Cluster(nodes=(own,)).device_kind() == kind
     ]
     own = [each for each in alike if not each.allocation]

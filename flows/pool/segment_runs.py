@@ -39,8 +39,7 @@ from ringmaster.tasks.storage.database import Database
 from ringmaster.tasks.storage.journal import Journal
 from ringmaster.tasks.storage.message_store import MessageStore
 from ringmaster.tasks.storage.schema import SEGMENTS
-from ringmaster.techniques.processes.events import OutcomeStatus
-from ringmaster.techniques.processes.gang import Outcome
+from ringmaster.techniques.processes.events import Outcome, OutcomeStatus
 from ringmaster.techniques.processes.reporter import STOP
 from ringmaster.text import printable
 

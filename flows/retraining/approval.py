@@ -111,31 +111,24 @@ def ask_to_start(question: Callable[[], str], *, timeout_s: float, without_answe
     run_id = _run_that_can_ask()
     if run_id is None:
         return ApprovalAnswer(approved=False, why=NO_SERVER)
-    if not _is_of_pool():
+    run = current_flow_run()
+    # It can be suspended: it has a deployment, and a controller watches the timeout.
+    is_of_pool = settings.pool() is not None and run is not None and run.deployment_id is not None
+    key, text = keyset_from_base_key(f"suspended-{TO_START}")["response"], ""
+    if not is_of_pool or read_flow_run_input(key, run_id) is None:
         text = question()
         create_markdown_artifact(key="approval", markdown=text, description="Asked of a person")
-        form = Start.with_initial_data(description=text)
-        answer = _paused(run_id, form, timeout_s=timeout_s, silence=silence_to_start(timeout_s, without_answer))
-    else:
-        text = ""
-        if read_flow_run_input(keyset_from_base_key(f"suspended-{TO_START}")["response"], run_id) is None:
-            text = question()
-            create_markdown_artifact(key="approval", markdown=text, description="Asked of a person")
-        form = Start.with_initial_data(description=text)
-        # The pool's controller answers in time. If none leads for a day, Prefect fails the run.
+    form = Start.with_initial_data(description=text)
+    if is_of_pool:  # The pool's controller answers in time. If none leads for a day, Prefect fails the run.
         answer = suspend_flow_run(wait_for_input=form, timeout=int(timeout_s) + LONG_SLACK_S, key=TO_START)
+    else:
+        answer = _paused(run_id, form, timeout_s=timeout_s, silence=silence_to_start(timeout_s, without_answer))
     return ApprovalAnswer(approved=answer.start, who=answer.name or SOMEBODY, why=answer.comment)
 
 
 def silence_to_start(timeout_s: float, without_answer: bool) -> dict[str, Any]:
     """Returns the answer to `ask_to_start` if nobody has answered in time."""
     return {"start": without_answer, "name": NOBODY, "comment": _unanswered(timeout_s)}
-
-
-def _is_of_pool() -> bool:
-    """Returns whether the flow run can be suspended: it has a deployment, and a controller watches the timeout."""
-    run = current_flow_run()
-    return settings.pool() is not None and run is not None and run.deployment_id is not None
 
 
 def _run_that_can_ask() -> UUID | None:

@@ -33,7 +33,7 @@ from ringmaster.tasks.profiling.preflight import TrialEnvironment
 from ringmaster.tasks.retraining import promotion
 from ringmaster.tasks.retraining.drift import references_of, scored_features
 from ringmaster.tasks.retraining.policy import OF_POLICY, PLAIN_RULE, PromotionDecision, PromotionPolicy, decide_by
-from ringmaster.tasks.retraining.production import with_tokenizer_of
+from ringmaster.tasks.retraining.production import ProductionModel, with_tokenizer_of
 from ringmaster.tasks.retraining.promotion import ServingVersions, leave_waiting
 from ringmaster.tasks.retraining.report import FAILED, KEPT, LEFT, PROMOTED, ModelResult
 from ringmaster.tasks.retraining.task import examine_task, promote_task
@@ -177,12 +177,9 @@ def _rivals(
             trained_on = TrainingData(spec=job.data, prepared=data or {})
             job, data = other, preflights[other.name].data if other.name in preflights else None
         rivals[name] = ComparedCandidate(
-            name=name,
-            metric=model.metric,
-            min_gain=model.min_gain,
+            model=model,
             job=job,
             data=data,
-            is_whole=model.compares_on_all,
             trained_on=trained_on,
             candidate=candidate,
             candidate_dir=folders[name],
@@ -214,7 +211,7 @@ def _child_in_place_of(
         with run.device() as device:
             for node in nodes:
                 child = replace(rival, candidate=node.record, candidate_dir=home.model_dir(node))
-                judged = _judge(run, [child], device)[rival.name]
+                judged = _judge(run, [child], device)[rival.model.name]
                 yield judged.decision or PromotionDecision(promote=False, why=judged.fault, reasons=(judged.fault,))
 
     try:
@@ -225,7 +222,7 @@ def _child_in_place_of(
             decision,
             judge=decisions,
             notice=current_view.get().notice,
-            train=partial(train_children, run, rival.name, seed=seed) if run.production.shrink else None,
+            train=partial(train_children, run, rival.model.name, seed=seed) if run.production.shrink else None,
             remedy="`shrink: true` in the file of models trains some",
         )
     except InputError as error:  # why none can be trained
@@ -313,24 +310,18 @@ CHAMPION = "champion"
 class ComparedCandidate:
     """A candidate that is to be compared with its champion, on `data`.
 
-    name: name of the model in the production file.
-    metric: the metric of the comparison.
-    min_gain: least gain for a promotion, in units of the metric.
+    model: the model of the production file.
     job: the job with the data to compare on.
     data: the JSON form of prepared data; None if it cannot be read.
-    is_whole: whether all rows of the data are compared on, as no model is trained on it; else its held-out part.
     trained_on: the data of the candidate, whose rows are left out of other data; None for the candidate's own.
     candidate, candidate_dir: record and files of the candidate.
     champion_dir: files of the champion; None if the candidate is the first one.
     fault: why the data cannot be read.
     """
 
-    name: str
-    metric: str
-    min_gain: float
+    model: ProductionModel
     job: Job
     data: Mapping[str, Any] | None
-    is_whole: bool = False
     trained_on: TrainingData | None = None
     candidate: ModelRecord
     candidate_dir: Path
@@ -362,7 +353,7 @@ def judge(
 ) -> dict[str, CandidateVerdict]:
     """Returns the decision on each rival, by its name."""
     return {
-        rival.name: CandidateVerdict(fault=f"the candidate cannot be evaluated: {rival.fault}")
+        rival.model.name: CandidateVerdict(fault=f"the candidate cannot be evaluated: {rival.fault}")
         if rival.data is None
         else _judged(rival, policy, rival.data, ledger=ledger, environment=environment, device=device)
         for rival in rivals
@@ -380,12 +371,12 @@ def _judged(
 ) -> CandidateVerdict:
     """Decides by the policy or the plain rule, and records what was found on the run that made the candidate."""
     rule = policy or PLAIN_RULE
-    metric = rule.metric or rival.metric
-    max_rows = rule.max_rows if policy is None or rival.is_whole else policy.num_rows
+    metric, is_whole = rule.metric or rival.model.metric, rival.model.compares_on_all
+    max_rows = rule.max_rows if policy is None or is_whole else policy.num_rows
     environment = replace(environment, import_paths=tuple(dict.fromkeys([*environment.import_paths, str(rule.folder)])))
     result: list[ExaminationResult] = [
         examine_task(
-            rival.name,
+            rival.model.name,
             rival.candidate_dir,
             ExaminationRequest(
                 against=rival.champion_dir,
@@ -394,7 +385,7 @@ def _judged(
                 suite=suite,
                 metrics=list(dict.fromkeys([metric, *rival.job.evaluation.metrics, *rule.limits])),
                 max_rows=max_rows,
-                is_whole=rival.is_whole,
+                is_whole=is_whole,
                 trained_on=rival.trained_on,
                 environment=environment,
                 device=device,
@@ -407,7 +398,9 @@ def _judged(
         return CandidateVerdict(fault=f"it cannot be compared: {'; '.join(faults)}")
     for examined in result:
         recording.record(ledger, rival.candidate, examined, other=None if rival.champion_dir is None else CHAMPION)
-    decision = decide_by(rule, result, metric=metric, is_first=rival.champion_dir is None, min_gain=rival.min_gain)
+    decision = decide_by(
+        rule, result, metric=metric, is_first=rival.champion_dir is None, min_gain=rival.model.min_gain
+    )
     return CandidateVerdict(
         decision=decision, notes=tuple(_left_out(rival, data, result[0].num_rows, max_rows=max_rows))
     )
@@ -417,8 +410,9 @@ def _left_out(
     rival: ComparedCandidate, data: Mapping[str, Any], num_rows: int, *, max_rows: int | None
 ) -> Sequence[str]:
     """Returns a note on the rows that are not compared on, as the candidate is trained on them."""
-    every = data["num_held_out"] + (data["num_samples"] if rival.is_whole else 0)
-    if max_rows is None and not rival.is_whole:
+    is_whole = rival.model.compares_on_all
+    every = data["num_held_out"] + (data["num_samples"] if is_whole else 0)
+    if max_rows is None and not is_whole:
         max_rows = rival.job.evaluation.max_batches * rival.job.global_batch_size
     if rival.trained_on is None or not num_rows or num_rows >= min(every, max_rows or every):
         return ()

@@ -157,7 +157,16 @@ def open_run(
             yield answered
             return
         known = runs.find(production.name, key)
-        node_context = stack.enter_context(_open_node_context(production))
+        every_job = Batch(
+            name=production.name,
+            jobs=tuple(production.jobs),
+            devices=production.devices,
+            folder=production.folder,
+            text="",
+        )
+        node_context = stack.enter_context(open_node_context(every_job, home=settings.home()))
+        # The run's batch uses its fork server, too.
+        stack.callback(lent_server.reset, lent_server.set(LentServer(server=node_context.server)))
         if production.with_registry:
             production = with_tagged(production, node_context.ledger.tagged(TAG))
         production = _of_this_round(production, force, is_over=known is not None and known.is_over)
@@ -237,21 +246,3 @@ def _of_this_round(production: Production, force: Sequence[str], *, is_over: boo
     if not is_over:
         return production
     return replace(production, models=tuple(m for m in production.models if m.name in force), broken={})
-
-
-@contextmanager
-def _open_node_context(production: Production) -> Iterator[NodeContext]:
-    """Opens the node context of a retraining run, whose batch also uses its fork server."""
-    every_job = Batch(
-        name=production.name,
-        jobs=tuple(production.jobs),
-        devices=production.devices,
-        folder=production.folder,
-        text="",
-    )
-    with open_node_context(every_job, home=settings.home()) as node_context:
-        token = lent_server.set(LentServer(server=node_context.server))
-        try:
-            yield node_context
-        finally:
-            lent_server.reset(token)

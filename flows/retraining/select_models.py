@@ -19,6 +19,7 @@ from ringmaster.flows.reports.progress import current_view
 from ringmaster.flows.retraining.retraining_run import RetrainingRun
 from ringmaster.flows.retraining.shrinking import SMALLER
 from ringmaster.model_lineage import ModelRecord
+from ringmaster.model_lineage.ledger.registry import unless_lost
 from ringmaster.tasks.batch import Batch
 from ringmaster.tasks.evaluation.model_assertions import Log, check, importable
 from ringmaster.tasks.evaluation.suite import load_suite
@@ -150,14 +151,8 @@ def _decided(
 
 def trained_of(run: RetrainingRun, model: ModelRecord) -> TrainingRecord | None:
     """Returns what a retraining run stored about a model's training; None if the model was trained otherwise."""
-    if model.run_id is None:
-        return None
-    try:
-        return from_json(TrainingRecord, json.loads(run.ledger.read_text(model.run_id, TRAINED)))
-    except LedgerError as error:
-        if error.may_pass:
-            raise
-        return None
+    text = None if model.run_id is None else unless_lost(run.ledger.read_text, model.run_id, TRAINED)
+    return None if text is None else from_json(TrainingRecord, json.loads(text))
 
 
 def _only_lost_files(run: RetrainingRun, check: InspectedModel) -> bool:

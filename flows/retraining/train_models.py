@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from ringmaster.codec import from_json, to_json
-from ringmaster.errors import InputError, LedgerError, RunInterrupted
+from ringmaster.errors import InputError, RunInterrupted
 from ringmaster.flows import settings
 from ringmaster.flows.batch.flow_runs import result_of
 from ringmaster.flows.batch.result import BatchResult
@@ -19,6 +19,7 @@ from ringmaster.flows.retraining.retraining_run import RetrainingRun
 from ringmaster.flows.retraining.select_models import TRAINED, InspectedModel, SelectedModels, trained_of
 from ringmaster.flows.train_batch import train_batch
 from ringmaster.model_lineage import ModelRecord
+from ringmaster.model_lineage.ledger.registry import unless_lost
 from ringmaster.tasks.batch import Batch
 from ringmaster.tasks.retraining.drift import TrainingRecord, input_features, references_of
 from ringmaster.tasks.retraining.report import cost_of_batch
@@ -94,7 +95,8 @@ def _left_to_train(run: RetrainingRun, checks: Mapping[str, InspectedModel], bat
             if newest is not None and check.has_made(newest):
                 _finish_training(run, check, _made_with(run, check, newest))
                 batch = _without(batch, {job.name for job in check.model.trained_jobs})
-    gone = {job.name for job in batch.jobs if job.base is not None and not _is_there(run, job.base)}
+    bases = {job.name: job.base for job in batch.jobs if job.base is not None}
+    gone = {name for name, base in bases.items() if unless_lost(run.ledger.resolve_model, base) is None}
     if gone:
         current_view.get().notice(f"deleted from the registry meanwhile: {', '.join(sorted(gone))}")
         run.save(gone=sorted(gone))
@@ -111,16 +113,6 @@ def _can_go_on(batch: Batch) -> bool:
             return newest_run(batch, database, home) is not None
     except InputError:  # it is done
         return False
-
-
-def _is_there(run: RetrainingRun, uri: str) -> bool:
-    try:
-        run.ledger.resolve_model(uri)
-    except LedgerError as error:
-        if error.may_pass:
-            raise
-        return False
-    return True
 
 
 def _without(batch: Batch, names: set[str]) -> Batch:

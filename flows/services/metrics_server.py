@@ -6,12 +6,13 @@ are away, and goes on when another controller leads.
 
 import argparse
 import base64
-import binascii
 import os
 import secrets
 import sys
 import threading
+from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from typing import Any
 from urllib.parse import urlsplit
 
 import uvicorn
@@ -62,14 +63,16 @@ def _each(labels: Iterable[str], counted: Mapping[str, int] | Mapping[PlanReason
     return [((label,), known.get(label, 0)) for label in labels]
 
 
-def _nodes(state: PoolState) -> Rows:
-    statuses = [node.status for node in state.nodes]
-    return [((status,), statuses.count(status)) for status in (NodeStatus.SERVING, NodeStatus.LEAVING)]
-
-
 # Name, help, labels and rows. The first are known while the database answers, the others also while it does not.
 STATE_GAUGES: Sequence[tuple[str, str, Sequence[str], Callable[[PoolState], Rows]]] = (
-    ("ringmaster_nodes", "Number of registered nodes by status.", ["status"], _nodes),
+    (
+        "ringmaster_nodes",
+        "Number of registered nodes by status.",
+        ["status"],
+        lambda state: _each(
+            (NodeStatus.SERVING, NodeStatus.LEAVING), Counter(str(node.status) for node in state.nodes)
+        ),
+    ),
     (
         "ringmaster_devices",
         "Number of devices by node and state: leased to segments, lent to trials, idle, unhealthy, or on a node that "
@@ -191,19 +194,17 @@ class PoolCollector(Collector):
         """Yields all metrics. Those of the pool's state have no values while its database does not answer."""
         result = self._measure()
         yield InfoMetricFamily("ringmaster_build", "The release of Ringmaster.", value={"version": own_release()})
-        for name, text, labels, of_state in STATE_GAUGES:
-            rows = () if result.state is None else of_state(result.state)
-            yield _filled(GaugeMetricFamily(name, text, labels=labels), rows)
-        for name, text, labels, rows_of in GAUGES:
-            yield _filled(GaugeMetricFamily(name, text, labels=labels), rows_of(result))
-        for name, text, labels, rows_of in COUNTERS:
-            yield _filled(CounterMetricFamily(name, text, labels=labels), rows_of(result))
-
-
-def _filled(family: GaugeMetricFamily | CounterMetricFamily, rows: Rows) -> Metric:
-    for values, value in rows:
-        family.add_metric(values, value)
-    return family
+        kinds: Sequence[tuple[type[GaugeMetricFamily | CounterMetricFamily], Sequence[Any], Any]] = (
+            (GaugeMetricFamily, STATE_GAUGES, result.state),
+            (GaugeMetricFamily, GAUGES, result),
+            (CounterMetricFamily, COUNTERS, result),
+        )
+        for kind, metrics, known in kinds:
+            for name, text, labels, rows_of in metrics:
+                family = kind(name, text, labels=labels)
+                for values, value in () if known is None else rows_of(known):
+                    family.add_metric(values, value)
+                yield family
 
 
 METRICS_PATH, HEALTH_PATH = "/metrics", "/health"
@@ -220,7 +221,9 @@ def main(arguments: Sequence[str] | None = None) -> int:
     requested = parser.parse_args(arguments)
     settings.set_umask()
     try:
-        pool = _pool()
+        pool = pool_address()
+        if not pool.password:
+            raise InputError(["the metrics need the pool's password. To fix: set MLFLOW_TRACKING_PASSWORD"])
     except InputError as error:
         report_faults(error.faults)
         return INPUT_FAULT
@@ -238,13 +241,6 @@ def main(arguments: Sequence[str] | None = None) -> int:
         over.set()
         monitor.close()
     return 1 if failed.is_set() else 0
-
-
-def _pool() -> settings.PoolAddress:
-    pool = pool_address()
-    if not pool.password:
-        raise InputError(["the metrics need the pool's password. To fix: set MLFLOW_TRACKING_PASSWORD"])
-    return pool
 
 
 def _sample(monitor: PoolMonitor, server: uvicorn.Server, over: threading.Event, failed: threading.Event) -> None:
@@ -290,13 +286,8 @@ def _is_foreign(request: Request) -> bool:
 
 def _may_read(authorization: str, *, username: str, password: str) -> bool:
     scheme, _, value = authorization.partition(" ")
-    if scheme.lower() != "basic":
-        return False
-    try:
-        given = base64.b64decode(value.strip(), validate=True)
-    except (binascii.Error, ValueError):
-        return False
-    return secrets.compare_digest(given, f"{username}:{password}".encode())
+    expected = base64.b64encode(f"{username}:{password}".encode())
+    return scheme.lower() == "basic" and secrets.compare_digest(value.strip().encode(), expected)
 
 
 if __name__ == "__main__":

@@ -15,7 +15,7 @@ from pathlib import Path
 from ringmaster.codec import to_json
 from ringmaster.errors import InputError
 from ringmaster.extras import missing_extra
-from ringmaster.flows.output import LOG_FORMAT, LogFormat
+from ringmaster.flows.output import LOG_FORMAT, LogFormat, ProcessRole
 from ringmaster.flows.services.databases import PoolDatabases
 from ringmaster.flows.services.service_files import SHORTEST_PASSWORD
 from ringmaster.flows.services.serving import ALLOWED_HOSTS, hosts_of, in_url, is_loopback, is_wildcard, names_of
@@ -109,14 +109,11 @@ def faults(options: PoolOptions) -> list[str]:
     if len(options.password) < SHORTEST_PASSWORD:
         result.append(f"the password has {len(options.password)} characters, and MLflow wants {SHORTEST_PASSWORD}")
     ports = {name: getattr(options, f"port_{name}") for name in SERVERS}
-    for one, other in combinations(SERVERS, 2):
-        if ports[one] == ports[other]:
-            result.append(f"--port-{one} and --port-{other} are both {ports[one]}")
-    own_ports = options.engine.ports()
-    result.extend(fault for name, port in own_ports.items() if (fault := port_fault("127.0.0.1", port, name)))
-    if len(set(ports.values())) == len(SERVERS):
-        result.extend(fault for name in SERVERS if (fault := port_fault(options.host, ports[name], name)))
-    return result
+    pairs = [(one, other) for one, other in combinations(SERVERS, 2) if ports[one] == ports[other]]
+    result += [f"--port-{one} and --port-{other} are both {ports[one]}" for one, other in pairs]
+    listening = [("127.0.0.1", port, name) for name, port in options.engine.ports().items()]
+    listening += [] if pairs else [(options.host, ports[name], name) for name in SERVERS]
+    return result + [fault for each in listening if (fault := port_fault(*each))]
 
 
 def port_fault(host: str, port: int, name: str) -> str | None:
@@ -144,7 +141,8 @@ def compose(options: PoolOptions) -> tuple[Service, ...]:
         "RINGMASTER_HOME": str(options.home),
         LOG_FORMAT: options.log_format.value,
     }
-    python = (sys.executable, "-m")
+    python, is_json = (sys.executable, "-m"), options.log_format is LogFormat.JSON
+    mlflow_log = shlex.quote(str(logging_file(options.folder, ProcessRole.MLFLOW)))
     deployment = options.engine.deployment()
     nodes = () if deployment is None else ("--nodes", json.dumps(to_json(deployment)))
     local = in_url("127.0.0.1" if options.host == "0.0.0.0" else "::1" if options.host == "::" else options.host)
@@ -160,7 +158,7 @@ def compose(options: PoolOptions) -> tuple[Service, ...]:
             name=MLFLOW,
             command=(
                 *(*python, MLFLOW_SERVER, "--workers", "1", *_listen(options.host, options.port_mlflow)),
-                *_mlflow_logs(options),
+                *(("--uvicorn-opts", f"--log-config {mlflow_log}") if is_json else ()),
                 *("--app-name", "basic-auth"),
             ),
             environment={**member, **_mlflow_environment(options, address)},
@@ -191,25 +189,27 @@ def compose(options: PoolOptions) -> tuple[Service, ...]:
     own = [replace(each, environment={**member, **each.environment}) for each in engine_services]
     services[-1:-1] = [each for each in own if not each.after]
     if options.worker:
-        worker = Service(
-            name=WORKER,
-            command=(*python, "ringmaster.flows.entry", "pool", "worker", "--flows", "--drain", f"{DRAIN_S:.0f}"),
-            environment=member,
-            after=(CONTROLLER,),
-            says_ready=True,
-            group=False,
-            grace_s=DRAIN_S + 30,
+        services.append(
+            Service(
+                name=WORKER,
+                command=(*python, "ringmaster.flows.entry", "pool", "worker", "--flows", "--drain", f"{DRAIN_S:.0f}"),
+                environment=member,
+                after=(CONTROLLER,),
+                says_ready=True,
+                group=False,
+                grace_s=DRAIN_S + 30,
+            )
         )
-        services.append(worker)
     elif options.engine.lends_nodes:
-        flows = Service(
-            name=FLOWS,
-            command=(*python, "ringmaster.flows.entry", "pool", "worker", "--flows", "--devices", "none"),
-            environment=member,
-            after=(CONTROLLER,),
-            says_ready=True,
+        services.append(
+            Service(
+                name=FLOWS,
+                command=(*python, "ringmaster.flows.entry", "pool", "worker", "--flows", "--devices", "none"),
+                environment=member,
+                after=(CONTROLLER,),
+                says_ready=True,
+            )
         )
-        services.append(flows)
     return (*services, *(each for each in own if each.after))
 
 
@@ -243,30 +243,21 @@ def _listen(host: str, port: int) -> tuple[str, ...]:
     return ("--host", host, "--port", str(port))
 
 
-def mlflow_logging_file(folder: Path) -> Path:
-    """Returns the file that configures the JSON log of MLflow's server. folder: the folder of the services' files."""
-    return folder / "mlflow-logging.json"
-
-
-def prefect_logging_file(folder: Path) -> Path:
-    """Returns the file that configures the JSON log of Prefect's server. folder: the folder of the services' files.
+def logging_file(folder: Path, role: ProcessRole) -> Path:
+    """Returns the file that configures the JSON log of MLflow's or Prefect's server.
 
     Without it, Prefect configures its own log again whenever a part of it asks for that.
+
+    folder: the folder of the services' files.
     """
-    return folder / "prefect-logging.json"
-
-
-def _mlflow_logs(options: PoolOptions) -> tuple[str, ...]:
-    if options.log_format is not LogFormat.JSON:
-        return ()
-    return ("--uvicorn-opts", f"--log-config {shlex.quote(str(mlflow_logging_file(options.folder)))}")
+    return folder / f"{role}-logging.json"
 
 
 def _prefect_environment(options: PoolOptions, address: PoolAddress) -> Mapping[str, str | None]:
     origins = [address.prefect_api.removesuffix("/api")]
     if is_loopback(options.host):
         origins.append(f"http://localhost:{options.port_prefect}")
-    logs = {"PREFECT_LOGGING_SETTINGS_PATH": str(prefect_logging_file(options.folder))}
+    logs = {"PREFECT_LOGGING_SETTINGS_PATH": str(logging_file(options.folder, ProcessRole.PREFECT))}
     return {
         **(logs if options.log_format is LogFormat.JSON else {}),
         "PREFECT_UI_API_URL": address.prefect_api,

@@ -156,7 +156,9 @@ class Supervisor:
     def step(self) -> None:
         """Starts the services that are due, and checks whether started ones are up."""
         for child in self._children.values():
-            if child.status == ServiceStatus.WAITING and self._clock() >= child.due_s and self._may_start(child):
+            needed = [self._children[name] for name in child.service.after]
+            is_due = child.status == ServiceStatus.WAITING and self._clock() >= child.due_s
+            if is_due and all(each.status in (ServiceStatus.UP, ServiceStatus.DONE) for each in needed):
                 self._start(child)
             if child.status == ServiceStatus.STARTING and not child.service.once:
                 self._look_at(child)
@@ -189,11 +191,6 @@ class Supervisor:
             assert child.process is not None, "it is among the living"
             child.message = f"hung: it was stopped (SIGSTOP) for {self._stopped.after_s:.0f} s"
             child.process.signal(signal.SIGKILL, group=child.service.group)
-
-    def _may_start(self, child: ServiceProcess) -> bool:
-        return all(
-            self._children[name].status in (ServiceStatus.UP, ServiceStatus.DONE) for name in child.service.after
-        )
 
     def _start(self, child: ServiceProcess) -> None:
         service = child.service

@@ -17,7 +17,7 @@ from http import HTTPStatus
 from pathlib import Path
 
 from rich.console import Console
-from sqlalchemy import Connection, select
+from sqlalchemy import select
 
 from ringmaster.codec import to_json
 from ringmaster.errors import InputError
@@ -31,8 +31,7 @@ from ringmaster.flows.services.service_definitions import (
     PoolOptions,
     compose,
     faults,
-    mlflow_logging_file,
-    prefect_logging_file,
+    logging_file,
 )
 from ringmaster.flows.services.service_files import ServiceFiles, ServiceState, ServiceStatus, keep_password
 from ringmaster.flows.settings import PoolAddress, open_directly
@@ -182,8 +181,8 @@ def _prepare(options: PoolOptions, files: ServiceFiles, database_server: str | N
     address = options.address()
     keep_password(files.folder, username=address.username, password=address.password)
     if options.log_format is LogFormat.JSON:
-        for role, file in ((ProcessRole.MLFLOW, mlflow_logging_file), (ProcessRole.PREFECT, prefect_logging_file)):
-            file(files.folder).write_text(json.dumps(logging_config(role), indent=1))
+        for role in (ProcessRole.MLFLOW, ProcessRole.PREFECT):
+            logging_file(files.folder, role).write_text(json.dumps(logging_config(role), indent=1))
     files.write_services(compose(options), address=address)
 
 
@@ -354,11 +353,9 @@ class Members:
         self._database.close()
 
     def _executor(self) -> tuple[str, int] | None:
-        def look(connection: Connection) -> tuple[str, int] | None:
-            row = connection.execute(select(EXECUTOR.c.owner, EXECUTOR.c.beats)).one_or_none()
-            return (row.owner, row.beats) if row is not None and row.owner else None
-
-        return self._database.read(look)
+        query = select(EXECUTOR.c.owner, EXECUTOR.c.beats)
+        row = self._database.read(lambda connection: connection.execute(query).one_or_none())
+        return (row.owner, row.beats) if row is not None and row.owner else None
 
 
 WATCH_EVERY_S = 3600.0  # the end of the supervisor is noticed at once; another one may follow it

@@ -14,7 +14,6 @@ from __future__ import annotations
 import logging
 import os
 import shlex
-import shutil
 import sqlite3
 import tempfile
 import threading
@@ -25,6 +24,7 @@ from typing import TYPE_CHECKING, Any
 from urllib.parse import unquote, urlsplit
 
 from ringmaster.errors import LedgerError
+from ringmaster.files import write_atomically
 from ringmaster.model_lineage import sqlite_files
 from ringmaster.model_lineage.mlflow_calls import TENSORS_SCHEME, OutageRetry, RetryingClient, redacted, tensors_uri
 
@@ -50,11 +50,6 @@ _served_folders: dict[str, Path] = {}  # the folder of the files that a server h
 def batch_experiment(experiment: str, batch: str) -> str:
     """Returns the name of the experiment of a batch, a sweep or a retraining file, in the ledger of `experiment`."""
     return f"{experiment}/{batch}"
-
-
-def is_of_ledger(name: str, experiment: str) -> bool:
-    """Returns whether the experiment `name` is the ledger's own, `experiment`, or that of one of its batches."""
-    return name == experiment or name.startswith(f"{experiment}/")
 
 
 def paged(search: Callable[..., Any], *arguments: Any, max_results: int = _PAGE, **options: Any) -> Iterator[Any]:
@@ -96,9 +91,9 @@ class Connection:
         self.keys = keys
         self.tracking_uri = tracking_uri
         self.experiment = experiment
-        self._sqlite_file = sqlite_file(tracking_uri)
-        if artifact_root is None and self._sqlite_file is not None:
-            artifact_root = self._sqlite_file.parent / "artifacts"
+        self.file = sqlite_file(tracking_uri)
+        if artifact_root is None and self.file is not None:
+            artifact_root = self.file.parent / "artifacts"
         self._is_server = urlsplit(tracking_uri).scheme in ("http", "https")
         is_far = self._is_server and not is_served_here
         self._artifact_root = None if is_far or artifact_root is None else artifact_root.absolute()
@@ -107,11 +102,6 @@ class Connection:
         self._lock = threading.RLock()
         self._opened: RetryingClient | None = None
         self._experiment_ids: dict[str, str] = {}
-
-    @property
-    def file(self) -> Path | None:
-        """The sqlite file of the store, or None for another kind of store."""
-        return self._sqlite_file
 
     @property
     def store(self) -> TensorStore | None:
@@ -161,7 +151,7 @@ class Connection:
 
         like = f"name LIKE '{self.experiment}%'"
         every = paged(self.client.search_experiments, view_type=ViewType.ACTIVE_ONLY, filter_string=like)
-        return [str(result.experiment_id) for result in every if is_of_ledger(result.name, self.experiment)]
+        return [str(result.experiment_id) for result in every if f"{result.name}/".startswith(f"{self.experiment}/")]
 
     def artifacts(self, location: str) -> TensorArtifactRepository | None:
         """Returns access to the artifacts at a location that keep weights in the tensor store, without a server.
@@ -191,10 +181,10 @@ class Connection:
             return str(self.client.get_experiment_by_name(name).experiment_id)  # another process has created it
 
     def _open(self) -> RetryingClient:
-        if self._sqlite_file is not None:
-            create_database(self._sqlite_file)
+        if self.file is not None:
+            create_database(self.file)
             if self._tensors is not None and self._artifact_root is not None:
-                _move_into_store(self._sqlite_file, self._artifact_root)
+                _move_into_store(self.file, self._artifact_root)
         from mlflow import MlflowClient
 
         guard = RetryingClient(None, tracking_uri=self.tracking_uri, waiting=self._waiting)
@@ -279,7 +269,7 @@ def create_database(file: Path) -> None:
     try:
         file.parent.mkdir(parents=True, exist_ok=True)
         with sqlite_files.alone_in(file.parent):
-            if _is_empty(file):
+            if not file.exists() or not file.stat().st_size:
                 _write_database(file)
     except (OSError, sqlite3.Error) as error:
         raise LedgerError(
@@ -294,12 +284,6 @@ def database_fault(file: Path) -> str | None:
     return sqlite_files.fault_of(file, contents="the records of earlier runs", versions=MIGRATIONS)
 
 
-def _is_empty(file: Path) -> bool:
-    """Whether a database has no schema yet."""
-    with closing(sqlite3.connect(file, timeout=sqlite_files.TIMEOUT_S)) as connection:
-        return bool(connection.execute("PRAGMA schema_version").fetchone()[0] == 0)
-
-
 def _write_database(file: Path) -> None:
     from mlflow import MlflowClient
 
@@ -307,12 +291,7 @@ def _write_database(file: Path) -> None:
     with tempfile.TemporaryDirectory(dir=memory, prefix="mlflow-") as folder, _quiet_migrations():
         draft = Path(folder) / file.name
         MlflowClient(sqlite_files.sqlite_url(draft))
-        aside = file.with_name(f".{file.name}.new")
-        with draft.open("rb") as source, aside.open("wb") as target:
-            shutil.copyfileobj(source, target)
-            target.flush()
-            os.fsync(target.fileno())
-        aside.replace(file)
+        write_atomically(file, draft.read_bytes())
 
 
 @contextmanager

@@ -40,6 +40,7 @@ from ringmaster.model_lineage.ledger.registry import (
     origin_text,
     parents_of,
     record_of,
+    unless_lost,
     versions_of,
 )
 from ringmaster.model_lineage.ledger.runs import flat_params, param_text, valid_key
@@ -181,20 +182,12 @@ class Models(Families):
         artifacts = [
             {"name": path, "uri": f"runs:/{run_id}/{path}", "digest": {"sha256": sha256(text.encode()).hexdigest()}}
             for run_id, path in texts
-            if (text := self._text_if_there(run_id, path)) is not None
+            if (text := unless_lost(self.read_text, run_id, path)) is not None
         ]
         code = str(origin.get("code_version") or "")
         kind, _, commit = code.partition(" ")
         code_digest = {"gitCommit": commit} if kind == "git" else {}
         return [*data, *bases, *artifacts, *([{"name": f"code: {code}", "digest": code_digest}] if code else [])]
-
-    def _text_if_there(self, run_id: str, path: str) -> str | None:
-        try:
-            return self.read_text(run_id, path)
-        except LedgerError as error:
-            if error.may_pass:
-                raise
-            return None
 
     def _digest_of(self, record: ModelRecord) -> dict[str, str]:
         """Returns the digests of a base: that of its signature, or that of its list of tensors."""
@@ -249,7 +242,7 @@ class Models(Families):
         if scheme == "models" and material["digest"]:
             now: Mapping[str, str] | None = self._digest_of(self.resolve_model(f"models:/{rest}"))
         elif scheme == "runs":
-            text = self._text_if_there(*rest.split("/", 1))
+            text = unless_lost(self.read_text, *rest.split("/", 1))
             now = None if text is None else {"sha256": sha256(text.encode()).hexdigest()}
         else:
             return

@@ -1,7 +1,5 @@
 """Lookup of recorded models by alias, version or id, download of their files, aliases, and the pictures of families."""
 
-from __future__ import annotations
-
 import dataclasses
 import json
 import os
@@ -39,6 +37,16 @@ def unless_missing(call: Callable[..., T], *args: Any) -> T | None:
         return call(*args)
     except LedgerError as error:
         if error.code != "RESOURCE_DOES_NOT_EXIST":
+            raise
+        return None
+
+
+def unless_lost(call: Callable[..., T], *args: Any) -> T | None:
+    """Returns the result of a call to the ledger; None where it fails, and would fail again."""
+    try:
+        return call(*args)
+    except LedgerError as error:
+        if error.may_pass:
             raise
         return None
 

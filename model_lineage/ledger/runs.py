@@ -146,8 +146,11 @@ class LedgerRuns(Connection):
         ]
         for start in range(0, len(metrics), METRICS_PER_REQUEST):
             self.client.log_batch(run_id, metrics=metrics[start : start + METRICS_PER_REQUEST])
-        if len(metrics) < len(points):
-            self._tag_non_finite(run_id, [p for p in points if not math.isfinite(p.value)])
+        others = {f"ringmaster.non_finite.{p.key}": p for p in reversed(points) if not math.isfinite(p.value)}
+        if others:
+            known = self.client.get_run(run_id).data.tags
+            first = {key: f"{p.value} at step {p.step}" for key, p in others.items() if valid_key(key) not in known}
+            self.set_tags(run_id, first)
 
     def set_tags(self, run_id: str, tags: Mapping[str, Any]) -> None:
         """Sets tags on a run. A value over MLflow's limit is shortened, and stored in full in tags/KEY.txt."""
@@ -240,11 +243,6 @@ class LedgerRuns(Connection):
         condition = f"tags.`mlflow.parentRunId` = '{batch_run_id}' AND attributes.run_name = '{name}'"
         result = self.client.search_runs([experiment_id], condition, max_results=1)
         return result[0].info.run_id if result else None
-
-    def _tag_non_finite(self, run_id: str, points: Sequence[MetricPoint]) -> None:
-        known = self.client.get_run(run_id).data.tags
-        first = {f"ringmaster.non_finite.{p.key}": f"{p.value} at step {p.step}" for p in reversed(points)}
-        self.set_tags(run_id, {key: text for key, text in first.items() if valid_key(key) not in known})
 
     def _add_logged_artifact(self, run_id: str, entry: Mapping[str, str]) -> None:
         """Adds a table to the tag that lists a run's tables, under a lock so that threads lose no entries."""

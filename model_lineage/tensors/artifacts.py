@@ -8,8 +8,6 @@ NAME.safetensors, which comes back bit for bit.
 A link in FOLDER or in one above it, `.tensors`, leads to the store; `TensorStore.add_artifacts` creates it.
 """
 
-from __future__ import annotations
-
 from collections.abc import AsyncIterable, Callable
 from pathlib import Path
 from typing import Any, BinaryIO

@@ -7,10 +7,11 @@ import json
 import math
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, replace
 from functools import partial
 from itertools import groupby
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import numpy.typing as npt
@@ -90,7 +91,7 @@ def tensors_of_store(store: TensorStore, id: str) -> dict[str, WeightTensor]:
     """
     return {
         name: WeightTensor(
-            dtype=stored.dtype, shape=stored.shape, load=partial(store.tensor, stored), digest=stored.digest
+            dtype=stored.dtype, shape=stored.shape, load=partial(store.content, stored.digest), digest=stored.digest
         )
         for name, stored in store.model(id).tensors.items()
     }
@@ -169,23 +170,42 @@ class SharedPart:
     is_named: bool = False
 
 
-@dataclass
-class _Module:
-    """A module of two models: its submodules, and whether all of its tensors are equal in both."""
-
-    below: dict[str, _Module] = field(default_factory=dict)
-    tensor: ModelTensor | None = None  # the tensor of a leaf, if it is equal in both
-    is_alike: bool = True
-
-
 def shared_parts(first: StoredModel, second: StoredModel) -> list[SharedPart]:
-    """Returns the largest modules whose tensors are all equal in two models; none if the whole models are equal."""
-    root = _modules(first, second)
-    if root.is_alike:
+    """Returns the largest modules whose tensors are all equal in two models; none if the whole models are equal.
+
+    Equal modules whose names are consecutive numbers are one part.
+    """
+    one, other = first.tensors, second.tensors
+    words_of = {name: tuple(name.split(".")) for name in one.keys() | other.keys()}
+    alike = {words: one[name] for name, words in words_of.items() if name in one and one[name] == other.get(name)}
+    if len(alike) == len(words_of):
         return []
-    total = sum(tensor.num_bytes for tensor in first.tensors.values())
-    parts = [_part(name, modules) for name, modules in _largest(root, ())]
+    unlike = {words[:k] for words in words_of.values() if words not in alike for k in range(1, len(words) + 1)}
+    modules: dict[tuple[str, ...], list[tuple[str, ...]]] = {}
+    for words in sorted(alike):
+        if largest := next((words[:k] for k in range(1, len(words) + 1) if words[:k] not in unlike), None):
+            modules.setdefault(largest, []).append(words)
+    parts = []
+    for _, grouped in groupby(enumerate(sorted(modules, key=_order)), lambda entry: _run_of(*entry)):
+        run = [module for _, module in grouped]
+        *parent, word = run[0]
+        name = ".".join((*parent, word if len(run) == 1 else f"{word}-{run[-1][-1]}"))
+        within = [(".".join(words[len(parent) :]), alike[words]) for module in run for words in modules[module]]
+        parts.append(_of(name, within))
+    total = sum(tensor.num_bytes for tensor in one.values())
     return [part for part in parts if part.num_bytes >= SMALLEST_SHARE * total]
+
+
+def _order(module: tuple[str, ...]) -> tuple[Any, ...]:
+    """Returns what sorts modules by their parents, numbered ones by their numbers and before others."""
+    *parent, word = module
+    return parent, not word.isdecimal(), int(word) if word.isdecimal() else 0, word
+
+
+def _run_of(place: int, module: tuple[str, ...]) -> tuple[Any, ...]:
+    """Returns what the modules of one run have in common, of which the one at `place` has one."""
+    *parent, word = module
+    return (*parent, int(word) - place) if word.isdecimal() else module
 
 
 def named_part(model: StoredModel, name: str, *, prefix: str) -> SharedPart:
@@ -211,41 +231,6 @@ def is_within(name: str, prefix: str) -> bool:
     return name == prefix or name.startswith(f"{prefix}.")
 
 
-def _modules(first: StoredModel, second: StoredModel) -> _Module:
-    one, other = first.tensors, second.tensors
-    root = _Module()
-    for name in sorted(one.keys() | other.keys()):
-        is_alike = name in one and name in other and one[name] == other[name]
-        at = root
-        at.is_alike &= is_alike
-        for word in name.split("."):
-            at = at.below.setdefault(word, _Module())
-            at.is_alike &= is_alike
-        at.tensor = one.get(name) if is_alike else None
-    return root
-
-
-def _largest(module: _Module, path: tuple[str, ...]) -> Iterator[tuple[str, Sequence[tuple[str, _Module]]]]:
-    """Yields (name, modules) of the largest equal parts below a module; consecutive numbered modules form one part."""
-    alike = [(word, below) for word, below in module.below.items() if below.is_alike]
-    numbered = sorted((int(word), below) for word, below in alike if word.isdecimal())
-    for _, grouped in groupby(enumerate(numbered), lambda entry: entry[1][0] - entry[0]):
-        run = [pair for _, pair in grouped]
-        first, last = run[0][0], run[-1][0]
-        word = str(first) if first == last else f"{first}-{last}"
-        yield ".".join((*path, word)), [(str(number), below) for number, below in run]
-    for word, below in alike:
-        if not word.isdecimal():
-            yield ".".join((*path, word)), [(word, below)]
-    for word, below in module.below.items():
-        if not below.is_alike:
-            yield from _largest(below, (*path, word))
-
-
-def _part(name: str, modules: Sequence[tuple[str, _Module]]) -> SharedPart:
-    return _of(name, [entry for word, module in modules for entry in _leaves(module, word)])
-
-
 def _of(name: str, tensors: Sequence[tuple[str, ModelTensor]]) -> SharedPart:
     """Returns the part of these tensors, which are given with their names within it."""
     lines = [[below, tensor.dtype, list(tensor.shape), tensor.digest] for below, tensor in tensors]
@@ -255,10 +240,3 @@ def _of(name: str, tensors: Sequence[tuple[str, ModelTensor]]) -> SharedPart:
         num_tensors=len(tensors),
         num_bytes=sum(tensor.num_bytes for _, tensor in tensors),
     )
-
-
-def _leaves(module: _Module, path: str) -> Iterator[tuple[str, ModelTensor]]:
-    if module.tensor is not None:
-        yield path, module.tensor
-    for word, below in sorted(module.below.items()):
-        yield from _leaves(below, f"{path}.{word}")

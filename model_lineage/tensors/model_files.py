@@ -6,8 +6,6 @@ Hugging Face's cache stores a model in `models--OWNER--NAME`, where `snapshots/R
 it. Links to folders, pipes and devices are refused.
 """
 
-from __future__ import annotations
-
 import json
 import math
 import mmap
@@ -24,6 +22,7 @@ from typing import Any, TypeVar
 from safetensors import SafetensorError, safe_open
 
 from ringmaster.codec import from_json
+from ringmaster.text import listed
 
 MOST_FILES = 10_000
 MOST_FAULTS = 20
@@ -53,8 +52,7 @@ def files_of(folder: Path) -> list[tuple[str, Path]]:
         if len(result) + len(faults) > MOST_FILES:
             raise ValueError(f"{folder} has more than {MOST_FILES:,} files. To fix: {REMEDY}")
     if faults:
-        more = f"; and {len(faults) - MOST_FAULTS} more" if len(faults) > MOST_FAULTS else ""
-        raise ValueError("; ".join(faults[:MOST_FAULTS]) + more)
+        raise ValueError(listed(faults, between="; ", most=MOST_FAULTS))
     return sorted(result, key=lambda each: Path(each[0]))
 
 

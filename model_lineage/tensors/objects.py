@@ -7,8 +7,6 @@ the lowest bit, is a small number whose upper planes are almost all zeros. ZipNN
 both effects.
 """
 
-from __future__ import annotations
-
 import hashlib
 import mmap
 import struct

@@ -161,7 +161,7 @@ class TensorStore:
         with target.open("wb") as out:
             pending: deque[Future[memoryview]] = deque()  # few are in memory at a time
             for digest in file.digests:
-                pending.append(pool.submit(self._content, digest))
+                pending.append(pool.submit(self.content, digest))
                 if len(pending) > NUM_THREADS:
                     out.write(pending.popleft().result())
             for content in pending:
@@ -250,10 +250,6 @@ class TensorStore:
     def owners(self) -> set[str]:
         """Returns the owners of all models."""
         return {mark.name for mark in (self.folder / "owners").glob("*/*")}
-
-    def tensor(self, stored: ModelTensor) -> memoryview:
-        """Returns the bytes of a tensor. Raises TensorStoreError if they are missing or damaged."""
-        return self._content(stored.digest)
 
     def size_bytes(self, ids: Collection[str] | None = None) -> int:
         """Returns the bytes on disk that the given models need together; None stands for all models."""
@@ -363,7 +359,8 @@ class TensorStore:
                 f"{tensor.name} cannot be stored as a difference to its parent's: {error}"
             ) from error
 
-    def _content(self, digest: str) -> memoryview:
+    def content(self, digest: str) -> memoryview:
+        """Returns the bytes of a tensor, or of the head of a file. Raises TensorStoreError if missing or damaged."""
         try:
             return self.objects.get(digest)
         except TensorObjectError as error:

@@ -40,7 +40,7 @@ if TYPE_CHECKING:
         register,
     )
     from ringmaster.techniques.data.row_source import RowSource
-    from ringmaster.techniques.data_parallel import DataParallel
+    from ringmaster.techniques.technique import DataParallel
 
 __all__ = [
     "AdaptationSpec",
@@ -69,7 +69,7 @@ _MODULES = {
     "Batch": "ringmaster.tasks.batch",
     "BatchFailed": "ringmaster.errors",
     "BatchResult": "ringmaster.flows.batch.result",
-    "DataParallel": "ringmaster.techniques.data_parallel",
+    "DataParallel": "ringmaster.techniques.technique",
     "RingmasterError": "ringmaster.errors",
     "RowSource": "ringmaster.techniques.data.row_source",
     "profile_batch": "ringmaster.flows.batch.dry_run",

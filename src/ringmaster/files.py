@@ -2,8 +2,11 @@
 
 import json
 import os
+import shutil
 import uuid
+from collections.abc import Callable
 from contextlib import suppress
+from hashlib import file_digest
 from pathlib import Path
 from typing import Any, TypeVar
 
@@ -45,3 +48,25 @@ def read_value(cls: type[T], file: Path) -> T | None:
         return from_json(cls, json.loads(file.read_text()))
     except (OSError, ValueError):
         return None
+
+
+def kept_value(cls: type[T], file: Path, make: Callable[[], T]) -> T:
+    """Returns the value in a file, or else what `make` returns, which is then kept there."""
+    if (value := read_value(cls, file)) is None:
+        value = make()
+        write_value(value, file)
+    return value
+
+
+def link_or_copy(source: str | Path, target: str | Path) -> None:
+    """Makes a file available under another name: as a link, or as a copy on another disk or of another user's file."""
+    try:
+        os.link(source, target)
+    except OSError:
+        shutil.copyfile(source, target)
+
+
+def sha256_of(file: Path) -> str:
+    """Returns the SHA-256 of a file's content, in hexadecimal."""
+    with file.open("rb") as stream:
+        return file_digest(stream, "sha256").hexdigest()

@@ -15,6 +15,7 @@ import math
 import re
 import unicodedata
 from collections.abc import Sequence
+from functools import cache
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
@@ -94,12 +95,16 @@ def xml(text: str, *, limit: int = MOST_CHARACTERS) -> str:
     return html.escape(printable(text, limit=limit))
 
 
+@cache
 def page_template(source: str) -> Template:
-    """Returns a Jinja template of a page or picture. It has the filters `xml` and `markdown`, and the test `finite`."""
+    """Returns a Jinja template of a page or picture.
+
+    It has the filters `xml`, `markdown` and `code_span`, and the test `finite`.
+    """
     from jinja2 import Environment, StrictUndefined
 
     environment = Environment(undefined=StrictUndefined, trim_blocks=True, lstrip_blocks=True)
-    environment.filters |= {"xml": xml, "markdown": markdown}
+    environment.filters |= {"xml": xml, "markdown": markdown, "code_span": code_span}
     environment.tests["finite"] = lambda value: value is not None and math.isfinite(value)
     return environment.from_string(source)
 
@@ -138,16 +143,16 @@ def _with_backslash(match: re.Match[str]) -> str:
 MOST_FAULTS = 50
 
 
-def first_of(faults: Sequence[object]) -> list[str]:
-    """Returns the first `MOST_FAULTS` faults as text, followed by how many more there are."""
-    lines = [str(fault) for fault in faults[:MOST_FAULTS]]
+def first_of(faults: Sequence[object], *, most: int = MOST_FAULTS) -> list[str]:
+    """Returns the first `most` faults as text, followed by how many more there are."""
+    lines = [str(fault) for fault in faults[:most]]
     num_more = len(faults) - len(lines)
     return [*lines, f"and {num_more:,} more"] if num_more else lines
 
 
-def listed(faults: Sequence[object], *, between: str = "\n") -> str:
+def listed(faults: Sequence[object], *, between: str = "\n", most: int = MOST_FAULTS) -> str:
     """Joins what `first_of` returns."""
-    return between.join(first_of(faults))
+    return between.join(first_of(faults, most=most))
 
 
 def enumerated(names: Sequence[str], *, most: int = 8) -> str:

@@ -21,9 +21,8 @@ from ringmaster.tasks.datasets.catalogue import Catalogue, Entry, catalogue_of
 from ringmaster.tasks.files import text_of
 from ringmaster.techniques.data.encoded_rows import RowManifest
 from ringmaster.techniques.data.file_patterns import matching
-from ringmaster.techniques.data.file_rows import moment
+from ringmaster.techniques.data.file_rows import SplitRows, moment
 from ringmaster.techniques.data.row_files import FileText, format_of, read_rows
-from ringmaster.techniques.data.unfit_data import SplitRows
 from ringmaster.techniques.data_source import data_source_of
 from ringmaster.techniques.job import DataSpec
 

@@ -18,8 +18,7 @@ from ringmaster.codec import to_json
 from ringmaster.tasks.cluster import Device
 from ringmaster.tasks.evaluation.behaviour import TestResult, run_images, run_texts
 from ringmaster.tasks.evaluation.model_assertions import AssertionResult, check, importable, rows_of
-from ringmaster.tasks.evaluation.resampling import MetricRows, compare, estimate
-from ringmaster.tasks.evaluation.scores import Cases, Scores, ScoringResult, score_models
+from ringmaster.tasks.evaluation.scores import Cases, MetricRows, Scores, ScoringResult, compare, estimate, score_models
 from ringmaster.tasks.evaluation.suite import SliceEntry, Suite
 from ringmaster.tasks.profiling.preflight import TrialEnvironment
 from ringmaster.techniques import Job

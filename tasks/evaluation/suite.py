@@ -207,11 +207,13 @@ def slots_of(template: str) -> list[str]:
 
 def _findings(suite: Suite) -> Iterator[Finding]:
     for section in ("slices", "tests", "assertions"):
-        seen: set[str] = set()
-        for i, entry in enumerate(getattr(suite, section)):
-            if entry.name in seen:
-                yield Finding((section, i, "name"), f"{entry.name!r} is there already", "give each its own name")
-            seen.add(entry.name)
+        names = [entry.name for entry in getattr(suite, section)]
+        yield from findings_where(
+            *(
+                (name in names[:i], (section, i, "name"), f"{name!r} is there already", "give each its own name")
+                for i, name in enumerate(names)
+            )
+        )
     if not (suite.slices or suite.tests or suite.assertions):
         yield Finding((), "asks for nothing", "give slices, tests or assertions")
     for i, entry in enumerate(suite.slices):
@@ -231,9 +233,8 @@ def _of_test(test: BehaviourEntry, at: Place) -> Iterator[Finding]:
     yield from _exactly_one(test, ("texts", "template", "held_out", "images"), at)
     if test.template is not None:
         wanted = slots_of(test.template) + (slots_of(test.over) if isinstance(test.over, str) else [])
-        for slot in dict.fromkeys(wanted):
-            if slot not in test.lexicons:
-                yield Finding((*at, "lexicons"), f"lacks the words of {{{slot}}}", f"give {slot}: [...]")
+        for slot in dict.fromkeys(slot for slot in wanted if slot not in test.lexicons):
+            yield Finding((*at, "lexicons"), f"lacks the words of {{{slot}}}", f"give {slot}: [...]")
     reported = [key for key in ("label", "labels", "over") if getattr(test, key) is not None]
     num_texts, no_meaning = len(test.texts or ()), f"has no meaning for kind {test.kind}"
     yield from findings_where(

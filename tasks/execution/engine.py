@@ -35,11 +35,12 @@ from ringmaster.techniques.processes.events import (
     EvaluationReported,
     Event,
     JobReady,
+    Outcome,
     OutcomeStatus,
     PhaseStarted,
     Steps,
 )
-from ringmaster.techniques.processes.gang import Gang, Outcome
+from ringmaster.techniques.processes.gang import Gang
 from ringmaster.techniques.processes.order import GangOrder, Launcher
 
 Say = Callable[[Event], None]

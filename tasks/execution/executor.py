@@ -39,11 +39,11 @@ from ringmaster.techniques.processes.events import (
     JobEvent,
     JobOfGroupEnded,
     JobReady,
+    Outcome,
     OutcomeStatus,
     RefusedEvent,
     Steps,
 )
-from ringmaster.techniques.processes.gang import Outcome
 from ringmaster.techniques.processes.reporter import STOP, leave
 from ringmaster.text import printable_lines
 

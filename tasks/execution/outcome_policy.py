@@ -18,8 +18,7 @@ from ringmaster.tasks.execution.events import ExecutionEvent, JobEnded
 from ringmaster.tasks.execution.job_table import EVALUATED, JobTable
 from ringmaster.tasks.execution.progress import PlanProgress, RunningSegment
 from ringmaster.tasks.storage.journal import ENDED, JobStatus
-from ringmaster.techniques.processes.events import REACHED, OutcomeStatus
-from ringmaster.techniques.processes.gang import Outcome
+from ringmaster.techniques.processes.events import REACHED, Outcome, OutcomeStatus
 from ringmaster.text import printable_lines
 
 MOST_ATTEMPTS = 3  # of a segment that crashes without progress

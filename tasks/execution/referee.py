@@ -32,8 +32,7 @@ from ringmaster.tasks.storage.journal import ENDED, JobStatus
 from ringmaster.techniques.checkpoints.chain import read_chain, tensor_digests
 from ringmaster.techniques.checkpoints.checkpoint import folder_of
 from ringmaster.techniques.checkpoints.storage import place_of
-from ringmaster.techniques.processes.events import OutcomeStatus
-from ringmaster.techniques.processes.gang import Outcome
+from ringmaster.techniques.processes.events import Outcome, OutcomeStatus
 
 logger = logging.getLogger(__name__)
 

@@ -17,8 +17,7 @@ from ringmaster.tasks.execution.progress import PlanProgress, RunningSegment
 from ringmaster.tasks.profiling.preflight import slots_of
 from ringmaster.tasks.storage.journal import LEADER, JobStatus, SegmentRecord
 from ringmaster.techniques import Job, Profile, registry
-from ringmaster.techniques.processes.events import Event
-from ringmaster.techniques.processes.gang import Outcome
+from ringmaster.techniques.processes.events import Event, Outcome
 from ringmaster.techniques.processes.order import TRAIN, GangOrder
 from ringmaster.techniques.training.fused.group_requirements import steps_taken
 

@@ -8,7 +8,7 @@ from typing import cast
 from prefect import task
 from prefect.cache_policies import NO_CACHE
 
-from ringmaster.techniques.processes.gang import Outcome
+from ringmaster.techniques.processes.events import Outcome
 
 _runs: dict[int, Callable[[], Outcome]] = {}  # by number: Prefect would serialise a function among the parameters
 _numbers = count()

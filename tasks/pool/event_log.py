@@ -45,8 +45,8 @@ from ringmaster.techniques.processes.events import (
     Event,
     JobEvent,
     JobOfGroupEnded,
+    Outcome,
     RefusedEvent,
-    ShareEnded,
     Steps,
     event_from_json,
     event_or_refusal,
@@ -57,7 +57,7 @@ logger = logging.getLogger(__name__)
 LOOK_EVERY_S = 0.2
 MOST_AT_ONCE = 1000
 MOST_RECENT = 2000  # rows of each table to hold in memory for the readers of a batch
-FOR_THE_EXECUTOR = (JobOfGroupEnded, RefusedEvent, ShareEnded)  # events that reach followers as the decisions on them
+FOR_THE_EXECUTOR = (JobOfGroupEnded, RefusedEvent, Outcome)  # events that reach followers as the decisions on them
 
 
 # Rows have the names that these classes had in release 0.2.

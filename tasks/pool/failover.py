@@ -35,8 +35,7 @@ from ringmaster.tasks.storage.journal import ENDED, JobRecord, JobStatus, Journa
 from ringmaster.tasks.storage.message_store import MessageStore
 from ringmaster.tasks.storage.schema import EVENT_LOG, EXECUTOR, json_field
 from ringmaster.techniques import Profile
-from ringmaster.techniques.processes.events import OutcomeStatus
-from ringmaster.techniques.processes.gang import Outcome
+from ringmaster.techniques.processes.events import Outcome, OutcomeStatus
 
 T = TypeVar("T")
 

@@ -27,10 +27,10 @@ from ringmaster.tasks.pool.node_gangs import Gangs, StartGang
 from ringmaster.tasks.pool.nodes import NodeRecord, NodeRegistry, NodeStatus, Timeouts
 from ringmaster.tasks.storage.database import Database, DatabaseClosed
 from ringmaster.tasks.storage.message_store import GangShare, MessageStore, OrderStatus
-from ringmaster.techniques.processes.events import Beat, Event, OutcomeStatus, ShareEnded
+from ringmaster.techniques.processes.events import Beat, Event, Outcome, OutcomeStatus
 from ringmaster.techniques.processes.forkserver import seconds_since_boot
 from ringmaster.techniques.processes.forkserver_client import ForkServer
-from ringmaster.techniques.processes.gang import Gang, Outcome, as_event
+from ringmaster.techniques.processes.gang import Gang
 
 logger = logging.getLogger(__name__)
 
@@ -59,12 +59,12 @@ class Outbox:
         self._thread.start()
 
     def put(self, segment: int, event: Event) -> None:
-        """Queues an event of a segment's share; a `ShareEnded` is sent at once, others within a tenth of a second."""
+        """Queues an event of a segment's share; a `Outcome` is sent at once, others within a tenth of a second."""
         with self._changed:
             number = self._num_events.get(segment, 0)
             self._num_events[segment] = number + 1
             self._left.setdefault(segment, deque()).append((number, event))
-            self._is_urgent |= isinstance(event, ShareEnded)
+            self._is_urgent |= isinstance(event, Outcome)
             self._changed.notify_all()
 
     def flush(self, *, within_s: float) -> bool:
@@ -339,7 +339,7 @@ class NodeAgent:
         except ValueError as error:  # damaged, or of another release: it would be read in vain again and again
             logger.exception("the order of segment %d cannot be read", segment)
             message = f"node {self.name} cannot read its order: {error}"
-            self._outbox.put(segment, as_event(Outcome(status=OutcomeStatus.INVALID, message=message)))
+            self._outbox.put(segment, Outcome(status=OutcomeStatus.INVALID, message=message))
             return
         with self._lock:
             # The order was withdrawn or is not given yet, or the node was declared lost meanwhile.
@@ -367,7 +367,7 @@ class NodeAgent:
         finally:
             if (event := self._device_monitor.end(segment)) is not None:
                 self._outbox.put(segment, event)
-            self._outbox.put(segment, as_event(outcome))
+            self._outbox.put(segment, outcome)
             logger.info("segment %d ended: %s %s", segment, outcome.status, outcome.message)
             self._gangs.dismiss(segment)
 

@@ -10,8 +10,8 @@ from dataclasses import dataclass, replace
 from ringmaster.errors import NodeAlreadyServed
 from ringmaster.tasks.execution.engine import FileLeases
 from ringmaster.tasks.storage.message_store import KILL, GangShare
-from ringmaster.techniques.processes.events import Event, OutcomeStatus
-from ringmaster.techniques.processes.gang import Gang, Outcome
+from ringmaster.techniques.processes.events import Event, Outcome, OutcomeStatus
+from ringmaster.techniques.processes.gang import Gang
 from ringmaster.techniques.processes.order import Launcher
 from ringmaster.techniques.processes.reporter import STOP
 

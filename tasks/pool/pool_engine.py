@@ -27,8 +27,7 @@ from ringmaster.tasks.pool.nodes import BLIND_S, NodeRecord, NodeRegistry, NodeS
 from ringmaster.tasks.pool.provider import GONE, MOST_REMEMBERED, Allocation, AllocationStatus, NodeProvider
 from ringmaster.tasks.storage.database import Database, DatabaseClosed
 from ringmaster.tasks.storage.message_store import KILL, GangEvent, GangShare, MessageStore, OrderRecord, OrderStatus
-from ringmaster.techniques.processes.events import Event, OutcomeStatus, RefusedEvent, ShareEnded
-from ringmaster.techniques.processes.gang import Outcome, outcome_of
+from ringmaster.techniques.processes.events import Event, Outcome, OutcomeStatus, RefusedEvent
 
 logger = logging.getLogger(__name__)
 
@@ -356,8 +355,9 @@ class PoolEngine:
         if flight is None or event.number <= flight.last_events.get(event.node, -1):
             return
         flight.last_events[event.node] = event.number
-        if isinstance(event.content, ShareEnded):
-            self._end_share(flight, event.node, outcome_of(event.content))
+        if isinstance(event.content, Outcome):
+            # What killed the gang matters only on the node that saw it.
+            self._end_share(flight, event.node, replace(event.content, was_killed=False))
         elif isinstance(event.content, RefusedEvent):
             self._refuse(flight, event.node, event.content)
         else:

@@ -30,8 +30,15 @@ from ringmaster.tasks.profiling.search import (
 from ringmaster.tasks.profiling.speed_beliefs import QuietTimes, without_load
 from ringmaster.techniques import Job, Profile, registry
 from ringmaster.techniques.preflight import Candidate, Preflight
-from ringmaster.techniques.processes.events import Event, JobReady, OutcomeStatus, ReferenceTimed, TrialMeasured
-from ringmaster.techniques.processes.gang import Gang, Outcome
+from ringmaster.techniques.processes.events import (
+    Event,
+    JobReady,
+    Outcome,
+    OutcomeStatus,
+    ReferenceTimed,
+    TrialMeasured,
+)
+from ringmaster.techniques.processes.gang import Gang
 from ringmaster.techniques.processes.order import TRIAL, GangOrder
 from ringmaster.techniques.processes.reporter import MEASURE, STOP
 from ringmaster.techniques.profiles import ProfileKey

@@ -1,22 +1,23 @@
 """The policy file, and the rules by which a challenger becomes the champion, as pure functions with their reasons."""
 
 import math
-from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Annotated, Self
+from typing import Annotated, Self, TypeVar
 
 from pydantic import Field, model_validator
 
 from ringmaster.errors import BatchFileError
 from ringmaster.tasks.batch import yaml_sections
-from ringmaster.tasks.batch.document import Finding
+from ringmaster.tasks.batch.document import Finding, Place
 from ringmaster.tasks.batch.references import Metric, Name, Positive, Whole, wrong
 from ringmaster.tasks.batch.schema import Section
 from ringmaster.tasks.evaluation.examination import ALL, ExaminationResult, SliceMetric
 from ringmaster.tasks.evaluation.suite import Suite, load_suite
 from ringmaster.tasks.files import is_file
 
+T = TypeVar("T")
 Probability = Annotated[float, Field(gt=0, lt=1)]
 Amount = Annotated[float, Field(ge=0, allow_inf_nan=False)]
 
@@ -38,6 +39,12 @@ class LimitEntry(Section):
         if self.at_most is None and self.at_least is None:
             raise wrong("has no bound", "give at_most, at_least, or both")
         return self
+
+    @property
+    def ends(self) -> tuple[float, float]:
+        """The smallest and the largest value allowed."""
+        least = -math.inf if self.at_least is None else self.at_least
+        return least, math.inf if self.at_most is None else self.at_most
 
 
 class PolicyEntry(Section):
@@ -108,13 +115,14 @@ def load_policy(path: Path) -> PromotionPolicy:
     suites: list[Suite] = []
 
     def rules(entry: PolicyEntry) -> Iterator[Finding]:
-        has_faults = False
+        remedy = "copy it there, name a file relative to the policy's folder, or leave suites out"
         for i, name in enumerate(entry.suites):
-            for finding in _read_suite(path.parent, name, suites):
-                has_faults = True
-                yield replace(finding, place=("suites", i))
-        if entry.max_loss is not None and not has_faults and not any(suite.slices for suite in suites):
-            yield Finding(("max_loss",), "asks for slices, and no suite has any", MORE_SLICES)
+            suite, wrong = load_named(load_suite, path.parent, name, at=("suites", i), remedy=remedy)
+            yield from wrong
+            suites.extend([] if suite is None else [suite])
+        if entry.max_loss is not None and len(suites) == len(entry.suites):
+            if not any(suite.slices for suite in suites):
+                yield Finding(("max_loss",), "asks for slices, and no suite has any", MORE_SLICES)
         elif entry.max_loss is not None and not suites:
             yield Finding(("max_loss",), "asks for the slices of a suite that cannot be read", MORE_SLICES)
 
@@ -126,9 +134,7 @@ def load_policy(path: Path) -> PromotionPolicy:
         significance=entry.significance,
         max_loss=entry.max_loss,
         min_slice_rows=entry.min_slice_rows,
-        limits={
-            name: (_or(limit.at_least, -math.inf), _or(limit.at_most, math.inf)) for name, limit in entry.limits.items()
-        },
+        limits={name: limit.ends for name, limit in entry.limits.items()},
         suites=tuple(suites),
         max_rows=entry.max_rows,
         approval_s=None if entry.approval is None else entry.approval.timeout_s,
@@ -136,22 +142,20 @@ def load_policy(path: Path) -> PromotionPolicy:
     )
 
 
-def _or(value: float | None, otherwise: float) -> float:
-    return otherwise if value is None else value
+def load_named(
+    load: Callable[[Path], T], folder: Path, name: str, *, at: Place, remedy: str
+) -> tuple[T | None, list[Finding]]:
+    """Loads a file that another one names at a place; returns None and the faults where it cannot be loaded.
 
-
-def _read_suite(folder: Path, name: str, suites: list[Suite]) -> Iterator[Finding]:
-    """Adds a suite to `suites`; yields its faults if it has any."""
+    remedy: what to do where there is no such file.
+    """
     if not is_file(folder, name):
-        remedy = "copy it there, name a file relative to the policy's folder, or leave suites out"
-        yield Finding((), f"there is no file {name!r} beside this one", remedy)
-        return
+        return None, [Finding(at, f"there is no file {name!r} beside this one", remedy)]
     try:
-        suites.append(load_suite(folder / name))
+        return load(folder / name), []
     except BatchFileError as error:
-        for fault in error.faults:
-            place = f"{fault.file}:{fault.line or 1}: {fault.place}".rstrip()
-            yield Finding((), f"{place} {fault.message}", fault.remedy)
+        places = ((f, f"{f.file}:{f.line or 1}: {f.place}".rstrip()) for f in error.faults)
+        return None, [Finding(at, f"{place} {fault.message}", fault.remedy) for fault, place in places]
 
 
 OF_POLICY = "policy "

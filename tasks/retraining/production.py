@@ -19,7 +19,7 @@ from pydantic.functional_validators import AfterValidator
 
 from ringmaster.errors import BatchFileError
 from ringmaster.tasks.batch import Batch, document, parse_batch
-from ringmaster.tasks.batch.document import Finding, Place, as_list, place_text
+from ringmaster.tasks.batch.document import Finding, Place, as_list, findings_where, place_text
 from ringmaster.tasks.batch.grid import combinations, num_jobs, too_many
 from ringmaster.tasks.batch.references import Name, Positive, Whole, wrong
 from ringmaster.tasks.batch.schema import Section
@@ -28,7 +28,7 @@ from ringmaster.tasks.batch.yaml_sections import findings as section_findings
 from ringmaster.tasks.cluster import Devices
 from ringmaster.tasks.files import is_file
 from ringmaster.tasks.retraining.drift import DriftRule
-from ringmaster.tasks.retraining.policy import Amount, Probability, PromotionPolicy, load_policy
+from ringmaster.tasks.retraining.policy import Amount, Probability, PromotionPolicy, load_named, load_policy
 from ringmaster.tasks.retraining.report import address_of
 from ringmaster.tasks.retraining.selection import DueRules, Hours
 from ringmaster.techniques import Job
@@ -171,14 +171,27 @@ def findings(entry: ProductionEntry, *, there: Mapping[str, bool]) -> Iterator[F
         yield Finding(("models",), "is empty", "give a list of models, or `registry: true` for tagged ones")
     for i, model in enumerate(entry.models):
         due, at = model.due, ("models", i, "due")
-        if due.min_new_samples and model.window_days is not None:
-            remedy = "take one of the two, or max_age_days"
-            yield Finding((*at, "min_new_samples"), "counts how data grows, and in a window it does not", remedy)
-        if due.drift is not None and due.drift.psi is None and due.drift.ks is None:
-            yield Finding((*at, "drift"), "has no measure", "give psi, such as 0.2, or ks, such as 0.001")
-        if due.assertions is not None and not there[due.assertions.suite]:
-            text = f"there is no file {due.assertions.suite!r}"
-            yield Finding((*at, "assertions", "suite"), text, "name a file with assertions, relative to this one")
+        suite = None if due.assertions is None else due.assertions.suite
+        yield from findings_where(
+            (
+                due.min_new_samples and model.window_days is not None,
+                (*at, "min_new_samples"),
+                "counts how data grows, and in a window it does not",
+                "take one of the two, or max_age_days",
+            ),
+            (
+                due.drift is not None and due.drift.psi is None and due.drift.ks is None,
+                (*at, "drift"),
+                "has no measure",
+                "give psi, such as 0.2, or ks, such as 0.001",
+            ),
+            (
+                suite is not None and not there[suite],
+                (*at, "assertions", "suite"),
+                f"there is no file {suite!r}",
+                "name a file with assertions, relative to this one",
+            ),
+        )
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -367,8 +380,11 @@ def _production(raw: Mapping[str, Any], *, folder: Path) -> tuple[Production | N
         result += section_findings(error, root=ProductionEntry)
     batch, variants, wrong = jobs_of(raw, folder=folder)
     result += wrong
-    policy, wrong = _policy(raw.get("policy"), folder=folder)
-    result += wrong
+    policy = None
+    if isinstance(name := raw.get("policy"), str):
+        remedy = "name a policy file, relative to this one"
+        policy, wrong = load_named(load_policy, folder, name, at=("policy",), remedy=remedy)
+        result += wrong
     if entry is not None and entry.shrink and not (policy.limits if policy else entry.policy):
         result.append(Finding(("shrink",), "has no limit to keep", "name a policy with limits, or leave shrink out"))
     if entry is None or result:
@@ -429,20 +445,6 @@ def _other_data(compare_on: Job | None, own: Job) -> Job | None:
     if compare_on is None or replace(compare_on.data, held_out=own.data.held_out) == own.data:
         return None
     return compare_on
-
-
-def _policy(name: Any, *, folder: Path) -> tuple[PromotionPolicy | None, list[Finding]]:
-    """Returns the policy that a file names, and its faults."""
-    if not isinstance(name, str):
-        return None, []
-    if not is_file(folder, name):
-        return None, [Finding(("policy",), f"there is no file {name!r}", "name a policy file, relative to this one")]
-    try:
-        return load_policy(folder / name), []
-    except BatchFileError as error:
-        return None, [
-            Finding(("policy",), f"{f.file}:{f.line or 1}: {f.place} {f.message}", f.remedy) for f in error.faults
-        ]
 
 
 ELSEWHERE = {

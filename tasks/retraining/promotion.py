@@ -24,9 +24,9 @@ from sqlalchemy import (
 )
 
 from ringmaster.codec import from_json, to_json
-from ringmaster.errors import LedgerError, PromotionRefused, SignatureError
+from ringmaster.errors import PromotionRefused, SignatureError
 from ringmaster.model_lineage import Ledger, ModelRecord
-from ringmaster.model_lineage.ledger.registry import unless_missing
+from ringmaster.model_lineage.ledger.registry import unless_lost, unless_missing
 from ringmaster.model_lineage.records import CHALLENGER, CHAMPION, PREVIOUS
 from ringmaster.tasks.alarms import Alarm, promotion_refused
 from ringmaster.tasks.process_identity import own_row, runs_here
@@ -71,20 +71,12 @@ def write_decision(ledger: Ledger, model: ModelRecord, decision: DecisionRecord)
     if known and replace(known[-1], at=decision.at) == decision:
         return
     if model.run_id is not None:
-        rows = _table(ledger, model.run_id, known)
+        rows = unless_lost(ledger.read_table, model.run_id, TABLE)
+        if rows is None:  # there is no table (any more)
+            rows = [_row(entry) for entry in known]
         if not rows or _row(decision) | {"at": ""} != rows[-1] | {"at": ""}:  # else the last attempt ended after this
             ledger.write_table(model.run_id, TABLE, [*rows, _row(decision)])
     ledger.client.set_model_version_tag(model.registered_name, str(version_of(model)), TAG, _text([*known, decision]))
-
-
-def _table(ledger: Ledger, run_id: str, known: Sequence[DecisionRecord]) -> list[dict[str, Any]]:
-    """Returns the rows of the table, or of the `known` decisions where there is no table (any more)."""
-    try:
-        return ledger.read_table(run_id, TABLE)
-    except LedgerError as error:
-        if error.may_pass:
-            raise
-        return [_row(entry) for entry in known]
 
 
 def _row(decision: DecisionRecord) -> dict[str, Any]:
@@ -357,12 +349,9 @@ def _was_compared(
     version = version_of(latest)
     if champion is not None and version <= version_of(champion):
         return True
-    return challenger is not None and version <= version_of(challenger) and _has_decision(ledger, challenger)
-
-
-def _has_decision(ledger: Ledger, model: ModelRecord) -> bool:
-    """Whether a version's comparison has ended: it neither waits for approval nor is just a sweep's proposal."""
-    made = read_decisions(ledger, model)
+    if challenger is None or version > version_of(challenger):
+        return False
+    made = read_decisions(ledger, challenger)  # it may wait for approval, or be just a sweep's proposal
     return bool(made) and made[-1].outcome != WAITING
 
 

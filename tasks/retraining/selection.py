@@ -343,20 +343,15 @@ def _why_not(serving: ServingVersions, seen: ModelObservations, rules: DueRules,
 
 def _too_little(serving: ServingVersions, seen: ModelObservations, rules: DueRules) -> str:
     """Returns why new data is too little, or "" if it is enough or was not counted."""
-    then = _num_trained_on(serving)
+    newest = serving.latest or serving.champion
+    datasets = () if newest is None else newest.datasets
+    then = next((data.num_rows for data in datasets if data.context == "training"), None)
     if not rules.min_new_samples or then is None or seen.num_samples is None:
         return ""
     grown = seen.num_samples - then
     if grown >= rules.min_new_samples:
         return ""
     return f"new data has {max(grown, 0)} more samples, and {rules.min_new_samples} are required"
-
-
-def _num_trained_on(serving: ServingVersions) -> int | None:
-    newest = serving.latest or serving.champion
-    if newest is None:
-        return None
-    return next((data.num_rows for data in newest.datasets if data.context == "training"), None)
 
 
 def _lost(*, latest_version: int) -> str:

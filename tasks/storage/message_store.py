@@ -14,7 +14,7 @@ from sqlalchemy import Connection, delete, func, insert, select, update
 from ringmaster.codec import from_json, to_json
 from ringmaster.tasks.storage.database import Database, delete_in_chunks, json_values
 from ringmaster.tasks.storage.schema import COMMANDS, GANG_EVENTS, ORDERS
-from ringmaster.techniques.processes.events import Event, ShareEnded, event_or_refusal, event_to_json
+from ringmaster.techniques.processes.events import Event, Outcome, event_or_refusal, event_to_json
 from ringmaster.techniques.processes.order import GangOrder
 
 KILL = "kill"  # the command to end the gang at once
@@ -189,7 +189,7 @@ class MessageStore:
     def store(self, segment: int, node: str, *, events: Sequence[tuple[int, Event]]) -> None:
         """Stores events of a share's gang, each with its number; events that are stored already are skipped.
 
-        A `ShareEnded` ends the order.
+        A `Outcome` ends the order.
         """
 
         def act(connection: Connection) -> None:
@@ -204,7 +204,7 @@ class MessageStore:
                         "content": json_values(event_to_json(content), may_have_nan=False),
                     }
                     connection.execute(insert(GANG_EVENTS).values(**row))
-            if any(isinstance(content, ShareEnded) for _, content in events):
+            if any(isinstance(content, Outcome) for _, content in events):
                 share = (ORDERS.c.segment == segment) & (ORDERS.c.node == node)
                 connection.execute(update(ORDERS).where(share).values(status=OrderStatus.ENDED))
 

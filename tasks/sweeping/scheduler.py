@@ -145,7 +145,8 @@ class SweepScheduler:
         return [self._trial(name) for name in self.spec.trials if name in self._jobs]
 
     def _steering(self) -> SteeringRequest:
-        if self._is_late():
+        deadline_s = self.spec.deadline_s
+        if deadline_s is not None and self._clock() >= self._started_s + deadline_s:
             return SteeringRequest(stops=dict.fromkeys(self._left(), TOO_LATE))
         self._propose()
         unsettled = [name for name in self._left() if name in self.values and not self._goals.get(name)]
@@ -161,10 +162,6 @@ class SweepScheduler:
             goals={**goals, **decisions.goals},
             stops={name: why for name, why in stops.items() if self._statuses.get(name) not in ENDED},
         )
-
-    def _is_late(self) -> bool:
-        deadline_s = self.spec.deadline_s
-        return deadline_s is not None and self._clock() >= self._started_s + deadline_s
 
     def _left(self) -> list[str]:
         return [name for name in self._jobs if self._statuses.get(name) not in ENDED]

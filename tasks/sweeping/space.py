@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from ringmaster.extras import install_command, missing_packages
-from ringmaster.tasks.batch.document import Finding
+from ringmaster.tasks.batch.document import Finding, findings_where
 from ringmaster.tasks.batch.grid import SAME_SHAPE
 
 MOST_TRIALS = 1000
@@ -122,13 +122,19 @@ def findings(space: Sequence[Parameter], *, sampler: str, num_trials: int | None
     """Returns the faults of a space for a sampler; places begin with ("space", KEY)."""
     if len(space) > MOST_KEYS:
         return [Finding(("space",), f"varies {len(space):,} keys", f"vary {MOST_KEYS} at the most")]
-    result = [finding for parameter in space for finding in _of_one(parameter)]
     keys = [parameter.key for parameter in space]
-    for key in dict.fromkeys(key for i, key in enumerate(keys) if key in keys[:i]):
-        result.append(Finding(("space", key), "stands there twice", "keep one of the two"))
-    for short, long in itertools.permutations(dict.fromkeys(keys), 2):
-        if long.startswith(f"{short}."):
-            result.append(Finding(("space", long), f"lies inside {short}, which is varied too", "vary one of the two"))
+    result = [
+        *(finding for parameter in space for finding in _of_one(parameter)),
+        *(
+            Finding(("space", key), "stands there twice", "keep one of the two")
+            for key in dict.fromkeys(key for i, key in enumerate(keys) if key in keys[:i])
+        ),
+        *(
+            Finding(("space", long), f"lies inside {short}, which is varied too", "vary one of the two")
+            for short, long in itertools.permutations(dict.fromkeys(keys), 2)
+            if long.startswith(f"{short}.")
+        ),
+    ]
     return result or [*_of_sampler(space, sampler=sampler, num_trials=num_trials)]
 
 
@@ -136,65 +142,83 @@ def _of_one(parameter: Parameter) -> Iterator[Finding]:
     place = ("space", parameter.key)
     if parameter.key == "name":
         yield Finding(place, "cannot be varied", "remove it: each trial gets a name of its own")
-    if isinstance(parameter, CategoricalRange) and len(parameter.values) > MOST_TRIALS:
-        problem = f"has {len(parameter.values):,} values, more than the {MOST_TRIALS:,} trials of any sweep"
-        yield Finding((*place, "values"), problem, "list fewer, or give a range")
-        return
     if isinstance(parameter, CategoricalRange):
-        for i, value in enumerate(parameter.values):
-            if value in parameter.values[:i]:
-                yield Finding((*place, "values", i), f"{value!r} occurs twice", "keep one of the two")
+        values, num = (*place, "values"), len(parameter.values)
+        too_many = f"has {num:,} values, more than the {MOST_TRIALS:,} trials of any sweep"
+        twice = [] if num > MOST_TRIALS else [i for i, v in enumerate(parameter.values) if v in parameter.values[:i]]
+        yield from findings_where(
+            (num > MOST_TRIALS, values, too_many, "list fewer, or give a range"),
+            *((True, (*values, i), f"{parameter.values[i]!r} occurs twice", "keep one of the two") for i in twice),
+        )
         return
-    if not (math.isfinite(parameter.low) and math.isfinite(parameter.high)):
+    low, high, step = parameter.low, parameter.high, parameter.step
+    if not (math.isfinite(low) and math.isfinite(high)):
         yield Finding(place, "must have finite ends", "give numbers for low and high")
         return
-    if parameter.low >= parameter.high:
-        ends = f"got {parameter.low:g} and {parameter.high:g}"
-        yield Finding((*place, "high"), f"must be greater than low, {ends}", "give a greater one, or values instead")
-    if parameter.is_log and parameter.low <= 0:
-        problem = f"a logarithmic range cannot go to or through 0, got {parameter.low:g}"
-        yield Finding((*place, "low"), problem, "begin above 0, such as at 1e-6, or leave out log")
-    if parameter.is_log and parameter.step is not None:
-        yield Finding((*place, "step"), "goes with no logarithmic range", "leave out log or step, or give values")
-    if parameter.step is not None and not parameter.step > 0:
-        yield Finding((*place, "step"), f"must be greater than 0, got {parameter.step:g}", "give a positive one")
-    if parameter.is_integer:
-        for name in ("low", "high", "step"):
-            number = getattr(parameter, name)
-            if number is not None and number != round(number):
-                yield Finding(
-                    (*place, name), f"must be a whole number, got {number:g}", "round it, or leave out integer"
-                )
+    ends = f"must be greater than low, got {low:g} and {high:g}"
+    through_0 = f"a logarithmic range cannot go to or through 0, got {low:g}"
+    in_steps = "goes with no logarithmic range"
+    numbers = {"low": low, "high": high, "step": step or 0.0} if parameter.is_integer else {}
+    yield from findings_where(
+        (low >= high, (*place, "high"), ends, "give a greater one, or values instead"),
+        (parameter.is_log and low <= 0, (*place, "low"), through_0, "begin above 0, such as at 1e-6, or leave out log"),
+        (parameter.is_log and step is not None, (*place, "step"), in_steps, "leave out log or step, or give values"),
+        (
+            step is not None and not step > 0,
+            (*place, "step"),
+            f"must be greater than 0, got {step or 0:g}",
+            "give a positive one",
+        ),
+        *(
+            (n != round(n), (*place, name), f"must be a whole number, got {n:g}", "round it, or leave out integer")
+            for name, n in numbers.items()
+        ),
+    )
 
 
 def _of_sampler(space: Sequence[Parameter], *, sampler: str, num_trials: int | None) -> Iterator[Finding]:
     size = num_combinations(space)
     if sampler == "grid":
-        for parameter in space:
-            if parameter.num_values is None:
-                remedy = "give it a step or values, or another sampler than grid"
-                yield Finding(("space", parameter.key), "is a range without a step, which a grid cannot list", remedy)
         most = min(num_trials or MOST_TRIALS, MOST_TRIALS)
-        if size is not None and size > most:
-            remedy = "raise num_trials, list fewer values, or let `random` draw some of them"
-            yield Finding(("space",), f"has {size:,} combinations, more than the {most:,} trials", remedy)
+        without_step = "is a range without a step, which a grid cannot list"
+        ungridded = "give it a step or values, or another sampler than grid"
+        yield from findings_where(
+            *((p.num_values is None, ("space", p.key), without_step, ungridded) for p in space),
+            (
+                size is not None and size > most,
+                ("space",),
+                f"has {size or 0:,} combinations, more than the {most:,} trials",
+                "raise num_trials, list fewer values, or let `random` draw some of them",
+            ),
+        )
         return
-    if missing := missing_packages("sweep"):
-        yield Finding(("sampler",), f"{sampler} needs {missing}, not installed", install_command("sweep"))
-    if size is not None and num_trials is not None and size < num_trials:
-        remedy = f"lower num_trials to {size}, or widen the space"
-        yield Finding(("num_trials",), f"is {num_trials}, and the space has only {size} combinations", remedy)
+    missing = missing_packages("sweep")
+    yield from findings_where(
+        (missing, ("sampler",), f"{sampler} needs {missing}, not installed", install_command("sweep")),
+        (
+            size is not None and num_trials is not None and size < num_trials,
+            ("num_trials",),
+            f"is {num_trials}, and the space has only {size} combinations",
+            f"lower num_trials to {size}, or widen the space",
+        ),
+    )
     if sampler != "tpe":
         return
-    if any(parameter.key == "num_epochs" for parameter in space):
-        problem = "cannot be searched by tpe, which proposes trials when it is known what an epoch is"
-        yield Finding(("space", "num_epochs"), problem, "search num_steps, or use random")
     shaping = [parameter for parameter in space if changes_shape(parameter)]
-    for parameter in shaping:
-        if isinstance(parameter, Range):
-            problem = "changes a trial's speed or size, and tpe proposes trials while others run, without profiling"
-            yield Finding(("space", parameter.key), problem, "give values, which are profiled first, or use random")
     num_shapes = math.prod(len(p.values) for p in shaping if isinstance(p, CategoricalRange))
-    if num_shapes > MOST_SHAPES:
-        problem = f"has {num_shapes} different shapes, each to be profiled before the first trial"
-        yield Finding(("space",), problem, f"list fewer values, keep to {MOST_SHAPES} shapes, or use random")
+    late = "cannot be searched by tpe, which proposes trials when it is known what an epoch is"
+    unprofiled = "changes a trial's speed or size, and tpe proposes trials while others run, without profiling"
+    yield from findings_where(
+        *((p.key == "num_epochs", ("space", p.key), late, "search num_steps, or use random") for p in space),
+        *(
+            (True, ("space", p.key), unprofiled, "give values, which are profiled first, or use random")
+            for p in shaping
+            if isinstance(p, Range)
+        ),
+        (
+            num_shapes > MOST_SHAPES,
+            ("space",),
+            f"has {num_shapes} different shapes, each to be profiled before the first trial",
+            f"list fewer values, keep to {MOST_SHAPES} shapes, or use random",
+        ),
+    )

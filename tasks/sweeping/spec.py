@@ -19,7 +19,7 @@ from typing import Any
 from ringmaster.codec import digest
 from ringmaster.errors import BatchFileError
 from ringmaster.tasks.batch import Batch, Fault, parse_batch
-from ringmaster.tasks.batch.document import Finding, place_text
+from ringmaster.tasks.batch.document import Finding, findings_where, place_text
 from ringmaster.tasks.batch.grid import with_values
 from ringmaster.tasks.sweeping import space as spaces
 from ringmaster.tasks.sweeping.space import MOST_TRIALS, CategoricalRange, Parameter, Values, combinations
@@ -164,18 +164,26 @@ class StoppingPolicy:
         """Yields the faults that keep the policy from comparing trials of a job. varied: the keys of the space."""
         if self.policy == NONE:
             return
-        total = job.get("num_steps")
-        if not isinstance(total, int):
-            if job.get("num_epochs") is None:
-                remedy = "give the template num_steps or num_epochs, or choose the policy none"
-                yield Finding(("early_stopping",), "counts in steps, and the template does not say how many", remedy)
-        elif self.min_steps is not None and self.min_steps >= total:
-            problem = f"must be less than the {total} steps of a trial, got {self.min_steps}"
-            yield Finding(("early_stopping", "min_steps"), problem, "lower it, or give the trials more steps")
-        for key in ("num_steps", "num_epochs"):
-            if key in varied:
-                problem = "cannot be varied where trials are compared on their way"
-                yield Finding(("space", key), problem, "leave it out, or choose the policy none")
+        total, is_counted = job.get("num_steps"), isinstance(job.get("num_steps"), int)
+        varied_too = "cannot be varied where trials are compared on their way"
+        yield from findings_where(
+            (
+                not is_counted and job.get("num_epochs") is None,
+                ("early_stopping",),
+                "counts in steps, and the template does not say how many",
+                "give the template num_steps or num_epochs, or choose the policy none",
+            ),
+            (
+                is_counted and self.min_steps is not None and self.min_steps >= (total or 0),
+                ("early_stopping", "min_steps"),
+                f"must be less than the {total} steps of a trial, got {self.min_steps}",
+                "lower it, or give the trials more steps",
+            ),
+            *(
+                (key in varied, ("space", key), varied_too, "leave it out, or choose the policy none")
+                for key in ("num_steps", "num_epochs")
+            ),
+        )
 
 
 def _by_rungs(stopping: StoppingPolicy, trials: Sequence[TrialState], *, num_slots: int) -> StoppingDecisions:
@@ -473,13 +481,10 @@ def _as_trial(space: Sequence[Parameter], tried: ProposedTrial, distributions: A
     import optuna
 
     params = {p.key: _optuna_value(p, tried.values[p.key], distributions[p.key]) for p in space}
-    if tried.score is None:
-        return optuna.trial.create_trial(
-            state=optuna.trial.TrialState.RUNNING, params=params, distributions=distributions
-        )
-    is_finite = math.isfinite(tried.score)
+    states = optuna.trial.TrialState
+    is_finite = tried.score is not None and math.isfinite(tried.score)
     return optuna.trial.create_trial(
-        state=optuna.trial.TrialState.COMPLETE if is_finite else optuna.trial.TrialState.FAIL,
+        state=states.RUNNING if tried.score is None else states.COMPLETE if is_finite else states.FAIL,
         value=tried.score if is_finite else None,
         params=params,
         distributions=distributions,

@@ -18,6 +18,7 @@ import json
 import platform
 import time
 from collections.abc import Collection, Iterable, Mapping
+from contextlib import suppress
 from dataclasses import dataclass, field, replace
 from functools import lru_cache
 from hashlib import sha256
@@ -281,10 +282,8 @@ def versions() -> Mapping[str, str]:
     """Returns the versions of those of `LIBRARIES` that are installed."""
     result = {}
     for name in LIBRARIES:
-        try:
+        with suppress(metadata.PackageNotFoundError):
             result[name] = metadata.version(name)
-        except metadata.PackageNotFoundError:
-            continue
     return result
 
 

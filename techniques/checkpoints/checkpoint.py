@@ -15,10 +15,7 @@ describes how, on disks and in object stores). A folder without a whole manifest
 manifest, is skipped, and the next older one is used.
 """
 
-from __future__ import annotations
-
 import json
-import os
 import re
 import shutil
 from collections.abc import Callable, Iterable, Iterator, Mapping
@@ -30,6 +27,7 @@ from typing import Any
 
 from ringmaster.codec import digest, from_json, to_json
 from ringmaster.errors import CheckpointError, CheckpointNotFound, ObjectStoreUnavailable
+from ringmaster.files import link_or_copy
 from ringmaster.techniques.checkpoints.storage import (
     LATEST,
     MANIFEST,
@@ -181,7 +179,7 @@ class CheckpointStore:
         for name in reversed(self._place.names()):
             manifest = read_manifest(self._place, name)
             own = sorted(manifest.files)[self._rank :: self._num_ranks] if manifest else []
-            whole = manifest is not None and all(self._is_whole(name, file, manifest) for file in own)
+            whole = manifest is not None and all(_is_whole(self._place, name, file, manifest) for file in own)
             if self._agree(whole):
                 assert manifest is not None
                 return Checkpoint(place=self._place, name=name, manifest=manifest)
@@ -196,7 +194,7 @@ class CheckpointStore:
     def whole(self, name: str) -> Checkpoint | None:
         """Returns the checkpoint in the folder `name`, or None where it is not whole. Called on one rank."""
         manifest = read_manifest(self._place, name)
-        if manifest is None or not all(self._is_whole(name, file, manifest) for file in manifest.files):
+        if manifest is None or not all(_is_whole(self._place, name, file, manifest) for file in manifest.files):
             return None
         return Checkpoint(place=self._place, name=name, manifest=manifest)
 
@@ -234,10 +232,7 @@ class CheckpointStore:
             self.drop(step)
         else:
             self._place.reveal(self._aside(step), name, manifest)
-        self._place.write_whole(LATEST, name.encode())
-        # Newer checkpoints were corrupt when this state was restored. They must not count as checkpoints to keep.
-        for old in [known for known in self._place.names() if known <= name][: -self._keep]:
-            self._place.remove(old)
+        retain(self._place, name, keep=self._keep)
 
     def drop(self, step: int) -> None:
         """Removes the parts that the ranks have written of an unpublished checkpoint."""
@@ -267,8 +262,13 @@ class CheckpointStore:
     def _part(self, step: int, rank: int) -> str:
         return f"{self._aside(step)}part-{rank:05d}.json"
 
-    def _is_whole(self, name: str, file: str, manifest: CheckpointManifest) -> bool:
-        return _is_whole(self._place, f"{name}/{file}", manifest.files[file])
+
+def retain(place: CheckpointRoot, name: str, *, keep: int) -> None:
+    """Makes a checkpoint the latest one, and removes all but the last `keep` up to it."""
+    place.write_whole(LATEST, name.encode())
+    # Newer checkpoints were corrupt when this state was restored. They must not count as checkpoints to keep.
+    for old in [known for known in place.names() if known <= name][:-keep]:
+        place.remove(old)
 
 
 def copy_checkpoint(root: str | Path, step: int, *, to: Path) -> None:
@@ -292,17 +292,10 @@ def link_checkpoint(root: Path, step: int, *, to: Path) -> None:
     aside = to / f"{name}.tmp"
     shutil.rmtree(aside, ignore_errors=True)
     try:
-        shutil.copytree(root / name, aside, copy_function=_link)
+        shutil.copytree(root / name, aside, copy_function=link_or_copy)
     except (OSError, shutil.Error) as error:
         raise CheckpointNotFound(f"the checkpoint of step {step} in {root} is gone: {error}") from error
     aside.rename(to / name)
-
-
-def _link(source: str, target: str) -> None:
-    try:
-        os.link(source, target)
-    except OSError:  # another disk
-        shutil.copyfile(source, target)
 
 
 def read_manifest(place: CheckpointRoot, name: str) -> CheckpointManifest | None:
@@ -315,14 +308,13 @@ def read_manifest(place: CheckpointRoot, name: str) -> CheckpointManifest | None
         value = json.loads(place.read(f"{name}/{MANIFEST}"))
         checksum = value.pop("sha256")
         manifest = from_json(CheckpointManifest, value)
-        is_of_its_folder = all(_is_within(file) for file in _files_of(manifest))
+        files = [*manifest.files, *(piece.file for stored in manifest.tensors.values() for piece in stored.pieces)]
+        is_known = manifest.format == FORMAT and all(map(_is_within, files))
     except ObjectStoreUnavailable:
         raise
     except (OSError, ValueError, TypeError, AttributeError, KeyError, RecursionError):
         return None
-    if not is_of_its_folder:
-        return None
-    return manifest if checksum == digest(value, length=64) and manifest.format == FORMAT else None
+    return manifest if is_known and checksum == digest(value, length=64) else None
 
 
 def stored_manifest(manifest: CheckpointManifest) -> bytes:
@@ -331,29 +323,24 @@ def stored_manifest(manifest: CheckpointManifest) -> bytes:
     return json.dumps({"sha256": digest(value, length=64), **value}, indent=1).encode()
 
 
-def _files_of(manifest: CheckpointManifest) -> Iterator[str]:
-    yield from manifest.files
-    yield from (piece.file for stored in manifest.tensors.values() for piece in stored.pieces)
-
-
 def _is_within(name: str) -> bool:
     """Returns whether a relative path stays inside its folder. Checkpoints of commands contain sub-folders."""
     path = PurePosixPath(name)
     return bool(path.parts) and not path.is_absolute() and ".." not in path.parts and "\0" not in name
 
 
-def _is_whole(place: CheckpointRoot, path: str, stored: CheckpointFile) -> bool:
+def _is_whole(place: CheckpointRoot, name: str, file: str, manifest: CheckpointManifest) -> bool:
     """Returns whether a file exists with the size and the checksum in the manifest. Raises ObjectStoreUnavailable."""
     value, num_bytes = sha256(), 0
     try:
-        for block in place.blocks(path):
+        for block in place.blocks(f"{name}/{file}"):
             value.update(block)
             num_bytes += len(block)
     except ObjectStoreUnavailable:
         raise
     except OSError:
         return False
-    return num_bytes == stored.num_bytes and value.hexdigest() == stored.sha256
+    return manifest.files[file] == CheckpointFile(num_bytes=num_bytes, sha256=value.hexdigest())
 
 
 def folder_of(step: int) -> str:

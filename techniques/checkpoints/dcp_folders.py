@@ -10,8 +10,6 @@ files that are long enough, is checked before one is read.
 Source: torch.distributed.checkpoint.metadata, .filesystem.
 """
 
-from __future__ import annotations
-
 import collections
 import io
 import math
@@ -30,6 +28,7 @@ from torch.distributed.checkpoint import filesystem, metadata, planner, state_di
 from torch.distributed.checkpoint.default_planner import DefaultSavePlanner
 
 from ringmaster.techniques.checkpoints.tensor_files import LazyTensor
+from ringmaster.text import listed
 
 METADATA = ".metadata"
 SAVE_AGAIN = "To fix: copy the whole folder again, or save the checkpoint again"
@@ -112,8 +111,7 @@ class DcpFolder:
         except UNREADABLE as error:
             raise ValueError(f"{file} cannot be read: {error!s:.300}. {SAVE_AGAIN}") from error
         if faults:
-            more = f"; and {len(faults) - MOST_LISTED} more" if len(faults) > MOST_LISTED else ""
-            raise ValueError(f"{'; '.join(list(faults)[:MOST_LISTED])}{more}. {SAVE_AGAIN}")
+            raise ValueError(f"{listed([*faults], between='; ', most=MOST_LISTED)}. {SAVE_AGAIN}")
 
     def value(self, name: str, default: Any = None) -> Any:
         """Returns what is stored under a name and is no tensor. Raises ValueError where it holds more than weights."""

@@ -31,7 +31,7 @@ from ringmaster.techniques.checkpoints.state import HostCopies
 from ringmaster.techniques.checkpoints.storage import Block
 from ringmaster.techniques.processes.events import CheckpointFailed, CheckpointSaved
 from ringmaster.techniques.processes.ranks import Ranks
-from ringmaster.techniques.processes.reporter import BEAT_EVERY_S, EventSender
+from ringmaster.techniques.processes.reporter import BEAT_EVERY_S, Reporter
 
 THREAD_NAME = "checkpoint"
 # Seconds for which ranks wait for a disk or store, holding their devices. Then their gang fails, with the cause.
@@ -73,7 +73,7 @@ def takes_nothing(fault: OSError | None) -> bool:
 class WriteRetries:
     """What all ranks of a gang do between two tries to write: they report the cause and wait, for a limited time."""
 
-    def __init__(self, ranks: Ranks, reporter: EventSender, *, gives_up: Callable[[], bool]) -> None:
+    def __init__(self, ranks: Ranks, reporter: Reporter, *, gives_up: Callable[[], bool]) -> None:
         self._ranks, self._reporter, self._gives_up = ranks, reporter, gives_up
         self._timeout_s = float(os.environ.get(WRITE_PATIENCE, WRITE_TIMEOUT_S))
         self._since_s, self._wait_s = time.monotonic(), FIRST_RETRY_S
@@ -114,9 +114,7 @@ class Saver:
     has_failed: whether the last save failed, so that the state since then is in memory alone.
     """
 
-    def __init__(
-        self, saved: CheckpointedState, store: CheckpointStore, reporter: EventSender, *, ranks: Ranks
-    ) -> None:
+    def __init__(self, saved: CheckpointedState, store: CheckpointStore, reporter: Reporter, *, ranks: Ranks) -> None:
         self._saved, self._store, self._reporter, self._ranks = saved, store, reporter, ranks
         self._copies = HostCopies(is_pinned=ranks.device.type == "cuda")
         self._save: _Save | None = None

@@ -7,8 +7,6 @@ The node that trains a job exports its model to a folder, and stores it. A machi
 have the folder, copies it from the store.
 """
 
-from __future__ import annotations
-
 from collections.abc import Iterator
 from hashlib import sha256
 from pathlib import Path

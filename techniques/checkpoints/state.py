@@ -204,15 +204,12 @@ class Reader:
 
     def _open(self, name: str) -> Any:
         if name not in self._files:
-            self._files[name] = self._open_file(name)
+            place, path = self._checkpoint.place, f"{self._checkpoint.name}/{name}"
+            if isinstance(place, UrlPlace):
+                self._files[name] = DistantFile(partial(place.read_range, path))
+            else:
+                self._files[name] = safe_open(place.location(path), framework="pt").__enter__()  # type: ignore[no-untyped-call]
         return self._files[name]
-
-    def _open_file(self, name: str) -> Any:
-        place, path = self._checkpoint.place, f"{self._checkpoint.name}/{name}"
-        if isinstance(place, UrlPlace):
-            return DistantFile(partial(place.read_range, path))
-        file: Any = safe_open(place.location(path), framework="pt")
-        return file.__enter__()
 
 
 def _saved_buffers(model: nn.Module) -> Iterator[tuple[str, Tensor]]:

@@ -14,7 +14,7 @@ import uuid
 from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
 from pathlib import Path, PurePosixPath
-from typing import Any, Protocol, cast
+from typing import Any, cast
 
 from ringmaster.errors import ObjectStoreUnavailable
 from ringmaster.extras import install_command
@@ -40,7 +40,9 @@ def open_store(url: str) -> tuple[Any, str]:
     try:
         store, path = url_to_fs(url)
     except (ImportError, ValueError, OSError) as error:
-        raise ValueError(f"{error}. To fix: {_install(url)}") from error
+        protocol = url.partition("://")[0]
+        remedy = install_command("s3") if protocol in ("s3", "s3a") else f"install what fsspec needs for {protocol}"
+        raise ValueError(f"{error}. To fix: {remedy}") from error
     return store, str(path)
 
 
@@ -85,61 +87,12 @@ def _endpoint() -> str:
     return "that of the provider, as AWS_ENDPOINT_URL is not set"
 
 
-def _install(url: str) -> str:
-    protocol = url.partition("://")[0]
-    return install_command("s3") if protocol in ("s3", "s3a") else f"install what fsspec needs for {protocol}"
-
-
 MANIFEST = "manifest.json"
 STEP = "step-????????"
 LATEST = "latest"
 READ_BYTES = 1 << 20
 
 Block = bytes | memoryview
-
-
-class CheckpointRoot(Protocol):
-    """The folders of one job's checkpoints. Paths are relative to it.
-
-    Failures raise OSError: FileNotFoundError where a file does not exist, ObjectStoreUnavailable where a store does not
-    answer or refuses, so that nothing is known about the file.
-    """
-
-    def location(self, path: str) -> str:
-        """Returns the whole path or URL, for people."""
-
-    def names(self) -> list[str]:
-        """Returns the names of checkpoint folders, the oldest first, without checking whether they are whole."""
-
-    def blocks(self, path: str) -> Iterator[bytes]:
-        """Yields the content of a file."""
-
-    def read(self, path: str) -> bytes:
-        """Returns the content of a small file."""
-
-    def aside(self, name: str, attempt: str) -> str:
-        """Returns the prefix of the temporary paths of checkpoint `name`, before it is revealed.
-
-        Each attempt has its own prefix, so that no file of a failed attempt gets into the next.
-        """
-
-    def write(self, path: str, blocks: Iterable[Block]) -> None:
-        """Writes a file durably: after the call returns, a power cut cannot undo it."""
-
-    def reveal(self, aside: str, name: str, manifest: bytes) -> None:
-        """Turns the files under `aside` into checkpoint `name` atomically; the manifest names the files."""
-
-    def write_whole(self, path: str, content: bytes) -> None:
-        """Writes or replaces a small file atomically."""
-
-    def drop(self, aside: str) -> None:
-        """Removes the files of an attempt."""
-
-    def sweep(self, *, but: str | None = None) -> None:
-        """Removes the files of all unfinished attempts, except for `but`."""
-
-    def remove(self, name: str) -> None:
-        """Removes a checkpoint."""
 
 
 def place_of(root: str | Path) -> CheckpointRoot:
@@ -177,29 +130,41 @@ def join_root(root: str | Path, *names: str) -> str:
 
 
 class LocalPlace:
-    """A local folder, where a rename is atomic."""
+    """The folders of one job's checkpoints, in a local folder, where a rename is atomic. Paths are relative to it.
+
+    Failures raise OSError: FileNotFoundError where a file does not exist.
+    """
 
     def __init__(self, root: Path) -> None:
         self._root = root
 
-    def location(self, path: str) -> str:  # noqa: D102
+    def location(self, path: str) -> str:
+        """Returns the whole path or URL, for people."""
         return str(self._root / path)
 
-    def names(self) -> list[str]:  # noqa: D102
+    def names(self) -> list[str]:
+        """Returns the names of checkpoint folders, the oldest first, without checking whether they are whole."""
         return sorted(folder.name for folder in self._root.glob(STEP))
 
-    def blocks(self, path: str) -> Iterator[bytes]:  # noqa: D102
+    def blocks(self, path: str) -> Iterator[bytes]:
+        """Yields the content of a file."""
         with (self._root / path).open("rb") as stream:
             while block := stream.read(READ_BYTES):
                 yield block
 
-    def read(self, path: str) -> bytes:  # noqa: D102
+    def read(self, path: str) -> bytes:
+        """Returns the content of a small file."""
         return (self._root / path).read_bytes()
 
-    def aside(self, name: str, attempt: str) -> str:  # noqa: D102
+    def aside(self, name: str, attempt: str) -> str:
+        """Returns the prefix of the temporary paths of checkpoint `name`, before it is revealed.
+
+        Each attempt has its own prefix, so that no file of a failed attempt gets into the next.
+        """
         return f"{name}.{attempt}.tmp/"
 
-    def write(self, path: str, blocks: Iterable[Block]) -> None:  # noqa: D102
+    def write(self, path: str, blocks: Iterable[Block]) -> None:
+        """Writes a file durably: after the call returns, a power cut cannot undo it."""
         file = self._root / path
         file.parent.mkdir(parents=True, exist_ok=True)
         with file.open("wb") as stream:
@@ -208,7 +173,8 @@ class LocalPlace:
             stream.flush()
             os.fsync(stream.fileno())
 
-    def reveal(self, aside: str, name: str, manifest: bytes) -> None:  # noqa: D102
+    def reveal(self, aside: str, name: str, manifest: bytes) -> None:
+        """Turns the files under `aside` into checkpoint `name` atomically; the manifest names the files."""
         self.write(aside + MANIFEST, [manifest])
         for part in (self._root / aside).glob("part-*.json"):
             part.unlink()
@@ -217,19 +183,23 @@ class LocalPlace:
         (self._root / aside).rename(self._root / name)
         sync_path(self._root)
 
-    def write_whole(self, path: str, content: bytes) -> None:  # noqa: D102
+    def write_whole(self, path: str, content: bytes) -> None:
+        """Writes or replaces a small file atomically."""
         self.write(f"{path}.tmp", [content])
         (self._root / f"{path}.tmp").rename(self._root / path)
 
-    def drop(self, aside: str) -> None:  # noqa: D102
+    def drop(self, aside: str) -> None:
+        """Removes the files of an attempt."""
         shutil.rmtree(self._root / aside, ignore_errors=True)
 
-    def sweep(self, *, but: str | None = None) -> None:  # noqa: D102
+    def sweep(self, *, but: str | None = None) -> None:
+        """Removes the files of all unfinished attempts, except for `but`."""
         for left_over in self._root.glob("step-*.tmp"):
             if f"{left_over.name}/" != but:
                 shutil.rmtree(left_over)
 
-    def remove(self, name: str) -> None:  # noqa: D102
+    def remove(self, name: str) -> None:
+        """Removes a checkpoint."""
         shutil.rmtree(self._root / name)
 
 
@@ -356,3 +326,6 @@ class UrlPlace:
             except FileNotFoundError:
                 return []
         return [str(name).rstrip("/").rpartition("/")[2] for name in result]
+
+
+CheckpointRoot = LocalPlace | UrlPlace

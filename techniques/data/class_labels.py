@@ -1,17 +1,18 @@
-"""The classes of labelled rows: their names, and the number of each."""
+"""The classes of labelled rows: their names, the number of each, and samples from which nothing can be learnt."""
 
 from __future__ import annotations
 
 import json
 import re
-from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator
+from pathlib import Path
 from typing import Any
 
 import numpy as np
 
 from ringmaster.errors import DataError
-from ringmaster.techniques.data.arrow_files import Array
-from ringmaster.techniques.data_source import MAX_SHOWN
+from ringmaster.techniques.data.arrow_files import Array, columns_in, split_file
+from ringmaster.techniques.data_source import shown
 from ringmaster.techniques.metric import IGNORED
 
 MAX_CLASSES = 10_000
@@ -34,9 +35,9 @@ class ClassLabels:
         try:
             return self._numbers[as_class_name(value)]
         except KeyError:
-            shown = ", ".join(self.names[:10]) + (", ..." if len(self.names) > 10 else "")
             raise ValueError(
-                f"label {value!r} is none of the classes {shown}. To fix: correct it, or add it to data.labels"
+                f"label {value!r} is none of the classes {shown(self.names)}. To fix: correct it, or add it to "
+                "data.labels"
             ) from None
 
     def indicators(self, values: Iterable[Any]) -> Array:
@@ -155,16 +156,12 @@ def without_variants(names: Collection[str]) -> set[str]:
 def notes_on(labels: ClassLabels, *, trained: Collection[int], are_learnt: bool) -> Iterator[str]:
     """Yields what people should know of classes. trained: the numbers of those of rows to train on."""
     if unseen := [name for number, name in enumerate(labels.names) if number not in trained]:
-        yield f"classes without a row to train on: {_few(unseen)}"
+        yield f"classes without a row to train on: {shown(unseen)}"
     folded: dict[str, list[str]] = {}
     for name in labels.names if are_learnt else ():
         folded.setdefault(name.casefold(), []).append(name)
     if alike := [name for names in folded.values() if len(names) > 1 for name in names]:
-        yield f"classes that differ in case alone: {_few(alike)}"
-
-
-def _few(names: Sequence[str]) -> str:
-    return ", ".join(names[:MAX_SHOWN]) + (", ..." if len(names) > MAX_SHOWN else "")
+        yield f"classes that differ in case alone: {shown(alike)}"
 
 
 def _is_class(value: Any) -> bool:
@@ -185,3 +182,48 @@ def as_class_name(value: Any) -> str:
         return "true" if value else "false"
     is_whole = isinstance(value, (int, float)) and float(value).is_integer()
     return str(int(value)) if is_whole else str(value)
+
+
+def distinct_labels(folder: Path, split: str) -> set[tuple[float, ...]]:
+    """Returns the labels of the samples of a split that differ, with the numbers of several classes in one.
+
+    Of numbers to predict, these are the smallest and the largest.
+    """
+    result: set[tuple[float, ...]] = set()
+    for rows, _ in columns_in(split_file(folder, split), "labels"):
+        if rows.ndim > 2:
+            return set()
+        if rows.ndim == 2:
+            result |= {tuple(np.flatnonzero(each).tolist()) for each in np.unique(rows, axis=0)}
+        elif rows.dtype.kind == "f":
+            result = {(value,) for value in (min((*result, (rows.min(),)))[0], max((*result, (rows.max(),)))[0])}
+        else:
+            result |= {(int(each),) for each in np.unique(rows[rows != IGNORED])}
+    return result
+
+
+def constant_fault(labels: Iterable[str], *, num_rows: int, column: str) -> str:
+    """Returns what is wrong where all rows to train on have the same label, which may be several classes."""
+    names = [*labels]
+    return (
+        f"all {num_rows} rows to train on have the label{'s' if len(names) != 1 else ''} {', '.join(names) or 'none'} "
+        f"in column {column!r}, so that there is nothing to learn. To fix: add rows with another one, or name another "
+        "label_column"
+    )
+
+
+def are_pairs_equal(folder: Path) -> bool:
+    """Returns whether both rows of tokens are equal in all samples to train on."""
+    return all((values == values[:, :1]).all() for values, _ in columns_in(split_file(folder, "training"), "input_ids"))
+
+
+def are_samples_equal(folder: Path) -> bool:
+    """Returns whether all samples of tokens to train on are the same."""
+    first: Array | None = None
+    for values, lengths in columns_in(split_file(folder, "training"), "input_ids"):
+        assert lengths is not None
+        if first is None:
+            first = values[: lengths[0]]
+        if (lengths != len(first)).any() or (values.reshape(-1, *first.shape) != first).any():
+            return False
+    return True

@@ -48,7 +48,9 @@ def infer_kind(spec: DataSpec, model: ModelSpec) -> str | None:
     if spec.kind is not None:
         return None
     if spec.path is None:
-        return None if spec.dataset is None else _kind_of_dataset(spec, model)
+        there = () if spec.dataset is None else columns_of_saved(spec)
+        result = None if not there or "input_ids" in there else _fitting(spec, model, there)
+        return None if result == "image-classification" else result
     if spec.path.endswith(".txt"):
         return None
     if images_of(spec) is not None:
@@ -71,12 +73,6 @@ def columns_of_saved(spec: DataSpec) -> tuple[str, ...]:
         if features := read_json(file).get("features"):
             return tuple(features)
     return ()
-
-
-def _kind_of_dataset(spec: DataSpec, model: ModelSpec) -> str | None:
-    there = columns_of_saved(spec)
-    result = None if not there or "input_ids" in there else _fitting(spec, model, there)
-    return None if result == "image-classification" else result
 
 
 def _suited(model: ModelSpec) -> list[str]:

@@ -40,6 +40,8 @@ from ringmaster.techniques.data.class_labels import (
     DiscoveredClasses,
     check_no_indicators,
     check_number,
+    constant_fault,
+    distinct_labels,
     in_order,
     notes_on,
     without_variants,
@@ -62,7 +64,6 @@ from ringmaster.techniques.data.samples import PaddedSamples, Sample, lengths_of
 from ringmaster.techniques.data.sources.builtin import load_splits, rows_of_splits, with_leaks_of_splits
 from ringmaster.techniques.data.stored_source import TextProgress, described
 from ringmaster.techniques.data.tokens import save_tokenizer
-from ringmaster.techniques.data.unfit_data import constant_fault, distinct_labels
 from ringmaster.techniques.data_source import Dataset, PreparedData, Row
 from ringmaster.techniques.job import DataSpec
 from ringmaster.techniques.metric import IGNORED
@@ -271,7 +272,8 @@ class RowSamples:
                     continue  # indicators of the classes that were found so far: they are made of those of all rows
                 is_list = first.ndim > 0 and (first.dtype.kind in "biu" or first.size == 0)  # [] has floats
                 if not is_list or name not in self._kind.padding:
-                    columns[name] = column_of(np.stack(rows, dtype=None if first.ndim else first.dtype))
+                    dtype = None if first.ndim else first.dtype
+                    columns[name] = column_of(np.stack(rows, dtype=dtype, casting="unsafe"))
                     continue
                 lengths = np.fromiter((row.shape[-1] for row in rows), np.int64, count=len(rows))
                 if name not in self._kind.uncut and first.dtype.kind != "f" and lengths.max() > self._max_length:

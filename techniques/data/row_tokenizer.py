@@ -74,6 +74,7 @@ class RowTokenizer:
         self.rule = None if self.encoder.words is None else self.encoder.words.rule
         self._rendered_encoder = RenderedEncoder(self._tokenizer, self.encoder)
         self._known: dict[str, list[int]] = {}
+        self._special_tokens: dict[str, Any] = dict(self._tokenizer.special_tokens_map)  # as chat templates read them
         self.vocab_size = len(self._tokenizer)
         self.end_id: int | None = self._tokenizer.eos_token_id
         self.end_text: str = self._tokenizer.eos_token or ""
@@ -252,11 +253,6 @@ class RowTokenizer:
                 "To fix: remove the row, or correct its {% generation %}"
             )
         return rendered[0], spans
-
-    @cached_property
-    def _special_tokens(self) -> dict[str, Any]:
-        """The special tokens by the names that chat templates read."""
-        return dict(self._tokenizer.special_tokens_map)
 
     def _encoded(self, texts: list[str]) -> list[list[int]]:
         return [ids.tolist() for ids in self.encoder(texts)]

@@ -33,9 +33,8 @@ from ringmaster.techniques.data.arrow_files import (
     open_split,
 )
 from ringmaster.techniques.data.file_patterns import local_copies, stamp
-from ringmaster.techniques.data.file_rows import check_not_empty, data_files, files_of
+from ringmaster.techniques.data.file_rows import check_not_empty, data_files, files_of, with_leaks
 from ringmaster.techniques.data.samples import ArraySamples, as_tensors
-from ringmaster.techniques.data.unfit_data import with_leaks
 from ringmaster.techniques.data_source import (
     Dataset,
     DataSource,

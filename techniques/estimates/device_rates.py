@@ -32,7 +32,7 @@ from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
 from torch.distributed.tensor import DTensor, Partial, Replicate
 
 from ringmaster.codec import digest, to_json
-from ringmaster.files import read_value, write_value
+from ringmaster.files import kept_value, read_value
 from ringmaster.techniques.checkpoints.checkpoint import CheckpointStore
 from ringmaster.techniques.checkpoints.state import HostCopies, piece_writer, read_whole
 from ringmaster.techniques.estimates.rank_memory import LiveBytes
@@ -53,15 +53,11 @@ def measured_once(cls: type[T], file: Path, measure: Callable[[], T], *, otherwi
 
     otherwise: what is done where it raises RuntimeError, for the log; the value is None then.
     """
-    if (known := read_value(cls, file)) is not None:
-        return known
     try:
-        value = measure()
+        return kept_value(cls, file, measure)
     except RuntimeError as error:
         print(f"{otherwise}: {error}", file=sys.stderr)
         return None
-    write_value(value, file)
-    return value
 
 
 MOST_S = 180.0  # of a child process
@@ -417,17 +413,6 @@ class DiskRates:
     copy_bytes_per_s: float
 
 
-@dataclass(frozen=True, kw_only=True)
-class SegmentCosts:
-    """Predicted seconds beside the steps of a job under an option; the fields are those of a `Candidate`."""
-
-    startup_s: float
-    save_s: float
-    stall_s: float
-    evaluate_s: float
-    export_s: float
-
-
 def segment_costs(
     job: Job,
     *,
@@ -437,8 +422,8 @@ def segment_costs(
     step_s: float,
     forward_share: float,
     disk: DiskRates,
-) -> SegmentCosts:
-    """Returns the predicted seconds of a job beside its steps.
+) -> dict[str, float]:
+    """Returns the predicted seconds of a job beside its steps under an option, by the names of a `Candidate`'s fields.
 
     step_s: predicted seconds of a step; 0 where they are unknown.
     forward_share: the part of a step that a batch of an evaluation takes.
@@ -449,14 +434,14 @@ def segment_costs(
     writing_s = state / disk.write_bytes_per_s
     num_batches = min(-(-num_held_out // job.global_batch_size), job.evaluation.max_batches)
     building_s = facts.parameter_bytes / INITIALIZED_BYTES_PER_S
-    return SegmentCosts(
-        startup_s=PROCESS_S + (RANKS_S if num_ranks > 1 else 0.0) + building_s + FIRST_STEPS * step_s,
-        save_s=disk.fixed_s + writing_s,
+    return {
+        "startup_s": PROCESS_S + (RANKS_S if num_ranks > 1 else 0.0) + building_s + FIRST_STEPS * step_s,
+        "save_s": disk.fixed_s + writing_s,
         # A background save of a CPU slot takes time of the cores that train.
-        stall_s=state / disk.copy_bytes_per_s + writing_s / 2,
-        evaluate_s=num_batches * forward_share * step_s,
-        export_s=EXPORT_S + state / disk.read_bytes_per_s + weights / disk.write_bytes_per_s,
-    )
+        "stall_s": state / disk.copy_bytes_per_s + writing_s / 2,
+        "evaluate_s": num_batches * forward_share * step_s,
+        "export_s": EXPORT_S + state / disk.read_bytes_per_s + weights / disk.write_bytes_per_s,
+    }
 
 
 @cache
@@ -464,10 +449,7 @@ def disk_rates(cache_dir: Path) -> DiskRates:
     """Returns the rates of the disk that `cache_dir` lies on, which are measured once for each machine."""
     file = cache_dir / f"disk-{digest([os.uname().nodename, DISK_VERSION])}.json"
     cache_dir.mkdir(parents=True, exist_ok=True)
-    if (known := read_value(DiskRates, file)) is None:
-        known = _measured_disk(cache_dir)
-        write_value(known, file)
-    return known
+    return kept_value(DiskRates, file, lambda: _measured_disk(cache_dir))
 
 
 def _measured_disk(folder: Path) -> DiskRates:

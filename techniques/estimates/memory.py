@@ -192,17 +192,12 @@ def forecast_memory(workload: Workload, choices: Sequence[Choice]) -> list[Forec
     activations are then those of one device alone, times the share that this device computes.
     """
     scenes = [list(_scenes(workload, choice)) for choice in choices]
-    whole = [
-        s
-        for own_scenes, choice in zip(scenes, choices, strict=True)
-        for s in own_scenes
-        if not _few_do(workload, choice)
-    ]
-    few = [
-        s for own_scenes, choice in zip(scenes, choices, strict=True) for s in own_scenes if _few_do(workload, choice)
-    ]
     results: dict[int, RankEstimate | EstimateError] = {}
-    for group, num_layers in ((whole, 0), (few, workload.facts.num_layers)):
+    for few in (False, True):
+        group = [
+            s for own, choice in zip(scenes, choices, strict=True) for s in own if _few_do(workload, choice) == few
+        ]
+        num_layers = workload.facts.num_layers if few else 0
         estimates = estimate_ranks(group, num_layers=num_layers, at_once=workload.at_once, until_s=workload.until_s)
         results |= {id(scene): result for scene, result in zip(group, estimates, strict=True)}
     return [

@@ -119,11 +119,12 @@ def preflight_job(job: Job, order: PreflightOrder) -> Preflight:
                 _black_box(technique, job)
                 or why_no_adaptation(technique, job)
                 or why_no_attention(job, device_kind=shape.kind)
+                or why_no_generation(technique, job)
+                or why_no_optimizer(technique, job)
+                or technique.supports(job, shape, facts)
+                or why_not_exact(technique, job, shape, facts)
+                or (None if order.forecast_all else _needless(technique, listed, shape))
             )
-            reason = reason or why_no_generation(technique, job) or why_no_optimizer(technique, job)
-            reason = reason or technique.supports(job, shape, facts) or why_not_exact(technique, job, shape, facts)
-            if not order.forecast_all:
-                reason = reason or _needless(technique, listed, shape)
             listed[name], too_large = ([], []) if reason else estimator.weigh(technique, shape)
             if not listed[name]:
                 least = _least_too_large(too_large, shape)

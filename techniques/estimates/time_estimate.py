@@ -358,7 +358,7 @@ class Estimator:
             return {}
         alone, widths = self._alone, self._widths
         wider = widths.held_out / widths.training if widths.held_out and widths.training else 1.0
-        costs = segment_costs(
+        return segment_costs(
             self._job,
             facts=self._facts,
             num_held_out=self._data.num_held_out,
@@ -367,7 +367,6 @@ class Estimator:
             forward_share=0.0 if alone is None else alone.forward_share * wider,
             disk=disk_rates(Path(self._order.cache_dir)),
         )
-        return vars(costs)
 
     def _refusal(self, technique: Technique, shape: GangShape, config: Config, num_bytes: int) -> Refusal:
         reason = f"needs {num_bytes / 2**30:.1f} GiB of {shape.memory_bytes / 2**30:.1f} a device"

@@ -1,7 +1,5 @@
 """Checks the events of a command against its order, and forwards them as the events of any worker."""
 
-from __future__ import annotations
-
 import math
 import time
 from collections.abc import Mapping

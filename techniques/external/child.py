@@ -1,7 +1,5 @@
 """A running command: starts it, reads its events, stops it, and explains its end."""
 
-from __future__ import annotations
-
 import contextlib
 import ctypes
 import json
@@ -13,11 +11,12 @@ import socket
 import statistics
 import subprocess
 import sys
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 from tempfile import TemporaryDirectory
-from types import TracebackType
 from typing import Any, NoReturn, Self
+
+import psutil
 
 from ringmaster.errors import ChannelClosed
 from ringmaster.report import PREEMPTED_STATUS, PROFILE
@@ -87,9 +86,15 @@ class CommandKeeper:
         with contextlib.suppress(ChildProcessError):
             os.waitpid(self.pid, 0)
 
-    def processes(self) -> list[int]:
-        """Returns the pids of the command and of all processes that it started."""
-        return _descendants(self.pid)
+    def peak_bytes(self) -> int:
+        """Returns the most memory that the command, or a process that it started and that runs, has held."""
+        peaks = [0]
+        with contextlib.suppress(psutil.NoSuchProcess):
+            for process in psutil.Process(self.pid).children(recursive=True):
+                with contextlib.suppress(OSError, ValueError, IndexError):
+                    status = Path(f"/proc/{process.pid}/status").read_text()
+                    peaks.append(int(status.partition("VmHWM:")[2].split()[0]) * 1024)
+        return max(peaks)
 
 
 def _keep(connection: socket.socket, words: Sequence[str], *, environment: Mapping[str, str], folder: Path) -> NoReturn:
@@ -126,19 +131,10 @@ def _begin() -> None:
 
 def _watch(channel: Channel, pid: int) -> int:
     """Forwards signals until the command has ended; returns its status. Raises ChannelClosed when the worker ends."""
-    wake, wake_writer = os.pipe()
-    for end in (wake, wake_writer):
-        os.set_blocking(end, False)
-        os.set_inheritable(end, False)
     signal.signal(signal.SIGCHLD, lambda *_: None)
-    signal.set_wakeup_fd(wake_writer, warn_on_full_buffer=False)
-    with selectors.DefaultSelector() as selector:
-        selector.register(wake, selectors.EVENT_READ)
-        selector.register(channel, selectors.EVENT_READ)
+    with woken_by(channel) as wait:
         while (status := _reap(pid)) is None:
-            selector.select()
-            with contextlib.suppress(BlockingIOError):
-                os.read(wake, 4096)
+            wait()
             while (message := channel.poll()) is not None:
                 with contextlib.suppress(ProcessLookupError):
                     os.killpg(pid, message["signal"])
@@ -158,27 +154,10 @@ def _kill_descendants() -> None:
     """Kills children, and then their children, which become this process's own as the former end."""
     with contextlib.suppress(ChildProcessError):
         while True:
-            for pid in _children(os.getpid()):
-                with contextlib.suppress(ProcessLookupError):
-                    os.kill(pid, signal.SIGKILL)
+            for child in psutil.Process().children():
+                with contextlib.suppress(psutil.NoSuchProcess):
+                    child.kill()
             os.waitpid(-1, 0)
-
-
-def _descendants(pid: int) -> list[int]:
-    children = _children(pid)
-    return children + [grandchild for child in children for grandchild in _descendants(child)]
-
-
-def _children(pid: int) -> list[int]:
-    return [int(entry.name) for entry in Path("/proc").iterdir() if entry.name.isdigit() and _parent(entry) == pid]
-
-
-def _parent(process: Path) -> int | None:
-    try:
-        # The name may contain any character, even brackets; state and parent follow it.
-        return int((process / "stat").read_text().rpartition(")")[2].split()[1])
-    except (OSError, IndexError):
-        return None
 
 
 LAST_WORDS = 2000  # characters of the log that are searched for the cause of an unreported end
@@ -231,9 +210,7 @@ class CommandProcess:
         )
         return self
 
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
+    def __exit__(self, *_: object) -> None:
         self._kept.close()
         self._report.close()
 
@@ -253,19 +230,16 @@ class CommandProcess:
 
         Each round processes the new events, and yields the seconds of the steps among them.
         """
-        with woken_by_signals() as wake, selectors.DefaultSelector() as selector:
-            for source in (wake, self._report, self._kept.channel, self._reporter):
-                selector.register(source, selectors.EVENT_READ)
+        with woken_by(self._report, self._kept.channel, self._reporter) as wait:
             while self._kept.status is None:
-                selector.select()
-                drain(wake)
+                wait()
                 self._kept.hear()
                 num_reported = len(self.account.step_seconds)
                 for event in self._report.events():
                     self.account.note(event)
                 seconds = self.account.step_seconds[num_reported:]
                 if seconds:
-                    self._seen_peak_bytes = max(self._seen_peak_bytes, _peak_bytes(self._kept.processes()))
+                    self._seen_peak_bytes = max(self._seen_peak_bytes, self._kept.peak_bytes())
                 self.account.tell_steps(
                     num_reported, peak_bytes=self.account.reported_peak_bytes or self._seen_peak_bytes
                 )
@@ -307,34 +281,30 @@ class CommandProcess:
 
 
 @contextlib.contextmanager
-def woken_by_signals() -> Iterator[int]:
-    """Yields a file descriptor that becomes readable when a signal arrives, which ends a wait on descriptors."""
+def woken_by(*sources: Any) -> Iterator[Callable[[], object]]:
+    """Yields a function that waits until one of some sources is readable, or a signal has arrived.
+
+    Which one it was is not said: the waiting code checks all its sources each time.
+    """
     wake, writer = os.pipe()
     for end in (wake, writer):
         os.set_blocking(end, False)
     before = signal.set_wakeup_fd(writer, warn_on_full_buffer=False)
-    try:
-        yield wake
-    finally:
-        signal.set_wakeup_fd(before)
-        os.close(wake)
-        os.close(writer)
 
+    def wait() -> None:
+        selector.select()
+        with contextlib.suppress(BlockingIOError):
+            os.read(wake, 4096)
 
-def drain(wake: int) -> None:
-    """Discards the numbers of the signals that arrived: the waiting code checks all its sources anyway."""
-    with contextlib.suppress(BlockingIOError):
-        os.read(wake, 4096)
-
-
-def _peak_bytes(processes: list[int]) -> int:
-    """The most memory that one of the processes has held; processes that have ended count as 0."""
-    peaks = [0]
-    for pid in processes:
-        with contextlib.suppress(OSError, ValueError, IndexError):
-            status = Path(f"/proc/{pid}/status").read_text()
-            peaks.append(int(status.partition("VmHWM:")[2].split()[0]) * 1024)
-    return max(peaks)
+    with selectors.DefaultSelector() as selector:
+        for source in (wake, *sources):
+            selector.register(source, selectors.EVENT_READ)
+        try:
+            yield wait
+        finally:
+            signal.set_wakeup_fd(before)
+            os.close(wake)
+            os.close(writer)
 
 
 WAITING_TIMEOUT_S = 3600.0  # for a trial that is done and waits for its neighbours
@@ -457,12 +427,9 @@ def inspect_script(job: Job, *, num_devices: int) -> dict[str, int]:
 
 def wait_for_stop(reporter: Reporter) -> None:
     """Waits until the rank receives the command to stop."""
-    with woken_by_signals() as wake, selectors.DefaultSelector() as selector:
-        for source in (wake, reporter):
-            selector.register(source, selectors.EVENT_READ)
+    with woken_by(reporter) as wait:
         while not reporter.has_command(STOP):
-            selector.select()
-            drain(wake)
+            wait()
 
 
 def _publish(exported: Path, model_dir: Path, *, checkpoint: Path | None) -> None:

@@ -9,23 +9,31 @@ import json
 import math
 import os
 import random
+import re
 import shutil
 import socket
 import sys
 from collections.abc import Iterator, Mapping
 from dataclasses import MISSING, dataclass, fields
-from hashlib import file_digest
 from pathlib import Path
 from site import getsitepackages
 from typing import Any, ClassVar
 
-from ringmaster.codec import digest, to_json
+from ringmaster.codec import to_json
 from ringmaster.errors import CheckpointError
-from ringmaster.techniques.checkpoints.checkpoint import CheckpointFile, CheckpointManifest
-from ringmaster.techniques.checkpoints.storage import MANIFEST
+from ringmaster.files import sha256_of
+from ringmaster.techniques.checkpoints.checkpoint import (
+    CheckpointFile,
+    CheckpointManifest,
+    folder_of,
+    publish,
+    retain,
+    stored_manifest,
+)
+from ringmaster.techniques.checkpoints.storage import MANIFEST, LocalPlace
 from ringmaster.techniques.metric import checked_values
 from ringmaster.techniques.processes.events import MOST_STEPS, OutcomeStatus
-from ringmaster.techniques.processes.order import IMPORT_ROOT, GangOrder, Slot
+from ringmaster.techniques.processes.order import IMPORT_ROOT, GangOrder
 from ringmaster.text import printable_lines, storable
 
 MOST_IN_LINE = 1_000_000  # bytes of an event
@@ -231,54 +239,28 @@ def adopt(root: Path, folder: Path, *, step: int, meta: Mapping[str, Any], keep:
         raise ValueError(
             f"the command named {folder} as its checkpoint of step {step}. To fix: write it into a folder below save_to"
         )
-    final = root / f"step-{step:08d}"
-    aside = final.with_suffix(".tmp")
+    place, name = LocalPlace(root), folder_of(step)
     try:
-        shutil.rmtree(aside, ignore_errors=True)
-        folder.rename(aside)
-        _describe(aside, step=step, meta=meta)
-        shutil.rmtree(final, ignore_errors=True)
-        aside.rename(final)
-        _point_latest(root, final.name)
-        _sync(root)
-        # Newer checkpoints are damaged, or the command would have used them. They must not displace whole ones.
-        up_to_here = [old for old in sorted(root.glob("step-????????")) if old.name <= final.name]
-        for old in up_to_here[:-keep]:
-            shutil.rmtree(old)
+        with publish(root / name) as aside:
+            aside.rmdir()
+            folder.rename(aside)
+            files = {
+                path.relative_to(aside).as_posix(): CheckpointFile(
+                    num_bytes=path.stat().st_size, sha256=sha256_of(path)
+                )
+                for path in sorted(aside.rglob("*"))
+                if path.is_file() and path.name != MANIFEST
+            }
+            if not files:
+                raise ValueError(
+                    f"the command's checkpoint of step {step} is empty. To fix: say it when the files are there"
+                )
+            manifest = CheckpointManifest(step=step, files=files, meta=meta)
+            (aside / MANIFEST).write_bytes(stored_manifest(manifest))
+        retain(place, name, keep=keep)
     except OSError as error:
-        raise CheckpointError(f"checkpoint {final.name} could not be stored under {root}: {error}") from error
-    return final
-
-
-def _describe(folder: Path, *, step: int, meta: Mapping[str, Any]) -> None:
-    files = {}
-    for path in sorted(folder.rglob("*")):
-        _sync(path)
-        if path.is_file() and path.name != MANIFEST:
-            with path.open("rb") as stream:
-                checksum = file_digest(stream, "sha256").hexdigest()
-            files[str(path.relative_to(folder))] = CheckpointFile(num_bytes=path.stat().st_size, sha256=checksum)
-    if not files:
-        raise ValueError(f"the command's checkpoint of step {step} is empty. To fix: say it when the files are there")
-    manifest = to_json(CheckpointManifest(step=step, files=files, meta=meta))
-    (folder / MANIFEST).write_text(json.dumps({"sha256": digest(manifest, length=64), **manifest}, indent=1))
-    _sync(folder / MANIFEST)
-    _sync(folder)
-
-
-def _point_latest(root: Path, name: str) -> None:
-    aside = root / "latest.tmp"
-    aside.write_text(name)
-    _sync(aside)
-    aside.rename(root / "latest")
-
-
-def _sync(path: Path) -> None:
-    descriptor = os.open(path, os.O_RDONLY)
-    try:
-        os.fsync(descriptor)
-    finally:
-        os.close(descriptor)
+        raise CheckpointError(f"checkpoint {name} could not be stored under {root}: {error}") from error
+    return root / name
 
 
 VERSION = 1
@@ -307,7 +289,10 @@ def write_order(
         "mode": mode,
         "job": to_json(order.job),
         "config": to_json(order.config),
-        "devices": [_device(slot) for slot in order.slots],
+        "devices": [
+            {"kind": slot.kind, "index": slot.index, "uuid": slot.uuid, "cores": list(slot.cores)}
+            for slot in order.slots
+        ],
         "rendezvous": {"address": "127.0.0.1", "port": port},
         "first_step": first_step,
         "last_step": order.last_step if mode == RUN else None,
@@ -319,10 +304,6 @@ def write_order(
         **{name: str(folder.resolve()) for name, folder in folders.items()},
     }
     file.write_text(json.dumps(content, indent=1))
-
-
-def _device(slot: Slot) -> dict[str, Any]:
-    return {"kind": slot.kind, "index": slot.index, "uuid": slot.uuid, "cores": list(slot.cores)}
 
 
 def free_port() -> int:
@@ -345,13 +326,11 @@ def free_port() -> int:
 def words_of(order: GangOrder, *, port: int) -> list[str]:
     """Returns the words of the command, with the placeholders in braces replaced."""
     assert order.job.model.command is not None
-    values = {"{num_devices}": str(len(order.slots)), "{port}": str(port), "{python}": sys.executable}
-    words = []
-    for word in order.job.model.command:
-        for name, value in values.items():
-            word = word.replace(name, value)
-        words.append(word)
-    return words
+    values = {"num_devices": str(len(order.slots)), "port": str(port), "python": sys.executable}
+    return [
+        re.sub(r"\{(num_devices|port|python)\}", lambda match: values[match[1]], word)
+        for word in order.job.model.command
+    ]
 
 
 def environment(order: GangOrder, *, port: int, order_file: Path, report_file: Path) -> dict[str, str]:

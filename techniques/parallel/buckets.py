@@ -4,8 +4,6 @@ Rank r of n has the shard [r B/n, (r+1) B/n) of a bucket of B elements. The part
 rank's share of the parameter. A shard may begin or end anywhere in a parameter.
 """
 
-from __future__ import annotations
-
 import math
 from collections import defaultdict
 from collections.abc import Iterator, Sequence

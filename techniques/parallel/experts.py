@@ -4,8 +4,6 @@ Sources: Shazeer et al., Outrageously Large Neural Networks (arXiv:1701.06538); 
 (arXiv:2006.16668). No token is dropped: ranks exchange how many tokens go to each expert before the tokens.
 """
 
-from __future__ import annotations
-
 import copy
 import inspect
 from collections.abc import Callable, Mapping

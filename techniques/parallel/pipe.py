@@ -1,7 +1,5 @@
 """One rank's part of a pipeline: its stages, the schedule that runs them, and its exchanges with other ranks."""
 
-from __future__ import annotations
-
 import copy
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import AbstractContextManager, nullcontext

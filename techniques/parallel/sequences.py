@@ -5,8 +5,6 @@ The ranks exchange heads for tokens, or gather keys and values. Sources: Jacobs 
 parallelism.
 """
 
-from __future__ import annotations
-
 from functools import partial
 from typing import Any
 

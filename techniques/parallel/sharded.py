@@ -189,15 +189,12 @@ class _Reduction:
     def _buffer(self, bucket: Bucket) -> Tensor:
         """The bucket's buffer; a new bucket takes a free one, or waits for the oldest exchange if all are in use."""
         if bucket not in self._filling:
-            while not self._free and self._under_way and self._num_live() >= self._most_live:
+            while not self._free and self._under_way and len(self._filling) + len(self._under_way) >= self._most_live:
                 self._receive()
             size = max(other.weights.numel() for other in self._buckets)
             free = self._free.pop() if self._free else bucket.weights.new_zeros(size, dtype=self._dtype)
             self._filling[bucket] = free
         return self._filling[bucket]
-
-    def _num_live(self) -> int:
-        return len(self._filling) + len(self._under_way)
 
     def _send(self) -> None:
         bucket = self._next()
@@ -310,18 +307,17 @@ def _kept_anywhere(model: ShardedModel, optimizer: torch.optim.Optimizer) -> dic
     The result is equal on all ranks. A rank knows only the states of its shares. Parameters that have got no gradient
     yet have no state.
     """
+    # SGD without momentum has a state that is None.
     own: dict[str, dict[str, float | None]] = {
-        share.slot.name: {key: float(value) if key == STEP else None for key, value in state.items() if _is_kept(value)}
+        share.slot.name: {
+            key: float(value) if key == STEP else None for key, value in state.items() if isinstance(value, Tensor)
+        }
         for share in model.all_shares()
         if (state := optimizer.state.get(share.weight))
     }
     of_ranks: list[Any] = [None] * model.group.size()
     dist.all_gather_object(of_ranks, own, group=model.group)
     return {name: keys for of_rank in of_ranks for name, keys in of_rank.items()}
-
-
-def _is_kept(value: Any) -> bool:
-    return isinstance(value, Tensor)  # SGD without momentum has a state that is None
 
 
 def _shard_of_state(bucket: Bucket, key: str, optimizer: torch.optim.Optimizer) -> Tensor:

@@ -10,8 +10,6 @@ place of each weight, and gets the weight itself when it needs it.
 Sources: FairScale's OffloadModel; Pudipeddi et al., L2L (arXiv:2002.05645); Nagrecha, Hydra (arXiv:2110.08633).
 """
 
-from __future__ import annotations
-
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass, field

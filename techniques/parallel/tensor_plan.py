@@ -4,10 +4,7 @@ Sources: Shoeybi et al., Megatron-LM (arXiv:1909.08053), section 3; Korthikanti 
 (arXiv:2205.05198), section 4.2.2.
 """
 
-from __future__ import annotations
-
 from collections.abc import Mapping
-from functools import partial
 from typing import Any
 
 import torch
@@ -145,14 +142,11 @@ class _SharedHeads(ParallelStyle):
         ranks_a_head = device_mesh.size() // self._num_heads
         own = device_mesh.get_local_rank() // ranks_a_head
 
+        def replicate(_: str, module: nn.Module, mesh: DeviceMesh) -> None:
+            _place(module, mesh, {})
+
         def pick(module: nn.Module, outputs: DTensor, mesh: DeviceMesh) -> Tensor:
             whole = outputs.to_local(grad_placements=[Partial()])
             return torch.chunk(whole, self._num_heads, dim=-1)[own].contiguous()
 
-        return distribute_module(module, device_mesh, partial(_replicate), output_fn=pick)  # type: ignore[arg-type]
-
-
-def _replicate(name: str, module: nn.Module, mesh: DeviceMesh) -> None:
-    for parameter_name, parameter in module.named_parameters(recurse=False):
-        replica = distribute_tensor(parameter.data, mesh, [Replicate()], src_data_rank=None)
-        module.register_parameter(parameter_name, nn.Parameter(replica))
+        return distribute_module(module, device_mesh, replicate, output_fn=pick)  # type: ignore[arg-type]

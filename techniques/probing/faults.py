@@ -60,7 +60,9 @@ def faults_of_samples(job: Job, model: nn.Module, loss: Loss, batch: Mapping[str
         named = "dpo, orpo or simpo" if "labels" in batch else "contrastive or late-interaction"
         yield f"loss: samples are pairs, of which the model has no loss of its own. To fix: set loss to {named}"
         return
-    if type(model).__name__.endswith(MASKED) and pairs is not None and _are_equal(batch.get("labels"), pairs):
+    labels = batch.get("labels")
+    is_masked = type(model).__name__.endswith(MASKED) and pairs is not None and labels is not None
+    if is_masked and torch.equal(batch["labels"], batch["input_ids"]):
         yield (
             f"data: labels are the tokens that {type(model).__name__} reads, none of which is masked, so that it would "
             "learn to copy them. To fix: mask tokens in a data.factory, with labels of -100 for all others; or train a "
@@ -75,10 +77,6 @@ def faults_of_samples(job: Job, model: nn.Module, loss: Loss, batch: Mapping[str
                 f"data: input_ids are {least} to {most}, and the model has tokens 0 to {vocab_size - 1}. To fix: use "
                 "the model's own tokenizer, or set model.config.vocab_size"
             )
-
-
-def _are_equal(labels: Tensor | None, tokens: Tensor) -> bool:
-    return labels is not None and labels.shape == tokens.shape and bool((labels == tokens).all())
 
 
 def why_tokens_are_foreign(job: Job, data: PreparedData) -> str | None:

@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 import inspect
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from contextlib import nullcontext
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import Any
 
 import torch
 import transformers
@@ -15,7 +15,7 @@ from torch import Tensor, nn
 
 from ringmaster.codec import digest, set_fields
 from ringmaster.errors import ModelTooLarge, StepError
-from ringmaster.files import read_value, write_value
+from ringmaster.files import kept_value, read_value
 from ringmaster.registry import resolve
 from ringmaster.techniques.data import Dataset, PreparedData, fetch, open_data
 from ringmaster.techniques.data_source import installed_source
@@ -302,7 +302,6 @@ def _check_size(config: Any) -> None:
 FORMAT = 4  # to be incremented whenever a probe of the same job would have another result
 REMEDY = "make the samples' shapes and the model's config agree"
 MORE_LABELS = 64  # samples, evenly spaced, whose labels are checked
-T = TypeVar("T")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -336,15 +335,15 @@ def probe(job: Job, *, data: PreparedData, cache_dir: Path, is_there: bool = Tru
         return TinyStepResult(sites=sites, undivided=step.why_undivided(sites))
 
     if not is_there:
-        return _once(TinyStepResult, _file("described", job, data, cache_dir), examined)
-    shown = _once(TinyStepResult, _file("step", job, data, cache_dir), examined)
-    _once(DrawSites, _file("draws", job, data, cache_dir), lambda: shown.sites)  # for the ranks' `draws_of`
+        return kept_value(TinyStepResult, _file("described", job, data, cache_dir), examined)
+    shown = kept_value(TinyStepResult, _file("step", job, data, cache_dir), examined)
+    kept_value(DrawSites, _file("draws", job, data, cache_dir), lambda: shown.sites)  # for the ranks' `draws_of`
     return shown
 
 
 def draws_of(job: Job, *, data: PreparedData, cache_dir: Path) -> DrawSites:
     """The model's random draws, the part of a probe that a rank needs. Cached likewise."""
-    return _once(DrawSites, _file("draws", job, data, cache_dir), lambda: _TinyStep(job, data, cache_dir).sites())
+    return kept_value(DrawSites, _file("draws", job, data, cache_dir), lambda: _TinyStep(job, data, cache_dir).sites())
 
 
 def known_draws(job: Job, *, data: PreparedData, cache_dir: Path) -> DrawSites | None:
@@ -460,15 +459,6 @@ class _MadeUpSamples:
 
     def __getitem__(self, index: int, /) -> dict[str, Tensor]:
         return {name: tensor[index] for name, tensor in self._batch.items()}
-
-
-def _once(cls: type[T], file: Path, find: Callable[[], T]) -> T:
-    """The value in the file; if there is no file, finds the value and writes it."""
-    if (known := read_value(cls, file)) is not None:
-        return known
-    value = find()
-    write_value(value, file)
-    return value
 
 
 def _file(what: str, job: Job, data: PreparedData, cache_dir: Path) -> Path:

@@ -87,14 +87,11 @@ def _thin(config: Any) -> None:
     for name in WIDTHS:
         if isinstance(width := result.get(name), int):
             setattr(config, name, min(width, thinnest + width % max(heads)))
-    for name in HEAD_WIDTHS:
-        if isinstance(width := result.get(name), int):
-            setattr(config, name, min(width, HEAD_WIDTH))
-    for name in INNER:
-        if isinstance(inner := result.get(name), int):
-            setattr(config, name, min(inner, 2 * thinnest))
+    limits = [(HEAD_WIDTHS, HEAD_WIDTH), (INNER, 2 * thinnest)]
     if not any(result.get(name) for name in GROUPED_EXPERTS):
         chosen = max([value for name in CHOSEN_EXPERTS if isinstance(value := result.get(name), int)], default=1)
-        for name in EXPERTS:
-            if isinstance(number := result.get(name), int):
-                setattr(config, name, min(number, max(MOST_EXPERTS, 2 * chosen)))
+        limits.append((EXPERTS, max(MOST_EXPERTS, 2 * chosen)))
+    for names, most in limits:
+        for name in names:
+            if isinstance(value := result.get(name), int):
+                setattr(config, name, min(value, most))

@@ -4,8 +4,6 @@ By default torch compiles into a folder of the temporary folder that is named af
 decides what code is loaded.
 """
 
-from __future__ import annotations
-
 import os
 import platform
 import stat

@@ -1,7 +1,5 @@
 """Channel between a worker process and the process that requested it: JSON lines over a socket."""
 
-from __future__ import annotations
-
 import contextlib
 import json
 import select

@@ -5,10 +5,8 @@ outcome of its part of the gang. `event_from_json` is called where an event ente
 value of one of these classes. They check themselves, as a user's trainer may send any: ValueError says what is wrong.
 """
 
-from __future__ import annotations
-
 import math
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, fields, replace
 from enum import StrEnum
 from typing import Any, ClassVar, Self
@@ -41,9 +39,14 @@ class OutcomeStatus(StrEnum):
 
 @dataclass(frozen=True, kw_only=True)
 class Event:
-    """An event of a gang. NAME: the value of "event" in its JSON form."""
+    """An event of a gang, whose fields are checked by their names. NAME: the value of "event" in its JSON form."""
 
     NAME: ClassVar[str]
+
+    def __post_init__(self) -> None:
+        for each in fields(self):
+            if check := _CHECKS.get(each.name):
+                object.__setattr__(self, each.name, check(getattr(self, each.name)))
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -53,18 +56,26 @@ class JobEvent(Event):
     job: str | None = field(default=None, metadata=SINCE_LATER)
 
 
-def _check_step(step: object) -> None:
+def _checked_step(step: Any) -> Any:
     if type(step) is not int or not 0 <= step <= MOST_STEPS:
         raise ValueError(f"a step is a whole number from 0, not {step!r:.100}")
+    return step
 
 
-def _check_seconds(*values: object) -> None:
-    for value in values:
+def _checked_count(number: Any) -> Any:
+    if type(number) is not int or number < 0:
+        raise ValueError(f"numbers of samples, tokens and bytes are whole numbers from 0, not {number!r:.100}")
+    return number
+
+
+def _checked_seconds(seconds: Any) -> Any:
+    for value in seconds if isinstance(seconds, tuple) else (seconds,):
         if value is not None and not (isinstance(value, (int, float)) and 0 <= value < math.inf):
             raise ValueError(f"seconds are a number from 0, not {value!r:.100}")
+    return seconds
 
 
-def _check_result(result: object) -> None:
+def _checked_result(result: Any) -> Any:
     """Checks what a rank returns for its job, and for each member of a group."""
     if not isinstance(result, Mapping):
         raise ValueError(f"the result of a rank is an object, not {result!r:.100}")
@@ -72,11 +83,27 @@ def _check_result(result: object) -> None:
         OutcomeStatus(result["status"])
     for key in ("step", "first_step"):
         if result.get(key) is not None:
-            _check_step(result[key])
+            _checked_step(result[key])
     if result.get("metrics") is not None:
         checked_values(result["metrics"])
     for each in dict(result.get("fellows") or {}).values():
-        _check_result(each)
+        _checked_result(each)
+    return result
+
+
+def _printable_message(message: Any) -> str:
+    """Returns a message that may quote a user's exception or a file name, of any length and with any characters."""
+    return printable_lines(str(message))
+
+
+_CHECKS: Mapping[str, Callable[[Any], Any]] = {
+    **dict.fromkeys(("step", "first_step"), _checked_step),
+    **dict.fromkeys(("seconds", "startup_s", "stall_s", "wall_s"), _checked_seconds),
+    **dict.fromkeys(("num_samples", "num_tokens", "peak_bytes"), _checked_count),
+    **dict.fromkeys(("result", "outcome"), _checked_result),
+    "metrics": checked_values,
+    "message": _printable_message,
+}
 
 
 # -- for the supervisor of a rank ------------------------------------------------------------------------------------
@@ -114,9 +141,6 @@ class RankFailed(Event):
     kind: OutcomeStatus
     message: str
 
-    def __post_init__(self) -> None:
-        object.__setattr__(self, "message", printable_lines(str(self.message)))
-
 
 @dataclass(frozen=True, kw_only=True)
 class RankResult(Event):
@@ -124,9 +148,6 @@ class RankResult(Event):
 
     NAME = "result"
     result: Mapping[str, Any]
-
-    def __post_init__(self) -> None:
-        _check_result(self.result)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -174,9 +195,6 @@ class PreflightFailed(JobEvent):
     NAME = "fault"
     message: str
 
-    def __post_init__(self) -> None:
-        object.__setattr__(self, "message", printable_lines(str(self.message)))
-
 
 # -- of a trial ------------------------------------------------------------------------------------------------------
 
@@ -221,10 +239,6 @@ class JobReady(JobEvent):
     step: int = 0
     startup_s: float | None = field(default=None, metadata=SINCE_LATER)
 
-    def __post_init__(self) -> None:
-        _check_step(self.step)
-        _check_seconds(self.startup_s)
-
 
 @dataclass(frozen=True, kw_only=True)
 class Steps(JobEvent):
@@ -250,11 +264,7 @@ class Steps(JobEvent):
     noise: tuple[GradientNoise, ...] = field(default=(), metadata=SINCE_LATER)
 
     def __post_init__(self) -> None:
-        _check_step(self.first_step)
-        _check_seconds(*self.seconds, self.wall_s)
-        for number in (self.num_samples, self.num_tokens, self.peak_bytes):
-            if type(number) is not int or number < 0:
-                raise ValueError(f"numbers of samples, tokens and bytes are whole numbers from 0, not {number!r:.100}")
+        super().__post_init__()
         if self.losses and len(self.losses) != len(self.seconds):
             raise ValueError(f"{len(self.losses)} losses are of {len(self.seconds)} steps")
         if not all(isinstance(loss, (int, float)) and math.isfinite(loss) for loss in self.losses):
@@ -290,11 +300,6 @@ class EvaluationReported(JobEvent):
     metrics: Mapping[str, float]
     wall_s: float | None = field(default=None, metadata=SINCE_LATER)
 
-    def __post_init__(self) -> None:
-        _check_step(self.step)
-        _check_seconds(self.wall_s)
-        checked_values(self.metrics)
-
 
 @dataclass(frozen=True, kw_only=True)
 class CheckpointSaved(JobEvent):
@@ -304,10 +309,6 @@ class CheckpointSaved(JobEvent):
     step: int
     seconds: float | None = field(default=None, metadata=SINCE_LATER)
     stall_s: float | None = field(default=None, metadata=SINCE_LATER)
-
-    def __post_init__(self) -> None:
-        _check_step(self.step)
-        _check_seconds(self.seconds, self.stall_s)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -319,10 +320,6 @@ class CheckpointFailed(JobEvent):
     message: str
     waits: bool = field(default=False, metadata=SINCE_LATER)
 
-    def __post_init__(self) -> None:
-        _check_step(self.step)
-        object.__setattr__(self, "message", printable_lines(str(self.message)))
-
 
 @dataclass(frozen=True, kw_only=True)
 class KernelsRefused(JobEvent):
@@ -331,9 +328,6 @@ class KernelsRefused(JobEvent):
     NAME = "kernels_refused"
     message: str
 
-    def __post_init__(self) -> None:
-        object.__setattr__(self, "message", printable_lines(str(self.message)))
-
 
 @dataclass(frozen=True, kw_only=True)
 class JobOfGroupEnded(JobEvent):
@@ -341,9 +335,6 @@ class JobOfGroupEnded(JobEvent):
 
     NAME = "ended"
     outcome: Mapping[str, Any]
-
-    def __post_init__(self) -> None:
-        _check_result(self.outcome)
 
 
 # -- of a node -------------------------------------------------------------------------------------------------------
@@ -363,17 +354,20 @@ class DeviceTelemetry(Event):
 
 
 @dataclass(frozen=True, kw_only=True)
-class ShareEnded(Event):
-    """The last event of a node's share of a gang: its outcome, with the fields of `Outcome`."""
+class Outcome(Event):
+    """How a gang, or a node's share of it, ended; the last event of a share.
+
+    message: explanation for a person.
+    result: the last result of rank 0 (step, metrics, profile, ...).
+    was_killed: whether an external cause (a signal, or the end of its launcher) ended it, so that another try may
+        succeed.
+    """
 
     NAME = "outcome"
     status: OutcomeStatus
     message: str = ""
     result: Mapping[str, Any] = field(default_factory=dict)
     was_killed: bool = False
-
-    def __post_init__(self) -> None:
-        _check_result(self.result)
 
 
 # -- of scoring and evaluation on request ----------------------------------------------------------------------------
@@ -406,9 +400,6 @@ class ModelFailed(Event):
     model: str
     message: str
 
-    def __post_init__(self) -> None:
-        object.__setattr__(self, "message", printable_lines(str(self.message)))
-
 
 # -- of others -------------------------------------------------------------------------------------------------------
 
@@ -439,7 +430,7 @@ _CLASSES: Mapping[str, type[Event]] = {
         *(RankStarted, Beat, PhaseStarted, RankFailed, RankResult, RankExited),
         *(PreflightStarted, DataProgress, PreflightDone, PreflightFailed, TrialMeasured, ReferenceTimed),
         *(JobReady, Steps, EvaluationReported, CheckpointSaved, CheckpointFailed, KernelsRefused, JobOfGroupEnded),
-        *(DeviceTelemetry, ShareEnded),
+        *(DeviceTelemetry, Outcome),
         *(RowsScored, ScoringProgress, ModelFailed),
     )
 }

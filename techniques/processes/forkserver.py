@@ -21,8 +21,6 @@ Python's own fork server pickles what it runs and imports the caller's __main__ 
 processes that did not start it can share its socket.
 """
 
-from __future__ import annotations
-
 import contextlib
 import ctypes
 import gc

@@ -1,7 +1,5 @@
 """Clients of the fork server: one starts and ends it, others request worker processes of it. Both are `Launcher`s."""
 
-from __future__ import annotations
-
 import contextlib
 import fcntl
 import math
@@ -18,7 +16,6 @@ import threading
 from collections.abc import Iterator, Sequence
 from contextlib import suppress
 from pathlib import Path
-from types import TracebackType
 from typing import Any, Self
 
 from ringmaster.errors import ChannelClosed
@@ -52,9 +49,7 @@ class ScratchFolder:
     def __enter__(self) -> Self:
         return self
 
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
+    def __exit__(self, *_: object) -> None:
         self.close()
 
 
@@ -219,9 +214,7 @@ class ForkServer(ForkServerClient):
     def __enter__(self) -> Self:
         return self.start()
 
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
+    def __exit__(self, *_: object) -> None:
         self.close()
 
     def _listen(self) -> socket.socket:

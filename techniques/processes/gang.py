@@ -6,7 +6,7 @@ import selectors
 import signal
 import time
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, field
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
@@ -14,6 +14,7 @@ from ringmaster.errors import ChannelClosed
 from ringmaster.techniques.processes.channel import Channel
 from ringmaster.techniques.processes.events import (
     Event,
+    Outcome,
     OutcomeStatus,
     PhaseStarted,
     RankExited,
@@ -21,12 +22,10 @@ from ringmaster.techniques.processes.events import (
     RankResult,
     RankStarted,
     RefusedEvent,
-    ShareEnded,
     event_or_refusal,
 )
 from ringmaster.techniques.processes.order import GangOrder, Launcher, rendezvous
 from ringmaster.techniques.processes.stopped import StoppedProcesses
-from ringmaster.text import printable_lines
 
 # A rank reports how long its current phase may stay silent; this is the timeout before its first report.
 FIRST_TIMEOUT_S = 120.0
@@ -34,38 +33,6 @@ LAST_WORDS_S = 1.0  # time for the peers of a failed rank to report their own fa
 KILL_TIMEOUT_S = 10.0  # time for killed ranks to end and free their devices
 
 SUPERVISION = (RankStarted, RankFailed, RankExited, RefusedEvent)  # events that only `wait` reads
-
-
-@dataclass(frozen=True, kw_only=True)
-class Outcome:
-    """How a gang ended.
-
-    message: explanation for a person.
-    result: the last result of rank 0 (step, metrics, profile, ...).
-    was_killed: whether an external cause (a signal, or the end of its launcher) ended it, so that another try may
-        succeed.
-    """
-
-    status: OutcomeStatus
-    message: str = ""
-    result: Mapping[str, Any] = field(default_factory=dict)
-    was_killed: bool = False
-
-    def __post_init__(self) -> None:
-        # The message may quote a user's exception or a file name, of any length and with any characters.
-        object.__setattr__(self, "message", printable_lines(self.message))
-
-
-def as_event(outcome: Outcome) -> ShareEnded:
-    """Returns the event that reports the outcome of a node's share of a gang."""
-    return ShareEnded(
-        status=outcome.status, message=outcome.message, result=outcome.result, was_killed=outcome.was_killed
-    )
-
-
-def outcome_of(event: ShareEnded) -> Outcome:
-    """Returns the outcome that an event reports. What killed the gang matters only on the node that ran it."""
-    return Outcome(status=event.status, message=event.message, result=event.result)
 
 
 class Gang:
@@ -142,11 +109,13 @@ class Gang:
                 first_cause = min(failed, key=_Rank.precedence)
                 return first_cause.verdict(self.log(first_cause.index))
             if silent := [rank for rank in self._alive() if rank.left_s() <= 0]:
-                return _hung(silent)
+                why = f"sent no event for {silent[0].timeout_s:.0f} s"
+                return _killed_as_hung(silent, why, was_killed=False)
             if self._stopped.is_due():  # each rank leads a session
                 hung = self._stopped.among(rank.pid for rank in self._alive() if rank.pid is not None)
                 if stopped := [rank for rank in self._alive() if rank.pid in hung]:
-                    return _stopped(stopped, seconds=self._stopped.after_s)
+                    why = f"was stopped (SIGSTOP) for {self._stopped.after_s:.0f} s"
+                    return _killed_as_hung(stopped, why, was_killed=True)
         result = self._ranks[0].result
         return Outcome(status=OutcomeStatus(result["status"]), message=result.get("message", ""), result=result)
 
@@ -165,17 +134,10 @@ class Gang:
             self._hear(selector, lambda _: None, seconds=left_s)
 
 
-def _hung(silent: list[_Rank]) -> Outcome:
-    who = ", ".join(str(rank.index) for rank in silent)
-    rank = silent[0]
-    message = f"rank {who} sent no event for {rank.timeout_s:.0f} s while {rank.phase}: killed as hung"
-    return Outcome(status=OutcomeStatus.CRASHED, message=message)
-
-
-def _stopped(ranks: list[_Rank], *, seconds: float) -> Outcome:
+def _killed_as_hung(ranks: list[_Rank], why: str, *, was_killed: bool) -> Outcome:
     who = ", ".join(str(rank.index) for rank in ranks)
-    message = f"rank {who} was stopped (SIGSTOP) for {seconds:.0f} s while {ranks[0].phase}: killed as hung"
-    return Outcome(status=OutcomeStatus.CRASHED, message=message, was_killed=True)
+    message = f"rank {who} {why} while {ranks[0].phase}: killed as hung"
+    return Outcome(status=OutcomeStatus.CRASHED, message=message, was_killed=was_killed)
 
 
 class _Rank:
@@ -228,10 +190,8 @@ class _Rank:
 
     def tell(self, command: str) -> None:
         if self.alive:
-            try:
+            with suppress(ChannelClosed):  # the rank has ended, and `wait` is about to read its exit status
                 self.channel.send({"command": command})
-            except ChannelClosed:
-                return  # the rank has ended, and `wait` is about to read its exit status
 
     def has_failed(self) -> bool:
         return self.failure is not None or (not self.alive and self.exit_status != 0)

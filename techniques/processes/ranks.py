@@ -1,17 +1,13 @@
 """One rank of a gang: its device, its peers, and the collective calls between them."""
 
-from __future__ import annotations
-
-import fcntl
 import os
 import resource
 import socket
-import struct
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from datetime import timedelta
-from pathlib import Path
 
+import psutil
 import torch
 import torch.distributed as dist
 from torch import Tensor
@@ -20,7 +16,6 @@ from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
 
 from ringmaster.techniques.processes.order import GangOrder, Slot, rendezvous
 
-SIOCGIFADDR = 0x8915  # netdevice(7)
 LOOPBACK = "lo"
 
 
@@ -31,7 +26,10 @@ def meet(meeting: str, rank: int, *, num_ranks: int, timeout: timedelta) -> TCPS
     Raises OSError where rank 0 cannot listen there, ValueError where no interface leads there.
     """
     host, port = split_address(meeting)
-    _talk_by(interface_towards(host, port))
+    interface = interface_towards(host, port)
+    if os.environ.get("GLOO_SOCKET_IFNAME", LOOPBACK) == LOOPBACK:  # the fork server's default, for one machine
+        os.environ["GLOO_SOCKET_IFNAME"] = interface
+    os.environ.setdefault("NCCL_SOCKET_IFNAME", f"={interface}")
     listener = None
     if rank == 0:
         # By default the store would listen on all addresses, and accept connections from any other machine.
@@ -60,36 +58,13 @@ def interface_towards(host: str, port: int) -> str:
     with socket.socket(family, kind) as probe:
         probe.connect(target)  # sends nothing; the kernel only selects the source address
         address = probe.getsockname()[0]
-    for _, name in socket.if_nameindex():
-        if address in _addresses(name):
-            return name
+    for name, addresses in psutil.net_if_addrs().items():
+        if address in [each.address.partition("%")[0] for each in addresses]:
+            return str(name)
     raise ValueError(
         f"no network interface has the address {address}, from which {host} is reached. To fix: name the one that "
         "leads there in GLOO_SOCKET_IFNAME and NCCL_SOCKET_IFNAME"
     )
-
-
-def _talk_by(interface: str) -> None:
-    if os.environ.get("GLOO_SOCKET_IFNAME", LOOPBACK) == LOOPBACK:  # the fork server's default, for one machine
-        os.environ["GLOO_SOCKET_IFNAME"] = interface
-    os.environ.setdefault("NCCL_SOCKET_IFNAME", f"={interface}")
-
-
-def _addresses(interface: str) -> list[str]:
-    """Returns the first IPv4 address and all IPv6 addresses of an interface."""
-    addresses = []
-    with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as probe:
-        try:
-            answer = fcntl.ioctl(probe, SIOCGIFADDR, struct.pack("256s", interface.encode()[:15]))
-            addresses.append(socket.inet_ntoa(answer[20:24]))
-        except OSError:  # no IPv4 address
-            pass
-    table = Path("/proc/net/if_inet6")
-    for line in table.read_text().splitlines() if table.exists() else ():
-        digits, *_, name = line.split()
-        if name == interface:
-            addresses.append(socket.inet_ntop(socket.AF_INET6, bytes.fromhex(digits)))
-    return addresses
 
 
 BACKENDS = {"cpu": "gloo", "cuda": "cpu:gloo,cuda:nccl"}

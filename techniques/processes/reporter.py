@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
+import copy
 import logging
 import signal
 import sys
 import time
 from collections.abc import Callable, Mapping
 from dataclasses import replace
-from typing import Protocol
 
 from ringmaster.techniques.processes.channel import Channel
 from ringmaster.techniques.processes.events import (
@@ -43,16 +43,6 @@ def until(last_step: int) -> str:
 def leave(job: str) -> str:
     """Returns the command that a job of a group checkpoints and ends, while the other jobs continue."""
     return f"{LEAVE}{job}"
-
-
-class EventSender(Protocol):
-    """Receiver of a rank's reports."""
-
-    def beat(self) -> None:
-        """Reports that the rank is alive."""
-
-    def send(self, event: JobEvent) -> None:
-        """Sends one event about a job."""
 
 
 class RankLog:
@@ -135,6 +125,7 @@ class Reporter:
     def __init__(self, channel: Channel) -> None:
         self._channel = channel
         self.log: RankLog | None = None
+        self._job: str | None = None
         self._last_sent_s = 0.0
         self._commands: set[str] = set()
         signal.signal(signal.SIGTERM, lambda *_: self._commands.add(STOP))
@@ -154,14 +145,18 @@ class Reporter:
 
     def send(self, event: Event) -> None:
         """Sends one event."""
+        if self._job is not None and isinstance(event, JobEvent):
+            event = replace(event, job=self._job)
         self._last_sent_s = time.monotonic()
         self._channel.send(event_to_json(event))
         if self.log is not None:
             self.log.note(event)
 
-    def about(self, job: str) -> EventSender:
-        """Returns a reporter for one of several jobs, which adds the job's name to each event."""
-        return _JobReporter(self, job)
+    def about(self, job: str) -> Reporter:
+        """Returns a reporter for one of several jobs, which adds the job's name to each event about a job."""
+        reporter = copy.copy(self)
+        reporter._job = job
+        return reporter
 
     def has_command(self, command: str) -> bool:
         """Returns whether this rank has received the command so far."""
@@ -181,14 +176,3 @@ class Reporter:
     def _listen(self) -> None:
         while (message := self._channel.poll()) is not None:
             self._commands.add(message["command"])
-
-
-class _JobReporter:
-    def __init__(self, reporter: Reporter, job: str) -> None:
-        self._reporter, self._job = reporter, job
-
-    def beat(self) -> None:
-        self._reporter.beat()
-
-    def send(self, event: JobEvent) -> None:
-        self._reporter.send(replace(event, job=self._job))

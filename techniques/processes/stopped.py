@@ -4,18 +4,17 @@ A process that computes, swaps or waits for a file is never in this state, howev
 machine is suspended, or the observer is stopped with the observed, no time passes here.
 """
 
-from __future__ import annotations
-
 import math
 import os
 import time
 from collections.abc import Callable, Iterable
-from pathlib import Path
+from contextlib import suppress
+
+import psutil
 
 VARIABLE = "RINGMASTER_STOPPED_S"
 STOPPED_S = 15.0  # after which a process that stays stopped counts as hung; a person stops one for a moment at most
 LOOKS = 3  # during that time
-PROC = Path("/proc")
 
 
 def stopped_s() -> float:
@@ -33,15 +32,16 @@ def stopped_s() -> float:
 def stopped_now() -> dict[int, int]:
     """Returns the session of each process that is stopped, by process id. A debugger's stop does not count."""
     sessions = {}
-    for entry in PROC.iterdir() if PROC.is_dir() else ():
-        if entry.name.isdecimal() and (session := _session_if_stopped(entry)) is not None:
-            sessions[int(entry.name)] = session
+    for process in psutil.process_iter(["status"]):
+        if process.info["status"] == psutil.STATUS_STOPPED:
+            with suppress(ProcessLookupError):  # it has just ended
+                sessions[process.pid] = os.getsid(process.pid)
     return sessions
 
 
 def is_stopped(pid: int) -> bool:
     """Returns whether a process is stopped now."""
-    return _session_if_stopped(PROC / str(pid)) is not None
+    return pid in stopped_now()
 
 
 class StoppedProcesses:
@@ -74,11 +74,3 @@ class StoppedProcesses:
         before = {} if is_blind else self._since_s
         self._since_s = {pid: before.get(pid, now_s) for pid in pids if pid in stopped}
         return {pid for pid, since_s in self._since_s.items() if now_s - since_s >= self.after_s}
-
-
-def _session_if_stopped(process: Path) -> int | None:
-    try:
-        state, _, _, session, *_ = (process / "stat").read_text().rpartition(")")[2].split()
-    except (OSError, ValueError):  # it has just ended
-        return None
-    return int(session) if state == "T" else None

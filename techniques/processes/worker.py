@@ -1,7 +1,5 @@
 """Worker process: takes its device, joins its peers, executes its order, and reports the result."""
 
-from __future__ import annotations
-
 import contextlib
 import io
 import os

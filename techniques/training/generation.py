@@ -359,13 +359,11 @@ def sample(
             logits_processor=LogitsProcessorList([noise]),
         )
     model.train(was_training)
-    rows = [_until_end(row, ended) for row in written[:, width:].tolist()]
+    rows = []
+    for row in written[:, width:].tolist():
+        last = next((place for place, token in enumerate(row) if token in ended), len(row) - 1)
+        rows.append(row[: last + 1])
     return [rows[first : first + number] for first in range(0, len(rows), number)]
-
-
-def _until_end(tokens: list[int], ends: Sequence[int]) -> list[int]:
-    last = next((place for place, token in enumerate(tokens) if token in ends), len(tokens) - 1)
-    return tokens[: last + 1]
 
 
 @contextmanager

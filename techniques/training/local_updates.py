@@ -6,6 +6,7 @@ ring, a rank sends each other rank its part of the summands, adds the part that 
 
 from __future__ import annotations
 
+from collections import defaultdict
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
@@ -218,22 +219,16 @@ def sum_in_order(summands: Sequence[Tensor], *, group: dist.ProcessGroup | None)
     return total[:length]
 
 
-def _pieces(sizes: Sequence[int]) -> Iterator[list[tuple[int, slice]]]:
-    """Yields the places in tensors of these sizes that are exchanged together: at most `PIECE` elements each time."""
-    piece: list[tuple[int, slice]] = []
-    room = PIECE
+def _pieces(sizes: Sequence[int]) -> list[list[tuple[int, slice]]]:
+    """Returns the places in tensors of these sizes that are exchanged together: at most `PIECE` elements each time."""
+    pieces: dict[int, list[tuple[int, slice]]] = defaultdict(list)
+    begin = 0  # of the tensor, among the elements of all
     for i, size in enumerate(sizes):
-        start = 0
-        while start < size:
-            end = min(size, start + room)
-            piece.append((i, slice(start, end)))
-            room -= end - start
-            start = end
-            if not room:
-                yield piece
-                piece, room = [], PIECE
-    if piece:
-        yield piece
+        for first in range(begin - begin % PIECE, begin + size, PIECE):
+            start, end = max(first, begin), min(first + PIECE, begin + size)
+            pieces[first].append((i, slice(start - begin, end - begin)))
+        begin += size
+    return list(pieces.values())
 
 
 def _copy(tensor: Tensor) -> Tensor:

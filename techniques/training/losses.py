@@ -60,6 +60,7 @@ class Loss:
     is_models: whether the model computes the loss, and `compute` only reads it from the output.
     is_of_classes: whether it compares each label with the prediction in the same place, or that of a row.
     base: the folder or name on the hub of the pretrained model, if any.
+    function: the loss that the job names; None for any other.
     """
 
     compute: Callable[[Any, Batch], SumAndCount] | None
@@ -68,16 +69,12 @@ class Loss:
     is_models: bool = False
     is_of_classes: bool = False
     base: str | None = None
+    function: LossFunction | None = None
 
     def __call__(self, output: Any, batch: Batch) -> SumAndCount:
         """Returns (sum, count) of a batch; the sum is a differentiable fp32 scalar."""
         assert self.compute is not None
         return self.compute(output, batch)
-
-    @property
-    def function(self) -> LossFunction | None:
-        """The loss that the job names, None for any other."""
-        return None
 
     @property
     def total_names(self) -> tuple[str, ...]:
@@ -189,46 +186,41 @@ class FunctionLoss(Loss):
     known: totals of the global batch that the rows belong to; None where the rows are the global batch.
     """
 
-    named: LossFunction
+    function: LossFunction
     kind: str
     known: Mapping[str, float] | None = None
-
-    @property
-    def function(self) -> LossFunction:
-        """The loss function."""
-        return self.named
 
     def __call__(self, output: Any, batch: Batch) -> SumAndCount:
         """Returns (sum, count) of a batch, which is a part of the global batch or, without `known`, all of it."""
         inputs = self._inputs(output, batch, totals=self.totals(batch) if self.known is None else self.known)
-        sums, counts = self.named.each(inputs)
+        sums, counts = self.function.each(inputs)
         return sums.sum(), counts.sum()
 
     def by_row(self, output: Any, batch: Batch) -> tuple[Tensor, Tensor] | None:
         """Returns the loss of each row as if it were alone, ([rows], [rows]); None where a row has no loss alone."""
-        if self.named.mixes_rows:
+        if self.function.mixes_rows:
             return None
         labels = self._labels(batch)
-        totals = {} if labels is None else self.named.totals(labels)
-        return self.named.each(self._inputs(output, batch, totals=totals))
+        totals = {} if labels is None else self.function.totals(labels)
+        return self.function.each(self._inputs(output, batch, totals=totals))
 
     def forward_inputs(self, batch: Batch) -> dict[str, Tensor]:
         """Returns the entries of `batch` for `forward`; of pairs and groups all sequences of each in turn."""
         given = super().forward_inputs({name: value for name, value in batch.items() if name not in ADDED})
-        sequences = self.named.num_sequences
+        sequences = self.function.num_sequences
         if sequences is None:
             return given
         for name, value in given.items():
             if value.dim() < 2 or value.shape[1] != sequences:
                 raise ValueError(
-                    f"loss {self.named.name}: {name} of a sample is {list(value.shape[1:])}, and not of {sequences} "
+                    f"loss {self.function.name}: {name} of a sample is {list(value.shape[1:])}, and not of {sequences} "
                     f"sequences. To fix: give samples whose tensors are [{sequences}, tokens] (docs/losses.md)"
                 )
         return {name: value.flatten(0, 1) for name, value in given.items()}
 
     def predictions(self, output: Any, batch: Batch) -> tuple[Tensor | None, Tensor | None]:
         """Returns logits and labels; of pairs [rows, 2, tokens, vocabulary] and [rows, 2, tokens]; of groups alike."""
-        sequences = self.named.num_sequences
+        sequences = self.function.num_sequences
         if sequences is None:
             return super().predictions(output, batch)
         logits = logits_of(output)
@@ -236,42 +228,42 @@ class FunctionLoss(Loss):
 
     def is_known(self, batch: Batch) -> bool:
         """Whether the batch has the log-probabilities that the loss compares with, if it compares."""
-        return not self.named.compares or REFERENCE in batch
+        return not self.function.compares or REFERENCE in batch
 
     def rewards(self, output: Any, batch: Batch) -> Tensor | None:
         """Returns the rewards of each pair, [rows, 2]; None without rewards, or where they are not known."""
         if not self.is_known(batch):
             return None
-        return self.named.rewards_of(self._inputs(output, batch, totals={}))
+        return self.function.rewards_of(self._inputs(output, batch, totals={}))
 
     def totals(self, batch: Batch) -> Mapping[str, float]:
         """Returns this batch's summands."""
-        if not self.named.total_names:
+        if not self.function.total_names:
             return {}
         labels = self._labels(batch)
         if labels is None:
-            raise ValueError(f"loss {self.named.name}: the samples have no labels. To fix: add them")
-        return {name: float(each.sum()) for name, each in self.named.totals(labels).items()}
+            raise ValueError(f"loss {self.function.name}: the samples have no labels. To fix: add them")
+        return {name: float(each.sum()) for name, each in self.function.totals(labels).items()}
 
     def given(self, totals: Mapping[str, float]) -> Loss:
         """Returns the loss of rows of a global batch with these totals."""
-        return replace(self, known=totals) if self.named.total_names else self
+        return replace(self, known=totals) if self.function.total_names else self
 
     def sequences(self, samples: Sequence[int]) -> Sequence[int]:
         """Returns a number for each sequence of each sample."""
-        number = self.named.num_sequences
+        number = self.function.num_sequences
         return samples if number is None else [number * sample + i for sample in samples for i in range(number)]
 
     def num_counted(self, batch: Batch) -> Tensor | int:
         """Returns the number of labels, of losses of each of them; the number of rows of others."""
-        labels = self._labels(batch) if self.named.per_token else None
+        labels = self._labels(batch) if self.function.per_token else None
         return super().num_counted(batch) if labels is None else (labels != IGNORED).sum()
 
     def _labels(self, batch: Batch) -> Tensor | None:
         labels = batch.get("labels")
         if labels is None or self.kind != CAUSAL:
             return labels
-        if self.named.num_sequences is None:
+        if self.function.num_sequences is None:
             return next_tokens(batch)
         return functional.pad(labels[..., 1:], (0, 1), value=IGNORED)
 
@@ -353,7 +345,7 @@ def loss_of(
             shifted=is_causal and function.num_sequences is None,
             is_of_classes=is_classifier and function.per_token,
             base=base,
-            named=function,
+            function=function,
             kind=kind,
         )
     if job_loss is not None:

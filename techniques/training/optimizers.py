@@ -33,7 +33,8 @@ def freeze(model: nn.Module, patterns: Sequence[str]) -> None:
             raise ValueError(f"freeze[{i}]: {pattern!r} matches no parameter. To fix: {resembling(glob, names)}")
     first: dict[int, tuple[str, bool]] = {}
     for name, parameter in named:
-        frozen = _is_frozen(name, patterns)
+        matching = [pattern for pattern in patterns if fnmatchcase(name, pattern.removeprefix("!"))]
+        frozen = bool(matching) and not matching[-1].startswith("!")
         other, was = first.setdefault(id(parameter), (name, frozen))
         if was != frozen:
             raise ValueError(
@@ -58,11 +59,6 @@ def resembling(pattern: str, names: Iterable[str]) -> str:
     near = near or get_close_matches(literal, names, n=MOST_LISTED, cutoff=0.4)
     listed = (near or [*names[:2], *names[-2:]])[:MOST_LISTED]
     return f"match names such as {', '.join(listed)}"
-
-
-def _is_frozen(name: str, patterns: Sequence[str]) -> bool:
-    matching = [pattern for pattern in patterns if fnmatchcase(name, pattern.removeprefix("!"))]
-    return bool(matching) and not matching[-1].startswith("!")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -316,7 +312,6 @@ class Lion(torch.optim.Optimizer):
     @torch.no_grad()
     def step(self, closure: Any = None) -> None:  # type: ignore[override]
         """Updates all parameters that have a gradient."""
-        assert closure is None, "the gradients are there already"
         for group in self.param_groups:
             updated = [p for p in group["params"] if p.grad is not None]
             if not updated:  # the foreach operators refuse empty lists
@@ -349,7 +344,6 @@ class AlignedAdamW(torch.optim.AdamW):
     @torch.no_grad()
     def step(self, closure: Any = None) -> None:  # type: ignore[override]
         """Updates all parameters that have a gradient."""
-        assert closure is None, "the gradients are there already"
         for group in self.param_groups:
             names = ["exp_avg", "exp_avg_sq", *(["max_exp_avg_sq"] if group["amsgrad"] else [])]
             parts: list[list[Tensor]] = []
@@ -413,7 +407,6 @@ class GatheringOptimizer(torch.optim.Optimizer):
     @torch.no_grad()
     def step(self, closure: Any = None) -> None:  # type: ignore[override]
         """Updates all parameters that have a gradient. All ranks that hold parts of them must call it together."""
-        assert closure is None, "the gradients are there already"
         for group in self.param_groups:
             for parameter in group["params"]:
                 if parameter.grad is not None:
@@ -449,7 +442,6 @@ class CombinedOptimizer(torch.optim.Optimizer):
     @torch.no_grad()
     def step(self, closure: Any = None) -> None:  # type: ignore[override]
         """Takes a step of each optimizer."""
-        assert closure is None, "the gradients are there already"
         for part in self._parts:
             part.step()
 

@@ -30,7 +30,7 @@ from ringmaster.techniques.processes.events import (
 )
 from ringmaster.techniques.processes.order import GangOrder
 from ringmaster.techniques.processes.ranks import Ranks
-from ringmaster.techniques.processes.reporter import MEASURE, STOP, EventSender, Reporter
+from ringmaster.techniques.processes.reporter import MEASURE, STOP, Reporter
 from ringmaster.techniques.training.trainer import (
     ENOUGH_S,
     LEAST_STEPS,
@@ -256,7 +256,7 @@ def _exported(trainer: SegmentSubject, order: GangOrder, reporter: Reporter) -> 
             return False
 
 
-def tell_passed_over(folders: Sequence[str], sender: EventSender, *, step: int) -> None:
+def tell_passed_over(folders: Sequence[str], sender: Reporter, *, step: int) -> None:
     """Reports the damaged newer checkpoints, where training continues from `step`."""
     for folder in folders:
         message = f"checkpoint {folder} is damaged and was passed over: training goes on from step {step}"
@@ -338,7 +338,7 @@ def lost_loss(loss: float, *, step: int) -> str:
 class StepProgress:
     """Collects steps and sends them a few times a second, so that reporting does not slow down quick steps."""
 
-    def __init__(self, reporter: EventSender, ranks: Ranks) -> None:
+    def __init__(self, reporter: Reporter, ranks: Ranks) -> None:
         self._reporter, self._ranks = reporter, ranks
         self._steps: list[StepReport] = []
         self._sent_s = time.monotonic()

@@ -2,7 +2,7 @@
 
 from itertools import pairwise
 
-from ringmaster.techniques.processes.events import CheckpointSaved, JobReady, ShareEnded
+from ringmaster.techniques.processes.events import CheckpointSaved, JobReady, Outcome
 from tests.cluster.jobs import assert_same_weights
 from tests.integration.workbench import SINGLE
 
@@ -28,7 +28,7 @@ def assert_nothing_twice(pool, batch):
             for ready in [content for content in mine if isinstance(content, JobReady)]:
                 assert ready.step >= kept, f"{name}: {ready.step} is before the checkpoint of {kept}"
             saved = [content.step for content in mine if isinstance(content, CheckpointSaved)]
-            ended = [content.result.get("step", 0) for content in mine if isinstance(content, ShareEnded)]
+            ended = [content.result.get("step", 0) for content in mine if isinstance(content, Outcome)]
             kept = max([kept, *saved, *ended])
 
 

@@ -20,9 +20,9 @@ from ringmaster.techniques.model_facts import ModelFacts
 from ringmaster.techniques.models.facts import model_facts
 from ringmaster.techniques.probing import probe
 from ringmaster.techniques.processes.channel import Channel
-from ringmaster.techniques.processes.events import Event, Steps
+from ringmaster.techniques.processes.events import Event, Outcome, Steps
 from ringmaster.techniques.processes.forkserver_client import ForkServer
-from ringmaster.techniques.processes.gang import Gang, Outcome
+from ringmaster.techniques.processes.gang import Gang
 from ringmaster.techniques.processes.order import TRAIN, GangOrder, Slot, rank_argument
 from ringmaster.techniques.technique import GangShape
 

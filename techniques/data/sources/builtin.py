@@ -25,13 +25,13 @@ from ringmaster.techniques.data.arrow_files import (
     split_file,
     table_of,
 )
+from ringmaster.techniques.data.class_labels import constant_fault, distinct_labels
 from ringmaster.techniques.data.file_patterns import stamp
-from ringmaster.techniques.data.file_rows import held_out_keys, is_held_out
+from ringmaster.techniques.data.file_rows import SplitRows, held_out_keys, is_held_out
 from ringmaster.techniques.data.images import pixels_of, read_image
 from ringmaster.techniques.data.row_kind import Columns
 from ringmaster.techniques.data.stored_source import StoredSource, TextProgress, described, locked
 from ringmaster.techniques.data.tokens import TextOptions, write_text
-from ringmaster.techniques.data.unfit_data import SplitRows, constant_fault, distinct_labels
 from ringmaster.techniques.data_source import (
     Dataset,
     DataSource,
@@ -183,7 +183,12 @@ def open_factory(spec: DataSpec, *, cache_dir: Path) -> tuple[Dataset, Dataset]:
     training, held_out = (_map_style(each, split, spec, cache_dir) for each, split in zip(made, SPLITS, strict=True))
     if len(training) == 0:
         raise ValueError(f"data factory {spec.factory} returned no training samples")
-    _check_sample(training[0], factory=spec.factory)
+    sample: Any = training[0]
+    if not isinstance(sample, dict) or not all(hasattr(value, "shape") for value in sample.values()):
+        raise ValueError(
+            f"data factory {spec.factory}: a sample is {type(sample).__name__}. To fix: return a dict of tensors, "
+            f"named as the model's forward names its arguments"
+        )
     return training, held_out
 
 
@@ -243,14 +248,6 @@ def describe_factory(spec: DataSpec, datasets: tuple[Dataset, Dataset]) -> Prepa
         tensors=sample_tensors(sample, shapes) if len(shapes.get("input_ids", ())) > 1 else (),
         **shape_fields(shapes),
     )
-
-
-def _check_sample(sample: Any, *, factory: str) -> None:
-    if not isinstance(sample, dict) or not all(hasattr(value, "shape") for value in sample.values()):
-        raise ValueError(
-            f"data factory {factory}: a sample is {type(sample).__name__}. To fix: return a dict of tensors, "
-            f"named as the model's forward names its arguments"
-        )
 
 
 def _samples_digest(datasets: tuple[Dataset, Dataset]) -> str:
@@ -427,7 +424,12 @@ def _columns(batch: dict[str, list[Any]], spec: DataSpec, text_column: str) -> d
     for name, values in batch.items():
         where = f"dataset {spec.dataset!r}, column {name!r}"
         try:
-            arrays = [_pixels(value) if hasattr(value, "getbands") else value for value in values]
+            arrays = [
+                pixels_of(read_image(value), mode=value.mode if value.mode in ("L", "RGB") else "RGB")
+                if hasattr(value, "getbands")
+                else value
+                for value in values
+            ]
         except ValueError as error:
             raise ValueError(f"{where}: {error}") from error
         try:
@@ -446,7 +448,3 @@ def _columns(batch: dict[str, list[Any]], spec: DataSpec, text_column: str) -> d
             f"images; it has {', '.join(batch)}. To fix: set text_column"
         )
     return columns
-
-
-def _pixels(image: Any) -> Array:
-    return pixels_of(read_image(image), mode=image.mode if image.mode in ("L", "RGB") else "RGB")

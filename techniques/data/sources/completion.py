@@ -13,6 +13,7 @@ from typing import Any, ClassVar
 
 import numpy as np
 
+from ringmaster.techniques.data.class_labels import are_pairs_equal
 from ringmaster.techniques.data.row_kind import text_of
 from ringmaster.techniques.data.row_source import Columns, RowSource, SampleContext, columns_of_files, retriever_of
 from ringmaster.techniques.data.sources.chat import (
@@ -25,7 +26,6 @@ from ringmaster.techniques.data.sources.chat import (
     with_system,
 )
 from ringmaster.techniques.data.sources.text_rows import filled
-from ringmaster.techniques.data.unfit_data import are_pairs_equal
 from ringmaster.techniques.data_source import DataOptions, column
 from ringmaster.techniques.job import DataSpec
 from ringmaster.techniques.loss import PASSAGE_SCORES

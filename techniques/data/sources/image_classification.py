@@ -15,12 +15,11 @@ import numpy as np
 
 from ringmaster.techniques.checkpoints.storage import is_url
 from ringmaster.techniques.data.file_patterns import MatchedFiles, is_litter, matching, opened
-from ringmaster.techniques.data.file_rows import is_held_out
+from ringmaster.techniques.data.file_rows import is_held_out, with_leaks
 from ringmaster.techniques.data.images import is_image, pixels_of, read_image
 from ringmaster.techniques.data.row_files import MAX_FAULTS
 from ringmaster.techniques.data.row_source import Columns, RowSource, SampleContext
-from ringmaster.techniques.data.unfit_data import with_leaks
-from ringmaster.techniques.data_source import MAX_SHOWN, DataOptions, PreparedData, Row, column
+from ringmaster.techniques.data_source import MAX_SHOWN, DataOptions, PreparedData, Row, column, shown
 from ringmaster.techniques.job import DataSpec
 
 PROCESSOR = "preprocessor_config.json"
@@ -86,12 +85,12 @@ class ImageClassification(RowSource):
 
     def write_origin(self, folder: Path, spec: DataSpec, *, cache_dir: Path) -> PreparedData:
         """Writes the images of a folder, or those of a table; files that are left out are for people to know."""
-        if images_of(spec) is None:
+        if (images := images_of(spec)) is None:
             return super().write_origin(folder, spec, cache_dir=cache_dir)
         prepared = self.write(folder, spec, where=f"path {spec.path!r}", cache_dir=cache_dir)
         if spec.held_out_path is not None:
             prepared = with_leaks(prepared, spec, self)
-        return replace(prepared, notes=(*prepared.notes, *_merged_folders(spec), *_left_out(spec)))
+        return replace(prepared, notes=(*prepared.notes, *_merged_folders(images), *_left_out(images, spec)))
 
     def rows_of_path(self, spec: DataSpec) -> Iterator[Row]:
         """Yields the images of a folder, or the rows of a table."""
@@ -178,44 +177,39 @@ def _check_folders(files: MatchedFiles) -> None:
     folders = {PurePosixPath(name).parent for name in files.names}
     mixed = folders & {above for folder in folders for above in folder.parents}
     if stray := [name for name in files.names if PurePosixPath(name).parent in mixed]:
-        shown = ", ".join(map(files.path, stray[:MAX_FAULTS])) + (", ..." if len(stray) > MAX_FAULTS else "")
+        places = ", ".join(map(files.path, stray[:MAX_FAULTS])) + (", ..." if len(stray) > MAX_FAULTS else "")
         number = "1 image lies" if len(stray) == 1 else f"{len(stray)} images lie"
         raise ValueError(
-            f"{number} beside folders of images, where the class of an image is the folder that it lies in: {shown}. "
+            f"{number} beside folders of images, where the class of an image is the folder that it lies in: {places}. "
             "To fix: move all images of a class into one folder, or remove them"
         )
 
 
-def _merged_folders(spec: DataSpec) -> Iterator[str]:
+def _merged_folders(images: MatchedFiles) -> Iterator[str]:
     """Yields the folders that are one class, as they have one name in several folders.
 
     These may be parts of the data (2021/cat, 2022/cat), or else the classes (cat/2021, dog/2021).
     """
-    result = images_of(spec)
     folders: dict[str, set[str]] = {}
-    for name in () if result is None else result.names:
-        folder = PurePosixPath(name).parent
+    for folder in (PurePosixPath(name).parent for name in images.names):
         folders.setdefault(folder.name, set()).add(str(folder))
     merged = [f"{' and '.join(sorted(each)[:MAX_SHOWN])} as {name}" for name, each in folders.items() if len(each) > 1]
     if merged:
-        yield f"folders of one name are one class: {', '.join(merged[:MAX_SHOWN])}" + (
-            ", ..." if len(merged) > MAX_SHOWN else ""
-        )
+        yield f"folders of one name are one class: {shown(merged)}"
 
 
-def _left_out(spec: DataSpec) -> Iterator[str]:
+def _left_out(images: MatchedFiles, spec: DataSpec) -> Iterator[str]:
     """Yields what is in a folder of images, and is not read."""
-    result = images_of(spec)
-    if result is None or spec.path is None or not spec.path.startswith(f"{result.root.rstrip('/')}/**"):
+    if spec.path is None or not spec.path.startswith(f"{images.root.rstrip('/')}/**"):
         return
     others = Counter(PurePosixPath(name).suffix.lower() for name in matching(spec.path).names if not is_image(name))
     if others:
-        shown = ", ".join(f"{number:,} {suffix or 'without an ending'}" for suffix, number in sorted(others.items()))
-        yield f"files left out, as they do not end as images do: {shown}"
-    classes = {name.split("/")[0] for name in result.names}
-    folders = (each.name for each in Path(result.root).iterdir() if each.is_dir()) if not is_url(result.root) else ()
+        kinds = (f"{number:,} {suffix or 'without an ending'}" for suffix, number in sorted(others.items()))
+        yield f"files left out, as they do not end as images do: {', '.join(kinds)}"
+    classes = {name.split("/")[0] for name in images.names}
+    folders = (each.name for each in Path(images.root).iterdir() if each.is_dir()) if not is_url(images.root) else ()
     if empty := sorted(name for name in {*folders} - classes if not is_litter(name)):
-        yield f"folders without images: {', '.join(empty[:MAX_SHOWN])}" + (", ..." if len(empty) > MAX_SHOWN else "")
+        yield f"folders without images: {shown(empty)}"
 
 
 def _row(files: MatchedFiles, name: str, *, held_out: bool) -> Row:

@@ -8,8 +8,6 @@ and no parameter changes. At the end of the last of them the checkpoint is loade
 before: the checkpoint has the random state at the beginning of the epochs that were under way.
 """
 
-from __future__ import annotations
-
 import random
 from collections.abc import Callable, Iterator
 from functools import wraps

@@ -1,7 +1,5 @@
 """Makes a script with Hugging Face's Trainer, or one of TRL's, a job, without a change in the script."""
 
-from __future__ import annotations
-
 import time
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager

@@ -129,7 +129,8 @@ class FusedBatch:
             if adapter_module is None:
                 continue
             is_next = first * times == stop and share.size * times == size
-            if neighbours and not (is_next and _are_alike(adapter_module, neighbours, size)):
+            is_batched = size >= LEAST_BATCHED_ROWS and is_next
+            if neighbours and not (is_batched and adapter_module.likeness == neighbours[0].likeness):
                 runs.add(neighbours, start=start, num_rows=size)
                 neighbours = []
             if not neighbours:
@@ -169,7 +170,7 @@ class FusedBatchCache:
 
 def in_order(parts: Sequence[AdapterBatch]) -> list[int]:
     """The indices of the parts, sorted so that parts that can compute together are neighbours."""
-    return sorted(range(len(parts)), key=lambda i: _likeness(parts[i]))
+    return sorted(range(len(parts)), key=lambda i: (shape_of(parts[i]), parts[i].num_rows, parts[i].layout))
 
 
 def shape_of(part: AdapterBatch) -> tuple[Any, ...]:
@@ -188,11 +189,3 @@ def in_chunks(
     chunk_of = [int(middle * num_chunks / sum(sizes)) for middle in middles]
     for _, numbered in groupby(zip(chunk_of, order, strict=True), key=lambda pair: pair[0]):
         yield [i for _, i in numbered]
-
-
-def _are_alike(adapter_module: AdapterModule, others: Sequence[AdapterModule], num_rows: int) -> bool:
-    return num_rows >= LEAST_BATCHED_ROWS and adapter_module.likeness == others[0].likeness
-
-
-def _likeness(part: AdapterBatch) -> tuple[Any, ...]:
-    return shape_of(part), part.num_rows, part.layout

@@ -35,7 +35,7 @@ from ringmaster.techniques.training.fused.group_requirements import grouping_obs
 from ringmaster.techniques.training.fused.member import GroupMember, ParameterRow, lay_below, sum_gradients
 from ringmaster.techniques.training.fused.multi_adapter_base import MultiAdapterBase, shard
 from ringmaster.techniques.training.fused.packed_attention import packed_attention
-from ringmaster.techniques.training.losses import Batch, SumAndCount
+from ringmaster.techniques.training.losses import Batch
 from ringmaster.techniques.training.metrics import MetricTotals
 from ringmaster.techniques.training.segment_loop import BUILD_TIMEOUT_S, trial
 from ringmaster.techniques.training.trainer import Root, StepReport, prepared_data
@@ -95,7 +95,7 @@ class FusedGroup:
         parts = [member.part(batch) for member, batch in zip(self.members, batches, strict=True)]
         for member in self.members:
             member.expect_gradients()
-        losses = [partial(_loss_of, member, batch) for member, batch in zip(self.members, batches, strict=True)]
+        losses = [partial(member.loss, batch=batch) for member, batch in zip(self.members, batches, strict=True)]
         learnt = self.stem.learn(parts, losses)
         sums: list[float] = torch.stack([each.loss_sum for each in learnt]).tolist() if learnt else []
         counts = [each.count for each in learnt]
@@ -162,10 +162,10 @@ class FusedGroup:
                     metrics[name].add(output, inputs, rows=rows)
             beat()
         self.stem.model.train()
-        return {name: self._over_ranks(result) for name, result in metrics.items()}
-
-    def _over_ranks(self, metrics: MetricTotals) -> dict[str, float]:
-        return metrics.result(None if self._ranks is None else self._ranks.gather(metrics.parts()))
+        ranks = self._ranks
+        return {
+            name: each.result(None if ranks is None else ranks.gather(each.parts())) for name, each in metrics.items()
+        }
 
 
 def _token_counts(batches: Sequence[Batch]) -> list[float]:
@@ -173,10 +173,6 @@ def _token_counts(batches: Sequence[Batch]) -> list[float]:
     masked = [batch["attention_mask"].sum() for batch in batches if "attention_mask" in batch]
     counted = iter(torch.stack(masked).tolist() if masked else ())
     return [float(next(counted)) if "attention_mask" in batch else float(num_tokens_of(batch)) for batch in batches]
-
-
-def _loss_of(member: GroupMember, batch: Batch, output: Any) -> SumAndCount:
-    return member.loss(output, batch)
 
 
 def orders_of(order: GangOrder) -> list[GangOrder]:

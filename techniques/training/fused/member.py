@@ -198,7 +198,8 @@ class GroupMember(JobTrainingState):
         self._idle: frozenset[str] = frozenset()
         self._unreached: set[str] = set()  # own weights that no backward has reached in this step
         for name in self._own_weights():
-            self._parameters[name].register_post_accumulate_grad_hook(partial(_discard, self._unreached, name))  # type: ignore[no-untyped-call]
+            forget = partial(self._unreached.discard, name)
+            self._parameters[name].register_post_accumulate_grad_hook(lambda _, forget=forget: forget())  # type: ignore[no-untyped-call]
 
     @property
     def name(self) -> str:
@@ -346,10 +347,6 @@ def in_order_of(model: nn.Module, state: Mapping[str, Tensor]) -> dict[str, Tens
         return places[name]
 
     return {name: state[name] for name in sorted(state, key=place)}
-
-
-def _discard(names: set[str], name: str, _: Tensor) -> None:
-    names.discard(name)
 
 
 def tree_of(state: Mapping[str, Tensor]) -> nn.Module:

@@ -122,13 +122,12 @@ class PackedAttention:
         out = []
         for block in self.blocks:
             q, k, v = (_rows(x, block) for x in (query, key, value))
+            seen = None
             if block.num_before:
                 keys, values = self.prefixes[block.start][module.layer_idx]  # type: ignore[index]
                 k, v = (torch.cat([x.to(y.dtype), y], dim=-2) for x, y in ((keys, k), (values, v)))
-                shape = {"num_before": block.num_before, "length": block.length, "num_rows": block.num_rows}
-                attended, _ = sdpa_attention_forward(module, q, k, v, prefix_mask(**shape, device=q.device), **options)
-            else:
-                attended, _ = sdpa_attention_forward(module, q, k, v, None, **options)
+                seen = prefix_mask(block, q.device)
+            attended, _ = sdpa_attention_forward(module, q, k, v, seen, **options)
             out.append(attended.flatten(0, 1))
         return (torch.cat(out) if len(out) > 1 else out[0]).unsqueeze(0), None
 
@@ -231,7 +230,8 @@ def prefix_as_cache(layers: PrefixLayers) -> Any:
     return cache
 
 
-def prefix_mask(*, num_before: int, length: int, num_rows: int, device: torch.device) -> Tensor:
+def prefix_mask(block: TokenBlock, device: torch.device) -> Tensor:
     """The boolean mask of the keys that each token attends to, [samples, 1, tokens, virtual and other tokens]."""
-    mask = torch.ones(length, num_before + length, dtype=torch.bool, device=device).tril(diagonal=num_before)
-    return mask.expand(num_rows, 1, length, num_before + length)
+    shape = (block.length, block.num_before + block.length)
+    mask = torch.ones(shape, dtype=torch.bool, device=device).tril(diagonal=block.num_before)
+    return mask.expand(block.num_rows, 1, *shape)

@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 from sklearn.metrics import f1_score, matthews_corrcoef, roc_auc_score
 
-from ringmaster.tasks.evaluation.resampling import MetricRows, estimate
+from ringmaster.tasks.evaluation.scores import MetricRows, estimate
 from ringmaster.techniques import EvaluationSpec, OptimizerSpec
 from ringmaster.techniques.context import Context
 from ringmaster.techniques.metric import metric_named

@@ -23,7 +23,7 @@ from ringmaster.tasks.pool.submissions import Submissions
 from ringmaster.tasks.storage.database import Database, file_url
 from ringmaster.tasks.storage.journal import Journal
 from ringmaster.tasks.storage.message_store import MessageStore
-from ringmaster.techniques.processes.gang import Outcome
+from ringmaster.techniques.processes.events import Outcome
 from tests.integration.training.test_worker import prefect_server  # noqa: F401 - a fixture
 from tests.unit.pool.bench import submission
 

@@ -5,8 +5,8 @@ import hashlib
 from ringmaster.tasks.batch.schema import DatasetSection
 from ringmaster.tasks.datasets.catalogue import Entry
 from ringmaster.tasks.datasets.checking import contents
+from ringmaster.techniques.data.file_rows import LeakedRows, SplitRows
 from ringmaster.techniques.data.row_files import CHARACTERS_PER_READ, FileText, content_hash
-from ringmaster.techniques.data.unfit_data import LeakedRows, SplitRows
 from ringmaster.techniques.data_source import Row
 
 

@@ -16,8 +16,7 @@ from ringmaster.tasks.execution.dispatch import PlannedSegment
 from ringmaster.tasks.execution.engine import SegmentCall, SegmentTelemetry
 from ringmaster.tasks.execution.events import GangReport, SegmentEnded
 from ringmaster.tasks.recording.rows import EnergyMeter, telemetry_points
-from ringmaster.techniques.processes.events import Beat, DeviceTelemetry
-from ringmaster.techniques.processes.gang import Outcome
+from ringmaster.techniques.processes.events import Beat, DeviceTelemetry, Outcome
 from tests.unit.execution.fakes import open_journal
 
 

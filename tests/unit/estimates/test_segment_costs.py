@@ -20,9 +20,10 @@ DISK = DiskRates(fixed_s=0.01, write_bytes_per_s=1e8, read_bytes_per_s=1e9, copy
 
 
 def costs(job=JOB, facts=FACTS, num_ranks=1, step_s=1.0):
-    return segment_costs(
+    seconds = segment_costs(
         job, facts=facts, num_held_out=40, num_ranks=num_ranks, step_s=step_s, forward_share=0.4, disk=DISK
     )
+    return SimpleNamespace(**seconds)
 
 
 def test_checkpoints_hold_weights_and_moments_and_those_of_adapters_only_what_is_trained():

@@ -5,8 +5,7 @@ from types import SimpleNamespace
 import numpy as np
 import torch
 
-from ringmaster.tasks.evaluation.resampling import MetricRows
-from ringmaster.tasks.evaluation.scores import Scores
+from ringmaster.tasks.evaluation.scores import MetricRows, Scores
 from ringmaster.techniques.metric import metric_named
 from ringmaster.techniques.training.losses import Loss
 from ringmaster.techniques.training.metrics import MetricTotals, outputs_of, sums_of

@@ -5,7 +5,7 @@ import math
 import numpy as np
 import pytest
 
-from ringmaster.tasks.evaluation.resampling import MetricRows, compare, estimate
+from ringmaster.tasks.evaluation.scores import MetricRows, compare, estimate
 from ringmaster.techniques.metric import metric_named
 
 

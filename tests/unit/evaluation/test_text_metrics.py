@@ -14,7 +14,7 @@ from tokenizers import Tokenizer
 from tokenizers.models import WordLevel
 from tokenizers.pre_tokenizers import WhitespaceSplit
 
-from ringmaster.tasks.evaluation.resampling import compare, estimate
+from ringmaster.tasks.evaluation.scores import compare, estimate
 from ringmaster.techniques.data_source import PreparedData
 from ringmaster.techniques.metric import Outputs
 from ringmaster.techniques.metrics.comparisons import RecallAt1

@@ -11,8 +11,7 @@ from ringmaster.tasks.planning import Plan, Segment
 from ringmaster.tasks.storage.database import Database, file_url
 from ringmaster.tasks.storage.journal import Journal, begin
 from ringmaster.techniques import DataSpec, Job, ModelSpec, Profile
-from ringmaster.techniques.processes.events import CheckpointSaved
-from ringmaster.techniques.processes.gang import Outcome
+from ringmaster.techniques.processes.events import CheckpointSaved, Outcome
 from tests.fake_engine import FakeEngine, cpu_devices
 
 

@@ -13,7 +13,7 @@ from ringmaster.tasks.pool.submissions import Submission
 from ringmaster.tasks.profiling.search import planning_problem
 from ringmaster.tasks.storage.journal import JobStatus
 from ringmaster.techniques import AdaptationSpec
-from ringmaster.techniques.processes.gang import Outcome
+from ringmaster.techniques.processes.events import Outcome
 from tests.unit.execution.fakes import Bench, FakeRunner, cluster, done, ends, job, profile
 
 SOUP = AdaptationSpec(kind="merged", method="average", parents=("a", "b", "models:/x@champion", "/models/y"))

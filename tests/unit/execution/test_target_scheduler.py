@@ -17,8 +17,7 @@ from ringmaster.tasks.execution.target_scheduler import (
 from ringmaster.tasks.storage.journal import begin
 from ringmaster.techniques import EvaluationSpec, ScheduleSpec, registry
 from ringmaster.techniques.job import LocalUpdates, Target, Variables, WarmStart
-from ringmaster.techniques.processes.events import REACHED, EvaluationReported, Steps
-from ringmaster.techniques.processes.gang import Outcome
+from ringmaster.techniques.processes.events import REACHED, EvaluationReported, Outcome, Steps
 from ringmaster.techniques.training.noise_scale import GradientNoise
 from tests.unit.execution.fakes import Bench, FakeRunner, job, open_journal, profile
 

@@ -2,8 +2,7 @@
 
 from ringmaster.tasks.execution.events import SegmentStarted
 from ringmaster.tasks.storage.journal import JobStatus
-from ringmaster.techniques.processes.events import JobReady
-from ringmaster.techniques.processes.gang import Outcome
+from ringmaster.techniques.processes.events import JobReady, Outcome
 from tests.unit.execution.fakes import Bench, FakeRunner, done, job
 
 

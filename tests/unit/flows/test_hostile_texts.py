@@ -55,8 +55,7 @@ from ringmaster.tasks.storage.journal import Journal
 from ringmaster.tasks.timeline.drawing import render_svg
 from ringmaster.tasks.timeline.run_timeline import JobLine, NodeLine, RunTimeline, TimelineNote, TimelineSpan
 from ringmaster.tasks.timeline.task import markdown as timeline_markdown
-from ringmaster.techniques.processes.events import CheckpointFailed, Steps
-from ringmaster.techniques.processes.gang import Outcome, OutcomeStatus
+from ringmaster.techniques.processes.events import CheckpointFailed, Outcome, OutcomeStatus, Steps
 from ringmaster.text import printable
 from tests.unit.lineage.families import data, node, snapshot
 

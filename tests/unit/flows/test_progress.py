@@ -18,8 +18,14 @@ from ringmaster.tasks.execution.events import (
     SegmentEnded,
     SegmentStarted,
 )
-from ringmaster.techniques.processes.events import EvaluationReported, JobReady, OutcomeStatus, PhaseStarted, Steps
-from ringmaster.techniques.processes.gang import Outcome
+from ringmaster.techniques.processes.events import (
+    EvaluationReported,
+    JobReady,
+    Outcome,
+    OutcomeStatus,
+    PhaseStarted,
+    Steps,
+)
 
 GIB = 2**30
 

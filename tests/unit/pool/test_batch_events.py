@@ -18,11 +18,10 @@ from ringmaster.techniques.processes.events import (
     EvaluationReported,
     JobOfGroupEnded,
     JobReady,
+    Outcome,
     OutcomeStatus,
-    ShareEnded,
     Steps,
 )
-from ringmaster.techniques.processes.gang import Outcome
 from tests.unit.pool.bench import Clock, PoolBench, submission
 from tests.unit.pool.workers import Worker
 
@@ -110,7 +109,7 @@ def test_a_member_of_a_group_is_named_and_ends_by_the_executors_decision(databas
     story.say(number, Steps(job="b", first_step=0, seconds=(1.0,), losses=(2.0,), wall_s=5.0))
     story.say(number, JobOfGroupEnded(job="b", outcome={"status": "done", "step": 1}))
     story.say(number, EvaluationReported(step=1, metrics={"loss": 2.0}, wall_s=7.0))
-    story.say(number, ShareEnded(status=OutcomeStatus.DONE))
+    story.say(number, Outcome(status=OutcomeStatus.DONE))
     found = reader(database).read()
     assert seen(found) == ["1 starts", "1 b 1", "1 a 1"]
     assert [entry.time_s for entry in found[1:]] == [5.0, 7.0]
@@ -137,7 +136,7 @@ def several(database):
     for step in range(5):
         story.say(first, JobReady(step=step))
         story.say(second, JobReady(step=step))
-    story.say(first, ShareEnded(status=OutcomeStatus.DONE))
+    story.say(first, Outcome(status=OutcomeStatus.DONE))
     story.end(first, "a")
     third = story.begin("c")
     story.say(third, JobReady(step=0))

@@ -16,7 +16,7 @@ from ringmaster.tasks.storage import message_store as pool_mail
 from ringmaster.tasks.storage.database import Database, file_url
 from ringmaster.tasks.storage.journal import JobStatus, Journal
 from ringmaster.tasks.storage.message_store import GangShare, MessageStore
-from ringmaster.techniques.processes.events import JobReady, ShareEnded, Steps
+from ringmaster.techniques.processes.events import JobReady, Outcome, Steps
 from ringmaster.techniques.processes.order import GangOrder
 from tests.fake_engine import cpu_devices
 from tests.unit.execution.fakes import job, profile
@@ -103,7 +103,7 @@ def test_words_are_kept_once_and_in_order_and_an_outcome_ends_the_order(database
     message_store = MessageStore(database)
     message_store.give(7, batch="b", shares={"n": ("one", share())})
     message_store.store(7, "n", events=[(0, JobReady(step=0))])
-    message_store.store(7, "n", events=[(0, JobReady(step=0)), (1, ShareEnded(status="done"))])
+    message_store.store(7, "n", events=[(0, JobReady(step=0)), (1, Outcome(status="done"))])
     words = message_store.events(after=0)
     assert [word.content.NAME for word in words] == ["ready", "outcome"]
     assert message_store.events(after=words[0].id) == words[1:]
@@ -145,7 +145,7 @@ def test_what_is_left_of_a_batch_is_dropped_and_nobody_who_reads_on_misses_anyth
     for segment, batch in ((7, "b"), (8, "other"), (9, "b")):
         message_store.give(segment, batch=batch, shares={"n": ("one", share())})
         message_store.command(segment, "stop")
-        message_store.store(segment, "n", events=[(0, JobReady(step=0)), (1, ShareEnded(status="done"))])
+        message_store.store(segment, "n", events=[(0, JobReady(step=0)), (1, Outcome(status="done"))])
     read, (told, *_) = message_store.newest_event(), message_store.commands(after=0)[-1]
     message_store.clear("b")
     assert [word.segment for word in message_store.events(after=0)] == [8, 8, 9], "the newest one stays, for its number"

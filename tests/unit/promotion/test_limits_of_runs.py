@@ -8,6 +8,7 @@ from ringmaster.flows.retraining.compare_models import ComparedCandidate, judge
 from ringmaster.tasks.evaluation.examination import ExaminationResult, SliceMetric
 from ringmaster.tasks.profiling.preflight import TrialEnvironment
 from ringmaster.tasks.retraining.policy import PromotionPolicy
+from ringmaster.tasks.retraining.production import ProductionModel
 from ringmaster.techniques import DataSpec, EvaluationSpec, Job, ModelSpec
 from tests.unit.promotion.fakes import version
 
@@ -28,9 +29,7 @@ def test_a_run_measures_the_metrics_that_its_policy_limits(monkeypatch):
     monkeypatch.setattr(compare_models, "examine_task", examine_task)
     monkeypatch.setattr(compare_models.recording, "record", lambda *_, **__: None)
     candidate = ComparedCandidate(
-        name="prices",
-        metric="loss",
-        min_gain=0.0,
+        model=ProductionModel(registered_name="shop.prices", job=JOB),
         job=JOB,
         data={"num_samples": 9, "num_held_out": 9},
         candidate=version(1),

@@ -103,6 +103,7 @@ def test_rows_that_are_left_out_of_a_comparison_are_told(is_whole, has_own, num_
     data = {"num_samples": 80, "num_held_out": 20}
     trained_on = TrainingData(spec=DataSpec(source="digits"), prepared={}) if has_own else None
     job = Job(name="a", model=ModelSpec(architecture="X"), data=DataSpec(source="digits"), num_steps=1)
-    rival = SimpleNamespace(is_whole=is_whole, trained_on=trained_on, job=job)
+    model = SimpleNamespace(compares_on_all=is_whole)
+    rival = SimpleNamespace(model=model, trained_on=trained_on, job=job)
     assert told in "".join(compare_models._left_out(rival, data, num_rows, max_rows=max_rows))
     assert bool(told) == bool(compare_models._left_out(rival, data, num_rows, max_rows=max_rows))

@@ -8,14 +8,13 @@ from dataclasses import replace
 import pytest
 
 from ringmaster.errors import InputError
-from ringmaster.flows.output import LOG_FORMAT, LogFormat
+from ringmaster.flows.output import LOG_FORMAT, LogFormat, ProcessRole
 from ringmaster.flows.services.databases import PoolDatabases, databases, make_databases
 from ringmaster.flows.services.service_definitions import (
     PoolOptions,
     compose,
     faults,
-    mlflow_logging_file,
-    prefect_logging_file,
+    logging_file,
 )
 from ringmaster.flows.services.serving import ALLOWED_HOSTS, is_loopback, names_of
 from ringmaster.flows.settings import MOST_FLOW_RUNS
@@ -215,13 +214,16 @@ def test_all_processes_log_in_the_format_that_was_chosen(options, wanted):
 def test_prefect_is_given_the_configuration_of_its_json_log(options):
     name = "PREFECT_LOGGING_SETTINGS_PATH"
     prefect = by_name(replace(options, log_format=LogFormat.JSON))["prefect"]
-    assert prefect.environment[name] == str(prefect_logging_file(options.folder))
+    assert prefect.environment[name] == str(logging_file(options.folder, ProcessRole.PREFECT))
     assert name not in by_name(options)["prefect"].environment
 
 
 def test_mlflow_is_given_the_configuration_of_its_json_log(options):
     mlflow = by_name(replace(options, log_format=LogFormat.JSON))["mlflow"]
     place = mlflow.command.index("--uvicorn-opts")
-    assert shlex.split(mlflow.command[place + 1]) == ["--log-config", str(mlflow_logging_file(options.folder))]
+    assert shlex.split(mlflow.command[place + 1]) == [
+        "--log-config",
+        str(logging_file(options.folder, ProcessRole.MLFLOW)),
+    ]
     assert mlflow.environment["MLFLOW_CONFIGURE_LOGGING"] == "false"
     assert "--uvicorn-opts" not in by_name(options)["mlflow"].command

@@ -8,8 +8,7 @@ from ringmaster.tasks.execution.events import JobEnded, SegmentEnded, SegmentSta
 from ringmaster.tasks.execution.job_table import GOAL, SteeringRequest
 from ringmaster.tasks.storage.journal import JobStatus
 from ringmaster.techniques import registry
-from ringmaster.techniques.processes.events import CheckpointSaved, JobOfGroupEnded
-from ringmaster.techniques.processes.gang import Outcome
+from ringmaster.techniques.processes.events import CheckpointSaved, JobOfGroupEnded, Outcome
 from ringmaster.techniques.processes.reporter import STOP, leave
 from ringmaster.techniques.profiles import GroupMemberProfile
 from tests.unit.execution.fakes import Bench, FakeRunner, begin, ends, job, profile

@@ -11,8 +11,7 @@ from ringmaster.tasks.pool.submissions import Submissions
 from ringmaster.tasks.profiling.search import planning_problem
 from ringmaster.tasks.storage.journal import ENDED, JobStatus, Journal
 from ringmaster.tasks.storage.message_store import MessageStore
-from ringmaster.techniques.processes.events import EvaluationReported
-from ringmaster.techniques.processes.gang import Outcome
+from ringmaster.techniques.processes.events import EvaluationReported, Outcome
 from tests.unit.execution.fakes import cluster, in_a_row
 
 LOOK_EVERY_S = 0.01

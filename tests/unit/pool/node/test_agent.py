@@ -19,11 +19,10 @@ from ringmaster.techniques.processes.events import (
     DeviceTelemetry,
     EvaluationReported,
     JobReady,
+    Outcome,
     OutcomeStatus,
-    ShareEnded,
     Steps,
 )
-from ringmaster.techniques.processes.gang import Outcome
 from ringmaster.techniques.processes.order import GangOrder, Slot
 from tests.unit.execution.fakes import job
 
@@ -148,13 +147,13 @@ class Site:
     def outcome(self, segment):
         """Waits for the outcome of a segment that the agent reports."""
         until(lambda: segment in self.outcomes())
-        return next(said for number, _, said in self.words() if number == segment and isinstance(said, ShareEnded))
+        return next(said for number, _, said in self.words() if number == segment and isinstance(said, Outcome))
 
     def words(self):
         return [(word.segment, word.number, word.content) for word in self.message_store.events(after=0)]
 
     def outcomes(self):
-        return {segment: said.status for segment, _, said in self.words() if isinstance(said, ShareEnded)}
+        return {segment: said.status for segment, _, said in self.words() if isinstance(said, Outcome)}
 
 
 def until(condition, timeout_s=TIMEOUT_S):
@@ -193,7 +192,7 @@ def test_a_share_is_run_once_and_its_words_are_mailed_in_order(site):
         (
             7,
             2,
-            ShareEnded(status=OutcomeStatus.DONE, message="", result={"step": 10}, was_killed=False),
+            Outcome(status=OutcomeStatus.DONE, message="", result={"step": 10}, was_killed=False),
         ),
     ]
     assert not site.message_store.orders()
