@@ -61,7 +61,7 @@ class PreparedData:
 
     name: a name for people, e.g. "python-stdlib".
     digest: identifies the samples' content: equal samples have the same digest on every machine. Of a factory's samples
-        only a part is fingerprinted, see `sources.factories`.
+        only a part is fingerprinted, see `sources.builtin`.
     num_samples, num_held_out: number of samples for training, and for evaluation.
     kind: "tokens", "images" or "other".
     vocab_size, seq_len: of token samples; seq_len in tokens.

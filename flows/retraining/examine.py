@@ -12,7 +12,7 @@ from contextlib import ExitStack, closing, contextmanager
 from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from pydantic import ValidationError
 
@@ -23,7 +23,7 @@ from ringmaster.flows.batch.run_folder import store_folder
 from ringmaster.flows.lineage.home import LineageHome
 from ringmaster.flows.pool.own_node import own_devices
 from ringmaster.flows.retraining.shrinking import child_in_place_of
-from ringmaster.model_lineage.records import CHAMPION, INDEXED
+from ringmaster.model_lineage.records import CHAMPION, INDEXED, ModelRecord
 from ringmaster.model_lineage.snapshot import LineageNode
 from ringmaster.tasks.alarms import Alarm
 from ringmaster.tasks.batch import Batch, document
@@ -34,6 +34,7 @@ from ringmaster.tasks.batch.yaml_sections import findings
 from ringmaster.tasks.cluster import Device
 from ringmaster.tasks.datasets.naming import NamedData
 from ringmaster.tasks.evaluation import recording
+from ringmaster.tasks.evaluation.examination import ExaminationRequest, ExaminationResult, examine, examine_each
 from ringmaster.tasks.evaluation.model_assertions import importable
 from ringmaster.tasks.evaluation.suite import Suite, load_suite
 from ringmaster.tasks.files import is_file, path_in, text_of
@@ -51,11 +52,6 @@ from ringmaster.techniques.data_source import LANGUAGE_MODELING
 from ringmaster.techniques.metric import ModelMetric, metrics_named
 from ringmaster.techniques.processes.forkserver_client import ForkServer
 from ringmaster.techniques.scoring import Progress, model_spec
-
-if TYPE_CHECKING:
-    from ringmaster.model_lineage import ModelRecord
-    from ringmaster.tasks.evaluation.examination import ExaminationResult
-
 
 SEQ_LEN = 128  # default number of tokens of a row of text
 
@@ -177,14 +173,17 @@ def examine_models(
         raise InputError(["there is nothing to evaluate on. To fix: name data by --data, tests by --tests, or both"])
     if twice := sorted(label for label, times in Counter(model.label for model in models).items() if times > 1):
         raise InputError([f"{', '.join(twice)} is named more than once. To fix: name each model once"])
-    _check_needs(suite, data)
+    needs_data: list[Any] = []
+    if suite is not None:
+        needs_data = [*suite.slices, *suite.assertions, *(test for test in suite.tests if test.held_out is not None)]
+    if data is None and needs_data:
+        names = ", ".join(entry.name for entry in needs_data)
+        raise InputError([f"{names} of {tests} ask for held-out data. To fix: name it by --data"])
     folder = Path() if tests is None else tests.parent
     with (
         lent_devices(folder, num_devices=num_devices, notice=notice) as (environment, devices),
         importable(Path.cwd()),
     ):
-        from ringmaster.tasks.evaluation.examination import ExaminationRequest, examine_each
-
         request = ExaminationRequest(
             job=_job(data, models[0].folder),
             held_out=data is not None,
@@ -221,10 +220,8 @@ def examine_by(
     Yields the results of one model after another, each when it is asked for.
     """
     with lent_devices(policy.folder, num_devices=num_devices, notice=notice) as (environment, devices):
-        from ringmaster.tasks.evaluation import examination
-
         for model in models:
-            request = examination.ExaminationRequest(
+            request = ExaminationRequest(
                 job=_job(data, model.folder),
                 against=None if against is None else against.folder,
                 against_job=None if against is None or against_data is None else _job(against_data, against.folder),
@@ -238,7 +235,7 @@ def examine_by(
                 folder=policy.folder,
             )
             suites = policy.suites or (Suite(name="metrics"),)
-            yield [examination.examine(model.folder, replace(request, suite=suite)) for suite in suites]
+            yield [examine(model.folder, replace(request, suite=suite)) for suite in suites]
 
 
 def _job(data: DataSpec | None, folder: Path) -> Job:
@@ -281,16 +278,6 @@ def lent_devices(
             import_paths=(str(folder.resolve()), str(Path.cwd())),
         )
         yield environment, stack.enter_context(lend(wanted))
-
-
-def _check_needs(suite: Suite | None, data: DataSpec | None) -> None:
-    """Raises InputError if slices, assertions or tests of images need held-out data that was not named."""
-    if suite is None or data is not None:
-        return
-    asking: list[Any] = [*suite.slices, *suite.assertions, *(test for test in suite.tests if test.held_out is not None)]
-    if asking:
-        names = ", ".join(entry.name for entry in asking)
-        raise InputError([f"{names} of {suite.name} ask for held-out data. To fix: name it by --data"])
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -90,26 +90,20 @@ Judge = Callable[[LineageHome, Iterable[LineageNode]], Generator[PromotionDecisi
 """Yields the policy's decision on each of some models, made when it is asked for."""
 
 
-@dataclass(frozen=True, kw_only=True)
-class ChildChoice:
-    """The child that is chosen, with the decision on it; None if none keeps every rule. tried: sentences by id."""
+def _keeping_child(
+    home: LineageHome, node: LineageNode, judge: Judge, tried: dict[str, str]
+) -> tuple[LineageNode, PromotionDecision] | None:
+    """Returns the cheapest of a model's smaller children that keeps every rule, and the decision on it.
 
-    node: LineageNode | None = None
-    decision: PromotionDecision | None = None
-    tried: Mapping[str, str]
-
-
-def choose_child(home: LineageHome, node: LineageNode, judge: Judge, *, known: Mapping[str, str]) -> ChildChoice:
-    """Returns the cheapest of a model's smaller children. known: what was found of those that were tried before."""
-    nodes = [each for each in smaller_children(home.snapshot, node.id) if each.id not in known]
+    tried: a sentence on each child that was tried before, by its id; gets those on the others.
+    """
+    nodes = [each for each in smaller_children(home.snapshot, node.id) if each.id not in tried]
     sized = (SmallerChild(node=each, weight_bytes=weight_bytes(home.model_dir(each))) for each in nodes)
     children = sorted(sized, key=lambda child: child.weight_bytes)
     with closing(judge(home, [child.node for child in children])) as decisions:
         chosen, made = cheapest_child(children, decisions)
-    tried = dict(known) | {c.node.id: c.sentence(made[c.node.id]) for c in children if c.node.id in made}
-    if chosen is None:
-        return ChildChoice(tried=tried)
-    return ChildChoice(node=chosen.node, decision=made[chosen.node.id], tried=tried)
+    tried |= {child.node.id: child.sentence(made[child.node.id]) for child in children if child.node.id in made}
+    return None if chosen is None else (chosen.node, made[chosen.node.id])
 
 
 def child_in_place_of(
@@ -130,24 +124,26 @@ def child_in_place_of(
     train: trains a batch of such children where none keeps every rule; None for no training. remedy: how to have some.
     """
     notice(f"{node.label}: {decision.why}. Its smaller children are tried")
-    choice = choose_child(home, node, judge, known={})
-    if choice.node is None and train is not None:
+    tried: dict[str, str] = {}
+    found = _keeping_child(home, node, judge, tried)
+    if found is None and train is not None:
         batch = plan_children(home, node, policy, decision.figures)
         notice(f"none keeps every rule; training {', '.join(job.name for job in batch.jobs)}")
         train(batch)
         home = LineageHome(folder=home.folder, is_fresh=True)
-        choice = choose_child(home, node, judge, known=choice.tried)
-    for sentence in choice.tried.values():
+        found = _keeping_child(home, node, judge, tried)
+    for sentence in tried.values():
         notice(sentence)
-    if choice.node is None or choice.decision is None:
+    if found is None:
         none = f"there are no models that were distilled, pruned or quantized from it. To fix: {remedy}"
-        return node, replace(decision, reasons=(*decision.reasons, *(tuple(choice.tried.values()) or (none,))))
+        return node, replace(decision, reasons=(*decision.reasons, *(tried.values() or (none,))))
+    child, of_child = found
     text = f"Promoted in place of {node.label}, which breaks a limit of the policy {policy.name}."
-    record = home.ledger.add_version(choice.node.record, node.record.registered_name, text=text)
+    record = home.ledger.add_version(child.record, node.record.registered_name, text=text)
     broken = f"{node.label} breaks a limit: {decision.why}"
-    cheapest = f"{choice.node.label} is the cheapest of those tried that keeps every rule"
-    reasons = (*choice.decision.reasons, broken, *choice.tried.values(), cheapest)
-    return replace(choice.node, record=record), replace(choice.decision, reasons=reasons)
+    cheapest = f"{child.label} is the cheapest of those tried that keeps every rule"
+    reasons = (*of_child.reasons, broken, *tried.values(), cheapest)
+    return replace(child, record=record), replace(of_child, reasons=reasons)
 
 
 def plan_children(home: LineageHome, node: LineageNode, policy: PromotionPolicy, figures: Mapping[str, float]) -> Batch:

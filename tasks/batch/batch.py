@@ -157,7 +157,8 @@ class Batch:
         jobs = with_declared_parents(with_kinds(list(chain.from_iterable(parts.values()))))
         jobs = with_composites(jobs, entry.shared_components)
         users = {part.name: job.user for job in planned if job.user is not None for part in parts[job.name]}
-        searches = {search.name: job.name for job in jobs for search in job.searches()}
+        made_for = {search.name: job.name for job in jobs for search in job.searches()}
+        made_for |= {name: next(iter(section.jobs)) for name, section in entry.shared_components.items()}
         return cls(
             name=entry.name,
             jobs=with_searches(jobs),
@@ -167,7 +168,7 @@ class Batch:
             text=text,
             deadlines_s={job.name: job.deadline_s for job in planned if job.deadline_s is not None},
             weights={job.name: job.weight for job in planned if "weight" in job.model_fields_set},
-            users=users | {search: users[name] for search, name in searches.items() if name in users},
+            users=users | {made: users[name] for made, name in made_for.items() if name in users},
             price_per_device_hour=entry.price_per_device_hour,
             profiling_share=entry.profiling_share,
             keep_checkpoints=entry.keep_checkpoints,

@@ -2,9 +2,11 @@
 
 import json
 from collections.abc import Mapping
+from itertools import chain
 from pathlib import Path
 from typing import Any
 
+from ringmaster.codec import from_json
 from ringmaster.model_lineage.records import DatasetInput
 from ringmaster.techniques.data.arrow_files import fingerprint
 from ringmaster.techniques.data.encoded_rows import MANIFEST, RowManifest
@@ -16,6 +18,9 @@ ROWS = f"data/{MANIFEST}"
 
 def dataset_inputs(spec: DataSpec, prepared: Mapping[str, Any]) -> list[DatasetInput]:
     """Returns the data that a model was trained and evaluated on. prepared: the JSON form of its `PreparedData`."""
+    if parts := prepared.get("parts"):
+        each = (dataset_inputs(from_json(DataSpec, part["job"]["data"]), part["data"]) for part in parts)
+        return list(dict.fromkeys(chain.from_iterable(each)))
     if not prepared["num_samples"]:  # a command that reads its own data reports none
         return []
     rows = manifest_of(prepared)

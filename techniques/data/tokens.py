@@ -204,7 +204,7 @@ def write_text(
         raise _no_length(where)
     tokenizer = None
     if is_text:
-        trained_on = (row.content for row in rows() if not row.held_out)
+        trained_on = (row.content for row in _of_one_form(rows(), has_ids=False) if not row.held_out)
         save_tokenizer(folder / "tokenizer", spec, trained_on)
         tokenizer = RowTokenizer(folder / "tokenizer")
     is_kept = parts is not None and is_text and spec.tokenizer is not None
@@ -275,15 +275,9 @@ class _TokenWriter:
         return described(folder, vocab_size=self._largest + 1, end_of_text_id=end_of_text_id)
 
     def _pieces(self, rows: Iterable[Row]) -> Iterator[Piece]:
-        """Yields texts in pieces, or token ids. Raises ValueError where text and ids are mixed."""
+        """Yields texts in pieces, or token ids."""
         rule = None if self._tokenizer is None else self._tokenizer.rule
-        for row in rows:
-            if isinstance(row.content, list) is not (self._tokenizer is None):
-                result, others = ("text", "token ids") if self._tokenizer is None else ("token ids", "text")
-                raise ValueError(
-                    f"{row.file}, line {row.number} has {result}, and the rows before it have {others}. To fix: give "
-                    "all rows as one of the two"
-                )
+        for row in _of_one_form(rows, has_ids=self._tokenizer is None):
             if isinstance(row.content, list):
                 yield row.content, row
             else:
@@ -323,6 +317,18 @@ class _TokenWriter:
                     f"{self._where}: the {split} part has {num_tokens[split]} tokens, fewer than one sample of seq_len "
                     f"{self._seq_len}. To fix: lower seq_len{more}, or give more text"
                 )
+
+
+def _of_one_form(rows: Iterable[Row], *, has_ids: bool) -> Iterator[Row]:
+    """Yields rows. Raises ValueError where text and ids are mixed."""
+    for row in rows:
+        if isinstance(row.content, list) is not has_ids:
+            result, others = ("text", "token ids") if has_ids else ("token ids", "text")
+            raise ValueError(
+                f"{row.file}, line {row.number} has {result}, and the rows before it have {others}. To fix: give all "
+                "rows as one of the two"
+            )
+        yield row
 
 
 def _batches(pieces: Iterable[Piece]) -> Iterator[list[Piece]]:

@@ -31,7 +31,7 @@ from ringmaster.techniques.data_source import SampleTensor
 from ringmaster.techniques.job import Adapter, Job
 from ringmaster.techniques.loss import ADVANTAGES, REWARDS, Generation, LossFunction
 from ringmaster.techniques.models.architectures import instantiate
-from ringmaster.techniques.models.build import build_model, model_config
+from ringmaster.techniques.models.build import build_model, model_config, skeleton
 from ringmaster.techniques.models.layers import layer_names
 from ringmaster.techniques.models.peft_format import resolved
 from ringmaster.techniques.probing import known_draws
@@ -367,15 +367,19 @@ def _stand_in(scene: RankScenario) -> None:
 def _model(scene: RankScenario, data: PreparedData, seed: int) -> nn.Module:
     """The model with fresh weights that have no values; pretrained weights are not read."""
     spec = scene.job.model
-    if spec.factory is not None:
+    if spec.factory is not None and not data.parts:
         return build_model(spec, data=data, seed=seed)
-    config = model_config(spec, data)
-    if scene.num_layers is not None:
-        config.num_hidden_layers = scene.num_layers
-        if getattr(config, "layer_types", None) is not None:
-            config.layer_types = config.layer_types[: scene.num_layers]
-    with unset_fake_temporarily(), torch.device("meta"):  # initialisation draws no values, nor redraws them
-        model = instantiate(config).train()
+    if data.parts:
+        with unset_fake_temporarily():
+            model = skeleton(spec, data)
+    else:
+        config = model_config(spec, data)
+        if scene.num_layers is not None:
+            config.num_hidden_layers = scene.num_layers
+            if getattr(config, "layer_types", None) is not None:
+                config.layer_types = config.layer_types[: scene.num_layers]
+        with unset_fake_temporarily(), torch.device("meta"):  # initialisation draws no values, nor redraws them
+            model = instantiate(config).train()
     return _apply(model, lambda tensor: torch.empty(tensor.shape, dtype=tensor.dtype))
 
 
@@ -407,7 +411,7 @@ class _Samples:
 def _ones(described: SampleTensor, num_rows: int) -> Tensor:
     """Tensors of a batch. Its samples are padded: for batches without padding, models may make no attention masks."""
     tensor = torch.ones(num_rows, *described.shape, dtype=getattr(torch, described.dtype))
-    if described.name == "attention_mask":
+    if described.name.endswith("attention_mask"):
         tensor[..., -1] = 0
     return tensor
 

@@ -277,3 +277,25 @@ def test_a_tagged_model_may_name_a_data_set_of_the_file(folder):
     found = with_tagged(load_production(written(folder, text)), {"shop.a": named})
     assert found.broken == {}
     assert found.models[0].job.data.path == str(folder / "words.jsonl")
+
+
+@pytest.mark.parametrize(
+    ("policy", "told"),
+    [
+        ("name: quick\nlimits: {latency/p99_s: {at_most: 0.02}}\n", None),
+        ("name: quick\n", "shrink: has no limit to keep"),
+        (None, "shrink: has no limit to keep"),
+        ("name: [1]\n", "policy: policy.yaml:1: name"),
+    ],
+)
+def test_smaller_models_are_trained_where_there_is_a_limit_to_keep(folder, policy, told):
+    text = GOOD + "shrink: true\n"
+    if policy is not None:
+        (folder / "policy.yaml").write_text(policy)
+        text += "policy: policy.yaml\n"
+    if told is None:
+        assert load_production(written(folder, text)).shrink
+        return
+    with pytest.raises(BatchFileError) as error:
+        load_production(written(folder, text))
+    assert told in str(error.value) and len(error.value.faults) == 1

@@ -1,5 +1,6 @@
 """Selection of models by time and cost: groups that the batch would train together, in seconds and device-hours."""
 
+from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace
 
@@ -16,7 +17,9 @@ from ringmaster.tasks.retraining.production import Production, ProductionModel
 from ringmaster.tasks.retraining.promotion import ServingVersions
 from ringmaster.tasks.retraining.selection import DueDecision, Hours
 from ringmaster.techniques import Adapter, DataSpec, Job, ModelSpec, Profile
+from ringmaster.techniques.job import DISTILLED, QUANTIZED, AdaptationSpec
 from ringmaster.techniques.preflight import Candidate, Preflight
+from tests.unit.promotion.fakes import FakeLedger, version
 
 # A job alone takes 50 s to start and 50 s to train. n jobs of one group start only once.
 STARTUP_S, STEPS, NAMES = 50.0, 50, ("a", "b", "c", "d")
@@ -114,3 +117,17 @@ def test_the_devices_of_a_group_are_paid_once(chosen):
     assert together.plan["cost"] == pytest.approx((STARTUP_S + 4 * STEPS) / 3600)
     assert [job.name for job in alone.batch.jobs] == ["a", "b"]
     assert "would cost 0.0833" in alone.left["c"]
+
+
+def test_a_model_is_trained_on_from_the_version_in_whose_place_a_smaller_one_serves():
+    large = version(1)
+    student = replace(version(7, name="smaller.prices"), kind=DISTILLED, parents=(large.model_id,))
+    small = replace(version(2), kind=QUANTIZED, parents=(student.model_id,))
+    run = SimpleNamespace(ledger=FakeLedger([large, student, small]))
+    model = ProductionModel(registered_name="shop.prices", job=job("prices"))
+    assert select_models._larger(run, model, small) == large
+    assert select_models._larger(run, model, large) == large
+    quantizes = replace(model, job=replace(model.job, adaptation=AdaptationSpec(kind=QUANTIZED)))
+    assert select_models._larger(run, quantizes, small) == small
+    alone = SimpleNamespace(ledger=FakeLedger([small]))
+    assert select_models._larger(alone, model, small) == small
