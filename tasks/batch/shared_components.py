@@ -35,7 +35,7 @@ EQUAL = (
 """The keys in which jobs that share a component agree, as they take their steps together."""
 REFUSED = (
     *("adapter", "adaptation", "base", "freeze", "store", "target", "may_vary", "warm_start", "numerics", "exact"),
-    *("local_updates", "quantize_base", "allow_untrusted", "num_epochs"),
+    *("local_updates", "quantize_base", "allow_untrusted", "num_epochs", "negatives"),
 )
 """The keys that jobs that share a component cannot have."""
 DEFAULTS = {

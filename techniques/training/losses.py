@@ -16,7 +16,16 @@ from torch.nn.modules.dropout import _DropoutNd
 from ringmaster.registry import resolve
 from ringmaster.techniques import loss as kinds
 from ringmaster.techniques.job import ModelSpec
-from ringmaster.techniques.loss import ADVANTAGES, CAUSAL, REWARDS, LossFunction, LossInputs, is_named, loss_named
+from ringmaster.techniques.loss import (
+    ADVANTAGES,
+    CAUSAL,
+    PASSAGE_SCORES,
+    REWARDS,
+    LossFunction,
+    LossInputs,
+    is_named,
+    loss_named,
+)
 from ringmaster.techniques.metric import IGNORED
 from ringmaster.techniques.model_facts import CAUSAL as CAUSAL_CLASSES
 
@@ -24,7 +33,7 @@ Batch = Mapping[str, Tensor]
 SumAndCount = tuple[Tensor, Tensor | int]
 REFERENCE = "reference_log_probabilities"
 """The entry of a batch with what its loss compares, under the job's initial weights; [rows, 2] for pairs."""
-ADDED = (REFERENCE, ADVANTAGES, REWARDS)
+ADDED = (REFERENCE, ADVANTAGES, REWARDS, PASSAGE_SCORES)
 """The entries of batches that are not the model's inputs."""
 
 # Suffixes of transformers classes whose loss is a cross entropy of each labelled row (or token).

@@ -32,7 +32,12 @@ class CompositeData(DataSource):
     pads = True
 
     def check(self, spec: DataSpec) -> None:
-        """Does nothing: the specs of the jobs are checked when their data is prepared."""
+        """Raises ValueError where there are no jobs; their own specs are checked when their data is prepared."""
+        if "jobs" not in spec.kwargs:
+            raise ValueError(
+                "data: kind composite is the data of jobs with a common component. To fix: name these jobs in "
+                "shared_components (docs/adaptations.md), and give another kind"
+            )
 
     def prepare(self, spec: DataSpec, *, cache_dir: Path) -> PreparedData:
         """Prepares the data of each job."""

@@ -93,8 +93,10 @@ def parents_of(folder, job):
 
 def test_a_reader_waits_for_the_store_that_a_job_of_its_batch_makes(tmp_path):
     write(tmp_path)
-    models = run(tmp_path, "facts", [READER, STORE, ENCODER])
-    assert parents_of(tmp_path, "reader") == {"facts.wiki/1"}
+    data = {**READER["data"], "kind": "rag"}
+    rag = {**READER, "name": "rag", "data": data, "loss": {"name": "rag-sequence", "num_passages": 2}}
+    models = run(tmp_path, "facts", [READER, rag, STORE, ENCODER])
+    assert parents_of(tmp_path, "reader") == parents_of(tmp_path, "rag") == {"facts.wiki/1"}
     assert parents_of(tmp_path, "wiki") == {"facts.encoder/1"}
     assert KnowledgeStore.open(models["wiki"]).manifest.num_passages == NUM_PASSAGES
     # It has read what the trained encoder finds: in another batch, the same store trains the same weights.

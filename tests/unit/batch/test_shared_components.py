@@ -1,12 +1,16 @@
 """Shared components in batch files: the jobs that come of them, and what is refused."""
 
 import json
+from dataclasses import replace
 
 import pytest
 
+from ringmaster.codec import to_json
 from ringmaster.errors import BatchFileError
 from ringmaster.tasks.batch.batch import parse_batch
-from ringmaster.techniques.job import COMPOSED, EXTRACTED
+from ringmaster.tasks.datasets.recording import dataset_inputs
+from ringmaster.techniques.data import PreparedData, prepare
+from ringmaster.techniques.job import COMPOSED, EXTRACTED, DataSpec
 
 SHARED = {"encoder": {"jobs": {"a": "bert", "b": "bert"}, "weights": {"b": 0.5}}}
 
@@ -68,6 +72,7 @@ def test_all_faults_are_reported_at_once(tmp_path):
         ({"optimizer": {"lr": 0.2}}, "has optimizer"),
         ({"num_steps": 6}, "has num_steps 6, and a has 5"),
         ({"exact": True}, "has exact"),
+        ({"negatives": {"path": "passages.jsonl", "refresh_every": 2}}, "has negatives"),
         ({"loss": "dpo"}, "has the loss dpo"),
         ({"optimizer": {"layer_decay": 0.9}}, "has optimizer.layer_decay"),
         ({"num_steps": None, "num_epochs": 1}, "has num_epochs"),
@@ -75,6 +80,28 @@ def test_all_faults_are_reported_at_once(tmp_path):
 )
 def test_what_is_refused(tmp_path, changes, words):
     assert words in faults_of(job("a"), job("b", **changes), folder=tmp_path)
+
+
+def test_the_data_of_each_job_is_recorded_with_the_composite(tmp_path):
+    composite = batch_of(job("a"), job("b"), folder=tmp_path).jobs[0]
+    data = PreparedData(name="digits", digest="1", num_samples=9, num_held_out=1, kind="images", source="digits")
+    other = replace(data, name="rows", digest="2")
+    parts = tuple(
+        {"job": part, "data": to_json(own)}
+        for part, own in zip(composite.data.kwargs["jobs"], (data, other), strict=True)
+    )
+    inputs = dataset_inputs(composite.data, to_json(replace(data, parts=parts)))
+    assert [(each.name, each.context) for each in inputs] == [
+        ("digits", "training"),
+        ("digits", "evaluation"),
+        ("rows", "training"),
+        ("rows", "evaluation"),
+    ]
+
+
+def test_composite_data_needs_shared_components(tmp_path):
+    with pytest.raises(ValueError, match="shared_components"):
+        prepare(DataSpec(kind="composite"), cache_dir=tmp_path)
 
 
 def test_defaults_equal_what_they_stand_for(tmp_path):
