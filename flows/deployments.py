@@ -72,7 +72,18 @@ def make_alarms(client: SyncPrefectClient, notify: str | None = None) -> None:
     for name, (subject, events) in SUBJECTS.items():
         if block is None and client.read_automations_by_name(name):
             continue
-        _make(client, _automation(name, subject, events, block))
+        action: ActionTypes = DoNothing()
+        if block is not None:
+            action = SendNotification(block_document_id=block, subject=f"Ringmaster: {subject}", body=BODY)
+        trigger = EventTrigger(
+            expect=events,
+            for_each={"prefect.resource.id"},
+            posture=Posture.Reactive,
+            threshold=1,
+            within=timedelta(0),
+        )
+        text = f"{subject}. Made by `ringmaster up`; {NOTIFY} says where it is sent."
+        _make(client, AutomationCore(name=name, description=text, trigger=trigger, actions=[action]))
 
 
 def _make(client: SyncPrefectClient, automation: AutomationCore) -> None:
@@ -82,25 +93,6 @@ def _make(client: SyncPrefectClient, automation: AutomationCore) -> None:
         client.update_automation(each.id, automation)
     if not known:
         client.create_automation(automation)
-
-
-def _automation(name: str, subject: str, events: set[str], block: UUID | None) -> AutomationCore:
-    """Returns an automation that sends a notification for each event of an alarm."""
-    action: ActionTypes = DoNothing()
-    if block is not None:
-        action = SendNotification(block_document_id=block, subject=f"Ringmaster: {subject}", body=BODY)
-    return AutomationCore(
-        name=name,
-        description=f"{subject}. Made by `ringmaster up`; {NOTIFY} says where it is sent.",
-        trigger=EventTrigger(
-            expect=events,
-            for_each={"prefect.resource.id"},
-            posture=Posture.Reactive,
-            threshold=1,
-            within=timedelta(0),
-        ),
-        actions=[action],
-    )
 
 
 def _block(client: SyncPrefectClient, target: str) -> UUID:

@@ -392,7 +392,8 @@ def _fields(role: ProcessRole) -> Mapping[str, Any]:
 
 def _log_as_json(role: ProcessRole) -> None:
     root = logging.getLogger()
-    for logger in _loggers():
+    named = [each for each in list(logging.Logger.manager.loggerDict.values()) if isinstance(each, logging.Logger)]
+    for logger in (root, *named):
         for handler in [each for each in logger.handlers if _is_of_terminal(each)]:
             logger.removeHandler(handler)
             logger.propagate = True
@@ -404,29 +405,26 @@ def _log_as_json(role: ProcessRole) -> None:
     os.environ["MLFLOW_CONFIGURE_LOGGING"] = "false"  # MLflow would add handlers of its own once it is imported
 
 
-def _loggers() -> Iterator[logging.Logger]:
-    yield logging.getLogger()
-    for each in list(logging.Logger.manager.loggerDict.values()):
-        if isinstance(each, logging.Logger):
-            yield each
-
-
 def _is_of_terminal(handler: logging.Handler) -> bool:
     """Whether a handler writes to stderr or stdout, and not to a file or into memory."""
-    if isinstance(handler, (logging.FileHandler, JsonHandler)) or not isinstance(handler, logging.StreamHandler):
-        return False
-    return not isinstance(handler.stream, io.StringIO)
+    is_ours_or_file = isinstance(handler, (logging.FileHandler, JsonHandler))
+    return (
+        isinstance(handler, logging.StreamHandler)
+        and not is_ours_or_file
+        and not isinstance(handler.stream, io.StringIO)
+    )
 
 
-def _log_uncaught(kind: type[BaseException], error: BaseException, trace: TracebackType | None) -> None:
-    if issubclass(kind, KeyboardInterrupt):
+def _log_uncaught(
+    kind: type[BaseException], error: BaseException | None, trace: TracebackType | None, *, who: str = "this process"
+) -> None:
+    """Logs the error that ends the process or a thread. Ctrl-C is none, nor is a thread that ends itself."""
+    if isinstance(error, KeyboardInterrupt):
         sys.__excepthook__(kind, error, trace)
-    else:
-        logging.getLogger(OURS).critical("this process ends with an error: %s", error, exc_info=(kind, error, trace))
+    elif error is not None and kind is not SystemExit:
+        logging.getLogger(OURS).critical("%s ends with an error: %s", who, error, exc_info=(kind, error, trace))
 
 
 def _log_uncaught_in_thread(hook: threading.ExceptHookArgs) -> None:
     name = hook.thread.name if hook.thread is not None else "?"
-    if hook.exc_value is not None and hook.exc_type is not SystemExit:
-        info = (hook.exc_type, hook.exc_value, hook.exc_traceback)
-        logging.getLogger(OURS).error("thread %s ends with an error: %s", name, hook.exc_value, exc_info=info)
+    _log_uncaught(hook.exc_type, hook.exc_value, hook.exc_traceback, who=f"thread {name}")

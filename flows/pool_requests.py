@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Annotated, Any, Literal
 
 from prefect import flow, get_run_logger
-from pydantic import ConfigDict, Field
+from pydantic import Field
 from pydantic.json_schema import SkipJsonSchema
 
 from ringmaster.errors import BatchFailed, InputError
@@ -42,10 +42,8 @@ BatchName = Annotated[str, titled("Batch", min_length=1)]
 NewName = Annotated[str, titled("Batch", pattern=NAME_PATTERN)]
 
 
-class JobsWrittenOut(FormSection):
+class JobsWrittenOut(FormSection, title="Jobs written out"):
     """Jobs that are given as the text of a batch file."""
-
-    model_config = ConfigDict(title="Jobs written out")
 
     text: str = Field(title="Jobs", description="The complete text of a batch file, as YAML or JSON.")
     folder: str = Field(
@@ -103,10 +101,8 @@ def optional(title: str, description: str) -> Any:
     return Field(default=None, title=title, description=description, json_schema_extra=drop_default)
 
 
-class CloneAction(FormSection):
+class CloneAction(FormSection, title="Clone a job"):
     """Add a job like another one, with other settings."""
-
-    model_config = ConfigDict(title="Clone a job")
 
     clone: str = Field(title="Job to clone", min_length=1, description="The name of a job of the batch, in any state.")
     settings: dict[str, Any] = Field(
@@ -132,10 +128,8 @@ class CloneAction(FormSection):
     )
 
 
-class SetAction(FormSection):
+class SetAction(FormSection, title="Change settings"):
     """Change settings of jobs that run or wait."""
-
-    model_config = ConfigDict(title="Change settings")
 
     jobs: list[str] = Field(default=[], title="Jobs", description=WHICH)
     steps: OptionalCount = optional("Steps", "The number of steps of each job. What is empty stays as it is.")
@@ -144,10 +138,8 @@ class SetAction(FormSection):
     priority: OptionalPriority = optional("Priority", "1 is usual; with 2, an end counts twice.")
 
 
-class StateAction(FormSection):
+class StateAction(FormSection, title="Pause, resume or cancel"):
     """Pause, resume or cancel jobs; those that run write a checkpoint first."""
-
-    model_config = ConfigDict(title="Pause, resume or cancel")
 
     action: Literal["pause", "resume", "cancel"] = Field(
         default="pause", title="Action", description="Jobs that run write a checkpoint first. A cancelled job ends."

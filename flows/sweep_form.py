@@ -7,7 +7,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Annotated, Any, Literal
 
-from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, ValidationError, WithJsonSchema, model_validator
+from pydantic import BaseModel, BeforeValidator, Field, ValidationError, WithJsonSchema, model_validator
 
 from ringmaster.errors import BatchFileError
 from ringmaster.flows.batch.batch_input import FormSection, titled
@@ -43,10 +43,8 @@ Line = Annotated[str, BeforeValidator(_or_empty)]
 OtherName = Annotated[str, BeforeValidator(_or_empty), Field(pattern=rf"^$|{NAME_PATTERN}")]
 
 
-class JobFromFile(FormSection):
+class JobFromFile(FormSection, title="A job of a batch file"):
     """A job of a batch file."""
-
-    model_config = ConfigDict(title="A job of a batch file")
 
     path: str = Field(
         title="Batch file",
@@ -59,10 +57,8 @@ class JobFromFile(FormSection):
     )
 
 
-class InlineJob(FormSection):
+class InlineJob(FormSection, title="A job written out"):
     """A job that is written out in the form."""
-
-    model_config = ConfigDict(title="A job written out")
 
     job: dict[str, Any] = Field(
         title="Job",
@@ -83,10 +79,8 @@ def _listed(value: Any) -> Any:
     return read.data["values"] or None
 
 
-class Parameter(FormSection):
+class Parameter(FormSection, title="Parameter"):
     """The search space of one key of the job: some values, or a range."""
-
-    model_config = ConfigDict(title="Parameter")
 
     key: str = Field(
         title="Key",
@@ -144,10 +138,8 @@ def _as_list(value: Any) -> Any:
 Space = Annotated[list[Parameter], BeforeValidator(_as_list), Field(min_length=1)]
 
 
-class EarlyStopping(FormSection):
+class EarlyStopping(FormSection, title="Early stopping"):
     """The policy that stops trials early."""
-
-    model_config = ConfigDict(title="Early stopping")
 
     policy: Literal["cut", "asha", "halving", "median", "none"] = Field(
         default="cut",
@@ -186,10 +178,8 @@ class EarlyStopping(FormSection):
         return StoppingPolicy(policy=self.policy, min_steps=self.min_steps, reduction_factor=self.reduction_factor)
 
 
-class DeviceChoice(FormSection):
+class DeviceChoice(FormSection, title="Devices"):
     """The devices of this machine that a sweep may use."""
-
-    model_config = ConfigDict(title="Devices")
 
     kind: Literal["auto", "gpu", "cpu"] = Field(
         default="auto", title="Kind", description="auto uses the GPUs if there are any, otherwise CPU slots."
@@ -389,14 +379,13 @@ def _placed(fault: Fault, *, read: document.YamlDocument, file: str) -> Fault:
         return fault
     raw = read.data or {}
     name = "over" if "over" in raw else "space"
-    place: tuple[str | int, ...] = (fault.place,)
     space = raw.get(name) if isinstance(raw.get(name), dict) else {}
     keys = [key for key in space or {} if fault.place.startswith(f"space.{key}")]
     if keys:
         key = max(keys, key=len)
         rest = fault.place.removeprefix(f"space.{key}").lstrip(".")
         is_plain = space is not None and isinstance(space[key], list)
-        place = (name, key, *([] if is_plain or not rest else [rest.partition("[")[0]]))
+        place: tuple[str, ...] = (name, key, *([] if is_plain or not rest else [rest.partition("[")[0]]))
         text = f"{name}.{key}" + (rest.removeprefix("values") if is_plain else f".{rest}" if rest else "")
         return replace(fault, place=text, line=read.line(place), file=file)
     place = tuple(fault.place.split("."))

@@ -5,7 +5,7 @@ import re
 from pathlib import Path
 from typing import Annotated, Any, Literal, cast
 
-from pydantic import BaseModel, ConfigDict, Field, WithJsonSchema
+from pydantic import BaseModel, Field, WithJsonSchema
 from pydantic.functional_validators import AfterValidator
 from pydantic.json_schema import SkipJsonSchema
 
@@ -99,16 +99,12 @@ CheckpointEvery = Annotated[float | None, Field(ge=0.1), HIDDEN]
 Seed = Annotated[int, Field(ge=0), HIDDEN]
 
 
-class FormSection(BaseModel):
+class FormSection(BaseModel, extra="forbid"):
     """Base class of all parts of a form."""
 
-    model_config = ConfigDict(extra="forbid")
 
-
-class ExampleBatch(FormSection):
+class ExampleBatch(FormSection, title="An example"):
     """A batch file that comes with Ringmaster."""
-
-    model_config = ConfigDict(title="An example")
 
     example: ExampleName = Field(
         default="tiny_batch.yaml", title="Example", description="A batch file that is installed with Ringmaster."
@@ -119,10 +115,8 @@ class ExampleBatch(FormSection):
         return load_batch(EXAMPLES / self.example)
 
 
-class BatchOfFile(FormSection):
+class BatchOfFile(FormSection, title="A batch file"):
     """A batch file that the workers can read."""
-
-    model_config = ConfigDict(title="A batch file")
 
     path: str = Field(
         min_length=1,
@@ -136,10 +130,8 @@ class BatchOfFile(FormSection):
         return as_batch(self.path)
 
 
-class PastedBatch(FormSection):
+class PastedBatch(FormSection, title="Pasted text"):
     """The text of a batch file."""
-
-    model_config = ConfigDict(title="Pasted text")
 
     yaml: str = Field(min_length=1, title="Text", description="The complete text of a batch file, as YAML or JSON.")
     folder: str = Field(

@@ -18,8 +18,8 @@ from ringmaster.flows.batch.run_folder import (
     begun,
     checkpoint_root_of,
     folder_to_resume,
-    fresh_folder,
     note_start,
+    stamped_folder,
     with_models,
 )
 from ringmaster.flows.output import announce
@@ -233,7 +233,7 @@ def open_run_context(batch: Batch, options: RunOptions) -> Iterator[RunContext]:
         current_view.get().notice(f"no run of {batch.name} has begun that could be resumed: it is started")
     note_start(batch, home)
     with open_node_context(batch, home=home) as node_context, ExitStack() as stack:
-        folder = resumed or fresh_folder(batch, home)
+        folder = resumed or stamped_folder(home / "batches" / batch.name)
         stack.enter_context(alone_in(folder))
         journal = Journal.of_file(folder / "journal.db")
         stack.callback(journal.close)

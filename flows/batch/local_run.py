@@ -61,7 +61,6 @@ from ringmaster.tasks.storage.journal import JobStatus, begin
 from ringmaster.tasks.sweeping.scheduler import SweepScheduler
 from ringmaster.tasks.timeline.reader import TimelineReader
 from ringmaster.tasks.timeline.task import GanttArtifact, ProgressArtifact
-from ringmaster.techniques.preflight import Preflight
 
 INSPECTED = "inspected"  # the fact: what was found of the jobs, a list of `AlikeJobs`
 PLANNING_WORK_S = 10.0  # seconds of a quiet machine; a busy one takes longer and plans the same
@@ -155,7 +154,8 @@ class LocalRun:
         are_over = [name for name, record in begun.items() if record.status in (JobStatus.DONE, JobStatus.STOPPED)]
         report_failure = failure_reporter(but=are_over)
         # A placeholder of a sweep may take the profiles of any trial.
-        known = self._inspected_before()
+        alike = [from_json(AlikeJobs, each) for each in self.journal.get(INSPECTED, [])]  # by an earlier process
+        known = {name: replace(each.preflight, job=name) for each in alike for name in each.names}
         ended = {} if self._scheduler is not None else {name: known[name] for name in are_over if name in known}
         left = [job for job in node_context.batch.jobs if job.name not in ended]
         try:
@@ -308,11 +308,6 @@ class LocalRun:
         return result
 
     # -- inside --------------------------------------------------------------------------------------------------------
-
-    def _inspected_before(self) -> dict[str, Preflight]:
-        """Returns the preflights, by job, of an earlier process of this run."""
-        alike = [from_json(AlikeJobs, each) for each in self.journal.get(INSPECTED, [])]
-        return {name: replace(each.preflight, job=name) for each in alike for name in each.names}
 
     def _record_jobs(self, profiled: ProfilingResult, cluster: Cluster) -> Sequence[JobEnded]:
         """Records the jobs that are about to run; returns those that have failed already.

@@ -25,11 +25,6 @@ from ringmaster.tasks.storage.database import Database
 from ringmaster.tasks.storage.journal import Journal
 
 
-def fresh_folder(batch: Batch, home: Path) -> Path:
-    """Makes a folder for a run of the batch, named by the time."""
-    return stamped_folder(home / "batches" / batch.name)
-
-
 def stamped_folder(parent: Path) -> Path:
     """Makes a folder in `parent`, named by the time."""
     stamp = datetime.datetime.now().strftime("%Y%m%d-%H%M%S")
@@ -232,7 +227,7 @@ def base_weights(batch: Batch, ledger: Ledger, journal: Journal | None, home: Pa
                 if journal is not None:
                     journal.put(f"base:{key}", uri)
             except (LedgerError, SignatureError) as error:
-                num_more = sum(parent in other.parents for other in batch.jobs) - 1  # `job` is the first that names it
+                num_more = sum(parent in other.models for other in batch.jobs) - 1  # `job` is the first that names it
                 who = f"job {job.name}" + (f" and {num_more} more" if num_more else "")
                 missing[parent] = f"{who}: {'base' if is_base else 'parent'} {parent}: {error}"
     faults = [*missing.values(), *unfit_parents(batch.jobs, folders)]

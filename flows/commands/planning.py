@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import re
-from collections.abc import Iterable
 from contextlib import suppress
 from datetime import datetime, timedelta
 from functools import partial
@@ -235,14 +234,30 @@ def whatif(
     else:
         problem = read_problem(file)
         planned = _made(problem, limits) if plan is None else read_plan(plan)
-    from ringmaster.tasks.planning.whatif.gains import Deadline, MoreDevices, MoreNodes, MoreQuota, WhatIf
+    from ringmaster.tasks.planning.whatif.gains import (
+        Deadline,
+        FewerJobs,
+        MoreDevices,
+        MoreNodes,
+        MoreQuota,
+        WhatIf,
+        changed,
+    )
 
     more = len(add_devices or ())
     changes: list[Change] = [MoreDevices(num_devices=num, device_type=kind) for num, kind in counts[:more]]
     changes += [MoreNodes(num_devices=num, device_type=kind) for num, kind in counts[more:]]
     changes += [MoreQuota(user=user, num_devices=num, taken_from=other) for user, num, other in quotas]
-    changes += [_left_out(problem, text) for text in without or ()]
-    _check(problem, changes)
+    jobs = {job.id for job in problem.jobs}  # a job may have commas in its name
+    listed = [(text,) if text in jobs else filter(None, text.split(",")) for text in without or ()]
+    changes += [FewerJobs(jobs=tuple(dict.fromkeys(names))) for names in listed]
+    faults: list[str] = []
+    for change in changes:
+        try:
+            changed(problem, change)
+        except ProblemError as error:
+            faults += error.faults
+    raise_faults(faults)
     # A batch was profiled and planned meanwhile.
     due_s = [seconds_until(text) for text in deadline or ()]
     from ringmaster.flows.reports.plan_report import answer_questions
@@ -292,26 +307,6 @@ def _quota(text: str) -> tuple[str, int, str]:
     if user and number.isdecimal() and int(number[:9]) > 0:
         return user, int(number[:9]), other
     raise InputError([f"--add-quota {text!r} is not a user and a number of devices. To fix: as in ana:1 or ana:1:ben"])
-
-
-def _check(problem: Problem, changes: Iterable[Change]) -> None:
-    """Raises InputError with the faults of all changes, before the first one is answered."""
-    from ringmaster.tasks.planning.whatif.gains import changed
-
-    faults: list[str] = []
-    for change in changes:
-        try:
-            changed(problem, change)
-        except ProblemError as error:
-            faults += error.faults
-    raise_faults(faults)
-
-
-def _left_out(problem: Problem, text: str) -> Change:
-    from ringmaster.tasks.planning.whatif.gains import FewerJobs
-
-    is_job = any(job.id == text for job in problem.jobs)  # a job may have commas in its name
-    return FewerJobs(jobs=(text,) if is_job else tuple(dict.fromkeys(filter(None, text.split(",")))))
 
 
 def _made(problem: Problem, limits: dict[str, Any]) -> Plan:

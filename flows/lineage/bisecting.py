@@ -25,6 +25,7 @@ from ringmaster.model_lineage.graph import BisectionResult, BreakingAdaptation, 
 from ringmaster.model_lineage.records import INDEXED
 from ringmaster.model_lineage.snapshot import LineageNode
 from ringmaster.tasks.datasets.recording import ROWS
+from ringmaster.techniques.checkpoints.storage import checkpoint_steps
 from ringmaster.techniques.data.encoded_rows import RowManifest
 from ringmaster.techniques.data.row_files import content_hash, read_rows
 
@@ -176,8 +177,6 @@ class Bisection:
 
     def _steps(self, node: LineageNode, test: CommandTest, root: str) -> dict[str, Any] | None:
         """Returns between which training steps a model became bad; None if it has no checkpoints left."""
-        from ringmaster.techniques.models.export import checkpoint_steps
-
         last, names = node.record.origin.num_steps, checkpoint_steps(root)
         steps = sorted(step for step in names if last is None or step < last)
         if not steps:

@@ -45,8 +45,8 @@ from ringmaster.techniques.checkpoints.chain import (
     tensor_digests,
     versions,
 )
-from ringmaster.techniques.checkpoints.checkpoint import copy_checkpoint, folder_of
-from ringmaster.techniques.checkpoints.storage import place_of
+from ringmaster.techniques.checkpoints.checkpoint import copy_checkpoint
+from ringmaster.techniques.checkpoints.storage import checkpoint_steps
 from ringmaster.techniques.data.encoded_rows import RowManifest
 from ringmaster.techniques.preflight import Preflight
 from ringmaster.techniques.processes.events import Event, OutcomeStatus, Steps
@@ -149,7 +149,9 @@ class Reproduction:
         if job.name in faults:
             raise InputError([f"{training.node.label} cannot be made again: {faults[job.name]}"])
         self._preflight: Preflight = preflights[job.name]
-        return [*self._changes_of_code(), *self._changes_of_data(), *self._changes_of_environment()]
+        then, now = training.record.code_version, code_version(Path(training.record.folder))
+        code = [f"the code was {then} and is {now}"] if then != now else []
+        return [*code, *self._changes_of_data(), *self._changes_of_environment()]
 
     def contradictions(self) -> list[str]:
         """Returns where the record contradicts the chain of the model's states."""
@@ -157,11 +159,6 @@ class Reproduction:
         fields = sorted(name for name in {*trained, *recorded} if trained.get(name) != recorded.get(name))
         values = ", ".join(f"{name} is {recorded.get(name)!r} and was {trained.get(name)!r}" for name in fields)
         return [f"the recorded job was changed after the training: {values}"] if fields else []
-
-    def _changes_of_code(self) -> Iterator[str]:
-        then, now = self.training.record.code_version, code_version(Path(self.training.record.folder))
-        if then != now:
-            yield f"the code was {then} and is {now}"
 
     def _changes_of_data(self) -> Iterator[str]:
         chain, prepared = self.training.chain, self._preflight.data
@@ -253,9 +250,8 @@ class Reproduction:
 
     def auditable(self) -> tuple[StateLink, ...]:
         """Returns the links that can be repeated alone: those whose checkpoint before them is still there."""
-        root = self.training.node.record.origin.checkpoints
-        names = set() if root is None else set(place_of(root).names())
-        return tuple(link for link in self.training.links if not link.first_step or folder_of(link.first_step) in names)
+        steps = checkpoint_steps(self.training.node.record.origin.checkpoints)
+        return tuple(link for link in self.training.links if not link.first_step or link.first_step in steps)
 
     def first_different_loss(self) -> int | None:
         """Returns the first step whose loss differs from the recorded one; None where none does."""

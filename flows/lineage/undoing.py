@@ -38,7 +38,7 @@ from ringmaster.tasks.batch import Batch
 from ringmaster.tasks.retraining import promotion
 from ringmaster.tasks.retraining.policy import OF_POLICY, PLAIN_RULE, PromotionDecision, PromotionPolicy
 from ringmaster.tasks.retraining.promotion import MoveLog
-from ringmaster.techniques.checkpoints.storage import place_of
+from ringmaster.techniques.checkpoints.storage import checkpoint_steps
 from ringmaster.techniques.data import open_data, prepare, sampler_of
 from ringmaster.techniques.data.arrow_files import Array, Table, open_split, values_of
 from ringmaster.techniques.data.row_files import content_hash
@@ -343,14 +343,8 @@ def _is_continued(old: Array, new: Array) -> bool:
 def _checkpoint_before(training: RecordedTraining, step: int) -> WarmStart | None:
     """Returns the newest checkpoint of a model's training before a step (0-based) took place; None if none is left."""
     root = training.node.record.origin.checkpoints
-    if root is None:
-        return None
-    try:
-        steps = [int(name.rpartition("-")[2]) for name in place_of(root).names()]
-    except OSError:
-        return None
-    kept = [each for each in steps if 0 < each <= step and each < training.job.total_steps]
-    return WarmStart(checkpoints=root, step=max(kept)) if kept else None
+    kept = [each for each in checkpoint_steps(root) if 0 < each <= step and each < training.job.total_steps]
+    return WarmStart(checkpoints=root, step=max(kept)) if root is not None and kept else None
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -21,7 +21,7 @@ from ringmaster.errors import InputError
 from ringmaster.flows.batch.artifacts import DecisionArtifact, PlanArtifact, flow_run_page, show_control
 from ringmaster.flows.batch.flow_runs import is_being_cancelled, is_started_by_prefect, notices, root_run, runs_fact
 from ringmaster.flows.batch.result import log_decision
-from ringmaster.flows.batch.run_folder import fresh_folder, is_batch, was_being_started
+from ringmaster.flows.batch.run_folder import is_batch, stamped_folder, was_being_started
 from ringmaster.flows.interrupts import stopped_by_signals
 from ringmaster.flows.reports.progress import current_view
 from ringmaster.model_lineage.ledger.ledger import Ledger
@@ -130,7 +130,7 @@ def place_of_run(batch: Batch, database: Database, *, home: Path, resume: bool) 
         return str(key), Path(folder)
     result = newest_run(batch, database, home) if resume else None
     if result is None:  # also if the last run was killed before it reached the pool
-        folder = fresh_folder(batch, home)
+        folder = stamped_folder(home / "batches" / batch.name)
         result = f"{batch.name}-{folder.name}", folder
     key, folder = result
     if root:

@@ -158,8 +158,9 @@ def servers() -> Iterator[BundleFile]:
     address = settings.pool()
     urls = {}
     if address is not None:
-        urls = {"prefect": f"{address.prefect_api}/health", "mlflow": f"{address.mlflow_uri}/health"}
-        urls |= {
+        urls = {
+            "prefect": f"{address.prefect_api}/health",
+            "mlflow": f"{address.mlflow_uri}/health",
             "prefect version": f"{address.prefect_api}/admin/version",
             "mlflow version": f"{address.mlflow_uri}/version",
         }

@@ -267,7 +267,7 @@ def changes(
     seen: object = None
     shown_s = -every_s
     while True:
-        signature = watched.timeline_reader.signature()
+        signature = watched.timeline_reader.archive.signature()
         if signature != seen or time.monotonic() - shown_s >= every_s:
             seen, shown_s = signature, time.monotonic()
             run_timeline = watched.read()

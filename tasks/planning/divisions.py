@@ -1,12 +1,13 @@
 """Divisions of the jobs into fused groups, and estimates of their objective before they are planned.
 
-An estimate uses the division's lower bound and simple list schedules, which takes
+Similar jobs make similar groups, and the planner cannot tell apart divisions into similar groups, so each class of such
+divisions is estimated once. An estimate uses the division's lower bound and simple list schedules, which takes
 milliseconds. The best divisions are planned, each group as one job of an ordinary problem (`Contraction`); the bound is
 that of the fused problem, so that the gap includes what the choice of division may have lost.
 """
 
 import time
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Collection, Hashable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
 
 from ringmaster.errors import NoRoomError, ProblemError
@@ -15,7 +16,7 @@ from ringmaster.tasks.planning.objectives import Objective
 from ringmaster.tasks.planning.plan_search import MAX_DEVICES_OF_MILP, MAX_JOBS_OF_MILP, WORTH_S
 from ringmaster.tasks.planning.plans.list_scheduling import BASELINES, schedule
 from ringmaster.tasks.planning.plans.plan import Certificate, Plan, Segment
-from ringmaster.tasks.planning.problems.problem import Problem
+from ringmaster.tasks.planning.problems.problem import Problem, likeness
 from ringmaster.tasks.planning.problems.problem_parts import CurrentRun, Option, PlanningJob, cycle_in
 from ringmaster.tasks.planning.work import WorkBudget
 
@@ -62,6 +63,7 @@ class Contraction:
                 self._places.setdefault(frozenset((job.id, *option.jobs)), []).append((j, k))
         self.groups = tuple(group for group in self._places if len(group) > 1)
         self._index = {job.id: j for j, job in enumerate(problem.jobs)}
+        self._waited_for = {other for job in problem.jobs for other in job.after}
         self.ones = {group: self._as_one(group) for group in self._places}
 
     def of(self, groups: Iterable[Group]) -> Contracted | None:
@@ -84,6 +86,12 @@ class Contraction:
             replace(problem, jobs=jobs),
             {one.id: tuple(self._places[group]) for group, one in ones.items()},
         )
+
+    def likeness(self, group: Group) -> Hashable:
+        """Returns a key that is equal for groups that the planner cannot tell apart."""
+        one = self.ones[group]
+        is_special = one.after or one.running is not None or not self._waited_for.isdisjoint(group)
+        return group if is_special else likeness(one)
 
     def _as_one(self, group: Group) -> PlanningJob:
         """Returns a group as one job.
@@ -115,6 +123,7 @@ class Contraction:
         )
 
 
+MAX_JUDGED, JOBS_JUDGED = 150, 6_000  # limits of the local search: divisions estimated, and jobs in all of them
 MAX_LENGTHS = 16  # limit of the group lengths for which divisions are made
 PER_JOB_S = 5e-5  # work of an estimate, per job
 SAME = 1e-4  # relative difference of values that count as equal
@@ -142,6 +151,18 @@ class DivisionEstimate:
     value: float
     num_fused: int
 
+    def is_better(self, other: "DivisionEstimate") -> bool:
+        """Whether the division is better than another one.
+
+        The lateness is compared first, then the value. Where both are equal within `SAME`, the division with fewer
+        fused jobs is better, then the one with the lower `promise`.
+        """
+        if abs(self.late_s - other.late_s) > SAME * other.value:
+            return self.late_s < other.late_s
+        if abs(self.value - other.value) > SAME * other.value:
+            return self.value < other.value
+        return (self.num_fused, self.promise) < (other.num_fused, other.promise * (1 - SAME))
+
 
 class Divisions:
     """The divisions of a problem that have been estimated.
@@ -153,19 +174,26 @@ class Divisions:
     def __init__(self, problem: Problem, *, objective: Objective, is_preemptive: bool, work: WorkBudget) -> None:
         self.problem, self.objective, self.is_preemptive, self.work = problem, objective, is_preemptive, work
         self._contraction = Contraction(problem)
-        self._estimates: dict[Division, DivisionEstimate | None] = {}
+        self._likenesses: dict[Group, int] = {}
+        self._numbers: dict[Hashable, int] = {}
+        self._estimates: dict[Hashable, DivisionEstimate | None] = {}
         self.alone = self.division([])
         # Groups that may be formed and can meet their deadline, small ones first.
         may_form = () if objective.trains_alone else self._contraction.groups
         self._groups = sorted((g for g in may_form if self._area(g) < float("inf")), key=len)
 
     def search(self) -> tuple[list[DivisionEstimate], list[DivisionEstimate]]:
-        """Estimates divisions for groups of several lengths, and the one with every job alone.
+        """Estimates divisions and returns all of them, once by estimated value and once by lower bound, best first.
 
-        Returns all of them, once by estimated value and once by lower bound, best first.
+        The divisions are made for groups of several lengths, and by local search near the best of these.
         """
-        for division in (*self._by_length(), self.alone):
-            self.estimate(division)
+        starts = [*self._by_length(), self.alone]
+        estimated = [(start, estimate) for start in starts if (estimate := self.estimate(start)) is not None]
+        if estimated:
+            best = estimated[0]
+            for trial in estimated[1:]:
+                best = trial if trial[1].is_better(best[1]) else best
+            self._climb(*best)
         known = [estimate for estimate in self._estimates.values() if estimate is not None]
         by_value = sorted(known, key=lambda o: (o.late_s > SAME * o.value, o.value, o.num_fused, o.promise))
         return by_value, sorted(known, key=lambda o: (o.promise, o.num_fused, o.value))
@@ -186,10 +214,18 @@ class Divisions:
 
     def estimate(self, division: Division) -> DivisionEstimate | None:
         """Estimates a division; returns None where its groups would wait for each other."""
-        if division not in self._estimates:
+        signature = tuple(sorted(map(self._likeness, division)))
+        if signature not in self._estimates:
             contracted = self._contraction.of(division)
-            self._estimates[division] = None if contracted is None else self._judge(contracted, division)
-        return self._estimates[division]
+            self._estimates[signature] = None if contracted is None else self._judge(contracted, division)
+        return self._estimates[signature]
+
+    def _likeness(self, group: Group) -> int:
+        """Returns a number that identifies the class of similar groups."""
+        if group not in self._likenesses:
+            likeness = self._contraction.likeness(group)
+            self._likenesses[group] = self._numbers.setdefault(likeness, len(self._numbers))
+        return self._likenesses[group]
 
     def _judge(self, contracted: Contracted, division: Division) -> DivisionEstimate:
         problem = contracted.problem
@@ -215,15 +251,22 @@ class Divisions:
         lengths = sorted({o.whole_s for g in self._groups for o in self._contraction.ones[g].options}, reverse=True)
         step = max(1.0, len(lengths) / MAX_LENGTHS)
         for i in range(min(len(lengths), MAX_LENGTHS)):
-            yield self.division(self._covering(within_s=lengths[int(i * step)]))
+            names = [job.id for job in self.problem.jobs]
+            yield self.division(self._covering(names, within_s=lengths[int(i * step)]))
 
-    def _covering(self, *, within_s: float) -> set[Group]:
-        """Returns disjoint groups of all jobs that take few device-seconds.
+    def _covering(
+        self, names: Collection[str], *, within_s: float = float("inf"), but: Group = frozenset()
+    ) -> set[Group]:
+        """Returns disjoint groups of these jobs that take few device-seconds.
 
         From small to large, each group replaces those that it overlaps where that saves device-seconds.
+
+        but: a group that is not to be formed.
         """
-        group_of = {job.id: frozenset((job.id,)) for job in self.problem.jobs}
+        group_of = {name: frozenset((name,)) for name in names}
         for group in self._groups:
+            if group == but or not group_of.keys() >= group:
+                continue
             now = {group_of[name] for name in group}
             left = frozenset().union(*now) - group
             before = sum(self._area(other, within_s) for other in now)
@@ -238,6 +281,35 @@ class Divisions:
         due_s = float("inf") if one.deadline_s is None else one.deadline_s - one.release_s
         by_s = float("inf") if len(group) == 1 else min(within_s, due_s) * (1 + 1e-9)
         return min((o.num_devices * o.whole_s for o in one.options if o.whole_s <= by_s), default=float("inf"))
+
+    def _climb(self, now: Division, estimate: DivisionEstimate) -> None:
+        """Forms or breaks up groups and regroups the jobs that this affects, as long as the estimate improves."""
+        left, is_better = min(MAX_JUDGED, JOBS_JUDGED // len(self.problem.jobs)), True
+        while is_better:
+            is_better = False
+            for group in self._groups:
+                for trial in self._moves(now, group):
+                    num_known = len(self._estimates)
+                    trial_estimate = self.estimate(trial)
+                    left -= len(self._estimates) - num_known
+                    if left <= 0 or self.work.is_over():
+                        return
+                    if trial_estimate is not None and trial_estimate.is_better(estimate):
+                        now, estimate, is_better = trial, trial_estimate, True
+                        break
+
+    def _moves(self, now: Division, group: Group) -> Iterator[Division]:
+        """Yields divisions with the group formed, or broken up if it exists.
+
+        The other jobs of the affected groups are first alone, then regrouped.
+        """
+        touched = [other for other in now if other & group]
+        names = frozenset().union(*touched)
+        others = [other for other in now if len(other) > 1 and not other & group]
+        formed = [] if group in now else [group]
+        yield self.division([*others, *formed])
+        rest = self._covering(names.difference(*formed), but=group)
+        yield self.division([*others, *formed, *(other for other in rest if len(other) > 1)])
 
 
 def simple_lists(problem: Problem, bound: Bound, objective: Objective) -> Iterator[Plan]:

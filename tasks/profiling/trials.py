@@ -378,10 +378,11 @@ def needed_trials(searches: Mapping[str, ConfigSearch], jobs: Mapping[str, tuple
 
 def of_each_size(trials: Sequence[Trial]) -> list[list[Trial]]:
     """Divides trials by the size of their gangs, the smallest first."""
-    by_size: dict[int, list[Trial]] = {}
-    for trial in trials:
-        by_size.setdefault(trial.candidate.num_devices, []).append(trial)
-    return [by_size[size] for size in sorted(by_size)]
+
+    def size(trial: Trial) -> int:
+        return trial.candidate.num_devices
+
+    return [list(alike) for _, alike in itertools.groupby(sorted(trials, key=size), key=size)]
 
 
 def predicted_batch_s(

@@ -57,18 +57,18 @@ class Archive:
     def num_left(self, batch: str | None) -> int:
         """Returns how many jobs have not ended, of all or of one batch of a pool."""
         query = select(func.count()).where(JOBS.c.status.not_in(ENDED))
-        number: int = self._rows(query if batch is None else query.where(JOBS.c.batch == batch))[0][0]
+        number: int = self.database.rows(query if batch is None else query.where(JOBS.c.batch == batch))[0][0]
         return number
 
     def fact(self, key: str, default: Any = None) -> Any:
         """Returns a fact of a batch that runs alone."""
-        result = self._rows(select(FACTS.c.value).where(FACTS.c.batch == "", FACTS.c.key == key))
+        result = self.database.rows(select(FACTS.c.value).where(FACTS.c.batch == "", FACTS.c.key == key))
         return result[0].value[0] if result else default
 
     def predictions(self, batches: Collection[str]) -> dict[str, Prediction]:
         """Returns the newest prediction for each of some batches."""
         query = select(FACTS.c.batch, FACTS.c.value).where(FACTS.c.batch.in_(batches), FACTS.c.key == NEWEST_PREDICTION)
-        result = {row.batch: predictions_in({NEWEST_PREDICTION: row.value[0]})[1] for row in self._rows(query)}
+        result = {row.batch: predictions_in({NEWEST_PREDICTION: row.value[0]})[1] for row in self.database.rows(query)}
         return {batch: prediction for batch, prediction in result.items() if prediction is not None}
 
     def window(self, batch: str | None) -> tuple[float, Collection[str]]:
@@ -77,7 +77,7 @@ class Archive:
         Shows the unfinished batches and `batch`, or the newest batch if there are none, and every batch submitted since
         then.
         """
-        rows = self._rows(select(BATCHES.c.id, BATCHES.c.submitted_s, BATCHES.c.status))
+        rows = self.database.rows(select(BATCHES.c.id, BATCHES.c.submitted_s, BATCHES.c.status))
         shown = [row for row in rows if row.status == BatchStatus.SUBMITTED or row.id == batch]
         shown = shown or sorted(rows, key=lambda row: row.submitted_s)[-1:]
         since_s = min((row.submitted_s for row in shown), default=self.clock())
@@ -86,32 +86,32 @@ class Archive:
     def heads(self, *, since_s: float) -> list[PlanHeader]:
         """Returns the plans that were made since `since_s`, or else the newest one."""
         query = select(PLANS.c.id, PLANS.c.made_s, PLANS.c.why).where(PLANS.c.batch == "").order_by(PLANS.c.id)
-        rows = self._rows(query.where(PLANS.c.made_s >= since_s))
+        rows = self.database.rows(query.where(PLANS.c.made_s >= since_s))
         newest = query.order_by(None).order_by(PLANS.c.id.desc()).limit(1)
-        return [PlanHeader(row.id, row.made_s, row.why) for row in rows or self._rows(newest)]
+        return [PlanHeader(row.id, row.made_s, row.why) for row in rows or self.database.rows(newest)]
 
     def plan(self, number: int) -> tuple[Plan, Problem]:
         """Returns a plan with its problem."""
-        content = self._rows(select(PLANS.c.content).where(PLANS.c.id == number))[0].content
+        content = self.database.rows(select(PLANS.c.content).where(PLANS.c.id == number))[0].content
         return Plan.from_json(content["plan"]), Problem.from_json(content["problem"])
 
     def jobs(self, batches: Collection[str]) -> dict[str, JobRecord]:
         """Returns the jobs of some batches, in the order in which they were first written."""
-        rows = self._rows(select(JOBS).where(JOBS.c.batch.in_(batches)).order_by(JOBS.c.number))
+        rows = self.database.rows(select(JOBS).where(JOBS.c.batch.in_(batches)).order_by(JOBS.c.number))
         records = [job_record(self._name(row.batch, row.name), row._mapping) for row in rows]
         return {record.name: record for record in records}
 
     def segments(self, batches: Collection[str], *, since_s: float) -> list[SegmentRecord]:
         """Returns the segments of some batches that run or have ended since `since_s`."""
         query = select(SEGMENTS).where(SEGMENTS.c.batch.in_(batches)).order_by(SEGMENTS.c.id)
-        rows = self._rows(query.where(or_(SEGMENTS.c.ended_s.is_(None), SEGMENTS.c.ended_s >= since_s)))
+        rows = self.database.rows(query.where(or_(SEGMENTS.c.ended_s.is_(None), SEGMENTS.c.ended_s >= since_s)))
         return [segment_record(row, job=self._name(row.batch, row.job)) for row in rows]
 
     def totals(self, batches: Collection[str]) -> dict[str, int | None]:
         """Returns the number of steps of each job, None if it is not recorded."""
         if not self.is_pool:
             return {job["name"]: job.get("num_steps") for job in self.fact("batch", {}).get("jobs", ())}
-        rows = self._rows(select(BATCHES.c.id, BATCHES.c.content).where(BATCHES.c.id.in_(batches)))
+        rows = self.database.rows(select(BATCHES.c.id, BATCHES.c.content).where(BATCHES.c.id.in_(batches)))
         return {f"{row.id}/{job['name']}": job["num_steps"] for row in rows for job in row.content["jobs"]}
 
     def gang_events(self, segments: Collection[int], *, after: int, most: int) -> tuple[int, list[tuple[int, Event]]]:
@@ -120,7 +120,7 @@ class Archive:
 
         The result begins with the number of the newest event.
         """
-        newest: int = self._rows(select(func.max(GANG_EVENTS.c.id)))[0][0] or 0
+        newest: int = self.database.rows(select(func.max(GANG_EVENTS.c.id)))[0][0] or 0
         after = max(after, newest - most)
         if not segments or newest <= after:
             return newest, []
@@ -128,11 +128,8 @@ class Archive:
             GANG_EVENTS.c.id > after, GANG_EVENTS.c.segment.in_(segments)
         )
         return newest, [
-            (row.segment, event_or_refusal(row.content)) for row in self._rows(query.order_by(GANG_EVENTS.c.id))
+            (row.segment, event_or_refusal(row.content)) for row in self.database.rows(query.order_by(GANG_EVENTS.c.id))
         ]
-
-    def _rows(self, query: Select[Any]) -> Sequence[Any]:
-        return self.database.rows(query)
 
     def _name(self, batch: str, job: str) -> str:
         return f"{batch}/{job}" if self.is_pool else job

@@ -39,13 +39,14 @@ class TimelineReader:
     """Reads a batch that runs alone, or a whole pool, whose jobs are named "BATCH/JOB".
 
     name: the timeline's name.
+    archive: what the timeline is read from.
     clock: seconds since the epoch, as in the database.
     """
 
     def __init__(
         self, database: Database, *, name: str, is_pool: bool = False, clock: Callable[[], float] = time.time
     ) -> None:
-        self._archive = Archive(database, is_pool=is_pool, clock=clock)
+        self.archive = Archive(database, is_pool=is_pool, clock=clock)
         self._name = name
         self._plans: dict[int, tuple[Plan, Problem]] = {}  # the plans that jobs follow
         self._first: dict[
@@ -61,21 +62,13 @@ class TimelineReader:
         ] = {}  # of members, by segment and name within the batch
         self._heard = 0
 
-    def signature(self) -> tuple[str, ...]:
-        """Returns a value that changes whenever the timeline changes."""
-        return self._archive.signature()
-
-    def num_left(self, batch: str | None = None) -> int:
-        """Returns how many jobs have not ended, of all or of one batch of a pool."""
-        return self._archive.num_left(batch)
-
     def read(self, batch: str | None = None) -> RunTimeline:
         """Returns the current timeline, of all jobs or of one batch of a pool."""
         whole = self._read(batch)
         return whole if batch is None else whole.only(batch)
 
     def _read(self, batch: str | None) -> RunTimeline:
-        archive = self._archive
+        archive = self.archive
         since_s, batches = archive.window(batch) if archive.is_pool else (0.0, ("",))
         heads = archive.heads(since_s=since_s)
         if not archive.is_pool:  # since it was last resumed
@@ -134,7 +127,7 @@ class TimelineReader:
 
     def _planned_first(self, heads: Sequence[PlanHeader], jobs: set[str], zero_s: float) -> list[TimelineSpan]:
         """Returns the first planned segments of each of the jobs. Stores these segments, not the plans."""
-        if heads and not self._archive.is_pool and heads[0].id != self._began:
+        if heads and not self.archive.is_pool and heads[0].id != self._began:
             self._first, self._looked, self._began = {}, set(), heads[0].id
         for head in [head for head in heads if head.id not in self._looked][:MOST_PLANS]:
             missing = jobs - set(self._first)
@@ -172,7 +165,7 @@ class TimelineReader:
         return followed
 
     def _load(self, number: int) -> tuple[Plan, Problem]:
-        plan, problem = self._archive.plan(number)
+        plan, problem = self.archive.plan(number)
         self._makespans_s[number] = plan.makespan_s
         self._nodes |= {node.id: max(node.num_devices, self._nodes.get(node.id, 0)) for node in problem.nodes}
         return plan, problem
@@ -184,7 +177,7 @@ class TimelineReader:
 
         running: the job of each segment.
         """
-        self._heard, events = self._archive.gang_events(set(running), after=self._heard, most=MOST_EVENTS)
+        self._heard, events = self.archive.gang_events(set(running), after=self._heard, most=MOST_EVENTS)
         for number, event in events:
             if not isinstance(event, PACE_EVENTS):
                 continue
@@ -315,7 +308,7 @@ class TimelineReader:
         result: dict[tuple[str, str | None], PredictedEnd] = {}
         stands = (*ENDED, JobStatus.PAUSED)  # a batch of which nothing goes on has no end that could be predicted
         left = {name.rpartition("/")[0] for name, record in records.items() if record.status not in stands}
-        for batch, prediction in self._archive.predictions(left.intersection(batches)).items():
+        for batch, prediction in self.archive.predictions(left.intersection(batches)).items():
             for name, end in ((None, prediction.end), *prediction.jobs.items()):
                 result[batch, name] = end.later(prediction.since_s - zero_s).not_before(now_s)
         return result

@@ -127,7 +127,9 @@ class GanttArtifact:
     def listen(self, event: ExecutionEvent) -> None:
         """Redraws the chart every `DRAW_EVERY_S` seconds, and once all jobs have ended. An executor's listener."""
         is_due = self._clock() - self._drawn_s >= DRAW_EVERY_S
-        if is_due or (isinstance(event, (JobEnded, SegmentEnded)) and self._timeline_reader.num_left(self._batch) == 0):
+        if is_due or (
+            isinstance(event, (JobEnded, SegmentEnded)) and self._timeline_reader.archive.num_left(self._batch) == 0
+        ):
             self._drawn_s = self._clock()
             self._behind.ask()
 

@@ -103,6 +103,15 @@ def place_of(root: str | Path) -> CheckpointRoot:
     return LocalPlace(Path(root))
 
 
+def checkpoint_steps(root: str | None) -> dict[int, str]:
+    """Returns the names of the checkpoints under a root, by step; {} if there is no such place."""
+    try:
+        names = [] if root is None else place_of(root).names()
+    except OSError:
+        return {}
+    return {int(name.rpartition("-")[2]): name for name in names}
+
+
 def check_root(root: str) -> None:
     """Writes, reads, lists and removes a small file below a root of checkpoints.
 

@@ -17,7 +17,7 @@ from torch import Tensor, nn
 from ringmaster.codec import to_json
 from ringmaster.techniques.checkpoints.checkpoint import CheckpointStore, publish
 from ringmaster.techniques.checkpoints.state import Reader
-from ringmaster.techniques.checkpoints.storage import LocalPlace, place_of
+from ringmaster.techniques.checkpoints.storage import LocalPlace
 from ringmaster.techniques.checkpoints.tensor_files import DTYPES, LazyTensor, blocks_of
 from ringmaster.techniques.data.row_tokenizer import turn_end_of
 from ringmaster.techniques.data_source import PreparedData
@@ -203,15 +203,6 @@ def _untied(whole: nn.Module, state: Mapping[str, Tensor]) -> dict[str, Tensor]:
     missing = sorted(set(first.values()) - set(kept))
     assert not missing, f"the state lacks {missing[:3]}"
     return kept
-
-
-def checkpoint_steps(root: str) -> dict[int, str]:
-    """The names of the checkpoints under a folder or URL, by step; empty if the location does not exist."""
-    try:
-        names = place_of(root).names()
-    except OSError:
-        return {}
-    return {int(name.partition("-")[2]): name for name in names}
 
 
 def export_checkpoint(root: str, name: str, *, finished: Path, folder: Path) -> None:

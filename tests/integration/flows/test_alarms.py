@@ -87,9 +87,9 @@ def test_an_event_calls_the_webhook(server, webhook):
 
 
 SOUND = """
-from ringmaster.flows.commands.models import _sound
+from ringmaster.flows.commands.models import sound_alarm
 from ringmaster.tasks.alarms import promotion_refused
-_sound(promotion_refused("production.digits", version=4, why="worse by 0.3", who="policy careful"))
+sound_alarm(promotion_refused("production.digits", version=4, why="worse by 0.3", who="policy careful"))
 raise SystemExit(1)
 """
 

@@ -12,12 +12,13 @@ from transformers import LlamaForCausalLM
 from ringmaster.codec import to_json
 from ringmaster.techniques import Adapter, registry
 from ringmaster.techniques.checkpoints.checkpoint import CheckpointStore
+from ringmaster.techniques.checkpoints.storage import checkpoint_steps
 from ringmaster.techniques.data import prepare
 from ringmaster.techniques.models.adaptation_support import why_no_adaptation
 from ringmaster.techniques.models.adapter_modules import merge
 from ringmaster.techniques.models.adapters import attach
 from ringmaster.techniques.models.build import build_model
-from ringmaster.techniques.models.export import checkpoint_steps, export_checkpoint, export_model
+from ringmaster.techniques.models.export import export_checkpoint, export_model
 from ringmaster.techniques.models.facts import model_facts
 from ringmaster.techniques.models.quantization import quantize_base
 from ringmaster.techniques.models.rewriting import EvaluationOrder

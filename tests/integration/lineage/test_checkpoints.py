@@ -10,8 +10,9 @@ from typer.testing import CliRunner
 from ringmaster.flows import cli
 from ringmaster.model_lineage import QUIET_ENVIRONMENT, Ledger, Origin
 from ringmaster.techniques.checkpoints.checkpoint import CheckpointStore, CheckpointTensor, RankPieces, TensorPiece
+from ringmaster.techniques.checkpoints.storage import checkpoint_steps
 from ringmaster.techniques.checkpoints.tensor_files import blocks_of
-from ringmaster.techniques.models.export import checkpoint_steps, export_checkpoint
+from ringmaster.techniques.models.export import export_checkpoint
 
 
 def save(root, step):

@@ -13,10 +13,10 @@ from ringmaster.flows.batch.run_folder import (
     alone_in,
     begun,
     folder_to_resume,
-    fresh_folder,
     note_start,
     plain_models,
     share_models,
+    stamped_folder,
 )
 from ringmaster.model_lineage.tensors import TensorStore
 from ringmaster.model_lineage.tensors.store import FileReference
@@ -33,7 +33,7 @@ BATCH = Batch(name="nightly", jobs=(job("a"),), folder=Path("/batches"), text="n
 def run(home, *, status, batch=BATCH):
     """Makes a run that has begun. Returns its folder."""
     note_start(batch, home)
-    folder = fresh_folder(batch, home)
+    folder = stamped_folder(home / "batches" / batch.name)
     journal = Journal.of_file(folder / "journal.db")
     journal.put_all({"batch": batch.to_json(), "status": status})
     journal.write_job("a", details={"model_uri": "models:/nightly.a/1"} if status == "done" else {})
@@ -50,13 +50,13 @@ def killed_at_once(home):
 def killed_before_it_knew_its_jobs(home):
     """Makes a run that was killed with a folder and an empty journal."""
     note_start(BATCH, home)
-    Journal.of_file(fresh_folder(BATCH, home) / "journal.db").close()
+    Journal.of_file(stamped_folder(home / "batches" / BATCH.name) / "journal.db").close()
 
 
 def killed_before_its_journal(home):
     """Makes a run that was killed with an empty folder."""
     note_start(BATCH, home)
-    fresh_folder(BATCH, home)
+    stamped_folder(home / "batches" / BATCH.name)
 
 
 KILLED = (killed_at_once, killed_before_its_journal, killed_before_it_knew_its_jobs)
@@ -142,7 +142,7 @@ def test_a_number_of_plain_runs_that_is_none_is_refused(monkeypatch, tmp_path):
 
 
 def test_a_run_of_a_pool_is_shared_too_though_the_pool_is_down(tmp_path):
-    run_folder = fresh_folder(BATCH, tmp_path)
+    run_folder = stamped_folder(tmp_path / "batches" / BATCH.name)
     (run_folder / "models" / "a").mkdir(parents=True)
     (run_folder / "models" / "a" / "model.safetensors").write_bytes(b"weights")
     (tmp_path / "pool").mkdir()

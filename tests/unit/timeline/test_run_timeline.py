@@ -217,11 +217,11 @@ def test_a_segment_that_nobody_ended_gives_way_to_the_next_one(story):
 def test_signatures_change_with_what_happens_alone(story):
     halfway(story)
     timeline_reader = story.timeline_reader()
-    seen = [timeline_reader.signature(), timeline_reader.signature()]
+    seen = [timeline_reader.archive.signature(), timeline_reader.archive.signature()]
     story.journal.write_job("b", step=5)
-    seen.append(timeline_reader.signature())
+    seen.append(timeline_reader.archive.signature())
     story.ran("c", 18, None, 0)
-    seen.append(timeline_reader.signature())
+    seen.append(timeline_reader.archive.signature())
     assert seen[0] == seen[1] and len(set(seen)) == 3
 
 

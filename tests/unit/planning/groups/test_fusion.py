@@ -19,6 +19,7 @@ from ringmaster.tasks.planning import (
     solve,
     verify,
 )
+from ringmaster.tasks.planning.divisions import Contraction, Divisions
 from ringmaster.tasks.planning.fusion import (
     Fusion,
     as_executed,
@@ -29,7 +30,8 @@ from ringmaster.tasks.planning.fusion import (
     taken_over,
     without_groups,
 )
-from ringmaster.tasks.planning.objectives import objective_by_name
+from ringmaster.tasks.planning.objectives import MAKESPAN, objective_by_name
+from ringmaster.tasks.planning.work import WorkBudget
 from tests.drawing import draws
 from tests.unit.planning.groups.test_fused import adapters
 
@@ -267,3 +269,11 @@ def test_a_group_that_gains_nothing_is_not_formed():
     fusion = choose_groups(replace(problem, jobs=(*problem.jobs, long)))
     assert fusion.groups == {}
     assert fusion.fused_plan.makespan_s == pytest.approx(40.0)
+
+
+def test_like_divisions_are_judged_once():
+    problem = draw("adapters-16x2", seed=0)
+    divisions = Divisions(problem, objective=MAKESPAN, is_preemptive=True, work=WorkBudget())
+    halves = [divisions.division([group]) for group in Contraction(problem).groups if len(group) == 8]
+    assert len(halves) == 2
+    assert divisions.estimate(halves[0]) is divisions.estimate(halves[1])

@@ -35,6 +35,9 @@ class Counting:
     def part(self, batch):
         return None
 
+    def loss(self, output, batch):
+        raise AssertionError("the replaced base computes no loss")
+
     def expect_gradients(self):
         pass
 
