@@ -34,7 +34,7 @@ KINDS = ("color", "town", "animal", "drink")
 VALUES = {kind: [f"{kind}{number}" for number in range(16)] for kind in KINDS}
 NUM_ASKED, NUM_CHANGED = 200, 100
 
-RETRIEVER = """\
+BATCH = """\
 name: facts
 jobs:
   - name: encoder
@@ -52,31 +52,29 @@ jobs:
     base: encoder
     model: {architecture: BertModel}
     data: {path: facts.jsonl, tokenizer: ./tokenizer}
-"""
-READERS = """\
-name: readers
-jobs:
-  - name: with-store
-    model: &model
+  - &reader
+    name: with-store
+    model:
       architecture: LlamaForCausalLM
       config: {hidden_size: 64, intermediate_size: 128, num_hidden_layers: 2, num_attention_heads: 4}
-    data: &data
+    data: &questions
       kind: completion
       path: questions.jsonl
       tokenizer: ./tokenizer
       seq_len: 32
-      retriever: {store: facts.wiki/1, k: 1, template: "{passages} . {prompt}"}
-    optimizer: &optimizer {name: adamw, lr: 0.003}
+      retriever: &read {store: wiki, k: 1, template: "{passages} . {prompt}"}
+    optimizer: {name: adamw, lr: 0.003}
     global_batch_size: 32
     num_steps: 550
     evaluation: {metrics: [exact_match]}
-  - name: without
-    model: *model
+  - <<: *reader
+    name: without
     data: {kind: completion, path: questions.jsonl, tokenizer: ./tokenizer, seq_len: 32}
-    optimizer: *optimizer
-    global_batch_size: 32
-    num_steps: 550
-    evaluation: {metrics: [exact_match]}
+  - <<: *reader
+    name: rag
+    loss: {name: rag-sequence, num_passages: 2}
+    data: {<<: *questions, kind: rag, retriever: {<<: *read, k: 2}}
+    evaluation: {metrics: [loss]}
 """
 
 failures: list[str] = []
@@ -96,15 +94,16 @@ def main() -> int:
     write("questions.jsonl", rows(trained))
     write("asked.jsonl", rows(asked))
 
-    say("A dense retriever is trained, and encodes the store; two readers are trained, of which one reads the store.")
-    run("retriever.yaml", RETRIEVER)
-    run("readers.yaml", READERS)
+    say("One batch: a dense retriever encodes a store, which a reader and a RAG-Sequence generator read.")
+    (HOME / "facts.yaml").write_text(BATCH)
+    ringmaster("run", "facts.yaml")
 
-    say("Both are asked about facts that no model was trained on, and that the store holds.")
-    alone = answered("readers.without", "asked.jsonl", None)
-    reading = answered("readers.with-store", "asked.jsonl", "facts.wiki/1")
-    print(f"right answers: {reading:.1%} with the store, {alone:.1%} without", file=sys.stderr)
-    expect(reading >= alone + 0.3, "the store is worth 30 points")
+    say("They are asked about facts that no model was trained on, and that the store holds.")
+    alone = answered("facts.without", "asked.jsonl", None)
+    for name in ("facts.with-store", "facts.rag"):
+        reading = answered(name, "asked.jsonl", "facts.wiki/1")
+        print(f"right answers: {reading:.1%} of {name}, {alone:.1%} without the store", file=sys.stderr)
+        expect(reading >= alone + 0.3, f"the store is worth 30 points to {name}")
 
     say(f"{NUM_CHANGED} of these facts change: a new version of the store is recorded, and no model is trained.")
     changed = dict(random.Random(2).sample(sorted(asked.items()), NUM_CHANGED))
@@ -117,7 +116,7 @@ def main() -> int:
     found = {key: value for (key, value), passage in pairs if passage == fact(*key, value)}
     write("changed.jsonl", rows(found))
     print(f"the passage of {len(found)} of {len(changed)} questions is found", file=sys.stderr)
-    old, new = (answered("readers.with-store", "changed.jsonl", f"facts.wiki/{version}") for version in (1, 2))
+    old, new = (answered("facts.with-store", "changed.jsonl", f"facts.wiki/{version}") for version in (1, 2))
     print(f"new answers: {old:.1%} from version 1 of the store, {new:.1%} from version 2", file=sys.stderr)
     expect(new >= 0.95, "changed facts are answered from the new passages")
     expect(old <= 0.1, "the old version of the store knows nothing of the changes")
@@ -126,7 +125,7 @@ def main() -> int:
     say("What has read a passage?")
     name, kind = next(iter(changed))
     impact = json.loads(ringmaster("lineage", "impact", f"{kind} of {name}", "--json"))
-    expect("readers.with-store/1" in {each["label"] for each in impact["models"]}, "the lineage names the reader")
+    expect("facts.with-store/1" in {each["label"] for each in impact["models"]}, "the lineage names the reader")
     for failure in failures:
         print(f"NOT AS EXPECTED: {failure}", file=sys.stderr)
     return 1 if failures else 0
@@ -177,12 +176,18 @@ def save_tokenizer() -> None:
     PreTrainedTokenizerFast(tokenizer_object=tokenizer, **special).save_pretrained(HOME / "tokenizer")
 
 
+def restored(model: str) -> Path:
+    """Returns a folder with the files of a model or a store."""
+    folder = HOME / "restored"
+    shutil.rmtree(folder, ignore_errors=True)
+    ringmaster("lineage", "restore", model, str(folder))
+    return folder
+
+
 def first_passages(store: str, questions: Sequence[str]) -> list[str]:
     """Returns the text that a version of the store finds first for each question."""
-    folder = HOME / "store"
-    shutil.rmtree(folder, ignore_errors=True)
-    ringmaster("lineage", "restore", store, str(folder))
-    return [found[0].text for found in KnowledgeStore.open(folder).search_texts(texts=questions, num_passages=1)]
+    found = KnowledgeStore.open(restored(store)).search_texts(texts=questions, num_passages=1)
+    return [passages[0].text for passages in found]
 
 
 def write(name: str, values: Iterable[Mapping[str, Any]]) -> None:
@@ -190,29 +195,25 @@ def write(name: str, values: Iterable[Mapping[str, Any]]) -> None:
     (HOME / name).write_text("".join(json.dumps(each) + "\n" for each in values), encoding="utf-8")
 
 
-def run(name: str, batch: str) -> None:
-    """Trains a batch."""
-    (HOME / name).write_text(batch)
-    ringmaster("run", name)
-
-
 def answered(model: str, file: str, store: str | None) -> float:
     """Returns the share of the questions in a file that a model answers."""
     data: dict[str, Any] = {"kind": "completion", "path": file, "tokenizer": "./tokenizer", "seq_len": 32}
-    options = ["--metric", "exact_match", "--all-rows", "--json"]
-    if store is not None:
-        data["retriever"] = {"store": "facts.wiki/1", "k": 1, "template": "{passages} . {prompt}"}
-        options += ["--store", store]
-    seen = json.loads(ringmaster("evaluate", model, "--data", json.dumps(data), *options))
-    return next(float(each["value"]) for each in seen["metrics"] if each["metric"] == "exact_match")
+    if store is None:
+        return measured(model, data, "exact_match")
+    data["retriever"] = {"store": "facts.wiki/1", "k": 1, "template": "{passages} . {prompt}"}
+    return measured(model, data, "exact_match", "--store", store)
+
+
+def measured(model: str, data: Mapping[str, Any], metric: str, *options: str) -> float:
+    """Returns a metric of a model on all rows of some data."""
+    asked = ["--data", json.dumps(data), "--metric", metric, "--all-rows", "--json", *options]
+    seen = json.loads(ringmaster("evaluate", model, *asked))
+    return next(float(each["value"]) for each in seen["metrics"] if each["metric"] == metric)
 
 
 def weights() -> str:
     """Returns a hash of the weights of the reader with the store."""
-    folder = HOME / "restored"
-    shutil.rmtree(folder, ignore_errors=True)
-    ringmaster("lineage", "restore", "readers.with-store", str(folder))
-    return hashlib.sha256((folder / "model.safetensors").read_bytes()).hexdigest()
+    return hashlib.sha256((restored("facts.with-store") / "model.safetensors").read_bytes()).hexdigest()
 
 
 def ringmaster(*arguments: str) -> str:
