@@ -8,7 +8,7 @@ import pytest
 from ringmaster.codec import to_json
 from ringmaster.errors import BatchFileError
 from ringmaster.tasks.batch.batch import parse_batch
-from ringmaster.tasks.datasets.recording import dataset_inputs
+from ringmaster.tasks.recording.rows import dataset_inputs
 from ringmaster.techniques.data import PreparedData, prepare
 from ringmaster.techniques.job import COMPOSED, EXTRACTED, DataSpec
 
