@@ -22,17 +22,8 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, ClassVar, Self
 
 from ringmaster.errors import EngineUnavailable, SchedulerError
-from ringmaster.tasks.pool.engines import (
-    CONTROLLER,
-    MOST_REMEMBERED,
-    Allocation,
-    AllocationStatus,
-    EngineOptions,
-    NodeDeployment,
-    Service,
-    default_of,
-    option,
-)
+from ringmaster.tasks.pool.engines import CONTROLLER, EngineOptions, NodeDeployment, Service, default_of, option
+from ringmaster.tasks.pool.provider import MOST_REMEMBERED, Allocation, AllocationStatus
 
 if TYPE_CHECKING:
     from ringmaster.tasks.execution.engine import Engine, EngineContext, NodeRun

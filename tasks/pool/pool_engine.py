@@ -23,8 +23,8 @@ from concurrent.futures import Future
 from dataclasses import dataclass, field, replace
 
 from ringmaster.tasks.execution.engine import EngineContext, EngineNode, SegmentCall, completed
-from ringmaster.tasks.pool.engines import GONE, MOST_REMEMBERED, Allocation, AllocationStatus, NodeProvider
 from ringmaster.tasks.pool.nodes import BLIND_S, NodeRecord, NodeRegistry, NodeStatus, SilenceClock, Timeouts
+from ringmaster.tasks.pool.provider import GONE, MOST_REMEMBERED, Allocation, AllocationStatus, NodeProvider
 from ringmaster.tasks.storage.database import Database, DatabaseClosed
 from ringmaster.tasks.storage.message_store import KILL, GangEvent, GangShare, MessageStore, OrderRecord, OrderStatus
 from ringmaster.techniques.processes.events import Event, Outcome, OutcomeStatus, RefusedEvent

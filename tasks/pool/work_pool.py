@@ -17,8 +17,8 @@ from typing import Protocol
 
 from ringmaster.tasks.background_worker import in_a_thread
 from ringmaster.tasks.execution.engine import EngineContext, NodeRun, NodeRuns
-from ringmaster.tasks.pool.engines import GONE, MOST_REMEMBERED, Allocation, AllocationStatus, NodeProvider
 from ringmaster.tasks.pool.pool_engine import PoolEngine, pool_engine
+from ringmaster.tasks.pool.provider import GONE, MOST_REMEMBERED, Allocation, AllocationStatus, NodeProvider
 
 logger = logging.getLogger(__name__)
 

@@ -4,7 +4,7 @@ import pytest
 
 from ringmaster.errors import EngineUnavailable, SchedulerError
 from ringmaster.tasks.pool.batch_scheduler import COMMAND, BatchMachines
-from ringmaster.tasks.pool.engines import AllocationStatus
+from ringmaster.tasks.pool.provider import AllocationStatus
 from ringmaster.tasks.pool.slurm import BATCH_SCRIPT, Slurm, SlurmOptions, comment_of
 from tests.cluster.waiting import until
 

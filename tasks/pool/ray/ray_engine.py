@@ -16,7 +16,7 @@ from typing import Any
 from ringmaster.codec import from_json
 from ringmaster.errors import EngineUnavailable
 from ringmaster.tasks.execution.engine import NodeRun
-from ringmaster.tasks.pool.engines import Allocation, AllocationStatus
+from ringmaster.tasks.pool.provider import Allocation, AllocationStatus
 from ringmaster.tasks.pool.ray import ADDRESS, LOOPBACK_ALONE
 from ringmaster.techniques.processes.channel import Channel
 

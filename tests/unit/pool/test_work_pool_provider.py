@@ -7,7 +7,7 @@ import pytest
 
 from ringmaster.errors import EngineUnavailable
 from ringmaster.tasks.execution.engine import NodeRun
-from ringmaster.tasks.pool.engines import Allocation, AllocationStatus
+from ringmaster.tasks.pool.provider import Allocation, AllocationStatus
 from ringmaster.tasks.pool.work_pool import FIRST_DELAY_S, MachinesOfRuns, WorkPoolProvider
 
 

@@ -2,9 +2,9 @@
 
 import pytest
 
-from ringmaster.tasks.pool.engines import Allocation, AllocationStatus, NodeProvider
 from ringmaster.tasks.pool.nodes import Timeouts
 from ringmaster.tasks.pool.pool_engine import PoolEngine
+from ringmaster.tasks.pool.provider import Allocation, AllocationStatus, NodeProvider
 from ringmaster.tasks.storage.database import Database, file_url
 from tests.unit.pool.workers import Worker, call
 

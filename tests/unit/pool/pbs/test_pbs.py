@@ -10,8 +10,9 @@ from ringmaster.errors import EngineUnavailable, SchedulerError
 from ringmaster.flows.pool.batch_worker import WORKERS, SubmissionVerdict, decide, jobs_by_run
 from ringmaster.tasks.execution.engine import NodeRun
 from ringmaster.tasks.pool.batch_scheduler import COMMAND, IS_SHARED, BatchMachines
-from ringmaster.tasks.pool.engines import AllocationStatus, engine_options, options_class
+from ringmaster.tasks.pool.engines import engine_options, options_class
 from ringmaster.tasks.pool.pbs import BATCH_SCRIPT, FLOW_RUN, Pbs, PbsOptions
+from ringmaster.tasks.pool.provider import AllocationStatus
 from tests.pbs_site import Site
 
 TIMEOUT_S = 60.0

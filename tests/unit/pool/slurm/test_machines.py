@@ -8,7 +8,7 @@ import pytest
 from ringmaster.errors import EngineUnavailable, SchedulerError
 from ringmaster.tasks.execution.engine import NodeRun
 from ringmaster.tasks.pool.batch_scheduler import END_GRACE_S, BatchJob, BatchMachines
-from ringmaster.tasks.pool.engines import AllocationStatus
+from ringmaster.tasks.pool.provider import AllocationStatus
 from ringmaster.tasks.pool.slurm import Slurm, SlurmNode
 from ringmaster.tasks.pool.work_pool import WorkPoolProvider
 
