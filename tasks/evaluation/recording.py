@@ -114,7 +114,7 @@ role="img" aria-label="Metrics of {{ title | xml }}">
 <title>{{ "%.4g (%.4g to %.4g)" % (line.value, line.low, line.high) }}</title></circle>
 {% endif %}
 <text x="720" y="{{ y + 4 }}" class="value">{{ "%.4g" % line.value }}\
-{% if line.gain is not none %}, gain {{ "%+.3g" % line.gain }} \
+{% if none not in (line.gain, line.p_better, line.p_worse) %}, gain {{ "%+.3g" % line.gain }} \
 (p {{ "%.2g" % ([line.p_better, line.p_worse] | min) }}){% endif %}
 </text>
 {% endfor %}

@@ -29,6 +29,7 @@ SAME_COST = (
     | OF_TRUST
     | {"techniques", "num_devices", "components"}
     | {f"adaptation.{name}" for name in ("teacher", "temperature", "weight", "sparsity", "parents", "weights")}
+    | {"adaptation.composition"}  # whose model and data are the job's own
 )
 """The fields of a job that cost no time; every other field is counted, also one that is added later."""
 COUNTED_SINCE_0_1 = frozenset(
