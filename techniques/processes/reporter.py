@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import copy
 import logging
 import signal
 import sys
@@ -125,7 +124,6 @@ class Reporter:
     def __init__(self, channel: Channel) -> None:
         self._channel = channel
         self.log: RankLog | None = None
-        self._job: str | None = None
         self._last_sent_s = 0.0
         self._commands: set[str] = set()
         signal.signal(signal.SIGTERM, lambda *_: self._commands.add(STOP))
@@ -145,8 +143,6 @@ class Reporter:
 
     def send(self, event: Event) -> None:
         """Sends one event."""
-        if self._job is not None and isinstance(event, JobEvent):
-            event = replace(event, job=self._job)
         self._last_sent_s = time.monotonic()
         self._channel.send(event_to_json(event))
         if self.log is not None:
@@ -154,9 +150,7 @@ class Reporter:
 
     def about(self, job: str) -> Reporter:
         """Returns a reporter for one of several jobs, which adds the job's name to each event about a job."""
-        reporter = copy.copy(self)
-        reporter._job = job
-        return reporter
+        return _JobReporter(self, job)
 
     def has_command(self, command: str) -> bool:
         """Returns whether this rank has received the command so far."""
@@ -176,3 +170,16 @@ class Reporter:
     def _listen(self) -> None:
         while (message := self._channel.poll()) is not None:
             self._commands.add(message["command"])
+
+
+class _JobReporter(Reporter):
+    """A reporter for one of several jobs; it sends through that of the rank, which counts all beats together."""
+
+    def __init__(self, reporter: Reporter, job: str) -> None:
+        self._reporter, self._job = reporter, job
+
+    def beat(self) -> None:
+        self._reporter.beat()
+
+    def send(self, event: Event) -> None:
+        self._reporter.send(replace(event, job=self._job) if isinstance(event, JobEvent) else event)

@@ -67,13 +67,12 @@ def test_several_may_open_a_fresh_store_at_once(tmp_path):
 
 @pytest.mark.usefixtures("databases_made_anew")
 def test_a_store_whose_making_was_interrupted_is_made_anew(tmp_path, monkeypatch):
-    def killed(source, target):
-        target.write(source.read(5000))
+    def killed(_):
         raise KeyboardInterrupt
 
     fresh = Ledger(f"sqlite:///{tmp_path}/mlflow.db")
     with monkeypatch.context() as patch, pytest.raises(KeyboardInterrupt):
-        patch.setattr("ringmaster.model_lineage.ledger.connection.shutil.copyfileobj", killed)
+        patch.setattr("ringmaster.files.os.fsync", killed)
         fresh.warm_up()
     assert fresh.find_profiles(["x"]) == {}
     assert [path.name for path in tmp_path.iterdir()] == ["mlflow.db"]
