@@ -198,7 +198,7 @@ class OutcomePolicy:
             self.part(job, why=f"the gang of {job} crashed {MOST_ATTEMPTS} times, the last time: {outcome.message}")
             return "each of its jobs continues alone"
         if attempts >= MOST_ATTEMPTS:
-            return self.fail(job, f"crashed {MOST_ATTEMPTS} times, the last time: {outcome.message}")
+            return self.fail(job, f"{outcome.message} (crashed {MOST_ATTEMPTS} times)")  # the cause first
         self._job_table.write(job, status=JobStatus.WAITING)
         self._plan_progress.put_back(running)
         if attempts > 1:

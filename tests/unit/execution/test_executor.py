@@ -82,7 +82,7 @@ def test_a_crash_is_tried_again_and_after_three_times_given_up(tmp_path):
     assert bench.statuses == {"bad": JobStatus.FAILED, "shaky": JobStatus.DONE, "good": JobStatus.DONE}
     assert runner.names().count("bad") == runner.names().count("shaky") == 3
     assert [e.attempt for e in bench.told(SegmentStarted) if e.segment.job == "bad"] == [1, 2, 3]
-    assert bench.journal.jobs()["bad"].message == "crashed 3 times, the last time: as it should"
+    assert bench.journal.jobs()["bad"].message == "as it should (crashed 3 times)"
 
 
 def test_a_crash_that_got_further_does_not_count_against_the_next(tmp_path):
