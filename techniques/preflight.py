@@ -1,7 +1,5 @@
 """Results of the preflight: what is known of jobs before any training (data, model sizes, candidate options)."""
 
-from __future__ import annotations
-
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any

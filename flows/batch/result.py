@@ -271,7 +271,7 @@ def _job_row(job: Job, journal: Journal, *, since_s: float) -> dict[str, Any]:
     ]
     return {
         "name": job.name,
-        "status": record.status,
+        "status": record.status.value,
         "message": record.message,
         "num_steps": record.step,
         "metrics": record.details.get("metrics", {}),

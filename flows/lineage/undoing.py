@@ -12,8 +12,6 @@ A data set or version that is undone is taken out of the line: what came from th
 from what these came from.
 """
 
-from __future__ import annotations
-
 import json
 import shutil
 from collections import Counter

@@ -25,6 +25,7 @@ from ringmaster.flows.pool.own_node import healthy, is_here
 from ringmaster.flows.reports.progress import current_view
 from ringmaster.tasks.batch import Batch
 from ringmaster.tasks.cluster import Cluster, Node
+from ringmaster.tasks.execution.job_table import layout_of
 from ringmaster.tasks.pool.nodes import NodeRecord, NodeRegistry, NodeStatus, Timeouts
 from ringmaster.tasks.pool.requests import RequestKind, Requests, RequestStatus
 from ringmaster.tasks.pool.submissions import PROGRESS
@@ -168,8 +169,7 @@ def verifiable(job: Job, profiles: Sequence[Profile]) -> tuple[Profile, ...]:
     """
 
     def layout(each: Profile) -> tuple[object, ...]:
-        own = () if job.is_exact else (each.technique, dict(each.config), each.num_devices)
-        return each.device_type.removesuffix(UNTRUSTED), *own
+        return each.device_type.removesuffix(UNTRUSTED), None if job.is_exact else layout_of(each)
 
     trusted = [layout(each) for each in profiles if not each.is_untrusted]
     return tuple(p for p in profiles if not p.is_untrusted or (job.allow_untrusted and layout(p) in trusted))

@@ -4,8 +4,6 @@ A promotion is decided by a policy, or by the person alone, and recorded with th
 logged in the pool's database, or in a file of this home.
 """
 
-from __future__ import annotations
-
 from collections import Counter
 from collections.abc import Callable, Generator, Iterable, Iterator, Sequence
 from contextlib import ExitStack, closing, contextmanager

@@ -1,7 +1,5 @@
 """The choice of a smaller child where a candidate breaks a limit of its policy: the cheapest that keeps every rule."""
 
-from __future__ import annotations
-
 import json
 import math
 from collections.abc import Callable, Generator, Iterable, Iterator, Mapping, Sequence

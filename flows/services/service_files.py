@@ -1,7 +1,5 @@
 """The files in a home's `pool` folder: definitions, states, process ids, logs and the password of the services."""
 
-from __future__ import annotations
-
 import fcntl
 import json
 import os

@@ -1,7 +1,5 @@
 """Comparison of two models' tensors: what differs, and which components (a tower, a frozen stem) they share."""
 
-from __future__ import annotations
-
 import hashlib
 import json
 import math

@@ -15,8 +15,6 @@ Outside of a job nothing is reported, nothing is due, and there is nothing to re
 them makes the same calls; they agree over torch.distributed, and the first one reports. docs/commands.md has the rest.
 """
 
-from __future__ import annotations
-
 import atexit
 import json
 import os

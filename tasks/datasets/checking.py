@@ -5,8 +5,6 @@ The names of a batch file's jobs are resolved to the paths that the trainer read
 A fingerprint does not depend on the order of rows or on their division into files.
 """
 
-from __future__ import annotations
-
 import hashlib
 from collections import Counter, deque
 from collections.abc import Callable, Iterable, Iterator, Mapping

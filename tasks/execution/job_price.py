@@ -15,8 +15,6 @@ later, where s is the time of the steps that running gangs have not reported yet
 more than this, whatever is planned meanwhile.
 """
 
-from __future__ import annotations
-
 import heapq
 import math
 from collections.abc import Collection, Iterator, Mapping, Sequence

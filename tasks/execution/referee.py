@@ -20,8 +20,6 @@ the segment: the later ones are removed, so that the job goes on from what trust
 the job's record (`job_table`), so that the next executor goes on with it.
 """
 
-from __future__ import annotations
-
 import logging
 import math
 from bisect import bisect_left

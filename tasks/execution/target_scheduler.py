@@ -13,8 +13,6 @@ with the options of the variant. A choice is a function of what was measured in 
 is written to the journal before it is acted upon: after a kill, it is made again or repeated.
 """
 
-from __future__ import annotations
-
 import math
 import threading
 from collections.abc import Callable, Iterable, Mapping, Sequence

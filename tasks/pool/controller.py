@@ -6,8 +6,6 @@ that takes over after a crash therefore adopts the running segments, makes the d
 unreported events, and repeats nothing.
 """
 
-from __future__ import annotations
-
 import logging
 import threading
 import time

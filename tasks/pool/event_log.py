@@ -13,8 +13,6 @@ An event that arrives after the end of its segment is dropped, as the executor h
 taken for lost.
 """
 
-from __future__ import annotations
-
 import logging
 import threading
 import time

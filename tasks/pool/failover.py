@@ -10,8 +10,6 @@ process, on the same machine, has ended. A former leader that was only frozen or
 epoch in the transaction in which it wants to write, and writes nothing.
 """
 
-from __future__ import annotations
-
 import time
 import uuid
 from collections import defaultdict

@@ -6,8 +6,6 @@ older checkpoints. Training from it is equal, bit by bit, to training on from th
 weights, optimizer and position in the data come from it, and learning rate and schedule from the clone.
 """
 
-from __future__ import annotations
-
 import math
 from collections.abc import Mapping
 from dataclasses import replace

@@ -9,8 +9,6 @@ the time its jobs are given to other nodes. The cause of a failed heartbeat make
 looks the same whether the database is down for all nodes, or a firewall or a tunnel cuts off this node alone.
 """
 
-from __future__ import annotations
-
 import logging
 import threading
 import time

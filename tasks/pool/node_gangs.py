@@ -1,7 +1,5 @@
 """The gangs that run on a node: starts, steers and ends them."""
 
-from __future__ import annotations
-
 import threading
 import time
 from collections.abc import Callable, Mapping, Sequence

@@ -6,8 +6,6 @@ Whoever executes a plan empties each node before its end, whatever is planned th
 write checkpoints.
 """
 
-from __future__ import annotations
-
 import logging
 import math
 import statistics

@@ -3,8 +3,6 @@
 A lease outlives the process that took it. The executor that takes over finds it, and ends it if its holder is gone.
 """
 
-from __future__ import annotations
-
 import logging
 import math
 import os

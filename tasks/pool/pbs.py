@@ -3,8 +3,6 @@
 The history (`qmgr -c "set server job_history_enable=true"`) says how a job has ended. Torque has no output in JSON.
 """
 
-from __future__ import annotations
-
 import json
 import pwd
 import re

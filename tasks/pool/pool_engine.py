@@ -12,8 +12,6 @@ own clock. Time in which the observer could not see heartbeats does not count as
 database was unreachable, all nodes get time again.
 """
 
-from __future__ import annotations
-
 import logging
 import random
 import threading

@@ -3,8 +3,6 @@
 It counts what happens from the rows that are added to the pool's database.
 """
 
-from __future__ import annotations
-
 import logging
 import re
 import threading

@@ -5,8 +5,6 @@ the allocation's id. From then on the agent takes orders from the pool's databas
 provider reports what the engine says about the machine: how long it is lent, and whether its processes have ended.
 """
 
-from __future__ import annotations
-
 from collections.abc import Collection, Mapping
 from dataclasses import dataclass
 from enum import StrEnum

@@ -1,7 +1,5 @@
 """Handler of the requests that people and flows send to a pool; it answers each request once, with a message."""
 
-from __future__ import annotations
-
 import threading
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import fields, replace

@@ -1,7 +1,5 @@
 """Requests of people, flows and nodes to a pool's controller, which answers each one once, even after a crash."""
 
-from __future__ import annotations
-
 import threading
 import time
 import uuid

@@ -4,8 +4,6 @@ Neither an accounting database nor slurmrestd is used. JSON is read in the form 
 releases, where a number may be {"set": true, "number": 5} and a state a list of flags.
 """
 
-from __future__ import annotations
-
 import json
 import math
 import os

@@ -6,8 +6,6 @@ measures a batch says so in a fact of the pool. Each of them can be cancelled: w
 jobs are profiled, the batch is submitted, to be included in the pool's plan.
 """
 
-from __future__ import annotations
-
 import time
 import uuid
 from collections.abc import Iterator, Mapping, Sequence

@@ -4,8 +4,6 @@ The work pool's worker starts the machine of a flow run, for example as a job of
 is asked of the engine itself (`Machines`), as Prefect learns of it later or, without its worker, never.
 """
 
-from __future__ import annotations
-
 import logging
 import math
 import threading

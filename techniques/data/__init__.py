@@ -4,8 +4,6 @@
 samples of a step's global batch, and `fetch` stacks them. Importing this package does not import torch.
 """
 
-from __future__ import annotations
-
 from pathlib import Path
 
 from ringmaster.techniques.data.arrow_files import Indices

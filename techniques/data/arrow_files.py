@@ -5,8 +5,6 @@ is padded). Files are written and read by pyarrow, on which `datasets` is built:
 each process that trains.
 """
 
-from __future__ import annotations
-
 import hashlib
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import ExitStack

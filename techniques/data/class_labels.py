@@ -1,7 +1,5 @@
 """The classes of labelled rows: their names, the number of each, and samples from which nothing can be learnt."""
 
-from __future__ import annotations
-
 import json
 import re
 from collections.abc import Callable, Collection, Iterable, Iterator

@@ -6,8 +6,6 @@ two Arrow files: `samples.arrow` with what was encoded, and `rows.arrow` with wh
 windows, splits and manifests are made without reading the file again.
 """
 
-from __future__ import annotations
-
 import hashlib
 import json
 import math

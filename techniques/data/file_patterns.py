@@ -1,7 +1,5 @@
 """Files that match a pattern, local or at any URL that fsspec reads (s3, gcs, https, memory, ...)."""
 
-from __future__ import annotations
-
 import hashlib
 import io
 import re

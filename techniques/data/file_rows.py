@@ -5,8 +5,6 @@ newest days, the last rows, or the rows between two times. Days count back from 
 files give the same window at any time.
 """
 
-from __future__ import annotations
-
 import hashlib
 import math
 from array import array

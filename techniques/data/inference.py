@@ -1,7 +1,5 @@
 """The kind of data that fits the columns of files and the model, where they leave no doubt."""
 
-from __future__ import annotations
-
 from collections.abc import Mapping
 from dataclasses import replace
 from pathlib import Path

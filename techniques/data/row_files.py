@@ -4,8 +4,6 @@ The memory that a file or a row may take is limited for all formats: a file of 1
 line may be as long as its file. The number of rows is not limited.
 """
 
-from __future__ import annotations
-
 import codecs
 import csv
 import hashlib

@@ -1,7 +1,5 @@
 """What a kind of data reads of a row, and the sample that it makes of it."""
 
-from __future__ import annotations
-
 from abc import abstractmethod
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, fields

@@ -4,8 +4,6 @@
 are numbered as they come in a part of a file, and get their final numbers when parts are put together.
 """
 
-from __future__ import annotations
-
 import json
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import ExitStack

@@ -12,8 +12,6 @@ between a visible character and a blank is therefore exact. Expressions of newer
 (`[^\s\p{L}\p{N}]+[\r\n]*`). With these, a cut is exact between a visible character and a space.
 """
 
-from __future__ import annotations
-
 import json
 import re
 from collections.abc import Callable, Mapping, Sequence

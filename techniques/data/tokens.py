@@ -1,7 +1,5 @@
 """Text as token samples: documents, a trained or given tokenizer, and one stream of tokens cut into samples."""
 
-from __future__ import annotations
-
 import json
 import logging
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence

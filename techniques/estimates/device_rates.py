@@ -3,8 +3,6 @@
 The measurement takes about a second and is cached for the machine.
 """
 
-from __future__ import annotations
-
 import contextlib
 import json
 import math

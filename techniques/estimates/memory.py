@@ -5,8 +5,6 @@ equal layers is estimated with four and with five layers: between the first two 
 the same operations, so the peak of a phase is linear in the number of layers.
 """
 
-from __future__ import annotations
-
 import contextlib
 import json
 import math

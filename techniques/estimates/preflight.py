@@ -1,7 +1,5 @@
 """Preflight of jobs: prepares their data, sizes their models, and lists the options that could train them."""
 
-from __future__ import annotations
-
 import os
 import sys
 import traceback

@@ -1,7 +1,5 @@
 """Estimates for one job: which configs fit in memory, and how long a step takes under each."""
 
-from __future__ import annotations
-
 import math
 import time
 from collections.abc import Iterator, Mapping, Sequence

@@ -3,8 +3,6 @@
 docs/commands.md describes the protocol for authors of commands.
 """
 
-from __future__ import annotations
-
 import json
 import math
 import os

@@ -9,8 +9,6 @@ Sources: Hu et al., LoRA (arXiv:2106.09685), section 4.1; Kalajdzievski, rsLoRA 
 (arXiv:2205.05638), section 3.3; Li and Liang, Prefix-Tuning (arXiv:2101.00190), section 4.
 """
 
-from __future__ import annotations
-
 from collections import Counter
 from functools import cache
 from typing import Any

@@ -1,7 +1,5 @@
 """Attachment of an adapter to a model: adapted modules, initial values of what is trained, and frozen base weights."""
 
-from __future__ import annotations
-
 import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass

@@ -1,7 +1,5 @@
 """Building of models on the CPU in fp32, with weights that depend on the seed alone or are read from safetensors."""
 
-from __future__ import annotations
-
 import math
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager

@@ -12,8 +12,6 @@ The source is a checkpoint's folder, a job's folder or URL of checkpoints (the n
     DESTINATION/iter_NNNNNNN/.metadata, *.distcp, ...     Megatron-Core's torch_dist, which it divides when it loads it
 """
 
-from __future__ import annotations
-
 import json
 import re
 import shutil

@@ -10,8 +10,6 @@ for these; a file that names anything else is refused before it runs.
 Source: DeepSpeed 0.19, utils/zero_to_fp32.py and checkpoint/ds_to_universal.py.
 """
 
-from __future__ import annotations
-
 import math
 import re
 from collections.abc import Callable, Iterable, Mapping, Sequence

@@ -1,7 +1,5 @@
 """Export of a model, of a checkpoint's model or of an adapter, in the formats that `from_pretrained` and peft load."""
 
-from __future__ import annotations
-
 import copy
 import json
 import shutil

@@ -1,7 +1,5 @@
 """Facts about a model for techniques and the planner, computed on the meta device before any weight exists."""
 
-from __future__ import annotations
-
 import json
 from collections.abc import Sequence
 from functools import lru_cache

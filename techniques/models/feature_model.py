@@ -4,8 +4,6 @@ Source: Molino et al., Ludwig: a type-based declarative deep learning toolbox (a
 names and options.
 """
 
-from __future__ import annotations
-
 import json
 from collections.abc import Mapping, Sequence
 from pathlib import Path

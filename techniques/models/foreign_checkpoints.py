@@ -9,8 +9,6 @@ None of them says which model it is of: a Hugging Face config.json lies beside i
 a model of that config has.
 """
 
-from __future__ import annotations
-
 import re
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, replace

@@ -1,7 +1,5 @@
 """The structure of a model: its repeated layers, its description as a decoder, and the components that a job names."""
 
-from __future__ import annotations
-
 from collections.abc import Iterable, Iterator
 
 from torch import nn

@@ -1,7 +1,5 @@
 """Metadata of an exported model's folder, read without torch."""
 
-from __future__ import annotations
-
 import json
 from collections.abc import Mapping, Sequence
 from contextlib import suppress

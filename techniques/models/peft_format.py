@@ -6,8 +6,6 @@
 Source: peft's docs/source/developer_guides/checkpoint.md.
 """
 
-from __future__ import annotations
-
 import json
 import shutil
 from collections.abc import Mapping, Sequence

@@ -3,8 +3,6 @@
 Models are measured on the held-out data of a job by the loop that evaluates a job at its end.
 """
 
-from __future__ import annotations
-
 import resource
 import shutil
 import time

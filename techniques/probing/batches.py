@@ -1,7 +1,5 @@
 """Small batches for probes: samples cropped to few tokens, made up from shapes, or with uneven numbers of labels."""
 
-from __future__ import annotations
-
 from collections.abc import Mapping, Sequence
 
 import torch

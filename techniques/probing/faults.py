@@ -1,7 +1,5 @@
 """Faults of a job's samples and labels for its model, found before a training step."""
 
-from __future__ import annotations
-
 import json
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager

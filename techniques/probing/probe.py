@@ -1,7 +1,5 @@
 """Probes of jobs: one tiny training step on the CPU that examines the model and finds faults early."""
 
-from __future__ import annotations
-
 import inspect
 from collections.abc import Mapping, Sequence
 from contextlib import nullcontext

@@ -1,7 +1,5 @@
 """Small configs: a copy of a model's config with few, thin layers, so that a training step is cheap."""
 
-from __future__ import annotations
-
 import copy
 from collections.abc import Iterator
 from typing import Any

@@ -5,8 +5,6 @@ Therefore texts are divided in one way only, whoever encodes them: by their numb
 size. Sorted batches also have hardly any padding.
 """
 
-from __future__ import annotations
-
 import hashlib
 import shutil
 from collections.abc import Iterator, Sequence

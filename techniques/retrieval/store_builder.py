@@ -5,8 +5,6 @@ all steps take about as long; rank r of R takes every R-th of these. Batches are
 whatever the gang, so the vectors depend on no plan.
 """
 
-from __future__ import annotations
-
 import time
 from collections.abc import Callable
 from pathlib import Path

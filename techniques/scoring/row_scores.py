@@ -7,8 +7,6 @@ because such products use another kernel. Models whose products depend on the ot
 (`NoCommonBase`).
 """
 
-from __future__ import annotations
-
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path

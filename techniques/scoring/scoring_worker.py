@@ -137,7 +137,7 @@ def score_each(
             done.begin(name)
             try:
                 scores = score_alone(models[name], rows, device=device, count=done.of(name), mesh=mesh)
-            except Exception as error:
+            except Exception as error:  # a user's model or data may raise anything: yielded as that model's fault
                 traceback.print_exc()
                 if mesh is not None and not isinstance(error, ValueError):
                     raise  # the other ranks may wait for this one

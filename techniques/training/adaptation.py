@@ -1,7 +1,5 @@
 """Additions to the training of a job: a teacher's loss, masks of pruned weights, and a copy of the initial weights."""
 
-from __future__ import annotations
-
 import copy
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, contextmanager

@@ -4,8 +4,6 @@ The bits of trained weights depend on the instruction set, the number of threads
 that is repeated elsewhere can be compared where all of these agree.
 """
 
-from __future__ import annotations
-
 import os
 import subprocess
 import sys

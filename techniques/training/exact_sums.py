@@ -13,8 +13,6 @@ The norm of the gradient needs no grouping: see `gradients.exact_norm`.
 Source of the chunks: Li et al., EasyScale (SC 2023).
 """
 
-from __future__ import annotations
-
 import os
 from collections import deque
 from collections.abc import Iterable

@@ -1,7 +1,5 @@
 """Norms and scaling of gradients in any layout."""
 
-from __future__ import annotations
-
 import math
 from collections import defaultdict
 from collections.abc import Callable, Collection, Iterable, Sequence

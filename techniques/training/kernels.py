@@ -4,8 +4,6 @@ Before they are used, a step of theirs is compared with a plain one, on the devi
 job. A config names them under the key `technique.KERNELS`: "compile:default", "attention:eager", "optimizer:foreach".
 """
 
-from __future__ import annotations
-
 import math
 from collections.abc import Callable, Mapping, Sequence
 from functools import partial

@@ -4,8 +4,6 @@ What is exchanged is added in the order of the workers, so that its bits do not 
 ring, a rank sends each other rank its part of the summands, adds the part that is its own, and gathers the sums.
 """
 
-from __future__ import annotations
-
 from collections import defaultdict
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass

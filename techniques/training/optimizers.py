@@ -1,7 +1,5 @@
 """The optimizer of a job, its learning-rate schedule, and the steps that they take, independent of parallelism."""
 
-from __future__ import annotations
-
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from difflib import get_close_matches

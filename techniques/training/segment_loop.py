@@ -1,7 +1,5 @@
 """The training loop of a segment: from the newest checkpoint to its last step, or until a stop command."""
 
-from __future__ import annotations
-
 import math
 import shutil
 import statistics

@@ -1,7 +1,5 @@
 """What runs on the machines of a Ray cluster: an actor for each node, and a check of what it has left behind."""
 
-from __future__ import annotations
-
 import json
 import os
 import platform

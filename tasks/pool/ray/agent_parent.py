@@ -5,8 +5,6 @@ order instead, with checkpoints of its gangs. It is therefore the child of this 
 its own stdin is closed, as that is a pipe from the actor; where this process is killed, the kernel does.
 """
 
-from __future__ import annotations
-
 import ctypes
 import os
 import signal

@@ -4,8 +4,6 @@ It is a process of its own, as Ray aborts its drivers where the head of the clus
 answers requests, which come over the socket that is its stdin, one after another until that is closed.
 """
 
-from __future__ import annotations
-
 import json
 import os
 import socket

@@ -1,7 +1,5 @@
 """The engine `ray`: nodes of a pool on the machines of a Ray cluster."""
 
-from __future__ import annotations
-
 import logging
 import os
 import socket

@@ -1,7 +1,5 @@
 """Data without files of rows: Python's library, digits, what a command reads, factories, Hugging Face `datasets`."""
 
-from __future__ import annotations
-
 import hashlib
 import os
 import sysconfig

@@ -1,7 +1,5 @@
 """Conversations, of which a language model learns the assistant's messages alone."""
 
-from __future__ import annotations
-
 import json
 from collections.abc import Collection, Iterable, Mapping, Sequence
 from contextlib import suppress

@@ -3,8 +3,6 @@
 Or prompts alone, to which a language model in training writes the completions itself.
 """
 
-from __future__ import annotations
-
 import json
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass

@@ -1,7 +1,5 @@
 """Passages of a knowledge store: texts with ids, or parts of them."""
 
-from __future__ import annotations
-
 import json
 from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping

@@ -1,7 +1,5 @@
 """Texts with classes or numbers, words with a class each, inputs with targets, and texts whose embeddings are alike."""
 
-from __future__ import annotations
-
 import math
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace

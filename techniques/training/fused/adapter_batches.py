@@ -1,7 +1,5 @@
 """Batches of several adapters' samples: which rows belong to which adapter, and which adapters compute together."""
 
-from __future__ import annotations
-
 from collections.abc import Hashable, Iterator, Sequence
 from dataclasses import dataclass
 from functools import cached_property

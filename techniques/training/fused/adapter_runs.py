@@ -5,8 +5,6 @@ results are equal. While such a module computes, the weights are instance attrib
 the module's parameters.
 """
 
-from __future__ import annotations
-
 import math
 from collections.abc import Callable, Hashable, Iterator, Mapping, Sequence
 from contextlib import contextmanager

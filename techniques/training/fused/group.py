@@ -4,8 +4,6 @@ Each adapter has its own loss, count, gradient norm, learning rate and step, so 
 whose loss is not finite leaves, and the others are unaffected: no value of its rows enters theirs.
 """
 
-from __future__ import annotations
-
 import math
 import time
 from collections.abc import Callable, Hashable, Sequence

@@ -5,8 +5,6 @@ row at once, and adapters of equal layout whose rows form one matrix are multipl
 Optimizers work element by element, so the results do not change.
 """
 
-from __future__ import annotations
-
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial

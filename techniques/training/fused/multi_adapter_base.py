@@ -8,8 +8,6 @@ The base may be sharded over ranks: each layer's weights are gathered when it co
 al., PyTorch FSDP, arXiv:2304.11277).
 """
 
-from __future__ import annotations
-
 import ctypes
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager

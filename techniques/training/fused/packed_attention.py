@@ -10,8 +10,6 @@ or number its positions in another way. None of this raises an error: one adapte
 `packed_attention` tries the model once on a few tokens.
 """
 
-from __future__ import annotations
-
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from itertools import accumulate, groupby

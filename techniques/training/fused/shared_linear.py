@@ -18,8 +18,6 @@ gradients directly into each adapter's own tensors (`fused.adapter_runs`).
 Source: Ye et al., mLoRA (arXiv:2312.02515), BatchLoRA, for the one base product; the order of operations is ours.
 """
 
-from __future__ import annotations
-
 from collections.abc import Callable, Iterator, Sequence
 from functools import cache
 from typing import Any
