@@ -67,12 +67,14 @@ def main() -> None:
     parser.add_argument("--quick", action="store_true", help="short trials, which test this benchmark")
     parser.add_argument("--product", action="store_true", help="what groups and early stopping save, and both")
     parser.add_argument("--steps", type=int, help="of each trial, with --product; by default, those of the example")
+    parser.add_argument("--batch-size", type=int, help="of each step, with --product; by default, that of the example")
     options = parser.parse_args()
     if not (DATA / "base").exists():
         subprocess.run([sys.executable, ROOT / "examples" / "recipes" / "make_base.py"], check=True)
     with tempfile.TemporaryDirectory(prefix="bench-sweep-") as folder:
         if options.product:
-            rows = measure_product(Path(folder), quick=options.quick, num_steps=options.steps)
+            changed = {"num_steps": options.steps, "global_batch_size": options.batch_size}
+            rows = measure_product(Path(folder), quick=options.quick, changed={k: v for k, v in changed.items() if v})
             print(json.dumps(rows, indent=1))
             return
         measured = measure(
@@ -159,14 +161,16 @@ def plain_of(raw: Mapping[str, Any]) -> Sweep:
     )
 
 
-def measure_product(folder: Path, *, quick: bool, num_steps: int | None = None) -> list[dict[str, Any]]:
+def measure_product(folder: Path, *, quick: bool, changed: Mapping[str, int]) -> list[dict[str, Any]]:
     """Returns what one sweep takes by the script with peft, with and without groups of trials, and early stopping.
 
+    changed: settings of the job that replace those of the example.
     device_s: of all segments, with their starts and evaluations; of the script, its seconds on one core. times: those
     of the script over these. loss_ratio: the winner's loss over that of the script's.
     """
-    raw = sweep_of(num_steps=QUICK["num_steps"] if quick else num_steps)
+    raw = sweep_of(num_steps=QUICK["num_steps"] if quick else None)
     job = raw["template"]["job"]
+    job |= changed
     rates = [3e-4 * 1.7**k for k in range(4 if quick else 8)]
     raw["space"] = {"optimizer.lr": rates, "adapter.rank": [4, 8] if quick else [4, 8, 16, 32]}
     raw["num_trials"] = len(rates) * len(raw["space"]["adapter.rank"])
