@@ -26,12 +26,11 @@ from ringmaster.techniques.data.inference import (
     encodes_text,
     has_tokenizer,
     infer_kind,
-    num_negatives,
+    with_hard_negatives,
     with_processor_of,
 )
 from ringmaster.techniques.job import RETRIEVER, DataSpec, Job, ModelSpec, StoreSettings, WarmStart
 from ringmaster.techniques.loss import reward_names
-from ringmaster.techniques.losses.contrastive import Contrastive, LateInteraction
 from ringmaster.techniques.models.peft_format import resolved
 from ringmaster.techniques.processes.order import KEPT_CHECKPOINTS
 
@@ -439,18 +438,8 @@ def with_kinds(jobs: Sequence[Job]) -> list[Job]:
         data = replace(job.data, kind=known[key] or job.data.kind)
         data = replace(data, tokenizer=data.tokenizer or _tokenizer(data, job.model))
         job = replace(job, data=with_processor_of(data, job.model.from_pretrained))
-        completed.append(_with_hard_negatives(job))
+        completed.append(with_hard_negatives(job))
     return completed
-
-
-def _with_hard_negatives(job: Job) -> Job:
-    """The job, whose loss learns from hard negatives where its data has some, unless it says whether to."""
-    if job.loss not in (Contrastive.name, LateInteraction.name) or "hard_negatives" in job.loss_options:
-        return job
-    with suppress(ValueError):  # as below
-        if number := num_negatives(job.data):
-            return replace(job, loss_options={**job.loss_options, "hard_negatives": number})
-    return job
 
 
 def _tokenizer(spec: DataSpec, model: ModelSpec) -> str | None:
