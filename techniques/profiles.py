@@ -150,6 +150,17 @@ class Profile:
             return self
         return replace(self, members=tuple(member for member in self.members if member.job in jobs), key=None)
 
+    def led_by(self, job: str) -> Self:
+        """Returns the profile of the same group without the job that led it, and with one of its members as lead."""
+        (lead,) = (member for member in self.members if member.job == job)
+        return replace(
+            self,
+            step_s=self.step_s - self.own_step_s + lead.step_s,
+            own_step_s=lead.step_s,
+            members=tuple(member for member in self.members if member is not lead),
+            key=None,
+        )
+
     def is_like(self, other: Profile) -> bool:
         """Whether both profiles are of one option, regardless of the members trained beside the job."""
         return self._option == other._option

@@ -95,8 +95,9 @@ the same shape whose data and profiles it uses. CLONED: of a clone, {"job": its 
 goes on}.
 """
 
-PARTED, LEFT = "parted", "left_group"
-"""Keys of a job's details: on a lead job, that its group has parted; on a member, that it has left its group."""
+PARTED, LEFT, LEADS_AFTER = "parted", "left_group", "leads_after"
+"""Keys of a job's details: on a lead job, that its group has parted; on a member, that it has left its group; on one
+that leads a group after another job, the name of that job within the batch."""
 UNTRUSTED_SEGMENTS, REPEATED = "untrusted_segments", "repeated"
 TRUSTED_ONLY, BACK_TO = "trusted_only", "back_to"
 """Keys of a job's details, of jobs that untrusted nodes may train (`referee`).
@@ -210,9 +211,9 @@ class GroupTable:
 
         Its gang still runs; the group parts when that gang has ended.
         """
-        entry = self._job_table.entries[lead]
-        if entry.group_profiles and lead not in self._members:
-            members = [member.job for member in entry.group_profiles[0].members]
+        profiles = self._group_profiles(lead)
+        if profiles and lead not in self._members:
+            members = [member.job for member in profiles[0].members]
             assert all(name in self._job_table.entries for name in members), f"{lead} leads jobs that are not listed"
             self._members[lead] = tuple(name for name in members if self._is_there(name))
             self._leads |= dict.fromkeys(self._members[lead], lead)
@@ -240,12 +241,25 @@ class GroupTable:
         self._job_table.profiles[lead] = [p.restricted_to(self._members[lead]) for p in self._job_table.profiles[lead]]
 
     def must_part(self, lead: str) -> bool:
-        """Whether the lead job has nothing to train for now while other members have."""
-        if not self.members(lead):
-            return False
-        status = self._job_table.records[lead].status
-        others_rest = all(self._job_table.rests(member) for member in self.members(lead))
-        return status in (*ENDED, JobStatus.PAUSED) or (self._job_table.rests(lead) and not others_rest)
+        """Whether the lead job has nothing to train, for good or for now, while other members have."""
+        has_ended = self._job_table.records[lead].status in (*ENDED, JobStatus.PAUSED)
+        return (has_ended or self._job_table.rests(lead)) and not all(map(self._job_table.rests, self.members(lead)))
+
+    def hand_over(self, lead: str) -> str | None:
+        """Makes the member with the most steps left the lead job of a group whose lead job trains no further.
+
+        Returns the new lead job; None where fewer than two members have anything to train now: the group must part.
+        """
+        table = self._job_table
+        left = {name: table.totals[name] - table.records[name].step for name in self.members(lead)}
+        if sum(steps > 0 for steps in left.values()) < 2:
+            return None
+        kept, new = table.profiles[lead], max(left, key=left.__getitem__)
+        self.part(lead)
+        table.write(new, details={LEADS_AFTER: table.entries[lead].local_job.name})
+        self.restore(new)
+        table.profiles[new] = [p for p in table.profiles[new] if any(p.is_like(k) for k in kept)]
+        return new
 
     def part(self, lead: str) -> None:
         """Dissolves a group: each of its jobs continues alone."""
@@ -269,6 +283,13 @@ class GroupTable:
         """Returns the checkpointed steps of each member."""
         return {member: self._job_table.records[member].step for member in self._leads}
 
+    def _group_profiles(self, lead: str) -> Sequence[Profile]:
+        """Returns the options of a job's group, also of one that it leads after another job."""
+        table = self._job_table
+        if (own := table.entries[lead].group_profiles) or not (former := table.records[lead].details.get(LEADS_AFTER)):
+            return own
+        return [profile.led_by(lead) for profile in self._group_profiles(table.name_of(former, like=lead))]
+
     def _is_there(self, member: str) -> bool:
         record = self._job_table.records[member]
         return record.status not in (*ENDED, JobStatus.PAUSED) and not record.details.get(LEFT)
@@ -278,7 +299,7 @@ class GroupTable:
             members = tuple(replace(f, num_steps=self._job_table.totals[f.job]) for f in profile.members)
             return replace(profile, members=members).restricted_to(self._members[lead])
 
-        return [up_to_goal(profile) for profile in self._job_table.entries[lead].group_profiles]
+        return [up_to_goal(profile) for profile in self._group_profiles(lead)]
 
 
 @dataclass(frozen=True, kw_only=True)

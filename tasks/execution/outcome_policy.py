@@ -96,9 +96,16 @@ class OutcomePolicy:
             self._want(f"{member} continues alone")
 
     def part_if_need_be(self, lead: str) -> None:
-        """Lets the members of a lead job continue alone if the lead job has nothing to train, for good or for now."""
-        if lead not in self._plan_progress.active_jobs and self._job_table.groups.must_part(lead):
+        """Lets the members of a lead job go on without it if it has nothing to train, for good or for now."""
+        if lead in self._plan_progress.active_jobs or not self._job_table.groups.must_part(lead):
+            return
+        if (new := self._job_table.groups.hand_over(lead)) is None:
             self.part(lead, why=f"{lead} trains no further")
+            return
+        self._plan_progress.drop(lead)
+        for job in (lead, new):
+            self._forget_speed(job)  # its options are renumbered
+        self._want(f"{lead} trains no further: {new} leads its group")
 
     def part(self, lead: str, *, why: str) -> None:
         """Dissolves a group and requests a plan in which each of its jobs continues alone."""

@@ -241,7 +241,7 @@ PLAN_REASONS: Mapping[str, str] = {
     "clock": r"the clock$",
     "forecast": r".* is (late|early) by \d+ s",
     "request": r"jobs were (cancelled|paused|resumed|retried)|the priorities of batch|a person has set",
-    "group": r".* continues? alone",
+    "group": r".* (continues? alone|leads its group)",
     "verification": (
         r"steps \d+ to \d+ (of .*)?(are|were) verified|the work of .* is repeated|"
         r"node .+ (must not be used, where|did not end its segment of|was expelled while|and node .* have other bits)"

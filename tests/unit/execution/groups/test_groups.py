@@ -89,18 +89,44 @@ def test_an_invalid_fellow_fails_alone(tmp_path):
     assert bench.journal.jobs()["b"].message == "the loss became nan"
 
 
-def test_where_the_leader_fails_the_others_go_on_by_themselves(tmp_path):
-    def act(call, runner):
-        runner.steps |= {"b": 3, "c": 3}
-        theirs = {name: {"status": "preempted", "step": 3} for name in "bc"}
-        return Outcome(status="invalid", message="the loss became nan", result={"step": 3, "fellows": theirs})
+def failing_leader(call, runner):
+    theirs = {order.job.name: {"status": "preempted", "step": 3} for order in call.order.members}
+    runner.steps |= dict.fromkeys(theirs, 3)
+    return Outcome(status="invalid", message="the loss became nan", result={"step": 3, "fellows": theirs})
 
-    bench = bench_of(tmp_path, act)
+
+def test_where_the_leader_fails_another_job_leads_the_group(tmp_path):
+    bench = bench_of(tmp_path, failing_leader)
+    bench.runner.script["b"] = [all_done]
     assert bench.run()
     assert bench.statuses == {"a": JobStatus.FAILED, "b": JobStatus.DONE, "c": JobStatus.DONE}
-    assert sorted(bench.runner.names()) == ["a", "b", "c"]
-    assert all(not call.order.members for call in bench.runner.calls[1:])
-    assert {call.order.technique for call in bench.runner.calls[1:]} == {registry.dotted_path("single")}
+    second = bench.runner.calls[1]
+    assert (second.order.technique, second.order.job.name) == (SHARED, "b")
+    assert [order.job.name for order in second.order.members] == ["c"]
+    assert bench.plans[-1].jobs[0].options[0].runtime_s == pytest.approx(7 * (1.0 + 0.5 + 0.5))
+
+
+def test_the_last_job_of_a_group_goes_on_by_itself(tmp_path):
+    bench = bench_of(tmp_path, failing_leader, names="ab")
+    assert bench.run()
+    assert bench.statuses == {"a": JobStatus.FAILED, "b": JobStatus.DONE}
+    assert bench.runner.calls[1].order.technique == registry.dotted_path("single")
+
+
+def test_leaders_follow_each_other_also_in_another_process(tmp_path):
+    def act(call, runner):
+        bench.executor.stop()
+        return failing_leader(call, runner)
+
+    bench = bench_of(tmp_path, failing_leader, names="abcd")
+    bench.runner.script["b"] = [act]
+    assert not bench.run()
+    bench.journal.close()
+    again = GroupBench(tmp_path, bench.jobs, runner=FakeRunner(steps=bench.runner.steps, script={"c": [all_done]}))
+    assert again.run()
+    by_lead = {call.order.job.name: [order.job.name for order in call.order.members] for call in again.runner.calls}
+    assert by_lead["c"] == ["d"]
+    assert again.statuses == dict.fromkeys("abcd", JobStatus.DONE)
 
 
 def test_a_gang_that_keeps_crashing_parts(tmp_path):
@@ -226,7 +252,7 @@ class TwoRequests:
         return bool(self._open)
 
 
-def test_the_others_continue_alone_where_the_lead_was_stopped_while_all_of_them_rested(tmp_path):
+def test_the_others_continue_together_where_the_lead_was_stopped_while_all_of_them_rested(tmp_path):
     def to_the_rung(call, runner):
         own, *others = [outcome_of(call, runner, order, step=4) for order in (call.order, *call.order.members)]
         return Outcome(status="done", result={**own, "first_step": 0, "fellows": dict(zip("bc", others, strict=True))})
@@ -235,5 +261,7 @@ def test_the_others_continue_alone_where_the_lead_was_stopped_while_all_of_them_
     begin(bench.journal, bench.jobs, faults={})
     for name in "abc":
         bench.journal.write_job(name, details={GOAL: 4})
+    bench.runner.script["b"] = [all_done]
     assert bench.run()
     assert bench.statuses == {"a": JobStatus.STOPPED, "b": JobStatus.DONE, "c": JobStatus.DONE}
+    assert [order.job.name for order in bench.runner.calls[1].order.members] == ["c"]
