@@ -478,4 +478,9 @@ def _open(home: LineageHome, name: str) -> tuple[LineageNode, KnowledgeStore]:
 
 
 def _ids(text: str) -> list[str]:
-    return text_of(Path(text[1:])).split() if text.startswith("@") else [text]
+    if not text.startswith("@"):
+        return [text]
+    with input_errors(
+        OSError, ValueError, about=f"{text[1:]} cannot be read: ", remedy="name a text file, one id a line"
+    ):
+        return text_of(Path(text[1:])).split()
