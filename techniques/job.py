@@ -819,7 +819,7 @@ class Job:
         the best one's checkpoint.
         """
         jobs = []
-        for lr in self.may_vary.lr:
+        for lr in dict.fromkeys(self.may_vary.lr):
             at_steps = tuple(sorted({*self.evaluation.at_steps, self.search_steps}))
             jobs.append(
                 replace(

@@ -21,6 +21,7 @@ from ringmaster.codec import from_json, to_json
 from ringmaster.techniques import registry
 from ringmaster.techniques.checkpoints.tensor_files import DTYPES
 from ringmaster.techniques.data import PreparedData, prepare
+from ringmaster.techniques.data.inference import with_loss_of
 from ringmaster.techniques.external.child import WAITING_TIMEOUT_S, wait_for_stop
 from ringmaster.techniques.job import (
     CONTINUE,
@@ -205,14 +206,17 @@ def _rewrite(order: GangOrder, folder: Path, *, beat: Callable[[], None], is_tri
         # Without a base, the model that `model.from_pretrained` names is rewritten.
         model = read(order.weights_from, is_named=job.base is not None)
     of = job.model.from_pretrained if adaptation.kind == EXTRACTED else order.weights_from or job.model.from_pretrained
+    job = with_loss_of(job, *(Path(each) for each in (of, *order.parents.values()) if each is not None))
     if adaptation.kind == QUANTIZED:
         assert adaptation.method is not None
         names, method = quantize(model, adaptation), adaptation.method
-        export_quantized(folder, spec=job.model, model=model, names=names, method=method, prepared=prepared, base=of)
+        export_quantized(
+            folder, spec=job.model, model=model, names=names, method=method, prepared=prepared, base=of, job=job
+        )
         return
     if adaptation.kind == PRUNED:
         prune(model, adaptation)
-    export_model(folder, spec=job.model, model=model, state=model.state_dict(), prepared=prepared, base=of)
+    export_model(folder, spec=job.model, model=model, state=model.state_dict(), prepared=prepared, base=of, job=job)
 
 
 def _part(folder: str, adaptation: AdaptationSpec, prepared: PreparedData) -> nn.Module:

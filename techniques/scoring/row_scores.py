@@ -230,10 +230,11 @@ def score_alone(
             raise ValueError(f"the model cannot be evaluated on {mesh.size()} devices: tensor parallelism {reason}")
         cut(model, mesh, sequence_parallel=False, loss_parallel=False)
     model = model.to(device)
-    named = rows.job.loss
-    if rows.cases is not None and reward_names(named, rows.job.loss_options):
+    job = rows.job_of(model_dir)
+    named = job.loss
+    if rows.cases is not None and reward_names(named, job.loss_options):
         named = None  # literal cases are no prompts
-    loss = loss_of(named, model, spec, options=rows.job.loss_options)
+    loss = loss_of(named, model, spec, options=job.loss_options)
     if rows.job.precision == "bf16-params":
         compute_in_half(model)
     writes: dict[str, Any] = {

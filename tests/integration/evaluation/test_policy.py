@@ -67,7 +67,7 @@ def main(folder: Path) -> None:
 @pytest.fixture(scope="module")
 def nights(tmp_path_factory):
     folder = tmp_path_factory.mktemp("nights")
-    environment = {**os.environ, "PYTHONPATH": str(ROOT), "RINGMASTER_HOME": str(folder / "home")}
+    environment = {**os.environ, "RINGMASTER_HOME": str(folder / "home")}
     command = [sys.executable, "-m", "tests.integration.evaluation.test_policy", str(folder)]
     done = subprocess.run(command, cwd=ROOT, env=environment, capture_output=True, text=True, timeout=1780, check=False)
     assert done.returncode == 0, done.stderr[-3000:]

@@ -6,7 +6,6 @@ import subprocess
 import sys
 import threading
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
-from pathlib import Path
 
 import httpx
 import pytest
@@ -22,8 +21,6 @@ from ringmaster.tasks.alarms import PROMOTION_REFUSED, batch_failed, promotion_r
 from ringmaster.tasks.alarms.task import sound
 from tests.cluster.waiting import until
 from tests.integration.training.test_worker import PrefectServer
-
-SOURCE = Path(__file__).parents[3]
 
 pytestmark = [pytest.mark.full, pytest.mark.timeout(900)]
 
@@ -101,7 +98,6 @@ def test_a_promotion_that_is_refused_to_a_command_is_told_before_it_ends(server,
         "PREFECT_API_URL": server.api,
         "MLFLOW_TRACKING_URI": f"sqlite:///{tmp_path}/mlflow.db",
         "RINGMASTER_HOME": str(tmp_path),
-        "PYTHONPATH": str(SOURCE),
     }
     done = subprocess.run(
         [sys.executable, "-c", SOUND], env={**os.environ, **pool}, cwd=tmp_path, capture_output=True, text=True

@@ -169,7 +169,7 @@ def test_the_command_ranks_the_jobs_and_prints_json(folder):
     path = folder / "rates.yaml"
     path.write_text(SWEEP)
     program = "import typer; from ringmaster.flows.commands.running import sweep; typer.run(sweep)"
-    environment = {**os.environ, "PYTHONPATH": str(ROOT), "RINGMASTER_HOME": str(folder / "home")}
+    environment = {**os.environ, "RINGMASTER_HOME": str(folder / "home")}
     command = [sys.executable, "-c", program, str(path), "--json"]
     done = subprocess.run(command, cwd=folder, env=environment, capture_output=True, text=True, timeout=550)
     assert done.returncode == 0, done.stderr[-3000:]
@@ -202,7 +202,7 @@ def test_a_sweep_that_is_killed_goes_on_and_its_best_becomes_the_challenger(fold
     path.write_text(ASHA)
     program = "import typer; from ringmaster.flows.commands.running import sweep; typer.run(sweep)"
     home = folder / "halved-home"
-    environment = {**os.environ, "PYTHONPATH": str(ROOT), "RINGMASTER_HOME": str(home)}
+    environment = {**os.environ, "RINGMASTER_HOME": str(home)}
     command = [sys.executable, "-c", program, str(path), "--json"]
     options = {"cwd": folder, "env": environment, "text": True, "stdout": subprocess.PIPE, "stderr": subprocess.PIPE}
     with subprocess.Popen(command, **options) as first:

@@ -16,7 +16,7 @@ pytestmark = [pytest.mark.full, pytest.mark.timeout(1500)]
 @pytest.fixture(scope="module")
 def nights(tmp_path_factory):
     folder = tmp_path_factory.mktemp("nights")
-    environment = {**os.environ, "PYTHONPATH": str(ROOT), "RINGMASTER_HOME": str(folder / "home")}
+    environment = {**os.environ, "RINGMASTER_HOME": str(folder / "home")}
     command = [sys.executable, "-m", "tests.integration.retraining.runs", str(folder)]
     done = subprocess.run(command, cwd=ROOT, env=environment, capture_output=True, text=True, timeout=1480)
     assert done.returncode == 0, done.stderr[-3000:]

@@ -16,7 +16,7 @@ pytestmark = [pytest.mark.full, pytest.mark.timeout(1800)]
 @pytest.fixture(scope="module")
 def cases(tmp_path_factory):
     folder = tmp_path_factory.mktemp("cases")
-    environment = {**os.environ, "PYTHONPATH": str(ROOT), "RINGMASTER_HOME": str(folder / "home")}
+    environment = {**os.environ, "RINGMASTER_HOME": str(folder / "home")}
     command = [sys.executable, "-m", "tests.integration.retraining.run_cases", str(folder)]
     done = subprocess.run(command, cwd=ROOT, env=environment, capture_output=True, text=True, timeout=1780, check=False)
     assert done.returncode == 0, done.stderr[-3000:]
