@@ -23,6 +23,7 @@ from ringmaster.tasks.batch.adaptation_rules import (
     parents_of,
 )
 from ringmaster.tasks.batch.document import Finding, Place, as_list, as_mapping, findings_where, got
+from ringmaster.tasks.batch.grid import MAX_JOBS
 from ringmaster.tasks.batch.references import closest, is_name, loss_parts
 from ringmaster.tasks.batch.schema import Data, JobEntry, ModelSection, Section, misspelt
 from ringmaster.tasks.planning.objectives import TIME_TO_TARGET
@@ -101,6 +102,12 @@ def _negatives(job: Raw) -> Iterator[Finding]:
             (*place, "refresh_every"),
             f"is {mined.get('refresh_every')} of {num_steps} steps, so that none would be mined",
             "give fewer steps",
+        ),
+        (
+            _are_counts(num_steps, mined.get("refresh_every")) and num_steps / mined["refresh_every"] > MAX_JOBS / 2,
+            (*place, "refresh_every"),
+            f"is {mined.get('refresh_every')} of {num_steps} steps, which makes more than {MAX_JOBS:,} jobs",
+            "give more steps",
         ),
         (retriever is not None, ("data", "retriever"), "stands beside negatives", "leave one of the two out"),
         *((job.get(key) is not None, (key,), "does not go with negatives", "leave one out") for key in others),
