@@ -174,6 +174,33 @@ def test_pruning_alone_keeps_what_is_left_as_it_was(bench, tmp_path):
         assert "proj" not in name or is_two_of_four(weight)
 
 
+@pytest.mark.parametrize(
+    ("model", "size"),
+    [(LLAMA, {"num_hidden_layers": 1}), (LLAMA, {"intermediate_size": 16}), (VIT, {"intermediate_size": 16})],
+)
+def test_a_model_is_narrowed_and_what_is_left_learns_from_it(bench, tmp_path, model, size):
+    family = Family(bench, model)
+    small = replace(model, config={**model.config, **size})
+    said = AdaptationSpec(kind="pruned", method="structured")
+    job = bench.job(small, num_steps=0, base="parent", adaptation=said)
+    made = family.train(job, Layout("rewrite"), tmp_path / "pruned")
+    own, parent = made.outcome.result["compared"]
+    assert own["weight_bytes"] < parent["weight_bytes"]
+    assert parent["metrics"] == pytest.approx(family.parent.outcome.result["metrics"])
+    for name, weight in made.weights.items():
+        theirs = family.parent.weights[name]
+        assert torch.isin(weight, theirs).all(), "each number is one of the larger model's"
+    teaches = AdaptationSpec(kind="distilled", teacher="parent", teacher_model=model)
+    taught = bench.job(small, base="pruned", adaptation=teaches)
+    folders = {"pruned": made.order.model_dir, "parent": family.parent.order.model_dir}
+    student = bench.train(taught, SINGLE, tmp_path / "s", parents=folders, weights_from=folders["pruned"])
+    assert student.outcome.status == "done", student.outcome
+    assert student.outcome.result["metrics"]["loss"] < own["metrics"]["loss"]
+    refused = bench.job(replace(model, config={**model.config, "hidden_size": 16}), num_steps=0, adaptation=said)
+    outcome = family.train(replace(refused, base="parent"), Layout("rewrite"), tmp_path / "refused").outcome
+    assert outcome.status == "invalid" and "hidden_size differs" in outcome.message
+
+
 def test_models_are_merged_and_measured_beside_each(bench, tmp_path):
     family = Family(bench, LLAMA)
     other = bench.reference(bench.job(seed=1))
