@@ -181,8 +181,9 @@ def judge(
     descriptions: a description of each case for messages.
     """
     result = replace(_unrun(test), num_cases=one.num_rows)
-    if one.kind not in (CAUSAL, CLASSIFIER) or (one.kind == CAUSAL and (labels is not None or _label_of(test))):
-        wanted = "a classifier" if labels is not None or _label_of(test) else "a classifier or a causal language model"
+    has_label = labels is not None or (test.direction is not None and test.direction.label is not None)
+    if one.kind not in (CAUSAL, CLASSIFIER) or (one.kind == CAUSAL and has_label):
+        wanted = "a classifier" if has_label else "a classifier or a causal language model"
         return replace(result, fault=f"it asks for {wanted}, and the model is none")
     if one.kind == CLASSIFIER and test.over is not None:
         return replace(result, fault="`over` asks for a causal language model, and the model is none")
@@ -266,10 +267,6 @@ def _log_probabilities(scores: Scores, test: BehaviourEntry) -> Any:
     return scores.log_probabilities / np.maximum(scores.num_tokens - 1, 1)
 
 
-def _label_of(test: BehaviourEntry) -> bool:
-    return test.direction is not None and test.direction.label is not None
-
-
 def _of_images(
     test: BehaviourEntry, model: str, one: ScoringResult, two: ScoringResult | None, *, labels: Any
 ) -> TestResult:
@@ -351,19 +348,6 @@ def _rotated(images: Images, degrees: int, _: np.random.Generator) -> Images:
     return np.rot90(images, k=degrees // 90, axes=(-2, -1))
 
 
-def _flipped(images: Images, how: str, _: np.random.Generator) -> Images:
-    return np.flip(images, axis=-1 if how == "horizontal" else -2)
-
-
-def _noisy(images: Images, deviation: float, draw: np.random.Generator) -> Images:
-    return images + draw.normal(0, deviation, images.shape).astype(np.float32)
-
-
-def _brighter(images: Images, by: float, _: np.random.Generator) -> Images:
-    brighter: Images = np.clip(images + np.float32(by), images.min(), images.max())
-    return brighter
-
-
 def _occluded(images: Images, side: int, draw: np.random.Generator) -> Images:
     result = images.copy()
     height, width = images.shape[-2:]
@@ -377,8 +361,8 @@ def _occluded(images: Images, side: int, draw: np.random.Generator) -> Images:
 IMAGE_CHANGES: Mapping[str, Callable[[Images, Any, np.random.Generator], Images]] = {
     "shift": _shifted,
     "rotate": _rotated,
-    "flip": _flipped,
-    "noise": _noisy,
-    "brightness": _brighter,
+    "flip": lambda images, how, _: np.flip(images, axis=-1 if how == "horizontal" else -2),
+    "noise": lambda images, deviation, draw: images + draw.normal(0, deviation, images.shape).astype(np.float32),
+    "brightness": lambda images, by, _: np.clip(images + np.float32(by), images.min(), images.max()),
     "occlude": _occluded,
 }

@@ -353,8 +353,7 @@ def largest_probability(row: Row) -> float | None:
     values = row.get("probabilities")
     if not _is_list(values) or not values or not all(map(is_number, values)):
         return None
-    most: float = max(values)
-    return most
+    return float(max(values))
 
 
 def is_number(value: Any) -> bool:
