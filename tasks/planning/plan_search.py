@@ -117,7 +117,7 @@ class PlanSearch:
         if self.preemption == "never" and self.objective.only_last_end and self._is_worth_it(self.rigid_s):
             self._annealing()
             self._exhausted()
-        if self.problem.limits or self.objective.coefficients(self.problem).prices:  # not searched by events
+        if self.problem.limits:  # events and annealed lists model no quotas
             from ringmaster.tasks.planning.plans.list_scheduling import improve
 
             self.best = improve(
@@ -128,13 +128,14 @@ class PlanSearch:
                 objective=self.objective,
                 work=self.work,
             )
-        start, enough = self.best, 0.0
-        if self.preemption != "never" and not self.problem.limits and self._is_worth_searching():
-            self._by_events()
-            enough = ENOUGH_BY_EVENTS
-        is_late = lateness_s(self.best, self.problem) > 1e-6 * self.best.makespan_s
-        if (is_late or self._share_above_bound() > enough) and self._is_worth_searching():
-            self._by_lists(start, bound_s=self.bound.seconds)
+        else:
+            start, enough = self.best, 0.0
+            if self.preemption != "never" and self._is_worth_searching():
+                self._by_events()
+                enough = ENOUGH_BY_EVENTS
+            is_late = lateness_s(self.best, self.problem) > 1e-6 * self.best.makespan_s
+            if (is_late or self._share_above_bound() > enough) and self._is_worth_searching():
+                self._by_lists(start, bound_s=self.bound.seconds)
         if lateness_s(self.best, self.problem) > 1e-6 * self.best.makespan_s:
             raise ProblemError([unmet(self.best, self.problem)])
 
