@@ -117,7 +117,7 @@ class PlanSearch:
         if self.preemption == "never" and self.objective.only_last_end and self._is_worth_it(self.rigid_s):
             self._annealing()
             self._exhausted()
-        if self.problem.limits:  # events and annealed lists model no quotas
+        if self.problem.limits or self.objective.coefficients(self.problem).prices:  # not searched by events
             from ringmaster.tasks.planning.plans.list_scheduling import improve
 
             self.best = improve(
@@ -128,7 +128,7 @@ class PlanSearch:
                 objective=self.objective,
                 work=self.work,
             )
-        else:
+        if not self.problem.limits:  # which annealed lists do not model
             start, enough = self.best, 0.0
             if self.preemption != "never" and self._is_worth_searching():
                 self._by_events()
