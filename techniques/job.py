@@ -433,7 +433,7 @@ class ScheduleSpec:
         first = num_steps - self.num_decay_steps(num_steps) if self.name == "wsd" else num_warmup
         if self.name == "constant" or step < first:
             return 1.0
-        progress = (step - first) / max(num_steps - first, 1)
+        progress = min((step - first) / max(num_steps - first, 1), 1.0)
         factor = 0.5 * (1.0 + math.cos(math.pi * progress)) if self.name == "cosine" else 1.0 - progress
         return factor * (1.0 - self.min_lr_ratio) + self.min_lr_ratio
 

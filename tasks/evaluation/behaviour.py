@@ -113,7 +113,10 @@ def run_texts(tests: Sequence[BehaviourEntry], *, score: Score, encode: str | No
             case = cases[test.name]
             one = taken(scores, [place[text] for text in case.texts])
             two = None if case.others is None else taken(scores, [place[text] for text in case.others])
-            lines = [_quoted(text, other) for text, other in itertools.zip_longest(case.texts, case.others or ())]
+            pairs = (
+                [(text,) for text in case.texts] if case.others is None else zip(case.texts, case.others, strict=True)
+            )
+            lines = [" and ".join(f"{text[:MAX_CHARACTERS]!r}" for text in pair) for pair in pairs]
             result.setdefault(model, []).append(judge(test, one, two, labels=case.labels, descriptions=lines))
     for model, fault in scored.faults.items():
         result[model] = [replace(_unrun(test), fault=fault) for test in tests]
@@ -287,11 +290,6 @@ def _unrun(test: BehaviourEntry) -> TestResult:
 
 def _filled(template: str, words: Mapping[str, str]) -> str:
     return re.sub(r"{(\w+)}", lambda slot: words[slot[1]], template)
-
-
-def _quoted(text: str, other: str | None) -> str:
-    message = f"{text[:MAX_CHARACTERS]!r}"
-    return message if other is None else f"{message} and {other[:MAX_CHARACTERS]!r}"
 
 
 Images = npt.NDArray[np.float32]

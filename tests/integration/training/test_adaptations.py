@@ -31,6 +31,7 @@ EVERYWHERE = [
     Layout("ddp", 2, {"micro_batch": 2}),
     Layout("fsdp", 2, {"reshard": True, "recompute": "full"}),
 ]
+QUANTIZED = [(method, model) for method in ("dynamic-int8", "weight-only-int8") for model in (LLAMA, VIT)]
 PLAIN_MESH = {"reshard": False, "sequence_parallel": False, "loss_parallel": False}
 ELSEWHERE = [
     Layout("zero1", 2),
@@ -66,7 +67,7 @@ class Family:
         return self.bench.job(self.parent.order.job.model, base="parent", adaptation=said, **changes)
 
 
-@pytest.mark.parametrize("optimizer", [SGD, ADAMW], ids=["sgd", "adamw"])
+@pytest.mark.parametrize("optimizer", matrix([SGD, ADAMW], quick=[ADAMW], ids=["sgd", "adamw"]))
 @pytest.mark.parametrize("layout", matrix(EVERYWHERE, quick=EVERYWHERE[1:2]))
 def test_a_student_learns_the_same_under_every_layout(bench, tmp_path, layout, optimizer):
     family = Family(bench, WIDE)
@@ -77,7 +78,7 @@ def test_a_student_learns_the_same_under_every_layout(bench, tmp_path, layout, o
     assert found.outcome.result["metrics"] == pytest.approx(expected.outcome.result["metrics"], abs=1e-5)
 
 
-@pytest.mark.parametrize("said", [MAGNITUDE, TWO_OF_FOUR], ids=lambda said: said.method)
+@pytest.mark.parametrize("said", matrix([MAGNITUDE, TWO_OF_FOUR], quick=[TWO_OF_FOUR], ids=lambda said: said.method))
 @pytest.mark.parametrize("layout", matrix(EVERYWHERE, quick=EVERYWHERE[2:]))
 def test_pruned_weights_stay_zero_and_the_others_learn_the_same(bench, tmp_path, layout, said):
     family = Family(bench, LLAMA)
@@ -137,8 +138,10 @@ def rewritten(family: Family, said: AdaptationSpec, folder, **changes) -> Traine
     return trained
 
 
-@pytest.mark.parametrize("model", [LLAMA, VIT], ids=["llama", "vit"])
-@pytest.mark.parametrize("method", ["dynamic-int8", "weight-only-int8"])
+@pytest.mark.parametrize(
+    ("method", "model"),
+    matrix(QUANTIZED, quick=[QUANTIZED[0], QUANTIZED[3]], ids=lambda case: f"{case[0]}-{case[1].architecture}"),
+)
 def test_a_quantized_model_is_smaller_nearly_as_good_and_not_trained_further(bench, tmp_path, model, method):
     family = Family(bench, model)
     said = AdaptationSpec(kind="quantized", method=method)
