@@ -615,7 +615,7 @@ def training_findings(job: Raw) -> Iterator[Finding]:
     """Yields the faults in the optimizer, the schedule and `freeze` of one job; places are relative to the job."""
     optimizer, schedule, steps = as_mapping(job.get("optimizer")), as_mapping(job.get("schedule")), job.get("num_steps")
     name, decay = schedule.get("name", ScheduleSpec.name), schedule.get("decay_ratio")
-    warmup, warmup_ratio = schedule.get("warmup_steps"), schedule.get("warmup_ratio")
+    warmup, warmup_ratio, length = (schedule.get(key) for key in ("warmup_steps", "warmup_ratio", "num_steps"))
     total_ratio = _number(warmup_ratio) + _number(DECAY_RATIO if decay is None else decay)
     yield from findings_where(
         (
@@ -623,6 +623,12 @@ def training_findings(job: Raw) -> Iterator[Finding]:
             ("schedule", "warmup_steps"),
             f"must be less than the {steps} steps of the job, {got(warmup)}",
             "warm up for fewer steps",
+        ),
+        (
+            _are_counts(length, steps) and length < steps,
+            ("schedule", "num_steps"),
+            f"must be at least the {steps} steps of the job, which is a part of them, {got(length)}",
+            "give all steps of the schedule, or leave it out",
         ),
         (
             warmup and warmup_ratio is not None,
