@@ -285,22 +285,22 @@ def _made_findings(
 
     others: names that are taken beside those of the entries.
     """
-    taken = {*others, *(entry.name for entry in entries)}
+    taken: dict[str, JobEntry | None] = {**dict.fromkeys(others), **{entry.name: entry for entry in entries}}
     for entry, place in zip(entries, places, strict=True):
         if entry.model_fields_set.isdisjoint(("negatives", "may_vary")):
             continue
         parts = _parts(entry)
-        made = {job.name for part in parts for job in (part, *part.searches(), *part.variants().values())} - {
-            entry.name
-        }
-        if clash := min(taken & made, default=None):
-            yield Finding(
-                place(("name",)), f"makes a job {clash!r}, and another has that name", "rename one of the two"
-            )
+        jobs = [job for part in parts for job in (part, *part.searches(), *part.variants().values())]
+        made = {job.name: job for job in jobs if job.name != entry.name}
+        # The jobs of a batch made in Python may have the short runs among them.
+        clashes = [n for n in made if n in taken and ((other := taken[n]) is None or _job(other) != made[n])]
+        if clashes:
+            message = f"makes a job {min(clashes)!r}, and another has that name"
+            yield Finding(place(("name",)), message, "rename one of the two")
         if long := max(made, key=len, default=""):
             remedy = f"shorten the name: {NAME_REMEDY}"
             yield from findings_where((not is_name(long), place(("name",)), f"makes a job {long!r}", remedy))
-        taken |= made
+        taken |= dict.fromkeys(made)
         if len(taken) > grid.MAX_JOBS:
             message = f"and the jobs before make a batch of {len(taken):,} jobs"
             yield Finding(place(()), message, f"keep to {grid.MAX_JOBS:,}, or divide it into several")

@@ -2,10 +2,12 @@
 
 import json
 import logging
+import re
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass
 from functools import partial
+from itertools import pairwise
 from pathlib import Path
 from typing import Any, cast
 
@@ -131,6 +133,10 @@ def _train_tokenizer(folder: Path, texts: Iterable[str | FileText], vocab_size: 
     (folder / "tokenizer_config.json").write_text(json.dumps(settings, indent=1))
 
 
+# The time of training is quadratic in the longest word. Whitespace is a word, too.
+LONG_WORD = re.compile(r"\S{1000}|\s{1000}")
+
+
 def _training_pieces(texts: Iterable[str | FileText], progress: TextProgress) -> Iterator[str]:
     """The texts in pieces that have the words of the whole, up to the limits."""
     num_left = MAX_TRAINING_CHARACTERS
@@ -138,7 +144,8 @@ def _training_pieces(texts: Iterable[str | FileText], progress: TextProgress) ->
         num_of_this = 0
         for piece, ends in in_pieces(text, rule=GPT2):
             progress.add(len(piece), num_texts=ends)
-            yield piece
+            cuts = [0, *(found.end() for found in LONG_WORD.finditer(piece)), len(piece)]
+            yield from (piece[start:end] for start, end in pairwise(cuts) if start < end)
             num_left, num_of_this = num_left - len(piece), num_of_this + len(piece)
             if num_of_this >= MAX_CHARACTERS_OF_A_DOCUMENT:
                 break

@@ -1,4 +1,5 @@
 import json
+import re
 
 import pyarrow
 import pyarrow.parquet
@@ -7,6 +8,8 @@ import torch
 from tokenizers import Tokenizer
 
 from ringmaster.techniques.data import fetch, open_data, prepare
+from ringmaster.techniques.data.stored_source import TextProgress
+from ringmaster.techniques.data.tokens import _training_pieces
 from ringmaster.techniques.job import DataSpec
 
 
@@ -178,3 +181,10 @@ def test_a_glob_without_files_is_told(tmp_path):
         prepare(spec_of(tmp_path / "*.jsonl"), cache_dir=tmp_path / "cache")
     with pytest.raises(ValueError, match=r"name its files, e.g. .*\*.jsonl"):
         prepare(spec_of(tmp_path), cache_dir=tmp_path / "cache")
+
+
+@pytest.mark.parametrize("text", ["a " + "x" * 10_000 + " b", "a" + " " * 10_000 + "b", "many short words " * 1000])
+def test_a_tokenizer_is_trained_on_pieces_without_long_words(text):
+    pieces = list(_training_pieces([text], TextProgress("training")))
+    assert "".join(pieces) == text
+    assert all(len(run) <= 1000 for piece in pieces for run in re.findall(r"\S+|\s+", piece))
