@@ -1,7 +1,7 @@
 """A batch of jobs that are planned together, read from a file or built in Python under the same rules."""
 
 import json
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field, replace
 from functools import partial
@@ -15,23 +15,21 @@ from ringmaster.codec import digest, from_json, to_json
 from ringmaster.errors import BatchFileError
 from ringmaster.tasks.batch import document, grid, ludwig, rules, yaml_sections
 from ringmaster.tasks.batch.adaptation_rules import with_declared_parents
-from ringmaster.tasks.batch.document import Fault, Finding, Place, as_list, got, place_text
+from ringmaster.tasks.batch.document import Fault, Finding, Place, as_list, findings_where, got, place_text
 from ringmaster.tasks.batch.references import NAME_REMEDY, is_name, loss_parts
 from ringmaster.tasks.batch.schema import PLANNER_KEYS, PROFILING_SHARE, BatchEntry, GridEntry, JobEntry
 from ringmaster.tasks.batch.shared_components import component_findings, with_composites
 from ringmaster.tasks.cluster import Devices
-from ringmaster.tasks.files import text_of
 from ringmaster.tasks.planning.objectives import PlanningTerms
 from ringmaster.techniques.data.inference import (
     encodes_text,
     has_tokenizer,
     infer_kind,
-    num_negatives,
+    with_hard_negatives,
     with_processor_of,
 )
 from ringmaster.techniques.job import RETRIEVER, DataSpec, Job, ModelSpec, StoreSettings, WarmStart
 from ringmaster.techniques.loss import reward_names
-from ringmaster.techniques.losses.contrastive import Contrastive, LateInteraction
 from ringmaster.techniques.models.peft_format import resolved
 from ringmaster.techniques.processes.order import KEPT_CHECKPOINTS
 
@@ -204,16 +202,7 @@ def load_batch(path: Path, *, data: Path | None = None) -> Batch:
 
     data: the rows of a Ludwig configuration, of which `path` is then the file: a batch of one job.
     """
-    try:
-        text = text_of(path)
-    except (OSError, UnicodeDecodeError) as error:
-        problem, remedy = (
-            f"cannot be read: {getattr(error, 'strerror', None) or type(error).__name__}",
-            "name a batch file, such as batch.yaml",
-        )
-        if isinstance(error, UnicodeDecodeError):
-            problem, remedy = f"is not UTF-8 text: {error.reason}", "save it as UTF-8"
-        raise BatchFileError([Fault("", None, problem, remedy, str(path))]) from error
+    text = yaml_sections.read_text(path, what="a batch file, such as batch.yaml")
     if data is not None:
         return _ludwig_batch(text, path, data=data)
     return parse_batch(text, folder=path.parent, name=path.name)
@@ -282,7 +271,40 @@ def _check(raw: Mapping[str, Any], *, folder: Path) -> tuple[BatchEntry | None, 
     findings += rules.not_finite({key: value for key, value in values.items() if key not in ("jobs", "grid")}, place=())
     if not raw.get("jobs") and not raw.get("grid"):
         findings.append(Finding(("jobs",), "has no job", "give at least one job, under `jobs:` or by `grid:`"))
+    if entry is not None and not findings:
+        findings += _made_findings(jobs, [place for place, _ in placed], others=entry.shared_components)
     return entry, jobs, findings
+
+
+def _made_findings(
+    entries: Sequence[JobEntry], places: Sequence[Callable[[Place], Place]], *, others: Iterable[str]
+) -> Iterator[Finding]:
+    """Yields a fault for each sound entry that makes further jobs whose names are taken, or are none.
+
+    They are parts between which negatives are mined, short runs that try learning rates, and variants to be profiled.
+
+    others: names that are taken beside those of the entries.
+    """
+    taken = {*others, *(entry.name for entry in entries)}
+    for entry, place in zip(entries, places, strict=True):
+        if entry.model_fields_set.isdisjoint(("negatives", "may_vary")):
+            continue
+        parts = _parts(entry)
+        made = {job.name for part in parts for job in (part, *part.searches(), *part.variants().values())} - {
+            entry.name
+        }
+        if clash := min(taken & made, default=None):
+            yield Finding(
+                place(("name",)), f"makes a job {clash!r}, and another has that name", "rename one of the two"
+            )
+        if long := max(made, key=len, default=""):
+            remedy = f"shorten the name: {NAME_REMEDY}"
+            yield from findings_where((not is_name(long), place(("name",)), f"makes a job {long!r}", remedy))
+        taken |= made
+        if len(taken) > grid.MAX_JOBS:
+            message = f"and the jobs before make a batch of {len(taken):,} jobs"
+            yield Finding(place(()), message, f"keep to {grid.MAX_JOBS:,}, or divide it into several")
+            return
 
 
 def job_faults(values: Mapping[str, Any]) -> list[Fault]:
@@ -406,18 +428,8 @@ def with_kinds(jobs: Sequence[Job]) -> list[Job]:
         data = replace(job.data, kind=known[key] or job.data.kind)
         data = replace(data, tokenizer=data.tokenizer or _tokenizer(data, job.model))
         job = replace(job, data=with_processor_of(data, job.model.from_pretrained))
-        completed.append(_with_hard_negatives(job))
+        completed.append(with_hard_negatives(job))
     return completed
-
-
-def _with_hard_negatives(job: Job) -> Job:
-    """The job, whose loss learns from hard negatives where its data has some, unless it says whether to."""
-    if job.loss not in (Contrastive.name, LateInteraction.name) or "hard_negatives" in job.loss_options:
-        return job
-    with suppress(ValueError):  # as below
-        if number := num_negatives(job.data):
-            return replace(job, loss_options={**job.loss_options, "hard_negatives": number})
-    return job
 
 
 def _tokenizer(spec: DataSpec, model: ModelSpec) -> str | None:

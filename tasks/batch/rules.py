@@ -23,6 +23,7 @@ from ringmaster.tasks.batch.adaptation_rules import (
     parents_of,
 )
 from ringmaster.tasks.batch.document import Finding, Place, as_list, as_mapping, findings_where, got
+from ringmaster.tasks.batch.grid import MAX_JOBS
 from ringmaster.tasks.batch.references import closest, is_name, loss_parts
 from ringmaster.tasks.batch.schema import Data, JobEntry, ModelSection, Section, misspelt
 from ringmaster.tasks.planning.objectives import TIME_TO_TARGET
@@ -101,6 +102,12 @@ def _negatives(job: Raw) -> Iterator[Finding]:
             (*place, "refresh_every"),
             f"is {mined.get('refresh_every')} of {num_steps} steps, so that none would be mined",
             "give fewer steps",
+        ),
+        (
+            _are_counts(num_steps, mined.get("refresh_every")) and num_steps / mined["refresh_every"] > MAX_JOBS / 2,
+            (*place, "refresh_every"),
+            f"is {mined.get('refresh_every')} of {num_steps} steps, which makes more than {MAX_JOBS:,} jobs",
+            "give more steps",
         ),
         (retriever is not None, ("data", "retriever"), "stands beside negatives", "leave one of the two out"),
         *((job.get(key) is not None, (key,), "does not go with negatives", "leave one out") for key in others),
@@ -608,7 +615,7 @@ def training_findings(job: Raw) -> Iterator[Finding]:
     """Yields the faults in the optimizer, the schedule and `freeze` of one job; places are relative to the job."""
     optimizer, schedule, steps = as_mapping(job.get("optimizer")), as_mapping(job.get("schedule")), job.get("num_steps")
     name, decay = schedule.get("name", ScheduleSpec.name), schedule.get("decay_ratio")
-    warmup, warmup_ratio = schedule.get("warmup_steps"), schedule.get("warmup_ratio")
+    warmup, warmup_ratio, length = (schedule.get(key) for key in ("warmup_steps", "warmup_ratio", "num_steps"))
     total_ratio = _number(warmup_ratio) + _number(DECAY_RATIO if decay is None else decay)
     yield from findings_where(
         (
@@ -616,6 +623,12 @@ def training_findings(job: Raw) -> Iterator[Finding]:
             ("schedule", "warmup_steps"),
             f"must be less than the {steps} steps of the job, {got(warmup)}",
             "warm up for fewer steps",
+        ),
+        (
+            _are_counts(length, steps) and length < steps,
+            ("schedule", "num_steps"),
+            f"must be at least the {steps} steps of the job, which is a part of them, {got(length)}",
+            "give all steps of the schedule, or leave it out",
         ),
         (
             warmup and warmup_ratio is not None,

@@ -222,6 +222,8 @@ STORE = "store"
 """The `kind` of a job that makes a knowledge store."""
 PROFILING_SHARE = 0.05
 """The default of `profiling_share`."""
+MOST_CHOICES = 100
+"""The most values of one key of `may_vary`, every combination of which is a variant of the job."""
 
 
 class ModelSection(Section):
@@ -422,16 +424,18 @@ class VariablesSection(Section):
     """What may be chosen of a job on the way to its target: [how](time-to-target.md)."""
 
     global_batch_size: list[Annotated[int, Field(ge=2, le=MOST_AT_ONCE)]] = Field(
-        default=[], description="batch sizes, the job's own among them, such as [16, 32, 64]"
+        default=[], max_length=MOST_CHOICES, description="batch sizes, the job's own among them, such as [16, 32, 64]"
     )
     precision: list[Annotated[str, OneOf(job.VARIABLE_PRECISIONS)]] = Field(
-        default=[], description=f"out of {', '.join(job.VARIABLE_PRECISIONS)}, the job's own among them"
+        default=[],
+        max_length=MOST_CHOICES,
+        description=f"out of {', '.join(job.VARIABLE_PRECISIONS)}, the job's own among them",
     )
     learning_rate_rule: Annotated[str, OneOf(job.LEARNING_RATE_RULES)] = Field(
         default=job.Variables.learning_rate_rule, description=f"one of {', '.join(job.LEARNING_RATE_RULES)}"
     )
     sync_every: list[Whole] = Field(
-        default=[], description="steps between two exchanges, 1 among them, such as [1, 8, 32]"
+        default=[], max_length=MOST_CHOICES, description="steps between two exchanges, 1 among them, such as [1, 8, 32]"
     )
     workers: Whole | None = Field(
         default=None, description="the number of workers of local updates; by default the devices of the largest gang"

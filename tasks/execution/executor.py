@@ -264,7 +264,8 @@ class Executor:
         """Adds a clone of a job of the table, and plans it where it costs least; see `JobTable.clone`."""
         self.job_table.clone(name, job, source=source, step=step)
         entry, why = self.job_table.entries[name], f"{name} is a clone of {source}"
-        priced = self._plan_manager.price(entry.job, profiles=self.job_table.profiles[name], step=step or 0)
+        begun = self.job_table.records[name].step
+        priced = self._plan_manager.price(entry.job, profiles=self.job_table.profiles[name], step=begun)
         if priced is None:
             self._plan_manager.want(why)
         else:

@@ -201,7 +201,7 @@ class Fairness(Objective):
     """The largest finish-time fairness rho of all groups (Mahajan et al., "Themis", NSDI 2020).
 
     rho of a group is the end of its last job, over the seconds in which it could do its jobs on 1/N of the devices for
-    N groups (`problems.fair_share`). Up to 1, no group would gain from a cluster of its own.
+    N groups (`problem.fair_seconds`). Up to 1, no group would gain from a cluster of its own.
     """
 
     name = "fairness"

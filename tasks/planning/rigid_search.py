@@ -59,7 +59,7 @@ def plan_without_preemption(
 
     They run in pairs. Each pair searches for a plan below the best makespan of the pairs before it.
 
-    Returns None where more than runtimes decides when jobs can run (`node_orders.without_overheads`), or where a job
+    Returns None where more than runtimes decides when jobs can run (`job_costs.without_overheads`), or where a job
     has no option on a single node: gangs over several nodes are not considered. Jobs that run at time 0 continue on
     their devices.
 
@@ -365,7 +365,7 @@ def search(
     Returns None where the problem has too many jobs or gangs over several nodes, or where the budget is spent before
     anything better than `lower_s` is proved.
 
-    problem: as `node_orders.without_overheads` returns it.
+    problem: as `job_costs.without_overheads` returns it.
     max_work: limit of the steps of the dynamic program in the first trial.
     budget: limits the steps as well; None for no limit.
     """

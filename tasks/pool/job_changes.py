@@ -22,6 +22,7 @@ from ringmaster.tasks.execution.job_table import JobState
 from ringmaster.tasks.pool.requests import MOST_PRIORITY, SETTINGS
 from ringmaster.techniques import Job
 from ringmaster.techniques.checkpoints.storage import LocalPlace, is_url
+from ringmaster.techniques.job import DISTILLED, PRUNED
 
 CLONED_FIELDS = ("optimizer", "schedule", "clip_grad_norm", "seed", "global_batch_size")
 LARGEST_JUMP = 0.2  # of the logarithm of a step's size, beyond which a person is asked
@@ -44,8 +45,16 @@ def step_jump(before: Job, after: Job, *, step: int) -> str:
     return f"after step {step} the learning rate jumps from {rates[0]:.3g} to {rates[1]:.3g}{factor}"
 
 
+def with_steps(job: Job, num_steps: int) -> Job:
+    """Returns a job with another number of steps; the last of its phases is as long as is left."""
+    phases = (*job.phases[:-1], replace(job.phases[-1], num_steps=num_steps)) if job.phases else ()
+    return replace(job, num_steps=num_steps, num_epochs=None, phases=phases)
+
+
 def clone_faults(job: Job, settings: Mapping[str, Any]) -> list[str]:
     """Returns what is wrong with the settings of a clone, with remedies, by the rules of batch files."""
+    if job.store is not None or (job.adaptation is not None and job.adaptation.kind not in (DISTILLED, PRUNED)):
+        return [f"{job.name} does not train on its own, so a clone cannot differ from it. To fix: submit another job"]
     unknown = [key for key in settings if not any(key == each or key.startswith(f"{each}.") for each in SAME_SHAPE)]
     remedy = "To fix: submit it as a job with warm_start, which is measured first"
     faults = [f"{key} changes the speed or size of a job, so no clone can differ in it. {remedy}" for key in unknown]
@@ -60,6 +69,10 @@ def clone_faults(job: Job, settings: Mapping[str, Any]) -> list[str]:
     left = [
         key for key in settings if key not in (*unknown, "num_epochs") and (job.loss is not None or key not in of_loss)
     ]
+    num_steps, begun = settings.get("num_steps"), job.phases[-1].first_step if job.phases else 0
+    if isinstance(num_steps, int) and 0 < num_steps <= begun:
+        remedy = f"To fix: give more than {begun}, or submit a job without may_vary"
+        faults.append(f"num_steps: {job.name} has changed its batches after {begun} steps. {remedy}")
     own: Mapping[str, Any] = to_json(job)
     # Its model and data are those of the job, which need not be checked again.
     plain = {"name": "clone", "model": {"factory": "builtins:dict"}, "data": {"factory": "builtins:dict"}}
@@ -76,10 +89,8 @@ def with_settings(job: Job, settings: Mapping[str, Any], *, name: str) -> Job:
         raise ValueError("; ".join(faults))
     plain: Mapping[str, Any] = to_json(job)
     values = {f"loss_options.{key[5:]}" if key.startswith("loss.") else key: value for key, value in settings.items()}
-    if "num_steps" in values:
-        plain = {**plain, "num_epochs": None}
     changed: Job = from_json(Job, {**with_values(plain, values), "name": name})
-    return changed
+    return changed if changed.num_steps is None or "num_steps" not in values else with_steps(changed, changed.num_steps)
 
 
 def setting_faults(settings: Mapping[str, Any]) -> list[str]:
@@ -100,7 +111,7 @@ def setting_faults(settings: Mapping[str, Any]) -> list[str]:
 def warm_step(source: JobState, *, at_step: Any) -> int:
     """Returns the step of the checkpoint from which a clone goes on. Raises RequestRefused where there is none."""
     job, root = source.local_job, source.place.checkpoint_dir(source.local_job)
-    if job.model.command is not None or not job.trains:
+    if job.model.command is not None:
         raise RequestRefused(f"{job.name} has no checkpoints that Ringmaster can read. To fix: leave out --warm")
     if is_url(root):
         remedy = "To fix: leave out --warm, or keep checkpoints in a folder"

@@ -14,9 +14,17 @@ from ringmaster.tasks.background_worker import keep_calling
 from ringmaster.tasks.execution.dispatch import DeviceId
 from ringmaster.tasks.execution.engine import EngineNode
 from ringmaster.tasks.execution.executor import Executor
-from ringmaster.tasks.execution.job_table import CLONED, SteeringRequest
+from ringmaster.tasks.execution.job_table import CLONED, GOAL, SteeringRequest
 from ringmaster.tasks.pool.active_batches import PRIORITIES, TERMS, USUAL, ActiveBatch, Quarantine
-from ringmaster.tasks.pool.job_changes import setting_faults, start_root, step_jump, warm_step, with_settings
+from ringmaster.tasks.pool.job_changes import (
+    clone_faults,
+    setting_faults,
+    start_root,
+    step_jump,
+    warm_step,
+    with_settings,
+    with_steps,
+)
 from ringmaster.tasks.pool.nodes import BLIND_S, LOAN, PoolLeases, is_loan
 from ringmaster.tasks.pool.requests import LOOK_EVERY_S, Request, RequestKind, Requests, RequestStatus, SilenceMonitor
 from ringmaster.tasks.pool.submissions import Submission, Submissions, cancel_unsubmitted, unsubmitted
@@ -231,8 +239,20 @@ class RequestHandler:
             job, start, root = entry.local_job, entry.job.warm_start, entry.place.checkpoint_dir(entry.local_job)
             is_warm = start is not None and start.checkpoints != root
             begun_at = start.step if is_warm and start is not None else 0
-            if job.model.command is not None or job.adaptation is not None:
+            readers = [
+                other.local_job.name
+                for other in table.entries.values()
+                if other.job.warm_start is not None and other.job.warm_start.checkpoints == entry.job.name
+            ]
+            if job.model.command is not None or job.adaptation is not None or job.store is not None:
                 faults.append(f"{name} does not train by steps that Ringmaster counts")
+            elif GOAL in record.details:
+                remedy = "To fix: clone it with another num_steps"
+                faults.append(f"{name} trains as far as its sweep, or the way to its target, lets it. {remedy}")
+            elif readers:
+                faults.append(f"{', '.join(readers)} goes on from the last step of {name}")
+            elif wrong := clone_faults(job, {"num_steps": num_steps}):
+                faults += [f"{name}: {fault}" for fault in wrong]
             elif num_steps <= record.step:
                 faults.append(f"{name} has taken {record.step} steps already")
             elif is_warm and record.step <= begun_at:
@@ -240,7 +260,7 @@ class RequestHandler:
             else:
                 has_begun = record.step > begun_at or record.status == JobStatus.RUNNING
                 own = WarmStart(checkpoints=root, step=0) if has_begun else start
-                changed_jobs[name] = replace(job, num_steps=num_steps, num_epochs=None, warm_start=own)
+                changed_jobs[name] = replace(with_steps(job, num_steps), warm_start=own)
                 if jump := step_jump(job, changed_jobs[name], step=record.step):
                     jumps.append(f"{name}: {jump}")
         if faults:
@@ -266,14 +286,19 @@ class RequestHandler:
         if record is not None or not name:
             raise RequestRefused(f"batch {batch.name} has a job {name!r} already. To fix: choose another --name")
         try:
-            job = replace(with_settings(entry.local_job, settings, name=name), warm_start=None)
+            job = with_settings(entry.local_job, settings, name=name)
         except ValueError as error:
             raise RequestRefused(f"these settings make no job: {error}") from error
-        step, jump, origin, batch_jobs = 0, "", "from its first step", {each.name for each in batch.jobs}
+        begun = job.warm_start
+        if begun is not None and begun.checkpoints == entry.place.checkpoint_dir(entry.local_job):
+            job, begun = replace(job, warm_start=None), None  # its steps were set
+        batch_jobs, jump, origin = {each.name for each in batch.jobs}, "", "from its first step"
+        step = 0 if begun is None else begun.step
         if is_warm:
             step = warm_step(entry, at_step=content.get("at_step"))
-            if job.total_steps <= step:
-                raise RequestRefused(f"num_steps must be more than the {step} of the checkpoint, got {job.total_steps}")
+        if job.trains and job.total_steps <= step:
+            raise RequestRefused(f"num_steps must be more than the {step} of the checkpoint, got {job.total_steps}")
+        if is_warm:
             jump, origin = step_jump(entry.local_job, job, step=step), f"from its checkpoint of step {step}"
             start = start_root(entry, name)
             job = replace(job, warm_start=WarmStart(checkpoints=str(start), step=step))

@@ -2,7 +2,7 @@
 
 A column has an element for each sample: a number, nested lists of fixed sizes (an array), or a list of any length (what
 is padded). Files are written and read by pyarrow, on which `datasets` is built: importing that takes .8 s and 85 MB in
-each process that trains.
+each process that trains. Numbers are read by DLPack: `pa.Array.to_numpy` and `pa.array` import pandas: .2 s and 40 MB.
 """
 
 from __future__ import annotations
@@ -46,11 +46,13 @@ def values_of(column: Any) -> tuple[Array, NDArray[np.int64] | None]:
         column = column.chunk(0) if column.num_chunks == 1 else column.combine_chunks()
     lengths, shape = None, []
     if pa.types.is_list(column.type):
-        lengths, column = np.diff(column.offsets.to_numpy()).astype(np.int64), column.flatten()
+        lengths, column = np.diff(np.from_dlpack(column.offsets)).astype(np.int64), column.flatten()
     while pa.types.is_fixed_size_list(column.type):
         shape.append(column.type.list_size)
         column = column.flatten()
-    return column.to_numpy(zero_copy_only=False).reshape(-1, *shape), lengths
+    if column.null_count or not (pa.types.is_integer(column.type) or pa.types.is_floating(column.type)):
+        return column.to_numpy(zero_copy_only=False).reshape(-1, *shape), lengths
+    return np.from_dlpack(column).reshape(-1, *shape), lengths
 
 
 def is_ragged(field: Any) -> bool:
@@ -164,7 +166,7 @@ def fingerprint(folder: Path, *, splits: Iterable[str] = SPLITS) -> str:
                     assert lengths is not None
                     sha.update((num_values + np.cumsum(lengths)).data)
                     num_values += len(values)
-            empty, _ = values_of(pa.array([], field.type))
+            empty, _ = values_of(pa.nulls(0, field.type))
             sha.update(f"{split} {name} {empty.dtype.str} {(num_values, *empty.shape[1:])}".encode())
             for values, _ in columns_in(path, field.name):
                 sha.update(np.ascontiguousarray(values).data)

@@ -3,16 +3,18 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from contextlib import suppress
 from dataclasses import replace
 from pathlib import Path
 
 from ringmaster.techniques.data.row_source import RowSource, columns_of_files, retriever_of
 from ringmaster.techniques.data.sources.image_classification import PROCESSOR, images_of
 from ringmaster.techniques.data.tokens import TextOptions
-from ringmaster.techniques.data_source import ALIASES, LANGUAGE_MODELING, data_source_named
-from ringmaster.techniques.job import DataSpec, ModelSpec
+from ringmaster.techniques.data_source import ALIASES, LANGUAGE_MODELING, data_source_named, data_source_of
+from ringmaster.techniques.job import DataSpec, Job, ModelSpec
+from ringmaster.techniques.loss import class_of, options_of
 from ringmaster.techniques.model_facts import CAUSAL
-from ringmaster.techniques.models.model_folders import read_json
+from ringmaster.techniques.models.model_folders import LOSS, read_json
 
 ENCODERS = ("Model",)
 KINDS: Mapping[str, tuple[str, ...]] = {
@@ -105,13 +107,40 @@ def architecture_of(model: ModelSpec) -> str | None:
     return str(architectures[0]) if isinstance(architectures, (list, tuple)) and architectures else None
 
 
-def num_negatives(spec: DataSpec) -> int:
-    """Returns the hard negatives of a row for embeddings. Raises ValueError where files cannot be read."""
-    if spec.kind != "embedding" or spec.path is None:
-        return 0
-    source, retriever = data_source_named(spec.kind), retriever_of(spec)
-    assert isinstance(source, RowSource)
-    return ("negative" in source.columns(spec).columns) + (0 if retriever is None else retriever.k)
+HARD_NEGATIVES = "hard_negatives"
+
+
+def with_hard_negatives(job: Job) -> Job:
+    """Returns the job, whose loss compares the hard negatives of its data where it has some, unless it says how many.
+
+    What cannot be read is reported when the data is prepared.
+    """
+    spec, number = job.data, 0
+    with suppress(ValueError):
+        loss = class_of(job.loss)
+        is_open = loss is not None and HARD_NEGATIVES in options_of(loss) and HARD_NEGATIVES not in job.loss_options
+        if is_open and spec.kind == "embedding" and spec.path is not None:
+            source, retriever = data_source_named(spec.kind), retriever_of(spec)
+            assert isinstance(source, RowSource)
+            number = ("negative" in source.columns(spec).columns) + (0 if retriever is None else retriever.k)
+    return replace(job, loss_options={**job.loss_options, HARD_NEGATIVES: number}) if number else job
+
+
+def with_loss_of(job: Job, *folders: Path) -> Job:
+    """Returns a job of an evaluation with the loss of the first model that has one, where the job names none.
+
+    The output of a model means what its loss makes of it, such as the similarities of late interaction. Data of
+    another kind than the model was trained on does not suit its loss, and is read by the model's own.
+
+    folders: of models, as they were exported.
+    """
+    saved = next((content for each in folders if (content := read_json(each / LOSS))), {})
+    if job.loss is not None or not saved or saved["kind"] != data_source_of(job.data).name:
+        return job
+    options = dict(saved["loss_options"])
+    if job.data.path is not None:
+        options.pop(HARD_NEGATIVES, None)  # those of the data that is evaluated on count
+    return with_hard_negatives(replace(job, loss=saved["loss"], loss_options=options))
 
 
 def with_processor_of(spec: DataSpec, model: str | None) -> DataSpec:

@@ -109,7 +109,7 @@ def lengths_of(table: Table, *, uncut: Collection[str] = ()) -> NDArray[np.int64
     """Returns the length of each row, the longest of its ragged columns without those of `uncut`: [rows]."""
     result = np.zeros(table.num_rows, dtype=np.int64)
     for name in (field.name for field in table.schema if is_ragged(field) and field.name not in uncut):
-        lengths = [np.diff(rows.offsets.to_numpy()) for rows in table[name].chunks]
+        lengths = [np.diff(np.from_dlpack(rows.offsets)) for rows in table[name].chunks]
         result = np.maximum(result, np.concatenate([result[:0], *lengths]))
     return result
 

@@ -20,14 +20,15 @@ from ringmaster.techniques.checkpoints.state import Reader
 from ringmaster.techniques.checkpoints.storage import LocalPlace
 from ringmaster.techniques.checkpoints.tensor_files import DTYPES, LazyTensor, blocks_of
 from ringmaster.techniques.data.row_tokenizer import turn_end_of
-from ringmaster.techniques.data_source import PreparedData
-from ringmaster.techniques.job import Adapter, ModelSpec
+from ringmaster.techniques.data_source import PreparedData, data_source_of
+from ringmaster.techniques.job import Adapter, Job, ModelSpec
 from ringmaster.techniques.models.adapters import saved_modules, sites, unambiguous_targets
 from ringmaster.techniques.models.architectures import instantiate
 from ringmaster.techniques.models.build import factory_arguments, no_progress_bar, skeleton
 from ringmaster.techniques.models.model_folders import (
     CONFIG,
     FACTORY,
+    LOSS,
     QUANTIZATION,
     WEIGHTS,
     metadata_of,
@@ -68,6 +69,7 @@ def export_model(
     state: Mapping[str, Tensor],
     prepared: PreparedData,
     base: str | None = None,
+    job: Job | None = None,
 ) -> None:
     """Exports a model to `folder`, which is written aside and then renamed.
 
@@ -83,8 +85,10 @@ def export_model(
     model: the trained model. Only its configs are used; its weights are not read.
     state: full tensors under the model's own names, on any device.
     base: the folder or hub name whose weights the training began with.
+    job: the one that trained it, whose loss is kept beside it.
     """
     with publish(folder) as aside:
+        _save_loss(aside, job)
         if spec.factory is not None:
             _save_factory(aside, spec, skeleton(spec, prepared), state, prepared=prepared)
         else:
@@ -102,6 +106,7 @@ def export_quantized(
     method: str,
     prepared: PreparedData,
     base: str | None = None,
+    job: Job | None = None,
 ) -> None:
     """Exports a quantized model: int8 weights and scales in safetensors, and the method and layers in its config.
 
@@ -111,6 +116,7 @@ def export_quantized(
 
     quantization = {"method": method, "modules": list(names)}
     with publish(folder) as aside:
+        _save_loss(aside, job)
         save_model(model, str(aside / WEIGHTS), metadata={"format": "pt"})
         if spec.factory is not None:
             _describe_factory(aside, spec, prepared, **{QUANTIZATION: quantization})
@@ -120,6 +126,14 @@ def export_quantized(
         setattr(config, QUANTIZATION, quantization)
         (aside / CONFIG).write_text(config.to_json_string())
         _copy_description(aside, model, prepared=prepared, base=base)
+
+
+def _save_loss(folder: Path, job: Job | None) -> None:
+    """Writes the loss that a job names, by which its model is evaluated, and the kind of data that suits it."""
+    if job is not None and job.loss is not None:
+        kind = data_source_of(job.data).name
+        content = {"loss": job.loss, "loss_options": to_json(job.loss_options), "kind": kind}
+        (folder / LOSS).write_text(json.dumps(content))
 
 
 def _copy_description(folder: Path, model: nn.Module, *, prepared: PreparedData, base: str | None) -> None:
@@ -256,6 +270,7 @@ def export_adapter(
     state: Mapping[str, Tensor],
     prepared: PreparedData,
     quantize_base: str | None = None,
+    job: Job | None = None,
 ) -> None:
     """Writes an adapter to `folder`: first to a temporary folder, which is then renamed.
 
@@ -263,6 +278,7 @@ def export_adapter(
     base: the folder or hub name with that model's weights, if any.
     state: the adapter's whole tensors, under the model's names.
     quantize_base: the format of the base that it was trained on, which the metadata of the weights' file keep.
+    job: as of `export_model`.
     """
     from safetensors.torch import save_file
 
@@ -279,6 +295,7 @@ def export_adapter(
     )
     tensors = {tensor_name(name): value.detach().cpu().contiguous() for name, value in state.items()}
     with publish(folder) as aside:
+        _save_loss(aside, job)
         (aside / ADAPTER_CONFIG).write_text(json.dumps(config, indent=2, sort_keys=True))
         metadata = {"format": "pt"} | ({QUANTIZED_BASE: quantize_base} if quantize_base else {})
         save_file(tensors, aside / ADAPTER_WEIGHTS, metadata=metadata)

@@ -14,6 +14,8 @@ from safetensors import SafetensorError, safe_open
 from ringmaster.techniques.job import ModelSpec
 
 CONFIG, FACTORY = "config.json", "model.json"
+LOSS = "loss.json"
+"""The file of the loss that a model was trained with, where its job names one, and the kind of data."""
 WEIGHTS, INDEX = "model.safetensors", "model.safetensors.index.json"
 """The file of the weights of a model, or the one that names the files of their parts."""
 

@@ -186,6 +186,12 @@ class ScoredRows:
             return prepare(self._spec, cache_dir=self.cache_dir)
         return PreparedData(name="cases", digest="", num_samples=0, num_held_out=0, kind="other", source="cases")
 
+    def job_of(self, model_dir: Path) -> Job:
+        """The job, with the loss of a model, or of the first model, where it names none. Literal cases need no loss."""
+        from ringmaster.techniques.data.inference import with_loss_of
+
+        return self.job if self.cases is not None else with_loss_of(self.job, model_dir, self.reader)
+
     @cached_property
     def num_rows(self) -> int:
         """The number of rows. Raises ValueError if there are no held-out rows."""

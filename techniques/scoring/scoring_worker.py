@@ -150,7 +150,7 @@ def _groups(models: Mapping[str, Path], rows: ScoredRows) -> list[list[str]]:
     """Groups the models' names, in order: models that can share a base form one group, any other model its own."""
     groups: dict[Any, list[str]] = {}
     for name, folder in models.items():
-        is_plain = rows.job.precision == "fp32" and rows.job.loss is None
+        is_plain = rows.job.precision == "fp32" and rows.job_of(folder).loss is None
         key = base_key(folder) if is_plain and not why_generating(rows.job.evaluation.metrics) else None
         by_words = tokenizer_digest(tokenizer_of(folder)) if rows.by_tokenizer else ""
         groups.setdefault((name,) if key is None else (key, by_words), []).append(name)

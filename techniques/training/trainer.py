@@ -748,10 +748,12 @@ class Trainer(JobTrainingState):
                 adapter, state = without_subtraction(self._adapter, state, self._subtracted)
                 export_adapter(
                     folder, adapter=adapter, spec=spec, base=base, state=state, prepared=prepared,
-                    quantize_base=self.job.quantize_base,
+                    quantize_base=self.job.quantize_base, job=self.job,
                 )  # fmt: skip
             else:
-                export_model(folder, spec=spec, model=self._plain, state=state, prepared=prepared, base=base)
+                export_model(
+                    folder, spec=spec, model=self._plain, state=state, prepared=prepared, base=base, job=self.job
+                )
             if self.order.model_url is not None:
                 self._beat()
                 store_model(folder, self.order.model_url)

@@ -339,7 +339,7 @@ class Problem:
 
     @cached_property
     def fair_s(self) -> Mapping[str, float]:
-        """Seconds in which each group could do its jobs on its fair share of the devices, by job; see `fair_share`."""
+        """Seconds in which each group could do its jobs on its share of the devices, by job (`fair_seconds`)."""
         return fair_seconds(self.in_order, self.num_devices)
 
     def job(self, job_id: str) -> PlanningJob:

@@ -325,6 +325,7 @@ class GroupMember(JobTrainingState):
                 state=self.trained_weights(self.root),
                 prepared=self.prepared,
                 quantize_base=self.job.quantize_base,
+                job=self.job,
             )
             if self.order.model_url is not None:
                 store_model(Path(self.order.model_dir), self.order.model_url)

@@ -1,6 +1,7 @@
 """Limits of a batch file's size: a larger file is refused before it costs time or memory, with short faults."""
 
 import json
+from functools import partial
 from pathlib import Path
 
 import pytest
@@ -136,3 +137,65 @@ def test_a_number_with_hundreds_of_digits_is_refused():
     for text in ("1" * 5000, "0x" + "f" * 5000):
         with pytest.raises(BatchFileError, match=r"jobs.*seed: is a number of more than 300 digits"):
             parse_batch(f"jobs: [{{name: a, seed: {text}}}]", folder=Path(), name="x")
+
+
+def retriever(name: str, *, num_steps: int = 4, refresh_every: int = 2) -> dict:
+    mined = {"path": "words.jsonl", "refresh_every": refresh_every}
+    return job(name, loss="contrastive", negatives=mined) | {"num_steps": num_steps}
+
+
+def varying(name: str, **more) -> dict:
+    evaluation, optimizer = {"every_steps": 1, "metrics": ["loss"]}, {"lr": 1e-3}
+    target = {"metric": "loss", "at_most": 1.0}
+    return job(name, target=target, evaluation=evaluation, optimizer=optimizer, may_vary=more) | {"num_steps": 1000}
+
+
+def batch_of(*jobs: dict) -> dict:
+    has_target = any("target" in each for each in jobs)
+    return {"jobs": list(jobs)} | ({"objective": "time-to-target"} if has_target else {})
+
+
+@pytest.fixture
+def passages(tmp_path: Path, monkeypatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    Path("words.jsonl").write_text('{"text": "a b"}\n')
+
+
+@pytest.mark.usefixtures("passages")
+@pytest.mark.parametrize(
+    ("maker", "made"),
+    [
+        (retriever("a"), "a.to-2"),
+        (retriever("a"), "a.index-2"),
+        (varying("a", lr=[1e-3, 1e-4]), "a.lr-0.0001"),
+        (varying("a", global_batch_size=[16, 32]), "a.32.fp32"),
+    ],
+)
+def test_the_name_of_a_job_that_another_one_makes_is_refused(maker: dict, made: str):
+    assert told(batch_of(job(made), maker)) == [f"jobs[1].name: makes a job {made!r}, and another has that name"]
+
+
+@pytest.mark.usefixtures("passages")
+@pytest.mark.parametrize("make", [retriever, partial(varying, lr=[1e-3, 1e-4])])
+def test_a_name_that_is_too_long_for_the_jobs_that_it_makes_is_refused(make):
+    (fault,) = told(batch_of(make("a" * 100)))
+    assert fault.startswith("jobs[0].name: makes a job 'aaa")
+
+
+@pytest.mark.usefixtures("passages")
+def test_a_learning_rate_that_is_listed_twice_is_tried_once():
+    raw = batch_of(varying("a", lr=[1e-3, 1e-3, 1e-4]))
+    names = [each.name for each in parse_batch(json.dumps(raw), folder=Path(), name="b.yaml").jobs]
+    assert names == ["a.lr-0.001", "a.lr-0.0001", "a"]
+
+
+@pytest.mark.usefixtures("passages")
+def test_jobs_that_make_too_many_jobs_are_refused_before_they_make_them():
+    assert told({"jobs": [retriever("a", num_steps=1_000_000, refresh_every=1)]}) == [
+        "jobs[0].negatives.refresh_every: is 1 of 1000000 steps, which makes more than 10,000 jobs"
+    ]
+    assert told({"jobs": [retriever(name, num_steps=2600, refresh_every=1) for name in "ab"]}) == [
+        "jobs[1]: and the jobs before make a batch of 10,398 jobs"
+    ]
+    (fault,) = told(batch_of(varying("a", sync_every=list(range(1, 102)))))
+    assert fault.startswith("jobs[0].may_vary.sync_every: ")

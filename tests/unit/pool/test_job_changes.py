@@ -5,9 +5,14 @@ from dataclasses import replace
 import pytest
 
 from ringmaster.tasks.pool.job_changes import clone_faults, with_settings
+from ringmaster.techniques.job import ScheduleSpec, StoreSettings
 from tests.unit.execution.fakes import job
 
 SMOOTH = replace(job("a", num_steps=20), loss="cross-entropy", loss_options={"label_smoothing": 0.1})
+
+STORE = replace(job("a", num_steps=20), store=StoreSettings())
+PROBE = SMOOTH.phase(0)
+PHASED = replace(SMOOTH, phases=(PROBE, replace(PROBE, first_step=8, global_batch_size=32)))
 
 
 @pytest.mark.parametrize(
@@ -32,6 +37,9 @@ SMOOTH = replace(job("a", num_steps=20), loss="cross-entropy", loss_options={"la
         (SMOOTH, {"optimizer.options.weight_decay": "x"}, ["optimizer.options.weight_decay: must be a number of at"]),
         (SMOOTH, {"optimizer.lr": -1, "schedule.name": "cosin"}, ["optimizer.lr: must be g", "schedule.name: 'cosin'"]),
         (SMOOTH, {"schedule.warmup_steps": 30}, ["schedule.warmup_steps: must be less than the 20 steps of the job"]),
+        (SMOOTH, {"schedule.num_steps": 10}, ["schedule.num_steps: must be at least the 20 steps of the job"]),
+        (STORE, {"num_steps": 3}, ["a does not train on its own, so a clone cannot differ from it"]),
+        (PHASED, {"num_steps": 8}, ["num_steps: a has changed its batches after 8 steps. To fix: give more than 8"]),
         (SMOOTH, {"schedule.nam": 3, "schedule": 7}, ["schedule: must be a mapping, got 7"]),
         (SMOOTH, {"num_epochs": 3, "num_steps": 0}, ["num_epochs: a job that runs counts in steps", "num_steps: must"]),
         (SMOOTH, {"clip_grad_norm": float("nan")}, ["clip_grad_norm: must be greater than 0, got nan"]),
@@ -64,3 +72,12 @@ def test_what_a_clone_may_differ_in_is_set():
         num_steps=30,
         clip_grad_norm=1.0,
     )
+
+
+@pytest.mark.parametrize("num_steps", [12, 40])
+def test_the_schedule_of_a_job_that_has_changed_its_batches_ends_with_the_steps_that_are_set(num_steps):
+    source = replace(PHASED, schedule=ScheduleSpec(name="linear"))
+    clone = with_settings(source, {"num_steps": num_steps}, name="b")
+    rates = [clone.learning_rate(step) for step in range(num_steps + 1)]
+    assert rates == sorted(rates, reverse=True)
+    assert rates[-2] > 0 and rates[-1] == pytest.approx(0, abs=1e-12)

@@ -1,5 +1,8 @@
 """Samples are written and read as Arrow, which `datasets` opens; their digest depends on the samples alone."""
 
+import subprocess
+import sys
+
 import datasets
 import numpy as np
 import pyarrow as pa
@@ -21,6 +24,15 @@ from ringmaster.techniques.data_source import Row
 from ringmaster.techniques.job import DataSpec
 
 LENGTHS = np.array([2, 0, 3])
+READ = """
+import sys
+from pathlib import Path
+from ringmaster.techniques.data.arrow_files import TableRows, fingerprint, num_values, open_split, values_of
+folder = Path(sys.argv[1])
+rows = TableRows(open_split(folder, "training"))([2, 0])
+print([values_of(rows[name])[0].tolist() for name in rows.column_names], fingerprint(folder), num_values(folder, "ids"))
+assert "pandas" not in sys.modules
+"""
 
 
 def written(folder, *tables):
@@ -51,6 +63,19 @@ def test_rows_are_read_in_any_order_and_padded(tmp_path):
     ]
     assert padded(values[:5], lengths[:2], width=4, fill=-1)[1].tolist() == [[0, 2, -1, -1], [1, 3, -1, -1]]
     assert values_of(rows["x"])[0][0].tolist() == [[8.0, 9.0], [10.0, 11.0]]
+
+
+def test_a_rank_reads_rows_without_pandas(tmp_path):
+    command = [sys.executable, "-c", READ, str(written(tmp_path, some_table()))]
+    done = subprocess.run(command, capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stderr
+    assert done.stdout.startswith("[[[4, 5], [6, 7], [8, 9], [0, 1], [2, 3]], [[[8.0, 9.0], [10.0, 11.0]], [[0.0, ")
+
+
+def test_numbers_that_are_missing_and_booleans_are_read():
+    assert values_of(pa.array([1, None]))[0].tolist() == pytest.approx([1.0, np.nan], nan_ok=True)
+    assert values_of(pa.chunked_array([[True], [False]]))[0].tolist() == [True, False]
+    assert values_of(pa.array([0, 1, 2], pa.uint8()).slice(1))[0].tolist() == [1, 2]
 
 
 def test_the_digest_does_not_depend_on_how_rows_were_written(tmp_path):

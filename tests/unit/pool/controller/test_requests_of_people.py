@@ -2,6 +2,7 @@
 
 import math
 import threading
+from dataclasses import replace
 
 import pytest
 
@@ -10,6 +11,7 @@ from ringmaster.tasks.pool import controller
 from ringmaster.tasks.pool.nodes import NodeRegistry
 from ringmaster.tasks.pool.requests import RequestKind, Requests, RequestStatus
 from ringmaster.tasks.storage.journal import JobStatus
+from ringmaster.techniques.job import ScheduleSpec, WarmStart
 from tests.unit.pool.bench import Gangs, PoolBench, run, submission
 from tests.unit.pool.workers import Worker
 
@@ -53,6 +55,36 @@ def test_a_clone_of_a_pool_outlives_the_controller_and_can_be_cloned_itself(data
     assert {row.id: row.weight for row in again.plans[-1].jobs}["b1/b"] == 3.0
     run(again, gangs)
     assert again.statuses() == dict.fromkeys("abcd", JobStatus.DONE)
+
+
+def test_a_clone_of_a_job_that_went_on_from_a_checkpoint_begins_there_too(database, pool):
+    gangs = Gangs(Worker(database, num_devices=2))
+    pool.pass_seconds(1, *gangs.workers)
+    batch = submission(jobs=("a", "b"))
+    a, b = (replace(each, schedule=ScheduleSpec(num_steps=10)) for each in batch.jobs)
+    jobs = replace(a, num_steps=4), replace(b, warm_start=WarmStart(checkpoints="a", step=4))
+    pool.submit(replace(batch, jobs=jobs))
+    pool.ask(RequestKind.CLONE, batch="b1", jobs=["b"], name="c", settings={"seed": 7})
+    table = pool.executor.job_table
+    assert table.entries["b1/c"].job.warm_start == WarmStart(checkpoints="b1/a", step=4)
+    assert table.records["b1/c"].step == 4 and table.after["b1/c"] == ("b1/a",)
+    refused = pool.ask(RequestKind.SET, batch="b1", jobs=["a", "b"], settings={"steps": 20})
+    assert refused.answer["message"] == (
+        "b, c goes on from the last step of a; b: schedule.num_steps: must be at least the 20 steps of the job, which "
+        "is a part of them, got 10. To fix: give all steps of the schedule, or leave it out"
+    )
+
+
+def test_the_steps_of_jobs_that_are_let_train_up_to_a_goal_cannot_be_set_and_a_clone_has_its_own(database, pool):
+    gangs = Gangs(Worker(database, num_devices=2))
+    pool.pass_seconds(1, *gangs.workers)
+    pool.submit(submission(jobs=("a",)))
+    pool.ask(RequestKind.DIRECT, batch="b1", goals={"a": 5})
+    refused = pool.ask(RequestKind.SET, batch="b1", jobs=[], settings={"steps": 20})
+    assert refused.status == RequestStatus.REFUSED
+    assert refused.answer["message"].startswith("a trains as far as its sweep, or the way to its target, lets it. To")
+    pool.ask(RequestKind.CLONE, batch="b1", jobs=["a"], name="c", settings={"num_steps": 20})
+    assert pool.executor.job_table.totals == {"b1/a": 5, "b1/c": 20}
 
 
 def test_a_job_that_failed_is_retried_with_the_jobs_that_failed_because_of_it(database, pool):
