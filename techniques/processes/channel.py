@@ -26,13 +26,15 @@ class Channel:
         return self._socket.fileno()
 
     def send(self, message: dict[str, Any]) -> None:
-        """Sends one object. Raises ChannelClosed where the other end is closed."""
+        """Sends one object. Raises ChannelClosed where the other end is closed, or this one, by another thread."""
         data = json.dumps(message).encode() + b"\n"
         try:
             with self._sending:
                 self._socket.sendall(data)
-        except (BrokenPipeError, ConnectionResetError) as error:
-            raise ChannelClosed("the other end of the channel is gone") from error
+        except OSError as error:
+            if self.fileno() >= 0 and not isinstance(error, BrokenPipeError | ConnectionResetError):
+                raise
+            raise ChannelClosed("an end of the channel is closed") from error
 
     def receive(self) -> dict[str, Any]:
         """Returns the next object, and waits for it. Raises ChannelClosed at the end of the stream."""

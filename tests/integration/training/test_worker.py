@@ -16,6 +16,7 @@ from prefect.states import Cancelled, Cancelling
 from ringmaster.flows.deployments import make_work_pool
 from ringmaster.flows.pool.flow_worker import DEFAULT_QUEUE, REQUESTS_QUEUE, FlowWorker
 from ringmaster.flows.pool.node import segment as segment_flow
+from ringmaster.flows.pool.segment_runs import DEPLOYMENT
 from tests.ports import free_port
 from tests.unit.pool.node.test_agent import until
 
@@ -64,7 +65,7 @@ def prefect_server(tmp_path_factory):
         flow_id = client.create_flow(segment_flow)
         client.create_deployment(
             flow_id,
-            name="segment",
+            name=DEPLOYMENT.rpartition("/")[2],
             work_pool_name=POOL,
             entrypoint="ringmaster.flows.pool.node.segment",
             path=str(server.folder),

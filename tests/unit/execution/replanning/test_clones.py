@@ -43,7 +43,7 @@ def ends_after(folder, seed, *, is_cloned):
 
     def clone():
         if bench.executor.job_table.records[source].status in (JobStatus.WAITING, JobStatus.RUNNING):
-            start = None if warm_step is None else WarmStart(checkpoints="c", step=warm_step)
+            start = None if warm_step is None else WarmStart(checkpoints="elsewhere", step=warm_step)
             gangs.steps["clone"] = warm_step or 0
             made = replace(job("clone", num_steps=steps[source]), warm_start=start)
             prices.append(bench.executor.price(made, source=source, step=warm_step or 0))
