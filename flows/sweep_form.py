@@ -13,7 +13,7 @@ from ringmaster.errors import BatchFileError
 from ringmaster.flows.batch.batch_input import FormSection, titled
 from ringmaster.flows.settings import located
 from ringmaster.tasks.batch import Fault, document, load_batch
-from ringmaster.tasks.batch.document import got, place_text
+from ringmaster.tasks.batch.document import Place, as_mapping, got, parsed_place, place_text
 from ringmaster.tasks.batch.references import NAME_PATTERN, Metric, closest, is_folder
 from ringmaster.tasks.batch.yaml_sections import read_document
 from ringmaster.tasks.datasets.checking import NamedData
@@ -288,16 +288,17 @@ def spec_of(form: Sweep) -> SweepSpec:
 def load_sweep(path: Path) -> Sweep:
     """Reads a sweep from a YAML file; relative paths start in its folder. Raises BatchFileError with every fault."""
     read = read_document(path, what=f"a sweep's file, such as {EXAMPLE_FILE}")
+    faults = [
+        Fault(place_text(f.place), f.line or read.line(f.place), f.message, f.remedy, path.name) for f in read.findings
+    ]
     if read.data is None:
-        result = [Fault("", f.line, f.message, f.remedy, path.name) for f in read.findings]
-        raise BatchFileError(result)
+        raise BatchFileError(faults)
     raw = _from_folder(read.data, folder=path.parent.resolve())
-    faults: list[Fault] = []
     form: Sweep | None
     try:
         form = Sweep.model_validate(raw)
     except ValidationError as error:
-        faults = _faults(error, read=read, file=path.name)
+        faults += _faults(error, read=read, file=path.name)
         form = _what_is_right(raw, error)
     if form is not None:
         try:
@@ -385,11 +386,14 @@ def _placed(fault: Fault, *, read: document.YamlDocument, file: str) -> Fault:
         key = max(keys, key=len)
         rest = fault.place.removeprefix(f"space.{key}").lstrip(".")
         is_plain = space is not None and isinstance(space[key], list)
-        place: tuple[str, ...] = (name, key, *([] if is_plain or not rest else [rest.partition("[")[0]]))
+        place: Place = (name, key, *([] if is_plain or not rest else [rest.partition("[")[0]]))
         text = f"{name}.{key}" + (rest.removeprefix("values") if is_plain else f".{rest}" if rest else "")
         return replace(fault, place=text, line=read.line(place), file=file)
-    place = tuple(fault.place.split("."))
-    return replace(fault, line=read.line(place) if place[0] in raw else None, file=file)
+    place = parsed_place(fault.place)
+    of_sweep = Sweep.model_fields.keys() - {"seed", "deadline_s"} - ({"base", "data"} - raw.keys())
+    if place and place[0] not in of_sweep:  # of the job that is varied
+        place = ("template", *(() if "path" in as_mapping(raw.get("template")) else ("job",)), *place)
+    return replace(fault, place=place_text(place), line=read.line(place), file=file)
 
 
 def _template(choice: JobFromFile | InlineJob) -> tuple[dict[str, Any], Path]:

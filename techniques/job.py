@@ -91,9 +91,11 @@ CONTINUE, MERGE = "continue", "merge"
 BASE_ADAPTERS = (CONTINUE, MERGE)
 """What a job with an adapter does with the adapter that its base is."""
 DISTILLED, PRUNED, QUANTIZED, MERGED = "distilled", "pruned", "quantized", "merged"
+STRUCTURED = "structured"
+"""The method of pruning that leaves layers and channels out."""
 ADAPTATIONS: Mapping[str, tuple[str, ...]] = {
     DISTILLED: (),
-    PRUNED: ("magnitude", "2:4"),
+    PRUNED: ("magnitude", "2:4", STRUCTURED),
     QUANTIZED: ("dynamic-int8", "weight-only-int8"),
     MERGED: ("average", "task-arithmetic"),
 }
@@ -489,9 +491,11 @@ class AdaptationSpec:
 
     Attributes:
         kind: "distilled": trained against a frozen teacher's logits (Hinton et al., arXiv:1503.02531). "pruned": the
-            base without its smallest weights, which stay zero in any steps that follow. "quantized": the base with its
-            linear layers in 8 bits. "merged": several models in one. "composed": several jobs with a common component,
-            trained as one. "extracted": the model of one of these. Quantized, merged and extracted models do not train.
+            base without its smallest weights, which stay zero in any steps that follow; by the method "structured"
+            without layers or channels within them, so that it has the shape of the job's config. "quantized": the base
+            with its linear layers in 8 bits. "merged": several models in one. "composed": several jobs with a common
+            component, trained as one. "extracted": the model of one of these. Models that are quantized, merged,
+            extracted or pruned by "structured" do not train.
         method: one of `ADAPTATIONS[kind]`.
         teacher: the teacher of a distilled model.
         teacher_model: the teacher's architecture, where neither a job of the batch nor a folder determines it.

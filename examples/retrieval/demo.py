@@ -1,10 +1,10 @@
-"""Trains a retriever and readers of drawn facts, changes facts in their store, and asks again.
+"""Trains a retriever, a scorer and readers of drawn facts, changes facts in their store, and asks again.
 
     make demo-retrieval          or          .venv/bin/python examples/retrieval/demo.py
 
 The facts that are asked about are in the store alone: no model has been trained on them. The demo has a home of its own
-and uses the `ringmaster` command line, and Python to count which passages are found. The exit code is 1 where an answer
-is not the expected one.
+and uses the `ringmaster` command line, and Python to count which passages are found and which answers a scorer picks.
+The exit code is 1 where an answer is not the expected one.
 """
 
 from __future__ import annotations
@@ -17,11 +17,14 @@ import shutil
 import subprocess
 import sys
 from collections.abc import Iterable, Mapping, Sequence
+from itertools import chain
 from pathlib import Path
 from typing import Any
 
+import torch
 from tokenizers import Tokenizer, models, pre_tokenizers
-from transformers import PreTrainedTokenizerFast
+from torch.nn.functional import normalize
+from transformers import AutoModel, AutoTokenizer, PreTrainedTokenizerFast
 
 from ringmaster.techniques.retrieval.knowledge_store import KnowledgeStore
 
@@ -37,7 +40,8 @@ NUM_ASKED, NUM_CHANGED = 200, 100
 BATCH = """\
 name: facts
 jobs:
-  - name: encoder
+  - &encoder
+    name: encoder
     model:
       architecture: BertModel
       config: {hidden_size: 64, intermediate_size: 128, num_hidden_layers: 1, num_attention_heads: 4}
@@ -47,6 +51,11 @@ jobs:
     global_batch_size: 32
     num_steps: 200
     evaluation: {metrics: [recall_at_1]}
+  - <<: *encoder
+    name: colbert
+    loss: {name: late-interaction, temperature: 0.2}
+    num_steps: 100
+    evaluation: {metrics: [loss]}
   - name: wiki
     kind: store
     base: encoder
@@ -94,7 +103,7 @@ def main() -> int:
     write("questions.jsonl", rows(trained))
     write("asked.jsonl", rows(asked))
 
-    say("One batch: a dense retriever encodes a store, which a reader and a RAG-Sequence generator read.")
+    say("One batch: a dense retriever encodes a store, which a reader and a RAG-Sequence generator read, and ColBERT.")
     (HOME / "facts.yaml").write_text(BATCH)
     ringmaster("run", "facts.yaml")
 
@@ -104,6 +113,8 @@ def main() -> int:
         reading = answered(name, "asked.jsonl", "facts.wiki/1")
         print(f"right answers: {reading:.1%} of {name}, {alone:.1%} without the store", file=sys.stderr)
         expect(reading >= alone + 0.3, f"the store is worth 30 points to {name}")
+
+    ask_scorer(asked)
 
     say(f"{NUM_CHANGED} of these facts change: a new version of the store is recorded, and no model is trained.")
     changed = dict(random.Random(2).sample(sorted(asked.items()), NUM_CHANGED))
@@ -129,6 +140,25 @@ def main() -> int:
     for failure in failures:
         print(f"NOT AS EXPECTED: {failure}", file=sys.stderr)
     return 1 if failures else 0
+
+
+def ask_scorer(asked: Mapping[tuple[str, str], str]) -> None:
+    """Runs the chapter of the model of late interaction."""
+    say("ColBERT picks the answer of the best of all passages, or without a store the best of all answers.")
+    questions, right = [question(*key) for key in asked], [fact(*key, value) for key, value in asked.items()]
+    store = [each.text for each in KnowledgeStore.open(restored("facts.wiki/1")).passages]
+    answers = [[fact(name, kind, value) for value in VALUES[kind]] for name, kind in asked]
+    scorer = restored("facts.colbert")
+    reading = share(picked(scorer, questions, [store] * len(questions)), right)
+    alone = share(picked(scorer, questions, answers), right)
+    print(f"right answers: {reading:.1%} of facts.colbert, {alone:.1%} without the store", file=sys.stderr)
+    expect(reading >= alone + 0.3, "the store is worth 30 points to facts.colbert")
+    pairs = zip(questions, right, strict=True)
+    write("asked-pairs.jsonl", ({"anchor": text, "positive": passage} for text, passage in pairs))
+    data = {"kind": "embedding", "path": "asked-pairs.jsonl", "retriever": {"store": "facts.wiki/1", "k": 8}}
+    hits = measured("facts.colbert", data, "hit_at_1")
+    print(f"the right passage is ranked before 8 that are retrieved in {hits:.1%}", file=sys.stderr)
+    expect(hits >= 0.95, "the scorer ranks the right passage before others that the dense retriever finds")
 
 
 def draw_facts() -> dict[tuple[str, str], str]:
@@ -188,6 +218,27 @@ def first_passages(store: str, questions: Sequence[str]) -> list[str]:
     """Returns the text that a version of the store finds first for each question."""
     found = KnowledgeStore.open(restored(store)).search_texts(texts=questions, num_passages=1)
     return [passages[0].text for passages in found]
+
+
+@torch.no_grad()
+def picked(model: Path, questions: Sequence[str], candidates: Sequence[Sequence[str]]) -> list[str]:
+    """Returns the candidate of each question that is most similar to it by late interaction (docs/losses.md)."""
+    encoder, tokenizer = AutoModel.from_pretrained(model).eval(), AutoTokenizer.from_pretrained(model)
+    places = {text: place for place, text in enumerate(dict.fromkeys(chain(questions, *candidates)))}
+    batch = tokenizer([*places], padding=True, return_tensors="pt", return_token_type_ids=False)
+    vectors, is_token = normalize(encoder(**batch).last_hidden_state, dim=-1), batch["attention_mask"].bool()
+    result = []
+    for text, texts in zip(questions, candidates, strict=True):
+        own, rows = places[text], [places[each] for each in texts]
+        cosines = torch.einsum("td,nsd->nts", vectors[own][is_token[own]], vectors[rows])
+        similarities = cosines.masked_fill(~is_token[rows, None], -torch.inf).amax(-1).sum(-1)
+        result.append(texts[int(similarities.argmax())])
+    return result
+
+
+def share(given: Sequence[str], right: Sequence[str]) -> float:
+    """Returns the share of answers that are right."""
+    return sum(one == other for one, other in zip(given, right, strict=True)) / len(right)
 
 
 def write(name: str, values: Iterable[Mapping[str, Any]]) -> None:

@@ -38,6 +38,7 @@ from ringmaster.tasks.files import text_of
 if TYPE_CHECKING:
     from ringmaster.model_lineage.snapshot import LineageNode
     from ringmaster.tasks.alarms import Alarm
+    from ringmaster.tasks.batch import Batch
     from ringmaster.tasks.evaluation.examination import ExaminationResult
     from ringmaster.tasks.retraining.promotion import MoveLog
     from ringmaster.techniques.retrieval.knowledge_store import KnowledgeStore
@@ -102,7 +103,7 @@ def promote(
             log=log,
             notice=error_console().print,
             sound=sound_alarm,
-            train=train if shrink else None,
+            train=_train_or_resume if shrink else None,
         )
     print_result(done.to_json(), (f"- {reason}" for reason in done.decision.reasons), as_json=as_json)
     if not as_json:
@@ -124,6 +125,13 @@ def rollback(
         print_json({"model": name, "champion": restored, "taken_back": taken_back})
     else:
         error_console().print(f"version {restored} of {name} serves again; version {taken_back} does not")
+
+
+def _train_or_resume(batch: Batch) -> None:
+    settings.embed(settings.home())  # before Prefect is imported
+    from ringmaster.flows.retraining.train_models import can_go_on
+
+    train(batch, resume=can_go_on(batch))
 
 
 def sound_alarm(alarm: Alarm) -> None:
@@ -470,4 +478,9 @@ def _open(home: LineageHome, name: str) -> tuple[LineageNode, KnowledgeStore]:
 
 
 def _ids(text: str) -> list[str]:
-    return text_of(Path(text[1:])).split() if text.startswith("@") else [text]
+    if not text.startswith("@"):
+        return [text]
+    with input_errors(
+        OSError, ValueError, about=f"{text[1:]} cannot be read: ", remedy="name a text file, one id a line"
+    ):
+        return text_of(Path(text[1:])).split()

@@ -30,14 +30,14 @@ from ringmaster.tasks.batch import Batch, document
 from ringmaster.tasks.batch.document import got, place_text
 from ringmaster.tasks.batch.references import is_folder
 from ringmaster.tasks.batch.schema import Data
-from ringmaster.tasks.batch.yaml_sections import findings
+from ringmaster.tasks.batch.yaml_sections import findings, read_text
 from ringmaster.tasks.cluster import Device
 from ringmaster.tasks.datasets.checking import NamedData
 from ringmaster.tasks.evaluation import recording
 from ringmaster.tasks.evaluation.examination import ExaminationRequest, ExaminationResult, examine, examine_each
 from ringmaster.tasks.evaluation.model_assertions import importable
 from ringmaster.tasks.evaluation.suite import Suite, load_suite
-from ringmaster.tasks.files import is_file, path_in, text_of
+from ringmaster.tasks.files import is_file, path_in
 from ringmaster.tasks.profiling.preflight import Notice, TrialEnvironment
 from ringmaster.tasks.profiling.trials import DevicesWanted
 from ringmaster.tasks.retraining import promotion
@@ -96,10 +96,7 @@ def data_spec(text: str, *, all_rows: bool = False) -> DataSpec:
     """
     if text.endswith((".yaml", ".yml")) and is_file(Path(), text):
         file = path_in(Path(), text)
-        try:
-            value, folder = text_of(file), file.parent
-        except (OSError, UnicodeDecodeError) as error:
-            raise InputError([f"--data: {text} cannot be read: {error}. To fix: save it as UTF-8 text"]) from error
+        value, folder = read_text(file, what="a file that can be read"), file.parent
     elif text.lstrip().startswith("{"):
         value, folder = text, Path()
     else:

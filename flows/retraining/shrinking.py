@@ -17,10 +17,10 @@ from ringmaster.model_lineage.graph import Graph
 from ringmaster.model_lineage.snapshot import LineageNode, Snapshot
 from ringmaster.tasks.batch import Batch
 from ringmaster.tasks.retraining.policy import PromotionDecision, PromotionPolicy
-from ringmaster.techniques.job import DISTILLED, PRUNED, QUANTIZED, AdaptationSpec, Job, ModelSpec
+from ringmaster.techniques.job import DISTILLED, PRUNED, QUANTIZED, STRUCTURED, AdaptationSpec, Job, ModelSpec
 from ringmaster.techniques.metric import metric_named, ranked
 from ringmaster.techniques.metrics.latency import FAMILY
-from ringmaster.techniques.models.architectures import LAYERS
+from ringmaster.techniques.models.architectures import LAYERS, WIDTHS, kept_layers
 from ringmaster.techniques.models.model_folders import CONFIG, quantization_of, read_json, tensor_shapes, weight_bytes
 
 
@@ -77,7 +77,9 @@ def cheapest_child(
 
 
 MARGIN = 0.9
-"""The share of a limit that a student is predicted to take at most, as a measured p99 varies."""
+"""The share of a limit that a smaller model is predicted to take at most, as a measured p99 varies."""
+WIDTH_STEP = 8
+"""What a width is a multiple of, as kernels divide it."""
 OF_LOADING = ("architectures", "model_type", "transformers_version", "dtype", "torch_dtype")
 """The keys of a saved config that are no fields of a model."""
 KEPT = (
@@ -165,11 +167,12 @@ def plan_children(home: LineageHome, node: LineageNode, policy: PromotionPolicy,
         faults.append(f"{node.label} is quantized. To fix: name the model that it was quantized from")
     if faults:
         raise InputError([f"{node.label} is not made smaller: {fault}" for fault in faults])
-    share = min(_share_allowed(name, figures[name], policy.limits[name]) for name in broken)
+    share = MARGIN * min(_share_allowed(name, figures[name], policy.limits[name]) for name in broken)
     uri = f"models:/{node.label}"
     plain = Job(**{name: getattr(job, name) for name in KEPT})
-    students = [_student(plain, folder, depth, teacher=uri) for depth in _depths(job, folder, share=MARGIN * share)]
-    jobs = [*students, *(_quantized(plain, of) for of in students)]
+    pruned = [_pruned(plain, folder, *shape, base=uri) for shape in _shapes(job, folder, share=share)]
+    students = [_recovered(each, teacher=uri, teacher_model=job.model, of=plain) for each in pruned]
+    jobs = [*pruned, *students, *(_quantized(plain, of) for of in students)]
     jobs.append(_quantized(replace(plain, base=uri), None))
     return Batch(
         name=f"smaller-{node.label.replace('/', '-')}",
@@ -184,22 +187,29 @@ def _share_allowed(metric: str, value: float, limits: tuple[float, float]) -> fl
     return value / limits[0] if metric_named(metric).higher_is_better else limits[1] / value
 
 
-def _student(job: Job, folder: Path, depth: int, *, teacher: str) -> Job:
+def _pruned(job: Job, folder: Path, key: str, size: int, *, base: str) -> Job:
+    """Returns the job that takes layers, or channels of each, out of a model, whose config then has `size` as `key`."""
     config = read_json(folder / CONFIG)
-    key = next(key for key in LAYERS if key in config)
     own: dict[str, Any] = dict(job.model.config)
     if job.model.from_pretrained is not None:
         own = {name: value for name, value in config.items() if name not in OF_LOADING}
-    # Lists of a value for each layer, such as the kinds of attention, are as long as there are layers.
-    own = {
-        name: each[:depth] if isinstance(each, list) and len(each) == config[key] else each
-        for name, each in own.items()
-    }
-    model = ModelSpec(
-        architecture=config["architectures"][0], config={**own, key: depth}, attention=job.model.attention
-    )
-    how = AdaptationSpec(kind=DISTILLED, teacher=teacher, teacher_model=job.model)
-    return replace(job, name=f"{job.name}-{depth}-layers", model=model, adaptation=how)
+    if key in LAYERS:  # lists of a value for each layer, such as the kinds of attention
+        kept = kept_layers(config[key], size)
+        is_listed = {name for name, each in own.items() if isinstance(each, list) and len(each) == config[key]}
+        own |= {name: [own[name][i] for i in kept] for name in is_listed}
+    model = ModelSpec(architecture=config["architectures"][0], config={**own, key: size}, attention=job.model.attention)
+    how = AdaptationSpec(kind=PRUNED, method=STRUCTURED)
+    name = f"{job.name}-{size}-{'layers' if key in LAYERS else 'wide'}-pruned"
+    return replace(job, name=name, model=model, base=base, adaptation=how, num_steps=0, num_epochs=None)
+
+
+def _recovered(pruned: Job, *, teacher: str, teacher_model: ModelSpec, of: Job) -> Job:
+    """Returns the job that trains what is left of a model, taught by the whole model, for as many steps as that had.
+
+    Source: Muralidharan et al., Compact Language Models via Pruning and Knowledge Distillation (arXiv:2407.14679).
+    """
+    how = AdaptationSpec(kind=DISTILLED, teacher=teacher, teacher_model=teacher_model)
+    return replace(of, name=pruned.name.removesuffix("-pruned"), model=pruned.model, base=pruned.name, adaptation=how)
 
 
 def _quantized(job: Job, of: Job | None) -> Job:
@@ -210,33 +220,59 @@ def _quantized(job: Job, of: Job | None) -> Job:
     return replace(job, name=name, base=base, model=model, adaptation=how, num_steps=0, num_epochs=None)
 
 
-def _depths(job: Job, folder: Path, *, share: float) -> list[int]:
-    """Returns the numbers of layers with which students are predicted to take a share of the time, the larger first.
+def _shapes(job: Job, folder: Path, *, share: float) -> list[tuple[str, int]]:
+    """Returns the keys and values of configs with which smaller models are predicted to take a share of the time.
 
-    The first is the largest that is; the second has half of its layers, in case that fewer are needed. There are none
-    for a model that cannot be distilled, or of which other parts than its layers take too long.
+    First the most layers with which one is, and half of these, in case that fewer are needed; then the largest width of
+    the layers' feed-forward part. There are none for a model that cannot be distilled, and none of a kind where other
+    parts of the model take too long.
     """
-    config = read_json(folder / CONFIG)
-    num_layers = next((config[key] for key in LAYERS if isinstance(config.get(key), int)), 0)
-    if job.loss is not None or num_layers < 2 or not job.trains:
+    config, shapes = read_json(folder / CONFIG), tensor_shapes(folder)
+    if job.loss is not None or not job.trains:
         return []
-    most = largest_depth(tensor_shapes(folder), num_layers=num_layers, share=share)
-    return list(dict.fromkeys(depth for depth in (most, most // 2) if depth > 0))
+    result: list[tuple[str, int]] = []
+    layers, width = (next((key for key in keys if isinstance(config.get(key), int)), "") for keys in (LAYERS, WIDTHS))
+    if layers:
+        most = largest_size(shapes, config[layers], share=share, scales=is_of_layer)
+        result += [(layers, depth) for depth in dict.fromkeys((most, most // 2)) if depth > 0]
+    size = config[width] if width else 0
+    is_joined = any(2 * size in shape for name, (_, shape) in shapes.items() if is_of_layer(name, shape))
+    if size and not is_joined and size not in (config.get("hidden_size"), config.get("d_model")):
+
+        def is_between(name: str, shape: Sequence[int]) -> bool:
+            return is_of_layer(name, shape) and size in shape
+
+        widest = largest_size(shapes, size, share=share, scales=is_between, step=WIDTH_STEP)
+        result += [(width, widest)] if widest > 0 else []
+    return result
 
 
-def largest_depth(shapes: Mapping[str, tuple[str, tuple[int, ...]]], *, num_layers: int, share: float) -> int:
-    """Returns the largest number of layers with which a model is predicted to take a share of its time; 0 for none.
+def is_of_layer(name: str, shape: Sequence[int]) -> bool:
+    """Returns whether a tensor is of one of several equal layers, by its name."""
+    return any(part.isdecimal() for part in name.split("."))
 
-    A forward pass takes the time of its matrices, with m weights in the layers and r in the rest (the head):
 
-        time(depth) / time(num_layers) = (r + m depth / num_layers) / (r + m)
+def largest_size(
+    shapes: Mapping[str, tuple[str, tuple[int, ...]]],
+    size: int,
+    *,
+    share: float,
+    scales: Callable[[str, Sequence[int]], bool],
+    step: int = 1,
+) -> int:
+    """Returns the largest number of layers, or width, with which a model is predicted to take a share of its time.
+
+    It is a multiple of `step` below the present `size`; 0 for none. A forward pass takes the time of its matrices, with
+    m weights in those that scale with the size, and r in the rest (the head among them):
+
+        time(k) / time(size) = (r + m k / size) / (r + m)
 
     shapes: the dtype and shape of each tensor, by name. Tables of embeddings take no time, except as a tied head.
     """
-    matrices = {name: math.prod(shape) for name, (_, shape) in shapes.items() if len(shape) > 1}
-    layers = sum(num for name, num in matrices.items() if any(part.isdecimal() for part in name.split(".")))
+    matrices = {name: shape for name, (_, shape) in shapes.items() if len(shape) > 1}
     has_head = any("lm_head" in name for name in matrices)
-    rest = sum(matrices.values()) - layers
-    rest -= sum(num for name, num in matrices.items() if has_head and ("embed" in name or "wte" in name))
-    depths = (d for d in range(num_layers - 1, 0, -1) if rest + layers * d / num_layers <= share * (rest + layers))
-    return next(depths, 0)
+    timed = {n: shape for n, shape in matrices.items() if not (has_head and ("embed" in n or "wte" in n))}
+    whole = sum(map(math.prod, timed.values()))
+    scaled = sum(math.prod(shape) for name, shape in timed.items() if scales(name, shape))
+    sizes = range((size - 1) // step * step, 0, -step)
+    return next((k for k in sizes if whole - scaled + scaled * k / size <= share * whole), 0)

@@ -67,7 +67,7 @@ def train_children(run: RetrainingRun, name: str, batch: Batch, *, seed: int) ->
     else:
         batch = replace(batch, devices=run.production.devices, folder=run.production.folder)
         run.save(children={**begun, name: batch.to_json()})
-    result = result_of(lambda: train_batch(batch, name=batch.name, resume=_can_go_on(batch), seed=seed))
+    result = result_of(lambda: train_batch(batch, name=batch.name, resume=can_go_on(batch), seed=seed))
     if result.status == RetrainingStatus.INTERRUPTED:
         raise RunInterrupted("the retraining run was interrupted; the same command resumes it", result=result)
     price = run.production.price_per_device_hour
@@ -87,7 +87,7 @@ def _left_to_train(run: RetrainingRun, checks: Mapping[str, InspectedModel], bat
     """
     if (begun := run.content.get("training")) is not None:
         batch = Batch.from_json(begun)
-        if _can_go_on(batch):
+        if can_go_on(batch):
             return batch, True
         now = run.standings()
         for check in checks.values():
@@ -104,7 +104,8 @@ def _left_to_train(run: RetrainingRun, checks: Mapping[str, InspectedModel], bat
     return (batch if batch.jobs else None), False
 
 
-def _can_go_on(batch: Batch) -> bool:
+def can_go_on(batch: Batch) -> bool:
+    """Returns whether an interrupted run of a batch can be resumed."""
     address, home = settings.pool(), settings.home()
     try:
         if address is None:

@@ -22,6 +22,7 @@ from ringmaster.techniques.job import (
     MERGED,
     PRUNED,
     QUANTIZED,
+    STRUCTURED,
     VIRTUAL_TOKENS,
     AdaptationSpec,
     Adapter,
@@ -120,9 +121,15 @@ def adaptation_findings(job: Raw) -> Iterator[Finding]:
             f"is missing: a {kind} model comes from another",
             "give a job's name, models:/NAME@ALIAS or a folder",
         ),
+        (
+            method == STRUCTURED and not (job.get("base") and as_mapping(job.get("model")).get("architecture")),
+            ("model",),
+            "has no shape of its own, or no base with a larger one",
+            "give base, and architecture and config of the smaller model",
+        ),
         *(
             (
-                kind in REWRITING and job.get(key),
+                is_rewriting(job) and job.get(key),
                 (key,),
                 f"is given, and a {kind} model is not trained",
                 f"remove {key}; to train further, name this job as the base of another",
@@ -143,10 +150,10 @@ def adaptation_findings(job: Raw) -> Iterator[Finding]:
         ),
         (
             kind == PRUNED
-            and method == "2:4"
+            and method in ("2:4", STRUCTURED)
             and adaptation.get("sparsity", AdaptationSpec.sparsity) != AdaptationSpec.sparsity,
             (*at, "sparsity"),
-            f"of 2:4 is always {AdaptationSpec.sparsity}, {got(adaptation.get('sparsity'))}",
+            f"of {method} is {'always 0.5' if method == '2:4' else 'not chosen'}, {got(adaptation.get('sparsity'))}",
             "remove sparsity, or prune by magnitude",
         ),
     )
@@ -161,7 +168,8 @@ def is_store(job: Raw) -> bool:
 
 def is_rewriting(job: Raw) -> bool:
     """Whether a job's adaptation never involves training."""
-    return as_mapping(job.get("adaptation")).get("kind") in REWRITING
+    adaptation = as_mapping(job.get("adaptation"))
+    return adaptation.get("kind") in REWRITING or adaptation.get("method") == STRUCTURED
 
 
 def parents_of(job: Raw) -> Iterator[tuple[Place, str]]:
@@ -239,7 +247,7 @@ def with_declared_parents(jobs: Sequence[Job]) -> tuple[Job, ...]:
         if job.adapter is not None:
             job = replace(job, adapter=_with_base_adapter(job, named))
         how = job.adaptation
-        if how is not None and how.kind in REWRITING:
+        if how is not None and (how.kind in REWRITING or how.method == STRUCTURED):
             job = replace(job, num_steps=0, num_epochs=None)
         if how is not None and how.teacher in models:
             job = replace(job, adaptation=replace(how, teacher_model=models[how.teacher]))

@@ -20,7 +20,6 @@ from ringmaster.tasks.batch.references import NAME_REMEDY, is_name, loss_parts
 from ringmaster.tasks.batch.schema import PLANNER_KEYS, PROFILING_SHARE, BatchEntry, GridEntry, JobEntry
 from ringmaster.tasks.batch.shared_components import component_findings, with_composites
 from ringmaster.tasks.cluster import Devices
-from ringmaster.tasks.files import text_of
 from ringmaster.tasks.planning.objectives import PlanningTerms
 from ringmaster.techniques.data.inference import (
     encodes_text,
@@ -203,16 +202,7 @@ def load_batch(path: Path, *, data: Path | None = None) -> Batch:
 
     data: the rows of a Ludwig configuration, of which `path` is then the file: a batch of one job.
     """
-    try:
-        text = text_of(path)
-    except (OSError, UnicodeDecodeError) as error:
-        problem, remedy = (
-            f"cannot be read: {getattr(error, 'strerror', None) or type(error).__name__}",
-            "name a batch file, such as batch.yaml",
-        )
-        if isinstance(error, UnicodeDecodeError):
-            problem, remedy = f"is not UTF-8 text: {error.reason}", "save it as UTF-8"
-        raise BatchFileError([Fault("", None, problem, remedy, str(path))]) from error
+    text = yaml_sections.read_text(path, what="a batch file, such as batch.yaml")
     if data is not None:
         return _ludwig_batch(text, path, data=data)
     return parse_batch(text, folder=path.parent, name=path.name)

@@ -26,6 +26,11 @@ def place_text(place: Place) -> str:
     return text.removeprefix(".")
 
 
+def parsed_place(text: str) -> Place:
+    """Returns the place whose `place_text` is `text`; keys with dots or brackets become several."""
+    return tuple(int(number) if number else key for number, key in re.findall(r"\[(\d+)\]|([^.\[\]]+)", text))
+
+
 @dataclass(frozen=True)
 class Fault:
     """A fault. `place` is empty for the whole file; `line` is None if there is no file.

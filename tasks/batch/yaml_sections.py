@@ -82,17 +82,28 @@ def _description(place: Place, root: type[Section]) -> str:
     return "a value of that kind"
 
 
-def read_document(path: Path, *, what: str) -> document.YamlDocument:
-    """Returns the YAML document in a file. Raises BatchFileError if the file cannot be read.
+def read_text(path: Path, *, what: str) -> str:
+    """Returns the text of a file. Raises BatchFileError if it cannot be read.
 
     Args:
         path: The file.
         what: A description of the file for messages, such as "a file of tests".
     """
     try:
-        return document.read(text_of(path))
-    except (OSError, UnicodeDecodeError) as error:
-        raise BatchFileError([Fault("", None, f"cannot be read: {error}", f"name {what}", str(path))]) from error
+        return text_of(path)
+    except OSError as error:
+        message = f"cannot be read: {error.strerror or type(error).__name__}"
+        raise BatchFileError([Fault("", None, message, f"name {what}", str(path))]) from error
+    except UnicodeDecodeError as error:
+        line = error.object.count(b"\n", 0, error.start) + 1
+        raise BatchFileError(
+            [Fault("", line, f"is not UTF-8 text: {error.reason}", "save it as UTF-8", str(path))]
+        ) from error
+
+
+def read_document(path: Path, *, what: str) -> document.YamlDocument:
+    """Returns the YAML document in a file, as `read_text` reads it."""
+    return document.read(read_text(path, what=what))
 
 
 def file_error(findings: Iterable[Finding], read: document.YamlDocument, *, file: str) -> BatchFileError:

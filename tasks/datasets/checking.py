@@ -19,11 +19,11 @@ from pydantic import ValidationError
 
 from ringmaster.codec import digest, from_json, set_fields, to_json
 from ringmaster.errors import InputError
-from ringmaster.tasks.batch.document import Fault, Finding, Place, got, place_text, read
+from ringmaster.tasks.batch.document import Fault, Finding, Place, got, place_text
 from ringmaster.tasks.batch.references import closest
 from ringmaster.tasks.batch.schema import Data, DatasetVersion
+from ringmaster.tasks.batch.yaml_sections import read_document
 from ringmaster.tasks.datasets.catalogue import Catalogue, Entry, catalogue_of
-from ringmaster.tasks.files import text_of
 from ringmaster.techniques.data.encoded_rows import RowManifest
 from ringmaster.techniques.data.file_patterns import matching
 from ringmaster.techniques.data.file_rows import SplitRows, moment
@@ -268,10 +268,7 @@ def read_catalogue(file: Path) -> tuple[Catalogue, dict[str, Any], list[str]]:
 
     Raises InputError where there are no data sets.
     """
-    try:
-        document = read(text_of(file))
-    except (OSError, UnicodeDecodeError) as error:
-        raise InputError([f"{file} cannot be read: {error}. To fix: name a file with `datasets:`"]) from error
+    document = read_document(file, what="a file with `datasets:`")
     raw = document.data if isinstance(document.data, dict) else {}
     catalogue, result = catalogue_of(raw.get("datasets"), folder=file.parent.resolve())
     placed = [(place_text(f.place), f.line or document.line(f.place), f) for f in [*document.findings, *result]]

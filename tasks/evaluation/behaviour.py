@@ -113,7 +113,10 @@ def run_texts(tests: Sequence[BehaviourEntry], *, score: Score, encode: str | No
             case = cases[test.name]
             one = taken(scores, [place[text] for text in case.texts])
             two = None if case.others is None else taken(scores, [place[text] for text in case.others])
-            lines = [_quoted(text, other) for text, other in itertools.zip_longest(case.texts, case.others or ())]
+            pairs = (
+                [(text,) for text in case.texts] if case.others is None else zip(case.texts, case.others, strict=True)
+            )
+            lines = [" and ".join(f"{text[:MAX_CHARACTERS]!r}" for text in pair) for pair in pairs]
             result.setdefault(model, []).append(judge(test, one, two, labels=case.labels, descriptions=lines))
     for model, fault in scored.faults.items():
         result[model] = [replace(_unrun(test), fault=fault) for test in tests]
@@ -181,8 +184,9 @@ def judge(
     descriptions: a description of each case for messages.
     """
     result = replace(_unrun(test), num_cases=one.num_rows)
-    if one.kind not in (CAUSAL, CLASSIFIER) or (one.kind == CAUSAL and (labels is not None or _label_of(test))):
-        wanted = "a classifier" if labels is not None or _label_of(test) else "a classifier or a causal language model"
+    has_label = labels is not None or (test.direction is not None and test.direction.label is not None)
+    if one.kind not in (CAUSAL, CLASSIFIER) or (one.kind == CAUSAL and has_label):
+        wanted = "a classifier" if has_label else "a classifier or a causal language model"
         return replace(result, fault=f"it asks for {wanted}, and the model is none")
     if one.kind == CLASSIFIER and test.over is not None:
         return replace(result, fault="`over` asks for a causal language model, and the model is none")
@@ -266,10 +270,6 @@ def _log_probabilities(scores: Scores, test: BehaviourEntry) -> Any:
     return scores.log_probabilities / np.maximum(scores.num_tokens - 1, 1)
 
 
-def _label_of(test: BehaviourEntry) -> bool:
-    return test.direction is not None and test.direction.label is not None
-
-
 def _of_images(
     test: BehaviourEntry, model: str, one: ScoringResult, two: ScoringResult | None, *, labels: Any
 ) -> TestResult:
@@ -290,11 +290,6 @@ def _unrun(test: BehaviourEntry) -> TestResult:
 
 def _filled(template: str, words: Mapping[str, str]) -> str:
     return re.sub(r"{(\w+)}", lambda slot: words[slot[1]], template)
-
-
-def _quoted(text: str, other: str | None) -> str:
-    message = f"{text[:MAX_CHARACTERS]!r}"
-    return message if other is None else f"{message} and {other[:MAX_CHARACTERS]!r}"
 
 
 Images = npt.NDArray[np.float32]
@@ -351,19 +346,6 @@ def _rotated(images: Images, degrees: int, _: np.random.Generator) -> Images:
     return np.rot90(images, k=degrees // 90, axes=(-2, -1))
 
 
-def _flipped(images: Images, how: str, _: np.random.Generator) -> Images:
-    return np.flip(images, axis=-1 if how == "horizontal" else -2)
-
-
-def _noisy(images: Images, deviation: float, draw: np.random.Generator) -> Images:
-    return images + draw.normal(0, deviation, images.shape).astype(np.float32)
-
-
-def _brighter(images: Images, by: float, _: np.random.Generator) -> Images:
-    brighter: Images = np.clip(images + np.float32(by), images.min(), images.max())
-    return brighter
-
-
 def _occluded(images: Images, side: int, draw: np.random.Generator) -> Images:
     result = images.copy()
     height, width = images.shape[-2:]
@@ -377,8 +359,8 @@ def _occluded(images: Images, side: int, draw: np.random.Generator) -> Images:
 IMAGE_CHANGES: Mapping[str, Callable[[Images, Any, np.random.Generator], Images]] = {
     "shift": _shifted,
     "rotate": _rotated,
-    "flip": _flipped,
-    "noise": _noisy,
-    "brightness": _brighter,
+    "flip": lambda images, how, _: np.flip(images, axis=-1 if how == "horizontal" else -2),
+    "noise": lambda images, deviation, draw: images + draw.normal(0, deviation, images.shape).astype(np.float32),
+    "brightness": lambda images, by, _: np.clip(images + np.float32(by), images.min(), images.max()),
     "occlude": _occluded,
 }

@@ -159,7 +159,9 @@ def _finite(assertion: AssertionEntry) -> AssertionCheck:
             value = _value(row, field)
             if value is None:
                 return f"has no {field}"
-            if not all(is_number(v) and math.isfinite(v) for v in (value if _is_list(value) else [value])):
+            if not all(
+                is_number(v) and math.isfinite(v) for v in (value if isinstance(value, (list, tuple)) else [value])
+            ):
                 return f"{field} is {value}"
         return None
 
@@ -174,7 +176,7 @@ def _range(assertion: AssertionEntry) -> AssertionCheck:
 
     def wrong(row: Row) -> str | None:
         value = _value(row, bounds.field)
-        values = value if _is_list(value) and value else [value]
+        values = value if isinstance(value, (list, tuple)) and value else [value]
         if all(is_number(v) and low <= v <= high for v in values):  # NaN is in no range
             return None
         return f"has no {bounds.field}" if value is None else f"{bounds.field} is {value}"
@@ -268,10 +270,6 @@ def _value(row: Row, field: str) -> Any:
     return row.get(field)
 
 
-def _is_list(value: Any) -> bool:
-    return isinstance(value, (list, tuple))
-
-
 _KINDS: Mapping[str, Callable[[AssertionEntry], AssertionCheck]] = {
     "finite": _finite,
     "range": _range,
@@ -351,10 +349,9 @@ class Log:
 def largest_probability(row: Row) -> float | None:
     """Returns the largest of a row's probabilities; None if it has none, or if one of them is not a number."""
     values = row.get("probabilities")
-    if not _is_list(values) or not values or not all(map(is_number, values)):
+    if not isinstance(values, (list, tuple)) or not values or not all(map(is_number, values)):
         return None
-    most: float = max(values)
-    return most
+    return float(max(values))
 
 
 def is_number(value: Any) -> bool:

@@ -130,10 +130,15 @@ def figure(title: str, measured: Sequence[SliceMetric], *, other: str | None = N
     for metric in dict.fromkeys(line.metric for line in measured):
         lines = [line for line in measured if line.metric == metric]
         low, high = _ends(metric, lines)
-        x = partial(_pixel, low=low, high=high)
-        ticks = [low + (high - low) * i / 4 for i in range(5)]
         fields.append(
-            {"metric": metric, "lines": lines, "top": top, "bottom": top + LINE * len(lines), "x": x, "ticks": ticks}
+            {
+                "metric": metric,
+                "lines": lines,
+                "top": top,
+                "bottom": top + LINE * len(lines),
+                "x": partial(_pixel, low=low, high=high),
+                "ticks": [low + (high - low) * i / 4 for i in range(5)],
+            }
         )
         top += LINE * len(lines) + GAP
     level = measured[0].level if measured else None

@@ -183,8 +183,7 @@ def _draws(num_rows: int, num_draws: int, seed: int) -> Iterator[Values]:
 def _joined(parts: Iterable[Values]) -> Values:
     """Returns the finite values of all draws."""
     drawn: Values = np.concatenate([np.zeros(0), *parts])
-    finite: Values = drawn[np.isfinite(drawn)]
-    return finite
+    return drawn[np.isfinite(drawn)]
 
 
 def _differ(one: Values, other: Values) -> npt.NDArray[np.bool_]:

@@ -26,12 +26,6 @@ Share = Annotated[float, Field(ge=0, le=1)]
 Number = Annotated[float, Field(allow_inf_nan=False)]
 
 
-Kind = Annotated[str, AfterValidator(references.one_of(KINDS))]
-Move = Annotated[str, AfterValidator(references.one_of(MOVES))]
-Case = Annotated[str, AfterValidator(references.one_of(("upper", "lower", "title")))]
-Flip = Annotated[str, AfterValidator(references.one_of(("horizontal", "vertical")))]
-
-
 def _arrays(name: str, info: ValidationInfo) -> str:
     """Returns the absolute path of a file of arrays, given relative to the suite's folder."""
     assert isinstance(info.context, dict), "validation needs the file's folder as its context"
@@ -58,7 +52,9 @@ class ChangeEntry(Section):
     """The changes applied to a case, in the order of the keys."""
 
     typo: Whole | None = Field(default=None, description="how many pairs of neighbouring letters to swap, such as 1")
-    case: Case | None = Field(default=None, description="upper, lower or title")
+    case: Annotated[str, AfterValidator(references.one_of(("upper", "lower", "title")))] | None = Field(
+        default=None, description="upper, lower or title"
+    )
     replace: dict[str, str] | None = Field(default=None, description="words and what they become, such as {Ann: Bob}")
     append: str | None = Field(default=None, description='text to put behind, such as " Thanks."')
     prepend: str | None = Field(default=None, description='text to put before, such as "Well, "')
@@ -66,7 +62,9 @@ class ChangeEntry(Section):
         default=None, description="pixels to the right and down, such as [1, 0]"
     )
     rotate: int | None = Field(default=None, description="90, 180 or 270 degrees, counter-clockwise")
-    flip: Flip | None = Field(default=None, description="horizontal or vertical")
+    flip: Annotated[str, AfterValidator(references.one_of(("horizontal", "vertical")))] | None = Field(
+        default=None, description="horizontal or vertical"
+    )
     noise: Annotated[float, Field(gt=0)] | None = Field(
         default=None, description="the standard deviation of the noise added to each pixel, such as 0.1"
     )
@@ -82,7 +80,7 @@ class ChangeEntry(Section):
 class DirectionEntry(Section):
     """The direction in which a change moves the model's output."""
 
-    moves: Move = Field(description="up, down, not_up or not_down")
+    moves: Annotated[str, AfterValidator(references.one_of(MOVES))] = Field(description="up, down, not_up or not_down")
     label: Annotated[int, Field(ge=0)] | None = Field(
         default=None, description="the label whose probability moves; a language model's log-probability has none"
     )
@@ -93,7 +91,9 @@ class BehaviourEntry(Section):
     """One behavioural test: cases, an optional change, and how many cases may fail."""
 
     name: Name = Field(description="a name, such as negation")
-    kind: Kind = Field(description="minimum, invariance or direction")
+    kind: Annotated[str, AfterValidator(references.one_of(KINDS))] = Field(
+        description="minimum, invariance or direction"
+    )
     texts: Annotated[list[str], Field(min_length=1)] | None = Field(default=None, description="a list of texts")
     template: str | None = Field(default=None, description='a text with slots, such as "I {verb} it."')
     lexicons: dict[str, Annotated[list[str], Field(min_length=1)]] = Field(

@@ -128,13 +128,14 @@ class PlanSearch:
                 objective=self.objective,
                 work=self.work,
             )
-        start, enough = self.best, 0.0
-        if self.preemption != "never" and not self.problem.limits and self._is_worth_searching():
-            self._by_events()
-            enough = ENOUGH_BY_EVENTS
-        is_late = lateness_s(self.best, self.problem) > 1e-6 * self.best.makespan_s
-        if (is_late or self._share_above_bound() > enough) and self._is_worth_searching():
-            self._by_lists(start, bound_s=self.bound.seconds)
+        if not self.problem.limits:  # which annealed lists do not model
+            start, enough = self.best, 0.0
+            if self.preemption != "never" and self._is_worth_searching():
+                self._by_events()
+                enough = ENOUGH_BY_EVENTS
+            is_late = lateness_s(self.best, self.problem) > 1e-6 * self.best.makespan_s
+            if (is_late or self._share_above_bound() > enough) and self._is_worth_searching():
+                self._by_lists(start, bound_s=self.bound.seconds)
         if lateness_s(self.best, self.problem) > 1e-6 * self.best.makespan_s:
             raise ProblemError([unmet(self.best, self.problem)])
 

@@ -16,6 +16,8 @@ from ringmaster.tasks.batch.schema import Section
 from ringmaster.tasks.evaluation.examination import ALL, ExaminationResult, SliceMetric
 from ringmaster.tasks.evaluation.suite import Suite, load_suite
 from ringmaster.tasks.files import is_file
+from ringmaster.techniques.metric import metric_named
+from ringmaster.techniques.metrics.latency import FAMILY
 
 T = TypeVar("T")
 Probability = Annotated[float, Field(gt=0, lt=1)]
@@ -170,7 +172,7 @@ class PromotionDecision:
 
     reasons: all reasons, and the comparison with the champion.
     compared: the metric over all rows, with that of the champion; None where a person decides, or it is not known.
-    figures: the values of the metrics that the policy limits, as far as they are known.
+    figures: the values of the metrics that the policy limits, as far as they are known, as `limited_value` has them.
     """
 
     promote: bool
@@ -202,7 +204,7 @@ def decide_by(
     lines = [line for result in examined for line in result.measured if line.metric == metric]
     whole = next((line for line in lines if line.slice == ALL), None)
     reasons = [fault for result in examined for fault in result.faults]
-    known = {line.metric: line.value for result in examined for line in result.measured if line.slice == ALL}
+    known = {line.metric: line for result in examined for line in result.measured if line.slice == ALL}
     reasons += _outside_limits(policy, known)
     for result in examined:
         reasons += [_failure_text(t.test, t.num_failures, t.num_cases, t.fault) for t in result.tests if not t.passed]
@@ -227,7 +229,7 @@ def decide_by(
         why="; ".join(reasons),
         reasons=tuple(reasons),
         compared=whole,
-        figures={name: known[name] for name in policy.limits if name in known},
+        figures={name: limited_value(known[name]) for name in policy.limits if name in known},
     )
 
 
@@ -280,12 +282,22 @@ def _against_champion(policy: PromotionPolicy, whole: SliceMetric, *, min_gain: 
         )
 
 
-def _outside_limits(policy: PromotionPolicy, known: Mapping[str, float]) -> Iterator[str]:
+def limited_value(line: SliceMetric) -> float:
+    """Returns what a limit holds for: of a latency, whose tail is few requests, the worse end of its interval."""
+    if not line.metric.startswith(f"{FAMILY}/"):
+        return line.value
+    end = line.low if metric_named(line.metric).higher_is_better else line.high
+    return end if math.isfinite(end) else line.value
+
+
+def _outside_limits(policy: PromotionPolicy, known: Mapping[str, SliceMetric]) -> Iterator[str]:
     for metric, (least, most) in policy.limits.items():
-        value = known.get(metric, math.nan)
+        value = limited_value(known[metric]) if metric in known else math.nan
         if not least <= value <= most:
             bound = f"at most {most:g}" if value > most else f"at least {least:g}" if value < least else "a number"
-            yield f"its {metric} is {value:.4g}, and the policy allows {bound}"
+            is_end = metric in known and value != known[metric].value
+            of = f", the end of the interval around {known[metric].value:.4g}" if is_end else ""
+            yield f"its {metric} is {value:.4g}{of}, and the policy allows {bound}"
 
 
 def _loses(policy: PromotionPolicy, line: SliceMetric) -> bool:

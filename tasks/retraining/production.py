@@ -19,7 +19,7 @@ from pydantic.functional_validators import AfterValidator
 
 from ringmaster.errors import BatchFileError
 from ringmaster.tasks.batch import Batch, document, parse_batch
-from ringmaster.tasks.batch.document import Finding, Place, as_list, findings_where, place_text
+from ringmaster.tasks.batch.document import Finding, Place, as_list, findings_where, parsed_place, place_text
 from ringmaster.tasks.batch.grid import combinations, num_jobs, too_many
 from ringmaster.tasks.batch.references import Name, Positive, Whole, wrong
 from ringmaster.tasks.batch.schema import Section
@@ -531,8 +531,7 @@ def _swept(template: dict[str, Any], over: Mapping[str, Any], *, at: Place) -> t
 
 def _place(text: str, origins: list[tuple[int, Place]]) -> Place:
     """Converts a place of the batch, such as jobs[1].optimizer.lr, to a place in the file."""
-    parts = re.findall(r"\[(\d+)\]|([^.\[\]]+)", text)
-    place: Place = tuple(int(number) if number else key for number, key in parts)
+    place = parsed_place(text)
     if len(place) < 2 or place[0] != "jobs" or not isinstance(place[1], int):
         return place
     i, data_place = origins[place[1]]

@@ -20,12 +20,14 @@ from ringmaster.techniques.data.row_kind import retriever_of
 from ringmaster.techniques.data.stored_source import progress_to
 from ringmaster.techniques.estimates.device_rates import start_gpu_children
 from ringmaster.techniques.estimates.time_estimate import Estimator, describe
-from ringmaster.techniques.job import DataSpec, Job
+from ringmaster.techniques.job import STRUCTURED, DataSpec, Job
 from ringmaster.techniques.model_facts import ModelFacts, why_no_attention
 from ringmaster.techniques.models.adaptation_support import drops_out, why_no_adaptation, why_no_generation
 from ringmaster.techniques.models.adapters import attach
 from ringmaster.techniques.models.build import check_weights, skeleton
 from ringmaster.techniques.models.facts import model_facts
+from ringmaster.techniques.models.model_folders import model_of_folder
+from ringmaster.techniques.models.structured_pruning import tensor_sources
 from ringmaster.techniques.preflight import Candidate, Preflight, PreflightOrder, Refusal
 from ringmaster.techniques.probing import TinyStepResult, explained, probe
 from ringmaster.techniques.processes.channel import Channel
@@ -93,6 +95,10 @@ def preflight_job(job: Job, order: PreflightOrder) -> Preflight:
         tried = probe(job, data=data, cache_dir=Path(order.cache_dir), is_there=described is None)
         _check_training(job, data)
         _check_weights(job, data, order.weights)
+    is_narrowed = job.adaptation is not None and job.adaptation.method == STRUCTURED
+    if is_narrowed and (folder := order.weights.get(job.name)) and (larger := model_of_folder(Path(folder))):
+        with explained("adaptation: it does not suit the base", "correct model.config"):
+            tensor_sources(skeleton(larger, data), skeleton(job.model, data))
     in_4_bits = job.quantize_base is not None
     facts = model_facts(job.model, data=data, adapter=job.adapter, frozen=job.freeze, in_4_bits=in_4_bits)
     if tried is not None:

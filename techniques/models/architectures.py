@@ -34,7 +34,16 @@ LAYERS = (
     *("encoder_layers", "decoder_layers", "num_encoder_layers", "num_decoder_layers"),
 )
 """The different names of the number of layers in configs of transformers."""
+WIDTHS = ("intermediate_size", "n_inner", "ffn_dim", "d_ff")
+"""The different names of the width between the two or three matrices of a feed-forward layer."""
 TAKEN_ANYWAY = re.compile(r"rope_theta|rope_scaling|attn_implementation|\w+_token_id")
+
+
+def kept_layers(num_layers: int, num_kept: int) -> list[int]:
+    """Returns the layers that a model of fewer layers keeps: at equal distances, the first and the last among them."""
+    if num_kept >= num_layers:
+        return [*range(num_kept)]
+    return [round(i * (num_layers - 1) / max(num_kept - 1, 1)) for i in range(num_kept)]
 
 
 @cache

@@ -50,6 +50,7 @@ from ringmaster.techniques.training.trainer import BY_HASH
 
 EXTRA = (*(f"self_attention.{each}" for each in ("linear_qkv", "linear_proj", "core_attention")), "mlp.linear_fc1")
 EXTRA += ("mlp.linear_fc2",)
+NEMO = ".nemo"
 ADAM = "exp_avg"
 """The state that only Adam and its relatives have, which count a parameter's steps."""
 
@@ -234,6 +235,11 @@ def open_model(source: str) -> LazyModel:
     if "://" in source:
         return _from_checkpoint(CheckpointStore(source).newest(), source)
     folder = Path(source)
+    if folder.suffix == NEMO:
+        raise ValueError(
+            f"{source} is an archive of NeMo 1: its model_config.yaml and model_weights are not read, and it has no "
+            "Hugging Face config. To fix: make a Hugging Face folder of it by NeMo's scripts/checkpoint_converters"
+        )
     if (folder / "manifest.json").is_file():
         return _from_checkpoint(CheckpointStore(folder.parent).whole(folder.name), source)
     if any(folder.glob("step-????????")):

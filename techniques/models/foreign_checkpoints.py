@@ -1,7 +1,7 @@
 """Checkpoints of other frameworks, opened as models of Hugging Face with the states of their optimizers.
 
     DCP            .metadata, *.distcp                        torchtitan's names, Hugging Face's, or Megatron-Core's
-    torch_dist     .metadata, *.distcp, metadata.json         Megatron-Core's DCP; NeMo's has it in `weights/`
+    torch_dist     .metadata, *.distcp, metadata.json         Megatron-Core's DCP; NeMo 2 has it in `weights/`
     DeepSpeed      *_model_states.pt, *_optim_states.pt       ZeRO of stage 1 to 3 (`deepspeed_checkpoints`)
     universal      zero/PARAMETER/{fp32,exp_avg,...}.pt       DeepSpeed's after `ds_to_universal`
 
@@ -21,7 +21,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from ringmaster.techniques.checkpoints.dcp_folders import SAVE_AGAIN, DcpFolder, DcpTensor
+from ringmaster.techniques.checkpoints.dcp_folders import SAVE_AGAIN, DcpFolder, DcpTensor, weights_in_stream
 from ringmaster.techniques.checkpoints.tensor_files import DTYPE_NAMES, LazyTensor
 from ringmaster.techniques.models.deepspeed_checkpoints import read_universal, read_zero
 from ringmaster.techniques.models.llama_layouts import (
@@ -44,7 +44,7 @@ STATE = re.compile(r"(?:chained_\d+\.)?(?:optimizer|optim)\.(?:state\.)?(.+)")
 NO_WEIGHTS = re.compile(
     r"(chained_\d+\.)?(optimizer|optim|lr_scheduler|train_state|dataloader|opt_param_scheduler)\.|rng"
 )
-STEP = "step"
+STEP, COMMON = "step", "common.pt"
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -150,6 +150,9 @@ def _read_dcp(
             by_state = _states(content, prefix, states_first=read is _megatron)
             steps = [int(each.load()) for each in by_state.pop(STEP, {}).values()]
             stored = content.value("train_state.step")
+            if (common := folder / COMMON).is_file() and stored is None:
+                values = weights_in_stream(str(common), named=str(common))
+                stored = values.get("global_step") if isinstance(values, Mapping) else None
             step = max(steps) if steps else stored if isinstance(stored, int) else None
             states = {state: read(named, config, wanted, content) for state, named in by_state.items()}
             return read(own, config, wanted, content), states, step

@@ -29,17 +29,20 @@ from ringmaster.techniques.job import (
     MERGED,
     PRUNED,
     QUANTIZED,
+    STRUCTURED,
     AdaptationSpec,
     Adapter,
     Job,
     ModelSpec,
 )
-from ringmaster.techniques.models.build import build_model
+from ringmaster.techniques.models.architectures import instantiate
+from ringmaster.techniques.models.build import build_model, model_config
 from ringmaster.techniques.models.export import export_model, export_quantized
 from ringmaster.techniques.models.facts import model_facts
 from ringmaster.techniques.models.model_folders import model_of_folder, quantization_of, weight_bytes
 from ringmaster.techniques.models.peft_format import base_of, is_adapter, quantized_base, resolved
 from ringmaster.techniques.models.quantization import quantize
+from ringmaster.techniques.models.structured_pruning import narrow
 from ringmaster.techniques.processes.events import JobReady, TrialMeasured
 from ringmaster.techniques.processes.order import EVALUATE, GangOrder, Slot
 from ringmaster.techniques.processes.ranks import Ranks, join
@@ -192,7 +195,9 @@ def _rewrite(order: GangOrder, folder: Path, *, beat: Callable[[], None], is_tri
                 f"the model in {folder} is quantized, and a quantized model is not rewritten further. "
                 f"To fix: take what it was quantized from, and quantize the result"
             )
-        model = build_model(job.model, data=prepared, seed=job.seed, weights_from=Path(folder) if folder else None)
+        of_folder = model_of_folder(Path(folder)) if folder and adaptation.method == STRUCTURED else None
+        spec, weights_from = of_folder or job.model, Path(folder) if folder else None
+        model = build_model(spec, data=prepared, seed=job.seed, weights_from=weights_from)
         beat()
         return model
 
@@ -214,7 +219,10 @@ def _rewrite(order: GangOrder, folder: Path, *, beat: Callable[[], None], is_tri
             folder, spec=job.model, model=model, names=names, method=method, prepared=prepared, base=of, job=job
         )
         return
-    if adaptation.kind == PRUNED:
+    if adaptation.method == STRUCTURED:
+        whole, model = model, instantiate(model_config(job.model, prepared))
+        narrow(whole, model)
+    elif adaptation.kind == PRUNED:
         prune(model, adaptation)
     export_model(folder, spec=job.model, model=model, state=model.state_dict(), prepared=prepared, base=of, job=job)
 
@@ -274,11 +282,11 @@ def compare(order: GangOrder, ranks: Ranks, reporter: Reporter, *, folder: Path)
 
 
 def _model(job: Job, name: str, folder: Path) -> ModelSpec:
-    """Returns a parent's model: a teacher's own; for parents that are rewritten or trained further, the job's."""
+    """Returns a parent's model: its own of a teacher or a larger base; of parents of the same shape, the job's."""
     adaptation = job.adaptation
-    if adaptation is not None and name == adaptation.teacher:
+    if adaptation is not None and (name == adaptation.teacher or adaptation.method == STRUCTURED):
         model = adaptation.teacher_model or model_of_folder(folder)
-        assert model is not None, "a teacher was trained with"
+        assert model is not None, "a teacher was trained with, or a base was narrowed"
         return model
     return job.model
 

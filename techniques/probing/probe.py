@@ -21,7 +21,7 @@ from ringmaster.techniques.data import Dataset, PreparedData, fetch, open_data
 from ringmaster.techniques.data_source import installed_source
 from ringmaster.techniques.job import BESIDE_MODEL_AND_LOSS, DISTILLED, VIRTUAL_TOKENS, Job, ModelSpec
 from ringmaster.techniques.loss import ADVANTAGES, REWARDS, LossFunction, class_of, reward_names, source_of
-from ringmaster.techniques.metric import installed_metric
+from ringmaster.techniques.metric import installed_metric, metrics_named
 from ringmaster.techniques.models.architectures import instantiate, misspelt, undeclared_fields
 from ringmaster.techniques.models.build import build_model, model_config, seeded
 from ringmaster.techniques.models.peft_format import resolved
@@ -402,10 +402,13 @@ class _TinyStep:
         with explained(f"loss: it cannot be computed of samples with {shapes_of(self._batch)}", "correct loss or data"):
             self._loss(output, self._batch)
         with explained("evaluation: its metrics cannot be computed", "correct the metric, or name others"):
-            metrics = MetricTotals(self._job.evaluation.metrics, loss=self._loss, data=self._data)
-            metrics.add(output, self._batch, written=self._written())
-            metrics.measure_model(self._model, self._data, NUM_SAMPLES, batch_size=NUM_SAMPLES)
-            metrics.result()
+            named, written = metrics_named(self._job.evaluation.metrics), self._written()
+        for metric in named:
+            with explained(f"evaluation: the metric {metric.name} cannot be computed", "correct it, or name others"):
+                totals = MetricTotals([metric.name], loss=self._loss, data=self._data)
+                totals.add(output, self._batch, written=written)
+                totals.measure_model(self._model, self._data, NUM_SAMPLES, batch_size=NUM_SAMPLES)
+                totals.result()
         with explained("loss: it has no gradient", "compute it of what the model returns"), seeded(0):
             self._loss(self._model(**self._loss.forward_inputs(self._batch)), self._batch)[0].backward()  # type: ignore[no-untyped-call]
         self._model.zero_grad(set_to_none=True)

@@ -19,6 +19,7 @@ import hashlib
 import json
 import math
 import re
+from collections import Counter
 from collections.abc import Collection, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
@@ -168,7 +169,7 @@ class KnowledgeStore:
             num_passages: passages for each question; fewer where the store has no more.
         """
         wanted = np.ascontiguousarray(vectors, dtype=np.float32)
-        nearest = _search(self.index, wanted, min(num_passages + SPARE, len(self._keys)))
+        _, nearest = self.index.search(wanted, min(num_passages + SPARE, len(self._keys)))  # keys; -1 for none
         texts, ids = self._table["text"], self._table["id"]
         result = []
         for vector, keys in zip(wanted, nearest, strict=True):
@@ -339,7 +340,7 @@ def write_store(
     manifest = StoreManifest(
         num_passages=len(passages),
         num_features=vectors.shape[1],
-        passages=_digest_of(passages),
+        passages=hashlib.sha256(json.dumps([[each.id, each.text] for each in passages]).encode()).hexdigest()[:16],
         encoder=encoder_digest(encoder) if before is None else before.encoder,
         settings=settings,
         chain=() if before is None else (*before.chain, delta),
@@ -379,7 +380,7 @@ def build_index(vectors: Vectors, keys: NDArray[np.int64], settings: StoreSettin
     index.train(vectors)
     index.add_with_ids(vectors, keys)
     index.nprobe, drawn = 1, np.random.default_rng(settings.seed).permutation(len(vectors))[:NUM_QUERIES]
-    exact = _search(_exact_index(vectors, keys), vectors[drawn], min(RECALL_AT + 1, len(vectors)))
+    _, exact = _exact_index(vectors, keys).search(vectors[drawn], min(RECALL_AT + 1, len(vectors)))
     while (
         recall := _recall(index, vectors[drawn], keys[drawn], exact)
     ) < settings.least_recall and index.nprobe < num_lists:
@@ -393,7 +394,7 @@ def _recall(index: Any, vectors: Vectors, keys: NDArray[np.int64], exact: NDArra
 
     exact: the keys of the nearest passages of each, [passages, neighbours].
     """
-    nearest = _search(index, vectors, exact.shape[1])
+    _, nearest = index.search(vectors, exact.shape[1])
     shares = [
         len({*ours}.intersection(theirs) - {own}) / max(exact.shape[1] - 1, 1)
         for own, ours, theirs in zip(keys.tolist(), exact.tolist(), nearest.tolist(), strict=True)
@@ -408,26 +409,12 @@ def _exact_index(vectors: Vectors, keys: NDArray[np.int64]) -> Any:
     return index
 
 
-def _search(index: Any, vectors: Vectors, num_passages: int) -> NDArray[np.int64]:
-    """Returns the keys of the nearest rows, [questions, passages]; -1 where an index has found fewer."""
-    keys: NDArray[np.int64] = index.search(vectors, num_passages)[1]
-    return keys
-
-
 def _faiss() -> Any:
     import faiss
 
     return faiss
 
 
-def _digest_of(passages: Sequence[Passage]) -> str:
-    return hashlib.sha256(json.dumps([[each.id, each.text] for each in passages]).encode()).hexdigest()[:16]
-
-
 def _repeated(passages: Sequence[Passage], *, before: set[str]) -> list[str]:
-    seen, faults = set(before), []
-    for each in passages:
-        if each.id in seen:
-            faults.append(f"{each.id!r} is there twice")
-        seen.add(each.id)
-    return faults
+    counts = Counter([*before, *(each.id for each in passages)])
+    return [f"{name!r} is there twice" for name, number in counts.items() if number > 1]

@@ -11,6 +11,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -39,6 +40,7 @@ from ringmaster.techniques.scoring.scored_rows import (
     tokenizer_of,
 )
 from ringmaster.techniques.tensor import why_not_divisible
+from ringmaster.techniques.training.adaptation import ReferenceModel
 from ringmaster.techniques.training.fused.adapter_batches import AdapterBatch
 from ringmaster.techniques.training.fused.adapter_runs import AdapterModules, adapter_modules_of
 from ringmaster.techniques.training.fused.multi_adapter_base import MultiAdapterBase
@@ -231,10 +233,8 @@ def score_alone(
         cut(model, mesh, sequence_parallel=False, loss_parallel=False)
     model = model.to(device)
     job = rows.job_of(model_dir)
-    named = job.loss
-    if rows.cases is not None and reward_names(named, job.loss_options):
-        named = None  # literal cases are no prompts
-    loss = loss_of(named, model, spec, options=job.loss_options)
+    are_no_prompts = rows.cases is not None and bool(reward_names(job.loss, job.loss_options))
+    loss = loss_of(None if are_no_prompts else job.loss, model, spec, options=job.loss_options)
     if rows.job.precision == "bf16-params":
         compute_in_half(model)
     writes: dict[str, Any] = {
@@ -245,13 +245,19 @@ def score_alone(
     }
     rollout = rollout_of(loss.function, **writes)
     answers = answer_writer_of(rows.job.evaluation if rows.cases is None else EvaluationSpec(), **writes)
+    reference = None
+    if is_adapter(model_dir) and loss.function is not None and loss.function.compares:
+        reference = ReferenceModel(model=None, loss=loss, autocast=writes["autocast"])
     collected, config, metrics = ScoreCollector(), getattr(model, "config", None), metrics_of(rows.job)
     for numbers, batch in rows.chunks(model_dir, config=config, shifted=loss.shifted, device=device):
         known = rows.known(batch)
         if rollout is not None:
             seeds = [prompt_seed(rows.job.seed, HELD_OUT, number) for number in numbers]
             (batch,) = rollout.with_advantages([rollout.completed(model, batch, seeds=seeds)])
-        output, losses = _forward(model, loss, batch, rows), None
+        if reference is not None:
+            forward = partial(_forward, model, loss, rows=rows)
+            batch = reference.before_forward(batch, trained=model, inner=model, forward=forward)
+        output, losses = _forward(model, loss, batch, rows=rows), None
         if rows.are_labelled(batch) and loss.function is None:
             losses = loss.by_row(output, batch) or _losses_one_by_one(model, loss, batch, rows)
         elif rows.are_labelled(batch) and loss.is_known(batch):
@@ -315,7 +321,7 @@ def scores_of_batch(loss: Loss, outputs: Outputs, *, metrics: Sequence[Metric]) 
     return {key: list(tensor.double().cpu().numpy()) for key, tensor in result.items()}
 
 
-def _forward(model: nn.Module, loss: Loss, batch: Mapping[str, Tensor], rows: ScoredRows) -> Any:
+def _forward(model: nn.Module, loss: Loss, batch: Mapping[str, Tensor], *, rows: ScoredRows) -> Any:
     kind = next(iter(batch.values())).device.type
     with torch.autocast(kind, dtype=torch.bfloat16, enabled=rows.job.precision == "bf16"):
         return model(**loss.forward_inputs(batch))
@@ -328,7 +334,7 @@ def _losses_one_by_one(
     pairs = []
     for i in range(len(next(iter(batch.values())))):
         row = {key: tensor[i : i + 1] for key, tensor in batch.items()}
-        pairs.append([float(value) for value in loss(_forward(model, loss, row, rows), row)])
+        pairs.append([float(value) for value in loss(_forward(model, loss, row, rows=rows), row)])
     sums, counts = torch.tensor(pairs, dtype=torch.float64).unbind(1)
     return sums, counts
 

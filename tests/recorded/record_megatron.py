@@ -1,6 +1,10 @@
 """Records or loads a torch_dist checkpoint of Megatron-Core on CPUs, and keeps its logits beside it.
 
-torchrun --nproc_per_node TP*PP record_megatron.py save|load FOLDER TP PP
+torchrun --nproc_per_node TP*PP record_megatron.py save|load FOLDER TP PP [nemo]
+
+With "nemo", it is saved as `nemo.lightning` 2.4 does: `MegatronParallel.sharded_state_dict` names the tensors of a
+`LightningModule` with the prefix "module.", `MegatronStrategy.save_checkpoint` puts them and the optimizers into
+Lightning's dictionary, and `MegatronCheckpointIO` saves it to FOLDER/weights, beside FOLDER/context.
 """
 
 import sys
@@ -43,6 +47,8 @@ def init_state(optimizer, _=None):
 
 if __name__ == "__main__":
     mode, folder, tp, pp = sys.argv[1], Path(sys.argv[2]), int(sys.argv[3]), int(sys.argv[4])
+    is_nemo = sys.argv[5:] == ["nemo"]
+    place = folder / ("weights" if is_nemo else "iter_0000003")
     without_gpus()
     dist.init_process_group("gloo")
     parallel_state.initialize_model_parallel(tp, pp)
@@ -68,8 +74,11 @@ if __name__ == "__main__":
     optimizer = FP32Optimizer(inner, OptimizerConfig(optimizer="adam", lr=1e-2), init_state)
 
     def state(is_loading):
-        named = {"model": model.sharded_state_dict()}
-        return named | {"optimizer": optimizer.sharded_state_dict(named["model"], is_loading=is_loading)}
+        named = model.sharded_state_dict(prefix="module." if is_nemo else "")
+        states = optimizer.sharded_state_dict(named, is_loading=is_loading)
+        return (
+            {"sharded_state_dict": named, "optimizer": [states]} if is_nemo else {"model": named, "optimizer": states}
+        )
 
     if mode == "save":
         for step in range(3):
@@ -77,15 +86,31 @@ if __name__ == "__main__":
                 each.grad = torch.full_like(each, 0.01 * (step + 1)) * (1 + each.detach().abs())
             inner.step()
         if dist.get_rank() == 0:
-            (folder / "iter_0000003").mkdir(parents=True)
-            (folder / "latest_checkpointed_iteration.txt").write_text("3")
+            place.mkdir(parents=True)
+            if is_nemo:
+                (folder / "context").mkdir()
+                (folder / "context" / "model.yaml").write_text(
+                    "_target_: nemo.collections.llm.gpt.model.llama.LlamaModel\n"
+                )
+            else:
+                (folder / "latest_checkpointed_iteration.txt").write_text("3")
         dist.barrier()
         stored = {**state(False), "iteration": 3, "checkpoint_version": 3.0}
-        dist_checkpointing.save(stored, str(folder / "iter_0000003"))
+        if is_nemo:
+            stored |= {
+                "epoch": 0,
+                "global_step": 3,
+                "state_dict": {},
+                "loops": {},
+                "callbacks": {},
+                "lr_schedulers": [],
+            }
+        dist_checkpointing.save(stored, str(place))
     else:
-        loaded = dist_checkpointing.load(state(True), str(next(folder.glob("iter_*"))))
-        model.load_state_dict(loaded["model"])
-        optimizer.load_state_dict(loaded["optimizer"])
+        loaded = dist_checkpointing.load(state(True), str(place))
+        named = loaded["sharded_state_dict"] if is_nemo else loaded["model"]
+        model.load_state_dict({name.removeprefix("module."): each for name, each in named.items()})
+        optimizer.load_state_dict(loaded["optimizer"][0] if is_nemo else loaded["optimizer"])
     if tp == pp == 1:
         tokens = torch.randint(0, 40, (2, 12), generator=torch.Generator().manual_seed(3))
         mask = torch.triu(torch.ones(12, 12, dtype=torch.bool), 1)[None, None]

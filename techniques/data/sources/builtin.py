@@ -139,8 +139,9 @@ class CommandData(StoredSource):
 
     def write(self, folder: Path, spec: DataSpec, *, where: str, cache_dir: Path) -> PreparedData:
         """Writes nothing."""
-        name = self.name
-        return PreparedData(name=name, digest=digest(name), num_samples=0, num_held_out=0, kind="other", source=name)
+        return PreparedData(
+            name=self.name, digest=digest(self.name), num_samples=0, num_held_out=0, kind="other", source=self.name
+        )
 
 
 # Enough samples to detect other data, few enough to read them each time.

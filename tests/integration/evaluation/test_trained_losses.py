@@ -4,12 +4,15 @@ import json
 from dataclasses import replace
 
 import pytest
+import torch
 
-from ringmaster.techniques import DataSpec, EvaluationSpec, Job, ModelSpec
-from ringmaster.techniques.data import prepare
+from ringmaster.techniques import Adapter, DataSpec, EvaluationSpec, Job, ModelSpec
+from ringmaster.techniques.data import fetch, open_data, prepare
 from ringmaster.techniques.data.inference import with_hard_negatives
+from ringmaster.techniques.metric import IGNORED
+from ringmaster.techniques.models.adapters import attach, first_state, sites
 from ringmaster.techniques.models.build import build_model
-from ringmaster.techniques.models.export import export_model
+from ringmaster.techniques.models.export import export_adapter, export_model
 from ringmaster.techniques.scoring import score_together
 from tests.integration.workbench import LLAMA
 
@@ -92,6 +95,41 @@ def test_the_hard_negatives_are_those_of_the_data_that_is_evaluated_on(tmp_path)
         sums({"m": folder}, job, tmp_path / "cache", "m")["ranked_rows"]
         == prepare(data, cache_dir=tmp_path / "cache").num_held_out
     )
+
+
+def test_an_adapter_of_dpo_is_compared_with_its_base(tmp_path):
+    data = DataSpec(kind="preference", path=write(tmp_path / "a.jsonl", pairs()), seq_len=16, held_out=0.5)
+    job = Job(name="j", model=LLAMA, data=data, loss="dpo", num_steps=1, global_batch_size=32)
+    base = exported(tmp_path / "base", replace(job, loss=None), tmp_path / "cache")
+    prepared = prepare(data, cache_dir=tmp_path / "cache")
+    model = build_model(LLAMA, data=prepared, seed=0, weights_from=base).eval()
+    adapter = Adapter(rank=4)
+    draw = torch.Generator().manual_seed(0)
+    state = first_state(model, adapter, sites(model, adapter), seed=0)
+    state = {name: value + 0.2 * torch.randn(value.shape, generator=draw) for name, value in state.items()}
+    folder = tmp_path / "adapter"
+    export_adapter(folder, adapter=adapter, spec=LLAMA, base=str(base), state=state, prepared=prepared, job=job)
+    asked = replace(job, loss=None, evaluation=EvaluationSpec(metrics=("preference_accuracy",)))
+    arrays = score_together({"m": folder}, job=asked, cache_dir=tmp_path / "cache").scores["m"].arrays
+
+    _, held_out = open_data(data, cache_dir=tmp_path / "cache", prepared=prepared)
+    batch = fetch(held_out, list(range(len(held_out))))
+    labels = torch.nn.functional.pad(batch["labels"][..., 1:], (0, 1), value=IGNORED)
+
+    @torch.no_grad()
+    def log_probabilities():
+        logits = model(input_ids=batch["input_ids"].flatten(0, 1)).logits.log_softmax(-1)
+        chosen = logits.reshape(*labels.shape, -1).gather(-1, labels.clamp(min=0)[..., None])[..., 0]
+        return (chosen * (labels != IGNORED)).sum(-1)
+
+    before = log_probabilities()
+    attach(model, Adapter(from_pretrained=str(folder)), seed=0)
+    rewards = log_probabilities() - before
+    expected = rewards[:, 0] > rewards[:, 1]
+    assert 0 < expected.sum() < len(expected)
+    assert arrays["preferred_pairs"].tolist() == expected.double().tolist()
+    losses = -torch.nn.functional.logsigmoid(0.1 * (rewards[:, 0] - rewards[:, 1]))
+    assert arrays["loss_sums"] == pytest.approx(losses.numpy(), abs=1e-5)
 
 
 def test_data_of_another_kind_is_read_by_the_models_own_loss(tmp_path):

@@ -118,7 +118,7 @@ def test_further_kinds_are_trained_alike_or_refused(bench, tmp_path, layout, nam
     assert bench.reference(job).losses[1:] != plain.losses[1:]
 
 
-@pytest.mark.parametrize("name", ["pissa", "olora", "dora", "prompt"])
+@pytest.mark.parametrize("name", matrix(["pissa", "olora", "dora", "prompt"], quick=["pissa", "dora"]))
 def test_peft_loads_further_kinds_on_the_base_as_it_was(bench, tmp_path, name):
     base = bench.reference(bench.job(optimizer=ADAMW)).order.model_dir
     job = bench.job(adapter=FURTHER[name], optimizer=replace(ADAMW, lr=0.02), base="base")
@@ -255,7 +255,7 @@ def test_the_base_stays_as_it_is_and_the_loss_falls(bench, tmp_path):
     assert sorted(said["target_modules"]) == sorted(adapter.targets)
 
 
-@pytest.mark.parametrize("adapter", KINDS, ids=lambda adapter: adapter.kind)
+@pytest.mark.parametrize("adapter", matrix(KINDS, quick=[LORA, PREFIX], ids=lambda adapter: adapter.kind))
 def test_peft_loads_what_is_saved_and_what_peft_saves_is_trained_on(bench, tmp_path, adapter):
     base = bench.reference(bench.job(optimizer=ADAMW)).order.model_dir
     job = bench.job(adapter=adapter, optimizer=replace(ADAMW, lr=0.02))
@@ -280,7 +280,7 @@ def test_a_model_without_linear_modules_is_refused_with_what_to_do(bench):
         facts(bench, bench.job(RESNET, adapter=LORA))
 
 
-@pytest.mark.parametrize("adapter", KINDS, ids=lambda adapter: adapter.kind)
+@pytest.mark.parametrize("adapter", matrix(KINDS, quick=[IA3], ids=lambda adapter: adapter.kind))
 def test_an_adapter_is_evaluated_and_taken_from_any_checkpoint(bench, tmp_path, adapter):
     base = bench.reference(bench.job(optimizer=ADAMW)).order.model_dir
     job = bench.job(adapter=adapter, optimizer=replace(ADAMW, lr=0.02))

@@ -105,6 +105,7 @@ def test_a_job_saves_resumes_and_removes_old_checkpoints(gangs, server, bucket, 
     assert len(shards) == 2 * layout.num_devices and not [key for key in keys_below(server, root) if "part-" in key]
 
 
+@pytest.mark.full
 def test_a_crash_in_the_middle_of_a_save_leaves_the_former_checkpoint(gangs, server, bucket, tmp_path):
     job, root = gangs.job(optimizer=ADAMW, num_steps=40), f"{bucket}/killed"
     published, running = [], []
@@ -176,6 +177,7 @@ def test_only_the_rows_of_a_rank_are_read(server, bucket):
 # -- finished models ---------------------------------------------------------------------------------------------------
 
 
+@pytest.mark.full
 def test_a_model_is_trained_on_by_a_machine_that_has_only_the_store(gangs, bucket, tmp_path):
     first = replace(gangs.job(), name="first")
     stored = gangs.train(

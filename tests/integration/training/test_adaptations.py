@@ -31,6 +31,7 @@ EVERYWHERE = [
     Layout("ddp", 2, {"micro_batch": 2}),
     Layout("fsdp", 2, {"reshard": True, "recompute": "full"}),
 ]
+QUANTIZED = [(method, model) for method in ("dynamic-int8", "weight-only-int8") for model in (LLAMA, VIT)]
 PLAIN_MESH = {"reshard": False, "sequence_parallel": False, "loss_parallel": False}
 ELSEWHERE = [
     Layout("zero1", 2),
@@ -66,7 +67,7 @@ class Family:
         return self.bench.job(self.parent.order.job.model, base="parent", adaptation=said, **changes)
 
 
-@pytest.mark.parametrize("optimizer", [SGD, ADAMW], ids=["sgd", "adamw"])
+@pytest.mark.parametrize("optimizer", matrix([SGD, ADAMW], quick=[ADAMW], ids=["sgd", "adamw"]))
 @pytest.mark.parametrize("layout", matrix(EVERYWHERE, quick=EVERYWHERE[1:2]))
 def test_a_student_learns_the_same_under_every_layout(bench, tmp_path, layout, optimizer):
     family = Family(bench, WIDE)
@@ -77,7 +78,7 @@ def test_a_student_learns_the_same_under_every_layout(bench, tmp_path, layout, o
     assert found.outcome.result["metrics"] == pytest.approx(expected.outcome.result["metrics"], abs=1e-5)
 
 
-@pytest.mark.parametrize("said", [MAGNITUDE, TWO_OF_FOUR], ids=lambda said: said.method)
+@pytest.mark.parametrize("said", matrix([MAGNITUDE, TWO_OF_FOUR], quick=[TWO_OF_FOUR], ids=lambda said: said.method))
 @pytest.mark.parametrize("layout", matrix(EVERYWHERE, quick=EVERYWHERE[2:]))
 def test_pruned_weights_stay_zero_and_the_others_learn_the_same(bench, tmp_path, layout, said):
     family = Family(bench, LLAMA)
@@ -137,8 +138,10 @@ def rewritten(family: Family, said: AdaptationSpec, folder, **changes) -> Traine
     return trained
 
 
-@pytest.mark.parametrize("model", [LLAMA, VIT], ids=["llama", "vit"])
-@pytest.mark.parametrize("method", ["dynamic-int8", "weight-only-int8"])
+@pytest.mark.parametrize(
+    ("method", "model"),
+    matrix(QUANTIZED, quick=[QUANTIZED[0], QUANTIZED[3]], ids=lambda case: f"{case[0]}-{case[1].architecture}"),
+)
 def test_a_quantized_model_is_smaller_nearly_as_good_and_not_trained_further(bench, tmp_path, model, method):
     family = Family(bench, model)
     said = AdaptationSpec(kind="quantized", method=method)
@@ -169,6 +172,33 @@ def test_pruning_alone_keeps_what_is_left_as_it_was(bench, tmp_path):
         before = family.parent.weights[name]
         assert torch.equal(weight[weight != 0], before[weight != 0])
         assert "proj" not in name or is_two_of_four(weight)
+
+
+@pytest.mark.parametrize(
+    ("model", "size"),
+    [(LLAMA, {"num_hidden_layers": 1}), (LLAMA, {"intermediate_size": 16}), (VIT, {"intermediate_size": 16})],
+)
+def test_a_model_is_narrowed_and_what_is_left_learns_from_it(bench, tmp_path, model, size):
+    family = Family(bench, model)
+    small = replace(model, config={**model.config, **size})
+    said = AdaptationSpec(kind="pruned", method="structured")
+    job = bench.job(small, num_steps=0, base="parent", adaptation=said)
+    made = family.train(job, Layout("rewrite"), tmp_path / "pruned")
+    own, parent = made.outcome.result["compared"]
+    assert own["weight_bytes"] < parent["weight_bytes"]
+    assert parent["metrics"] == pytest.approx(family.parent.outcome.result["metrics"])
+    for name, weight in made.weights.items():
+        theirs = family.parent.weights[name]
+        assert torch.isin(weight, theirs).all(), "each number is one of the larger model's"
+    teaches = AdaptationSpec(kind="distilled", teacher="parent", teacher_model=model)
+    taught = bench.job(small, base="pruned", adaptation=teaches)
+    folders = {"pruned": made.order.model_dir, "parent": family.parent.order.model_dir}
+    student = bench.train(taught, SINGLE, tmp_path / "s", parents=folders, weights_from=folders["pruned"])
+    assert student.outcome.status == "done", student.outcome
+    assert student.outcome.result["metrics"]["loss"] < own["metrics"]["loss"]
+    refused = bench.job(replace(model, config={**model.config, "hidden_size": 16}), num_steps=0, adaptation=said)
+    outcome = family.train(replace(refused, base="parent"), Layout("rewrite"), tmp_path / "refused").outcome
+    assert outcome.status == "invalid" and "hidden_size differs" in outcome.message
 
 
 def test_models_are_merged_and_measured_beside_each(bench, tmp_path):

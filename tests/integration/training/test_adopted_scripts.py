@@ -16,7 +16,6 @@ from ringmaster.techniques.processes.events import CheckpointSaved, JobReady, St
 from ringmaster.techniques.processes.order import TRIAL
 from ringmaster.techniques.processes.reporter import MEASURE, STOP
 from tests.integration.workbench import Layout, is_bit_equal, largest_difference
-from tests.matrix import matrix
 
 pytestmark = pytest.mark.timeout(1800)  # TRL is imported up to four times
 SCRIPTS = Path(__file__).parents[1] / "scripts"
@@ -188,7 +187,8 @@ def test_a_trainer_says_its_steps_and_its_batch(bench, tmp_path):
         inspect_script(job(bench, loop, tmp_path), num_devices=1)
 
 
-@pytest.mark.parametrize("name", matrix(["trainer_plain", "accelerate_regression"], quick=["accelerate_regression"]))
+@pytest.mark.full
+@pytest.mark.parametrize("name", ["trainer_plain", "accelerate_regression"])
 def test_a_users_script_ends_as_if_never_killed(bench, tmp_path, name):
     words = (sys.executable, str(SCRIPTS / f"{name}.py"), str(NUM_STEPS))
     assert_same(*killed_and_undisturbed(bench, words, tmp_path, num_kills=1))

@@ -9,7 +9,7 @@ from transformers import LlamaConfig, LlamaForCausalLM, T5Config, T5ForCondition
 from transformers import ViTForImageClassification as Vit
 
 from ringmaster.techniques.metric import metric_named
-from ringmaster.techniques.metrics.latency import NUM_REQUESTS, WARM_UP_REQUESTS
+from ringmaster.techniques.metrics.latency import NUM_REQUESTS, TAIL_REQUESTS, WARM_UP_REQUESTS
 
 TINY = {"hidden_size": 16, "intermediate_size": 16, "num_hidden_layers": 1, "num_attention_heads": 2}
 LLAMA = LlamaForCausalLM(LlamaConfig(**TINY, vocab_size=50, max_position_embeddings=32)).eval()
@@ -68,7 +68,8 @@ def test_quantiles_and_rates_of_samples():
 def test_directions_and_rows():
     assert not metric_named("latency/p99_s").higher_is_better
     assert metric_named("latency/tokens_per_s").higher_is_better
-    assert metric_named("latency/p99_s").num_rows() == NUM_REQUESTS
+    assert metric_named("latency/p50_s").num_rows() == NUM_REQUESTS
+    assert metric_named("latency/p99_s").num_rows() == 100 * TAIL_REQUESTS
 
 
 @pytest.mark.parametrize(

@@ -55,9 +55,9 @@ def logits(folder, expected):
 def test_weights_and_states_are_those_that_the_writer_reads_itself(tmp_path, name):
     folder, expected = recorded(name, tmp_path)
     model = open_model(str(folder))
-    assert model.step == 3 and model.kind == {"torchtitan": "dcp"}.get(name, name.split("_")[-1].rstrip("123")).replace(
-        "zero", "deepspeed"
-    )
+    kinds = {"torchtitan": "dcp", "nemo": "megatron"}
+    kind = kinds.get(name, name.split("_")[-1].rstrip("123")).replace("zero", "deepspeed")
+    assert model.step == 3 and model.kind == kind
     # Its own merger loses the frozen norm of stage 1.
     assert digests(model.tensors).items() >= expected.get("weights", {}).items()
     assert len(model.tensors) == 21
@@ -66,7 +66,7 @@ def test_weights_and_states_are_those_that_the_writer_reads_itself(tmp_path, nam
         assert state not in expected or digests(model.states[state]) == expected[state]
 
 
-@pytest.mark.parametrize("name", ["torchtitan", "megatron"])
+@pytest.mark.parametrize("name", ["torchtitan", "megatron", "nemo"])
 def test_the_model_answers_as_its_trainer_does(tmp_path, name):
     folder, expected = recorded(name, tmp_path)
     convert(str(folder), tmp_path / "hf", to="hf")

@@ -14,6 +14,7 @@ from ringmaster.techniques import Adapter, DataSpec, EvaluationSpec, Job, ModelS
 from ringmaster.techniques.data import prepare
 from ringmaster.techniques.data_source import PreparedData
 from ringmaster.techniques.estimates.preflight import preflight_job
+from ringmaster.techniques.metric import BUILTIN_METRICS
 from ringmaster.techniques.models import architectures
 from ringmaster.techniques.preflight import PreflightOrder
 from ringmaster.techniques.probing import probe
@@ -177,6 +178,12 @@ def test_a_metric_says_what_it_needs(surveyed, name, needed):
     number = model("BertForSequenceClassification", **TINY, vocab_size=100, num_labels=1)
     with pytest.raises(StepError, match=rf"^{name} cannot be computed: .*\. {name} needs {needed}.*To fix: name other"):
         surveyed(number, made("classes", labels=0.5), evaluation=EvaluationSpec(metrics=(name,)))
+
+
+def test_a_metric_that_fails_is_named(surveyed, monkeypatch):
+    monkeypatch.setitem(BUILTIN_METRICS, "unmeasurable", f"{HERE}:Unmeasurable")
+    with pytest.raises(StepError, match=r"the metric unmeasurable cannot be computed: TypeError: .*To fix: correct it"):
+        surveyed(BERT, made("classes"), evaluation=EvaluationSpec(metrics=("loss", "unmeasurable", "accuracy")))
 
 
 def test_a_metric_that_suits_is_computed_in_advance(surveyed, prose):

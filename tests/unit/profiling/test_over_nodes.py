@@ -89,7 +89,7 @@ def test_such_a_job_is_planned_on_both_nodes_beside_others():
     wide = predicted_profiles(preflight(candidate(num_devices=4, step_s=1.0)), shapes=shapes)
     jobs = [job("a", num_steps=50), job("b", num_steps=50)]
     problem = planning_problem(jobs, {"a": wide, "b": (profile(step_s=1.0),)}, cluster, name="both")
-    plan = solve(problem, work_s=2.0)
+    plan = solve(problem, work_s=0.5)
     verify(plan, problem)
     segments = [segment for segment in plan.segments if segment.job == "a"]
     assert segments

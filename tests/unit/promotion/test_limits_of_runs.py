@@ -21,7 +21,7 @@ JOB = Job(name="prices", model=ModelSpec(), data=DataSpec(source="digits"), num_
 def test_a_run_measures_the_metrics_that_its_policy_limits(monkeypatch):
     def examine_task(name, folder, request):
         lines = [
-            SliceMetric(metric=each, slice="all", num_rows=9, value=0.01, low=0.0, high=1.0, level=0.95)
+            SliceMetric(metric=each, slice="all", num_rows=9, value=0.01, low=0.0, high=0.02, level=0.95)
             for each in request.metrics
         ]
         return ExaminationResult(num_rows=9, measured=tuple(lines))
@@ -38,6 +38,6 @@ def test_a_run_measures_the_metrics_that_its_policy_limits(monkeypatch):
     )
     place = {"ledger": None, "environment": TrialEnvironment(server=None, devices=(), cache_dir=Path()), "device": None}
     decision = judge([candidate], POLICY, **place)["prices"].decision
-    assert decision.promote and decision.figures == {P99: 0.01}
-    strict = replace(POLICY, limits={P99: (0.0, 0.001)})
+    assert decision.promote and decision.figures == {P99: 0.02}
+    strict = replace(POLICY, limits={P99: (0.0, 0.019)})
     assert not judge([candidate], strict, **place)["prices"].decision.promote

@@ -35,14 +35,18 @@ def test_what_meets_every_rule_is_promoted():
 
 
 LIMITED = replace(POLICY, limits={"latency/p99_s": (float("-inf"), 0.05), "f1": (0.8, float("inf"))})
-QUICK, EXACT = replace(GOOD, metric="latency/p99_s", value=0.04), replace(GOOD, metric="f1", value=0.85)
+QUICK, EXACT = (
+    replace(GOOD, metric="latency/p99_s", value=0.04, low=0.03, high=0.05),
+    replace(GOOD, metric="f1", value=0.85),
+)
 
 
 @pytest.mark.parametrize(
     ("lines", "told"),
     [
         ([QUICK, EXACT], ""),
-        ([replace(QUICK, value=0.06), EXACT], "its latency/p99_s is 0.06, and the policy allows at most 0.05"),
+        ([replace(QUICK, high=0.06), EXACT], "its latency/p99_s is 0.06, the end of the interval around 0.04, and the"),
+        ([replace(QUICK, value=0.06, high=float("nan")), EXACT], "its latency/p99_s is 0.06, and the policy allows at"),
         ([QUICK, replace(EXACT, value=0.7)], "its f1 is 0.7, and the policy allows at least 0.8"),
         ([QUICK], "its f1 is nan, and the policy allows a number"),
         ([QUICK, replace(EXACT, slice="class=3")], "its f1 is nan"),

@@ -129,8 +129,8 @@ def test_a_node_whose_devices_a_run_holds_is_not_waited_for_and_the_run_is_named
 
 
 def test_what_is_waited_for_is_told_with_its_log(options, starting, capsys, monkeypatch):
-    monkeypatch.setattr(up_and_down, "REPORT_EVERY_S", 0.5)
-    monkeypatch.setattr(up_and_down, "DEADLINE_S", 5.0)
+    monkeypatch.setattr(up_and_down, "REPORT_EVERY_S", 0.2)
+    monkeypatch.setattr(up_and_down, "DEADLINE_S", 2.0)
     assert not starting("one", "worker")
     lines = [line for line in capsys.readouterr().err.splitlines() if line.startswith("worker ")]
     assert "it does not lead or serve yet; log: " in lines[0]

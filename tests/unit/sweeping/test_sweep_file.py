@@ -55,3 +55,32 @@ def test_a_line_of_values_is_read_as_a_file_is():
     for wrong in ("&a [*a]", "!!python/object:os.system x", "1], other: [2", "{"):
         with pytest.raises(ValueError, match="must be values between commas"):
             Parameter(key="x", values=wrong)
+
+
+def test_a_key_that_occurs_twice_is_a_fault_with_its_line(tmp_path):
+    faults = told(tmp_path, "{clip_grad_norm: [0.5, 1]}", job=", seed: 1, seed: 2", more="num_trials: 2\nnum_trials: 9")
+    assert faults == [
+        "1: template.job.seed: occurs twice, first in line 1",
+        "4: num_trials: occurs twice, first in line 3",
+    ]
+
+
+def test_a_fault_of_the_template_has_its_place_and_line(tmp_path):
+    file = tmp_path / "sweep.yaml"
+    job = "model: {from_pretrained: gpt2}\n    data: {source: digits}\n    seed: -1\n    evaluation: {metrics: [los]}"
+    file.write_text(
+        f"template:\n  job:\n    {job}\n    num_steps: 9\nspace: {{clip_grad_norm: [1, 2]}}\nseed: 3\nnum_trials: 2\n"
+    )
+    with pytest.raises(BatchFileError) as caught:
+        load_sweep(file)
+    assert [(fault.line, fault.place) for fault in caught.value.faults] == [
+        (5, "template.job.seed"),
+        (6, "template.job.evaluation.metrics[0]"),
+    ]
+
+
+def test_a_file_in_another_encoding_is_named_with_the_line(tmp_path):
+    file = tmp_path / "sweep.yaml"
+    file.write_bytes(b"name: a\nobjective: \xff\n")
+    with pytest.raises(BatchFileError, match=r"sweep.yaml:2: is not UTF-8 text: .* To fix: save it as UTF-8"):
+        load_sweep(file)

@@ -90,23 +90,19 @@ def test_when_the_leaders_loss_is_lost_the_others_are_kept(groups, jobs, alone):
     assert_ended_as_alone(groups, groups.train(members), members, alone)
 
 
-@pytest.mark.parametrize("fault", ["data", "adapter", "version"])
-def test_a_job_that_cannot_be_made_leaves_the_others_alone(bench, groups, jobs, alone, fault):
-    broken, changes = replace(jobs[1], name="broken"), {}
-    if fault == "data":
-        now = to_json(prepare(broken.data, cache_dir=bench.cache_dir))
-        changes = {"data": {**now, "folder": "", "digest": "0" * 16}}
-        reason = "changed"
-    elif fault == "adapter":
-        broken, reason = replace(broken, adapter=replace(LORA, targets=("nowhere",))), "nowhere"
-    else:
-        groups.train_alone(replace(broken, seed=7), last_step=2)
-        reason = "is of another version of job broken"
-    trained = groups.train([jobs[0], broken, jobs[2]], fellow_changes={"broken": changes})
+def test_jobs_that_cannot_be_made_leave_the_others_alone(bench, groups, jobs, alone):
+    data, adapter, version = (replace(jobs[1], name=name) for name in ("data", "adapter", "version"))
+    adapter = replace(adapter, adapter=replace(LORA, targets=("nowhere",)))
+    groups.train_alone(replace(version, seed=7), last_step=2)
+    now = to_json(prepare(data.data, cache_dir=bench.cache_dir))
+    changes = {"data": {"data": {**now, "folder": "", "digest": "0" * 16}}}
+    trained = groups.train([jobs[0], data, adapter, version, jobs[2]], fellow_changes=changes)
     assert_ended_as_alone(groups, trained, [jobs[0], jobs[2]], alone)
-    (ended,) = said(trained, "ended", broken)
-    assert ended.outcome["status"] == "invalid"
-    assert reason in ended.outcome["message"]
+    reasons = {"data": "changed", "adapter": "nowhere", "version": "is of another version of job version"}
+    for broken in (data, adapter, version):
+        (ended,) = said(trained, "ended", broken)
+        assert ended.outcome["status"] == "invalid"
+        assert reasons[broken.name] in ended.outcome["message"]
 
 
 def test_a_leader_that_cannot_be_made_says_so(groups, jobs):

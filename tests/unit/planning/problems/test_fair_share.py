@@ -53,5 +53,5 @@ def test_of_one_group_the_seconds_are_no_more_than_any_plan_takes(problem):
     jobs = tuple(replace(job, group="all") for job in problem.jobs)
     problem = replace(problem, jobs=jobs)
     (found,) = set(problem.fair_s.values())
-    assert found <= solve(problem, preemption="never", work_s=2.0).makespan_s * (1 + 1e-9)
+    assert found <= solve(problem, preemption="never", work_s=0.2).makespan_s * (1 + 1e-9)
     assert preemptive_bound(problem).seconds >= found * (1 - 1e-6)

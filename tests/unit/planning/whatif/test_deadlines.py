@@ -17,7 +17,7 @@ def asked(due_s, *nodes):
 
 
 def test_no_more_devices_are_considered_than_a_node_has_room_for():
-    jobs = tuple(PlanningJob(f"j{i}", (Option("single", 1, 10_000.0),)) for i in range(6000))
+    jobs = tuple(PlanningJob(f"j{i}", (Option("ddp", 4, 10_000.0),)) for i in range(1500))
     problem = Problem("full", (PlanningNode("n", 4000),), jobs)
     answer = answer_deadline(WhatIf(problem, solve(problem, work_s=0.1)), Deadline(due_s=10_500.0), searches=False)
     assert answer.verdict is DeadlineVerdict.NO

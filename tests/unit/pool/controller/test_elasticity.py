@@ -137,7 +137,7 @@ def run(pool, *, most_s=2000):
 def test_nodes_come_for_a_batch_and_are_given_back_after_an_idle_time(pool, engine):
     pool.pass_seconds(10)
     assert engine.asked == 0 and not engine.there
-    pool.submit(submission(jobs=tuple("abcdef"), num_steps=300))
+    pool.submit(submission(jobs=tuple("abcdef"), num_steps=100))
     run(pool)
     assert pool.statuses() == dict.fromkeys("abcdef", JobStatus.DONE)
     assert engine.num_lent == OPTIONS.max_nodes and not engine.released
@@ -164,9 +164,9 @@ def test_a_job_that_no_single_node_can_train_gets_as_many_as_it_needs(database, 
 
 
 def test_a_node_with_work_is_kept(pool, engine):
-    pool.submit(submission(jobs=tuple("abcdef"), num_steps=300))
+    pool.submit(submission(jobs=tuple("abcdef"), num_steps=100))
     pool.pass_seconds(60)
-    pool.submit(submission("b2", jobs=("x",), num_steps=900))
+    pool.submit(submission("b2", jobs=("x",), num_steps=300))
     run(pool)
     run_s = 0
     while pool.is_standing("b2") and run_s < 2000:
@@ -181,7 +181,7 @@ def test_nodes_with_a_price_come_while_they_gain_more_than_they_cost(database, e
     monkeypatch.setattr(node_scaler, "in_a_thread", lambda name, run: at_once(run))
     prices = NodePrices(per_node_hour=price, per_hour_earlier=1.0)
     pool = PoolBench(database, Clock(), engine=engine, elasticity=replace(OPTIONS, prices=prices))
-    pool.submit(submission(jobs=tuple("abcdef"), num_steps=300))
+    pool.submit(submission(jobs=tuple("abcdef"), num_steps=100))
     run(pool)
     assert pool.statuses() == dict.fromkeys("abcdef", JobStatus.DONE)
     assert engine.num_lent == num_nodes
@@ -216,7 +216,7 @@ def test_no_node_with_a_price_is_kept_beyond_the_budget(database, engine, monkey
     monkeypatch.setattr(node_scaler, "in_a_thread", lambda name, run: at_once(run))
     prices = NodePrices(per_node_hour=1000.0, per_hour_earlier=1.0, budget=1.0)
     pool = PoolBench(database, Clock(), engine=engine, elasticity=replace(OPTIONS, prices=prices))
-    pool.submit(submission(jobs=tuple("abcdef"), num_steps=300))
+    pool.submit(submission(jobs=tuple("abcdef"), num_steps=100))
     with caplog.at_level("INFO"):
         pool.pass_seconds(COME_S + 5)
     assert engine.asked == 0
@@ -232,7 +232,7 @@ def test_no_node_comes_for_a_batch_that_waits_to_be_profiled_while_nodes_cost_mo
     monkeypatch.setattr(node_scaler, "in_a_thread", lambda name, run: at_once(run))
     prices = NodePrices(per_node_hour=1000.0, per_hour_earlier=1.0, budget=1.0)
     pool = PoolBench(database, Clock(), engine=engine, elasticity=replace(OPTIONS, prices=prices))
-    pool.submit(submission(jobs=tuple("abcdef"), num_steps=300))
+    pool.submit(submission(jobs=tuple("abcdef"), num_steps=100))
     pool.pass_seconds(COME_S + IDLE_S + 5)
     num_lent = engine.num_lent
     requests = Requests(pool.database)
@@ -262,7 +262,7 @@ def test_who_waits_for_a_node_and_dies_is_forgotten(pool, engine):
 
 
 def test_the_next_controller_goes_on_with_the_nodes_that_are_there(database, pool, engine):
-    pool.submit(submission(jobs=tuple("abcdef"), num_steps=300))
+    pool.submit(submission(jobs=tuple("abcdef"), num_steps=100))
     pool.pass_seconds(20)
     pool = PoolBench(database, pool.clock, engine=engine, elasticity=OPTIONS)
     run(pool)
