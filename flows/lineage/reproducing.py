@@ -21,7 +21,7 @@ from datetime import UTC, datetime
 from pathlib import Path
 
 from ringmaster.codec import digest, from_json, to_json
-from ringmaster.errors import InputError, LedgerError, input_errors
+from ringmaster.errors import CheckpointError, InputError, LedgerError, input_errors
 from ringmaster.flows.lineage.home import LineageHome
 from ringmaster.flows.lineage.views import RepeatedLink, ReproductionReport
 from ringmaster.flows.pool.own_node import own_devices
@@ -47,6 +47,7 @@ from ringmaster.techniques.checkpoints.chain import (
 from ringmaster.techniques.checkpoints.checkpoint import copy_checkpoint
 from ringmaster.techniques.checkpoints.storage import checkpoint_steps
 from ringmaster.techniques.data.encoded_rows import RowManifest
+from ringmaster.techniques.job import WarmStart
 from ringmaster.techniques.preflight import Preflight
 from ringmaster.techniques.processes.events import Event, OutcomeStatus, Steps
 from ringmaster.techniques.processes.gang import Gang
@@ -327,6 +328,10 @@ class Reproduction:
     def _repeated(self, link: StateLink, root: Path) -> RepeatedLink:
         self._notice(f"{self.training.node.label}: steps {link.first_step + 1} to {link.step}")
         layout = link.environment if self._technique is None else self._layout_here()
+        own, before = self.training.node.record.origin.checkpoints, link.first_step
+        if self._was_changed and before and own is not None and before not in checkpoint_steps(str(root)):
+            with input_errors(CheckpointError, about=f"its steps were set after step {before}, where it goes on: "):
+                copy_checkpoint(own, before, to=root)
         self._train(layout, last_step=link.step, root=root)
         chain = read_chain(root)
         assert chain is not None and chain.links[-1].step == link.step
@@ -339,9 +344,12 @@ class Reproduction:
         parents = {name: str(path) for name, path in self._weights.items()}
         start = self._job.warm_start
         before = None if start is None else self.training.record.parents.get(start.checkpoints)
+        job = (
+            replace(self._job, warm_start=WarmStart(checkpoints=str(root), step=0)) if self._was_changed else self._job
+        )
         order = GangOrder(
             purpose=TRAIN,
-            job=self._job,
+            job=job,
             technique=layout.technique,
             config=layout.config,
             slots=self._slots(layout, num_ranks=num_ranks),
@@ -360,6 +368,11 @@ class Reproduction:
         outcome = Gang(self._environment.server, order, num_ranks=num_ranks).wait(self._hear)
         if outcome.status not in (OutcomeStatus.DONE, OutcomeStatus.PREEMPTED):
             raise InputError([f"{self.training.node.label} could not be trained again: {outcome.message}"])
+
+    @property
+    def _was_changed(self) -> bool:
+        """Whether the job's steps were set while it ran: it went on from its own checkpoint, where its chain begins."""
+        return self._job.warm_start is not None and self._job.warm_start.step == 0
 
     def _hear(self, event: Event) -> None:
         if isinstance(event, Steps):

@@ -18,9 +18,9 @@ from ringmaster.flows.lineage.home import LineageHome
 from ringmaster.flows.lineage.reproducing import ReproductionOptions, reproduce
 from ringmaster.tasks.recording.mlflow_writer import CHAIN, TRAINING
 from ringmaster.techniques import Adapter
-from ringmaster.techniques.checkpoints.checkpoint import CheckpointFile, read_manifest, stored_manifest
+from ringmaster.techniques.checkpoints.checkpoint import CheckpointFile, folder_of, read_manifest, stored_manifest
 from ringmaster.techniques.checkpoints.storage import MANIFEST, LocalPlace
-from ringmaster.techniques.job import LocalUpdates
+from ringmaster.techniques.job import LocalUpdates, ScheduleSpec, WarmStart
 from tests.integration.lineage.family import in_home
 from tests.integration.lineage.trained import LINKS, job_of, record, train, write_rows
 from tests.integration.workbench import SINGLE, Layout
@@ -87,6 +87,26 @@ def test_a_job_that_went_on_with_local_updates_is_made_again(bench, home, tmp_pa
     report = made.reproduced()
 
     assert report.is_equal and len(report.links) == 3, report.sentences()
+
+
+def test_a_job_whose_steps_were_set_while_it_ran_is_made_again_from_the_checkpoint_before(bench, home, tmp_path):
+    job = job_of(bench, write_rows(tmp_path / "rows.jsonl"), schedule=ScheduleSpec(name="linear"))
+    folder = home / "batches" / job.name
+    longer = replace(job, num_steps=2 * job.num_steps)
+    assert bench.train(longer, SINGLE, folder, last_step=LINKS[0], keep_checkpoints=10).outcome.status in (
+        "done",
+        "preempted",
+    )
+    own = WarmStart(checkpoints=str(folder / "checkpoints"), step=0)
+    made = train(bench, home, replace(job, warm_start=own), layouts=(SINGLE, SINGLE))
+
+    report = made.reproduced()
+    assert report.is_equal, report.sentences()
+    assert report.steps == LINKS[-1] - LINKS[0]
+
+    shutil.rmtree(folder / "checkpoints" / folder_of(LINKS[0]))
+    with pytest.raises(InputError, match=f"its steps were set after step {LINKS[0]}, where it goes on: "):
+        made.reproduced()
 
 
 def test_an_exact_job_of_several_layouts_is_made_again_on_one_device(bench, home, tmp_path):
