@@ -625,7 +625,7 @@ def training_findings(job: Raw) -> Iterator[Finding]:
             "warm up for fewer steps",
         ),
         (
-            _are_counts(length, steps) and length < steps,
+            isinstance(length, int) and isinstance(steps, int) and 0 < length < steps,
             ("schedule", "num_steps"),
             f"must be at least the {steps} steps of the job, which is a part of them, {got(length)}",
             "give all steps of the schedule, or leave it out",
