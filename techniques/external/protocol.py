@@ -3,6 +3,8 @@
 docs/commands.md describes the protocol for authors of commands.
 """
 
+from __future__ import annotations  # `_TYPES` knows the types of fields by their texts
+
 import json
 import math
 import os
