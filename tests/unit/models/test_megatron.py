@@ -98,7 +98,7 @@ def test_other_models_and_places_are_refused_with_the_remedy(tmp_path):
     (tmp_path / "empty").mkdir()
     with pytest.raises(ValueError, match=r"holds no model that is known\. To fix"):
         convert(str(tmp_path / "empty"), tmp_path / "out", to="hf")
-    with pytest.raises(ValueError, match=r"archive of NeMo 1, .* To fix"):
+    with pytest.raises(ValueError, match=r"archive of NeMo 1: .* To fix"):
         convert(str(tmp_path / "model.nemo"), tmp_path / "out", to="hf")
     said = json.loads((source / "config.json").read_text())
     (source / "config.json").write_text(json.dumps({**said, "model_type": "gpt2"}))

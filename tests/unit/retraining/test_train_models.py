@@ -69,7 +69,7 @@ def run(monkeypatch):
         due=DueDecision(is_due=True, why=""),
         newest_before=1,
     )
-    monkeypatch.setattr(train_models, "_can_go_on", lambda batch: False)
+    monkeypatch.setattr(train_models, "can_go_on", lambda batch: False)
     monkeypatch.setattr(train_models, "_keep_what_was_read", lambda *_: None)
     monkeypatch.setattr(train_models, "train_batch", train_batch)
     production = SimpleNamespace(policy=None)
