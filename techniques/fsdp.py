@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from contextlib import AbstractContextManager, contextmanager
+from importlib.metadata import version
 from typing import TYPE_CHECKING, Any, ClassVar
 
 from ringmaster.techniques.job import COMPOSED, DISTILLED, OF_WHOLE_TENSORS, PRUNED, Job
@@ -27,6 +28,9 @@ if TYPE_CHECKING:
     from torch.distributed.fsdp import FSDPModule
 
     from ringmaster.techniques.model_facts import ModelFacts
+
+
+SHARDS_INTEGERS = (2, 13)  # torch 2.11 takes every sharded parameter for one that requires a gradient
 
 
 class Fsdp(DataParallel):
@@ -53,9 +57,11 @@ class Fsdp(DataParallel):
     moves_model = True
 
     def supports(self, job: Job, gang: GangShape, facts: ModelFacts) -> str | None:
-        """Requires what every data-parallel technique does, and no scalar parameter, as scalars cannot be sharded."""
+        """Requires what data-parallel techniques do, no scalar parameter, and torch 2.13 for weights of 4 bits."""
         if facts.scalar:
             return f"parameter {facts.scalar} is a single number, which cannot be sharded"
+        if job.quantize_base is not None and tuple(map(int, version("torch").split(".")[:2])) < SHARDS_INTEGERS:
+            return f"torch {version('torch')} cannot shard weights of 4 bits, torch 2.13 can"
         return super().supports(job, gang, facts)
 
     def configs(self, job: Job, gang: GangShape, facts: ModelFacts) -> Iterator[Config]:

@@ -110,6 +110,10 @@ class Offload(Technique):
         """Returns the bytes of the training state and of the gradients that a backward has just returned."""
         return training_state_bytes(job, facts) + facts.num_updated * GRADIENT_BYTES
 
+    def on_host(self) -> Iterator[Tensor]:
+        """Returns the gradients that a backward has returned."""
+        return self._spilled.returned()
+
     def parallelize(self, model: nn.Module, mesh: DeviceMesh | None, config: Config) -> nn.Module:
         """Cuts the model into slices; its parameters stay in host memory."""
         from ringmaster.techniques.parallel.spilling import HostOffload

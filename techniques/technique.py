@@ -178,6 +178,10 @@ class Technique(ABC):
         """Returns bytes of host memory for one device's state that does not lie on the device; on GPUs only."""
         return 0
 
+    def on_host(self) -> Iterable[Tensor]:
+        """Returns tensors in host memory now, beside the weights, gradients and state of a job updated on the host."""
+        return ()
+
     def forward_backward(self, model: nn.Module, work: StepWork) -> tuple[Tensor, float]:
         """Computes gradients of the loss *sum* over this rank's share of a global step; returns that sum and its count.
 

@@ -201,7 +201,7 @@ def main(channel: Channel, argument: dict[str, Any]) -> int:
     return 0
 
 
-VERSION = 7
+VERSION = 8
 SMALL = 16  # sizes of a tiny decoder
 NUM_LAYERS, NUM_MESSAGES = 4, 8
 REPEATS = 12
@@ -236,6 +236,7 @@ class Rates:
     link_bytes_per_s: bytes per second over the link.
     message_s: seconds that a message takes at the least.
     watched_operators_per_s: like operators_per_s, where selective recomputation decides for each what to store.
+    recomputed_operators_per_s: like operators_per_s, where full recomputation launches those of the forward again.
     wrapped_message_s: like message_s, for a message between distributed tensors.
     parallel: how many times as fast as one device two devices are that one process drives.
     host_bytes_per_s: bytes of host memory read and written per second by the device's cores.
@@ -248,6 +249,7 @@ class Rates:
     link_bytes_per_s: float
     message_s: float
     watched_operators_per_s: float
+    recomputed_operators_per_s: float
     wrapped_message_s: float
     parallel: float = 1.0
     host_bytes_per_s: float = math.inf
@@ -302,6 +304,7 @@ def _device(slots: tuple[Slot, ...], dtype: str) -> dict[str, float]:
         "bytes_per_s": _bytes_per_s(vector, device),
         "operators_per_s": _operators_per_s("none", device),
         "watched_operators_per_s": _operators_per_s("selective", device),
+        "recomputed_operators_per_s": _operators_per_s("full", device),
     }
     if device.type == "cpu":
         return {**found, "host_bytes_per_s": found["bytes_per_s"]}

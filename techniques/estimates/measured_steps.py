@@ -6,8 +6,10 @@ the whole model, and e the rest, a micro-batch of m rows takes
 
     T(m) = e(m) + sum of n_k t_k(m) = launch + m row
 
-which two sizes m determine. What the trainer does is measured as it is: the precision, frozen and adapted weights, the
-reference of a loss, dropout, the optimizer, and samples padded to the data's mean width.
+which two sizes m determine. A GPU computes while the host launches the operators of the layers that follow, so that a
+micro-batch takes at least as long as launching it; with few layers the head's computation would hide that, so the
+host's seconds are measured beside the device's. What the trainer does is measured as it is: the precision, frozen and
+adapted weights, the reference of a loss, dropout, the optimizer, and samples padded to the data's mean width.
 """
 
 from __future__ import annotations
@@ -46,8 +48,9 @@ from ringmaster.techniques.processes.order import TRIAL, GangOrder, Slot
 from ringmaster.techniques.processes.ranks import alone, take_device
 from ringmaster.techniques.training import trainer as trainers
 
-VERSION = 1
+VERSION = 2
 MOST_SLOTS = 8  # slots that are measured at the same time
+WAITING = 0.95  # of a micro-batch's seconds, in which the host launches it
 MOST_ROWS, LARGE_S = 16, 0.15  # of the larger micro-batch: rows, and about its seconds
 FEWEST_ROUNDS, MOST_ROUNDS, ENOUGH_S = 3, 12, 0.25
 SLOW_S = 2.0  # of a size's rounds, after which no further one is begun
@@ -64,6 +67,7 @@ class StepTimes:
 
     launch_s: of a micro-batch, whatever its rows.
     row_s: of each row more, forward and backward.
+    host_s: in which the host launches the operators of a micro-batch, while a GPU computes; 0 on cores.
     update_s: of the optimizer, clipping included.
     forward_share: the forward's part of a micro-batch.
     layers_share: the part of a micro-batch that the forward of the repeated layers takes.
@@ -74,6 +78,7 @@ class StepTimes:
     update_s: float
     forward_share: float
     layers_share: float
+    host_s: float = 0.0
 
     def with_extra_forward(self, size: float) -> StepTimes:
         """Returns the times with a forward of another model beside each row; `size` in sizes of the job's model."""
@@ -172,7 +177,7 @@ def _measured(
     more = {kind: number - kinds_of_few.count(kind) for kind, number in kinds.items()}
     small, large = trainer.times(kinds_of_few, more=more)
     row_s = max((large.total_s - small.total_s) / (large.num_rows - small.num_rows), 0.0)
-    launch_s = max(large.total_s - large.num_rows * row_s, 0.0)
+    launch_s = 0.0 if small.waits_for_host else max(large.total_s - large.num_rows * row_s, 0.0)
     row_s = (large.total_s - launch_s) / large.num_rows
     trained = sum(p.numel() for p in trainer.model.parameters() if p.requires_grad)
     times = StepTimes(
@@ -181,6 +186,7 @@ def _measured(
         update_s=min(small.update_s, large.update_s) * facts.num_updated / max(trained, 1),
         forward_share=large.forward_s / large.total_s,
         layers_share=large.layers_s / large.total_s,
+        host_s=small.host_s,
     )
     return to_json(times)  # type: ignore[no-any-return]
 
@@ -207,13 +213,22 @@ def _few_layers(job: Job, data: PreparedData, kinds: Mapping[str, int]) -> nn.Mo
 
 @dataclass(frozen=True, kw_only=True)
 class _MicroBatch:
-    """Seconds of a micro-batch of the whole model: of all, of the forward, and of the layers' forward; of an update."""
+    """Seconds of a micro-batch of the whole model: of all, of the forward, and of the layers' forward; of an update.
+
+    host_s: of launching all of it.
+    """
 
     num_rows: int
     total_s: float
     forward_s: float
     layers_s: float
     update_s: float
+    host_s: float
+
+    @property
+    def waits_for_host(self) -> bool:
+        """Whether a GPU waited for the host, so that its own seconds are unknown."""
+        return self.host_s > WAITING * self.total_s
 
 
 class _TimedTrainer(trainers.Trainer):
@@ -251,7 +266,10 @@ class _TimedTrainer(trainers.Trainer):
         num_rows = least
         while 2 * num_rows <= most and num_rows * small.total_s / least < LARGE_S:
             num_rows *= 2
-        return small, self._time(max(num_rows, least + 1), kinds, more)
+        large = self._time(max(num_rows, least + 1), kinds, more)
+        while large.waits_for_host and 2 * large.num_rows <= self.job.global_batch_size:
+            large = self._time(2 * large.num_rows, kinds, more)  # else a row seems to take no time
+        return small, large
 
     def _time(self, num_rows: int, kinds: Sequence[str], more: Mapping[str, int]) -> _MicroBatch:
         self._chosen = [*islice(cycle(self._fitting()), num_rows)]
@@ -264,7 +282,7 @@ class _TimedTrainer(trainers.Trainer):
             self._begin("step")
             self.step()
             rounds.append(self._micro_batch_of(num_rows, kinds, more))
-        fields = ("total_s", "forward_s", "layers_s", "update_s")
+        fields = ("total_s", "forward_s", "layers_s", "update_s", "host_s")
         return _MicroBatch(num_rows=num_rows, **{name: min(getattr(one, name) for one in rounds) for name in fields})
 
     def _fitting(self) -> list[int]:
@@ -278,7 +296,7 @@ class _TimedTrainer(trainers.Trainer):
         return [row for _, row in fitting] or [min(lengths)[1]]
 
     def _micro_batch_of(self, num_rows: int, kinds: Sequence[str], more: Mapping[str, int]) -> _MicroBatch:
-        total_s, forward_s = self._seconds("step"), self._seconds("forward")
+        total_s, forward_s, host_s = self._seconds("step"), self._seconds("forward"), self._host_s("step")
         layers_s = sum(self._seconds(f"ahead {i}") for i in range(len(kinds)))
         for kind, number in more.items():
             # The first layer's backward has no end where nothing before it is trained.
@@ -286,6 +304,7 @@ class _TimedTrainer(trainers.Trainer):
             seen = [i for i in alike if i > 0] or alike
             ahead_s = fmean(self._seconds(f"ahead {i}") for i in seen)
             total_s += number * (ahead_s + fmean(self._seconds(f"back {i}") for i in seen))
+            host_s += number * fmean(self._host_s(f"ahead {i}") + self._host_s(f"back {i}") for i in seen)
             forward_s += number * ahead_s
             layers_s += number * ahead_s
         return _MicroBatch(
@@ -294,6 +313,7 @@ class _TimedTrainer(trainers.Trainer):
             forward_s=forward_s,
             layers_s=min(layers_s, forward_s),
             update_s=self._seconds("update"),
+            host_s=host_s,
         )
 
     def _begin(self, name: str) -> None:
@@ -306,6 +326,10 @@ class _TimedTrainer(trainers.Trainer):
     def _seconds(self, name: str) -> float:
         """All seconds of a part in this step; 0 of one that was not run, as no gradient arrives in frozen layers."""
         return sum(max(self._clock.seconds(*span), 0.0) for span in self._spans.get(name, ()))
+
+    def _host_s(self, name: str) -> float:
+        """All seconds in which the host launched a part of this step."""
+        return sum(max(self._clock.host_s(*span), 0.0) for span in self._spans.get(name, ()))
 
     def _enter(self, i: int, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> None:
         on_gradient([*args, *kwargs.values()], lambda: self._end(f"back {i}"))
@@ -344,15 +368,21 @@ class _CpuClock:
     def seconds(self, first: float, last: float) -> float:
         return last - first
 
+    def host_s(self, first: float, last: float) -> float:
+        return 0.0  # cores compute what they launch
+
 
 class _CudaClock:
-    """Events in the stream of operators; reading them waits for the last one."""
+    """Events in the stream of operators, and when the host records them; reading an event waits for the last one."""
 
-    def now(self) -> torch.cuda.Event:
+    def now(self) -> tuple[torch.cuda.Event, float]:
         event = torch.cuda.Event(enable_timing=True)  # type: ignore[no-untyped-call]
         event.record()
-        return event
+        return event, time.perf_counter()
 
-    def seconds(self, first: torch.cuda.Event, last: torch.cuda.Event) -> float:
-        last.synchronize()
-        return float(first.elapsed_time(last)) / 1e3
+    def seconds(self, first: tuple[torch.cuda.Event, float], last: tuple[torch.cuda.Event, float]) -> float:
+        last[0].synchronize()
+        return float(first[0].elapsed_time(last[0])) / 1e3
+
+    def host_s(self, first: tuple[torch.cuda.Event, float], last: tuple[torch.cuda.Event, float]) -> float:
+        return last[1] - first[1]

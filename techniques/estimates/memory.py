@@ -30,7 +30,8 @@ from ringmaster.techniques.preflight import ARITHMETIC, FROM_META_STEP, Forecast
 from ringmaster.techniques.probing.probe import source_state, source_states
 from ringmaster.techniques.technique import OPTIMIZER_STATE_BYTES, WEIGHT_BYTES, Config, GangShape, Technique
 
-VERSION = 5  # incremented when estimates would have other results
+CUBLAS_BYTES = 64 << 20  # of workspaces that cuBLAS allocates for the matrix products of a process
+VERSION = 6  # incremented when estimates would have other results
 FEW_LAYERS = (4, 5)
 AT_EITHER_END = 2
 # Rough share of the activations that is stored under each kind of recomputation.
@@ -230,8 +231,7 @@ def _forecast(workload: Workload, choice: Choice, results: Sequence[RankEstimate
     host_bytes = technique.host_memory(workload.job, shape, config, workload.facts)
     estimated = [result for result in results if isinstance(result, RankEstimate)]
     if len(estimated) == len(results):
-        # The estimate runs on the CPU, where device and host memory are the same.
-        device_bytes = max(max(r.peaks.values()) for r in estimated) - (host_bytes if shape.kind == "gpu" else 0)
+        device_bytes = max(max(r.peaks.values()) for r in estimated) + (CUBLAS_BYTES if shape.kind == "gpu" else 0)
         least = technique.estimate_memory(workload.job, shape, config, workload.facts) if host_bytes else 0
         saved = [_copied_bytes(workload, choice) if r.saved_bytes is None else r.saved_bytes for r in estimated]
         return Forecast(

@@ -37,7 +37,7 @@ from ringmaster.techniques.models.peft_format import resolved
 from ringmaster.techniques.probing import known_draws
 from ringmaster.techniques.processes.order import TRIAL, GangOrder, Slot
 from ringmaster.techniques.processes.ranks import Ranks
-from ringmaster.techniques.technique import KERNELS, GangShape
+from ringmaster.techniques.technique import KERNELS, GangShape, Technique
 from ringmaster.techniques.training import trainer as trainers
 from ringmaster.techniques.training.dropout import DrawSites
 from ringmaster.techniques.training.gradients import local
@@ -58,13 +58,18 @@ class LiveBytes(TorchDispatchMode):  # type: ignore[no-untyped-call]
 
     Wrappers (distributed tensors) count as the tensors that they wrap. A tensor that was created earlier is counted
     when an operator returns it.
+
+    on_host: returns the bytes of the tensors that lie in host memory in training; they are not counted from the next
+        phase on.
     """
+
+    on_host: Callable[[], int] | None = None
 
     def __init__(self) -> None:
         super().__init__()  # type: ignore[no-untyped-call]
         self._sizes: dict[int, int] = {}
         self._watched: dict[int, Any] = {}
-        self._live = 0
+        self._live = self._host_bytes = 0
         self._phase = SETTING_UP
         self.peaks: dict[str, int] = {}
         self.reset()
@@ -111,6 +116,7 @@ class LiveBytes(TorchDispatchMode):  # type: ignore[no-untyped-call]
     def enter(self, phase: str) -> None:
         """Begins `phase`: all peaks from now on belong to it."""
         self._phase = phase
+        self._host_bytes = 0 if self.on_host is None else self.on_host()
         self._note_peak()
 
     def __torch_dispatch__(
@@ -147,7 +153,7 @@ class LiveBytes(TorchDispatchMode):  # type: ignore[no-untyped-call]
         self._live -= size
 
     def _note_peak(self) -> None:
-        self.peaks[self._phase] = max(self.peaks.get(self._phase, 0), self._live)
+        self.peaks[self._phase] = max(self.peaks.get(self._phase, 0), self._live - self._host_bytes)
 
     def _note_work(self, func: Any, args: Any, kwargs: Mapping[str, Any], out: Any, *, does_more: bool) -> None:
         if not does_more:
@@ -218,7 +224,7 @@ class RankScenario:
 class RankEstimate:
     """The memory and the work of one rank's step.
 
-    peaks: peak bytes by phase (see `watch_layers`).
+    peaks: peak bytes of the device by phase (see `watch_layers`).
     saved_bytes: bytes that the rank writes into a checkpoint; None where ranks must communicate to determine them.
     num_flops, num_bytes, num_operators: floating-point operations, bytes read and written, and operators.
     """
@@ -259,6 +265,8 @@ def estimate_rank(scene: RankScenario) -> RankEstimate:
         if "pp" not in axes:  # pipeline stages have their own layer modules
             watch_layers(live, layers)
         trainer.optimizer.register_step_pre_hook(lambda *_: live.enter("update"))
+        if scene.shape.kind == "gpu" and technique.updates_on_host(scene.config):
+            live.on_host = partial(_bytes_on_host, trainer, technique)
         for _ in range(NUM_STEPS):
             live.enter("step")
             live.reset()
@@ -272,6 +280,16 @@ def estimate_rank(scene: RankScenario) -> RankEstimate:
         num_bytes=live.num_bytes,
         num_operators=live.num_operators,
     )
+
+
+def _bytes_on_host(trainer: trainers.Trainer, technique: Technique) -> int:
+    """Bytes of the weights, their gradients and the optimizer's state, where a technique keeps them in host memory."""
+    parameters = [*trainer.model.parameters()]
+    gradients = [p.grad for p in parameters if p.grad is not None]
+    state = [value for of_one in trainer.optimizer.state.values() for value in of_one.values()]
+    tensors = [t for t in (*parameters, *gradients, *state, *technique.on_host()) if isinstance(t, Tensor)]
+    storages = [local(tensor).untyped_storage() for tensor in tensors]
+    return sum({storage._cdata: storage.nbytes() for storage in storages}.values())
 
 
 def _fresh(adapter: Adapter | None) -> Adapter | None:

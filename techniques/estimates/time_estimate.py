@@ -111,9 +111,9 @@ def predicted_step_s(
     """Returns the predicted seconds of one global step.
 
     A rank has r rows in k micro-batches and computes the share c of each row. On one device a row takes w seconds, a
-    micro-batch l more, and the optimizer u; L is the link's bytes per second and m the seconds of a message. For a
-    pipeline of p stages with n-fold sharded weights:
-    t = (r c w + k l / p) (1 + recomputed) (1 + (p - 1) / k) + u / n + sent / L + messages * m
+    micro-batch l more, and the optimizer u; the host launches a micro-batch in h. L is the link's bytes per second and
+    m the seconds of a message. For a pipeline of p stages with n-fold sharded weights:
+    t = max(r c w + k l / p, k h / p) (1 + recomputed) (1 + (p - 1) / k) + u / n + sent / L + messages * m
 
     All ranks of a pipeline wait for the slowest one: the measured `times` of layers say how much longer it computes.
 
@@ -126,13 +126,20 @@ def predicted_step_s(
     num_micro_batches = max(rows / max(int(config.get("micro_batch", rows)), 1), 1.0)
     faster = rates.times_of(shape.num_devices // num_ranks)
     pipeline, schedule = axes.get("pp", 1), config.get("schedule", "1f1b")
-    computing_s = rows * slices / num_ranks * alone.row_s / faster
-    computing_s += num_micro_batches * alone.launch_s * MORE_OPERATORS.get(schedule, 1.0) / pipeline
+    launches = num_micro_batches * MORE_OPERATORS.get(schedule, 1.0) / pipeline
+    computing_s = rows * slices / num_ranks * alone.row_s / faster + launches * alone.launch_s
+    launching_s, watching_s = launches * alone.host_s, 0.0
     if recompute == "full":
         computing_s *= 1 + alone.layers_share
+        launching_s *= rates.operators_per_s / rates.recomputed_operators_per_s
     elif recompute == "selective":
+        computing_s *= 1 + RECOMPUTED
         watching_s = 1 / rates.watched_operators_per_s - 1 / rates.operators_per_s
-        computing_s = computing_s * (1 + RECOMPUTED) + num_micro_batches * num_operators / pipeline * watching_s
+        watching_s *= num_micro_batches * num_operators / pipeline
+    if shape.kind == "gpu":  # it computes while the host launches what follows
+        computing_s = max(computing_s, launching_s + watching_s)
+    else:
+        computing_s += watching_s
     computing_s *= 1 + WAITS.get(schedule, 1.0) * (pipeline - 1) / num_micro_batches
     if times is not None and pipeline > 1:
         computing_s *= times.imbalance(config, num_ranks=pipeline)

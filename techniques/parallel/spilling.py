@@ -134,6 +134,10 @@ class HostOffload:
             parameter.grad = gradient if parameter.grad is None else parameter.grad.add_(gradient)
         self._returned.clear()
 
+    def returned(self) -> Iterator[Tensor]:
+        """Returns the gradients that were sent to the host since the last `settle`."""
+        return (gradient for _, gradient in self._returned)
+
     def forget(self) -> None:
         """Drops all copies, because the weights have changed."""
         while self._resident:

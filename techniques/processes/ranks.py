@@ -164,6 +164,7 @@ def take_device(slots: tuple[Slot, ...], rank: int, *, num_ranks: int) -> torch.
     show_gpus(own_slots[:1])
     if own_slots[0].kind == "gpu":
         torch.cuda.set_device(0)
+        torch.backends.cudnn.allow_tf32 = False  # else convolutions of fp32 round to 10 bits, as products do not
         return torch.device("cuda", 0)
     return torch.device("cpu")
 

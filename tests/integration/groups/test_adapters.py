@@ -2,6 +2,7 @@
 
 import json
 from dataclasses import replace
+from importlib.metadata import version
 from pathlib import Path
 
 import pytest
@@ -149,7 +150,7 @@ def test_an_adapter_of_a_base_in_4_bits_is_trained_alike_or_refused(bench, tmp_p
     job = bench.job(adapter=LORA, quantize_base="nf4", techniques=(layout.technique,))
     technique = registry.load(layout.path)
     if why_no_adaptation(technique, job) or technique.supports(job, bench.shape(layout.num_devices), bench.facts(job)):
-        assert not technique.takes_4_bits
+        assert not technique.takes_4_bits or version("torch") < "2.13"
         return
     assert_trains_the_same(bench, job, layout, tmp_path)
     assert bench.reference(job).losses[0] != bench.reference(replace(job, quantize_base=None)).losses[0]

@@ -83,5 +83,5 @@ def test_threads_of_several_slots_are_faster_by_what_was_measured():
     plain = dict.fromkeys(
         ("flops_per_s", "bytes_per_s", "operators_per_s", "link_bytes_per_s", "message_s", "wrapped_message_s"), 1.0
     )
-    found = Rates(**plain, watched_operators_per_s=1.0, parallel=1.8)
+    found = Rates(**plain, watched_operators_per_s=1.0, recomputed_operators_per_s=1.0, parallel=1.8)
     assert [found.times_of(number) for number in (1, 2, 3)] == pytest.approx([1.0, 1.8, 2.6])

@@ -32,6 +32,16 @@ class Marks:
     def seconds(self, first, last):
         return last - first
 
+    def host_s(self, first, last):
+        return 0.0
+
+
+class WaitingMarks(Marks):
+    """The clock of a GPU that computes nothing: all seconds are those of the host."""
+
+    def host_s(self, first, last):
+        return last - first
+
 
 @pytest.fixture
 def measure(tmp_path):
@@ -57,6 +67,13 @@ def test_few_layers_tell_the_times_of_all(measure, tmp_path, monkeypatch, change
     assert few.launch_s == pytest.approx(whole.launch_s, rel=0.2)
     assert few.forward_share == pytest.approx(whole.forward_share, rel=0.2)
     assert few.layers_share == pytest.approx(whole.layers_share, rel=0.2)
+
+
+def test_a_gpu_that_waits_for_the_host_gets_more_rows(measure, monkeypatch):
+    monkeypatch.setattr(measuring, "_CpuClock", WaitingMarks)
+    found = measure(global_batch_size=48)
+    assert found.launch_s == 0.0
+    assert found.host_s == pytest.approx(48 * found.row_s)  # as many marks for all rows as for two
 
 
 def test_times_are_measured_once_for_all_jobs_that_differ_in_the_learning_rate_alone(measure, tmp_path):

@@ -7,7 +7,15 @@ import pytest
 from ringmaster.codec import to_json
 from ringmaster.techniques import DataSpec, Job, ModelSpec, OptimizerSpec, registry
 from ringmaster.techniques.data import PreparedData
-from ringmaster.techniques.estimates.memory import FEW_LAYERS, Workload, _file, _plain, _with_layers, forecast_memory
+from ringmaster.techniques.estimates.memory import (
+    CUBLAS_BYTES,
+    FEW_LAYERS,
+    Workload,
+    _file,
+    _plain,
+    _with_layers,
+    forecast_memory,
+)
 from ringmaster.techniques.estimates.rank_memory import RankEstimate, RankScenario
 from ringmaster.techniques.models.facts import model_facts
 from ringmaster.techniques.technique import GangShape
@@ -63,6 +71,26 @@ def test_llama_7b_holds_its_share_of_the_state_and_what_it_gathers_and_computes(
     # layer's activations, or the logits.
     layer = (facts.num_parameters - 2 * VOCABULARY * HIDDEN) * 4 / LAYERS
     assert least < forecast.device_bytes < least + 4 * outside + 4 * layer
+
+
+def test_a_gpu_holds_the_logits_while_the_state_lies_on_the_host(tmp_path):
+    """At the peak, gradients of the layers have not come back yet: they take no host memory."""
+    config = {**JOB.model.config, "hidden_size": 16, "intermediate_size": 32, "num_attention_heads": 2}
+    model = replace(JOB.model, config={**config, "num_hidden_layers": 4})
+    job = replace(JOB, model=model, global_batch_size=8)
+    workload = Workload(
+        job=job,
+        data=to_json(TOKENS),
+        facts=model_facts(model, data=TOKENS),
+        techniques=registry.dotted_paths(),
+        cache_dir=str(tmp_path),
+    )
+    shape = GangShape(kind="gpu", num_devices=1, memory_bytes=80 << 30)
+    config = {"micro_batch": 4, "recompute": "full", "num_slices": 4, "host_activations": False}
+    (forecast,) = forecast_memory(workload, [(registry.load(registry.dotted_path("offload")), config, shape)])
+    logits = 4 * (SEQ_LEN - 1) * VOCABULARY * 4  # and their softmax, of which both have gradients, one after another
+    assert forecast.source == "rehearsed", forecast.message
+    assert 3 * logits < forecast.device_bytes - CUBLAS_BYTES < 3.1 * logits
 
 
 def test_a_phase_is_linear_in_the_number_of_layers():

@@ -47,6 +47,7 @@ RATES = Rates(
     bytes_per_s=9e10,
     operators_per_s=2e5,
     watched_operators_per_s=5e4,
+    recomputed_operators_per_s=8e4,
     link_bytes_per_s=2e9,
     message_s=5e-4,
     wrapped_message_s=1.5e-3,
@@ -185,6 +186,19 @@ def test_what_was_measured_on_one_device_is_divided_and_recomputed_as_measured()
     assert again == pytest.approx(whole + 0.3 * (0.01 + 16 * 0.02))
     threads = step_s("single", num_devices=2, micro_batch=16, **options)
     assert threads == pytest.approx(0.01 + 16 * 0.02 / 1.8 + 0.1 / 1.8)
+
+
+def test_a_gpu_waits_for_the_host_that_launches_small_micro_batches():
+    alone = StepTimes(launch_s=0.0, row_s=0.004, update_s=0.0, forward_share=0.4, layers_share=0.3, host_s=0.04)
+    options = {"alone": alone, "num_devices": 1, "kind": "gpu"}
+    assert step_s("single", micro_batch=16, **options) == pytest.approx(16 * 0.004)
+    assert step_s("single", micro_batch=4, **options) == pytest.approx(4 * 0.04)
+    # Recomputation launches operators at 8e4 per second instead of 2e5.
+    assert step_s("single", micro_batch=4, recompute="full", **options) == pytest.approx(4 * 0.04 * 2.5)
+    assert step_s("single", micro_batch=16, recompute="full", **options) == pytest.approx(0.04 * 2.5)
+    assert step_s("single", micro_batch=4, recompute="selective", **options) == pytest.approx(
+        4 * (0.04 + OUTLINE.num_operators * (1 / 5e4 - 1 / 2e5))
+    )
 
 
 def test_a_teacher_of_the_same_size_adds_a_forward_to_each_row():
