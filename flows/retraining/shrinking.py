@@ -123,8 +123,9 @@ def child_in_place_of(
 
     Returns the model and the decision on it, with what was tried, where no child keeps every rule.
 
-    train: trains a batch of such children where none keeps every rule, or goes on with it; None for no training. Where it
-        raises, the same batch is continued the next time, before any child is tried. remedy: how to have some.
+    train: trains a batch of such children where none keeps every rule, or goes on with it; None for no training. Where
+        it raises, the same batch is continued the next time, before any child is tried.
+    remedy: how to have some.
     """
     tried: dict[str, str] = {}
     # A latency that is measured again plans other sizes: what was begun is kept for the policy's limits until it ends.
