@@ -360,7 +360,8 @@ def _request(kind: str, batch: str, jobs: list[str] | None, *, as_json: bool, **
     with database_of(batch) as database:
         answers = ask_about(database, RequestKind(kind), batch=batch, jobs=jobs or (), **more)
     values = [{key: getattr(answer, key) for key in ("batch", "is_done", "message")} for answer in answers]
-    print_outcome(values, [f"{answer.batch}: {answer.message}" for answer in answers], as_json=as_json)
+    lines = [] if as_json else [f"{answer.batch}: {answer.message}" for answer in answers]
+    print_outcome(values, lines, as_json=as_json)
     raise typer.Exit(0 if all(answer.is_done for answer in answers) else 1)
 
 
@@ -449,7 +450,6 @@ def up(
     **engine_values: Any,
 ) -> None:
     """Start a pool on this machine: Prefect, MLflow, the controller, and this machine as a node; `down` ends it."""
-    from ringmaster.flows.services import databases as pool_databases
     from ringmaster.flows.services import service_definitions, service_files, up_and_down
 
     home, quotas = settings.home(), _quotas(quota or ())
@@ -461,7 +461,7 @@ def up(
     chosen = engine_options(engine, engine_values)
     options = service_definitions.PoolOptions(
         home=home,
-        databases=pool_databases.databases(database, home=home),
+        databases=service_definitions.databases(database, home=home),
         host=host,
         port_prefect=port_prefect,
         port_mlflow=port_mlflow,
