@@ -130,7 +130,10 @@ def _train_or_resume(batch: Batch) -> None:
     settings.embed(settings.home())  # before Prefect is imported
     from ringmaster.flows.retraining.train_models import can_go_on
 
-    train(batch, resume=can_go_on(batch))
+    result = train(batch, resume=can_go_on(batch))
+    if result.status == "interrupted":
+        error_console().print("interrupted: nothing is promoted, and the same command continues the training")
+        raise typer.Exit(result.exit_code)
 
 
 def sound_alarm(alarm: Alarm) -> None:

@@ -6,7 +6,7 @@ import os
 import sys
 import time
 from collections.abc import Callable, Iterable, Mapping
-from contextlib import nullcontext, suppress
+from contextlib import nullcontext
 from dataclasses import replace
 from pathlib import Path
 from typing import Annotated, Any
@@ -332,22 +332,20 @@ def _consent(what: str, *, is_given: bool) -> None:
 
 
 def _values(words: Iterable[str]) -> dict[str, Any]:
-    """Returns settings that are written as KEY=VALUE, with values as in YAML. Raises InputError with all faults."""
-    import yaml
+    """Returns settings written as KEY=VALUE, with values as in batch files. Raises InputError with all faults."""
+    from ringmaster.tasks.batch import document
 
-    values, faults = {}, []
+    values: dict[str, Any] = {}
+    faults = []
     for word in words:
-        key, sign, text = word.partition("=")
-        try:
-            value = yaml.safe_load(text)
-        except yaml.YAMLError:
-            value = None
-        if isinstance(value, str):  # YAML takes 1e-4 for text
-            with suppress(ValueError):
-                value = float(value)
-        if not key or not sign or value is None:
+        key, _, text = word.partition("=")
+        value = document.read(f"value: {text}")
+        if not key or not text.strip() or value.data is None or value.findings or len(value.data) != 1:
             faults.append(f"{word!r} is not KEY=VALUE. To fix: write it like optimizer.lr=1e-4")
-        values[key] = value
+        elif key in values:
+            faults.append(f"{key} is given twice. To fix: give it once")
+        else:
+            values[key] = value.data["value"]
     raise_faults(faults)
     return values
 
