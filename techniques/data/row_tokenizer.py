@@ -121,13 +121,11 @@ class RowTokenizer:
             if sum(map(len, parts)) > most:
                 self.num_cut += 1
                 parts = _cut(parts, most)
-        if pair is None:
-            return EncodedText(tokens=[*around[0], *parts[0], *around[1]], segments=None)
         tokens, segments = list(around[0]), [0] * len(around[0])
         for number, (part, after) in enumerate(zip(parts, around[1:], strict=True)):
             tokens += [*part, *after]
             segments += [number] * (len(part) + len(after))
-        has_segments = "token_type_ids" in self._tokenizer.model_input_names
+        has_segments = pair is not None and "token_type_ids" in self._tokenizer.model_input_names
         return EncodedText(tokens=tokens, segments=segments if has_segments else None)
 
     def chat(self, messages: Sequence[Message], *, tools: Any = None) -> tuple[TokenIds, Marks]:
@@ -288,23 +286,20 @@ def _cut(parts: Sequence[Sequence[int]], most: int) -> list[Sequence[int]]:
     return [parts[0][:kept], parts[1][: most - kept]]
 
 
-def give_padding_token(folder: Path) -> None:
-    """Gives the tokenizer in `folder` the padding token that rows have, so that it encodes texts in batches."""
+def complete_tokenizer(folder: Path, *, has_padding: bool, has_chat_template: bool) -> None:
+    """Gives the tokenizer in `folder` what its files lack.
+
+    has_padding: the padding token that rows have, so that texts are encoded in batches. has_chat_template: ChatML, with
+        its special tokens, for a tokenizer that was trained on the data.
+    """
     from transformers import AutoTokenizer
 
     tokenizer: Any = AutoTokenizer.from_pretrained(str(folder), local_files_only=True)
-    if tokenizer.pad_token_id is None:
-        tokenizer.pad_token = tokenizer.convert_ids_to_tokens(RowTokenizer(folder).pad_id)
-        tokenizer.save_pretrained(str(folder))
-
-
-def give_chat_template(folder: Path) -> None:
-    """Gives the tokenizer in `folder`, which was trained on the data, a chat template and its special tokens."""
-    from transformers import AutoTokenizer
-
-    tokenizer: Any = AutoTokenizer.from_pretrained(str(folder), local_files_only=True)
-    tokenizer.add_special_tokens({"additional_special_tokens": list(CHATML_TOKENS)})
-    tokenizer.chat_template = CHATML
+    if has_padding and tokenizer.pad_token_id is None:
+        tokenizer.pad_token = tokenizer.eos_token or tokenizer.convert_ids_to_tokens(0)
+    if has_chat_template:
+        tokenizer.add_special_tokens({"additional_special_tokens": list(CHATML_TOKENS)})
+        tokenizer.chat_template = CHATML
     tokenizer.save_pretrained(str(folder))
 
 

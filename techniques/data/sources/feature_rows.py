@@ -13,7 +13,7 @@ import json
 import math
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
-from functools import cached_property
+from functools import cached_property, partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -40,7 +40,6 @@ if TYPE_CHECKING:
     import torch
 
 NUMBER, BINARY, CATEGORY, TEXT, IMAGE = "number", "binary", "category", "text", "image"
-FEATURE_TYPES = (NUMBER, BINARY, CATEGORY, TEXT, IMAGE)
 UNKNOWN = "<UNK>"
 """The category, of number 0, of what the rows to train on do not have, and of missing values."""
 
@@ -143,11 +142,10 @@ class FeatureRows(RowSource):
         names = [n for n, each in zip(tensor_names(kind.measured), kind.measured, strict=True) if each["type"] == TEXT]
         kind.needs_tokenizer = bool(names)  # type: ignore[misc]
         kind.padding = dict.fromkeys(names, 0)  # type: ignore[misc]
-        rows = RowSamples(
-            folder, kind=kind, spec=spec, columns=columns, where=where, rows=lambda: self.rows_of_path(spec),
+        prepared = RowSamples(
+            folder, kind=kind, spec=spec, columns=columns, where=where, rows=partial(self.rows_of_path, spec),
             cache_dir=None,
-        )  # fmt: skip
-        prepared = rows.write()
+        ).write()  # fmt: skip
         features = tuple(
             {**each, "num_tokens": prepared.vocab_size, "max_length": spec.seq_len or DEFAULT_MAX_LENGTH}
             if each["type"] == TEXT
