@@ -145,17 +145,13 @@ class RowSamples:
         context = SampleContext(spec=spec, options=self._options, max_length=self._max_length)
         if kind.needs_tokenizer:
             folder, is_trained = self._folder / "tokenizer", spec.tokenizer is None
-            save_tokenizer(folder, spec, self._training_texts(context))
+            trained = (self._columns.by_role(row.content) for row in self._rows() if not row.held_out)
+            save_tokenizer(folder, spec, chain.from_iterable(self._texts(row, context) for row in trained))
             has_padding, has_chat_template = is_trained or not kind.is_causal, is_trained and kind.reads_messages
             if has_padding or has_chat_template:
                 complete_tokenizer(folder, has_padding=has_padding, has_chat_template=has_chat_template)
             context = replace(context, _tokenizer=RowTokenizer(folder))
         return context
-
-    def _training_texts(self, context: SampleContext) -> Iterator[str]:
-        for row in self._rows():
-            if not row.held_out:
-                yield from self._texts(self._columns.by_role(row.content), context)
 
     def _texts(self, row: Mapping[str, Any], context: SampleContext) -> list[str]:
         """The texts of a row; none of a wrong row, which `sample` refuses with its place."""

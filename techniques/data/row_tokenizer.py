@@ -8,7 +8,6 @@ the end of a line (`CutRule.ends_line`).
 
 from __future__ import annotations
 
-import json
 import re
 from bisect import bisect_left, bisect_right
 from collections.abc import Iterable, Mapping, Sequence
@@ -23,6 +22,7 @@ from numpy.typing import NDArray
 
 from ringmaster.errors import DataError
 from ringmaster.techniques.data.text_encoder import TextEncoder
+from ringmaster.techniques.models.model_folders import read_json
 
 CHATML = (
     "{% for message in messages %}{{ '<|im_start|>' + message['role'] + '\\n' }}"
@@ -308,16 +308,10 @@ def turn_end_of(folder: Path) -> int | None:
 
     Only files are read, as a tokenizer takes long to load.
     """
-    template, settings, tokens = (
-        folder / n for n in ("chat_template.jinja", "tokenizer_config.json", "tokenizer.json")
-    )
-    if template.is_file():
-        chat_template = template.read_text()
-    else:
-        chat_template = str(json.loads(settings.read_text()).get("chat_template")) if settings.is_file() else ""
-    if TURN_END not in chat_template or not tokens.is_file():
+    template, settings = folder / "chat_template.jinja", read_json(folder / "tokenizer_config.json")
+    if TURN_END not in (template.read_text() if template.is_file() else str(settings.get("chat_template"))):
         return None
-    added = json.loads(tokens.read_text()).get("added_tokens") or ()
+    added = read_json(folder / "tokenizer.json").get("added_tokens") or ()
     return next((int(token["id"]) for token in added if token["content"] == TURN_END), None)
 
 

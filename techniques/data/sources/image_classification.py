@@ -60,6 +60,7 @@ class ImageClassification(RowSource):
     name = "image-classification"
     version = 2
     pads = False
+    reads_images = True
     keeps_files = False  # images are files of their own, and their pixels take more space than the files
     options_class = ImageOptions
 
@@ -104,13 +105,6 @@ class ImageClassification(RowSource):
         if spec.held_out_path is not None:
             others = matching(spec.held_out_path)
             yield from (_row(others, name, held_out=True) for name in others.names if is_image(name))
-
-    def values(self, row: Row, columns: Columns, *, spec: DataSpec) -> dict[str, Any]:
-        """Returns the values by role; the image of a table lies where the table says, relative to itself."""
-        result = super().values(row, columns, spec=spec)
-        if spec.path is not None and isinstance(image := result["image"], str) and "://" not in image:
-            result["image"] = str(Path(row.file).parent / image)
-        return result
 
     def identity_of(self, spec: DataSpec) -> Callable[[Row], Any]:
         """Returns a function of a row whose result is the same for the same image, whatever it is called."""
