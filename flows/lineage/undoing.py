@@ -200,6 +200,14 @@ class _UndoPlanner:
     ) -> RetrainedModel:
         training = RecordedTraining.of(self._home, node)
         job, parents = training.job, training.record.parents
+        if job.adaptation is not None and (how := job.adaptation.composition) is not None:
+            raise InputError(
+                [
+                    f"{node.label} is of the jobs {', '.join(how.jobs)}, which were trained as one with a common "
+                    f"{how.component}, and are not trained again in part. To fix: change their data or bases in their "
+                    "batch, and run it again"
+                ]
+            )
         changed = [self._home.find(uri) for uri in parents.values()]
         is_new_below = any(parent.id in self._redone or parent.id in removed for parent in changed)
 
