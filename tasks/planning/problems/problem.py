@@ -178,29 +178,6 @@ def read_fields(data: Any) -> tuple[dict[str, Any], list[str]]:
     return fields | {"nodes": nodes, "jobs": jobs}, faults
 
 
-def write_fields(problem: Problem) -> dict[str, Any]:
-    """The JSON object that `read_fields` reads, without values that are at their default."""
-    return {
-        "name": problem.name,
-        "switch_cost": problem.switch_cost_s,
-        **({"quotas": dict(problem.quotas)} if problem.quotas else {}),
-        "nodes": [_write(node, _NODE_KEYS) for node in problem.nodes],
-        "jobs": [
-            _write(job, _JOB_KEYS)
-            | {"options": [_write(option, _OPTION_KEYS) for option in job.options]}
-            | (
-                {
-                    "running": _write(job.running, _RUNNING_KEYS)
-                    | {"gpus": [[n, list(ids)] for n, ids in job.running.devices]}
-                }
-                if job.running
-                else {}
-            )
-            for job in problem.jobs
-        ],
-    }
-
-
 def _read_job(data: Any, index: int, faults: list[str]) -> PlanningJob:
     row = _read(data, f"job {index}", faults, _JOB_KEYS)
     place = f"job {row['id'] if isinstance(row['id'], str) else index}"
@@ -378,7 +355,25 @@ class Problem:
 
     def to_json(self) -> dict[str, Any]:
         """The JSON object that `from_json` reads, without values that are at their default."""
-        return write_fields(self)
+        return {
+            "name": self.name,
+            "switch_cost": self.switch_cost_s,
+            **({"quotas": dict(self.quotas)} if self.quotas else {}),
+            "nodes": [_write(node, _NODE_KEYS) for node in self.nodes],
+            "jobs": [
+                _write(job, _JOB_KEYS)
+                | {"options": [_write(option, _OPTION_KEYS) for option in job.options]}
+                | (
+                    {
+                        "running": _write(job.running, _RUNNING_KEYS)
+                        | {"gpus": [[n, list(ids)] for n, ids in job.running.devices]}
+                    }
+                    if job.running
+                    else {}
+                )
+                for job in self.jobs
+            ],
+        }
 
 
 def likeness(job: PlanningJob) -> Hashable:

@@ -156,6 +156,14 @@ def test_a_retriever_with_mined_negatives_is_trained_in_parts(folder):
     assert Batch.of(name="again", jobs=batch.jobs, folder=folder).jobs == batch.jobs
 
 
+def test_the_schedule_of_mined_negatives_is_as_long_as_its_user_says(folder):
+    (folder / "pairs.jsonl").write_text('{"anchor": "city1", "positive": "city2"}\n')
+    jobs = load(folder, RETRIEVER.replace("name: cosine", "name: cosine, num_steps: 80")).jobs
+    assert {job.schedule.num_steps for job in jobs if job.trains and job.store is None} == {80}
+    with pytest.raises(BatchFileError, match=r"schedule\.num_steps: must be at least the 50 steps of the job"):
+        load(folder, RETRIEVER.replace("name: cosine", "name: cosine, num_steps: 40"))
+
+
 @pytest.mark.parametrize(
     ("old", "new", "fault"),
     [
