@@ -130,6 +130,13 @@ def print_result(value: Any, lines: Iterable[str | Text], *, as_json: bool) -> N
         print_lines(output_console(), lines)
 
 
+def print_outcome(value: Any, lines: Iterable[str | Text] = (), *, as_json: bool) -> None:
+    """Prints what a command has done: as lines on stderr and, where it is wanted, as one JSON object on stdout."""
+    print_lines(error_console(), lines)
+    if as_json:
+        print_json(value)
+
+
 def plain_table(*columns: str, rows: Iterable[Sequence[RenderableType]]) -> Table:
     """Returns a table without lines between its cells."""
     table = Table(*columns, box=None, header_style="bold", padding=(0, 2, 0, 0))

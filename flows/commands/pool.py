@@ -25,8 +25,8 @@ from ringmaster.flows.output import (
     error_console,
     log_to_stderr,
     notice,
-    print_json,
     print_lines,
+    print_outcome,
     print_result,
 )
 from ringmaster.flows.output import log_format as format_of_environment
@@ -225,9 +225,8 @@ def submit(
     page = f"its flow run: {pool.prefect_api.removesuffix('/api')}/runs/flow-run/{run}"
     later = "its flow run begins once a controller leads (`ringmaster pool controller`) and Prefect answers"
     follow = f"`ringmaster status {batch}` and `ringmaster watch` follow it"
-    error_console().print(page if run else later, follow, sep="\n", soft_wrap=True)
-    if as_json:
-        print_json({"batch": batch, "jobs": [job.name for job in jobs.jobs], "flow_run": run})
+    result = {"batch": batch, "jobs": [job.name for job in jobs.jobs], "flow_run": run}
+    print_outcome(result, [page if run else later, follow], as_json=as_json)
 
 
 @jobs_app.command()
@@ -319,8 +318,7 @@ def clone(
             is_dry=dry_run,
             accept=accept,
         )
-    if as_json:
-        print_json(vars(answer))
+    print_outcome(vars(answer), as_json=as_json)
     raise typer.Exit(0 if answer.is_done else 1)
 
 
@@ -359,10 +357,9 @@ def _request(kind: str, batch: str, jobs: list[str] | None, *, as_json: bool, **
 
     with database_of(batch) as database:
         answers = ask_about(database, RequestKind(kind), batch=batch, jobs=jobs or (), **more)
-    if as_json:
-        print_json([{key: getattr(answer, key) for key in ("batch", "is_done", "message")} for answer in answers])
-    else:
-        print_lines(error_console(), [f"{answer.batch}: {answer.message}" for answer in answers])
+    values = [{key: getattr(answer, key) for key in ("batch", "is_done", "message")} for answer in answers]
+    lines = [] if as_json else [f"{answer.batch}: {answer.message}" for answer in answers]
+    print_outcome(values, lines, as_json=as_json)
     raise typer.Exit(0 if all(answer.is_done for answer in answers) else 1)
 
 
@@ -451,7 +448,6 @@ def up(
     **engine_values: Any,
 ) -> None:
     """Start a pool on this machine: Prefect, MLflow, the controller, and this machine as a node; `down` ends it."""
-    from ringmaster.flows.services import databases as pool_databases
     from ringmaster.flows.services import service_definitions, service_files, up_and_down
 
     home, quotas = settings.home(), _quotas(quota or ())
@@ -463,7 +459,7 @@ def up(
     chosen = engine_options(engine, engine_values)
     options = service_definitions.PoolOptions(
         home=home,
-        databases=pool_databases.databases(database, home=home),
+        databases=service_definitions.databases(database, home=home),
         host=host,
         port_prefect=port_prefect,
         port_mlflow=port_mlflow,

@@ -81,9 +81,8 @@ class Contraction:
         )
         if cycle_in({job.id: job.after for job in jobs}):
             return None
-        problem = self.problem
         return Contracted(
-            replace(problem, jobs=jobs),
+            replace(self.problem, jobs=jobs),
             {one.id: tuple(self._places[group]) for group, one in ones.items()},
         )
 
@@ -333,8 +332,7 @@ def simple_lists(problem: Problem, bound: Bound, objective: Objective) -> Iterat
         orders.append(sorted(problem.jobs, key=lambda job: runtime_s(job) / max(of.ends.get(job.id, 0.0), 1e-9)))
     for order in orders:
         try:
-            choices = [(job.id, chosen[job.id]) for job in order]
-            segments = schedule(problem, choices, prices=of.prices)
+            segments = schedule(problem, [(job.id, chosen[job.id]) for job in order], prices=of.prices)
             yield Plan(problem.name, segments, method="list by the bound's prices")
         except NoRoomError:
             continue
@@ -406,8 +404,7 @@ class FusedSearch:
         self._plan_best_of(by_value[:1], share=SHARE_OF_FIRST)
         if with_alone:
             is_beaten = self.best_value < alone.promise * (1 - LEAST_GAIN)
-            enough = ENOUGH_TO_TELL if is_beaten else 0.0
-            self._plan(alone, share=SHARE_OF_ALONE, enough=enough)
+            self._plan(alone, share=SHARE_OF_ALONE, enough=ENOUGH_TO_TELL if is_beaten else 0.0)
         self._plan_best_of([estimate for pair in zip(by_value, by_promise, strict=True) for estimate in pair])
         self._plan_best_of([alone])  # never worse than without fusing
         self._part_idle_groups()
