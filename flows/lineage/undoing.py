@@ -214,7 +214,7 @@ class _UndoPlanner:
         def parent_of(name: str) -> str:
             return self._parent(self._home.find(parents[name]), removed) if name in parents else name
 
-        name = node.label.replace("/", "-v")
+        name = node.repeating_job
         own, start = job.warm_start, None
         if own is not None and own.checkpoints in parents:  # a part of a training, of which each goes on from another
             before = self._home.find(parents[own.checkpoints])

@@ -50,7 +50,7 @@ from ringmaster.flows.batch.batch_input import ANSWER_WITHIN_S
 from ringmaster.flows.batch.flow_runs import OF_COMMAND, runs_fact
 from ringmaster.flows.interrupts import stop_signals
 from ringmaster.flows.output import ProcessRole, log_to_stderr
-from ringmaster.flows.pool.segment_runs import AWAY, OpenClient, PrefectNodeRuns, SegmentRuns
+from ringmaster.flows.pool.segment_runs import AWAY, RUNS_AT_ONCE, OpenClient, PrefectNodeRuns, SegmentRuns
 from ringmaster.flows.reports.progress import describe
 from ringmaster.flows.retraining.approval import silence_to_start
 from ringmaster.flows.settings import PoolAddress
@@ -287,7 +287,6 @@ ASKING_DEPLOYMENT = "train-batch"
 
 DEPLOYMENT = "train-batch/train-batch"
 FOLLOW_EVERY_S = 5.0  # interval of the checks of their runs
-RUNS_AT_ONCE = 200  # what Prefect's server returns at most
 MOST_FAILURES = 2  # of the handling of one request
 CANCELLED_WITHIN = timedelta(seconds=60)  # the time for a process to end; after that, it is taken for dead
 PASSING = (HTTPStatus.NOT_FOUND, HTTPStatus.REQUEST_TIMEOUT, HTTPStatus.TOO_MANY_REQUESTS)  # 404: not deployed yet

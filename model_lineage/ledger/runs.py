@@ -15,6 +15,7 @@ from itertools import islice
 from pathlib import Path, PurePosixPath
 from typing import Any
 
+from ringmaster.codec import finite
 from ringmaster.errors import LedgerError
 from ringmaster.model_lineage.ledger.connection import PROFILES, Connection, batch_experiment, paged
 from ringmaster.model_lineage.records import MetricPoint
@@ -184,7 +185,7 @@ class LedgerRuns(Connection):
 
     def write_json(self, run_id: str, path: str, value: Any) -> None:
         """Stores `value` as a JSON artifact; NaN and infinity, which JSON lacks, become null."""
-        self.write_text(run_id, path, json.dumps(_finite(value), indent=2, default=str))
+        self.write_text(run_id, path, json.dumps(finite(value), indent=2, default=str))
 
     def write_svg(self, run_id: str, path: str, svg: str) -> None:
         """Stores a drawing as an artifact that the UI shows as a picture."""
@@ -198,7 +199,7 @@ class LedgerRuns(Connection):
             raise LedgerError(f"{path!r} must end in .json for MLflow to show it as a table")
         columns = list(dict.fromkeys(key for row in rows for key in row))
         data = [[row.get(column) for column in columns] for row in rows]
-        self.write_text(run_id, path, json.dumps(_finite({"columns": columns, "data": data}), default=str))
+        self.write_text(run_id, path, json.dumps(finite({"columns": columns, "data": data}), default=str))
         self._add_logged_artifact(run_id, {"path": path, "type": "table"})
 
     def read_table(self, run_id: str, path: str) -> list[dict[str, Any]]:
@@ -354,14 +355,6 @@ def _file_name(key: str) -> str:
 def _shortened(text: str, limit: int, path: str) -> str:
     ending = f" ... (whole in {path})"
     return text if len(text) <= limit else text[: limit - len(ending)] + ending
-
-
-def _finite(value: Any) -> Any:
-    if isinstance(value, Mapping):
-        return {str(key): _finite(item) for key, item in value.items()}
-    if isinstance(value, (list, tuple)):
-        return [_finite(item) for item in value]
-    return None if isinstance(value, float) and not math.isfinite(value) else value
 
 
 @contextlib.contextmanager

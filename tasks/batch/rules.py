@@ -66,6 +66,8 @@ def _store(job: Raw) -> Iterator[Finding]:
     if not is_store(job):
         return
     model, data = as_mapping(job.get("model")), as_mapping(job.get("data"))
+    store = as_mapping(job.get("store"))
+    length = store.get("max_length")
     problem, _, remedy = (missing_extra("retrieval", feature="a store") or "").partition(". To fix: ")
     trains = ("adapter", "adaptation", "loss", "target", "warm_start", "local_updates", "numerics", "allow_untrusted")
     yield from findings_where(
@@ -77,6 +79,24 @@ def _store(job: Raw) -> Iterator[Finding]:
             "give a job's name, models:/NAME@ALIAS or a folder; or model.from_pretrained",
         ),
         (data.get("path") is None and data.get("name") is None, ("data",), "has no files of passages", "give a path"),
+        (
+            data.get("kind") not in (None, "passages"),
+            ("data", "kind"),
+            "is not passages, as in a store",
+            "leave it out",
+        ),
+        (
+            None not in (length, data.get("seq_len")) and length != data["seq_len"],
+            ("data", "seq_len"),
+            f"is {data.get('seq_len')}, and store.max_length, which says the same, is {length}",
+            "give one of the two",
+        ),
+        (
+            any(store.get(key) != value for key, value in as_mapping(data.get("kwargs")).items()),
+            ("data", "kwargs"),
+            "is not read: a store divides passages by its own words and overlap",
+            "give these under store",
+        ),
         *((job.get(key), (key,), "is for training, and a store trains nothing", f"remove {key}") for key in trains),
     )
 

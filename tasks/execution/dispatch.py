@@ -14,7 +14,7 @@ from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Literal
 
-from ringmaster.tasks.planning import Plan, Problem, Segment
+from ringmaster.tasks.planning import Plan, PlanningJob, Problem, Segment
 
 DeviceId = tuple[str, int]
 """The name of a node, and the number of a device on it."""
@@ -318,9 +318,9 @@ class PlanSimulator:
         self._jobs = {job.id: job for job in problem.jobs}
         self._devices = {(node.id, number) for node in problem.nodes for number in range(node.num_devices)}
         self._devices |= {device for segment in (*self._busy, *self.planned) for device in segment.devices}
-        self._after = {job.id: (*job.after, *_gate(job.id, job.release_s)) for job in problem.jobs}
+        self._after = {job.id: (*job.after, *_gate(job)) for job in problem.jobs}
         self._quotas = UserQuotas.of(problem)
-        self._gates = [(job.release_s, gate) for job in problem.jobs for gate in _gate(job.id, job.release_s)]
+        self._gates = [(job.release_s, gate) for job in problem.jobs for gate in _gate(job)]
         # What other jobs wait for and is no job of the problem has been done before.
         self._met = {other for job in problem.jobs for other in job.after} - set(self._jobs)
         self._may_start = True  # whether anything has changed since `_start_what_can`
@@ -567,6 +567,6 @@ class PlanSimulator:
         self.planned = [s for s in self.planned if s.last_step > passed.get(s.job, -1)]
 
 
-def _gate(job: str, release_s: float) -> tuple[str, ...]:
+def _gate(job: PlanningJob) -> tuple[str, ...]:
     """Returns the pseudo-job on which a job with a release time depends."""
-    return (f"release of {job}",) if release_s > 0 else ()
+    return (f"release of {job.id}",) if job.release_s > 0 else ()

@@ -237,8 +237,7 @@ class Executor:
             if self._plan_manager.replanner is not None and running:
                 self._command(self._plan_progress.reconsider_ends(done_jobs=self.job_table.done()))
             if not self._plan_manager.look():  # no plan moves the jobs off devices that must not be used
-                out = self._plan_manager.out
-                self._stop_gangs(r for r in running if not out.isdisjoint(r.segment.devices))
+                self._stop_gangs(r for r in running if not self._plan_manager.out.isdisjoint(r.segment.devices))
             left_s = min(self._retry_in_s, self._plan_manager.seconds_to_look())
         self._hear(timeout_s=left_s if left_s < math.inf else None)
 

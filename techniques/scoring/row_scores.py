@@ -20,7 +20,7 @@ from torch.distributed.device_mesh import DeviceMesh
 from transformers.modeling_outputs import CausalLMOutput
 
 from ringmaster.errors import NoCommonBase
-from ringmaster.techniques.job import Adapter, EvaluationSpec, Job, ModelSpec
+from ringmaster.techniques.job import Adapter, EvaluationSpec, ModelSpec
 from ringmaster.techniques.loss import reward_names
 from ringmaster.techniques.metric import Metric, ModelMetric, Outputs, metrics_named, scored_metrics
 from ringmaster.techniques.models.adapters import attach, first_state, own_leaves, sites
@@ -32,7 +32,6 @@ from ringmaster.techniques.parallel.tensor_plan import cut
 from ringmaster.techniques.scoring.scored_rows import (
     MAX_LOGITS,
     MAX_ROWS,
-    SCORES,
     ScoredRows,
     max_tokens,
     model_spec,
@@ -248,7 +247,8 @@ def score_alone(
         initial = _initial_model(model_dir, rows, device=device, mesh=mesh)
     if is_compared and (initial is not None or is_adapter(model_dir)):
         reference = ReferenceModel(model=initial, loss=loss, autocast=writes["autocast"])
-    collected, config, metrics = ScoreCollector(), getattr(model, "config", None), metrics_of(rows.job)
+    collected, config = ScoreCollector(), getattr(model, "config", None)
+    metrics = scored_metrics(rows.job.evaluation.metrics)
     for numbers, batch in rows.chunks(model_dir, config=config, shifted=loss.shifted, device=device):
         known = rows.known(batch)
         if rollout is not None:
@@ -326,15 +326,6 @@ def _document_scores(
                 f"document.{metric.name}",
                 metric.measure(model, numbers, tokenizer_dir=tokenizer_dir, batch_size=size),
             )
-
-
-def metrics_of(job: Job) -> tuple[Metric, ...]:
-    """The metrics whose sums are computed: the defaults, and those of the job's evaluation. Raises ValueError."""
-    metrics = scored_metrics(job.evaluation.metrics)
-    for metric in metrics:
-        if taken := SCORES.intersection(metric.sums):
-            raise ValueError(f"metric {metric.name} may not name a sum {', '.join(taken)}. To fix: rename the sum")
-    return metrics
 
 
 def scores_of_batch(loss: Loss, outputs: Outputs, *, metrics: Sequence[Metric]) -> dict[str, list[Any]]:

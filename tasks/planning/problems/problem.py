@@ -282,18 +282,6 @@ class Problem:
         return {group: most for group, most in self.quotas.items() if group in groups and most < self.num_devices}
 
     @cached_property
-    def is_plain(self) -> bool:
-        """Whether jobs may run at any time, in any order, on any node, with no seconds beside their runtimes."""
-        return (
-            not any(job.after or job.release_s or job.deadline_s is not None for job in self.jobs)
-            and not any(job.started for job in self.jobs)
-            and not self.is_fused
-            and not self.limits
-            and not any(node.available_until_s is not None or node.host_memory_bytes is not None for node in self.nodes)
-            and not any(o.startup_s or o.save_s or o.evaluate_s for job in self.jobs for o in job.options)
-        )
-
-    @cached_property
     def is_fused(self) -> bool:
         """Whether some option trains several jobs."""
         return any(option.jobs for job in self.jobs for option in job.options)

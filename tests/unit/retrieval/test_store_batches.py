@@ -99,6 +99,28 @@ READER = """
 """
 
 
+@pytest.mark.parametrize(
+    ("data", "store", "fault"),
+    [
+        ("kind: embedding", "index: flat", r"data\.kind: is not passages"),
+        ("seq_len: 64", "max_length: 32", r"data\.seq_len: is 64, and store\.max_length.* is 32"),
+        ("kwargs: {words: 3}", "words: 5", r"data\.kwargs: is not read: a store divides"),
+    ],
+)
+def test_what_a_store_would_overwrite_is_refused(folder, data, store, fault):
+    text = f"""
+jobs:
+  - name: wiki
+    kind: store
+    base: ./encoder
+    model: {{architecture: BertModel}}
+    data: {{path: passages.jsonl, {data}}}
+    store: {{{store}}}
+"""
+    with pytest.raises(BatchFileError, match=fault):
+        load(folder, text)
+
+
 def test_a_reader_of_a_job_s_store_waits_for_it_and_knows_its_passages(folder):
     (folder / "rows.jsonl").write_text('{"prompt": "city1", "completion": "city2"}\n')
     batch = load(folder, FILE + READER)
