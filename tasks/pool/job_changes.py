@@ -77,8 +77,7 @@ def clone_faults(job: Job, settings: Mapping[str, Any]) -> list[str]:
     plain |= {key: own[key] for key in CLONED_FIELDS if key in own} | {"num_steps": job.num_steps or 1}
     if of_loss and job.loss is not None:
         plain["loss"] = {"name": job.loss, **job.loss_options}
-    for finding in key_findings(plain, left, at=()):
-        faults.append(f"{finding.place[0]}: {finding.message}. To fix: {finding.remedy}")
+    faults += [f"{each.place[0]}: {each.message}. To fix: {each.remedy}" for each in key_findings(plain, left, at=())]
     found = job_faults(with_values(plain, {key: settings[key] for key in left}))
     return faults + [str(each).rstrip(".") for each in found if not each.place.startswith("data")]
 
