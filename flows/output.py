@@ -11,7 +11,6 @@ records of all loggers.
 import io
 import json
 import logging
-import math
 import os
 import sys
 import threading
@@ -33,6 +32,7 @@ from rich.spinner import Spinner
 from rich.table import Table
 from rich.text import Text
 
+from ringmaster.codec import finite
 from ringmaster.errors import InputError, input_errors
 from ringmaster.extras import missing_extra
 from ringmaster.text import MOST_CHARACTERS, first_of, listed, printable, printable_lines
@@ -128,6 +128,13 @@ def print_result(value: Any, lines: Iterable[str | Text], *, as_json: bool) -> N
         print_json(value)
     else:
         print_lines(output_console(), lines)
+
+
+def print_outcome(value: Any, lines: Iterable[str | Text] = (), *, as_json: bool) -> None:
+    """Prints what a command has done: as lines on stderr and, where it is wanted, as one JSON object on stdout."""
+    print_lines(error_console(), lines)
+    if as_json:
+        print_json(value)
 
 
 def plain_table(*columns: str, rows: Iterable[Sequence[RenderableType]]) -> Table:
@@ -234,16 +241,7 @@ def write_uncaught(kind: type[BaseException], error: BaseException | None, trace
 def print_json(value: Any) -> None:
     """Writes one JSON object, as one line, to stdout."""
     # `json.dump` would encode in Python, ten times slower.
-    sys.stdout.write(json.dumps(_finite(value), allow_nan=False) + "\n")
-
-
-def _finite(value: Any) -> Any:
-    """Replaces infinite floats and NaN by None, as JSON has neither: a metric of no rows is NaN."""
-    if isinstance(value, dict):
-        return {key: _finite(item) for key, item in value.items()}
-    if isinstance(value, (list, tuple)):
-        return [_finite(item) for item in value]
-    return None if isinstance(value, float) and not math.isfinite(value) else value
+    sys.stdout.write(json.dumps(finite(value), allow_nan=False) + "\n")
 
 
 LOG_FORMAT = "RINGMASTER_LOG_FORMAT"

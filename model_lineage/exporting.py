@@ -3,8 +3,7 @@
 from collections.abc import Iterator, Mapping
 from typing import Any
 
-from ringmaster.model_lineage.model_pages import hub_card
-from ringmaster.model_lineage.pictures import Relative, family_svg
+from ringmaster.model_lineage.model_pages import Relative, family_svg, hub_card
 from ringmaster.model_lineage.records import CHAMPION, COMPONENT
 from ringmaster.model_lineage.snapshot import LineageNode, Snapshot
 from ringmaster.text import MOST_IN_LINES, page_template

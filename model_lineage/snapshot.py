@@ -261,6 +261,11 @@ class LineageNode:
         return self.record.registered_name + ("" if version is None else f"/{version}")
 
     @property
+    def repeating_job(self) -> str:
+        """The name of a job that trains the model again, in its place."""
+        return self.label.replace("/", "-v")
+
+    @property
     def versions(self) -> tuple[LineageNode, ...]:
         """The model under each of its names, the most recent name first."""
         return (self, *self.others)

@@ -309,6 +309,12 @@ def loss_function_of(loss: str | None, options: Mapping[str, Any]) -> LossFuncti
     return loss_named(loss, options) if loss is not None and is_named(loss) else None
 
 
+def compares(loss: str | None, options: Mapping[str, Any]) -> bool:
+    """Returns whether a job's loss compares the model with its initial weights."""
+    function = loss_function_of(loss, options)
+    return function is not None and function.compares
+
+
 def source_of(loss: str | None) -> str | None:
     """Returns the dotted name whose source code computes a job's loss; None where it is one of Ringmaster's."""
     if loss is None or loss in BUILTIN_LOSSES:

@@ -34,6 +34,8 @@ if TYPE_CHECKING:
 IGNORED = -100  # as a label
 MOST_IN_NAME = 245  # characters: MLflow takes 250 in a key, and a metric of held-out rows has the key "eval/NAME"
 MOST_METRICS = 1000  # of one evaluation
+SCORES = frozenset({"num_tokens", "log_probabilities", "predictions", "probabilities"})
+"""The names of a row's scores that are not sums of a metric."""
 
 
 def name_fault(name: object) -> str | None:
@@ -297,6 +299,8 @@ def metrics_named(names: Iterable[str]) -> tuple[Metric, ...]:
     result = tuple(metric_named(name) for name in dict.fromkeys(names))
     owners: dict[str, Metric] = {}
     for metric in result:
+        if taken := SCORES.intersection(metric.sums):
+            raise ValueError(f"metric {metric.name} may not name a sum {', '.join(taken)}. To fix: rename the sum")
         for name in metric.sums:
             owner = owners.setdefault(name, metric)
             if type(owner).compute_sums is not type(metric).compute_sums:

@@ -17,7 +17,7 @@ from benchmarks.planning.problems import ruled
 from benchmarks.planning.saturn import saturn
 from ringmaster.errors import NoRoomError
 from ringmaster.tasks.planning import Plan, PlanningJob, Problem, solve, verify
-from ringmaster.tasks.planning.bounds.job_costs import useful_options, whole_of
+from ringmaster.tasks.planning.bounds.job_costs import is_foldable, useful_options, whole_of
 from ringmaster.tasks.planning.plans.list_scheduling import current_practice, even_split, optimus_greedy, schedule
 from ringmaster.tasks.planning.time_indexed_milp import solve_time_indexed
 
@@ -99,6 +99,15 @@ OTHERS: dict[str, Callable[[Problem], Plan | None]] = {
 SATURN = [planner for name, planner in OTHERS.items() if f"{SATURN_S:.0f} s" in name]
 
 
+def is_plain(problem: Problem) -> bool:
+    """Whether jobs may run at any time, in any order, on any node, with no seconds beside their runtimes."""
+    return (
+        is_foldable(problem)
+        and not any(job.started for job in problem.jobs)
+        and not any(o.startup_s or o.save_s or o.evaluate_s for job in problem.jobs for o in job.options)
+    )
+
+
 def compare() -> list[dict]:
     """Returns a row a problem: makespan, bound and seconds; others' makespans over the own, or why they have none."""
     rows = []
@@ -115,7 +124,7 @@ def compare() -> list[dict]:
                 row[name] = "not installed"
             elif planner is saturn_as_published and len(problem.jobs) > SMALL:
                 row[name] = "not tried"
-            elif planner in SATURN and not problem.is_plain:
+            elif planner in SATURN and not is_plain(problem):
                 row[name] = "does not know the rules"
             else:
                 row[name] = _judged(planner, problem, ours)

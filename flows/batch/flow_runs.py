@@ -34,8 +34,8 @@ from ringmaster.flows.batch.batch_input import as_parameter
 from ringmaster.flows.output import announce
 from ringmaster.flows.reports.progress import current_view
 from ringmaster.flows.services import first_processes
-from ringmaster.flows.services.databases import prefect_database
 from ringmaster.flows.services.first_processes import ServerProcess, check_prefect_database
+from ringmaster.flows.services.serving import prefect_database
 from ringmaster.model_lineage.mlflow_calls import OutageRetry
 from ringmaster.tasks.batch import Batch
 from ringmaster.tasks.pool.requests import RequestKind, Requests

@@ -59,6 +59,7 @@ def choose_job_groups(
     may_join = {job.name for job in left if (goals or {}).get(job.name) != 0 and not _is_alone(records.get(job.name))}
     groups = _candidates(profiled.groups, may_join)
     if not groups:
+        journal.remove(FUSION)  # of a run before it was resumed: its bound is not one of what is left
         return ChosenGroups()
     problem = add_terms(
         planning_problem(

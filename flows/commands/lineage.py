@@ -29,6 +29,7 @@ from ringmaster.flows.output import (
     output_console,
     print_json,
     print_lines,
+    print_outcome,
     print_result,
     write_document,
     write_file,
@@ -71,9 +72,8 @@ def import_(
                 raise
             raise InputError([str(error)]) from error
         outcome = f", from {len(record.parents)} recorded base model(s)" if record.parents else ""
-        error_console().print(f"{record.registered_name}/{record.version} is recorded{outcome}")
-        if as_json:
-            print_json({"id": record.model_id, "uri": record.uri, "parents": list(record.parents)})
+        result = {"id": record.model_id, "uri": record.uri, "parents": list(record.parents)}
+        print_outcome(result, [f"{record.registered_name}/{record.version} is recorded{outcome}"], as_json=as_json)
 
 
 def _converter_of(place: Path) -> Converter | None:
@@ -103,7 +103,7 @@ def store(
         for each in (*reversed(home.snapshot.existing(home.snapshot.ancestors(node.id))), node):
             kept[each.label] = home.ledger.keep_tensors(each.record, home.model_dir(each), store=home.store).id
             error_console().print(f"in the store: {each.label}")
-        print_json({"stored": kept, "size_bytes": home.store.size_bytes()}) if as_json else None
+        print_outcome({"stored": kept, "size_bytes": home.store.size_bytes()}, as_json=as_json)
 
 
 def restore(
@@ -131,14 +131,13 @@ def restore(
             raise InputError([str(error)]) from error
         seconds = time.perf_counter() - started_s
         num_bytes = sum(path.stat().st_size for path in folder.rglob("*") if path.is_file())
-        error_console().print(f"{node.label} is in {folder}: {num_bytes / 1e6:.1f} MB in {seconds:.2f} s")
+        lines = [f"{node.label} is in {folder}: {num_bytes / 1e6:.1f} MB in {seconds:.2f} s"]
         # The model that an adapter is on, which its own files do not hold.
         base = home.snapshot.nodes.get(node.record.parents[0]) if is_adapter(folder) and node.record.parents else None
         if base is not None:
-            error_console().print(f"it is an adapter on {base.label}: ringmaster lineage restore {base.label} FOLDER")
-        if as_json:
-            fields = {"folder": str(folder), "num_bytes": num_bytes, "seconds": seconds}
-            print_json({**fields, "base": None if base is None else base.label})
+            lines.append(f"it is an adapter on {base.label}: ringmaster lineage restore {base.label} FOLDER")
+        result = {"folder": str(folder), "num_bytes": num_bytes, "seconds": seconds, "base": base and base.label}
+        print_outcome(result, lines, as_json=as_json)
 
 
 def verify(model: Model, as_json: AsJson = False) -> None:
@@ -148,10 +147,8 @@ def verify(model: Model, as_json: AsJson = False) -> None:
         try:
             proof = home.ledger.verify(node.record)
         except SignatureError as error:
-            if as_json:
-                print_json({"model": node.label, "is_proved": False, "fault": str(error)})
-            else:
-                error_console().print(message(str(error)))
+            fault = {"model": node.label, "is_proved": False, "fault": str(error)}
+            print_outcome(fault, [message(str(error))], as_json=as_json)
             raise typer.Exit(1) from error
     made_from = [{"name": each["name"], "digest": each["digest"]} for each in proof.materials()]
     facts = {"key": proof.key, "num_files": proof.num_files, "digest": proof.digest, "materials": made_from}
@@ -210,10 +207,8 @@ def gc(
             batches = sorted((home.folder / "batches").glob("*/"))
             freed += sum(map(home.store.share, plain_models(batches, home=home.folder, before_s=before_s)))
             freed += home.clear_copies(before_s=min(before_s, now_ms / 1000 - DAY_S))  # a run may use a new one
-        if as_json:
-            print_json({"dropped" if yes else "would_drop": [node.label for node in nodes], "freed_bytes": freed})
-            return
-        print_lines(output_console(), [f"{node.label}  {node.record.kind}" for node in nodes])
+        result = {"dropped" if yes else "would_drop": [node.label for node in nodes], "freed_bytes": freed}
+        print_result(result, [f"{node.label}  {node.record.kind}" for node in nodes], as_json=as_json)
         num_kept = len(home.snapshot.nodes) - len(nodes)
         mb = f"{freed / 1e6:.1f} MB are free; `ringmaster lineage restore` writes weights of older runs again"
         hint, what = (mb, "dropped") if yes else ("--yes drops them", "would be dropped")
@@ -316,9 +311,7 @@ def reproduce(
         report = reproduce(home, node, options, notice=notice)
     if report is None:
         return
-    print_lines(error_console(), report.sentences())
-    if as_json:
-        print_json(report.to_json())
+    print_outcome(report.to_json(), report.sentences(), as_json=as_json)
     if not report.is_equal:
         raise typer.Exit(1)
 
@@ -349,9 +342,9 @@ def undo(
     rules = None if policy is None else load_policy(policy)
     with lineage_home(is_fresh=True) as home:
         plan = plan_undo(home, request, folder=home.folder / "undo")
-        print_lines(error_console(), plan.sentences())
-        if dry_run or not plan.models:
-            print_json(plan.to_json()) if as_json else None
+        is_over = dry_run or not plan.models
+        print_outcome(plan.to_json(), plan.sentences(), as_json=as_json and is_over)
+        if is_over:
             return
         batch = plan.batch(deadline_s=deadline_s)
         trained = train(batch)
@@ -369,10 +362,9 @@ def undo(
     if not promote:
         for version in versions:
             error_console().print(f"{version.label} is made; `ringmaster promote {version.label}` decides on it")
-    if as_json:
-        device_s = sum(segment["device_s"] for job in trained.jobs for segment in job["segments"])
-        result = {**plan.to_json(), "versions": [each.label for each in versions], "promotions": promotions}
-        print_json({**result, "device_s": device_s, "batch": batch.name})
+    device_s = sum(segment["device_s"] for job in trained.jobs for segment in job["segments"])
+    result = {**plan.to_json(), "versions": [each.label for each in versions], "promotions": promotions}
+    print_outcome({**result, "device_s": device_s, "batch": batch.name}, as_json=as_json)
     raise typer.Exit(exit_code)
 
 

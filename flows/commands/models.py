@@ -27,6 +27,7 @@ from ringmaster.flows.output import (
     plain_table,
     print_json,
     print_lines,
+    print_outcome,
     print_result,
     print_rows,
     styled,
@@ -121,17 +122,18 @@ def rollback(
 
     with _promotions() as (home, log):
         restored, taken_back = roll_back(home.ledger, name, log=log, who=getpass.getuser(), why=why)
-    if as_json:
-        print_json({"model": name, "champion": restored, "taken_back": taken_back})
-    else:
-        error_console().print(f"version {restored} of {name} serves again; version {taken_back} does not")
+    sentence = f"version {restored} of {name} serves again; version {taken_back} does not"
+    print_outcome({"model": name, "champion": restored, "taken_back": taken_back}, [sentence], as_json=as_json)
 
 
 def _train_or_resume(batch: Batch) -> None:
     settings.embed(settings.home())  # before Prefect is imported
     from ringmaster.flows.retraining.train_models import can_go_on
 
-    train(batch, resume=can_go_on(batch))
+    result = train(batch, resume=can_go_on(batch))
+    if result.status == "interrupted":
+        error_console().print("interrupted: nothing is promoted, and the same command continues the training")
+        raise typer.Exit(result.exit_code)
 
 
 def sound_alarm(alarm: Alarm) -> None:
@@ -312,13 +314,12 @@ def convert(
 
     with input_errors():
         done = convert_model(source, destination, to=to)
-    error_console().print(
+    sentence = (
         f"{done['num_tensors']} tensors ({done['num_bytes'] / 1e6:.1f} MB) of a {done['from']} model are now in "
         f"{done['destination']}, with {done['num_states'] or 'no'} states of an optimizer and "
         f"{', '.join(done['tokenizer_files']) or 'no tokenizer'}."
     )
-    if as_json:
-        print_json(done)
+    print_outcome(done, [sentence], as_json=as_json)
 
 
 datasets_app = typer.Typer(
@@ -354,8 +355,7 @@ def check(file: File = CATALOGUE, as_json: AsJson = False) -> None:
         except BatchFileError as error:
             faults += [str(fault) for fault in error.faults]
     faults = list(dict.fromkeys(faults))  # what is wrong with the catalogue is wrong with the batch
-    if as_json:
-        print_json({"datasets": result, "faults": faults})
+    print_outcome({"datasets": result, "faults": faults}, as_json=as_json)
     raise_faults(faults)
     if not as_json:
         output_console().print(f"{len(result)} versions of {len(catalogue.entries)} data sets: nothing is wrong")
@@ -444,10 +444,9 @@ def update(
         home.ledger.keep_tensors(record, new.folder, store=home.store)
         home.ledger.finish_run(run_id)
     label = f"{record.registered_name}/{record.version}"
-    error_console().print(f"{label} is recorded: {len(gone)} passages removed, {len(added)} added")
-    if as_json:
-        facts = {"num_removed": len(gone), "num_added": len(added), "num_passages": len(new.passages)}
-        print_json({"store": label, "digest": new.digest, **facts})
+    facts = {"num_removed": len(gone), "num_added": len(added), "num_passages": len(new.passages)}
+    sentence = f"{label} is recorded: {len(gone)} passages removed, {len(added)} added"
+    print_outcome({"store": label, "digest": new.digest, **facts}, [sentence], as_json=as_json)
 
 
 @stores_app.command()

@@ -14,7 +14,16 @@ import typer
 
 from ringmaster.errors import InputError, NoRoomError, ProblemError, input_errors, raise_faults
 from ringmaster.flows.commands.running import Profiles, estimate
-from ringmaster.flows.output import AsJson, announce, error_console, output_console, print_json, print_lines, write_file
+from ringmaster.flows.output import (
+    AsJson,
+    announce,
+    error_console,
+    output_console,
+    print_json,
+    print_lines,
+    print_outcome,
+    write_file,
+)
 from ringmaster.flows.settings import located
 from ringmaster.tasks.files import text_of
 
@@ -270,8 +279,7 @@ def whatif(
         limits=None if at_once else limits,
         say=(lambda line: None) if as_json else partial(output_console().print, soft_wrap=True),
     )
-    if as_json:
-        print_json(result)
+    print_outcome(result, as_json=as_json)
 
 
 def seconds_until(text: str, *, now: datetime | None = None) -> float:

@@ -6,7 +6,7 @@ import os
 import sys
 import time
 from collections.abc import Callable, Iterable, Mapping
-from contextlib import nullcontext, suppress
+from contextlib import nullcontext
 from dataclasses import replace
 from pathlib import Path
 from typing import Annotated, Any
@@ -25,8 +25,8 @@ from ringmaster.flows.output import (
     error_console,
     log_to_stderr,
     notice,
-    print_json,
     print_lines,
+    print_outcome,
     print_result,
 )
 from ringmaster.flows.output import log_format as format_of_environment
@@ -225,9 +225,8 @@ def submit(
     page = f"its flow run: {pool.prefect_api.removesuffix('/api')}/runs/flow-run/{run}"
     later = "its flow run begins once a controller leads (`ringmaster pool controller`) and Prefect answers"
     follow = f"`ringmaster status {batch}` and `ringmaster watch` follow it"
-    error_console().print(page if run else later, follow, sep="\n", soft_wrap=True)
-    if as_json:
-        print_json({"batch": batch, "jobs": [job.name for job in jobs.jobs], "flow_run": run})
+    result = {"batch": batch, "jobs": [job.name for job in jobs.jobs], "flow_run": run}
+    print_outcome(result, [page if run else later, follow], as_json=as_json)
 
 
 @jobs_app.command()
@@ -319,8 +318,7 @@ def clone(
             is_dry=dry_run,
             accept=accept,
         )
-    if as_json:
-        print_json(vars(answer))
+    print_outcome(vars(answer), as_json=as_json)
     raise typer.Exit(0 if answer.is_done else 1)
 
 
@@ -334,22 +332,20 @@ def _consent(what: str, *, is_given: bool) -> None:
 
 
 def _values(words: Iterable[str]) -> dict[str, Any]:
-    """Returns settings that are written as KEY=VALUE, with values as in YAML. Raises InputError with all faults."""
-    import yaml
+    """Returns settings written as KEY=VALUE, with values as in batch files. Raises InputError with all faults."""
+    from ringmaster.tasks.batch import document
 
-    values, faults = {}, []
+    values: dict[str, Any] = {}
+    faults = []
     for word in words:
-        key, sign, text = word.partition("=")
-        try:
-            value = yaml.safe_load(text)
-        except yaml.YAMLError:
-            value = None
-        if isinstance(value, str):  # YAML takes 1e-4 for text
-            with suppress(ValueError):
-                value = float(value)
-        if not key or not sign or value is None:
+        key, _, text = word.partition("=")
+        value = document.read(f"value: {text}")
+        if not key or not text.strip() or value.data is None or value.findings or len(value.data) != 1:
             faults.append(f"{word!r} is not KEY=VALUE. To fix: write it like optimizer.lr=1e-4")
-        values[key] = value
+        elif key in values:
+            faults.append(f"{key} is given twice. To fix: give it once")
+        else:
+            values[key] = value.data["value"]
     raise_faults(faults)
     return values
 
@@ -361,10 +357,9 @@ def _request(kind: str, batch: str, jobs: list[str] | None, *, as_json: bool, **
 
     with database_of(batch) as database:
         answers = ask_about(database, RequestKind(kind), batch=batch, jobs=jobs or (), **more)
-    if as_json:
-        print_json([{key: getattr(answer, key) for key in ("batch", "is_done", "message")} for answer in answers])
-    else:
-        print_lines(error_console(), [f"{answer.batch}: {answer.message}" for answer in answers])
+    values = [{key: getattr(answer, key) for key in ("batch", "is_done", "message")} for answer in answers]
+    lines = [] if as_json else [f"{answer.batch}: {answer.message}" for answer in answers]
+    print_outcome(values, lines, as_json=as_json)
     raise typer.Exit(0 if all(answer.is_done for answer in answers) else 1)
 
 
@@ -453,7 +448,6 @@ def up(
     **engine_values: Any,
 ) -> None:
     """Start a pool on this machine: Prefect, MLflow, the controller, and this machine as a node; `down` ends it."""
-    from ringmaster.flows.services import databases as pool_databases
     from ringmaster.flows.services import service_definitions, service_files, up_and_down
 
     home, quotas = settings.home(), _quotas(quota or ())
@@ -465,7 +459,7 @@ def up(
     chosen = engine_options(engine, engine_values)
     options = service_definitions.PoolOptions(
         home=home,
-        databases=pool_databases.databases(database, home=home),
+        databases=service_definitions.databases(database, home=home),
         host=host,
         port_prefect=port_prefect,
         port_mlflow=port_mlflow,

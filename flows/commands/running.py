@@ -26,6 +26,7 @@ from ringmaster.flows.output import (
     plain_table,
     print_json,
     print_lines,
+    print_outcome,
     print_rows,
     styled,
     working,
@@ -232,8 +233,7 @@ def show_result(result: BatchResult, *, as_json: bool) -> int:
     from ringmaster.flows.reports.plan_report import print_report
 
     print_report(result, error_console(), home=settings.home())
-    if as_json:
-        print_json(result.to_json())
+    print_outcome(result.to_json(), as_json=as_json)
     if settings.pool() is None:
         announce("ending Prefect's server of this run")
     return result.exit_code
@@ -262,8 +262,7 @@ def profile(
         write_file(output, json.dumps(measured.problem.to_json(), indent=1) + "\n")
         num_jobs, num_trials = len(measured.problem.jobs), measured.profiled.num_trials
         console.print(f"{num_trials} trials; {num_jobs} jobs to plan in {output}")
-    if as_json:
-        print_json(measured.to_json())
+    print_outcome(measured.to_json(), as_json=as_json)
     raise typer.Exit(2 if measured.profiled.unfit else 1 if measured.profiled.faults else 0)
 
 
@@ -291,8 +290,7 @@ def sweep(
     print_lines(console, [f"not recorded: {fault}" for fault in result["faults"]], style="yellow")
     if result["batch"]["faults"]:
         console.print("To fix: remove the cause, and `ringmaster sweep SWEEP.yaml --resume` records the rest")
-    if as_json:
-        print_json(result)
+    print_outcome(result, as_json=as_json)
     raise typer.Exit(exit_code(result))
 
 
@@ -322,8 +320,7 @@ def retrain(
     from rich.markdown import Markdown
 
     error_console().print(Markdown(result["report"], hyperlinks=False))
-    if as_json:
-        print_json(result)
+    print_outcome(result, as_json=as_json)
     raise typer.Exit(exit_code(result))
 
 

@@ -291,18 +291,19 @@ def reads_of(
 
     Raises InputError if the row has no text, and nothing has read other columns of it.
     """
-    known: dict[str, ReadRows | None] = {}  # by the digests of the rows: jobs that read the same rows share an entry
+    known: dict[str, ReadRows] = {}  # by the digests of the rows: jobs that read the same rows share an entry
+    reads = [(node, each) for node in home.snapshot.models for each in node.record.datasets if each.rows_digest]
+    for node, dataset in reads:  # a composite has no rows of its own: those of its parts' models are its
+        run, digest = node.record.run_id, str(dataset.rows_digest)
+        if run is not None and digest not in known and (rows := rows_read_by(home, run)) is not None:
+            known[digest] = rows
     result = []
-    for node in home.snapshot.models:
-        for dataset in node.record.datasets:
-            if dataset.rows_digest is None or node.record.run_id is None:
-                continue
-            if dataset.rows_digest not in known:
-                known[dataset.rows_digest] = rows_read_by(home, node.record.run_id)
-            rows = known[dataset.rows_digest]
-            hash = None if rows is None else row.hash_of(rows.columns, text_column=text_column)
-            if rows is not None and hash is not None and hash in rows.manifest.rows[_side(dataset)]:
-                result.append((node, dataset, hash))
+    for node, dataset in reads:
+        if (of := known.get(str(dataset.rows_digest))) is None:
+            continue
+        hash = row.hash_of(of.columns, text_column=text_column)
+        if hash is not None and hash in of.manifest.rows[_side(dataset)]:
+            result.append((node, dataset, hash))
     if not result and row.hash_of((), text_column=text_column) is None:
         raise InputError([f"{row.place} has no text in column {text_column!r}. To fix: name another by --text-column"])
     return result

@@ -19,12 +19,13 @@ from ringmaster.errors import InputError, LedgerError, LineageCycle, TensorStore
 from ringmaster.flows import settings
 from ringmaster.flows.output import error_console
 from ringmaster.model_lineage import IMPORTED, QUIET_ENVIRONMENT, Ledger
-from ringmaster.techniques.models.peft_format import has_lost_base, on_base
+from ringmaster.techniques.models.peft_format import has_lost_base, is_adapter, on_base
 
 if TYPE_CHECKING:
     from ringmaster.model_lineage.snapshot import LineageNode, Snapshot
     from ringmaster.model_lineage.tensors import TensorStore
 
+FINE_TUNED = "fine-tuned"
 Model = Annotated[
     str, typer.Argument(help="NAME, NAME/VERSION, NAME@ALIAS, or a model id; NAME is its champion, else its newest.")
 ]
@@ -79,15 +80,22 @@ class LineageHome:
     def model_dir(self, node: LineageNode) -> Path:
         """Returns a folder with a model's files: MLflow's own if it is on a local disk, else a copy in the cache.
 
-        If MLflow's files are gone, the copy comes from the tensor store. An adapter whose base has moved gets a copy
-        that names this home's path of the base. Raises InputError if the files are nowhere to be found.
+        If MLflow's files are gone, the copy comes from the tensor store. An adapter whose base has moved, and a model
+        whose loss compares it with its base, get a copy that names this home's path of the base. Raises InputError if
+        the files are nowhere to be found.
         """
         folder = self.files(node)
         parents = self.snapshot.existing(node.record.parents)
-        if not parents or not has_lost_base(folder):
+        is_on_base = is_adapter(folder)
+        if not parents or not (is_on_base or node.record.kind == FINE_TUNED) or not has_lost_base(folder):
             return folder
-        copy = self.folder / "cache" / "models" / f"{node.id}-on-{parents[0].id}"
-        return on_base(folder, self.model_dir(parents[0]), copy=copy)
+        try:
+            base = self.model_dir(parents[0])
+        except ValueError:  # InputError, LedgerError and TensorStoreError are among them
+            if is_on_base:
+                raise
+            return folder  # a whole model does without, except where its loss is computed
+        return on_base(folder, base, copy=self.folder / "cache" / "models" / f"{node.id}-on-{parents[0].id}")
 
     def files(self, node: LineageNode) -> Path:
         """Returns a folder with a model's files as they were recorded."""

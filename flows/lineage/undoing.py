@@ -200,13 +200,21 @@ class _UndoPlanner:
     ) -> RetrainedModel:
         training = RecordedTraining.of(self._home, node)
         job, parents = training.job, training.record.parents
+        if job.adaptation is not None and (how := job.adaptation.composition) is not None:
+            raise InputError(
+                [
+                    f"{node.label} is of the jobs {', '.join(how.jobs)}, which were trained as one with a common "
+                    f"{how.component}, and are not trained again in part. To fix: change their data or bases in their "
+                    "batch, and run it again"
+                ]
+            )
         changed = [self._home.find(uri) for uri in parents.values()]
         is_new_below = any(parent.id in self._redone or parent.id in removed for parent in changed)
 
         def parent_of(name: str) -> str:
             return self._parent(self._home.find(parents[name]), removed) if name in parents else name
 
-        name = node.label.replace("/", "-v")
+        name = node.repeating_job
         own, start = job.warm_start, None
         if own is not None and own.checkpoints in parents:  # a part of a training, of which each goes on from another
             before = self._home.find(parents[own.checkpoints])

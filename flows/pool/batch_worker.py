@@ -38,7 +38,7 @@ from pydantic import Field, create_model
 
 from ringmaster.errors import EngineUnavailable, SchedulerError
 from ringmaster.flows import settings
-from ringmaster.flows.pool.segment_runs import as_node_run
+from ringmaster.flows.pool.segment_runs import RUNS_AT_ONCE, as_node_run
 from ringmaster.tasks.execution.engine import NodeRun
 from ringmaster.tasks.pool.batch_scheduler import COMMAND, GRACE_S, IS_SHARED, BatchJob, BatchOptions, BatchScheduler
 from ringmaster.tasks.pool.engines import ENGINES, LOCAL, default_of, options_class
@@ -80,7 +80,6 @@ class BatchJobConfiguration(BaseJobConfiguration):
 UNSUBMITTED_S = 90.0  # a run whose worker ended before it had submitted a job is given up after this time
 
 LOOK_EVERY_S = 3.0
-RUNS_AT_ONCE = 200  # what Prefect's server returns at most
 UNENDED = (StateType.PENDING, StateType.RUNNING, StateType.CANCELLING)
 # What passes. RuntimeError: Prefect's server has not described the work pool yet.
 _AWAY = (EngineUnavailable, httpx.HTTPError, PrefectException, RuntimeError)

@@ -106,7 +106,7 @@ def ask_to_start(question: Callable[[], str], *, timeout_s: float, without_answe
 
     On a pool the run is suspended, and starts again once it is answered; `question`, which may be slow, is called only
     once. The pool's controller gives the answer `without_answer` after `timeout_s`
-    (`ringmaster.flows.pool.batch_runs`). Elsewhere the process waits.
+    (`ringmaster.flows.pool.controller`). Elsewhere the process waits.
     """
     run_id = _run_that_can_ask()
     if run_id is None:

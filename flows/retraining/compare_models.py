@@ -23,6 +23,7 @@ from ringmaster.flows.retraining.select_models import InspectedModel, SelectedMo
 from ringmaster.flows.retraining.shrinking import child_in_place_of
 from ringmaster.flows.retraining.train_models import keep_trained, row_of, train_children
 from ringmaster.model_lineage import Ledger, ModelRecord
+from ringmaster.model_lineage.records import CHAMPION
 from ringmaster.model_lineage.snapshot import LineageNode
 from ringmaster.tasks.cluster import Device
 from ringmaster.tasks.evaluation import recording
@@ -301,9 +302,6 @@ def _question(model_result: ModelResult, candidate: ModelRecord, decision: Promo
         f"# Promote {markdown(candidate.registered_name)} version {candidate.version}?\n\nIts champion is {serving}. "
         f"The policy agrees:\n{reasons}"
     )
-
-
-CHAMPION = "champion"
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -8,7 +8,9 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
+from ringmaster.codec import digest
 from ringmaster.errors import InputError
+from ringmaster.files import kept_value
 from ringmaster.flows.lineage.home import LineageHome
 from ringmaster.flows.lineage.reproducing import RecordedTraining
 from ringmaster.model_lineage.graph import Graph
@@ -121,15 +123,27 @@ def child_in_place_of(
 
     Returns the model and the decision on it, with what was tried, where no child keeps every rule.
 
-    train: trains a batch of such children where none keeps every rule; None for no training. remedy: how to have some.
+    train: trains a batch of such children where none keeps every rule, or goes on with it; None for no training. Where
+        it raises, the same batch is continued the next time, before any child is tried.
+    remedy: how to have some.
     """
-    notice(f"{node.label}: {decision.why}. Its smaller children are tried")
     tried: dict[str, str] = {}
-    found = _keeping_child(home, node, judge, tried)
+    # A latency that is measured again plans other sizes: what was begun is kept for the policy's limits until it ends.
+    file = home.folder / "batches" / batch_name(node) / f"planned-{digest(policy.limits)}.json"
+    is_begun, found = train is not None and file.exists(), None
+    if not is_begun:
+        notice(f"{node.label}: {decision.why}. Its smaller children are tried")
+        found = _keeping_child(home, node, judge, tried)
     if found is None and train is not None:
-        batch = plan_children(home, node, policy, decision.figures)
-        notice(f"none keeps every rule; training {', '.join(job.name for job in batch.jobs)}")
-        train(batch)
+        plan = kept_value(dict, file, lambda: plan_children(home, node, policy, decision.figures).to_json())
+        batch = Batch.from_json(plan)
+        home = LineageHome(folder=home.folder, is_fresh=True)
+        made = {child.record.registered_name for child in smaller_children(home.snapshot, node.id)}
+        if not made.issuperset(f"{batch.name}.{job.name}" for job in batch.jobs):
+            why = "what was begun for it is continued" if is_begun else "none keeps every rule"
+            notice(f"{node.label}: {why}; training {', '.join(job.name for job in batch.jobs)}")
+            train(batch)
+        file.unlink(missing_ok=True)
         home = LineageHome(folder=home.folder, is_fresh=True)
         found = _keeping_child(home, node, judge, tried)
     for sentence in tried.values():
@@ -144,6 +158,11 @@ def child_in_place_of(
     cheapest = f"{child.label} is the cheapest of those tried that keeps every rule"
     reasons = (*of_child.reasons, broken, *tried.values(), cheapest)
     return replace(child, record=record), replace(of_child, reasons=reasons)
+
+
+def batch_name(node: LineageNode) -> str:
+    """Returns the name of the batch that trains smaller children of a model."""
+    return f"smaller-{node.label.replace('/', '-')}"
 
 
 def plan_children(home: LineageHome, node: LineageNode, policy: PromotionPolicy, figures: Mapping[str, float]) -> Batch:
@@ -173,7 +192,7 @@ def plan_children(home: LineageHome, node: LineageNode, policy: PromotionPolicy,
     jobs = [*pruned, *students, *(_quantized(plain, of) for of in students)]
     jobs.append(_quantized(replace(plain, base=uri), None))
     return Batch(
-        name=f"smaller-{node.label.replace('/', '-')}",
+        name=batch_name(node),
         jobs=tuple(jobs),
         folder=Path.cwd(),
         text=json.dumps({"smaller": node.label}),

@@ -18,8 +18,15 @@ from prefect.settings import get_current_settings
 from ringmaster.flows import settings
 from ringmaster.flows.interrupts import end_with_parent
 from ringmaster.flows.output import ProcessRole
-from ringmaster.flows.services.databases import prefect_database
-from ringmaster.flows.services.serving import ALLOWED_HOSTS, LOOPBACK, checked, hosts_of, serve, server_of
+from ringmaster.flows.services.serving import (
+    ALLOWED_HOSTS,
+    LOOPBACK,
+    checked,
+    hosts_of,
+    prefect_database,
+    serve,
+    server_of,
+)
 from ringmaster.model_lineage.sqlite_files import alone_in
 
 

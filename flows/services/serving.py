@@ -1,4 +1,4 @@
-"""HTTP servers of this machine: the names under which they may be requested, and the check of the Host header."""
+"""HTTP servers of this machine: their host names, the check of the Host header, and the database of Prefect's."""
 
 from __future__ import annotations
 
@@ -7,11 +7,13 @@ import socket
 import sys
 from collections.abc import Sequence
 from contextlib import suppress
+from pathlib import Path
 from typing import TYPE_CHECKING
 
 import psutil
 
 from ringmaster.flows.output import ProcessRole, is_json, log_to_stderr
+from ringmaster.model_lineage.sqlite_files import path_of
 
 if TYPE_CHECKING:
     import uvicorn
@@ -87,3 +89,13 @@ def serve(server: uvicorn.Server) -> None:
         server.run()
     if not server.started:
         sys.exit(STARTUP_FAILURE)
+
+
+def prefect_database() -> Path | None:
+    """Returns the SQLite file of a Prefect server that this process is or starts; None for another database."""
+    from prefect.settings import get_current_settings
+
+    secret = get_current_settings().server.database.connection_url
+    url = "" if secret is None else secret.get_secret_value()
+    file = path_of(url) if url.startswith("sqlite") else ""
+    return Path(file).absolute() if file and ":memory:" not in file else None

@@ -24,7 +24,6 @@ from ringmaster.errors import InputError
 from ringmaster.flows import settings
 from ringmaster.flows.interrupts import signal_handler
 from ringmaster.flows.output import LOG_FORMAT, LogFormat, ProcessRole, announce, error_console, logging_config, styled
-from ringmaster.flows.services.databases import make_databases
 from ringmaster.flows.services.first_processes import check_prefect_database
 from ringmaster.flows.services.service_definitions import (
     WORKER,
@@ -32,6 +31,7 @@ from ringmaster.flows.services.service_definitions import (
     compose,
     faults,
     logging_file,
+    make_databases,
 )
 from ringmaster.flows.services.service_files import ServiceFiles, ServiceState, ServiceStatus, keep_password
 from ringmaster.flows.settings import PoolAddress, open_directly

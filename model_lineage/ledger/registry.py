@@ -13,8 +13,7 @@ from typing import Any, TypeVar, cast
 from ringmaster.errors import LedgerError
 from ringmaster.model_lineage.ledger.connection import paged
 from ringmaster.model_lineage.ledger.runs import LedgerRuns
-from ringmaster.model_lineage.model_pages import family_path, with_certificate, with_culprit
-from ringmaster.model_lineage.pictures import Relative, family_svg
+from ringmaster.model_lineage.model_pages import Relative, family_path, family_svg, with_certificate, with_culprit
 from ringmaster.model_lineage.records import CHAMPION, DatasetInput, ModelRecord, Origin
 
 # Tags of a LoggedModel, from which its record is read. KIND, PARENTS and MODEL_ID are tags of its version too.

@@ -7,6 +7,7 @@ import json
 import math
 import posixpath
 import re
+import sys
 import tempfile
 import time
 from collections.abc import Collection, Iterator, Mapping, Sequence
@@ -14,12 +15,14 @@ from itertools import islice
 from pathlib import Path, PurePosixPath
 from typing import Any
 
+from ringmaster.codec import finite
 from ringmaster.errors import LedgerError
 from ringmaster.model_lineage.ledger.connection import PROFILES, Connection, batch_experiment, paged
 from ringmaster.model_lineage.records import MetricPoint
 from ringmaster.text import storable
 
 METRICS_PER_REQUEST = 1000  # MLflow's limits
+PARAMS_PER_REQUEST = 100  # and of tags
 KEY_LIMIT = 250
 PARAM_LIMIT = 6000
 TAG_LIMIT = 8000
@@ -128,7 +131,8 @@ class LedgerRuns(Connection):
             if len(text) > PARAM_LIMIT:
                 self.write_json(run_id, path, value)
             entries.append(Param(valid_key(key), _shortened(text, PARAM_LIMIT, path)))
-        self.client.log_batch(run_id, params=entries)
+        for start in range(0, len(entries), PARAMS_PER_REQUEST):
+            self.client.log_batch(run_id, params=entries[start : start + PARAMS_PER_REQUEST])
 
     def log_metrics(self, run_id: str, points: Sequence[MetricPoint]) -> None:
         """Logs `points` in as few requests as MLflow allows. Logging them again with equal timestamps changes nothing.
@@ -162,7 +166,8 @@ class LedgerRuns(Connection):
             if len(text) > TAG_LIMIT:
                 self.write_text(run_id, path, text)
             entries.append(RunTag(valid_key(key), _shortened(text, TAG_LIMIT, path)))
-        self.client.log_batch(run_id, tags=entries)
+        for start in range(0, len(entries), PARAMS_PER_REQUEST):
+            self.client.log_batch(run_id, tags=entries[start : start + PARAMS_PER_REQUEST])
 
     def set_note(self, run_id: str, markdown: str) -> None:
         """Sets the description on the run's page, as markdown."""
@@ -180,7 +185,7 @@ class LedgerRuns(Connection):
 
     def write_json(self, run_id: str, path: str, value: Any) -> None:
         """Stores `value` as a JSON artifact; NaN and infinity, which JSON lacks, become null."""
-        self.write_text(run_id, path, json.dumps(_finite(value), indent=2, default=str))
+        self.write_text(run_id, path, json.dumps(finite(value), indent=2, default=str))
 
     def write_svg(self, run_id: str, path: str, svg: str) -> None:
         """Stores a drawing as an artifact that the UI shows as a picture."""
@@ -194,7 +199,7 @@ class LedgerRuns(Connection):
             raise LedgerError(f"{path!r} must end in .json for MLflow to show it as a table")
         columns = list(dict.fromkeys(key for row in rows for key in row))
         data = [[row.get(column) for column in columns] for row in rows]
-        self.write_text(run_id, path, json.dumps(_finite({"columns": columns, "data": data}), default=str))
+        self.write_text(run_id, path, json.dumps(finite({"columns": columns, "data": data}), default=str))
         self._add_logged_artifact(run_id, {"path": path, "type": "table"})
 
     def read_table(self, run_id: str, path: str) -> list[dict[str, Any]]:
@@ -215,7 +220,7 @@ class LedgerRuns(Connection):
     def _create_run(self, name: str, *, tags: Mapping[str, str], experiment_id: str) -> str:
         with contextlib.suppress(OSError, KeyError, ImportError):  # a user without a name in the system
             tags = {"mlflow.user": getpass.getuser(), **tags}
-        return str(self.client.create_run(experiment_id, tags=dict(tags), run_name=name).info.run_id)
+        return str(self.client.create_run(experiment_id, tags=dict(tags), run_name=name[:KEY_LIMIT]).info.run_id)
 
     def batch_run(self, key: str) -> str | None:
         """Returns the existing run of the batch with that key, or None."""
@@ -287,26 +292,24 @@ class LedgerRuns(Connection):
 
     def record_profile(self, fingerprint: str, profile: Mapping[str, Any]) -> str:
         """Stores `profile` (JSON values) under `fingerprint`, of which the newest is found. Returns the run's id."""
-        from mlflow.entities import Metric, Param
-
         text = json.dumps(dict(profile), sort_keys=True)
         chunks = [text[start : start + TAG_LIMIT] for start in range(0, len(text), TAG_LIMIT)]
         tags = {_FINGERPRINT: fingerprint, "ringmaster.type": "profile"}
         tags |= {f"ringmaster.profile.{index}": chunk for index, chunk in enumerate(chunks)}
-        now_ms = time.time_ns() // 1_000_000
         flat = flat_params(profile)
-        numbers = {k: v for k, v in flat.items() if isinstance(v, (int, float)) and not isinstance(v, bool)}
-        others = {k: v for k, v in flat.items() if k not in numbers}
+        numbers = {k: float(v) for k, v in flat.items() if _is_number(v)}
         name = str(profile.get("technique", fingerprint))
-        experiment_id = self.experiment_id(self.profiles_experiment)
-        run_id = str(self.client.create_run(experiment_id, tags=tags, run_name=name).info.run_id)
-        self.client.log_batch(
-            run_id,
-            metrics=[Metric(key, float(value), now_ms, 0) for key, value in numbers.items()],
-            params=[Param(key, str(value)) for key, value in others.items()],
-        )
-        self.client.set_terminated(run_id)
+        run_id = self._create_run(name, tags=tags, experiment_id=str(self.experiment_id(self.profiles_experiment)))
+        self.log_params(run_id, {k: v for k, v in flat.items() if k not in numbers})
+        self.log_metrics(run_id, [MetricPoint(key, value) for key, value in numbers.items()])
+        self.finish_run(run_id)
         return run_id
+
+
+def _is_number(value: Any) -> bool:
+    """Returns whether a value can be a metric: a number, of the range of floats."""
+    is_number = isinstance(value, (int, float)) and not isinstance(value, bool)
+    return is_number and (isinstance(value, float) or abs(value) <= sys.float_info.max)
 
 
 def _profile_in(tags: Mapping[str, str]) -> dict[str, Any]:
@@ -352,14 +355,6 @@ def _file_name(key: str) -> str:
 def _shortened(text: str, limit: int, path: str) -> str:
     ending = f" ... (whole in {path})"
     return text if len(text) <= limit else text[: limit - len(ending)] + ending
-
-
-def _finite(value: Any) -> Any:
-    if isinstance(value, Mapping):
-        return {str(key): _finite(item) for key, item in value.items()}
-    if isinstance(value, (list, tuple)):
-        return [_finite(item) for item in value]
-    return None if isinstance(value, float) and not math.isfinite(value) else value
 
 
 @contextlib.contextmanager

@@ -8,6 +8,7 @@ import dataclasses
 import functools
 import hashlib
 import json
+import math
 import types
 import typing
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
@@ -149,6 +150,15 @@ def _mapping(convert: Callable[[Any], Any], data: Any) -> Any:
 
 def _float(data: Any) -> Any:
     return float(data) if isinstance(data, int) and not isinstance(data, bool) else data
+
+
+def finite(value: Any) -> Any:
+    """Returns plain values with None for infinite floats and NaN, as JSON has neither: a metric of no rows is NaN."""
+    if isinstance(value, Mapping):
+        return {str(key): finite(item) for key, item in value.items()}
+    if isinstance(value, (list, tuple)):
+        return [finite(item) for item in value]
+    return None if isinstance(value, float) and not math.isfinite(value) else value
 
 
 def _unchanged(data: Any) -> Any:

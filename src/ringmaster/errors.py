@@ -14,7 +14,7 @@
     │   └── RetrainingFailed
     ├── LedgerError               MLflow refuses, or does not answer
     ├── LineageCycle, UnknownModel, TensorStoreError, TensorObjectError
-    └── PromotionRefused, RetrainingInProgress, NodeAlreadyServed, ServerStartError
+    └── PromotionRefused, RetrainingInProgress, NodeAlreadyServed, ServerStartError, ForkServerError
 
 Errors of one job derive from ValueError (its description or data), OSError (storage) or ConnectionError (a process or
 an engine that does not answer), as the code that runs jobs catches these from libraries as well.
@@ -120,6 +120,10 @@ class RunInterrupted(BaseException):
 
 class ServerStartError(RingmasterError):
     """Prefect's embedded server does not answer."""
+
+
+class ForkServerError(RingmasterError, RuntimeError):
+    """The process that forks a machine's workers does not start."""
 
 
 class LedgerError(RingmasterError, ValueError):

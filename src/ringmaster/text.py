@@ -50,6 +50,14 @@ def printable(text: str, *, limit: int = MOST_CHARACTERS) -> str:
     return _bounded(_escaped(_ends(text, limit)), limit, length=len(text))
 
 
+def message_of(error: BaseException) -> str:
+    """Returns the message of an exception on one line, whatever its own code does."""
+    try:
+        return " ".join(str(error).split())
+    except BaseException as fault:  # noqa: BLE001 - it is a user's code, and the exception itself is what matters
+        return f"(its message cannot be read: {type(fault).__name__})"
+
+
 def is_printable_name(name: object) -> bool:
     """Whether a name can be shown as it is: a text of visible characters, without blanks at its ends."""
     return isinstance(name, str) and 0 < len(name) <= MOST_IN_NAME and printable(name) == name == name.strip()

@@ -335,16 +335,17 @@ def _parts(entry: JobEntry) -> list[Job]:
 
     After each part the passages are encoded by the model so far, and the next part goes on from its last checkpoint
     with negatives that are mined in that store (ANCE: Xiong et al., arXiv:2007.00808). The first part has those of its
-    batches alone. The last one has the name of the job.
+    batches alone. The last one has the name of the job. Each trains its steps of the whole job's schedule.
     """
     job, mined = _job(entry), entry.negatives
     if mined is None:
         return [job]
     parts: list[Job] = []
+    schedule = replace(job.schedule, num_steps=job.schedule.num_steps or job.total_steps)
     steps = [*range(0, job.total_steps, mined.refresh_every), job.total_steps]
     for first, last in pairwise(steps):
         name = job.name if last == job.total_steps else f"{job.name}.to-{last}"
-        part = replace(job, name=name, num_steps=last, schedule=replace(job.schedule, num_steps=job.total_steps))
+        part = replace(job, name=name, num_steps=last, schedule=schedule)
         if parts:
             before, store = parts[-1].name, f"{job.name}.index-{first}"
             passages = {"path": mined.path, "seq_len": job.data.seq_len, "tokenizer": job.data.tokenizer}

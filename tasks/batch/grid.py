@@ -4,12 +4,12 @@ import copy
 import itertools
 import math
 import re
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from decimal import Decimal
 from typing import Any
 
-from ringmaster.tasks.batch.document import Finding, Place
+from ringmaster.tasks.batch.document import Finding, Place, got
 from ringmaster.tasks.batch.schema import section_at
 
 MAX_JOBS = 10_000
@@ -110,23 +110,50 @@ def _findings(template: Mapping[str, Any], over: Mapping[str, list[Any]], *, at:
         for i, value in enumerate(values):
             if value in values[:i]:
                 yield Finding((*at, "over", key, i), f"{value!r} occurs twice", "keep one of the two")
-    for short, long in itertools.permutations(over, 2):
+    yield from key_findings(template, over, at=(*at, "over"))
+
+
+def key_findings(template: Mapping[str, Any], keys: Iterable[str], *, at: Place) -> Iterator[Finding]:
+    """Yields the faults of dotted keys that `with_values` could not set, at places below `at`.
+
+    They lie inside one another, or inside a value of the template that is no mapping.
+    """
+    keys = list(dict.fromkeys(keys))
+    for short, long in itertools.permutations(keys, 2):
         if long.startswith(f"{short}."):
-            yield Finding((*at, "over", long), f"lies inside {short}, which is varied too", "vary one of the two")
+            yield Finding((*at, long), f"lies inside {short}, which is given too", "give one of the two")
+    for key in keys:
+        parts = key.split(".")
+        place: Any = _with_loss_mapping(template, parts)
+        for i, part in enumerate(parts[:-1]):
+            place = place.get(part)
+            if place is None:
+                break
+            if not isinstance(place, Mapping):
+                above = ".".join(parts[: i + 1])
+                message = f"lies inside {above}, which has no keys, {got(place)}"
+                yield Finding((*at, key), message, f"give {above} itself")
+                break
+
+
+def _with_loss_mapping(template: Mapping[str, Any], parts: Sequence[str]) -> Mapping[str, Any]:
+    """Returns the template; with its loss as a mapping if a key leads into a loss that is given by its name alone."""
+    loss = template.get("loss")
+    is_inside = parts[0] == "loss" and len(parts) > 1 and isinstance(loss, str)
+    return {**template, "loss": {"name": loss}} if is_inside else template
 
 
 def with_values(template: Mapping[str, Any], values: Mapping[str, Any]) -> dict[str, Any]:
     """Returns a job's plain values with others at some dotted keys.
 
     A loss that is given by its name alone becomes a mapping with that name. A key through any other value that is not a
-    mapping is ignored; another check reports it.
+    mapping is ignored: `key_findings` reports it.
     """
     raw = copy.deepcopy(dict(template))
     for key, value in values.items():
         *path, last = key.split(".")
+        raw = dict(_with_loss_mapping(raw, [*path, last]))
         place: Any = raw
-        if path[:1] == ["loss"] and isinstance(raw.get("loss"), str):
-            raw["loss"] = {"name": raw["loss"]}
         for part in path:
             if isinstance(place, dict):
                 place[part] = {} if place.get(part) is None else place[part]

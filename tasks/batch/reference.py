@@ -1,5 +1,7 @@
 """Generator of the reference page of all batch file keys: `python -m ringmaster.tasks.batch.reference`."""
 
+import json
+import math
 import sys
 from collections.abc import Iterator
 from types import UnionType
@@ -82,12 +84,14 @@ def _default(field: FieldInfo) -> str:
     value = field.get_default(call_default_factory=True)
     if value in (None, [], {}) or isinstance(value, Section):
         return ""
-    return f"`{yaml.safe_dump(value, default_flow_style=True).removesuffix('...' + chr(10)).strip()}`"
+    text = yaml.safe_dump(value, default_flow_style=True, width=math.inf).removesuffix("...\n").strip()
+    text = text if text.isprintable() else json.dumps(value)  # a line break would end the row of the table
+    return f"`{text}`".replace("|", "\\|")
 
 
 def _meaning(field: FieldInfo) -> str:
     where = [f"[{_title(inner)}](#{_anchor(_title(inner))})" for inner in _sections_of(field.annotation)]
-    description = (field.description or "").replace("|", "\\|")
+    description = " ".join((field.description or "").split()).replace("|", "\\|")
     return f"{description}; see {', '.join(where)}" if where else description
 
 
@@ -98,8 +102,6 @@ def _anchor(title: str) -> str:
 
 def _main(arguments: list[str]) -> None:
     if arguments == ["--schema"]:
-        import json
-
         print(json.dumps(json_schema(), indent=1))
     else:
         print(reference(), end="")

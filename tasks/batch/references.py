@@ -7,6 +7,7 @@ milliseconds and never runs the user's code.
 import ast
 import importlib.util
 import os
+import posixpath
 import re
 import shlex
 import shutil
@@ -36,6 +37,8 @@ from ringmaster.techniques.data_source import ALIASES, data_source_names
 from ringmaster.techniques.job import Adapter
 from ringmaster.techniques.loss import DOTTED_NAME, loss_names
 from ringmaster.techniques.metric import METRIC_FAMILIES, metric_names
+from ringmaster.techniques.metrics.latency import FAMILY as LATENCY
+from ringmaster.techniques.metrics.latency import latency_metric
 from ringmaster.techniques.models.peft_format import resolved
 from ringmaster.text import shortened
 
@@ -92,12 +95,30 @@ class OneOf:
 
 def metric(name: str) -> str:
     """Checks that a metric is registered, or of a family such as lm-eval, whose extra is installed."""
-    family, slash, _ = name.partition("/")
+    family, slash, rest = name.partition("/")
     if not slash or family not in METRIC_FAMILIES.paths():
         return one_of(metric_names)(name)
     if family in PACKAGES and (missing := missing_packages(family)):
         raise wrong(f"the metric {name} needs {missing}, not installed", install_command(family))
+    if posixpath.normpath(name) != name:
+        raise wrong(f"{shortened(repr(name), MAX_QUOTED)} is no plain path", "write FAMILY/NAME, such as latency/p99_s")
+    if family == LATENCY:  # its names need no library
+        try:
+            latency_metric(rest)
+        except ValueError as error:
+            problem, _, remedy = str(error).partition(". To fix: ")
+            raise wrong(problem, remedy) from error
     return name
+
+
+def distinct(values: list[Any]) -> list[Any]:
+    """Checks that no value of a list stands there twice, and that no text is empty."""
+    for place, value in enumerate(values):
+        if value == "":
+            raise wrong(f"has an empty text at place {place + 1}", "write a name there, or remove it")
+        if value in values[:place]:
+            raise wrong(f"has {shortened(repr(value), MAX_QUOTED)} twice", "remove one of the two")
+    return values
 
 
 def loss(value: Any, info: ValidationInfo) -> Any:
@@ -382,6 +403,8 @@ MOST_AT_ONCE = 2**24
 """The most samples of a step, tokens of a sample, and tokens of a vocabulary: memory is reserved by these numbers."""
 MOST_EPOCHS = 10**6
 
+Distinct = AfterValidator(distinct)
+"""The annotation of a list whose values must differ."""
 Whole = Annotated[int, Field(ge=1, le=MOST_WHOLE)]
 Positive = Annotated[float, Field(gt=0)]
 Name = Annotated[str, StringConstraints(pattern=NAME_PATTERN)]

@@ -50,6 +50,14 @@ from ringmaster.techniques.loss import is_named, loss_class, loss_names, option_
 from ringmaster.techniques.losses.contrastive import Contrastive, LateInteraction
 
 Raw = Mapping[str, Any]
+SIZES = frozenset(
+    (
+        *("hidden_size", "embedding_size", "d_model", "n_embd", "head_dim", "intermediate_size", "vocab_size"),
+        *("num_attention_heads", "num_key_value_heads", "n_head", "encoder_attention_heads", "decoder_attention_heads"),
+        *("encoder_ffn_dim", "decoder_ffn_dim", "image_size", "patch_size", "num_channels"),
+    )
+)
+"""Fields of configs of transformers that are sizes of tensors."""
 PlacedJob = tuple[Callable[[Place], Place], Any]
 """A job's plain values, and a function that maps a place in the job to its place in the batch."""
 
@@ -66,6 +74,8 @@ def _store(job: Raw) -> Iterator[Finding]:
     if not is_store(job):
         return
     model, data = as_mapping(job.get("model")), as_mapping(job.get("data"))
+    store = as_mapping(job.get("store"))
+    length = store.get("max_length")
     problem, _, remedy = (missing_extra("retrieval", feature="a store") or "").partition(". To fix: ")
     trains = ("adapter", "adaptation", "loss", "target", "warm_start", "local_updates", "numerics", "allow_untrusted")
     yield from findings_where(
@@ -77,6 +87,24 @@ def _store(job: Raw) -> Iterator[Finding]:
             "give a job's name, models:/NAME@ALIAS or a folder; or model.from_pretrained",
         ),
         (data.get("path") is None and data.get("name") is None, ("data",), "has no files of passages", "give a path"),
+        (
+            data.get("kind") not in (None, "passages"),
+            ("data", "kind"),
+            "is not passages, as in a store",
+            "leave it out",
+        ),
+        (
+            None not in (length, data.get("seq_len")) and length != data["seq_len"],
+            ("data", "seq_len"),
+            f"is {data.get('seq_len')}, and store.max_length, which says the same, is {length}",
+            "give one of the two",
+        ),
+        (
+            any(store.get(key) != value for key, value in as_mapping(data.get("kwargs")).items()),
+            ("data", "kwargs"),
+            "is not read: a store divides passages by its own words and overlap",
+            "give these under store",
+        ),
         *((job.get(key), (key,), "is for training, and a store trains nothing", f"remove {key}") for key in trains),
     )
 
@@ -479,6 +507,30 @@ def _length(job: Raw) -> Iterator[Finding]:
     )
 
 
+def _evaluation(job: Raw) -> Iterator[Finding]:
+    """Yields the steps after the job's last one; places are relative to the job."""
+    num_steps, evaluation = job.get("num_steps"), as_mapping(job.get("evaluation"))
+    for i, step in enumerate(as_list(evaluation.get("at_steps"))):
+        yield from findings_where(
+            (
+                _are_counts(num_steps, step) and step > num_steps,
+                ("evaluation", "at_steps", i),
+                f"is {step}, and the job has {num_steps} steps",
+                "give an earlier one, or raise num_steps",
+            )
+        )
+
+
+def _config_sizes(job: Raw) -> Iterator[Finding]:
+    """Yields the sizes below 1 in the model's config, nested ones too; places are relative to the job."""
+    waiting: list[tuple[Place, Any]] = [(("model", "config"), as_mapping(job.get("model")).get("config"))]
+    for place, value in waiting:
+        waiting += [((*place, key), item) for key, item in as_mapping(value).items()]
+        is_number = isinstance(value, (int, float)) and not isinstance(value, bool)
+        if is_number and value < 1 and place[-1] in SIZES:
+            yield Finding(place, f"must be at least 1, {got(value)}", "give a size, such as 64, or leave it out")
+
+
 def _exact(job: Raw) -> Iterator[Finding]:
     chunk, size = job.get("exact_chunk"), job.get("global_batch_size", Job.global_batch_size)
     workers = as_mapping(job.get("local_updates")).get("workers")
@@ -708,6 +760,8 @@ JOB_RULES: Sequence[Callable[[Raw], Iterator[Finding]]] = (
     _files,
     _arguments,
     _length,
+    _evaluation,
+    _config_sizes,
     _exact,
     _local_updates,
     _untrusted,

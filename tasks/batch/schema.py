@@ -23,6 +23,7 @@ from ringmaster.tasks.batch.references import (
     Command,
     DataKind,
     Devices,
+    Distinct,
     EvaluationMetric,
     Factory,
     FileFormat,
@@ -126,7 +127,7 @@ class Data(Section):
     )
     window: Window | None = Field(default=None, description="the rows to read, such as {last_days: 30}")
     time_column: str | None = Field(default=None, description="the column with a row's time, such as at")
-    labels: list[str] = Field(
+    labels: Annotated[list[str], Distinct] = Field(
         default=[], description="the classes, in the order of their numbers, such as [negative, positive]"
     )
     padding: Annotated[str, OneOf(job.PADDINGS)] = Field(
@@ -222,6 +223,8 @@ STORE = "store"
 """The `kind` of a job that makes a knowledge store."""
 PROFILING_SHARE = 0.05
 """The default of `profiling_share`."""
+MOST_DEVICES = 2**16
+"""The most devices of a gang."""
 MOST_CHOICES = 100
 """The most values of one key of `may_vary`, every combination of which is a variant of the job."""
 
@@ -315,7 +318,7 @@ class Evaluation(Section):
 
     every_steps: Whole | None = Field(default=None, description="the steps between two evaluations, such as 30")
     at_steps: list[Whole] = Field(default=[], description="further steps after which to evaluate, such as [10, 100]")
-    metrics: Annotated[list[EvaluationMetric], Field(min_length=1)] = Field(
+    metrics: Annotated[list[EvaluationMetric], Field(min_length=1), Distinct] = Field(
         default=list(job.EvaluationSpec.metrics),
         description=f"a list of metrics out of {', '.join(metric_names())}, latency/p99_s and lm-eval/TASK",
     )
@@ -366,16 +369,16 @@ class AdapterSection(Section):
     rank_stabilised: bool = Field(
         default=job.Adapter.rank_stabilised, description="true to scale by the root of the rank, else false"
     )
-    targets: list[ModuleName] = Field(
+    targets: Annotated[list[ModuleName], Distinct] = Field(
         default=[], description="a list of names of linear modules, such as [q_proj, v_proj], or leave the key out"
     )
-    feedforward: list[ModuleName] = Field(
+    feedforward: Annotated[list[ModuleName], Distinct] = Field(
         default=[], description="those of the targets whose inputs an ia3 scales, such as [down_proj]"
     )
     num_virtual_tokens: Whole = Field(
         default=job.Adapter.num_virtual_tokens, description="the length of a prefix or a prompt, such as 20"
     )
-    modules_to_save: list[ModuleName] = Field(
+    modules_to_save: Annotated[list[ModuleName], Distinct] = Field(
         default=[], description="a list of names of modules that are trained as they are, such as [classifier]"
     )
     from_pretrained: Annotated[str, AfterValidator(references.adapter)] | None = Field(
@@ -584,12 +587,12 @@ class JobEntry(Section):
     )
     evaluation: Evaluation = Field(default_factory=Evaluation, description="the evaluation, such as {every_steps: 30}")
     seed: Annotated[int, Field(ge=0, lt=2**63)] = Field(default=job.Job.seed, description="a seed such as 0")
-    techniques: Annotated[list[Technique], Field(min_length=1)] | None = Field(
+    techniques: Annotated[list[Technique], Field(min_length=1), Distinct] | None = Field(
         default=None,
         description="a list of techniques to choose from, such as [single, fsdp], or leave the key out",
     )
-    num_devices: Annotated[list[Whole], Field(min_length=1)] | None = Field(
-        default=None, description="a list of gang sizes to choose from, such as [1, 2], or leave the key out"
+    num_devices: Annotated[list[Annotated[int, Field(ge=1, le=MOST_DEVICES)]], Field(min_length=1), Distinct] | None = (
+        Field(default=None, description="a list of gang sizes to choose from, such as [1, 2], or leave the key out")
     )
     exact: bool = Field(
         default=job.Job.exact, description="true for the same bits on any number of devices, else false"

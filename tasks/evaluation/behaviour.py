@@ -27,7 +27,7 @@ from ringmaster.tasks.evaluation.suite import (
     ChangeEntry,
     slots_of,
 )
-from ringmaster.techniques.data.row_files import Expansion
+from ringmaster.techniques.data.row_files import check_expansion
 
 MAX_EXAMPLES = 5
 MAX_CHARACTERS = 200
@@ -163,8 +163,8 @@ def _columns_of(test: BehaviourEntry, held_out: Mapping[str, Any] | None) -> dic
         return {key: values[: test.held_out] for key, values in held_out.items()}
     try:
         with zipfile.ZipFile(test.images) as archive:
-            stored = Path(test.images).stat().st_size
-            Expansion(test.images, num_stored_bytes=stored).check(sum(part.file_size for part in archive.infolist()))
+            stored, num_bytes = Path(test.images).stat().st_size, sum(part.file_size for part in archive.infolist())
+            check_expansion(test.images, num_bytes, num_stored_bytes=stored)
         with np.load(test.images, allow_pickle=False) as file:
             columns = {name: file[name] for name in file.files}
     except (OSError, ValueError, AttributeError, MemoryError, zipfile.BadZipFile) as error:

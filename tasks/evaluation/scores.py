@@ -28,11 +28,11 @@ from ringmaster.codec import to_json
 from ringmaster.tasks.cluster import Device
 from ringmaster.tasks.profiling.preflight import TrialEnvironment, slots_of
 from ringmaster.techniques import Job
-from ringmaster.techniques.metric import GatheredMetric, Metric, metric_named
+from ringmaster.techniques.metric import SCORES, GatheredMetric, Metric, metric_named
 from ringmaster.techniques.processes.events import ModelFailed, RankExited, RowsScored, ScoringProgress, event_from_json
 from ringmaster.techniques.processes.forkserver_client import ScratchFolder
 from ringmaster.techniques.scoring import Progress, ScoringOrder
-from ringmaster.techniques.scoring.scored_rows import SCORES, TrainingData
+from ringmaster.techniques.scoring.scored_rows import TrainingData
 
 NUM_DRAWS = 2000
 CHUNK = 4_000_000  # the most counts drawn at a time

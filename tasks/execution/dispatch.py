@@ -14,7 +14,7 @@ from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Literal
 
-from ringmaster.tasks.planning import Plan, Problem, Segment
+from ringmaster.tasks.planning import Plan, PlanningJob, Problem, Segment
 
 DeviceId = tuple[str, int]
 """The name of a node, and the number of a device on it."""
@@ -269,7 +269,7 @@ class SimulatedSegment:
 
 CHANGING = (
     "planned", "steps", "running", "ran", "out", "ended_s", "segments",
-    "_next_s", "_over", "_began_s", "_held_s", "_devices", "_stood_at_s", "_crashed",
+    "_next_s", "_began_s", "_held_s", "_devices", "_stood_at_s", "_crashed",
 )  # fmt: skip
 """The collections of a `PlanSimulator` that change as it advances."""
 
@@ -307,10 +307,8 @@ class PlanSimulator:
         self._began_s: dict[str, float] = {}  # by running job, since when its devices count as held
         self._held_s: dict[str, float] = {}  # by node, the device-seconds of segments that have ended
         self._next_s: dict[str, float] = {}  # by running job, when something happens next
-        self._over: set[str] = set()  # the running jobs that go on beyond their planned end
         for stretch in running:
             self._put(stretch)
-        self.ran, self.out = dict(ran or {}), dict(out or {})
         self.ended_s: dict[str, float] = {}
         self.segments: list[SimulatedSegment] = []  # that have ended, in order of their ends
         self.num_switches = 0
@@ -320,9 +318,9 @@ class PlanSimulator:
         self._jobs = {job.id: job for job in problem.jobs}
         self._devices = {(node.id, number) for node in problem.nodes for number in range(node.num_devices)}
         self._devices |= {device for segment in (*self._busy, *self.planned) for device in segment.devices}
-        self._after = {job.id: (*job.after, *_gate(job.id, job.release_s)) for job in problem.jobs}
+        self._after = {job.id: (*job.after, *_gate(job)) for job in problem.jobs}
         self._quotas = UserQuotas.of(problem)
-        self._gates = [(job.release_s, gate) for job in problem.jobs for gate in _gate(job.id, job.release_s)]
+        self._gates = [(job.release_s, gate) for job in problem.jobs for gate in _gate(job)]
         # What other jobs wait for and is no job of the problem has been done before.
         self._met = {other for job in problem.jobs for other in job.after} - set(self._jobs)
         self._may_start = True  # whether anything has changed since `_start_what_can`
@@ -451,20 +449,20 @@ class PlanSimulator:
         open_gates = {gate for release_s, gate in self._gates if release_s <= self.now_s + EPS_S}
         return open_gates | self.ended_s.keys() | self._met
 
+    @property
+    def _over(self) -> set[str]:
+        """The running jobs that go on beyond their planned end."""
+        return {job for job, stretch in self.running.items() if stretch.is_over_end}
+
     def _put(self, stretch: OngoingSegment) -> None:
         """Adds a running segment, or replaces that of its job."""
         job = stretch.segment.job
         self.running[job], self._next_s[job] = stretch, stretch.next_s
         self._began_s.setdefault(job, self.now_s)
-        if stretch.is_over_end:
-            self._over.add(job)
-        else:
-            self._over.discard(job)
 
     def _pop(self, job: str) -> OngoingSegment:
         """Removes the running segment of a job."""
         del self._next_s[job]
-        self._over.discard(job)
         stretch, began_s = self.running.pop(job), self._began_s.pop(job)
         self._add_held(self._held_s, stretch, since_s=began_s)
         self.segments.append(SimulatedSegment(stretch=stretch, starts_s=began_s, ends_s=self.now_s))
@@ -569,6 +567,6 @@ class PlanSimulator:
         self.planned = [s for s in self.planned if s.last_step > passed.get(s.job, -1)]
 
 
-def _gate(job: str, release_s: float) -> tuple[str, ...]:
+def _gate(job: PlanningJob) -> tuple[str, ...]:
     """Returns the pseudo-job on which a job with a release time depends."""
-    return (f"release of {job}",) if release_s > 0 else ()
+    return (f"release of {job.id}",) if job.release_s > 0 else ()

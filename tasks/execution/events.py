@@ -148,7 +148,8 @@ class SegmentStarted:
     attempt: counts from 1.
     members: the other jobs that the gang trains.
     num_steps: the steps of the job and of each member, from their first to their last; empty where unknown.
-    predicted_bytes: the memory that a device is predicted to need; None where unknown.
+    predicted_bytes: the memory that a device is predicted to need; None where it is unknown, or where the gang reports
+        another kind of memory.
     """
 
     number: int

@@ -149,9 +149,12 @@ class Executor:
 
     def run(self) -> bool:
         """Runs jobs until nothing is left or `stop` is called. Returns False if jobs are left to be resumed."""
-        if self._steering is not None:
-            self._steering.attach(
-                self.direct, later=self._call_steering, started_s=float(self._journal.get("started_s", 0.0))
+        if (steering := self._steering) is not None:
+            perform = partial(self._listeners.guard, steering.listen)
+            steering.attach(
+                self.direct,
+                later=lambda action: self.call(partial(perform, action)),
+                started_s=float(self._journal.get("started_s", 0.0)),
             )
         self.job_table.refresh()
         if self._first_plan is not None:
@@ -223,11 +226,6 @@ class Executor:
         steering = self._steering
         return steering is not None and steering.listen not in self._listeners.faults and steering.is_open()
 
-    def _call_steering(self, action: Callable[[], None]) -> None:
-        steering = self._steering
-        assert steering is not None, "it was attached"
-        self.call(partial(self._listeners.guard, steering.listen, action))
-
     def _has_more(self) -> bool:
         return bool(self._plan_progress.planned) or self._plan_manager.is_wanted or self._is_steered()
 
@@ -239,8 +237,7 @@ class Executor:
             if self._plan_manager.replanner is not None and running:
                 self._command(self._plan_progress.reconsider_ends(done_jobs=self.job_table.done()))
             if not self._plan_manager.look():  # no plan moves the jobs off devices that must not be used
-                out = self._plan_manager.out
-                self._stop_gangs(r for r in running if not out.isdisjoint(r.segment.devices))
+                self._stop_gangs(r for r in running if not self._plan_manager.out.isdisjoint(r.segment.devices))
             left_s = min(self._retry_in_s, self._plan_manager.seconds_to_look())
         self._hear(timeout_s=left_s if left_s < math.inf else None)
 
@@ -264,8 +261,9 @@ class Executor:
         """Adds a clone of a job of the table, and plans it where it costs least; see `JobTable.clone`."""
         self.job_table.clone(name, job, source=source, step=step)
         entry, why = self.job_table.entries[name], f"{name} is a clone of {source}"
-        begun = self.job_table.records[name].step
-        priced = self._plan_manager.price(entry.job, profiles=self.job_table.profiles[name], step=begun)
+        priced = self._plan_manager.price(
+            entry.job, profiles=self.job_table.profiles[name], step=self.job_table.records[name].step
+        )
         if priced is None:
             self._plan_manager.want(why)
         else:

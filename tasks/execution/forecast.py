@@ -348,12 +348,11 @@ def plan_left(
     """
     problem, leads = _waiting_for_leads(problem, plan)
     num_steps = {job.id: SHARES for job in problem.jobs}
-    rows = {job.id: job for job in problem.jobs}
     ahead = PlanSimulator(
         problem,
         in_steps(plan, num_steps=num_steps, steps_done={}),
         num_steps=num_steps,
-        step_s=lambda job, option: rows[job].options[option].runtime_s / SHARES,
+        step_s=lambda job, option: problem.job(job).options[option].runtime_s / SHARES,
     )
     left = seconds_left(ahead, beliefs or SpeedBeliefs(), options_of(profiles))
     return left | {member: left[lead] for member, lead in leads.items() if lead in left}
@@ -377,8 +376,7 @@ def _waiting_for_leads(problem: Problem, plan: Plan) -> tuple[Problem, dict[str,
 
     A member has no segments: what depends on it waits for its lead job.
     """
-    rows = {job.id: job for job in problem.jobs}
-    leads = {member: s.job for s in plan.segments for member in rows[s.job].options[s.option].jobs}
+    leads = {member: s.job for s in plan.segments for member in problem.job(s.job).options[s.option].jobs}
     jobs = tuple(
         replace(job, after=tuple(dict.fromkeys(leads.get(other, other) for other in job.after))) for job in problem.jobs
     )

@@ -382,8 +382,7 @@ class JobTable:
         if SETTLED in details:
             entry = self.entries[name] = self._settled(entry, details)
         if (job := with_phases(entry.job, details)) != entry.job:
-            phase = job.phases[-1]
-            profiles = entry.variants.get(phase.variant, entry.profiles)
+            profiles = entry.variants.get(job.phases[-1].variant, entry.profiles)
             local_job = with_phases(entry.local_job, details)
             entry = self.entries[name] = replace(entry, local_job=local_job, job=job, profiles=profiles)
             self.profiles[name] = list(profiles)
@@ -565,8 +564,10 @@ class JobTable:
 
     def _waits_for_paused(self, job: str) -> bool:
         """Whether a job depends on a paused one, directly or not. A plan must not hold devices for it meanwhile."""
-        bases = self.after.get(job, ())
-        return any(self.records[base].status == JobStatus.PAUSED or self._waits_for_paused(base) for base in bases)
+        return any(
+            self.records[base].status == JobStatus.PAUSED or self._waits_for_paused(base)
+            for base in self.after.get(job, ())
+        )
 
     def orphans(self) -> Iterator[tuple[str, str]]:
         """Yields (job, reason) for jobs whose base or parent failed, was cancelled or was stopped early."""

@@ -286,8 +286,7 @@ class Forecaster:
         """Predicts anew if an event may have changed what is known, and that has not been done lately."""
         now_s = self._clock()
         if isinstance(event, JobEnded) and (batch := self._job_table.entries[event.job].batch) in self._since_s:
-            is_done = event.status == JobStatus.DONE
-            self._of_jobs.close(event.job, self._wall_clock() if is_done else None)
+            self._of_jobs.close(event.job, self._wall_clock() if event.status == JobStatus.DONE else None)
             statuses = {self._job_table.records[job].status for job in self._job_table.of_batch(batch)}
             if statuses.issubset(ENDED):
                 self._of_batches.close(batch, self._wall_clock() if statuses == {JobStatus.DONE} else None)
@@ -336,8 +335,7 @@ class Forecaster:
             first = first or self._calibrated(predict_batch())
             facts[FIRST_PREDICTION] = replace(first, since_s=self._since_s[batch]).to_json()
         since_s = self._since_s[batch]
-        first_spread = self._first_spread[batch]
-        prediction = predict_batch(first_spread=first_spread, since_s=since_s, made_s=now_s - since_s)
+        prediction = predict_batch(first_spread=self._first_spread[batch], since_s=since_s, made_s=now_s - since_s)
         published = self._calibrated(prediction)
         journal.put_later({**facts, NEWEST_PREDICTION: published.to_json()})
         self._notify(PredictionUpdate(batch=batch, prediction=published))

@@ -12,8 +12,8 @@ another repetition decides:
 
 What an expelled node has trained and nobody has repeated is suspect, so its jobs go back to before the first of it.
 
-Of n segments with L lies, c of which are repeated, at least one lie is found with probability 1 - C(n-L, c) / C(n, c)
-(`detection_probability`). What changes no bit of the state, such as a reported loss, is not found.
+Of n segments with L lies, c of which are repeated, at least one lie is found with probability 1 - C(n-L, c) / C(n, c).
+What changes no bit of the state, such as a reported loss, is not found.
 
 A repetition is an ordinary segment of the job, on trusted devices and under the same layout, from the checkpoint before
 the segment: the later ones are removed, so that the job goes on from what trusted nodes have trained. All of it is in
@@ -21,7 +21,6 @@ the job's record (`job_table`), so that the next executor goes on with it.
 """
 
 import logging
-import math
 from bisect import bisect_left
 from collections.abc import Callable, Sequence
 from concurrent.futures import Future
@@ -137,11 +136,6 @@ def first_difference(one: StateCommitment, other: StateCommitment) -> tuple[int,
 def first_suspect(segments: Sequence[StateCommitment], *, node: str) -> int | None:
     """Returns the step before the first segment that a node trained and nobody has repeated; None without one."""
     return min((each.first_step for each in segments if each.node == node and not each.is_repeated), default=None)
-
-
-def detection_probability(num_segments: int, *, num_lies: int, num_repeated: int) -> float:
-    """Returns the probability that at least one of the lies is among the segments that are repeated."""
-    return 1.0 - math.comb(num_segments - num_lies, num_repeated) / math.comb(num_segments, num_repeated)
 
 
 logger = logging.getLogger(__name__)

@@ -155,8 +155,7 @@ class _OptionTrial:
         held = len(segment.devices) + price
         num_steps = _num_steps(job, option, switch_cost_s=switch_cost_s)
         share = num_steps / (job.total_steps - job.step)
-        num_switches = 2 if job.is_running else 1
-        switches_s = num_switches * (switch_cost_s + tried.startup_s) * held
+        switches_s = (2 if job.is_running else 1) * (switch_cost_s + tried.startup_s) * held
         wasted_s = held * share * tried.runtime_s - share * cost_used
         return cls(option, num_steps, saves, cost_used * saves - switches_s - wasted_s)
 
@@ -309,8 +308,7 @@ def remaining(
             numbered = ((node, devices[node].index(number)) for node, number in sorted(now.devices))
             gang = CurrentRun(kept.index(now.option), by_node(numbered))
         is_started = now is not None or job.id in started
-        options_kept = tuple(job.options[k] for k in kept)
-        jobs.append(replace(job, options=options_kept, running=gang, started=is_started))
+        jobs.append(replace(job, options=tuple(job.options[k] for k in kept), running=gang, started=is_started))
     return RemainingProblem(problem=replace(left, nodes=nodes, jobs=tuple(jobs)), devices=devices, options=options)
 
 

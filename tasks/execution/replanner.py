@@ -294,14 +294,15 @@ class Replanner:
         state, left = self._plannable(state)
         if left is None:
             return {}, None
-        running = [each.segment.job for each in state.running]
         least = EarliestEnds.of_profiles(
             left,
             state.profiles,
             beliefs=self._beliefs,
             certificate=self._certificate,
             load=self.surroundings.load.ratio,
-            silences_s={job: self._now_s() - self._heard_s.get(job, 0.0) for job in running},
+            silences_s={
+                each.segment.job: self._now_s() - self._heard_s.get(each.segment.job, 0.0) for each in state.running
+            },
         )
         return seconds_left(self.timeline(state, left), self._beliefs, options_of(state.profiles)), least
 
@@ -440,9 +441,13 @@ class Replanner:
             for job in state.jobs
         }
         cost_s = switch_cost_s([profile for job in state.jobs for profile in state.profiles[job.name]])
-        steps = {**state.member_steps, **state.steps}
         problem = planning_problem(
-            state.jobs, profiles, state.cluster, name=self._name, steps_done=steps, with_missing=True
+            state.jobs,
+            profiles,
+            state.cluster,
+            name=self._name,
+            steps_done={**state.member_steps, **state.steps},
+            with_missing=True,
         )
         return self._on_terms(replace(problem, switch_cost_s=cost_s))
 

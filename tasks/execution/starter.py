@@ -19,6 +19,7 @@ from ringmaster.tasks.storage.journal import LEADER, JobStatus, SegmentRecord
 from ringmaster.techniques import Job, Profile, registry
 from ringmaster.techniques.processes.events import Event, Outcome
 from ringmaster.techniques.processes.order import TRAIN, GangOrder
+from ringmaster.techniques.profiles import MEASURED
 from ringmaster.techniques.training.fused.group_requirements import steps_taken
 
 MOST_OVERHEAD = 0.02  # the largest share of the time that saving may take
@@ -224,7 +225,7 @@ class Starter:
             return []
         starts = [(segment, names, self._members(segment)) for segment, names in leased]
         numbers = self._job_table.journal.start_segments(
-            [(segment.job, self._what(segment, names, members)) for segment, names, members in starts]
+            [(segment.job, self._what(segment, names, members, cluster)) for segment, names, members in starts]
         )
         changes: dict[str, dict[str, Any]] = {}
         for segment, _, members in starts:
@@ -262,7 +263,7 @@ class Starter:
                 attempt=self._job_table.attempts.get(job, 0) + 1,
                 members=tuple(members),
                 num_steps=tuple(self._job_table.totals[name] for name in (job, *members)),
-                predicted_bytes=profile.peak_bytes or None,
+                predicted_bytes=_comparable_bytes(profile, segment, cluster),
             )
         )
         return SegmentCall(
@@ -277,7 +278,9 @@ class Starter:
             devices=segment.devices,
         )
 
-    def _what(self, segment: PlannedSegment, names: tuple[str, ...], members: Collection[str]) -> dict[str, Any]:
+    def _what(
+        self, segment: PlannedSegment, names: tuple[str, ...], members: Collection[str], cluster: Cluster
+    ) -> dict[str, Any]:
         """Returns the journal's content for a segment, which suffices to take the segment over."""
         records, profile = self._job_table.records, self._job_table.profiles[segment.job][segment.option]
         what = {
@@ -290,7 +293,7 @@ class Starter:
             "first_step": records[segment.job].step,
             "last_step": segment.last_step,
             "planned_s": [segment.start_s, segment.end_s],
-            "predicted_bytes": profile.peak_bytes or None,
+            "predicted_bytes": _comparable_bytes(profile, segment, cluster),
         }
         return what | ({"fellows": {self._local(name): records[name].step for name in members}} if members else {})
 
@@ -449,3 +452,12 @@ def gang_order(
 def called(job: str, members: Collection[str]) -> str:
     """Returns a short name for a job and the members that are trained with it."""
     return f"{job} and {len(members)} more" if members else job
+
+
+def _comparable_bytes(profile: Profile, segment: PlannedSegment, cluster: Cluster) -> int | None:
+    """Returns the memory of a profile if the gang's reports can be compared with it.
+
+    A prediction counts tensors. So does the allocator of a GPU, but a rank on CPU slots reports its process.
+    """
+    is_alike = profile.source == MEASURED or cluster.device(*segment.devices[0]).kind == "gpu"
+    return profile.peak_bytes or None if is_alike else None

@@ -40,14 +40,6 @@ class Contracted:
         return tuple(segments)
 
 
-def contract(problem: Problem, groups: Iterable[Group]) -> Contracted | None:
-    """Returns the problem with each group as one job, or None where groups would wait for each other in a cycle.
-
-    The job has the name of the first job that owns options of the group.
-    """
-    return Contraction(problem).of(groups)
-
-
 class Contraction:
     """Contracts one problem by many divisions.
 
@@ -67,7 +59,9 @@ class Contraction:
         self.ones = {group: self._as_one(group) for group in self._places}
 
     def of(self, groups: Iterable[Group]) -> Contracted | None:
-        """Returns the contracted problem, or None, as `contract` does.
+        """Returns the problem with each group as one job, or None where groups would wait for each other in a cycle.
+
+        The job has the name of the first job that owns options of the group.
 
         Where quotas limit groups of jobs, such as those of a user, jobs of different ones are not trained together.
         """
@@ -81,9 +75,8 @@ class Contraction:
         )
         if cycle_in({job.id: job.after for job in jobs}):
             return None
-        problem = self.problem
         return Contracted(
-            replace(problem, jobs=jobs),
+            replace(self.problem, jobs=jobs),
             {one.id: tuple(self._places[group]) for group, one in ones.items()},
         )
 
@@ -333,8 +326,7 @@ def simple_lists(problem: Problem, bound: Bound, objective: Objective) -> Iterat
         orders.append(sorted(problem.jobs, key=lambda job: runtime_s(job) / max(of.ends.get(job.id, 0.0), 1e-9)))
     for order in orders:
         try:
-            choices = [(job.id, chosen[job.id]) for job in order]
-            segments = schedule(problem, choices, prices=of.prices)
+            segments = schedule(problem, [(job.id, chosen[job.id]) for job in order], prices=of.prices)
             yield Plan(problem.name, segments, method="list by the bound's prices")
         except NoRoomError:
             continue
@@ -361,15 +353,6 @@ SAME_VALUE = 1e-6  # relative difference of objectives that count as equal
 LEAST_GAIN = 1e-3  # minimum gain of fusing, as a share of the objective; below it, jobs stay alone
 ENOUGH_TO_TELL = 5e-3  # `enough` of the plan with every job alone, where it only serves to report the saving
 SHARE_OF_FIRST, SHARE_OF_ALONE = 0.4, 0.5  # of the work that is left
-
-
-def solve_fused(
-    problem: Problem, solve: Callable[..., Plan], *, work: WorkBudget, preemption: str, objective: Objective
-) -> Plan:
-    """Returns the best plan found over divisions into groups. Raises ProblemError where deadlines are not met."""
-    search = FusedSearch(problem, solve, work=work, preemption=preemption, objective=objective)
-    search.run()
-    return search.proved()
 
 
 class FusedSearch:
@@ -406,8 +389,7 @@ class FusedSearch:
         self._plan_best_of(by_value[:1], share=SHARE_OF_FIRST)
         if with_alone:
             is_beaten = self.best_value < alone.promise * (1 - LEAST_GAIN)
-            enough = ENOUGH_TO_TELL if is_beaten else 0.0
-            self._plan(alone, share=SHARE_OF_ALONE, enough=enough)
+            self._plan(alone, share=SHARE_OF_ALONE, enough=ENOUGH_TO_TELL if is_beaten else 0.0)
         self._plan_best_of([estimate for pair in zip(by_value, by_promise, strict=True) for estimate in pair])
         self._plan_best_of([alone])  # never worse than without fusing
         self._part_idle_groups()

@@ -13,7 +13,7 @@ from functools import partial
 from typing import Any
 
 from ringmaster.tasks.planning.bounds.bounds import preemptive_bound
-from ringmaster.tasks.planning.divisions import LEAST_GAIN, Contracted, FusedSearch, contract
+from ringmaster.tasks.planning.divisions import LEAST_GAIN, Contracted, Contraction, FusedSearch
 from ringmaster.tasks.planning.gantt import seconds_text
 from ringmaster.tasks.planning.objectives import objective_by_name
 from ringmaster.tasks.planning.plan_search import SAME, Preemption
@@ -111,9 +111,7 @@ def without_groups(problem: Problem) -> Problem:
 
     An option's index there counts only the options that train no other jobs.
     """
-    alone = contract(problem, [frozenset((job.id,)) for job in problem.jobs])
-    assert alone is not None, "single jobs wait for each other as in the problem"
-    return alone.problem
+    return contracted(problem, {}).problem
 
 
 def groups_of(plan: Plan, problem: Problem) -> Groups:
@@ -145,7 +143,7 @@ def contracted(problem: Problem, groups: Groups) -> Contracted:
     if sum(map(len, rows)) != len(grouped):
         raise ValueError("a job is named in several groups")
     alone = [frozenset((job.id,)) for job in problem.jobs if job.id not in grouped]
-    whole = contract(problem, [*rows, *alone])
+    whole = Contraction(problem).of([*rows, *alone])
     if whole is None:
         raise ValueError("the groups wait for each other in a cycle")
     return whole
@@ -171,11 +169,8 @@ def as_executed(problem: Problem, plan: Plan) -> tuple[Problem, Plan]:
 
 def _as_fused(alone: Plan, fused_plan: Plan, problem: Problem) -> Plan:
     """Returns the plan with every job alone as a plan of the fused problem, with that problem's bounds."""
-    single = contract(problem, [frozenset((job.id,)) for job in problem.jobs])
-    assert single is not None, "single jobs wait for each other as in the problem"
-    plan = replace(
-        fused_plan, segments=single.expanded(alone, problem), method=alone.method, seconds=fused_plan.seconds
-    )
+    segments = contracted(problem, {}).expanded(alone, problem)
+    plan = replace(fused_plan, segments=segments, method=alone.method, seconds=fused_plan.seconds)
     return plan if plan.value is None else replace(plan, value=objective_by_name(plan.objective).value(plan, problem))
 
 

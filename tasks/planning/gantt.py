@@ -233,9 +233,12 @@ def render_svg(plan: Plan, problem: Problem) -> str:
     frame = Frame([(node.id, node.num_devices) for node in problem.nodes], end_s=plan.makespan_s or 1.0)
     colour_of = colours(_technique(segment, problem) for segment in plan.segments)
     number = {job.id: i for i, job in enumerate(problem.jobs)} if len(plan.segments) <= MAX_LINKED else {}
-    style = BOUND_STYLE + _pointed_at(len(number))
+    # All jobs fade except the one under the pointer.
+    pointed_at = "".join(f"svg:has(.j{i}:hover) .job:not(.j{i}){{opacity:.25}}" for i in range(len(number)))
     parts = [
-        frame.head(plan.problem_name, _headline(plan), style=style, defs=stripes("switch", opacity=0.6)),
+        frame.head(
+            plan.problem_name, _headline(plan), style=BOUND_STYLE + pointed_at, defs=stripes("switch", opacity=0.6)
+        ),
         legend(colour_of | {"switch or start-up": "url(#switch)"}),
         frame.axis(),
         *frame.ground(),
@@ -271,11 +274,6 @@ def _headline(plan: Plan) -> list[str]:
     if plan.best_bound_s and plan.gap is not None:
         parts.append(f"no plan beats {seconds_text(plan.best_bound_s)} (gap {plan.gap:.2%})")
     return [*parts, f"{counted(len(plan.segments), 'segment')}, {counted(plan.num_switches, 'switch', 'switches')}"]
-
-
-def _pointed_at(num_jobs: int) -> str:
-    """CSS rules by which all jobs fade except the one under the pointer."""
-    return "".join(f"svg:has(.j{i}:hover) .job:not(.j{i}){{opacity:.25}}" for i in range(num_jobs))
 
 
 def _boxes(segment: Segment, problem: Problem, frame: Frame, colour: str) -> list[str]:

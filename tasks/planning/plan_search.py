@@ -112,8 +112,6 @@ class PlanSearch:
         These are job order, release times and deadlines, other objectives, and nodes that are available for a limited
         time.
         """
-        if self._only_waits() and self._is_small():
-            self._milp()
         if self.preemption == "never" and self.objective.only_last_end and self._is_worth_it(self.rigid_s):
             self._annealing()
             self._exhausted()
@@ -186,11 +184,6 @@ class PlanSearch:
             return self._is_worth_it(self.bound.seconds if self.preemption != "never" else self.rigid_s)
         share = self._share_above_bound()
         return share > max(1e-3, self.enough) and share * makespan_s > WORTH_S and not self.work.is_over()
-
-    def _only_waits(self) -> bool:
-        """Whether `after` is the only constraint that keeps the problem from being plain."""
-        jobs = tuple(replace(job, after=()) for job in self.problem.jobs)
-        return self.objective.only_last_end and replace(self.problem, jobs=jobs).is_plain
 
     def _may_split(self) -> bool:
         """Whether a job is long enough for two segments of the minimum length."""
@@ -362,8 +355,7 @@ class PlanSearch:
         if proof is not None:
             self.rigid_s, self.solver = proof.lower_s, "exhausted search"
         if proof is not None and proof.orders is not None:
-            segments = segments_of(self.problem, proof.orders)
-            self._take(Plan(self.problem.name, segments, method="exhausted search"))
+            self._take(Plan(self.problem.name, segments_of(self.problem, proof.orders), method="exhausted search"))
 
     def _proved(self) -> Plan:
         """Returns the best plan with its lower bounds and their proofs."""

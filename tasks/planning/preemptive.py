@@ -341,8 +341,7 @@ def realise(
             pays = i not in goes_on and (ran[i] > 0 or parts.moved[part])
             overhead_s = problem.switch_cost_s if pays else 0.0
             length_s = (ends[stop] - ends[k]) * tables.unit_s
-            left = parts.share[part] - done[i]
-            work = min(left, (length_s - overhead_s) / runtime_s)
+            work = min(parts.share[part] - done[i], (length_s - overhead_s) / runtime_s)
             if work <= 1e-12:
                 continue
             done[i] += work

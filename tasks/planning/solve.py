@@ -66,9 +66,9 @@ def solve_within(
     if not least_segment_switches >= 0:
         raise ValueError(f"least_segment_switches must be a number >= 0, not {least_segment_switches!r}")
     if problem.is_fused:
-        from ringmaster.tasks.planning.divisions import solve_fused
+        from ringmaster.tasks.planning.divisions import FusedSearch
 
-        return solve_fused(
+        search = FusedSearch(
             problem,
             partial(
                 solve_within,
@@ -82,6 +82,8 @@ def solve_within(
             preemption=preemption,
             objective=chosen_objective,
         )
+        search.run()
+        return search.proved()
     return PlanSearch(
         problem,
         work=work,

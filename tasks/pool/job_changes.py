@@ -15,7 +15,7 @@ from typing import Any
 from ringmaster.codec import from_json, to_json
 from ringmaster.errors import RequestRefused
 from ringmaster.tasks.batch.batch import job_faults
-from ringmaster.tasks.batch.grid import SAME_SHAPE, with_values
+from ringmaster.tasks.batch.grid import SAME_SHAPE, key_findings, with_values
 from ringmaster.tasks.execution.job_table import JobState
 from ringmaster.tasks.pool.requests import MOST_PRIORITY, SETTINGS
 from ringmaster.techniques import Job
@@ -54,8 +54,8 @@ def clone_faults(job: Job, settings: Mapping[str, Any]) -> list[str]:
     if job.store is not None or (job.adaptation is not None and job.adaptation.kind not in (DISTILLED, PRUNED)):
         return [f"{job.name} does not train on its own, so a clone cannot differ from it. To fix: submit another job"]
     unknown = [key for key in settings if not any(key == each or key.startswith(f"{each}.") for each in SAME_SHAPE)]
-    remedy = "To fix: submit it as a job with warm_start, which is measured first"
-    faults = [f"{key} changes the speed or size of a job, so no clone can differ in it. {remedy}" for key in unknown]
+    remedy = f"To fix: choose from {', '.join(SAME_SHAPE)}, or submit a job with warm_start, which is measured first"
+    faults = [f"{key} is unknown or changes the speed or size of a job. {remedy}" for key in unknown]
     if "num_epochs" in settings:
         faults.append("num_epochs: a job that runs counts in steps. To fix: set num_steps")
     of_loss = [key for key in settings if key.startswith("loss.") and key not in unknown]
@@ -77,6 +77,7 @@ def clone_faults(job: Job, settings: Mapping[str, Any]) -> list[str]:
     plain |= {key: own[key] for key in CLONED_FIELDS if key in own} | {"num_steps": job.num_steps or 1}
     if of_loss and job.loss is not None:
         plain["loss"] = {"name": job.loss, **job.loss_options}
+    faults += [f"{each.place[0]}: {each.message}. To fix: {each.remedy}" for each in key_findings(plain, left, at=())]
     found = job_faults(with_values(plain, {key: settings[key] for key in left}))
     return faults + [str(each).rstrip(".") for each in found if not each.place.startswith("data")]
 

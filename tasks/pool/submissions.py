@@ -1,7 +1,7 @@
 """Batches of a pool: those that were handed over or are being measured, and those that were submitted with profiles.
 
 A batch that is handed over is in the pool's database before its submission is confirmed. The executor's process makes a
-flow run for it and supervises it (`ringmaster.flows.pool.batch_runs`). The process of a flow run, or of a command, that
+flow run for it and supervises it (`ringmaster.flows.pool.controller`). The process of a flow run, or of a command, that
 measures a batch says so in a fact of the pool. Each of them can be cancelled: who acts on it finds the mark. Once its
 jobs are profiled, the batch is submitted, to be included in the pool's plan.
 """

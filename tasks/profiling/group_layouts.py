@@ -74,7 +74,7 @@ class GroupLayout:
         return technique in LIKE[self.base] if self.num_devices > 1 else True
 
     def _foretold_s(self, job: Job, preflight: Preflight) -> float | None:
-        candidate = self._candidate(job, preflight)
+        candidate = self.candidate(job, preflight)
         return None if candidate is None else candidate.step_s
 
     def base_bytes(self, facts: Mapping[str, Any]) -> int:
@@ -95,7 +95,7 @@ class GroupLayout:
         They are those of the adapter, its training state and the activations of the job's batch. The batch is divided
         over the devices and no further.
         """
-        if (candidate := self._candidate(job, preflight)) is None:
+        if (candidate := self.candidate(job, preflight)) is None:
             return None
         needed = candidate.least_bytes if candidate.forecast is None else candidate.forecast.device_bytes
         own = needed - self.base_bytes(preflight.facts)
@@ -116,7 +116,8 @@ class GroupLayout:
             return False
         return bool(config["micro_batch"] * self.num_devices == job.global_batch_size)
 
-    def _candidate(self, job: Job, preflight: Preflight) -> Candidate | None:
+    def candidate(self, job: Job, preflight: Preflight) -> Candidate | None:
+        """Returns the job's own option that is like this layout, or None where the preflight has none."""
         return next(
             (
                 each
@@ -164,6 +165,7 @@ class SoloProfile:
     base_bytes: the bytes of the base model's weights on each device.
     own_bytes: the bytes on each device beside the base: the adapter, its training state and the activations of its
         batch, which a group does not divide any further.
+    launch_share: the predicted part of its step that launches operators, whatever the rows.
     """
 
     job: Job
@@ -172,6 +174,7 @@ class SoloProfile:
     profile: Profile
     base_bytes: int
     own_bytes: int
+    launch_share: float = 0.0
 
     @property
     def end_s(self) -> float:
@@ -297,6 +300,7 @@ def _solo(
         profile=profile,
         base_bytes=layout.base_bytes(preflight.facts),
         own_bytes=own_bytes,
+        launch_share=candidate.launch_share if (candidate := layout.candidate(job, preflight)) else 0.0,
     )
 
 

@@ -8,8 +8,8 @@ A step of a group S takes
 
 where alone_s(i) is the time of a step of job i when it runs alone. Kernels are started, and the base's weights are
 read, once for all jobs, while the arithmetic adds up. Memory is that of the base, plus an amount for each job. Both are
-lines through the measurements; a job alone is a group of one. If no group was measured, kappa is 1: a group then saves
-only the starts.
+lines through the measurements; a job alone is a group of one. If no group was measured, fixed_s is the part of a job's
+step that launches operators, as it was predicted.
 
 On several devices alone_s(i) is the time of a step of job i alone on as many devices, with its batch divided as in the
 group. Until a group was measured there, kappa is that of fewer devices: the same share of a step is paid once for all
@@ -206,7 +206,6 @@ class GroupSearch:
     device_kind, memory_bytes: those of one device.
     is_gpu: whether a trial measures the memory of the device, and not that of a process with all its libraries.
     plainer: searches in plainer layouts for some of the same jobs, the plainest first.
-    kappa: what a step of a group takes of the steps of its jobs alone, as long as no group was measured.
     """
 
     members: Group
@@ -216,7 +215,6 @@ class GroupSearch:
     is_gpu: bool
     layout: GroupLayout = ONE_DEVICE
     plainer: Sequence[GroupSearch] = ()
-    kappa: float = 1.0
     results: dict[str, Result] = field(default_factory=dict)
 
     @cached_property
@@ -274,7 +272,10 @@ class GroupSearch:
     @cached_property
     def laws(self) -> GroupScaling:
         """The fitted lines, as far as trials have measured them."""
-        kappa = self.kappa if self.first is self else self.first.laws.step.slope
+        if self.first is self:
+            kappa = 1 - statistics.mean(solo.launch_share for solo in self.members)
+        else:
+            kappa = self.first.laws.step.slope
         return scaling_of(self.members, self._measured(), layout=self.layout, kappa=kappa)
 
     def fair_s(self, names: Collection[str] | None = None) -> float:
@@ -393,22 +394,13 @@ class GroupSearch:
 
 
 def group_searches(
-    classes: Mapping[GroupLayout, Sequence[Group]], *, cluster: Cluster, num_nodes: int, newest: Sequence[Profile] = ()
+    classes: Mapping[GroupLayout, Sequence[Group]], *, cluster: Cluster, num_nodes: int
 ) -> list[GroupSearch]:
     """Returns a search for each class of jobs in each layout, the plainest layouts first.
 
     classes: by layout, in the order of the layouts.
     num_nodes: the number of nodes that are like the cluster's first one.
-    newest: measurements of earlier runs: groups of other jobs say what a group saves as long as none of these was
-        measured.
     """
-    ratios = [
-        profile.step_s / profile.predicted_step_s
-        for profile in newest
-        if profile.technique == NAME and profile.predicted_step_s
-        if profile.key is not None and profile.key.device_kind == cluster.device_kind()
-    ]
-    kappa = min(statistics.median(ratios), 1.0) if ratios else 1.0
     devices = cluster.nodes[0].devices
     searches: list[GroupSearch] = []
     for layout, members in ((layout, members) for layout, groups in classes.items() for members in groups):
@@ -423,7 +415,6 @@ def group_searches(
                 is_gpu=devices[0].kind == "gpu",
                 layout=layout,
                 plainer=plainer,
-                kappa=kappa,
             )
         )
     return searches

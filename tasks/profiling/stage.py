@@ -266,7 +266,7 @@ class JobOptions:
     def group_searches(self, profiles: Mapping[str, Sequence[Profile]], *, num_nodes: int) -> list[GroupSearch]:
         """Returns a search for each class of jobs that can be trained together, in each layout."""
         every = _classes(self._jobs, self._preflights, profiles, self._keys, self._cluster)
-        return group_searches(every, cluster=self._cluster, num_nodes=num_nodes, newest=self._newest)
+        return group_searches(every, cluster=self._cluster, num_nodes=num_nodes)
 
     def needed_group_trials(self, *, num_nodes: int) -> list[Trial]:
         """Returns the trials that decide about groups: for each class one of a group, and one of a job of it alone.
@@ -305,7 +305,7 @@ def groups_of_some(
         for job in profiled.jobs
     }
     every = _classes(profiled.jobs, preflights, profiled.profiles, keys, cluster)
-    searches = group_searches(every, cluster=cluster, num_nodes=1, newest=known.newest_profiles())
+    searches = group_searches(every, cluster=cluster, num_nodes=1)
     known_results = known.results([name for search in searches for name in search.known])
     for search in searches:
         search.take(known_results)

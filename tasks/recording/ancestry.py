@@ -1,7 +1,9 @@
 """The ancestry of a job's model in the lineage: the kind of its adaptation and its parents' models."""
 
+import tempfile
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
+from pathlib import Path
 from typing import Any
 
 from ringmaster.codec import from_json
@@ -9,8 +11,11 @@ from ringmaster.errors import LedgerError
 from ringmaster.model_lineage.importing import record_base
 from ringmaster.model_lineage.ledger.ledger import Ledger
 from ringmaster.model_lineage.records import INDEXED
+from ringmaster.model_lineage.snapshot import Snapshot
+from ringmaster.tasks.execution.job_table import CLONED
 from ringmaster.tasks.storage.journal import Journal
 from ringmaster.techniques import Job
+from ringmaster.techniques.checkpoints.storage import is_url
 from ringmaster.techniques.job import COMPOSED, EXTRACTED
 from ringmaster.text import code_span, markdown
 
@@ -52,9 +57,35 @@ class Ancestry:
         A folder or a hub name becomes a node of its own. Raises LedgerError if a parent is not recorded.
         """
         result = [*(self._named(job, name) for name in self._models(job)), *map(self._imported, _sources(job))]
+        result.append(self._started_from(job))
         if job.adapter is not None and job.adapter.continues_base and (base := self.jobs.get(job.base or "")):
             result = [*self.parents(base)[:1], *result]  # the weights that both adapters are on come first
         return list(dict.fromkeys(uri for uri in result if uri is not None))
+
+    def cloned_from(self, name: str) -> str | None:
+        """Returns the job of whose checkpoint a warm clone, or a clone of one, goes on; None for other jobs."""
+        records = self.journal.jobs()
+        while name in records and (clone := records[name].details.get(CLONED)):
+            name = clone["job"]
+            if clone["step"] is not None:
+                return name
+        return None
+
+    def _started_from(self, job: Job) -> str | None:
+        """Returns the model of which a checkpoint, that no job of the batch is named for, is the job's first state."""
+        start = job.warm_start
+        if start is None or start.checkpoints in self.jobs:
+            return None
+        if (source := self.cloned_from(job.name)) is not None:  # its model may be recorded later
+            uri: str | None = self.journal.jobs()[source].details.get("model_uri")
+            return uri
+        place, own = _place(start.checkpoints), self.journal.get(f"run:{job.name}")
+        with tempfile.TemporaryDirectory() as aside:
+            models = Snapshot.of(self.ledger, cache=Path(aside)).models
+        there = [node for node in models if (root := node.record.origin.checkpoints) and _place(root) == place]
+        # Neither itself, whose steps were set, nor what it is trained in place of, without what that has read later.
+        others = [n.id for n in there if n.record.run_id != own and n.repeating_job != job.name]
+        return others[-1] if others else None
 
     def stores(self, job: Job) -> list[str]:
         """Returns the URI of the version of the knowledge store that a job's data was read with, if it has one."""
@@ -117,6 +148,10 @@ class Ancestry:
             return None
         self.journal.put(key, known)
         return known
+
+
+def _place(root: str) -> str:
+    return root.rstrip("/") if is_url(root) else str(Path(root).resolve())
 
 
 def _sources(job: Job) -> Iterator[str]:

@@ -42,7 +42,7 @@ from ringmaster.tasks.recording.rows import (
     profile_row,
     rows_text,
 )
-from ringmaster.tasks.storage.journal import JobStatus, Journal
+from ringmaster.tasks.storage.journal import JobRecord, JobStatus, Journal
 from ringmaster.techniques import Job, Profile
 from ringmaster.techniques.checkpoints.chain import read_chain
 from ringmaster.techniques.checkpoints.shared_models import fetch_model
@@ -95,6 +95,10 @@ class JobsToRecord:
     jobs: Mapping[str, Job]
     preflights: Mapping[str, Preflight]
     profiles: Mapping[str, Sequence[Profile]]
+
+
+def _end_of(name: str, record: JobRecord) -> JobEnded:
+    return JobEnded(job=name, status=JobStatus.DONE, message=record.message, details=end_details(record))
 
 
 def profile_store(ledger: Ledger) -> ProfileStore:
@@ -281,7 +285,7 @@ class MlflowWriter:
     def unrecorded_ends(self) -> list[JobEnded]:
         """Returns the ends of jobs that are done and have no record, after a kill or an MLflow outage."""
         return [
-            JobEnded(job=name, status=JobStatus.DONE, message=record.message, details=end_details(record))
+            _end_of(name, record)
             for name, record in self._journal.jobs().items()
             if record.status == JobStatus.DONE
             and not record.details.get("model_uri")
@@ -369,12 +373,15 @@ class MlflowWriter:
             return
         if (url := self._place(event).model_url(event.job)) is not None:
             fetch_model(url, Path(event.details["model_dir"]))
-        ancestry = self._ancestry
+        ancestry, was_recorded = self._ancestry, bool(self._details(event.job).get("model_uri"))
         model = self._record_model(event, run_id, ancestry=ancestry)
         self._journal.write_job(event.job, details={"model_uri": model.uri})
         self.ledger.set_note(run_id, self._job_note(event, model))
         self.ledger.finish_run(run_id)
         self._keep(model, Path(event.details["model_dir"]), components=self._job(event.job).components)
+        for name, record in self._journal.jobs().items():  # clones that have ended before their source
+            if not was_recorded and record.details.get("model_uri") and ancestry.cloned_from(name) == event.job:
+                self._record_model(_end_of(name, record), self._job_run(name), ancestry=ancestry)
         if ancestry.lost:  # then the event is written again when the batch is resumed
             raise LedgerError("; ".join(ancestry.lost.values()))
 

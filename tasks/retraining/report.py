@@ -1,7 +1,6 @@
 """The report of a retraining run: which models were due and why, the cost, the results, and what to inspect."""
 
 import json
-import math
 import os
 import time
 import urllib.parse
@@ -13,7 +12,7 @@ from typing import Any
 import httpx
 from tenacity import Retrying, retry_if_result, stop_after_attempt, wait_chain, wait_fixed
 
-from ringmaster.codec import to_json
+from ringmaster.codec import finite, to_json
 from ringmaster.tasks.planning.objectives import HOUR_S
 from ringmaster.tasks.planning.whatif.answers import TITLE as GAINS_TITLE
 from ringmaster.tasks.retraining.selection import day_text
@@ -149,8 +148,8 @@ class ModelResult:
 
     def to_json(self) -> dict[str, Any]:
         """Returns plain values; values that are not finite, which JSON lacks, become None."""
-        row: dict[str, Any] = to_json(self)
-        return {key: None if isinstance(v, float) and not math.isfinite(v) else v for key, v in row.items()}
+        row: dict[str, Any] = finite(to_json(self))
+        return row
 
     @property
     def serves(self) -> int | None:

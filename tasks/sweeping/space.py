@@ -129,11 +129,6 @@ def findings(space: Sequence[Parameter], *, sampler: str, num_trials: int | None
             Finding(("space", key), "stands there twice", "keep one of the two")
             for key in dict.fromkeys(key for i, key in enumerate(keys) if key in keys[:i])
         ),
-        *(
-            Finding(("space", long), f"lies inside {short}, which is varied too", "vary one of the two")
-            for short, long in itertools.permutations(dict.fromkeys(keys), 2)
-            if long.startswith(f"{short}.")
-        ),
     ]
     return result or [*_of_sampler(space, sampler=sampler, num_trials=num_trials)]
 

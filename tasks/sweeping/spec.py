@@ -20,7 +20,7 @@ from ringmaster.codec import digest
 from ringmaster.errors import BatchFileError
 from ringmaster.tasks.batch import Batch, Fault, parse_batch
 from ringmaster.tasks.batch.document import Finding, findings_where, place_text
-from ringmaster.tasks.batch.grid import with_values
+from ringmaster.tasks.batch.grid import key_findings, with_values
 from ringmaster.tasks.sweeping import space as spaces
 from ringmaster.tasks.sweeping.space import MOST_TRIALS, CategoricalRange, Parameter, Values, combinations
 from ringmaster.techniques import Job
@@ -334,6 +334,7 @@ class SweepSpec:
         """Returns all faults of the space, the stopping policy and the resulting jobs."""
         result = spaces.findings(self.space, sampler=self.sampler, num_trials=self.num_trials)
         result += self.stopping.findings(self.template, varied=[parameter.key for parameter in self.space])
+        result += key_findings(self.template, (parameter.key for parameter in self.space), at=("space",))
         result += self._uncovered_shapes()
         placed = {finding.place: finding for finding in reversed(result)}
         faults = [Fault(place_text(f.place), None, f.message, f.remedy) for f in reversed(placed.values())]

@@ -189,10 +189,14 @@ def some_rows(folder: Path, split: str, *, most: int) -> dict[str, list[Array] |
     """Returns at most `most` rows, evenly spread, of each column: [rows, ...], or a list of rows that differ."""
     table = open_split(folder, split)
     chosen = np.unique(np.linspace(0, table.num_rows - 1, min(most, table.num_rows)).astype(np.int64))
-    rows = TableRows(table)(chosen)
+    return rows_by_column(TableRows(table)(chosen)) if len(chosen) else {}
+
+
+def rows_by_column(table: Table) -> dict[str, list[Array] | Array]:
+    """Returns the rows of each column of a table: [rows, ...], or a list of rows that differ."""
     result: dict[str, list[Array] | Array] = {}
-    for name in rows.column_names if len(chosen) else ():
-        values, lengths = values_of(rows[name])
+    for name in table.column_names:
+        values, lengths = values_of(table[name])
         result[name] = values if lengths is None else np.split(values, np.cumsum(lengths)[:-1])
     return result
 

@@ -102,8 +102,21 @@ def data_files(spec: DataSpec) -> tuple[list[DataFile], list[DataFile]]:
 
 def rows_of_file(file: DataFile, spec: DataSpec, reading: RowReading) -> Iterator[Row]:
     """Yields the rows of one file, whatever the window, as `rows_of_files` does."""
-    rows = _rows(file, spec, reading)
-    return _split_rows(rows, spec) if file.held_out is None else rows
+    path, is_split = file.path, file.held_out is None
+    if format_of(path, spec.format) == "text":
+        text = FileText(path)
+        row = Row(file=path, number=1, value=text, content=reading.content(text, path), held_out=file.held_out is True)
+        training, held_out = split_text(text, share=spec.held_out if is_split else 0.0)
+        yield replace(row, content=training)
+        if held_out is not None:
+            yield replace(row, content=held_out, held_out=True)
+        return
+    for number, (value, content) in checked(_contents(file, spec, reading)):
+        is_chosen = file.held_out is True
+        if is_split:
+            key = content if isinstance(content, str) else to_json_text(content)
+            is_chosen = is_held_out(key, share=spec.held_out)
+        yield Row(file=path, number=number, value=value, content=content, held_out=is_chosen)
 
 
 def moment_of(row: Row, *, column: str | None) -> float:
@@ -128,29 +141,6 @@ def files_of(spec: DataSpec) -> list[MatchedFiles]:
             except ValueError as error:
                 raise ValueError(f"path {pattern!r} matches files of unknown form: {error}") from None
     return result
-
-
-def _split_rows(rows: Iterator[Row], spec: DataSpec) -> Iterator[Row]:
-    """The rows of a single file, with a share of them held out."""
-    for row in rows:
-        if isinstance(row.content, FileText):
-            training, held_out = split_text(row.content, share=spec.held_out)
-            yield replace(row, content=training)
-            if held_out is not None:
-                yield replace(row, content=held_out, held_out=True)
-        else:
-            key = row.content if isinstance(row.content, str) else to_json_text(row.content)
-            yield replace(row, held_out=True) if is_held_out(key, share=spec.held_out) else row
-
-
-def _rows(file: DataFile, spec: DataSpec, reading: RowReading) -> Iterator[Row]:
-    path, held_out = file.path, file.held_out is True
-    if format_of(path, spec.format) == "text":
-        text = FileText(path)
-        yield Row(file=path, number=1, value=text, content=reading.content(text, path), held_out=held_out)
-        return
-    for number, (value, content) in checked(_contents(file, spec, reading)):
-        yield Row(file=path, number=number, value=value, content=content, held_out=held_out)
 
 
 def _contents(file: DataFile, spec: DataSpec, reading: RowReading) -> Iterator[tuple[int, Any]]:

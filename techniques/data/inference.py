@@ -146,11 +146,9 @@ def with_processor_of(spec: DataSpec, model: str | None) -> DataSpec:
 
     model: a folder or hub name; None for a fresh model.
     """
-    if spec.kind != "image-classification" or model is None or not HOW.isdisjoint(spec.kwargs):
-        return spec
-    if Path(model).is_dir() and not (Path(model) / PROCESSOR).is_file():
-        return spec
-    return replace(spec, kwargs={**spec.kwargs, "processor": model})
+    is_open = spec.kind == "image-classification" and model is not None and HOW.isdisjoint(spec.kwargs)
+    has_processor = model is not None and (not Path(model).is_dir() or (Path(model) / PROCESSOR).is_file())
+    return replace(spec, kwargs={**spec.kwargs, "processor": model}) if is_open and has_processor else spec
 
 
 def classes_of(folder: Path) -> tuple[str, ...]:

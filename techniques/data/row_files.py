@@ -10,8 +10,9 @@ import hashlib
 import io
 import json
 import re
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from functools import partial
 from itertools import islice
 from pathlib import Path, PurePosixPath
 from typing import Any, BinaryIO
@@ -46,29 +47,14 @@ def check_tokenizer(folder: Path) -> None:
             )
 
 
-class Expansion:
-    """Counts the bytes that a compressed file becomes, and refuses a file that becomes too many of them.
-
-    num_stored_bytes: the size of the file.
-    """
-
-    def __init__(self, path: str, *, num_stored_bytes: int) -> None:
-        self._path, self._num_stored_bytes = path, num_stored_bytes
-        self._num_bytes = 0
-
-    def add(self, num_bytes: int) -> None:
-        """Adds bytes that were decompressed. Raises ValueError where they are too many for the file."""
-        self._num_bytes += num_bytes
-        self.check(self._num_bytes)
-
-    def check(self, num_bytes: int) -> None:
-        """Raises ValueError where so many bytes are too many for the file."""
-        if num_bytes > max(LEAST_EXPANDED_BYTES, MAX_EXPANSION * self._num_stored_bytes):
-            raise ValueError(
-                f"{self._path} has {self._num_stored_bytes:,} bytes and decompresses to {num_bytes / 2**20:,.0f} MiB "
-                f"or more; {LEAST_EXPANDED_BYTES / 2**20:.0f} MiB, or {MAX_EXPANSION} times the file, are allowed. To "
-                "fix: check what wrote it; store values that are not repeated so often, or give JSONL"
-            )
+def check_expansion(path: str, num_bytes: int, *, num_stored_bytes: int) -> None:
+    """Raises ValueError where a compressed file of `num_stored_bytes` becomes too many bytes."""
+    if num_bytes > max(LEAST_EXPANDED_BYTES, MAX_EXPANSION * num_stored_bytes):
+        raise ValueError(
+            f"{path} has {num_stored_bytes:,} bytes and decompresses to {num_bytes / 2**20:,.0f} MiB "
+            f"or more; {LEAST_EXPANDED_BYTES / 2**20:.0f} MiB, or {MAX_EXPANSION} times the file, are allowed. To "
+            "fix: check what wrote it; store values that are not repeated so often, or give JSONL"
+        )
 
 
 def lines_of(text: io.TextIOWrapper, path: str, *, first_line: int = 1) -> Iterator[tuple[int, str]]:
@@ -196,9 +182,8 @@ def rows_and_errors(
             else:
                 yield from _jsonl(stream, path, columns, first_line=1 if part is None else part.first_line)
         except UnicodeDecodeError as error:
-            raise (_cannot_be_read(path, error) if kind == "parquet" else not_utf8(path)) from error
-        except OSError as error:
-            raise _cannot_be_read(path, error) from error
+            broken = ValueError(f"{path} cannot be read: {error}. To fix: check the file")
+            raise (broken if kind == "parquet" else not_utf8(path)) from error
 
 
 def checked(results: Iterator[tuple[int, Any]]) -> Iterator[tuple[int, Any]]:
@@ -223,8 +208,6 @@ def read_text(path: str) -> Iterator[str]:
                     yield piece
         except UnicodeDecodeError as error:
             raise not_utf8(path) from error
-        except OSError as error:
-            raise _cannot_be_read(path, error) from error
 
 
 def not_utf8(path: str) -> ValueError:
@@ -312,10 +295,6 @@ def to_json_text(content: Any, *, is_sorted: bool = False) -> str:
     # Texts alone, as most rows are: an encoder takes longer to begin than to encode them.
     items = sorted(content.items()) if is_sorted else content.items()
     return "{" + ", ".join([f"{_TEXT(name)}: {_TEXT(value)}" for name, value in items]) + "}"
-
-
-def _cannot_be_read(path: str, error: Exception) -> ValueError:
-    return ValueError(f"{path} cannot be read: {error}. To fix: check the file")
 
 
 def _jsonl(stream: BinaryIO, path: str, columns: Sequence[str] | None, *, first_line: int) -> Iterator[tuple[int, Any]]:
@@ -525,13 +504,14 @@ def _parquet(stream: BinaryIO, path: str, columns: Sequence[str] | None) -> Iter
     except pyarrow.ArrowInvalid as error:
         raise ValueError(f"{path} is not a valid Parquet file: {error}. To fix: check the file") from error
     _check_names(table.schema_arrow.names, path)
-    expansion = Expansion(path, num_stored_bytes=stream.seek(0, io.SEEK_END))
+    check = partial(check_expansion, path, num_stored_bytes=stream.seek(0, io.SEEK_END))
     there = [name for name in columns or () if name in table.schema_arrow.names]
-    number = 0
+    number = num_bytes = 0
     for group in range(table.num_row_groups):
-        num_rows = _rows_per_batch(table.metadata.row_group(group), there, expansion)
+        num_rows = _rows_per_batch(table.metadata.row_group(group), there, check)
         for batch in table.iter_batches(batch_size=num_rows, row_groups=[group], columns=there or None):
-            expansion.add(batch.nbytes)
+            num_bytes += batch.nbytes
+            check(num_bytes)
             may_be_large = batch.nbytes > MAX_ROW_BYTES
             for values in zip(*map(_values_of, batch.columns), strict=True):
                 number += 1
@@ -547,7 +527,7 @@ def _values_of(column: Any) -> list[Any]:
     return list(column.to_pylist())
 
 
-def _rows_per_batch(group: Any, columns: Sequence[str], expansion: Expansion) -> int:
+def _rows_per_batch(group: Any, columns: Sequence[str], check: Callable[[int], None]) -> int:
     """Returns the number of rows of a row group of a Parquet file that are read at a time.
 
     A text that is stored once for many rows (`dictionary`) may be as long as all of the group is said to be. Raises
@@ -556,7 +536,7 @@ def _rows_per_batch(group: Any, columns: Sequence[str], expansion: Expansion) ->
     chunks = [group.column(i) for i in range(group.num_columns)]
     read_chunks = [chunk for chunk in chunks if not columns or chunk.path_in_schema.partition(".")[0] in columns]
     for chunk in read_chunks:  # whose pages, of any size, are decompressed as a whole
-        expansion.check(chunk.total_uncompressed_size)
+        check(chunk.total_uncompressed_size)
     num_bytes = sum(chunk.total_uncompressed_size for chunk in read_chunks)
     num_rows: int = group.num_rows * BYTES_PER_BATCH // max(num_bytes, 1)
     if any("." in chunk.path_in_schema or chunk.has_dictionary_page for chunk in read_chunks):

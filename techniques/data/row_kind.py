@@ -18,8 +18,8 @@ from ringmaster.techniques.job import RETRIEVER, DataSpec
 from ringmaster.techniques.metric import IGNORED
 from ringmaster.techniques.retrieval.passage_reader import Retriever
 
-LABEL = "label"
-"""The role of the column that has the classes."""
+LABEL, IMAGE = "label", "image"
+"""The role of the column that has the classes, and what the roles of columns of images begin with."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -160,6 +160,7 @@ class RowKind(StoredSource):
     reads_messages: whether rows may have lists of messages. A tokenizer that is trained on the data then gets a chat
         template.
     encodes_texts: whether `sample` encodes what `texts` returns, so that the texts of many rows are encoded together.
+    reads_images: whether roles that begin with "image" have images, or paths of these.
     padding: the values that fill arrays up, by the arrays' names. `input_ids` are filled with the padding token.
     uncut: arrays of `padding` that are no tokens, and so have any length. No model reads them.
     is_causal: whether samples are for causal language models. Such samples need no attention mask, as no token attends
@@ -176,6 +177,7 @@ class RowKind(StoredSource):
     needs_tokenizer: ClassVar[bool] = False
     reads_messages: ClassVar[bool] = False
     encodes_texts: ClassVar[bool] = True
+    reads_images: ClassVar[bool] = False
     padding: ClassVar[Mapping[str, int]] = {
         "input_ids": 0,
         "attention_mask": 0,
@@ -211,8 +213,12 @@ class RowKind(StoredSource):
         return ()
 
     def values(self, row: Row, columns: Columns, *, spec: DataSpec) -> dict[str, Any]:
-        """Returns what `sample` gets of a row: its values by role."""
-        return columns.by_role(row.content)
+        """Returns what `sample` gets of a row: its values by role; the path of an image is relative to its table."""
+        result = columns.by_role(row.content)
+        for role, value in result.items() if self.reads_images and spec.path is not None else ():
+            if role.startswith(IMAGE) and isinstance(value, str) and "://" not in value:
+                result[role] = str(Path(row.file).parent / value)
+        return result
 
     def classes(self, value: Any) -> Iterable[Any]:
         """Returns the classes in the label of a row."""

@@ -28,6 +28,7 @@ from ringmaster.techniques.data.arrow_files import (
     Table,
     column_of,
     read_tables,
+    rows_by_column,
     split_file,
     table_of,
     texts_column,
@@ -56,8 +57,16 @@ from ringmaster.techniques.data.encoded_rows import (
 )
 from ringmaster.techniques.data.file_rows import RowReading, rows_of_files
 from ringmaster.techniques.data.row_files import MAX_FAULTS, RowError, RowErrors
-from ringmaster.techniques.data.row_kind import LABEL, Columns, RowKind, SampleContext, columns_of_files, retriever_of
-from ringmaster.techniques.data.row_tokenizer import RowTokenizer, give_chat_template, give_padding_token
+from ringmaster.techniques.data.row_kind import (
+    LABEL,
+    Columns,
+    RowKind,
+    SampleContext,
+    columns_of_files,
+    retriever_of,
+    text_of,
+)
+from ringmaster.techniques.data.row_tokenizer import RowTokenizer, complete_tokenizer
 from ringmaster.techniques.data.samples import PaddedSamples, Sample, lengths_of, packed
 from ringmaster.techniques.data.sources.builtin import load_splits, rows_of_splits, with_leaks_of_splits
 from ringmaster.techniques.data.stored_source import TextProgress, described
@@ -66,7 +75,7 @@ from ringmaster.techniques.data_source import Dataset, PreparedData, Row
 from ringmaster.techniques.job import DataSpec
 from ringmaster.techniques.metric import IGNORED
 
-__all__ = ["Columns", "RowSource", "SampleContext", "columns_of_files", "retriever_of"]
+__all__ = ["Columns", "RowSource", "SampleContext", "columns_of_files", "retriever_of", "text_of"]
 
 DEFAULT_MAX_LENGTH = 1024
 """The most tokens of a sample where the spec names no `seq_len`, as in TRL's trainers."""
@@ -136,18 +145,13 @@ class RowSamples:
         context = SampleContext(spec=spec, options=self._options, max_length=self._max_length)
         if kind.needs_tokenizer:
             folder, is_trained = self._folder / "tokenizer", spec.tokenizer is None
-            save_tokenizer(folder, spec, self._training_texts(context))
-            if is_trained or not kind.is_causal:
-                give_padding_token(folder)
-            if is_trained and kind.reads_messages:
-                give_chat_template(folder)
+            trained = (self._columns.by_role(row.content) for row in self._rows() if not row.held_out)
+            save_tokenizer(folder, spec, chain.from_iterable(self._texts(row, context) for row in trained))
+            has_padding, has_chat_template = is_trained or not kind.is_causal, is_trained and kind.reads_messages
+            if has_padding or has_chat_template:
+                complete_tokenizer(folder, has_padding=has_padding, has_chat_template=has_chat_template)
             context = replace(context, _tokenizer=RowTokenizer(folder))
         return context
-
-    def _training_texts(self, context: SampleContext) -> Iterator[str]:
-        for row in self._rows():
-            if not row.held_out:
-                yield from self._texts(self._columns.by_role(row.content), context)
 
     def _texts(self, row: Mapping[str, Any], context: SampleContext) -> list[str]:
         """The texts of a row; none of a wrong row, which `sample` refuses with its place."""
@@ -176,9 +180,8 @@ class RowSamples:
 
     def _encode(self, folder: Path, part: RowsPart) -> None:
         """Writes the samples of the rows of a part. Raises RowErrors where they are wrong; later where in a window."""
-        classes: DiscoveredClasses | None = None
-        if self._finds_classes:
-            classes = DiscoveredClasses(column=self._label_column or LABEL, classes=self._kind.classes)
+        found = DiscoveredClasses(column=self._label_column or LABEL, classes=self._kind.classes)
+        classes = found if self._finds_classes else None
         context = replace(self._context, labels=classes or ClassLabels(self._labels))
         faults: list[RowError] = []
         num_searched = 0
@@ -491,10 +494,7 @@ def _renumbered(table: Table, classes: Any, numbers: NDArray[np.int64], num_clas
 
 def _rows_of(table: Table) -> list[Sample]:
     """Each row of a table of ragged columns."""
-    columns = {}
-    for name in table.column_names:
-        values, lengths = values_of(table[name])
-        columns[name] = values if lengths is None else np.split(values, np.cumsum(lengths)[:-1])
+    columns = rows_by_column(table)
     return [dict(zip(columns, row, strict=True)) for row in zip(*columns.values(), strict=True)]
 
 

@@ -8,7 +8,6 @@ the end of a line (`CutRule.ends_line`).
 
 from __future__ import annotations
 
-import json
 import re
 from bisect import bisect_left, bisect_right
 from collections.abc import Iterable, Mapping, Sequence
@@ -23,6 +22,7 @@ from numpy.typing import NDArray
 
 from ringmaster.errors import DataError
 from ringmaster.techniques.data.text_encoder import TextEncoder
+from ringmaster.techniques.models.model_folders import read_json
 
 CHATML = (
     "{% for message in messages %}{{ '<|im_start|>' + message['role'] + '\\n' }}"
@@ -121,13 +121,11 @@ class RowTokenizer:
             if sum(map(len, parts)) > most:
                 self.num_cut += 1
                 parts = _cut(parts, most)
-        if pair is None:
-            return EncodedText(tokens=[*around[0], *parts[0], *around[1]], segments=None)
         tokens, segments = list(around[0]), [0] * len(around[0])
         for number, (part, after) in enumerate(zip(parts, around[1:], strict=True)):
             tokens += [*part, *after]
             segments += [number] * (len(part) + len(after))
-        has_segments = "token_type_ids" in self._tokenizer.model_input_names
+        has_segments = pair is not None and "token_type_ids" in self._tokenizer.model_input_names
         return EncodedText(tokens=tokens, segments=segments if has_segments else None)
 
     def chat(self, messages: Sequence[Message], *, tools: Any = None) -> tuple[TokenIds, Marks]:
@@ -288,23 +286,20 @@ def _cut(parts: Sequence[Sequence[int]], most: int) -> list[Sequence[int]]:
     return [parts[0][:kept], parts[1][: most - kept]]
 
 
-def give_padding_token(folder: Path) -> None:
-    """Gives the tokenizer in `folder` the padding token that rows have, so that it encodes texts in batches."""
+def complete_tokenizer(folder: Path, *, has_padding: bool, has_chat_template: bool) -> None:
+    """Gives the tokenizer in `folder` what its files lack.
+
+    has_padding: the padding token that rows have, so that texts are encoded in batches. has_chat_template: ChatML, with
+        its special tokens, for a tokenizer that was trained on the data.
+    """
     from transformers import AutoTokenizer
 
     tokenizer: Any = AutoTokenizer.from_pretrained(str(folder), local_files_only=True)
-    if tokenizer.pad_token_id is None:
-        tokenizer.pad_token = tokenizer.convert_ids_to_tokens(RowTokenizer(folder).pad_id)
-        tokenizer.save_pretrained(str(folder))
-
-
-def give_chat_template(folder: Path) -> None:
-    """Gives the tokenizer in `folder`, which was trained on the data, a chat template and its special tokens."""
-    from transformers import AutoTokenizer
-
-    tokenizer: Any = AutoTokenizer.from_pretrained(str(folder), local_files_only=True)
-    tokenizer.add_special_tokens({"additional_special_tokens": list(CHATML_TOKENS)})
-    tokenizer.chat_template = CHATML
+    if has_padding and tokenizer.pad_token_id is None:
+        tokenizer.pad_token = tokenizer.eos_token or tokenizer.convert_ids_to_tokens(0)
+    if has_chat_template:
+        tokenizer.add_special_tokens({"additional_special_tokens": list(CHATML_TOKENS)})
+        tokenizer.chat_template = CHATML
     tokenizer.save_pretrained(str(folder))
 
 
@@ -313,16 +308,10 @@ def turn_end_of(folder: Path) -> int | None:
 
     Only files are read, as a tokenizer takes long to load.
     """
-    template, settings, tokens = (
-        folder / n for n in ("chat_template.jinja", "tokenizer_config.json", "tokenizer.json")
-    )
-    if template.is_file():
-        chat_template = template.read_text()
-    else:
-        chat_template = str(json.loads(settings.read_text()).get("chat_template")) if settings.is_file() else ""
-    if TURN_END not in chat_template or not tokens.is_file():
+    template, settings = folder / "chat_template.jinja", read_json(folder / "tokenizer_config.json")
+    if TURN_END not in (template.read_text() if template.is_file() else str(settings.get("chat_template"))):
         return None
-    added = json.loads(tokens.read_text()).get("added_tokens") or ()
+    added = read_json(folder / "tokenizer.json").get("added_tokens") or ()
     return next((int(token["id"]) for token in added if token["content"] == TURN_END), None)
 
 

@@ -66,7 +66,8 @@ def prepare_once(
     name: for people. location: the path or URI of what is prepared. state, settings: values on which it depends.
     """
     key = digest({"format": FORMAT, "settings": settings, "source": location, "state": state})
-    folder = cache_dir.absolute() / "data" / f"{_slug(name)}-{key}"
+    slug = re.sub(r"[^A-Za-z0-9._]+", "-", name).strip("-.")[-60:] or "data"
+    folder = cache_dir.absolute() / "data" / f"{slug}-{key}"
     if not folder.exists():
         with locked(folder.with_name(f"{folder.name}.lock")):
             if not folder.exists():
@@ -84,10 +85,6 @@ def locked(path: Path) -> Iterator[None]:
     with path.open("w") as file:
         fcntl.flock(file, fcntl.LOCK_EX)
         yield
-
-
-def _slug(name: str) -> str:
-    return re.sub(r"[^A-Za-z0-9._]+", "-", name).strip("-.")[-60:] or "data"
 
 
 class StoredSource(DataSource):

@@ -105,11 +105,12 @@ def rule_of(tokenizer: Mapping[str, Any]) -> CutRule | None:
     than NFC, and dropout in the BPE may reach across a cut.
     """
     normalizer, splitting = tokenizer.get("normalizer"), tokenizer.get("pre_tokenizer") or {}
-    if normalizer is not None and normalizer.get("type") != "NFC":
-        return None
-    if any(not token.get("special") for token in tokenizer.get("added_tokens") or ()):
-        return None
-    if tokenizer.get("model", {}).get("dropout"):
+    may_reach_across = (
+        (normalizer is not None and normalizer.get("type") != "NFC")
+        or any(not token.get("special") for token in tokenizer.get("added_tokens") or ())
+        or tokenizer.get("model", {}).get("dropout")
+    )
+    if may_reach_across:
         return None
     if _is_byte_level(splitting, use_regex=True):
         return GPT2
@@ -214,9 +215,8 @@ class TextEncoder:
         self._backend.no_truncation()
         self._backend.no_padding()
         self._backend.encode_special_tokens = True
-        if (
-            len(texts) < LEAST_OF_A_BATCH
-        ):  # a batch wakes all threads of the backend, which takes longer than some words
+        # A batch wakes all threads of the backend, which takes longer than some words.
+        if len(texts) < LEAST_OF_A_BATCH:
             return [self._backend.encode(text, add_special_tokens=False).ids for text in texts]
         return [result.ids for result in self._backend.encode_batch_fast(texts, add_special_tokens=False)]
 

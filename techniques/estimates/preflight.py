@@ -47,6 +47,7 @@ from ringmaster.techniques.technique import (
 )
 from ringmaster.techniques.training.kernels import kernel_choices
 from ringmaster.techniques.training.optimizers import check_options, freeze, parameter_settings
+from ringmaster.text import message_of
 
 ROOM_TO_SPARE = 4  # factor over weights, gradients and optimizer state, which leaves memory for activations
 
@@ -69,7 +70,8 @@ def main(channel: Channel, argument: dict[str, Any]) -> int:
             channel.send(event_to_json(PreflightFailed(job=job.name, message=str(fault))))
         except Exception as error:  # noqa: BLE001 - models and data of users may raise anything; other jobs go on
             traceback.print_exc()
-            channel.send(event_to_json(PreflightFailed(job=job.name, message=f"{type(error).__name__}: {error}")))
+            message = f"{type(error).__name__}: {message_of(error)}"
+            channel.send(event_to_json(PreflightFailed(job=job.name, message=message)))
         else:
             channel.send(event_to_json(PreflightDone(survey=preflight)))
     return 0

@@ -354,8 +354,16 @@ class Estimator:
             least_bytes=least_bytes,
             forecast=forecast,
             step_s=step_s,
+            launch_share=self._launch_share(step_s, num_ranks=num_ranks),
             **self._other_seconds(technique, num_ranks=num_ranks, step_s=step_s),
         )
+
+    def _launch_share(self, step_s: float | None, *, num_ranks: int) -> float:
+        """The part of a step that is no computation of rows and no update: another job's rows beside them share it."""
+        if not step_s or self._alone is None:
+            return 0.0
+        rows_s = self._job.global_batch_size / num_ranks * self._alone.row_s
+        return max(1 - (rows_s + self._alone.update_s) / step_s, 0.0)
 
     def _other_seconds(self, technique: Technique, *, num_ranks: int, step_s: float | None) -> dict[str, float]:
         """The predicted seconds beside the steps, by the names of a candidate's fields; none where they are unknown."""

@@ -238,7 +238,7 @@ class CommandProcess:
                 for event in self._report.events():
                     self.account.note(event)
                 seconds = self.account.step_seconds[num_reported:]
-                if seconds:
+                if seconds and self._order.slots[0].kind == "cpu":  # its processes say nothing of a GPU's memory
                     self._seen_peak_bytes = max(self._seen_peak_bytes, self._kept.peak_bytes())
                 self.account.tell_steps(
                     num_reported, peak_bytes=self.account.reported_peak_bytes or self._seen_peak_bytes

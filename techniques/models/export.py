@@ -20,6 +20,7 @@ from ringmaster.techniques.checkpoints.tensor_files import DTYPES, LazyTensor, b
 from ringmaster.techniques.data.row_tokenizer import turn_end_of
 from ringmaster.techniques.data_source import PreparedData, data_source_of
 from ringmaster.techniques.job import Adapter, Job, ModelSpec
+from ringmaster.techniques.loss import compares
 from ringmaster.techniques.models.adapters import saved_modules, sites, unambiguous_targets
 from ringmaster.techniques.models.architectures import instantiate
 from ringmaster.techniques.models.build import factory_arguments, no_progress_bar, skeleton
@@ -28,6 +29,7 @@ from ringmaster.techniques.models.model_folders import (
     FACTORY,
     LOSS,
     QUANTIZATION,
+    REFERENCE,
     WEIGHTS,
     metadata_of,
     tensors_in,
@@ -86,7 +88,7 @@ def export_model(
     job: the one that trained it, whose loss is kept beside it.
     """
     with publish(folder) as aside:
-        _save_loss(aside, job)
+        _save_loss(aside, job, began_with=base)
         if spec.factory is not None:
             _save_factory(aside, spec, skeleton(spec, prepared), state, prepared=prepared)
         else:
@@ -126,11 +128,16 @@ def export_quantized(
         _copy_description(aside, model, prepared=prepared, base=base)
 
 
-def _save_loss(folder: Path, job: Job | None) -> None:
-    """Writes the loss that a job names, by which its model is evaluated, and the kind of data that suits it."""
+def _save_loss(folder: Path, job: Job | None, *, began_with: str | None = None) -> None:
+    """Writes the loss that a job names, by which its model is evaluated, and the kind of data that suits it.
+
+    began_with: the weights with which a loss may compare those of a whole model.
+    """
     if job is not None and job.loss is not None:
         kind = data_source_of(job.data).name
         content = {"loss": job.loss, "loss_options": to_json(job.loss_options), "kind": kind}
+        if compares(job.loss, job.loss_options):
+            content[REFERENCE] = began_with if job.adaptation is None and job.warm_start is None else None
         (folder / LOSS).write_text(json.dumps(content))
 
 

@@ -14,6 +14,8 @@ from ringmaster.techniques.job import ModelSpec
 CONFIG, FACTORY = "config.json", "model.json"
 LOSS = "loss.json"
 """The file of the loss that a model was trained with, where its job names one, and the kind of data."""
+REFERENCE = "reference"
+"""The key there of the folder or hub name of the weights with which the loss compares those of a whole model."""
 WEIGHTS, INDEX = "model.safetensors", "model.safetensors.index.json"
 """The file of the weights of a model, or the one that names the files of their parts."""
 

@@ -7,6 +7,7 @@ Source: peft's docs/source/developer_guides/checkpoint.md.
 """
 
 import json
+import os
 import shutil
 from collections.abc import Mapping, Sequence
 from dataclasses import fields, replace
@@ -15,7 +16,8 @@ from typing import Any
 
 from ringmaster.techniques.checkpoints.checkpoint import publish
 from ringmaster.techniques.job import VIRTUAL_TOKENS, Adapter
-from ringmaster.techniques.models.model_folders import has_weights, metadata_of
+from ringmaster.techniques.loss import compares
+from ringmaster.techniques.models.model_folders import LOSS, REFERENCE, has_weights, metadata_of, read_json
 
 ADAPTER_CONFIG, ADAPTER_WEIGHTS = "adapter_config.json", "adapter_model.safetensors"
 NAMED = "base_model_name_or_path"
@@ -293,21 +295,47 @@ def quantized_base(folder: Path) -> str | None:
 
 
 def has_lost_base(folder: Path) -> bool:
-    """Returns whether a folder holds an adapter on a base in a folder that no longer exists, or has no weights."""
-    if not is_adapter(folder):
+    """Returns whether a folder holds an adapter on a base in a folder that no longer exists, or has no weights.
+
+    The same of a whole model whose loss compares it with the weights that it began with, where these are lost or, of an
+    earlier release, not named.
+    """
+    if is_adapter(folder):
+        named = read_config(folder).get(NAMED)
+        return isinstance(named, str) and _is_lost(named)
+    loss = read_json(folder / LOSS)
+    if not loss or loss.get(REFERENCE, folder) is None:
         return False
-    named = read_config(folder).get(NAMED)
-    return isinstance(named, str) and Path(named).is_absolute() and not has_weights(Path(named))
+    return compares(loss["loss"], loss["loss_options"]) and reference_of(folder) is None
+
+
+def reference_of(*folders: Path) -> str | None:
+    """Returns the folder or hub name of the weights that a loss compares models with; None where they are not there.
+
+    folders: of models; the first that names them decides, an adapter by its base.
+    """
+    names = (read_config(f).get(NAMED) if is_adapter(f) else read_json(f / LOSS).get(REFERENCE) for f in folders)
+    name = next((name for name in names if name), None)
+    return None if name is None or _is_lost(name) else str(name)
+
+
+def _is_lost(name: str) -> bool:
+    return Path(name).is_absolute() and not has_weights(Path(name))
 
 
 def on_base(folder: Path, base: Path, *, copy: Path) -> Path:
-    """Returns a copy of an adapter that names `base`, a folder; an existing copy whose base exists is reused."""
-    if copy.is_dir() and not has_lost_base(copy):
+    """Returns a copy of an adapter that names `base`, a folder; an existing copy whose base exists is reused.
+
+    Of a whole model, a folder of links to its files, beside the file of its loss that names `base` as its reference.
+    """
+    if copy.is_dir() and all(file.exists() for file in copy.iterdir()) and not has_lost_base(copy):
         return copy
+    key, file = (NAMED, ADAPTER_CONFIG) if is_adapter(folder) else (REFERENCE, LOSS)
     copy.parent.mkdir(parents=True, exist_ok=True)
     with publish(copy) as aside:
-        shutil.copytree(folder, aside, dirs_exist_ok=True)
-        config = {**read_config(folder), NAMED: str(base.absolute())}
-        (aside / ADAPTER_CONFIG).unlink()  # the copied file may be read-only
-        (aside / ADAPTER_CONFIG).write_text(json.dumps(config, indent=2, sort_keys=True))
+        how = shutil.copy2 if is_adapter(folder) else os.symlink
+        shutil.copytree(folder.absolute(), aside, dirs_exist_ok=True, copy_function=how)
+        config = {**read_json(folder / file), key: str(base.absolute())}
+        (aside / file).unlink()  # the copied file may be read-only
+        (aside / file).write_text(json.dumps(config, indent=2, sort_keys=True))
     return copy

@@ -16,6 +16,7 @@ from ringmaster.techniques.data_source import PreparedData
 from ringmaster.techniques.job import Job
 from ringmaster.techniques.metric import IGNORED
 from ringmaster.techniques.training.losses import ADDED, Loss, logits_of
+from ringmaster.text import message_of
 
 MASKED = "ForMaskedLM"
 
@@ -27,12 +28,12 @@ def explained(what: str, remedy: str) -> Iterator[None]:
         yield
     except StepError:
         raise
-    except (Exception, SystemExit) as error:  # a user's function may end its process: other jobs are inspected there
-        text = " ".join(str(error).split())
+    except BaseException as error:  # a user's function may end its process: other jobs are inspected there
+        text = message_of(error)
         if isinstance(error, ValueError) and "To fix:" in text:
             raise StepError([text]) from error
-        kind = "" if isinstance(error, ValueError) else f"{type(error).__name__}: "
-        raise StepError([f"{what}: {kind}{text}. To fix: {remedy}"]) from error
+        kind = "" if isinstance(error, ValueError) and text else type(error).__name__
+        raise StepError([f"{': '.join(filter(None, (what, kind, text)))}. To fix: {remedy}"]) from error
 
 
 def faults_of_samples(job: Job, model: nn.Module, loss: Loss, batch: Mapping[str, Tensor]) -> Iterator[str]:

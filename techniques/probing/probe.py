@@ -19,7 +19,7 @@ from ringmaster.techniques.data import Dataset, PreparedData, fetch, open_data
 from ringmaster.techniques.data_source import installed_source
 from ringmaster.techniques.job import BESIDE_MODEL_AND_LOSS, DISTILLED, VIRTUAL_TOKENS, Job, ModelSpec
 from ringmaster.techniques.loss import ADVANTAGES, REWARDS, LossFunction, class_of, reward_names, source_of
-from ringmaster.techniques.metric import installed_metric, metrics_named
+from ringmaster.techniques.metric import Metric, ModelMetric, installed_metric, metrics_named, scored_metrics
 from ringmaster.techniques.models.architectures import instantiate, misspelt, undeclared_fields
 from ringmaster.techniques.models.build import build_model, model_config, seeded
 from ringmaster.techniques.models.peft_format import resolved
@@ -49,7 +49,7 @@ from ringmaster.techniques.training.losses import (
     loss_of,
     with_made_up_reference,
 )
-from ringmaster.techniques.training.metrics import MetricTotals
+from ringmaster.techniques.training.metrics import MetricTotals, outputs_of, sums_of
 
 MOST_NEW_TOKENS = 8
 
@@ -400,17 +400,28 @@ class _TinyStep:
         with explained(f"loss: it cannot be computed of samples with {shapes_of(self._batch)}", "correct loss or data"):
             self._loss(output, self._batch)
         with explained("evaluation: its metrics cannot be computed", "correct the metric, or name others"):
+            scored_metrics(self._job.evaluation.metrics)  # their sums must have names of their own
             named, written = metrics_named(self._job.evaluation.metrics), self._written()
         for metric in named:
             with explained(f"evaluation: the metric {metric.name} cannot be computed", "correct it, or name others"):
                 totals = MetricTotals([metric.name], loss=self._loss, data=self._data)
                 totals.add(output, self._batch, written=written)
+                if installed_metric(metric.name) and not isinstance(metric, ModelMetric):
+                    self._add_fewer(metric, totals, written)
                 totals.measure_model(self._model, self._data, NUM_SAMPLES, batch_size=NUM_SAMPLES)
                 totals.result()
         with explained("loss: it has no gradient", "compute it of what the model returns"), seeded(0):
             self._loss(self._model(**self._loss.forward_inputs(self._batch)), self._batch)[0].backward()  # type: ignore[no-untyped-call]
         self._model.zero_grad(set_to_none=True)
         return sites
+
+    def _add_fewer(self, metric: Metric, totals: MetricTotals, written: Sequence[Sequence[int]] | None) -> None:
+        """Adds fewer rows than before, with the losses of each row, as the scoring of rows has them."""
+        batch = rows_of(self._batch, range(NUM_SAMPLES - 1))
+        output, written = self._forward(batch), written and written[: NUM_SAMPLES - 1]
+        losses = torch.ones(NUM_SAMPLES - 1), torch.ones(NUM_SAMPLES - 1)
+        sums_of([metric], outputs_of(self._loss, output, batch, losses=losses, data=self._data, written=written))
+        totals.add(output, batch, written=written)
 
     def _written(self) -> list[list[int]] | None:
         """What the small model writes to the samples, a few tokens each; None where no metric reads it."""

@@ -18,11 +18,12 @@ from contextlib import suppress
 from pathlib import Path
 from typing import Any, Self
 
-from ringmaster.errors import ChannelClosed
+from ringmaster.errors import ChannelClosed, ForkServerError
 from ringmaster.techniques.processes.channel import Channel
 from ringmaster.techniques.processes.forkserver import TICK, seconds_since_boot
 from ringmaster.techniques.processes.order import GangOrder, rank_argument, rank_environment
 from ringmaster.techniques.processes.stopped import StoppedProcesses
+from ringmaster.text import shortened
 
 PREFIX = "ringmaster-"
 OWNER = "owner"
@@ -123,7 +124,7 @@ class ForkServerClient:
     def start_rank(self, order: GangOrder, *, rank: int, log: Path) -> Channel:
         """Starts one rank of an order; returns the channel to it.
 
-        Raises OSError or RuntimeError where no process can be started.
+        Raises OSError or ForkServerError where no process can be started.
         """
         return self.spawn(target=WORKER, argument=rank_argument(order, rank=rank), log=log)
 
@@ -147,7 +148,7 @@ class ForkServer(ForkServerClient):
     fence_after_s: seconds after the last `tick` when its workers end; none is started until another tick. None for no
         fence.
 
-    `start` and `spawn` raise RuntimeError, with the end of the server's log, where the server cannot start.
+    `start` and `spawn` raise ForkServerError, with the end of the server's log, where the server cannot start.
     """
 
     def __init__(
@@ -232,7 +233,7 @@ class ForkServer(ForkServerClient):
         while waiting.poll() and not self._is_closed:
             try:
                 process = self.start()._process
-            except RuntimeError as error:  # its log says more; the next connection is another try
+            except ForkServerError as error:  # its log says more; the next connection is another try
                 sys.stderr.write(f"{error}\n")
                 with contextlib.suppress(OSError, ValueError):  # it is closed meanwhile
                     while select.select([listener], [], [], 0)[0]:
@@ -282,6 +283,7 @@ class ForkServer(ForkServerClient):
         killer = threading.Timer(START_TIMEOUT_S, process.kill)
         killer.start()
         line = process.stdout.readline()
+        is_late = killer.finished.is_set()
         killer.cancel()
         self._starting = None
         process.stdout.close()
@@ -290,9 +292,14 @@ class ForkServer(ForkServerClient):
             process.kill()
             process.wait()
             process.stdin.close()
-            with contextlib.suppress(OSError):
-                tail = self._log.read_text(errors="replace")[-2000:]
-                raise RuntimeError(f"the fork server did not start; the end of {self._log}:\n{tail}")
+            lines = self._log.read_text(errors="replace").split("\n")  # `_launch` has made it
+            end = shortened(next(filter(str.strip, reversed(lines)), "nothing"), 500)
+            late = f" within {START_TIMEOUT_S:g} s" if is_late else ""
+            remedy = "try again once this machine is less busy" if is_late else "mend what its log says, and try again"
+            raise ForkServerError(
+                f"the fork server, which starts all processes that train, did not start{late}; its log {self._log} "
+                f"ends with: {end}. To fix: {remedy}"
+            )
         return process
 
 

@@ -25,6 +25,7 @@ from ringmaster.techniques.technique import GangShape
 from ringmaster.techniques.training import segment_loop
 from ringmaster.techniques.training.segment_loop import BUILD_TIMEOUT_S
 from ringmaster.techniques.training.trainer import Trainer
+from ringmaster.text import message_of
 
 # Messages of allocators: CUDA's, the CPU's, and those inside cuBLAS and cuDNN.
 OUT_OF_MEMORY_SIGNS = ("out of memory", "can't allocate memory", "alloc_failed")
@@ -57,7 +58,7 @@ def main(channel: Channel, argument: dict[str, Any]) -> NoReturn:
     except Exception as error:  # noqa: BLE001 - reported to the supervisor, with its kind; the trace goes to the log
         with contextlib.suppress(OSError):  # a full disk must not prevent the report
             traceback.print_exc()
-        reporter.send(RankFailed(kind=failure_kind(error), message=f"{type(error).__name__}: {error}"))
+        reporter.send(RankFailed(kind=failure_kind(error), message=f"{type(error).__name__}: {message_of(error)}"))
         _leave(1)
 
 

@@ -20,18 +20,18 @@ from torch.distributed.device_mesh import DeviceMesh
 from transformers.modeling_outputs import CausalLMOutput
 
 from ringmaster.errors import NoCommonBase
-from ringmaster.techniques.job import Adapter, EvaluationSpec, Job, ModelSpec
+from ringmaster.techniques.job import Adapter, EvaluationSpec, ModelSpec
 from ringmaster.techniques.loss import reward_names
-from ringmaster.techniques.metric import Metric, ModelMetric, Outputs, scored_metrics
+from ringmaster.techniques.metric import Metric, ModelMetric, Outputs, metrics_named, scored_metrics
 from ringmaster.techniques.models.adapters import attach, first_state, own_leaves, sites
 from ringmaster.techniques.models.build import build_base, build_model
 from ringmaster.techniques.models.facts import has_experts, model_facts
-from ringmaster.techniques.models.peft_format import is_adapter, read_adapter
+from ringmaster.techniques.models.model_folders import LOSS, REFERENCE
+from ringmaster.techniques.models.peft_format import is_adapter, read_adapter, reference_of
 from ringmaster.techniques.parallel.tensor_plan import cut
 from ringmaster.techniques.scoring.scored_rows import (
     MAX_LOGITS,
     MAX_ROWS,
-    SCORES,
     ScoredRows,
     max_tokens,
     model_spec,
@@ -194,6 +194,11 @@ class ScoreCollector:
         for key, of in values.items():
             self._rows.setdefault(key, {}).update(zip(numbers, of, strict=True))
 
+    def missing(self, metrics: Sequence[str]) -> list[str]:
+        """Returns those of some metrics that lack sums, beside those with rows of their own."""
+        asked = (metric for metric in metrics_named(metrics) if not isinstance(metric, ModelMetric))
+        return [metric.name for metric in asked if not self._rows.keys() >= set(metric.sums)]
+
     def scores(self, *, shifted: bool) -> RowScores:
         """The scores from all values, in the order of the rows. shifted: whether the model is a language model."""
         num_rows = max((len(values) for values in self._rows.values()), default=0)
@@ -223,13 +228,7 @@ def score_alone(
     model, spec = build_scored_model(model_dir, rows)
     if is_adapter(model_dir):
         attach(model, Adapter(from_pretrained=str(model_dir)), seed=rows.job.seed)
-    model = model.eval()
-    if mesh is not None:
-        facts = model_facts(spec, data=rows.prepared)
-        if reason := why_not_divisible(facts.decoder, mesh.size()):
-            raise ValueError(f"the model cannot be evaluated on {mesh.size()} devices: tensor parallelism {reason}")
-        cut(model, mesh, sequence_parallel=False, loss_parallel=False)
-    model = model.to(device)
+    model = _laid_out(model, spec, rows, device=device, mesh=mesh)
     job = rows.job_of(model_dir)
     are_no_prompts = rows.cases is not None and bool(reward_names(job.loss, job.loss_options))
     loss = loss_of(None if are_no_prompts else job.loss, model, spec, options=job.loss_options)
@@ -243,10 +242,13 @@ def score_alone(
     }
     rollout = rollout_of(loss.function, **writes)
     answers = answer_writer_of(rows.job.evaluation if rows.cases is None else EvaluationSpec(), **writes)
-    reference = None
-    if is_adapter(model_dir) and loss.function is not None and loss.function.compares:
-        reference = ReferenceModel(model=None, loss=loss, autocast=writes["autocast"])
-    collected, config, metrics = ScoreCollector(), getattr(model, "config", None), metrics_of(rows.job)
+    reference = initial = None
+    if (is_compared := loss.function is not None and loss.function.compares) and not is_adapter(model_dir):
+        initial = _initial_model(model_dir, rows, device=device, mesh=mesh)
+    if is_compared and (initial is not None or is_adapter(model_dir)):
+        reference = ReferenceModel(model=initial, loss=loss, autocast=writes["autocast"])
+    collected, config = ScoreCollector(), getattr(model, "config", None)
+    metrics = scored_metrics(rows.job.evaluation.metrics)
     for numbers, batch in rows.chunks(model_dir, config=config, shifted=loss.shifted, device=device):
         known = rows.known(batch)
         if rollout is not None:
@@ -256,6 +258,7 @@ def score_alone(
             forward = partial(_forward, model, loss, rows=rows)
             batch = reference.before_forward(batch, trained=model, inner=model, forward=forward)
         output, losses = _forward(model, loss, batch, rows=rows), None
+        batch = batch if reference is None else reference.before_loss(batch)
         if rows.are_labelled(batch) and loss.function is None:
             losses = loss.by_row(output, batch) or _losses_one_by_one(model, loss, batch, rows)
         elif rows.are_labelled(batch) and loss.is_known(batch):
@@ -269,11 +272,45 @@ def score_alone(
             written=None if answers is None else answers.written(model, batch),
         )
         collected.add(numbers, {**scores_of_batch(loss, outputs, metrics=metrics), **known})
+        if is_compared and reference is None and (lost := collected.missing(rows.job.evaluation.metrics)):
+            raise ValueError(
+                f"{', '.join(lost)}: the loss {job.loss} compares a model with the weights that it began with, which "
+                f"are not known. To fix: write their folder or hub name as {REFERENCE!r} into {model_dir / LOSS}, or "
+                "name a registered model whose parent is there"
+            )
         count(len(numbers))
     scores = collected.scores(shifted=loss.shifted)
     if rows.cases is None or rows.num_rows == 0:  # literal cases are scored beside rows
         scores = replace(scores, arrays={**scores.arrays, **dict(_document_scores(model, metrics, rows, model_dir))})
     return scores
+
+
+def _laid_out(
+    model: nn.Module, spec: ModelSpec, rows: ScoredRows, *, device: torch.device, mesh: DeviceMesh | None
+) -> nn.Module:
+    """Returns a model on its devices. Raises ValueError where it cannot be divided over those of `mesh`."""
+    model = model.eval()
+    if mesh is not None:
+        facts = model_facts(spec, data=rows.prepared)
+        if reason := why_not_divisible(facts.decoder, mesh.size()):
+            raise ValueError(f"the model cannot be evaluated on {mesh.size()} devices: tensor parallelism {reason}")
+        cut(model, mesh, sequence_parallel=False, loss_parallel=False)
+    return model.to(device)
+
+
+def _initial_model(
+    model_dir: Path, rows: ScoredRows, *, device: torch.device, mesh: DeviceMesh | None
+) -> nn.Module | None:
+    """Returns the model with the weights that a whole model began with; None where these are not known."""
+    if (name := reference_of(model_dir, rows.reader)) is None:
+        return None
+    folder = Path(name).absolute() if Path(name).is_dir() else None
+    spec = ModelSpec(from_pretrained=name) if folder is None else model_spec(folder)
+    model = build_model(spec, data=rows.prepared, seed=rows.job.seed, weights_from=folder)
+    model = _laid_out(model, spec, rows, device=device, mesh=mesh)
+    if rows.job.precision == "bf16-params":
+        compute_in_half(model)
+    return model
 
 
 def _document_scores(
@@ -289,15 +326,6 @@ def _document_scores(
                 f"document.{metric.name}",
                 metric.measure(model, numbers, tokenizer_dir=tokenizer_dir, batch_size=size),
             )
-
-
-def metrics_of(job: Job) -> tuple[Metric, ...]:
-    """The metrics whose sums are computed: the defaults, and those of the job's evaluation. Raises ValueError."""
-    metrics = scored_metrics(job.evaluation.metrics)
-    for metric in metrics:
-        if taken := SCORES.intersection(metric.sums):
-            raise ValueError(f"metric {metric.name} may not name a sum {', '.join(taken)}. To fix: rename the sum")
-    return metrics
 
 
 def scores_of_batch(loss: Loss, outputs: Outputs, *, metrics: Sequence[Metric]) -> dict[str, list[Any]]:

@@ -25,9 +25,6 @@ if TYPE_CHECKING:
 
     from ringmaster.techniques.data import PreparedData
 
-SCORES = frozenset({"num_tokens", "log_probabilities", "predictions", "probabilities"})
-"""The names of a row's scores that are not sums of a metric."""
-
 
 @dataclass(frozen=True, kw_only=True)
 class TrainingData:

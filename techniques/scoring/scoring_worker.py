@@ -19,7 +19,7 @@ import numpy as np
 from ringmaster.codec import from_json
 from ringmaster.errors import NoCommonBase
 from ringmaster.techniques.job import DataSpec, Job, ModelSpec
-from ringmaster.techniques.metric import why_generating
+from ringmaster.techniques.metric import scored_metrics, why_generating
 from ringmaster.techniques.processes.channel import Channel
 from ringmaster.techniques.processes.events import ModelFailed, RowsScored, ScoringProgress, event_to_json
 from ringmaster.techniques.processes.order import EVALUATE, GangOrder
@@ -166,7 +166,6 @@ def _score_over_one_base(
         ScoreCollector,
         ScoringQuery,
         build_scored_model,
-        metrics_of,
         scores_of_batch,
     )
     from ringmaster.techniques.training.losses import loss_of
@@ -176,7 +175,7 @@ def _score_over_one_base(
     model, spec = build_scored_model(first, rows)
     model = model.to(device)
     loss, config = loss_of(None, model, spec), getattr(model, "config", None)
-    base, metrics = CommonBase(model, loss=loss), metrics_of(rows.job)
+    base, metrics = CommonBase(model, loss=loss), scored_metrics(rows.job.evaluation.metrics)
     collected: dict[str, ScoreCollector] = {}
     for name, folder in models.items():
         try:

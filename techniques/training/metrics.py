@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -44,14 +44,39 @@ def outputs_of(
 
 
 def sums_of(metrics: Sequence[Metric], outputs: Outputs) -> dict[str, Tensor]:
-    """Returns the sums of metrics, by name; those that the outputs do not suit are left out."""
+    """Returns the sums of metrics, by name; those that the outputs do not suit are left out.
+
+    Raises ValueError where a metric has computed something else.
+    """
     all_sums: dict[str, Tensor] = {}
     for metric in metrics:
         if all_sums.keys() >= set(metric.sums):
             continue  # another metric computes the same sums
         if (sums := metric.compute_sums(outputs)) is not None:
+            if faults := list(_faults_of_sums(metric, sums, outputs)):
+                raise ValueError(f"{metric.name}: {', and '.join(faults)}")
             all_sums.update({name: sums[name] for name in metric.sums})
     return all_sums
+
+
+def _faults_of_sums(metric: Metric, sums: Any, outputs: Outputs) -> Iterator[str]:
+    """Yields why what a metric has computed of a batch is no sums of its rows.
+
+    A sum of the loss is a scalar where the loss of each row is not known.
+    """
+    if not isinstance(sums, Mapping):
+        yield f"compute_sums returned {type(sums).__name__}, and not a tensor for each of {', '.join(metric.sums)}"
+        return
+    num_rows = len(next(iter(outputs.batch.values())))
+    is_of_rows = isinstance(metric, GatheredMetric) or (outputs.losses is not None and outputs.losses[0].ndim > 0)
+    for name in metric.sums:
+        each = sums.get(name)
+        if not isinstance(each, Tensor):
+            yield f"its sum {name!r} is {'missing' if each is None else type(each).__name__}, and not a tensor"
+        elif each.is_complex() or each.is_quantized or each.layout != torch.strided:
+            yield f"its sum {name!r} is a tensor of {each.dtype} ({each.layout}), and not of plain real numbers"
+        elif each.ndim > 2 or each.shape[1:] == (0,) or (each.shape[:1] != (num_rows,) and (each.ndim or is_of_rows)):
+            yield f"its sum {name!r} has the shape {list(each.shape)}, and not [{num_rows}] or [{num_rows}, k], by rows"
 
 
 class MetricTotals:
@@ -101,7 +126,6 @@ class MetricTotals:
         """Adds the output for one batch. Raises ValueError where a metric cannot be computed from it.
 
         written: what the model has written to the rows, where a metric reads it.
-
         rows: the numbers of the batch's rows in the data. A row that several ranks add is gathered once. None stands
         for the rows after those of earlier batches.
         """
@@ -122,6 +146,9 @@ class MetricTotals:
             )
         for name, each in sums.items():
             values = each.detach().double()
+            before = [part.shape[1:] if name in self._gathered else part.shape for part in self._parts[name][:1]]
+            if before not in ([], [values.shape[1:]]):
+                raise ValueError(f"the sum {name!r} has rows of {list(values.shape[1:])}, and had {list(before[0])}")
             if name not in self._gathered:
                 values = values.sum(0) if values.ndim else values
                 values = rounded(values) if self._exact else values

@@ -5,7 +5,7 @@ import pytest
 from sqlalchemy.engine import make_url
 
 from ringmaster.errors import InputError
-from ringmaster.flows.services.databases import make_databases
+from ringmaster.flows.services.service_definitions import make_databases
 
 
 @pytest.fixture

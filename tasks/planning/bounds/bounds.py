@@ -444,14 +444,11 @@ def unmet(plan: Plan, problem: Problem) -> str:
     """Returns the message for the case where no plan meets all deadlines, but none is proved infeasible."""
     late = []
     for job in problem.jobs:
-        end_s = max((s.end_s for s in plan.segments if _does(s.job, s.option, job, problem)), default=0.0)
+        own = (s for s in plan.segments if job.id in (s.job, *problem.job(s.job).options[s.option].jobs))
+        end_s = max((s.end_s for s in own), default=0.0)
         if job.deadline_s is not None and end_s > job.deadline_s:
             late.append(f"{job.id} ({end_s - job.deadline_s:.1f} s after {job.deadline_s} s)")
     return f"no plan was found that meets all deadlines: the best one ends jobs late: {', '.join(late)}"
-
-
-def _does(owner: str, option: int, job: PlanningJob, problem: Problem) -> bool:
-    return owner == job.id or job.id in problem.job(owner).options[option].jobs
 
 
 def _departure(problem: Problem) -> str | None:

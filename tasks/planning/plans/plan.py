@@ -292,10 +292,9 @@ class Plan:
 
         A segment that continues the previous one without a pause, under its option and on its devices, is no switch.
         """
-        own_segments = self.segments_of(job)
         return sum(
             a.option != b.option or set(a.devices) != set(b.devices) or b.start_s - a.end_s > 1e-6 * b.end_s
-            for a, b in pairwise(own_segments)
+            for a, b in pairwise(self.segments_of(job))
         )
 
     def segments_of(self, job: str) -> tuple[Segment, ...]:

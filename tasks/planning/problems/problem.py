@@ -178,29 +178,6 @@ def read_fields(data: Any) -> tuple[dict[str, Any], list[str]]:
     return fields | {"nodes": nodes, "jobs": jobs}, faults
 
 
-def write_fields(problem: Problem) -> dict[str, Any]:
-    """The JSON object that `read_fields` reads, without values that are at their default."""
-    return {
-        "name": problem.name,
-        "switch_cost": problem.switch_cost_s,
-        **({"quotas": dict(problem.quotas)} if problem.quotas else {}),
-        "nodes": [_write(node, _NODE_KEYS) for node in problem.nodes],
-        "jobs": [
-            _write(job, _JOB_KEYS)
-            | {"options": [_write(option, _OPTION_KEYS) for option in job.options]}
-            | (
-                {
-                    "running": _write(job.running, _RUNNING_KEYS)
-                    | {"gpus": [[n, list(ids)] for n, ids in job.running.devices]}
-                }
-                if job.running
-                else {}
-            )
-            for job in problem.jobs
-        ],
-    }
-
-
 def _read_job(data: Any, index: int, faults: list[str]) -> PlanningJob:
     row = _read(data, f"job {index}", faults, _JOB_KEYS)
     place = f"job {row['id'] if isinstance(row['id'], str) else index}"
@@ -305,18 +282,6 @@ class Problem:
         return {group: most for group, most in self.quotas.items() if group in groups and most < self.num_devices}
 
     @cached_property
-    def is_plain(self) -> bool:
-        """Whether jobs may run at any time, in any order, on any node, with no seconds beside their runtimes."""
-        return (
-            not any(job.after or job.release_s or job.deadline_s is not None for job in self.jobs)
-            and not any(job.started for job in self.jobs)
-            and not self.is_fused
-            and not self.limits
-            and not any(node.available_until_s is not None or node.host_memory_bytes is not None for node in self.nodes)
-            and not any(o.startup_s or o.save_s or o.evaluate_s for job in self.jobs for o in job.options)
-        )
-
-    @cached_property
     def is_fused(self) -> bool:
         """Whether some option trains several jobs."""
         return any(option.jobs for job in self.jobs for option in job.options)
@@ -378,7 +343,25 @@ class Problem:
 
     def to_json(self) -> dict[str, Any]:
         """The JSON object that `from_json` reads, without values that are at their default."""
-        return write_fields(self)
+        return {
+            "name": self.name,
+            "switch_cost": self.switch_cost_s,
+            **({"quotas": dict(self.quotas)} if self.quotas else {}),
+            "nodes": [_write(node, _NODE_KEYS) for node in self.nodes],
+            "jobs": [
+                _write(job, _JOB_KEYS)
+                | {"options": [_write(option, _OPTION_KEYS) for option in job.options]}
+                | (
+                    {
+                        "running": _write(job.running, _RUNNING_KEYS)
+                        | {"gpus": [[n, list(ids)] for n, ids in job.running.devices]}
+                    }
+                    if job.running
+                    else {}
+                )
+                for job in self.jobs
+            ],
+        }
 
 
 def likeness(job: PlanningJob) -> Hashable:

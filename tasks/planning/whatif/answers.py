@@ -267,8 +267,7 @@ def _too_few(what_if: WhatIf, unit: MoreDevices | MoreNodes, due_s: float, *, mo
     """Returns the largest number of further devices or nodes with which the bound excludes an end in time."""
 
     def is_excluded(count: int) -> bool:
-        change = times(unit, count)
-        problem = changed(what_if.problem, change)
+        problem = changed(what_if.problem, times(unit, count))
         if what_if.bound_by_prices_s(problem) > due_s * (1 + SAME):
             return True
         return preemptive_bound(problem).seconds > due_s * (1 + SAME)
@@ -490,12 +489,7 @@ def explanation_lines(explanation: Explanation) -> Iterator[str]:
     for job, share in explanation.own_time:
         if share >= LEAST_SHARE:
             yield f"{share:.0%} of the bound is due to the length of {job} itself, which no further device shortens."
-    yield from (f"{cost_text(cost)}." for cost in explanation.jobs)
-
-
-def cost_text(cost: JobCost) -> str:
-    """Returns what a job costs, with the jobs that wait for it."""
-    return f"{_job_and_waiting(cost)} costs {_between(cost.gain)}"
+    yield from (f"{_job_and_waiting(cost)} costs {_between(cost.gain)}." for cost in explanation.jobs)
 
 
 def _job_and_waiting(cost: JobCost) -> str:

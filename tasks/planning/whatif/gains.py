@@ -18,7 +18,7 @@ from ringmaster.errors import ProblemError
 from ringmaster.tasks.planning.bounds.bounds import Bound, certified_bound, pattern_bound, preemptive_bound
 from ringmaster.tasks.planning.bounds.job_costs import folded, is_foldable, only
 from ringmaster.tasks.planning.fusion import choose_groups, contracted, groups_of
-from ringmaster.tasks.planning.objectives import MAKESPAN, without_deadlines
+from ringmaster.tasks.planning.objectives import MAKESPAN, ends_of, without_deadlines
 from ringmaster.tasks.planning.plan_search import WORTH_S
 from ringmaster.tasks.planning.plans.plan import Certificate, Plan, Segment
 from ringmaster.tasks.planning.plans.verify import verify
@@ -370,11 +370,9 @@ class WhatIf:
 def last_ends_s(plan: Plan, problem: Problem) -> dict[str, float]:
     """Returns the end of the last job of each user by a plan."""
     ends_s: dict[str, float] = {}
-    for segment in plan.segments:
-        owner = problem.job(segment.job)
-        for name in (owner.id, *owner.options[segment.option].jobs):
-            user = problem.job(name).group
-            ends_s[user] = max(segment.end_s, ends_s.get(user, 0.0))
+    for name, end_s in ends_of(plan, problem).items():
+        user = problem.job(name).group
+        ends_s[user] = max(end_s, ends_s.get(user, 0.0))
     return ends_s
 
 

@@ -43,21 +43,8 @@ from ringmaster.techniques.job import DataSpec
 
 # Tests, tables and whole applications. Without them a few MB of ordinary library code remain, prepared in seconds.
 LEFT_OUT = frozenset(
-    (
-        "site-packages",
-        "dist-packages",
-        "test",
-        "tests",
-        "idlelib",
-        "lib2to3",
-        "pydoc_data",
-        "encodings",
-        "turtledemo",
-        "tkinter",
-        "distutils",
-        "ensurepip",
-        "__pycache__",
-    )
+    {"site-packages", "dist-packages", "test", "tests", "idlelib", "lib2to3", "pydoc_data", "encodings"}
+    | {"turtledemo", "tkinter", "distutils", "ensurepip", "__pycache__"}
 )
 
 

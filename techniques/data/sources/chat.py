@@ -109,19 +109,24 @@ def _message(given: Any, number: int, roles: Collection[str]) -> Message:
     if name == CALL:
         message[CALL] = message.pop("content", None)
     if CALLS in message and not isinstance(message[CALLS], list):
-        message[CALLS] = _functions(message[CALLS], f"message {number}: tool_calls") or []
+        message[CALLS] = tools_of(message[CALLS], what=f"message {number}: tool_calls") or []
     if CALL in message and CALLS not in message:
         message[CALLS] = [{"type": "function", "function": call} for call in _calls(message.pop(CALL), number)]
     _join_parts(message, number)
     return _weighted(message, number)
 
 
-def _calls(value: Any, number: int) -> list[Any]:
-    """The calls of functions that a message has, as JSON or as they are."""
-    parsed = value
+def _parsed(value: Any) -> Any:
+    """What a text holds as JSON, as in a table; None of a blank one, and other values as they are."""
     if isinstance(value, str):
         with suppress(json.JSONDecodeError):  # refused as a text
-            parsed = json.loads(value)
+            return json.loads(value) if value.strip() else None
+    return value
+
+
+def _calls(value: Any, number: int) -> list[Any]:
+    """The calls of functions that a message has, as JSON or as they are."""
+    parsed = _parsed(value)
     calls = parsed if isinstance(parsed, list) else [parsed]
     if not all(isinstance(call, Mapping) and "name" in call for call in calls):
         raise ValueError(f'message {number} is not a {CALL}. To fix: give JSON, {{"name": ..., "arguments": {{...}}}}')
@@ -175,17 +180,9 @@ def with_system(messages: list[Message], system: Any) -> list[Message]:
     return [{"role": "system", "content": system}, *messages]
 
 
-def tools_of(value: Any) -> list[Mapping[str, Any]] | None:
-    """Returns the tools of a row, which are a list or, as in TRL, its JSON; None where it has none."""
-    return _functions(value, "tools")
-
-
-def _functions(value: Any, what: str) -> list[Mapping[str, Any]] | None:
-    """The functions that a list or its JSON, as in a table, describes or calls; None where there are none."""
-    result = value
-    if isinstance(value, str):
-        with suppress(json.JSONDecodeError):  # refused as a text
-            result = json.loads(value) if value.strip() else None
+def tools_of(value: Any, *, what: str = "tools") -> list[Mapping[str, Any]] | None:
+    """Returns the tools of a row, or what a message calls: a list or, as in TRL, its JSON; None where it has none."""
+    result = _parsed(value)
     if result is not None and not (isinstance(result, list) and all(isinstance(each, Mapping) for each in result)):
         raise ValueError(
             f"{what} are {str(value)[:30]!r}. To fix: give a list of functions as JSON objects, or leave it empty"

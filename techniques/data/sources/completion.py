@@ -12,8 +12,14 @@ from typing import Any, ClassVar
 import numpy as np
 
 from ringmaster.techniques.data.class_labels import are_pairs_equal
-from ringmaster.techniques.data.row_kind import text_of
-from ringmaster.techniques.data.row_source import Columns, RowSource, SampleContext, columns_of_files, retriever_of
+from ringmaster.techniques.data.row_source import (
+    Columns,
+    RowSource,
+    SampleContext,
+    columns_of_files,
+    retriever_of,
+    text_of,
+)
 from ringmaster.techniques.data.sources.chat import (
     answered_chat,
     as_messages,
@@ -227,8 +233,13 @@ class Preference(RowSource):
         """Returns the tokens and labels of both answers, the shorter one filled up."""
         if isinstance(row["chosen"], str) != isinstance(row["rejected"], str):
             raise ValueError("chosen and rejected are of different types. To fix: give two texts, or two lists")
-        pair = _text_pair(row, context) if isinstance(row["chosen"], str) else _conversation_pair(row, context)
-        return _alike(pair, context)
+        if not isinstance(row["chosen"], str):
+            return _alike(_conversation_pair(row, context), context)
+        refuse_tools(row)
+        prompt, chosen, rejected = _prompt_and_answers(row)
+        if not isinstance(prompt, str):
+            raise ValueError("the prompt is not text, but the answers are. To fix: give three texts, or three lists")
+        return _alike(answered(prompt, [chosen, rejected], context), context)
 
     def training_faults(self, folder: Path) -> Iterable[str]:
         """Returns what is wrong where no answer is preferred to another one."""
@@ -237,14 +248,6 @@ class Preference(RowSource):
                 "chosen and rejected are the same in all rows to train on, so that there is nothing to learn. To fix: "
                 "give answers that differ, or name other columns by chosen_column and rejected_column"
             )
-
-
-def _text_pair(row: Mapping[str, Any], context: SampleContext) -> list[dict[str, list[int]]]:
-    refuse_tools(row)
-    prompt, chosen, rejected = _prompt_and_answers(row)
-    if not isinstance(prompt, str):
-        raise ValueError("the prompt is not text, but the answers are. To fix: give three texts, or three lists")
-    return answered(prompt, [chosen, rejected], context)
 
 
 def _prompt_and_answers(row: Mapping[str, Any]) -> tuple[Any, str, str]:
@@ -320,12 +323,7 @@ class Prompt(RowSource):
 
     def texts(self, row: Mapping[str, Any], *, context: SampleContext) -> Iterable[str]:
         """Returns the prompt, or the contents of its messages where a tokenizer is trained on them."""
-        prompt = row[PROMPT]
-        if isinstance(prompt, str):
-            return (prompt,)
-        return (
-            () if context.spec.tokenizer is not None else [str(each.get("content", "")) for each in messages_of(prompt)]
-        )
+        return texts_of((row[PROMPT],), context)
 
     def sample(self, row: Mapping[str, Any], *, context: SampleContext) -> Mapping[str, Any]:
         """Returns the prompt's tokens and mask, and the row as bytes."""

@@ -9,11 +9,10 @@ predicts from rows alone. Source: Molino et al., Ludwig: a type-based declarativ
 from __future__ import annotations
 
 import copy
-import json
 import math
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
-from functools import cached_property
+from functools import cached_property, partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -33,14 +32,14 @@ from ringmaster.techniques.data.row_source import (
     columns_of_files,
 )
 from ringmaster.techniques.data.samples import ArraySamples
-from ringmaster.techniques.data_source import DataOptions, Dataset, PreparedData, Row
+from ringmaster.techniques.data_source import DataOptions, Dataset, PreparedData
 from ringmaster.techniques.job import DataSpec
+from ringmaster.techniques.models.model_folders import FACTORY, read_json
 
 if TYPE_CHECKING:
     import torch
 
 NUMBER, BINARY, CATEGORY, TEXT, IMAGE = "number", "binary", "category", "text", "image"
-FEATURE_TYPES = (NUMBER, BINARY, CATEGORY, TEXT, IMAGE)
 UNKNOWN = "<UNK>"
 """The category, of number 0, of what the rows to train on do not have, and of missing values."""
 
@@ -75,6 +74,7 @@ class FeatureRows(RowSource):
     name = "features"
     reads = ("path",)
     options_class = FeatureOptions
+    reads_images = True
     keeps_files = False  # samples depend on what was measured on all rows
     measured: Sequence[Feature] = ()
 
@@ -103,14 +103,6 @@ class FeatureRows(RowSource):
             )
         optional = frozenset(role(each) for each in self.options(spec).features if not each.get("is_output"))
         return Columns(columns=columns, roles=tuple(columns), optional=optional)
-
-    def values(self, row: Row, columns: Columns, *, spec: DataSpec) -> dict[str, Any]:
-        """Returns the values by role; an image lies where its table says, relative to the table."""
-        result = super().values(row, columns, spec=spec)
-        for each in result:
-            if each.startswith(IMAGE) and isinstance(result[each], str) and "://" not in result[each]:
-                result[each] = str(Path(row.file).parent / result[each])
-        return result
 
     def texts(self, row: Mapping[str, Any], *, context: SampleContext) -> Iterable[str]:
         """Returns the texts of a row."""
@@ -143,11 +135,10 @@ class FeatureRows(RowSource):
         names = [n for n, each in zip(tensor_names(kind.measured), kind.measured, strict=True) if each["type"] == TEXT]
         kind.needs_tokenizer = bool(names)  # type: ignore[misc]
         kind.padding = dict.fromkeys(names, 0)  # type: ignore[misc]
-        rows = RowSamples(
-            folder, kind=kind, spec=spec, columns=columns, where=where, rows=lambda: self.rows_of_path(spec),
+        prepared = RowSamples(
+            folder, kind=kind, spec=spec, columns=columns, where=where, rows=partial(self.rows_of_path, spec),
             cache_dir=None,
-        )  # fmt: skip
-        prepared = rows.write()
+        ).write()  # fmt: skip
         features = tuple(
             {**each, "num_tokens": prepared.vocab_size, "max_length": spec.seq_len or DEFAULT_MAX_LENGTH}
             if each["type"] == TEXT
@@ -270,8 +261,7 @@ def _measured(feature: Feature, values: Sequence[Any], names: set[str], *, colum
 
 def _features_of(model: Path, features: Sequence[Feature]) -> list[Feature]:
     """The features of an exported model. Raises ValueError where they are not those of the data."""
-    file = model / "model.json"
-    known = json.loads(file.read_text())["kwargs"].get("features", []) if file.is_file() else []
+    known = read_json(model / FACTORY).get("kwargs", {}).get("features", [])
     if [role(each) for each in known] != [role(each) for each in features]:
         raise ValueError(f"data: encoded_as {model} has other features. To fix: name a model of the same features")
     return list(known)

@@ -60,6 +60,7 @@ class ImageClassification(RowSource):
     name = "image-classification"
     version = 2
     pads = False
+    reads_images = True
     keeps_files = False  # images are files of their own, and their pixels take more space than the files
     options_class = ImageOptions
 
@@ -105,13 +106,6 @@ class ImageClassification(RowSource):
             others = matching(spec.held_out_path)
             yield from (_row(others, name, held_out=True) for name in others.names if is_image(name))
 
-    def values(self, row: Row, columns: Columns, *, spec: DataSpec) -> dict[str, Any]:
-        """Returns the values by role; the image of a table lies where the table says, relative to itself."""
-        result = super().values(row, columns, spec=spec)
-        if spec.path is not None and isinstance(image := result["image"], str) and "://" not in image:
-            result["image"] = str(Path(row.file).parent / image)
-        return result
-
     def identity_of(self, spec: DataSpec) -> Callable[[Row], Any]:
         """Returns a function of a row whose result is the same for the same image, whatever it is called."""
         columns = self.columns(spec)
@@ -133,10 +127,6 @@ class ImageClassification(RowSource):
 
     def write(self, folder: Path, spec: DataSpec, *, where: str, cache_dir: Path) -> PreparedData:
         """Writes the samples, and the config of a processor that makes them."""
-        self._write_processor(folder, spec)
-        return super().write(folder, spec, where=where, cache_dir=cache_dir)
-
-    def _write_processor(self, folder: Path, spec: DataSpec) -> None:
         how = self.options(spec).resolved
         (folder / "processor").mkdir()
         size, mean, std = how.image_size, how.mean, how.std
@@ -151,6 +141,7 @@ class ImageClassification(RowSource):
             "image_std": std if isinstance(std, list) else [std] * channels,
         }
         (folder / "processor" / PROCESSOR).write_text(json.dumps(config, indent=1))
+        return super().write(folder, spec, where=where, cache_dir=cache_dir)
 
 
 def images_of(spec: DataSpec) -> MatchedFiles | None:
@@ -223,11 +214,6 @@ def _one(values: Any) -> Any:
     return values[0] if isinstance(values, list) and len(set(values)) == 1 else values
 
 
-def _mode(mean: Any) -> dict[str, Any]:
-    """The mode of images with a mean of one channel."""
-    return {"mode": "L"} if isinstance(mean, list) and len(mean) == 1 else {}
-
-
 def _read_processor(name: str) -> dict[str, Any]:
     """The size and the normalisation in the preprocessor_config.json of a folder, or of a model on the hub."""
     from huggingface_hub import hf_hub_download
@@ -239,7 +225,9 @@ def _read_processor(name: str) -> dict[str, Any]:
         size = config["crop_size"] if config.get("do_center_crop") else config["size"]
         pixels = size if isinstance(size, int) else size.get("height") or size["shortest_edge"]
         mean, std = (config["image_mean"], config["image_std"]) if config.get("do_normalize", True) else (0.0, 1.0)
-        return {"image_size": int(pixels), "mean": _one(mean), "std": _one(std), **_mode(config["image_mean"])}
+        is_grey = isinstance(config["image_mean"], list) and len(config["image_mean"]) == 1
+        mode = {"mode": "L"} if is_grey else {}
+        return {"image_size": int(pixels), "mean": _one(mean), "std": _one(std), **mode}
     except (OSError, ValueError, KeyError, HfHubHTTPError, HFValidationError) as error:
         raise ValueError(
             f"processor {name!r} cannot be read: {' '.join(str(error).split())}. To fix: give a folder with "

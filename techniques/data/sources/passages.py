@@ -11,8 +11,7 @@ import numpy as np
 
 from ringmaster.techniques.data.arrow_files import TOKENS, Table, open_split, values_of
 from ringmaster.techniques.data.row_files import content_hash
-from ringmaster.techniques.data.row_kind import text_of
-from ringmaster.techniques.data.row_source import RowSource, SampleContext
+from ringmaster.techniques.data.row_source import RowSource, SampleContext, text_of
 from ringmaster.techniques.data_source import DataOptions, Row, column
 from ringmaster.techniques.job import DataSpec, StoreSettings
 from ringmaster.techniques.models.model_folders import few

@@ -10,8 +10,7 @@ import numpy as np
 
 from ringmaster.techniques.data.arrow_files import Array
 from ringmaster.techniques.data.class_labels import are_samples_equal, as_list
-from ringmaster.techniques.data.row_kind import text_of
-from ringmaster.techniques.data.row_source import Columns, RowSource, SampleContext
+from ringmaster.techniques.data.row_source import Columns, RowSource, SampleContext, text_of
 from ringmaster.techniques.data_source import DataOptions, PreparedData, column
 from ringmaster.techniques.job import DataSpec
 from ringmaster.techniques.metric import IGNORED

@@ -183,20 +183,27 @@ def test_a_model_that_breaks_a_limit_gives_way_to_the_child_that_keeps_it(ledger
     trained = []
 
     def train(batch, *, resume):
-        """Records what the batch would make."""
+        """Records what the batch would make; the first time, only a part before it is interrupted."""
         assert not resume
         trained.append(batch)
         parent = ledger.resolve_model(f"models:/{NAME}/1")
+        if len(trained) == 1:
+            return SimpleNamespace(status="interrupted", exit_code=1)
         for kind in ("distilled", "quantized"):
             folder = exported(home / kind, IMAGES, cache_dir=home / "cache", seed=9)
             run = ledger.start_job(ledger.start_batch("smaller", params={}), kind, params={})
             ledger.record_model(f"smaller.{kind}", run_id=run, folder=folder, kind=kind, parents=[parent.model_id])
+        return SimpleNamespace(status="done", exit_code=0)
 
     monkeypatch.setattr(models, "train", train)
     training = SimpleNamespace(job=IMAGES)
     monkeypatch.setattr(shrinking, "RecordedTraining", SimpleNamespace(of=lambda home, node: training))
+    (before,) = promotion.read_decisions(ledger, ledger.resolve_model(f"models:/{NAME}/1"))[-1:]
+    result = CliRunner().invoke(cli.app, ["promote", *map(str, asked), "--shrink"])
+    assert (result.exit_code, last(ledger, 1)) == (1, before), "an interruption is no refusal"
+    training.job = replace(IMAGES, num_steps=IMAGES.num_steps + 1)  # another plan, as of another measured latency
     code, said = promote(*asked, "--shrink")
-    assert code == 0 and len(trained) == 1
+    assert code == 0 and trained[1] == trained[0], "what was begun is continued"
     told = "\n".join(said["reasons"])
     assert f"{NAME}/1 breaks a limit: its latency/p99_s is 0.05, and the policy allows at most 0.02" in told
     assert "latency/p99_s 0.03): its latency/p99_s is 0.03" in told
@@ -208,7 +215,7 @@ def test_a_model_that_breaks_a_limit_gives_way_to_the_child_that_keeps_it(ledger
 
     ledger.client.delete_registered_model_alias(NAME, "champion")
     code, again = promote(*asked, "--shrink")  # the child is known by now: nothing is trained
-    assert (code, again["version"], len(trained)) == (0, said["version"], 1)
+    assert (code, again["version"], len(trained)) == (0, said["version"], 2)
     ledger.client.delete_model_version(NAME, str(said["version"]))
 
 

@@ -10,9 +10,11 @@ from ringmaster.techniques import Adapter, DataSpec, EvaluationSpec, Job, ModelS
 from ringmaster.techniques.data import fetch, open_data, prepare
 from ringmaster.techniques.data.inference import with_hard_negatives
 from ringmaster.techniques.metric import IGNORED
+from ringmaster.techniques.models.adapter_modules import merge
 from ringmaster.techniques.models.adapters import attach, first_state, sites
 from ringmaster.techniques.models.build import build_model
 from ringmaster.techniques.models.export import export_adapter, export_model
+from ringmaster.techniques.models.peft_format import has_lost_base, on_base
 from ringmaster.techniques.scoring import score_together
 from tests.integration.workbench import LLAMA
 
@@ -97,7 +99,8 @@ def test_the_hard_negatives_are_those_of_the_data_that_is_evaluated_on(tmp_path)
     )
 
 
-def test_an_adapter_of_dpo_is_compared_with_its_base(tmp_path):
+@pytest.mark.parametrize("is_whole", [False, True], ids=["adapter", "whole"])
+def test_a_model_of_dpo_is_compared_with_its_base(tmp_path, is_whole):
     data = DataSpec(kind="preference", path=write(tmp_path / "a.jsonl", pairs()), seq_len=16, held_out=0.5)
     job = Job(name="j", model=LLAMA, data=data, loss="dpo", num_steps=1, global_batch_size=32)
     base = exported(tmp_path / "base", replace(job, loss=None), tmp_path / "cache")
@@ -107,8 +110,14 @@ def test_an_adapter_of_dpo_is_compared_with_its_base(tmp_path):
     draw = torch.Generator().manual_seed(0)
     state = first_state(model, adapter, sites(model, adapter), seed=0)
     state = {name: value + 0.2 * torch.randn(value.shape, generator=draw) for name, value in state.items()}
-    folder = tmp_path / "adapter"
+    folder = tmp_path / "trained"
     export_adapter(folder, adapter=adapter, spec=LLAMA, base=str(base), state=state, prepared=prepared, job=job)
+    trained = attach(
+        build_model(LLAMA, data=prepared, seed=0, weights_from=base), Adapter(from_pretrained=str(folder)), seed=0
+    )
+    if is_whole:
+        whole = merge(trained).state_dict()
+        export_model(folder, spec=LLAMA, model=model, state=whole, prepared=prepared, base=str(base), job=job)
     asked = replace(job, loss=None, evaluation=EvaluationSpec(metrics=("preference_accuracy",)))
     arrays = score_together({"m": folder}, job=asked, cache_dir=tmp_path / "cache").scores["m"].arrays
 
@@ -117,19 +126,25 @@ def test_an_adapter_of_dpo_is_compared_with_its_base(tmp_path):
     labels = torch.nn.functional.pad(batch["labels"][..., 1:], (0, 1), value=IGNORED)
 
     @torch.no_grad()
-    def log_probabilities():
+    def log_probabilities(model):
         logits = model(input_ids=batch["input_ids"].flatten(0, 1)).logits.log_softmax(-1)
         chosen = logits.reshape(*labels.shape, -1).gather(-1, labels.clamp(min=0)[..., None])[..., 0]
         return (chosen * (labels != IGNORED)).sum(-1)
 
-    before = log_probabilities()
-    attach(model, Adapter(from_pretrained=str(folder)), seed=0)
-    rewards = log_probabilities() - before
+    rewards = log_probabilities(trained.eval()) - log_probabilities(model)
     expected = rewards[:, 0] > rewards[:, 1]
     assert 0 < expected.sum() < len(expected)
     assert arrays["preferred_pairs"].tolist() == expected.double().tolist()
     losses = -torch.nn.functional.logsigmoid(0.1 * (rewards[:, 0] - rewards[:, 1]))
     assert arrays["loss_sums"] == pytest.approx(losses.numpy(), abs=1e-5)
+    if is_whole:  # the base moves: the lineage knows where it is
+        moved = base.rename(tmp_path / "moved")
+        (fault,) = score_together({"m": folder}, job=asked, cache_dir=tmp_path / "cache").faults.values()
+        assert "which are not known. To fix: write their folder" in fault and str(folder / "loss.json") in fault
+        assert has_lost_base(folder)
+        folder = on_base(folder, moved, copy=tmp_path / "copy")
+        again = score_together({"m": folder}, job=asked, cache_dir=tmp_path / "cache").scores["m"].arrays
+        assert (again["loss_sums"] == arrays["loss_sums"]).all()
 
 
 def test_data_of_another_kind_is_read_by_the_models_own_loss(tmp_path):

@@ -18,13 +18,12 @@ ARCHITECTURES = {"classify": "BertForSequenceClassification", "tag": "BertForTok
 
 
 def job_of(name, folder):
-    data = spec_of(KINDS[name], folder)
     config = transformers.BertConfig(**BERT, vocab_size=300, num_labels=3)
     getattr(transformers, ARCHITECTURES[name])(config).save_pretrained(folder / f"{name}-start")
     return {
         "name": name,
         "model": {"from_pretrained": f"./{name}-start"},
-        "data": {"kind": KINDS[name], "path": data.path, "seq_len": 64, "vocab_size": 300, "held_out": 0.3},
+        "data": {"kind": KINDS[name], "name": name, "seq_len": 64, "vocab_size": 300, "held_out": 0.3},
         "global_batch_size": 8 if name == "classify" else 4,
         "num_steps": 6,
         "evaluation": {"metrics": ["accuracy"]},
@@ -32,7 +31,7 @@ def job_of(name, folder):
     }
 
 
-def command(folder, *arguments):
+def command(folder, *arguments, code=0):
     source = Path(__file__).parents[3]
     path = f"{source / 'src'}{os.pathsep}{source}"
     environment = {**os.environ, "RINGMASTER_HOME": str(folder / "home"), "PYTHONPATH": path, "COLUMNS": "200"}
@@ -45,8 +44,8 @@ def command(folder, *arguments):
         timeout=TIMEOUT_S,
         check=False,
     )
-    assert result.returncode == 0, result.stderr
-    return result.stdout
+    assert result.returncode == code, result.stderr
+    return result.stdout if code == 0 else result.stderr
 
 
 @pytest.mark.full
@@ -55,6 +54,7 @@ def test_both_jobs_end_with_a_model_of_their_own_that_has_the_common_component(t
     batch = {
         "name": "night",
         "devices": {"cpu": 2},
+        "datasets": {name: {"path": spec_of(KINDS[name], tmp_path).path} for name in KINDS},
         "shared_components": {"encoder": {"jobs": dict.fromkeys(KINDS, "bert.encoder")}},
         "jobs": [job_of(name, tmp_path) for name in KINDS],
     }
@@ -76,3 +76,11 @@ def test_both_jobs_end_with_a_model_of_their_own_that_has_the_common_component(t
         assert jobs[name]["metrics"].keys() == {"accuracy"}
         shown = " ".join(command(tmp_path, "lineage", "show", f"night.{name}").split())
         assert "night.encoder/1" in shown and f"{name}-start" in shown and "shares encoder" in shown
+    for name in ("encoder", "tag"):
+        assert json.loads(command(tmp_path, "reproduce", f"night.{name}", "--json"))["is_equal"]
+    row = f"{batch['datasets']['classify']['path']}:1"
+    readers = json.loads(command(tmp_path, "datasets", "trace", row, "--json"))["models"]
+    assert {reader["model"] for reader in readers} == {"night.encoder/1", "night.classify/1"}
+    for what in (("--row", row), ("--base", "night.encoder/1")):
+        refused = command(tmp_path, "lineage", "undo", *what, code=2)
+        assert "night.tag/1 is of the jobs classify, tag, which were trained as one with a common encoder" in refused

@@ -11,7 +11,7 @@ from prefect.client.schemas.objects import StateType
 from prefect.states import Cancelled, Crashed, Pending, Running
 
 from ringmaster.flows.batch.flow_runs import runs_fact
-from ringmaster.flows.pool.batch_runs import BEGUN_WITHIN, MOST_RUNS, revive_crashed_runs
+from ringmaster.flows.pool.controller import BEGUN_WITHIN, MOST_RUNS, revive_crashed_runs
 from ringmaster.tasks.pool.submissions import Submissions
 from ringmaster.tasks.storage.journal import Journal
 from tests.integration.training.test_worker import prefect_server  # noqa: F401 - a fixture

@@ -14,7 +14,7 @@ from ringmaster.flows import settings
 
 settings.embed(settings.home())
 from ringmaster.flows.retraining.examine import file_url
-from ringmaster.flows.services.databases import prefect_database
+from ringmaster.flows.services.serving import prefect_database
 from ringmaster.flows.services.prefect_server import create_database
 from ringmaster.model_lineage import Ledger
 from ringmaster.tasks.cluster import detect

@@ -1,6 +1,7 @@
 """`ringmaster run` with adapters that one gang trains together: bit-equal to separate runs."""
 
 import os
+import re
 import signal
 from pathlib import Path
 
@@ -59,18 +60,28 @@ def alone(place):
     return {job["name"]: weights_in(Path(job["model_dir"])) for job in result["jobs"]}
 
 
+def lead_in(run):
+    """Returns the leader of the first group that has started."""
+    return re.search(r"(\S+) and \d+ more start at step 0", run.said.decode())[1]
+
+
 def assert_trained_together(result, alone):
     """Asserts bit-equal results in any grouping: measurements decide which jobs are grouped."""
-    assert result["status"] == "done"
-    assert [job["name"] for job in result["jobs"]] == NAMES
     groups = result["fusion"]["groups"]
+    assert_done_as_alone(result, alone)
     grouped = {name for lead, members in groups.items() for name in (lead, *members)}
     assert len(grouped) >= 2
     assert result["fusion"]["together_s"] < result["fusion"]["alone_s"]
     for job in result["jobs"]:
-        assert job["num_steps"] == NUM_STEPS
         technique = "shared_base" if job["name"] in grouped else "single"
         assert {segment["technique"] for segment in job["segments"]} == {technique}
+
+
+def assert_done_as_alone(result, alone):
+    assert result["status"] == "done"
+    assert [job["name"] for job in result["jobs"]] == NAMES
+    for job in result["jobs"]:
+        assert job["num_steps"] == NUM_STEPS
         assert is_bit_equal(weights_in(Path(job["model_dir"])), alone[job["name"]]), job["name"]
         assert job["model_uri"].startswith("models:/")
 
@@ -84,7 +95,7 @@ def test_adapters_that_are_trained_together_end_as_each_does_alone(place, alone)
 def test_a_group_whose_rank_is_killed_goes_on_from_each_jobs_checkpoint(place, alone):
     with place.run(*FAST_CHECKPOINTS) as run:
         run.hear("more start at step 0")
-        lead = next(name for name in NAMES if f"{name} and " in run.said.decode())
+        lead = lead_in(run)
         rank = run.rank(lead)
         run.until_checkpointed(place.newest, job=lead)
         os.kill(rank, signal.SIGKILL)
@@ -101,7 +112,7 @@ def test_a_group_whose_rank_is_killed_goes_on_from_each_jobs_checkpoint(place, a
 def test_an_interrupted_group_is_resumed_to_the_same_bits(place, alone):
     with place.run(*FAST_CHECKPOINTS) as run:
         run.hear("more start at step 0")
-        lead = next(name for name in NAMES if f"{name} and " in run.said.decode())
+        lead = lead_in(run)
         started = run.tree()
         run.until_checkpointed(place.newest, job=lead)
         run.process.send_signal(signal.SIGINT)
@@ -111,4 +122,4 @@ def test_an_interrupted_group_is_resumed_to_the_same_bits(place, alone):
     steps = {job["name"]: job["num_steps"] for job in result["jobs"]}
     assert all(0 < steps[name] <= NUM_STEPS for name in (lead, *result["fusion"]["groups"][lead]))
     with place.run("--resume") as run:
-        assert_trained_together(run.result(exit_code=0), alone)
+        assert_done_as_alone(run.result(exit_code=0), alone)  # a few measured steps may decide for other groups

@@ -265,6 +265,23 @@ def test_a_profile_can_be_compared_in_the_ui(ledger):
     assert recorded.data.params == {"technique": "ddp"}
 
 
+def test_a_profile_with_values_that_mlflow_refuses_is_recorded_and_found(ledger):
+    profile = {
+        "technique": "t" * 300,
+        "config": {"a\nb": "x" * (PARAM_LIMIT + 1), "": True, "../up": 2, "k" * 300: "\0\ud800"},
+        "step_s": float("inf"),
+        "bytes": 10**400,
+        "knobs": {f"knob {number}": "on" for number in range(250)},
+    }
+    run_id = ledger.record_profile("odd", profile)
+    recorded = run_of(ledger, run_id)
+    assert recorded.info.status == "FINISHED"
+    assert recorded.data.params[valid_key("config.a\nb")].endswith("(whole in parameters/config.a_b-becf3f68.json)")
+    assert recorded.data.tags["ringmaster.non_finite.step_s"] == "inf at step 0"
+    assert len([key for key in recorded.data.params if key.startswith("knobs.")]) == 250
+    assert ledger.find_profiles(["odd"]) == {"odd": profile}
+
+
 def test_the_metrics_of_the_newest_finished_runs_of_a_batch_are_found(ledger):
     assert ledger.finished_batches("unknown", most=5) == []
     for number, status in enumerate(["FINISHED", "FAILED", "FINISHED", "FINISHED"]):

@@ -199,3 +199,32 @@ def test_jobs_that_make_too_many_jobs_are_refused_before_they_make_them():
     ]
     (fault,) = told(batch_of(varying("a", sync_every=list(range(1, 102)))))
     assert fault.startswith("jobs[0].may_vary.sync_every: ")
+
+
+@pytest.mark.parametrize(
+    ("changes", "place", "words"),
+    [
+        ({"data": {"source": "digits", "labels": ["a", "a"]}}, "data.labels", "has 'a' twice"),
+        ({"data": {"source": "digits", "labels": ["a", ""]}}, "data.labels", "has an empty text at place 2"),
+        ({"techniques": ["ddp", "ddp"]}, "techniques", "has 'ddp' twice"),
+        ({"num_devices": [1, 1]}, "num_devices", "has 1 twice"),
+        ({"num_devices": [2_000_000_000]}, "num_devices[0]", "must be at most 65536"),
+        ({"evaluation": {"metrics": ["loss", "loss"]}}, "evaluation.metrics", "has 'loss' twice"),
+        ({"evaluation": {"metrics": ["latency/../x"]}}, "evaluation.metrics[0]", "is no plain path"),
+        ({"evaluation": {"metrics": ["latency/p98_s"]}}, "evaluation.metrics[0]", "there is no 'p98_s'"),
+        ({"evaluation": {"metrics": ["latency/"]}}, "evaluation.metrics[0]", "is no plain path"),
+        ({"evaluation": {"metrics": ["latency/p50_s/batch=0"]}}, "evaluation.metrics[0]", "'batch=0' is no option"),
+        ({"evaluation": {"at_steps": [3, 11]}}, "evaluation.at_steps[1]", "is 11, and the job has 10 steps"),
+        ({"model": {"config": {"hidden_size": -4}}}, "model.config.hidden_size", "must be at least 1"),
+        ({"model": {"config": {"a": {"patch_size": 0}}}}, "model.config.a.patch_size", "must be at least 1"),
+    ],
+)
+def test_what_no_job_can_mean_is_refused_where_it_stands(changes, place, words):
+    job = {"name": "a", "model": {}, "data": {"source": "digits"}, "num_steps": 10, **changes}
+    job["model"] = {"architecture": "ViTForImageClassification", **job["model"]}
+    with pytest.raises(BatchFileError) as caught:
+        parse_batch(json.dumps({"jobs": [job]}), folder=Path(), name="batch.yaml")
+    (fault,) = caught.value.faults
+    assert fault.place == f"jobs[0].{place}"
+    assert words in fault.message
+    assert fault.remedy

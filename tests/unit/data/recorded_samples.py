@@ -109,10 +109,10 @@ def _bert(folder):
 
 
 def _chat_tokenizer(folder):
-    from ringmaster.techniques.data.row_tokenizer import give_chat_template
+    from ringmaster.techniques.data.row_tokenizer import complete_tokenizer
 
     given = _tokenizer(folder)
-    give_chat_template(Path(given))
+    complete_tokenizer(Path(given), has_padding=False, has_chat_template=True)
     return given
 
 

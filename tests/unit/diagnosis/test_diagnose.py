@@ -14,8 +14,7 @@ from ringmaster.flows import cli, entry
 from ringmaster.flows.reports import diagnose
 from ringmaster.flows.reports.bundle import BundleFile, Redactor, collect
 from ringmaster.flows.reports.diagnose import MOST_BYTES, logs
-from ringmaster.flows.services.databases import databases
-from ringmaster.flows.services.service_definitions import PoolOptions, compose
+from ringmaster.flows.services.service_definitions import PoolOptions, compose, databases
 from ringmaster.flows.services.service_files import ServiceFiles, keep_password
 from ringmaster.flows.settings import pool_file
 from ringmaster.tasks.pool.requests import RequestKind, Requests

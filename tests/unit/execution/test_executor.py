@@ -20,6 +20,7 @@ from ringmaster.techniques.processes.events import (
     RefusedEvent,
     Steps,
 )
+from ringmaster.techniques.profiles import PREDICTED
 from tests.unit.execution.fakes import Bench, FakeRunner, crashes_after, done, ends, in_a_row, job, preempted, profile
 
 SEEDS = pytest.mark.parametrize("seed", range(5))
@@ -50,6 +51,18 @@ def test_an_order_says_all_that_a_gang_must_know(tmp_path):
     assert order.model_dir == str(tmp_path / "models" / "a")
     assert order.checkpoint_every_s > 0
     assert from_json(type(order), to_json(order)) == order
+
+
+def test_memory_is_compared_with_what_was_counted_alike(tmp_path):
+    """A prediction counts tensors, and a rank on CPU slots reports its process."""
+    counted = replace(profile(), peak_bytes=7)
+    bench = Bench(tmp_path, [job("new"), job("known")], profiles={
+        "new": (replace(counted, source=PREDICTED),), "known": (counted,),
+    })  # fmt: skip
+    bench.run()
+    told = {event.segment.job: event.predicted_bytes for event in bench.told(SegmentStarted)}
+    assert told == {"new": None, "known": 7}
+    assert {r.what["predicted_bytes"] for r in bench.journal.segments()} == {None, 7}
 
 
 @SEEDS

@@ -11,7 +11,6 @@ from hypothesis import strategies as st
 from ringmaster.tasks.execution.referee import (
     StateCommitment,
     VerificationResult,
-    detection_probability,
     first_difference,
     first_suspect,
     judge,
@@ -77,6 +76,11 @@ def test_all_work_of_a_node_that_nobody_has_repeated_is_suspect():
     assert first_suspect(segments, node="liar") == 6
     assert first_suspect(segments, node="nobody") is None
     assert first_suspect([replace(each, is_repeated=True) for each in segments], node="liar") is None
+
+
+def detection_probability(num_segments, *, num_lies, num_repeated):
+    """The probability that the documentation gives."""
+    return 1.0 - math.comb(num_segments - num_lies, num_repeated) / math.comb(num_segments, num_repeated)
 
 
 @pytest.mark.parametrize(("num_lies", "expected"), [(1, 0.10), (10, 0.67), (30, 0.97)])

@@ -15,8 +15,7 @@ from typer.testing import CliRunner
 
 from ringmaster.codec import from_json
 from ringmaster.flows import cli
-from ringmaster.flows.services.databases import databases
-from ringmaster.flows.services.service_definitions import PoolOptions, compose, engine_environment
+from ringmaster.flows.services.service_definitions import PoolOptions, compose, databases, engine_environment
 from ringmaster.tasks.pool.engines import NodeDeployment, WorkPoolOptions
 from ringmaster.tasks.pool.nodes import Timeouts
 from tests import manifests

@@ -6,7 +6,7 @@ from xml.etree import ElementTree
 
 import pytest
 
-from ringmaster.model_lineage.pictures import Relative, family_svg
+from ringmaster.model_lineage.model_pages import Relative, family_svg
 
 SVG = "{http://www.w3.org/2000/svg}"
 

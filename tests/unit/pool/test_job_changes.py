@@ -40,10 +40,35 @@ PHASED = replace(SMOOTH, phases=(PROBE, replace(PROBE, first_step=8, global_batc
         (SMOOTH, {"schedule.num_steps": 10}, ["schedule.num_steps: must be at least the 20 steps of the job"]),
         (STORE, {"num_steps": 3}, ["a does not train on its own, so a clone cannot differ from it"]),
         (PHASED, {"num_steps": 8}, ["num_steps: a has changed its batches after 8 steps. To fix: give more than 8"]),
-        (SMOOTH, {"schedule.nam": 3, "schedule": 7}, ["schedule: must be a mapping, got 7"]),
+        (
+            SMOOTH,
+            {"schedule.nam": 3, "schedule": 7},
+            ["schedule.nam: lies inside schedule, which is given too", "schedule: must be a mapping, got 7"],
+        ),
         (SMOOTH, {"num_epochs": 3, "num_steps": 0}, ["num_epochs: a job that runs counts in steps", "num_steps: must"]),
         (SMOOTH, {"clip_grad_norm": float("nan")}, ["clip_grad_norm: must be greater than 0, got nan"]),
-        (SMOOTH, {"seeds": 1, "precision": "bf16"}, ["seeds changes the speed or size", "precision changes the speed"]),
+        (
+            SMOOTH,
+            {"optimizer.lr.x": 3, "optimizer.lr.": 3, "seed.x": 1, "schedule.name.x": "a", "num_steps.x": 3},
+            [
+                "optimizer.lr.x: lies inside optimizer.lr, which has no keys, got 0.001. To fix: give optimizer.lr",
+                "optimizer.lr.: lies inside optimizer.lr, which has no keys",
+                "seed.x: lies inside seed, which has no keys, got 0",
+                "schedule.name.x: lies inside schedule.name, which has no keys, got 'constant'",
+                "num_steps.x: lies inside num_steps, which has no keys, got 20",
+            ],
+        ),
+        (
+            SMOOTH,
+            {"loss.label_smoothing.0": 1, "seed": None},
+            ["loss.label_smoothing.0: lies", "seed: must be a whole"],
+        ),
+        (
+            SMOOTH,
+            {"schedule.warmup_steps": 2, "schedule": {"name": "cosine"}},
+            ["schedule.warmup_steps: lies inside schedule, which is given too. To fix: give one of the two"],
+        ),
+        (SMOOTH, {"seeds": 1, "precision": "bf16"}, ["seeds is unknown or", "precision is unknown or"]),
     ],
 )
 def test_all_faults_of_a_clone_are_told_with_key_value_and_remedy(source, settings, faults):

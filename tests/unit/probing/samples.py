@@ -149,3 +149,27 @@ class Unmeasurable(Metric):
 
     def value(self, sums):
         return {"rows": 1.0}
+
+
+class Garbled(Exception):
+    """An exception whose text cannot be read."""
+
+    def __str__(self):
+        raise KeyboardInterrupt
+
+
+class OddMetric(Metric):
+    """A metric whose sums of a batch are what a test sets."""
+
+    name = "odd"
+    higher_is_better = True
+    sums = ("odd", "rows")
+    made = staticmethod(lambda outputs, num_rows: None)
+
+    def compute_sums(self, outputs):
+        num_rows = len(outputs.batch["input_ids"])
+        made = OddMetric.made(outputs, num_rows)
+        return made if isinstance(made, (dict, list)) else {"odd": made, "rows": torch.ones(num_rows)}
+
+    def value(self, sums):
+        return sums["odd"].mean() / sums["rows"]

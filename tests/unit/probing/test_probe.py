@@ -6,6 +6,7 @@ from dataclasses import replace
 
 import datasets
 import pytest
+import torch
 import transformers
 from torch import nn
 
@@ -14,13 +15,14 @@ from ringmaster.techniques import Adapter, DataSpec, EvaluationSpec, Job, ModelS
 from ringmaster.techniques.data import prepare
 from ringmaster.techniques.data_source import PreparedData
 from ringmaster.techniques.estimates.preflight import preflight_job
-from ringmaster.techniques.metric import BUILTIN_METRICS
+from ringmaster.techniques.metric import BUILTIN_METRICS, METRICS
 from ringmaster.techniques.models import architectures
 from ringmaster.techniques.preflight import PreflightOrder
 from ringmaster.techniques.probing import probe
 from ringmaster.techniques.probing.probe import _file, source_state
 from ringmaster.techniques.technique import GangShape
 from tests.integration.workbench import write_prose
+from tests.unit.probing.samples import Garbled, OddMetric
 
 HERE = "tests.unit.probing.samples"
 TINY = {"hidden_size": 32, "num_hidden_layers": 2, "num_attention_heads": 4, "intermediate_size": 64}
@@ -184,6 +186,48 @@ def test_a_metric_that_fails_is_named(surveyed, monkeypatch):
     monkeypatch.setitem(BUILTIN_METRICS, "unmeasurable", f"{HERE}:Unmeasurable")
     with pytest.raises(StepError, match=r"the metric unmeasurable cannot be computed: TypeError: .*To fix: correct it"):
         surveyed(BERT, made("classes"), evaluation=EvaluationSpec(metrics=("loss", "unmeasurable", "accuracy")))
+
+
+def _raise(error):
+    raise error
+
+
+@pytest.mark.parametrize(
+    ("sums", "fault"),
+    [
+        (lambda _, n: torch.ones(n + 1), r"its sum 'odd' has the shape \[5\], and not \[4\]"),
+        (lambda _, n: torch.ones(n, 2, 2), r"its sum 'odd' has the shape \[4, 2, 2\]"),
+        (lambda _, n: torch.ones(n, 0), r"its sum 'odd' has the shape \[4, 0\]"),
+        (lambda _, n: torch.tensor(1.0), r"its sum 'odd' has the shape \[\], and not \[3\]"),
+        (lambda _, n: torch.ones(n, n), r"the sum 'odd' has rows of \[3\], and had \[4\]"),
+        (lambda _, n: torch.ones(n, dtype=torch.complex64), "its sum 'odd' is a tensor of torch.complex64"),
+        (lambda _, n: torch.ones(n).to_sparse(), "its sum 'odd' is a tensor of torch.float32 .torch.sparse_coo"),
+        (lambda _, n: 1.0, "its sum 'odd' is float, and not a tensor"),
+        (lambda _, n: {"odd": torch.ones(n)}, "its sum 'rows' is missing, and not a tensor"),
+        (lambda _, n: [1.0], "compute_sums returned list, and not a tensor for each of odd, rows"),
+        (lambda *_: _raise(KeyboardInterrupt()), "KeyboardInterrupt"),
+        (lambda *_: _raise(SystemExit(3)), "SystemExit: 3"),
+        (lambda *_: _raise(ValueError()), "ValueError"),
+        (lambda *_: _raise(Garbled()), "Garbled: .its message cannot be read: KeyboardInterrupt."),
+    ],
+)
+def test_an_installed_metric_is_computed_in_advance_as_it_will_be(surveyed, monkeypatch, sums, fault):
+    monkeypatch.setitem(METRICS.registered, "odd", f"{HERE}:OddMetric")
+    monkeypatch.setattr(OddMetric, "made", staticmethod(sums))
+    with pytest.raises(
+        StepError, match=rf"^evaluation: the metric odd cannot be computed: (odd: )?{fault}.*\. To fix: "
+    ):
+        surveyed(BERT, made("classes"), evaluation=EvaluationSpec(metrics=("loss", "odd")))
+
+
+def test_an_installed_metric_with_sums_of_rows_is_computed(surveyed, monkeypatch):
+    monkeypatch.setitem(METRICS.registered, "odd", f"{HERE}:OddMetric")
+    for made_sums in (lambda _, n: torch.ones(n, 3), lambda outputs, _: outputs.losses[0]):
+        monkeypatch.setattr(OddMetric, "made", staticmethod(made_sums))
+        surveyed(BERT, made("classes"), evaluation=EvaluationSpec(metrics=("loss", "odd")))
+    monkeypatch.setattr(OddMetric, "sums", ("odd", "predictions"))
+    with pytest.raises(StepError, match=r"metric odd may not name a sum predictions\. To fix: rename the sum"):
+        surveyed(BERT, made("classes"), evaluation=EvaluationSpec(metrics=("odd",)))
 
 
 def test_a_metric_that_suits_is_computed_in_advance(surveyed, prose):

@@ -104,6 +104,16 @@ def test_without_trials_a_step_takes_as_long_as_of_one_after_another():
         assert (profile.gang_step_s, profile.startup_s, profile.peak_bytes) == (size, 2.0, 1000 + 100 * size)
 
 
+def test_without_trials_a_group_launches_its_operators_once():
+    preflights = {j.name: preflight(j) for j in [job(f"job-{i:02}") for i in range(8)]}
+    for name, known in preflights.items():
+        (whole,) = known.candidates
+        preflights[name] = replace(known, candidates=(replace(whole, launch_share=0.4),))
+    found = Trials(fixed_s=0.0, kappa=1.0).profiles(members(8, preflights=preflights), may_try=False)
+    for size, profile in by_size(found).items():
+        assert profile.gang_step_s == pytest.approx(0.4 + 0.6 * size)
+
+
 @pytest.mark.parametrize(("num_jobs", "sizes"), [(2, [2]), (3, [2]), (7, [4, 2]), (8, [8, 2]), (100, [8, 2, 32])])
 def test_three_sizes_are_tried_at_the_most(num_jobs, sizes):
     trials = Trials(fixed_s=0.4, kappa=0.6)

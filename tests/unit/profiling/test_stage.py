@@ -249,21 +249,7 @@ def test_groups_are_decided_by_one_trial_of_a_group_and_one_of_a_job_alone(stage
     assert stage.profile(*adapters(4)).num_trials == 0
 
 
-def test_what_groups_of_other_jobs_have_saved_is_expected_of_these(stage):
-    def whole(found):
-        (profile,) = (p for p in found.groups["job-0"] if len(p.members) == 3 and p.num_devices == 1)
-        return profile
-
-    first = whole(stage.profile(*adapters(4), policy="none"))
-    assert first.gang_step_s == pytest.approx(4.0)
-    stage.newest = [to_json(replace(first, source="measured", step_s=2.4, members=(), own_step_s=0.0))]
-    assert whole(stage.profile(*adapters(4), policy="none")).gang_step_s == pytest.approx(1.0 + 3 * 0.6)
-
-
-def test_some_jobs_are_grouped_by_what_groups_of_other_jobs_have_saved(stage):
-    first = stage.profile(*adapters(4), policy="none").groups["job-0"][0]
-    half_s = 0.5 * first.predicted_step_s
-    stage.newest = [to_json(replace(first, source="measured", step_s=half_s, members=(), own_step_s=0.0))]
+def test_some_jobs_are_grouped_as_all_of_them_are(stage):
     found, asked = stage.profile(*adapters(4), policy="none"), []
     environment = TrialEnvironment(server=None, devices=cluster(2).devices, cache_dir=stage.tmp_path)
     known = ProfileStore(find=lambda names: asked.append(names) or {}, newest=lambda: stage.newest)

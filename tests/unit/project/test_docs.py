@@ -7,11 +7,14 @@ from pathlib import Path
 
 import pytest
 import yaml
+from pydantic import Field
 
 import ringmaster
 from ringmaster.flows import cli
 from ringmaster.tasks.batch import parse_batch
+from ringmaster.tasks.batch import reference as reference_page
 from ringmaster.tasks.batch.reference import reference
+from ringmaster.tasks.batch.schema import Section
 
 ROOT = Path(__file__).parents[3]
 PAGES = sorted((ROOT / "docs").rglob("*.md"))
@@ -102,6 +105,18 @@ def test_the_page_of_batch_files_is_what_the_schema_says():
     assert page.read_text() == reference(), (
         f"make it anew: python -m ringmaster.tasks.batch.reference > {page.relative_to(ROOT)}"
     )
+
+
+def test_a_default_or_description_of_several_lines_stays_in_its_row():
+    class OddSection(Section):
+        text: str = Field(default="a\n\n| b", description="one\n| two")
+        texts: list[str] = Field(default=["a\nb", "c " * 60], description="texts")
+
+    rows = reference_page._described(OddSection).splitlines()[6:]
+    assert rows == [
+        r'| `text` | `"a\n\n\| b"` | one \| two |',
+        rf'| `texts` | `["a\nb", "{"c " * 60}"]` | texts |',
+    ]
 
 
 def test_the_reference_has_every_public_name():

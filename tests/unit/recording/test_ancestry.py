@@ -10,7 +10,7 @@ from ringmaster.model_lineage import ADAPTATION_KINDS
 from ringmaster.tasks.recording import ancestry
 from ringmaster.tasks.recording.ancestry import Ancestry, compared_with_parents, kind_of
 from ringmaster.techniques import Adapter, DataSpec, Job, ModelSpec
-from ringmaster.techniques.job import ADAPTATIONS, AdaptationSpec
+from ringmaster.techniques.job import ADAPTATIONS, AdaptationSpec, WarmStart
 from tests.unit.recording.ledgers import FakeLedger
 
 PLAIN = Job(name="me", model=ModelSpec(architecture="X"), data=DataSpec(source="digits"), num_steps=1)
@@ -74,6 +74,40 @@ def test_a_student_starts_from_its_base_and_is_distilled_from_its_teacher(monkey
     assert relatives.first_weights(replace(PLAIN, base="start")) is None
     loaded = replace(student, base=None, model=ModelSpec(from_pretrained="org/small"))
     assert relatives.first_weights(loaded) == "m-org/small"
+
+
+def clone_of(job, step):
+    return SimpleNamespace(details={"cloned": {"job": job, "step": step}})
+
+
+def test_a_warm_clone_and_its_clones_come_from_their_source():
+    journal = Notes()
+    known = {"a": SimpleNamespace(details={}), "me": clone_of("a", 3), "cold": clone_of("me", None)}
+    journal.jobs = lambda: known
+    warm = replace(PLAIN, warm_start=WarmStart(checkpoints="/run/checkpoints/me/start", step=3))
+    assert family(journal).parents(warm) == []  # it has ended before its source
+    known["a"].details["model_uri"] = "models:/n.a/1"
+    assert family(journal).parents(warm) == ["models:/n.a/1"]
+    assert family(journal).parents(replace(warm, name="cold")) == ["models:/n.a/1"]
+    assert family(journal).parents(replace(PLAIN, name="cold")) == []
+    assert family(journal).cloned_from("a") is None
+
+
+def test_a_job_that_goes_on_from_checkpoints_comes_from_their_model(monkeypatch, tmp_path):
+    def node(id, checkpoints, **more):
+        record = SimpleNamespace(run_id=f"run-{id}", origin=SimpleNamespace(checkpoints=checkpoints))
+        return SimpleNamespace(**{"id": id, "record": record, "repeating_job": "", **more})
+
+    (tmp_path / "link").symlink_to(tmp_path / "theirs", target_is_directory=True)
+    theirs, url = str(tmp_path / "theirs"), "s3://bucket/theirs"
+    models = [
+        node("m-1", theirs), node("m-2", None), node("m-own", theirs), node("m-old", theirs, repeating_job="me"),
+        node("m-url", url),
+    ]  # fmt: skip
+    monkeypatch.setattr(ancestry.Snapshot, "of", lambda *_, **__: SimpleNamespace(models=models))
+    relatives = family(Notes({"run:me": "run-m-own"}))
+    for place, parents in [(theirs, ["m-1"]), (f"{tmp_path}/link/", ["m-1"]), (f"{url}/", ["m-url"]), ("/else", [])]:
+        assert relatives.parents(replace(PLAIN, warm_start=WarmStart(checkpoints=place, step=3))) == parents
 
 
 def test_a_parent_that_is_not_recorded_is_told():

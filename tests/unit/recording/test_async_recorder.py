@@ -32,7 +32,7 @@ from ringmaster.tasks.storage.database import Database, file_url
 from ringmaster.tasks.storage.journal import JobStatus, Journal, begin
 from ringmaster.tasks.storage.message_store import MessageStore
 from ringmaster.tasks.storage.schema import ORDERS
-from ringmaster.techniques.job import ModelSpec
+from ringmaster.techniques.job import ModelSpec, WarmStart
 from ringmaster.techniques.preflight import Preflight
 from ringmaster.techniques.processes.events import CheckpointFailed, CheckpointSaved, EvaluationReported, Steps
 from tests.unit.execution.fakes import cluster, in_a_row, job, profile
@@ -116,6 +116,24 @@ def test_what_is_said_while_mlflow_is_away_is_recorded_once_it_is_back(database)
     check(ledger)
     assert ledger.statuses["run of nightly"] == "FINISHED"
     assert AWAY in notices[0] and notices[-1].startswith("MLflow is back")
+
+
+@pytest.mark.parametrize("order", ["ab", "ba"])
+def test_a_warm_clone_is_a_child_of_its_source_whichever_ends_first(database, order):
+    ledger, journal, parents = FakeLedger(), Journal(database, batch=KEY), {}
+    record_model = ledger.record_model
+    ledger.record_model = lambda name, **more: parents.update({name: more["parents"]}) or record_model(name, **more)
+    recorder = AsyncRecorder(ledger, journal, batch=BATCH)
+    begin(journal, JOBS, faults={})
+    clone = replace(JOBS[1], warm_start=WarmStart(checkpoints="/run/checkpoints/b/start", step=1))
+    recorder.begin(replace(recorded(), jobs={"a": JOBS[0], "b": clone}), devices=["d"], num_trials=0)
+    for name in order:
+        (*_, ended) = story(name)
+        cloned = {"cloned": {"job": "a", "step": 1}} if name == "b" else {}
+        journal.write_job(name, status=JobStatus.DONE, step=2, details={**ended.details, **cloned})
+        recorder.listen(ended)
+    assert recorder.close() == []
+    assert parents == {"nightly.a": [], "nightly.b": ["models:/nightly.a/1"]}
 
 
 def test_a_job_that_failed_before_anything_was_known_of_it_has_a_failed_run_with_the_reason(database):

@@ -99,6 +99,28 @@ READER = """
 """
 
 
+@pytest.mark.parametrize(
+    ("data", "store", "fault"),
+    [
+        ("kind: embedding", "index: flat", r"data\.kind: is not passages"),
+        ("seq_len: 64", "max_length: 32", r"data\.seq_len: is 64, and store\.max_length.* is 32"),
+        ("kwargs: {words: 3}", "words: 5", r"data\.kwargs: is not read: a store divides"),
+    ],
+)
+def test_what_a_store_would_overwrite_is_refused(folder, data, store, fault):
+    text = f"""
+jobs:
+  - name: wiki
+    kind: store
+    base: ./encoder
+    model: {{architecture: BertModel}}
+    data: {{path: passages.jsonl, {data}}}
+    store: {{{store}}}
+"""
+    with pytest.raises(BatchFileError, match=fault):
+        load(folder, text)
+
+
 def test_a_reader_of_a_job_s_store_waits_for_it_and_knows_its_passages(folder):
     (folder / "rows.jsonl").write_text('{"prompt": "city1", "completion": "city2"}\n')
     batch = load(folder, FILE + READER)
@@ -154,6 +176,14 @@ def test_a_retriever_with_mined_negatives_is_trained_in_parts(folder):
         part = next(job for job in (first, second, last) if step < job.num_steps)
         assert (part.learning_rate(step), part.samples(step)) == (whole.learning_rate(step), whole.samples(step))
     assert Batch.of(name="again", jobs=batch.jobs, folder=folder).jobs == batch.jobs
+
+
+def test_the_schedule_of_mined_negatives_is_as_long_as_its_user_says(folder):
+    (folder / "pairs.jsonl").write_text('{"anchor": "city1", "positive": "city2"}\n')
+    jobs = load(folder, RETRIEVER.replace("name: cosine", "name: cosine, num_steps: 80")).jobs
+    assert {job.schedule.num_steps for job in jobs if job.trains and job.store is None} == {80}
+    with pytest.raises(BatchFileError, match=r"schedule\.num_steps: must be at least the 50 steps of the job"):
+        load(folder, RETRIEVER.replace("name: cosine", "name: cosine, num_steps: 40"))
 
 
 @pytest.mark.parametrize(

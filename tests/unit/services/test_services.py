@@ -9,12 +9,14 @@ import pytest
 
 from ringmaster.errors import InputError
 from ringmaster.flows.output import LOG_FORMAT, LogFormat, ProcessRole
-from ringmaster.flows.services.databases import PoolDatabases, databases, make_databases
 from ringmaster.flows.services.service_definitions import (
+    PoolDatabases,
     PoolOptions,
     compose,
+    databases,
     faults,
     logging_file,
+    make_databases,
 )
 from ringmaster.flows.services.serving import ALLOWED_HOSTS, is_loopback, names_of
 from ringmaster.flows.settings import MOST_FLOW_RUNS

@@ -8,8 +8,7 @@ from pathlib import Path
 import pytest
 
 from ringmaster.flows import cli
-from ringmaster.flows.services.databases import databases
-from ringmaster.flows.services.service_definitions import PoolOptions, compose
+from ringmaster.flows.services.service_definitions import PoolOptions, compose, databases
 
 FOLDER = Path(__file__).parents[3] / "docs" / "systemd"
 UNITS = {path.stem.removeprefix("ringmaster-"): path for path in FOLDER.glob("*.service")}

@@ -13,8 +13,7 @@ from ringmaster.codec import to_json
 from ringmaster.errors import InputError
 from ringmaster.flows import settings
 from ringmaster.flows.services import up_and_down
-from ringmaster.flows.services.databases import databases
-from ringmaster.flows.services.service_definitions import PoolOptions
+from ringmaster.flows.services.service_definitions import PoolOptions, databases
 from ringmaster.flows.settings import PoolAddress
 from ringmaster.tasks.cluster import Cluster
 from ringmaster.tasks.execution.engine import leases_of

@@ -149,6 +149,10 @@ def test_every_fault_is_told_at_once():
         ({"sampler": "grid", "space": (SEEDS,), "num_trials": 2}, "has 3 combinations, more than the 2 trials"),
         ({"space": (SEEDS,)}, "num_trials: is 16, and the space has only 3 combinations"),
         ({"space": (RATES, RATES)}, "space.optimizer.lr: stands there twice"),
+        (
+            {"space": (CategoricalRange(key="model.architecture.x", values=(1, 2)),)},
+            "space.model.architecture.x: lies inside model.architecture, which has no keys, got",
+        ),
         ({"space": (CategoricalRange(key="seed", values=(1, 1)),)}, "seed.values[1]: 1 occurs twice"),
         ({"space": (CategoricalRange(key="num_steps", values=(32, 64)), RATES)}, "num_steps: cannot be varied"),
         ({"space": (RATES, CategoricalRange(key="name", values=("a", "b")))}, "space.name: cannot be varied"),

@@ -129,6 +129,10 @@ def test_the_commands_ask_and_print_the_answer(pool):
         (("jobs", "set", "nightly", "steps=1.5", "colour=3"), "colour cannot be set"),
         (("jobs", "clone", "nightly", "c"), "batch nightly has no job c; it has a, b"),
         (("jobs", "clone", "nightly", "a", "--set", "seed"), "'seed' is not KEY=VALUE"),
+        (("jobs", "clone", "nightly", "a", "--set", "seed=[1"), "'seed=[1' is not KEY=VALUE"),
+        (("jobs", "clone", "nightly", "a", "--set", f"seed={'1' * 5000}"), "is not KEY=VALUE"),
+        (("jobs", "clone", "nightly", "a", "--set", "seed=1", "--set", "seed=2"), "seed is given twice"),
+        (("jobs", "set", "nightly", "steps=null"), "steps must be a whole number above 0, got None"),
         (("submit", "missing.yaml", "--batch", "a/b"), "'a/b' is not a valid name"),
     ],
 )
@@ -211,7 +215,10 @@ def test_without_a_pool_the_run_on_this_machine_is_controlled(run_here):
     [
         (("clone", "nightly", "a", "--set", "optimizer.lr=-1", "--at-step", "3"), "a step is for a warm clone"),
         (("clone", "nightly", "a", "--set", "optimizer.lr=-1"), "optimizer.lr"),
-        (("clone", "nightly", "a", "--set", "precision=bf16"), "precision changes the speed or size of a job"),
+        (("clone", "nightly", "a", "--set", "precision=bf16"), "precision is unknown or changes the speed or size"),
+        (("clone", "nightly", "a", "--set", "seed=null", "--set", "num_steps.0=3"), "num_steps.0: lies inside"),
+        (("clone", "nightly", "a", "--set", "seed=null", "--set", "num_steps.0=3"), "seed: must be a whole number"),
+        (("clone", "nightly", "a", "--set", "optimizer.lr=2026-01-01"), "must be a number, got '2026-01-01'"),
         (("clone", "nightly", "a", "--warm"), "a has no checkpoint yet"),
         (("set", "nightly", "c", "steps=30"), "batch nightly has no job c; it has a, b"),
         (("pause", "other"), NO_POOL),

@@ -21,7 +21,7 @@ from ringmaster.tasks.planning import (
 )
 from ringmaster.tasks.planning.bounds.bounds import preemptive_bound, rigid_bound
 from ringmaster.tasks.planning.bounds.job_costs import useful_options
-from ringmaster.tasks.planning.divisions import contract
+from ringmaster.tasks.planning.divisions import Contraction
 from ringmaster.tasks.planning.objectives import objective_by_name
 from ringmaster.tasks.planning.plans.list_scheduling import schedule
 from ringmaster.tasks.planning.problems.problem_parts import CurrentRun
@@ -76,7 +76,7 @@ def test_no_division_beats_the_bound_and_the_best_is_found(objective):
     assert certified_bound(bound.certificate, problem) == pytest.approx(bound.seconds)
     best = float("inf")
     for division in divisions(problem):
-        contracted = contract(problem, division)
+        contracted = Contraction(problem).of(division)
         assert bound.seconds <= preemptive_bound(contracted.problem).seconds * (1 + 1e-9)
         best = min(best, exhaustive(contracted.problem, objective))
     plan = solve(problem, objective=objective, preemption="never")
@@ -159,7 +159,7 @@ def test_groups_keep_the_terms_of_their_jobs():
     a, b, c, d = problem.jobs
     jobs = (replace(a, release_s=3.0), replace(b, weight=4.0), replace(c, after=("b",)), replace(d, deadline_s=40.0))
     problem = replace(problem, jobs=jobs)
-    contracted = contract(problem, [frozenset("ab"), frozenset("cd")])
+    contracted = Contraction(problem).of([frozenset("ab"), frozenset("cd")])
     ab, cd = contracted.problem.jobs
     assert (ab.release_s, ab.weight, ab.after) == (3.0, 5.0, ())
     assert (cd.after, cd.deadline_s) == (("a",), 40.0)
@@ -170,7 +170,7 @@ def test_groups_that_would_wait_for_each_other_are_not_formed():
     problem = adapters(11.0)
     a, b, c, d = problem.jobs
     problem = replace(problem, jobs=(a, replace(b, after=("c",)), c, replace(d, after=("a",))))
-    assert contract(problem, [frozenset("ab"), frozenset("cd")]) is None
+    assert Contraction(problem).of([frozenset("ab"), frozenset("cd")]) is None
     assert verify(solve(problem), problem) == []
 
 
@@ -179,7 +179,7 @@ def test_what_is_pinned_stays_together():
     a, b, c, d = problem.jobs
     running = CurrentRun(1, (("n0", (0,)),), pinned_until_s=5.0)
     problem = replace(problem, jobs=(replace(a, running=running), replace(b, started=True), c, d))
-    contracted = contract(problem, [frozenset("ab"), frozenset("c"), frozenset("d")])
+    contracted = Contraction(problem).of([frozenset("ab"), frozenset("c"), frozenset("d")])
     assert contracted.problem.jobs[0].running == replace(running, option=0)
     alone = Plan("adapters", tuple(Segment(x, 0, 0, 10.0, 1.0, 0.0, (("n0", (i,)),)) for i, x in enumerate("ab")))
     assert "job a: is pinned" in "\n".join(verify(alone, problem))

@@ -13,9 +13,9 @@ from prefect.exceptions import ObjectNotFound, PrefectHTTPStatusError
 from prefect.states import Cancelled, Completed, Crashed, Failed, Pending, Running, Scheduled
 
 from ringmaster.errors import InputError
-from ringmaster.flows.pool import batch_runs, controller
+from ringmaster.flows.pool import controller
 from ringmaster.flows.pool.batch_requests import meant
-from ringmaster.flows.pool.batch_runs import MOST_RUNS, BatchRuns
+from ringmaster.flows.pool.controller import MOST_RUNS, BatchRuns
 from ringmaster.tasks.pool.requests import RequestKind, Requests, RequestStatus
 from ringmaster.tasks.pool.submissions import (
     PROGRESS,
@@ -88,7 +88,7 @@ class Prefect:
 @pytest.fixture
 def prefect(monkeypatch):
     server = Prefect()
-    monkeypatch.setattr(batch_runs, "get_client", lambda **_: server)
+    monkeypatch.setattr(controller, "get_client", lambda **_: server)
     return server
 
 

@@ -6,6 +6,7 @@ from dataclasses import replace
 
 import pytest
 
+from ringmaster.tasks.batch.grid import SAME_SHAPE
 from ringmaster.tasks.execution.events import SegmentEnded
 from ringmaster.tasks.pool import controller
 from ringmaster.tasks.pool.nodes import NodeRegistry
@@ -171,8 +172,8 @@ def test_a_retried_job_that_ran_out_of_memory_everywhere_has_all_its_options_aga
         (
             RequestKind.CLONE,
             {"batch": "b1", "jobs": ["a"], "name": "c", "settings": {"global_batch_size": 8}},
-            "these settings make no job: global_batch_size changes the speed or size of a job, so no clone can differ "
-            "in it. To fix: submit it as a job with warm_start, which is measured first",
+            "these settings make no job: global_batch_size is unknown or changes the speed or size of a job. To fix: "
+            f"choose from {', '.join(SAME_SHAPE)}, or submit a job with warm_start, which is measured first",
         ),
         (
             RequestKind.CLONE,

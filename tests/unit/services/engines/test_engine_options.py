@@ -9,8 +9,7 @@ import pytest
 from ringmaster.codec import from_json
 from ringmaster.errors import InputError
 from ringmaster.flows import settings
-from ringmaster.flows.services.databases import databases
-from ringmaster.flows.services.service_definitions import PoolOptions, compose, engine_environment
+from ringmaster.flows.services.service_definitions import PoolOptions, compose, databases, engine_environment
 from ringmaster.tasks.planning.whatif.nodes import NodePrices
 from ringmaster.tasks.pool.engines import EngineOptions, NodeDeployment, WorkPoolOptions, engine_options
 from ringmaster.tasks.pool.node_scaler import ElasticityOptions

@@ -7,8 +7,7 @@ import pytest
 
 from ringmaster.errors import InputError
 from ringmaster.flows.services import up_and_down
-from ringmaster.flows.services.databases import databases
-from ringmaster.flows.services.service_definitions import PoolOptions
+from ringmaster.flows.services.service_definitions import PoolOptions, databases
 from ringmaster.tasks.pool.engines import EngineOptions, engine_options
 from tests.ports import free_port
 
