@@ -17,20 +17,17 @@ from ringmaster.text import MOST_FAULTS
 
 INTRODUCTION = f"""# Batch files
 
-Every key that a batch file may have. A file with a fault is refused before anything starts, with all its faults, their
-lines and what to do. [mixed_batch.yaml](../examples/mixed_batch.yaml) is one to begin with; `ringmaster run FILE
---dry-run` shows what a run of the file would do. Editors that know JSON schemas complete and check the keys as they are
-typed:
+Every key that a batch file may have. Begin with [mixed_batch.yaml](../examples/mixed_batch.yaml); `ringmaster run FILE
+--dry-run` names all faults of a file, and what a run would do. Editors that know JSON schemas complete the keys:
 
     .venv/bin/python -m ringmaster.tasks.batch.reference --schema > batch.schema.json
 
 and `# yaml-language-server: $schema=batch.schema.json` as the file's first line.
 
-A batch has {MAX_JOBS:,} jobs at the most, those that its grids make included, and {MAX_VALUES:,} values in these;
-a grid entry varies {MAX_KEYS} keys at the most, and the file has {MAX_BYTES // 1_000_000} MB. What is larger is refused
-before it is expanded. {MOST_FAULTS} faults are printed, and the others counted.
+A batch has {MAX_JOBS:,} jobs at the most, with those of its grids, and {MAX_VALUES:,} values in these; a grid entry
+varies {MAX_KEYS} keys at the most, and the file has {MAX_BYTES // 1_000_000} MB. {MOST_FAULTS} faults are printed.
 
-This page is generated from the schema:
+This page is generated:
 `.venv/bin/python -m ringmaster.tasks.batch.reference > docs/batch-files.md`.
 """
 TITLES = {
@@ -67,11 +64,24 @@ def _sections_of(annotation: Any) -> Iterator[type[Section]]:
 
 
 def _described(section: type[Section]) -> str:
-    rows = [f"| `{name}` | {_default(field)} | {_meaning(field)} |" for name, field in section.model_fields.items()]
+    columns = [name for name, field in section.model_fields.items() if _names_a_column(field)]
+    grouped = columns if len(columns) > 1 else []
+    rows = [
+        f"| `{name}` | {_default(field)} | {_meaning(field)} |"
+        for name, field in section.model_fields.items()
+        if name not in grouped
+    ]
+    if grouped:
+        names = ", ".join(f"`{name}`" for name in grouped)
+        rows.append(f"| {names} |  | names of columns, by [kind](data.md#kinds) |")
     description = " ".join((section.__doc__ or "").split())
     return "\n".join(
         [f"## {_title(section)}\n", f"{description}\n", "| key | default | give |", "|---|---|---|", *rows, ""]
     )
+
+
+def _names_a_column(field: FieldInfo) -> bool:
+    return not _default(field) and (field.description or "").startswith("the column that holds")
 
 
 def _title(section: type[Section]) -> str:
