@@ -20,7 +20,7 @@ from pydantic.functional_validators import AfterValidator
 
 from ringmaster.errors import BatchFileError
 from ringmaster.tasks.batch import Batch, document, parse_batch
-from ringmaster.tasks.batch.document import Finding, Place, as_list, findings_where, parsed_place, place_text
+from ringmaster.tasks.batch.document import FileKind, Finding, Place, as_list, findings_where, parsed_place, place_text
 from ringmaster.tasks.batch.grid import combinations, num_jobs, too_many
 from ringmaster.tasks.batch.references import Name, Positive, wrong
 from ringmaster.tasks.batch.schema import Section
@@ -284,7 +284,7 @@ class Production:
 
 def load_production(path: Path) -> Production:
     """Loads the production models of a YAML file. Raises BatchFileError with all faults and their lines."""
-    read = read_document(path, what="a file of models, such as retraining.yaml")
+    read = read_document(path, what="a file of models, such as retraining.yaml", kind=FileKind.RETRAINING)
     result = list(read.findings)
     production = None
     if read.data is not None:
