@@ -225,7 +225,7 @@ def parse_batch(text: str, *, folder: Path, name: str) -> Batch:
 
     folder: the folder in which relative paths and factories are resolved. name: the file's name in messages.
     """
-    read = document.read(text)
+    read = document.read(text, kind=document.FileKind.BATCH)
     if read.data is None:
         raise BatchFileError(_faults(read.findings, lines=read, file=name))
     stem = Path(name).stem

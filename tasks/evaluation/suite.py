@@ -12,7 +12,7 @@ from typing import Annotated
 from pydantic import AfterValidator, Field, ValidationInfo
 
 from ringmaster.tasks.batch import references, yaml_sections
-from ringmaster.tasks.batch.document import Finding, Place, findings_where
+from ringmaster.tasks.batch.document import FileKind, Finding, Place, findings_where
 from ringmaster.tasks.batch.references import Factory, Name, Whole
 from ringmaster.tasks.batch.schema import Section
 from ringmaster.tasks.files import is_file
@@ -197,7 +197,7 @@ ASSERTED = ("finite", "range", "share", "consistent", "steady", "predicate")
 
 def load_suite(path: Path) -> Suite:
     """Loads the slices, tests and assertions of a YAML file. Raises BatchFileError with all faults."""
-    return yaml_sections.load_section(path, Suite, rules=_findings, what="a file of tests, such as examples/tests.yaml")
+    return yaml_sections.load_section(path, Suite, rules=_findings, kind=FileKind.TESTS)
 
 
 def slots_of(template: str) -> list[str]:

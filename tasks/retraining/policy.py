@@ -10,7 +10,7 @@ from pydantic import Field, model_validator
 
 from ringmaster.errors import BatchFileError
 from ringmaster.tasks.batch import yaml_sections
-from ringmaster.tasks.batch.document import Finding, Place
+from ringmaster.tasks.batch.document import FileKind, Finding, Place
 from ringmaster.tasks.batch.references import Metric, Name, Positive, Whole, wrong
 from ringmaster.tasks.batch.schema import Section
 from ringmaster.tasks.evaluation.examination import ALL, ExaminationResult, SliceMetric
@@ -128,7 +128,7 @@ def load_policy(path: Path) -> PromotionPolicy:
         elif entry.max_loss is not None and not suites:
             yield Finding(("max_loss",), "asks for the slices of a suite that cannot be read", MORE_SLICES)
 
-    entry = yaml_sections.load_section(path, PolicyEntry, rules=rules, what="a policy, such as policy.yaml")
+    entry = yaml_sections.load_section(path, PolicyEntry, rules=rules, kind=FileKind.POLICY)
     return PromotionPolicy(
         name=entry.name,
         metric=entry.metric,

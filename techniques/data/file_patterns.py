@@ -7,7 +7,8 @@ from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from functools import partial
-from itertools import takewhile
+from itertools import accumulate, takewhile
+from operator import truediv
 from pathlib import Path
 from typing import Any, BinaryIO, cast
 
@@ -68,9 +69,15 @@ def matching(pattern: str) -> MatchedFiles:
     if is_url(pattern):
         return _remote(pattern)
     parts = Path(pattern).parts
-    fixed = list(takewhile(lambda part: not any(sign in part for sign in "*?["), parts[:-1]))
-    root, rest = Path(*fixed), parts[len(fixed) :]
-    names = {path.relative_to(root).as_posix(): path for path in _matching_below(root, rest)}
+    # A folder that is there is itself, whatever signs its name has, and so is a file.
+    above = accumulate(map(Path, parts[:-1]), truediv)
+    fixed = list(takewhile(lambda path: not any(sign in path.name for sign in "*?[") or path.is_dir(), above))
+    root, rest = (fixed or [Path()])[-1], parts[len(fixed) :]
+    try:
+        matched = [Path(pattern)] if Path(pattern).is_file() else _matching_below(root, rest)
+        names = {path.relative_to(root).as_posix(): path for path in matched}
+    except ValueError as error:
+        raise ValueError(f"path {pattern!r} is not a glob: {error}. To fix: write ** between two / alone") from error
     result = {name: names[name] for name in sorted(names) if _is_meant(name, rest)}
     if broken := next((path for path in result.values() if path.is_symlink() and not path.exists()), None):
         raise ValueError(f"{broken} is a link to a file that does not exist. To fix: bring back the file, or remove it")
@@ -135,6 +142,8 @@ def opened(path: str, part: FilePart | None = None) -> Iterator[BinaryIO]:
             with stream:
                 yield cast(BinaryIO, stream)
         else:
+            if Path(path).exists() and not Path(path).is_file():  # a named pipe would be waited for
+                raise OSError("it is a folder or a device")
             with Path(path).open("rb") as file:
                 file.seek(0 if part is None else part.start)
                 yield file if part is None else io.BytesIO(file.read(part.stop - part.start))

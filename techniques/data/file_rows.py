@@ -130,7 +130,7 @@ def moment_of(row: Row, *, column: str | None) -> float:
     try:
         return moment(row.value.get(column))
     except ValueError as error:
-        raise ValueError(f"{where}, column {column!r}: {error}") from None
+        raise ValueError(f"{where}, column {column!r}: {error}. To fix: correct it, or remove the row") from None
 
 
 def files_of(spec: DataSpec) -> list[MatchedFiles]:
@@ -200,6 +200,8 @@ def _position(key: str) -> float:
 
 
 DAY_S = 86_400.0
+MOST_SECONDS = 1e11
+"""No time of a row lies so far from 1970: such a number is one of milliseconds."""
 
 
 def needs_moments(window: Mapping[str, Any] | None) -> bool:
@@ -236,6 +238,8 @@ def moment(value: Any, default: float | None = None) -> float:
     if isinstance(value, bool) or value is None:
         raise ValueError(f"{value!r} is not a valid time")
     if isinstance(value, (int, float)):
+        if not abs(value) < MOST_SECONDS:  # also NaN
+            raise ValueError(f"{value!r} is not a valid time: numbers are seconds since 1970, not milliseconds")
         return float(value)
     if hasattr(value, "isoformat"):
         value = value.isoformat()

@@ -265,6 +265,6 @@ def _features_of(model: Path, features: Sequence[Feature]) -> list[Feature]:
 def _number(value: Any) -> float | None:
     try:
         result = float(value)
-    except (TypeError, ValueError):
+    except (TypeError, ValueError, OverflowError):
         return None
     return result if math.isfinite(result) else None
