@@ -1,258 +1,505 @@
 """Data sources that make one sample of each row of files, or of a Hugging Face data set.
 
-A kind of data says which columns are read, and makes a sample of a row. `row_samples` encodes all rows with it.
+`RowSamples` encodes rows, chooses the samples of both splits, and describes them. Classes that are found in the data
+are numbered as they come in a part of a file, and get their final numbers when parts are put together.
 """
 
 import json
-from abc import abstractmethod
-from collections.abc import Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field, fields, replace
-from functools import cached_property, partial
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import ExitStack
+from dataclasses import fields, replace
+from functools import partial
+from itertools import chain, islice
 from pathlib import Path
-from typing import Any, ClassVar, Self
+from typing import Any
 
-from ringmaster.techniques.data.arrow_files import POSITIONS, TOKENS, Table
-from ringmaster.techniques.data.class_labels import ClassLabels, as_list
-from ringmaster.techniques.data.file_patterns import matching
+import numpy as np
+from numpy.typing import NDArray
+
+from ringmaster.codec import to_json
+from ringmaster.errors import DataError
+from ringmaster.techniques.data.arrow_files import (
+    LABELS,
+    MASK,
+    SPLITS,
+    TOKENS,
+    Array,
+    ArrowWriter,
+    Table,
+    column_of,
+    read_tables,
+    rows_by_column,
+    split_file,
+    table_of,
+    texts_column,
+    values_of,
+)
+from ringmaster.techniques.data.class_labels import (
+    ClassLabels,
+    DiscoveredClasses,
+    check_no_indicators,
+    check_number,
+    constant_fault,
+    distinct_labels,
+    in_order,
+    notes_on,
+    without_variants,
+)
+from ringmaster.techniques.data.encoded_rows import (
+    ROWS,
+    SAMPLES,
+    EncodedPart,
+    RowsPart,
+    content_of,
+    encoded_parts,
+    parts_of_files,
+    row_facts,
+)
 from ringmaster.techniques.data.file_rows import RowReading, rows_of_files
-from ringmaster.techniques.data.row_files import read_rows
-from ringmaster.techniques.data.row_tokenizer import RowTokenizer
-from ringmaster.techniques.data.samples import PaddedSamples
-from ringmaster.techniques.data.stored_source import StoredSource
-from ringmaster.techniques.data_source import DataOptions, Dataset, PreparedData, Row
-from ringmaster.techniques.job import RETRIEVER, DataSpec
+from ringmaster.techniques.data.row_files import MAX_FAULTS, RowError, RowErrors
+from ringmaster.techniques.data.row_kind import (
+    LABEL,
+    Columns,
+    RowKind,
+    SampleContext,
+    columns_of_files,
+    retriever_of,
+    text_of,
+)
+from ringmaster.techniques.data.row_tokenizer import RowTokenizer, complete_tokenizer
+from ringmaster.techniques.data.samples import PaddedSamples, Sample, lengths_of, packed
+from ringmaster.techniques.data.sources.builtin import load_splits, rows_of_splits, with_leaks_of_splits
+from ringmaster.techniques.data.stored_source import TextProgress, described
+from ringmaster.techniques.data.tokens import save_tokenizer
+from ringmaster.techniques.data_source import Dataset, PreparedData, Row
+from ringmaster.techniques.job import DataSpec
 from ringmaster.techniques.metric import IGNORED
-from ringmaster.techniques.retrieval.passage_reader import Retriever
 
-LABEL, IMAGE = "label", "image"
-"""The role of the column that has the classes, and what the roles of columns of images begin with."""
+__all__ = ["Columns", "RowSource", "SampleContext", "columns_of_files", "retriever_of", "text_of"]
+
 DEFAULT_MAX_LENGTH = 1024
 """The most tokens of a sample where the spec names no `seq_len`, as in TRL's trainers."""
+# What chooses files and rows, and what batches are made of. The tokenizer is known by its content.
+NOT_OF_SAMPLES = frozenset(
+    {"path", "held_out_path", "held_out", "window", "time_column", "name", "version", "tokenizer"}
+    | {"padding", "sampling", "packing"}
+)
+ROWS_PER_CALL, SAMPLES_OF_LENGTHS = 512, 1 << 16
+# How many rows after the first one without a sample are searched for others.
+ROWS_AFTER_A_FAULT = 10_000
+ABOUT = "about.json"
 
 
-@dataclass(frozen=True, kw_only=True)
-class Columns:
-    """The column of each role. roles: all roles, also optional ones that no column has."""
+class RowSamples:
+    """Data that is being prepared in a folder.
 
-    columns: Mapping[str, str]
-    roles: tuple[str, ...]
-    optional: frozenset[str]
+    rows: returns the rows, each time it is called. where: the data, in messages. cache_dir: where the samples of single
+    files are kept; None where they depend on all rows.
+    """
 
-    @classmethod
-    def find(cls, options: DataOptions, *, there: Sequence[str], where: str) -> Self:
-        """Finds the column of each role: the one that the options name, else the first of the usual ones that is there.
+    def __init__(
+        self,
+        folder: Path,
+        *,
+        kind: RowKind,
+        spec: DataSpec,
+        columns: Columns,
+        where: str,
+        rows: Callable[[], Iterator[Row]],
+        cache_dir: Path | None,
+    ) -> None:
+        self._folder, self._kind, self._spec, self._columns, self._where = folder, kind, spec, columns, where
+        self._rows, self._cache_dir = rows, cache_dir
+        self._max_length = spec.seq_len or DEFAULT_MAX_LENGTH
+        self._progress = TextProgress("preparing", what="rows")
+        self._options = kind.options(spec)
+        self._label_column = columns.columns[LABEL] if kind.has_classes else None
+        self._labels: tuple[str, ...] = self._options.labels if kind.has_classes else ()
+        self._finds_classes = kind.has_classes and not self._labels
+        self._context = self._with_tokenizer()
 
-        where: what messages call the data.
-
-        Raises ValueError where a role that is not optional has no column, with all such roles.
-        """
-        result, missing = dict[str, str](), list[str]()
-        keys = {each.name: each.metadata for each in fields(options) if "usual" in each.metadata}
-        for key, about in keys.items():
-            name = getattr(options, key)
-            column = next((each for each in (about["usual"] if name is None else (name,)) if each in there), None)
-            if column is not None:
-                result[key.removesuffix("_column")] = column
-            elif name is not None or not about["is_optional"]:
-                missing.append(key if name is None else f"{key} {name!r}")
-        if missing:
-            raise ValueError(
-                f"{where} has no column for {', '.join(missing)}; its rows have "
-                f"{', '.join(sorted(there)) or 'no columns'}. "
-                f"To fix: set {missing[0].split()[0]} to one of them"
+    def write(self) -> PreparedData:
+        """Writes the samples, and the manifest of named data; returns the description."""
+        spec, parts = self._spec, iter([RowsPart(rows=self._rows)])
+        if self._cache_dir is not None:
+            reading = RowReading(columns=self._columns.names, content=self._columns.content)
+            parts = parts_of_files(spec, reading)
+        with encoded_parts(
+            parts, spec, self._encode, folder=self._folder, cache_dir=self._cache_dir, settings=self._settings()
+        ) as selected:
+            self._check_rows(selected)
+            labels = None if self._label_column is None else ClassLabels(self._labels)
+            if self._finds_classes:
+                labels = self._learnt_classes(selected)
+            lengths = self._write_selected(selected, labels)
+            prepared = self._described(labels, lengths)
+            return replace(
+                prepared,
+                num_truncated=sum(int(each.column("num_cut")[each.wanted].sum()) for each in selected),
+                num_left_out=sum(map(_num_left_out, selected)),
             )
-        optional = frozenset(key.removesuffix("_column") for key, about in keys.items() if about["is_optional"])
-        return cls(columns=result, roles=tuple(key.removesuffix("_column") for key in keys), optional=optional)
 
-    @cached_property
-    def names(self) -> tuple[str, ...]:
-        """The names of the columns."""
-        return tuple(dict.fromkeys(self.columns.values()))
+    def _with_tokenizer(self) -> SampleContext:
+        """What samples are made with, apart from classes."""
+        kind, spec = self._kind, self._spec
+        context = SampleContext(spec=spec, options=self._options, max_length=self._max_length)
+        if kind.needs_tokenizer:
+            folder, is_trained = self._folder / "tokenizer", spec.tokenizer is None
+            trained = (self._columns.by_role(row.content) for row in self._rows() if not row.held_out)
+            save_tokenizer(folder, spec, chain.from_iterable(self._texts(row, context) for row in trained))
+            has_padding, has_chat_template = is_trained or not kind.is_causal, is_trained and kind.reads_messages
+            if has_padding or has_chat_template:
+                complete_tokenizer(folder, has_padding=has_padding, has_chat_template=has_chat_template)
+            context = replace(context, _tokenizer=RowTokenizer(folder))
+        return context
 
-    def content(self, row: Any, where: str) -> dict[str, Any]:
-        """Returns what is read of a row, by column. Raises ValueError where the row lacks a column or its value."""
-        if not isinstance(row, Mapping):
-            raise ValueError(f"{where} has no columns. To fix: give JSONL, CSV or Parquet")
-        result = {name: row.get(name) for name in self.names}
-        for role, name in self.columns.items():
-            if result[name] is None and role not in self.optional:
-                problem = (
-                    f"has no column {name!r}; it has {sorted(row)}" if name not in row else f"has no value in {name!r}"
-                )
-                raise ValueError(f"{where} {problem}. To fix: add the value, or remove the row")
-        return result
+    def _texts(self, row: Mapping[str, Any], context: SampleContext) -> list[str]:
+        """The texts of a row; none of a wrong row, which `sample` refuses with its place."""
+        try:
+            return [text for text in self._kind.texts(row, context=context) if isinstance(text, str)]
+        except ValueError:
+            return []
 
-    def by_role(self, content: Mapping[str, Any]) -> dict[str, Any]:
-        """Returns the content of a row by role, with None for roles that it lacks."""
-        return {role: content.get(self.columns.get(role, "")) for role in self.roles}
+    def _settings(self) -> dict[str, Any]:
+        """What the samples of a file depend on besides its content."""
+        kind, spec, tokenizer = self._kind, self._spec, self._folder / "tokenizer"
+        return {
+            "kind": [f"{type(kind).__module__}:{type(kind).__qualname__}", kind.version],
+            "columns": self._columns.columns,
+            "spec": {name: value for name, value in to_json(spec).items() if name not in NOT_OF_SAMPLES},
+            "tokenizer": content_of(tokenizer) if tokenizer.exists() else None,
+            **({} if self._context.retriever is None else {"store": self._context.retriever.digest}),
+        }
+
+    def _refused(self, error: Exception) -> ValueError:
+        """What is to be raised for samples that differ."""
+        what = f"{self._where}: samples of kind {self._kind.name}"
+        return ValueError(f"{what} differ in shape: {error}. To fix: give all rows one shape")
+
+    # Encoding rows
+
+    def _encode(self, folder: Path, part: RowsPart) -> None:
+        """Writes the samples of the rows of a part. Raises RowErrors where they are wrong; later where in a window."""
+        found = DiscoveredClasses(column=self._label_column or LABEL, classes=self._kind.classes)
+        classes = found if self._finds_classes else None
+        context = replace(self._context, labels=classes or ClassLabels(self._labels))
+        faults: list[RowError] = []
+        num_searched = 0
+        rows, unreadable = part.rows(), None
+        with ArrowWriter(folder / SAMPLES, refused=self._refused) as samples, ArrowWriter(folder / ROWS) as known:
+            while unreadable is None:
+                chunk: list[Row] = []
+                try:
+                    chunk.extend(islice(rows, ROWS_PER_CALL))
+                except RowErrors as error:  # those before it are reported with it
+                    unreadable = error
+                table, wrong, facts = self._samples(chunk, context, classes)
+                if table.num_rows:
+                    samples.write(table)
+                # At once: a million lists of classes would slow down Python's collector.
+                known.write(table_of({**row_facts(chunk, part, self._spec), **facts}))
+                if not part.is_windowed:
+                    pairs = zip(chunk, wrong, strict=True)
+                    faults += [sample_error(row.file, row.number, what) for row, what in pairs if what is not None]
+                num_searched += len(chunk) if faults else 0
+                if not chunk or len(faults) >= MAX_FAULTS or num_searched > ROWS_AFTER_A_FAULT:
+                    break
+        if faults or unreadable:
+            raise RowErrors([*faults, *(unreadable.faults if unreadable else ())][:MAX_FAULTS]) from unreadable
+        (folder / ABOUT).write_text(json.dumps({"classes": () if classes is None else classes.names}))
+
+    def _samples(
+        self, rows: Sequence[Row], context: SampleContext, classes: DiscoveredClasses | None
+    ) -> tuple[Table, Sequence[str | None], dict[str, Any]]:
+        """Returns the samples of rows, what is wrong with each row, and what else is known of each, as columns."""
+        kind = self._kind
+        by_role = kind.with_passages(
+            [kind.values(row, self._columns, spec=self._spec) for row in rows], context=self._context
+        )
+        self._prefetch(by_role)
+        made: list[Mapping[str, Any]] = []
+        num_cut, has_sample = np.zeros(len(rows), np.uint8), np.zeros(len(rows), bool)
+        faults: list[str | None] = [None] * len(rows)
+        numbers: list[list[int]] = [[] for _ in rows]
+        for place, values in enumerate(by_role):
+            num_cut_before = context.num_cut
+            try:
+                if classes is not None:
+                    numbers[place] = classes.add(values[LABEL])
+                made.append(kind.sample(values, context=context))
+            except DataError:
+                raise
+            except ValueError as error:
+                faults[place] = str(error)
+                continue
+            num_cut[place] = context.num_cut > num_cut_before
+            has_sample[place] = True
+        table, is_cut, is_learnt = self._table(made)
+        has_sample[has_sample] = is_learnt
+        num_cut[has_sample] += is_cut[is_learnt]
+        num_classes = np.fromiter(map(len, numbers), np.int64, count=len(numbers))
+        facts = {
+            "num_cut": num_cut,
+            "has_sample": has_sample.astype(np.uint8),
+            "fault": texts_column(faults),
+            "classes": column_of(np.fromiter(chain.from_iterable(numbers), np.int32), num_classes),
+        }
+        return table if is_learnt.all() else table.filter(is_learnt), faults, facts
+
+    def _prefetch(self, by_role: Sequence[Mapping[str, Any]]) -> None:
+        """Encodes the texts of rows together, and reports them."""
+        texts: list[str] = []
+        if self._kind.needs_tokenizer and self._kind.encodes_texts:
+            texts = [text for row in by_role for text in self._texts(row, self._context)]
+            self._context.tokenizer.prefetch(texts)
+        self._progress.add(sum(map(len, texts)), num_texts=len(by_role))
+
+    def _table(self, samples: Sequence[Mapping[str, Any]]) -> tuple[Table, NDArray[np.bool_], NDArray[np.bool_]]:
+        """Returns samples as a table, which of them were cut, and in which a language model has labels to learn.
+
+        Raises ValueError where names or shapes differ.
+        """
+        columns = dict[str, Any]()
+        is_cut, is_learnt = np.zeros(len(samples), bool), np.ones(len(samples), bool)
+        has_mask = self._kind.is_causal
+        try:
+            for name in samples[0] if samples else ():
+                rows = [np.asarray(sample[name]) for sample in samples]
+                first = rows[0]
+                has_mask |= name == MASK
+                if self._finds_classes and name == LABELS and first.dtype.kind == "f":
+                    if any(row.ndim != first.ndim for row in rows):
+                        raise ValueError("some labels are lists")
+                    continue  # indicators of the classes that were found so far: they are made of those of all rows
+                is_list = first.ndim > 0 and (first.dtype.kind in "biu" or first.size == 0)  # [] has floats
+                if not is_list or name not in self._kind.padding:
+                    dtype = None if first.ndim else first.dtype
+                    columns[name] = column_of(np.stack(rows, dtype=dtype, casting="unsafe"))
+                    continue
+                lengths = np.fromiter((row.shape[-1] for row in rows), np.int64, count=len(rows))
+                if name not in self._kind.uncut and first.dtype.kind != "f" and lengths.max() > self._max_length:
+                    is_cut |= lengths > self._max_length
+                    rows = [row[..., : self._max_length] for row in rows]
+                    lengths = np.minimum(lengths, self._max_length)
+                flat = rows if first.ndim == 1 else [np.moveaxis(row, -1, 0) for row in rows]
+                # 32 bits for tokens, which Python makes numbers of 64, and for empty lists.
+                is_small = first.dtype.kind in "iu" and first.dtype.itemsize < 4
+                values = np.concatenate(flat, dtype=first.dtype if is_small else np.int32, casting="unsafe")
+                if self._kind.is_causal and name == LABELS:  # without one, a batch has no mean loss
+                    is_learnt = _has_labels(values, lengths)
+                columns[name] = column_of(values, lengths)
+            if len(samples) and (others := set().union(*samples) - samples[0].keys()):
+                raise KeyError(min(others))
+        except (ValueError, KeyError, IndexError) as error:
+            raise self._refused(error) from error
+        if not has_mask and TOKENS in columns:  # all tokens of a sample are read
+            values, lengths_of_rows = values_of(columns[TOKENS])
+            columns[MASK] = column_of(np.ones(values.shape, np.uint8), lengths_of_rows)
+        return table_of(columns), is_cut, is_learnt
+
+    # Choosing samples
+
+    def _check_rows(self, parts: Sequence[EncodedPart]) -> None:
+        """Raises RowErrors, with the first few, where no sample can be made of rows that are wanted."""
+        wrong: list[RowError] = []
+        for each in parts:
+            faults = each.facts["fault"]
+            if faults.null_count < len(faults):
+                wrong += [
+                    sample_error(*each.place(row), faults[row].as_py())
+                    for row in np.flatnonzero(each.wanted & faults.is_valid().to_numpy())[:MAX_FAULTS].tolist()
+                ]
+        if wrong:
+            raise RowErrors(wrong[:MAX_FAULTS])
+
+    def _learnt_classes(self, parts: Sequence[EncodedPart]) -> ClassLabels:
+        """The classes in the rows that are read; only in those to train on, where others are held out separately.
+
+        A class that training does not know is a mistake there. Raises ValueError where there are none, or too many.
+        """
+        column, names, has_rows = self._label_column, set[str](), False
+        assert column is not None
+        is_separate = self._spec.held_out_path is not None or self._spec.held_out_split is not None
+        for each in parts:
+            defining = each.split("training") if is_separate else each.wanted
+            has_rows |= bool(defining.any())
+            numbers, _ = values_of(each.facts["classes"].filter(defining))
+            known = _classes_of(each)
+            names |= {known[number] for number in np.unique(numbers)}
+        if has_rows and not names:
+            raise ValueError(
+                f"{self._where}: no row has a class in column {column!r}. To fix: name another label_column, "
+                "or list the classes as data.labels"
+            )
+        check_number(len(names), column=column)
+        labels = in_order(without_variants(names))  # a variant is then the unknown label of a row
+        unknown = (fault for each in parts for fault in _unknown_classes(each, labels))
+        if faults := list(islice(unknown, MAX_FAULTS)):
+            raise RowErrors(faults)
+        return labels
+
+    def _write_selected(
+        self, parts: Sequence[EncodedPart], labels: ClassLabels | None
+    ) -> dict[str, list[NDArray[np.int64]]]:
+        """Writes the samples; returns the lengths of those of each split. Raises ValueError where one has none."""
+        lengths: dict[str, list[NDArray[np.int64]]] = {split: [] for split in SPLITS}
+        with ExitStack() as files:
+            writers = {
+                split: files.enter_context(ArrowWriter(split_file(self._folder, split), refused=self._refused))
+                for split in SPLITS
+            }
+
+            def written() -> Iterator[Sample]:
+                """Writes all samples but those that are packed, which it yields."""
+                for split, table in chain.from_iterable(self._selected(each, labels) for each in parts):
+                    lengths[split].append(lengths_of(table, uncut=self._kind.uncut))
+                    if self._spec.packing and split == "training":
+                        yield from _rows_of(table)
+                    else:
+                        writers[split].write(table)
+
+            for rows in packed(written(), width=self._max_length):
+                writers["training"].write(self._table(rows)[0])
+        for split, use, remedy in (
+            ("training", "train", "check the path, or lower held_out"),
+            ("held_out", "evaluate", "raise held_out, or set it to 0"),
+        ):
+            if not lengths[split] and (split == "training" or self._spec.held_out > 0):
+                if any(map(_num_left_out, parts)):
+                    remedy = "raise seq_len, which cuts off all that is learnt"
+                raise ValueError(f"{self._where} holds no row to {use} on. To fix: {remedy}")
+        return lengths
+
+    def _selected(self, part: EncodedPart, labels: ClassLabels | None) -> Iterator[tuple[str, Table]]:
+        """Yields the samples of a part that are read, some at a time, each with its split."""
+        rows, place = np.flatnonzero(part.column("has_sample")), 0
+        chosen, classes = {split: part.split(split) for split in SPLITS}, part.facts["classes"].combine_chunks()
+        numbers: NDArray[np.int64] | None = None
+        if self._finds_classes and labels is not None:
+            final = {name: number for number, name in enumerate(labels.names)}
+            # That of a class which no row in the window has does not matter.
+            numbers = np.array([final.get(name, 0) for name in _classes_of(part)] or [0], dtype=np.int64)
+        for table in read_tables(part.folder / SAMPLES):
+            here, place = rows[place : place + table.num_rows], place + table.num_rows
+            if numbers is not None and labels is not None and part.wanted[here].any():
+                table = _renumbered(table, classes.take(here), numbers, len(labels.names))
+            for split in SPLITS:
+                if (mask := chosen[split][here]).any():
+                    yield split, table if mask.all() else table.filter(mask)
+
+    # Describing them
+
+    def _described(
+        self, labels: ClassLabels | None, lengths: Mapping[str, Sequence[NDArray[np.int64]]]
+    ) -> PreparedData:
+        spec, kind, tokenizer = self._spec, self._kind, self._context._tokenizer
+        longest = max(int(each.max(initial=0)) for each in chain.from_iterable(lengths.values()))
+        width = self._max_length if spec.packing else spec.seq_len or longest
+        padding = {**kind.padding, TOKENS: 0 if tokenizer is None else tokenizer.pad_id}
+        stored = next(read_tables(split_file(self._folder, "training")))
+        samples = PaddedSamples(stored, collate=kind.collate, width=width, padding=padding, uncut=kind.uncut)
+        prepared = described(
+            self._folder,
+            samples=samples,
+            num_labels=None if labels is None else len(labels.names),
+            vocab_size=None if tokenizer is None else tokenizer.vocab_size,
+            end_of_text_id=None if tokenizer is None else tokenizer.end_id,
+        )
+        tensors = {each.name: each.shape for each in prepared.tensors}
+        trained = np.concatenate(lengths["training"])
+        some = np.unique(np.linspace(0, len(trained) - 1, min(len(trained), SAMPLES_OF_LENGTHS)).astype(np.int64))
+        typical = np.quantile(trained[some], (0.5, 0.95), method="higher")
+        if self._finds_classes and labels is not None and tensors.get(LABELS) == (2,):
+            check_no_indicators(labels, column=self._label_column or LABELS)
+        prepared = replace(
+            prepared,
+            kind="other" if len(tensors.get(TOKENS, ())) > 1 else prepared.kind,  # of pairs
+            pad_token_id=None if tokenizer is None else tokenizer.pad_id,
+            labels=() if labels is None else labels.names,
+            tensors=tuple(each for each in prepared.tensors if each.name not in kind.uncut),
+            columns=tuple(sorted(self._columns.columns.items())),
+            lengths=(width, width) if spec.packing else tuple(map(int, typical)),
+        )
+        return kind.described(self._with_label_faults(prepared, labels))
+
+    def _with_label_faults(self, prepared: PreparedData, labels: ClassLabels | None) -> PreparedData:
+        """The description with what is wrong with the labels, or with the samples as a whole."""
+        faults, notes = [*self._kind.training_faults(self._folder)], list[str]()
+        if (column := self._columns.columns.get(LABEL)) is not None:
+            result = distinct_labels(self._folder, "training")
+            classes = {int(number) for label in result for number in label} if labels is not None else set[int]()
+            if len(result) == 1:
+                names = [labels.names[number] for number in classes] if labels is not None else map(str, *result)
+                faults.append(constant_fault(names, num_rows=prepared.num_samples, column=column))
+            if labels is not None:
+                notes += notes_on(labels, trained=classes, are_learnt=self._finds_classes)
+        return replace(prepared, training_faults=tuple(faults), notes=tuple(notes))
 
 
-def retriever_of(spec: DataSpec) -> Retriever | None:
-    """Returns what finds the passages that the samples of a spec read, if any. Raises ValueError on a wrong one."""
-    value = spec.options.get(RETRIEVER) or spec.kwargs.get(RETRIEVER)
-    return None if value is None else Retriever.of(value)
+def _num_left_out(part: EncodedPart) -> int:
+    """How many rows of a part are read, and have no label that is left."""
+    return int((part.wanted & (part.column("has_sample") == 0)).sum())
 
 
-def columns_of_files(spec: DataSpec, *, kind: str) -> tuple[str, ...]:
-    """Returns the columns of the first row of a spec's files.
+def sample_error(file: str, number: int, what: str) -> RowError:
+    """Returns the fault of a row of which no sample can be made. what: what is wrong, and how to mend it."""
+    problem, _, remedy = what.removeprefix(f"{file} ").partition(". To fix: ")
+    return RowError(f"{file}, row {number}:", problem, remedy or "check the row")
 
-    Raises ValueError where files cannot be read, are empty, or have no columns.
+
+def _has_labels(labels: Array, lengths: NDArray[np.int64]) -> NDArray[np.bool_]:
+    """Whether rows of labels [all lengths, ...] have one that counts, in each of their sequences: [rows]."""
+    num_before = np.concatenate([np.zeros_like(labels[:1], np.int64), np.cumsum(labels != IGNORED, axis=0)])
+    ends = np.cumsum(lengths)
+    counts = num_before[ends] - num_before[ends - lengths]
+    return np.asarray((counts > 0).reshape(len(lengths), -1).all(-1))
+
+
+def _classes_of(part: EncodedPart) -> tuple[str, ...]:
+    """The classes that were found in a part, in the order of their numbers there."""
+    return tuple(json.loads((part.folder / ABOUT).read_text())["classes"])
+
+
+def _unknown_classes(part: EncodedPart, labels: ClassLabels) -> Iterator[RowError]:
+    """Yields the rows of a part with a class that is none of `labels`."""
+    names = _classes_of(part)
+    unknown = [number for number, name in enumerate(names) if name not in labels.names]
+    numbers, lengths = values_of(part.facts["classes"])
+    assert lengths is not None
+    places = np.repeat(np.arange(len(part)), lengths)
+    wrong = np.isin(numbers, unknown) & part.wanted[places] if unknown else np.zeros(len(numbers), bool)
+    for row in dict.fromkeys(places[wrong].tolist()):
+        name = next(names[number] for number in numbers[places == row] if number in unknown)
+        try:
+            labels.number(name)
+        except ValueError as error:
+            yield sample_error(*part.place(row), str(error))
+
+
+def _renumbered(table: Table, classes: Any, numbers: NDArray[np.int64], num_classes: int) -> Table:
+    """Samples whose labels have the final numbers of classes; labels below 0 do not count and stay as they are.
+
+    classes: the classes of each row. Where rows have several, the labels are indicators, which are made of these.
     """
-    assert spec.path is not None
-    result = matching(spec.path)
-    for name in result.names:
-        for _, row in read_rows(result.path(name), format=spec.format):
-            if not isinstance(row, Mapping):
-                raise ValueError(
-                    f"{result.path(name)} has no columns. To fix: give JSONL, CSV or Parquet for kind {kind}"
-                )
-            return tuple(row)
-    raise ValueError(f"path {spec.path!r} holds no row. To fix: check the files")
+    if LABELS not in table.column_names:
+        result, lengths = values_of(classes)
+        assert lengths is not None
+        indicators = np.zeros((len(lengths), num_classes), np.float32)
+        indicators[np.repeat(np.arange(len(lengths)), lengths), numbers[result]] = 1
+        return table.append_column(LABELS, column_of(indicators))
+    values, lengths = values_of(table[LABELS])
+    final = np.where(values < 0, values, numbers[np.maximum(values, 0)]).astype(values.dtype)
+    return table.set_column(table.column_names.index(LABELS), LABELS, column_of(final, lengths))
 
 
-def text_of(row: Mapping[str, Any], role: str) -> str:
-    """Returns the text of a role. Raises ValueError where it is another value, or empty."""
-    value = row[role]
-    if not isinstance(value, str):
-        raise ValueError(f"the {role} is {type(value).__name__}, not text. To fix: name another {role}_column")
-    if not value:
-        raise ValueError(f"the {role} is empty. To fix: add text, or remove the row")
-    return value
+def _rows_of(table: Table) -> list[Sample]:
+    """Each row of a table of ragged columns."""
+    columns = rows_by_column(table)
+    return [dict(zip(columns, row, strict=True)) for row in zip(*columns.values(), strict=True)]
 
 
-@dataclass(frozen=True, kw_only=True)
-class SampleContext:
-    """What a sample is made with, besides its row.
-
-    options: of the kind's `options_class`. labels: the classes, for kinds of data with `labels` among their options.
-    opened: the stores that are read, by their folders, until all rows are.
-    """
-
-    spec: DataSpec
-    options: Any
-    max_length: int
-    labels: ClassLabels = field(default_factory=ClassLabels)
-    _tokenizer: RowTokenizer | None = None
-    opened: dict[str, Any] = field(default_factory=dict)
-
-    @property
-    def tokenizer(self) -> RowTokenizer:
-        """The tokenizer of the data; only for kinds that set `needs_tokenizer`."""
-        assert self._tokenizer is not None, "a kind of data that encodes text sets needs_tokenizer"
-        return self._tokenizer
-
-    @property
-    def retriever(self) -> Retriever | None:
-        """What finds passages for each row, of kinds with a `retriever` among their options."""
-        return retriever_of(self.spec)
-
-    @property
-    def num_cut(self) -> int:
-        """How often the tokenizer has cut a text so far."""
-        return 0 if self._tokenizer is None else self._tokenizer.num_cut
-
-
-class RowSource(StoredSource):
-    """Reads the rows of JSONL, CSV and Parquet files, or of a Hugging Face data set, and makes a sample of each.
-
-    `options_class` says by its fields made by `column` which columns are read. A row is passed to `sample` by the roles
-    of these.
-
-    Arrays of a sample named in `padding` may differ in length from row to row, in their last dimension. They are cut
-    at the maximal length, and padded when a batch is made. All other arrays must have equal shapes. `collate` makes a
-    batch of the padded arrays.
-
-    version: to be incremented when the same rows become other samples than before, which are then prepared again.
-    needs_tokenizer: whether `sample` encodes text. It is encoded by the spec's tokenizer, or by one that is trained on
-        what `texts` returns.
-    reads_messages: whether rows may have lists of messages. A tokenizer that is trained on the data then gets a chat
-        template.
-    encodes_texts: whether `sample` encodes what `texts` returns, so that the texts of many rows are encoded together.
-    reads_images: whether roles that begin with "image" have images, or paths of these.
-    padding: the values that fill arrays up, by the arrays' names. `input_ids` are filled with the padding token.
-    uncut: arrays of `padding` that are no tokens, and so have any length. No model reads them.
-    is_causal: whether samples are for causal language models. Such samples need no attention mask, as no token attends
-        to the padding behind it.
-    keeps_files: whether the samples of each file are kept, so that a new file costs no other file's samples again. Then
-        a sample may depend on its row, the tokenizer and the spec's settings alone, and not on other files. Classes may
-        be in `labels` alone.
-    packs: whether several samples may lie in one row; only for causal ones of `input_ids` and `labels`.
-    """
-
-    reads: ClassVar[tuple[str, ...]] = ("path", "dataset")
-    pads = True
-    version: ClassVar[int] = 1
-    needs_tokenizer: ClassVar[bool] = False
-    reads_messages: ClassVar[bool] = False
-    encodes_texts: ClassVar[bool] = True
-    reads_images: ClassVar[bool] = False
-    padding: ClassVar[Mapping[str, int]] = {
-        "input_ids": 0,
-        "attention_mask": 0,
-        "token_type_ids": 0,
-        "labels": IGNORED,
-        POSITIONS: 0,  # each token of padding is then a sample of its own
-    }
-    is_causal: ClassVar[bool] = False
-    uncut: ClassVar[frozenset[str]] = frozenset()
-    keeps_files: ClassVar[bool] = True
-
-    @abstractmethod
-    def sample(self, row: Mapping[str, Any], *, context: SampleContext) -> Mapping[str, Any]:
-        """Returns the arrays of one sample, or what `np.asarray` takes, by the names of `forward`'s arguments.
-
-        row: the values by role; None for an optional role that the row lacks.
-
-        Raises ValueError where a row is wrong; the message gets its place.
-        """
-
-    def with_passages(self, rows: Sequence[Mapping[str, Any]], *, context: SampleContext) -> list[Mapping[str, Any]]:
-        """Returns rows with what their retriever finds in a store; by default as they are.
-
-        rows: as `sample` gets them. Rows that are wrong stay as they are, and `sample` refuses them.
-        """
-        return list(rows)
-
-    def texts(self, row: Mapping[str, Any], *, context: SampleContext) -> Iterable[str]:
-        """Returns the texts of a row: those that `sample` encodes, and on which a tokenizer is trained.
-
-        context: without a tokenizer where one is trained. Raises ValueError where the row is wrong.
-        """
-        return ()
-
-    def values(self, row: Row, columns: Columns, *, spec: DataSpec) -> dict[str, Any]:
-        """Returns what `sample` gets of a row: its values by role; the path of an image is relative to its table."""
-        result = columns.by_role(row.content)
-        for role, value in result.items() if self.reads_images and spec.path is not None else ():
-            if role.startswith(IMAGE) and isinstance(value, str) and "://" not in value:
-                result[role] = str(Path(row.file).parent / value)
-        return result
-
-    def classes(self, value: Any) -> Iterable[Any]:
-        """Returns the classes in the label of a row."""
-        value = as_list(value)
-        return value if isinstance(value, (list, tuple)) else (value,)
-
-    def described(self, prepared: PreparedData) -> PreparedData:
-        """Returns the description of the samples, where a kind knows more of them."""
-        return prepared
-
-    def training_faults(self, folder: Path) -> Iterable[str]:
-        """Returns why no model should be trained on the samples in a folder, beside labels that are all the same."""
-        return ()
-
-    @property
-    def has_classes(self) -> bool:
-        """Whether rows have classes, which are found in the data unless the options name the `labels`."""
-        return any(each.name == "labels" for each in fields(self.options_class))
-
-    def columns(self, spec: DataSpec, available: Sequence[str] | None = None) -> Columns:
-        """Returns the column of each role. available: the columns that rows have; None for those of the first row.
-
-        Raises ValueError, with the columns that there are, where a required role has none.
-        """
-        there = columns_of_files(spec, kind=self.name) if available is None else available
-        return Columns.find(self.options(spec), there=there, where=spec.path or f"dataset {spec.dataset!r}")
+class RowSource(RowKind):
+    """Reads the rows of JSONL, CSV and Parquet files, or of a Hugging Face data set; see `RowKind` for the samples."""
 
     def origin(self, spec: DataSpec) -> tuple[str, Any]:
         """Returns where the rows come from, and what changes as soon as they become other samples, or another form."""
@@ -279,9 +526,6 @@ class RowSource(StoredSource):
 
     def write(self, folder: Path, spec: DataSpec, *, where: str, cache_dir: Path) -> PreparedData:
         """Writes a sample of each row."""
-        from ringmaster.techniques.data.row_samples import RowSamples  # imports this module
-        from ringmaster.techniques.data.sources.builtin import load_splits, rows_of_splits, with_leaks_of_splits
-
         prepared = partial(RowSamples, folder, kind=self, where=where)
         if spec.path is not None:
             is_kept = self.keeps_files and (spec.tokenizer is not None or not self.needs_tokenizer)

@@ -14,7 +14,7 @@ from ringmaster.errors import StepError
 from ringmaster.techniques import registry
 from ringmaster.techniques.black_box import BlackBox
 from ringmaster.techniques.data import PreparedData, fetch, open_data, prepare
-from ringmaster.techniques.data.row_source import retriever_of
+from ringmaster.techniques.data.row_kind import retriever_of
 from ringmaster.techniques.data.stored_source import progress_to
 from ringmaster.techniques.estimates.device_rates import start_gpu_children
 from ringmaster.techniques.estimates.time_estimate import Estimator, describe

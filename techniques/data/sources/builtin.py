@@ -27,7 +27,7 @@ from ringmaster.techniques.data.class_labels import constant_fault, distinct_lab
 from ringmaster.techniques.data.file_patterns import stamp
 from ringmaster.techniques.data.file_rows import SplitRows, held_out_keys, is_held_out
 from ringmaster.techniques.data.images import pixels_of, read_image
-from ringmaster.techniques.data.row_source import Columns
+from ringmaster.techniques.data.row_kind import Columns
 from ringmaster.techniques.data.stored_source import StoredSource, TextProgress, described
 from ringmaster.techniques.data.tokens import TextOptions, write_text
 from ringmaster.techniques.data_source import (

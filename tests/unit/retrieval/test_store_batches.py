@@ -9,7 +9,7 @@ from ringmaster.errors import BatchFileError
 from ringmaster.tasks.batch import Batch, load_batch
 from ringmaster.techniques.data import prepare
 from ringmaster.techniques.data.arrow_files import open_split
-from ringmaster.techniques.data.row_source import retriever_of
+from ringmaster.techniques.data.row_kind import retriever_of
 from ringmaster.techniques.data.sources.passages import ids_and_texts
 from ringmaster.techniques.job import DataSpec, StoreSettings, WarmStart
 from tests.unit.retrieval.encoders import save_encoder

@@ -1,0 +1,247 @@
+"""What a kind of data reads of a row, and the sample that it makes of it."""
+
+from abc import abstractmethod
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, field, fields
+from functools import cached_property
+from pathlib import Path
+from typing import Any, ClassVar, Self
+
+from ringmaster.techniques.data.arrow_files import POSITIONS
+from ringmaster.techniques.data.class_labels import ClassLabels, as_list
+from ringmaster.techniques.data.file_patterns import matching
+from ringmaster.techniques.data.row_files import read_rows
+from ringmaster.techniques.data.row_tokenizer import RowTokenizer
+from ringmaster.techniques.data.stored_source import StoredSource
+from ringmaster.techniques.data_source import DataOptions, PreparedData, Row
+from ringmaster.techniques.job import RETRIEVER, DataSpec
+from ringmaster.techniques.metric import IGNORED
+from ringmaster.techniques.retrieval.passage_reader import Retriever
+
+LABEL, IMAGE = "label", "image"
+"""The role of the column that has the classes, and what the roles of columns of images begin with."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Columns:
+    """The column of each role. roles: all roles, also optional ones that no column has."""
+
+    columns: Mapping[str, str]
+    roles: tuple[str, ...]
+    optional: frozenset[str]
+
+    @classmethod
+    def find(cls, options: DataOptions, *, there: Sequence[str], where: str) -> Self:
+        """Finds the column of each role: the one that the options name, else the first of the usual ones that is there.
+
+        where: what messages call the data.
+
+        Raises ValueError where a role that is not optional has no column, with all such roles.
+        """
+        result, missing = dict[str, str](), list[str]()
+        keys = {each.name: each.metadata for each in fields(options) if "usual" in each.metadata}
+        for key, about in keys.items():
+            name = getattr(options, key)
+            column = next((each for each in (about["usual"] if name is None else (name,)) if each in there), None)
+            if column is not None:
+                result[key.removesuffix("_column")] = column
+            elif name is not None or not about["is_optional"]:
+                missing.append(key if name is None else f"{key} {name!r}")
+        if missing:
+            raise ValueError(
+                f"{where} has no column for {', '.join(missing)}; its rows have "
+                f"{', '.join(sorted(there)) or 'no columns'}. "
+                f"To fix: set {missing[0].split()[0]} to one of them"
+            )
+        optional = frozenset(key.removesuffix("_column") for key, about in keys.items() if about["is_optional"])
+        return cls(columns=result, roles=tuple(key.removesuffix("_column") for key in keys), optional=optional)
+
+    @cached_property
+    def names(self) -> tuple[str, ...]:
+        """The names of the columns."""
+        return tuple(dict.fromkeys(self.columns.values()))
+
+    def content(self, row: Any, where: str) -> dict[str, Any]:
+        """Returns what is read of a row, by column. Raises ValueError where the row lacks a column or its value."""
+        if not isinstance(row, Mapping):
+            raise ValueError(f"{where} has no columns. To fix: give JSONL, CSV or Parquet")
+        result = {name: row.get(name) for name in self.names}
+        for role, name in self.columns.items():
+            if result[name] is None and role not in self.optional:
+                problem = (
+                    f"has no column {name!r}; it has {sorted(row)}" if name not in row else f"has no value in {name!r}"
+                )
+                raise ValueError(f"{where} {problem}. To fix: add the value, or remove the row")
+        return result
+
+    def by_role(self, content: Mapping[str, Any]) -> dict[str, Any]:
+        """Returns the content of a row by role, with None for roles that it lacks."""
+        return {role: content.get(self.columns.get(role, "")) for role in self.roles}
+
+
+def retriever_of(spec: DataSpec) -> Retriever | None:
+    """Returns what finds the passages that the samples of a spec read, if any. Raises ValueError on a wrong one."""
+    value = spec.options.get(RETRIEVER) or spec.kwargs.get(RETRIEVER)
+    return None if value is None else Retriever.of(value)
+
+
+def columns_of_files(spec: DataSpec, *, kind: str) -> tuple[str, ...]:
+    """Returns the columns of the first row of a spec's files.
+
+    Raises ValueError where files cannot be read, are empty, or have no columns.
+    """
+    assert spec.path is not None
+    result = matching(spec.path)
+    for name in result.names:
+        for _, row in read_rows(result.path(name), format=spec.format):
+            if not isinstance(row, Mapping):
+                raise ValueError(
+                    f"{result.path(name)} has no columns. To fix: give JSONL, CSV or Parquet for kind {kind}"
+                )
+            return tuple(row)
+    raise ValueError(f"path {spec.path!r} holds no row. To fix: check the files")
+
+
+def text_of(row: Mapping[str, Any], role: str) -> str:
+    """Returns the text of a role. Raises ValueError where it is another value, or empty."""
+    value = row[role]
+    if not isinstance(value, str):
+        raise ValueError(f"the {role} is {type(value).__name__}, not text. To fix: name another {role}_column")
+    if not value:
+        raise ValueError(f"the {role} is empty. To fix: add text, or remove the row")
+    return value
+
+
+@dataclass(frozen=True, kw_only=True)
+class SampleContext:
+    """What a sample is made with, besides its row.
+
+    options: of the kind's `options_class`. labels: the classes, for kinds of data with `labels` among their options.
+    opened: the stores that are read, by their folders, until all rows are.
+    """
+
+    spec: DataSpec
+    options: Any
+    max_length: int
+    labels: ClassLabels = field(default_factory=ClassLabels)
+    _tokenizer: RowTokenizer | None = None
+    opened: dict[str, Any] = field(default_factory=dict)
+
+    @property
+    def tokenizer(self) -> RowTokenizer:
+        """The tokenizer of the data; only for kinds that set `needs_tokenizer`."""
+        assert self._tokenizer is not None, "a kind of data that encodes text sets needs_tokenizer"
+        return self._tokenizer
+
+    @property
+    def retriever(self) -> Retriever | None:
+        """What finds passages for each row, of kinds with a `retriever` among their options."""
+        return retriever_of(self.spec)
+
+    @property
+    def num_cut(self) -> int:
+        """How often the tokenizer has cut a text so far."""
+        return 0 if self._tokenizer is None else self._tokenizer.num_cut
+
+
+class RowKind(StoredSource):
+    """What a kind of data reads of a row, and the sample that it makes of it.
+
+    `options_class` says by its fields made by `column` which columns are read. A row is passed to `sample` by the roles
+    of these.
+
+    Arrays of a sample named in `padding` may differ in length from row to row, in their last dimension. They are cut
+    at the maximal length, and padded when a batch is made. All other arrays must have equal shapes. `collate` makes a
+    batch of the padded arrays.
+
+    version: to be incremented when the same rows become other samples than before, which are then prepared again.
+    needs_tokenizer: whether `sample` encodes text. It is encoded by the spec's tokenizer, or by one that is trained on
+        what `texts` returns.
+    reads_messages: whether rows may have lists of messages. A tokenizer that is trained on the data then gets a chat
+        template.
+    encodes_texts: whether `sample` encodes what `texts` returns, so that the texts of many rows are encoded together.
+    reads_images: whether roles that begin with "image" have images, or paths of these.
+    padding: the values that fill arrays up, by the arrays' names. `input_ids` are filled with the padding token.
+    uncut: arrays of `padding` that are no tokens, and so have any length. No model reads them.
+    is_causal: whether samples are for causal language models. Such samples need no attention mask, as no token attends
+        to the padding behind it.
+    keeps_files: whether the samples of each file are kept, so that a new file costs no other file's samples again. Then
+        a sample may depend on its row, the tokenizer and the spec's settings alone, and not on other files. Classes may
+        be in `labels` alone.
+    packs: whether several samples may lie in one row; only for causal ones of `input_ids` and `labels`.
+    """
+
+    reads: ClassVar[tuple[str, ...]] = ("path", "dataset")
+    pads = True
+    version: ClassVar[int] = 1
+    needs_tokenizer: ClassVar[bool] = False
+    reads_messages: ClassVar[bool] = False
+    encodes_texts: ClassVar[bool] = True
+    reads_images: ClassVar[bool] = False
+    padding: ClassVar[Mapping[str, int]] = {
+        "input_ids": 0,
+        "attention_mask": 0,
+        "token_type_ids": 0,
+        "labels": IGNORED,
+        POSITIONS: 0,  # each token of padding is then a sample of its own
+    }
+    is_causal: ClassVar[bool] = False
+    uncut: ClassVar[frozenset[str]] = frozenset()
+    keeps_files: ClassVar[bool] = True
+
+    @abstractmethod
+    def sample(self, row: Mapping[str, Any], *, context: SampleContext) -> Mapping[str, Any]:
+        """Returns the arrays of one sample, or what `np.asarray` takes, by the names of `forward`'s arguments.
+
+        row: the values by role; None for an optional role that the row lacks.
+
+        Raises ValueError where a row is wrong; the message gets its place.
+        """
+
+    def with_passages(self, rows: Sequence[Mapping[str, Any]], *, context: SampleContext) -> list[Mapping[str, Any]]:
+        """Returns rows with what their retriever finds in a store; by default as they are.
+
+        rows: as `sample` gets them. Rows that are wrong stay as they are, and `sample` refuses them.
+        """
+        return list(rows)
+
+    def texts(self, row: Mapping[str, Any], *, context: SampleContext) -> Iterable[str]:
+        """Returns the texts of a row: those that `sample` encodes, and on which a tokenizer is trained.
+
+        context: without a tokenizer where one is trained. Raises ValueError where the row is wrong.
+        """
+        return ()
+
+    def values(self, row: Row, columns: Columns, *, spec: DataSpec) -> dict[str, Any]:
+        """Returns what `sample` gets of a row: its values by role; the path of an image is relative to its table."""
+        result = columns.by_role(row.content)
+        for role, value in result.items() if self.reads_images and spec.path is not None else ():
+            if role.startswith(IMAGE) and isinstance(value, str) and "://" not in value:
+                result[role] = str(Path(row.file).parent / value)
+        return result
+
+    def classes(self, value: Any) -> Iterable[Any]:
+        """Returns the classes in the label of a row."""
+        value = as_list(value)
+        return value if isinstance(value, (list, tuple)) else (value,)
+
+    def described(self, prepared: PreparedData) -> PreparedData:
+        """Returns the description of the samples, where a kind knows more of them."""
+        return prepared
+
+    def training_faults(self, folder: Path) -> Iterable[str]:
+        """Returns why no model should be trained on the samples in a folder, beside labels that are all the same."""
+        return ()
+
+    @property
+    def has_classes(self) -> bool:
+        """Whether rows have classes, which are found in the data unless the options name the `labels`."""
+        return any(each.name == "labels" for each in fields(self.options_class))
+
+    def columns(self, spec: DataSpec, available: Sequence[str] | None = None) -> Columns:
+        """Returns the column of each role. available: the columns that rows have; None for those of the first row.
+
+        Raises ValueError, with the columns that there are, where a required role has none.
+        """
+        there = columns_of_files(spec, kind=self.name) if available is None else available
+        return Columns.find(self.options(spec), there=there, where=spec.path or f"dataset {spec.dataset!r}")
