@@ -13,7 +13,7 @@ from ringmaster.errors import BatchFileError
 from ringmaster.flows.batch.batch_input import FormSection, titled
 from ringmaster.flows.settings import located
 from ringmaster.tasks.batch import Fault, document, load_batch
-from ringmaster.tasks.batch.document import Place, as_mapping, got, parsed_place, place_text
+from ringmaster.tasks.batch.document import FileKind, Place, as_mapping, got, parsed_place, place_text
 from ringmaster.tasks.batch.references import NAME_PATTERN, Metric, closest, is_folder
 from ringmaster.tasks.batch.yaml_sections import read_document
 from ringmaster.tasks.datasets.checking import NamedData
@@ -287,7 +287,7 @@ def spec_of(form: Sweep) -> SweepSpec:
 
 def load_sweep(path: Path) -> Sweep:
     """Reads a sweep from a YAML file; relative paths start in its folder. Raises BatchFileError with every fault."""
-    read = read_document(path, what=f"a sweep's file, such as {EXAMPLE_FILE}")
+    read = read_document(path, what=f"a sweep's file, such as {EXAMPLE_FILE}", kind=FileKind.SWEEP)
     faults = [
         Fault(place_text(f.place), f.line or read.line(f.place), f.message, f.remedy, path.name) for f in read.findings
     ]

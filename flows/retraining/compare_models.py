@@ -223,7 +223,7 @@ def _child_in_place_of(
             decision,
             judge=decisions,
             notice=current_view.get().notice,
-            train=partial(train_children, run, rival.model.name, seed=seed) if run.production.shrink else None,
+            train=partial(train_children, run, rival.model.name, seed=seed) if run.production.entry.shrink else None,
             remedy="`shrink: true` in the file of models trains some",
         )
     except InputError as error:  # why none can be trained
@@ -235,8 +235,8 @@ def _child_in_place_of(
 
 def _keep_predictions(run: RetrainingRun, check: InspectedModel, candidate: ModelRecord, *, device: Device) -> None:
     """Stores a candidate's predictions on held-out rows, if later runs are to measure the drift of predictions."""
-    kept = trained_of(run, candidate)
-    if check.model.watched.predictions is None or kept is None or kept.predictions:
+    kept, rule = trained_of(run, candidate), check.model.rules.drift
+    if rule is None or rule.predictions is None or kept is None or kept.predictions:
         return
     job, environment = check.model.job, run.node_context.environment
     folder = {"candidate": run.download(candidate)}

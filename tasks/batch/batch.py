@@ -225,7 +225,7 @@ def parse_batch(text: str, *, folder: Path, name: str) -> Batch:
 
     folder: the folder in which relative paths and factories are resolved. name: the file's name in messages.
     """
-    read = document.read(text)
+    read = document.read(text, kind=document.FileKind.BATCH)
     if read.data is None:
         raise BatchFileError(_faults(read.findings, lines=read, file=name))
     stem = Path(name).stem
@@ -345,7 +345,9 @@ def _parts(entry: JobEntry) -> list[Job]:
     steps = [*range(0, job.total_steps, mined.refresh_every), job.total_steps]
     for first, last in pairwise(steps):
         name = job.name if last == job.total_steps else f"{job.name}.to-{last}"
-        part = replace(job, name=name, num_steps=last, schedule=schedule)
+        every, at_steps = job.evaluation.every_steps, tuple(step for step in job.evaluation.at_steps if step <= last)
+        spec = replace(job.evaluation, every_steps=None if every and every > last else every, at_steps=at_steps)
+        part = replace(job, name=name, num_steps=last, schedule=schedule, evaluation=spec)
         if parts:
             before, store = parts[-1].name, f"{job.name}.index-{first}"
             passages = {"path": mined.path, "seq_len": job.data.seq_len, "tokenizer": job.data.tokenizer}

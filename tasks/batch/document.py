@@ -7,6 +7,7 @@ Scalars follow the core schema of YAML 1.2 (yaml.org/spec/1.2.2, 10.3), not PyYA
 import re
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field
+from enum import StrEnum
 from typing import Any
 
 import yaml
@@ -118,8 +119,45 @@ class YamlDocument:
         return self.lines[place]
 
 
-def read(text: str) -> YamlDocument:
-    """Reads one YAML document. Faults are collected in its `findings`; nothing is raised."""
+class FileKind(StrEnum):
+    """The kinds of files that commands take."""
+
+    BATCH = "a batch file"
+    SWEEP = "a file of a sweep"
+    RETRAINING = "a file of models to retrain"
+    POLICY = "a policy"
+    TESTS = "a file of tests"
+    JOB = "a job alone"
+    LUDWIG = "a Ludwig configuration"
+
+
+# By kind: the keys at the top that only its files have, and where such a file goes.
+_OWN_KEYS: Mapping[FileKind, tuple[frozenset[str], str]] = {
+    FileKind.BATCH: (frozenset(("jobs", "grid")), "run it by `ringmaster run`"),
+    FileKind.SWEEP: (frozenset(("template", "space")), "run it by `ringmaster sweep`"),
+    FileKind.RETRAINING: (frozenset(("models", "night")), "run it by `ringmaster retrain`"),
+    FileKind.POLICY: (frozenset(("suites", "limits", "significance")), "name it under `policy:` or after --policy"),
+    FileKind.TESTS: (frozenset(("tests", "assertions")), "name it under `suites:` of a policy"),
+    FileKind.JOB: (frozenset(("model", "num_steps")), "write it as an entry of `jobs:`"),
+    FileKind.LUDWIG: (frozenset(("input_features", "output_features")), "run it by `ringmaster run FILE --data ROWS`"),
+}
+
+
+def read(text: str, *, kind: FileKind | None = None) -> YamlDocument:
+    """Reads one YAML document. Faults are collected in its `findings`; nothing is raised.
+
+    kind: what the file should be. One whose keys are those of another kind has that as its only fault.
+    """
+    document = _read(text)
+    keys = as_mapping(document.data).keys()
+    if kind is not None and not keys & _OWN_KEYS[kind][0]:
+        for other, (own_keys, remedy) in _OWN_KEYS.items():
+            if keys & own_keys:
+                return YamlDocument(lines={(): 1}, findings=[Finding((), f"is {other}, not {kind}", remedy)])
+    return document
+
+
+def _read(text: str) -> YamlDocument:
     document = YamlDocument(lines={(): 1})
     try:
         node = yaml.compose(text, Loader=_CoreLoader)

@@ -8,7 +8,7 @@ from pydantic import ValidationError
 
 from ringmaster.errors import BatchFileError
 from ringmaster.tasks.batch import document
-from ringmaster.tasks.batch.document import Fault, Finding, Place, got, place_text
+from ringmaster.tasks.batch.document import Fault, FileKind, Finding, Place, got, place_text
 from ringmaster.tasks.batch.references import closest
 from ringmaster.tasks.batch.schema import BatchEntry, Section, misspelt, section_at
 from ringmaster.tasks.files import text_of
@@ -101,9 +101,9 @@ def read_text(path: Path, *, what: str) -> str:
         ) from error
 
 
-def read_document(path: Path, *, what: str) -> document.YamlDocument:
-    """Returns the YAML document in a file, as `read_text` reads it."""
-    return document.read(read_text(path, what=what))
+def read_document(path: Path, *, what: str, kind: FileKind | None = None) -> document.YamlDocument:
+    """Returns the YAML document in a file, as `read_text` and `document.read` read it."""
+    return document.read(read_text(path, what=what), kind=kind)
 
 
 def file_error(findings: Iterable[Finding], read: document.YamlDocument, *, file: str) -> BatchFileError:
@@ -114,16 +114,18 @@ def file_error(findings: Iterable[Finding], read: document.YamlDocument, *, file
     return BatchFileError(sorted(faults, key=lambda fault: fault.line or 0))
 
 
-def load_section(path: Path, schema: type[Entry], *, rules: Callable[[Entry], Iterable[Finding]], what: str) -> Entry:
+def load_section(
+    path: Path, schema: type[Entry], *, rules: Callable[[Entry], Iterable[Finding]], kind: FileKind
+) -> Entry:
     """Loads the YAML file `path` as `schema`. Raises BatchFileError with all faults.
 
     Args:
         path: The file.
         schema: The type of the whole file.
         rules: Yields the faults that remain although each value is of its type.
-        what: A description of the file for messages, such as "a file of tests".
+        kind: The kind of the file.
     """
-    read = read_document(path, what=what)
+    read = read_document(path, what=kind, kind=kind)
     if read.data is None:
         raise file_error(read.findings, read, file=path.name)
     faults = list(read.findings)

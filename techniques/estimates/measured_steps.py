@@ -17,7 +17,7 @@ from __future__ import annotations
 import os
 import time
 from collections import Counter
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
 from itertools import cycle, islice
@@ -47,6 +47,7 @@ from ringmaster.techniques.probing.tiny import tiny_config
 from ringmaster.techniques.processes.order import TRIAL, GangOrder, Slot
 from ringmaster.techniques.processes.ranks import alone, take_device
 from ringmaster.techniques.training import trainer as trainers
+from ringmaster.techniques.training.batch_loader import BatchRequest
 
 VERSION = 2
 MOST_SLOTS = 8  # slots that are measured at the same time
@@ -339,11 +340,20 @@ class _TimedTrainer(trainers.Trainer):
         self._end(f"ahead {i}")
         on_gradient(out, lambda: self._begin(f"back {i}"))
 
-    def _global_batch(self) -> tuple[Indices, int | None]:
+    def _global_batch(self, step: int) -> tuple[Indices, int | None]:
         return self._chosen, self.width
 
-    def _places(self, index: int, num_shares: int) -> list[range]:
+    def _places(self, step: int, index: int, num_shares: int) -> list[range]:
         return [range(len(self._chosen))]
+
+    def _following(self) -> Iterator[BatchRequest]:
+        return iter(())  # what loading takes by itself is measured
+
+    def _load(self, request: BatchRequest, **seeds: Callable[..., object]) -> dict[str, torch.Tensor]:
+        self._begin("load")
+        batch = super()._load(request, **seeds)
+        self._end("load")
+        return batch
 
     def _update(self, optimizer: torch.optim.Optimizer, count: float) -> None:
         self._end("step")

@@ -14,6 +14,7 @@ from __future__ import annotations
 import math
 import random
 import re
+import threading
 from collections.abc import Callable, Collection, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -122,11 +123,22 @@ def _key_of_site(site: Site) -> np.uint64:
 
 # Not thread-local: autograd recomputes layers in threads of its own.
 _current: Draws | None = None
+_thread = threading.local()
 
 
 def current() -> Draws | None:
     """Returns the draws of the running forward pass, or None where torch's own generator is used."""
-    return _current
+    return None if getattr(_thread, "draws_itself", False) else _current
+
+
+@contextmanager
+def torchs_own_draws() -> Iterator[None]:
+    """Lets this thread draw from torch's own generators: samples that it loads are no part of a forward pass."""
+    _thread.draws_itself = True
+    try:
+        yield
+    finally:
+        _thread.draws_itself = False
 
 
 def use(draws: Draws | None) -> None:

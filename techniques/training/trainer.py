@@ -10,6 +10,7 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass, replace
 from functools import partial
+from itertools import chain
 from pathlib import Path
 from typing import Any
 
@@ -61,6 +62,7 @@ from ringmaster.techniques.technique import (
     why_no_optimizer,
 )
 from ringmaster.techniques.training.adaptation import JobAdaptation
+from ringmaster.techniques.training.batch_loader import BatchLoader, BatchRequest
 from ringmaster.techniques.training.dropout import Draws, drawing, name_modules, seed_generators, use
 from ringmaster.techniques.training.exact_sums import group_by_layer, use_exact_kernels
 from ringmaster.techniques.training.generation import HELD_OUT, answer_writer_of, beating, prompt_seed, rollout_of
@@ -157,6 +159,7 @@ class JobTrainingState:
         cache = Path(order.cache_dir)
         self._training, self._held_out = open_data(self.job.data, cache_dir=cache, prepared=self.prepared)
         self._sampler = sampler_of(self.job, self._training)
+        self._loader = BatchLoader(self._training, pins=ranks.device.type == "cuda")
         self.next_step = 0
         self.passed_over: tuple[str, ...] = ()
         self._chain: ChainWriter | None = None
@@ -365,8 +368,11 @@ class Trainer(JobTrainingState):
         self._norm: PreconditionedNorm | None = None  # of jobs that may change their batch size
         self._part: tuple[Tensor, int] | None = None  # the squared norm of a step's first micro-batches, and their size
         self._workers: LocalWorkers | None = None
+        self._own_shares = [(self._dp_rank, self._dp_size)]  # of a global batch: numbers, and how many there are
         if (local := self.job.local_updates) is not None:
             num_own = local.workers // ranks.num_ranks
+            own = range(ranks.rank * num_own, (ranks.rank + 1) * num_own)
+            self._own_shares = [(number, local.workers) for number in own]
             self._workers = LocalWorkers(
                 # A trial measures the steps inside a round, and `exchange_s` what is exchanged.
                 replace(local, warmup_steps=0, sync_every=sys.maxsize) if order.purpose == TRIAL else local,
@@ -374,7 +380,7 @@ class Trainer(JobTrainingState):
                 parameters={names[parameter]: parameter for parameter in self._parameters},
                 optimizer=self.optimizer,
                 build=build,
-                own=range(ranks.rank * num_own, (ranks.rank + 1) * num_own),
+                own=own,
                 group=None if ranks.mesh is None else ranks.mesh.get_group(),
                 beat=beat,
             )
@@ -393,9 +399,11 @@ class Trainer(JobTrainingState):
         Raises ValueError, on every rank, where no sample has a label.
         """
         started_s = time.perf_counter()
-        indices, width = self._global_batch()
+        if self._rollout is None:
+            self._loader.begin_step(self._following())
+        indices, width = self._global_batch(self.next_step)
         if self._workers is None:
-            share, reward = self._share(indices, self._places(self._dp_rank, self._dp_size), width=width)
+            share, reward = self._share(indices, self._places(self.next_step, *self._own_shares[0]), width=width)
         else:
             share, reward = self._shares_of_workers(self._workers, indices, width=width), None
         loss_sum, count, num_tokens, part_count, *totals = self.ranks.sum([*share, *asks])
@@ -432,13 +440,11 @@ class Trainer(JobTrainingState):
         """The phase of the next step."""
         return self.job.phase(self.next_step)
 
-    @property
-    def _measures_noise(self) -> bool:
-        """Whether the noise scale is measured in the next step, which then has two parts at least on each rank."""
-        if self._norm is None or self.next_step == 0:  # the optimizer has no second moments yet
+    def measures_noise(self, step: int) -> bool:
+        """Whether the noise scale is measured in a step, which then has two parts at least on each rank."""
+        if self._norm is None or step == 0:  # the optimizer has no second moments yet
             return False
-        is_probed = self.next_step < probe_steps(self.job.phase(0).num_steps)
-        return is_probed or self.next_step % MEASURED_EVERY == 0
+        return step < probe_steps(self.job.phase(0).num_steps) or step % MEASURED_EVERY == 0
 
     def _share(
         self, indices: Indices, places: Sequence[range], *, width: int | None
@@ -460,7 +466,8 @@ class Trainer(JobTrainingState):
         """Takes a step of each of the rank's workers, or in the warm-up their common gradient; returns the sums."""
         sums = [0.0] * 4
         for number, optimizer in workers.each(self.next_step):
-            share, _ = self._share(indices, self._places(number, workers.spec.workers), width=width)
+            places = self._places(self.next_step, number, workers.spec.workers)
+            share, _ = self._share(indices, places, width=width)
             if workers.warms_up(self.next_step):
                 workers.take_gradients()
             else:  # the gradients of a share without labels are zeros
@@ -508,8 +515,8 @@ class Trainer(JobTrainingState):
         """Returns the loss and the gradients of a step, after which the job is as before."""
         buffers = [buffer.clone() for buffer in self.model.buffers()]
         self.next_step, before = step, self.next_step
-        indices, width = self._global_batch()
-        share, _ = self._share(indices, self._places(self._dp_rank, self._dp_size), width=width)
+        indices, width = self._global_batch(step)
+        share, _ = self._share(indices, self._places(step, *self._own_shares[0]), width=width)
         self.next_step = before
         loss_sum, count, *_ = self.ranks.sum(share)
         gradients = [parameter.grad.clone() for parameter in self._parameters if parameter.grad is not None]
@@ -543,19 +550,30 @@ class Trainer(JobTrainingState):
         work.completions = self._rollout.with_advantages(batches, of_batch=every)
         return float(every.nanmean())
 
-    def _global_batch(self) -> tuple[Indices, int | None]:
-        """Returns the samples of the next step, and the width to which they are padded."""
-        indices = self._sampler.at(self.job.samples(self.next_step))
+    def _following(self) -> Iterator[BatchRequest]:
+        """Yields the micro-batches of this rank, from the next step on."""
+        steps = range(self.next_step, self.job.total_steps if self.order.purpose == TRAIN else sys.maxsize)
+        for step in steps:
+            indices, width = self._global_batch(step)
+            for places in chain.from_iterable(self._places(step, *share) for share in self._own_shares):
+                yield BatchRequest(rows=tuple(int(indices[place]) for place in places), width=width)
+
+    def _load(self, request: BatchRequest, **seeds: Callable[..., object]) -> dict[str, Tensor]:
+        return self._loader.batch(request, **seeds)
+
+    def _global_batch(self, step: int) -> tuple[Indices, int | None]:
+        """Returns the samples of a step, and the width to which they are padded."""
+        indices = self._sampler.at(self.job.samples(step))
         return indices, self._width(self._training, indices)
 
-    def _places(self, index: int, num_shares: int) -> list[range]:
-        """Returns the places in the global batch of the samples of each micro-batch of a share: by default a rank's."""
-        size, rows = self._phase.global_batch_size, self._micro_batch
+    def _places(self, step: int, index: int, num_shares: int) -> list[range]:
+        """Returns the places in the global batch of the samples of each micro-batch of a share."""
+        size, rows = self.job.phase(step).global_batch_size, self._micro_batch
         if self.job.is_exact and self._technique.takes_chunks == TURN:
             firsts = range(index * rows, size, num_shares * rows)
             return [range(first, first + rows) for first in firsts]
         share = size // num_shares
-        if self._measures_noise:
+        if self.measures_noise(step):
             rows = min(rows, -(-share // 2))
         first, end = index * share, (index + 1) * share
         return [range(start, min(start + rows, end)) for start in range(first, end, rows)]
@@ -571,6 +589,7 @@ class Trainer(JobTrainingState):
         """
         if not self._loss.total_names:
             return {}
+        self._loader.settle()
         own_totals = dict.fromkeys(self._loss.total_names, 0.0)
         for rows in chunks:
             for name, value in self._loss.totals(fetch(dataset, list(rows))).items():
@@ -614,6 +633,7 @@ class Trainer(JobTrainingState):
     @torch.no_grad()
     def evaluate(self, *, max_batches: int | None = None) -> dict[str, float]:
         """Returns the job's metrics over at most `max_batches` global batches of held-out data; equal on every rank."""
+        self._loader.settle()
         chunks = list(self._held_out_chunks(max_batches or self.job.evaluation.max_batches))
         totals = self._totals(self._held_out, [rows for rows, counted, _ in chunks if counted])
         names, loss = self.job.evaluation.metrics, self._loss.given(totals)
@@ -775,7 +795,7 @@ class _TrainerWork:
         self.places = places
         self.micro_batches = [[int(indices[place]) for place in each] for each in places]
         self.loss_function = trainer.adaptation.loss
-        self.is_measured = trainer._measures_noise
+        self.is_measured = trainer.measures_noise(self._step)
         self.part_norm: Tensor | None = None  # of the gradients of the first micro-batches of all ranks, squared
         self.part_count = 0.0
         self._num_tokens: dict[int, int] = {}  # by micro-batch, which may be read twice
@@ -790,27 +810,24 @@ class _TrainerWork:
         return len(self.micro_batches)
 
     def batch(self, index: int) -> dict[str, Tensor]:
-        trainer, rows = self._trainer, self.micro_batches[index]
+        trainer = self._trainer
         if self.completions is not None:
             self._num_tokens[index] = num_tokens_of(self.completions[index])
             return self.completed(self.completions[index])
+        request = BatchRequest(rows=tuple(self.micro_batches[index]), width=self.width)
         if not trainer._draws_by_hash:
             first = self.places[index].start
             of_rank = (0, first // trainer._micro_batch) if trainer.job.is_exact else (trainer._dp_rank, index)
-            _seed(_derived_seed(trainer.job.seed, self._step, *of_rank), device=trainer.ranks.device)
-            batch = fetch(trainer._training, rows, width=self.width)
-            self._num_tokens[index] = num_tokens_of(batch)
-            return self.completed(trainer._to_device(trainer._technique.part(batch)))
-        samples, seed = self.places[index], _derived_seed(trainer.job.seed, self._step)
-        batch = fetch(
-            trainer._training,
-            rows,
-            before_each=lambda place: seed_generators(seed, samples[place]),
-            width=self.width,
-        )
+            seed = _derived_seed(trainer.job.seed, self._step, *of_rank)
+            batch = trainer._load(request, seed=lambda: _seed(seed, device=trainer.ranks.device))
+        else:
+            samples, seed = self.places[index], _derived_seed(trainer.job.seed, self._step)
+            batch = trainer._load(request, seed_sample=lambda place: seed_generators(seed, samples[place]))
         self._num_tokens[index] = num_tokens_of(batch)
         batch = self.completed(trainer._to_device(trainer._technique.part(batch)))
-        use(Draws(seed=seed, samples=self.loss_function.sequences(samples), shared=trainer._sites.shared))
+        if trainer._draws_by_hash:
+            use(Draws(seed=seed, samples=self.loss_function.sequences(samples), shared=trainer._sites.shared))
+        trainer._loader.load_ahead()
         return batch
 
     def completed(self, batch: dict[str, Tensor]) -> dict[str, Tensor]:

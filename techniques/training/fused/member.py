@@ -24,6 +24,7 @@ from ringmaster.techniques.models.export import export_adapter
 from ringmaster.techniques.models.peft_format import PREFIX, resolved
 from ringmaster.techniques.processes.order import GangOrder
 from ringmaster.techniques.processes.ranks import Ranks, alone
+from ringmaster.techniques.training.batch_loader import BatchRequest
 from ringmaster.techniques.training.fused.adapter_batches import AdapterBatch
 from ringmaster.techniques.training.fused.adapter_runs import AdapterModules, adapter_modules_of, evenly
 from ringmaster.techniques.training.gradients import global_norm, whole
@@ -206,9 +207,16 @@ class GroupMember(JobTrainingState):
 
     def batch(self) -> dict[str, Tensor]:
         """The rank's share of the next step's global batch, on the device."""
-        rows = self._sampler.indices(self.next_step)
+        following = (self._request(step) for step in range(self.next_step, self.job.total_steps))
+        self._loader.begin_step(following)
+        batch = self._loader.batch(self._request(self.next_step))
+        self._loader.load_ahead()
+        return self._to_device(batch)
+
+    def _request(self, step: int) -> BatchRequest:
+        rows = self._sampler.indices(step)
         width = batch_width(self.job, self._training, rows)
-        return self._to_device(fetch(self._training, self._share(rows.tolist()), width=width))
+        return BatchRequest(rows=tuple(self._share(rows.tolist())), width=width)
 
     def _share(self, rows: Sequence[int]) -> list[int]:
         size = len(rows) // self.ranks.num_ranks
@@ -267,6 +275,7 @@ class GroupMember(JobTrainingState):
         All ranks get the same number of rows at a time. Rows that cannot be divided evenly go to every rank, and only
         the first rank counts them: the others get no numbers. max_batches: at most so many, and those of the job.
         """
+        self._loader.settle()
         size, num_rows, most = self.job.global_batch_size, len(self._held_out), self.job.evaluation.max_batches
         for first in range(0, min(num_rows, min(most, max_batches or most) * size), size):
             rows = range(first, min(first + size, num_rows))

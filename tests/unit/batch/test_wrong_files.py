@@ -1,13 +1,18 @@
 """Invalid batch files. Each starts with its expected messages: `{folder}` is its folder, and "..." ends a prefix."""
 
 import sys
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
 
 from ringmaster import extras
 from ringmaster.errors import BatchFileError
+from ringmaster.flows.sweep_form import load_sweep
 from ringmaster.tasks.batch import load_batch
+from ringmaster.tasks.evaluation.suite import load_suite
+from ringmaster.tasks.retraining.policy import load_policy
+from ringmaster.tasks.retraining.production import load_production
 
 WRONG = sorted((Path(__file__).parent / "wrong").glob("*.yaml"))
 
@@ -76,3 +81,28 @@ def test_a_base_in_4_bits_needs_its_extra(tmp_path, monkeypatch):
     )
     with pytest.raises(BatchFileError, match=r"needs no_such_package, not installed\. To fix: pip install"):
         load_batch(file)
+
+
+EXAMPLES = Path(__file__).parents[3] / "examples"
+KINDS = {
+    "tiny_batch.yaml": "is a batch file, not",
+    "sweep.yaml": "is a file of a sweep, not",
+    "retraining.yaml": "is a file of models to retrain, not",
+    "policy.yaml": "is a policy, not",
+    "tests.yaml": "is a file of tests, not",
+    "llama-7b.yaml": "is a job alone, not",
+    "ludwig/ludwig.yaml": "is a Ludwig configuration, not",
+}
+
+
+@pytest.mark.parametrize("load", [load_batch, load_sweep, load_production, load_policy, load_suite])
+def test_a_file_for_another_command_has_that_as_its_only_fault(load: Callable[[Path], object]):
+    taken = []
+    for name, message in KINDS.items():
+        try:
+            load(EXAMPLES / name)
+            taken.append(name)
+        except BatchFileError as error:
+            (fault,) = error.faults
+            assert message in str(fault)
+    assert len(taken) == 1
