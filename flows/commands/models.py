@@ -177,6 +177,10 @@ def evaluate(
     from ringmaster.flows.retraining import examine
 
     spec = None if data is None else examine.data_spec(data, all_rows=all_rows)
+    if spec is not None and spec.path is not None and spec.held_out > 0 and spec.held_out_path is None:
+        output.announce(
+            f"scoring the rows that training on {spec.path} holds out, {spec.held_out:.0%}; --all-rows scores all"
+        )
     with lineage_home() as home:
         result = [examine.find(model, home) for model in models]
         other_spec = None if against_store is None else examine.reading_store(spec, against_store, home)

@@ -5,6 +5,7 @@ from collections import deque
 from ringmaster.codec import to_json
 from ringmaster.tasks.cluster import Cluster
 from ringmaster.tasks.execution.executor import Executor
+from ringmaster.tasks.execution.job_table import JobTable
 from ringmaster.tasks.execution.replan_policy import ReplanPolicy
 from ringmaster.tasks.execution.replanner import Replanner
 from ringmaster.tasks.planning import Plan, Segment
@@ -18,8 +19,7 @@ from ringmaster.tasks.storage.database import BatchingDatabase
 from ringmaster.tasks.storage.journal import Journal
 from ringmaster.techniques.processes.reporter import STOP
 from tests.fake_engine import FakeEngine
-from tests.unit.execution.clocked import at_once
-from tests.unit.execution.fakes import job, profile
+from tests.unit.execution.fakes import at_once, job, profile
 from tests.unit.pool.workers import Worker
 
 CALM = ReplanPolicy(every=10.0, surprise=10.0)  # re-plans only where it must
@@ -138,14 +138,11 @@ class PoolBench:
         self.objectives = []
         self.controller.on_objective, self.controller.on_speed = self.objectives.append, replanner.hear
         self.executor = Executor(
-            name="pool",
             cluster=Cluster(nodes=()),
             leases=PoolLeases(led),
             holder=HOLDER_OF_SEGMENTS,
-            journal=Journal(led, batch=None),
+            job_table=JobTable(Journal(led, batch=None)),
             engine=self.engine,
-            make_plan=plan,
-            add_terms=self.controller.add_terms,
             listeners=[self.controller.listen],
             replanner=replanner,
             clock=clock,
