@@ -168,7 +168,7 @@ def _report(
     run: RetrainingRun, model_results: Sequence[ModelResult], chosen: SelectedModels, result: BatchResult | None
 ) -> RetrainingReport:
     production = run.production
-    price = production.price_per_device_hour
+    price = production.entry.night.price_per_device_hour
     batch = None if result is None else result.to_json()
     num_devices = len(run.node_context.cluster.devices)
     measured = chosen.profiling_s * num_devices * price / HOUR_S if chosen.num_trials else 0.0
@@ -187,7 +187,7 @@ def _report(
         + run.content.get("children_cost", 0.0)
         + (0.0 if batch is None else cost_of_batch(batch, price_per_device_hour=price)),
         unit=unit_of(price),
-        budget=production.budget,
+        budget=production.entry.night.budget,
         num_trials=chosen.num_trials + (0 if result is None else result.num_trials),
         profiling_s=chosen.profiling_s,
         was_cut_short=result is None and "training" in run.content,
@@ -216,10 +216,10 @@ def _recorded(run: RetrainingRun, report: RetrainingReport, status: str) -> list
 
 def _posted(run: RetrainingRun, report: RetrainingReport, answer: Mapping[str, Any]) -> list[str]:
     """Posts the report to the webhook, if there is one; returns why that failed."""
-    if run.production.webhook is None:
+    if run.production.entry.night.webhook is None:
         return []
     try:
-        url = webhook.address_of(run.production.webhook)
+        url = webhook.address_of(run.production.entry.night.webhook)
     except ValueError as error:
         return [str(error)]
     key = f"{report.name} {report.run_date}"

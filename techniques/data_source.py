@@ -212,8 +212,14 @@ class DataOptions:
             raise ValueError(
                 f"data: kind {kind} has no option {unknown[0]!r}. To fix: its options are: {', '.join(known) or 'none'}"
             )
-        own = {name: value for name, value in spec.kwargs.items() if name in known}
-        return cls(**own | {name: value for name, value in spec.options.items() if name in known})
+        given = {name: value for name, value in {**spec.kwargs, **spec.options}.items() if name in known}
+        for each in fields(cls):
+            if type(each.default) in (int, str) and type(value := given.get(each.name, each.default)) is not type(
+                each.default
+            ):
+                kind_of = "a whole number" if isinstance(each.default, int) else "a text"
+                raise ValueError(f"data: {each.name} {value!r} is not {kind_of}. To fix: give {kind_of}")
+        return cls(**given)
 
 
 def _readers(options: Sequence[str]) -> str:

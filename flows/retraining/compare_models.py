@@ -26,7 +26,6 @@ from ringmaster.model_lineage import Ledger, ModelRecord
 from ringmaster.model_lineage.records import CHAMPION
 from ringmaster.model_lineage.snapshot import LineageNode
 from ringmaster.tasks.cluster import Device
-from ringmaster.tasks.evaluation import recording
 from ringmaster.tasks.evaluation.examination import ExaminationRequest, ExaminationResult
 from ringmaster.tasks.evaluation.scores import score_models
 from ringmaster.tasks.evaluation.suite import Suite
@@ -223,7 +222,7 @@ def _child_in_place_of(
             decision,
             judge=decisions,
             notice=current_view.get().notice,
-            train=partial(train_children, run, rival.model.name, seed=seed) if run.production.shrink else None,
+            train=partial(train_children, run, rival.model.name, seed=seed) if run.production.entry.shrink else None,
             remedy="`shrink: true` in the file of models trains some",
         )
     except InputError as error:  # why none can be trained
@@ -235,8 +234,8 @@ def _child_in_place_of(
 
 def _keep_predictions(run: RetrainingRun, check: InspectedModel, candidate: ModelRecord, *, device: Device) -> None:
     """Stores a candidate's predictions on held-out rows, if later runs are to measure the drift of predictions."""
-    kept = trained_of(run, candidate)
-    if check.model.watched.predictions is None or kept is None or kept.predictions:
+    kept, rule = trained_of(run, candidate), check.model.rules.drift
+    if rule is None or rule.predictions is None or kept is None or kept.predictions:
         return
     job, environment = check.model.job, run.node_context.environment
     folder = {"candidate": run.download(candidate)}
@@ -395,7 +394,7 @@ def _judged(
     if policy is None and (faults := [fault for examined in result for fault in examined.faults]):
         return CandidateVerdict(fault=f"it cannot be compared: {'; '.join(faults)}")
     for examined in result:
-        recording.record(ledger, rival.candidate, examined, other=None if rival.champion_dir is None else CHAMPION)
+        examined.record(ledger, rival.candidate, other=None if rival.champion_dir is None else CHAMPION)
     decision = decide_by(
         rule, result, metric=metric, is_first=rival.champion_dir is None, min_gain=rival.model.min_gain
     )

@@ -73,7 +73,7 @@ class RetrainingRun:
     @property
     def deadline_s(self) -> float | None:
         """The deadline of the run, in seconds since the epoch; None if it has none."""
-        return self.production.hours.deadline_of(self.date)
+        return self.production.entry.night.deadline_of(self.date)
 
     @property
     def left_s(self) -> float | None:
@@ -167,7 +167,7 @@ def open_run(
         node_context = stack.enter_context(open_node_context(every_job, home=settings.home()))
         # The run's batch uses its fork server, too.
         stack.callback(lent_server.reset, lent_server.set(LentServer(server=node_context.server)))
-        if production.with_registry:
+        if production.entry.registry:
             production = with_tagged(production, node_context.ledger.tagged(TAG))
         production = _of_this_round(production, force, is_over=known is not None and known.is_over)
         record = runs.begin(production.name, _round(runs, production.name, key) if force else key)
@@ -199,10 +199,10 @@ def _answered(runs: RetrainingRuns, production: Production, key: str, *, is_forc
         return known
     if (later := runs.after(name, f"{key}.99")) is not None:
         return RunRecord(name=name, run_date=key, status=RetrainingStatus.SKIPPED, content={"later": later.run_date})
-    deadline_s, now_s = production.hours.deadline_of(key), current_clock.get()()
+    deadline_s, now_s = production.entry.night.deadline_of(key), current_clock.get()()
     is_begun = known is not None and not known.is_over  # what it has trained is still to be compared
     if deadline_s is not None and deadline_s <= now_s and not is_begun and not _is_scheduled():
-        content = {"deadline_s": deadline_s, "next": production.hours.next_in_time(now_s)}
+        content = {"deadline_s": deadline_s, "next": production.entry.night.next_in_time(now_s)}
         return RunRecord(name=name, run_date=key, status=RetrainingStatus.LATE, content=content)
     return None
 
@@ -223,8 +223,8 @@ def _date(production: Production, given: str | None) -> str:
     run = current_flow_run()
     if run is not None and run.auto_scheduled and run.expected_start_time is not None:
         # A run that starts late still has its scheduled date.
-        return production.hours.run_date_of(run.expected_start_time.timestamp())
-    return production.hours.run_date_of(current_clock.get()())
+        return production.entry.night.run_date_of(run.expected_start_time.timestamp())
+    return production.entry.night.run_date_of(current_clock.get()())
 
 
 def _round(runs: RetrainingRuns, name: str, key: str) -> str:

@@ -33,7 +33,7 @@ from ringmaster.tasks.profiling.stage import ProfilingResult, groups_of_some
 from ringmaster.tasks.profiling.task import profile_task
 from ringmaster.tasks.retraining import drift
 from ringmaster.tasks.retraining.drift import Drift, TrainingRecord, drifts_of
-from ringmaster.tasks.retraining.production import ObservedData, ProductionModel, with_tokenizer_of
+from ringmaster.tasks.retraining.production import ProductionModel, with_tokenizer_of
 from ringmaster.tasks.retraining.promotion import ServingVersions, training_digest, version_of
 from ringmaster.tasks.retraining.runs import freeze
 from ringmaster.tasks.retraining.selection import (
@@ -140,7 +140,7 @@ def _decided(
         num_samples=own["num_samples"],
         trained=None if newest is None or model.rules.max_age_days is None else _run_of_training(run, newest),
         drifts=tuple(_drifts(run, model, champion, data, faults, missing)),
-        failed_assertions=tuple(_failed(model.watched, missing)),
+        failed_assertions=tuple(_failed(model, missing)),
         missing=tuple(missing),
         only_older=model.window_days is not None and _only_lost_files(run, check),
         had_champion=model.name in run.left_by_earlier("champions"),
@@ -169,7 +169,7 @@ def _run_of_training(run: RetrainingRun, model: ModelRecord) -> str | None:
         return kept.run_date
     if model.run_id is None:
         return None
-    return run.production.hours.run_date_of(run.ledger.client.get_run(model.run_id).info.start_time / 1000)
+    return run.production.entry.night.run_date_of(run.ledger.client.get_run(model.run_id).info.start_time / 1000)
 
 
 def _drifts(
@@ -181,39 +181,40 @@ def _drifts(
     missing: list[str],
 ) -> Iterator[Drift]:
     """Yields the drift of inputs and of predictions, relative to the champion's training data."""
-    if model.rules.drift is None or champion is None:
+    rule = model.rules.drift
+    if rule is None or champion is None:
         return
     kept = trained_of(run, champion)
     if kept is None:
         missing.append("drift cannot be measured: no retraining run has trained its champion")
         return
-    watched = model.watched
-    name = model.name if watched.inputs is None else watched.inputs.name
+    name = model.name if model.inputs is None else model.inputs.name
     if name in faults:
         missing.append(f"the inputs cannot be read: {faults[name]}")
     else:
-        yield from drifts_of(kept.inputs, drift.input_features(Path(data[name]["folder"])), model.rules.drift)
-    if watched.predictions is None:
+        yield from drifts_of(kept.inputs, drift.input_features(Path(data[name]["folder"])), rule)
+    if rule.predictions is None:
         return
     if not kept.predictions:
         missing.append("drift of predictions cannot be measured: none were stored for its champion")
         return
     try:
-        logged = drift.logged_features(Log(watched.predictions))
+        logged = drift.logged_features(Log(model.folder / rule.predictions))
     except ValueError as error:
         missing.append(str(error))
         return
-    yield from drifts_of(kept.predictions, logged, model.rules.drift)
+    yield from drifts_of(kept.predictions, logged, rule)
 
 
-def _failed(watched: ObservedData, missing: list[str]) -> Iterator[str]:
+def _failed(model: ProductionModel, missing: list[str]) -> Iterator[str]:
     """Yields the assertions that fail on what was logged."""
-    if watched.suite is None or watched.asserted is None:
+    if (asserted := model.rules.assertions) is None:
         return
+    file = model.folder / asserted.suite
     try:
-        suite = load_suite(watched.suite)
-        with importable(watched.suite.parent):
-            results = check(suite.assertions, Log(watched.asserted))
+        suite = load_suite(file)
+        with importable(file.parent):
+            results = check(suite.assertions, Log(model.folder / asserted.predictions))
     except (BatchFileError, ValueError) as error:
         missing.append(str(error))
         return
@@ -313,8 +314,8 @@ def _choose(run: RetrainingRun, checks: Mapping[str, InspectedModel]) -> Selecte
     limits = RunLimits(
         left_s=run.left_s,
         deadline_s=run.deadline_s,
-        budget=production.budget,
-        price_per_device_hour=production.price_per_device_hour,
+        budget=production.entry.night.budget,
+        price_per_device_hour=production.entry.night.price_per_device_hour,
     )
     resolved = {job.name: job for job in profiled.jobs}
     groups_among = groups_of_some(

@@ -70,7 +70,7 @@ def train_children(run: RetrainingRun, name: str, batch: Batch, *, seed: int) ->
     result = result_of(lambda: train_batch(batch, name=batch.name, resume=can_go_on(batch), seed=seed))
     if result.status == RetrainingStatus.INTERRUPTED:
         raise RunInterrupted("the retraining run was interrupted; the same command resumes it", result=result)
-    price = run.production.price_per_device_hour
+    price = run.production.entry.night.price_per_device_hour
     cost = cost_of_batch(result.to_json(), price_per_device_hour=price)
     run.save(children_cost=run.content.get("children_cost", 0.0) + cost)
 

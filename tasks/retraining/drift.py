@@ -20,10 +20,14 @@ from typing import Any
 
 import numpy as np
 import numpy.typing as npt
+from pydantic import Field
 
 from ringmaster.codec import stored_as
+from ringmaster.tasks.batch.references import Positive, Whole
+from ringmaster.tasks.batch.schema import Section
 from ringmaster.tasks.evaluation.model_assertions import largest_probability
 from ringmaster.tasks.evaluation.scores import Scores
+from ringmaster.tasks.retraining.policy import Probability
 from ringmaster.techniques.data.arrow_files import some_rows
 
 NUM_BINS = 10
@@ -34,18 +38,20 @@ CHANCE = 0.01  # the probability of a PSI above the chance level without drift
 Array = npt.NDArray[Any]
 
 
-@dataclass(frozen=True, kw_only=True)
-class DriftRule:
-    """The thresholds of drift.
+class DriftEntry(Section):
+    """The thresholds of drift, and the data observed for it. A measure without a threshold is skipped."""
 
-    psi: the index above which there is drift; None to skip this measure.
-    ks: the p-value below which there is drift; None to skip this measure.
-    min_rows: the fewest rows that allow a conclusion.
-    """
-
-    psi: float | None = 0.2
-    ks: float | None = None
-    min_rows: int = 100
+    psi: Positive | None = Field(default=0.2, description="the population stability index above which, such as 0.2")
+    ks: Probability | None = Field(
+        default=None, description="the Kolmogorov-Smirnov p-value below which, such as 0.001, or leave it out"
+    )
+    min_rows: Whole = Field(default=100, description="the rows that must be there to tell, such as 100")
+    inputs: dict[str, Any] | None = Field(
+        default=None, description="data as in a batch file that came in lately; the model's own where it is left out"
+    )
+    predictions: str | None = Field(
+        default=None, description="a JSONL or Parquet file of logged predictions, such as predictions.jsonl"
+    )
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -116,11 +122,11 @@ def reference_of(values: Sequence[Any] | Array) -> FeatureReference | None:
     )
 
 
-def drift_of(feature: str, reference: FeatureReference, values: Sequence[Any] | Array, rule: DriftRule) -> Drift:
+def drift_of(feature: str, reference: FeatureReference, values: Sequence[Any] | Array, rule: DriftEntry) -> Drift:
     """Returns the distance of `values` from the reference, and whether it is drift under a rule."""
     numbers = _finite(values) if reference.is_number else None
     num_rows = len(_texts(values)) if numbers is None else len(numbers)
-    if num_rows < max(rule.min_rows, 1):
+    if num_rows < rule.min_rows:
         why = f"{feature} has {num_rows} rows, too few to tell (min_rows {rule.min_rows})"
         return Drift(feature=feature, has_drifted=False, why=why, num_rows=num_rows)
     lines: list[str] = []
@@ -174,7 +180,7 @@ def ks(reference: FeatureReference, values: Sequence[Any] | Array) -> float:
 
 
 def drifts_of(
-    references: Mapping[str, FeatureReference], now: Mapping[str, Sequence[Any] | Array], rule: DriftRule
+    references: Mapping[str, FeatureReference], now: Mapping[str, Sequence[Any] | Array], rule: DriftEntry
 ) -> list[Drift]:
     """Returns the drift of every feature that both mappings have, drifted features first."""
     result = [drift_of(name, references[name], now[name], rule) for name in references if name in now]

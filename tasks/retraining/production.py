@@ -10,6 +10,7 @@ import json
 import re
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass, field, replace
+from datetime import UTC, date, datetime, time, timedelta
 from pathlib import Path
 from typing import Annotated, Any
 from zoneinfo import ZoneInfo, ZoneInfoNotFoundError
@@ -21,16 +22,15 @@ from ringmaster.errors import BatchFileError
 from ringmaster.tasks.batch import Batch, document, parse_batch
 from ringmaster.tasks.batch.document import FileKind, Finding, Place, as_list, findings_where, parsed_place, place_text
 from ringmaster.tasks.batch.grid import combinations, num_jobs, too_many
-from ringmaster.tasks.batch.references import Name, Positive, Whole, wrong
+from ringmaster.tasks.batch.references import Distinct, Name, Positive, wrong
 from ringmaster.tasks.batch.schema import Section
 from ringmaster.tasks.batch.yaml_sections import file_error, read_document
 from ringmaster.tasks.batch.yaml_sections import findings as section_findings
 from ringmaster.tasks.cluster import Devices
 from ringmaster.tasks.files import is_file
-from ringmaster.tasks.retraining.drift import DriftRule
-from ringmaster.tasks.retraining.policy import Amount, Probability, PromotionPolicy, load_named, load_policy
+from ringmaster.tasks.retraining.policy import Amount, PromotionPolicy, load_named, load_policy
 from ringmaster.tasks.retraining.report import address_of
-from ringmaster.tasks.retraining.selection import DueRules, Hours
+from ringmaster.tasks.retraining.selection import DueEntry
 from ringmaster.techniques import Job
 
 MOST_DAYS = 36_500  # the largest window; dates have a limited range
@@ -62,43 +62,6 @@ def _webhook(value: str) -> str:
 Hour = Annotated[str, AfterValidator(_hour)]
 
 
-class DriftEntry(Section):
-    """The thresholds of drift, and the data observed for it."""
-
-    psi: Positive | None = Field(default=0.2, description="the population stability index above which, such as 0.2")
-    ks: Probability | None = Field(
-        default=None, description="the Kolmogorov-Smirnov p-value below which, such as 0.001, or leave it out"
-    )
-    min_rows: Whole = Field(default=100, description="the rows that must be there to tell, such as 100")
-    inputs: dict[str, Any] | None = Field(
-        default=None, description="data as in a batch file that came in lately; the model's own where it is left out"
-    )
-    predictions: str | None = Field(
-        default=None, description="a JSONL or Parquet file of logged predictions, such as predictions.jsonl"
-    )
-
-
-class AssertionsEntry(Section):
-    """Assertions on logged predictions, as `ringmaster monitor` checks them."""
-
-    suite: str = Field(description="a file with assertions, such as tests.yaml")
-    predictions: str = Field(description="a JSONL or Parquet file of logged predictions, such as predictions.jsonl")
-
-
-class DueEntry(Section):
-    """The conditions that make a model due."""
-
-    new_data: bool = Field(default=True, description="false where new data alone does not count, else true")
-    min_new_samples: Annotated[int, Field(ge=0)] = Field(
-        default=0, description="how many samples new data must have more, such as 500"
-    )
-    max_age_days: Positive | None = Field(default=None, description="days after which it is trained anyway, such as 30")
-    drift: DriftEntry | None = Field(default=None, description="what counts as drift, such as {psi: 0.2}")
-    assertions: AssertionsEntry | None = Field(
-        default=None, description="{suite: tests.yaml, predictions: predictions.jsonl}"
-    )
-
-
 class ModelEntry(Section):
     """One production model."""
 
@@ -116,7 +79,7 @@ class ModelEntry(Section):
     window_days: Annotated[int, Field(ge=1, le=MOST_DAYS)] | None = Field(
         default=None, description="of files with a date in their name, only those of the last so many days, such as 14"
     )
-    sweep: dict[str, Annotated[list[Any], Field(min_length=1)]] = Field(
+    sweep: dict[str, Annotated[list[Any], Field(min_length=1), Distinct]] = Field(
         default={},
         description="values to try beside its own, by dotted keys, such as {optimizer.lr: [1e-3]}",
     )
@@ -124,7 +87,11 @@ class ModelEntry(Section):
 
 
 class RetrainingEntry(Section):
-    """The schedule of retraining runs, and their limits."""
+    """The schedule of retraining runs, in local times, and their limits.
+
+    The date on which a run starts identifies it. It ends at the first deadline after its start. A moment between a
+    run's deadline and the next start still belongs to that run, but is too late for training.
+    """
 
     starts: Hour = Field(default="00:00", description='the local time at which a run starts, such as "02:00"')
     deadline: Hour | None = Field(
@@ -140,6 +107,30 @@ class RetrainingEntry(Section):
     webhook: Annotated[str, AfterValidator(_webhook)] | None = Field(
         default=None, description="the address that reports are posted to, https://... or $VARIABLE"
     )
+
+    def run_date_of(self, now_s: float) -> str:
+        """Returns the date of the run that started last, in ISO format such as "2026-11-20"."""
+        local = datetime.fromtimestamp(now_s, UTC).astimezone(ZoneInfo(self.timezone))
+        day = local.date()
+        return (day if local.time() >= time.fromisoformat(self.starts) else day - timedelta(days=1)).isoformat()
+
+    def deadline_of(self, run_date: str) -> float | None:
+        """Returns the deadline of a run in seconds since the epoch, or None if there is no deadline."""
+        if self.deadline is None:
+            return None
+        zone, day = ZoneInfo(self.timezone), date.fromisoformat(run_date)
+        start = datetime.combine(day, time.fromisoformat(self.starts), zone)
+        end = datetime.combine(day, time.fromisoformat(self.deadline), zone)
+        if end <= start:
+            end = datetime.combine(day + timedelta(days=1), time.fromisoformat(self.deadline), zone)
+        return end.timestamp()
+
+    def next_in_time(self, now_s: float) -> str:
+        """Returns the date of the first run whose deadline has not passed."""
+        run_date = self.run_date_of(now_s)
+        deadline_s = self.deadline_of(run_date)
+        is_late = deadline_s is not None and deadline_s <= now_s
+        return (date.fromisoformat(run_date) + timedelta(days=int(is_late))).isoformat()
 
 
 class ProductionEntry(Section):
@@ -165,8 +156,8 @@ class ProductionEntry(Section):
     models: list[ModelEntry] = Field(default=[], description="a list of models")
 
 
-def findings(entry: ProductionEntry, *, there: Mapping[str, bool]) -> Iterator[Finding]:
-    """Yields the faults that remain although each value is of its type. there: whether each named file exists."""
+def findings(entry: ProductionEntry, *, folder: Path) -> Iterator[Finding]:
+    """Yields the faults that remain although each value is of its type. folder: the folder of the file."""
     if not entry.models and not entry.registry:
         yield Finding(("models",), "is empty", "give a list of models, or `registry: true` for tagged ones")
     for i, model in enumerate(entry.models):
@@ -186,28 +177,12 @@ def findings(entry: ProductionEntry, *, there: Mapping[str, bool]) -> Iterator[F
                 "give psi, such as 0.2, or ks, such as 0.001",
             ),
             (
-                suite is not None and not there[suite],
+                suite is not None and not is_file(folder, suite),
                 (*at, "assertions", "suite"),
                 f"there is no file {suite!r}",
                 "name a file with assertions, relative to this one",
             ),
         )
-
-
-@dataclass(frozen=True, kw_only=True)
-class ObservedData:
-    """The data observed in production.
-
-    inputs: a job on recent data, for drift.
-    predictions: a log, for drift.
-    suite: a file of assertions.
-    asserted: the log that the assertions are checked on.
-    """
-
-    inputs: Job | None = None
-    predictions: Path | None = None
-    suite: Path | None = None
-    asserted: Path | None = None
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -219,7 +194,9 @@ class ProductionModel:
     compare_on: the same job on the data for comparing champion and challenger, if that is not the job's own. All of its
         rows are compared on, unless it has a held-out part of its own (`compares_on_all`).
     variants: the job under the other values of its sweep.
-    rules, watched: what makes the model due.
+    inputs: a job on recent data, for drift.
+    rules: what makes the model due.
+    folder: the folder of the file, in which the files that `rules` names lie.
     window_days: the number of days of dated files to read.
     priority: models of higher priority are trained first if not all fit in the run.
     """
@@ -230,8 +207,9 @@ class ProductionModel:
     warm_start: bool = True
     min_gain: float = 0.0
     variants: tuple[Job, ...] = ()
-    rules: DueRules = field(default_factory=DueRules)
-    watched: ObservedData = field(default_factory=ObservedData)
+    inputs: Job | None = None
+    rules: DueEntry = field(default_factory=DueEntry)
+    folder: Path = Path()
     window_days: int | None = None
     priority: int = 0
 
@@ -261,17 +239,17 @@ class ProductionModel:
     @property
     def jobs(self) -> list[Job]:
         """All jobs that need data: the model's own, the one for comparisons, and the one for observed inputs."""
-        return [job for job in (self.job, self.compare_on, self.watched.inputs) if job is not None]
+        return [job for job in (self.job, self.compare_on, self.inputs) if job is not None]
 
     def with_jobs(self, own: Callable[[Job], Job], *, others: Callable[[Job], Job]) -> ProductionModel:
         """Returns the model with changed jobs. own: changes those that are trained; others: those on other data."""
-        compare_on, inputs = (None if job is None else others(job) for job in (self.compare_on, self.watched.inputs))
+        compare_on, inputs = (None if job is None else others(job) for job in (self.compare_on, self.inputs))
         return replace(
             self,
             job=own(self.job),
             variants=tuple(map(own, self.variants)),
             compare_on=compare_on,
-            watched=replace(self.watched, inputs=inputs),
+            inputs=inputs,
         )
 
 
@@ -279,29 +257,24 @@ class ProductionModel:
 class Production:
     """The models of a file.
 
+    entry: the values of the file, of which those of `night` limit a retraining run.
+    models: those of the file, and tagged ones of the registry.
     folder: the folder of the file, absolute; relative paths and factories are resolved there.
     policy: the promotion policy; None stands for the plain rule that promotes what is better by `min_gain`.
-    shrink: whether smaller models are trained from one that breaks a limit of the policy.
-    hours, budget, price_per_device_hour: of a retraining run; the budget is in the unit of the price.
-    webhook: the address that reports are posted to.
-    with_registry: whether tagged models of the registry belong to it.
-    datasets: the value in the file, for the tagged models.
     broken: the faults in the tags, by model name.
     """
 
-    name: str
+    entry: ProductionEntry
     models: tuple[ProductionModel, ...]
     devices: Devices
     folder: Path
     policy: PromotionPolicy | None = None
-    shrink: bool = False
-    hours: Hours = field(default_factory=Hours)
-    budget: float | None = None
-    price_per_device_hour: float = 1.0
-    webhook: str | None = None
-    with_registry: bool = False
-    datasets: Any = None
     broken: Mapping[str, str] = field(default_factory=dict)
+
+    @property
+    def name(self) -> str:
+        """The name that those of the registered models start with."""
+        return self.entry.name
 
     @property
     def jobs(self) -> list[Job]:
@@ -340,7 +313,7 @@ def with_tagged(production: Production, tags: Mapping[str, str]) -> Production:
         result = list(read.findings)
         if read.data is not None:
             raw = {"name": production.name, "devices": production.devices, "models": [{**read.data, "name": name}]}
-            raw |= {} if production.datasets is None else {"datasets": production.datasets}
+            raw |= {} if production.entry.datasets is None else {"datasets": production.entry.datasets}
             made, wrong = _production(raw, folder=production.folder)
             result += wrong
             models += made.models if made is not None and not result else ()
@@ -374,8 +347,7 @@ def _production(raw: Mapping[str, Any], *, folder: Path) -> tuple[Production | N
     entry = None
     try:
         entry = ProductionEntry.model_validate(raw, context={"folder": folder.resolve()})
-        suites = [m.due.assertions.suite for m in entry.models if m.due.assertions is not None]
-        result += findings(entry, there={suite: is_file(folder, suite) for suite in suites})
+        result += findings(entry, folder=folder)
     except ValidationError as error:
         result += section_findings(error, root=ProductionEntry)
     batch, variants, wrong = jobs_of(raw, folder=folder)
@@ -390,27 +362,18 @@ def _production(raw: Mapping[str, Any], *, folder: Path) -> tuple[Production | N
     if entry is None or result:
         return None, result
     jobs = {} if batch is None else {job.name: job for job in batch.jobs}
-    night = entry.night
     return Production(
-        name=entry.name,
+        entry=entry,
         models=tuple(_model(entry.name, m, jobs, variants.get(m.name, ()), folder=folder) for m in entry.models),
         devices=entry.devices if batch is None else batch.devices,
         folder=folder.resolve(),
         policy=policy,
-        shrink=entry.shrink,
-        hours=Hours(starts=night.starts, deadline=night.deadline, timezone=night.timezone),
-        budget=night.budget,
-        price_per_device_hour=night.price_per_device_hour,
-        webhook=night.webhook,
-        with_registry=entry.registry,
-        datasets=entry.datasets,
     ), []
 
 
 def _model(
     prefix: str, entry: ModelEntry, jobs: Mapping[str, Job], variants: Iterable[str], *, folder: Path
 ) -> ProductionModel:
-    due, drift, asserted = entry.due, entry.due.drift, entry.due.assertions
     own = jobs[entry.name]
     return ProductionModel(
         registered_name=f"{prefix}.{entry.name}",
@@ -419,19 +382,9 @@ def _model(
         warm_start=entry.warm_start,
         min_gain=entry.min_gain,
         variants=tuple(jobs[name] for name in variants if replace(jobs[name], name=own.name) != own),
-        rules=DueRules(
-            new_data=due.new_data,
-            min_new_samples=due.min_new_samples,
-            max_age_days=due.max_age_days,
-            drift=None if drift is None else DriftRule(psi=drift.psi, ks=drift.ks, min_rows=drift.min_rows),
-            asserts=asserted is not None,
-        ),
-        watched=ObservedData(
-            inputs=jobs.get(f"{entry.name}.inputs"),
-            predictions=None if drift is None or drift.predictions is None else folder / drift.predictions,
-            suite=None if asserted is None else folder / asserted.suite,
-            asserted=None if asserted is None else folder / asserted.predictions,
-        ),
+        inputs=jobs.get(f"{entry.name}.inputs"),
+        rules=entry.due,
+        folder=folder,
         window_days=entry.window_days,
         priority=entry.priority,
     )

@@ -1,60 +1,25 @@
-"""Selection of the due models that fit in a retraining run, by priority; its dates and deadlines.
+"""Selection of the due models that fit in a retraining run, by priority.
 
 Models that do not fit are left for the next run. All functions are pure: they are given the time.
 """
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from datetime import UTC, date, datetime, time, timedelta
-from zoneinfo import ZoneInfo
+from datetime import UTC, date, datetime
+from typing import Annotated
+
+from pydantic import Field
 
 from ringmaster.errors import ProblemError
+from ringmaster.tasks.batch.references import Positive
+from ringmaster.tasks.batch.schema import Section
 from ringmaster.tasks.planning import Plan, Problem
 from ringmaster.tasks.planning.objectives import HOUR_S
-from ringmaster.tasks.retraining.drift import Drift, DriftRule
+from ringmaster.tasks.retraining.drift import Drift, DriftEntry
 from ringmaster.tasks.retraining.promotion import ServingVersions, training_digest, version_of
 
 Clock = Callable[[], float]
 """Returns the time in seconds since the epoch, as `time.time` does; tests and demonstrations pass their own."""
-
-
-@dataclass(frozen=True, kw_only=True)
-class Hours:
-    """The schedule of retraining runs, in local times such as "22:00" of `timezone`.
-
-    starts: when a run starts; its date identifies the run.
-    deadline: a run ends at the first deadline after its start; None for no deadline.
-
-    A moment between a run's deadline and the next start still belongs to that run, but is too late for training.
-    """
-
-    starts: str = "00:00"
-    deadline: str | None = None
-    timezone: str = "UTC"
-
-    def run_date_of(self, now_s: float) -> str:
-        """Returns the date of the run that started last, in ISO format such as "2026-11-20"."""
-        local = datetime.fromtimestamp(now_s, UTC).astimezone(ZoneInfo(self.timezone))
-        day = local.date()
-        return (day if local.time() >= time.fromisoformat(self.starts) else day - timedelta(days=1)).isoformat()
-
-    def deadline_of(self, run_date: str) -> float | None:
-        """Returns the deadline of a run in seconds since the epoch, or None if there is no deadline."""
-        if self.deadline is None:
-            return None
-        zone, day = ZoneInfo(self.timezone), date.fromisoformat(run_date)
-        start = datetime.combine(day, time.fromisoformat(self.starts), zone)
-        end = datetime.combine(day, time.fromisoformat(self.deadline), zone)
-        if end <= start:
-            end = datetime.combine(day + timedelta(days=1), time.fromisoformat(self.deadline), zone)
-        return end.timestamp()
-
-    def next_in_time(self, now_s: float) -> str:
-        """Returns the date of the first run whose deadline has not passed."""
-        run_date = self.run_date_of(now_s)
-        deadline_s = self.deadline_of(run_date)
-        is_late = deadline_s is not None and deadline_s <= now_s
-        return (date.fromisoformat(run_date) + timedelta(days=int(is_late))).isoformat()
 
 
 def num_missed(run_date: str, before: str | None) -> int:
@@ -205,22 +170,28 @@ def _tried(
 SHORT = 8  # characters of a digest, enough for people to see that two differ
 
 
-@dataclass(frozen=True, kw_only=True)
-class DueRules:
+class AssertionsEntry(Section):
+    """Assertions on logged predictions, as `ringmaster monitor` checks them."""
+
+    suite: str = Field(description="a file with assertions, such as tests.yaml")
+    predictions: str = Field(description="a JSONL or Parquet file of logged predictions, such as predictions.jsonl")
+
+
+class DueEntry(Section):
     """The conditions for retraining; any of them makes a model due.
 
-    new_data: data with another digest counts, if it has at least `min_new_samples` more samples than the data of the
-        last training.
-    max_age_days: the longest time since the last training.
-    drift: the thresholds for drift of inputs or predictions.
-    asserts: whether a failed assertion on logged predictions counts.
+    New data has another digest, and at least `min_new_samples` more samples than the data of the last training.
     """
 
-    new_data: bool = True
-    min_new_samples: int = 0
-    max_age_days: float | None = None
-    drift: DriftRule | None = None
-    asserts: bool = False
+    new_data: bool = Field(default=True, description="false where new data alone does not count, else true")
+    min_new_samples: Annotated[int, Field(ge=0)] = Field(
+        default=0, description="how many samples new data must have more, such as 500"
+    )
+    max_age_days: Positive | None = Field(default=None, description="days after which it is trained anyway, such as 30")
+    drift: DriftEntry | None = Field(default=None, description="what counts as drift, such as {psi: 0.2}")
+    assertions: AssertionsEntry | None = Field(
+        default=None, description="{suite: tests.yaml, predictions: predictions.jsonl}"
+    )
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -260,7 +231,7 @@ class DueDecision:
     notes: tuple[str, ...] = field(default=())
 
 
-def due(serving: ServingVersions, seen: ModelObservations, rules: DueRules = DueRules()) -> DueDecision:
+def due(serving: ServingVersions, seen: ModelObservations, rules: DueEntry = DueEntry()) -> DueDecision:
     """Decides whether a model is due: by force, without a champion, or by new data, age, drift or a failed assertion.
 
     Drift and failed assertions make a model due only if there is new data, as the same data would yield the same model
@@ -278,7 +249,7 @@ def due(serving: ServingVersions, seen: ModelObservations, rules: DueRules = Due
     is_new = not (is_known or seen.only_older or training_digest(champion) == seen.digest)
     reasons = [*_by_data(serving, seen, rules, is_new=is_new), *_by_age(serving, seen, rules)]
     alarms = [drift.why for drift in seen.drifts if drift.has_drifted] if rules.drift else []
-    alarms += seen.failed_assertions if rules.asserts else ()
+    alarms += seen.failed_assertions if rules.assertions else ()
     notes = list(seen.missing)
     if is_new:
         reasons += alarms
@@ -301,7 +272,7 @@ def _without_champion(serving: ServingVersions, seen: ModelObservations, *, is_k
     return DueDecision(is_due=True, why="it has no champion yet")
 
 
-def _by_data(serving: ServingVersions, seen: ModelObservations, rules: DueRules, *, is_new: bool) -> Iterator[str]:
+def _by_data(serving: ServingVersions, seen: ModelObservations, rules: DueEntry, *, is_new: bool) -> Iterator[str]:
     if not (is_new and rules.new_data) or _too_little(serving, seen, rules):
         return
     known = training_digest(serving.champion)
@@ -311,7 +282,7 @@ def _by_data(serving: ServingVersions, seen: ModelObservations, rules: DueRules,
         yield f"new data: {seen.digest[:SHORT]}, the champion was trained on {known[:SHORT]}"
 
 
-def _by_age(serving: ServingVersions, seen: ModelObservations, rules: DueRules) -> Iterator[str]:
+def _by_age(serving: ServingVersions, seen: ModelObservations, rules: DueEntry) -> Iterator[str]:
     if rules.max_age_days is None or seen.trained is None:
         return
     days = num_days(seen.trained, seen.run_date)
@@ -319,7 +290,7 @@ def _by_age(serving: ServingVersions, seen: ModelObservations, rules: DueRules) 
         yield f"its last training is {days} days ago, and {rules.max_age_days:g} are allowed"
 
 
-def _why_not(serving: ServingVersions, seen: ModelObservations, rules: DueRules, *, is_new: bool) -> Iterator[str]:
+def _why_not(serving: ServingVersions, seen: ModelObservations, rules: DueEntry, *, is_new: bool) -> Iterator[str]:
     champion, latest = serving.champion, serving.latest
     if is_new and not rules.new_data:
         yield "there is new data, which alone does not count (new_data: false)"
@@ -337,11 +308,11 @@ def _why_not(serving: ServingVersions, seen: ModelObservations, rules: DueRules,
         yield f"trained {num_days(seen.trained, seen.run_date)} of {rules.max_age_days:g} days ago"
     if rules.drift is not None and seen.drifts and not any(drift.has_drifted for drift in seen.drifts):
         yield "no drift (" + ", ".join(_figure(drift) for drift in seen.drifts) + ")"
-    if rules.asserts and not seen.failed_assertions and not seen.missing:
+    if rules.assertions and not seen.failed_assertions and not seen.missing:
         yield "every assertion holds"
 
 
-def _too_little(serving: ServingVersions, seen: ModelObservations, rules: DueRules) -> str:
+def _too_little(serving: ServingVersions, seen: ModelObservations, rules: DueEntry) -> str:
     """Returns why new data is too little, or "" if it is enough or was not counted."""
     newest = serving.latest or serving.champion
     datasets = () if newest is None else newest.datasets

@@ -73,6 +73,8 @@ def _remedy(error: OSError, url: str) -> str:
         return CREDENTIALS
     if kind in ("EndpointConnectionError", "ConnectTimeoutError", "ConnectionClosedError", "InvalidEndpoint"):
         return f"check that the store runs, and its address: {_endpoint()}"
+    if url.startswith("http"):
+        return f"check the URL {url}"
     if isinstance(origin, FileNotFoundError):
         return f"create the bucket of {url}, or correct its name; the address of the store is {_endpoint()}"
     if isinstance(origin, PermissionError):

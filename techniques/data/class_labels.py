@@ -102,7 +102,7 @@ def as_list(value: Any) -> Any:
         return value
     try:
         return json.loads(value)
-    except json.JSONDecodeError:
+    except (json.JSONDecodeError, RecursionError):
         if re.search(r"[',\"]", value) is None:  # a name in brackets
             return value
         raise ValueError(
@@ -171,15 +171,14 @@ def _is_class(value: Any) -> bool:
 
 def _is_whole_number(name: str) -> bool:
     """Whether a name is a number as it is usually written; 007 is a name."""
-    return name.removeprefix("-").isdecimal() and str(int(name)) == name
+    return re.fullmatch(r"0|-?[1-9][0-9]{0,17}", name) is not None
 
 
 def as_class_name(value: Any) -> str:
     """Returns the name of a class: text as it is, whole numbers as text, and true and false."""
     if isinstance(value, bool):
         return "true" if value else "false"
-    is_whole = isinstance(value, (int, float)) and float(value).is_integer()
-    return str(int(value)) if is_whole else str(value)
+    return str(int(value)) if isinstance(value, float) and value.is_integer() else str(value)
 
 
 def distinct_labels(folder: Path, split: str) -> set[tuple[float, ...]]:

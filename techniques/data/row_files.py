@@ -524,7 +524,10 @@ def _values_of(column: Any) -> list[Any]:
     """The values of a column of Parquet. Texts become Python's all at once."""
     if pyarrow.types.is_string(column.type) or pyarrow.types.is_large_string(column.type):
         return list(column.to_numpy(zero_copy_only=False))
-    return list(column.to_pylist())
+    try:
+        return list(column.to_pylist())
+    except (OverflowError, ValueError) as error:  # a time that Python does not have
+        raise OSError(f"a value of type {column.type}: {error}") from error
 
 
 def _rows_per_batch(group: Any, columns: Sequence[str], check: Callable[[int], None]) -> int:

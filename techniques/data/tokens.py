@@ -302,15 +302,14 @@ class _TokenWriter:
         ]
 
     def _as_given(self, content: list[int]) -> Ids:
-        ids = np.asarray(content, dtype=np.int64)
-        if self._spec.seq_len is None and len(ids) != self._seq_len:
+        if self._spec.seq_len is None and len(content) != self._seq_len:
             raise _no_length(self._where)
-        if ids.min(initial=0) < 0:
+        if min(content, default=0) < 0:
             raise ValueError(f"{self._where} has token ids below 0. To fix: leave labels and padding to a data factory")
-        if ids.max(initial=0) >= 1 << 32:
+        self._largest = max(self._largest, *content) if content else self._largest
+        if self._largest >= 1 << 32:
             raise ValueError(f"{self._where} has token ids of more than 32 bits. To fix: check the column of ids")
-        self._largest = max(self._largest, int(ids.max(initial=0)))
-        return ids.astype(np.uint32)
+        return np.asarray(content, dtype=np.uint32)
 
     def _check_sizes(self, num_tokens: Mapping[str, int]) -> None:
         spec = self._spec

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import json
+import math
 from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
@@ -23,6 +24,7 @@ from ringmaster.techniques.data_source import MAX_SHOWN, DataOptions, PreparedDa
 from ringmaster.techniques.job import DataSpec
 
 PROCESSOR = "preprocessor_config.json"
+MAX_IMAGE_SIZE = 4096
 IN_FOLDERS = ("image", "label")
 """What is known of an image in a folder, as if it were the columns of a table."""
 SPLITS = frozenset({"train", "training", "test", "val", "valid", "validation", "eval", "dev"})
@@ -67,8 +69,18 @@ class ImageClassification(RowSource):
     def check(self, spec: DataSpec) -> None:
         """Refuses unknown options, and modes other than RGB and L."""
         super().check(spec)
-        if (mode := self.options(spec).mode) not in ("RGB", "L"):
-            raise ValueError(f"data: mode {mode!r} of images is unknown. To fix: give RGB or L")
+        how = self.options(spec)
+        if how.mode not in ("RGB", "L"):
+            raise ValueError(f"data: mode {how.mode!r} of images is unknown. To fix: give RGB or L")
+        if not 1 <= how.image_size <= MAX_IMAGE_SIZE:
+            raise ValueError(
+                f"data: image_size {how.image_size} is not within 1 and {MAX_IMAGE_SIZE}. To fix: lower it"
+            )
+        for name, values in (("mean", how.mean), ("std", how.std)):
+            numbers = values if isinstance(values, (list, tuple)) else [values]
+            is_number = [isinstance(each, (int, float)) and math.isfinite(each) for each in numbers]
+            if len(numbers) not in (1, len(how.mode)) or not all(is_number) or (name == "std" and not all(numbers)):
+                raise ValueError(f"data: {name} {values!r} is wrong. To fix: give one number, or one for each channel")
 
     def columns(self, spec: DataSpec, available: Sequence[str] | None = None) -> Columns:
         """Returns the columns; those of images in a folder are the roles."""

@@ -89,7 +89,7 @@ class TextRegression(TextClassification):
         """Returns tokens with the tokenizer's special tokens, and the number."""
         try:
             number = float(row["label"])
-        except (TypeError, ValueError):
+        except (TypeError, ValueError, OverflowError):
             number = math.nan
         if not abs(number) <= LARGEST:  # also of NaN
             raise ValueError(

@@ -128,6 +128,7 @@ def test_a_task_of_lm_eval_is_measured_on_one_and_on_several_ranks(bench, tmp_pa
     assert all(line["value"] == 1.0 for line in lines.values()), done.stderr
     assert lines[task]["num_rows"] == 8
     assert done.returncode == 0
+    assert "10%; --all-rows scores all" in done.stderr
 
     # The library's own evaluation of the exported folder says the same.
     from lm_eval import simple_evaluate

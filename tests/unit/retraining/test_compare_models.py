@@ -11,10 +11,10 @@ from ringmaster.flows.retraining import compare_models
 from ringmaster.flows.retraining.compare_models import CandidateVerdict
 from ringmaster.flows.retraining.select_models import InspectedModel, SelectedModels
 from ringmaster.tasks.evaluation.scores import CLASSIFIER, Scores
-from ringmaster.tasks.retraining.drift import TrainingRecord
-from ringmaster.tasks.retraining.production import ObservedData, ProductionModel
+from ringmaster.tasks.retraining.drift import DriftEntry, TrainingRecord
+from ringmaster.tasks.retraining.production import ProductionModel
 from ringmaster.tasks.retraining.promotion import ServingVersions
-from ringmaster.tasks.retraining.selection import DueDecision
+from ringmaster.tasks.retraining.selection import DueDecision, DueEntry
 from ringmaster.techniques import DataSpec, Job, ModelSpec
 from ringmaster.techniques.scoring.scored_rows import TrainingData
 from tests.unit.promotion.fakes import version
@@ -26,9 +26,9 @@ ACCURACIES = {"broken": np.nan, "good": 0.9}
 def check(name):
     model = ModelSpec(architecture="ViTForImageClassification")
     own = Job(name=name, model=model, data=DataSpec(source="digits"), num_steps=4)
-    watched = ObservedData(predictions=Path("log.jsonl"))
+    rules = DueEntry(drift=DriftEntry(predictions="log.jsonl"))
     standing = ServingVersions(name=f"shop.{name}", champion=version(1, name=f"shop.{name}"))
-    production = ProductionModel(registered_name=standing.name, job=own, watched=watched)
+    production = ProductionModel(registered_name=standing.name, job=own, rules=rules)
     return InspectedModel(model=production, serving=standing, data={}, due=DueDecision(is_due=False, why="it waits"))
 
 

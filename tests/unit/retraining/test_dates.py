@@ -4,7 +4,8 @@ from datetime import UTC, datetime
 
 import pytest
 
-from ringmaster.tasks.retraining.selection import Hours, day_text, num_missed
+from ringmaster.tasks.retraining.production import RetrainingEntry
+from ringmaster.tasks.retraining.selection import day_text, num_missed
 
 
 def at(text):
@@ -23,7 +24,7 @@ def at(text):
     ],
 )
 def test_a_moment_belongs_to_the_night_that_started_last(starts, zone, moment, run_date):
-    assert Hours(starts=starts, timezone=zone).run_date_of(at(moment)) == run_date
+    assert RetrainingEntry(starts=starts, timezone=zone).run_date_of(at(moment)) == run_date
 
 
 @pytest.mark.parametrize(
@@ -36,17 +37,17 @@ def test_a_moment_belongs_to_the_night_that_started_last(starts, zone, moment, r
     ],
 )
 def test_a_night_ends_at_the_first_deadline_after_its_start(starts, deadline, zone, ends):
-    assert Hours(starts=starts, deadline=deadline, timezone=zone).deadline_of("2026-11-20") == at(ends)
+    assert RetrainingEntry(starts=starts, deadline=deadline, timezone=zone).deadline_of("2026-11-20") == at(ends)
 
 
 def test_a_night_in_which_clocks_change_has_its_deadline_by_the_clock_on_the_wall():
-    hours = Hours(starts="02:00", deadline="06:00", timezone="Europe/Berlin")
+    hours = RetrainingEntry(starts="02:00", deadline="06:00", timezone="Europe/Berlin")
     assert hours.deadline_of("2026-10-25") == at("2026-10-25T05:00")
     assert hours.deadline_of("2026-03-29") == at("2026-03-29T04:00")
 
 
 def test_without_a_deadline_a_night_takes_as_long_as_it_takes():
-    assert Hours().deadline_of("2026-11-20") is None
+    assert RetrainingEntry().deadline_of("2026-11-20") is None
 
 
 @pytest.mark.parametrize(

@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 
 from ringmaster.codec import from_json, to_json
-from ringmaster.tasks.retraining.drift import DriftRule, FeatureReference, drift_of, drifts_of, ks, psi, reference_of
+from ringmaster.tasks.retraining.drift import DriftEntry, FeatureReference, drift_of, drifts_of, ks, psi, reference_of
 
 DRAW = np.random.default_rng(0)
 NORMAL = DRAW.normal(size=2000)
@@ -57,35 +57,35 @@ def test_numbers_that_are_all_alike_have_a_reference():
 )
 def test_a_value_that_many_rows_have_is_missed_where_they_have_another_one(then, now):
     assert psi(reference_of(then), then)[0] == pytest.approx(0.0)
-    assert drift_of("x", reference_of(then), now, DriftRule(psi=1.0)).has_drifted
+    assert drift_of("x", reference_of(then), now, DriftEntry(psi=1.0)).has_drifted
 
 
 def test_a_reference_of_a_former_release_is_compared_as_it_was():
     """A constant has one edge there, and all values that are not below the edge count as equal."""
     then = FeatureReference(num_rows=500, counts=(0, 500), edges=(1.0,), kept=(1.0,))
-    assert not drift_of("x", then, np.full(500, 5.0), DriftRule()).has_drifted
-    assert drift_of("x", then, np.zeros(500), DriftRule()).has_drifted
+    assert not drift_of("x", then, np.full(500, 5.0), DriftEntry()).has_drifted
+    assert drift_of("x", then, np.zeros(500), DriftEntry()).has_drifted
 
 
 def test_few_rows_reach_a_large_index_by_chance_and_are_no_drift():
-    then, rule = reference_of(NORMAL), DriftRule(psi=0.1, min_rows=20)
+    then, rule = reference_of(NORMAL), DriftEntry(psi=0.1, min_rows=20)
     found = [drift_of("x", then, np.random.default_rng(seed).normal(size=30), rule) for seed in range(200)]
     assert max(drift.psi or 0.0 for drift in found) > 0.2
     assert np.mean([drift.has_drifted for drift in found]) <= 0.03
 
 
 def test_drift_is_told_in_words():
-    found = drift_of("x", reference_of(NORMAL), NORMAL + 1.0, DriftRule(psi=0.2, ks=0.01))
+    found = drift_of("x", reference_of(NORMAL), NORMAL + 1.0, DriftEntry(psi=0.2, ks=0.01))
     assert found.has_drifted
     assert "x has drifted: PSI 0." in found.why
     assert "Kolmogorov-Smirnov p" in found.why
 
 
 def test_too_few_rows_tell_nothing():
-    found = drift_of("x", reference_of(NORMAL), NORMAL[:99] + 9.0, DriftRule())
+    found = drift_of("x", reference_of(NORMAL), NORMAL[:99] + 9.0, DriftEntry())
     assert not found.has_drifted
     assert found.why == "x has 99 rows, too few to tell (min_rows 100)"
-    empty = drift_of("x", reference_of(NORMAL), [], DriftRule(min_rows=0))
+    empty = drift_of("x", reference_of(NORMAL), [], DriftEntry(min_rows=1))
     assert "too few" in empty.why
 
 
@@ -115,7 +115,7 @@ def test_the_most_frequent_categories_are_kept_and_the_rest_is_one_bin():
 
 def test_features_that_both_know_are_compared_the_drifted_first():
     references = {"a": reference_of(NORMAL), "b": reference_of(NORMAL), "gone": reference_of(NORMAL)}
-    found = drifts_of(references, {"a": NORMAL, "b": NORMAL + 2, "new": NORMAL}, DriftRule())
+    found = drifts_of(references, {"a": NORMAL, "b": NORMAL + 2, "new": NORMAL}, DriftEntry())
     assert [(drift.feature, drift.has_drifted) for drift in found] == [("b", True), ("a", False)]
 
 

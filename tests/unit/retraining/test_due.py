@@ -5,9 +5,9 @@ from dataclasses import replace
 import pytest
 
 from ringmaster.model_lineage import DatasetInput
-from ringmaster.tasks.retraining.drift import Drift, DriftRule
+from ringmaster.tasks.retraining.drift import Drift, DriftEntry
 from ringmaster.tasks.retraining.promotion import ServingVersions
-from ringmaster.tasks.retraining.selection import DueRules, ModelObservations, due
+from ringmaster.tasks.retraining.selection import AssertionsEntry, DueEntry, ModelObservations, due
 from tests.unit.promotion.fakes import version
 
 OLD, LOST, NEW = version(1, digest="old"), version(2, digest="lost"), version(3, digest="new")
@@ -23,7 +23,7 @@ def standing(champion=None, challenger=None, latest=None) -> ServingVersions:
     )
 
 
-def told(where, rules=DueRules(), **seen):
+def told(where, rules=DueEntry(), **seen):
     return due(where, ModelObservations(**{"digest": "new", "run_date": "2026-11-20", **seen}), rules)
 
 
@@ -58,30 +58,32 @@ def test_a_champion_of_unknown_data_is_due():
 @pytest.mark.parametrize(("num_samples", "is_due"), [(1100, True), (1099, False), (900, False)])
 def test_new_data_may_have_to_be_enough(num_samples, is_due):
     counted = replace(OLD, datasets=(DatasetInput(name="data", digest="old", source="x", num_rows=1000),))
-    found = told(standing(counted, counted, counted), DueRules(min_new_samples=100), num_samples=num_samples)
+    found = told(standing(counted, counted, counted), DueEntry(min_new_samples=100), num_samples=num_samples)
     assert found.is_due == is_due
     if not is_due:
         assert found.why == f"new data has {max(num_samples - 1000, 0)} more samples, and 100 are required"
 
 
 def test_new_data_may_not_count_at_all():
-    found = told(standing(OLD, OLD, OLD), DueRules(new_data=False))
+    found = told(standing(OLD, OLD, OLD), DueEntry(new_data=False))
     assert (found.is_due, found.why) == (False, "there is new data, which alone does not count (new_data: false)")
 
 
 @pytest.mark.parametrize(("trained", "is_due"), [("2026-10-21", True), ("2026-10-22", False)])
 def test_age_makes_a_model_due_without_new_data(trained, is_due):
     """The age counts the dates of runs: neither a late start nor the length of a day matters."""
-    found = told(standing(NEW, NEW, NEW), DueRules(max_age_days=30), run_date="2026-11-20", trained=trained)
+    found = told(standing(NEW, NEW, NEW), DueEntry(max_age_days=30), run_date="2026-11-20", trained=trained)
     assert found.is_due == is_due
     assert ("its last training is 30 days ago" if is_due else "trained 29 of 30 days ago") in found.why
 
 
 def test_an_age_that_nobody_knows_makes_nothing_due():
-    assert not told(standing(NEW, NEW, NEW), DueRules(max_age_days=1)).is_due
+    assert not told(standing(NEW, NEW, NEW), DueEntry(max_age_days=1)).is_due
 
 
-RULES = DueRules(new_data=False, drift=DriftRule(), asserts=True)
+RULES = DueEntry(
+    new_data=False, drift=DriftEntry(), assertions=AssertionsEntry(suite="tests.yaml", predictions="log.jsonl")
+)
 
 
 def test_drift_makes_a_model_due_where_there_is_new_data_to_learn_from():
@@ -134,7 +136,7 @@ def test_a_champion_that_was_deleted_is_replaced():
     assert (found.is_due, found.why) == (True, "its champion was deleted from the registry")
 
 
-AGED = DueRules(max_age_days=1)
+AGED = DueEntry(max_age_days=1)
 
 
 def test_a_window_that_only_lost_days_brings_nothing_new():

@@ -5,9 +5,7 @@ from pathlib import Path
 import pytest
 
 from ringmaster.errors import BatchFileError
-from ringmaster.tasks.retraining.drift import DriftRule
 from ringmaster.tasks.retraining.production import load_production, with_tagged, with_tokenizer_of
-from ringmaster.tasks.retraining.selection import Hours
 
 GOOD = """\
 name: shop
@@ -157,16 +155,17 @@ models:
 def test_a_file_says_when_nights_are_and_what_makes_models_due(folder):
     (folder / "tests.yaml").write_text("name: t\n")
     production = load_production(written(folder, NIGHTLY))
-    assert production.hours == Hours(starts="02:00", deadline="06:00", timezone="Europe/Berlin")
-    assert (production.budget, production.price_per_device_hour, production.webhook) == (2.5, 3.0, "$REPORTS")
+    night = production.entry.night
+    assert (night.starts, night.deadline, night.timezone) == ("02:00", "06:00", "Europe/Berlin")
+    assert (night.budget, night.price_per_device_hour, night.webhook) == (2.5, 3.0, "$REPORTS")
     (words,) = production.models
     assert (words.window_days, words.priority) == (7, 5)
-    assert words.rules.drift == DriftRule(psi=0.3)
-    assert (words.rules.max_age_days, words.rules.asserts, words.rules.new_data) == (30, True, True)
-    assert words.watched.inputs is not None
-    assert words.watched.inputs.data.path == str(folder / "*.txt")
-    assert words.watched.predictions == folder / "log.jsonl"
-    assert words.watched.suite == folder / "tests.yaml"
+    assert words.rules.drift.psi == 0.3
+    assert (words.rules.max_age_days, words.rules.assertions is not None, words.rules.new_data) == (30, True, True)
+    assert words.inputs is not None
+    assert words.inputs.data.path == str(folder / "*.txt")
+    assert words.folder / words.rules.drift.predictions == folder / "log.jsonl"
+    assert words.folder / words.rules.assertions.suite == folder / "tests.yaml"
     assert [job.name for job in words.jobs] == ["words", "words.inputs"]
 
 
@@ -257,7 +256,7 @@ TAG = 'job: {model: {architecture: LlamaForCausalLM}, num_steps: 5}\ndata: {path
 
 def test_models_of_the_registry_are_told_by_their_tags(folder):
     production = load_production(written(folder, "name: shop\nregistry: true\n"))
-    assert production.with_registry
+    assert production.entry.registry
     found = with_tagged(production, {"shop.a": TAG, "shop.b": "job: [1]", "other.c": TAG, "shop": TAG})
     assert [model.registered_name for model in found.models] == ["shop.a"]
     assert list(found.broken) == ["b"]
@@ -294,7 +293,7 @@ def test_smaller_models_are_trained_where_there_is_a_limit_to_keep(folder, polic
         (folder / "policy.yaml").write_text(policy)
         text += "policy: policy.yaml\n"
     if told is None:
-        assert load_production(written(folder, text)).shrink
+        assert load_production(written(folder, text)).entry.shrink
         return
     with pytest.raises(BatchFileError) as error:
         load_production(written(folder, text))

@@ -12,9 +12,8 @@ from ringmaster.errors import InputError
 from ringmaster.flows import retrain_daily
 from ringmaster.flows.commands.running import exit_code
 from ringmaster.flows.retraining import retraining_run
-from ringmaster.tasks.retraining.production import Production
+from ringmaster.tasks.retraining.production import Production, ProductionEntry, RetrainingEntry
 from ringmaster.tasks.retraining.runs import RetrainingRuns, RetrainingStatus, RunRecord
-from ringmaster.tasks.retraining.selection import Hours
 from ringmaster.tasks.storage.database import Database, file_url
 
 
@@ -26,7 +25,8 @@ class Model:
 @pytest.fixture
 def production(tmp_path):
     models = (Model("a"), Model("b"))
-    return Production(name="shop", models=models, devices="auto", folder=tmp_path, hours=Hours(starts="02:00"))
+    entry = ProductionEntry(name="shop", night=RetrainingEntry(starts="02:00"))
+    return Production(entry=entry, models=models, devices="auto", folder=tmp_path)
 
 
 @pytest.fixture
@@ -116,7 +116,8 @@ def test_a_run_by_hand_after_its_deadline_is_not_begun(
 ):
     database = Database(file_url(tmp_path / "nights.db"), synced=False)
     runs = RetrainingRuns(database, clock=lambda: 0.0)
-    production = replace(production, hours=Hours(starts="02:00", deadline=deadline))
+    night = RetrainingEntry(starts="02:00", deadline=deadline)
+    production = replace(production, entry=ProductionEntry(name="shop", night=night))
     started_by(monkeypatch, auto_scheduled=auto_scheduled)
     if content is not None:
         runs.save(replace(runs.begin("shop", "2026-11-21"), content=content))

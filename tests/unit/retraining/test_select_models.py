@@ -13,9 +13,9 @@ from ringmaster.tasks.profiling.group_layouts import ONE_DEVICE, classes
 from ringmaster.tasks.profiling.group_search import group_profiles, group_searches
 from ringmaster.tasks.profiling.stage import ProfilingResult
 from ringmaster.tasks.profiling.trials import ProfileStore
-from ringmaster.tasks.retraining.production import Production, ProductionModel
+from ringmaster.tasks.retraining.production import Production, ProductionEntry, ProductionModel, RetrainingEntry
 from ringmaster.tasks.retraining.promotion import ServingVersions
-from ringmaster.tasks.retraining.selection import DueDecision, Hours
+from ringmaster.tasks.retraining.selection import DueDecision
 from ringmaster.techniques import Adapter, DataSpec, Job, ModelSpec, Profile
 from ringmaster.techniques.job import DISTILLED, QUANTIZED, AdaptationSpec
 from ringmaster.techniques.preflight import Candidate, Preflight
@@ -64,15 +64,14 @@ def chosen(monkeypatch):
             ProductionModel(registered_name=f"shop.{name}", job=job(name), priority=(priorities or {}).get(name, 0))
             for name in NAMES
         )
-        hours = Hours(starts="02:00", deadline=deadline)
-        production = Production(
-            name="shop", models=models, devices="auto", folder=Path("/"), hours=hours, budget=budget
-        )
+        night = RetrainingEntry(starts="02:00", deadline=deadline, budget=budget)
+        entry = ProductionEntry(name="shop", night=night)
+        production = Production(entry=entry, models=models, devices="auto", folder=Path("/"))
         bench = SimpleNamespace(cluster=CLUSTER, known=ProfileStore(), environment=SimpleNamespace(import_paths=()))
         run = SimpleNamespace(
             production=production,
             node_context=bench,
-            deadline_s=hours.deadline_of("2026-11-20"),
+            deadline_s=night.deadline_of("2026-11-20"),
             left_s=None if minutes is None else 60.0 * minutes,
             is_late=False,
             left_by_earlier=lambda _: {},
