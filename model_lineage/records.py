@@ -115,7 +115,7 @@ class ModelRecord:
     registered_name, version: the name and version in the model registry; version is None while none is registered.
     uri: "models:/NAME/VERSION", or "models:/MODEL_ID" while no version is registered.
     kind: one of ADAPTATION_KINDS, or COMPONENT.
-    parents: the model ids of the parents.
+    parents: the model ids of the parents; first the one that the weights are from.
     components: the ids of the components that the model shares with others.
     run_id: the run that made the model.
     tensors_id: the model's id in the tensor store, or None if it is not stored there.
@@ -133,6 +133,11 @@ class ModelRecord:
     components: tuple[str, ...] = ()
     origin: Origin = Origin()
     tensors_id: str | None = None
+
+    @property
+    def weights_from(self) -> str | None:
+        """The id of the model that the first weights are from: of an adapter, the model that it is on."""
+        return self.origin.started_from or next(iter(self.parents), None)
 
     def relation_to(self, parent_id: str) -> str:
         """Returns how the model was made from one of its parents: its kind, or INITIALIZED."""

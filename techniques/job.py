@@ -779,8 +779,8 @@ class Job:
 
     @property
     def parents(self) -> tuple[str, ...]:
-        """The names of all that the job reads: its `models`, the store, and where its warm start's checkpoints are."""
-        named = (*self.models, self.data.store, None if self.warm_start is None else self.warm_start.checkpoints)
+        """The names of all that the job reads: its `models`, where its warm start's checkpoints are, and the store."""
+        named = (*self.models, None if self.warm_start is None else self.warm_start.checkpoints, self.data.store)
         return tuple(dict.fromkeys(name for name in named if name is not None))
 
     @property

@@ -133,7 +133,7 @@ def restore(
         num_bytes = sum(path.stat().st_size for path in folder.rglob("*") if path.is_file())
         lines = [f"{node.label} is in {folder}: {num_bytes / 1e6:.1f} MB in {seconds:.2f} s"]
         # The model that an adapter is on, which its own files do not hold.
-        base = home.snapshot.nodes.get(node.record.parents[0]) if is_adapter(folder) and node.record.parents else None
+        base = home.snapshot.nodes.get(node.record.weights_from or "") if is_adapter(folder) else None
         if base is not None:
             lines.append(f"it is an adapter on {base.label}: ringmaster lineage restore {base.label} FOLDER")
         result = {"folder": str(folder), "num_bytes": num_bytes, "seconds": seconds, "base": base and base.label}

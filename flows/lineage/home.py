@@ -85,17 +85,16 @@ class LineageHome:
         the files are nowhere to be found.
         """
         folder = self.files(node)
-        parents = self.snapshot.existing(node.record.parents)
-        is_on_base = is_adapter(folder)
-        if not parents or not (is_on_base or node.record.kind == FINE_TUNED) or not has_lost_base(folder):
+        parent, is_on_base = self.snapshot.nodes.get(node.record.weights_from or ""), is_adapter(folder)
+        if parent is None or not (is_on_base or node.record.kind == FINE_TUNED) or not has_lost_base(folder):
             return folder
         try:
-            base = self.model_dir(parents[0])
+            base = self.model_dir(parent)
         except ValueError:  # InputError, LedgerError and TensorStoreError are among them
             if is_on_base:
                 raise
             return folder  # a whole model does without, except where its loss is computed
-        return on_base(folder, base, copy=self.folder / "cache" / "models" / f"{node.id}-on-{parents[0].id}")
+        return on_base(folder, base, copy=self.folder / "cache" / "models" / f"{node.id}-on-{parent.id}")
 
     def files(self, node: LineageNode) -> Path:
         """Returns a folder with a model's files as they were recorded."""

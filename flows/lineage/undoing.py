@@ -33,6 +33,7 @@ from ringmaster.model_lineage.records import CHAMPION
 from ringmaster.model_lineage.snapshot import LineageNode
 from ringmaster.tasks.alarms import Alarm
 from ringmaster.tasks.batch import Batch
+from ringmaster.tasks.recording.ancestry import KINDS_OF_ADAPTERS, trained_at
 from ringmaster.tasks.retraining import promotion
 from ringmaster.tasks.retraining.policy import OF_POLICY, PLAIN_RULE, PromotionDecision, PromotionPolicy
 from ringmaster.tasks.retraining.promotion import MoveLog
@@ -157,6 +158,7 @@ class _UndoPlanner:
         self._home, self._request, self._folder = home, request, folder
         self._snapshot = home.snapshot
         self._redone: dict[str, RetrainedModel] = {}  # by model id
+        self._unchanged_steps: dict[str, int] = {}  # of each of them: those before anything is different
         self._faults: list[str] = []
 
     def plan(self) -> UndoPlan:
@@ -209,18 +211,20 @@ class _UndoPlanner:
                 ]
             )
         changed = [self._home.find(uri) for uri in parents.values()]
-        is_new_below = any(parent.id in self._redone or parent.id in removed for parent in changed)
 
         def parent_of(name: str) -> str:
             return self._parent(self._home.find(parents[name]), removed) if name in parents else name
 
-        name = node.repeating_job
-        own, start = job.warm_start, None
-        if own is not None and own.checkpoints in parents:  # a part of a training, of which each goes on from another
-            before = self._home.find(parents[own.checkpoints])
-            place = self._redone[before.id].job.name if before.id in self._redone else before.record.origin.checkpoints
-            start = replace(own, checkpoints=place) if place else None
-        job = replace(job.renamed(name, parent_of), warm_start=start)
+        own, start = job.warm_start, self._start(training, removed)
+        is_new_below = any(parent.id in self._redone or parent.id in removed for parent in changed)
+        is_new_below |= own is not None and own.step > 0 and start is None
+        job = replace(job.renamed(node.repeating_job, parent_of), warm_start=start)
+        sources = [name for name in parents if name not in training.job.parents]  # folders and names on the hub
+        for source in (name for name in sources if self._home.find(parents[name]).id in removed):
+            if job.base is not None or source != job.model.from_pretrained:
+                raise InputError([f"{node.label} reads {source} beside its base, and cannot be made without it"])
+            job = replace(job, base=parent_of(source))
+        step = 0 if start is None else start.step  # earlier ones are those of the training that it goes on from
         if hash_of_row is None:
             why = "it came from what is undone"
         else:
@@ -234,10 +238,11 @@ class _UndoPlanner:
                 )
             data, without = self._data_without(read, hash_of_row, prepared)
             samples, _ = open_data(read, cache_dir=self._home.folder / "cache", prepared=prepared)
-            step = _first_step_with(job, sampler_of(job, samples), prepared, without)
+            step = _first_step_with(job, sampler_of(job, samples), prepared, without, first=step)
             start = start if is_new_below else _checkpoint_before(training, step) or start
             data = data.reading(store=job.data.store) if store in parents else data
             job, why = replace(job, data=data, warm_start=start), f"step {step + 1} was the first to read it"
+        self._unchanged_steps[node.id] = 0 if is_new_below else step
         first_step = 0 if job.warm_start is None else job.warm_start.step
         return RetrainedModel(node=node, job=job, first_step=first_step, why=why)
 
@@ -247,9 +252,34 @@ class _UndoPlanner:
             return self._redone[node.id].job.name
         if node.id not in removed:
             return f"models:/{node.label}"
-        if not node.record.parents:
+        above, first = self._snapshot.existing(node.record.parents), node.record.weights_from
+        nearer = [each for each in above if first in each.record.parents]  # the adapter that an adapter has continued
+        is_adapter = node.record.kind in KINDS_OF_ADAPTERS.values()
+        base = nearer[0] if nearer and is_adapter else self._snapshot.nodes.get(first or "")
+        if base is None:
             raise InputError([f"{node.label} came from nothing, so that nothing is left to start from without it"])
-        return self._parent(self._snapshot.nodes[node.record.parents[0]], removed)
+        return self._parent(base, removed)
+
+    def _start(self, training: RecordedTraining, removed: Mapping[str, LineageNode]) -> WarmStart | None:
+        """Returns the checkpoint of another training from which a job goes on now; None for its own beginning."""
+        node, job, parents = training.node, training.job, training.record.parents
+        start = job.warm_start
+        if start is None or not start.step:  # its steps were set while it ran
+            return None
+        if start.checkpoints in parents:  # a part of a training, of which each goes on from another
+            before = self._home.find(parents[start.checkpoints])
+            if before.id in removed:
+                return self._start(RecordedTraining.of(self._home, before), removed)
+            place = self._redone[before.id].job.name if before.id in self._redone else before.record.origin.checkpoints
+            return replace(start, checkpoints=place) if place else None
+        known = {name: self._home.find(uri).id for name, uri in parents.items()}
+        base = known.get(job.base or job.model.from_pretrained or "")
+        sources = [*trained_at(start.checkpoints, self._snapshot.models), *self._snapshot.existing(node.record.parents)]
+        above = {each.id for each in sources if each is not node} - {*known.values()}
+        is_changed = base in self._redone or base in removed or not above.isdisjoint(removed)
+        return (
+            None if is_changed or any(self._unchanged_steps.get(id, start.step) < start.step for id in above) else start
+        )
 
     def _data_without(self, data: DataSpec, hash_of_row: str, prepared: PreparedData) -> tuple[DataSpec, PreparedData]:
         """Returns data without a row, in files of its own, and what is prepared of it."""
@@ -280,10 +310,12 @@ class _UndoPlanner:
             return result, prepare(result, cache_dir=self._home.folder / "cache")
 
 
-def _first_step_with(job: Job, sampler: Sampler, prepared: PreparedData, without: PreparedData) -> int:
-    """Returns the first step (0-based) of a job that read a sample which the row is in."""
+def _first_step_with(job: Job, sampler: Sampler, prepared: PreparedData, without: PreparedData, *, first: int) -> int:
+    """Returns the first step (0-based), from step `first` on, of a job that read a sample which the row is in."""
     gone = samples_with_gaps(*(open_split(Path(each.folder), "training") for each in (prepared, without)))
-    steps = (step for step in range(job.total_steps) if not gone.isdisjoint(sampler.at(job.samples(step)).tolist()))
+    steps = (
+        step for step in range(first, job.total_steps) if not gone.isdisjoint(sampler.at(job.samples(step)).tolist())
+    )
     return next(steps, job.total_steps)
 
 

@@ -276,7 +276,7 @@ def _merged(job: Raw, adaptation: Raw) -> Iterator[Finding]:
     numbers = [weight for weight in weights if isinstance(weight, (int, float))]
     yield from findings_where(
         (
-            len(set(map(str, parents))) < 2,
+            len(parents) < 2,
             (*at, "parents"),
             "must be two models or more",
             "give jobs, registered models or folders",

@@ -240,21 +240,17 @@ class Contents:
         problem: Problem,
         node: PlanningNode,
         kept: Mapping[str, Sequence[int]],
-        costs: Sequence[Mapping[str, Mapping[int, float]]],
+        costs: Mapping[str, Mapping[int, float]],
         limit_s: float,
     ) -> "Contents":
         """Selects the options in `kept` that fit the node.
 
-        costs: by job and option, for each certificate's prices.
+        costs: by job and option, at the certificate's prices.
         """
         rows = [(j, k) for j, job in enumerate(problem.jobs) for k in kept[job.id] if job.options[k].runs_on(node)]
         own, every = np.array([j for j, _ in rows], np.int32), np.arange(len(problem.jobs))
         options = [problem.jobs[j].options[k] for j, k in rows]
-        names = [problem.jobs[j].id for j, _ in rows]
-        dearer = [
-            [cost[name][k] - min(cost[name].values()) for name, (_, k) in zip(names, rows, strict=True)]
-            for cost in costs
-        ]
+        own_costs = [(costs[problem.jobs[j].id], k) for j, k in rows]
         return cls(
             jobs=tuple(job.id for job in problem.jobs),
             rows=rows,
@@ -263,7 +259,7 @@ class Contents:
             last=np.searchsorted(own, every, side="right").astype(np.int32),
             need=np.array([option.slot for option in options], np.int32),
             length=np.array([int(option.runtime_s / limit_s * GRID) for option in options], np.int32),
-            excess=np.array(dearer).reshape(len(costs), len(rows)) / limit_s * GRID,
+            excess=np.array([cost[k] - min(cost.values()) for cost, k in own_costs]) / limit_s * GRID,
         )
 
     def fill(
@@ -285,12 +281,13 @@ class Contents:
         self.parent, self.how = np.empty((2, MAX_STATES), np.int32)
         begin, count = np.zeros((2, wanted.size), np.int64)
         self.states[0], count[0] = 0, 1
-        cheapest, latest = self._cheapest(), self._latest(int(must[0]))
+        spans = zip(self.first, self.last, strict=True)
+        cheapest = np.array([a + np.argmin(self.excess[a:b]) if b > a else 0 for a, b in spans], np.int32)
         progress, status = np.array([0, 1, 0], np.int64), ROOM
         max_work = int(min(max_work, budget.left_s / PER_STEP_S))
         while status == ROOM and not budget.is_late():
             status = extend(
-                self.first, self.last, self.need, self.length, latest, self.excess, cheapest, self.size, GRID, SHIFT,
+                self.first, self.last, self.need, self.length, self.excess, cheapest, self.size, GRID, SHIFT,
                 step, worth, floor, within, must, self.states, self.parent, self.how, begin, count, progress,
                 SLICE_STEPS, max_work,
             )  # fmt: skip
@@ -311,31 +308,9 @@ class Contents:
             at = int(self.parent[at])
         return tuple(reversed(choices))
 
-    def _cheapest(self) -> NDArray[Any]:
-        """Returns the row of each job's cheapest option, for each certificate's prices."""
-        spans = list(zip(self.first, self.last, strict=True))
-        rows = [[a + int(np.argmin(row[a:b])) if b > a else 0 for a, b in spans] for row in self.excess]
-        return np.array(rows, np.int32).reshape(len(self.excess), len(spans))
-
-    def _latest(self, shared: int) -> NDArray[Any]:
-        """Returns the latest start of each option.
-
-        A node's schedule can be reversed in time. So the longest of the shared jobs may be required to be in the first
-        half, with its middle no later than half of the time limit.
-
-        shared: the jobs that all wanted sets have in common, as a bit mask.
-        """
-        latest = GRID - self.length
-        jobs = [j for j in range(len(self.jobs)) if shared >> j & 1 and self.last[j] > self.first[j]]
-        if jobs:
-            longest = max(jobs, key=lambda j: self.length[self.first[j] : self.last[j]].min())
-            latest[self.first[longest] : self.last[longest]] //= 2
-        return np.asarray(latest, np.int32)
-
 
 MAX_JOBS = 14  # sets of jobs are bit masks, and tables over all sets are stored
-MAX_WORK = 6_000_000_000  # steps of the first trial: about five seconds
-TRIALS_BELOW = 4  # smaller makespans tried after one that spent the budget, with an eighth of the steps each
+MAX_WORK = 6_000_000_000  # steps: about five seconds
 CLOSE = 2e-5  # a plan this close to the optimum counts as optimal: searching for a better one costs more
 MARGIN = 1e-9  # relative rounding error
 
@@ -362,38 +337,28 @@ def search(
 ) -> Proof | None:
     """Returns the best plan if one ends before `upper_s`, the makespan of a known plan; or else a proved lower bound.
 
-    Returns None where the problem has too many jobs or gangs over several nodes, or where the budget is spent before
-    anything better than `lower_s` is proved.
+    Returns None where the problem has too many jobs or gangs over several nodes, where the known plan is as good as
+    `lower_s`, or where the budget is spent first.
 
     problem: as `job_costs.without_overheads` returns it.
-    max_work: limit of the steps of the dynamic program in the first trial.
+    max_work: limit of the steps of the dynamic program.
     budget: limits the steps as well; None for no limit.
     """
     options = [job.options[k] for job in problem.jobs for k in useful_options(job)]
     if len(problem.jobs) > MAX_JOBS or any(option.num_nodes > 1 for option in options):
         return None
-    budget = budget or WorkBudget()
-    proved_s, limit_s, work = lower_s, upper_s * (1 - CLOSE), max_work
-    for _ in range(1 + TRIALS_BELOW):
-        if limit_s <= proved_s or budget.is_over():
-            break
-        try:
-            orders, end_s = ExhaustiveSearch(problem, limit_s, work, budget).run()
-        except SpentError:
-            unproved_s = limit_s
-        else:
-            proved_s = max(proved_s, end_s * (1 - MARGIN))
-            if orders is not None or work == max_work:
-                return Proof(proved_s, orders)
-        limit_s, work = (proved_s + unproved_s) / 2, max_work // 8
-    return Proof(proved_s) if proved_s > lower_s else None
+    limit_s = upper_s * (1 - CLOSE)
+    if limit_s <= lower_s:
+        return None
+    try:
+        orders, end_s = ExhaustiveSearch(problem, limit_s, max_work, budget or WorkBudget()).run()
+    except SpentError:
+        return None
+    return Proof(max(lower_s, end_s * (1 - MARGIN)), orders)
 
 
 class ExhaustiveSearch:
-    """Searches for plans that end by `limit_s`.
-
-    `costs`, `worth`, `slack` and `steps` have a row for each certificate whose prices are used.
-    """
+    """Searches for plans that end by `limit_s`."""
 
     def __init__(self, problem: Problem, limit_s: float, max_work: int, budget: WorkBudget) -> None:
         self.problem, self.limit_s, self.budget = problem, limit_s, budget
@@ -402,18 +367,18 @@ class ExhaustiveSearch:
 
     def run(self) -> tuple[tuple[Order, ...] | None, float]:
         """Returns the best plan that ends by the limit, and its end, or (None, the limit). Raises SpentError."""
-        certificates = self._filter()
-        if certificates is None:
+        certificate = self._filter()
+        if certificate is None:
             return None, self.limit_s
-        self._price(certificates)
+        self._price(certificate)
         return self._join()
 
-    def _filter(self) -> list[Certificate] | None:
+    def _filter(self) -> Certificate | None:
         """Drops options that waste more than the slack, and computes new prices for the others.
 
-        Returns the certificates, or None where a job has no option left.
+        Returns the prices, or None where a job has no option left.
         """
-        certificates: list[Certificate] = []
+        certificate = None
         for _ in range(4):
             before = dict(self.kept)
             for job in self.problem.jobs:
@@ -426,16 +391,15 @@ class ExhaustiveSearch:
             bound = preemptive_bound(reduced)
             if bound.seconds > self.limit_s * (1 + MARGIN):
                 return None
-            area = by_area(reduced)
-            certificates = [area] if bound.certificate in (None, area) else [bound.certificate, area]
-            for certificate in certificates:
-                costs, slack = self._costs(certificate)
-                for job in self.problem.jobs:
-                    most = min(costs[job.id].values()) + slack + 1e-7 * self._earned(certificate)
-                    self.kept[job.id] = tuple(k for k in self.kept[job.id] if costs[job.id][k] <= most)
+            is_priced = bound.certificate is not None and bound.certificate.has_slot_prices
+            certificate = bound.certificate if is_priced and bound.certificate else by_area(reduced)
+            costs, slack = self._costs(certificate)
+            for job in self.problem.jobs:
+                most = min(costs[job.id].values()) + slack + 1e-7 * self._earned(certificate)
+                self.kept[job.id] = tuple(k for k in self.kept[job.id] if costs[job.id][k] <= most)
             if before == self.kept:
                 break
-        return certificates
+        return certificate
 
     def _costs(self, certificate: Certificate) -> tuple[dict[str, dict[int, float]], float]:
         """Returns the cost of each remaining option, less the job's own price until the limit, and the slack."""
@@ -454,19 +418,14 @@ class ExhaustiveSearch:
         pack = {kind: pack_of(certificate.prices_of(kind), self.problem) for kind in self.problem.device_types}
         return self.limit_s * sum(pack[node.device_type][node.num_devices] for node in self.problem.nodes)
 
-    def _price(self, certificates: list[Certificate]) -> None:
+    def _price(self, certificate: Certificate) -> None:
         unit_s, every = self.limit_s / GRID, np.arange(1 << len(self.problem.jobs))
-        self.costs: list[dict[str, dict[int, float]]] = []
-        self.steps: list[dict[str, NDArray[Any]]] = []
-        self.slack, self.worth = np.zeros(len(certificates)), np.zeros((len(certificates), every.size))
-        for p, certificate in enumerate(certificates):
-            costs, slack = self._costs(certificate)
-            for j, job in enumerate(self.problem.jobs):
-                self.worth[p] += (every >> j & 1) * (min(costs[job.id].values()) / unit_s)
-            self.costs.append(costs)
-            self.slack[p] = slack / unit_s
-            packs = {kind: pack_of(certificate.prices_of(kind), self.problem) for kind in self.problem.device_types}
-            self.steps.append({kind: np.diff(pack) for kind, pack in packs.items()})
+        self.costs, slack = self._costs(certificate)
+        self.slack, self.worth = slack / unit_s, np.zeros(every.size)
+        for j, job in enumerate(self.problem.jobs):
+            self.worth += (every >> j & 1) * (min(self.costs[job.id].values()) / unit_s)
+        packs = {kind: pack_of(certificate.prices_of(kind), self.problem) for kind in self.problem.device_types}
+        self.steps = {kind: np.diff(pack) for kind, pack in packs.items()}
 
     def _join(self) -> tuple[tuple[Order, ...] | None, float]:
         """Joins disjoint sets over the nodes, the smallest first.
@@ -475,18 +434,15 @@ class ExhaustiveSearch:
         """
         kinds = [(node.num_devices, node.device_type) for node in self.problem.nodes]
         nodes = sorted(range(len(kinds)), key=lambda v: kinds[v])
-        reached = np.full(self.worth.shape[1], NEVER, np.int32)
+        reached = np.full(self.worth.size, NEVER, np.int32)
         reached[0] = 0
         known: dict[tuple[int, str], Contents] = {}
         steps: list[tuple[int, Contents, NDArray[Any]]] = []
         for i, v in enumerate(nodes):
             if i == len(nodes) - 1:
-                contents = self._contents(v, 1.0, reached[::-1] != NEVER)  # the complements
-            elif i == 0 and len(set(kinds)) == 1:
-                # Among equal nodes, one wastes no more than its share at one of the prices: take that as the first.
-                contents = self._contents(v, 1 / len(nodes))
+                contents = self._contents(v, reached[::-1] != NEVER)  # the complements
             else:
-                contents = known.get(kinds[v]) or self._contents(v, 1.0)
+                contents = known.get(kinds[v]) or self._contents(v)
                 known[kinds[v]] = contents
             reached, how = unions(reached, contents.ends, NEVER)
             steps.append((v, contents, how))
@@ -498,19 +454,16 @@ class ExhaustiveSearch:
             mask ^= int(how[mask])
         return tuple(orders[v] for v in range(len(nodes))), float(reached[-1]) / GRID * self.limit_s
 
-    def _contents(self, v: int, share: float, candidates: NDArray[Any] | None = None) -> Contents:
+    def _contents(self, v: int, candidates: NDArray[Any] | None = None) -> Contents:
         """Returns the sets of jobs that a node can finish without wasting more than the slack.
 
-        share: of the slack at the first prices, that the node may waste.
         candidates: restricts the sets.
         """
         node = self.problem.nodes[v]
-        step = np.array([steps[node.device_type][: node.num_devices] for steps in self.steps])
-        earned, slack = step.sum(axis=1) * GRID, self.slack.copy()
-        slack[0] *= share
-        tolerance = 1e-7 * earned.max()
-        wanted = np.all(self.worth <= (earned + tolerance)[:, None], axis=0)
-        wanted &= np.all(self.worth >= (earned - slack - tolerance)[:, None], axis=0)
+        step = self.steps[node.device_type][: node.num_devices]
+        earned = step.sum() * GRID
+        tolerance = 1e-7 * earned
+        wanted = (self.worth <= earned + tolerance) & (self.worth >= earned - self.slack - tolerance)
         contents = Contents.of(self.problem, node, self.kept, self.costs, self.limit_s)
         self.work += contents.fill(
             wanted if candidates is None else wanted & candidates,

@@ -1,7 +1,7 @@
 """The ancestry of a job's model in the lineage: the kind of its adaptation and its parents' models."""
 
 import tempfile
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -11,7 +11,7 @@ from ringmaster.errors import LedgerError
 from ringmaster.model_lineage.importing import record_base
 from ringmaster.model_lineage.ledger.ledger import Ledger
 from ringmaster.model_lineage.records import INDEXED
-from ringmaster.model_lineage.snapshot import Snapshot
+from ringmaster.model_lineage.snapshot import LineageNode, Snapshot
 from ringmaster.tasks.execution.job_table import CLONED
 from ringmaster.tasks.storage.journal import Journal
 from ringmaster.techniques import Job
@@ -54,12 +54,15 @@ class Ancestry:
     def parents(self, job: Job) -> list[str]:
         """Returns the URIs or ids of a job's parents: other jobs' models, registered models, and models from elsewhere.
 
-        A folder or a hub name becomes a node of its own. Raises LedgerError if a parent is not recorded.
+        The first one is the one that its weights are from. A folder or a hub name becomes a node of its own. Raises
+        LedgerError if a parent is not recorded.
         """
-        result = [*(self._named(job, name) for name in self._models(job)), *map(self._imported, _sources(job))]
+        result = [*(self._named(job, name) for name in self._models(job))]
+        sources = [*map(self._imported, _sources(job))]
+        result = [*sources, *result] if job.base is None else [*result, *sources]
         result.append(self._started_from(job))
-        if job.adapter is not None and job.adapter.continues_base and (base := self.jobs.get(job.base or "")):
-            result = [*self.parents(base)[:1], *result]  # the weights that both adapters are on come first
+        if job.adapter is not None and job.adapter.continues_base and result[0] is not None:
+            result.insert(0, self.ledger.resolve_model(result[0]).weights_from)  # the weights that both adapters are on
         return list(dict.fromkeys(uri for uri in result if uri is not None))
 
     def cloned_from(self, name: str) -> str | None:
@@ -79,10 +82,10 @@ class Ancestry:
         if (source := self.cloned_from(job.name)) is not None:  # its model may be recorded later
             uri: str | None = self.journal.jobs()[source].details.get("model_uri")
             return uri
-        place, own = _place(start.checkpoints), self.journal.get(f"run:{job.name}")
+        own = self.journal.get(f"run:{job.name}")
         with tempfile.TemporaryDirectory() as aside:
             models = Snapshot.of(self.ledger, cache=Path(aside)).models
-        there = [node for node in models if (root := node.record.origin.checkpoints) and _place(root) == place]
+        there = trained_at(start.checkpoints, models)
         # Neither itself, whose steps were set, nor what it is trained in place of, without what that has read later.
         others = [n.id for n in there if n.record.run_id != own and n.repeating_job != job.name]
         return others[-1] if others else None
@@ -93,9 +96,10 @@ class Ancestry:
         return [] if uri is None else [uri]
 
     def named_parents(self, job: Job) -> dict[str, str]:
-        """Returns the URIs or ids of a job's parents by the names that the job uses, with those of its own weights."""
+        """Returns the URIs or ids of a job's parents, and of its store, by the names that the job uses."""
         uris = {name: self._named(job, name) for name in self._models(job)}
         uris |= {source: self._imported(source) for source in _sources(job)}
+        uris |= {str(job.data.store): uri for uri in self.stores(job)}
         return {name: uri for name, uri in uris.items() if uri is not None}
 
     def forget(self, job: Job) -> None:
@@ -148,6 +152,12 @@ class Ancestry:
             return None
         self.journal.put(key, known)
         return known
+
+
+def trained_at(root: str, models: Iterable[LineageNode]) -> list[LineageNode]:
+    """Returns the models of which a folder or URL has the checkpoints."""
+    place = _place(root)
+    return [node for node in models if (own := node.record.origin.checkpoints) and _place(own) == place]
 
 
 def _place(root: str) -> str:

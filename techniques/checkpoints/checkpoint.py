@@ -15,6 +15,7 @@ describes how, on disks and in object stores). A folder without a whole manifest
 manifest, is skipped, and the next older one is used.
 """
 
+import fcntl
 import json
 import re
 import shutil
@@ -63,6 +64,21 @@ def publish(folder: Path) -> Iterator[Path]:
     shutil.rmtree(folder, ignore_errors=True)
     aside.rename(folder)
     sync_path(folder.parent)
+
+
+def publish_once(folder: Path, write: Callable[[Path], object]) -> None:
+    """Makes a folder where there is none: `write` is called with a temporary one, which then becomes `folder`.
+
+    It is safe across processes: one writes, under a lock that ends with the process, and the others wait for it.
+    """
+    if folder.exists():
+        return
+    folder.parent.mkdir(parents=True, exist_ok=True)
+    with folder.with_name(f"{folder.name}.lock").open("w") as lock:
+        fcntl.flock(lock, fcntl.LOCK_EX)
+        if not folder.exists():
+            with publish(folder) as aside:
+                write(aside)
 
 
 FORMAT = 1

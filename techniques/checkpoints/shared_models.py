@@ -15,13 +15,12 @@ from ringmaster.errors import ModelNotFound
 from ringmaster.techniques.checkpoints.checkpoint import (
     CheckpointFile,
     CheckpointManifest,
-    publish,
+    publish_once,
     read_manifest,
     stored_manifest,
     write_described,
 )
 from ringmaster.techniques.checkpoints.storage import MANIFEST, CheckpointRoot, LocalPlace, place_of
-from ringmaster.techniques.data.stored_source import locked
 
 
 def store_model(folder: Path, url: str) -> None:
@@ -40,11 +39,8 @@ def fetch_model(url: str, folder: Path) -> None:
 
     Raises ModelNotFound, or OSError where the store or the disk fails.
     """
-    if folder.exists():
-        return
-    with locked(folder.with_name(f"{folder.name}.lock")):
-        if folder.exists():
-            return
+
+    def copy_files(aside: Path) -> None:
         place, name = _place_and_name(url)
         manifest = read_manifest(place, name)
         if manifest is None:
@@ -52,9 +48,10 @@ def fetch_model(url: str, folder: Path) -> None:
                 f"the model in {folder} is not on this machine, and {url} does not hold it. To fix: share the folder "
                 "between the machines"
             )
-        with publish(folder) as aside:
-            for path, stored in manifest.files.items():
-                LocalPlace(aside).write(path, _checked(place, f"{name}/{path}", stored))
+        for path, stored in manifest.files.items():
+            LocalPlace(aside).write(path, _checked(place, f"{name}/{path}", stored))
+
+    publish_once(folder, copy_files)
 
 
 def _checked(place: CheckpointRoot, path: str, stored: CheckpointFile) -> Iterator[bytes]:

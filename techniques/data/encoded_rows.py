@@ -15,7 +15,7 @@ import time
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
-from functools import cached_property
+from functools import cached_property, partial
 from itertools import chain
 from pathlib import Path
 from typing import Any, Self
@@ -24,7 +24,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from ringmaster.codec import digest
-from ringmaster.techniques.checkpoints.checkpoint import publish
+from ringmaster.techniques.checkpoints.checkpoint import publish_once
 from ringmaster.techniques.data.arrow_files import SPLITS, Table, read_table, texts_column
 from ringmaster.techniques.data.file_patterns import FilePart
 from ringmaster.techniques.data.file_rows import (
@@ -33,11 +33,11 @@ from ringmaster.techniques.data.file_rows import (
     RowReading,
     data_files,
     moment_of,
+    needs_moments,
+    rows_in_window,
     rows_of_file,
-    time_limits,
 )
 from ringmaster.techniques.data.row_files import RowError, RowErrors, content_hash, format_of, hash_and_position
-from ringmaster.techniques.data.stored_source import locked
 from ringmaster.techniques.data_source import Row
 from ringmaster.techniques.job import DataSpec
 
@@ -90,7 +90,7 @@ def parts_of_files(spec: DataSpec, reading: RowReading) -> Iterator[RowsPart]:
         for file, content in (known for each in files for known in known_files(each, format=spec.format)):
             form = format_of(file.path, spec.format)
             is_cut = file.held_out is None and form == "text"
-            time_column = spec.time_column if is_windowed and needs_moments(spec) else None
+            time_column = spec.time_column if is_windowed and needs_moments(spec.window) else None
             read = file if is_cut else replace(file, held_out=False)
             yield RowsPart(
                 rows=lambda read=read: rows_of_file(read, spec, reading),  # type: ignore[misc]
@@ -115,7 +115,7 @@ def row_facts(rows: Sequence[Row], part: RowsPart, spec: DataSpec) -> dict[str, 
         numbers = b"".join(chain.from_iterable(hash_and_position(row.content) for row in rows))
         hashes = np.frombuffer(numbers, dtype=">u8").astype(np.uint64).reshape(-1, 2)
     moments = [math.nan] * len(rows)
-    if part.is_windowed and needs_moments(spec):
+    if part.is_windowed and needs_moments(spec.window):
         moments = [moment_of(row, column=spec.time_column) for row in rows]
     return {
         "number": np.array([row.number for row in rows], dtype=np.int64),
@@ -222,7 +222,7 @@ class RowManifest:
 def encoded_parts(
     parts: Iterator[RowsPart],
     spec: DataSpec,
-    write: Callable[[Path, RowsPart], object],
+    write: Callable[..., object],
     *,
     folder: Path,
     cache_dir: Path | None,
@@ -247,11 +247,13 @@ def encoded_parts(
         try:
             if cache is None:
                 (aside / str(number)).mkdir(parents=True)
-                write(aside / str(number), part)
+                write(aside / str(number), part=part)
                 result.append(EncodedPart(part, aside / str(number)))
             else:
-                key = digest({"format": FORMAT, "settings": settings, "key": part.key})
-                result.append(EncodedPart(part, _kept(cache / key, part, write)))
+                kept = cache / digest({"format": FORMAT, "settings": settings, "key": part.key})
+                publish_once(kept, partial(write, part=part))
+                os.utime(kept)
+                result.append(EncodedPart(part, kept))
         except RowErrors as error:
             faults[is_evaluated] = error.faults
     if faults:
@@ -260,21 +262,14 @@ def encoded_parts(
         _remove_unused(cache)
     for each in result:
         each.divide(spec)
-    _choose_window([each for each in result if each.part.is_windowed], spec)
+    windowed = [each for each in result if each.part.is_windowed]
+    chosen = rows_in_window([each.column("moment") for each in windowed], spec.window)
+    for each, wanted in zip(windowed, chosen, strict=True):
+        each.wanted = wanted
     yield result
     if spec.name is not None:
         RowManifest.of_parts(result).write(folder)
     shutil.rmtree(aside, ignore_errors=True)
-
-
-def _kept(folder: Path, part: RowsPart, write: Callable[[Path, RowsPart], object]) -> Path:
-    if not folder.exists():
-        with locked(folder.with_suffix(".lock")):
-            if not folder.exists():
-                with publish(folder) as aside:
-                    write(aside, part)
-    os.utime(folder)
-    return folder
 
 
 def _remove_unused(cache: Path) -> None:
@@ -297,23 +292,3 @@ def content_of(tokenizer: Path) -> str:
                 content = json.dumps({key: config[key] for key in sorted(config) if key not in PLACES}).encode()
             sha.update(f"{path.name} {len(content)} ".encode() + content)
     return sha.hexdigest()
-
-
-def needs_moments(spec: DataSpec) -> bool:
-    """Returns whether the window asks for the times of rows."""
-    return any((spec.window or {}).get(key) is not None for key in ("last_days", "since", "until"))
-
-
-def _choose_window(parts: Sequence[EncodedPart], spec: DataSpec) -> None:
-    """Finds which rows of each part lie in the window; see `file_rows.in_window`."""
-    window = spec.window or {}
-    if (num_last := window.get("last_rows")) is not None:
-        first = sum(map(len, parts)) - int(num_last)
-        for each in parts:
-            each.wanted = np.arange(len(each)) >= first
-            first -= len(each)
-    elif needs_moments(spec):
-        moments = [each.column("moment") for each in parts]
-        first_s, last_s = time_limits(window, moments=(float(each.max()) for each in moments if len(each)))
-        for each, times in zip(parts, moments, strict=True):
-            each.wanted = (first_s <= times) & (times < last_s)

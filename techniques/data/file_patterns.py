@@ -1,18 +1,19 @@
 """Files that match a pattern, local or at any URL that fsspec reads (s3, gcs, https, memory, ...)."""
 
-import hashlib
 import io
 import re
 import shutil
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
+from functools import partial
 from itertools import accumulate, takewhile
 from operator import truediv
 from pathlib import Path
 from typing import Any, BinaryIO, cast
 
-from ringmaster.techniques.checkpoints.checkpoint import publish
+from ringmaster.codec import digest
+from ringmaster.techniques.checkpoints.checkpoint import publish_once
 from ringmaster.techniques.checkpoints.storage import explained, is_url, open_store, store_errors
 
 # Metadata keys of stores that change with a file's content, the most reliable first.
@@ -160,28 +161,23 @@ def local_copies(pattern: str, *, cache_dir: Path) -> str:
         return pattern
     result = matching(pattern)
     states = result.state()
-    folder = cache_dir.absolute() / "files" / _key(pattern, states)
-    if not folder.exists():
-        copies = [_copied(result.path(name), state, folder.parent / "each") for (name, state) in states]
-        with publish(folder) as aside:
-            for name, copy in zip(result.names, copies, strict=True):
-                target = aside / name
-                target.parent.mkdir(parents=True, exist_ok=True)
-                target.hardlink_to(copy)
+    folder = cache_dir.absolute() / "files" / digest([pattern, states])
+
+    def link_copies(aside: Path) -> None:
+        for name, state in states:
+            copy = folder.parent / "each" / digest([result.path(name), state])
+            publish_once(copy, partial(_copy, result.path(name)))
+            (aside / name).parent.mkdir(parents=True, exist_ok=True)
+            (aside / name).hardlink_to(copy / "copy")
+
+    publish_once(folder, link_copies)
     return str(folder / result.names[0]) if len(result.names) == 1 else str(folder / "**" / "*")
 
 
-def _copied(url: str, state: Any, cache: Path) -> Path:
-    """Returns the local copy of one file at a URL."""
-    folder = cache / _key(url, state)
-    if not folder.exists():
-        with publish(folder) as aside, opened(url) as source, store_errors(), (aside / "copy").open("wb") as copy:
-            shutil.copyfileobj(source, copy, 1 << 20)
-    return folder / "copy"
-
-
-def _key(*values: Any) -> str:
-    return hashlib.sha256(repr(values).encode()).hexdigest()[:16]
+def _copy(url: str, folder: Path) -> None:
+    """Copies the file at a URL into a folder."""
+    with opened(url) as source, store_errors(), (folder / "copy").open("wb") as copy:
+        shutil.copyfileobj(source, copy, 1 << 20)
 
 
 def _remote(pattern: str) -> MatchedFiles:

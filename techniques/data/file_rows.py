@@ -11,12 +11,12 @@ from array import array
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from datetime import UTC, datetime
-from functools import partial
-from itertools import chain, islice
+from itertools import chain, compress
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import Any
 
 import numpy as np
+from numpy.typing import NDArray
 
 from ringmaster.techniques.data.file_patterns import FilePart, MatchedFiles, matching
 from ringmaster.techniques.data.row_files import (
@@ -59,12 +59,15 @@ def rows_of_files(spec: DataSpec, reading: RowReading) -> Iterator[Row]:
     """
     files, others = data_files(spec)
 
-    def main() -> Iterator[Row]:
-        return chain.from_iterable(rows_of_file(file, spec, reading) for file in files)
+    def rows_of(several: Sequence[DataFile]) -> Iterator[Row]:
+        return chain.from_iterable(rows_of_file(file, spec, reading) for file in several)
 
-    yield from in_window(main, spec.window, moment_s=partial(moment_of, column=spec.time_column))
-    for file in others:
-        yield from rows_of_file(file, spec, reading)
+    main = rows_of(files)
+    if spec.window:  # its rows may be more than memory holds, and are read twice
+        has_times = needs_moments(spec.window)
+        moments = (moment_of(row, column=spec.time_column) if has_times else math.nan for row in rows_of(files))
+        main = compress(main, *rows_in_window([np.fromiter(moments, np.float64)], spec.window))
+    yield from chain(main, rows_of(others))
 
 
 @dataclass(frozen=True)
@@ -200,40 +203,29 @@ DAY_S = 86_400.0
 MOST_SECONDS = 1e11
 """No time of a row lies so far from 1970: such a number is one of milliseconds."""
 
-T = TypeVar("T")
+
+def needs_moments(window: Mapping[str, Any] | None) -> bool:
+    """Returns whether a window asks for the times of rows."""
+    return any((window or {}).get(key) is not None for key in ("last_days", "since", "until"))
 
 
-def in_window(
-    rows: Callable[[], Iterable[T]], window: Mapping[str, Any] | None, *, moment_s: Callable[[T], float]
-) -> Iterator[T]:
-    """Yields the rows that lie in a window, in order; without a window, all rows.
+def rows_in_window(moments: Sequence[NDArray[np.float64]], window: Mapping[str, Any] | None) -> list[NDArray[np.bool_]]:
+    """Returns which rows lie in a window; without one, all.
 
-    rows: returns all rows, each time it is called.
-    moment_s: the time of a row in seconds since the epoch; may raise ValueError.
+    moments: the times of the rows of each part, [rows], in seconds since the epoch; of any value where the window asks
+        for none. Days count back from the newest row of all parts.
     """
-    if not window:
-        yield from rows()
-        return
-    if (num_rows := window.get("last_rows")) is not None:
-        # Counted first: the last rows may be more than memory holds.
-        num_before = max(sum(1 for _ in rows()) - int(num_rows), 0)
-        yield from islice(rows(), num_before, None)
-        return
-    first_s, last_s = time_limits(window, moments=(moment_s(row) for row in rows()))
-    for row in rows():
-        if first_s <= moment_s(row) < last_s:
-            yield row
-
-
-def time_limits(window: Mapping[str, Any], *, moments: Iterable[float]) -> tuple[float, float]:
-    """Returns the first time of a window and the time at its end, in seconds since the epoch.
-
-    moments: times of rows, the newest among them, from which days count back.
-    """
+    window = window or {}
+    lengths = [*map(len, moments)]
+    if (num_last := window.get("last_rows")) is not None:
+        first, ends = sum(lengths) - int(num_last), np.cumsum(lengths)
+        return [np.arange(end - length, end) >= first for length, end in zip(lengths, ends, strict=True)]
+    if not needs_moments(window):
+        return [np.ones(length, bool) for length in lengths]
     first_s, last_s = moment(window.get("since"), -math.inf), moment(window.get("until"), math.inf)
     if (days := window.get("last_days")) is not None:
-        first_s = max(moments, default=0.0) - days * DAY_S
-    return first_s, last_s
+        first_s = max((float(each.max()) for each in moments if len(each)), default=0.0) - days * DAY_S
+    return [(first_s <= each) & (each < last_s) for each in moments]
 
 
 def moment(value: Any, default: float | None = None) -> float:

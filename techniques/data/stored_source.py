@@ -5,7 +5,6 @@
 
 from __future__ import annotations
 
-import fcntl
 import json
 import logging
 import re
@@ -20,7 +19,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, ClassVar
 
 from ringmaster.codec import digest, from_json, to_json
-from ringmaster.techniques.checkpoints.checkpoint import publish
+from ringmaster.techniques.checkpoints.checkpoint import publish_once
 from ringmaster.techniques.checkpoints.storage import is_url
 from ringmaster.techniques.data.arrow_files import (
     LABELS,
@@ -60,31 +59,19 @@ def prepare_once(
 ) -> PreparedData:
     """Returns what `write` has written into a folder of the cache: at an earlier time, or else now.
 
-    It is safe across processes. One process writes into a temporary folder, under a lock that ends with the process.
-    The others wait until the folder is renamed.
-
     name: for people. location: the path or URI of what is prepared. state, settings: values on which it depends.
     """
     key = digest({"format": FORMAT, "settings": settings, "source": location, "state": state})
     slug = re.sub(r"[^A-Za-z0-9._]+", "-", name).strip("-.")[-60:] or "data"
     folder = cache_dir.absolute() / "data" / f"{slug}-{key}"
-    if not folder.exists():
-        with locked(folder.with_name(f"{folder.name}.lock")):
-            if not folder.exists():
-                with publish(folder) as aside:
-                    prepared = replace(write(aside), name=name, source=location)
-                    (aside / DESCRIPTION).write_text(json.dumps(to_json(prepared), indent=1))
+
+    def write_with_description(aside: Path) -> None:
+        described = replace(write(aside), name=name, source=location)
+        (aside / DESCRIPTION).write_text(json.dumps(to_json(described), indent=1))
+
+    publish_once(folder, write_with_description)
     prepared = from_json(PreparedData, json.loads((folder / DESCRIPTION).read_text()))
     return replace(prepared, folder=str(folder))
-
-
-@contextmanager
-def locked(path: Path) -> Iterator[None]:
-    """Holds the lock of a file, which ends with the process at the latest."""
-    path.parent.mkdir(parents=True, exist_ok=True)
-    with path.open("w") as file:
-        fcntl.flock(file, fcntl.LOCK_EX)
-        yield
 
 
 class StoredSource(DataSource):

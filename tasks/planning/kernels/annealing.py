@@ -255,32 +255,31 @@ def sketch(state, size, shift):
 
 
 @kernel
-def is_worth(mask, placed, size, limit, step, latest, first, last, need, excess, cheapest, worth, floor, must):
-    """Whether the finished jobs and the time left can still reach the worth of a wanted set, at all prices.
+def is_worth(mask, placed, size, limit, step, length, first, last, need, excess, cheapest, worth, floor, must):
+    """Whether the finished jobs and the time left can still reach the worth of a wanted set.
 
     Jobs that must still be done take the cheapest option for which there is time; `excess` is its additional cost above
     the cheapest option.
     """
-    for p in range(worth.shape[0]):
-        left = worth[p, mask] - floor[p, mask]
-        for d in range(size):
-            left += step[p, d] * (limit - placed[d])
-        if left < 0:
-            return False
-        rest, j = must[mask] & ~mask, 0
-        while rest:
-            if rest & 1:
-                o = cheapest[p, j]
-                if placed[need[o] - 1] > latest[o]:
-                    least = np.inf
-                    for o in range(first[j], last[j]):
-                        if excess[p, o] < least and placed[need[o] - 1] <= latest[o]:
-                            least = excess[p, o]
-                    left -= least
-                    if left < 0:
-                        return False
-            rest >>= 1
-            j += 1
+    left = worth[mask] - floor[mask]
+    for d in range(size):
+        left += step[d] * (limit - placed[d])
+    if left < 0:
+        return False
+    rest, j = must[mask] & ~mask, 0
+    while rest:
+        if rest & 1:
+            o = cheapest[j]
+            if placed[need[o] - 1] + length[o] > limit:
+                least = np.inf
+                for o in range(first[j], last[j]):
+                    if excess[o] < least and placed[need[o] - 1] + length[o] <= limit:
+                        least = excess[o]
+                left -= least
+                if left < 0:
+                    return False
+        rest >>= 1
+        j += 1
     return True
 
 
@@ -321,15 +320,15 @@ def undominated(states, num_states, size, sketches, most):
 
 @kernel
 def extend(
-    first, last, need, length, latest, excess, cheapest, size, limit, shift, step, worth, floor, wanted, must,
+    first, last, need, length, excess, cheapest, size, limit, shift, step, worth, floor, wanted, must,
     states, parent, how, begin, count, progress, work, max_work,
 ):  # fmt: skip
     """Extends the sets in the order of their masks until `work` steps are done, or `max_work` in all.
 
-    Options of job j are first[j] .. last[j] - 1: need[o] devices for length[o], starting by latest[o].
-    At prices p, worth[p, mask] is that of a set of jobs, step[p, i] that of the i-th device to become free, excess[p,
-    o] that of option o above the cheapest of its job (cheapest[p, j]), and floor[p, mask] that of the least wanted set
-    that includes all of these jobs.
+    Options of job j are first[j] .. last[j] - 1: need[o] devices for length[o].
+    At the prices, worth[mask] is that of a set of jobs, step[i] that of the i-th device to become free, excess[o] that
+    of option o above the cheapest of its job (cheapest[j]), and floor[mask] that of the least wanted set that includes
+    all of these jobs.
     must[mask] are the jobs that all such sets have in common, and wanted[mask] is whether there are any. The states of
     a set are states[begin[mask]:][:count[mask]]; how[s] is the option that led to s from state parent[s].
     progress: the next mask, the number of states in use, the number of steps so far.
@@ -350,7 +349,7 @@ def extend(
                 continue
             for s in range(begin[before], begin[before] + count[before]):
                 for o in range(first[j], last[j]):
-                    if states[s, need[o] - 1] > latest[o]:
+                    if states[s, need[o] - 1] + length[o] > limit:
                         continue
                     if num_states == origin.size:
                         buffers, sketches = np.concatenate((buffers, buffers)), np.concatenate((sketches, sketches))
@@ -359,7 +358,7 @@ def extend(
                     place(states[s], size, need[o], length[o], placed)
                     progress[2] += 10
                     if is_worth(
-                        mask, placed, size, limit, step, latest, first, last, need, excess, cheapest, worth, floor, must
+                        mask, placed, size, limit, step, length, first, last, need, excess, cheapest, worth, floor, must
                     ):
                         sketches[num_states] = sketch(placed, size, shift)
                         origin[num_states], option[num_states] = s, o
@@ -382,16 +381,15 @@ def extend(
 def look_ahead(wanted, floor, must):
     """Extends `wanted`, `floor` and `must` from the wanted sets to all sets, in place.
 
-    wanted[mask] becomes whether any wanted set includes all jobs of the mask, floor[p, mask] the least worth among
-    those sets, and must[mask] the jobs that all of them have in common.
+    wanted[mask] becomes whether any wanted set includes all jobs of the mask, floor[mask] the least worth among those
+    sets, and must[mask] the jobs that all of them have in common.
     """
     bit = 1
     while bit < wanted.size:
         for mask in range(wanted.size):
             if mask & bit and wanted[mask]:
                 less = mask ^ bit
-                for p in range(floor.shape[0]):
-                    floor[p, less] = min(floor[p, less], floor[p, mask])
+                floor[less] = min(floor[less], floor[mask])
                 must[less] &= must[mask]
                 wanted[less] = True
         bit <<= 1

@@ -13,7 +13,7 @@ import numpy as np
 
 from ringmaster.codec import digest
 from ringmaster.registry import resolve
-from ringmaster.techniques.checkpoints.checkpoint import publish
+from ringmaster.techniques.checkpoints.checkpoint import publish_once
 from ringmaster.techniques.data.arrow_files import (
     SPLITS,
     Array,
@@ -28,7 +28,7 @@ from ringmaster.techniques.data.file_patterns import stamp
 from ringmaster.techniques.data.file_rows import SplitRows, held_out_keys, is_held_out
 from ringmaster.techniques.data.images import pixels_of, read_image
 from ringmaster.techniques.data.row_kind import Columns
-from ringmaster.techniques.data.stored_source import StoredSource, TextProgress, described, locked
+from ringmaster.techniques.data.stored_source import StoredSource, TextProgress, described
 from ringmaster.techniques.data.tokens import TextOptions, write_text
 from ringmaster.techniques.data_source import (
     Dataset,
@@ -202,14 +202,16 @@ def _read_stream(stream: Any, split: str, spec: DataSpec, cache_dir: Path) -> An
 
     key = digest([spec.factory, dict(spec.kwargs), split])
     folder = cache_dir.absolute() / "data" / f"stream-{key}"
-    with locked(folder.with_name(f"{folder.name}.lock")):
-        if not folder.exists():
-            with publish(folder) as aside, RowWriter(path=str(aside / "rows.arrow"), features=stream.features) as rows:
-                progress = TextProgress(f"reading the stream of {spec.factory}", what="rows")
-                for row in stream:
-                    rows.write(row)
-                    progress.add(0, num_texts=1)
-                rows.finalize()
+
+    def write(aside: Path) -> None:
+        progress = TextProgress(f"reading the stream of {spec.factory}", what="rows")
+        with RowWriter(path=str(aside / "rows.arrow"), features=stream.features) as rows:
+            for row in stream:
+                rows.write(row)
+                progress.add(0, num_texts=1)
+            rows.finalize()
+
+    publish_once(folder, write)
     return ArrowDataset.from_file(str(folder / "rows.arrow"))
 
 

@@ -12,7 +12,7 @@ import copy
 import math
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
-from functools import cached_property, partial
+from functools import cached_property
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -26,7 +26,6 @@ from ringmaster.techniques.data.row_files import MAX_FAULTS
 from ringmaster.techniques.data.row_source import (
     DEFAULT_MAX_LENGTH,
     Columns,
-    RowSamples,
     RowSource,
     SampleContext,
     columns_of_files,
@@ -129,16 +128,12 @@ class FeatureRows(RowSource):
 
     def write(self, folder: Path, spec: DataSpec, *, where: str, cache_dir: Path) -> PreparedData:
         """Writes a sample of each row, encoded as the rows to train on, or another model's, say."""
-        columns, kind = self.columns(spec), copy.copy(self)
-        source = self.options(spec).encoded_as
+        kind, source = copy.copy(self), self.options(spec).encoded_as
         kind.measured = _features_of(Path(source), self.options(spec).features) if source else self._measure(spec)
         names = [n for n, each in zip(tensor_names(kind.measured), kind.measured, strict=True) if each["type"] == TEXT]
         kind.needs_tokenizer = bool(names)  # type: ignore[misc]
         kind.padding = dict.fromkeys(names, 0)  # type: ignore[misc]
-        prepared = RowSamples(
-            folder, kind=kind, spec=spec, columns=columns, where=where, rows=partial(self.rows_of_path, spec),
-            cache_dir=None,
-        ).write()  # fmt: skip
+        prepared = super(FeatureRows, kind).write(folder, spec, where=where, cache_dir=cache_dir)
         features = tuple(
             {**each, "num_tokens": prepared.vocab_size, "max_length": spec.seq_len or DEFAULT_MAX_LENGTH}
             if each["type"] == TEXT

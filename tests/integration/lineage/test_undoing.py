@@ -11,6 +11,7 @@ from ringmaster.errors import InputError
 from ringmaster.flows.lineage.home import LineageHome
 from ringmaster.flows.lineage.undoing import UndoRequest, plan_undo, promote, register
 from ringmaster.flows.retraining import examine
+from ringmaster.model_lineage.importing import record_base
 from ringmaster.model_lineage.records import CHAMPION
 from ringmaster.tasks.evaluation.examination import ExaminationResult, SliceMetric
 from ringmaster.tasks.retraining.policy import PromotionPolicy
@@ -20,6 +21,7 @@ from ringmaster.techniques.checkpoints.checkpoint import read_manifest, stored_m
 from ringmaster.techniques.checkpoints.storage import MANIFEST, LocalPlace
 from ringmaster.techniques.data import prepare
 from ringmaster.techniques.data.encoded_rows import RowManifest
+from ringmaster.techniques.job import WarmStart
 from ringmaster.techniques.training.trainer import weights_digest
 from tests.integration.lineage.family import in_home
 from tests.integration.lineage.trained import LINKS, job_of, record, train, write_rows
@@ -203,6 +205,60 @@ def test_a_data_set_takes_out_the_models_that_were_trained_on_it(relatives):
     assert planned(home, dataset="others@1").to_json()["removed"] == [node.label for node in plan.removed]
     with pytest.raises(InputError, match="no recorded model has read dataset others@2"):
         planned(home, dataset="others@2")
+
+
+def going_on(bench, home, first, rows, *, root, step):
+    """A recorded model of the job `first` on other rows, that went on from a checkpoint."""
+    data = replace(first.data, path=str(rows), name=rows.stem, tokenizer=tokenizer_of(bench, first))
+    job = replace(first, name="second", data=data, warm_start=WarmStart(checkpoints=str(root), step=step))
+    train(bench, home, job, layouts=(SINGLE,))
+    return job
+
+
+def test_a_job_goes_back_to_the_checkpoint_of_a_folder_that_it_went_on_from(bench, home, tmp_path):
+    first = job_of(bench, write_rows(tmp_path / "rows.jsonl"), name="first")
+    train(bench, tmp_path, first, layouts=(SINGLE,) * 2)  # in another home
+    root = tmp_path / "batches" / "first" / "checkpoints"
+    job = going_on(bench, home, first, write_rows(tmp_path / "others.jsonl", seed=8), root=root, step=6)
+
+    (model,) = planned(home, row=training_rows(bench, job)[0]).models
+
+    assert model.job.warm_start == job.warm_start
+    assert model.first_step == 6
+
+
+def test_a_job_that_went_on_from_a_changed_checkpoint_is_trained_from_its_beginning(bench, home, tmp_path):
+    rows = write_rows(tmp_path / "rows.jsonl")
+    first = job_of(bench, rows, name="first")
+    train(bench, home, first)
+    root = home / "batches" / "first" / "checkpoints"
+    job = going_on(bench, home, first, rows, root=root, step=3)
+    starts = set()
+    for row in training_rows(bench, first)[:20]:
+        models = {each.node.record.registered_name: each for each in planned(home, row=row).models}
+        has_read = models["first"].first_step < 3
+        assert models["second"].job.warm_start == (None if has_read else job.warm_start)
+        starts.add(models["second"].first_step)
+    assert starts == {0, 3}
+
+
+def imported(home, folder):
+    return record_base(lineage(home).ledger, str(folder), store=None)
+
+
+def test_a_model_in_a_folder_is_taken_out(bench, home, tmp_path):
+    rows = write_rows(tmp_path / "rows.jsonl")
+    base = job_of(bench, rows, name="base")
+    train(bench, tmp_path, base, layouts=(SINGLE,))
+    folder = tmp_path / "batches" / "base" / "model"
+    model = replace(base.model, from_pretrained=str(folder))
+    job = replace(base, name="tuned", model=model, data=replace(base.data, tokenizer=tokenizer_of(bench, base)))
+    bench.train(job, SINGLE, home / "batches" / "tuned")
+    record(bench, home, job, home / "batches" / "tuned", {}, parents={str(folder): imported(home, folder)})
+    label = lineage(home).find(imported(home, folder)).label
+
+    with pytest.raises(InputError, match=f"{label} came from nothing"):
+        planned(home, base=label)
 
 
 @pytest.fixture

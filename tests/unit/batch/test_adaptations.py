@@ -109,7 +109,7 @@ def test_what_a_kind_needs_and_what_is_anothers_is_told_at_once():
         "jobs[5].adaptation.weights": "are 2, and there are 1 parents",
         "jobs[5].base": "is missing",
         "jobs[5].num_steps": "is given, and a merged model is not trained",
-        "jobs[6].adaptation.parents": "must be two models or more",
+        "jobs[6].adaptation.parents": "has 'large' twice",
         "jobs[6].adaptation.weights": "of an average must not be negative, nor all 0",
         "jobs[6].base": "has no part in an average",
         "jobs[7].adaptation.method": "is missing",

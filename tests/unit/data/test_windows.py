@@ -1,8 +1,11 @@
 """Windows of a data set's rows, by time and by number."""
 
+from itertools import compress
+
+import numpy as np
 import pytest
 
-from ringmaster.techniques.data.file_rows import DAY_S, in_window, moment
+from ringmaster.techniques.data.file_rows import DAY_S, moment, rows_in_window
 
 ROWS = [float(day) * DAY_S for day in (3, 1, 9, 8, 4)]
 
@@ -22,14 +25,19 @@ ROWS = [float(day) * DAY_S for day in (3, 1, 9, 8, 4)]
     ],
 )
 def test_a_window_keeps_the_order_of_rows(window, days):
-    found = in_window(lambda: ROWS, window, moment_s=lambda row: row)
-    assert [row / DAY_S for row in found] == days
+    wanted = rows_in_window([np.array(ROWS[:2]), np.array([]), np.array(ROWS[2:])], window)
+    assert [row / DAY_S for row in compress(ROWS, np.concatenate(wanted))] == days
 
 
 def test_days_count_back_from_the_newest_row_whatever_the_day_is_today():
     later = [row + 1000 * DAY_S for row in ROWS]
-    found = in_window(lambda: later, {"last_days": 1}, moment_s=lambda row: row)
-    assert [row / DAY_S for row in found] == [1009, 1008]
+    wanted = rows_in_window([np.array(later)], {"last_days": 1})
+    assert [row / DAY_S for row in compress(later, *wanted)] == [1009, 1008]
+
+
+@pytest.mark.parametrize("window", [None, {"last_rows": 2}, {"last_days": 1}])
+def test_a_window_of_no_parts_has_none(window):
+    assert rows_in_window([], window) == []
 
 
 @pytest.mark.parametrize(("said", "seconds"), [(5, 5.0), ("1970-01-02", DAY_S), ("1970-01-01T01:00:00+01:00", 0.0)])

@@ -6,7 +6,7 @@ from types import SimpleNamespace
 import pytest
 
 from ringmaster.errors import LedgerError, TensorStoreError
-from ringmaster.model_lineage import ADAPTATION_KINDS
+from ringmaster.model_lineage import ADAPTATION_KINDS, ModelRecord
 from ringmaster.tasks.recording import ancestry
 from ringmaster.tasks.recording.ancestry import Ancestry, compared_with_parents, kind_of
 from ringmaster.techniques import Adapter, DataSpec, Job, ModelSpec
@@ -74,6 +74,31 @@ def test_a_student_starts_from_its_base_and_is_distilled_from_its_teacher(monkey
     assert relatives.first_weights(replace(PLAIN, base="start")) is None
     loaded = replace(student, base=None, model=ModelSpec(from_pretrained="org/small"))
     assert relatives.first_weights(loaded) == "m-org/small"
+
+
+def test_the_model_that_the_weights_are_from_comes_first(monkeypatch):
+    monkeypatch.setattr(ancestry, "record_base", lambda _, source, *, store: f"m-{source}")
+    start = WarmStart(checkpoints="before", step=3)
+    data = DataSpec(path="rows", options={"retriever": {"store": "index"}})
+    part = replace(PLAIN, model=ModelSpec(from_pretrained="org/base"), data=data, warm_start=start)
+    relatives = family(before="models:/before/1", index="models:/index/1", big="models:/big/1")
+    assert relatives.parents(part) == ["m-org/base", "models:/before/1", "models:/index/1"]
+    assert relatives.parents(replace(part, model=PLAIN.model)) == ["models:/before/1", "models:/index/1"]
+    student = replace(PLAIN, model=part.model, adaptation=AdaptationSpec(kind="distilled", teacher="big"))
+    assert relatives.parents(student) == ["m-org/base", "models:/big/1"]
+
+
+def test_an_adapter_that_continues_another_is_on_the_same_model_as_that_one():
+    dpo = replace(PLAIN, base="models:/sft/1", adapter=Adapter(base_adapter="continue"))
+    relatives = family()
+    sft = ModelRecord(model_id="m-sft", registered_name="sft", version=1, uri="models:/sft/1", parents=("m-base",))
+    relatives.ledger.resolve_model = {sft.uri: sft}.__getitem__
+    assert relatives.parents(dpo) == ["m-base", "models:/sft/1"]
+
+
+def test_the_store_that_is_read_is_named_among_the_parents():
+    job = replace(PLAIN, data=DataSpec(path="rows", options={"retriever": {"store": "/cache/m-1"}}))
+    assert family(Notes({"store:/cache/m-1": "models:/wiki/3"})).named_parents(job) == {"/cache/m-1": "models:/wiki/3"}
 
 
 def clone_of(job, step):
