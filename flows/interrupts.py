@@ -58,6 +58,22 @@ def kill_everything() -> None:
             child.kill()
 
 
+def kill_at_signals() -> None:
+    """Makes Ctrl-C and SIGTERM kill this process and its children; to be called when it is about to end.
+
+    What runs while an interpreter ends, such as the wait for Prefect's server, would show a traceback.
+    """
+
+    def kill(number: int, _: FrameType | None) -> None:
+        kill_everything()
+        with suppress(OSError):
+            sys.stdout.flush()
+        os._exit(128 + number)
+
+    for number in (signal.SIGINT, signal.SIGTERM):
+        signal.signal(number, kill)
+
+
 class Interrupts:
     """The signals that this process has received, and the reaction to them.
 

@@ -94,6 +94,24 @@ def test_a_closed_terminal_stops_in_order_and_kills_nothing():
         assert Path(folder, "file").read_text() == "ended"
 
 
+@pytest.mark.parametrize(("number", "code"), [(signal.SIGINT, 130), (signal.SIGTERM, 143)])
+def test_a_signal_while_the_interpreter_ends_kills_without_a_traceback(number, code):
+    script = (
+        "import atexit, sys, threading\n"
+        "from ringmaster.flows import entry\n"
+        "atexit.register(lambda: (print('ends', flush=True), threading.Event().wait(60)))\n"
+        "sys.argv = ['ringmaster', 'run', '--help']\n"
+        "entry.main()\n"
+    )
+    streams = {"stdout": subprocess.PIPE, "stderr": subprocess.PIPE}
+    with subprocess.Popen([sys.executable, "-c", script], text=True, **streams) as child:
+        while "ends" not in child.stdout.readline():
+            pass
+        child.send_signal(number)
+        assert "Traceback" not in child.communicate(timeout=TIMEOUT_S)[1]
+        assert child.returncode == code
+
+
 def test_what_nohup_has_started_goes_on():
     before = signal.signal(signal.SIGHUP, signal.SIG_IGN)
     try:
