@@ -85,4 +85,4 @@ def test_special_tokens_that_take_spaces_are_left_to_the_tokenizer():
     encoder = RenderedEncoder(tokenizer, TextEncoder(tokenizer))
     text = "a  <|mask|> b"
     assert encoder(text, [])[0].tolist() == tokenizer(text, add_special_tokens=False)["input_ids"]
-    assert np.array_equal(encoder(text, [range(0, 1)])[0], encoder(text, [])[0])
+    assert np.array_equal(encoder(text, [range(1)])[0], encoder(text, [])[0])
