@@ -151,10 +151,10 @@ class ProgressReporter:
         self.say("done" if is_done else "preempted", step=self.step)
         sys.exit(0 if is_done else PREEMPTED_STATUS)
 
-    def fail(self, message: str, *, kind: str = "invalid") -> None:
+    def fail(self, message: str) -> None:
         """Ends the process because the script and its job do not fit. Raises SystemExit."""
         self._has_ended = True
-        self.say("failed", kind=kind, message=message)
+        self.say("failed", kind="invalid", message=message)
         sys.exit(message)
 
     def _start(self) -> None:

@@ -253,7 +253,9 @@ class ModelSection(Section):
     command: Command | None = Field(
         default=None, description='a trainer of your own that speaks our protocol, such as "python train.py"'
     )
-    configs: list[Kwargs] = Field(default=[], description="configs for the command, such as [{micro_batch: 8}]")
+    configs: Annotated[list[Kwargs], Distinct] = Field(
+        default=[], description="configs for the command, such as [{micro_batch: 8}]"
+    )
     adopt: Adopt = Field(
         default=None, description="true for a command that runs an unedited script of Trainer, TRL or Accelerate"
     )
@@ -317,7 +319,9 @@ class Evaluation(Section):
     """The evaluation on held-out data."""
 
     every_steps: Whole | None = Field(default=None, description="the steps between two evaluations, such as 30")
-    at_steps: list[Whole] = Field(default=[], description="further steps after which to evaluate, such as [10, 100]")
+    at_steps: Annotated[list[Whole], Distinct] = Field(
+        default=[], description="further steps after which to evaluate, such as [10, 100]"
+    )
     metrics: Annotated[list[EvaluationMetric], Field(min_length=1), Distinct] = Field(
         default=list(job.EvaluationSpec.metrics),
         description=f"a list of metrics out of {', '.join(metric_names())}, latency/p99_s and lm-eval/TASK",
@@ -352,7 +356,9 @@ class AdaptationSection(Section):
     sparsity: Annotated[float, Field(gt=0, lt=1)] = Field(
         default=job.AdaptationSpec.sparsity, description="the share of weights that become zero, such as 0.5"
     )
-    parents: list[Parent] = Field(default=[], description="the models to merge, such as [job-a, models:/NAME@ALIAS]")
+    parents: Annotated[list[Parent], Distinct] = Field(
+        default=[], description="the models to merge, such as [job-a, models:/NAME@ALIAS]"
+    )
     weights: list[float] = Field(default=[], description="a number for each of the parents, such as [0.7, 0.3]")
 
 
@@ -426,10 +432,10 @@ class TargetSection(Section):
 class VariablesSection(Section):
     """What may be chosen of a job on the way to its target: [how](time-to-target.md)."""
 
-    global_batch_size: list[Annotated[int, Field(ge=2, le=MOST_AT_ONCE)]] = Field(
+    global_batch_size: Annotated[list[Annotated[int, Field(ge=2, le=MOST_AT_ONCE)]], Distinct] = Field(
         default=[], max_length=MOST_CHOICES, description="batch sizes, the job's own among them, such as [16, 32, 64]"
     )
-    precision: list[Annotated[str, OneOf(job.VARIABLE_PRECISIONS)]] = Field(
+    precision: Annotated[list[Annotated[str, OneOf(job.VARIABLE_PRECISIONS)]], Distinct] = Field(
         default=[],
         max_length=MOST_CHOICES,
         description=f"out of {', '.join(job.VARIABLE_PRECISIONS)}, the job's own among them",
@@ -437,13 +443,13 @@ class VariablesSection(Section):
     learning_rate_rule: Annotated[str, OneOf(job.LEARNING_RATE_RULES)] = Field(
         default=job.Variables.learning_rate_rule, description=f"one of {', '.join(job.LEARNING_RATE_RULES)}"
     )
-    sync_every: list[Whole] = Field(
+    sync_every: Annotated[list[Whole], Distinct] = Field(
         default=[], max_length=MOST_CHOICES, description="steps between two exchanges, 1 among them, such as [1, 8, 32]"
     )
     workers: Whole | None = Field(
         default=None, description="the number of workers of local updates; by default the devices of the largest gang"
     )
-    lr: list[Positive] = Field(
+    lr: Annotated[list[Positive], Distinct] = Field(
         default=[], description="learning rates to try first, the job's own among them, such as [5e-4, 1e-3, 2e-3]"
     )
 
@@ -549,7 +555,7 @@ class JobEntry(Section):
         description="hard negatives of a contrastive loss that are mined on the way, such as {path: passages.jsonl, "
         "refresh_every: 200}",
     )
-    freeze: list[FreezePattern] = Field(
+    freeze: Annotated[list[FreezePattern], Distinct] = Field(
         default=[],
         description='glob patterns of parameters that are not trained, such as ["*", "!classifier.*"]: "!" takes out '
         "again, and the last match decides",

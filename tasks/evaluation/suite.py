@@ -96,7 +96,7 @@ class BehaviourEntry(Section):
     )
     texts: Annotated[list[str], Field(min_length=1)] | None = Field(default=None, description="a list of texts")
     template: str | None = Field(default=None, description='a text with slots, such as "I {verb} it."')
-    lexicons: dict[str, Annotated[list[str], Field(min_length=1)]] = Field(
+    lexicons: dict[str, Annotated[list[str], Field(min_length=1), references.Distinct]] = Field(
         default={}, description="the words of each slot, such as {verb: [love, like]}"
     )
     held_out: Whole | None = Field(default=None, description="how many images of the held-out data, such as 100")
@@ -164,7 +164,7 @@ class AssertionEntry(Section):
     """One predicate over predictions: exactly one of finite, range, share, consistent, steady and predicate."""
 
     name: Name = Field(description="a name, such as confident")
-    finite: list[str] | None = Field(
+    finite: Annotated[list[str], references.Distinct] | None = Field(
         default=None, description="fields that are never missing, NaN or infinite, such as [probabilities]"
     )
     range: RangeEntry | None = Field(default=None, description="such as {field: confidence, min: 0.5}")

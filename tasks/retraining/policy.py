@@ -11,7 +11,7 @@ from pydantic import Field, model_validator
 from ringmaster.errors import BatchFileError
 from ringmaster.tasks.batch import yaml_sections
 from ringmaster.tasks.batch.document import FileKind, Finding, Place
-from ringmaster.tasks.batch.references import Metric, Name, Positive, Whole, wrong
+from ringmaster.tasks.batch.references import Distinct, Metric, Name, Positive, Whole, wrong
 from ringmaster.tasks.batch.schema import Section
 from ringmaster.tasks.evaluation.examination import ALL, ExaminationResult, SliceMetric
 from ringmaster.tasks.evaluation.suite import Suite, load_suite
@@ -60,7 +60,9 @@ class PolicyEntry(Section):
     )
     max_loss: Amount | None = Field(default=None, description="the most that a slice may lose, such as 0.02")
     min_slice_rows: Whole = Field(default=20, description="the rows that a slice must have to be compared, such as 20")
-    suites: list[str] = Field(default=[], description="files of slices, tests and assertions, such as [tests.yaml]")
+    suites: Annotated[list[str], Distinct] = Field(
+        default=[], description="files of slices, tests and assertions, such as [tests.yaml]"
+    )
     limits: dict[Metric, LimitEntry] = Field(
         default={}, description="bounds of metrics, such as {latency/p99_s: {at_most: 0.05}}"
     )

@@ -22,7 +22,7 @@ from ringmaster.errors import BatchFileError
 from ringmaster.tasks.batch import Batch, document, parse_batch
 from ringmaster.tasks.batch.document import FileKind, Finding, Place, as_list, findings_where, parsed_place, place_text
 from ringmaster.tasks.batch.grid import combinations, num_jobs, too_many
-from ringmaster.tasks.batch.references import Name, Positive, wrong
+from ringmaster.tasks.batch.references import Distinct, Name, Positive, wrong
 from ringmaster.tasks.batch.schema import Section
 from ringmaster.tasks.batch.yaml_sections import file_error, read_document
 from ringmaster.tasks.batch.yaml_sections import findings as section_findings
@@ -79,7 +79,7 @@ class ModelEntry(Section):
     window_days: Annotated[int, Field(ge=1, le=MOST_DAYS)] | None = Field(
         default=None, description="of files with a date in their name, only those of the last so many days, such as 14"
     )
-    sweep: dict[str, Annotated[list[Any], Field(min_length=1)]] = Field(
+    sweep: dict[str, Annotated[list[Any], Field(min_length=1), Distinct]] = Field(
         default={},
         description="values to try beside its own, by dotted keys, such as {optimizer.lr: [1e-3]}",
     )

@@ -7,6 +7,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import torch
 import transformers
 from torch import Tensor, nn
@@ -19,7 +20,14 @@ from ringmaster.techniques.data import Dataset, PreparedData, fetch, open_data
 from ringmaster.techniques.data_source import installed_source
 from ringmaster.techniques.job import BESIDE_MODEL_AND_LOSS, DISTILLED, VIRTUAL_TOKENS, Job, ModelSpec
 from ringmaster.techniques.loss import ADVANTAGES, REWARDS, LossFunction, class_of, reward_names, source_of
-from ringmaster.techniques.metric import Metric, ModelMetric, installed_metric, metrics_named, scored_metrics
+from ringmaster.techniques.metric import (
+    GatheredMetric,
+    Metric,
+    ModelMetric,
+    installed_metric,
+    metrics_named,
+    scored_metrics,
+)
 from ringmaster.techniques.models.architectures import instantiate, misspelt, undeclared_fields
 from ringmaster.techniques.models.build import build_model, model_config, seeded
 from ringmaster.techniques.models.peft_format import resolved
@@ -155,6 +163,7 @@ def _logits(model: nn.Module, tokens: Tensor, num_samples: int) -> Tensor:
 
 
 NUM_SAMPLES = 4
+NUM_DRAWN = 3  # samples of rows of which an installed metric is computed
 WHOLE = ((0, 1, 2, 3),)
 DIVISIONS = (((0, 1), (2, 3)), ((3,), (0, 2), (1,)))
 # Relative to the largest gradient, in fp32. Rounding stays below a tenth of this. The smallest difference measured for
@@ -416,11 +425,19 @@ class _TinyStep:
         return sites
 
     def _add_fewer(self, metric: Metric, totals: MetricTotals, written: Sequence[Sequence[int]] | None) -> None:
-        """Adds fewer rows than before, with the losses of each row, as the scoring of rows has them."""
+        """Adds fewer rows than before, with the losses of each row, and draws samples of them, as scoring does."""
         batch = rows_of(self._batch, range(NUM_SAMPLES - 1))
         output, written = self._forward(batch), written and written[: NUM_SAMPLES - 1]
         losses = torch.ones(NUM_SAMPLES - 1), torch.ones(NUM_SAMPLES - 1)
-        sums_of([metric], outputs_of(self._loss, output, batch, losses=losses, data=self._data, written=written))
+        sums = sums_of([metric], outputs_of(self._loss, output, batch, losses=losses, data=self._data, written=written))
+        rows: Mapping[str, Any] = {name: values.detach().double().numpy() for name, values in sums.items()}
+        rows = metric.relate(rows) if isinstance(metric, GatheredMetric) else rows
+        with np.errstate(divide="ignore", invalid="ignore"):
+            drawn = metric.value_of_rows(rows, np.ones((NUM_DRAWN, NUM_SAMPLES - 1))) if rows else np.zeros(NUM_DRAWN)
+        if (shape := np.shape(drawn)) != (NUM_DRAWN,):
+            raise ValueError(
+                f"of {NUM_DRAWN} samples of rows its value has the shape {[*shape]}, and not [{NUM_DRAWN}]"
+            )
         totals.add(output, batch, written=written)
 
     def _written(self) -> list[list[int]] | None:

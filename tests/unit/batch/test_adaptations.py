@@ -109,7 +109,7 @@ def test_what_a_kind_needs_and_what_is_anothers_is_told_at_once():
         "jobs[5].adaptation.weights": "are 2, and there are 1 parents",
         "jobs[5].base": "is missing",
         "jobs[5].num_steps": "is given, and a merged model is not trained",
-        "jobs[6].adaptation.parents": "must be two models or more",
+        "jobs[6].adaptation.parents": "has 'large' twice",
         "jobs[6].adaptation.weights": "of an average must not be negative, nor all 0",
         "jobs[6].base": "has no part in an average",
         "jobs[7].adaptation.method": "is missing",
@@ -135,6 +135,28 @@ def test_parents_must_be_there_and_lead_nowhere_back(tmp_path):
         "jobs[5].adaptation.teacher": f"folder {tmp_path / 'nowhere'} does not exist",
         "jobs[6].adaptation.teacher": "models:/large has no alias and no version",
     }
+
+
+def test_adapters_whose_bases_go_round_in_a_circle_are_told():
+    assert faults(
+        """
+        - {<<: *large, name: a, base: b, adapter: {rank: 2}}
+        - {<<: *large, name: b, base: a, adapter: {rank: 2}}
+        - {<<: *large, name: c, base: b, adapter: {rank: 2}}
+        - {<<: *large, name: d, base: d, adapter: {rank: 2}}
+        """
+    ) == {
+        "jobs[1].base": "bases go round in a circle: a -> b -> a",
+        "jobs[4].base": "bases go round in a circle: d -> d",
+    }
+
+
+def test_a_job_named_none_is_the_base_of_no_job():
+    jobs = """
+        - &published {<<: *large, name: None, model: {from_pretrained: gpt2}, adapter: {rank: 2}}
+        - {<<: *published, name: a, adapter: {rank: 4}}
+        """
+    assert [job.base for job in parse(jobs).jobs] == [None, None, None]
 
 
 def test_models_that_do_not_match_are_told():

@@ -230,6 +230,21 @@ def test_an_installed_metric_with_sums_of_rows_is_computed(surveyed, monkeypatch
         surveyed(BERT, made("classes"), evaluation=EvaluationSpec(metrics=("odd",)))
 
 
+@pytest.mark.parametrize(
+    ("value", "fault"),
+    [
+        (lambda rows, counts: rows["lost"], "KeyError: 'lost'"),
+        (lambda rows, counts: 1.0, r"of 3 samples of rows its value has the shape \[\], and not \[3\]"),
+    ],
+)
+def test_an_installed_metric_is_computed_of_samples_of_rows(surveyed, monkeypatch, value, fault):
+    monkeypatch.setitem(METRICS.registered, "odd", f"{HERE}:OddMetric")
+    monkeypatch.setattr(OddMetric, "made", staticmethod(lambda _, n: torch.ones(n)))
+    monkeypatch.setattr(OddMetric, "value_of_rows", lambda self, rows, counts: value(rows, counts))
+    with pytest.raises(StepError, match=f"^evaluation: the metric odd cannot be computed: {fault}.*To fix: correct it"):
+        surveyed(BERT, made("classes"), evaluation=EvaluationSpec(metrics=("odd",)))
+
+
 def test_a_metric_that_suits_is_computed_in_advance(surveyed, prose):
     for metrics in (("f1", "matthews", "auroc"), ("precision", "recall")):
         surveyed(BERT, made("classes"), evaluation=EvaluationSpec(metrics=metrics))

@@ -166,7 +166,7 @@ def test_a_retriever_with_mined_negatives_is_trained_in_parts(folder):
         "finder.to-20", "finder.index-20", "finder.to-40", "finder.index-40", "finder",
     ]  # fmt: skip
     assert (index.base, index.store.index, index.data.path) == (first.name, "ivf", str(folder / "passages.jsonl"))
-    assert second.parents == (index.name, first.name)
+    assert second.parents == (first.name, index.name)
     assert last.warm_start == WarmStart(checkpoints=second.name, step=40)
     assert [job.loss_options for job in (first, second)] == [{}, {"hard_negatives": 3}]
     assert set(batch.users) == {job.name for job in batch.jobs}
@@ -175,6 +175,16 @@ def test_a_retriever_with_mined_negatives_is_trained_in_parts(folder):
     for step in range(50):
         part = next(job for job in (first, second, last) if step < job.num_steps)
         assert (part.learning_rate(step), part.samples(step)) == (whole.learning_rate(step), whole.samples(step))
+    assert Batch.of(name="again", jobs=batch.jobs, folder=folder).jobs == batch.jobs
+
+
+def test_parts_are_evaluated_within_their_own_steps(folder):
+    (folder / "pairs.jsonl").write_text('{"anchor": "city1", "positive": "city2"}\n')
+    batch = load(folder, RETRIEVER + "    evaluation: {every_steps: 30, at_steps: [10, 25, 45]}\n")
+    first, _, second, _, last = (job.evaluation for job in batch.jobs)
+    assert (first.every_steps, first.at_steps) == (None, (10,))
+    assert (second.every_steps, second.at_steps) == (30, (10, 25))
+    assert (last.every_steps, last.at_steps) == (30, (10, 25, 45))
     assert Batch.of(name="again", jobs=batch.jobs, folder=folder).jobs == batch.jobs
 
 
