@@ -20,13 +20,7 @@ import yaml
 from prefect import Flow
 from prefect.blocks.notifications import CustomWebhookNotificationBlock
 from prefect.client.orchestration import SyncPrefectClient, get_client
-from prefect.client.schemas.actions import (
-    DeploymentScheduleCreate,
-    DeploymentScheduleUpdate,
-    DeploymentUpdate,
-    WorkPoolCreate,
-    WorkPoolUpdate,
-)
+from prefect.client.schemas import actions
 from prefect.client.schemas.objects import ConcurrencyOptions, StateType
 from prefect.client.schemas.responses import DeploymentResponse
 from prefect.client.schemas.schedules import CronSchedule
@@ -131,9 +125,9 @@ def make_work_pool(client: SyncPrefectClient, name: str) -> None:
     """
     template = ProcessWorker.get_default_base_job_template()
     try:
-        client.create_work_pool(WorkPoolCreate(name=name, type=ProcessWorker.type, base_job_template=template))
+        client.create_work_pool(actions.WorkPoolCreate(name=name, type=ProcessWorker.type, base_job_template=template))
     except ObjectAlreadyExists:
-        client.update_work_pool(name, WorkPoolUpdate(base_job_template=template))
+        client.update_work_pool(name, actions.WorkPoolUpdate(base_job_template=template))
 
 
 def make_automation(client: SyncPrefectClient) -> None:
@@ -170,8 +164,8 @@ def keep_own_retraining(client: SyncPrefectClient, deploy: Callable[[], None]) -
     deploy()
     after = _retraining(client)
     if before is not None and after is not None and before.parameters.get("file") != after.parameters.get("file"):
-        schedules = [DeploymentScheduleUpdate(schedule=s.schedule, active=s.active) for s in before.schedules]
-        client.update_deployment(after.id, DeploymentUpdate(parameters=before.parameters, schedules=schedules))
+        schedules = [actions.DeploymentScheduleUpdate(schedule=s.schedule, active=s.active) for s in before.schedules]
+        client.update_deployment(after.id, actions.DeploymentUpdate(parameters=before.parameters, schedules=schedules))
 
 
 def _retraining(client: SyncPrefectClient) -> DeploymentResponse | None:
@@ -189,7 +183,7 @@ def deploy(client: SyncPrefectClient) -> None:
         flow: Flow[..., Any] = getattr(import_module(module), name)
         limit, pool = each.get("concurrency_limit") or {}, each["work_pool"]
         schedules = [
-            DeploymentScheduleCreate(
+            actions.DeploymentScheduleCreate(
                 schedule=CronSchedule(cron=schedule["cron"], timezone=schedule["timezone"]), active=schedule["active"]
             )
             for schedule in each.get("schedules", [])
@@ -226,10 +220,10 @@ def make_node_deployment(client: SyncPrefectClient, nodes: NodeDeployment) -> No
     try:
         client.read_work_pool(nodes.work_pool)
         if template is not None:
-            client.update_work_pool(nodes.work_pool, WorkPoolUpdate(base_job_template=template))
+            client.update_work_pool(nodes.work_pool, actions.WorkPoolUpdate(base_job_template=template))
     except ObjectNotFound:
         of_type = template or _template_of(nodes.work_pool_type)
-        pool = WorkPoolCreate(name=nodes.work_pool, type=nodes.work_pool_type, base_job_template=of_type)
+        pool = actions.WorkPoolCreate(name=nodes.work_pool, type=nodes.work_pool_type, base_job_template=of_type)
         client.create_work_pool(pool)
     client.create_deployment(
         flow_id=client.create_flow_from_name(serve_node_run.name),

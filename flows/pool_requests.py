@@ -16,15 +16,7 @@ from ringmaster.errors import BatchFailed, InputError
 from ringmaster.flows.batch.artifacts import show_answers
 from ringmaster.flows.batch.batch_input import BatchOfFile, CheckpointEvery, FormSection, titled
 from ringmaster.flows.batch.flow_runs import cancel_batches, ended, named, result_of
-from ringmaster.flows.pool.batch_requests import (
-    ControllerAnswer,
-    ask_about,
-    clone_job,
-    database_of,
-    open_database,
-    pool_address,
-    quotas_in_words,
-)
+from ringmaster.flows.pool import batch_requests
 from ringmaster.flows.retraining.approval import CloneApproval, ask
 from ringmaster.flows.train_batch import train_batch
 from ringmaster.tasks.batch import Batch, parse_batch
@@ -77,7 +69,7 @@ def submit_jobs(
         jobs: The jobs to add: a batch file, or the text of one.
         checkpoint_every_s: The number of seconds between checkpoints. By default, it follows from the cost of one.
     """
-    pool_address()
+    batch_requests.pool_address()
     added = replace(jobs.batch(), name=batch)
     result = result_of(lambda: train_batch(added, name=batch, checkpoint_every_s=checkpoint_every_s))
     return ended(result.to_json(), status=result.status, message=result.summary(), failure=BatchFailed)
@@ -159,7 +151,7 @@ def control_jobs(batch: BatchName, what: JobAction) -> list[str]:
         batch: The name or the id of the batch.
         what: What is done with its jobs.
     """
-    with database_of(batch) as database:
+    with batch_requests.database_of(batch) as database:
         answers = _answers(database, batch, what)
         pages = {answer.batch: Journal(database, batch=answer.batch).get(FLOW_RUN_PAGE) for answer in answers}
     lines = [printable(f"{answer.batch}: {answer.message}") for answer in answers]
@@ -169,15 +161,17 @@ def control_jobs(batch: BatchName, what: JobAction) -> list[str]:
     return lines
 
 
-def _answers(database: Database, batch: str, what: StateAction | CloneAction | SetAction) -> Sequence[ControllerAnswer]:
+def _answers(
+    database: Database, batch: str, what: StateAction | CloneAction | SetAction
+) -> Sequence[batch_requests.ControllerAnswer]:
     """Returns the answers of the executor. Raises InputError where it refuses."""
     if isinstance(what, StateAction):
-        return ask_about(database, RequestKind(what.action), batch=batch, jobs=what.jobs)
+        return batch_requests.ask_about(database, RequestKind(what.action), batch=batch, jobs=what.jobs)
     if isinstance(what, SetAction):
         settings = what.model_dump(exclude_none=True, exclude={"jobs"})
-        return ask_about(database, RequestKind.SET, batch=batch, jobs=what.jobs, settings=settings)
+        return batch_requests.ask_about(database, RequestKind.SET, batch=batch, jobs=what.jobs, settings=settings)
 
-    def accept(priced: ControllerAnswer) -> None:
+    def accept(priced: batch_requests.ControllerAnswer) -> None:
         price = [each for each in (priced.message, priced.jump) if each]
         get_run_logger().info(printable("; ".join(price)))
         if what.mode == "ask":
@@ -186,7 +180,7 @@ def _answers(database: Database, batch: str, what: StateAction | CloneAction | S
             if not answer.approved:
                 raise InputError([f"no clone was started: {answer.sentence()}"])
 
-    answer = clone_job(
+    answer = batch_requests.clone_job(
         database,
         batch=batch,
         job=what.clone,
@@ -211,9 +205,9 @@ def set_quota(
         user: The user that jobs name in batch files.
         limit: A number of devices, such as 4, a share of all devices, such as 25%, or none.
     """
-    with open_database(pool_address()) as database:
+    with batch_requests.open_database(batch_requests.pool_address()) as database:
         set_quotas(database, {user: quota_of(limit)})
-        lines = [printable(line) for line in quotas_in_words(database)]
+        lines = [printable(line) for line in batch_requests.quotas_in_words(database)]
     for line in lines:
         get_run_logger().info(line)
     return lines

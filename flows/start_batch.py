@@ -7,19 +7,7 @@ from prefect.artifacts import create_markdown_artifact
 from prefect.states import Cancelled
 
 from ringmaster.errors import BatchFailed
-from ringmaster.flows.batch.batch_input import (
-    ANSWER_WITHIN_S,
-    AnswerWithin,
-    BatchChoice,
-    CheckpointEvery,
-    ExampleBatch,
-    Mode,
-    Profiles,
-    Resume,
-    RunName,
-    Seed,
-    WithoutAnswer,
-)
+from ringmaster.flows.batch import batch_input
 from ringmaster.flows.batch.context import RunOptions
 from ringmaster.flows.batch.dry_run import DryRun, dry_run
 from ringmaster.flows.batch.flow_runs import cancel_batches, ended, for_prefect, typed_or
@@ -47,15 +35,15 @@ def run_name() -> str:
     on_cancellation=[cancel_batches],
 )
 def start_batch(
-    batch: BatchChoice = ExampleBatch(),
-    name: RunName = "",
-    mode: Mode = "train",
-    profiles: Profiles = "predict",
-    answer_within_s: AnswerWithin = ANSWER_WITHIN_S,
-    without_answer: WithoutAnswer = "stop",
-    resume: Resume = False,
-    checkpoint_every_s: CheckpointEvery = None,
-    seed: Seed = 0,
+    batch: batch_input.BatchChoice = batch_input.ExampleBatch(),
+    name: batch_input.RunName = "",
+    mode: batch_input.Mode = "train",
+    profiles: batch_input.Profiles = "predict",
+    answer_within_s: batch_input.AnswerWithin = batch_input.ANSWER_WITHIN_S,
+    without_answer: batch_input.WithoutAnswer = "stop",
+    resume: batch_input.Resume = False,
+    checkpoint_every_s: batch_input.CheckpointEvery = None,
+    seed: batch_input.Seed = 0,
 ) -> dict[str, Any]:
     """Trains the jobs of a batch file, or plans them only, or plans them and asks for approval first.
 
@@ -100,7 +88,7 @@ def show(result: DryRun) -> None:
     for_prefect(lambda: create_markdown_artifact(key="dry-run", markdown=page, description=text))
 
 
-def _question(batch: Batch, *, profiles: Profiles, seed: int) -> str:
+def _question(batch: Batch, *, profiles: batch_input.Profiles, seed: int) -> str:
     """Plans the batch and shows the plan; returns the question for a person, as markdown."""
     result = dry_run(batch, profiles=profiles, seed=seed)
     show(result)

@@ -8,36 +8,19 @@ from prefect import flow
 from prefect.artifacts import create_markdown_artifact, create_table_artifact
 
 from ringmaster.errors import LedgerError, SweepFailed
-from ringmaster.flows import settings
+from ringmaster.flows import settings, sweep_form
 from ringmaster.flows.batch import flow_runs
 from ringmaster.flows.batch.batch_input import HIDDEN, Resume, titled
 from ringmaster.flows.batch.context import RunOptions
 from ringmaster.flows.batch.flow_runs import LocalFlow, cancel_batches, ended, named
-from ringmaster.flows.sweep_form import (
-    DeviceChoice,
-    EarlyStopping,
-    InlineJob,
-    JobFromFile,
-    Line,
-    NumParallel,
-    NumTrials,
-    OtherName,
-    Parameter,
-    Sampler,
-    Seconds,
-    Seed,
-    Space,
-    Sweep,
-    SweepName,
-    spec_of,
-)
 from ringmaster.flows.train_batch import train
 from ringmaster.tasks.batch.references import Metric
 from ringmaster.tasks.sweeping.results import best, challenge, figures, leaderboard, record
 from ringmaster.tasks.sweeping.scheduler import SweepScheduler
+from ringmaster.tasks.sweeping.spec import StoppingPolicy
 
-EXAMPLE = JobFromFile(path="examples/tiny_batch.yaml", job="llama")
-RATES = [Parameter(key="optimizer.lr", low=1e-4, high=1e-1, log=True)]
+EXAMPLE = sweep_form.JobFromFile(path="examples/tiny_batch.yaml", job="llama")
+RATES = [sweep_form.Parameter(key="optimizer.lr", low=1e-4, high=1e-1, log=True)]
 
 
 @LocalFlow.of
@@ -49,20 +32,20 @@ RATES = [Parameter(key="optimizer.lr", low=1e-4, high=1e-1, log=True)]
     on_cancellation=[cancel_batches],
 )
 def sweep(
-    name: SweepName = "sweep",
-    template: Annotated[JobFromFile | InlineJob, titled("Job")] = EXAMPLE,
-    base: Annotated[Line, titled("Base model")] = "",
+    name: sweep_form.SweepName = "sweep",
+    template: Annotated[sweep_form.JobFromFile | sweep_form.InlineJob, titled("Job")] = EXAMPLE,
+    base: Annotated[sweep_form.Line, titled("Base model")] = "",
     data: Annotated[dict[str, Any] | None, HIDDEN] = None,
-    space: Annotated[Space, titled("Search space")] = RATES,
-    sampler: Sampler = "random",
-    num_trials: Annotated[NumTrials | None, titled("Number of trials")] = 8,
-    early_stopping: Annotated[EarlyStopping, titled("Early stopping")] = EarlyStopping(),
+    space: Annotated[sweep_form.Space, titled("Search space")] = RATES,
+    sampler: sweep_form.Sampler = "random",
+    num_trials: Annotated[sweep_form.NumTrials | None, titled("Number of trials")] = 8,
+    early_stopping: Annotated[StoppingPolicy, titled("Early stopping")] = StoppingPolicy(),
     objective: Annotated[Metric | None, titled("Objective")] = None,
-    devices: Annotated[DeviceChoice, titled("Devices")] = DeviceChoice(),
-    deadline_s: Annotated[Seconds | None, titled("Time limit (seconds)")] = None,
-    challenger_of: Annotated[OtherName, titled("Challenger of")] = "",
-    num_parallel: Annotated[NumParallel, HIDDEN] = 4,
-    seed: Annotated[Seed, HIDDEN] = 0,
+    devices: Annotated[sweep_form.DeviceChoice, titled("Devices")] = sweep_form.DeviceChoice(),
+    deadline_s: Annotated[sweep_form.Seconds | None, titled("Time limit (seconds)")] = None,
+    challenger_of: Annotated[sweep_form.OtherName, titled("Challenger of")] = "",
+    num_parallel: Annotated[sweep_form.NumParallel, HIDDEN] = 4,
+    seed: Annotated[sweep_form.Seed, HIDDEN] = 0,
     resume: Resume = False,
 ) -> dict[str, Any]:
     """Trains one job under many hyperparameter values, stops trials that fall behind, and ranks the others.
@@ -87,7 +70,7 @@ def sweep(
         seed: The seed of the sampler and of the planner. A job's own seed is a key that can be searched.
         resume: Continues the last run of this sweep, which was interrupted, from its checkpoints.
     """
-    form = Sweep(
+    form = sweep_form.Sweep(
         name=name,
         template=template,
         base=base,
@@ -103,7 +86,7 @@ def sweep(
         num_parallel=num_parallel,
         seed=seed,
     )
-    spec = spec_of(form)
+    spec = sweep_form.spec_of(form)
     sweep_scheduler = SweepScheduler(spec)
     result = train(spec.batch(), RunOptions(resume=resume, seed=seed), sweep_scheduler=sweep_scheduler)
     clones = [row["name"] for row in result.jobs if row["name"] not in spec.trials]

@@ -138,46 +138,6 @@ def _as_list(value: Any) -> Any:
 Space = Annotated[list[Parameter], BeforeValidator(_as_list), Field(min_length=1)]
 
 
-class EarlyStopping(FormSection, title="Early stopping"):
-    """The policy that stops trials early."""
-
-    policy: Literal["cut", "asha", "halving", "median", "none"] = Field(
-        default="cut",
-        title="Policy",
-        description="cut compares the trials at 4 and at 10 percent of their steps, and trains the best fifth to the "
-        "end. asha pauses each trial at a rung, and continues the best ones when devices are free. halving "
-        "continues them when all trials have reached the rung. median stops a trial that is worse than half of the "
-        "others at its step. none trains all trials to their end.",
-    )
-    min_steps: int | None = Field(
-        default=None,
-        ge=1,
-        title="First rung",
-        description="The number of steps before a trial is compared with others. With asha and halving, each further "
-        "rung is this number times a power of the reduction factor. By default it is 10 with cut, else the number of "
-        "steps divided by the square of the reduction factor, and at least a tenth of the steps.",
-    )
-    reduction_factor: int = Field(
-        default=4,
-        ge=2,
-        le=100,
-        title="Reduction factor",
-        description="With asha and halving, one in this many trials continues from each rung.",
-    )
-
-    @model_validator(mode="before")
-    @classmethod
-    def _by_name(cls, value: Any) -> Any:
-        """Also accepts the name of a policy alone. A reduction factor without a name is ASHA's."""
-        if isinstance(value, dict) and "reduction_factor" in value:
-            return {"policy": "asha", **value}
-        return {"policy": value} if isinstance(value, str) else value
-
-    def stopping(self) -> StoppingPolicy:
-        """Returns the policy in the form that the sweep scheduler uses."""
-        return StoppingPolicy(policy=self.policy, min_steps=self.min_steps, reduction_factor=self.reduction_factor)
-
-
 class DeviceChoice(FormSection, title="Devices"):
     """The devices of this machine that a sweep may use."""
 
@@ -223,7 +183,7 @@ class Sweep(FormSection):
     space: Space
     sampler: Sampler = "random"
     num_trials: NumTrials | None = 8
-    early_stopping: EarlyStopping = EarlyStopping()
+    early_stopping: StoppingPolicy = StoppingPolicy()
     objective: Metric | None = None
     base: Line = ""
     data: dict[str, Any] | None = None
@@ -249,7 +209,11 @@ class Sweep(FormSection):
 
 
 EXAMPLE_FILE = "examples/sweep.yaml"
-SECTIONS: Mapping[str, type[BaseModel]] = {"early_stopping": EarlyStopping, "devices": DeviceChoice, "space": Parameter}
+SECTIONS: Mapping[str, type[BaseModel]] = {
+    "early_stopping": StoppingPolicy,
+    "devices": DeviceChoice,
+    "space": Parameter,
+}
 
 
 def spec_of(form: Sweep) -> SweepSpec:
@@ -267,7 +231,7 @@ def spec_of(form: Sweep) -> SweepSpec:
         folder=folder,
         space=tuple(parameter.parameter() for parameter in form.space if parameter.fault() is None),
         sampler=form.sampler,
-        stopping=form.early_stopping.stopping(),
+        stopping=form.early_stopping,
         objective=form.objective or metric,
         num_trials=form.num_trials if form.sampler == "grid" else form.num_trials or 8,
         num_parallel=form.num_parallel,

@@ -13,15 +13,7 @@ from pathlib import Path
 from typing import Any, TypeVar
 from urllib.parse import urlsplit, urlunsplit
 
-from tenacity import (
-    RetryCallState,
-    Retrying,
-    retry_if_exception,
-    stop_after_attempt,
-    wait_chain,
-    wait_exponential,
-    wait_fixed,
-)
+import tenacity
 
 from ringmaster.errors import LedgerError
 from ringmaster.text import storable_values
@@ -61,9 +53,9 @@ class OutageRetry:
 
     def call(self, action: Callable[[], T]) -> T:
         """Calls `action` and returns its result. Raises its error if that is not transient, or after the timeout."""
-        retrying = Retrying(
-            retry=retry_if_exception(self._may_pass),
-            wait=wait_exponential(multiplier=FIRST_WAIT_S, max=LONGEST_WAIT_S),
+        retrying = tenacity.Retrying(
+            retry=tenacity.retry_if_exception(self._may_pass),
+            wait=tenacity.wait_exponential(multiplier=FIRST_WAIT_S, max=LONGEST_WAIT_S),
             stop=self._gives_up,
             sleep=self._wait,
             reraise=True,
@@ -82,7 +74,7 @@ class OutageRetry:
         self._deadline_s = time.monotonic() + timeout_s
         self._is_hurried.set()
 
-    def _gives_up(self, _: RetryCallState) -> bool:
+    def _gives_up(self, _: tenacity.RetryCallState) -> bool:
         is_over = time.monotonic() >= self._deadline_s
         self.gave_up = self.gave_up or is_over
         return is_over
@@ -154,10 +146,12 @@ class RetryingClient:
     def _call(self, function: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
         from mlflow.exceptions import MlflowException
 
-        retrying = Retrying(
-            retry=retry_if_exception(lambda error: isinstance(error, MlflowException) and _is_transient(error)),
-            wait=wait_chain(*map(wait_fixed, self._delays_s or (0.0,))),
-            stop=stop_after_attempt(1 + len(self._delays_s)),
+        retrying = tenacity.Retrying(
+            retry=tenacity.retry_if_exception(
+                lambda error: isinstance(error, MlflowException) and _is_transient(error)
+            ),
+            wait=tenacity.wait_chain(*map(tenacity.wait_fixed, self._delays_s or (0.0,))),
+            stop=tenacity.stop_after_attempt(1 + len(self._delays_s)),
             sleep=self._sleep,
             reraise=True,
         )

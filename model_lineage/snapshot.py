@@ -24,18 +24,9 @@ from urllib.parse import quote
 from ringmaster.errors import LedgerError, UnknownModel
 from ringmaster.files import write_atomically
 from ringmaster.model_lineage.graph import Graph
+from ringmaster.model_lineage.ledger import registry
 from ringmaster.model_lineage.ledger.connection import database_fault, paged
 from ringmaster.model_lineage.ledger.ledger import Ledger
-from ringmaster.model_lineage.ledger.registry import (
-    CHILD,
-    CULPRIT,
-    KIND,
-    MODEL_ID,
-    NOTE,
-    record_of,
-    unless_missing,
-    versions_of,
-)
 from ringmaster.model_lineage.records import CHAMPION, COMPONENT, DatasetInput, ModelRecord
 from ringmaster.model_lineage.tensors import TensorStore
 
@@ -96,7 +87,7 @@ def _read_file(file: Path, experiment: str) -> tuple[list[ModelRow], Aliases]:
             "experiment_id IN (SELECT experiment_id FROM experiments WHERE lifecycle_stage = 'active' "
             "AND (name = :experiment OR substr(name, 1, length(:experiment) + 1) = :experiment || '/'))"
         )
-        fields = {"experiment": experiment, "child": f"{CHILD}%"}
+        fields = {"experiment": experiment, "child": f"{registry.CHILD}%"}
         tags = _by_model(
             connection.execute(
                 f"SELECT model_id, tag_key, tag_value FROM logged_model_tags WHERE {of_ledger} "
@@ -135,7 +126,7 @@ def _read_file(file: Path, experiment: str) -> tuple[list[ModelRow], Aliases]:
                 "ORDER BY creation_timestamp_ms, model_id",
                 fields,
             )
-            if KIND in tags.get(id, {})
+            if registry.KIND in tags.get(id, {})
         ]
         return rows, _by_model(connection.execute("SELECT name, alias, version FROM registered_model_aliases"))
 
@@ -184,7 +175,7 @@ def _changed(ledger: Ledger, known: Collection[str], *, since_ms: int) -> tuple[
         newest_ms = max(newest_ms, version.last_updated_timestamp)
         if not known or version.last_updated_timestamp < since_ms:
             break
-        if (id := version.tags.get(MODEL_ID, "")) in known:
+        if (id := version.tags.get(registry.MODEL_ID, "")) in known:
             ids[f"'{id}'"] = None
     return list(ids), newest_ms
 
@@ -203,7 +194,10 @@ def _rows_where(ledger: Ledger, condition: str) -> Iterator[ModelRow]:
     experiment_ids = ledger.experiment_ids()
     if not experiment_ids:
         return
-    order, where = [{"field_name": "creation_timestamp", "ascending": True}], f"tags.`{KIND}` != '' AND {condition}"
+    order, where = (
+        [{"field_name": "creation_timestamp", "ascending": True}],
+        f"tags.`{registry.KIND}` != '' AND {condition}",
+    )
     yield from map(_row, paged(ledger.client.search_logged_models, experiment_ids, where, order_by=order))
 
 
@@ -218,7 +212,7 @@ def _row(model: Any) -> ModelRow:
         source_run_id=model.source_run_id,
         is_ready=model.status == "READY",
         # Without page texts, and children, which the children's parent ids give.
-        tags={k: v for k, v in model.tags.items() if k != NOTE and not k.startswith(CHILD)},
+        tags={k: v for k, v in model.tags.items() if k != registry.NOTE and not k.startswith(registry.CHILD)},
         params=dict(model.params or {}),
         metrics={metric.key: metric.value for metric in metrics},
     )
@@ -397,9 +391,9 @@ def close_names(name: str, names: Sequence[str]) -> str:
 
 def node_of(row: ModelRow, aliases: Aliases) -> LineageNode:
     """Returns the node for a row of the ledger."""
-    *others, last = [record_of(row, name=name, version=number) for name, number in versions_of(row.tags)] or [
-        record_of(row)
-    ]
+    *others, last = [
+        registry.record_of(row, name=name, version=number) for name, number in registry.versions_of(row.tags)
+    ] or [registry.record_of(row)]
     node = LineageNode(
         record=last,
         aliases=_aliases_of(last, aliases),
@@ -408,7 +402,7 @@ def node_of(row: ModelRow, aliases: Aliases) -> LineageNode:
         created_ms=row.creation_timestamp,
         is_ready=row.is_ready,
         location=row.artifact_location,
-        culprit_by=row.tags.get(CULPRIT, ""),
+        culprit_by=row.tags.get(registry.CULPRIT, ""),
     )
     return replace(
         node, others=tuple(replace(node, record=other, aliases=_aliases_of(other, aliases)) for other in others)
@@ -497,10 +491,10 @@ def collect(ledger: Ledger, store: TensorStore, snapshot: Snapshot, nodes: Seque
     for node in nodes:
         for each in node.versions:
             if each.record.version is not None:
-                unless_missing(
+                registry.unless_missing(
                     ledger.client.delete_model_version, each.record.registered_name, str(each.record.version)
                 )
-        unless_missing(ledger.client.delete_logged_model, node.id)
+        registry.unless_missing(ledger.client.delete_logged_model, node.id)
     left = snapshot.nodes.keys() - {node.id for node in nodes}
     return store.gc(drop=ledger.gone(store.owners(), but=left))
 

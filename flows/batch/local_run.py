@@ -100,13 +100,13 @@ class BegunJobs:
 class LocalPlan:
     """What is about to be executed on this machine.
 
-    entries: the jobs as the executor takes them.
+    job_table: the jobs as the executor takes them.
     plan: the plan of the jobs; None where nothing is left to be planned.
     surroundings: what predictions of ends take into account besides the plan.
     """
 
     jobs: BegunJobs
-    entries: Sequence[JobState]
+    job_table: JobTable
     plan: PlanUpdate | None
     surroundings: ForecastConditions
 
@@ -137,7 +137,7 @@ class LocalRun:
             profiles={},
             folder=str(context.run_paths.folder),
             cache_dir=str(context.run_paths.cache_dir),
-            terms=to_json(self.batch.terms),
+            terms=self.batch.terms,
             started_s=float(started_s),
         )
         self._active_batches = {ALONE: ActiveBatch.of(submission, self.journal)}
@@ -221,12 +221,11 @@ class LocalRun:
             work_s=PLANNING_WORK_S,
             seed=self._options.seed,
         )
-        entries = self._job_states(profiled, groups)
         job_table = JobTable(self.journal)
-        job_table.add(entries)
+        job_table.add(self._job_states(profiled, groups))
         problem = problem_left(job_table, cluster, name=self.batch.name, add_terms=self._add_terms)
         if problem is None:
-            return LocalPlan(jobs=jobs, entries=entries, plan=None, surroundings=ForecastConditions())
+            return LocalPlan(jobs=jobs, job_table=job_table, plan=None, surroundings=ForecastConditions())
         surroundings, is_first = self._context.node_context.surroundings(jobs.load), not self.journal.plans()
         plan = self._first_plan(problem, start=groups.plan) if is_first else self._later_plan(problem)
         prediction = predict_plan(problem, plan, job_table.profiles, surroundings=surroundings)
@@ -236,7 +235,7 @@ class LocalRun:
         self.journal.put(MEASURED, is_measured)
         show_plan(plan, problem, prediction, device=cluster.device_kind(), is_measured=is_measured)
         update = PlanUpdate(problem=problem, plan=plan, why="start" if is_first else "resumed")
-        return LocalPlan(jobs=jobs, entries=entries, plan=update, surroundings=surroundings)
+        return LocalPlan(jobs=jobs, job_table=job_table, plan=update, surroundings=surroundings)
 
     def execute(self, plan: LocalPlan) -> None:
         """Executes the plan until all jobs have ended, or Ctrl-C or SIGTERM stops the batch."""
@@ -250,16 +249,12 @@ class LocalRun:
                 surroundings=plan.surroundings,
             )
             executor = Executor(
-                name=self.batch.name,
                 cluster=cluster,
                 leases=node_context.leases,
                 holder=node_context.holder,
-                entries=plan.entries,
-                journal=self.journal,
+                job_table=plan.job_table,
                 engine=engine,
                 plan=plan.plan,
-                make_plan=self._later_plan,
-                add_terms=self._add_terms,
                 replanner=replanner,
                 listeners=stack.enter_context(self._listeners(plan)),
                 steering=self._steering,

@@ -16,24 +16,9 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from ringmaster.errors import BatchFileError, InputError, PromotionRefused, input_errors, raise_faults
-from ringmaster.flows import settings
+from ringmaster.flows import output, settings
 from ringmaster.flows.commands.running import train
 from ringmaster.flows.lineage.home import LineageHome, Model, lineage_home
-from ringmaster.flows.output import (
-    AllRows,
-    AsJson,
-    announce,
-    error_console,
-    output_console,
-    plain_table,
-    print_json,
-    print_lines,
-    print_outcome,
-    print_result,
-    print_rows,
-    styled,
-    working,
-)
 from ringmaster.model_lineage.records import INDEXED, DatasetInput
 from ringmaster.tasks.files import text_of
 
@@ -61,7 +46,7 @@ def promote(
         str | None,
         typer.Option(help="Data for the policy: a source (digits), files, a mapping or file as a batch's data."),
     ] = None,
-    all_rows: AllRows = False,
+    all_rows: output.AllRows = False,
     against: Annotated[
         str | None, typer.Option(help="Model to compare with; default: the champion of the same name.")
     ] = None,
@@ -77,7 +62,7 @@ def promote(
         ),
     ] = False,
     why: Annotated[str, typer.Option(help="Reason, stored with the decision.")] = "",
-    as_json: AsJson = False,
+    as_json: output.AsJson = False,
 ) -> None:
     """Promote a model: it gets the alias champion. Exit 1: the policy refuses it.
 
@@ -103,20 +88,20 @@ def promote(
             home,
             requested,
             log=log,
-            notice=error_console().print,
+            notice=output.error_console().print,
             sound=sound_alarm,
             train=_train_or_resume if shrink else None,
         )
-    print_result(done.to_json(), (f"- {reason}" for reason in done.decision.reasons), as_json=as_json)
+    output.print_result(done.to_json(), (f"- {reason}" for reason in done.decision.reasons), as_json=as_json)
     if not as_json:
-        error_console().print(done.sentence())
+        output.error_console().print(done.sentence())
     raise typer.Exit(0 if done.decision.promote else 1)
 
 
 def rollback(
     name: Annotated[str, typer.Argument(help="Registered model, such as production.digits.")],
     why: Annotated[str, typer.Option(help="Reason, stored with the decision.")] = "",
-    as_json: AsJson = False,
+    as_json: output.AsJson = False,
 ) -> None:
     """Give the alias champion back to the previous champion of a registered model."""
     from ringmaster.tasks.retraining.promotion import roll_back
@@ -124,7 +109,7 @@ def rollback(
     with _promotions() as (home, log):
         restored, taken_back = roll_back(home.ledger, name, log=log, who=getpass.getuser(), why=why)
     sentence = f"version {restored} of {name} serves again; version {taken_back} does not"
-    print_outcome({"model": name, "champion": restored, "taken_back": taken_back}, [sentence], as_json=as_json)
+    output.print_outcome({"model": name, "champion": restored, "taken_back": taken_back}, [sentence], as_json=as_json)
 
 
 def _train_or_resume(batch: Batch) -> None:
@@ -133,7 +118,7 @@ def _train_or_resume(batch: Batch) -> None:
 
     result = train(batch, resume=can_go_on(batch))
     if result.status == "interrupted":
-        error_console().print("interrupted: nothing is promoted, and the same command continues the training")
+        output.error_console().print("interrupted: nothing is promoted, and the same command continues the training")
         raise typer.Exit(result.exit_code)
 
 
@@ -180,10 +165,10 @@ def evaluate(
         list[str] | None, typer.Option(help="Metric; may be repeated. Default: those of the model's kind.")
     ] = None,
     max_rows: Annotated[int, typer.Option(help="Maximum number of rows.", min=1)] = 2000,
-    all_rows: AllRows = False,
+    all_rows: output.AllRows = False,
     devices: Devices = 1,
     record: Annotated[bool, typer.Option(help="Store the results in the run of a registered model.")] = True,
-    as_json: AsJson = False,
+    as_json: output.AsJson = False,
 ) -> None:
     """Measure models on held-out data with intervals, test their behaviour, compare them. Exit 1: something failed.
 
@@ -193,7 +178,9 @@ def evaluate(
 
     spec = None if data is None else examine.data_spec(data, all_rows=all_rows)
     if spec is not None and spec.path is not None and spec.held_out > 0 and spec.held_out_path is None:
-        announce(f"scoring the rows that training on {spec.path} holds out, {spec.held_out:.0%}; --all-rows scores all")
+        output.announce(
+            f"scoring the rows that training on {spec.path} holds out, {spec.held_out:.0%}; --all-rows scores all"
+        )
     with lineage_home() as home:
         result = [examine.find(model, home) for model in models]
         other_spec = None if against_store is None else examine.reading_store(spec, against_store, home)
@@ -203,8 +190,8 @@ def evaluate(
             if len(models) > 1:
                 raise InputError(["--against-store compares one model with itself. To fix: name one, or --against too"])
             other = replace(result[0], label=f"{result[0].label} with {against_store}")
-        console = error_console()
-        with console.status(styled("")) as status:
+        console = output.error_console()
+        with console.status(output.styled("")) as status:
             examined = examine.examine_models(
                 result,
                 data=spec,
@@ -216,18 +203,16 @@ def evaluate(
                 all_rows=all_rows,
                 num_devices=devices,
                 notice=console.print,
-                progress=lambda num_done, num_rows: status.update(styled(f"{num_done} of {num_rows} rows")),
+                progress=lambda num_done, num_rows: status.update(output.styled(f"{num_done} of {num_rows} rows")),
             )
         for model, seen in zip(result, examined, strict=True):
             if record and model.record is not None:
-                from ringmaster.tasks.evaluation import recording
-
-                recording.record(home.ledger, model.record, seen, other=None if other is None else other.label)
+                seen.record(home.ledger, model.record, other=None if other is None else other.label)
     by_label = {model.label: seen for model, seen in zip(result, examined, strict=True)}
     if as_json:
         against_label = None if other is None else other.label
         lines = [{"model": label, "against": against_label, **seen.to_json()} for label, seen in by_label.items()]
-        print_json(lines[0] if len(lines) == 1 else {"models": lines})
+        output.print_json(lines[0] if len(lines) == 1 else {"models": lines})
     else:
         _show(by_label)
     raise typer.Exit(0 if all(seen.passed for seen in examined) else 1)
@@ -236,7 +221,7 @@ def evaluate(
 def monitor(
     assertions: Annotated[Path, typer.Argument(help="File with assertions.")],
     predictions: Annotated[Path, typer.Argument(help="JSONL or Parquet file with a prediction in each row.")],
-    as_json: AsJson = False,
+    as_json: output.AsJson = False,
 ) -> None:
     """Check model assertions on predictions that were logged in production. Exit 1: one fails."""
     from ringmaster.codec import to_json
@@ -251,13 +236,14 @@ def monitor(
         results = model_assertions.check(suite.assertions, log)
     passed = all(result.passed for result in results)
     if as_json:
-        print_json({"passed": passed, "num_rows": log.num_read, "assertions": to_json(results)})
+        output.print_json({"passed": passed, "num_rows": log.num_read, "assertions": to_json(results)})
     else:
         from ringmaster.tasks.evaluation.examination import ExaminationResult
-        from ringmaster.tasks.evaluation.recording import tables
 
-        print_rows(
-            output_console(), tables(ExaminationResult(assertions=tuple(results)))["assertions"], title="assertions"
+        output.print_rows(
+            output.output_console(),
+            ExaminationResult(assertions=tuple(results)).tables()["assertions"],
+            title="assertions",
         )
     raise typer.Exit(0 if passed else 1)
 
@@ -265,23 +251,22 @@ def monitor(
 def _show(examined: Mapping[str, ExaminationResult]) -> None:
     """What was found of each model, for a person: one table of all."""
     from ringmaster.tasks.evaluation.examination import ALL
-    from ringmaster.tasks.evaluation.recording import tables
     from ringmaster.techniques.metric import why_undefined
 
     result: dict[str, list[Mapping[str, Any]]] = {}
     for label, seen in examined.items():
         which = {"model": label} if len(examined) > 1 else {}
-        for title, rows in {"held-out data": _measured(seen), **tables(seen)}.items():
+        for title, rows in {"held-out data": _measured(seen), **seen.tables()}.items():
             result.setdefault(title, []).extend({**which, **row} for row in rows)
     for title, lines in result.items():
         if lines:
-            print_rows(output_console(), lines, title=title)
+            output.print_rows(output.output_console(), lines, title=title)
     for label, seen in examined.items():
         for fault in seen.faults:
             text = fault if len(examined) == 1 else f"{label}: {fault}"
-            error_console().print(text, style="red")
+            output.error_console().print(text, style="red")
         causes = why_undefined({line.metric: line.value for line in seen.measured if line.slice == ALL})
-        print_lines(error_console(), causes, style="yellow")
+        output.print_lines(output.error_console(), causes, style="yellow")
 
 
 def _measured(examined: ExaminationResult) -> list[dict[str, Any]]:
@@ -310,7 +295,7 @@ def convert(
             "Megatron-Core's torch_dist."
         ),
     ],
-    as_json: AsJson = False,
+    as_json: output.AsJson = False,
 ) -> None:
     """Convert a model and its optimizer between trainers, bit by bit, tensor by tensor."""
     from ringmaster.techniques.models.conversion import convert as convert_model
@@ -322,7 +307,7 @@ def convert(
         f"{done['destination']}, with {done['num_states'] or 'no'} states of an optimizer and "
         f"{', '.join(done['tokenizer_files']) or 'no tokenizer'}."
     )
-    print_outcome(done, [sentence], as_json=as_json)
+    output.print_outcome(done, [sentence], as_json=as_json)
 
 
 datasets_app = typer.Typer(
@@ -336,7 +321,7 @@ CATALOGUE = Path("datasets.yaml")
 
 
 @datasets_app.command()
-def check(file: File = CATALOGUE, as_json: AsJson = False) -> None:
+def check(file: File = CATALOGUE, as_json: output.AsJson = False) -> None:
     """Read every data set of a file and list all that is wrong: files, columns, empty parts, changed content.
 
     Where the file has jobs, also what is wrong with the parts that they read: windows, and rows that are both trained
@@ -358,17 +343,17 @@ def check(file: File = CATALOGUE, as_json: AsJson = False) -> None:
         except BatchFileError as error:
             faults += [str(fault) for fault in error.faults]
     faults = list(dict.fromkeys(faults))  # what is wrong with the catalogue is wrong with the batch
-    print_outcome({"datasets": result, "faults": faults}, as_json=as_json)
+    output.print_outcome({"datasets": result, "faults": faults}, as_json=as_json)
     raise_faults(faults)
     if not as_json:
-        output_console().print(f"{len(result)} versions of {len(catalogue.entries)} data sets: nothing is wrong")
+        output.output_console().print(f"{len(result)} versions of {len(catalogue.entries)} data sets: nothing is wrong")
 
 
 @datasets_app.command()
 def show(
     name: Annotated[str | None, typer.Argument(help="Name of a data set; default: all.")] = None,
     file: Annotated[Path, typer.Option("--file", help="File with `datasets:`.")] = CATALOGUE,
-    as_json: AsJson = False,
+    as_json: output.AsJson = False,
 ) -> None:
     """List data sets with their versions and splits: files, rows, and the fingerprint of their content."""
     from ringmaster.tasks.batch.references import closest
@@ -381,19 +366,19 @@ def show(
     chosen = [entry for entry in catalogue.entries.values() if name in (None, entry.name)]
     rows = [row for entry in chosen for row in rows_of(entry)]
     if as_json:
-        print_json({"datasets": rows})
+        output.print_json({"datasets": rows})
         return
     keys = ("name", "version", "split", "num_files", "num_rows")
     cells = [[*(str(row[key]) for key in keys), row["digest"] or "", row["fault"] or row["path"]] for row in rows]
     columns = ("data set", "version", "split", "files", "rows", "digest", "path")
-    output_console().print(plain_table(*columns, rows=cells))
+    output.output_console().print(output.plain_table(*columns, rows=cells))
 
 
 @datasets_app.command()
 def trace(
     row: Annotated[str, typer.Argument(help="Text of a row, or FILE:LINE of a file that has it.")],
     text_column: Annotated[str, typer.Option(help="Column that holds the text of a row in a file.")] = "text",
-    as_json: AsJson = False,
+    as_json: output.AsJson = False,
 ) -> None:
     """List the models that were trained or evaluated on a row of a data set with a name."""
     from ringmaster.flows.lineage.bisecting import TracedRow, readers_of
@@ -403,7 +388,7 @@ def trace(
         result = readers_of(traced, home, text_column=text_column)
     lines = [f"{reader['model']}: {reader['use']} on it, in {reader['data']}" for reader in result]
     nobody = ["no recorded model has read this row from a data set with a name"]
-    print_result({"models": result}, lines or nobody, as_json=as_json)
+    output.print_result({"models": result}, lines or nobody, as_json=as_json)
 
 
 stores_app = typer.Typer(no_args_is_help=True, help="Knowledge stores: change their passages, and search them.")
@@ -416,14 +401,14 @@ def update(
         str | None, typer.Option(help="Files of passages to add; those whose ids are there replace them.")
     ] = None,
     remove: Annotated[list[str] | None, typer.Option(help="Id to remove; or @FILE, with an id a line.")] = None,
-    as_json: AsJson = False,
+    as_json: output.AsJson = False,
 ) -> None:
     """Record a new version of a store with other passages; only new ones are encoded, and no model changes."""
     from ringmaster.techniques.data.sources.passages import read_passages
     from ringmaster.techniques.retrieval.knowledge_store import Passage
 
     with lineage_home(is_fresh=True) as home, TemporaryDirectory(dir=home.folder) as aside:
-        with input_errors(), working("encoding the new passages"):
+        with input_errors(), output.working("encoding the new passages"):
             node, old = _open(home, store)
             names = [name for each in remove or [] for name in _ids(each)]
             added = [Passage(*each) for each in (read_passages(data, old.manifest.settings) if data else [])]
@@ -449,7 +434,7 @@ def update(
     label = f"{record.registered_name}/{record.version}"
     facts = {"num_removed": len(gone), "num_added": len(added), "num_passages": len(new.passages)}
     sentence = f"{label} is recorded: {len(gone)} passages removed, {len(added)} added"
-    print_outcome({"store": label, "digest": new.digest, **facts}, [sentence], as_json=as_json)
+    output.print_outcome({"store": label, "digest": new.digest, **facts}, [sentence], as_json=as_json)
 
 
 @stores_app.command()
@@ -457,7 +442,7 @@ def search(
     store: Annotated[str, typer.Argument(help="Store, named as a model is, or its folder.")],
     question: Annotated[str, typer.Argument(help="Text to compare with the passages.")],
     num_passages: Annotated[int, typer.Option("-k", help="Number of passages.", min=1)] = 8,
-    as_json: AsJson = False,
+    as_json: output.AsJson = False,
 ) -> None:
     """List the passages of a store that are most similar to a text."""
     from ringmaster.techniques.retrieval.knowledge_store import KnowledgeStore
@@ -467,7 +452,7 @@ def search(
         opened = KnowledgeStore.open(folder) if folder.is_dir() else _open(home, store)[1]
         (passages,) = opened.search_texts(texts=[question], num_passages=num_passages)
     rows = [asdict(each) for each in passages]
-    print_json({"passages": rows}) if as_json else print_rows(output_console(), rows)
+    output.print_json({"passages": rows}) if as_json else output.print_rows(output.output_console(), rows)
 
 
 def _open(home: LineageHome, name: str) -> tuple[LineageNode, KnowledgeStore]:

@@ -243,27 +243,19 @@ def whatif(
     else:
         problem = read_problem(file)
         planned = _made(problem, limits) if plan is None else read_plan(plan)
-    from ringmaster.tasks.planning.whatif.gains import (
-        Deadline,
-        FewerJobs,
-        MoreDevices,
-        MoreNodes,
-        MoreQuota,
-        WhatIf,
-        changed,
-    )
+    from ringmaster.tasks.planning.whatif import gains
 
     more = len(add_devices or ())
-    changes: list[Change] = [MoreDevices(num_devices=num, device_type=kind) for num, kind in counts[:more]]
-    changes += [MoreNodes(num_devices=num, device_type=kind) for num, kind in counts[more:]]
-    changes += [MoreQuota(user=user, num_devices=num, taken_from=other) for user, num, other in quotas]
+    changes: list[Change] = [gains.MoreDevices(num_devices=num, device_type=kind) for num, kind in counts[:more]]
+    changes += [gains.MoreNodes(num_devices=num, device_type=kind) for num, kind in counts[more:]]
+    changes += [gains.MoreQuota(user=user, num_devices=num, taken_from=other) for user, num, other in quotas]
     jobs = {job.id for job in problem.jobs}  # a job may have commas in its name
     listed = [(text,) if text in jobs else filter(None, text.split(",")) for text in without or ()]
-    changes += [FewerJobs(jobs=tuple(dict.fromkeys(names))) for names in listed]
+    changes += [gains.FewerJobs(jobs=tuple(dict.fromkeys(names))) for names in listed]
     faults: list[str] = []
     for change in changes:
         try:
-            changed(problem, change)
+            gains.changed(problem, change)
         except ProblemError as error:
             faults += error.faults
     raise_faults(faults)
@@ -272,9 +264,9 @@ def whatif(
     from ringmaster.flows.reports.plan_report import answer_questions
 
     result = answer_questions(
-        WhatIf(problem, planned),
+        gains.WhatIf(problem, planned),
         changes,
-        [Deadline(due_s=each_s) for each_s in due_s],
+        [gains.Deadline(due_s=each_s) for each_s in due_s],
         is_explained=explain,
         limits=None if at_once else limits,
         say=(lambda line: None) if as_json else partial(output_console().print, soft_wrap=True),

@@ -61,6 +61,7 @@ from ringmaster.tasks.cluster import Cluster
 from ringmaster.tasks.execution.engine import EngineContext
 from ringmaster.tasks.execution.events import ExecutionEvent
 from ringmaster.tasks.execution.executor import Executor
+from ringmaster.tasks.execution.job_table import JobTable
 from ringmaster.tasks.execution.replanner import Replanner
 from ringmaster.tasks.pool.controller import HOLDER_OF_SEGMENTS, PoolController
 from ringmaster.tasks.pool.engines import WORKERS, build_engine
@@ -118,7 +119,7 @@ class PoolAlarms:
         for id in active:
             if id not in self._deadlines:
                 batch = submissions.find(id)
-                deadlines_s = {} if batch is None else batch.planning_terms.deadlines_s
+                deadlines_s = {} if batch is None else batch.terms.deadlines_s
                 self._deadlines[id] = (
                     DeadlineAlarms(batch.name, deadlines_s=deadlines_s, started_s=batch.started_s)
                     if batch is not None and deadlines_s
@@ -182,14 +183,11 @@ def _taken_over(database: Database, stopping: threading.Event, *, seed: int) -> 
         replanner = Replanner(name=NAME, make_plan=controller.make_plan, add_terms=controller.add_terms)
         controller.on_objective, controller.on_speed = replanner.pursue, replanner.hear
         executor = Executor(
-            name=NAME,
             cluster=Cluster(nodes=()),
             leases=PoolLeases(database),
             holder=HOLDER_OF_SEGMENTS,
-            journal=Journal(database, batch=None),
+            job_table=JobTable(Journal(database, batch=None)),
             engine=engine,
-            make_plan=controller.make_plan,
-            add_terms=controller.add_terms,
             listeners=[controller.listen, _log],
             replanner=replanner,
         )

@@ -17,18 +17,7 @@ from rich.table import Table
 from ringmaster.flows.interrupts import answers_shown_by
 from ringmaster.flows.output import announced_by, fitting_columns, print_lines, styled
 from ringmaster.tasks.background_worker import running
-from ringmaster.tasks.execution.events import (
-    DeviceWait,
-    ExecutionEvent,
-    GangReport,
-    JobEnded,
-    PlanUpdate,
-    PredictedEnd,
-    Prediction,
-    PredictionUpdate,
-    SegmentEnded,
-    SegmentStarted,
-)
+from ringmaster.tasks.execution import events
 from ringmaster.tasks.execution.progress import TRAINING, JobProgress, range_text, whole_seconds
 from ringmaster.tasks.execution.starter import called
 from ringmaster.tasks.planning.gantt import counted
@@ -96,7 +85,7 @@ class BatchProgress:
         self, *, clock: Callable[[], float] = time.monotonic, wall_clock: Callable[[], float] = time.time
     ) -> None:
         self.now_s, self._wall_clock = clock, wall_clock
-        self._prediction: Prediction | None = None
+        self._prediction: events.Prediction | None = None
         self.rows: dict[tuple[int, str], RunningJob] = {}
         self._activity, self._activity_s = "starting", clock()
         self._planned_s: float | None = None  # when training began
@@ -106,32 +95,32 @@ class BatchProgress:
         """Notes what is done now, until the next event."""
         self._activity, self._activity_s = activity, self.now_s()
 
-    def hear(self, event: ExecutionEvent) -> None:
+    def hear(self, event: events.ExecutionEvent) -> None:
         """Takes in an event of an executor."""
         now_s = self.now_s()
-        if not isinstance(event, (GangReport, PredictionUpdate)):
+        if not isinstance(event, (events.GangReport, events.PredictionUpdate)):
             self._activity, self._activity_s = "", now_s
         match event:
-            case PredictionUpdate():
+            case events.PredictionUpdate():
                 self._prediction = event.prediction
-            case PlanUpdate():
+            case events.PlanUpdate():
                 planned = sum(1 + len(job.members) for job in event.problem.jobs)
                 self._num_jobs = max(self._num_jobs, self._num_done + planned)
                 self._planned_s = now_s if self._planned_s is None else self._planned_s
-            case SegmentStarted():
+            case events.SegmentStarted():
                 self._start(event, now_s)
-            case GangReport():
+            case events.GangReport():
                 for row in self._rows_of(event):
                     row.progress.hear(event.event, now_s=now_s)
-            case SegmentEnded():
+            case events.SegmentEnded():
                 self.rows = {key: row for key, row in self.rows.items() if key[0] != event.number}
-            case JobEnded():
+            case events.JobEnded():
                 self._num_done += 1
                 self.rows = {key: row for key, row in self.rows.items() if key[1] != event.job}
-            case DeviceWait():
+            case events.DeviceWait():
                 self._activity = _waiting(event)
 
-    def _start(self, event: SegmentStarted, now_s: float) -> None:
+    def _start(self, event: events.SegmentStarted, now_s: float) -> None:
         jobs = (event.segment.job, *event.members)
         totals = event.num_steps or (None,) * len(jobs)
         option = f"{event.technique} on {_numbers(event.segment.devices)}"
@@ -141,7 +130,7 @@ class BatchProgress:
                 progress.step = 0  # it says where it begins
             self.rows[event.number, job] = RunningJob(job=job, option=option, num_steps=total, progress=progress)
 
-    def _rows_of(self, event: GangReport) -> list[RunningJob]:
+    def _rows_of(self, event: events.GangReport) -> list[RunningJob]:
         """Returns the jobs that an event is about. A phase of a gang is one of all its jobs."""
         if isinstance(event.event, PhaseStarted):
             return [row for (number, _), row in self.rows.items() if number == event.number]
@@ -166,7 +155,7 @@ class BatchProgress:
         """Returns in how long a job likely ends: "3 to 5 min"; empty where that is not predicted."""
         return self._ends_in(self._prediction.jobs.get(job)) if self._prediction else ""
 
-    def _ends_in(self, end: PredictedEnd | None) -> str:
+    def _ends_in(self, end: events.PredictedEnd | None) -> str:
         """Returns the range of the seconds that are left; empty where nothing is predicted, or the time is over."""
         if self._prediction is None or end is None:
             return ""
@@ -196,7 +185,7 @@ class View:
     def say(self, text: str) -> None:
         """Shows a line that must be seen, from any thread."""
 
-    def listen(self, event: ExecutionEvent) -> None:
+    def listen(self, event: events.ExecutionEvent) -> None:
         """Shows an executor's event; it is a listener of the executor."""
 
 
@@ -236,14 +225,14 @@ class ConsoleView(View):
         """Prints the line."""
         self._console.print(text, style="bold", soft_wrap=True)
 
-    def listen(self, event: ExecutionEvent) -> None:
+    def listen(self, event: events.ExecutionEvent) -> None:
         """Notes the event, and prints a line about it if it matters."""
         self._batch.hear(event)
         text, style = describe(event)
         if text and self._is_printed(event):
             self._console.print(text, style=style, soft_wrap=True)
 
-    def _is_printed(self, event: ExecutionEvent) -> bool:
+    def _is_printed(self, event: events.ExecutionEvent) -> bool:
         return True
 
 
@@ -288,8 +277,8 @@ class LiveView(ConsoleView):
         """Shows the present activity below the jobs."""
         self._batch.begin(text)
 
-    def _is_printed(self, event: ExecutionEvent) -> bool:
-        return not isinstance(event, SegmentStarted)
+    def _is_printed(self, event: events.ExecutionEvent) -> bool:
+        return not isinstance(event, events.SegmentStarted)
 
     def _picture(self) -> RenderableType:
         self._spinner.update(text=styled(self._batch.headline() or " "))  # it ignores an empty text
@@ -337,31 +326,31 @@ def shown(console: Console, *, is_verbose: bool = False) -> Iterator[None]:
             current_view.reset(token)
 
 
-def describe(event: ExecutionEvent) -> tuple[str, str]:
+def describe(event: events.ExecutionEvent) -> tuple[str, str]:
     """Returns an event as a line for a person, empty if it is not worth one, and the line's style on a terminal."""
     text, style = _described(event)
     return printable(text), style
 
 
-def _described(event: ExecutionEvent) -> tuple[str, str]:
+def _described(event: events.ExecutionEvent) -> tuple[str, str]:
     match event:
-        case PlanUpdate(problem=problem, plan=plan, why=why):
+        case events.PlanUpdate(problem=problem, plan=plan, why=why):
             jobs = {name for s in plan.segments for name in (s.job, *problem.job(s.job).members)}
             text = f"planned ({why}): {plan.makespan_s:.1f} s for {counted(len(jobs), 'job')}"
             # The gap holds for the runtimes that were planned with, however good they are.
             gap = "" if plan.gap is None else f", at most {plan.gap:.1%} above the best plan with these runtimes"
             return f"{text}{gap}", ""
-        case SegmentStarted(segment=segment, first_step=first, attempt=attempt, members=members):
+        case events.SegmentStarted(segment=segment, first_step=first, attempt=attempt, members=members):
             again = f" (attempt {attempt})" if attempt > 1 else ""
             who = f"{called(segment.job, members)} start" if members else f"{segment.job} starts"
             return f"{who} at step {first} on {_devices(segment.devices)}{again}", ""
-        case GangReport(job=job, event=EvaluationReported(step=step, metrics=metrics)):
+        case events.GangReport(job=job, event=EvaluationReported(step=step, metrics=metrics)):
             return f"{job} at step {step}: {_metrics(metrics)}", ""
-        case GangReport(event=CheckpointFailed(message=message) | KernelsRefused(message=message)):
+        case events.GangReport(event=CheckpointFailed(message=message) | KernelsRefused(message=message)):
             return f"warning: {message}", "yellow"
-        case SegmentEnded(segment=segment, outcome=outcome, decision=decision) if outcome.message:
+        case events.SegmentEnded(segment=segment, outcome=outcome, decision=decision) if outcome.message:
             return f"{segment.job}: {printable(outcome.message)}; {decision}", "yellow"
-        case JobEnded(job=job, status=status, details=details, message=message):
+        case events.JobEnded(job=job, status=status, details=details, message=message):
             if status == JobStatus.CANCELLED:
                 return f"{job} is cancelled: {message}", "yellow"
             if status == JobStatus.STOPPED:
@@ -371,12 +360,12 @@ def _described(event: ExecutionEvent) -> tuple[str, str]:
             causes = why_undefined(details["metrics"])
             text = "; ".join([f"{job} is done: {_metrics(details['metrics'])}", *filter(None, [message]), *causes])
             return text, "yellow" if causes else "green"
-        case DeviceWait():
+        case events.DeviceWait():
             return _waiting(event), ""
     return "", ""
 
 
-def _waiting(event: DeviceWait) -> str:
+def _waiting(event: events.DeviceWait) -> str:
     return f"waiting for devices held by {', '.join(event.holders)}"
 
 

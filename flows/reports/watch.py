@@ -26,16 +26,8 @@ from ringmaster.tasks.execution.events import PredictedEnd
 from ringmaster.tasks.execution.progress import JobFigures
 from ringmaster.tasks.planning.gantt import COLOURS, GanttCells, axis, margin_of, seconds_text
 from ringmaster.tasks.pool.submissions import BatchStatus, Submissions, pending
+from ringmaster.tasks.storage import journal
 from ringmaster.tasks.storage.database import Database, file_url
-from ringmaster.tasks.storage.journal import (
-    LEADER,
-    JobRecord,
-    JobStatus,
-    Journal,
-    SegmentRecord,
-    jobs_of_file,
-    segments_of_file,
-)
 from ringmaster.tasks.timeline.drawing import (
     FAULT_MARK,
     FIGURES,
@@ -326,8 +318,8 @@ def _runs_here(*, has_figures: bool) -> Iterator[StatusRun]:
     for file in newest.values():
         batch, folder = file.parent.parent.name, file.parent
         try:
-            records = jobs_of_file(file)
-            options = _options(segments_of_file(file)) if has_figures else {}
+            records = journal.jobs_of_file(file)
+            options = _options(journal.segments_of_file(file)) if has_figures else {}
             lines = _lines_here(file, batch) if has_figures and _is_running(records) else {}
             rows = _rows(records, batch, folder.name, options=options, lines=lines)
             yield StatusRun(batch=batch, folder=folder, rows=rows)
@@ -358,8 +350,8 @@ def _runs_on_pool(*, has_figures: bool) -> Iterator[StatusRun]:
         newest = {name: key for key, name, _ in every}
         shown = {key: name for key, name, status in every if status == BatchStatus.SUBMITTED or newest[name] == key}
         folders = submissions.folders()
-        records: dict[str, list[JobRecord]] = {key: [] for key in shown}
-        for qualified, record in Journal(database, batch=None).jobs(batches=list(shown)).items():
+        records: dict[str, list[journal.JobRecord]] = {key: [] for key in shown}
+        for qualified, record in journal.Journal(database, batch=None).jobs(batches=list(shown)).items():
             key, _, job = qualified.partition("/")
             records[key].append(replace(record, name=job))
         options = _options(Archive(database, is_pool=True).segments(list(shown), since_s=0.0) if has_figures else [])
@@ -378,7 +370,7 @@ def _runs_on_pool(*, has_figures: bool) -> Iterator[StatusRun]:
 
 
 def _rows(
-    records: Iterable[JobRecord],
+    records: Iterable[journal.JobRecord],
     batch: str,
     run: str,
     *,
@@ -397,7 +389,7 @@ def _rows(
             status=record.status,
             step=record.step if line is None else max(record.step, line.step),
             message=record.message,
-            leader=record.details.get(LEADER),
+            leader=record.details.get(journal.LEADER),
             option=options.get(record.name, ""),
         )
         if line is not None:
@@ -414,7 +406,7 @@ def _row(
     return {**row, "leader": leader, "option": option, "num_steps": None, "figures": {}, "ends_in": None}
 
 
-def _options(segments: Sequence[SegmentRecord]) -> dict[str, str]:
+def _options(segments: Sequence[journal.SegmentRecord]) -> dict[str, str]:
     """Returns technique and devices of the newest segment of each job: "ddp on vm:cpu:0,1"."""
     result: dict[str, str] = {}
     for segment in segments:
@@ -431,8 +423,8 @@ def _options(segments: Sequence[SegmentRecord]) -> dict[str, str]:
     return result
 
 
-def _is_running(records: Iterable[JobRecord]) -> bool:
-    return any(record.status == JobStatus.RUNNING for record in records)
+def _is_running(records: Iterable[journal.JobRecord]) -> bool:
+    return any(record.status == journal.JobStatus.RUNNING for record in records)
 
 
 def _lines(reader: TimelineReader) -> dict[str, JobLine]:

@@ -26,7 +26,6 @@ from ringmaster.model_lineage import Ledger, ModelRecord
 from ringmaster.model_lineage.records import CHAMPION
 from ringmaster.model_lineage.snapshot import LineageNode
 from ringmaster.tasks.cluster import Device
-from ringmaster.tasks.evaluation import recording
 from ringmaster.tasks.evaluation.examination import ExaminationRequest, ExaminationResult
 from ringmaster.tasks.evaluation.scores import score_models
 from ringmaster.tasks.evaluation.suite import Suite
@@ -395,7 +394,7 @@ def _judged(
     if policy is None and (faults := [fault for examined in result for fault in examined.faults]):
         return CandidateVerdict(fault=f"it cannot be compared: {'; '.join(faults)}")
     for examined in result:
-        recording.record(ledger, rival.candidate, examined, other=None if rival.champion_dir is None else CHAMPION)
+        examined.record(ledger, rival.candidate, other=None if rival.champion_dir is None else CHAMPION)
     decision = decide_by(
         rule, result, metric=metric, is_first=rival.champion_dir is None, min_gain=rival.model.min_gain
     )

@@ -31,7 +31,6 @@ from ringmaster.tasks.batch.schema import Data
 from ringmaster.tasks.batch.yaml_sections import findings, read_text
 from ringmaster.tasks.cluster import Device
 from ringmaster.tasks.datasets.checking import NamedData
-from ringmaster.tasks.evaluation import recording
 from ringmaster.tasks.evaluation.examination import ExaminationRequest, ExaminationResult, examine, examine_each
 from ringmaster.tasks.evaluation.model_assertions import importable
 from ringmaster.tasks.evaluation.suite import Suite, load_suite
@@ -451,7 +450,7 @@ def judge_versions(
     ) as examinations:
         for node, result in zip(nodes, examinations, strict=True):
             for examined in result:
-                recording.record(home.ledger, node.record, examined, other=None if other is None else other.label)
+                examined.record(home.ledger, node.record, other=None if other is None else other.label)
             metric = next((line.metric for examined in result for line in examined.measured), EvaluationSpec.metrics[0])
             yield decide_by(policy, result, metric=metric, is_first=other is None)
 

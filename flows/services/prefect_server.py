@@ -18,34 +18,28 @@ from prefect.settings import get_current_settings
 from ringmaster.flows import settings
 from ringmaster.flows.interrupts import end_with_parent
 from ringmaster.flows.output import ProcessRole
-from ringmaster.flows.services.serving import (
-    ALLOWED_HOSTS,
-    LOOPBACK,
-    checked,
-    hosts_of,
-    prefect_database,
-    serve,
-    server_of,
-)
+from ringmaster.flows.services import serving
 from ringmaster.model_lineage.sqlite_files import alone_in
 
 
 def main(arguments: Sequence[str] | None = None) -> None:
     """Serves until SIGTERM or, with --until-stdin-ends, until stdin ends, as it does when the parent process ends."""
     parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("--host", default=LOOPBACK[0])
+    parser.add_argument("--host", default=serving.LOOPBACK[0])
     parser.add_argument("--port", type=int, required=True)
     parser.add_argument("--until-stdin-ends", action="store_true")
     requested = parser.parse_args(arguments)
     settings.set_umask()
     if requested.until_stdin_ends:
         end_with_parent()
-    if (file := prefect_database()) is not None:
+    if (file := serving.prefect_database()) is not None:
         asyncio.run(create_database(file))
-    hosts = hosts_of(os.environ.get(ALLOWED_HOSTS, "")) or LOOPBACK
-    app = checked(create_app(final=True, ephemeral=requested.until_stdin_ends), hosts)
+    hosts = serving.hosts_of(os.environ.get(serving.ALLOWED_HOSTS, "")) or serving.LOOPBACK
+    app = serving.checked(create_app(final=True, ephemeral=requested.until_stdin_ends), hosts)
     log_level = get_current_settings().server.logging_level.lower()
-    serve(server_of(app, role=ProcessRole.PREFECT, host=requested.host, port=requested.port, log_level=log_level))
+    serving.serve(
+        serving.server_of(app, role=ProcessRole.PREFECT, host=requested.host, port=requested.port, log_level=log_level)
+    )
 
 
 async def create_database(file: Path) -> None:

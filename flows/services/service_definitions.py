@@ -24,19 +24,10 @@ from sqlalchemy.exc import ArgumentError
 from ringmaster.codec import to_json
 from ringmaster.errors import InputError
 from ringmaster.extras import missing_extra
+from ringmaster.flows import settings
 from ringmaster.flows.output import LOG_FORMAT, LogFormat, ProcessRole
 from ringmaster.flows.services.service_files import SHORTEST_PASSWORD
 from ringmaster.flows.services.serving import ALLOWED_HOSTS, hosts_of, in_url, is_loopback, is_wildcard, names_of
-from ringmaster.flows.settings import (
-    ENGINE,
-    JSON_RESULTS,
-    MAX_NODES,
-    NODE_IDLE_S,
-    NODE_PRICES,
-    NOTIFY,
-    PoolAddress,
-    most_flow_runs,
-)
 from ringmaster.model_lineage import QUIET_ENVIRONMENT
 from ringmaster.model_lineage.mlflow_calls import tensors_uri
 from ringmaster.model_lineage.sqlite_files import sqlite_url
@@ -97,10 +88,10 @@ class PoolOptions:
         """The folder of the services' files."""
         return self.home / "pool"
 
-    def address(self) -> PoolAddress:
+    def address(self) -> settings.PoolAddress:
         """Returns the address by which this machine and others reach the pool."""
         host = in_url(socket.gethostname() if is_wildcard(self.host) else self.host)
-        return PoolAddress(
+        return settings.PoolAddress(
             database=self.databases.pool,
             prefect_api=f"http://{host}:{self.port_prefect}/api",
             mlflow_uri=f"http://{host}:{self.port_mlflow}",
@@ -115,7 +106,7 @@ def faults(options: PoolOptions) -> list[str]:
     if fault := missing_extra("pool", feature="`ringmaster up`"):
         result.append(fault)
     try:
-        most_flow_runs()  # by the environment of the workers, which would end over and over
+        settings.most_flow_runs()  # by the environment of the workers, which would end over and over
     except InputError as error:
         result.extend(error.faults)
     if len(options.password) < SHORTEST_PASSWORD:
@@ -185,7 +176,7 @@ def compose(options: PoolOptions) -> tuple[Service, ...]:
         Service(
             name=DEPLOYMENTS,
             command=(*python, "ringmaster.flows.deployments", *nodes),
-            environment={**member, **({NOTIFY: options.notify} if options.notify else {})},
+            environment={**member, **({settings.NOTIFY: options.notify} if options.notify else {})},
             once=True,
         ),
         Service(
@@ -229,11 +220,15 @@ def engine_environment(engine: EngineOptions, *, home: Path) -> dict[str, str]:
     """Returns the environment variables by which a controller learns of its engine. home: of the pool."""
     if not engine.lends_nodes:
         return {}
-    result = {ENGINE: engine.name, MAX_NODES: str(engine.max_nodes), NODE_IDLE_S: f"{engine.idle_s:g}"}
+    result = {
+        settings.ENGINE: engine.name,
+        settings.MAX_NODES: str(engine.max_nodes),
+        settings.NODE_IDLE_S: f"{engine.idle_s:g}",
+    }
     if engine.node_price is not None:
         budget = math.inf if engine.budget is None else engine.budget
         prices = NodePrices(per_node_hour=engine.node_price, per_hour_earlier=engine.hour_worth or 0.0, budget=budget)
-        result[NODE_PRICES] = prices.to_text()
+        result[settings.NODE_PRICES] = prices.to_text()
     return {**result, **engine.environment(home)}
 
 
@@ -241,7 +236,7 @@ def base_environment(home: Path) -> dict[str, str]:
     """Returns the variables of every process: no telemetry, no pickled results, no imports from the working folder."""
     return {
         **QUIET_ENVIRONMENT,
-        **JSON_RESULTS,
+        **settings.JSON_RESULTS,
         "HF_HUB_DISABLE_TELEMETRY": "1",
         "PREFECT_HOME": str(home / "prefect"),
         "PREFECT_SERVER_ANALYTICS_ENABLED": "false",
@@ -265,7 +260,7 @@ def logging_file(folder: Path, role: ProcessRole) -> Path:
     return folder / f"{role}-logging.json"
 
 
-def _prefect_environment(options: PoolOptions, address: PoolAddress) -> Mapping[str, str | None]:
+def _prefect_environment(options: PoolOptions, address: settings.PoolAddress) -> Mapping[str, str | None]:
     origins = [address.prefect_api.removesuffix("/api")]
     if is_loopback(options.host):
         origins.append(f"http://localhost:{options.port_prefect}")
@@ -283,7 +278,7 @@ def _prefect_environment(options: PoolOptions, address: PoolAddress) -> Mapping[
     }
 
 
-def _mlflow_environment(options: PoolOptions, address: PoolAddress) -> Mapping[str, str | None]:
+def _mlflow_environment(options: PoolOptions, address: settings.PoolAddress) -> Mapping[str, str | None]:
     environment: dict[str, str | None] = {
         "MLFLOW_TRACKING_URI": None,  # this process is the server
         **({"MLFLOW_CONFIGURE_LOGGING": "false"} if options.log_format is LogFormat.JSON else {}),

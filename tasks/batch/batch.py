@@ -21,13 +21,7 @@ from ringmaster.tasks.batch.schema import PLANNER_KEYS, PROFILING_SHARE, BatchEn
 from ringmaster.tasks.batch.shared_components import component_findings, with_composites
 from ringmaster.tasks.cluster import Devices
 from ringmaster.tasks.planning.objectives import PlanningTerms
-from ringmaster.techniques.data.inference import (
-    encodes_text,
-    has_tokenizer,
-    infer_kind,
-    with_hard_negatives,
-    with_processor_of,
-)
+from ringmaster.techniques.data import inference
 from ringmaster.techniques.job import RETRIEVER, DataSpec, Job, ModelSpec, StoreSettings, WarmStart
 from ringmaster.techniques.loss import reward_names
 from ringmaster.techniques.models.peft_format import resolved
@@ -430,20 +424,20 @@ def with_kinds(jobs: Sequence[Job]) -> list[Job]:
             known[key] = _kind(job.data, job.model)
         data = replace(job.data, kind=known[key] or job.data.kind)
         data = replace(data, tokenizer=data.tokenizer or _tokenizer(data, job.model))
-        job = replace(job, data=with_processor_of(data, job.model.from_pretrained))
-        completed.append(with_hard_negatives(job))
+        job = replace(job, data=inference.with_processor_of(data, job.model.from_pretrained))
+        completed.append(inference.with_hard_negatives(job))
     return completed
 
 
 def _tokenizer(spec: DataSpec, model: ModelSpec) -> str | None:
     """The tokenizer of a pretrained model, where text is encoded for it: a new one would give tokens other numbers."""
-    if model.from_pretrained is None or not encodes_text(spec):
+    if model.from_pretrained is None or not inference.encodes_text(spec):
         return None
     folder = Path(model.from_pretrained)
-    return model.from_pretrained if not folder.is_dir() or has_tokenizer(folder) else None
+    return model.from_pretrained if not folder.is_dir() or inference.has_tokenizer(folder) else None
 
 
 def _kind(spec: DataSpec, model: ModelSpec) -> str | None:
     with suppress(ValueError):  # the preflight reads the files again, and reports it
-        return infer_kind(spec, model)
+        return inference.infer_kind(spec, model)
     return None

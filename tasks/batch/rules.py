@@ -12,16 +12,7 @@ from pathlib import Path
 from typing import Any
 
 from ringmaster.extras import missing_extra
-from ringmaster.tasks.batch.adaptation_rules import (
-    adaptation_findings,
-    adapter_findings,
-    base_findings,
-    circles_of,
-    is_rewriting,
-    is_store,
-    parent_findings,
-    parents_of,
-)
+from ringmaster.tasks.batch import adaptation_rules
 from ringmaster.tasks.batch.document import Finding, Place, as_list, as_mapping, findings_where, got
 from ringmaster.tasks.batch.grid import MAX_JOBS
 from ringmaster.tasks.batch.references import closest, is_name, loss_parts
@@ -71,7 +62,7 @@ def job_findings(raw: Any) -> Iterator[Finding]:
 
 def _store(job: Raw) -> Iterator[Finding]:
     """Yields why a job makes no knowledge store; places are relative to the job."""
-    if not is_store(job):
+    if not adaptation_rules.is_store(job):
         return
     model, data = as_mapping(job.get("model")), as_mapping(job.get("data"))
     store = as_mapping(job.get("store"))
@@ -165,7 +156,7 @@ def _target(job: Raw) -> Iterator[Finding]:
             "give evaluation.every_steps, such as 50",
         ),
         (_has_command(job), place, "is for jobs that Ringmaster trains, not for commands", "leave it out"),
-        (is_rewriting(job), place, "stands beside an adaptation that trains nothing", "leave it out"),
+        (adaptation_rules.is_rewriting(job), place, "stands beside an adaptation that trains nothing", "leave it out"),
     )
 
 
@@ -336,11 +327,15 @@ def batch_findings(jobs: Sequence[PlacedJob]) -> Iterator[Finding]:
         if first.setdefault(job["name"], job) is not job:
             message = f"{job['name']!r} is the name of another job already"
             yield Finding(place(("name",)), message, "give every job a name of its own")
-    circles = circles_of(first)
+    circles = adaptation_rules.circles_of(first)
     for place, job in named:
-        for key, parent in parents_of(job):
-            yield from parent_findings(place(key), job, key=key, parent=parent, jobs=first, circles=circles)
-        yield from (replace(finding, place=place(finding.place)) for finding in base_findings(job, first))
+        for key, parent in adaptation_rules.parents_of(job):
+            yield from adaptation_rules.parent_findings(
+                place(key), job, key=key, parent=parent, jobs=first, circles=circles
+            )
+        yield from (
+            replace(finding, place=place(finding.place)) for finding in adaptation_rules.base_findings(job, first)
+        )
 
 
 def _one_of(
@@ -478,7 +473,7 @@ def _command(job: Raw, model: Raw) -> Iterator[Finding]:
 
 
 def _length(job: Raw) -> Iterator[Finding]:
-    if is_rewriting(job):
+    if adaptation_rules.is_rewriting(job):
         return
     steps, epochs = job.get("num_steps"), job.get("num_epochs")
     fewest = 0 if as_mapping(job.get("adaptation")).get("kind") == PRUNED else 1
@@ -492,7 +487,7 @@ def _length(job: Raw) -> Iterator[Finding]:
         (
             steps is None
             and epochs is None
-            and not is_store(job)
+            and not adaptation_rules.is_store(job)
             and not misspelt(job, JobEntry) & {"num_steps", "num_epochs"},
             ("num_steps",),
             "is missing",
@@ -556,7 +551,7 @@ def _untrusted(job: Raw) -> Iterator[Finding]:
     yield from findings_where(
         (_has_command(job), place, "does not go with a command, whose states nobody else can repeat", remedy),
         (bool(job.get("may_vary")), place, "does not go with may_vary, which changes the steps on the way", remedy),
-        (is_store(job), place, "is for training, and a store trains nothing", remedy),
+        (adaptation_rules.is_store(job), place, "is for training, and a store trains nothing", remedy),
     )
 
 
@@ -727,7 +722,7 @@ def training_findings(job: Raw) -> Iterator[Finding]:
             "leave it out: the command chooses what it trains",
         ),
         (
-            job.get("freeze") and is_rewriting(job),
+            job.get("freeze") and adaptation_rules.is_rewriting(job),
             ("freeze",),
             "stands beside an adaptation that trains nothing",
             "leave it out",
@@ -770,8 +765,8 @@ JOB_RULES: Sequence[Callable[[Raw], Iterator[Finding]]] = (
     _text,
     training_findings,
     _loss,
-    adaptation_findings,
-    adapter_findings,
+    adaptation_rules.adaptation_findings,
+    adaptation_rules.adapter_findings,
     _store,
     _negatives,
     _warm_start,

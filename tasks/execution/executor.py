@@ -24,12 +24,12 @@ from ringmaster.tasks.execution.events import GangReport, Listener, Listeners, P
 from ringmaster.tasks.execution.job_price import JobPrice
 from ringmaster.tasks.execution.job_table import CHOICE, PHASES, JobState, JobTable, SteeringPolicy, SteeringRequest
 from ringmaster.tasks.execution.outcome_policy import OutcomePolicy
-from ringmaster.tasks.execution.plan_manager import AddTerms, Forecaster, MakePlan, PlanManager
+from ringmaster.tasks.execution.plan_manager import Forecaster, PlanManager
 from ringmaster.tasks.execution.progress import PlanProgress, RunningSegment
 from ringmaster.tasks.execution.referee import SegmentReferee
 from ringmaster.tasks.execution.replanner import PendingPlan, Replanner
 from ringmaster.tasks.execution.starter import Leases, Starter, is_known, segment_of
-from ringmaster.tasks.storage.journal import ENDED, JobStatus, Journal, SegmentRecord
+from ringmaster.tasks.storage.journal import ENDED, JobStatus, SegmentRecord
 from ringmaster.techniques import Job
 from ringmaster.techniques.processes.events import (
     CheckpointFailed,
@@ -56,16 +56,15 @@ Message = Event | Future[Outcome] | PendingPlan | Callable[[], None] | None
 
 
 class Executor:
-    """Executes the jobs of its job table. One thread calls `run` or `serve`; any may call `call`, `post`, `stop`.
+    """Executes the jobs of a job table. One thread calls `run` or `serve`; any may call `call`, `post`, `stop`.
 
-    name: the name of the problems that are planned.
+    job_table: the jobs, with their journal.
     cluster: the devices to use.
     leases, holder: the ledger that leases devices, and the name under which this executor leases them.
     engine: runs the segments.
-    plan: the plan to begin with; None to make one.
-    make_plan, add_terms: plan a problem; add the terms beside the jobs to a problem.
+    plan: the plan to begin with; None where nothing is left to plan.
+    replanner: makes the plans.
     listeners: receive each execution event, until they raise. `listener_faults` says which of them did.
-    replanner: re-plans while the batch runs; without it the first plan is followed.
     steering: decides how far the jobs train; without it they train to their end.
     clock: monotonic seconds.
 
@@ -75,29 +74,25 @@ class Executor:
     def __init__(
         self,
         *,
-        name: str,
         cluster: Cluster,
         leases: Leases,
         holder: str,
-        journal: Journal,
+        job_table: JobTable,
         engine: Engine,
-        make_plan: MakePlan,
-        entries: Sequence[JobState] = (),
+        replanner: Replanner,
         plan: PlanUpdate | None = None,
-        add_terms: AddTerms = lambda problem: problem,
         listeners: Sequence[Listener] = (),
-        replanner: Replanner | None = None,
         steering: SteeringPolicy | None = None,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
-        self._leases, self._journal, self._engine, self._clock = leases, journal, engine, clock
+        self._leases, self._engine, self._clock = leases, engine, clock
+        self.job_table, self._journal, self._replanner = job_table, job_table.journal, replanner
         self._inbox: queue.SimpleQueue[tuple[int, Message]] = queue.SimpleQueue()
         self._stopping, self._steering, self._first_plan = False, steering, plan
         self.on_expelled: Callable[[str, str], None] = lambda node, why: None
         self._bound: set[int] = set()  # the running segments whose jobs keep their layout, where they have to
         self._retry_in_s = math.inf  # until a segment that could not start is tried again
         self._listeners = Listeners([*listeners, *([] if steering is None else [steering.listen])])
-        self.job_table = JobTable(journal)
         self._plan_progress = PlanProgress(totals=self.job_table.totals, after=self.job_table.after)
         self._referee = SegmentReferee(
             self.job_table,
@@ -119,13 +114,9 @@ class Executor:
             committed=self._committed,
         )
         self._plan_manager = PlanManager(
-            name=name,
             cluster=cluster,
             job_table=self.job_table,
             plan_progress=self._plan_progress,
-            journal=journal,
-            make_plan=make_plan,
-            add_terms=add_terms,
             replanner=replanner,
             command=self._command,
             notify=self._listeners.notify,
@@ -137,13 +128,10 @@ class Executor:
             notify=self._listeners.notify,
             want=self._plan_manager.want,
             hold_back=self._starter.hold_back,
-            forget_speed=self._plan_manager.forget_speed,
+            forget_speed=replanner.forget,
         )
-        self._forecaster = Forecaster(
-            self._plan_manager, self.job_table, journal, notify=self._listeners.notify, clock=clock
-        )
+        self._forecaster = Forecaster(self._plan_manager, self.job_table, notify=self._listeners.notify, clock=clock)
         self._listeners.add(self._forecaster.listen)
-        self.job_table.add(entries)
 
     # -- running ------------------------------------------------------------------------------------------------------
 
@@ -156,12 +144,9 @@ class Executor:
                 later=lambda action: self.call(partial(perform, action)),
                 started_s=float(self._journal.get("started_s", 0.0)),
             )
-        self.job_table.refresh()
         if self._first_plan is not None:
             self._plan_manager.begin(self._first_plan)
         self._outcome_policy.fail_orphans()
-        if self._first_plan is None:
-            self._plan_manager.replan(why="start" if not self._journal.plans() else "resumed")
         with self._journal.database.batched():
             while self._plan_progress.running or (self._has_more() and not self._stopping):
                 if not self._stopping:
@@ -206,14 +191,14 @@ class Executor:
         for running in fresh:
             job = running.segment.job
             if replaced := self.job_table.keep_layout(job, running.profile):
-                plan_manager.forget_speed(job)  # a plan that is being made may use the other options
+                self._replanner.forget(job)  # a plan that is being made may use the other options
                 if any(s.job == job and s.option in replaced for s in progress.planned):
                     progress.drop(job)
                     plan_manager.want(f"{job} stays on {running.profile.technique}, under which it started")
 
     def _give_up_planning(self) -> None:
         """Raises the last planning error if nothing runs and planning has failed repeatedly."""
-        failures = self._plan_manager.failures
+        failures = self._replanner.failures
         if not self._plan_progress.running and len(failures) >= MOST_FAILED_PLANS:
             raise failures[-1]
 
@@ -227,14 +212,15 @@ class Executor:
         return steering is not None and steering.listen not in self._listeners.faults and steering.is_open()
 
     def _has_more(self) -> bool:
-        return bool(self._plan_progress.planned) or self._plan_manager.is_wanted or self._is_steered()
+        is_wanted = self._plan_manager.is_wanted and bool(self.job_table.left())
+        return is_wanted or bool(self._plan_progress.planned) or self._is_steered()
 
     def _turn(self) -> None:
         """Adjusts running segments, plans where that is due, and handles one message."""
         left_s = math.inf
         if not self._stopping:
             running = self._plan_progress.running.values()
-            if self._plan_manager.replanner is not None and running:
+            if running:
                 self._command(self._plan_progress.reconsider_ends(done_jobs=self.job_table.done()))
             if not self._plan_manager.look():  # no plan moves the jobs off devices that must not be used
                 self._stop_gangs(r for r in running if not self._plan_manager.out.isdisjoint(r.segment.devices))
@@ -273,7 +259,7 @@ class Executor:
         """Replaces the definition of a job. A gang that trains it writes a checkpoint first, and it goes on from it."""
         self.job_table.redefine(name, job)
         self._plan_progress.drop(name)
-        self._plan_manager.forget_speed(name)
+        self._replanner.forget(name)
         self._dismiss([name], why=why)
 
     def forget(self, batch: str) -> None:
@@ -327,7 +313,7 @@ class Executor:
         for name, phases in steering.phases.items():
             if not self.job_table.records[name].details.get(PHASES):  # else it is asked once more, after a kill
                 self.job_table.change_phases(name, phases)
-                self._plan_manager.forget_speed(name)  # its options are those of another batch size
+                self._replanner.forget(name)  # its options are those of another batch size
         for name, goal in steering.goals.items():
             self.job_table.allow(name, goal)
         stops = {n: why for n, why in steering.stops.items() if self.job_table.records[n].status not in ENDED}
@@ -521,8 +507,8 @@ class Executor:
             return
         if job == running.segment.job:
             running.hear(event)
-            if self._plan_manager.replanner is not None and isinstance(event, Steps):
-                self._plan_manager.replanner.hear(running)
+            if isinstance(event, Steps):
+                self._replanner.hear(running)
         else:
             running.hear_of(job, event)
         # If a gang died before it could report a checkpoint, the next gang reports it, as it begins there.

@@ -351,10 +351,6 @@ class JobTable:
                 self.after[name] = parents
         self._read(added)
 
-    def refresh(self) -> None:
-        """Reads the journal again, after another process has written to it."""
-        self._read(self.entries)
-
     def _read(self, entries: Mapping[str, JobState]) -> None:
         known = self.journal.jobs(batches={entry.batch for entry in entries.values()})
         clones = [name for name, record in known.items() if record.details.get(CLONED) and name not in self.entries]

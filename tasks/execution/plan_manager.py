@@ -12,7 +12,7 @@ from functools import partial
 from itertools import count
 
 from ringmaster.tasks.cluster import Cluster
-from ringmaster.tasks.execution.dispatch import Command, DeviceId, PlannedSegment, UserQuotas, in_steps
+from ringmaster.tasks.execution.dispatch import Command, DeviceId, UserQuotas, in_steps
 from ringmaster.tasks.execution.events import (
     FIRST_PREDICTION,
     NEWEST_PREDICTION,
@@ -36,11 +36,6 @@ from ringmaster.tasks.storage.journal import ENDED, JobStatus, Journal
 from ringmaster.techniques import Job, Profile
 from ringmaster.techniques.processes.events import Steps
 
-MakePlan = Callable[[Problem], Plan]
-
-AddTerms = Callable[[Problem], Problem]
-"""Adds the terms of a problem beside its jobs: weights, prices, and deadlines relative to the present."""
-
 SCORES = "end_scores"  # the fact of a pool: {"jobs", "batches"}, of each the rows of `EndScores`
 EVERY_S = 2.0  # while speeds are measured
 MOST_SHARE = 0.01  # of the executor's time
@@ -50,7 +45,7 @@ class PlanManager:
     """Plans and re-plans for one executor, on whose thread all methods are called.
 
     cluster, out: the devices that exist, and those of them that must not be used.
-    replanner: None if the first plan is followed to its end.
+    replanner: makes the plans, in the background.
     command: sends commands that change where gangs end.
     notify: receives an event for each plan that is followed.
     post: passes a pending plan whose plan is made to the executor, from any thread; the executor then calls `weigh`.
@@ -59,21 +54,16 @@ class PlanManager:
     def __init__(
         self,
         *,
-        name: str,
         cluster: Cluster,
         job_table: JobTable,
         plan_progress: PlanProgress,
-        journal: Journal,
-        make_plan: MakePlan,
-        add_terms: AddTerms,
-        replanner: Replanner | None,
+        replanner: Replanner,
         command: Callable[[Iterable[Command]], None],
         notify: Callable[[ExecutionEvent], None],
         post: Callable[[PendingPlan], None],
     ) -> None:
-        self._name, self.cluster, self._journal = name, cluster, journal
-        self._job_table, self._plan_progress = job_table, plan_progress
-        self._make_plan, self._on_terms, self.replanner = make_plan, add_terms, replanner
+        self.cluster, self._job_table, self._plan_progress = cluster, job_table, plan_progress
+        self.replanner = replanner
         self._command, self._notify, self._post = command, notify, post
         self.out: frozenset[DeviceId] = frozenset()
         self._wanted: dict[int, str] = {}  # reasons for a new plan, in order of their requests
@@ -85,20 +75,12 @@ class PlanManager:
         """Whether a new plan was requested that is not followed yet."""
         return bool(self._wanted)
 
-    @property
-    def failures(self) -> list[BaseException]:
-        """The errors of the last requested plans, none since a plan could be made."""
-        return self.replanner.failures if self.replanner is not None else []
-
     def want(self, why: str) -> None:
-        """Requests a new plan of what is left. Without a replanner, makes it at once.
+        """Requests a new plan of what is left.
 
         A plan that is being made for an earlier request is still followed: otherwise changes that arrive faster than
         plans are made would keep new jobs from ever being planned.
         """
-        if self.replanner is None:
-            self.replan(why=why)
-            return
         self._wanted[next(self._numbers)] = why
         self.replanner.void_improvement()
 
@@ -118,34 +100,18 @@ class PlanManager:
             self._plan_progress.drop(job)
         return bool(jobs)
 
-    def forget_speed(self, job: str) -> None:
-        """Drops a job's measured speeds, as its options have changed or are renumbered."""
-        if self.replanner is not None:
-            self.replanner.forget(job)
-
-    def replan(self, *, why: str) -> None:
-        """Plans what is left and waits for the plan.
-
-        Segments that run keep the planned segments of their jobs.
-        """
-        active, name = self._plan_progress.active_jobs, self._name
-        problem = problem_left(self._job_table, self.cluster, name=name, add_terms=self._on_terms, active_jobs=active)
-        self._plan_progress.planned = [segment for segment in self._plan_progress.planned if segment.job in active]
-        if problem is not None:
-            self.begin(PlanUpdate(problem=problem, plan=self._make_plan(problem), why=why))
-
     def begin(self, planned: PlanUpdate) -> None:
         """Follows a plan of jobs of which nothing is planned yet."""
         jobs = {job.name: job for job in self._job_table.left()}
         steps = {job.id: jobs[job.id].total_steps for job in planned.problem.jobs}
         done = {name: self._job_table.records[name].step for name in steps}
-        self._plan_progress.planned += self._explored(in_steps(planned.plan, num_steps=steps, steps_done=done))
+        self._plan_progress.planned += self.replanner.explored(
+            self.state(), in_steps(planned.plan, num_steps=steps, steps_done=done)
+        )
         self._follow(planned.problem, planned.plan, why=planned.why)
 
     def price(self, job: Job, *, profiles: Sequence[Profile], step: int) -> tuple[Problem, JobPrice] | None:
         """Returns what a further job costs, with the problem; None where it has no place in the plan now."""
-        if self.replanner is None:
-            return None
         state = self.state()
         if not any(each.name == job.name for each in state.jobs):
             state = replace(state, jobs=[*state.jobs, job])
@@ -162,8 +128,6 @@ class PlanManager:
 
     def seconds_to_look(self) -> float:
         """Returns the seconds until `look` may have something to do."""
-        if self.replanner is None:
-            return math.inf
         return self.replanner.seconds_to_look(is_running=bool(self._plan_progress.running), is_wanted=self.is_wanted)
 
     def look(self) -> bool:
@@ -171,7 +135,7 @@ class PlanManager:
 
         Returns False if a plan was requested but nothing is left that can be planned.
         """
-        if self.replanner is None or self.seconds_to_look() > 0:
+        if self.seconds_to_look() > 0:
             return True
         state = self.state()
         if self._wanted:
@@ -189,14 +153,12 @@ class PlanManager:
         """Follows a pending plan if that pays off. Gangs that it leaves in place continue; the others are commanded to
         stop.
         """
-        assert self.replanner is not None
-        fresh = self.replanner.judge(pending_plan, self.state())
-        if fresh is None:
+        if (fresh := self.replanner.judge(pending_plan, self.state())) is None:
             return
         if pending_plan.is_needed:
             for number in self._answered:
                 self._wanted.pop(number, None)
-        self._command(self._plan_progress.follow(self._explored(fresh)))
+        self._command(self._plan_progress.follow(self.replanner.explored(self.state(), fresh)))
         self.drop_unusable()  # devices that are gone since planning began
         self._follow(pending_plan.rest.problem, pending_plan.plan.result(), why=pending_plan.why)
 
@@ -221,15 +183,11 @@ class PlanManager:
             member_steps=member_steps,
         )
 
-    def _explored(self, planned: list[PlannedSegment]) -> list[PlannedSegment]:
-        return planned if self.replanner is None else self.replanner.explored(self.state(), planned)
-
     def _follow(self, problem: Problem, plan: Plan, *, why: str) -> None:
         quotas, before = UserQuotas.of(problem), self._plan_progress.quotas
         self._plan_progress.quotas = replace(quotas, users={**before.users, **quotas.users})  # of what runs, too
-        self._journal.write_plan({"problem": problem.to_json(), "plan": plan.to_json()}, why=why)
-        if self.replanner is not None:
-            self.replanner.planned(self.state(), certificate=plan.certificate)
+        self._job_table.journal.write_plan({"problem": problem.to_json(), "plan": plan.to_json()}, why=why)
+        self.replanner.planned(self.state(), certificate=plan.certificate)
         self._notify(PlanUpdate(problem=problem, plan=plan, why=why))
 
 
@@ -238,15 +196,13 @@ def problem_left(
     cluster: Cluster,
     *,
     name: str,
-    add_terms: AddTerms,
-    active_jobs: Collection[str] = (),
+    add_terms: Callable[[Problem], Problem],
 ) -> Problem | None:
-    """Returns the problem of planning the jobs that are left, None if none is.
+    """Returns the problem of planning the jobs that are left, of which none runs; None if none is left.
 
-    active_jobs: jobs that run now, and are not planned anew.
+    add_terms: adds the terms beside the jobs: weights, prices, and deadlines relative to the present.
     """
-    jobs = [job for job in job_table.left() if job.name not in active_jobs]
-    if not jobs:
+    if not (jobs := job_table.left()):
         return None
     steps_done = {**job_table.groups.steps(), **{job.name: job_table.records[job.name].step for job in jobs}}
     return add_terms(planning_problem(jobs, job_table.profiles, cluster, name=name, steps_done=steps_done))
@@ -255,7 +211,7 @@ def problem_left(
 class Forecaster:
     """Predicts the ends of each batch of an executor's job table; a listener of the executor.
 
-    plan_manager: re-plans by what it believes of the jobs' speeds; nothing is predicted without a replanner.
+    plan_manager: re-plans by what it believes of the jobs' speeds.
     notify: receives a `PredictionUpdate` for each batch.
     clock: monotonic seconds.
     wall_clock: seconds since the epoch.
@@ -267,17 +223,16 @@ class Forecaster:
         self,
         plan_manager: PlanManager,
         job_table: JobTable,
-        journal: Journal,
         *,
         notify: Callable[[ExecutionEvent], None],
         clock: Callable[[], float] = time.monotonic,
         wall_clock: Callable[[], float] = time.time,
     ) -> None:
-        self._plan_manager, self._job_table, self._journal = plan_manager, job_table, journal
+        self._plan_manager, self._job_table, self._database = plan_manager, job_table, job_table.journal.database
         self._notify, self._clock, self._wall_clock = notify, clock, wall_clock
         self._since_s: dict[str, float] = {}  # by batch, when it began
         self._first_spread: dict[str, float] = {}  # by batch, of the first forecast
-        self._facts = Journal(journal.database, batch="")  # of a pool's controllers, one after another
+        self._facts = Journal(self._database, batch="")  # of a pool's controllers, one after another
         known = self._facts.get(SCORES, {})
         self._of_jobs, self._of_batches = (EndScores(known.get(key, ())) for key in ("jobs", "batches"))
         self._made_s = self._free_s = -math.inf  # when the newest forecast was made, and until when none is made
@@ -301,8 +256,7 @@ class Forecaster:
             self._free_s = self._made_s + (self._made_s - now_s) / MOST_SHARE
 
     def _predict_all(self) -> None:
-        if (replanner := self._plan_manager.replanner) is None:
-            return
+        replanner = self._plan_manager.replanner
         of_batches: dict[str, dict[str, Draws]] = {}
         left, least = replanner.seconds_left(self._plan_manager.state())
         for job, draws in left.items():
@@ -326,7 +280,7 @@ class Forecaster:
 
     def _predict(self, batch: str, predict_batch: Callable[..., Prediction], *, spread: float) -> Prediction:
         """Predicts a batch and publishes that corrected by earlier ends; returns it as it was before."""
-        journal, now_s = Journal(self._journal.database, batch=batch), self._wall_clock()
+        journal, now_s = Journal(self._database, batch=batch), self._wall_clock()
         facts = {}
         if batch not in self._since_s:
             first, _ = predictions_in({FIRST_PREDICTION: journal.get(FIRST_PREDICTION)})

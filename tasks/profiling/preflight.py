@@ -15,14 +15,7 @@ from ringmaster.techniques.data.tokens import have_other_tokens
 from ringmaster.techniques.data_source import LANGUAGE_MODELING, PreparedData
 from ringmaster.techniques.job import BESIDE_ONE_STEP
 from ringmaster.techniques.preflight import Preflight, PreflightOrder
-from ringmaster.techniques.processes.events import (
-    DataProgress,
-    PreflightDone,
-    PreflightFailed,
-    PreflightStarted,
-    RankExited,
-    event_from_json,
-)
+from ringmaster.techniques.processes import events
 from ringmaster.techniques.processes.forkserver_client import ForkServerClient
 from ringmaster.techniques.processes.gang import was_killed
 from ringmaster.techniques.processes.order import Slot
@@ -260,18 +253,18 @@ def _preflight(
     channel = server.spawn(target=PREFLIGHT_TARGET, argument=to_json(order), log=log)
     try:
         while True:
-            match event_from_json(channel.receive()):
-                case PreflightStarted(job=str(job)):
+            match events.event_from_json(channel.receive()):
+                case events.PreflightStarted(job=str(job)):
                     num_done = sum(len(names) for name, names in names_of.items() if name in preflights)
                     num_jobs = sum(map(len, names_of.values()))
                     notice(f"inspecting {_few(names_of[job])} (inspected: {num_done} of {num_jobs} jobs)")
-                case DataProgress(job=job, progress=progress):
+                case events.DataProgress(job=job, progress=progress):
                     notice(f"{job}: data: {progress}")
-                case PreflightDone(survey=preflight):
+                case events.PreflightDone(survey=preflight):
                     preflights[preflight.job] = preflight
-                case PreflightFailed(job=str(job), message=message):
+                case events.PreflightFailed(job=str(job), message=message):
                     fail(job, message)
-                case RankExited(status=status):
+                case events.RankExited(status=status):
                     return status
     except ChannelClosed:  # the fork server itself has ended; the next call starts another one
         return None

@@ -8,20 +8,7 @@ from dataclasses import dataclass, replace
 from datetime import UTC, datetime
 from typing import Any
 
-from sqlalchemy import (
-    JSON,
-    BigInteger,
-    Column,
-    Connection,
-    Float,
-    MetaData,
-    Table,
-    Text,
-    delete,
-    insert,
-    select,
-    update,
-)
+import sqlalchemy as sa
 
 from ringmaster.codec import from_json, to_json
 from ringmaster.errors import PromotionRefused, SignatureError
@@ -142,18 +129,18 @@ def _text(decisions: Sequence[DecisionRecord]) -> str:
     return json.dumps([short])
 
 
-METADATA = MetaData()
-MOVES = Table(
+METADATA = sa.MetaData()
+MOVES = sa.Table(
     "alias_moves",
     METADATA,
-    Column("model", Text, primary_key=True),
-    Column("token", Text, nullable=False),
-    Column("moves", JSON, nullable=False),
-    Column("decision", JSON, nullable=False),
-    Column("host", Text, nullable=False),
-    Column("pid", BigInteger, nullable=False),  # 0: its process has given up
-    Column("born_s", Float, nullable=False),
-    Column("since_s", Float, nullable=False),
+    sa.Column("model", sa.Text, primary_key=True),
+    sa.Column("token", sa.Text, nullable=False),
+    sa.Column("moves", sa.JSON, nullable=False),
+    sa.Column("decision", sa.JSON, nullable=False),
+    sa.Column("host", sa.Text, nullable=False),
+    sa.Column("pid", sa.BigInteger, nullable=False),  # 0: its process has given up
+    sa.Column("born_s", sa.Float, nullable=False),
+    sa.Column("since_s", sa.Float, nullable=False),
 )
 STRANGER_S = 600.0  # the age at which a row of another machine counts as abandoned; moves take a second
 
@@ -223,39 +210,39 @@ class MoveLog:
             "since_s": time.time(),
         }
 
-        def act(connection: Connection) -> str:
-            result = connection.execute(select(MOVES).where(MOVES.c.model == model)).mappings().first()
+        def act(connection: sa.Connection) -> str:
+            result = connection.execute(sa.select(MOVES).where(MOVES.c.model == model)).mappings().first()
             if result is not None and result["token"] != row["token"]:  # an equal token: this commit was retried
                 raise PromotionRefused(
                     f"another promotion of {model} is under way, of process {result['pid']} on {result['host']}. "
                     "To fix: wait for it, and compare with its champion"
                 )
             if result is None:
-                connection.execute(insert(MOVES).values(**row))
+                connection.execute(sa.insert(MOVES).values(**row))
             return str(row["token"])
 
         return self._database.write(act)
 
     def _left_behind(self, model: str | None) -> list[dict[str, Any]]:
-        requested = select(MOVES) if model is None else select(MOVES).where(MOVES.c.model == model)
+        requested = sa.select(MOVES) if model is None else sa.select(MOVES).where(MOVES.c.model == model)
         rows = self._database.read(lambda connection: connection.execute(requested).mappings().all())
         return [dict(row) for row in rows if not _lives(dict(row))]
 
     def _adopt(self, row: dict[str, Any]) -> str | None:
         holder = {**own_row(), "since_s": time.time()}
 
-        def act(connection: Connection) -> str | None:
+        def act(connection: sa.Connection) -> str | None:
             own = (MOVES.c.model == row["model"]) & (MOVES.c.token.in_([row["token"], holder["token"]]))
-            changed = connection.execute(update(MOVES).where(own).values(**holder))
+            changed = connection.execute(sa.update(MOVES).where(own).values(**holder))
             return str(holder["token"]) if changed.rowcount else None
 
         return self._database.write(act)
 
     def _give_up(self, model: str, token: str) -> None:
-        self._database.execute(update(MOVES).where(_of(model, token)).values(pid=0))
+        self._database.execute(sa.update(MOVES).where(_of(model, token)).values(pid=0))
 
     def _end(self, model: str, token: str) -> None:
-        self._database.execute(delete(MOVES).where(_of(model, token)))
+        self._database.execute(sa.delete(MOVES).where(_of(model, token)))
 
 
 def _of(model: str, token: str) -> Any:

@@ -14,7 +14,9 @@ import statistics
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
+
+from pydantic import BaseModel, Field, model_validator
 
 from ringmaster.codec import digest
 from ringmaster.errors import BatchFileError
@@ -79,19 +81,44 @@ EARLIEST = 10
 """The divisor of a trial's steps that gives its earliest default rung: learning curves cross in the beginning."""
 
 
-@dataclass(frozen=True, kw_only=True)
-class StoppingPolicy:
-    """A stopping policy and its parameters.
+class StoppingPolicy(BaseModel, extra="forbid", frozen=True, title="Early stopping"):
+    """The policy that stops trials early, a part of a sweep's file and form.
 
-    policy: "none", "cut", "asha", "halving" or "median".
-    min_steps: the first rung; None for the total divided twice by the reduction factor, but at least a tenth of the
-        total. With "cut", no rung lies before it; None for `EARLIEST_CUT`.
-    reduction_factor: eta; with "asha" and "halving", one trial in eta goes on from each rung.
+    `min_steps` is the first rung; None for the total divided twice by `reduction_factor`, but at least a tenth of the
+    total. With "cut", no rung lies before it; None for `EARLIEST_CUT`.
     """
 
-    policy: str = CUT
-    min_steps: int | None = None
-    reduction_factor: int = 4
+    policy: Literal["cut", "asha", "halving", "median", "none"] = Field(
+        default="cut",
+        title="Policy",
+        description="cut compares the trials at 4 and at 10 percent of their steps, and trains the best fifth to the "
+        "end. asha pauses each trial at a rung, and continues the best ones when devices are free. halving "
+        "continues them when all trials have reached the rung. median stops a trial that is worse than half of the "
+        "others at its step. none trains all trials to their end.",
+    )
+    min_steps: int | None = Field(
+        default=None,
+        ge=1,
+        title="First rung",
+        description="The number of steps before a trial is compared with others. With asha and halving, each further "
+        "rung is this number times a power of the reduction factor. By default it is 10 with cut, else the number of "
+        "steps divided by the square of the reduction factor, and at least a tenth of the steps.",
+    )
+    reduction_factor: int = Field(
+        default=4,
+        ge=2,
+        le=100,
+        title="Reduction factor",
+        description="With asha and halving, one in this many trials continues from each rung.",
+    )
+
+    @model_validator(mode="before")
+    @classmethod
+    def _by_name(cls, value: Any) -> Any:
+        """Also accepts the name of a policy alone. A reduction factor without a name is ASHA's."""
+        if isinstance(value, dict) and "reduction_factor" in value:
+            return {"policy": "asha", **value}
+        return {"policy": value} if isinstance(value, str) else value
 
     @property
     def has_rungs(self) -> bool:

@@ -11,7 +11,7 @@ from ringmaster.tasks.cluster import Cluster, Device
 from ringmaster.tasks.device_monitor import Telemetry
 from ringmaster.tasks.execution.events import JobEnded, SegmentEnded, SegmentStarted
 from ringmaster.tasks.execution.executor import Executor
-from ringmaster.tasks.execution.job_table import UNTRUSTED_SEGMENTS
+from ringmaster.tasks.execution.job_table import UNTRUSTED_SEGMENTS, JobTable
 from ringmaster.tasks.execution.referee import StateCommitment
 from ringmaster.tasks.execution.replanner import Replanner
 from ringmaster.tasks.pool.controller import HOLDER_OF_SEGMENTS, PoolController
@@ -53,14 +53,11 @@ class LocalPool:
         self.controller = PoolController(database, engine=self.engine, timeouts=SLOW)
         replanner = Replanner(name="pool", make_plan=self.controller.make_plan, add_terms=self.controller.add_terms)
         self.executor = Executor(
-            name="pool",
             cluster=Cluster(nodes=()),
             leases=PoolLeases(database),
             holder=HOLDER_OF_SEGMENTS,
-            journal=Journal(database, batch=None),
+            job_table=JobTable(Journal(database, batch=None)),
             engine=self.engine,
-            make_plan=self.controller.make_plan,
-            add_terms=self.controller.add_terms,
             listeners=[self.controller.listen, self._listen],
             replanner=replanner,
         )

@@ -3,8 +3,7 @@
 import numpy as np
 import pytest
 
-from ringmaster.tasks.evaluation.examination import masks_of, measure
-from ringmaster.tasks.evaluation.recording import figure
+from ringmaster.tasks.evaluation.examination import figure, masks_of, measure
 from ringmaster.tasks.evaluation.scores import CAUSAL, CLASSIFIER, Scores
 from ringmaster.tasks.evaluation.suite import SliceEntry
 

@@ -3,10 +3,14 @@
 import random
 from concurrent.futures import Future
 
+from ringmaster.errors import ProblemError
 from ringmaster.tasks.cluster import Cluster, Node
-from ringmaster.tasks.execution.events import SegmentEnded, SegmentStarted
+from ringmaster.tasks.execution.events import PlanUpdate, SegmentEnded, SegmentStarted
 from ringmaster.tasks.execution.executor import Executor
-from ringmaster.tasks.execution.job_table import JobState, RunPaths
+from ringmaster.tasks.execution.job_table import JobState, JobTable, RunPaths
+from ringmaster.tasks.execution.plan_manager import problem_left
+from ringmaster.tasks.execution.replan_policy import ReplanPolicy
+from ringmaster.tasks.execution.replanner import Replanner
 from ringmaster.tasks.planning import Plan, Segment
 from ringmaster.tasks.storage.database import Database, file_url
 from ringmaster.tasks.storage.journal import Journal, begin
@@ -148,6 +152,20 @@ class LeasesInMemory:
         return dict(self._held)
 
 
+# Re-plans only where it must, and tries nothing.
+CALM = ReplanPolicy(every=10.0, surprise=10.0, optimism=0.0, most_explored=0)
+
+
+def at_once(think):
+    """Computes a plan in the foreground: the returned future is already done."""
+    future = Future()
+    try:
+        future.set_result(think())
+    except ProblemError as error:
+        future.set_exception(error)
+    return future
+
+
 class Bench:
     """One batch under test with its journal in `folder`. A new instance on the same folder stands for a new process."""
 
@@ -163,6 +181,7 @@ class Bench:
         make_plan=in_a_row,
         leases=None,
         steering=None,
+        policy=CALM,
     ):
         self.jobs, self.runner = jobs, runner or FakeRunner()
         self.journal = journal or open_journal(folder)
@@ -175,18 +194,20 @@ class Bench:
             return make_plan(problem)
 
         self.plan = plan
+        begin(self.journal, jobs, faults={})
+        job_table = JobTable(self.journal)
+        job_table.add(self.entry(each, *(profiles[each.name] if profiles else (profile(),))) for each in jobs)
+        clock = self.runner.clock
         self.executor = Executor(
-            name="batch",
             cluster=self.cluster,
             leases=self.leases,
             holder="test",
-            entries=[self.entry(each, *(profiles[each.name] if profiles else (profile(),))) for each in jobs],
-            journal=self.journal,
+            job_table=job_table,
             engine=self.runner,
-            make_plan=plan,
+            replanner=Replanner(name="batch", make_plan=plan, policy=policy, clock=clock, background=at_once),
             listeners=[self.events.append, self._watch_devices, self._tell_others],
             steering=steering,
-            clock=self.runner.clock,
+            clock=clock,
         )
         self.runner.messages.clear()  # those of a former executor
         self.executor._inbox = self.runner
@@ -195,8 +216,21 @@ class Bench:
     def entry(self, job, *profiles):
         return JobState(local_job=job, job=job, profiles=profiles, place=self.place)
 
+    def read_journal(self):
+        """Reads the state of the jobs again, as another executor would."""
+        self.executor.job_table._read(self.executor.job_table.entries)
+
+    def first_plan(self):
+        """Returns the plan to begin with, as a run on this machine makes it; None where nothing is left to plan."""
+        table = self.executor.job_table
+        self.executor._outcome_policy.fail_orphans()
+        problem = problem_left(table, self.cluster, name="batch", add_terms=lambda problem: problem)
+        why = "resumed" if self.journal.plans() else "start"
+        return None if problem is None else PlanUpdate(problem=problem, plan=self.plan(problem), why=why)
+
     def run(self):
-        begin(self.journal, self.jobs, faults={})
+        self.read_journal()
+        self.executor._first_plan = self.first_plan()
         is_over = self.executor.run()
         assert list(self.executor.listener_faults.values()) == self.expected_faults
         return is_over

@@ -6,7 +6,6 @@ from ringmaster.tasks.cluster import Cluster
 from ringmaster.tasks.execution.events import JobEnded, SegmentStarted
 from ringmaster.tasks.execution.replan_policy import ReplanPolicy
 from ringmaster.tasks.planning import Plan
-from ringmaster.tasks.storage.journal import begin
 from ringmaster.techniques import registry
 from ringmaster.techniques.processes.events import OutcomeStatus
 from tests.fake_engine import FakeEngine
@@ -49,8 +48,6 @@ class Pool:
         self.bench = clocked_bench(folder, self.jobs, self.gangs, make_plan=make_plan, policy=CALM)
         self.executor, self.at = self.bench.executor, self.gangs.at
         self.executor._plan_manager.cluster = nodes or two_nodes()
-        begin(self.bench.journal, self.jobs, faults={})
-        self.executor.job_table.refresh()
 
     def serve(self, *, until_s):
         self.at(until_s, self.executor.stop)

@@ -137,7 +137,6 @@ def test_a_queue_that_moves_goes_on_as_one(tmp_path):
         return plan
 
     bench = bench_of(tmp_path, others={}, make_plan=in_two_parts)
-    bench.executor._plan_manager.replanner = None
     assert bench.run()
     assert bench.statuses == dict.fromkeys(STEPS, JobStatus.DONE)
     gangs = [(event.segment.last_step, event.members) for event in bench.told(SegmentStarted)]

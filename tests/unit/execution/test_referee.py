@@ -28,7 +28,7 @@ def on_own_node(problem, *, expelled=()):
     segments, free_s = [], {"v": 0.0, "t": 0.0}
     for row in problem.jobs:
         kinds = [each.device_type.endswith(UNTRUSTED) for each in row.options]
-        number = 1 if expelled else 0
+        number = len(kinds) - 1 if expelled else 0
         node = "v" if kinds[number] else "t"
         end_s = free_s[node] + row.options[number].runtime_s
         segments.append(Segment(row.id, number, free_s[node], end_s, 1.0, 0.0, ((node, (0,)),)))

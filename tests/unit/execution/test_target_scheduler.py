@@ -180,10 +180,9 @@ class Varying(Bench):
         return replace(super().entry(job, *own), variants=self.variants if job.name == "a" else {})
 
     def run(self):
-        begin(self.journal, self.jobs, faults={})
         for name, details in self.scheduler.details().items():
             self.journal.write_job(name, details=details)
-        return self.executor.run()
+        return super().run()
 
     def choices_or_hints(self, text):
         if not text.startswith("a better learning rate may be worth"):

@@ -2,12 +2,13 @@
 
 from collections import deque
 
-from ringmaster.codec import to_json
 from ringmaster.tasks.cluster import Cluster
 from ringmaster.tasks.execution.executor import Executor
+from ringmaster.tasks.execution.job_table import JobTable
 from ringmaster.tasks.execution.replan_policy import ReplanPolicy
 from ringmaster.tasks.execution.replanner import Replanner
 from ringmaster.tasks.planning import Plan, Segment
+from ringmaster.tasks.planning.objectives import PlanningTerms
 from ringmaster.tasks.pool.controller import HOLDER_OF_SEGMENTS, PoolController
 from ringmaster.tasks.pool.event_log import BatchEvents, LogPosition
 from ringmaster.tasks.pool.nodes import PoolLeases, Timeouts
@@ -18,8 +19,7 @@ from ringmaster.tasks.storage.database import BatchingDatabase
 from ringmaster.tasks.storage.journal import Journal
 from ringmaster.techniques.processes.reporter import STOP
 from tests.fake_engine import FakeEngine
-from tests.unit.execution.clocked import at_once
-from tests.unit.execution.fakes import job, profile
+from tests.unit.execution.fakes import at_once, job, profile
 from tests.unit.pool.workers import Worker
 
 CALM = ReplanPolicy(every=10.0, surprise=10.0)  # re-plans only where it must
@@ -35,7 +35,7 @@ def submission(id="b1", jobs=("a", "b"), *, name=None, terms=None, profiles=None
         profiles={each.name: (profile(),) for each in made} if profiles is None else profiles,
         folder=f"/runs/{id}",
         cache_dir="/cache",
-        terms={} if terms is None else to_json(terms),
+        terms=terms or PlanningTerms(),
         started_s=EPOCH_S,
     )
 
@@ -138,14 +138,11 @@ class PoolBench:
         self.objectives = []
         self.controller.on_objective, self.controller.on_speed = self.objectives.append, replanner.hear
         self.executor = Executor(
-            name="pool",
             cluster=Cluster(nodes=()),
             leases=PoolLeases(led),
             holder=HOLDER_OF_SEGMENTS,
-            journal=Journal(led, batch=None),
+            job_table=JobTable(Journal(led, batch=None)),
             engine=self.engine,
-            make_plan=plan,
-            add_terms=self.controller.add_terms,
             listeners=[self.controller.listen],
             replanner=replanner,
             clock=clock,

@@ -27,7 +27,7 @@ def test_a_run_measures_the_metrics_that_its_policy_limits(monkeypatch):
         return ExaminationResult(num_rows=9, measured=tuple(lines))
 
     monkeypatch.setattr(compare_models, "examine_task", examine_task)
-    monkeypatch.setattr(compare_models.recording, "record", lambda *_, **__: None)
+    monkeypatch.setattr(ExaminationResult, "record", lambda *_, **__: None)
     candidate = ComparedCandidate(
         model=ProductionModel(registered_name="shop.prices", job=JOB),
         job=JOB,

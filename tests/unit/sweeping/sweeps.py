@@ -89,12 +89,12 @@ class Swept:
             self.bench.executor._inbox = DyingInbox(self.bench.runner, dies_after)
 
     def run(self):
-        journal, executor = self.bench.journal, self.bench.executor
+        journal = self.bench.journal
         begin(journal, self.jobs, faults=self.faults)
         self.sweep_scheduler.begin(journal, [job for job in self.jobs if job.name not in self.faults], num_slots=2)
         for name, details in self.sweep_scheduler.details().items():
             journal.write_job(name, details=details)
-        executor.run()
+        self.bench.run()
         return self
 
     @property

@@ -11,7 +11,7 @@ from ringmaster.techniques import registry
 from ringmaster.techniques.processes.events import CheckpointSaved, JobOfGroupEnded, Outcome
 from ringmaster.techniques.processes.reporter import STOP, leave
 from ringmaster.techniques.profiles import GroupMemberProfile
-from tests.unit.execution.fakes import Bench, FakeRunner, begin, ends, job, profile
+from tests.unit.execution.fakes import Bench, FakeRunner, ends, job, profile
 from tests.unit.execution.groups.grouped import GroupBench, all_done, bench_of, group, outcome_of
 
 SHARED = registry.dotted_path("shared_base")
@@ -258,7 +258,6 @@ def test_the_others_continue_together_where_the_lead_was_stopped_while_all_of_th
         return Outcome(status="done", result={**own, "first_step": 0, "fellows": dict(zip("bc", others, strict=True))})
 
     bench = bench_of(tmp_path, to_the_rung, steering=TwoRequests())
-    begin(bench.journal, bench.jobs, faults={})
     for name in "abc":
         bench.journal.write_job(name, details={GOAL: 4})
     bench.runner.script["b"] = [all_done]

@@ -18,7 +18,6 @@ def test_of_those_that_take_turns_a_segment_trains_whose_turn_comes(tmp_path):
     jobs = [job("a", num_steps=10), *(job(name, num_steps=4) for name in "bcd")]
     plan, runner = partial(in_a_row, num_parts=2), FakeRunner(script={"a": [all_done, all_done]})
     bench = GroupBench(tmp_path, jobs, together=(group(*"bcd", num_steps=4, at_once=2),), make_plan=plan, runner=runner)
-    bench.executor._plan_manager.replanner = None
     assert bench.run()
     ordered = [
         {order.job.name: order.last_step for order in (call.order, *call.order.members)} for call in runner.calls

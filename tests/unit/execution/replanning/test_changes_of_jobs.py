@@ -174,6 +174,7 @@ def test_a_batch_of_which_nothing_runs_says_why_there_is_no_plan(tmp_path):
 
     pool = Pool(tmp_path, ["a"], make_plan=never_again)
     pool.at(20.0, lambda: pool.lose("a"))
+    pool.executor.replan_soon(why="begin")
     with pytest.raises(ProblemError, match="no plan any more"):
         pool.executor.run()
 
@@ -204,7 +205,7 @@ def test_a_segment_that_another_executor_started_is_gone_on_with(tmp_path):
     again.executor._plan_manager.cluster = two_nodes()
     for name in ("n1:cpu:0", "n2:cpu:0"):
         again.leases.take_each([[name]], holder="test")
-    again.executor.job_table.refresh()
+    again.read_journal()
     for record in running:
         future = pool.gangs.adopt(record.id, on_event=partial(again.executor.post, record.id))
         again.executor.adopt(record.id, record, future)

@@ -5,7 +5,7 @@ from itertools import pairwise
 
 from ringmaster.tasks.execution.replan_policy import ReplanPolicy
 from ringmaster.tasks.execution.replanner import LOOK_SHARE, PLANNING_SHARE, Replanner
-from tests.unit.execution.clocked import at_once
+from tests.unit.execution.fakes import at_once
 from tests.unit.execution.serving import Pool
 
 EAGER = ReplanPolicy(every=0.01, least=0.01, surprise=10.0)

@@ -55,7 +55,7 @@ def test_it_is_left_only_before_the_first_step(tmp_path, step):
         assert bench.run()
         assert [len(call.order.slots) for call in runner.calls][:2] == [2, 1]
         return
-    table.refresh()
+    table._read(table.entries)
     assert table.keep_layout("a", PROFILES[0]) == {1}
     assert table.keep_layout("a", PROFILES[0]) == set()
     table.write("a", step=step)

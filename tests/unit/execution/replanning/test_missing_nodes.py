@@ -3,8 +3,7 @@
 import pytest
 
 from ringmaster.tasks.execution.replanner import Replanner, State
-from tests.unit.execution.clocked import at_once
-from tests.unit.execution.fakes import cluster, in_a_row, job, profile
+from tests.unit.execution.fakes import at_once, cluster, in_a_row, job, profile
 
 SMALL, WIDE = profile(), profile("ddp", 4)
 

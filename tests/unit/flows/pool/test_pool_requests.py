@@ -162,7 +162,7 @@ def run_here(tmp_path, monkeypatch):
     jobs = [Job(name=name, model=vit, data=DataSpec(source="digits"), num_steps=20) for name in "ab"]
     bench = Bench(folder, jobs)
     begin(bench.journal, jobs, faults={})
-    bench.executor.job_table.refresh()
+    bench.executor.job_table._read(bench.executor.job_table.entries)
     bench.journal.put("batch", Batch.of(name="nightly", jobs=jobs, folder=tmp_path).to_json())
     submission = Submission(
         id=ALONE, name="nightly", jobs=tuple(jobs), profiles={}, folder=str(folder), cache_dir=str(folder)

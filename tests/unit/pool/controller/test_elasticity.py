@@ -22,8 +22,7 @@ from ringmaster.tasks.pool.node_scaler import (
 from ringmaster.tasks.pool.requests import RequestKind, Requests, RequestStatus
 from ringmaster.tasks.storage.journal import JobStatus
 from tests.fake_engine import FakeEngine
-from tests.unit.execution.clocked import at_once
-from tests.unit.execution.fakes import profile
+from tests.unit.execution.fakes import at_once, profile
 from tests.unit.pool.bench import EPOCH_S, Clock, PoolBench, submission
 
 BEGUN_S = Clock().now_s
