@@ -1,6 +1,7 @@
 """Signals that end a process: of a command that trains, of a pool's long-lived processes, and of child processes.
 
-During training, the first Ctrl-C or SIGTERM stops the command in order, the second kills it.
+During training, the first Ctrl-C or SIGTERM stops the command in order, the second kills it. A terminal that is closed
+stops it in order, too, unless `nohup` has started it.
 
 A signal's handler in Python runs once the main thread returns to the interpreter. A solver's code or an import may
 delay that by seconds. The answer to the user therefore comes from a thread. It reads the signals from a pipe, into
@@ -21,7 +22,7 @@ from typing import Any
 from ringmaster.text import printable
 
 STOPPING = "stopping: writing checkpoints; press again to kill"
-SIGNALS = (signal.SIGINT, signal.SIGTERM)
+SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
 TRAINING = ("run", "sweep", "retrain", "profile", "submit")  # commands that stop in order
 RESUMED = ("run", "sweep")  # commands that need `--resume` to continue; the others continue when they are run again
 
@@ -35,6 +36,19 @@ def say_on_stderr(line: str) -> None:
         os.write(2, f"{printable(line)}\n".encode())
 
 
+def replace_closed_streams() -> None:
+    """Makes stdout and stderr lead nowhere where their terminal is closed: a write would end the orderly stop."""
+    for descriptor in (1, 2):
+        try:
+            os.write(descriptor, b"")
+        except OSError:
+            os.dup2(os.open(os.devnull, os.O_WRONLY), descriptor)
+
+
+def _is_ignored_hangup(number: int) -> bool:
+    return number == signal.SIGHUP and signal.getsignal(number) == signal.SIG_IGN
+
+
 def kill_everything() -> None:
     """Kills all child processes of this process, recursively."""
     import psutil
@@ -42,6 +56,22 @@ def kill_everything() -> None:
     for child in psutil.Process().children(recursive=True):
         with suppress(psutil.NoSuchProcess):
             child.kill()
+
+
+def kill_at_signals() -> None:
+    """Makes Ctrl-C and SIGTERM kill this process and its children; to be called when it is about to end.
+
+    What runs while an interpreter ends, such as the wait for Prefect's server, would show a traceback.
+    """
+
+    def kill(number: int, _: FrameType | None) -> None:
+        kill_everything()
+        with suppress(OSError):
+            sys.stdout.flush()
+        os._exit(128 + number)
+
+    for number in (signal.SIGINT, signal.SIGTERM):
+        signal.signal(number, kill)
 
 
 class Interrupts:
@@ -110,7 +140,7 @@ class Interrupts:
         A flow run of Prefect installs its own handler for SIGTERM, which at its end sends the signal again: the answer
         to one signal would be the answer to two.
         """
-        return signal_handler(self._act, SIGNALS)
+        return signal_handler(self._act, [each for each in SIGNALS if not _is_ignored_hangup(each)])
 
     def check(self) -> None:
         """Ends the command if a signal asked for that and other code has swallowed the exception."""
@@ -132,10 +162,14 @@ class Interrupts:
         num_signals = 0
         while numbers := pipe.recv(64):
             for number in numbers:
-                num_signals += number in SIGNALS
-                if number in SIGNALS and num_signals == 1:
+                if number not in SIGNALS or (number == signal.SIGHUP and num_signals):
+                    continue  # the system and the shell both send SIGHUP
+                num_signals += 1
+                if number == signal.SIGHUP:
+                    replace_closed_streams()
+                if num_signals == 1:
                     self.say(STOPPING)
-                elif number in SIGNALS and num_signals == 2:
+                elif num_signals == 2:
                     self._kill()
                     say_on_stderr("killed")
                     self.say = say_on_stderr  # a thread that no longer runs may hold the view's lock

@@ -25,7 +25,7 @@ from pathlib import Path
 
 from benchmarks.planning import others, whatif
 from benchmarks.planning.families import draw
-from benchmarks.planning.problems import Maker, drawn, fused, replanned, ruled, sweep, switches, weighted
+from benchmarks.planning.problems import Maker, drawn, fused, replanned, ruled, short, sweep, switches, weighted
 from ringmaster.errors import NoRoomError
 from ringmaster.tasks.planning import Objective, Plan, Problem, Segment, solve, verify
 from ringmaster.tasks.planning.objectives import MAKESPAN, objective_by_name
@@ -80,6 +80,11 @@ ROWS = (
         goal_mean=0.4,
         goal_worst=0.8,
         goal_s=2,
+    ),
+    Row(
+        name="preemptive, short jobs, up to 24 x 16",
+        makers=tuple(short(family, num_switches=n) for family in ("paper-img", "gavel-24x8") for n in (12, 40)),
+        with_dear_switches=False,
     ),
     Row(name="preemptive, 100 x 128", makers=(drawn("scale-100x128"),), goal_mean=0.7, goal_s=5),
     Row(

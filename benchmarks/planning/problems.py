@@ -16,6 +16,17 @@ def drawn(family: str) -> Maker:
     return lambda seed, switch_cost_s: draw(family, seed=seed, switch_cost_s=switch_cost_s)
 
 
+def short(family: str, *, num_switches: int) -> Maker:
+    """Returns a family's problems in which the longest job lasts for so many switches, under its slowest option."""
+
+    def make(seed: int, switch_cost_s: float | None) -> Problem:
+        problem = draw(family, seed=seed, switch_cost_s=switch_cost_s)
+        longest_s = max(option.runtime_s for job in problem.jobs for option in job.options)
+        return replace(problem, name=f"short-{problem.name}", switch_cost_s=longest_s / num_switches)
+
+    return make
+
+
 def sweep(family: str, *, copies: int) -> Maker:
     """Returns every job of a family `copies` times, as in a sweep over settings that do not change speed."""
 

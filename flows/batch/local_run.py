@@ -137,7 +137,7 @@ class LocalRun:
             profiles={},
             folder=str(context.run_paths.folder),
             cache_dir=str(context.run_paths.cache_dir),
-            terms=to_json(self.batch.terms),
+            terms=self.batch.terms,
             started_s=float(started_s),
         )
         self._active_batches = {ALONE: ActiveBatch.of(submission, self.journal)}

@@ -119,7 +119,7 @@ class PoolAlarms:
         for id in active:
             if id not in self._deadlines:
                 batch = submissions.find(id)
-                deadlines_s = {} if batch is None else batch.planning_terms.deadlines_s
+                deadlines_s = {} if batch is None else batch.terms.deadlines_s
                 self._deadlines[id] = (
                     DeadlineAlarms(batch.name, deadlines_s=deadlines_s, started_s=batch.started_s)
                     if batch is not None and deadlines_s

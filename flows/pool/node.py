@@ -17,14 +17,20 @@ from ringmaster.flows import settings
 from ringmaster.flows.interrupts import stop_signals
 from ringmaster.flows.output import ProcessRole, log_to_stderr, logs_to
 from ringmaster.flows.pool.flow_worker import DEFAULT_QUEUE, REQUESTS_QUEUE, FlowWorker, queue_of
-from ringmaster.flows.pool.own_node import NodeOptions, check_calibration, cluster_of, fork_server_of, node_name
+from ringmaster.flows.pool.own_node import (
+    NodeOptions,
+    check_calibration,
+    cluster_of,
+    fork_server_of,
+    hold_devices,
+    node_name,
+)
 from ringmaster.flows.settings import PoolAddress
 from ringmaster.tasks.background_worker import running
 from ringmaster.tasks.device_monitor import Telemetry
 from ringmaster.tasks.execution.engine import leases_of
 from ringmaster.tasks.pool.engines import ALLOCATION
 from ringmaster.tasks.pool.node_agent import DRAIN_S, NodeAgent
-from ringmaster.tasks.pool.node_gangs import hold_devices
 from ringmaster.tasks.pool.nodes import Timeouts
 from ringmaster.tasks.process_identity import say_ready
 from ringmaster.tasks.storage.database import Database, DatabaseClosed

@@ -1,16 +1,16 @@
-"""The pool node on this machine: its record, and the lease of its idle devices for trials."""
+"""The pool node on this machine: its record, and the leases of its devices, for its worker and for trials."""
 
 import math
 import os
 import platform
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack, closing, contextmanager
 from dataclasses import asdict, dataclass
 from functools import partial
 from pathlib import Path
 
-from ringmaster.errors import DevicesBusy, InputError, NodeUnavailable
+from ringmaster.errors import DevicesBusy, InputError, NodeAlreadyServed, NodeUnavailable
 from ringmaster.flows import settings
 from ringmaster.flows.settings import PoolAddress
 from ringmaster.tasks.batch.references import NAME_REMEDY, is_name
@@ -90,6 +90,7 @@ def check_calibration(cluster: Cluster, database: Database) -> None:
         raise InputError([f"{why}. To fix: install the versions of libraries that they have ({dict(versions())} here)"])
 
 
+WORKER = "worker "  # begins the name of a holder that serves the machine as a node
 LEASE_RETRY_S = 1.0
 IDLE_WITHIN_S = 120.0  # how long trials wait for idle devices
 
@@ -205,6 +206,39 @@ def lent_here(
         yield tuple(names[name] for name in lent)
     finally:
         leases.give_back(lent)
+
+
+def hold_devices(
+    leases: FileLeases,
+    devices: Sequence[str],
+    *,
+    worker: str,
+    may_share: bool,
+    notice: Callable[[str], None],
+    wait: Callable[[float], object],
+) -> None:
+    """Leases `devices` to the worker with that name until this process ends; waits while others have any of them.
+
+    may_share: whether devices that other workers have may be used too, without a lease; for the CPU slots of a machine
+        that runs several nodes.
+    wait: sleeps that many seconds.
+
+    Raises NodeAlreadyServed.
+    """
+    reported = ""
+    while not leases.take(devices, holder=WORKER + worker):
+        holders = {holder for device, holder in leases.held().items() if device in devices}
+        if WORKER + worker in holders:
+            raise NodeAlreadyServed(
+                f"worker {worker} serves this machine already. To fix: end it, or choose another --name"
+            )
+        if may_share and holders and all(holder.startswith(WORKER) for holder in holders):
+            notice(f"devices are shared with {', '.join(sorted(holders))}")
+            return
+        if (waited_for := ", ".join(sorted(holders))) not in ("", reported):
+            reported = waited_for
+            notice(f"waiting for devices that are held by {waited_for}")
+        wait(LEASE_RETRY_S)
 
 
 @contextmanager

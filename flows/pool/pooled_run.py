@@ -364,7 +364,7 @@ class PooledRun:
             },
             folder=str(run.folder),
             cache_dir=str(settings.home() / "cache"),
-            terms=to_json(terms),
+            terms=terms,
             data={job.name: profiled.preflights[job.name].data for job in jobs},
             weights={name: str(folder) for name, folder in profiles.weights.items()},
             import_paths=(str(batch.folder),),

@@ -24,6 +24,7 @@ from ringmaster.errors import InputError
 from ringmaster.flows import settings
 from ringmaster.flows.interrupts import signal_handler
 from ringmaster.flows.output import LOG_FORMAT, LogFormat, ProcessRole, announce, error_console, logging_config, styled
+from ringmaster.flows.pool.own_node import WORKER as NODE_HOLDER
 from ringmaster.flows.services.first_processes import check_prefect_database
 from ringmaster.flows.services.service_definitions import (
     WORKER,
@@ -40,7 +41,6 @@ from ringmaster.model_lineage.tensors import TensorStore
 from ringmaster.tasks.cluster import Cluster
 from ringmaster.tasks.execution.engine import leases_of
 from ringmaster.tasks.pool.engines import CONTROLLER, Service
-from ringmaster.tasks.pool.node_gangs import WORKER as NODE_HOLDER
 from ringmaster.tasks.pool.nodes import NodeRegistry
 from ringmaster.tasks.process_identity import KILL_TIMEOUT_S, ProcessId, write_secret
 from ringmaster.tasks.storage.database import Database

@@ -13,7 +13,7 @@ from dataclasses import dataclass, replace
 from ringmaster.errors import NoRoomError, ProblemError
 from ringmaster.tasks.planning.bounds.bounds import Bound, by_area, conflicts, preemptive_bound, rigid_bound
 from ringmaster.tasks.planning.objectives import Objective
-from ringmaster.tasks.planning.plan_search import MAX_DEVICES_OF_MILP, MAX_JOBS_OF_MILP, WORTH_S
+from ringmaster.tasks.planning.plan_search import WORTH_S
 from ringmaster.tasks.planning.plans.list_scheduling import BASELINES, schedule
 from ringmaster.tasks.planning.plans.plan import Certificate, Plan, Segment
 from ringmaster.tasks.planning.problems.problem import Problem, likeness
@@ -135,7 +135,6 @@ class DivisionEstimate:
     num_fused: number of jobs in groups of several.
     """
 
-    division: Division
     contracted: Contracted
     listed: Plan | None
     late_s: float
@@ -231,7 +230,7 @@ class Divisions:
             if listed is None or rank[:2] < (late_s, list_value):
                 listed, (late_s, list_value, _) = plan, rank
         num_fused = sum(len(group) for group in division if len(group) > 1)
-        estimate = DivisionEstimate(division, contracted, listed, late_s, list_value, promise, list_value, num_fused)
+        estimate = DivisionEstimate(contracted, listed, late_s, list_value, promise, list_value, num_fused)
         of = self.objective.coefficients(problem)
         if not (of.latest or of.ends):  # plans come close to the bound: each job under its cheapest option
             return replace(estimate, value=promise)
@@ -349,7 +348,6 @@ def _cheapest(job: PlanningJob, certificate: Certificate, kinds: Sequence[str]) 
 
 EFFORT, DEAR, CHEAP = 12, 4, 1  # limit in total; effort of a division that takes seconds to plan, and of another one
 GAIN = 1e-3  # minimum possible gain of a division that is planned, as a share of the best plan
-SAME_VALUE = 1e-6  # relative difference of objectives that count as equal
 LEAST_GAIN = 1e-3  # minimum gain of fusing, as a share of the objective; below it, jobs stay alone
 ENOUGH_TO_TELL = 5e-3  # `enough` of the plan with every job alone, where it only serves to report the saving
 SHARE_OF_FIRST, SHARE_OF_ALONE = 0.4, 0.5  # of the work that is left
@@ -369,7 +367,6 @@ class FusedSearch:
         self.work = work
         self.best: Plan | None = None
         self.best_value, self.took_s = float("inf"), 0.0
-        self.best_division: Division = frozenset()
         self.alone: Plan | None = None
         self.faults: tuple[str, ...] = ()
         self._tried: list[DivisionEstimate] = []
@@ -392,7 +389,6 @@ class FusedSearch:
             self._plan(alone, share=SHARE_OF_ALONE, enough=ENOUGH_TO_TELL if is_beaten else 0.0)
         self._plan_best_of([estimate for pair in zip(by_value, by_promise, strict=True) for estimate in pair])
         self._plan_best_of([alone])  # never worse than without fusing
-        self._part_idle_groups()
 
     def proved(self) -> Plan:
         """Returns the best plan with the bound of the fused problem. Raises ProblemError if no plan was found."""
@@ -423,19 +419,10 @@ class FusedSearch:
         for estimate in looks:
             if estimate in self._tried or estimate.promise >= self.best_value * (1 - GAIN):
                 continue
-            effort += DEAR if _is_dear(estimate) else CHEAP
+            effort += DEAR if estimate.list_value - estimate.promise > WORTH_S else CHEAP
             if effort > EFFORT or (self.best and self.work.left_s < self.took_s):
                 return
             self._plan(estimate, share=share)
-
-    def _part_idle_groups(self) -> None:
-        """Breaks up each group of the best plan without which a simple list schedule is as good."""
-        at_most = self.best_value * (1 + SAME_VALUE)
-        for group in sorted(self.best_division, key=sorted):
-            if len(group) > 1 and not self.work.is_over():
-                estimate = self._divisions.estimate(self._divisions.division(self.best_division - {group}))
-                if estimate and estimate.listed and estimate.late_s <= 0 and estimate.list_value <= at_most:
-                    self._take(estimate, estimate.listed)
 
     def _plan(self, estimate: DivisionEstimate, *, share: float = 1.0, enough: float = 0.0) -> None:
         if estimate in self._tried:
@@ -465,14 +452,6 @@ class FusedSearch:
         segments = estimate.contracted.expanded(plan, self.problem)
         self.best = replace(plan, segments=segments, method=method)
         self.best_value = self.objective.value(self.best, self.problem)
-        self.best_division = estimate.division
-
-
-def _is_dear(estimate: DivisionEstimate) -> bool:
-    """Whether planning a division takes seconds rather than milliseconds."""
-    problem = estimate.contracted.problem
-    is_small = len(problem.jobs) <= MAX_JOBS_OF_MILP and problem.num_devices <= MAX_DEVICES_OF_MILP
-    return is_small or estimate.list_value - estimate.promise > WORTH_S
 
 
 def _proving(proved: Plan, better: Plan, *, value: float) -> Plan:

@@ -36,6 +36,7 @@ WORTH_S = 5.0  # seconds that a longer search must be able to save, since it tak
 ENOUGH_BY_EVENTS = 0.02  # share above the bound up to which a plan by events is not followed by lists of jobs
 SHARE_OF_NO_QUOTAS = 0.5  # of the work, for a plan without quotas, from which the search within them begins
 SHARE_OF_EVENTS = 0.7  # of the time that is left, for plans by events
+LONG = 200  # segments of the minimum length that fit the longest job, from which switches gain more than annealing
 FEW = 14  # jobs up to which annealing is short, since the exhaustive search continues from its plan
 PER_OPTION_S = 1e-4  # work of the bounds, per option of a job
 SAME = 1e-3  # relative difference of makespans that count as equal; the plan with fewer switches is preferred
@@ -73,12 +74,11 @@ class PlanSearch:
             if (has_deadlines or math.isinf(self.bound.seconds)) and (proved := list(conflicts(self.problem))):
                 raise ProblemError(proved)
             self.rigid_s, self.solver, self.relaxed = self.bound.seconds, "pattern MILP", None
-            if self.preemption == "never" or len(self.problem.jobs) <= 100:
+            self.counted_s = counted_bound_s(self.problem)
+            if self.preemption == "never":
                 limits = {"work_s": min(5.0, self.work.left_s), "time_limit_s": self.work.time_left_s}
                 rigid_s, self.relaxed = rigid_bound(self.problem, **limits)
-                self.rigid_s = max(self.rigid_s, rigid_s)
-            self.counted_s = counted_bound_s(self.problem)
-            self.rigid_s = max(self.rigid_s, self.counted_s)
+                self.rigid_s = max(self.rigid_s, rigid_s, self.counted_s)
             self.value_bound = (
                 None if self.objective.only_last_end else self.objective.best_bound(self.problem, self.bound)
             )
@@ -93,10 +93,10 @@ class PlanSearch:
         return self._proved()
 
     def _plain(self) -> None:
-        if self._is_small():
+        if self.preemption == "never" and self._is_small():
             with self._stage("MILP"):
                 self._milp()
-        if self._is_worth_it(self.rigid_s):
+        if self._is_worth_it(self.rigid_s) and (self.preemption == "never" or not self._may_split(LONG)):
             with self._stage("annealing"):
                 self._annealing()
         if self.preemption == "never" and self._is_worth_it(self.rigid_s):
@@ -112,9 +112,6 @@ class PlanSearch:
         These are job order, release times and deadlines, other objectives, and nodes that are available for a limited
         time.
         """
-        if self.preemption == "never" and self.objective.only_last_end and self._is_worth_it(self.rigid_s):
-            self._annealing()
-            self._exhausted()
         if self.problem.limits or self.objective.coefficients(self.problem).prices:  # not searched by events
             from ringmaster.tasks.planning.plans.list_scheduling import improve
 
@@ -185,10 +182,10 @@ class PlanSearch:
         share = self._share_above_bound()
         return share > max(1e-3, self.enough) and share * makespan_s > WORTH_S and not self.work.is_over()
 
-    def _may_split(self) -> bool:
-        """Whether a job is long enough for two segments of the minimum length."""
+    def _may_split(self, num_segments: int = 2) -> bool:
+        """Whether a job is long enough for so many segments of the minimum length."""
         longest_s = max(option.runtime_s for job in self.problem.jobs for option in job.options)
-        return longest_s >= 2 * self.least_segment_s
+        return longest_s >= num_segments * self.least_segment_s
 
     def _is_worth_it(self, bound_s: float) -> bool:
         """Whether the makespan could still improve by more than a longer search costs."""
@@ -314,7 +311,6 @@ class PlanSearch:
         certificate = work_prices(folded(self.problem), self.bound)
         if certificate and (proved_s := certified_bound(certificate, self.problem)) > self.bound.seconds * (1 + 1e-6):
             self.bound = Bound(proved_s, certificate, "work prices")
-            self.rigid_s = max(self.rigid_s, proved_s)
 
     def _annealing(self) -> None:
         from ringmaster.tasks.planning.rigid_search import plan_without_preemption

@@ -68,7 +68,7 @@ class ActiveBatch:
     @property
     def terms(self) -> PlanningTerms:
         """The terms of its plans."""
-        own, like = self.submission.planning_terms, self.changes.get("like", {})
+        own, like = self.submission.terms, self.changes.get("like", {})
         inherited = {name: own.weights[source] for name, source in like.items() if source in own.weights}
         users = {name: own.users[source] for name, source in like.items() if source in own.users}
         return replace(
@@ -135,7 +135,7 @@ def combined_terms(active_batches: Iterable[ActiveBatch], *, quotas: Quotas | No
     pool (`quotas`) names.
     """
     every = list(active_batches)
-    objectives = {each.submission.planning_terms.objective for each in every} or {Makespan.name}
+    objectives = {each.submission.terms.objective for each in every} or {Makespan.name}
     has_priorities = any(priority != USUAL for each in every for priority in each.priorities.values())
     has_priorities |= any(each.changes.get("weights") for each in every)
     objective = WeightedCompletion.name
@@ -159,7 +159,7 @@ def combined_terms(active_batches: Iterable[ActiveBatch], *, quotas: Quotas | No
             weight = requested.weights.get(job, 1.0) * each.priority(job)
             weights[batch.qualified(job)] = min(weight, HEAVIEST)
             users[batch.qualified(job)] = requested.users.get(job, batch.id)
-    prices = [each.submission.planning_terms.price_per_device_hour for each in every]
+    prices = [each.submission.terms.price_per_device_hour for each in every]
     return PlanningTerms(
         objective=objective,
         deadlines_s=deadlines_s,
@@ -216,10 +216,9 @@ def fault_of(submission: Submission) -> str | None:
         for name, profiles in submission.profiles.items()
     }
     try:
-        terms = submission.planning_terms
-        if terms.objective not in objective_names():
-            return f"it cannot be planned: {terms.objective!r} is no objective"
-        terms.on(planning_problem(jobs, untyped, anywhere, name=submission.name))
+        if submission.terms.objective not in objective_names():
+            return f"it cannot be planned: {submission.terms.objective!r} is no objective"
+        submission.terms.on(planning_problem(jobs, untyped, anywhere, name=submission.name))
     except (ProblemError, TypeError, ValueError) as error:
         return f"it cannot be planned: {error}"
     return None

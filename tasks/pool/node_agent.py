@@ -16,19 +16,21 @@ import uuid
 from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
+from dataclasses import dataclass, replace
 
 from sqlalchemy.exc import DBAPIError, SQLAlchemyError
 
 from ringmaster.tasks.cluster import Device
 from ringmaster.tasks.device_monitor import Telemetry
-from ringmaster.tasks.pool.node_gangs import Gangs, StartGang
 from ringmaster.tasks.pool.nodes import NodeRecord, NodeRegistry, NodeStatus, Timeouts
 from ringmaster.tasks.storage.database import Database, DatabaseClosed
-from ringmaster.tasks.storage.message_store import GangShare, MessageStore, OrderStatus
+from ringmaster.tasks.storage.message_store import KILL, GangShare, MessageStore, OrderStatus
 from ringmaster.techniques.processes.events import Beat, Event, Outcome, OutcomeStatus
 from ringmaster.techniques.processes.forkserver import seconds_since_boot
 from ringmaster.techniques.processes.forkserver_client import ForkServer
 from ringmaster.techniques.processes.gang import Gang
+from ringmaster.techniques.processes.order import Launcher
+from ringmaster.techniques.processes.reporter import STOP
 
 logger = logging.getLogger(__name__)
 
@@ -42,6 +44,9 @@ HEED_S = 1.5  # the executor checks its nodes every second
 KILLED_S = 15.0  # the time for killed gangs to end; a gang gives up after 10 s
 FAREWELL_S = 3.0  # the time to store the last events, and to remove the node from the registry
 UNHEARD = (Beat,)  # events for the supervisor only: signs that a rank is alive
+
+MOST_REMEMBERED = 1000  # segments whose commands are stored for gangs that have not started yet
+StartGang = Callable[..., Gang]  # with the arguments of `Gang`
 
 
 class Outbox:
@@ -155,6 +160,107 @@ class Heartbeat:
             self._tick(begun_s)
             return self._every_s
         return 0.0 if self._on_replaced() else None
+
+
+@dataclass(kw_only=True)
+class _ShareRun:
+    """A share that was taken and has not ended.
+
+    gang: None before it has started.
+    overruled: the outcome that replaces the gang's own if the gang is killed by a decision of the pool.
+    """
+
+    share: GangShare
+    gang: Gang | None = None
+    overruled: Outcome | None = None
+
+    def send(self, command: str) -> None:
+        """Sends a command to the gang. A gang that has not started receives the stored commands at its start."""
+        if self.gang is None:
+            return
+        if command == KILL:
+            self.gang.kill()
+        else:
+            self.gang.send(command)
+
+
+class Gangs:
+    """The shares that run from one launcher, by segment. Safe between threads."""
+
+    def __init__(self, launcher: Launcher, *, start_gang: StartGang = Gang) -> None:
+        self._launcher, self._start_gang = launcher, start_gang
+        self._changed = threading.Condition()
+        self._runs: dict[int, _ShareRun] = {}
+        self._commands: dict[int, list[str]] = {}  # by segment, the commands so far
+        self._is_stopping = False
+
+    @property
+    def shares(self) -> Mapping[int, GangShare]:
+        """The shares that were admitted and not dismissed."""
+        with self._changed:
+            return {segment: run.share for segment, run in self._runs.items()}
+
+    def admit(self, segment: int, share: GangShare) -> None:
+        """Adds a share; a call of `run` follows."""
+        with self._changed:
+            self._runs[segment] = _ShareRun(share=share)
+
+    def dismiss(self, segment: int) -> None:
+        """Removes a share that has ended and whose outcome has been handled."""
+        with self._changed:
+            del self._runs[segment]
+            self._changed.notify_all()
+
+    def run(self, segment: int, on_event: Callable[[Event], None]) -> Outcome:
+        """Runs the gang of an admitted share to its end, after which its devices are free."""
+        with self._changed:
+            run = self._runs[segment]
+        share = run.share
+        order = replace(share.order, ordered_at_s=time.monotonic())  # by this machine's clock
+        try:
+            gang = self._start_gang(self._launcher, order, num_ranks=share.num_ranks)
+        except (OSError, RuntimeError) as error:
+            return run.overruled or Outcome(
+                status=OutcomeStatus.CRASHED, message=f"the gang could not be started: {error}"
+            )
+        with self._changed:
+            run.gang = gang
+            for command in [*self._commands.get(segment, ()), *[STOP] * self._is_stopping]:
+                run.send(command)
+            if run.overruled is not None:
+                gang.kill()
+        outcome = gang.wait(on_event)
+        if run.overruled is not None and outcome.status == OutcomeStatus.CRASHED:
+            return run.overruled
+        return outcome
+
+    def send(self, segment: int, command: str) -> None:
+        """Sends a command to the gang of a segment, even if it has not started, or runs only on other nodes."""
+        with self._changed:
+            self._commands.setdefault(segment, []).append(command)
+            if len(self._commands) > MOST_REMEMBERED:
+                del self._commands[next(iter(self._commands))]
+            if run := self._runs.get(segment):
+                run.send(command)
+
+    def stop_all(self) -> None:
+        """Commands every gang, including those that have not started, to write a checkpoint and end."""
+        with self._changed:
+            self._is_stopping = True
+            for run in self._runs.values():
+                run.send(STOP)
+
+    def end_all(self, outcome: Outcome) -> None:
+        """Kills all gangs; `outcome` becomes the outcome of each."""
+        with self._changed:
+            for run in self._runs.values():
+                run.overruled = outcome
+                run.send(KILL)
+
+    def join(self, *, within_s: float) -> bool:
+        """Waits at most `within_s` until all shares are dismissed; returns whether they are."""
+        with self._changed:
+            return self._changed.wait_for(lambda: not self._runs, timeout=within_s)
 
 
 class NodeAgent:

@@ -55,6 +55,7 @@ class Submission:
     together: by the lead job of a group, the profiles under which the group can run; each names the group's members.
     folder: the folder of this run: models, logs, and checkpoints if `checkpoint_root` is None. All nodes share it then,
         or if `checkpoint_root` is a folder.
+    terms: the objective, deadlines, weights and device price for its plans.
     started_s: the start of the batch, from which its deadlines count.
     flow_run: the Prefect flow run under which the segments are shown; empty for none.
     """
@@ -65,7 +66,7 @@ class Submission:
     profiles: Mapping[str, tuple[Profile, ...]]
     folder: str
     cache_dir: str
-    terms: Mapping[str, Any] = field(default_factory=dict)
+    terms: PlanningTerms = field(default_factory=PlanningTerms)
     data: Mapping[str, Mapping[str, Any]] = field(default_factory=dict)
     weights: Mapping[str, str] = field(default_factory=dict)
     import_paths: tuple[str, ...] = ()
@@ -75,11 +76,6 @@ class Submission:
     started_s: float = 0.0
     together: Mapping[str, tuple[Profile, ...]] = field(default_factory=dict)
     keep_checkpoints: int = KEPT_CHECKPOINTS
-
-    @property
-    def planning_terms(self) -> PlanningTerms:
-        """The objective, deadlines, weights and device price for its plans."""
-        return PlanningTerms(**self.terms)
 
     def qualified(self, job: str) -> str:
         """Returns a job's name in the pool; a run on one machine alone, whose id is empty, has plain names."""

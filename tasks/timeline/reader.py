@@ -4,7 +4,7 @@ import time
 from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import replace
 
-from ringmaster.tasks.execution.dispatch import DeviceId
+from ringmaster.tasks.execution.dispatch import device_of
 from ringmaster.tasks.execution.events import PredictedEnd
 from ringmaster.tasks.execution.job_table import changed_steps
 from ringmaster.tasks.execution.progress import JobFigures, JobProgress, is_about
@@ -75,7 +75,7 @@ class TimelineReader:
             heads = heads[max((i for i, head in enumerate(heads) if head.why == "resumed"), default=0) :]
         zero_s = since_s or (heads[0].made_s if heads else archive.clock())
         now_s = archive.clock() - zero_s
-        records = archive.jobs(batches)
+        records = archive.journal.jobs(batches=batches)
         changed = {name: steps for name, each in records.items() if (steps := changed_steps(each.details)) is not None}
         totals = archive.totals(batches) | changed
         segments = _without_orphans(archive.segments(batches, since_s=zero_s), since_s=since_s or zero_s)
@@ -94,7 +94,7 @@ class TimelineReader:
             for record in segments
             if record.ended_s is None
         ]
-        status = None if archive.is_pool else archive.fact("status")
+        status = None if archive.is_pool else archive.journal.get("status")
         is_over = _all_ended(records) or (status in (INTERRUPTED, JobStatus.DONE, JobStatus.FAILED) and not running)
         coming = [] if is_over else to_come(followed, past=past, running=running, now_s=now_s)
         ends = {} if is_over else self._predicted(records, batches, zero_s, now_s)
@@ -331,7 +331,7 @@ def _span(record: SegmentRecord, zero_s: float) -> TimelineSpan:
     return TimelineSpan(
         job=record.job,
         technique=record.what["technique"],
-        devices=tuple(_device(name) for name in record.what["devices"]),
+        devices=tuple(device_of(name) for name in record.what["devices"]),
         start_s=record.started_s - zero_s,
         end_s=(record.ended_s or record.started_s) - zero_s,
         status=outcome.get("status", NOW_RUNNING),
@@ -354,12 +354,6 @@ def _without_orphans(segments: Sequence[SegmentRecord], *, since_s: float) -> li
     """
     newest = {record.job: record.id for record in segments}
     return [r for r in segments if r.ended_s is not None or (r.started_s >= since_s and newest[r.job] == r.id)]
-
-
-def _device(lease: str) -> DeviceId:
-    """Returns the device of a lease name "node:kind:number"."""
-    node, _, number = lease.rsplit(":", 2)
-    return node, int(number)
 
 
 def _all_ended(records: Mapping[str, JobRecord]) -> bool:

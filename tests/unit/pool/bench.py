@@ -2,13 +2,13 @@
 
 from collections import deque
 
-from ringmaster.codec import to_json
 from ringmaster.tasks.cluster import Cluster
 from ringmaster.tasks.execution.executor import Executor
 from ringmaster.tasks.execution.job_table import JobTable
 from ringmaster.tasks.execution.replan_policy import ReplanPolicy
 from ringmaster.tasks.execution.replanner import Replanner
 from ringmaster.tasks.planning import Plan, Segment
+from ringmaster.tasks.planning.objectives import PlanningTerms
 from ringmaster.tasks.pool.controller import HOLDER_OF_SEGMENTS, PoolController
 from ringmaster.tasks.pool.event_log import BatchEvents, LogPosition
 from ringmaster.tasks.pool.nodes import PoolLeases, Timeouts
@@ -35,7 +35,7 @@ def submission(id="b1", jobs=("a", "b"), *, name=None, terms=None, profiles=None
         profiles={each.name: (profile(),) for each in made} if profiles is None else profiles,
         folder=f"/runs/{id}",
         cache_dir="/cache",
-        terms={} if terms is None else to_json(terms),
+        terms=terms or PlanningTerms(),
         started_s=EPOCH_S,
     )
 

@@ -4,7 +4,6 @@ from dataclasses import replace
 
 import pytest
 
-from ringmaster.codec import to_json
 from ringmaster.tasks.cluster import Device
 from ringmaster.tasks.execution.events import JobEnded
 from ringmaster.tasks.planning.objectives import PlanningTerms
@@ -31,7 +30,7 @@ def database(tmp_path):
 
 def submission(name="nightly-1", jobs=("a", "b")):
     made = tuple(job(each) for each in jobs)
-    terms = to_json(PlanningTerms(deadlines_s={"a": 60.0}))
+    terms = PlanningTerms(deadlines_s={"a": 60.0})
     return Submission(
         id=name,
         name="nightly",
@@ -173,7 +172,7 @@ def test_a_batch_is_submitted_once_with_its_jobs(database):
     submissions.submit(submission(), failed={"c": "no technique can train it"})
     submissions.submit(submission(jobs=("x",)))
     assert submissions.unended() == [submission()]
-    assert submissions.find("nightly-1").planning_terms.deadlines_s == {"a": 60.0}
+    assert submissions.find("nightly-1").terms.deadlines_s == {"a": 60.0}
     jobs = Journal(database, batch="nightly-1").jobs()
     assert {name: record.status for name, record in jobs.items()} == {"a": "waiting", "b": "waiting", "c": "failed"}
     every = Journal(database, batch=None)

@@ -166,7 +166,7 @@ def test_a_number_of_devices_is_a_quota_of_the_batch(bench):
     with played(bench.database):
         bench.train(replace(BATCH, devices={"cpu": 1}))
         bench.train(replace(BATCH, devices={"gpu": "all"}))
-    limited, free = (Submissions(bench.database).find(key).planning_terms.max_devices for key in bench.ids())
+    limited, free = (Submissions(bench.database).find(key).terms.max_devices for key in bench.ids())
     assert (limited, free) == ({bench.ids()[0]: 1}, {})
     submission = Submissions(bench.database).find(bench.ids()[0])
     combined = combined_terms([ActiveBatch(submission=submission)])

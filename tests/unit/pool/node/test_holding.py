@@ -3,8 +3,8 @@
 import pytest
 
 from ringmaster.errors import NodeAlreadyServed
+from ringmaster.flows.pool.own_node import hold_devices
 from ringmaster.tasks.execution.engine import FileLeases
-from ringmaster.tasks.pool.node_gangs import hold_devices
 
 DEVICES = ("here:cpu:0", "here:cpu:1")
 
