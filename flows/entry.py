@@ -20,7 +20,7 @@ def main() -> None:
     """Runs the command line. Faults in the user's input are shown without a traceback, with exit status 2."""
     open_missing_streams()
     try:
-        with interrupts.command(sys.argv[1:]):
+        with interrupts.ending_in_time(), interrupts.command(sys.argv[1:]):
             from ringmaster.errors import BatchCancelled, InputError, RingmasterError
             from ringmaster.flows import settings
             from ringmaster.flows.cli import app

@@ -24,6 +24,7 @@ from ringmaster.text import printable
 STOPPING = "stopping: writing checkpoints; press again to kill"
 SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
 TRAINING = ("run", "sweep", "retrain", "profile", "submit")  # commands that stop in order
+EXIT_TIMEOUT_S = 60.0  # after a command, for what libraries do when the process ends
 RESUMED = ("run", "sweep")  # commands that need `--resume` to continue; the others continue when they are run again
 
 Say = Callable[[str], None]
@@ -58,6 +59,14 @@ def kill_everything() -> None:
             child.kill()
 
 
+def _end_at_once(status: int) -> None:
+    """Ends this process and its children, past exit handlers."""
+    kill_everything()
+    with suppress(OSError):  # nobody reads
+        sys.stdout.flush()
+    os._exit(status)
+
+
 def kill_at_signals() -> None:
     """Makes Ctrl-C and SIGTERM kill this process and its children; to be called when it is about to end.
 
@@ -65,10 +74,7 @@ def kill_at_signals() -> None:
     """
 
     def kill(number: int, _: FrameType | None) -> None:
-        kill_everything()
-        with suppress(OSError):
-            sys.stdout.flush()
-        os._exit(128 + number)
+        _end_at_once(128 + number)
 
     for number in (signal.SIGINT, signal.SIGTERM):
         signal.signal(number, kill)
@@ -266,6 +272,31 @@ def command(arguments: Sequence[str]) -> Iterator[None]:
             raise
         interrupts.say_how_to_go_on()  # after the answer, which has been shown by the time that `answered` ends
         raise SystemExit(interrupts.exit_code) from None
+
+
+@contextmanager
+def ending_in_time(*, timeout_s: float = EXIT_TIMEOUT_S) -> Iterator[None]:
+    """Ends the process within `timeout_s` seconds once it is about to end after the context, with the same status.
+
+    Prefect sends its last logs and events at the end of the process, and waits without limit for a server that does not
+    answer.
+    """
+    status: object = 1
+    try:
+        yield
+        status = 0
+    except SystemExit as end:
+        status = end.code or 0
+        raise
+    finally:
+        arguments = (timeout_s, status if isinstance(status, int) else 1)
+        thread = threading.Thread(target=_end_later, args=arguments, name="end", daemon=True)
+        threading._register_atexit(thread.start)  # type: ignore[attr-defined]  # it runs before those registered earlier
+
+
+def _end_later(timeout_s: float, status: int) -> None:
+    threading.Event().wait(timeout_s)
+    _end_at_once(status)
 
 
 def command_that_goes_on(arguments: Sequence[str]) -> str:

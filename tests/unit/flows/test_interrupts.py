@@ -271,3 +271,21 @@ def test_ctrl_c_while_the_command_is_being_imported():
         _, said = process.communicate(timeout=TIMEOUT_S)
     assert process.returncode == 130
     assert said.splitlines() == [STOPPING, "to go on: ringmaster run f.yaml --resume"]
+
+
+STUCK = """
+import sys, threading
+from ringmaster.flows.interrupts import ending_in_time
+with ending_in_time(timeout_s=0.1):
+    threading._register_atexit(threading.Event().wait)  # as Prefect waits for its server
+    print("the result")
+    sys.exit({status})
+"""
+
+
+@pytest.mark.parametrize("status", ["0", "None", "2"])
+def test_a_command_ends_with_its_status_although_a_library_waits_for_ever(status):
+    done = subprocess.run(
+        [sys.executable, "-c", STUCK.format(status=status)], stdout=subprocess.PIPE, text=True, timeout=TIMEOUT_S
+    )
+    assert (done.returncode, done.stdout) == (int(status.replace("None", "0")), "the result\n")
