@@ -15,7 +15,9 @@ import ipaddress
 import json
 import os
 import re
+import shutil
 import stat
+import tempfile
 import urllib.request
 from collections.abc import Iterable, Iterator, MutableMapping
 from dataclasses import dataclass, field
@@ -419,6 +421,30 @@ def check_checkpoint_root(root: str | None) -> None:
             check_root(root)
 
 
+LEAST_FREE_BYTES = 32 << 20
+"""The databases and the models of four tiny jobs take 22 MB."""
+
+
+def check_folders(folder: Path) -> None:
+    """Raises InputError, with all faults, where the home or the temporary folder cannot be written, or is full."""
+    faults = []
+    for name in ("RINGMASTER_HOME", "TMPDIR"):
+        remedy = f"To fix: make room, or name another folder in {name}"
+        try:
+            place = folder if name == "RINGMASTER_HOME" else Path(tempfile.gettempdir())
+            place.mkdir(parents=True, exist_ok=True)
+            tempfile.TemporaryFile(dir=place).close()
+            free_bytes = shutil.disk_usage(place).free
+        except OSError as error:
+            faults.append(f"{name}: nothing can be written there: {error}. {remedy}")
+            continue
+        if free_bytes < LEAST_FREE_BYTES:
+            wanted = f"at least {LEAST_FREE_BYTES >> 20} are needed"
+            faults.append(f"{name}: {place} has {free_bytes >> 20} MiB free, and {wanted}. {remedy}")
+    if faults:
+        raise InputError(faults)
+
+
 def embed(folder: Path) -> None:
     """Prepares the environment of a run that starts its own servers. Call it before prefect and mlflow are imported.
 
@@ -426,8 +452,10 @@ def embed(folder: Path) -> None:
     server. Where a pool is up, the run uses the pool's servers. From here on, only the owner can read the files that
     this process writes.
 
-    Raises InputError where a cache of compiled code is another user's.
+    Raises InputError where the home or the temporary folder cannot be written or is full, or where a cache of compiled
+    code is another user's.
     """
+    check_folders(folder)
     keep_to_owner(folder)
     report_bypass()
     address = pool()

@@ -22,7 +22,7 @@ from prefect.client.orchestration import get_client
 from prefect.client.schemas.actions import FlowRunCreate
 from prefect.client.schemas.objects import FlowRun, StateType
 from prefect.context import FlowRunContext, refresh_global_settings_context
-from prefect.exceptions import PrefectException
+from prefect.exceptions import PrefectException, PrefectHTTPStatusError
 from prefect.flow_engine import run_flow
 from prefect.settings import PREFECT_API_AUTH_STRING, PREFECT_API_URL, get_current_settings, temporary_settings
 from prefect.states import Cancelled, Failed, Pending, to_state_create
@@ -151,6 +151,10 @@ def result_of(call: Callable[[], T]) -> T:
         if error.result is None:
             raise
         return cast(T, error.result)
+    except PrefectHTTPStatusError as error:
+        what = f"Prefect's server answered {error.response.status_code}: {error.response.text:.200}"
+        remedy = "see that the disk with its database is not full, and that it works; then run it again with --resume"
+        raise ServerStartError(f"{what}. To fix: {remedy}") from error
 
 
 def cancel_batches(flow: Any, flow_run: Any, state: Any) -> None:

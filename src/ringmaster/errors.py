@@ -119,7 +119,7 @@ class RunInterrupted(BaseException):
 
 
 class ServerStartError(RingmasterError):
-    """Prefect's embedded server does not answer."""
+    """Prefect's server does not answer, or with a fault of its own."""
 
 
 class ForkServerError(RingmasterError, RuntimeError):

@@ -8,8 +8,10 @@ the whole model, and e the rest, a micro-batch of m rows takes
 
 which two sizes m determine. A GPU computes while the host launches the operators of the layers that follow, so that a
 micro-batch takes at least as long as launching it; with few layers the head's computation would hide that, so the
-host's seconds are measured beside the device's. What the trainer does is measured as it is: the precision, frozen and
-adapted weights, the reference of a loss, dropout, the optimizer, and samples padded to the data's mean width.
+host's seconds are measured beside the device's. A GPU computes also while a thread loads the samples of coming steps,
+so loading is measured by itself; cores compute and load in turn. What the trainer does is measured as it is: the
+precision, frozen and adapted weights, the reference of a loss, dropout, the optimizer, and samples padded to the data's
+mean width.
 """
 
 from __future__ import annotations
@@ -49,7 +51,7 @@ from ringmaster.techniques.processes.ranks import alone, take_device
 from ringmaster.techniques.training import trainer as trainers
 from ringmaster.techniques.training.batch_loader import BatchRequest
 
-VERSION = 2
+VERSION = 3
 MOST_SLOTS = 8  # slots that are measured at the same time
 WAITING = 0.95  # of a micro-batch's seconds, in which the host launches it
 MOST_ROWS, LARGE_S = 16, 0.15  # of the larger micro-batch: rows, and about its seconds
@@ -72,6 +74,7 @@ class StepTimes:
     update_s: of the optimizer, clipping included.
     forward_share: the forward's part of a micro-batch.
     layers_share: the part of a micro-batch that the forward of the repeated layers takes.
+    load_s: of loading a row ahead of its step, while a GPU computes; 0 on cores, and where it is not worth a thread.
     """
 
     launch_s: float
@@ -80,6 +83,7 @@ class StepTimes:
     forward_share: float
     layers_share: float
     host_s: float = 0.0
+    load_s: float = 0.0
 
     def with_extra_forward(self, size: float) -> StepTimes:
         """Returns the times with a forward of another model beside each row; `size` in sizes of the job's model."""
@@ -188,6 +192,7 @@ def _measured(
         forward_share=large.forward_s / large.total_s,
         layers_share=large.layers_s / large.total_s,
         host_s=small.host_s,
+        load_s=large.load_s / large.num_rows,
     )
     return to_json(times)  # type: ignore[no-any-return]
 
@@ -216,7 +221,7 @@ def _few_layers(job: Job, data: PreparedData, kinds: Mapping[str, int]) -> nn.Mo
 class _MicroBatch:
     """Seconds of a micro-batch of the whole model: of all, of the forward, and of the layers' forward; of an update.
 
-    host_s: of launching all of it.
+    host_s: of launching all of it. load_s: of loading its rows on the host, which the others do not contain.
     """
 
     num_rows: int
@@ -225,6 +230,7 @@ class _MicroBatch:
     layers_s: float
     update_s: float
     host_s: float
+    load_s: float
 
     @property
     def waits_for_host(self) -> bool:
@@ -283,7 +289,7 @@ class _TimedTrainer(trainers.Trainer):
             self._begin("step")
             self.step()
             rounds.append(self._micro_batch_of(num_rows, kinds, more))
-        fields = ("total_s", "forward_s", "layers_s", "update_s", "host_s")
+        fields = ("total_s", "forward_s", "layers_s", "update_s", "host_s", "load_s")
         return _MicroBatch(num_rows=num_rows, **{name: min(getattr(one, name) for one in rounds) for name in fields})
 
     def _fitting(self) -> list[int]:
@@ -297,7 +303,9 @@ class _TimedTrainer(trainers.Trainer):
         return [row for _, row in fitting] or [min(lengths)[1]]
 
     def _micro_batch_of(self, num_rows: int, kinds: Sequence[str], more: Mapping[str, int]) -> _MicroBatch:
-        total_s, forward_s, host_s = self._seconds("step"), self._seconds("forward"), self._host_s("step")
+        load_s = self._host_s("load") if self._loader.is_ahead else 0.0
+        total_s, host_s = self._seconds("step") - load_s, self._host_s("step") - load_s
+        forward_s = self._seconds("forward")
         layers_s = sum(self._seconds(f"ahead {i}") for i in range(len(kinds)))
         for kind, number in more.items():
             # The first layer's backward has no end where nothing before it is trained.
@@ -315,6 +323,7 @@ class _TimedTrainer(trainers.Trainer):
             layers_s=min(layers_s, forward_s),
             update_s=self._seconds("update"),
             host_s=host_s,
+            load_s=load_s,
         )
 
     def _begin(self, name: str) -> None:
@@ -351,7 +360,7 @@ class _TimedTrainer(trainers.Trainer):
 
     def _load(self, request: BatchRequest, **seeds: Callable[..., object]) -> dict[str, torch.Tensor]:
         self._begin("load")
-        batch = super()._load(request, **seeds)
+        batch = super()._load(request)  # as in the thread, without seeds
         self._end("load")
         return batch
 

@@ -111,9 +111,10 @@ def predicted_step_s(
     """Returns the predicted seconds of one global step.
 
     A rank has r rows in k micro-batches and computes the share c of each row. On one device a row takes w seconds, a
-    micro-batch l more, and the optimizer u; the host launches a micro-batch in h. L is the link's bytes per second and
-    m the seconds of a message. For a pipeline of p stages with n-fold sharded weights:
+    micro-batch l more, and the optimizer u; the host launches a micro-batch in h and loads a row in d. L is the link's
+    bytes per second and m the seconds of a message. For a pipeline of p stages with n-fold sharded weights:
     t = max(r c w + k l / p, k h / p) (1 + recomputed) (1 + (p - 1) / k) + u / n + sent / L + messages * m
+    and at least r d, as a thread loads the rows of the next step meanwhile.
 
     All ranks of a pipeline wait for the slowest one: the measured `times` of layers say how much longer it computes.
 
@@ -153,7 +154,8 @@ def predicted_step_s(
     sent = _sent(axes, config, workload, rows=rows, num_micro_batches=num_micro_batches)
     sending_s = sent.num_bytes / rates.link_bytes_per_s
     sending_s += sent.num_messages * rates.message_s + sent.num_wrapped * rates.wrapped_message_s
-    return (MEMORY_PREMIUM if technique.saves_memory_of else 1.0) * (computing_s + updating_s + sending_s)
+    step_s = (MEMORY_PREMIUM if technique.saves_memory_of else 1.0) * (computing_s + updating_s + sending_s)
+    return max(step_s, rows * alone.load_s)
 
 
 @dataclass(kw_only=True)

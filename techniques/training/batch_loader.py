@@ -4,20 +4,19 @@ The samples of a step are known before it begins, so that the thread reads them 
 data in memory does not pay for it: a batch that is loaded quickly is loaded when it is needed.
 
 What is loaded does not change. Samples that draw from the process's generators (of torch, numpy or Python) would
-interfere with a model's draws; so the generators are compared around each load, and where anything but a seed has
-changed them, this batch and all later ones are loaded when they are needed, after the seeds that they have without a
-thread. So are batches whose loading fails in the thread: the error is raised at its own step, or does not occur.
+interfere with a model's draws. So the thread works only after the model's draws of a step are seeded and before the
+next seeds. Where the generators have changed in between, that batch and all later ones are loaded when they are needed,
+after their own seeds. So are batches whose loading fails in the thread: the error is raised at its own step, or does
+not occur.
 """
 
 from __future__ import annotations
 
 import random
 import time
-from collections import deque
 from collections.abc import Callable, Iterator
 from concurrent.futures import Future, ThreadPoolExecutor, wait
 from dataclasses import dataclass
-from itertools import islice
 from typing import Any
 
 import numpy as np
@@ -29,7 +28,6 @@ from ringmaster.techniques.training.dropout import torchs_own_draws
 
 SLOW_S = 2e-3
 """The seconds of a load from which the next one is loaded ahead: many times those of handing it to a thread."""
-MOST_BATCHES, MOST_BYTES = 16, 64 << 20  # that are loaded ahead, of which one may always be
 
 Batch = dict[str, Tensor]
 
@@ -43,9 +41,9 @@ class BatchRequest:
 
 
 class BatchLoader:
-    """Loads batches of one data set.
+    """Loads batches of one data set, and at most one batch ahead.
 
-    pins: whether batches that are loaded ahead are put into pinned memory, from which they are copied to a GPU while it
+    pins: whether a batch that is loaded ahead is put into pinned memory, from which it is copied to a GPU while that
         computes.
     """
 
@@ -54,17 +52,22 @@ class BatchLoader:
         # Its thread ends with this object. It is not a process: the samples of a user's factory may hold what cannot be
         # pickled, CUDA cannot be forked, and shared memory is small in containers.
         self._thread = ThreadPoolExecutor(max_workers=1, thread_name_prefix="batch-loader")
-        self._ahead: deque[tuple[BatchRequest, Future[tuple[Batch, float]]]] = deque()
         self._following: Iterator[BatchRequest] = iter(())
-        self._num_slow, self._num_ahead = 0, 1  # slow loads in succession; batches to be loaded ahead
+        self._ahead: tuple[BatchRequest, Future[tuple[Batch, float]]] | None = None
+        self._num_slow = 0  # loads in succession
         self._is_thread_safe = True
         self._generators: Any = None  # their states when they were seeded last, where loads are slow
 
+    @property
+    def is_ahead(self) -> bool:
+        """Whether batches are loaded ahead: two slow loads in succession, and nothing drawn in the second, allow it."""
+        return self._is_thread_safe and self._num_slow > 1
+
     def begin_step(self, following: Iterator[BatchRequest]) -> None:
         """Begins a step. following: the batches from this step on, in the order in which `batch` will return them."""
-        if self._is_ahead and not self._ahead:
+        if self.is_ahead and self._ahead is None:
             self._following = following
-            self._fill()
+            self.load_ahead()
 
     def batch(
         self,
@@ -81,57 +84,45 @@ class BatchLoader:
         loaded = self._take(request)
         if seed is not None:
             seed()
-        if loaded is not None:
-            return loaded
-        self._following = iter(())
+        if loaded is None:
 
-        def before_each(place: int) -> None:
+            def before_each(place: int) -> None:
+                self._compare_generators()
+                if seed_sample is not None:
+                    seed_sample(place)
+                if self._generators is not None:
+                    self._generators = _generator_states()
+
+            self._following = iter(())
+            # The load after a slow one tells whether samples draw.
+            self._generators = _generator_states() if self._num_slow == 1 and self._is_thread_safe else None
+            loaded, seconds = self._load(request, before_each=before_each)
             self._compare_generators()
-            if seed_sample is not None:
-                seed_sample(place)
-            self._note_generators()
-
-        self._note_generators()
-        loaded, seconds = self._load(request, before_each=before_each)
-        self._compare_generators()
-        self._num_slow = self._num_slow + 1 if seconds > SLOW_S else 0
-        num_bytes = sum(tensor.nbytes for tensor in loaded.values())
-        self._num_ahead = min(max(MOST_BYTES // max(num_bytes, 1), 1), MOST_BATCHES)
+            self._num_slow = self._num_slow + 1 if seconds > SLOW_S else 0
         return loaded
 
     def load_ahead(self) -> None:
-        """Loads the following batches in the thread where this pays. To be called when the model's draws are seeded."""
-        self._note_generators()
-        self._fill()
+        """Loads the next batch in the thread where this pays. To be called when the model's draws have been seeded."""
+        self._generators = _generator_states() if self.is_ahead else None
+        if self.is_ahead and (request := next(self._following, None)) is not None:
+            self._ahead = request, self._thread.submit(self._load, request, pins=self._pins)
 
     def settle(self) -> None:
         """Waits for the thread; to be called before data sets are read by other means, as they may share a file."""
-        wait([loading for _, loading in self._ahead])
-        self._compare_generators()
+        if self._ahead is not None:
+            wait([self._ahead[1]])
+            self._compare_generators()
         self._generators = None
 
-    @property
-    def _is_ahead(self) -> bool:
-        return self._is_thread_safe and self._num_slow > 1  # during the second one, generators were compared
-
-    def _fill(self) -> None:
-        if self._is_ahead:
-            for request in islice(self._following, self._num_ahead - len(self._ahead)):
-                self._ahead.append((request, self._thread.submit(self._load, request, pins=self._pins)))
-
     def _take(self, request: BatchRequest) -> Batch | None:
-        """Returns a batch that was loaded ahead; None where it was not, or may differ."""
-        if not self._ahead:
+        """Returns the batch that was loaded ahead; None where there is none, or it may differ."""
+        if self._ahead is None:
             return None
-        loaded, loading = self._ahead.popleft()
+        (loaded, loading), self._ahead = self._ahead, None
         wait([loading])
         self._compare_generators()
-        if not self._is_thread_safe or loaded != request or loading.exception() is not None:
-            self._is_thread_safe = False
-            for _, other in self._ahead:
-                other.cancel()
-            wait([other for _, other in self._ahead])
-            self._ahead.clear()
+        self._is_thread_safe = self._is_thread_safe and loaded == request and loading.exception() is None
+        if not self._is_thread_safe:
             return None
         batch, seconds = loading.result()
         self._num_slow = 2 if seconds > SLOW_S else 0
@@ -147,10 +138,6 @@ class BatchLoader:
         if pins:
             batch = {name: tensor.pin_memory() for name, tensor in batch.items()}
         return batch, time.perf_counter() - started_s
-
-    def _note_generators(self) -> None:
-        watches = self._is_thread_safe and self._num_slow > 0
-        self._generators = _generator_states() if watches else None
 
     def _compare_generators(self) -> None:
         if self._generators is not None and self._generators != _generator_states():

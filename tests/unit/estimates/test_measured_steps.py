@@ -6,6 +6,7 @@ from itertools import count
 
 import numpy as np
 import pytest
+import torch
 
 from ringmaster.techniques import Adapter, DataSpec, Job, ModelSpec
 from ringmaster.techniques.data import prepare
@@ -74,6 +75,32 @@ def test_a_gpu_that_waits_for_the_host_gets_more_rows(measure, monkeypatch):
     found = measure(global_batch_size=48)
     assert found.launch_s == 0.0
     assert found.host_s == pytest.approx(48 * found.row_s)  # as many marks for all rows as for two
+
+
+class SlowSamples:
+    """Samples of which each takes a mark of the clock to load."""
+
+    clock = Marks()
+
+    def __len__(self):
+        return 64
+
+    def __getitem__(self, index):
+        self.clock.now()
+        return {"input_ids": torch.arange(24), "labels": torch.arange(24)}
+
+
+def slow_samples():
+    return SlowSamples(), SlowSamples()
+
+
+@pytest.mark.parametrize("slow_s", [0.0, 1e3])
+def test_what_a_gpu_loads_ahead_is_no_part_of_its_rows(measure, monkeypatch, slow_s):
+    monkeypatch.setattr(SlowSamples, "clock", WaitingMarks())
+    monkeypatch.setattr(measuring, "_CpuClock", lambda: SlowSamples.clock)
+    monkeypatch.setattr("ringmaster.techniques.training.batch_loader.SLOW_S", slow_s)
+    found = measure(data=DataSpec(factory=f"{__name__}:slow_samples"))
+    assert 1 < found.load_s < 1.5 if slow_s == 0.0 else found.load_s == 0.0  # the marks around a load add one
 
 
 def test_times_are_measured_once_for_all_jobs_that_differ_in_the_learning_rate_alone(measure, tmp_path):

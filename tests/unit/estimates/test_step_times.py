@@ -201,6 +201,13 @@ def test_a_gpu_waits_for_the_host_that_launches_small_micro_batches():
     )
 
 
+def test_rows_are_loaded_while_a_gpu_computes():
+    alone = StepTimes(launch_s=0.0, row_s=0.004, update_s=0.0, forward_share=0.4, layers_share=0.3, load_s=0.003)
+    options = {"num_devices": 1, "kind": "gpu", "micro_batch": 16}
+    assert step_s("single", alone=alone, **options) == pytest.approx(16 * 0.004)
+    assert step_s("single", alone=replace(alone, load_s=0.005), **options) == pytest.approx(16 * 0.005)
+
+
 def test_a_teacher_of_the_same_size_adds_a_forward_to_each_row():
     alone = StepTimes(launch_s=0.01, row_s=0.02, update_s=0.1, forward_share=0.4, layers_share=0.3)
     assert alone.with_extra_forward(1.0).row_s == pytest.approx(1.4 * alone.row_s)

@@ -37,7 +37,6 @@ class Samples:
 @pytest.fixture(autouse=True)
 def loads_are_slow(monkeypatch):
     monkeypatch.setattr(batch_loader, "SLOW_S", 0.0)
-    monkeypatch.setattr(batch_loader, "MOST_BATCHES", 2)
 
 
 def steps(loader, requests=REQUESTS, *, compute=lambda: None):
@@ -65,7 +64,7 @@ def test_batches_of_coming_steps_are_loaded_in_the_thread():
     samples = Samples()
     loader = BatchLoader(samples)
     assert [value for batch in steps(loader) for value in batch] == list(range(20))
-    assert samples.threads[:4] == ["MainThread"] * 4 and samples.num_ahead == 16
+    assert samples.threads == ["MainThread"] * 4 + ["batch-loader"] * 16
     assert samples.read == list(range(20))
 
 
@@ -75,8 +74,7 @@ def test_quick_samples_are_read_when_they_are_needed(monkeypatch):
     assert len(list(steps(BatchLoader(samples)))) == 10 and samples.num_ahead == 0
 
 
-def test_no_more_is_loaded_ahead_than_the_limits(monkeypatch):
-    monkeypatch.setattr(batch_loader, "MOST_BYTES", 8)
+def test_one_batch_at_most_is_loaded_ahead():
     samples = Samples()
     loader = BatchLoader(samples)
     for step, _ in zip(range(4), steps(loader), strict=False):
