@@ -1,6 +1,7 @@
 """The entry point of `ringmaster`, which answers Ctrl-C before it imports anything slow."""
 
 import atexit
+import os
 import sys
 
 from ringmaster.flows import interrupts
@@ -8,8 +9,16 @@ from ringmaster.flows import interrupts
 INPUT_FAULT = 2
 
 
+def open_missing_streams() -> None:
+    """Opens what is closed of stdin, stdout and stderr: a database that got its number would get what is printed."""
+    for name, mode in (("stdin", "r"), ("stdout", "w"), ("stderr", "w")):
+        if getattr(sys, name) is None:
+            setattr(sys, name, os.fdopen(os.open(os.devnull, os.O_RDWR), mode))
+
+
 def main() -> None:
     """Runs the command line. Faults in the user's input are shown without a traceback, with exit status 2."""
+    open_missing_streams()
     try:
         with interrupts.ending_in_time(), interrupts.command(sys.argv[1:]):
             from ringmaster.errors import BatchCancelled, InputError, RingmasterError

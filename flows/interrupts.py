@@ -46,10 +46,6 @@ def replace_closed_streams() -> None:
             os.dup2(os.open(os.devnull, os.O_WRONLY), descriptor)
 
 
-def _is_ignored_hangup(number: int) -> bool:
-    return number == signal.SIGHUP and signal.getsignal(number) == signal.SIG_IGN
-
-
 def kill_everything() -> None:
     """Kills all child processes of this process, recursively."""
     import psutil
@@ -146,7 +142,8 @@ class Interrupts:
         A flow run of Prefect installs its own handler for SIGTERM, which at its end sends the signal again: the answer
         to one signal would be the answer to two.
         """
-        return signal_handler(self._act, [each for each in SIGNALS if not _is_ignored_hangup(each)])
+        is_ignored = signal.getsignal(signal.SIGHUP) == signal.SIG_IGN
+        return signal_handler(self._act, SIGNALS[:-1] if is_ignored else SIGNALS)
 
     def check(self) -> None:
         """Ends the command if a signal asked for that and other code has swallowed the exception."""
@@ -171,9 +168,8 @@ class Interrupts:
                 if number not in SIGNALS or (number == signal.SIGHUP and num_signals):
                     continue  # the system and the shell both send SIGHUP
                 num_signals += 1
-                if number == signal.SIGHUP:
-                    replace_closed_streams()
                 if num_signals == 1:
+                    replace_closed_streams()
                     self.say(STOPPING)
                 elif num_signals == 2:
                     self._kill()
